@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+# How every target of this project is compiled.
+
+if(ONECOPY_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(ONECOPY_CCACHE ccache)
+  if(ONECOPY_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${ONECOPY_CCACHE})
+  endif()
+endif()
+
+if(ONECOPY_IS_TOP_LEVEL)
+  set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+endif()
+
+# Settings shared by all targets; never exported to consumers.
+add_library(onecopy_build_flags INTERFACE)
+target_compile_options(onecopy_build_flags INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
+  $<$<BOOL:${ONECOPY_WERROR}>:-Werror>)
+if(ONECOPY_SANITIZE)
+  target_compile_options(onecopy_build_flags INTERFACE
+    -fsanitize=${ONECOPY_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
+  # g++ warns that ThreadSanitizer does not model fences; the library uses none, its dependencies may.
+  if(ONECOPY_SANITIZE MATCHES "thread" AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(onecopy_build_flags INTERFACE -Wno-tsan)
+  endif()
+  target_link_options(onecopy_build_flags INTERFACE -fsanitize=${ONECOPY_SANITIZE})
+endif()
+
+# onecopy_target(<target>): language level and flags that every target has.
+function(onecopy_target target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:onecopy_build_flags>)
+endfunction()
+
+# onecopy_sources(<variable> <glob>...): the sources there are now; a new file reconfigures.
+function(onecopy_sources variable)
+  set(patterns)
+  foreach(pattern IN LISTS ARGN)
+    list(APPEND patterns ${CMAKE_CURRENT_SOURCE_DIR}/${pattern})
+  endforeach()
+  file(GLOB found CONFIGURE_DEPENDS ${patterns})
+  set(${variable} ${found} PARENT_SCOPE)
+endfunction()

@@ -1,0 +1,43 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Fails when a layer includes a layer above it, when a vendor's backend is named outside its folder and
+# registry.cpp, or when a public header includes what its users should not need.
+set -u
+cd "${1:-$(dirname "$0")/../..}" || exit 2
+layers=(core os device memory share channel cli)
+failed=0
+
+report() {  # report <sentence> <grep output>
+  [ -z "$2" ] && return
+  failed=1
+  echo "$1"
+  sed 's/^/  /' <<<"$2"
+}
+
+includes() {  # includes <pattern> <path>...: matching #include lines, file:line: text
+  local pattern=$1
+  shift
+  grep -rnE "^[[:space:]]*#[[:space:]]*include[[:space:]]*[<\"]($pattern)" "$@" 2>/dev/null
+}
+
+for index in "${!layers[@]}"; do
+  layer=${layers[index]}
+  above=$(IFS='|'; echo "${layers[*]:index+1}")
+  [ -z "$above" ] && continue
+  report "$layer must not include a layer above it:" \
+    "$(includes "(onecopy/)?($above)/" "include/onecopy/$layer" "src/$layer")"
+done
+
+report "only src/device/registry.cpp and a backend's own folder may name a backend:" \
+  "$(includes 'device/(cpu|cuda|ascend)/' include src |
+     grep -vE '^src/device/(registry\.cpp|cpu/|cuda/|ascend/)')"
+report "public headers include neither vendors nor the system's C headers nor fmt, spdlog, json:" \
+  "$(includes 'sys/|linux/|unistd\.h|fcntl\.h|pthread\.h|poll\.h|dlfcn\.h|signal\.h|fmt/|spdlog/|CLI/|nlohmann/|cuda|acl/' include)"
+report "every header starts with its licence and #pragma once:" \
+  "$(find include src -name '*.h' | while read -r header; do
+       head -n 1 "$header" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$header: no licence line"
+       grep -q '^#pragma once' "$header" || echo "$header: no #pragma once"
+     done)"
+
+[ "$failed" = 0 ] && echo "all includes point down"
+exit "$failed"
