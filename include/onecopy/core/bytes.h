@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+namespace onecopy {
+
+static_assert(std::endian::native == std::endian::little, "onecopy's formats are little endian");
+
+using Bytes = std::vector<std::byte>;
+using ByteSpan = std::span<const std::byte>;
+
+/// Reads a trivially copyable value at an unaligned place. The caller has checked the bounds.
+template <class T>
+T load(const std::byte* at) noexcept {
+  static_assert(std::is_trivially_copyable_v<T>);
+  T value;
+  std::memcpy(&value, at, sizeof value);
+  return value;
+}
+
+template <class T>
+void store(std::byte* at, const T& value) noexcept {
+  static_assert(std::is_trivially_copyable_v<T>);
+  std::memcpy(at, &value, sizeof value);
+}
+
+/// CRC-32C (Castagnoli), as in iSCSI and ext4; hardware instruction where there is one.
+std::uint32_t crc32c(ByteSpan bytes, std::uint32_t seed = 0) noexcept;
+
+}  // namespace onecopy

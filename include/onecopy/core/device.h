@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace onecopy {
+
+/// Kinds of device. The numbers travel in handles.
+enum class DeviceType : std::uint8_t { cpu = 1, cuda = 2, npu = 3 };
+
+/// A device as this process numbers it. Never sent to other processes: those get the Uuid.
+struct Device {
+  DeviceType type = DeviceType::cpu;
+  std::int16_t index = 0;
+
+  /// "cpu", "cuda:0", "npu:1". Throws invalid_argument on anything else.
+  static Device parse(std::string_view text);
+  std::string str() const;
+  bool operator==(const Device&) const = default;
+};
+
+inline constexpr Device kCpu{};
+
+/// What a device is called by every process of the host. All zero for the CPU.
+struct Uuid {
+  std::array<std::uint8_t, 16> bytes{};
+
+  /// "GPU-xxxxxxxx-xxxx-..." without the prefix: 8-4-4-4-12 hexadecimal digits.
+  std::string str() const;
+  bool operator==(const Uuid&) const = default;
+};
+
+std::string_view name(DeviceType type) noexcept;
+
+}  // namespace onecopy

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace onecopy {
+
+/// Element types. The numbers travel in handles: append, never renumber.
+enum class DType : std::uint8_t {
+  boolean = 1,
+  u8 = 2,
+  i8 = 3,
+  u16 = 4,
+  i16 = 5,
+  u32 = 6,
+  i32 = 7,
+  u64 = 8,
+  i64 = 9,
+  f16 = 10,
+  bf16 = 11,
+  f32 = 12,
+  f64 = 13,
+  c64 = 14,   ///< complex of two f32
+  c128 = 15,  ///< complex of two f64
+  f8_e4m3fn = 16,
+  f8_e4m3fnuz = 17,
+  f8_e5m2 = 18,
+  f8_e5m2fnuz = 19,
+  f8_e8m0fnu = 20,
+};
+
+inline constexpr DType kFirstDType = DType::boolean;
+inline constexpr DType kLastDType = DType::f8_e8m0fnu;
+
+bool is_valid(DType dtype) noexcept;
+/// Bytes of one element.
+std::size_t size_of(DType dtype) noexcept;
+/// numpy-like name: "bool", "uint8", "float32", "bfloat16", "float8_e4m3fn", ...
+std::string_view name(DType dtype) noexcept;
+/// The reverse of name(); nothing when the name is unknown.
+std::optional<DType> parse_dtype(std::string_view name) noexcept;
+
+}  // namespace onecopy

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+
+namespace onecopy {
+
+/// What went wrong, in terms a caller can act on.
+enum class ErrorCode : std::uint8_t {
+  invalid_argument,    ///< the call itself is wrong: shape, stride, size, name
+  bad_handle,          ///< the bytes are not a handle: truncated, damaged, contradictory
+  version_mismatch,    ///< a handle or peer of another protocol version
+  other_boot,          ///< a handle made before this machine was restarted, or on another machine
+  other_user,          ///< the peer belongs to another user
+  bad_secret,          ///< the peer could not prove that it knows the handle's secret
+  owner_died,          ///< the owner is gone and no other process holds the memory
+  peer_died,           ///< a process this call was waiting for is gone
+  stale_handle,        ///< the block was freed, or reused for something else
+  out_of_memory,       ///< memory, address space or a cgroup's limit is used up
+  out_of_descriptors,  ///< RLIMIT_NOFILE or the system's limit is reached
+  out_of_mappings,     ///< vm.max_map_count or RLIMIT_AS is reached
+  read_only,           ///< a write was asked of memory opened read-only
+  timeout,             ///< the time given was not enough
+  closed,              ///< the queue, pipe or listener is closed
+  unsupported,         ///< this machine, device or build cannot do it
+  bad_file,            ///< a file's content contradicts its format
+  protocol,            ///< a peer sent something it never should
+  system,              ///< an operating-system call failed; see system_code()
+};
+
+/// Whose numbers `Error::vendor_code` speaks in.
+enum class ErrorDomain : std::uint8_t { none, posix, cuda, ascend };
+
+/// The one exception type of onecopy. `what()` says what to do about it.
+class Error : public std::runtime_error {
+ public:
+  explicit Error(ErrorCode code, const std::string& message, int vendor_code = 0,
+                 ErrorDomain domain = ErrorDomain::none);
+
+  ErrorCode code() const noexcept { return code_; }
+  /// errno, CUresult or aclError behind this error; 0 when there is none.
+  int vendor_code() const noexcept { return vendor_code_; }
+  ErrorDomain domain() const noexcept { return domain_; }
+
+ private:
+  ErrorCode code_;
+  ErrorDomain domain_;
+  int vendor_code_;
+};
+
+/// The code's name as it is written in messages and logs, e.g. "stale_handle".
+const char* name(ErrorCode code) noexcept;
+
+/// Throws an Error for a failed system call: appends strerror(error) and picks out_of_descriptors
+/// (EMFILE, ENFILE), out_of_memory (ENOMEM, ENOSPC) or `otherwise`.
+[[noreturn]] void throw_errno(const std::string& what, int error,
+                              ErrorCode otherwise = ErrorCode::system);
+
+}  // namespace onecopy

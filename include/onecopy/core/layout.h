@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <span>
+#include <string>
+
+#include "onecopy/core/dtype.h"
+
+namespace onecopy {
+
+inline constexpr std::size_t kMaxDims = 64;
+
+/// Element type, shape and strides (in elements) of a strided array, without its memory.
+///
+/// A value: copying is cheap up to three dimensions (no allocation). Always valid once made: dims
+/// <= 64, shape and strides >= 0, and the reach of the last element fits in 63 bits.
+class Layout {
+ public:
+  /// A 0-d u8.
+  Layout() noexcept : Layout(DType::u8) {}
+  /// A 0-d tensor of `dtype`.
+  explicit Layout(DType dtype) noexcept;
+  /// Row-major. Throws invalid_argument (negative sizes, overflow, too many dims).
+  Layout(DType dtype, std::span<const std::int64_t> shape);
+  Layout(DType dtype, std::initializer_list<std::int64_t> shape)
+      : Layout(dtype, std::span(shape.begin(), shape.size())) {}
+  /// Any strides in elements; negative ones are refused: no framework here can use them.
+  Layout(DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
+
+  Layout(const Layout& other);
+  Layout(Layout&& other) noexcept;
+  Layout& operator=(const Layout& other);
+  Layout& operator=(Layout&& other) noexcept;
+  ~Layout();
+
+  DType dtype() const noexcept { return dtype_; }
+  std::size_t ndim() const noexcept { return ndim_; }
+  std::span<const std::int64_t> shape() const noexcept { return {dims(), ndim_}; }
+  std::span<const std::int64_t> strides() const noexcept { return {dims() + ndim_, ndim_}; }
+
+  /// Number of elements; 1 for 0-d, 0 when any size is 0.
+  std::int64_t numel() const noexcept;
+  /// numel() * element size.
+  std::size_t nbytes() const noexcept;
+  /// Bytes from the first element to the end of the last one; 0 when empty.
+  std::size_t extent_bytes() const noexcept;
+  bool is_contiguous() const noexcept;
+
+  /// "float32[3, 4]", with strides when not contiguous: "float32[3, 2] strides [4, 2]".
+  std::string str() const;
+  bool operator==(const Layout& other) const noexcept;
+
+ private:
+  static constexpr std::size_t kInline = 6;  // shape and strides of three dimensions
+
+  const std::int64_t* dims() const noexcept { return ndim_ * 2u <= kInline ? inline_ : heap_; }
+  std::int64_t* resize(std::size_t ndim);
+  void release() noexcept;
+
+  union {
+    std::int64_t inline_[kInline];
+    std::int64_t* heap_;
+  };
+  DType dtype_;
+  std::uint8_t ndim_ = 0;
+};
+
+}  // namespace onecopy

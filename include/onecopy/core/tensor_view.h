@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "onecopy/core/device.h"
+#include "onecopy/core/layout.h"
+
+namespace onecopy {
+
+/// May the memory be written? Enforced by how the memory was mapped.
+enum class Access : std::uint8_t { read_write = 0, read_only = 1 };
+
+/// Somebody else's array: nothing is kept alive. `data` points at element 0.
+struct TensorView {
+  void* data = nullptr;
+  Layout layout;
+  Device device;
+  Access access = Access::read_write;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "onecopy/core/tensor_view.h"
+#include "onecopy/memory/block.h"
+
+namespace onecopy {
+
+/// A strided array over a block, which it keeps alive. Copying copies the reference, not the data.
+/// Thread safety: as a value; the data is shared memory and synchronised by whoever uses it.
+class Tensor {
+ public:
+  Tensor() = default;
+  /// `data` points at element 0 inside the memory that `block` keeps alive.
+  Tensor(BlockRef block, void* data, Layout layout, Device device, Access access) noexcept;
+
+  const Layout& layout() const noexcept { return layout_; }
+  DType dtype() const noexcept { return layout_.dtype(); }
+  std::span<const std::int64_t> shape() const noexcept { return layout_.shape(); }
+  std::span<const std::int64_t> strides() const noexcept { return layout_.strides(); }
+  std::size_t nbytes() const noexcept { return layout_.nbytes(); }
+  Device device() const noexcept { return device_; }
+  Access access() const noexcept { return access_; }
+  const BlockRef& block() const noexcept { return block_; }
+
+  /// Element 0. Writing through a read-only tensor's pointer is a segmentation fault.
+  void* data() const noexcept { return data_; }
+  template <class T>
+  T* as() const noexcept {
+    return static_cast<T*>(data_);
+  }
+
+  TensorView view() const { return {data_, layout_, device_, access_}; }
+
+  /// The part [begin, end) of dimension `dim`, on the same block. Throws invalid_argument.
+  Tensor slice(std::size_t dim, std::int64_t begin, std::int64_t end) const;
+  /// Another layout over the same block, starting `offset_bytes` after element 0. It must stay inside
+  /// the bytes that this tensor reaches. Throws invalid_argument.
+  Tensor with_layout(Layout layout, std::size_t offset_bytes = 0) const;
+
+  /// Gives the reference back early; the tensor is empty afterwards.
+  void release() noexcept;
+  explicit operator bool() const noexcept { return static_cast<bool>(block_); }
+
+ private:
+  BlockRef block_;
+  void* data_ = nullptr;
+  Layout layout_;
+  Device device_;
+  Access access_ = Access::read_write;
+};
+
+}  // namespace onecopy

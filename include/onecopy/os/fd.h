@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace onecopy {
+
+/// Owns one file descriptor and closes it.
+///
+/// Thread safety: as a value; const members may be called concurrently.
+/// Invariant: holds an open descriptor or -1.
+class Fd {
+ public:
+  Fd() noexcept = default;
+  /// Takes over `fd`; -1 means none.
+  explicit Fd(int fd) noexcept : fd_(fd) {}
+  Fd(Fd&& other) noexcept : fd_(other.release()) {}
+  Fd& operator=(Fd&& other) noexcept {
+    reset(other.release());
+    return *this;
+  }
+  Fd(const Fd&) = delete;
+  Fd& operator=(const Fd&) = delete;
+  ~Fd() { reset(); }
+
+  int get() const noexcept { return fd_; }
+  explicit operator bool() const noexcept { return fd_ >= 0; }
+  /// Gives the descriptor to the caller, who closes it.
+  int release() noexcept {
+    const int fd = fd_;
+    fd_ = -1;
+    return fd;
+  }
+  /// Closes what it holds and takes over `fd`. Keeps errno.
+  void reset(int fd = -1) noexcept;
+  /// Another descriptor of the same open file, close-on-exec. Throws out_of_descriptors.
+  Fd duplicate() const;
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace onecopy

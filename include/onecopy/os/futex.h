@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace onecopy {
+
+// Wait and wake on a word in memory shared between processes. Thread safety: all may be called
+// concurrently, also on read-only mappings.
+
+/// Sleeps while `word` holds `expected`. False only when `timeout` passed; true otherwise, also for no
+/// reason: look at the word again.
+bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
+                std::chrono::nanoseconds timeout) noexcept;
+/// Wakes up to `count` waiters.
+void futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept;
+
+}  // namespace onecopy

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+namespace onecopy {
+
+// Lines on stderr, "[onecopy] [warning] ..." with the pid. ONECOPY_LOG = off, error, warning (the
+// default), info or debug says how much. Thread safety: may be called concurrently. Nothing throws.
+
+void log_error(const std::string& message) noexcept;
+void log_warning(const std::string& message) noexcept;
+void log_info(const std::string& message) noexcept;
+void log_debug(const std::string& message) noexcept;
+
+}  // namespace onecopy

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace onecopy {
+
+/// A mutex in memory shared between processes that survives the death of its holder: the next one
+/// locks as usual. So what it protects must be right after every single instruction of the holder.
+///
+/// Thread safety: all members but init() may be called concurrently, from any process of one pid
+/// namespace. Lives in shared memory: never copied, never destroyed; init() by one process before the
+/// others see it. Usable with std::lock_guard.
+/// A word that no init() made, or that is damaged, is an Error (protocol), not a hang.
+class RobustMutex {
+ public:
+  RobustMutex() noexcept = default;
+  RobustMutex(const RobustMutex&) = delete;
+  RobustMutex& operator=(const RobustMutex&) = delete;
+
+  void init();
+  void lock();
+  bool try_lock();
+  /// False when `timeout` passed first.
+  bool try_lock_for(std::chrono::nanoseconds timeout);
+  /// REQUIRES: this thread holds it.
+  void unlock() noexcept;
+
+ private:
+  void take_over(int result, bool& locked);
+
+  alignas(8) std::byte storage_[48];
+};
+
+static_assert(sizeof(RobustMutex) == 48);
+
+}  // namespace onecopy
