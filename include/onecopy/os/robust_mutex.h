@@ -28,8 +28,6 @@ class RobustMutex {
   void unlock() noexcept;
 
  private:
-  void take_over(int result, bool& locked);
-
   alignas(8) std::byte storage_[48];
 };
 
