@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/device.h"
+#include "onecopy/core/layout.h"
+#include "onecopy/device/backend.h"
+
+namespace onecopy {
+
+/// Who a process is. Random and secret: the name of its broker's socket is derived from it one way.
+using ProcessId = std::array<std::uint8_t, 16>;
+/// The first 8 bytes of the boot id: handles die with the machine's uptime.
+using BootId = std::array<std::uint8_t, 8>;
+
+/// Bits of HandleFields::flags.
+inline constexpr std::uint32_t kHandleIsBundle = 1;    ///< the tensor is the table of a bundle
+inline constexpr std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends it for reading only
+
+inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) - 1;
+/// No handle is longer than this, optional parts of later versions included.
+inline constexpr std::size_t kMaxHandleBytes = 4096;
+
+/// What a handle says, byte by byte in docs/formats/handle-v1.md.
+struct HandleFields {
+  BootId boot{};
+  ProcessId owner{};  ///< allocated the block
+  ProcessId maker{};  ///< made this handle: the owner, or a borrower that shares on
+  DeviceType device_type = DeviceType::cpu;
+  Uuid device;
+  std::uint32_t segment = 0;
+  SegmentKind kind = SegmentKind::memfd;
+  std::uint64_t segment_size = 0;
+  std::uint32_t block = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t storage_size = 0;   ///< bytes of the block that belong to the tensor's storage
+  std::uint64_t tensor_offset = 0;  ///< bytes from the start of the block to element 0
+  std::uint64_t hold = 0;           ///< nonce of the hold that keeps the block in transit; 0 = none
+  std::uint32_t flags = 0;
+  Layout layout;
+  std::uint32_t timeline_slot = 0;  ///< with timeline_value: wait for it before touching the memory
+  std::uint64_t timeline_value = 0;  ///< slot and value 0 = nothing to wait for
+
+  bool is_bundle() const noexcept { return (flags & kHandleIsBundle) != 0; }
+  bool is_read_only() const noexcept { return (flags & kHandleIsReadOnly) != 0; }
+  bool operator==(const HandleFields&) const = default;
+};
+
+/// Bytes that encode() will write.
+std::size_t encoded_size(const HandleFields& fields) noexcept;
+/// Writes exactly encoded_size(fields) bytes. REQUIRES: out.size() == encoded_size(fields).
+void encode(const HandleFields& fields, std::span<std::byte> out) noexcept;
+/// Appends to `out`.
+void encode(const HandleFields& fields, Bytes& out);
+Bytes encode(const HandleFields& fields);
+
+/// The fields of a handle whose every field has been checked against every other, so that offsets
+/// and sizes can be added without a thought; only the boot id is left to the opener. Throws
+/// version_mismatch, or bad_handle with the field and the numbers. Does not allocate up to 3 dims.
+HandleFields decode_handle(ByteSpan bytes);
+
+/// "onecopy:" and base64url without padding: safe in environment variables, URLs and logs.
+std::string to_text(ByteSpan handle);
+/// The bytes of to_text(), not yet decoded. White space around the text is ignored. Throws bad_handle.
+Bytes from_text(std::string_view text);
+
+}  // namespace onecopy

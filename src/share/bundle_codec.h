@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/share/handle_fields.h"
+
+namespace onecopy {
+
+inline constexpr std::size_t kBundleHeaderSize = 64;
+inline constexpr std::size_t kBundleOriginSize = 64;
+inline constexpr std::size_t kBundleRowSize = 48;
+
+/// One segment that rows of a bundle live in: what has to be opened once for all of them.
+struct BundleOrigin {
+  ProcessId owner{};
+  ProcessId maker{};
+  Uuid device;
+  std::uint32_t segment = 0;
+  DeviceType device_type = DeviceType::cpu;
+  SegmentKind kind = SegmentKind::memfd;
+  std::uint64_t segment_size = 0;
+
+  bool operator==(const BundleOrigin&) const = default;
+};
+
+/// One tensor of a bundle.
+struct BundleRow {
+  std::uint32_t origin = 0;  ///< index into BundleReader::origins()
+  std::uint32_t block = 0;
+  std::uint64_t generation = 0;
+  std::uint64_t storage_size = 0;
+  std::uint64_t tensor_offset = 0;
+  std::uint32_t flags = 0;
+  Layout layout;
+};
+
+/// Collects the rows of a bundle and writes its table: docs/formats/bundle-v1.md.
+/// Thread safety: none.
+class BundleWriter {
+ public:
+  void reserve(std::size_t rows);
+  /// Names may repeat. All rows must be of one boot and without hold, timeline or bundle flag: those
+  /// belong to the bundle's handle. Throws invalid_argument, also for a name that is not UTF-8.
+  void add(std::string_view name, const HandleFields& fields);
+  std::size_t size() const noexcept { return rows_; }
+
+  std::size_t finished_size(std::size_t structure_size) const noexcept;
+  /// Writes the table. REQUIRES: out.size() == finished_size(structure.size()).
+  void finish(ByteSpan structure, std::span<std::byte> out) const;
+  Bytes finish(ByteSpan structure = {}) const;
+
+ private:
+  using EncodedOrigin = std::array<std::byte, kBundleOriginSize>;
+
+  std::uint32_t origin_of(const HandleFields& fields);
+
+  BootId boot_{};
+  std::size_t rows_ = 0;
+  std::map<EncodedOrigin, std::uint32_t> origin_numbers_;
+  EncodedOrigin last_origin_{};
+  std::uint32_t last_origin_number_ = 0;
+  Bytes origin_bytes_;
+  Bytes row_bytes_;
+  Bytes dim_bytes_;
+  Bytes name_bytes_;
+};
+
+/// Reads a bundle's table in place. Whoever made the table may still scribble on it: sizes and
+/// counts are copied and checked once, rows are copied before they are checked, so damage after
+/// opening gives bad_handle or wrong names, never a wild access or an endless loop.
+/// Thread safety: all members may be called concurrently. The table must outlive the reader.
+class BundleReader {
+ public:
+  /// Checks magic, version, both checksums, the sections' sizes and the origins. Throws bad_handle,
+  /// version_mismatch. Rows and names are checked when they are asked for.
+  explicit BundleReader(ByteSpan table);
+  BundleReader(const BundleReader&) = delete;
+  BundleReader& operator=(const BundleReader&) = delete;
+
+  std::size_t size() const noexcept { return row_count_; }
+  const BootId& boot() const noexcept { return boot_; }
+  /// A private copy, checked.
+  std::span<const BundleOrigin> origins() const noexcept { return origins_; }
+
+  /// Points into the table. Throws invalid_argument when there is no such row, bad_handle.
+  std::string_view name(std::size_t row) const;
+  /// Checked like a handle's fields. Throws as name() does.
+  BundleRow row(std::size_t row) const;
+  /// The row as if it had been a handle of its own.
+  HandleFields fields(std::size_t row) const;
+  /// What the writer gave to finish(). Points into the table.
+  ByteSpan structure() const noexcept { return structure_; }
+  /// The first row of this name. The first call builds an index.
+  std::optional<std::size_t> find(std::string_view name) const;
+
+ private:
+  void read_origins();
+  void build_index() const;
+
+  BootId boot_{};
+  std::uint32_t row_count_ = 0;
+  ByteSpan origin_section_;
+  ByteSpan row_section_;
+  ByteSpan dim_section_;
+  ByteSpan name_section_;
+  ByteSpan structure_;
+  std::vector<BundleOrigin> origins_;
+  mutable std::mutex index_mutex_;
+  mutable std::atomic<bool> indexed_{false};
+  mutable std::vector<std::uint32_t> index_;  ///< row + 1 by hash of its name, open addressing; 0 = free
+};
+
+}  // namespace onecopy
