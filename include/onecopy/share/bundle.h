@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/handle.h"
+
+namespace onecopy {
+
+using NamedTensor = std::pair<std::string, Tensor>;
+
+/// One handle for many tensors, e.g. a state_dict. Its table lives in a shared block, which keeps the
+/// tensors alive while any process holds it. `structure` is the caller's own and comes back as is.
+Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure = {});
+
+/// A bundle as its opener sees it: a table that is read row by row. Tensors keep only their own block
+/// alive, the Bundle keeps all.
+/// Thread safety: const members may be called concurrently. Move-only.
+class Bundle {
+ public:
+  /// Throws what open() throws, and bad_handle when the handle is not a bundle's or its table lies.
+  static Bundle open(const Handle& handle, Access access = Access::read_write);
+  Bundle(Bundle&&) noexcept;
+  Bundle& operator=(Bundle&&) noexcept;
+  ~Bundle();
+
+  std::size_t size() const noexcept;
+  std::string_view name(std::size_t row) const;
+  Layout layout(std::size_t row) const;
+  Tensor tensor(std::size_t row) const;
+  /// The first row of that name.
+  std::optional<std::size_t> find(std::string_view name) const;
+  ByteSpan structure() const noexcept;
+
+ private:
+  struct State;
+  explicit Bundle(std::unique_ptr<State> state) noexcept;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace onecopy

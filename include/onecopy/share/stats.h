@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace onecopy {
+
+/// Who keeps this process's memory, and whose memory it keeps.
+struct Stats {
+  std::uint64_t shared_total = 0;      ///< handles made since the start
+  std::uint64_t opened_total = 0;      ///< tensors opened since the start
+  std::uint64_t live_blocks = 0;       ///< allocated here and referenced here
+  std::uint64_t live_bytes = 0;
+  std::uint64_t limbo = 0;             ///< freed here, still held by borrowers
+  std::uint64_t in_transit = 0;        ///< blocks held for receivers that have not taken them yet
+  std::uint64_t segments = 0;          ///< of our own
+  std::uint64_t foreign_segments = 0;  ///< of other processes, mapped here
+  std::uint64_t bytes_shared = 0;      ///< physical memory reserved in our segments
+  std::uint64_t borrowers = 0;         ///< processes attached to us
+  std::uint64_t owners = 0;            ///< processes we are attached to
+  std::uint64_t leases = 0;            ///< claims we hold on blocks of others
+  std::uint64_t deposits = 0;          ///< segments of others kept open for receivers to come
+  std::uint64_t descriptors = 0;       ///< open descriptors of the whole process
+};
+Stats stats();
+
+/// Gives back now what would be given back later: freed memory, mappings of owners that are gone.
+void collect();
+
+struct BorrowerInfo {
+  int pid = 0;
+  std::string name;
+  std::uint64_t claims = 0;  ///< blocks it holds
+};
+
+struct TransitInfo {
+  std::uint64_t blocks = 0;
+  double age_seconds = 0;
+  std::string where;  ///< "queue ...", "handle"
+};
+
+/// One process of this user that owns or serves shared memory, as `onecopy ls` shows it.
+struct OwnerInfo {
+  int pid = 0;
+  std::string name;
+  std::string socket;
+  Stats stats;
+  std::vector<BorrowerInfo> borrowers;
+  std::vector<TransitInfo> in_transit;
+};
+
+/// Asks every owner of this user on the host; one that does not answer in time is left out and said
+/// so in a log line.
+std::vector<OwnerInfo> list_owners();
+/// The same of this process, without a question to anybody.
+OwnerInfo this_owner();
+
+}  // namespace onecopy
