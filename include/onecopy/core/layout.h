@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 #include <span>
 #include <string>
@@ -16,25 +17,46 @@ inline constexpr std::size_t kMaxDims = 64;
 /// Element type, shape and strides (in elements) of a strided array, without its memory.
 ///
 /// A value: copying is cheap up to three dimensions (no allocation). Always valid once made: dims
-/// <= 64, shape and strides >= 0, and the reach of the last element fits in 63 bits.
+/// <= 64, shape and strides >= 0, and both nbytes() and the reach of the last element fit in 63 bits.
 class Layout {
  public:
   /// A 0-d u8.
   Layout() noexcept : Layout(DType::u8) {}
-  /// A 0-d tensor of `dtype`.
-  explicit Layout(DType dtype) noexcept;
+  /// A 0-d tensor of `dtype`. REQUIRES: is_valid(dtype).
+  explicit Layout(DType dtype) noexcept : dtype_(dtype) {}
   /// Row-major. Throws invalid_argument (negative sizes, overflow, too many dims).
   Layout(DType dtype, std::span<const std::int64_t> shape);
   Layout(DType dtype, std::initializer_list<std::int64_t> shape)
       : Layout(dtype, std::span(shape.begin(), shape.size())) {}
   /// Any strides in elements; negative ones are refused: no framework here can use them.
   Layout(DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
+  Layout(DType dtype, std::initializer_list<std::int64_t> shape,
+         std::initializer_list<std::int64_t> strides)
+      : Layout(dtype, std::span(shape.begin(), shape.size()),
+               std::span(strides.begin(), strides.size())) {}
 
-  Layout(const Layout& other);
-  Layout(Layout&& other) noexcept;
-  Layout& operator=(const Layout& other);
-  Layout& operator=(Layout&& other) noexcept;
-  ~Layout();
+  Layout(const Layout& other) : dtype_(other.dtype_), ndim_(other.ndim_) {
+    if (is_inline())
+      std::memcpy(inline_, other.inline_, sizeof inline_);
+    else
+      copy_heap(other);
+  }
+  Layout(Layout&& other) noexcept : dtype_(other.dtype_), ndim_(other.ndim_) { steal(other); }
+  Layout& operator=(const Layout& other) {
+    if (this != &other) *this = Layout(other);
+    return *this;
+  }
+  Layout& operator=(Layout&& other) noexcept {
+    if (this == &other) return *this;
+    if (!is_inline()) free_heap();
+    dtype_ = other.dtype_;
+    ndim_ = other.ndim_;
+    steal(other);
+    return *this;
+  }
+  ~Layout() {
+    if (!is_inline()) free_heap();
+  }
 
   DType dtype() const noexcept { return dtype_; }
   std::size_t ndim() const noexcept { return ndim_; }
@@ -56,12 +78,22 @@ class Layout {
  private:
   static constexpr std::size_t kInline = 6;  // shape and strides of three dimensions
 
-  const std::int64_t* dims() const noexcept { return ndim_ * 2u <= kInline ? inline_ : heap_; }
+  bool is_inline() const noexcept { return ndim_ * 2u <= kInline; }
+  const std::int64_t* dims() const noexcept { return is_inline() ? inline_ : heap_; }
+  /// Takes what `other` holds; dtype and ndim are already the same. `other` becomes 0-d.
+  void steal(Layout& other) noexcept {
+    if (is_inline())
+      std::memcpy(inline_, other.inline_, sizeof inline_);
+    else
+      heap_ = other.heap_;
+    other.ndim_ = 0;
+  }
   std::int64_t* resize(std::size_t ndim);
-  void release() noexcept;
+  void copy_heap(const Layout& other);
+  void free_heap() noexcept;
 
   union {
-    std::int64_t inline_[kInline];
+    std::int64_t inline_[kInline] = {};
     std::int64_t* heap_;
   };
   DType dtype_;
