@@ -27,6 +27,10 @@ if(ONECOPY_SANITIZE)
   target_link_options(onecopy_build_flags INTERFACE -fsanitize=${ONECOPY_SANITIZE})
 endif()
 
+if(ONECOPY_FUZZ)
+  target_compile_options(onecopy_build_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+
 # onecopy_target(<target>): language level and flags that every target has.
 function(onecopy_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)

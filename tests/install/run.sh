@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# run.sh find_package|add_subdirectory|command BUILD_DIR: uses onecopy the way a stranger would, in a
+# directory that knows nothing of this checkout.
+set -euo pipefail
+kind=$1
+build=$(cd "$2" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+cmake=$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' "$build/CMakeCache.txt")
+place=$(mktemp -d)
+trap 'rm -rf "$place"' EXIT
+cp -r "$here/stranger" "$place/stranger"
+
+install_to() {
+  "$cmake" --install "$build" --prefix "$1" >/dev/null
+}
+
+build_and_run() {  # build_and_run <cmake argument>...
+  "$cmake" -S "$place/stranger" -B "$place/build" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@"
+  "$cmake" --build "$place/build"
+  local said
+  said=$("$place/build/stranger")
+  echo "$said"
+  [ "$said" = "the child read 42" ]
+}
+
+case $kind in
+  find_package)
+    install_to "$place/first"
+    mv "$place/first" "$place/moved"  # an installed package may be moved
+    build_and_run -DCMAKE_PREFIX_PATH="$place/moved"
+    if grep -rl "$build" "$place/moved/lib"*/cmake; then
+      echo "the installed package names the build directory"
+      exit 1
+    fi
+    ;;
+  add_subdirectory)
+    build_and_run -DONECOPY_SOURCE="$here/../.."
+    ;;
+  command)
+    install_to "$place/prefix"
+    cd /
+    "$place/prefix/bin/onecopy" --version
+    "$place/prefix/bin/onecopy" --help >/dev/null
+    "$place/prefix/bin/onecopy" doctor
+    ;;
+  *)
+    echo "usage: $0 find_package|add_subdirectory|command BUILD_DIR" >&2
+    exit 2
+    ;;
+esac
