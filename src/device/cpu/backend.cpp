@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <sys/sysinfo.h>
+#include <unistd.h>
+
+#include "factory.h"
+#include "memfd_memory.h"
+#include "named_file_memory.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+
+namespace {
+
+/// Host memory: memfds, and named files for users who need names.
+class CpuBackend final : public Backend {
+ public:
+  DeviceType type() const noexcept override { return DeviceType::cpu; }
+  std::vector<DeviceInfo> devices() const override;
+  std::size_t granularity() const noexcept override { return page_; }
+  std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
+                                       const std::string& owner, std::uint32_t number) override;
+  std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;
+
+ private:
+  std::size_t page_ = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+};
+
+[[noreturn]] void throw_unsupported_kind(SegmentKind kind) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("segments of kind {} are not host memory; the cpu has memfd and named_file",
+                          static_cast<int>(kind)));
+}
+
+void check_ordinal(int ordinal) {
+  if (ordinal != 0)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("there is one cpu device, number 0; {} was asked for", ordinal));
+}
+
+std::vector<DeviceInfo> CpuBackend::devices() const {
+  DeviceInfo info;
+  info.device = kCpu;
+  info.name = "host memory";
+  struct sysinfo system {};
+  if (::sysinfo(&system) == 0)
+    info.total_bytes = static_cast<std::uint64_t>(system.totalram) * system.mem_unit;
+  return {info};
+}
+
+std::unique_ptr<DeviceMemory> CpuBackend::create(int ordinal, std::size_t bytes, SegmentKind kind,
+                                                 const std::string& owner, std::uint32_t number) {
+  check_ordinal(ordinal);
+  if (bytes == 0 || bytes % page_ != 0 || bytes > (std::size_t{1} << 62))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", page_,
+                            bytes));
+  switch (kind) {
+    case SegmentKind::memfd: return create_memfd_memory(bytes, owner, number);
+    case SegmentKind::named_file: return create_named_file_memory(bytes, owner, number);
+    default: throw_unsupported_kind(kind);
+  }
+}
+
+std::unique_ptr<DeviceMemory> CpuBackend::open(int ordinal, ExportedMemory memory, Access access) {
+  check_ordinal(ordinal);
+  if (memory.size == 0 || memory.size % page_ != 0)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("a segment of {} bytes is not a whole number of pages", memory.size));
+  switch (memory.kind) {
+    case SegmentKind::memfd: return open_memfd_memory(std::move(memory), access);
+    case SegmentKind::named_file: return open_named_file_memory(std::move(memory), access);
+    default: throw_unsupported_kind(memory.kind);
+  }
+}
+
+}  // namespace
+
+Backend& cpu_backend() {
+  static CpuBackend instance;
+  return instance;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "file_pages.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/memory_limit.h"
+#include "onecopy/os/process.h"
+
+namespace onecopy {
+
+namespace {
+
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr std::size_t kBatch = std::size_t{64} << 20;  // between two looks at the memory limits
+constexpr std::size_t kPiece = std::size_t{1} << 20;   // one system call
+constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
+constexpr std::size_t kMaxThreads = 4;
+
+struct Range {
+  std::size_t begin;
+  std::size_t end;
+};
+
+/// The parts of the range that have no pages yet. Everything where the file cannot tell.
+std::vector<Range> holes(const Fd& fd, Range range) {
+  std::vector<Range> found;
+  while (range.begin < range.end) {
+    const off_t hole = ::lseek(fd.get(), static_cast<off_t>(range.begin), SEEK_HOLE);
+    if (hole < 0) {
+      found.push_back(range);
+      break;
+    }
+    const std::size_t begin = std::max(range.begin, static_cast<std::size_t>(hole));
+    if (begin >= range.end) break;
+    const off_t data = ::lseek(fd.get(), static_cast<off_t>(begin), SEEK_DATA);
+    const std::size_t end =
+        data < 0 ? range.end : std::min(range.end, static_cast<std::size_t>(data));
+    found.push_back({begin, end});
+    range.begin = end;
+  }
+  return found;
+}
+
+/// 0 or errno. fallocate takes back what it did when it fails, and costs less per page than a fault;
+/// populating afterwards saves the first user one fault a page.
+int reserve_piece(const FilePages& file, std::size_t offset, std::size_t bytes) noexcept {
+  int result = 0;
+  do {
+    result = ::fallocate(file.fd.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+  if (result != 0) return errno;
+  if (::madvise(file.base + offset, bytes, kPopulateWrite) == 0) return 0;
+  // Older kernels do not know it (EINVAL): the first user faults. ENOMEM and EFAULT mean no memory.
+  return errno == ENOMEM || errno == EFAULT ? errno : 0;
+}
+
+/// Takes pieces of one batch until none is left or one failed.
+class Batch {
+ public:
+  Batch(const FilePages& file, Range range) : file_(file), range_(range), next_(range.begin) {}
+
+  void work() noexcept {
+    while (error_.load(std::memory_order_relaxed) == 0) {
+      const std::size_t begin = next_.fetch_add(kPiece);
+      if (begin >= range_.end) return;
+      const int error = reserve_piece(file_, begin, std::min(kPiece, range_.end - begin));
+      if (error != 0) error_.store(error, std::memory_order_relaxed);
+    }
+  }
+  int error() const noexcept { return error_.load(std::memory_order_relaxed); }
+
+ private:
+  const FilePages& file_;
+  const Range range_;
+  std::atomic<std::size_t> next_;
+  std::atomic<int> error_{0};
+};
+
+std::size_t threads_for(std::size_t bytes) {
+  static const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
+  return std::clamp<std::size_t>(bytes / kBytesPerThread, 1, std::min(cpus, kMaxThreads));
+}
+
+/// Extra threads for one batch. They run with all signals blocked: handlers belong to the caller's.
+class Crew {
+ public:
+  Crew(Batch& batch, std::size_t count) {
+    if (count == 0) return;
+    sigset_t all;
+    sigset_t old;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &old);
+    try {
+      for (std::size_t i = 0; i < count; ++i) threads_.emplace_back([&batch] { batch.work(); });
+    } catch (const std::system_error&) {
+      // No thread to be had: the caller does the work alone.
+    }
+    ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
+  }
+  ~Crew() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  Crew(const Crew&) = delete;
+  Crew& operator=(const Crew&) = delete;
+
+ private:
+  std::vector<std::thread> threads_;
+};
+
+/// 0 or errno.
+int reserve_batch(const FilePages& file, Range range) {
+  Batch batch(file, range);
+  {
+    const Crew crew(batch, threads_for(range.end - range.begin) - 1);
+    batch.work();
+  }
+  return batch.error();
+}
+
+[[noreturn]] void throw_refused(const FilePages& file, std::size_t asked, std::size_t done, int error) {
+  if (error != ENOSPC && error != ENOMEM && error != EFAULT)
+    throw_errno(fmt::format("cannot reserve {} bytes of shared memory{}", asked, file.where), error);
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("cannot reserve {} bytes of shared memory: the system refused after {} bytes "
+                          "({}){}",
+                          asked, done, std::strerror(error), file.where),
+              error, ErrorDomain::posix);
+}
+
+void reserve_hole(const FilePages& file, Range hole, std::size_t asked, std::size_t& done) {
+  while (hole.begin < hole.end) {
+    const Range batch{hole.begin, std::min(hole.end, hole.begin + kBatch)};
+    require_memory(asked - done);
+    if (const int error = reserve_batch(file, batch); error != 0)
+      throw_refused(file, asked, done, error);
+    done += batch.end - batch.begin;
+    hole.begin = batch.end;
+  }
+}
+
+}  // namespace
+
+void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes) {
+  if (offset > file.size || bytes > file.size - offset)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("bytes {} to {} are outside of a segment of {}", offset, offset + bytes,
+                            file.size));
+  const std::vector<Range> missing = holes(file.fd, {offset, offset + bytes});
+  std::size_t asked = 0;
+  for (const Range& hole : missing) asked += hole.end - hole.begin;
+  std::size_t done = 0;
+  try {
+    for (const Range& hole : missing) reserve_hole(file, hole, asked, done);
+  } catch (...) {
+    for (const Range& hole : missing)
+      give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
+    throw;
+  }
+}
+
+void give_back_pages(const Fd& fd, std::size_t offset, std::size_t bytes) noexcept {
+  int result = 0;
+  do {
+    result = ::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+                         static_cast<off_t>(offset), static_cast<off_t>(bytes));
+  } while (result != 0 && errno == EINTR);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/device/janitor.h"
+
+#include <dirent.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+
+#include "named_file_memory.h"
+
+namespace onecopy {
+
+namespace {
+
+struct CloseDirectory {
+  void operator()(DIR* directory) const noexcept { ::closedir(directory); }
+};
+
+bool is_ours(const std::string& path) noexcept {
+  struct stat info {};
+  return ::lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && info.st_uid == ::geteuid();
+}
+
+}  // namespace
+
+std::string shared_directory() {
+  const char* chosen = std::getenv("ONECOPY_SHM_DIR");
+  std::string directory = chosen && *chosen ? chosen : "/dev/shm";
+  while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
+  return directory;
+}
+
+CleanupReport remove_abandoned_files() {
+  CleanupReport report;
+  const std::string directory = shared_directory();
+  const std::unique_ptr<DIR, CloseDirectory> listing(::opendir(directory.c_str()));
+  if (!listing) return report;
+  while (const dirent* entry = ::readdir(listing.get())) {
+    const std::string_view name = entry->d_name;
+    const std::string path = directory + "/" + entry->d_name;
+    if (name.substr(0, kSegmentFilePrefix.size()) != kSegmentFilePrefix || !is_ours(path)) continue;
+    const long long freed = unlink_if_unused(path);
+    report.files += freed >= 0 ? 1 : 0;
+    report.in_use += freed < 0 ? 1 : 0;
+    report.bytes += freed > 0 ? static_cast<std::uint64_t>(freed) : 0;
+  }
+  return report;
+}
+
+}  // namespace onecopy

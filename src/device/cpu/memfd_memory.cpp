@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "memfd_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include "file_pages.h"
+#include "onecopy/core/error.h"
+#include "onecopy/os/mapping.h"
+#include "onecopy/os/memfd.h"
+
+namespace onecopy {
+
+namespace {
+
+/// Segment of kind memfd, of the owner or of a borrower.
+class MemfdMemory final : public DeviceMemory {
+ public:
+  MemfdMemory(Fd fd, std::size_t bytes, Access access)
+      : fd_(std::move(fd)), mapping_(Mapping::of(fd_, bytes, access)), access_(access) {}
+
+  std::byte* data() const noexcept override { return mapping_.data(); }
+  std::size_t size() const noexcept override { return mapping_.size(); }
+  SegmentKind kind() const noexcept override { return SegmentKind::memfd; }
+  void commit(std::size_t offset, std::size_t bytes) override;
+  void decommit(std::size_t offset, std::size_t bytes) noexcept override;
+  ExportedMemory export_memory(Access access) const override;
+
+ private:
+  Fd fd_;
+  Mapping mapping_;
+  Access access_;
+};
+
+void MemfdMemory::commit(std::size_t offset, std::size_t bytes) {
+  if (access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
+  reserve_pages({fd_, data(), size(), ""}, offset, bytes);
+}
+
+void MemfdMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
+  give_back_pages(fd_, offset, bytes);
+}
+
+ExportedMemory MemfdMemory::export_memory(Access access) const {
+  if (access == Access::read_write && access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+  ExportedMemory memory;
+  memory.kind = SegmentKind::memfd;
+  memory.size = size();
+  memory.fds.push_back(access == Access::read_only ? reopen_read_only(fd_) : fd_.duplicate());
+  return memory;
+}
+
+/// The size and the seal together are what keeps a borrower from SIGBUS.
+void check_memfd(const Fd& fd, std::uint64_t size) {
+  int seals = 0;
+  try {
+    seals = seals_of(fd);
+  } catch (const Error&) {
+    throw Error(ErrorCode::bad_handle, "the descriptor of a memfd segment is not a memfd");
+  }
+  if ((seals & kSealShrink) == 0)
+    throw Error(ErrorCode::bad_handle,
+                "the descriptor of a segment is not sealed against shrinking: using it could end in "
+                "SIGBUS");
+  if (const std::uint64_t actual = file_size(fd); actual != size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the segment has {} bytes where {} were announced", actual, size));
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceMemory> create_memfd_memory(std::size_t bytes, const std::string& owner,
+                                                  std::uint32_t number) {
+  Fd fd = create_memfd(fmt::format("onecopy-{:.8}-{}", owner, number), bytes);
+  return std::make_unique<MemfdMemory>(std::move(fd), bytes, Access::read_write);
+}
+
+std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access access) {
+  if (memory.fds.size() != 1)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("a memfd segment has one descriptor; {} came", memory.fds.size()));
+  Fd fd = std::move(memory.fds.front());
+  check_memfd(fd, memory.size);
+  const int flags = ::fcntl(fd.get(), F_GETFL);
+  if (access == Access::read_write && (flags & O_ACCMODE) != O_RDWR)
+    throw Error(ErrorCode::read_only,
+                "the segment was lent read-only; open it with Access::read_only");
+  return std::make_unique<MemfdMemory>(std::move(fd), memory.size, access);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "named_file_memory.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "file_pages.h"
+#include "onecopy/core/error.h"
+#include "onecopy/device/janitor.h"
+#include "onecopy/os/mapping.h"
+
+namespace onecopy {
+
+namespace {
+
+constexpr const char* kWayOut =
+    "set ONECOPY_SHM_DIR to a directory with room, or use the strategy file_descriptor, which needs none";
+
+std::string free_space(const std::string& directory) {
+  struct statvfs info {};
+  if (::statvfs(directory.c_str(), &info) != 0) return "an unknown number of";
+  return std::to_string(static_cast<std::uint64_t>(info.f_bavail) * info.f_frsize);
+}
+
+[[noreturn]] void throw_directory(const std::string& directory, const char* what, int error) {
+  const ErrorCode code = error == ENOSPC || error == EDQUOT ? ErrorCode::out_of_memory
+                         : error == EMFILE || error == ENFILE ? ErrorCode::out_of_descriptors
+                         : error == EOPNOTSUPP || error == EISDIR ? ErrorCode::unsupported
+                                                                  : ErrorCode::system;
+  throw Error(code,
+              fmt::format("cannot {} a shared file in {} ({}; {} bytes free): {}", what, directory,
+                          std::strerror(error), free_space(directory), kWayOut),
+              error, ErrorDomain::posix);
+}
+
+/// True when `path` still names the open file `fd`.
+bool still_named(const std::string& path, int fd) noexcept {
+  struct stat by_name {};
+  struct stat by_fd {};
+  return ::lstat(path.c_str(), &by_name) == 0 && ::fstat(fd, &by_fd) == 0 && by_fd.st_nlink > 0 &&
+         by_name.st_ino == by_fd.st_ino && by_name.st_dev == by_fd.st_dev;
+}
+
+std::string directory_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
+
+/// Segment of kind named_file, of the owner or of a borrower. Its descriptor holds the shared lock.
+class NamedFileMemory final : public DeviceMemory {
+ public:
+  NamedFileMemory(Fd fd, std::string path, std::size_t bytes, Access access)
+      : path_(std::move(path)),
+        fd_(std::move(fd)),
+        mapping_(Mapping::of(fd_, bytes, access)),
+        access_(access) {}
+  ~NamedFileMemory() override;
+
+  std::byte* data() const noexcept override { return mapping_.data(); }
+  std::size_t size() const noexcept override { return mapping_.size(); }
+  SegmentKind kind() const noexcept override { return SegmentKind::named_file; }
+  void commit(std::size_t offset, std::size_t bytes) override;
+  void decommit(std::size_t offset, std::size_t bytes) noexcept override {
+    give_back_pages(fd_, offset, bytes);
+  }
+  ExportedMemory export_memory(Access access) const override;
+
+ private:
+  std::string path_;
+  Fd fd_;
+  Mapping mapping_;
+  Access access_;
+};
+
+/// Tries on a new descriptor: a forked child may share the old one's lock and still use the memory.
+NamedFileMemory::~NamedFileMemory() {
+  mapping_.reset();
+  fd_.reset();
+  unlink_if_unused(path_);
+}
+
+void NamedFileMemory::commit(std::size_t offset, std::size_t bytes) {
+  if (access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
+  const std::string directory = directory_of(path_);
+  reserve_pages({fd_, data(), size(),
+                 fmt::format("; {} has {} bytes free: {}", directory, free_space(directory), kWayOut)},
+                offset, bytes);
+}
+
+ExportedMemory NamedFileMemory::export_memory(Access access) const {
+  if (access == Access::read_write && access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+  ExportedMemory memory;
+  memory.kind = SegmentKind::named_file;
+  memory.size = size();
+  const auto* path = reinterpret_cast<const std::byte*>(path_.data());
+  memory.blob.assign(path, path + path_.size());
+  return memory;
+}
+
+Fd create_unnamed(const std::string& directory, std::size_t bytes) {
+  Fd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!fd) throw_directory(directory, "create", errno);
+  if (::ftruncate(fd.get(), static_cast<off_t>(bytes)) != 0) throw_directory(directory, "size", errno);
+  if (::flock(fd.get(), LOCK_SH | LOCK_NB) != 0) throw_directory(directory, "lock", errno);
+  return fd;
+}
+
+void give_name(const Fd& fd, const std::string& directory, const std::string& path) {
+  const std::string open_file = fmt::format("/proc/self/fd/{}", fd.get());
+  if (::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
+    throw_directory(directory, "name", errno);
+}
+
+/// The path in an exported segment, once it is sure to name a segment file.
+std::string checked_path(const Bytes& blob) {
+  std::string path(reinterpret_cast<const char*>(blob.data()), blob.size());
+  const std::size_t slash = path.rfind('/');
+  if (path.empty() || path.front() != '/' || path.size() > 4000 ||
+      path.find('\0') != std::string::npos ||
+      path.compare(slash + 1, kSegmentFilePrefix.size(), kSegmentFilePrefix) != 0)
+    throw Error(ErrorCode::bad_handle, "the path of a shared file is not one that onecopy makes");
+  return path;
+}
+
+[[noreturn]] void throw_gone(const std::string& path) {
+  throw Error(ErrorCode::stale_handle,
+              fmt::format("{} is gone: every process that used it has ended or released it", path));
+}
+
+Fd open_locked(const std::string& path, Access access) {
+  const int mode = access == Access::read_only ? O_RDONLY : O_RDWR;
+  Fd fd(::open(path.c_str(), mode | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!fd && errno == ENOENT) throw_gone(path);
+  if (!fd) throw_errno(fmt::format("cannot open {}", path), errno);
+  if (::flock(fd.get(), LOCK_SH | LOCK_NB) != 0 || !still_named(path, fd.get())) throw_gone(path);
+  return fd;
+}
+
+void check_file(const Fd& fd, const std::string& path, std::uint64_t size) {
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw_errno(fmt::format("cannot examine {}", path), errno);
+  if (!S_ISREG(info.st_mode))
+    throw Error(ErrorCode::bad_handle, fmt::format("{} is not a regular file", path));
+  if (info.st_uid != ::geteuid())
+    throw Error(ErrorCode::other_user,
+                fmt::format("{} belongs to user {}, not to {}", path, info.st_uid, ::geteuid()));
+  if (static_cast<std::uint64_t>(info.st_size) != size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("{} has {} bytes where {} were announced", path, info.st_size, size));
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceMemory> create_named_file_memory(std::size_t bytes, const std::string& owner,
+                                                       std::uint32_t number) {
+  const std::string directory = shared_directory();
+  const std::string path = fmt::format("{}/{}{}-{}", directory, kSegmentFilePrefix, owner, number);
+  Fd fd = create_unnamed(directory, bytes);
+  give_name(fd, directory, path);
+  try {
+    return std::make_unique<NamedFileMemory>(std::move(fd), path, bytes, Access::read_write);
+  } catch (...) {
+    unlink_if_unused(path);
+    throw;
+  }
+}
+
+std::unique_ptr<DeviceMemory> open_named_file_memory(ExportedMemory memory, Access access) {
+  const std::string path = checked_path(memory.blob);
+  Fd fd = open_locked(path, access);
+  check_file(fd, path, memory.size);
+  return std::make_unique<NamedFileMemory>(std::move(fd), path, memory.size, access);
+}
+
+long long unlink_if_unused(const std::string& path) noexcept {
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!fd || ::flock(fd.get(), LOCK_EX | LOCK_NB) != 0 || !still_named(path, fd.get())) return -1;
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_uid != ::geteuid()) return -1;
+  if (::unlink(path.c_str()) != 0) return -1;
+  return static_cast<long long>(info.st_blocks) * 512;
+}
+
+}  // namespace onecopy

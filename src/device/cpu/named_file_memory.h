@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string_view>
+
+#include "onecopy/device/backend.h"
+
+namespace onecopy {
+
+/// Every segment file's name starts with this; the janitor touches no other.
+inline constexpr std::string_view kSegmentFilePrefix = "onecopy-";
+
+// Every process that has the file mapped holds a shared lock (flock) on it. Whoever gets the exclusive
+// lock knows that nobody has, and may unlink; whoever locks then finds no name and gives up. A kernel
+// drops the locks of the dead, so nothing but the name can be left behind, for the janitor.
+
+/// A file "onecopy-<owner>-<number>" in shared_directory(), which gets its name only once it is whole.
+std::unique_ptr<DeviceMemory> create_named_file_memory(std::size_t bytes, const std::string& owner,
+                                                       std::uint32_t number);
+/// `memory.blob` is the path. Throws stale_handle when the file is gone or going.
+std::unique_ptr<DeviceMemory> open_named_file_memory(ExportedMemory memory, Access access);
+
+/// Unlinks `path` unless somebody has it mapped. Returns the bytes it held, or -1 when it is in use,
+/// gone, or not ours.
+long long unlink_if_unused(const std::string& path) noexcept;
+
+}  // namespace onecopy
