@@ -45,7 +45,7 @@ struct HandleFields {
   std::uint64_t hold = 0;           ///< nonce of the hold that keeps the block in transit; 0 = none
   std::uint32_t flags = 0;
   Layout layout;
-  std::uint32_t timeline_slot = 0;  ///< with timeline_value: wait for it before touching the memory
+  std::uint32_t timeline_slot = 0;   ///< with timeline_value: wait for it before touching the memory
   std::uint64_t timeline_value = 0;  ///< slot and value 0 = nothing to wait for
 
   bool is_bundle() const noexcept { return (flags & kHandleIsBundle) != 0; }
