@@ -106,6 +106,7 @@ class BundleReader {
 
  private:
   void read_origins();
+  std::optional<std::string_view> try_name(std::size_t row) const;
   void build_index() const;
 
   BootId boot_{};
