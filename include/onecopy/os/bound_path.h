@@ -19,6 +19,8 @@ class BoundPath {
 
   const std::string& str() const noexcept { return path_; }
   void reset() noexcept;
+  /// Leaves the name where it is.
+  void forget() noexcept { path_.clear(); }
 
  private:
   std::string path_;

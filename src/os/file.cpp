@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+namespace {
+
+int open_retrying(const char* path, int flags, unsigned mode) noexcept {
+  int fd;
+  do {
+    fd = ::open(path, flags | O_CLOEXEC, static_cast<mode_t>(mode));
+  } while (fd < 0 && errno == EINTR);
+  return fd;
+}
+
+}  // namespace
+
+Fd open_file(const std::string& path, int flags, unsigned mode) {
+  const int fd = open_retrying(path.c_str(), flags, mode);
+  if (fd < 0) throw_errno(fmt::format("cannot open {}", path), errno);
+  return Fd(fd);
+}
+
+void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset) {
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t got = ::pread(fd.get(), bytes.data() + done, bytes.size() - done,
+                                static_cast<off_t>(offset + done));
+    if (got > 0) {
+      done += static_cast<std::size_t>(got);
+    } else if (got == 0) {
+      throw Error(ErrorCode::bad_file,
+                  fmt::format("the file ends at byte {} where {} bytes more are expected; it was cut",
+                              offset + done, bytes.size() - done));
+    } else if (errno != EINTR) {
+      throw_errno(fmt::format("cannot read {} bytes at {}", bytes.size(), offset), errno);
+    }
+  }
+}
+
+void write_all(const Fd& fd, ByteSpan bytes) {
+  while (!bytes.empty()) {
+    const ssize_t put = ::write(fd.get(), bytes.data(), bytes.size());
+    if (put >= 0)
+      bytes = bytes.subspan(static_cast<std::size_t>(put));
+    else if (errno != EINTR)
+      throw_errno(fmt::format("cannot write the last {} bytes", bytes.size()), errno);
+  }
+}
+
+std::optional<std::string> try_read_text(const std::string& path) {
+  const Fd fd(open_retrying(path.c_str(), O_RDONLY, 0));
+  if (!fd) return std::nullopt;
+  std::string text;
+  std::array<char, 4096> chunk;
+  for (;;) {
+    const ssize_t got = ::read(fd.get(), chunk.data(), chunk.size());
+    if (got > 0)
+      text.append(chunk.data(), static_cast<std::size_t>(got));
+    else if (got == 0)
+      return text;
+    else if (errno != EINTR)
+      return std::nullopt;
+  }
+}
+
+void ensure_private_directory(const std::string& path) {
+  if (::mkdir(path.c_str(), 0700) == 0) return;
+  if (errno != EEXIST) throw_errno(fmt::format("cannot create the directory {}", path), errno);
+  struct stat status {};
+  if (::lstat(path.c_str(), &status) != 0) throw_errno(fmt::format("cannot look at {}", path), errno);
+  if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
+    throw Error(ErrorCode::other_user,
+                fmt::format("{} must be a directory (not a link) of user {} that nobody else may "
+                            "enter, but it has owner {} and mode {:o}; `chmod 700` it or choose "
+                            "another directory",
+                            path, ::geteuid(), status.st_uid, status.st_mode));
+}
+
+}  // namespace onecopy

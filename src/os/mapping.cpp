@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/mapping.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/file.h"
+
+namespace onecopy {
+namespace {
+
+std::size_t count_mappings() {
+  const auto maps = try_read_text("/proc/self/maps");
+  return maps ? static_cast<std::size_t>(std::count(maps->begin(), maps->end(), '\n')) : 0;
+}
+
+std::size_t max_mappings() {
+  const auto text = try_read_text("/proc/sys/vm/max_map_count");
+  return text ? std::strtoull(text->c_str(), nullptr, 10) : 65530;
+}
+
+/// mmap says ENOMEM for three different limits; find out which.
+[[noreturn]] void throw_no_memory(std::size_t size) {
+  const std::size_t now = count_mappings();
+  const std::size_t most = max_mappings();
+  rlimit space{};
+  ::getrlimit(RLIMIT_AS, &space);
+  const std::string limit =
+      space.rlim_cur == RLIM_INFINITY ? "unlimited" : fmt::format("{} bytes", space.rlim_cur);
+  const bool mappings = now + 16 >= most || space.rlim_cur != RLIM_INFINITY;
+  throw Error(mappings ? ErrorCode::out_of_mappings : ErrorCode::out_of_memory,
+              fmt::format("cannot map {} bytes: {} mappings of at most {} (vm.max_map_count), address "
+                          "space (RLIMIT_AS, `ulimit -v`) {}; raise the limit that is reached or "
+                          "release tensors",
+                          size, now, most, limit),
+              ENOMEM, ErrorDomain::posix);
+}
+
+[[noreturn]] void throw_map_failed(std::size_t size, int error) {
+  if (error == ENOMEM) throw_no_memory(size);
+  if (error == EACCES || error == EPERM)
+    throw Error(ErrorCode::read_only,
+                fmt::format("cannot map {} bytes for writing: the memory was opened or sealed "
+                            "read-only; open it with read-only access",
+                            size),
+                error, ErrorDomain::posix);
+  throw_errno(fmt::format("cannot map {} bytes", size), error,
+              error == EINVAL ? ErrorCode::invalid_argument : ErrorCode::system);
+}
+
+}  // namespace
+
+Mapping::Mapping(Mapping&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+
+Mapping& Mapping::operator=(Mapping&& other) noexcept {
+  if (this != &other) {
+    reset();
+    data_ = std::exchange(other.data_, nullptr);
+    size_ = std::exchange(other.size_, 0);
+  }
+  return *this;
+}
+
+Mapping Mapping::of(const Fd& fd, std::size_t size, Access access, std::size_t offset) {
+  const int protection = access == Access::read_only ? PROT_READ : PROT_READ | PROT_WRITE;
+  void* data = ::mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, fd.get(),
+                      static_cast<off_t>(offset));
+  if (data == MAP_FAILED) throw_map_failed(size, errno);
+  return Mapping(static_cast<std::byte*>(data), size);
+}
+
+Mapping Mapping::anonymous(std::size_t size) {
+  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (data == MAP_FAILED) throw_map_failed(size, errno);
+  return Mapping(static_cast<std::byte*>(data), size);
+}
+
+void Mapping::reset() noexcept {
+  if (data_) ::munmap(data_, size_);
+  data_ = nullptr;
+  size_ = 0;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/memfd.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "onecopy/core/error.h"
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U  // Linux 6.3
+#endif
+
+namespace onecopy {
+
+static_assert(kSealShrink == F_SEAL_SHRINK && kSealGrow == F_SEAL_GROW);
+static_assert(kSealWrite == F_SEAL_WRITE && kSealFutureWrite == F_SEAL_FUTURE_WRITE);
+
+Fd create_memfd(const std::string& name, std::size_t size) {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  int raw = ::memfd_create(name.c_str(), kFlags | MFD_NOEXEC_SEAL);
+  if (raw < 0 && errno == EINVAL) raw = ::memfd_create(name.c_str(), kFlags);
+  if (raw < 0) throw_errno(fmt::format("cannot create shared memory \"{}\"", name), errno);
+  Fd fd(raw);
+  if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
+    throw_errno(fmt::format("cannot give shared memory \"{}\" {} bytes", name, size), errno,
+                ErrorCode::invalid_argument);
+  add_seals(fd, kSealShrink | kSealGrow);
+  return fd;
+}
+
+void add_seals(const Fd& fd, int seals) {
+  if (::fcntl(fd.get(), F_ADD_SEALS, seals) != 0)
+    throw_errno(fmt::format("cannot add seals {:#x} to shared memory", seals), errno);
+}
+
+int seals_of(const Fd& fd) {
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0)
+    throw_errno("cannot read the seals of a file; it is not shared memory made by memfd_create",
+                errno, ErrorCode::invalid_argument);
+  return seals;
+}
+
+Fd reopen_read_only(const Fd& fd) {
+  const int copy = ::open(fmt::format("/proc/self/fd/{}", fd.get()).c_str(), O_RDONLY | O_CLOEXEC);
+  if (copy < 0) throw_errno("cannot reopen shared memory read-only (is /proc mounted?)", errno);
+  return Fd(copy);
+}
+
+std::uint64_t file_size(const Fd& fd) {
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) throw_errno("cannot read the size of a file", errno);
+  return static_cast<std::uint64_t>(status.st_size);
+}
+
+}  // namespace onecopy

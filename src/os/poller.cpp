@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/poller.h"
+
+#include <fmt/format.h>
+#include <sys/epoll.h>
+
+#include <array>
+#include <cerrno>
+
+#include "onecopy/core/error.h"
+#include "os/deadline.h"
+
+namespace onecopy {
+namespace {
+
+void control(int poller, int operation, int fd, std::uint64_t token, std::uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.u64 = token;
+  if (::epoll_ctl(poller, operation, fd, &event) != 0)
+    throw_errno(fmt::format("cannot watch descriptor {}", fd), errno);
+}
+
+constexpr std::uint32_t interest(bool edge, bool writable) {
+  return EPOLLIN | EPOLLRDHUP | (edge ? static_cast<std::uint32_t>(EPOLLET) : 0u) |
+         (writable ? static_cast<std::uint32_t>(EPOLLOUT) : 0u);
+}
+
+}  // namespace
+
+Poller::Poller() : fd_(::epoll_create1(EPOLL_CLOEXEC)) {
+  if (!fd_) throw_errno("cannot create an epoll instance", errno);
+}
+
+void Poller::add(int fd, std::uint64_t token, bool edge) {
+  control(fd_.get(), EPOLL_CTL_ADD, fd, token, interest(edge, false));
+}
+
+void Poller::rearm(int fd, std::uint64_t token, bool edge, bool writable) {
+  control(fd_.get(), EPOLL_CTL_MOD, fd, token, interest(edge, writable));
+}
+
+void Poller::remove(int fd) noexcept {
+  epoll_event unused{};
+  ::epoll_ctl(fd_.get(), EPOLL_CTL_DEL, fd, &unused);
+}
+
+std::vector<std::uint64_t> Poller::wait(std::chrono::milliseconds timeout) {
+  std::array<epoll_event, 64> events;
+  const int count = ::epoll_wait(fd_.get(), events.data(), static_cast<int>(events.size()),
+                                 Deadline(timeout).poll_timeout());
+  if (count < 0 && errno != EINTR) throw_errno("cannot wait for descriptors", errno);
+  std::vector<std::uint64_t> tokens;
+  for (int i = 0; i < count; ++i) tokens.push_back(events[static_cast<std::size_t>(i)].data.u64);
+  return tokens;
+}
+
+}  // namespace onecopy

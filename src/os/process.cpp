@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/process.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <sstream>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/file.h"
+#include "os/cgroup.h"
+
+#ifndef SYS_pidfd_open
+#define SYS_pidfd_open 434
+#endif
+
+namespace onecopy {
+namespace {
+
+/// The nth (from 1) field of /proc/<pid>/stat behind the name, which may hold spaces and brackets.
+std::string_view field_after_name(std::string_view stat, int nth) {
+  const auto bracket = stat.rfind(')');
+  if (bracket == std::string_view::npos) return {};
+  stat.remove_prefix(bracket + 1);
+  for (;; --nth) {
+    const auto begin = stat.find_first_not_of(' ');
+    if (begin == std::string_view::npos) return {};
+    stat.remove_prefix(begin);
+    const auto end = std::min(stat.find(' '), stat.size());
+    if (nth == 1) return stat.substr(0, end);
+    stat.remove_prefix(end);
+  }
+}
+
+int hex_digit(char c) noexcept {
+  if (c >= '0' && c <= '9') return c - '0';
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+int cpus_in_affinity_mask() {
+  // The kernel refuses masks smaller than its own; real machines have up to 8192 processors.
+  for (int cpus = 1024; cpus <= 65536; cpus *= 2) {
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(
+        CPU_ALLOC(static_cast<std::size_t>(cpus)), [](cpu_set_t* s) { CPU_FREE(s); });
+    const std::size_t size = CPU_ALLOC_SIZE(static_cast<std::size_t>(cpus));
+    if (::sched_getaffinity(0, size, set.get()) == 0) return CPU_COUNT_S(size, set.get());
+    if (errno != EINVAL) break;
+  }
+  return static_cast<int>(std::max(1L, ::sysconf(_SC_NPROCESSORS_ONLN)));
+}
+
+}  // namespace
+
+int current_pid() noexcept { return ::getpid(); }
+
+std::uint64_t process_start_time(int pid) {
+  const auto stat = try_read_text(fmt::format("/proc/{}/stat", pid));
+  if (!stat) return 0;
+  const std::string_view field = field_after_name(*stat, 22 - 2);
+  std::uint64_t ticks = 0;
+  std::from_chars(field.data(), field.data() + field.size(), ticks);
+  return ticks;
+}
+
+std::array<std::uint8_t, 16> boot_id() {
+  const std::string text = try_read_text("/proc/sys/kernel/random/boot_id").value_or("");
+  std::array<std::uint8_t, 16> id{};
+  std::size_t digits = 0;
+  for (const char c : text) {
+    const int value = hex_digit(c);
+    if (value < 0 || digits == 2 * id.size()) continue;
+    id[digits / 2] = static_cast<std::uint8_t>(id[digits / 2] << 4 | value);
+    ++digits;
+  }
+  if (digits != 2 * id.size())
+    throw Error(ErrorCode::unsupported,
+                "cannot read /proc/sys/kernel/random/boot_id; onecopy needs /proc");
+  return id;
+}
+
+Fd open_pidfd(int pid) {
+  Fd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (fd) return fd;
+  if (errno == ESRCH)
+    throw Error(ErrorCode::peer_died, fmt::format("process {} is gone", pid), ESRCH,
+                ErrorDomain::posix);
+  throw_errno(fmt::format("cannot watch process {}", pid), errno,
+              errno == ENOSYS || errno == EPERM ? ErrorCode::unsupported : ErrorCode::system);
+}
+
+bool has_exited(const Fd& pidfd) {
+  pollfd entry{pidfd.get(), POLLIN, 0};
+  int ready;
+  do {
+    ready = ::poll(&entry, 1, 0);
+  } while (ready < 0 && errno == EINTR);
+  if (ready < 0 || (entry.revents & POLLNVAL) || pidfd.get() < 0)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is not the descriptor of a process", pidfd.get()));
+  return ready > 0;
+}
+
+std::string process_name(int pid) {
+  std::string name = try_read_text(fmt::format("/proc/{}/comm", pid)).value_or("");
+  if (!name.empty() && name.back() == '\n') name.pop_back();
+  return name;
+}
+
+int usable_cpus() {
+  const int allowed = cpus_in_affinity_mask();
+  const double quota = cpu_quota(CgroupTree(""));
+  return quota < allowed ? std::max(1, static_cast<int>(std::ceil(quota))) : std::max(1, allowed);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/unix_address.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/file.h"
+
+namespace onecopy {
+namespace {
+
+std::string directory_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+std::string shown(const SocketName& name) { return (name.abstract ? "@" : "") + name.text; }
+
+/// connect(2) without the choice between blocking for ever and not waiting for a full backlog.
+int connect_once(int fd, const UnixAddress& address) noexcept {
+  int result;
+  do {
+    result = ::connect(fd, address.get(), address.size());
+  } while (result != 0 && errno == EINTR);
+  return result == 0 ? 0 : errno;
+}
+
+void set_blocking(int fd, bool blocking) noexcept {
+  const int flags = ::fcntl(fd, F_GETFL);
+  ::fcntl(fd, F_SETFL, blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+}
+
+/// A full backlog is waited out in the kernel: no polling.
+int connect_within(int fd, const UnixAddress& address, std::chrono::milliseconds timeout) noexcept {
+  if (timeout.count() == 0) return connect_once(fd, address);
+  timeval limit{};  // zero means no limit, as a negative timeout does here
+  if (timeout.count() > 0) {
+    limit.tv_sec = static_cast<time_t>(timeout.count() / 1000);
+    limit.tv_usec = static_cast<suseconds_t>(timeout.count() % 1000 * 1000);
+  }
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+  set_blocking(fd, true);
+  const int error = connect_once(fd, address);
+  set_blocking(fd, false);
+  return error;
+}
+
+/// True when `address` was left behind by a process that no longer listens.
+bool is_abandoned(const UnixAddress& address, int type) {
+  const Fd probe = make_unix_socket(type);
+  return connect_once(probe.get(), address) == ECONNREFUSED;
+}
+
+int bind_once(int fd, const UnixAddress& address) noexcept {
+  return ::bind(fd, address.get(), address.size()) == 0 ? 0 : errno;
+}
+
+/// Two processes that find the same abandoned file must not unlink each other's new one.
+int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::string& path, int type) {
+  const Fd directory = open_file(directory_of(path), O_RDONLY | O_DIRECTORY);
+  while (::flock(directory.get(), LOCK_EX) != 0 && errno == EINTR) {
+  }
+  if (!is_abandoned(address, type)) return EADDRINUSE;
+  ::unlink(path.c_str());
+  return bind_once(fd.get(), address);
+}
+
+[[noreturn]] void throw_connect_failed(const SocketName& name, int error) {
+  const std::string what = fmt::format("cannot connect to {}", shown(name));
+  switch (error) {
+    case ECONNREFUSED:
+    case ENOENT:
+      throw Error(ErrorCode::peer_died, what + ": nobody listens there (any more)", error,
+                  ErrorDomain::posix);
+    case EAGAIN:
+      throw Error(ErrorCode::timeout, what + ": it did not take the connection in time", error,
+                  ErrorDomain::posix);
+    case EACCES:
+    case EPERM:
+      throw_errno(what, error, ErrorCode::other_user);
+    case EPROTOTYPE:
+      throw_errno(what + ", another program's socket", error, ErrorCode::invalid_argument);
+    default:
+      throw_errno(what, error);
+  }
+}
+
+}  // namespace
+
+UnixAddress::UnixAddress(const SocketName& name) {
+  const std::size_t most = sizeof address_.sun_path - 1;
+  if (name.text.empty())
+    throw Error(ErrorCode::invalid_argument, "a socket's name is empty; give it one");
+  if (name.text.size() > most)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the socket's name {} has {} bytes, {} are possible; choose a shorter one{}",
+                            shown(name), name.text.size(), most,
+                            name.abstract ? "" : " or a directory with a shorter path"));
+  address_.sun_family = AF_UNIX;
+  std::memcpy(address_.sun_path + (name.abstract ? 1 : 0), name.text.data(), name.text.size());
+  // An abstract name begins with a zero byte; a path ends with one. Either is counted.
+  size_ = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + name.text.size() + 1);
+}
+
+Fd make_unix_socket(int type) {
+  Fd fd(::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw_errno("cannot create a Unix socket", errno);
+  return fd;
+}
+
+BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog) {
+  const UnixAddress address(name);
+  if (!name.abstract) ::fchmod(fd.get(), 0600);  // Linux gives this mode to the file that bind makes
+  int error = bind_once(fd.get(), address);
+  if (error == EADDRINUSE && !name.abstract)
+    error = replace_abandoned(fd, address, name.text, type);
+  if (error != 0) throw_errno(fmt::format("cannot listen on {}", shown(name)), error);
+  BoundPath path = name.abstract ? BoundPath() : BoundPath(name.text);
+  if (::listen(fd.get(), backlog) != 0)
+    throw_errno(fmt::format("cannot listen on {}", shown(name)), errno);
+  return path;
+}
+
+void connect_unix(const Fd& fd, const SocketName& name, std::chrono::milliseconds timeout) {
+  const int error = connect_within(fd.get(), UnixAddress(name), timeout);
+  if (error != 0) throw_connect_failed(name, error);
+}
+
+Fd try_accept_from(int listener) {
+  for (;;) {
+    Fd fd(::accept4(listener, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd || errno == EAGAIN) return fd;
+    if (errno != EINTR && errno != ECONNABORTED) throw_errno("cannot accept a connection", errno);
+  }
+}
+
+PeerCredentials credentials_of(int fd) {
+  ucred peer{};
+  socklen_t size = sizeof peer;
+  if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0)
+    throw_errno("cannot ask who is at the other end of a socket", errno);
+  return {peer.pid, peer.uid};
+}
+
+}  // namespace onecopy

@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/unix_socket.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/file.h"
+#include "onecopy/os/process.h"
+#include "os/deadline.h"
+#include "os/unix_address.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77  // Linux 6.5
+#endif
+
+namespace onecopy {
+namespace {
+
+constexpr std::size_t kControlBytes = CMSG_SPACE(sizeof(int) * UnixSocket::kMaxPacketFds);
+
+struct alignas(cmsghdr) Control {
+  std::array<char, kControlBytes> bytes;
+};
+
+/// The default buffers hold one large packet; make room for two.
+void enlarge_buffers(int fd) noexcept {
+  const int bytes = 256 * 1024;
+  ::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, sizeof bytes);
+  ::setsockopt(fd, SOL_SOCKET, SO_RCVBUF, &bytes, sizeof bytes);
+}
+
+[[noreturn]] void throw_peer_closed(int error) {
+  throw Error(ErrorCode::peer_died, "the process at the other end has closed the socket or is gone",
+              error, error ? ErrorDomain::posix : ErrorDomain::none);
+}
+
+void check_packet(ByteSpan bytes, std::span<const int> fds) {
+  if (bytes.empty() || bytes.size() > UnixSocket::kMaxPacketBytes)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a packet of {} bytes; 1 to {} are possible: send it in pieces",
+                            bytes.size(), UnixSocket::kMaxPacketBytes));
+  if (fds.size() > UnixSocket::kMaxPacketFds)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} descriptors in one packet; {} are possible: send several packets",
+                            fds.size(), UnixSocket::kMaxPacketFds));
+}
+
+void attach(msghdr& message, Control& control, std::span<const int> fds) noexcept {
+  message.msg_control = control.bytes.data();
+  message.msg_controllen = CMSG_SPACE(fds.size_bytes());
+  std::memset(control.bytes.data(), 0, message.msg_controllen);
+  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  header->cmsg_level = SOL_SOCKET;
+  header->cmsg_type = SCM_RIGHTS;
+  header->cmsg_len = CMSG_LEN(fds.size_bytes());
+  std::memcpy(CMSG_DATA(header), fds.data(), fds.size_bytes());
+}
+
+[[noreturn]] void throw_send_failed(int error, std::size_t fds) {
+  if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_peer_closed(error);
+  if (error == ETOOMANYREFS)
+    throw Error(ErrorCode::out_of_descriptors,
+                fmt::format("cannot send {} descriptors: this user has too many on the way "
+                            "(RLIMIT_NOFILE); raise `ulimit -n` or let the receivers catch up",
+                            fds),
+                error, ErrorDomain::posix);
+  throw_errno(fmt::format("cannot send a packet with {} descriptors", fds), error,
+              error == EBADF ? ErrorCode::invalid_argument : ErrorCode::system);
+}
+
+/// Owns every descriptor that arrived, before anything else can fail.
+std::vector<Fd> take_descriptors(msghdr& message) {
+  std::array<Fd, UnixSocket::kMaxPacketFds> taken;
+  std::size_t count = 0;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t here = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < here && count < taken.size(); ++i) {
+      int fd;
+      std::memcpy(&fd, CMSG_DATA(header) + i * sizeof(int), sizeof fd);
+      taken[count++].reset(fd);
+    }
+  }
+  return {std::make_move_iterator(taken.begin()), std::make_move_iterator(taken.begin() + count)};
+}
+
+void check_received(const msghdr& message, std::size_t fds) {
+  if (message.msg_flags & MSG_CTRUNC)
+    throw Error(ErrorCode::out_of_descriptors,
+                fmt::format("only {} of the descriptors sent to us could be taken: RLIMIT_NOFILE is "
+                            "reached; raise `ulimit -n` or keep fewer files open",
+                            fds),
+                EMFILE, ErrorDomain::posix);
+  if (message.msg_flags & MSG_TRUNC)
+    throw Error(ErrorCode::protocol,
+                fmt::format("the peer sent a packet above {} bytes; it does not speak this protocol",
+                            UnixSocket::kMaxPacketBytes));
+}
+
+/// Pages of it that no packet ever needed stay untouched.
+std::byte* packet_buffer() {
+  thread_local const std::unique_ptr<std::byte[]> buffer =
+      std::make_unique_for_overwrite<std::byte[]>(UnixSocket::kMaxPacketBytes);
+  return buffer.get();
+}
+
+/// Bytes received, or -1 when nothing is there. A reset is reported before packets that arrived
+/// earlier, and only once: asking again gets those, then the end.
+ssize_t receive_message(int fd, msghdr& message) {
+  for (;;) {
+    const ssize_t got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+    if (got >= 0 || errno == EAGAIN) return got;
+    if (errno != EINTR && errno != ECONNRESET) throw_errno("cannot receive a packet", errno);
+  }
+}
+
+}  // namespace
+
+UnixSocket::UnixSocket(Fd fd) : UnixSocket(std::move(fd), BoundPath()) {}
+
+UnixSocket::UnixSocket(Fd fd, BoundPath path) : fd_(std::move(fd)), path_(std::move(path)) {
+  enlarge_buffers(fd_.get());
+}
+
+UnixSocket UnixSocket::listen(const SocketName& name, int backlog) {
+  const auto slash = name.text.rfind('/');
+  if (!name.abstract && (slash == std::string::npos || slash == 0))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the socket's path {} must lie in a directory of its own", name.text));
+  if (!name.abstract) ensure_private_directory(name.text.substr(0, slash));
+  Fd fd = make_unix_socket(SOCK_SEQPACKET);
+  BoundPath path = listen_unix(fd, name, SOCK_SEQPACKET, backlog);
+  return UnixSocket(std::move(fd), std::move(path));
+}
+
+UnixSocket UnixSocket::connect(const SocketName& name, std::chrono::milliseconds timeout) {
+  Fd fd = make_unix_socket(SOCK_SEQPACKET);
+  connect_unix(fd, name, timeout);
+  return UnixSocket(std::move(fd));
+}
+
+std::pair<UnixSocket, UnixSocket> UnixSocket::pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0)
+    throw_errno("cannot create a pair of sockets", errno);
+  Fd first(ends[0]);
+  Fd second(ends[1]);
+  return {UnixSocket(std::move(first)), UnixSocket(std::move(second))};
+}
+
+std::optional<UnixSocket> UnixSocket::try_accept() {
+  Fd fd = try_accept_from(fd_.get());
+  if (!fd) return std::nullopt;
+  return UnixSocket(std::move(fd));
+}
+
+bool UnixSocket::try_send(ByteSpan bytes, std::span<const int> fds) {
+  check_packet(bytes, fds);
+  iovec part{const_cast<std::byte*>(bytes.data()), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  Control control;
+  if (!fds.empty()) attach(message, control, fds);
+  for (;;) {
+    if (::sendmsg(fd_.get(), &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;
+    if (errno == EAGAIN) return false;
+    if (errno != EINTR) throw_send_failed(errno, fds.size());
+  }
+}
+
+void UnixSocket::send(ByteSpan bytes, std::span<const int> fds, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  while (!try_send(bytes, fds))
+    if (!deadline.wait_for(fd_.get(), POLLOUT))
+      throw Error(ErrorCode::timeout,
+                  fmt::format("the peer made no room for a packet of {} bytes within {} ms",
+                              bytes.size(), timeout.count()));
+}
+
+std::optional<Packet> UnixSocket::try_receive() {
+  std::byte* buffer = packet_buffer();
+  iovec part{buffer, kMaxPacketBytes};
+  Control control;
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.bytes.data();
+  message.msg_controllen = control.bytes.size();
+  const ssize_t got = receive_message(fd_.get(), message);
+  if (got < 0) return std::nullopt;
+  Packet packet;
+  packet.fds = take_descriptors(message);
+  check_received(message, packet.fds.size());
+  if (got == 0) throw_peer_closed(0);
+  packet.bytes.assign(buffer, buffer + got);
+  return packet;
+}
+
+Packet UnixSocket::receive(std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  for (;;) {
+    if (auto packet = try_receive()) return std::move(*packet);
+    if (!deadline.wait_for(fd_.get(), POLLIN))
+      throw Error(ErrorCode::timeout,
+                  fmt::format("the peer sent nothing within {} ms", timeout.count()));
+  }
+}
+
+PeerCredentials UnixSocket::peer() const { return credentials_of(fd_.get()); }
+
+Fd UnixSocket::peer_pidfd() const {
+  int fd = -1;
+  socklen_t size = sizeof fd;
+  if (::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERPIDFD, &fd, &size) == 0) return Fd(fd);
+  if (errno == ESRCH || errno == EINVAL) throw_peer_closed(errno);
+  if (errno != ENOPROTOOPT) throw_errno("cannot get a descriptor of the peer process", errno);
+  return open_pidfd(peer().pid);
+}
+
+Fd UnixSocket::release() noexcept {
+  path_.forget();
+  return std::move(fd_);
+}
+
+}  // namespace onecopy
