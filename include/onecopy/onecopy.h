@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// All that a program needs to share tensors. Each part may be included alone as well.
+#include "onecopy/core/error.h"
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/bundle.h"
+#include "onecopy/share/load.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
