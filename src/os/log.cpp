@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/log.h"
+
+#include <fmt/format.h>
+#include <spdlog/logger.h>
+#include <spdlog/sinks/sink.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <memory>
+
+namespace onecopy {
+namespace {
+
+/// Writes each line with one call and takes no lock, so a child forked while another thread logs can
+/// log too.
+class StderrSink final : public spdlog::sinks::sink {
+ public:
+  void log(const spdlog::details::log_msg& message) override {
+    const auto level = spdlog::level::to_string_view(message.level);
+    const std::string line = fmt::format(
+        "[onecopy] [{}] [{}] {}\n", std::string_view(level.data(), level.size()), ::getpid(),
+        std::string_view(message.payload.data(), message.payload.size()));
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
+  }
+  void flush() override {}
+  void set_pattern(const std::string&) override {}
+  void set_formatter(std::unique_ptr<spdlog::formatter>) override {}
+};
+
+spdlog::level::level_enum level_from_environment() {
+  const char* text = std::getenv("ONECOPY_LOG");
+  if (!text) return spdlog::level::warn;
+  const std::string_view word = text;
+  if (word == "error") return spdlog::level::err;
+  if (word == "info") return spdlog::level::info;
+  if (word == "debug") return spdlog::level::debug;
+  return word == "off" ? spdlog::level::off : spdlog::level::warn;
+}
+
+/// Never destroyed: threads may log while the process ends. Not in spdlog's registry, which belongs
+/// to the program that uses us.
+spdlog::logger& logger() {
+  static spdlog::logger* const instance = [] {
+    auto made = std::make_unique<spdlog::logger>("onecopy", std::make_shared<StderrSink>());
+    made->set_level(level_from_environment());
+    return made.release();
+  }();
+  return *instance;
+}
+
+void write(spdlog::level::level_enum level, const std::string& message) noexcept {
+  try {
+    logger().log(level, message);
+  } catch (...) {
+    // Nothing sensible is left to do when memory is used up.
+  }
+}
+
+}  // namespace
+
+void log_error(const std::string& message) noexcept { write(spdlog::level::err, message); }
+void log_warning(const std::string& message) noexcept { write(spdlog::level::warn, message); }
+void log_info(const std::string& message) noexcept { write(spdlog::level::info, message); }
+void log_debug(const std::string& message) noexcept { write(spdlog::level::debug, message); }
+
+}  // namespace onecopy

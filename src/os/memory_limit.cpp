@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/memory_limit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <mutex>
+#include <string_view>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/file.h"
+#include "os/cgroup.h"
+
+namespace onecopy {
+namespace {
+
+/// v1 writes its largest number of pages for "no limit".
+constexpr std::uint64_t kUnlimited = std::uint64_t{1} << 62;
+
+std::uint64_t number_at(std::string_view text, std::size_t at) noexcept {
+  at = std::min(text.find_first_not_of(' ', at), text.size());
+  std::uint64_t number = 0;
+  std::from_chars(text.data() + at, text.data() + text.size(), number);
+  return number;
+}
+
+/// The number behind `key` at the start of a line; nothing when there is no such line.
+std::optional<std::uint64_t> value_of(std::string_view text, std::string_view key) noexcept {
+  for (std::size_t line = 0; line < text.size();) {
+    if (text.substr(line).starts_with(key)) return number_at(text, line + key.size());
+    const auto end = text.find('\n', line);
+    if (end == std::string_view::npos) break;
+    line = end + 1;
+  }
+  return std::nullopt;
+}
+
+/// Limit and charge of one group, without the (slower) look at its file cache.
+std::optional<MemoryLimit> raw_limit(const CgroupDirectory& group) {
+  const auto limit =
+      read_number(group.path + (group.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+  if (!limit || *limit >= kUnlimited) return std::nullopt;
+  const auto usage =
+      read_number(group.path + (group.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+  return MemoryLimit{*limit, usage.value_or(0), group.path};
+}
+
+void subtract_file_cache(MemoryLimit& limit, bool v2) {
+  const auto stat = try_read_text(limit.cgroup + "/memory.stat");
+  if (!stat) return;
+  const auto cache = value_of(*stat, v2 ? "inactive_file " : "total_inactive_file ").value_or(0);
+  limit.usage -= std::min(limit.usage, cache);
+}
+
+std::string mebibytes(std::uint64_t bytes) {
+  return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
+}
+
+[[noreturn]] void throw_over_limit(std::uint64_t bytes, const MemoryLimit& limit) {
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("{} more would exceed the memory limit of the control group {}: limit {}, "
+                          "used {} without file cache; release tensors or raise the limit (of the "
+                          "container)",
+                          mebibytes(bytes), limit.cgroup, mebibytes(limit.limit),
+                          mebibytes(limit.usage)));
+}
+
+[[noreturn]] void throw_over_machine(std::uint64_t bytes, std::uint64_t available) {
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("{} more is not possible: this machine has {} left (MemAvailable + "
+                          "SwapFree); release tensors or stop other programs",
+                          mebibytes(bytes), mebibytes(available)));
+}
+
+/// Never destroyed: threads may allocate while the process ends.
+const MemoryLimits& this_machine() {
+  static const MemoryLimits* const limits = std::make_unique<MemoryLimits>().release();
+  return *limits;
+}
+
+}  // namespace
+
+struct MemoryLimits::State {
+  explicit State(std::string root_directory) : root(std::move(root_directory)), tree(root) {}
+
+  /// The groups of this process now.
+  std::vector<CgroupDirectory> groups() {
+    std::string now = tree.membership();
+    // Not waited for: after fork, a thread that does not exist any more may hold it.
+    const std::unique_lock lock(mutex, std::try_to_lock);
+    if (!lock) return tree.directories(now, "memory");
+    if (now != membership) {
+      directories = tree.directories(now, "memory");
+      membership = std::move(now);
+    }
+    return directories;
+  }
+
+  const std::string root;
+  const CgroupTree tree;
+  std::mutex mutex;
+  std::string membership;
+  std::vector<CgroupDirectory> directories;
+};
+
+MemoryLimits::MemoryLimits(std::string root) : state_(std::make_unique<State>(std::move(root))) {}
+MemoryLimits::~MemoryLimits() = default;
+
+std::optional<MemoryLimit> MemoryLimits::tightest() const {
+  std::optional<MemoryLimit> tightest;
+  for (const CgroupDirectory& group : state_->groups()) {
+    auto limit = raw_limit(group);
+    if (!limit) continue;
+    subtract_file_cache(*limit, group.v2);
+    if (!tightest || limit->available() < tightest->available()) tightest = std::move(limit);
+  }
+  return tightest;
+}
+
+std::optional<std::uint64_t> MemoryLimits::machine_available() const {
+  const auto text = try_read_text(state_->root + "/proc/meminfo");
+  if (!text) return std::nullopt;
+  const auto available = value_of(*text, "MemAvailable:");
+  if (!available) return std::nullopt;
+  return (*available + value_of(*text, "SwapFree:").value_or(0)) * 1024;
+}
+
+void MemoryLimits::require(std::uint64_t bytes) const {
+  for (const CgroupDirectory& group : state_->groups()) {
+    auto limit = raw_limit(group);
+    if (!limit || limit->available() >= bytes) continue;
+    subtract_file_cache(*limit, group.v2);
+    if (limit->available() < bytes) throw_over_limit(bytes, *limit);
+  }
+  const auto available = machine_available();
+  if (available && *available < bytes) throw_over_machine(bytes, *available);
+}
+
+std::optional<MemoryLimit> memory_limit() { return this_machine().tightest(); }
+
+void require_memory(std::uint64_t bytes) { this_machine().require(bytes); }
+
+}  // namespace onecopy

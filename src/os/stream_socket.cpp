@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/stream_socket.h"
+
+#include <arpa/inet.h>
+#include <fmt/format.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <variant>
+
+#include "onecopy/core/error.h"
+#include "os/deadline.h"
+#include "os/stream_address.h"
+#include "os/unix_address.h"
+
+namespace onecopy {
+namespace {
+
+sockaddr_in loopback(LoopbackPort at) noexcept {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(at.port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+Fd make_tcp_socket() {
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) throw_errno("cannot create a TCP socket", errno);
+  return fd;
+}
+
+void set_option(int fd, int level, int option) noexcept {
+  const int on = 1;
+  ::setsockopt(fd, level, option, &on, sizeof on);
+}
+
+std::uint16_t listen_tcp(const Fd& fd, LoopbackPort at, int backlog) {
+  set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // a restarted program gets its port back
+  sockaddr_in address = loopback(at);
+  socklen_t size = sizeof address;
+  if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
+      ::listen(fd.get(), backlog) != 0 ||
+      ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    throw_errno(fmt::format("cannot listen on 127.0.0.1 port {}", at.port), errno);
+  return ntohs(address.sin_port);
+}
+
+/// The outcome of a connection that was begun, as an errno.
+int finish_connecting(int fd, const Deadline& deadline) {
+  if (!deadline.wait_for(fd, POLLOUT)) return ETIMEDOUT;
+  int error = 0;
+  socklen_t size = sizeof error;
+  ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &size);
+  return error;
+}
+
+void connect_tcp(const Fd& fd, LoopbackPort at, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  const sockaddr_in address = loopback(at);
+  int error = 0;
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
+    error = errno;
+  if (error == EINPROGRESS || error == EINTR) error = finish_connecting(fd.get(), deadline);
+  if (error == 0) return;
+  const std::string what = fmt::format("cannot connect to 127.0.0.1 port {}", at.port);
+  if (error == ECONNREFUSED)
+    throw Error(ErrorCode::peer_died, what + ": nobody listens there (any more)", error,
+                ErrorDomain::posix);
+  throw_errno(what, error, error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::system);
+}
+
+/// Listeners of other users may have the path's directory: only the file itself must be ours.
+void make_directory_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  if (slash == std::string::npos || slash == 0) return;
+  ::mkdir(path.substr(0, slash).c_str(), 0700);  // binding tells when there still is none
+}
+
+[[noreturn]] void throw_peer_closed(int error) {
+  throw Error(ErrorCode::peer_died, "the process at the other end has closed the connection or is gone",
+              error, error ? ErrorDomain::posix : ErrorDomain::none);
+}
+
+/// For calls that returned -1: comes back when it is worth trying again.
+void wait_or_throw(int fd, short events, const Deadline& deadline, int error, std::size_t missing) {
+  if (error == EINTR) return;
+  if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_peer_closed(error);
+  if (error != EAGAIN) throw_errno("a connection failed", error);
+  if (!deadline.wait_for(fd, events))
+    throw Error(ErrorCode::timeout,
+                fmt::format("the time given was not enough: {} bytes are left to {}", missing,
+                            events == POLLIN ? "receive" : "send"));
+}
+
+}  // namespace
+
+StreamSocket::StreamSocket(Fd fd, std::string address, BoundPath path)
+    : fd_(std::move(fd)), address_(std::move(address)), path_(std::move(path)) {}
+
+StreamSocket StreamSocket::listen(const std::string& address, int backlog) {
+  const auto parsed = parse_stream_address(address);
+  if (const auto* name = std::get_if<SocketName>(&parsed)) {
+    if (!name->abstract) make_directory_of(name->text);
+    Fd fd = make_unix_socket(SOCK_STREAM);
+    BoundPath path = listen_unix(fd, *name, SOCK_STREAM, backlog);
+    return StreamSocket(std::move(fd), address, std::move(path));
+  }
+  Fd fd = make_tcp_socket();
+  const auto port = listen_tcp(fd, std::get<LoopbackPort>(parsed), backlog);
+  return StreamSocket(std::move(fd), fmt::format("tcp:127.0.0.1:{}", port));
+}
+
+StreamSocket StreamSocket::connect(const std::string& address, std::chrono::milliseconds timeout) {
+  const auto parsed = parse_stream_address(address);
+  if (const auto* name = std::get_if<SocketName>(&parsed)) {
+    Fd fd = make_unix_socket(SOCK_STREAM);
+    connect_unix(fd, *name, timeout);
+    return StreamSocket(std::move(fd), address);
+  }
+  Fd fd = make_tcp_socket();
+  connect_tcp(fd, std::get<LoopbackPort>(parsed), timeout);
+  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
+  return StreamSocket(std::move(fd), address);
+}
+
+std::optional<StreamSocket> StreamSocket::try_accept() {
+  Fd fd = try_accept_from(fd_.get());
+  if (!fd) return std::nullopt;
+  set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);  // refused, harmlessly, by Unix sockets
+  return StreamSocket(std::move(fd), "");
+}
+
+StreamSocket StreamSocket::accept(std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  for (;;) {
+    if (auto accepted = try_accept()) return std::move(*accepted);
+    if (!deadline.wait_for(fd_.get(), POLLIN))
+      throw Error(ErrorCode::timeout,
+                  fmt::format("nobody connected to {} within {} ms", address_, timeout.count()));
+  }
+}
+
+void StreamSocket::send_all(ByteSpan bytes, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  while (!bytes.empty()) {
+    const ssize_t put = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (put >= 0)
+      bytes = bytes.subspan(static_cast<std::size_t>(put));
+    else
+      wait_or_throw(fd_.get(), POLLOUT, deadline, errno, bytes.size());
+  }
+}
+
+void StreamSocket::receive_exactly(std::span<std::byte> bytes, std::chrono::milliseconds timeout) {
+  const Deadline deadline(timeout);
+  while (!bytes.empty()) {
+    const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+    if (got > 0)
+      bytes = bytes.subspan(static_cast<std::size_t>(got));
+    else if (got == 0)
+      throw_peer_closed(0);
+    else
+      wait_or_throw(fd_.get(), POLLIN, deadline, errno, bytes.size());
+  }
+}
+
+std::optional<PeerCredentials> StreamSocket::peer() const {
+  int domain = 0;
+  socklen_t size = sizeof domain;
+  if (::getsockopt(fd_.get(), SOL_SOCKET, SO_DOMAIN, &domain, &size) != 0 || domain != AF_UNIX)
+    return std::nullopt;
+  return credentials_of(fd_.get());
+}
+
+Fd StreamSocket::release() noexcept {
+  path_.forget();
+  return std::move(fd_);
+}
+
+}  // namespace onecopy
