@@ -61,7 +61,7 @@ class BlockTable {
     r.word.store(make_word(generation_of(r.word.load()), BlockState::live));
   }
 
-  /// From now on handles may name the block. Returns its generation.
+  /// From now on handles may name the block. Returns the generation they carry.
   std::uint64_t export_block(std::uint32_t block) noexcept {
     Record& r = record(block);
     const std::uint64_t word = r.word.load();
@@ -69,7 +69,7 @@ class BlockTable {
       r.word.store(make_word(generation_of(word), BlockState::exported));
       point("export.stored");
     }
-    return generation_of(word);
+    return held_generation(word);
   }
 
   /// The owner's last reference is gone. True: nobody else holds the block, the caller may reuse its
@@ -118,6 +118,21 @@ class BlockTable {
     }
   }
 
+  /// Freed, and not yet reusable? The answer to a claimer whose slot is up already, see try_claim().
+  bool is_in_limbo(std::uint32_t block, std::uint64_t generation) const noexcept {
+    return block < used_ && in_limbo(block) && record(block).word.load() == closing_word(generation);
+  }
+
+  /// The owner has use again for a block that it freed and that borrowers kept: takes it out of limbo.
+  /// False: too late.
+  [[nodiscard]] bool try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
+    if (!is_in_limbo(block, generation)) return false;
+    leave_limbo(block);
+    record(block).word.store(make_word(generation, BlockState::exported));
+    point("revive.stored");
+    return true;
+  }
+
   PageRef attach(const ClaimPage<P>& claims) {
     return pages_.insert(pages_.end(), Page{claims, 0});
   }
@@ -158,14 +173,18 @@ class BlockTable {
     limbo_.push_back(block);
   }
 
-  bool try_leave_limbo(std::uint32_t block) noexcept {
-    if (is_claimed(block)) return false;
-    point("free.nobody");
+  void leave_limbo(std::uint32_t block) noexcept {
     const std::uint32_t at = limbo_at_[block];
     limbo_[at] = limbo_.back();
     limbo_at_[limbo_[at]] = at;
     limbo_.pop_back();
     limbo_at_[block] = kNotInLimbo;
+  }
+
+  bool try_leave_limbo(std::uint32_t block) noexcept {
+    if (is_claimed(block)) return false;
+    point("free.nobody");
+    leave_limbo(block);
     Record& r = record(block);
     r.word.store(make_word(generation_of(r.word.load()), BlockState::free));
     point("free.reusable");

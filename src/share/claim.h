@@ -29,6 +29,14 @@ constexpr BlockState state_of(std::uint64_t word) noexcept {
   return static_cast<BlockState>(word & 3);
 }
 constexpr std::uint64_t generation_of(std::uint64_t word) noexcept { return word >> 2; }
+/// The generation in the handles of whoever holds the block: a closing word shows the next one already.
+constexpr std::uint64_t held_generation(std::uint64_t word) noexcept {
+  return (generation_of(word) - (state_of(word) == BlockState::closing ? 1 : 0)) & kMaxGeneration;
+}
+/// What the word is between the owner's free of that generation and the end of the last claim.
+constexpr std::uint64_t closing_word(std::uint64_t generation) noexcept {
+  return make_word((generation + 1) & kMaxGeneration, BlockState::closing);
+}
 
 /// What the protocol needs from the machine. Tests put their own in its place.
 struct RealPlatform {
@@ -154,18 +162,52 @@ void release_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32
 
 /// Claims `block` if it is still what the handle said. The count in the slot, not one in front of
 /// it, is what makes threads of one borrower safe. False: stale, and nothing is held.
-template <class P>
+///
+/// The owner may have freed a block that another borrower still holds and shares on. Its memory is
+/// good as long as it is in limbo, which only the owner knows: `ask` asks it (BlockTable::is_in_limbo
+/// under the owner's lock). The slot is up before the question, so a yes stays true: the owner looks
+/// at the slot before the block leaves limbo. Nothing leaves limbo once the owner is gone: yes again.
+/// `ask` must not throw.
+template <class P, class Ask>
 [[nodiscard]] bool try_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block,
-                             std::uint64_t generation) noexcept {
+                             std::uint64_t generation, Ask&& ask) noexcept {
   point("claim.begin");
   page.slot(block).fetch_add(1);
   point("claim.slot_raised");
-  if (record.word.load() == make_word(generation, BlockState::exported)) {
+  const std::uint64_t word = record.word.load();
+  if (word == make_word(generation, BlockState::exported) ||
+      (word == closing_word(generation) && ask())) {
     point("claim.done");
     return true;
   }
   release_claim(page, record, block);
   return false;
+}
+
+template <class P>
+[[nodiscard]] bool try_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block,
+                             std::uint64_t generation) noexcept {
+  return try_claim(page, record, block, generation, [] { return false; });
+}
+
+/// Before a fork, and before the child's page is on its way: until it has arrived, the owner counts
+/// every block as held. A page that never arrives leaves it so until this process ends.
+template <class P>
+void announce_child(ClaimPage<P>& page) noexcept {
+  page.header().announced.fetch_add(1);
+  point("fork.announced");
+}
+
+/// In a forked child, whose page was born with `all` raised: count(block) claims of each block below
+/// `end` are its own from here on.
+template <class P, class Count>
+void take_over_claims(ClaimPage<P>& page, std::uint32_t end, Count&& count) noexcept {
+  for (std::uint32_t block = 0; block < end; ++block)
+    if (const std::uint32_t claims = count(block); claims != 0) page.slot(block).store(claims);
+  point("fork.slots_set");
+  page.header().all.store(0);
+  point("fork.all_lowered");
+  page.header().rescan.store(1);
 }
 
 }  // namespace onecopy
