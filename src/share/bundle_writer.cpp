@@ -68,6 +68,7 @@ std::uint32_t BundleWriter::origin_of(const HandleFields& fields) {
 void BundleWriter::add(std::string_view name, const HandleFields& f) {
   const char* wrong = nullptr;
   if (f.is_bundle()) wrong = "is itself a bundle";
+  if ((f.flags & ~(kHandleIsBundle | kHandleIsReadOnly)) != 0) wrong = "has unknown flags";
   if (f.hold != 0 || f.timeline_slot != 0 || f.timeline_value != 0)
     wrong = "has a hold or timeline of its own";
   if (rows_ != 0 && f.boot != boot_) wrong = "is from another boot than the rows before it";
