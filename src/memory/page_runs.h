@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace onecopy {
+
+using PoolTime = std::chrono::steady_clock::time_point;
+
+/// Neighbouring pages of one segment.
+struct PageRun {
+  std::uint32_t segment = 0;
+  std::uint32_t first = 0;
+  std::uint32_t pages = 0;
+};
+
+/// The free pages of all shared segments: *warm* runs hold physical memory, *cold* ones do not.
+///
+/// Invariant: no two runs of one kind touch; runs of different kinds stay apart, so that a run is
+/// reserved and given back as a whole.
+/// Thread safety: none; Pool locks.
+class PageRuns {
+ public:
+  enum class Kind : std::uint8_t { cold = 0, warm = 1 };
+
+  /// Pages that are free from now on. A warm run that joins a larger one takes over its age.
+  void put(PageRun run, Kind kind, PoolTime since = {});
+
+  /// The best fit among the warm runs: exactly so many pages.
+  std::optional<PageRun> take_warm(std::uint32_t pages);
+
+  /// Pages to reserve memory for: the first `warm` ones have it already.
+  struct Growth {
+    PageRun run;
+    std::uint32_t warm = 0;
+  };
+  /// At least `pages`, with `ahead` cold ones where there are so many. The best fit among the cold
+  /// runs, together with the warm run just before it.
+  std::optional<Growth> take_cold(std::uint32_t pages, std::uint32_t ahead);
+  void put_back(const Growth& growth);
+
+  /// All warm runs worth giving back that were freed no later than `until`: those of at least `pages`,
+  /// and those beside a cold run, which they then join.
+  std::vector<PageRun> take_idle(PoolTime until, std::uint32_t pages);
+  bool has_returnable(std::uint32_t pages) const;
+  /// The largest warm run, if it has at least `pages`.
+  std::optional<PageRun> take_largest_warm(std::uint32_t pages);
+  /// True, and out of here, when [0, pages) of the segment is one cold run.
+  bool take_if_all_cold(std::uint32_t segment, std::uint32_t pages);
+
+  std::uint64_t warm_pages() const noexcept { return warm_pages_; }
+
+ private:
+  using Place = std::pair<std::uint32_t, std::uint32_t>;                     // segment, first page
+  using Size = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;      // pages, segment, first
+  struct Free {
+    std::uint32_t pages;
+    Kind kind;
+    PoolTime since;
+  };
+  using ByPlace = std::map<Place, Free>;
+
+  std::set<Size>& by_size(Kind kind) { return by_size_[static_cast<int>(kind)]; }
+  bool is_returnable(ByPlace::const_iterator at, std::uint32_t pages) const;
+  bool has_warm(std::uint32_t pages) const;
+  void insert(PageRun run, Kind kind, PoolTime since);
+  Free erase(ByPlace::iterator at);
+  static Place place_of(const Size& size) { return {std::get<1>(size), std::get<2>(size)}; }
+
+  ByPlace by_place_;
+  std::set<Size> by_size_[2];
+  std::uint64_t warm_pages_ = 0;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/memory/pool.h"
+
+#include <new>
+
+#include "pool_impl.h"
+
+namespace onecopy {
+
+Pool::Pool(Backend& backend, int ordinal, SegmentKind kind, std::string owner, SegmentTable& segments)
+    : impl_(std::make_unique<Impl>(backend, ordinal, kind, std::move(owner), segments)) {}
+
+Pool::~Pool() = default;
+
+Extent Pool::allocate(std::uint64_t bytes) { return impl_->allocate(bytes); }
+
+void Pool::free(const Extent& extent) noexcept {
+  try {
+    impl_->free(extent);
+  } catch (const std::bad_alloc&) {
+    // No room for a note about the free pages: they stay out of use.
+  }
+}
+
+bool Pool::trim(std::chrono::steady_clock::time_point now) noexcept {
+  try {
+    return impl_->trim(now);
+  } catch (const std::bad_alloc&) {
+    return true;
+  }
+}
+
+void Pool::trim_all() noexcept {
+  try {
+    impl_->trim_all();
+  } catch (const std::bad_alloc&) {
+    // What is left stays for the next call.
+  }
+}
+
+PoolStats Pool::stats() const { return impl_->stats(); }
+void Pool::prepare_fork() { impl_->prepare_fork(); }
+void Pool::finish_fork() { impl_->finish_fork(); }
+void Pool::abandon() noexcept { static_cast<void>(impl_.release()); }
+
+}  // namespace onecopy

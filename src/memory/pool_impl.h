@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <unordered_map>
+
+#include "onecopy/memory/pool.h"
+#include "page_runs.h"
+#include "small_extents.h"
+
+namespace onecopy {
+
+/// What a Pool is made of: SmallExtents on top of PageRuns in a few large sparse segments, and
+/// segments of their own for what is large.
+///
+/// Locks: `growth_` before `mutex_`. `mutex_` protects all that is below it and is never held during
+/// a system call. Pages out of both PageRuns and the page tables belong to the thread that took them.
+class Pool::Impl {
+ public:
+  Impl(Backend& backend, int ordinal, SegmentKind kind, std::string owner, SegmentTable& segments);
+  ~Impl();
+
+  Extent allocate(std::uint64_t bytes);
+  void free(const Extent& extent);
+  bool trim(PoolTime now);
+  /// True when memory was given back.
+  bool trim_all();
+  PoolStats stats() const;
+  void prepare_fork();
+  void finish_fork();
+
+ private:
+  struct Segment {
+    std::uint32_t number = 0;
+    DeviceMemory* memory = nullptr;  // owned by the segment table
+    std::uint64_t bytes = 0;
+    bool own = false;                // one extent is all of it
+    bool live = false;               // of an own segment: the extent is in use
+    PoolTime freed_at;               // of an own segment that is not
+    std::vector<std::uint32_t> pages;  // of a shared one: what each page is part of
+  };
+
+  // What a page table says: 0, or a slab (at each of its pages), or a run (at its first page).
+  static std::uint32_t slab_mark(std::uint32_t slab) noexcept { return slab << 1 | 1; }
+  static std::uint32_t run_mark(std::uint32_t pages) noexcept { return pages << 1; }
+
+  // allocate
+  Extent allocate_shared(std::uint64_t bytes);
+  std::optional<Extent> try_warm(std::uint64_t bytes);
+  Extent place(std::uint64_t bytes, const PageRun& run);
+  Extent place_slot(unsigned size_class, const PageRun& run);
+  Extent grow(std::uint64_t bytes);
+  std::optional<PageRuns::Growth> take_cold(std::uint32_t pages);
+  void commit(const PageRuns::Growth& growth);
+  void add_shared_segment(std::uint32_t pages);
+  std::uint64_t largest_shared() const;
+  Extent allocate_own(std::uint64_t bytes);
+  std::optional<Extent> try_warm_own(std::uint64_t bytes);
+  Segment& create_segment(std::uint64_t bytes, bool own);
+  std::uint32_t pages_for(std::uint64_t bytes) const noexcept;
+  std::uint32_t pages_ahead() const noexcept;
+  Extent handed_out(const Segment& segment, std::uint64_t offset, std::uint64_t bytes) noexcept;
+  void note_committed(std::int64_t bytes) noexcept;
+
+  // free
+  void free_shared(Segment& segment, std::uint64_t offset);
+  void free_pages(Segment& segment, const PageRun& run);
+  void taken_back(std::uint64_t bytes) noexcept;
+
+  // give back
+  bool reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages);
+  void make_room(std::uint64_t bytes);
+  void decommit(const PageRun& run);
+  std::vector<std::uint32_t> take_idle_own(PoolTime until);
+  std::optional<std::uint32_t> take_oldest_own();
+  void remove_own(std::uint32_t number);
+  std::uint64_t warm_bytes() const noexcept;
+  bool has_waiting() const;
+
+  Backend& backend_;
+  const int ordinal_;
+  const SegmentKind kind_;
+  const std::string owner_;
+  SegmentTable& table_;
+  const std::uint32_t page_bytes_;
+  const std::uint32_t min_returned_;  // pages: shorter runs between blocks in use stay warm
+
+  std::mutex growth_;  // one thread at a time reserves memory in shared segments
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint32_t, Segment> segments_;
+  SmallExtents small_;
+  PageRuns runs_;
+  std::uint64_t warm_own_ = 0;  // bytes of own segments not in use
+  PoolTime looked_at_;          // by trim
+  bool waiting_ = false;        // something was freed since trim found nothing to wait for
+  PoolStats stats_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "onecopy/os/log.h"
+#include "pool_impl.h"
+
+namespace onecopy {
+
+namespace {
+
+constexpr std::uint64_t kWarmSlack = std::uint64_t{64} << 20;
+constexpr std::chrono::milliseconds kLookEvery{100};
+
+}  // namespace
+
+void Pool::Impl::free(const Extent& extent) {
+  const std::lock_guard lock(mutex_);
+  const auto at = segments_.find(extent.segment);
+  Segment* segment = at == segments_.end() ? nullptr : &at->second;
+  if (segment && !segment->own && extent.offset < segment->bytes)
+    return free_shared(*segment, extent.offset);
+  if (!segment || !segment->own || !segment->live) {
+    log_error(fmt::format("ignored the freeing of segment {} offset {}: no such extent is in use",
+                          extent.segment, extent.offset));
+    return;
+  }
+  segment->live = false;
+  segment->freed_at = std::chrono::steady_clock::now();
+  warm_own_ += segment->bytes;
+  waiting_ = true;
+  taken_back(segment->bytes);
+}
+
+void Pool::Impl::free_shared(Segment& segment, std::uint64_t offset) {
+  const auto page = static_cast<std::uint32_t>(offset / page_bytes_);
+  const std::uint32_t mark = segment.pages[page];
+  std::uint64_t bytes = 0;
+  if ((mark & 1) != 0) {
+    const auto freed = small_.free(mark >> 1, offset);
+    bytes = freed.bytes;
+    if (freed.slab) free_pages(segment, *freed.slab);
+    waiting_ = waiting_ || small_.has_empty();
+  } else if (mark != 0 && offset % page_bytes_ == 0) {
+    bytes = std::uint64_t{mark >> 1} * page_bytes_;
+    free_pages(segment, {segment.number, page, mark >> 1});
+  }
+  if (bytes == 0)
+    log_error(fmt::format("ignored the freeing of segment {} offset {}: no such extent is in use",
+                          segment.number, offset));
+  else
+    taken_back(bytes);
+}
+
+void Pool::Impl::free_pages(Segment& segment, const PageRun& run) {
+  const std::uint32_t marked = (segment.pages[run.first] & 1) != 0 ? run.pages : 1;
+  std::fill_n(segment.pages.begin() + run.first, marked, 0);
+  waiting_ = true;
+  runs_.put(run, PageRuns::Kind::warm, std::chrono::steady_clock::now());
+}
+
+void Pool::Impl::taken_back(std::uint64_t bytes) noexcept {
+  --stats_.live_blocks;
+  stats_.live_bytes -= bytes;
+}
+
+bool Pool::Impl::trim(PoolTime now) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (now - looked_at_ < kLookEvery && now >= looked_at_) return waiting_;
+    if (!waiting_) return false;
+    looked_at_ = now;
+  }
+  reclaim(now, now - kDecay, min_returned_);
+  const std::lock_guard lock(mutex_);
+  return waiting_ = has_waiting();
+}
+
+bool Pool::Impl::trim_all() { return reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1); }
+
+bool Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages) {
+  std::vector<PageRun> runs;
+  std::vector<std::uint32_t> own;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const PageRun& slab : small_.take_idle(now, until)) {
+      Segment& segment = segments_.at(slab.segment);
+      std::fill_n(segment.pages.begin() + slab.first, slab.pages, 0);
+      runs_.put(slab, PageRuns::Kind::warm, std::min(now, until));
+    }
+    runs = runs_.take_idle(until, least_pages);
+    own = take_idle_own(until);
+  }
+  for (const PageRun& run : runs) decommit(run);
+  for (const std::uint32_t number : own) remove_own(number);
+  return !runs.empty() || !own.empty();
+}
+
+/// Before more memory is reserved: keeps what lies warm below half of what is in use, plus a constant.
+void Pool::Impl::make_room(std::uint64_t bytes) {
+  for (;;) {
+    std::optional<PageRun> run;
+    std::optional<std::uint32_t> own;
+    {
+      const std::lock_guard lock(mutex_);
+      if (warm_bytes() <= (stats_.live_bytes + bytes) / 2 + kWarmSlack) return;
+      own = take_oldest_own();
+      if (!own) run = runs_.take_largest_warm(min_returned_);
+    }
+    if (!own && !run) return;
+    if (own) remove_own(*own);
+    if (run) decommit(*run);
+  }
+}
+
+/// Gives back pages that were taken out of the free ones, and the whole segment when nothing of it is
+/// left in use.
+void Pool::Impl::decommit(const PageRun& run) {
+  const std::uint64_t bytes = std::uint64_t{run.pages} * page_bytes_;
+  DeviceMemory* memory = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    memory = segments_.at(run.segment).memory;
+  }
+  memory->decommit(std::uint64_t{run.first} * page_bytes_, bytes);
+  table_.add_committed(run.segment, -static_cast<std::int64_t>(bytes));
+  bool remove = false;
+  {
+    const std::lock_guard lock(mutex_);
+    note_committed(-static_cast<std::int64_t>(bytes));
+    runs_.put(run, PageRuns::Kind::cold);
+    const auto at = segments_.find(run.segment);
+    remove = runs_.take_if_all_cold(run.segment, static_cast<std::uint32_t>(at->second.bytes / page_bytes_));
+    if (remove) segments_.erase(at);
+  }
+  if (remove) table_.remove(run.segment);
+}
+
+std::vector<std::uint32_t> Pool::Impl::take_idle_own(PoolTime until) {
+  std::vector<std::uint32_t> idle;
+  if (warm_own_ == 0) return idle;
+  for (auto& [number, segment] : segments_)
+    if (segment.own && !segment.live && segment.freed_at <= until) idle.push_back(number);
+  for (const std::uint32_t number : idle) {
+    Segment& segment = segments_.at(number);
+    segment.live = true;  // being removed: nobody else takes it
+    warm_own_ -= segment.bytes;
+    note_committed(-static_cast<std::int64_t>(segment.bytes));
+  }
+  return idle;
+}
+
+std::optional<std::uint32_t> Pool::Impl::take_oldest_own() {
+  Segment* oldest = nullptr;
+  if (warm_own_ == 0) return std::nullopt;
+  for (auto& [number, segment] : segments_)
+    if (segment.own && !segment.live && (!oldest || segment.freed_at < oldest->freed_at)) oldest = &segment;
+  if (!oldest) return std::nullopt;
+  oldest->live = true;
+  warm_own_ -= oldest->bytes;
+  note_committed(-static_cast<std::int64_t>(oldest->bytes));
+  return oldest->number;
+}
+
+void Pool::Impl::remove_own(std::uint32_t number) {
+  {
+    const std::lock_guard lock(mutex_);
+    segments_.erase(number);
+  }
+  table_.remove(number);
+}
+
+std::uint64_t Pool::Impl::warm_bytes() const noexcept {
+  return warm_own_ + runs_.warm_pages() * page_bytes_;
+}
+
+bool Pool::Impl::has_waiting() const {
+  return small_.has_empty() || warm_own_ > 0 || runs_.has_returnable(min_returned_);
+}
+
+PoolStats Pool::Impl::stats() const {
+  const std::lock_guard lock(mutex_);
+  PoolStats stats = stats_;
+  stats.segments = segments_.size();
+  stats.warm_bytes = warm_bytes();
+  return stats;
+}
+
+void Pool::Impl::prepare_fork() {
+  growth_.lock();
+  mutex_.lock();
+}
+
+void Pool::Impl::finish_fork() {
+  mutex_.unlock();
+  growth_.unlock();
+}
+
+}  // namespace onecopy
