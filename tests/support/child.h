@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <functional>
+#include <new>
+
+#include "onecopy/os/mapping.h"
+#include "onecopy/os/memfd.h"
+#include "support/eventually.h"
+
+namespace onecopy::testing {
+
+/// A forked process that runs `body` and ends. EXPECT and ASSERT work inside: their failures are
+/// printed and counted in the exit status, so a test ends with EXPECT_EQ(child.join(), 0). It dies
+/// with the thread that forked it, so no test leaves processes behind.
+///
+/// Thread safety: used by one thread. Destroying it kills a child that still runs.
+class Child {
+ public:
+  /// Exit status of a body that threw; the message is on stderr.
+  static constexpr int kThrew = 101;
+
+  explicit Child(const std::function<void()>& body);
+  Child(Child&& other) noexcept;
+  Child& operator=(Child&&) = delete;
+  ~Child();
+
+  int pid() const noexcept { return pid_; }
+  /// Waits for the end: the number of failures inside, kThrew, what the body gave to _exit, or
+  /// minus the signal that killed it. At the deadline the child is killed, and the test fails.
+  int join(std::chrono::milliseconds deadline = kPatience);
+  /// Kills it and waits for its end.
+  void kill(int signal = SIGKILL);
+  /// Sends a signal and goes on, for SIGSTOP and SIGCONT.
+  void signal(int number) noexcept;
+
+ private:
+  bool has_ended();
+
+  int pid_;
+  bool reaped_ = false;
+  int status_ = 0;
+};
+
+/// A T in memory that later children share with the test: flags, counters, RobustMutex.
+template <class T>
+class Shared {
+ public:
+  Shared() : memory_(Mapping::of(create_memfd("test", sizeof(T)), sizeof(T), Access::read_write)) {
+    new (memory_.data()) T();
+  }
+
+  T& operator*() const noexcept { return *memory_.as<T>(); }
+  T* operator->() const noexcept { return memory_.as<T>(); }
+
+ private:
+  Mapping memory_;
+};
+
+}  // namespace onecopy::testing

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <functional>
+
+namespace onecopy::testing {
+
+inline constexpr std::chrono::seconds kPatience{20};
+
+/// True as soon as `condition` is; false when it still is not at the deadline. For what other
+/// processes and threads will do soon: EXPECT_TRUE(eventually([&] { return done.load(); })).
+[[nodiscard]] bool eventually(const std::function<bool()>& condition,
+                              std::chrono::milliseconds deadline = kPatience);
+
+}  // namespace onecopy::testing

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/watchdog.h"
+
+#include <execinfo.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace onecopy::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+int dump_signal() { return SIGRTMAX - 3; }
+
+/// Runs in the thread whose stack it is.
+void write_own_stack(int) {
+  char line[64];
+  const int length = std::snprintf(line, sizeof line, "--- process %d thread %ld\n", ::getpid(),
+                                   ::syscall(SYS_gettid));
+  [[maybe_unused]] const ssize_t written = ::write(2, line, static_cast<std::size_t>(length));
+  void* frames[64];
+  ::backtrace_symbols_fd(frames, ::backtrace(frames, 64), 2);
+}
+
+void install_handler() {
+  void* frame[1];
+  ::backtrace(frame, 1);  // loads the unwinder, which a signal handler could not
+  struct sigaction action {};
+  action.sa_handler = write_own_stack;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(dump_signal(), &action, nullptr);
+}
+
+bool handles_dump_signal(int pid) {
+  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind("SigCgt:", 0) == 0)
+      return std::strtoull(line.c_str() + 7, nullptr, 16) >> (dump_signal() - 1) & 1;
+  return false;
+}
+
+std::string first_line(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+/// What the kernel knows of a thread that cannot or should not be interrupted.
+void dump_kernel_view(const fs::path& task) {
+  std::fprintf(stderr, "%s: %s, sleeps in %s, system call %s\n", task.c_str(),
+               first_line(task / "comm").c_str(), first_line(task / "wchan").c_str(),
+               first_line(task / "syscall").c_str());
+}
+
+void dump_process(int pid) {
+  const bool cooperates = handles_dump_signal(pid);
+  std::error_code error;
+  for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(pid) + "/task", error)) {
+    dump_kernel_view(task.path());
+    if (!cooperates) continue;
+    ::syscall(SYS_tgkill, pid, std::atoi(task.path().filename().c_str()), dump_signal());
+    ::usleep(50'000);  // so that the lines of two threads do not mix
+  }
+}
+
+/// `pid` and all processes below it.
+std::vector<int> family(int pid) {
+  std::vector<int> all{pid};
+  std::error_code error;
+  for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(pid) + "/task", error)) {
+    std::istringstream children(first_line(task.path() / "children"));
+    for (int child; children >> child;)
+      for (const int member : family(child)) all.push_back(member);
+  }
+  return all;
+}
+
+}  // namespace
+
+Watchdog::Watchdog(std::chrono::seconds limit) {
+  install_handler();
+  thread_ = std::thread([this, limit] { watch(limit); });
+}
+
+Watchdog::~Watchdog() {
+  {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+  }
+  done_changed_.notify_all();
+  thread_.join();
+}
+
+void Watchdog::dump_stacks() {
+  for (const int pid : family(::getpid())) dump_process(pid);
+}
+
+void Watchdog::watch(std::chrono::seconds limit) {
+  std::unique_lock lock(mutex_);
+  if (done_changed_.wait_for(lock, limit, [this] { return done_; })) return;
+  std::fprintf(stderr, "the test hangs: %lld seconds are over\n",
+               static_cast<long long>(limit.count()));
+  dump_stacks();
+  for (const int pid : family(::getpid()))
+    if (pid != ::getpid()) ::kill(pid, SIGKILL);
+  std::abort();
+}
+
+}  // namespace onecopy::testing
