@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/bundle.h"
+
+namespace onecopy {
+
+/// Called on the loading thread now and then, and once at the end: bytes done, bytes in all. What it
+/// throws ends the loading and reaches the caller.
+using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
+
+/// Reads all tensors of a safetensors file straight into one block of shared memory, each at a
+/// multiple of 64 bytes, in the order of the file. The block lives as long as any of the tensors.
+/// Throws bad_file with the reason when the file contradicts its format, out_of_memory, system.
+std::vector<NamedTensor> load_safetensors(const std::string& path, const LoadProgress& progress = {});
+
+/// Reads a NumPy .npy file (any order of dimensions) into shared memory. Throws as above, and
+/// unsupported for elements that are not plain little-endian numbers.
+Tensor load_npy(const std::string& path, const LoadProgress& progress = {});
+
+}  // namespace onecopy

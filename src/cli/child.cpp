@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "child.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <spawn.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <iostream>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
+#include "onecopy/os/file.h"
+#include "onecopy/os/process.h"
+
+extern char** environ;
+
+namespace onecopy::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+std::pair<Fd, Fd> make_pipe() {
+  std::array<int, 2> ends{};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) throw_errno("pipe", errno);
+  return {Fd(ends[0]), Fd(ends[1])};
+}
+
+/// posix_spawn rather than fork: no handler of a library runs in between.
+int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, const Fd& child_stdout) {
+  std::vector<char*> argv{const_cast<char*>("onecopy")};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  posix_spawn_file_actions_t actions;
+  ::posix_spawn_file_actions_init(&actions);
+  ::posix_spawn_file_actions_adddup2(&actions, child_stdin.get(), STDIN_FILENO);
+  ::posix_spawn_file_actions_adddup2(&actions, child_stdout.get(), STDOUT_FILENO);
+  posix_spawnattr_t attributes;
+  ::posix_spawnattr_init(&attributes);
+  sigset_t none;  // what Interrupts blocks here is not the child's business
+  ::sigemptyset(&none);
+  ::posix_spawnattr_setsigmask(&attributes, &none);
+  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
+  pid_t pid = -1;
+  const int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, &attributes, argv.data(), environ);
+  ::posix_spawnattr_destroy(&attributes);
+  ::posix_spawn_file_actions_destroy(&actions);
+  if (error != 0) throw_errno("cannot start another process of this program", error);
+  return pid;
+}
+
+std::chrono::milliseconds left_until(Clock::time_point deadline) {
+  return std::max(std::chrono::milliseconds(0),
+                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+}
+
+}  // namespace
+
+Child::Child(const std::vector<std::string>& arguments) {
+  auto [child_stdin, to] = make_pipe();
+  auto [from, child_stdout] = make_pipe();
+  pid_ = spawn(arguments, child_stdin, child_stdout);
+  to_ = std::move(to);
+  from_ = std::move(from);
+}
+
+Child::Child(Child&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)),
+      status_(other.status_),
+      to_(std::move(other.to_)),
+      from_(std::move(other.from_)),
+      pending_(std::move(other.pending_)) {}
+
+Child& Child::operator=(Child&& other) noexcept {
+  std::swap(pid_, other.pid_);
+  std::swap(status_, other.status_);
+  std::swap(to_, other.to_);
+  std::swap(from_, other.from_);
+  std::swap(pending_, other.pending_);
+  return *this;
+}
+
+Child::~Child() { kill(); }
+
+void Child::tell(const nlohmann::json& question) {
+  const std::string line = question.dump() + "\n";
+  try {
+    write_all(to_, std::as_bytes(std::span(line)));
+  } catch (const Error&) {
+    throw Error(ErrorCode::peer_died,
+                fmt::format("process {} of this program has ended unexpectedly", pid_));
+  }
+}
+
+nlohmann::json Child::hear(std::chrono::milliseconds timeout) {
+  const auto deadline = Clock::now() + timeout;
+  std::size_t end;
+  while ((end = pending_.find('\n')) == std::string::npos) {
+    pollfd poller{from_.get(), POLLIN, 0};
+    if (::poll(&poller, 1, static_cast<int>(left_until(deadline).count())) == 0)
+      throw Error(ErrorCode::timeout,
+                  fmt::format("process {} gave no answer within {} ms", pid_, timeout.count()));
+    std::array<char, 4096> buffer;
+    const ssize_t got = ::read(from_.get(), buffer.data(), buffer.size());
+    if (got == 0)
+      throw Error(ErrorCode::peer_died,
+                  fmt::format("process {} of this program has ended unexpectedly", pid_));
+    if (got > 0) pending_.append(buffer.data(), static_cast<std::size_t>(got));
+  }
+  auto answer = nlohmann::json::parse(pending_.substr(0, end));
+  pending_.erase(0, end + 1);
+  if (answer.contains("error"))
+    throw Error(ErrorCode::protocol,
+                fmt::format("process {}: {}", pid_, answer["error"].get<std::string>()));
+  return answer;
+}
+
+void Child::kill() {
+  if (pid_ < 0) return;
+  ::kill(pid_, SIGKILL);
+  reap(std::chrono::milliseconds(-1));
+}
+
+bool Child::finish(std::chrono::milliseconds timeout) {
+  to_.reset();
+  if (pid_ >= 0 && !reap(timeout)) return false;
+  return WIFEXITED(status_) && WEXITSTATUS(status_) == 0;
+}
+
+bool Child::reap(std::chrono::milliseconds timeout) {
+  const Fd pidfd = open_pidfd(pid_);
+  pollfd poller{pidfd.get(), POLLIN, 0};
+  int ready;
+  while ((ready = ::poll(&poller, 1, static_cast<int>(timeout.count()))) < 0 && errno == EINTR) {
+  }
+  if (ready == 0) return false;
+  ::waitpid(std::exchange(pid_, -1), &status_, 0);
+  return true;
+}
+
+int serve_questions(nlohmann::json (*answer)(const nlohmann::json& question)) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  ::signal(SIGINT, SIG_IGN);  // the parent ends us
+  for (std::string line; std::getline(std::cin, line);) {
+    nlohmann::json reply;
+    try {
+      reply = answer(nlohmann::json::parse(line));
+    } catch (const std::exception& error) {
+      reply = {{"error", error.what()}};
+    }
+    std::cout << reply.dump() << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace onecopy::cli

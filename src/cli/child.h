@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "onecopy/os/fd.h"
+
+namespace onecopy::cli {
+
+/// This very program started again as another process, which is asked by lines of JSON on its stdin
+/// and answers on its stdout. Killed and reaped when the object goes away.
+/// Thread safety: none.
+class Child {
+ public:
+  explicit Child(const std::vector<std::string>& arguments);
+  Child(Child&& other) noexcept;
+  Child& operator=(Child&& other) noexcept;
+  ~Child();
+
+  int pid() const noexcept { return pid_; }
+  /// Sends without waiting for the answer. Throws peer_died.
+  void tell(const nlohmann::json& question);
+  /// Throws timeout, peer_died, and whatever Error the child answered with.
+  nlohmann::json hear(std::chrono::milliseconds timeout);
+  nlohmann::json ask(const nlohmann::json& question, std::chrono::milliseconds timeout) {
+    tell(question);
+    return hear(timeout);
+  }
+  /// SIGKILL, and waits until the process is gone.
+  void kill();
+  /// Closes its stdin, which ends it. True if it ended by itself with status 0 in time.
+  bool finish(std::chrono::milliseconds timeout);
+
+ private:
+  bool reap(std::chrono::milliseconds timeout);
+
+  int pid_ = -1;
+  int status_ = 0;
+  Fd to_;
+  Fd from_;
+  std::string pending_;
+};
+
+/// The other end: reads questions from stdin until it is closed, answers each by `answer`. What it
+/// throws travels as {"error": text}. Returns the exit status. Ends with its parent.
+int serve_questions(nlohmann::json (*answer)(const nlohmann::json& question));
+
+}  // namespace onecopy::cli

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+
+namespace CLI {
+class App;
+}
+
+namespace onecopy::cli {
+
+/// Set by the chosen subcommand while the command line is parsed; run afterwards by main(). Returns
+/// the exit status.
+using Command = std::function<int()>;
+
+// Each adds its subcommand to `app`. One file per command.
+void add_demo(CLI::App& app, Command& command);
+void add_demo_borrower(CLI::App& app, Command& command);
+void add_share(CLI::App& app, Command& command);
+void add_open(CLI::App& app, Command& command);
+void add_ls(CLI::App& app, Command& command);
+void add_doctor(CLI::App& app, Command& command);
+void add_gc(CLI::App& app, Command& command);
+void add_bench(CLI::App& app, Command& command);
+void add_bench_peer(CLI::App& app, Command& command);
+
+}  // namespace onecopy::cli

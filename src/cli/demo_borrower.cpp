@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "child.h"
+#include "commands.h"
+#include "numbers.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/bundle.h"
+
+namespace onecopy::cli {
+namespace {
+
+using Json = nlohmann::json;
+
+/// What this process borrows.
+std::optional<Bundle> bundle;
+std::vector<Tensor> tensors;
+
+Json open_everything(const std::string& text) {
+  const auto start = std::chrono::steady_clock::now();
+  bundle = Bundle::open(Handle::from_text(text));
+  tensors.reserve(bundle->size());
+  std::uint64_t bytes = 0;
+  for (std::size_t row = 0; row < bundle->size(); ++row) {
+    tensors.push_back(bundle->tensor(row));
+    bytes += tensors.back().nbytes();
+  }
+  const std::chrono::nanoseconds duration = std::chrono::steady_clock::now() - start;
+  return {{"ns", duration.count()}, {"tensors", tensors.size()}, {"bytes", bytes}};
+}
+
+Json checksum() {
+  std::uint32_t crc = 0;
+  for (const Tensor& tensor : tensors) crc = checksum_of(tensor, crc);
+  return {{"crc", crc}};
+}
+
+Json first_element(const Json& question) {
+  const Tensor& tensor = tensors.at(question.at("row").get<std::size_t>());
+  if (question.contains("store"))
+    store_small_number(tensor.dtype(), tensor.as<std::byte>(), question["store"].get<int>());
+  return {{"value", element_as_double(tensor.dtype(), tensor.as<std::byte>())}};
+}
+
+Json answer(const Json& question) {
+  const auto what = question.at("do").get<std::string>();
+  if (what == "open") return open_everything(question.at("handle").get<std::string>());
+  if (what == "checksum") return checksum();
+  if (what == "element") return first_element(question);
+  throw Error(ErrorCode::protocol, "unknown question: " + what);
+}
+
+}  // namespace
+
+void add_demo_borrower(CLI::App& app, Command& command) {
+  auto* sub = app.add_subcommand("demo-borrower", "One of the borrowers of onecopy demo");
+  sub->group("");  // not for people
+  sub->callback([&command] {
+    command = [] {
+      const int status = serve_questions(answer);
+      tensors.clear();
+      bundle.reset();
+      return status;
+    };
+  });
+}
+
+}  // namespace onecopy::cli

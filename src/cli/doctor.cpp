@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/utsname.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "output_format.h"
+#include "probe.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+struct Result {
+  Probe probe;
+  Finding finding;
+};
+
+Result run(const Probe& probe) {
+  try {
+    return {probe, probe.run()};
+  } catch (const std::exception& error) {
+    return {probe, missing(error.what(), "")};
+  }
+}
+
+std::vector<Result> run_all() {
+  std::vector<Result> results;
+  for (const auto& list : {memory_probes(), limit_probes(), process_probes(), vendor_probes()})
+    for (const Probe& probe : list) results.push_back(run(probe));
+  return results;
+}
+
+bool is_fatal(const Result& result) {
+  return result.probe.required && result.finding.verdict == Verdict::missing;
+}
+
+const char* word(Verdict verdict) {
+  switch (verdict) {
+    case Verdict::ok: return "ok";
+    case Verdict::slower: return "slower";
+    case Verdict::missing: return "missing";
+  }
+  return "?";
+}
+
+std::string painted_word(const Result& result) {
+  const char* text = word(result.finding.verdict);
+  if (result.finding.verdict == Verdict::ok) return green(text);
+  return is_fatal(result) ? red(text) : bold(text);
+}
+
+std::string kernel() {
+  utsname name{};
+  return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "?";
+}
+
+void print_table(const std::vector<Result>& results, std::size_t fatal) {
+  Table table({{"verdict"}, {"what"}, {"what was seen"}});
+  for (const Result& result : results) {
+    table.add({painted_word(result), result.probe.name, result.finding.detail});
+    if (!result.finding.advice.empty()) table.add({"", "", dim("-> " + result.finding.advice)});
+  }
+  fmt::print("{}\n\n{}\n", kernel(), table.str());
+  if (fatal == 0) fmt::print("Everything that onecopy needs for CPU tensors works here.\n");
+  else fmt::print("onecopy cannot work here: {} it needs failed.\n", plural(fatal, "thing"));
+}
+
+void print_as_json(const std::vector<Result>& results, std::size_t fatal) {
+  nlohmann::json probes = nlohmann::json::array();
+  for (const Result& result : results)
+    probes.push_back({{"name", result.probe.name},
+                      {"verdict", word(result.finding.verdict)},
+                      {"required", result.probe.required},
+                      {"detail", result.finding.detail},
+                      {"advice", result.finding.advice}});
+  print_json({{"kernel", kernel()}, {"ok", fatal == 0}, {"probes", std::move(probes)}});
+}
+
+int doctor(OutputFormat format) {
+  const std::vector<Result> results = run_all();
+  std::size_t fatal = 0;
+  for (const Result& result : results) fatal += is_fatal(result);
+  if (format == OutputFormat::json) print_as_json(results, fatal);
+  else print_table(results, fatal);
+  return fatal == 0 ? 0 : 1;
+}
+
+}  // namespace
+
+void add_doctor(CLI::App& app, Command& command) {
+  auto* sub = app.add_subcommand("doctor", "Say what works on this machine, what does not, and what to do");
+  auto format = add_format_option(*sub);
+  sub->footer(
+      "Tries out everything that onecopy uses on this machine: each line is a real attempt.\n"
+      "  ok       works\n"
+      "  slower   works in a slower way, or a limit is low\n"
+      "  missing  does not work; what follows is on the next line\n"
+      "\n"
+      "Examples:\n"
+      "  onecopy doctor\n"
+      "  onecopy doctor --format json | jq '.probes[] | select(.verdict != \"ok\")'\n"
+      "\n"
+      "Exit status: 0 unless something fails that onecopy cannot do without.");
+  sub->callback([&command, format] { command = [format] { return doctor(*format); }; });
+}
+
+}  // namespace onecopy::cli

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "interrupts.h"
+
+#include <cerrno>
+#include <csignal>
+#include <ctime>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::cli {
+namespace {
+
+sigset_t ending_signals() noexcept {
+  sigset_t set;
+  ::sigemptyset(&set);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) ::sigaddset(&set, signal);
+  return set;
+}
+
+}  // namespace
+
+Interrupts::Interrupts() {
+  const sigset_t set = ending_signals();
+  ::pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  ::signal(SIGPIPE, SIG_IGN);
+}
+
+bool Interrupts::pending() noexcept {
+  const sigset_t set = ending_signals();
+  const timespec now{};
+  if (::sigtimedwait(&set, nullptr, &now) > 0) seen_ = true;
+  return seen_;
+}
+
+void Interrupts::check() {
+  if (pending()) throw Error(ErrorCode::closed, "interrupted");
+}
+
+void Interrupts::wait() noexcept {
+  const sigset_t set = ending_signals();
+  while (!seen_) seen_ = ::sigwaitinfo(&set, nullptr) > 0 || errno != EINTR;
+}
+
+}  // namespace onecopy::cli

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+namespace onecopy::cli {
+
+/// Turns SIGINT, SIGTERM and SIGHUP into something that is asked for, so that commands end in order:
+/// files removed, borrowers told about. Make one before any thread starts: threads inherit the mask.
+/// Thread safety: none.
+class Interrupts {
+ public:
+  Interrupts();
+
+  /// Has the user asked us to end? Stays true.
+  bool pending() noexcept;
+  /// Throws an Error that says so when pending().
+  void check();
+  /// Sleeps until pending().
+  void wait() noexcept;
+
+ private:
+  bool seen_ = false;
+};
+
+}  // namespace onecopy::cli

@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "onecopy/share/load.h"
+
+namespace onecopy::cli {
+
+struct LoadedFile {
+  std::vector<NamedTensor> tensors;
+  /// False for .npy: one tensor without a name.
+  bool is_bundle = true;
+  std::uint64_t bytes = 0;
+  std::chrono::nanoseconds duration{};
+};
+
+/// A safetensors or npy file, told apart by its first bytes, in shared memory.
+LoadedFile load_file(const std::string& path, const LoadProgress& progress);
+
+}  // namespace onecopy::cli

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <chrono>
+#include <cstdio>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "commands.h"
+#include "interrupts.h"
+#include "numbers.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/bundle.h"
+#include "onecopy/share/share.h"
+#include "output_format.h"
+#include "safetensors_writer.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+struct Options {
+  std::string handle;
+  std::string out;
+  bool sum = false;
+  bool hold = false;
+  std::shared_ptr<OutputFormat> format;
+};
+
+std::string read_handle_text(const std::string& argument) {
+  if (argument != "-") return argument;
+  std::string line;
+  if (!std::getline(std::cin, line))
+    throw Error(ErrorCode::bad_handle,
+                "no handle on stdin: the first line should be its text, onecopy:...");
+  return line;
+}
+
+/// Everything behind a handle, opened for reading.
+std::vector<NamedTensor> open_all(const Handle& handle) {
+  std::vector<NamedTensor> tensors;
+  if (!handle.is_bundle()) {
+    tensors.emplace_back("tensor", onecopy::open(handle, Access::read_only));
+    return tensors;
+  }
+  const Bundle bundle = Bundle::open(handle, Access::read_only);
+  tensors.reserve(bundle.size());
+  for (std::size_t row = 0; row < bundle.size(); ++row)
+    tensors.emplace_back(std::string(bundle.name(row)), bundle.tensor(row));
+  return tensors;
+}
+
+std::uint64_t total_bytes(const std::vector<NamedTensor>& tensors) {
+  std::uint64_t bytes = 0;
+  for (const auto& [tensor_name, tensor] : tensors) bytes += tensor.nbytes();
+  return bytes;
+}
+
+void print_table(const std::vector<NamedTensor>& tensors, bool with_sum) {
+  std::vector<Table::Column> columns{{"name"}, {"dtype"}, {"shape"}, {"bytes", Align::right}};
+  if (with_sum) columns.insert(columns.end(), {{"sum", Align::right}, {"crc32c"}});
+  Table table(columns);
+  for (const auto& [tensor_name, tensor] : tensors) {
+    std::vector<std::string> cells{tensor_name, std::string(name(tensor.dtype())),
+                                   format_shape(tensor.shape()), fmt::format("{}", tensor.nbytes())};
+    if (with_sum) {
+      const Summary summary = summarize(tensor);
+      cells.push_back(format_sum(tensor.dtype(), summary.sum));
+      cells.push_back(fmt::format("{:08x}", summary.checksum));
+    }
+    table.add(std::move(cells));
+  }
+  fmt::print("{}", table.str());
+}
+
+nlohmann::json as_json(const NamedTensor& row, bool with_sum) {
+  const auto& [tensor_name, tensor] = row;
+  nlohmann::json entry{
+      {"name", tensor_name},
+      {"dtype", name(tensor.dtype())},
+      {"shape", std::vector<std::int64_t>(tensor.shape().begin(), tensor.shape().end())},
+      {"strides", std::vector<std::int64_t>(tensor.strides().begin(), tensor.strides().end())},
+      {"bytes", tensor.nbytes()}};
+  if (!with_sum) return entry;
+  const Summary summary = summarize(tensor);
+  entry["sum"] = summary.sum.real();
+  if (tensor.dtype() == DType::c64 || tensor.dtype() == DType::c128)
+    entry["sum_imaginary"] = summary.sum.imag();
+  entry["crc32c"] = fmt::format("{:08x}", summary.checksum);
+  return entry;
+}
+
+void print_as_json(const std::vector<NamedTensor>& tensors, bool with_sum) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const NamedTensor& row : tensors) rows.push_back(as_json(row, with_sum));
+  print_json({{"tensors", std::move(rows)}, {"bytes", total_bytes(tensors)}});
+}
+
+int open_handle(const Options& options) {
+  Interrupts interrupts;
+  const Handle handle = Handle::from_text(read_handle_text(options.handle));
+  const auto start = std::chrono::steady_clock::now();
+  const std::vector<NamedTensor> tensors = open_all(handle);
+  const auto duration = std::chrono::steady_clock::now() - start;
+  if (*options.format == OutputFormat::json) print_as_json(tensors, options.sum);
+  else print_table(tensors, options.sum);
+  std::fflush(stdout);
+  fmt::print(stderr, "{}, {}, opened in {} without copying.\n", plural(tensors.size(), "tensor"),
+             format_bytes(total_bytes(tensors)), format_duration(duration));
+  if (!options.out.empty()) {
+    write_safetensors(options.out, tensors);
+    fmt::print(stderr, "Written to {}.\n", options.out);
+  }
+  if (options.hold) {
+    fmt::print(stderr, "Holding it until Ctrl-C.\n");
+    interrupts.wait();
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_open(CLI::App& app, Command& command) {
+  auto* sub = app.add_subcommand("open", "Open what another process shares and list its tensors");
+  auto options = std::make_shared<Options>();  // owners: the parser, which fills it in, and the command
+  sub->add_option("HANDLE", options->handle, "The text that share printed, or - to read it from stdin")
+      ->required();
+  sub->add_flag("--sum", options->sum,
+                "Add the sum (in double precision) and the CRC-32C of each tensor's elements");
+  sub->add_option("--out", options->out, "Also write the tensors to this safetensors file")
+      ->type_name("FILE");
+  sub->add_flag("--hold", options->hold, "Keep it open until Ctrl-C");
+  options->format = add_format_option(*sub);
+  sub->footer(
+      "Opens a handle (of a bundle or of one tensor) for reading, without copying, and prints a table of\n"
+      "its tensors: name, element type, shape, bytes.\n"
+      "\n"
+      "Examples:\n"
+      "  onecopy open onecopy:T0NQWQEA...\n"
+      "  onecopy open - --sum < handle\n"
+      "  onecopy open - --out copy.safetensors < handle\n"
+      "\n"
+      "A handle as text holds nothing: it opens as long as somebody keeps the tensors, e.g. onecopy "
+      "share.");
+  sub->callback([&command, options] { command = [options] { return open_handle(*options); }; });
+}
+
+}  // namespace onecopy::cli

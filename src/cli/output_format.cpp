@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "output_format.h"
+
+#include <map>
+#include <string>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+namespace onecopy::cli {
+
+std::shared_ptr<OutputFormat> add_format_option(CLI::App& command) {
+  auto format = std::make_shared<OutputFormat>(OutputFormat::table);
+  command
+      .add_option_function<std::string>(
+          "--format",
+          [format](const std::string& word) {
+            *format = word == "json" ? OutputFormat::json : OutputFormat::table;
+          },
+          "For people (table) or for programs (json)")
+      ->check(CLI::IsMember({"table", "json"}))
+      ->default_str("table");
+  return format;
+}
+
+void print_json(const nlohmann::json& value) {
+  fmt::print("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+}
+
+}  // namespace onecopy::cli

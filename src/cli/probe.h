@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace onecopy::cli {
+
+enum class Verdict { ok, slower, missing };
+
+/// What one probe saw, and what follows from it.
+struct Finding {
+  Verdict verdict = Verdict::ok;
+  std::string detail;
+  /// What follows and what to do; empty when there is nothing to do.
+  std::string advice;
+};
+
+Finding works(std::string detail);
+Finding slower(std::string detail, std::string advice);
+Finding missing(std::string detail, std::string advice);
+
+/// Tries something out on this machine. `run` may throw: that counts as missing.
+struct Probe {
+  const char* name;
+  Finding (*run)();
+  /// onecopy cannot do anything at all without it.
+  bool required = false;
+};
+
+// One list per source file, in the order in which they are shown.
+std::vector<Probe> memory_probes();
+std::vector<Probe> limit_probes();
+std::vector<Probe> process_probes();
+std::vector<Probe> vendor_probes();
+
+}  // namespace onecopy::cli

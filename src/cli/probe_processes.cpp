@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <string>
+#include <thread>
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/fd.h"
+#include "onecopy/os/mapping.h"
+#include "onecopy/os/memfd.h"
+#include "onecopy/os/process.h"
+#include "onecopy/os/random.h"
+#include "onecopy/os/robust_mutex.h"
+#include "onecopy/os/unix_socket.h"
+#include "probe.h"
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77
+#endif
+
+namespace onecopy::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kPatience{1000};
+
+Finding probe_descriptor_passing() {
+  const Fd memory = create_memfd("onecopy-doctor", 4096);
+  const Mapping mine = Mapping::of(memory, 4096, Access::read_write);
+  auto [left, right] = UnixSocket::pair();
+  const std::array fds{memory.get()};
+  left.send(Bytes(1), fds, kPatience);
+  const Packet packet = right.receive(kPatience);
+  if (packet.fds.size() != 1) return missing("the descriptor did not arrive", "");
+  const Mapping theirs = Mapping::of(packet.fds.front(), 4096, Access::read_write);
+  *theirs.as<int>() = 42;
+  if (*mine.as<int>() != 42) return missing("the descriptor that arrived is another file", "");
+  return works("memory sent through a socket (SCM_RIGHTS) and written by the receiver");
+}
+
+Finding probe_pidfd() {
+  std::array<int, 2> pair{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair.data()) != 0)
+    throw_errno("socketpair", errno);
+  const Fd left(pair[0]);
+  const Fd right(pair[1]);
+  int raw = -1;
+  socklen_t size = sizeof raw;
+  if (::getsockopt(left.get(), SOL_SOCKET, SO_PEERPIDFD, &raw, &size) == 0) {
+    const Fd pidfd(raw);
+    pollfd poller{pidfd.get(), POLLIN, 0};
+    if (::poll(&poller, 1, 0) == 0) return works("a socket names its peer for certain (SO_PEERPIDFD)");
+    return missing("SO_PEERPIDFD names a process that has exited", "");
+  }
+  const Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, ::getpid(), 0)));
+  if (pidfd) return works("pidfd_open; SO_PEERPIDFD needs Linux 6.5, start times are compared instead");
+  return missing(fmt::format("pidfd_open: {}", std::strerror(errno)),
+                 "Deaths of other processes cannot be seen. Needs Linux 5.3.");
+}
+
+Finding probe_robust_mutex() {
+  const Fd memory = create_memfd("onecopy-doctor", 4096);
+  const Mapping mapping = Mapping::of(memory, 4096, Access::read_write);
+  auto* mutex = new (mapping.data()) RobustMutex;
+  mutex->init();
+  std::thread([mutex] { mutex->lock(); }).join();
+  if (!mutex->try_lock())
+    return missing("stays locked after the death of its holder", "Queues would hang.");
+  mutex->unlock();
+  return works("unlocked by the kernel after the death of its holder");
+}
+
+Finding probe_abstract_socket() {
+  std::array<std::byte, 8> noise{};
+  random_bytes(noise);
+  const SocketName name{fmt::format("onecopy-doctor-{:016x}", load<std::uint64_t>(noise.data())), true};
+  UnixSocket listener = UnixSocket::listen(name);
+  UnixSocket client = UnixSocket::connect(name, kPatience);
+  const auto accepted = listener.try_accept();
+  if (!accepted) return missing("connected, but nobody was accepted", "");
+  if (accepted->peer().pid != current_pid())
+    return missing(
+        fmt::format("the peer's pid reads {} instead of {}", accepted->peer().pid, current_pid()),
+        "The peer is in another PID namespace.");
+  return works("connected through an abstract name; the peer's pid and user are known");
+}
+
+Finding probe_runtime_directory() {
+  const char* directory = std::getenv("ONECOPY_RUNTIME_DIR");
+  if (directory == nullptr || *directory == '\0')
+    return works("ONECOPY_RUNTIME_DIR is not set: abstract names, one network namespace");
+  struct stat info {};
+  if (::stat(directory, &info) != 0)
+    return missing(fmt::format("{}: {}", directory, std::strerror(errno)),
+                   "Create it with mode 0700, or unset ONECOPY_RUNTIME_DIR.");
+  if ((info.st_mode & 077) != 0 || info.st_uid != ::getuid())
+    return missing(fmt::format("{} can be entered by others (mode {:o})", directory, info.st_mode & 0777),
+                   fmt::format("chmod 0700 {}, and own it.", directory));
+  const std::string path = fmt::format("{}/doctor-{}", directory, current_pid());
+  const SocketName name{path, false};
+  const UnixSocket listener = UnixSocket::listen(name);
+  const UnixSocket client = UnixSocket::connect(name, kPatience);
+  ::unlink(path.c_str());
+  return works(fmt::format("{}: connected through a path in it", directory));
+}
+
+}  // namespace
+
+std::vector<Probe> process_probes() {
+  return {{"passing descriptors", probe_descriptor_passing, true},
+          {"noticing deaths", probe_pidfd, true},
+          {"robust mutex", probe_robust_mutex, true},
+          {"abstract sockets", probe_abstract_socket},
+          {"runtime directory", probe_runtime_directory}};
+}
+
+}  // namespace onecopy::cli

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "onecopy/os/shared_library.h"
+#include "probe.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+constexpr const char* kOnlyCpu = "Only tensors in the CPU's memory can be shared; that works without it.";
+
+template <class Function>
+Function* symbol(const SharedLibrary& library, const char* name) {
+  return reinterpret_cast<Function*>(library.symbol(name));
+}
+
+/// The few calls of the CUDA driver that this page makes. Types as in cuda.h.
+struct CudaDriver {
+  explicit CudaDriver(const SharedLibrary& library)
+      : init(symbol<int(unsigned)>(library, "cuInit")),
+        version(symbol<int(int*)>(library, "cuDriverGetVersion")),
+        device_count(symbol<int(int*)>(library, "cuDeviceGetCount")),
+        device(symbol<int(int*, int)>(library, "cuDeviceGet")),
+        device_name(symbol<int(char*, int, int)>(library, "cuDeviceGetName")),
+        attribute(symbol<int(int*, int, int)>(library, "cuDeviceGetAttribute")),
+        error_string(symbol<int(int, const char**)>(library, "cuGetErrorString")) {}
+
+  bool complete() const {
+    return init && version && device_count && device && device_name && attribute && error_string;
+  }
+  std::string message(int error) const {
+    const char* text = nullptr;
+    error_string(error, &text);
+    return fmt::format("error {}: {}", error, text ? text : "unknown");
+  }
+
+  int (*init)(unsigned);
+  int (*version)(int*);
+  int (*device_count)(int*);
+  int (*device)(int*, int);
+  int (*device_name)(char*, int, int);
+  int (*attribute)(int*, int, int);
+  int (*error_string)(int, const char**);
+};
+
+constexpr int kAttributeVirtualMemory = 102;
+constexpr int kAttributePosixDescriptor = 103;
+
+bool can_export_descriptors(const CudaDriver& cuda, int device) {
+  int has_virtual = 0;
+  int has_posix = 0;
+  cuda.attribute(&has_virtual, kAttributeVirtualMemory, device);
+  cuda.attribute(&has_posix, kAttributePosixDescriptor, device);
+  return has_virtual != 0 && has_posix != 0;
+}
+
+Finding describe_cuda_devices(const CudaDriver& cuda, const std::string& driver) {
+  int count = 0;
+  if (const int error = cuda.device_count(&count); error != 0 || count == 0)
+    return missing(fmt::format("{}, but no device ({})", driver, cuda.message(error)), kOnlyCpu);
+  std::array<char, 256> name{};
+  int device = 0;
+  cuda.device(&device, 0);
+  cuda.device_name(name.data(), static_cast<int>(name.size()) - 1, device);
+  const std::string detail = fmt::format("{}, {}, first: {}", driver,
+                                         plural(static_cast<std::uint64_t>(count), "device"), name.data());
+  if (!can_export_descriptors(cuda, device))
+    return slower(detail, "Its memory cannot be exported as a descriptor: only legacy handles work.");
+  return works(detail + ", memory can be exported as descriptors");
+}
+
+Finding probe_cuda() {
+  std::string why;
+  const auto library = SharedLibrary::open({"libcuda.so.1", "libcuda.so"}, &why);
+  if (!library) return missing("tried " + why, kOnlyCpu);
+  const CudaDriver cuda(*library);
+  if (!cuda.complete())
+    return missing(fmt::format("{} lacks calls of the driver interface: a stub?", library->name()),
+                   kOnlyCpu);
+  if (const int error = cuda.init(0); error != 0)
+    return missing(fmt::format("{} loaded, cuInit failed with {}", library->name(), cuda.message(error)),
+                   fmt::format("{} Check with nvidia-smi that the driver runs.", kOnlyCpu));
+  int version = 0;
+  cuda.version(&version);
+  return describe_cuda_devices(
+      cuda, fmt::format("{} (CUDA {}.{})", library->name(), version / 1000, version % 1000 / 10));
+}
+
+std::string ascend_version(const SharedLibrary& library) {
+  auto* get = symbol<int(std::int32_t*, std::int32_t*, std::int32_t*)>(library, "aclrtGetVersion");
+  std::int32_t major = 0;
+  std::int32_t minor = 0;
+  std::int32_t patch = 0;
+  if (get == nullptr || get(&major, &minor, &patch) != 0) return library.name();
+  return fmt::format("{} (ACL {}.{}.{})", library.name(), major, minor, patch);
+}
+
+Finding probe_ascend() {
+  std::string why;
+  const auto library = SharedLibrary::open({"libascendcl.so", "libacl_rt.so"}, &why);
+  if (!library) return missing("tried " + why, kOnlyCpu);
+  auto* init = symbol<int(const char*)>(*library, "aclInit");
+  auto* count_devices = symbol<int(std::uint32_t*)>(*library, "aclrtGetDeviceCount");
+  auto* chip = symbol<const char*()>(*library, "aclrtGetSocName");
+  if (init == nullptr || count_devices == nullptr)
+    return missing(fmt::format("{} lacks aclInit or aclrtGetDeviceCount", library->name()), kOnlyCpu);
+  constexpr int kInitialisedBefore = 100002;
+  if (const int error = init(nullptr); error != 0 && error != kInitialisedBefore)
+    return missing(fmt::format("{} loaded, aclInit failed with error {}", library->name(), error),
+                   kOnlyCpu);
+  std::uint32_t count = 0;
+  if (const int error = count_devices(&count); error != 0 || count == 0)
+    return missing(fmt::format("{}, but no device (error {})", ascend_version(*library), error),
+                   fmt::format("{} Check with npu-smi info.", kOnlyCpu));
+  const char* name = chip ? chip() : nullptr;
+  return works(fmt::format("{}, {}, {}", ascend_version(*library), plural(count, "device"),
+                           name ? name : "unknown chip"));
+}
+
+}  // namespace
+
+std::vector<Probe> vendor_probes() { return {{"CUDA", probe_cuda}, {"Ascend", probe_ascend}}; }
+
+}  // namespace onecopy::cli

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace onecopy::cli {
+
+/// What a process costs in physical memory, as the kernel counts it: a page that n processes have
+/// mapped counts 1/n in each, so the sum over all of them is what is really used.
+struct ProcessMemory {
+  std::uint64_t pss = 0;
+  /// The part that is shared memory.
+  std::uint64_t shared = 0;
+
+  std::uint64_t other() const noexcept { return pss - shared; }
+};
+
+/// From /proc/<pid>/smaps_rollup. Throws system.
+ProcessMemory memory_of(int pid);
+
+/// What the descriptors of this process point at, sorted.
+std::vector<std::string> open_descriptors();
+
+}  // namespace onecopy::cli

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "onecopy/share/load.h"
+
+namespace onecopy::cli {
+
+/// A directory of our own under TMPDIR or /tmp that disappears with everything in it.
+class TemporaryDirectory {
+ public:
+  TemporaryDirectory();
+  ~TemporaryDirectory();
+  TemporaryDirectory(const TemporaryDirectory&) = delete;
+  TemporaryDirectory& operator=(const TemporaryDirectory&) = delete;
+
+  const std::string& path() const noexcept { return path_; }
+  void remove() noexcept;
+
+ private:
+  std::string path_;
+};
+
+/// Writes a safetensors file of 256 MiB that looks like a small language model: seven element types,
+/// random numbers between -2 and 2 in the floating-point ones.
+void write_sample_file(const std::string& path, const LoadProgress& progress);
+
+}  // namespace onecopy::cli

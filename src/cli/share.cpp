@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/share.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+#include "interrupts.h"
+#include "load_file.h"
+#include "onecopy/os/process.h"
+#include "onecopy/share/bundle.h"
+#include "onecopy/share/stats.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+struct Options {
+  std::string file;
+  Strategy strategy = Strategy::file_descriptor;
+};
+
+/// Explanations go to stderr: stdout carries the handle and nothing else.
+void explain(const std::string& file, const LoadedFile& loaded) {
+  const double seconds = std::chrono::duration<double>(loaded.duration).count();
+  fmt::print(stderr, "{}: {}, {} in shared memory (read in {}, {}/s).\n", file,
+             plural(loaded.tensors.size(), "tensor"), format_bytes(loaded.bytes),
+             format_duration(loaded.duration),
+             format_bytes(static_cast<std::uint64_t>(static_cast<double>(loaded.bytes) / seconds)));
+  fmt::print(stderr,
+             "Process {} keeps it until Ctrl-C. Any process of this user opens it with\n"
+             "  onecopy open HANDLE\nwhere HANDLE is this line:\n",
+             current_pid());
+}
+
+void say_who_still_borrows() {
+  collect();
+  const OwnerInfo owner = this_owner();
+  std::size_t holding = 0;
+  for (const BorrowerInfo& borrower : owner.borrowers) {
+    if (borrower.claims == 0) continue;
+    ++holding;
+    fmt::print(stderr, "still borrowed by {} (process {}): {}\n", borrower.name, borrower.pid,
+               plural(borrower.claims, "block"));
+  }
+  if (holding == 0) fmt::print(stderr, "Nobody borrows it: its memory goes back now.\n");
+  else
+    fmt::print(stderr, "They keep what they have; the memory goes back when the last of them lets go.\n");
+}
+
+int share_file(const Options& options) {
+  Interrupts interrupts;
+  set_strategy(options.strategy);
+  ProgressBar bar("reading");
+  const LoadedFile loaded = load_file(options.file, [&](std::uint64_t done, std::uint64_t total) {
+    bar.show(done, total);
+    interrupts.check();
+  });
+  bar.clear();
+  const Handle handle =
+      loaded.is_bundle ? share_bundle(loaded.tensors) : onecopy::share(loaded.tensors.front().second);
+  explain(options.file, loaded);
+  fmt::print("{}\n", handle.to_text());
+  std::fflush(stdout);
+  interrupts.wait();
+  fmt::print(stderr, "\n");
+  say_who_still_borrows();
+  return 0;
+}
+
+}  // namespace
+
+void add_share(CLI::App& app, Command& command) {
+  auto* sub =
+      app.add_subcommand("share", "Hold a safetensors or npy file in shared memory and print its handle");
+  auto options = std::make_shared<Options>();  // owners: the parser, which fills it in, and the command
+  sub->add_option("FILE", options->file, "A .safetensors or .npy file")->required();
+  sub->add_option_function<std::string>(
+         "--strategy",
+         [options](const std::string& word) {
+           options->strategy = word == "file_system" ? Strategy::file_system : Strategy::file_descriptor;
+         },
+         "How the memory is made: anonymous (file_descriptor), or files with names in /dev/shm")
+      ->check(CLI::IsMember({"file_descriptor", "file_system"}))
+      ->default_str("file_descriptor");
+  sub->footer(
+      "Reads FILE once into shared memory, prints its handle on stdout (and nothing else there), and\n"
+      "holds it until Ctrl-C. Then it says who still uses the memory; those keep it.\n"
+      "\n"
+      "Examples:\n"
+      "  onecopy share model.safetensors              # prints onecopy:... and waits\n"
+      "  onecopy share model.safetensors > handle &   # then: onecopy open - --sum < handle");
+  sub->callback([&command, options] { command = [options] { return share_file(*options); }; });
+}
+
+}  // namespace onecopy::cli

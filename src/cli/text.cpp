@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "text.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+
+#include <fmt/format.h>
+
+namespace onecopy::cli {
+namespace {
+
+/// Columns on a terminal: colour sequences take none, and all our characters are one wide.
+std::size_t width_of(std::string_view text) {
+  std::size_t width = 0;
+  bool in_escape = false;
+  for (char c : text) {
+    if (c == '\033') in_escape = true;
+    else if (in_escape) in_escape = c != 'm';
+    else if ((static_cast<unsigned char>(c) & 0xc0) != 0x80) ++width;
+  }
+  return width;
+}
+
+std::string paint(const char* code, std::string_view text) {
+  static const bool colour = is_terminal(STDOUT_FILENO) && std::getenv("NO_COLOR") == nullptr;
+  return colour ? fmt::format("\033[{}m{}\033[0m", code, text) : std::string(text);
+}
+
+/// Start of the UTF-8 character that contains byte `at`.
+std::size_t character_start(std::string_view text, std::size_t at) {
+  while (at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
+  return at;
+}
+
+}  // namespace
+
+std::string format_bytes(std::uint64_t bytes) {
+  constexpr std::array kUnits{"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+  double value = static_cast<double>(bytes);
+  std::size_t unit = 0;
+  for (; value >= 1023.95 && unit + 1 < kUnits.size(); ++unit) value /= 1024;
+  return unit == 0 ? fmt::format("{} B", bytes) : fmt::format("{:.1f} {}", value, kUnits[unit]);
+}
+
+std::string format_duration(std::chrono::nanoseconds duration) {
+  const double ns = static_cast<double>(duration.count());
+  if (ns < 1e3) return fmt::format("{:.0f} ns", ns);
+  if (ns < 1e6) return fmt::format("{:.{}f} µs", ns / 1e3, ns < 1e4 ? 2 : ns < 1e5 ? 1 : 0);
+  if (ns < 1e9) return fmt::format("{:.1f} ms", ns / 1e6);
+  return fmt::format("{:.1f} s", ns / 1e9);
+}
+
+std::string format_age(std::chrono::nanoseconds age) {
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(age).count();
+  if (seconds < 120) return fmt::format("{} s", seconds);
+  if (seconds < 2 * 3600) return fmt::format("{} min", seconds / 60);
+  return fmt::format("{} h", seconds / 3600);
+}
+
+std::string format_shape(std::span<const std::int64_t> shape) {
+  return shape.empty() ? "scalar" : fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+std::string plural(std::uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+std::string shorten(std::string_view text, std::size_t width) {
+  if (width_of(text) <= width || width < 3) return std::string(text);
+  const std::size_t head = character_start(text, (width - 1) / 2);
+  const std::size_t tail = character_start(text, text.size() - (width - 1 - (width - 1) / 2));
+  return fmt::format("{}…{}", text.substr(0, head), text.substr(tail));
+}
+
+bool is_terminal(int fd) { return ::isatty(fd) == 1; }
+std::string bold(std::string_view text) { return paint("1", text); }
+std::string green(std::string_view text) { return paint("32", text); }
+std::string red(std::string_view text) { return paint("31", text); }
+std::string dim(std::string_view text) { return paint("2", text); }
+
+Table::Table(std::vector<Column> columns, std::string indent)
+    : columns_(std::move(columns)), indent_(std::move(indent)) {}
+
+void Table::add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
+
+std::string Table::str() const {
+  std::vector<std::string> titles;
+  for (const Column& column : columns_) titles.push_back(bold(column.title));
+  std::vector<std::size_t> widths;
+  for (const std::string& title : titles) widths.push_back(width_of(title));
+  for (const auto& row : rows_)
+    for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
+  std::string out = line(titles, widths);
+  for (const auto& row : rows_) out += line(row, widths);
+  return out;
+}
+
+std::string Table::line(const std::vector<std::string>& cells,
+                        const std::vector<std::size_t>& widths) const {
+  std::string out = indent_;
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    if (i > 0) out += "  ";
+    const std::string blanks(widths[i] - width_of(cells[i]), ' ');
+    out += columns_[i].align == Align::left ? cells[i] + blanks : blanks + cells[i];
+  }
+  out.erase(out.find_last_not_of(' ') + 1);
+  return out + "\n";
+}
+
+ProgressBar::ProgressBar(std::string label)
+    : label_(std::move(label)), terminal_(is_terminal(STDERR_FILENO)) {}
+
+ProgressBar::~ProgressBar() { clear(); }
+
+void ProgressBar::show(std::uint64_t done, std::uint64_t total) {
+  const auto now = std::chrono::steady_clock::now();
+  if (!terminal_ || (done < total && now - last_ < std::chrono::milliseconds(50))) return;
+  last_ = now;
+  visible_ = true;
+  constexpr std::size_t kWidth = 32;
+  const double part = total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total);
+  const auto filled = static_cast<std::size_t>(part * kWidth);
+  const double seconds = std::chrono::duration<double>(now - start_).count();
+  const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+  fmt::print(stderr, "\r{} [{}{}] {} of {}, {}/s\033[K", label_, std::string(filled, '#'),
+             std::string(kWidth - std::min(filled, kWidth), '.'), format_bytes(done), format_bytes(total),
+             format_bytes(static_cast<std::uint64_t>(rate)));
+  std::fflush(stderr);
+}
+
+void ProgressBar::clear() {
+  if (!visible_) return;
+  visible_ = false;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+}
+
+}  // namespace onecopy::cli

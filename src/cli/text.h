@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace onecopy::cli {
+
+/// "0 B", "12.3 KiB", "1.25 GiB".
+std::string format_bytes(std::uint64_t bytes);
+/// "85 ns", "1.2 µs", "38.4 ms", "2.1 s".
+std::string format_duration(std::chrono::nanoseconds duration);
+/// "3 s", "4 min", "2 h".
+std::string format_age(std::chrono::nanoseconds age);
+/// "[3, 4]"; "scalar" for 0-d.
+std::string format_shape(std::span<const std::int64_t> shape);
+/// "1 block", "3 blocks".
+std::string plural(std::uint64_t count, std::string_view noun);
+/// At most `width` columns: the middle gives way to "…".
+std::string shorten(std::string_view text, std::size_t width);
+
+/// Is the descriptor a terminal that a person looks at?
+bool is_terminal(int fd);
+/// `text` in bold, green or red when stdout is a terminal and NO_COLOR is not set.
+std::string bold(std::string_view text);
+std::string green(std::string_view text);
+std::string red(std::string_view text);
+std::string dim(std::string_view text);
+
+enum class Align { left, right };
+
+/// Rows of text in columns that are as wide as they must be.
+class Table {
+ public:
+  struct Column {
+    std::string title;
+    Align align = Align::left;
+  };
+  explicit Table(std::vector<Column> columns, std::string indent = "");
+
+  /// REQUIRES: as many cells as there are columns.
+  void add(std::vector<std::string> cells);
+  bool empty() const noexcept { return rows_.empty(); }
+  /// Title line and rows, each ended by a newline; no trailing blanks.
+  std::string str() const;
+
+ private:
+  std::string line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths) const;
+
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+  std::string indent_;
+};
+
+/// One line on stderr that shows how far a transfer is. Silent when stderr is not a terminal.
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string label);
+  ~ProgressBar();
+  ProgressBar(const ProgressBar&) = delete;
+  ProgressBar& operator=(const ProgressBar&) = delete;
+
+  void show(std::uint64_t done, std::uint64_t total);
+  /// Removes the line again.
+  void clear();
+
+ private:
+  std::string label_;
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+  std::chrono::steady_clock::time_point last_{};
+  bool visible_ = false;
+  bool terminal_;
+};
+
+}  // namespace onecopy::cli
