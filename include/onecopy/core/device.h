@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -19,7 +20,7 @@ struct Device {
   /// "cpu", "cuda:0", "npu:1". Throws invalid_argument on anything else.
   static Device parse(std::string_view text);
   std::string str() const;
-  bool operator==(const Device&) const = default;
+  auto operator<=>(const Device&) const = default;
 };
 
 inline constexpr Device kCpu{};

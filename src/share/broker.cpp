@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/broker.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/log.h"
+#include "onecopy/os/memfd.h"
+#include "onecopy/os/process.h"
+#include "share/process_name.h"
+
+namespace onecopy {
+namespace {
+
+std::vector<int> raw(const std::vector<Fd>& fds) {
+  std::vector<int> numbers;
+  for (const Fd& fd : fds) numbers.push_back(fd.get());
+  return numbers;
+}
+
+/// Does a process still map the file of this inode? False also when it may not be asked.
+bool maps_inode(int pid, std::uint64_t inode) {
+  std::ifstream maps(fmt::format("/proc/{}/maps", pid));
+  const std::string wanted = fmt::format(" {} ", inode);
+  for (std::string line; std::getline(maps, line);)
+    if (line.find("onecopy-claims") != std::string::npos && line.find(wanted) != std::string::npos)
+      return true;
+  return false;
+}
+
+Access access_of(std::uint8_t read_only) { return read_only ? Access::read_only : Access::read_write; }
+
+}  // namespace
+
+Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits,
+               Holds& holds, Watch& watch)
+    : self_(self), ledger_(ledger), importer_(importer), deposits_(deposits), holds_(holds), watch_(watch) {}
+
+void Broker::listen() {
+  if (listening_) return;
+  std::lock_guard lock(mutex_);
+  if (listener_) return;
+  listener_ = UnixSocket::listen(socket_name(public_name(self_)));
+  watch_.add(listener_.fd(), [this] { accept_all(); });
+  listening_ = true;
+}
+
+void Broker::accept_all() {
+  while (auto socket = listener_.try_accept()) {
+    if (socket->peer().uid != geteuid()) continue;  // closes it
+    add_connection(std::move(*socket));
+  }
+}
+
+Broker::At Broker::add_connection(UnixSocket socket) {
+  std::lock_guard lock(mutex_);
+  const At at = connections_.emplace(connections_.end());
+  at->credentials = socket.peer();
+  at->socket = std::move(socket);
+  watch_.add(at->socket.fd(), [this, at] { serve(at); });
+  return at;
+}
+
+void Broker::serve(At at) {
+  try {
+    while (auto packet = at->socket.try_receive()) answer(at, std::move(*packet));
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died)
+      log_warning(fmt::format("a borrower (pid {}): {}", at->credentials.pid, e.what()));
+    on_hangup(at);
+  }
+}
+
+void Broker::answer(At at, Packet packet) {
+  Connection& c = *at;
+  const ByteSpan bytes = packet.bytes;
+  try {
+    const wire::Type type = wire::type_of(bytes);
+    switch (type) {
+      case wire::Type::hello: return challenge(c, bytes);
+      case wire::Type::prove: return welcome(c, bytes);
+      case wire::Type::child_hello: return greet_child(at, bytes);
+      case wire::Type::want_info: {
+        const std::string text = describe ? describe() : std::string();
+        return reply(c, wire::pack(wire::Type::info, wire::WantInfo{}, std::as_bytes(std::span(text))));
+      }
+      default: break;
+    }
+    if (!c.attached) throw Error(ErrorCode::bad_secret, "prove that you hold a handle first");
+    switch (type) {
+      case wire::Type::want_segment: return send_segment(c, bytes);
+      case wire::Type::want_foreign: return send_foreign(c, bytes);
+      case wire::Type::acknowledge: return holds_.end(wire::body_of<wire::Acknowledge>(bytes).hold);
+      case wire::Type::adopt_child: return adopt_child(c, std::move(packet));
+      case wire::Type::deposit: return take_deposit(c, std::move(packet));
+      default: throw Error(ErrorCode::protocol, "a message that no borrower sends");
+    }
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::peer_died) throw;
+    reply(c, wire::refuse(e));
+  }
+}
+
+void Broker::challenge(Connection& c, ByteSpan packet) {
+  c.theirs = wire::body_of<wire::Hello>(packet).nonce;
+  c.ours = wire::new_nonce();
+  c.greeted = true;
+  const ByteSpan secret = std::as_bytes(std::span(self_));
+  reply(c, wire::pack(wire::Type::challenge,
+                      wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
+}
+
+void Broker::welcome(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::Prove>(packet);
+  const Digest expected = wire::prove(std::as_bytes(std::span(self_)), "borrower", c.theirs, c.ours);
+  if (!c.greeted || c.attached ||
+      !equal_in_constant_time(std::as_bytes(std::span(body.proof)), std::as_bytes(std::span(expected))))
+    throw Error(ErrorCode::bad_secret,
+                "the owner refuses: this process does not know the secret that its handles carry");
+  c.name = wire::to_string(body.name);
+  c.pidfd = c.socket.peer_pidfd();
+  const Fd table = ledger_.export_table();
+  const Fd page = create_claim_file();
+  attach(c, page);
+  point("attach.done");
+  reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.get()});
+}
+
+void Broker::attach(Connection& c, const Fd& file) {
+  c.page = map_claims(file);
+  c.page_inode = inode_of(file);
+  c.attached = ledger_.attach(claims_in(c.page));
+}
+
+void Broker::send_segment(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::WantSegment>(packet);
+  const ExportedMemory memory = ledger_.export_segment(body.segment, access_of(body.read_only));
+  const wire::Segment answer{memory.size, static_cast<std::uint8_t>(memory.kind), 0, 0};
+  reply(c, wire::pack(wire::Type::segment, answer, memory.blob), raw(memory.fds));
+}
+
+void Broker::send_foreign(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::WantForeign>(packet);
+  const std::string owner = wire::to_string(body.owner);
+  const Access access = access_of(body.read_only);
+  Deposits::Opened found;
+  if (auto kept = deposits_.open({owner, body.segment}, access)) {
+    found = std::move(*kept);
+  } else if (Peer* peer = importer_.find(owner)) {
+    found = {peer->export_table(), peer->export_segment(body.segment, access), peer->is_gone()};
+  } else {
+    for (const Ledger* ledger : importer_.inherited())
+      if (public_name(ledger->owner()) == owner)
+        found = {ledger->export_table(), ledger->export_segment(body.segment, access),
+                 is_gone(ledger->origin())};
+  }
+  if (!found.table)
+    throw Error(ErrorCode::owner_died, "the maker of this handle does not hold the memory any more");
+  const wire::Segment answer{found.memory.size, static_cast<std::uint8_t>(found.memory.kind), 1,
+                             found.owner_gone};
+  std::vector<int> fds = raw(found.memory.fds);
+  fds.insert(fds.begin(), found.table.get());
+  reply(c, wire::pack(wire::Type::segment, answer, found.memory.blob), fds);
+}
+
+void Broker::adopt_child(Connection& parent, Packet packet) {
+  if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a child without page or socket");
+  const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
+  child->credentials = {};  // the parent's, until the child says who it is
+  child->name = parent.name;
+  attach(*child, packet.fds[0]);
+  point("adopt.attached");
+  ledger_.attach_child(*parent.attached);
+}
+
+void Broker::greet_child(At at, ByteSpan packet) {
+  const auto body = wire::body_of<wire::ChildHello>(packet);
+  if (!at->attached || at->credentials.pid != 0)
+    throw Error(ErrorCode::protocol, "a child's greeting from somebody else");
+  at->credentials.pid = body.pid;
+  at->pidfd = open_pidfd(ProcessOrigin{body.pid, body.start_time});
+}
+
+void Broker::take_deposit(Connection& c, Packet packet) {
+  const auto body = wire::body_of<wire::Deposit>(packet.bytes);
+  const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
+  if (packet.fds.empty()) throw Error(ErrorCode::protocol, "a deposit without descriptors");
+  ExportedMemory memory{static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
+  std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
+  deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
+                std::move(packet.fds[0]), std::move(memory), body.channel);
+  point("deposit.kept");
+  reply(c, wire::pack(wire::Type::deposited, wire::Deposited{}));
+}
+
+/// The socket has closed: a sign to look, not yet a death.
+void Broker::on_hangup(At at) {
+  watch_.remove(at->socket.fd());
+  at->closed = true;
+  if (!at->attached || !at->pidfd || has_exited(at->pidfd)) return drop(at);
+  watch_.add(at->pidfd.get(), [this, at] {
+    if (has_exited(at->pidfd)) drop(at);
+  });
+  watch_.request_tick();
+}
+
+bool Broker::tick() noexcept {
+  std::vector<At> silent;
+  {
+    std::lock_guard lock(mutex_);
+    for (At at = connections_.begin(); at != connections_.end(); ++at)
+      if (at->closed) silent.push_back(at);
+  }
+  bool waiting = false;
+  for (const At at : silent) {
+    if (has_exited(at->pidfd) || !maps_inode(at->credentials.pid, at->page_inode))
+      drop(at);
+    else
+      waiting = true;
+  }
+  return waiting;
+}
+
+void Broker::drop(At at) noexcept {
+  watch_.remove(at->socket.fd());
+  if (at->pidfd) watch_.remove(at->pidfd.get());
+  if (at->attached) ledger_.detach(*at->attached);
+  point("detach.done");
+  std::lock_guard lock(mutex_);
+  connections_.erase(at);
+}
+
+void Broker::reply(Connection& c, const Bytes& message, const std::vector<int>& fds) {
+  if (!c.socket.try_send(message, fds))
+    throw Error(ErrorCode::peer_died, "a borrower does not read its answers");
+}
+
+void Broker::announce_retired(std::uint32_t segment) noexcept {
+  const Bytes message = wire::pack(wire::Type::retire, wire::Retire{segment});
+  std::lock_guard lock(mutex_);
+  for (Connection& c : connections_) {
+    if (!c.attached || c.closed) continue;
+    try {
+      c.socket.try_send(message);
+    } catch (const Error&) {  // it is gone; its hangup says so too
+    }
+  }
+}
+
+void Broker::spread_deposit(const DepositKey& key, const ProcessOrigin& origin, std::uint64_t channel,
+                            Access access) {
+  const ExportedMemory memory = ledger_.export_segment(key.second, access);
+  const Fd table = ledger_.export_table();
+  const wire::Deposit body{wire::to_name(key.first), origin.pid,  origin.start_time, memory.size,
+                           channel,                  key.second, static_cast<std::uint8_t>(memory.kind)};
+  const Bytes message = wire::pack(wire::Type::keep, body, memory.blob);
+  std::vector<int> fds = raw(memory.fds);
+  fds.insert(fds.begin(), table.get());
+  std::lock_guard lock(mutex_);
+  for (Connection& c : connections_) {
+    if (!c.attached || c.closed) continue;
+    try {
+      c.socket.try_send(message, fds);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::peer_died) log_warning(e.what());
+    }
+  }
+}
+
+std::vector<BorrowerInfo> Broker::borrowers() const {
+  std::lock_guard lock(mutex_);
+  std::vector<BorrowerInfo> list;
+  for (const Connection& c : connections_)
+    if (c.attached)
+      list.push_back({c.credentials.pid, process_name(c.credentials.pid), ledger_.claims_of(*c.attached)});
+  return list;
+}
+
+std::size_t Broker::borrower_count() const {
+  std::lock_guard lock(mutex_);
+  return std::count_if(connections_.begin(), connections_.end(),
+                       [](const Connection& c) { return c.attached.has_value(); });
+}
+
+ForkPage Broker::prepare_fork() {
+  const Fd file = create_claim_file();
+  ForkPage child{map_claims(file), {}};
+  claims_in(child.memory).header().all.store(1);
+  auto [ours, theirs] = UnixSocket::pair();
+  child.socket = std::move(theirs);
+  const At at = connections_.emplace(connections_.end());
+  at->socket = std::move(ours);
+  at->name = public_name(self_);
+  at->page = map_claims(file);
+  at->page_inode = inode_of(file);
+  at->attached = ledger_.attach_locked(claims_in(at->page));
+  watch_.add(at->socket.fd(), [this, at] { serve(at); });
+  return child;
+}
+
+void Broker::abandon() noexcept {
+  connections_.clear();
+  if (listener_) Fd(listener_.release()).reset();
+}
+
+}  // namespace onecopy

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "onecopy/os/mapping.h"
+#include "onecopy/os/unix_socket.h"
+#include "onecopy/share/stats.h"
+#include "share/deposits.h"
+#include "share/fork_page.h"
+#include "share/holds.h"
+#include "share/importer.h"
+#include "share/ledger.h"
+#include "share/watch.h"
+
+namespace onecopy {
+
+/// The server inside a process: lets borrowers of the same user attach once they have proved that
+/// they hold one of its handles, hands out descriptors, and lets their claims fall when they die.
+///
+/// A borrower whose socket closes is not dead yet: its claims fall when its pidfd says that it is
+/// gone, or when it no longer maps its claim page (it has exec'ed another program).
+///
+/// Thread safety: connections are handled on the watch thread only; members say if others may call.
+class Broker {
+ public:
+  Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
+         Watch& watch);
+
+  /// Starts listening at the first call. Any thread.
+  void listen();
+  /// What `want_info` is answered with. Set before listen().
+  std::function<std::string()> describe;
+
+  /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
+  void announce_retired(std::uint32_t segment) noexcept;
+  /// Gives a segment of ours to every borrower, to be kept for `channel` should we die. Any thread.
+  void spread_deposit(const DepositKey& key, const ProcessOrigin& origin, std::uint64_t channel,
+                      Access access = Access::read_write);
+  std::vector<BorrowerInfo> borrowers() const;
+  std::size_t borrower_count() const;
+  /// Looks after borrowers whose socket has closed but whose process has not ended. True while there
+  /// are any. Watch thread.
+  bool tick() noexcept;
+
+  // Around a fork, with the watch stopped.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  /// Attaches the page of the coming child, which gets what is returned.
+  ForkPage prepare_fork();
+  /// In the child: closes what it inherited.
+  void abandon() noexcept;
+
+ private:
+  struct Connection {
+    UnixSocket socket;
+    PeerCredentials credentials;
+    Fd pidfd;
+    wire::Nonce theirs{};
+    wire::Nonce ours{};
+    bool greeted = false;
+    std::string name;
+    Mapping page;
+    std::uint64_t page_inode = 0;
+    std::optional<Ledger::PageRef> attached;
+    bool closed = false;
+  };
+  using Connections = std::list<Connection>;
+  using At = Connections::iterator;
+
+  void accept_all();
+  At add_connection(UnixSocket socket);
+  void serve(At at);
+  void answer(At at, Packet packet);
+  void challenge(Connection& c, ByteSpan packet);
+  void welcome(Connection& c, ByteSpan packet);
+  void attach(Connection& c, const Fd& file);
+  void send_segment(Connection& c, ByteSpan packet);
+  void send_foreign(Connection& c, ByteSpan packet);
+  void adopt_child(Connection& parent, Packet packet);
+  void greet_child(At at, ByteSpan packet);
+  void take_deposit(Connection& c, Packet packet);
+  void on_hangup(At at);
+  void drop(At at) noexcept;
+  void reply(Connection& c, const Bytes& message, const std::vector<int>& fds = {});
+
+  const ProcessId self_;
+  Ledger& ledger_;
+  Importer& importer_;
+  Deposits& deposits_;
+  Holds& holds_;
+  Watch& watch_;
+  mutable std::mutex mutex_;  ///< the list of connections; each is changed by the watch thread only
+  std::atomic<bool> listening_{false};
+  UnixSocket listener_;
+  Connections connections_;
+};
+
+}  // namespace onecopy

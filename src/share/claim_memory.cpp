@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/claim_memory.h"
+
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <new>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/memfd.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::uint64_t kMagic = 0x53'4d'49'41'4c'43'43'31;  // "1CCLAIMS"
+constexpr std::uint32_t kVersion = 1;
+
+using Word = std::atomic<std::uint64_t>;
+constexpr std::size_t kMiddleAt = 4096;
+constexpr std::size_t kLeavesAt = kMiddleAt + kMaxBlocks / 4096 * sizeof(Word);
+constexpr std::size_t kSlotsAt = kLeavesAt + kMaxBlocks / 64 * sizeof(Word);
+constexpr std::size_t kPageBytes = kSlotsAt + kMaxBlocks * sizeof(Claims::Slot);
+static_assert(sizeof(ClaimsHeader) <= kMiddleAt);
+
+void write_header(const Mapping& mapping) {
+  auto* header = new (mapping.data()) ClaimsHeader{};
+  header->version = kVersion;
+  header->capacity = kMaxBlocks;
+  header->magic = kMagic;
+}
+
+}  // namespace
+
+Fd create_claim_file() {
+  Fd file = create_memfd("onecopy-claims", kPageBytes);
+  write_header(Mapping::of(file, kMiddleAt, Access::read_write));
+  return file;
+}
+
+Mapping map_claims(const Fd& file) {
+  if (file_size(file) != kPageBytes || (seals_of(file) & kSealShrink) == 0)
+    throw Error(ErrorCode::protocol, "a claim page of the wrong size, or not sealed against shrinking");
+  return Mapping::of(file, kPageBytes, Access::read_write);
+}
+
+std::uint64_t inode_of(const Fd& file) {
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) throw_errno("fstat of a claim page", errno);
+  return status.st_ino;
+}
+
+Mapping private_claims() {
+  Mapping mapping = Mapping::anonymous(kPageBytes);
+  write_header(mapping);
+  return mapping;
+}
+
+Claims claims_in(const Mapping& mapping) {
+  auto* header = mapping.as<ClaimsHeader>();
+  if (header->magic != kMagic || header->version != kVersion || header->capacity != kMaxBlocks)
+    throw Error(ErrorCode::protocol, "a claim page of another version of onecopy");
+  return {header, mapping.as<Claims::Slot>(kSlotsAt), mapping.as<Word>(kMiddleAt),
+          mapping.as<Word>(kLeavesAt)};
+}
+
+}  // namespace onecopy

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/deposits.h"
+
+#include "onecopy/os/memfd.h"
+#include "onecopy/os/process.h"
+
+namespace onecopy {
+namespace {
+
+ExportedMemory duplicate(const ExportedMemory& memory, Access access) {
+  ExportedMemory copy{memory.kind, memory.size, {}, memory.blob};
+  for (const Fd& fd : memory.fds)
+    copy.fds.push_back(access == Access::read_only ? reopen_read_only(fd) : fd.duplicate());
+  return copy;
+}
+
+/// std::erase_if for predicates that change what they keep.
+template <class Map, class Drop>
+void drop_where(Map& map, Drop&& drop) {
+  for (auto at = map.begin(); at != map.end();) at = drop(at->second) ? map.erase(at) : std::next(at);
+}
+
+}  // namespace
+
+void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
+                   ExportedMemory memory, std::uint64_t channel) {
+  std::lock_guard lock(mutex_);
+  if (!channels_.contains(channel)) return;
+  auto [at, is_new] = entries_.try_emplace(key);
+  if (is_new) {
+    at->second.origin = origin;
+    at->second.pidfd = open_pidfd(origin);
+    at->second.table = std::move(table);
+    at->second.memory = std::move(memory);
+  }
+  at->second.channels[channel].reset();
+}
+
+std::optional<Deposits::Opened> Deposits::open(const DepositKey& key, Access access) const {
+  std::lock_guard lock(mutex_);
+  const auto at = entries_.find(key);
+  if (at == entries_.end()) return {};
+  const Entry& entry = at->second;
+  return Opened{entry.table.duplicate(), duplicate(entry.memory, access), is_gone(entry)};
+}
+
+void Deposits::add_channel(std::uint64_t channel, Progress progress) {
+  std::lock_guard lock(mutex_);
+  channels_[channel] = std::move(progress);
+}
+
+void Deposits::remove_channel(std::uint64_t channel) noexcept {
+  std::lock_guard lock(mutex_);
+  channels_.erase(channel);
+  drop_where(entries_, [&](Entry& entry) {
+    entry.channels.erase(channel);
+    return entry.channels.empty();
+  });
+}
+
+bool Deposits::is_gone(const Entry& entry) const noexcept {
+  return !entry.pidfd || has_exited(entry.pidfd);
+}
+
+/// A live owner's deposit stays: the owner will not hand it over again. A dead owner's stays until
+/// every queue it was made for has passed the last item put before we saw the death.
+bool Deposits::is_needed(Entry& entry) {
+  if (!is_gone(entry)) return true;
+  for (auto at = entry.channels.begin(); at != entry.channels.end();) {
+    auto& [channel, put_at_death] = *at;
+    const auto progress = channels_[channel]();
+    if (progress && !put_at_death) put_at_death = progress->first;
+    const bool passed = !progress || progress->second >= *put_at_death;
+    at = passed ? entry.channels.erase(at) : std::next(at);
+  }
+  return !entry.channels.empty();
+}
+
+bool Deposits::sweep() noexcept {
+  std::lock_guard lock(mutex_);
+  bool waiting = false;
+  drop_where(entries_, [&](Entry& entry) {
+    if (!is_needed(entry)) return true;
+    waiting = waiting || is_gone(entry);
+    return false;
+  });
+  return waiting;
+}
+
+std::size_t Deposits::size() const {
+  std::lock_guard lock(mutex_);
+  return entries_.size();
+}
+
+}  // namespace onecopy

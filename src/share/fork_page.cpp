@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/fork_page.h"
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/log.h"
+#include "share/process_origin.h"
+#include "share/wire.h"
+
+namespace onecopy {
+
+std::optional<ForkPage> announce_child(const Claims& mine, UnixSocket& owner) {
+  const Fd file = create_claim_file();
+  ForkPage child{map_claims(file), {}};
+  claims_in(child.memory).header().all.store(1);
+  auto [ours, theirs] = UnixSocket::pair();
+  child.socket = std::move(ours);
+  const int fds[] = {file.get(), theirs.fd()};
+  mine.header().announced.fetch_add(1);
+  point("fork.announced");
+  try {
+    owner.send(wire::pack(wire::Type::adopt_child, wire::AdoptChild{}), fds, std::chrono::seconds(10));
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::peer_died) return {};
+    // Announced but never attached, the child counts as holding everything: safe, and visible in
+    // the owner's limbo until this process ends.
+    log_warning(fmt::format("fork: {}", e.what()));
+  }
+  point("fork.page_sent");
+  return child;
+}
+
+bool greet_owner(UnixSocket& owner) noexcept {
+  try {
+    const ProcessOrigin self = this_process_origin();
+    return owner.try_send(
+        wire::pack(wire::Type::child_hello, wire::ChildHello{self.pid, self.start_time}));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+void lower_all(const Claims& page) noexcept {
+  point("fork.slots_set");
+  page.header().all.store(0);
+  point("fork.all_lowered");
+  page.header().rescan.store(1);
+}
+
+}  // namespace onecopy

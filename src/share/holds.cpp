@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/holds.h"
+
+#include <span>
+
+#include "onecopy/os/random.h"
+
+namespace onecopy {
+
+std::uint64_t Holds::add(BlockRef block, Clock::time_point now) {
+  std::uint64_t nonce = 0;
+  std::lock_guard lock(mutex_);
+  while (nonce == 0 || holds_.contains(nonce))
+    random_bytes(std::as_writable_bytes(std::span(&nonce, 1)));
+  holds_[nonce] = {std::move(block), now};
+  return nonce;
+}
+
+void Holds::end(std::uint64_t nonce) noexcept {
+  BlockRef ended;  // declared before the lock, so released after it
+  std::lock_guard lock(mutex_);
+  const auto at = holds_.find(nonce);
+  if (at == holds_.end()) return;
+  ended = std::move(at->second.block);
+  holds_.erase(at);
+}
+
+bool Holds::expire(Clock::time_point now) noexcept {
+  std::vector<BlockRef> expired;
+  std::lock_guard lock(mutex_);
+  for (auto at = holds_.begin(); at != holds_.end();) {
+    if (now - at->second.since < kLifetime) {
+      ++at;
+      continue;
+    }
+    expired.push_back(std::move(at->second.block));
+    at = holds_.erase(at);
+  }
+  return !holds_.empty();
+}
+
+std::vector<Holds::Clock::time_point> Holds::list() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Clock::time_point> since;
+  for (const auto& [nonce, hold] : holds_) since.push_back(hold.since);
+  return since;
+}
+
+void Holds::clear() noexcept {
+  std::map<std::uint64_t, Hold> ended;
+  std::lock_guard lock(mutex_);
+  ended.swap(holds_);
+}
+
+}  // namespace onecopy

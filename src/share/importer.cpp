@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/importer.h"
+
+#include <fmt/format.h>
+
+#include <chrono>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "share/process_name.h"
+
+namespace onecopy {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
+constexpr std::chrono::seconds kDeathTakesAtMost{5};
+constexpr std::chrono::milliseconds kLookAgain{1};
+
+Error stale(const HandleFields& handle) {
+  return Error(ErrorCode::stale_handle,
+               fmt::format("block {} of the owner no longer is what this handle names (generation {}): "
+                           "the tensor was freed before the handle was opened; keep the tensor or the "
+                           "Handle object alive until the receiver has opened it",
+                           handle.block, handle.generation));
+}
+
+Error died(const HandleFields& handle) {
+  return Error(ErrorCode::owner_died,
+               fmt::format("the process that owned this tensor has exited, and neither the maker of "
+                           "the handle nor this process holds its segment {}",
+                           handle.segment));
+}
+
+}  // namespace
+
+Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits)
+    : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits) {}
+
+Tensor Importer::open(const HandleFields& handle, Access access) {
+  if (handle.owner == self_) return open_own(handle, access);
+  for (;;) {
+    Peer* peer = find_owner(handle.owner);
+    if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
+    BlockRef ref = peer->try_claim(handle.block, handle.generation);
+    if (!ref) {
+      if (peer->is_closed()) continue;  // swept in between: make a new one
+      throw stale(handle);
+    }
+    point("open.claimed");
+    std::byte* data = peer->locate(handle, access);
+    while (!data) {  // the lease keeps the segment from being retired
+      fetch(*peer, handle, access);
+      data = peer->locate(handle, access);
+    }
+    if (handle.hold != 0) {
+      if (Peer* maker = handle.maker == handle.owner ? peer : find_owner(handle.maker))
+        maker->acknowledge(handle.hold);
+    }
+    return {std::move(ref), data + handle.tensor_offset, handle.layout, kCpu, access};
+  }
+}
+
+Tensor Importer::open_own(const HandleFields& handle, Access access) {
+  BlockRef ref = ledger_.try_open(handle.block, handle.generation);
+  if (!ref) throw stale(handle);
+  const BlockPlace place = ledger_.export_block(handle.block);
+  if (place.info.segment != handle.segment || handle.storage_size > place.info.size)
+    throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
+  return {std::move(ref), place.data + handle.tensor_offset, handle.layout, kCpu, access};
+}
+
+Peer* Importer::prepare(const HandleFields& handle, Access access) {
+  if (handle.owner == self_) return nullptr;
+  Peer* peer = find_owner(handle.owner);
+  if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
+  if (!peer->has_segment(handle.segment, access)) fetch(*peer, handle, access);
+  return peer;
+}
+
+Peer* Importer::find_owner(const ProcessId& owner) const {
+  std::lock_guard lock(mutex_);
+  const auto at = by_owner_.find(owner);
+  return at == by_owner_.end() ? nullptr : at->second;
+}
+
+Peer* Importer::find(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, peer] : by_owner_)
+    if (peer->name() == name && !peer->is_closed()) return peer;
+  return nullptr;
+}
+
+Peer& Importer::connect(const ProcessId& process) {
+  std::lock_guard one_at_a_time(connecting_);
+  if (Peer* peer = find_owner(process); peer && !peer->is_disconnected()) return *peer;
+  return adopt(Peer::connect(process, public_name(self_)));
+}
+
+/// A closed or disconnected peer of the same process stays in all_: leases and caches point at it.
+Peer& Importer::adopt(std::unique_ptr<Peer> peer) {
+  peer->watch(watch_, deposits_);
+  std::lock_guard lock(mutex_);
+  all_.push_back(std::move(peer));
+  return *(by_owner_[all_.back()->owner()] = all_.back().get());
+}
+
+/// The owner itself while it lives; else frozen memory from whoever holds it. In between, while its
+/// sockets are closed and its process is not yet known to be gone, look again.
+Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
+  const auto deadline = Clock::now() + kDeathTakesAtMost;
+  for (;; std::this_thread::sleep_for(kLookAgain)) {
+    try {
+      return connect(handle.owner);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::peer_died) throw;
+    }
+    std::optional<Peer::Foreign> found = ask_holders(handle, access);
+    if (!found) throw died(handle);
+    if (found->owner_gone) {
+      std::lock_guard one_at_a_time(connecting_);
+      if (Peer* peer = find_owner(handle.owner); peer && !peer->is_closed()) return *peer;
+      Peer& peer = adopt(Peer::frozen(handle.owner, std::move(found->table)));
+      peer.map_segment(handle.segment, access, std::move(found->memory));
+      return peer;
+    }
+    if (Clock::now() > deadline)
+      throw Error(ErrorCode::peer_died,
+                  "the owner of this tensor lives but cannot be reached from here; processes in "
+                  "different network namespaces need a common ONECOPY_RUNTIME_DIR");
+  }
+}
+
+std::optional<Peer::Foreign> Importer::ask_holders(const HandleFields& handle, Access access) {
+  const std::string owner = public_name(handle.owner);
+  if (auto kept = deposits_.open({owner, handle.segment}, access))
+    return Peer::Foreign{std::move(kept->table), std::move(kept->memory), kept->owner_gone};
+  for (const Ledger* ledger : inherited_)
+    if (ledger->owner() == handle.owner)
+      return Peer::Foreign{ledger->export_table(), ledger->export_segment(handle.segment, access),
+                           is_gone(ledger->origin())};
+  if (handle.maker == handle.owner || handle.maker == self_) return {};
+  try {
+    return connect(handle.maker).fetch_foreign(owner, handle.segment, access);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died && e.code() != ErrorCode::owner_died) throw;
+  }
+  return {};
+}
+
+void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
+  if (!peer.is_disconnected()) {
+    try {
+      return peer.fetch_segment(handle.segment, access);
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::peer_died) throw;
+    }
+  }
+  const Access other = access == Access::read_only ? Access::read_write : Access::read_only;
+  if (access == Access::read_only && peer.has_segment(handle.segment, other))
+    return peer.map_segment(handle.segment, access, peer.export_segment(handle.segment, access));
+  std::optional<Peer::Foreign> found = ask_holders(handle, access);
+  if (!found) throw died(handle);
+  peer.map_segment(handle.segment, access, std::move(found->memory));
+}
+
+std::vector<Peer*> Importer::peers() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Peer*> peers;
+  for (const auto& peer : all_)
+    if (!peer->is_closed()) peers.push_back(peer.get());
+  return peers;
+}
+
+bool Importer::sweep() noexcept {
+  std::lock_guard lock(mutex_);
+  std::erase_if(by_owner_, [](const auto& e) { return e.second->try_close(); });
+  bool waiting = false;
+  for (const auto& peer : all_)
+    if (peer->is_gone() && !peer->try_close()) waiting = waiting || peer->leases() == 0;
+  return waiting;
+}
+
+void Importer::inherit(Importer& parent) {
+  inherited_ = std::move(parent.inherited_);
+  by_owner_ = std::move(parent.by_owner_);
+  all_ = std::move(parent.all_);
+  for (const auto& peer : all_)
+    if (!peer->is_closed()) peer->watch(watch_, deposits_);
+}
+
+}  // namespace onecopy

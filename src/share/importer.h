@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "onecopy/memory/tensor.h"
+#include "share/deposits.h"
+#include "share/ledger.h"
+#include "share/peer.h"
+#include "share/watch.h"
+
+namespace onecopy {
+
+/// Opens handles: finds or makes the peer for a handle's owner, claims the block, maps its segment
+/// from whoever still holds it (the owner, the maker of the handle, our own deposits).
+///
+/// Thread safety: all members may be called concurrently, but for the fork ones.
+class Importer {
+ public:
+  Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits);
+
+  Tensor open(const HandleFields& handle, Access access);
+  /// The peer for a live process; connects when there is none. Throws peer_died.
+  Peer& connect(const ProcessId& process);
+  /// A peer by its public name; null when we have none.
+  Peer* find(const std::string& name) const;
+  /// Makes sure that the owner's peer exists and the segment is mapped, which may take a connection
+  /// and so is kept off hot paths and locks. Null: it is our own.
+  Peer* prepare(const HandleFields& handle, Access access);
+
+  std::vector<Peer*> peers() const;
+  /// Lets go of owners that are gone and not leased from. True while there are such owners left.
+  bool sweep() noexcept;
+
+  // Around a fork.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  /// REQUIRES: locked.
+  const std::vector<std::unique_ptr<Peer>>& peers_locked() const noexcept { return all_; }
+  /// In a forked child: takes over what the parent had borrowed.
+  void inherit(Importer& parent);
+  /// The parent's blocks, and its parent's, that this process holds through fork.
+  void add_inherited(Ledger& ledger) { inherited_.push_back(&ledger); }
+  const std::vector<Ledger*>& inherited() const noexcept { return inherited_; }
+
+ private:
+  Peer* find_owner(const ProcessId& owner) const;
+  Peer& adopt(std::unique_ptr<Peer> peer);
+  Peer& reach_owner(const HandleFields& handle, Access access);
+  std::optional<Peer::Foreign> ask_holders(const HandleFields& handle, Access access);
+  void fetch(Peer& peer, const HandleFields& handle, Access access);
+  Tensor open_own(const HandleFields& handle, Access access);
+
+  const ProcessId self_;
+  Ledger& ledger_;
+  Watch& watch_;
+  Deposits& deposits_;
+  mutable std::mutex mutex_;
+  std::mutex connecting_;  ///< one connection attempt at a time
+  std::map<ProcessId, Peer*> by_owner_;
+  std::vector<std::unique_ptr<Peer>> all_;
+  std::vector<Ledger*> inherited_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "onecopy/memory/block.h"
+#include "onecopy/memory/pool.h"
+#include "onecopy/share/handle_fields.h"
+
+namespace onecopy {
+
+/// Everything a handle says about a block's memory.
+struct BlockPlace {
+  BlockInfo info;
+  SegmentKind kind = SegmentKind::memfd;
+  std::uint64_t segment_size = 0;
+  std::byte* data = nullptr;  ///< where the block begins in this process
+};
+
+/// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones.
+class SharedKeeper : public BlockKeeper {
+ public:
+  virtual const ProcessId& owner() const noexcept = 0;
+  /// Makes the block nameable in handles and says where it is. REQUIRES: the caller holds it.
+  virtual BlockPlace export_block(std::uint32_t block) = 0;
+  /// What another process needs to map a segment of this owner, and the owner's block table.
+  virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
+  virtual Fd export_table() const = 0;
+
+ protected:
+  SharedKeeper() noexcept : BlockKeeper(true) {}
+  ~SharedKeeper() = default;
+};
+
+}  // namespace onecopy

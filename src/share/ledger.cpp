@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/ledger.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/memfd.h"
+#include "share/fork_page.h"
+
+namespace onecopy {
+
+Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
+    : owner_(owner),
+      origin_(this_process_origin()),
+      segments_(segments),
+      file_(create_memfd("onecopy-blocks", kTableBytes)),
+      records_(Mapping::of(file_, kTableBytes, Access::read_write)),
+      local_memory_(Mapping::anonymous(kMaxBlocks * sizeof(Local))),
+      local_(local_memory_.as<Local>()),
+      table_(records_.as<Record>(), kMaxBlocks) {
+  add_seals(file_, kSealFutureWrite);  // borrowers can map it read-only at most
+}
+
+BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
+  std::vector<Freed> freed;
+  std::uint32_t block;
+  {
+    std::lock_guard lock(mutex_);
+    freed = drain_locked();
+    block = table_.take();
+    if (block != kMaxBlocks) {
+      Record& r = table_.record(block);
+      r.segment = extent.segment;
+      r.offset = extent.offset;
+      r.size = extent.size;
+      Local& local = local_[block];
+      local.source = index_of(from);
+      local.keeps_others = false;
+      local.data = extent.data;
+      local.refs.store(1, std::memory_order_relaxed);
+      table_.publish(block);
+    }
+  }
+  dispose(std::move(freed));
+  if (block == kMaxBlocks)
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("all {} blocks of this process are in use, {} of them waiting for "
+                            "borrowers; release tensors, or put small ones into one larger tensor",
+                            kMaxBlocks, limbo()));
+  return {this, block};
+}
+
+std::uint16_t Ledger::index_of(ExtentOwner& from) {
+  const auto at = std::find(sources_.begin(), sources_.end(), &from);
+  if (at != sources_.end()) return static_cast<std::uint16_t>(at - sources_.begin());
+  sources_.push_back(&from);
+  return static_cast<std::uint16_t>(sources_.size() - 1);
+}
+
+void Ledger::keep_with(std::uint32_t block, std::vector<BlockRef> kept) {
+  std::lock_guard lock(mutex_);
+  local_[block].keeps_others = true;
+  kept_[block] = std::move(kept);
+}
+
+BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcept {
+  if (block >= kMaxBlocks) return {};
+  auto& refs = local_[block].refs;
+  std::uint32_t held = refs.load();
+  while (held != 0 && !refs.compare_exchange_weak(held, held + 1)) {
+  }
+  if (held == 0) return {};
+  BlockRef ref(this, block);
+  if (table_.record(block).word.load() != make_word(generation, BlockState::exported)) return {};
+  return ref;
+}
+
+void Ledger::retain(std::uint32_t block) noexcept {
+  local_[block].refs.fetch_add(1, std::memory_order_relaxed);
+}
+
+void Ledger::release(std::uint32_t block) noexcept {
+  if (local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (inherited_)
+    leave_inherited(block);
+  else
+    last_reference(block);
+}
+
+void Ledger::last_reference(std::uint32_t block) noexcept {
+  std::vector<Freed> freed;
+  bool limbo = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (table_.free_block(block))
+      freed.push_back(take_out(block));
+    else
+      limbo = true;
+    for (Freed& f : drain_locked()) freed.push_back(std::move(f));
+  }
+  dispose(std::move(freed));
+  if (limbo && on_limbo) on_limbo();
+}
+
+void Ledger::leave_inherited(std::uint32_t block) noexcept {
+  std::vector<BlockRef> kept;
+  if (local_[block].keeps_others) {
+    std::lock_guard lock(mutex_);
+    kept = std::move(kept_[block]);
+    kept_.erase(block);
+  }
+  release_claim(inherited_, table_.record(block), block);
+}
+
+Ledger::Freed Ledger::take_out(std::uint32_t block) {
+  const Record& r = table_.record(block);
+  Local& local = local_[block];
+  Freed freed{{r.segment, r.offset, r.size, local.data}, sources_[local.source], {}};
+  if (local.keeps_others) {
+    const auto kept = kept_.find(block);
+    freed.kept = std::move(kept->second);
+    kept_.erase(kept);
+  }
+  table_.give_back(block);
+  return freed;
+}
+
+std::vector<Ledger::Freed> Ledger::drain_locked() {
+  std::vector<Freed> freed;
+  table_.drain([&](std::uint32_t block) { freed.push_back(take_out(block)); });
+  return freed;
+}
+
+void Ledger::dispose(std::vector<Freed> freed) noexcept {
+  for (Freed& f : freed) f.from->free(f.extent);
+}
+
+BlockPlace Ledger::export_block(std::uint32_t block) {
+  const Record& r = table_.record(block);
+  const SegmentInfo segment = segments_.info(r.segment);
+  return {{block, table_.export_block(block), r.segment, r.offset, r.size},
+          segment.kind,
+          segment.size,
+          local_[block].data};
+}
+
+ExportedMemory Ledger::export_segment(std::uint32_t segment, Access access) const {
+  return segments_.export_memory(segment, access);
+}
+
+Fd Ledger::export_table() const { return reopen_read_only(file_); }
+
+Ledger::PageRef Ledger::attach(const Claims& page) {
+  std::lock_guard lock(mutex_);
+  return table_.attach(page);
+}
+
+void Ledger::attach_child(PageRef parent) noexcept {
+  std::vector<Freed> freed;
+  {
+    std::lock_guard lock(mutex_);
+    table_.attach_child(parent);
+    table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
+  }
+  dispose(std::move(freed));
+}
+
+void Ledger::detach(PageRef page) noexcept {
+  std::vector<Freed> freed;
+  {
+    std::lock_guard lock(mutex_);
+    table_.detach(page);
+    table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
+  }
+  dispose(std::move(freed));
+}
+
+bool Ledger::drain() noexcept {
+  std::vector<Freed> freed;
+  bool more;
+  {
+    std::lock_guard lock(mutex_);
+    freed = drain_locked();
+    more = table_.limbo_size() != 0;
+  }
+  dispose(std::move(freed));
+  return more;
+}
+
+std::uint64_t Ledger::claims_of(PageRef page) const noexcept {
+  std::lock_guard lock(mutex_);
+  std::uint64_t claims = 0;
+  for (std::uint32_t block = 0; block < table_.used(); ++block)
+    claims += page->claims.slot(block).load(std::memory_order_relaxed) != 0;
+  return claims;
+}
+
+std::size_t Ledger::limbo() const noexcept {
+  std::lock_guard lock(mutex_);
+  return table_.limbo_size();
+}
+
+std::size_t Ledger::live() const noexcept {
+  std::lock_guard lock(mutex_);
+  return table_.live();
+}
+
+void Ledger::export_all() noexcept {
+  for (std::uint32_t block = 0; block < table_.used(); ++block)
+    if (local_[block].refs.load() != 0) table_.export_block(block);
+}
+
+void Ledger::become_borrower(Claims page) noexcept {
+  inherited_ = page;
+  for (std::uint32_t block = 0; block < table_.used(); ++block)
+    if (local_[block].refs.load() != 0) page.slot(block).store(1);
+  lower_all(page);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "onecopy/memory/pool.h"
+#include "onecopy/os/fd.h"
+#include "onecopy/os/mapping.h"
+#include "share/block_table.h"
+#include "share/claim_memory.h"
+#include "share/keeper.h"
+#include "share/process_origin.h"
+
+namespace onecopy {
+
+/// The owner's book of its blocks: who holds them here (a count in private memory) and elsewhere (the
+/// claim protocol), and the table that borrowers read.
+///
+/// After a fork the child's copy speaks for the child: its blocks are the parent's, and what the
+/// child inherited is one claim a block in a claim page of its own (see become_borrower).
+///
+/// Thread safety: all members may be called concurrently, but for the fork ones, which are called
+/// with lock() held by the only thread there is.
+class Ledger final : public SharedKeeper {
+ public:
+  using PageRef = BlockTable<RealPlatform>::PageRef;
+
+  Ledger(const ProcessId& owner, const SegmentTable& segments);
+
+  /// Called (without locks) when a block enters limbo: somebody has to look again later.
+  std::function<void()> on_limbo;
+
+  /// Enters an extent with one reference; it goes back to `from` in the end. Throws out_of_memory when kMaxBlocks are in use;
+  /// the extent is still the caller's then.
+  BlockRef add(const Extent& extent, ExtentOwner& from);
+  /// `kept` lives until nobody holds `block` any more, here or elsewhere.
+  void keep_with(std::uint32_t block, std::vector<BlockRef> kept);
+  /// Another reference for a handle that came back to its owner; empty when it is stale.
+  BlockRef try_open(std::uint32_t block, std::uint64_t generation) noexcept;
+
+  void retain(std::uint32_t block) noexcept override;
+  void release(std::uint32_t block) noexcept override;
+  const ProcessId& owner() const noexcept override { return owner_; }
+  BlockPlace export_block(std::uint32_t block) override;
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
+  Fd export_table() const override;
+
+  /// A borrower's page comes, and goes once its process is gone.
+  PageRef attach(const Claims& page);
+  void attach_child(PageRef parent) noexcept;
+  void detach(PageRef page) noexcept;
+  /// Looks at the borrowers' marks. True while something is in limbo.
+  bool drain() noexcept;
+
+  std::uint64_t claims_of(PageRef page) const noexcept;
+  std::size_t limbo() const noexcept;
+  std::size_t live() const noexcept;
+
+  // Around a fork, see process.cpp.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  std::size_t live_locked() const noexcept { return table_.live(); }
+  /// Before: whatever is alive may be held by the child, so freeing it must look. REQUIRES: locked.
+  void export_all() noexcept;
+  /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
+  PageRef attach_locked(const Claims& page) { return table_.attach(page); }
+  /// In the child: what is referenced becomes claims in `page`, and `all` is lowered.
+  void become_borrower(Claims page) noexcept;
+  bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
+  Claims inherited_page() const noexcept { return inherited_; }
+  const ProcessOrigin& origin() const noexcept { return origin_; }
+
+ private:
+  /// What the owner alone knows of a block.
+  struct Local {
+    std::atomic<std::uint32_t> refs;
+    std::uint16_t source;
+    bool keeps_others;
+    std::byte* data;
+  };
+  static_assert(sizeof(Local) == 16);
+
+  struct Freed {
+    Extent extent;
+    ExtentOwner* from;
+    std::vector<BlockRef> kept;
+  };
+
+  void last_reference(std::uint32_t block) noexcept;
+  void leave_inherited(std::uint32_t block) noexcept;
+  Freed take_out(std::uint32_t block);
+  std::uint16_t index_of(ExtentOwner& from);
+  std::vector<Freed> drain_locked();
+  void dispose(std::vector<Freed> freed) noexcept;
+
+  ProcessId owner_;
+  ProcessOrigin origin_;
+  const SegmentTable& segments_;
+  Fd file_;
+  Mapping records_;
+  Mapping local_memory_;
+  Local* local_;
+  mutable std::mutex mutex_;
+  BlockTable<RealPlatform> table_;
+  std::vector<ExtentOwner*> sources_;
+  std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_;
+  Claims inherited_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/peer.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/log.h"
+#include "onecopy/os/process.h"
+#include "share/process_name.h"
+
+namespace onecopy {
+namespace {
+
+/// A broker answers in well under a millisecond; this long means that it is stopped or starved.
+constexpr std::chrono::milliseconds kPatience{10'000};
+
+std::vector<int> raw(const std::vector<Fd>& fds) {
+  std::vector<int> numbers;
+  for (const Fd& fd : fds) numbers.push_back(fd.get());
+  return numbers;
+}
+
+}  // namespace
+
+Peer::Peer(const ProcessId& owner)
+    : owner_(owner),
+      name_(public_name(owner)),
+      count_memory_(Mapping::anonymous(kMaxBlocks * sizeof(std::atomic<std::uint32_t>))),
+      counts_(count_memory_.as<std::atomic<std::uint32_t>>()) {}
+
+std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& my_name) {
+  std::unique_ptr<Peer> peer(new Peer(owner));
+  peer->socket_ = UnixSocket::connect(socket_name(peer->name_), kPatience);
+  const PeerCredentials credentials = peer->socket_.peer();
+  if (credentials.uid != geteuid())
+    throw Error(ErrorCode::other_user,
+                fmt::format("the owner of this handle runs as uid {}, this process as uid {}: memory "
+                            "is shared within one user only",
+                            credentials.uid, geteuid()));
+  peer->pid_ = credentials.pid;
+  peer->pidfd_ = peer->socket_.peer_pidfd();
+  peer->start_time_ = process_start_time(credentials.pid);
+  peer->handshake(my_name);
+  return peer;
+}
+
+std::unique_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
+  std::unique_ptr<Peer> peer(new Peer(owner));
+  peer->disconnected_ = true;
+  peer->gone_ = true;
+  peer->set_table(std::move(table));
+  peer->set_page(private_claims());
+  return peer;
+}
+
+void Peer::handshake(const std::string& my_name) {
+  const ByteSpan secret = std::as_bytes(std::span(owner_));
+  const wire::Nonce mine = wire::new_nonce();
+  socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, kPatience);
+  Packet packet = socket_.receive(kPatience);
+  wire::expect(packet.bytes, wire::Type::challenge);
+  const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
+  const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
+  if (!equal_in_constant_time(std::as_bytes(std::span(challenge.proof)), std::as_bytes(std::span(expected))))
+    throw Error(ErrorCode::bad_secret,
+                "another process listens in the place of this handle's owner and does not know its "
+                "secret; the handle was not used");
+  const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
+  socket_.send(wire::pack(wire::Type::prove, proof), {}, kPatience);
+  packet = socket_.receive(kPatience);
+  wire::expect(packet.bytes, wire::Type::welcome);
+  if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
+  set_table(std::move(packet.fds[0]));
+  set_page(map_claims(packet.fds[1]));
+}
+
+void Peer::set_table(Fd file) {
+  table_ = Mapping::of(file, kTableBytes, Access::read_only);
+  table_file_ = std::move(file);
+  records_ = table_.as<const Record>();
+}
+
+void Peer::set_page(Mapping page) {
+  page_ = claims_in(page);
+  page_memory_ = std::move(page);
+}
+
+void Peer::watch(Watch& watch, Deposits& deposits) {
+  watch_ = &watch;
+  deposits_ = &deposits;
+  if (!disconnected_) watch.add(socket_.fd(), [this] { on_readable(); }, true);
+  if (!gone_) watch.add(pidfd_.get(), [this] { check_gone(); });
+}
+
+BlockRef Peer::try_claim(std::uint32_t block, std::uint64_t generation) noexcept {
+  if (block >= kMaxBlocks) return {};
+  leases_.fetch_add(1);  // before closed_ is read: try_close() does it the other way round
+  if (closed_ || !onecopy::try_claim(page_, record(block), block, generation)) {
+    leases_.fetch_sub(1);
+    return {};
+  }
+  counts_[block].fetch_add(1, std::memory_order_relaxed);
+  if (block > highest_block_.load(std::memory_order_relaxed)) {
+    std::uint32_t highest = highest_block_;
+    while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
+    }
+  }
+  return {this, block};
+}
+
+void Peer::retain(std::uint32_t block) noexcept {
+  leases_.fetch_add(1, std::memory_order_relaxed);
+  page_.slot(block).fetch_add(1);
+  counts_[block].fetch_add(1, std::memory_order_relaxed);
+}
+
+void Peer::release(std::uint32_t block) noexcept {
+  counts_[block].fetch_sub(1, std::memory_order_relaxed);
+  release_claim(page_, record(block), block);
+  if (leases_.fetch_sub(1) == 1 && gone_ && watch_) watch_->request_tick();
+}
+
+std::byte* Peer::locate(const HandleFields& handle, Access access) {
+  const Record& r = record(handle.block);
+  if (r.segment != handle.segment || handle.storage_size > r.size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the handle says segment {} with {} bytes, its owner's table says segment "
+                            "{} with {} bytes",
+                            handle.segment, handle.storage_size, r.segment, r.size));
+  std::lock_guard lock(segments_mutex_);
+  const DeviceMemory* memory = find_segment(r.segment, access);
+  if (!memory) return nullptr;
+  if (r.offset > memory->size() || r.size > memory->size() - r.offset)
+    throw Error(ErrorCode::protocol, "the owner's table names memory outside of its segment");
+  return memory->data() + r.offset;
+}
+
+DeviceMemory* Peer::find_segment(std::uint32_t segment, Access access) const noexcept {
+  const Segments& known = segments_[static_cast<std::size_t>(access)];
+  return segment < known.size() ? known[segment].get() : nullptr;
+}
+
+bool Peer::has_segment(std::uint32_t segment, Access access) const {
+  std::lock_guard lock(segments_mutex_);
+  return find_segment(segment, access) != nullptr;
+}
+
+void Peer::fetch_segment(std::uint32_t segment, Access access) {
+  Packet packet = request(wire::pack(wire::Type::want_segment,
+                                     wire::WantSegment{segment, access == Access::read_only}),
+                          {}, wire::Type::segment);
+  const auto body = wire::body_of<wire::Segment>(packet.bytes);
+  const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
+  map_segment(segment, access,
+              {static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
+               Bytes(blob.begin(), blob.end())});
+}
+
+void Peer::map_segment(std::uint32_t segment, Access access, ExportedMemory memory) {
+  std::unique_ptr<DeviceMemory> mapped = backend(DeviceType::cpu).open(0, std::move(memory), access);
+  point("open.mapped");
+  std::lock_guard lock(segments_mutex_);
+  Segments& known = segments_[static_cast<std::size_t>(access)];
+  if (segment >= known.size()) known.resize(segment + 1);
+  if (!known[segment]) known[segment] = std::move(mapped);  // another thread may have been faster
+}
+
+Peer::Foreign Peer::fetch_foreign(const std::string& owner_name, std::uint32_t segment,
+                                  Access access) {
+  const wire::WantForeign body{wire::to_name(owner_name), segment, access == Access::read_only};
+  Packet packet = request(wire::pack(wire::Type::want_foreign, body), {}, wire::Type::segment);
+  const auto answer = wire::body_of<wire::Segment>(packet.bytes);
+  const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
+  if (!answer.has_table || packet.fds.empty())
+    throw Error(ErrorCode::protocol, "a foreign segment came without its block table");
+  Foreign foreign{std::move(packet.fds[0]),
+                  {static_cast<SegmentKind>(answer.kind), answer.size, {}, Bytes(blob.begin(), blob.end())},
+                  answer.owner_gone != 0};
+  std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(foreign.memory.fds));
+  return foreign;
+}
+
+void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
+                   const ExportedMemory& memory, std::uint64_t channel) {
+  const wire::Deposit body{wire::to_name(key.first), origin.pid,  origin.start_time, memory.size,
+                           channel,                  key.second, static_cast<std::uint8_t>(memory.kind)};
+  std::vector<int> fds = raw(memory.fds);
+  fds.insert(fds.begin(), table.get());
+  request(wire::pack(wire::Type::deposit, body, memory.blob), fds, wire::Type::deposited);
+}
+
+void Peer::acknowledge(std::uint64_t hold) noexcept {
+  try {
+    socket_.try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
+  } catch (const Error&) {  // the maker is gone, and its holds with it
+  }
+}
+
+BlockPlace Peer::export_block(std::uint32_t block) {
+  const Record& r = record(block);
+  std::lock_guard lock(segments_mutex_);
+  const DeviceMemory* memory = find_segment(r.segment, Access::read_write);
+  if (!memory) memory = find_segment(r.segment, Access::read_only);
+  return {{block, held_generation(r.word.load()), r.segment, r.offset, r.size},
+          memory->kind(),
+          memory->size(),
+          memory->data() + r.offset};
+}
+
+ExportedMemory Peer::export_segment(std::uint32_t segment, Access access) const {
+  std::lock_guard lock(segments_mutex_);
+  const DeviceMemory* memory = find_segment(segment, Access::read_write);
+  if (!memory && access == Access::read_only) memory = find_segment(segment, access);
+  if (!memory)
+    throw Error(ErrorCode::owner_died,
+                fmt::format("segment {} of that owner is not mapped here {}", segment,
+                            access == Access::read_write ? "for writing" : "any more"));
+  return memory->export_memory(access);
+}
+
+std::size_t Peer::segments() const {
+  std::lock_guard lock(segments_mutex_);
+  std::size_t count = 0;
+  for (const Segments& known : segments_)
+    count += known.size() - std::count(known.begin(), known.end(), nullptr);
+  return count;
+}
+
+Packet Peer::request(const Bytes& message, std::span<const int> fds, wire::Type answer) {
+  Packet packet;
+  {
+    std::lock_guard lock(socket_mutex_);
+    if (disconnected_) throw Error(ErrorCode::peer_died, "that process is gone");
+    socket_.send(message, fds, kPatience);
+    for (;;) {
+      packet = socket_.receive(kPatience);
+      const wire::Type type = wire::type_of(packet.bytes);
+      if (type != wire::Type::retire && type != wire::Type::keep) break;
+      handle_unasked(std::move(packet));
+    }
+  }
+  if (watch_) watch_->rearm(socket_.fd());  // what came meanwhile was not read by the watch thread
+  wire::expect(packet.bytes, answer);
+  return packet;
+}
+
+void Peer::on_readable() {
+  std::unique_lock lock(socket_mutex_, std::try_to_lock);
+  if (!lock || disconnected_) return;  // a request is being answered: it rearms the watch
+  try {
+    while (auto packet = socket_.try_receive()) handle_unasked(std::move(*packet));
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
+    disconnected_ = true;
+    watch_->remove(socket_.fd());
+  }
+}
+
+void Peer::handle_unasked(Packet packet) {
+  switch (wire::type_of(packet.bytes)) {
+    case wire::Type::retire:
+      retire(wire::body_of<wire::Retire>(packet.bytes).segment);
+      break;
+    case wire::Type::keep: {
+      const auto body = wire::body_of<wire::Deposit>(packet.bytes);
+      const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
+      if (packet.fds.empty() || !deposits_) return;
+      ExportedMemory memory{static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
+      std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
+      deposits_->add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
+                     std::move(packet.fds[0]), std::move(memory), body.channel);
+      break;
+    }
+    default:
+      throw Error(ErrorCode::protocol, "an owner sent something it was not asked for");
+  }
+}
+
+void Peer::check_gone() {
+  if (!has_exited(pidfd_)) return;
+  watch_->remove(pidfd_.get());
+  watch_->remove(socket_.fd());
+  disconnected_ = true;
+  gone_ = true;
+  watch_->request_tick();
+}
+
+/// The owner retires a segment only when nobody claims a block of it, so nothing points there.
+void Peer::retire(std::uint32_t segment) noexcept {
+  std::array<std::unique_ptr<DeviceMemory>, 2> retired;
+  std::lock_guard lock(segments_mutex_);
+  for (std::size_t access = 0; access < 2; ++access)
+    if (segment < segments_[access].size()) retired[access] = std::move(segments_[access][segment]);
+}
+
+bool Peer::try_close() noexcept {
+  if (closed_) return true;
+  if (!gone_) return false;
+  closed_ = true;  // before leases_ is read: try_claim() does it the other way round
+  if (leases_ != 0) {
+    closed_ = false;
+    return false;
+  }
+  std::lock_guard lock(segments_mutex_);
+  for (Segments& known : segments_) known.clear();
+  return true;
+}
+
+void Peer::lock_for_fork() {
+  socket_mutex_.lock();
+  segments_mutex_.lock();
+}
+
+void Peer::unlock_after_fork() {
+  segments_mutex_.unlock();
+  socket_mutex_.unlock();
+}
+
+void Peer::prepare_fork() {
+  if (!disconnected_ && !closed_) fork_page_ = announce_child(page_, socket_);
+}
+
+void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }
+
+void Peer::finish_fork_in_child() noexcept {
+  if (closed_) return;
+  if (!fork_page_) {  // the owner is going or gone: nobody reads our claims any more
+    disconnected_ = true;
+    fork_page_.emplace(ForkPage{private_claims(), {}});
+  }
+  page_ = claims_in(fork_page_->memory);
+  page_memory_ = std::move(fork_page_->memory);
+  socket_ = std::move(fork_page_->socket);
+  fork_page_.reset();
+  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+    if (const std::uint32_t count = counts_[block].load()) page_.slot(block).store(count);
+  lower_all(page_);
+  if (!disconnected_) disconnected_ = !greet_owner(socket_);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "onecopy/os/unix_socket.h"
+#include "share/claim_memory.h"
+#include "share/deposits.h"
+#include "share/fork_page.h"
+#include "share/keeper.h"
+#include "share/watch.h"
+#include "share/wire.h"
+
+namespace onecopy {
+
+/// Another process as its borrower sees it: a connection to its broker, its block table, our claim
+/// page with it, and its segments that are mapped here.
+///
+/// Peers are never destroyed, so that references and caches may point at them; close() gives back
+/// what a peer of a dead owner holds once no lease is left.
+///
+/// Life of the owner: alive -> disconnected (its socket closed: look) -> gone (its pidfd says so). Of
+/// an owner that is gone nothing is reused any more: its segments are frozen.
+///
+/// Thread safety: all members may be called concurrently, but for the fork ones.
+class Peer final : public SharedKeeper {
+ public:
+  /// Connects to a live process and attaches. Throws peer_died, other_user, bad_secret, timeout...
+  static std::unique_ptr<Peer> connect(const ProcessId& owner, const std::string& my_name);
+  /// An owner that is gone, as a holder of its block table described it.
+  static std::unique_ptr<Peer> frozen(const ProcessId& owner, Fd table);
+
+  /// Puts the connection and the pidfd under watch.
+  void watch(Watch& watch, Deposits& deposits);
+
+  /// A lease on the block if it still is what the handle said; empty when it is stale.
+  BlockRef try_claim(std::uint32_t block, std::uint64_t generation) noexcept;
+  /// Where a claimed block lies in this process; null while its segment is not mapped. Throws
+  /// bad_handle when the handle contradicts the owner's table.
+  std::byte* locate(const HandleFields& handle, Access access);
+  bool has_segment(std::uint32_t segment, Access access) const;
+  /// Asks the owner for the segment and maps it. Throws peer_died.
+  void fetch_segment(std::uint32_t segment, Access access);
+  /// Maps a segment that somebody else handed over.
+  void map_segment(std::uint32_t segment, Access access, ExportedMemory memory);
+
+  struct Foreign {
+    Fd table;
+    ExportedMemory memory;
+    bool owner_gone = false;
+  };
+  /// Asks this process for a segment of another owner that it holds.
+  Foreign fetch_foreign(const std::string& owner_name, std::uint32_t segment, Access access);
+  /// Hands a segment over for safe keeping.
+  void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
+               const ExportedMemory& memory, std::uint64_t channel);
+  /// Tells the maker of a handle that it has arrived. Never waits; a full socket loses it, and the
+  /// hold expires instead.
+  void acknowledge(std::uint64_t hold) noexcept;
+
+  void retain(std::uint32_t block) noexcept override;
+  void release(std::uint32_t block) noexcept override;
+  const ProcessId& owner() const noexcept override { return owner_; }
+  const std::string& name() const noexcept { return name_; }
+  BlockPlace export_block(std::uint32_t block) override;
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
+  Fd export_table() const override { return table_file_.duplicate(); }
+
+  bool is_gone() const noexcept { return gone_; }
+  bool is_disconnected() const noexcept { return disconnected_; }
+  bool is_closed() const noexcept { return closed_; }
+  ProcessOrigin origin() const noexcept { return {pid_, start_time_}; }
+  std::uint64_t leases() const noexcept { return leases_; }
+  std::size_t segments() const;
+  /// Gives memory and descriptors back if the owner is gone and nothing is held. True when closed.
+  bool try_close() noexcept;
+
+  // Around a fork. Before: a page and a connection for the child, announced to the owner.
+  void lock_for_fork();
+  void unlock_after_fork();
+  void prepare_fork();
+  void finish_fork_in_parent() noexcept;
+  void finish_fork_in_child() noexcept;
+
+ private:
+  using Segments = std::vector<std::unique_ptr<DeviceMemory>>;
+
+  explicit Peer(const ProcessId& owner);
+  void handshake(const std::string& my_name);
+  void set_table(Fd file);
+  void set_page(Mapping page);
+  Packet request(const Bytes& message, std::span<const int> fds, wire::Type answer);
+  void on_readable();
+  void handle_unasked(Packet packet);
+  void check_gone();
+  void retire(std::uint32_t segment) noexcept;
+  const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
+  DeviceMemory* find_segment(std::uint32_t segment, Access access) const noexcept;
+
+  ProcessId owner_;
+  std::string name_;
+  int pid_ = 0;
+  std::uint64_t start_time_ = 0;
+  Fd pidfd_;
+  Fd table_file_;
+  Mapping table_;
+  const Record* records_ = nullptr;
+  Mapping page_memory_;
+  Claims page_;
+  Mapping count_memory_;
+  std::atomic<std::uint32_t>* counts_ = nullptr;  ///< leases by block, in private memory: for fork
+  std::atomic<std::uint32_t> highest_block_{0};
+  std::atomic<std::uint64_t> leases_{0};
+  std::atomic<bool> disconnected_{false};
+  std::atomic<bool> gone_{false};
+  std::atomic<bool> closed_{false};
+
+  mutable std::mutex segments_mutex_;
+  std::array<Segments, 2> segments_;  ///< by Access, by number
+
+  std::mutex socket_mutex_;  ///< held by whoever reads the socket
+  UnixSocket socket_;
+  Watch* watch_ = nullptr;
+  Deposits* deposits_ = nullptr;
+
+  std::optional<ForkPage> fork_page_;
+};
+
+}  // namespace onecopy

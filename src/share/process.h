@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+#include "onecopy/memory/pool.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "share/broker.h"
+#include "share/deposits.h"
+#include "share/holds.h"
+#include "share/importer.h"
+#include "share/ledger.h"
+#include "share/watch.h"
+
+namespace onecopy {
+
+/// Everything this process has of onecopy, put together. Made at first use and never destroyed:
+/// tensors with static lifetime may outlive everything else.
+///
+/// A forked child gets a Process of its own at once; what the parent's held for it becomes leases.
+/// Thread safety: all members may be called concurrently.
+class Process {
+ public:
+  static Process& current();
+  /// None when this process has not used onecopy yet.
+  static Process* existing() noexcept;
+
+  const ProcessId& id() const noexcept { return id_; }
+  const std::string& name() const noexcept { return name_; }
+  Ledger& ledger() noexcept { return ledger_; }
+  Importer& importer() noexcept { return importer_; }
+  Broker& broker() noexcept { return broker_; }
+  Deposits& deposits() noexcept { return deposits_; }
+  Holds& holds() noexcept { return holds_; }
+  Watch& watch() noexcept { return watch_; }
+  SegmentTable& segments() noexcept { return segments_; }
+
+  /// A block of at least `bytes` in the pool of the current strategy.
+  std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
+  /// A block that is a whole segment of `bytes` of address space, of which nothing is committed yet.
+  struct Reserved {
+    BlockRef block;
+    std::uint32_t segment;
+    std::byte* data;
+  };
+  Reserved reserve(std::uint64_t bytes);
+
+  Handle share(const Tensor& tensor, std::uint32_t flags = 0);
+  Tensor open(const HandleFields& handle, Access access);
+
+  Stats stats() const;
+  OwnerInfo describe() const;
+  void collect();
+
+  std::atomic<std::uint64_t> shared_total{0};
+  std::atomic<std::uint64_t> opened_total{0};
+
+ private:
+  /// The blocks of a process that forked us, or forked the one that did.
+  struct Inherited {
+    Process* owner;  // its copy in this process; never destroyed
+    Mapping page;
+    UnixSocket socket;
+    std::optional<ForkPage> child;  // during a fork
+  };
+
+  Process();
+  Pool& pool(SegmentKind kind, Device device);
+  bool tick() noexcept;
+
+  /// Reserved segments leave the table when their block is free.
+  class Reservations final : public ExtentOwner {
+   public:
+    explicit Reservations(SegmentTable& segments) : segments_(segments) {}
+    void free(const Extent& extent) noexcept override;
+
+   private:
+    SegmentTable& segments_;
+  };
+
+  static void prepare_fork();
+  static void finish_in_parent();
+  static void finish_in_child();
+  void lock_all();
+  void unlock_all();
+  void abandon() noexcept;
+  void inherit(Process& parent);
+  void watch_inherited(Inherited& from);
+
+  const ProcessId id_;
+  const std::string name_;
+  SegmentTable segments_;
+  Reservations reservations_;
+  mutable std::mutex pools_mutex_;
+  std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>> pools_;
+  Ledger ledger_;
+  Watch watch_;
+  Deposits deposits_;
+  Holds holds_;
+  Importer importer_;
+  Broker broker_;
+
+  std::list<Inherited> inherited_;
+  std::optional<ForkPage> child_;  ///< during a fork: what the child will hold of our blocks
+};
+
+}  // namespace onecopy

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "onecopy/os/unix_socket.h"
+#include "onecopy/share/handle_fields.h"
+
+namespace onecopy {
+
+/// What others may know of a process without its handles: a one-way image of its id, 32 hex digits.
+std::string public_name(const ProcessId& id);
+
+/// Where the broker of a process listens: an abstract socket, or one in ONECOPY_RUNTIME_DIR when that
+/// is set (for containers that share a directory but no network namespace).
+SocketName socket_name(const std::string& public_name);
+/// public_name() of every process of this host that listens, of any user.
+std::vector<std::string> listening_names();
+
+}  // namespace onecopy

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/process_origin.h"
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/process.h"
+
+namespace onecopy {
+
+ProcessOrigin this_process_origin() {
+  const int pid = current_pid();
+  return {pid, process_start_time(pid)};
+}
+
+Fd open_pidfd(const ProcessOrigin& origin) {
+  try {
+    Fd pidfd = open_pidfd(origin.pid);
+    if (process_start_time(origin.pid) == origin.start_time) return pidfd;
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
+  }
+  return {};
+}
+
+bool is_gone(const ProcessOrigin& origin) {
+  const Fd pidfd = open_pidfd(origin);
+  return !pidfd || has_exited(pidfd);
+}
+
+}  // namespace onecopy

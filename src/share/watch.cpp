@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/watch.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <chrono>
+#include <exception>
+
+#include "onecopy/os/log.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::uint64_t kWakeToken = 0;
+constexpr std::chrono::milliseconds kTickTime{20};
+
+/// Threads start with the mask of their maker: ours takes no signals away from the program.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_;
+};
+
+template <class F>
+bool run_logged(const F& f) noexcept {
+  try {
+    return f();
+  } catch (const std::exception& e) {
+    log_warning(fmt::format("onecopy's watch thread: {}", e.what()));
+  }
+  return false;
+}
+
+}  // namespace
+
+Watch::Watch() : poller_(std::in_place), wake_(std::in_place) {
+  poller_->add(wake_->fd(), kWakeToken);
+}
+
+Watch::~Watch() { stop(); }
+
+void Watch::add(int fd, Handler handler, bool edge) {
+  std::lock_guard lock(mutex_);
+  const std::uint64_t token = ++last_token_;
+  entries_[token] = {fd, edge, std::make_shared<Handler>(std::move(handler))};
+  token_of_[fd] = token;
+  poller_->add(fd, token, edge);
+  ensure_thread();
+}
+
+void Watch::rearm(int fd) {
+  std::lock_guard lock(mutex_);
+  const auto at = token_of_.find(fd);
+  if (at != token_of_.end()) poller_->rearm(fd, at->second, entries_[at->second].edge);
+}
+
+void Watch::remove(int fd) noexcept {
+  std::lock_guard lock(mutex_);
+  const auto at = token_of_.find(fd);
+  if (at == token_of_.end()) return;
+  poller_->remove(fd);
+  entries_.erase(at->second);
+  token_of_.erase(at);
+}
+
+std::uint64_t Watch::add_tick(Tick tick) {
+  std::lock_guard lock(mutex_);
+  ticks_[++last_token_] = std::make_shared<Tick>(std::move(tick));
+  return last_token_;
+}
+
+void Watch::remove_tick(std::uint64_t id) noexcept {
+  std::lock_guard lock(mutex_);
+  ticks_.erase(id);
+}
+
+void Watch::request_tick() noexcept {
+  if (ticking_.load(std::memory_order_relaxed) || ticking_.exchange(true)) return;
+  run_logged([&] {
+    std::lock_guard lock(mutex_);
+    ensure_thread();
+    return true;
+  });
+  wake_->set();
+}
+
+void Watch::ensure_thread() {
+  wanted_ = true;
+  if (thread_.joinable() || stopping_) return;
+  BlockedSignals blocked;
+  thread_ = std::thread([this] { run(); });
+}
+
+void Watch::stop() noexcept {
+  stopping_ = true;
+  if (wake_) wake_->set();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Watch::start_again() {
+  std::lock_guard lock(mutex_);
+  stopping_ = false;
+  wake_->clear();
+  if (ticking_) wake_->set();
+  if (wanted_) ensure_thread();
+}
+
+void Watch::abandon() noexcept {
+  poller_.reset();
+  wake_.reset();
+}
+
+void Watch::run() noexcept {
+  pthread_setname_np(pthread_self(), "onecopy-watch");
+  auto next_tick = std::chrono::steady_clock::now() + kTickTime;
+  while (!stopping_) {
+    run_logged([&] {
+      using std::chrono::milliseconds;
+      const auto left = std::chrono::ceil<milliseconds>(next_tick - std::chrono::steady_clock::now());
+      const auto wait = ticking_ ? std::max(left, milliseconds{0}) : milliseconds{-1};
+      for (const std::uint64_t token : poller_->wait(wait)) handle(token);
+      return true;
+    });
+    const auto now = std::chrono::steady_clock::now();
+    if (!ticking_) {
+      next_tick = now + kTickTime;
+    } else if (now >= next_tick) {
+      tick();
+      next_tick = now + kTickTime;
+    }
+  }
+}
+
+void Watch::handle(std::uint64_t token) noexcept {
+  if (token == kWakeToken) {
+    if (!stopping_) wake_->clear();
+    return;
+  }
+  std::shared_ptr<Handler> handler;
+  {
+    std::lock_guard lock(mutex_);
+    const auto at = entries_.find(token);
+    if (at == entries_.end()) return;
+    handler = at->second.handler;
+  }
+  run_logged([&] {
+    (*handler)();
+    return true;
+  });
+}
+
+void Watch::tick() noexcept {
+  ticking_ = false;  // whoever asks from here on is asked again
+  std::vector<std::shared_ptr<Tick>> ticks;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [id, t] : ticks_) ticks.push_back(t);
+  }
+  bool more = false;
+  for (const auto& t : ticks) more = run_logged(*t) || more;
+  if (more) ticking_ = true;
+}
+
+}  // namespace onecopy

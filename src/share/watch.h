@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "onecopy/os/event.h"
+#include "onecopy/os/poller.h"
+
+namespace onecopy {
+
+/// The one background thread of a process. It answers the broker's connections, notices deaths, and
+/// ticks every 20 ms while somebody says that there is something to wait for.
+///
+/// It starts with the first add() or request_tick(). Handlers run on it, one at a time, without locks
+/// of the Watch; what they throw is logged. It never waits for another process.
+/// Thread safety: all members may be called concurrently, but for stop() and start_again().
+class Watch {
+ public:
+  using Handler = std::function<void()>;
+  /// Returns true while it wants to be called again.
+  using Tick = std::function<bool()>;
+
+  Watch();
+  ~Watch();
+
+  /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once a change.
+  void add(int fd, Handler handler, bool edge = false);
+  /// Reports again what is true of an edge-triggered `fd` now.
+  void rearm(int fd);
+  /// No handler of `fd` starts after this; one may be running, on the watch thread, unless the caller
+  /// is that thread.
+  void remove(int fd) noexcept;
+
+  std::uint64_t add_tick(Tick tick);
+  void remove_tick(std::uint64_t id) noexcept;
+  /// From now on ticks until every Tick has said that it has nothing left. Costs one load when it is
+  /// ticking already.
+  void request_tick() noexcept;
+
+  /// Ends the thread before a fork (or at exit); registrations stay. start_again() resumes.
+  void stop() noexcept;
+  void start_again();
+  /// In a forked child, where the parent's registrations mean nothing.
+  void abandon() noexcept;
+  bool runs_here() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
+
+ private:
+  struct Entry {
+    int fd;
+    bool edge;
+    std::shared_ptr<Handler> handler;  // the registry and, while it runs, the thread
+  };
+
+  void ensure_thread();
+  void run() noexcept;
+  void handle(std::uint64_t token) noexcept;
+  void tick() noexcept;
+
+  std::optional<Poller> poller_;  ///< none after abandon()
+  std::optional<Event> wake_;
+  std::mutex mutex_;
+  std::map<std::uint64_t, Entry> entries_;
+  std::map<int, std::uint64_t> token_of_;
+  std::map<std::uint64_t, std::shared_ptr<Tick>> ticks_;
+  std::uint64_t last_token_ = 0;
+  std::atomic<bool> ticking_{false};
+  std::atomic<bool> stopping_{false};
+  bool wanted_ = false;
+  std::thread thread_;
+};
+
+}  // namespace onecopy

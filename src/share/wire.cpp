@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/wire.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "onecopy/os/random.h"
+
+namespace onecopy::wire {
+
+Type type_of(ByteSpan packet) {
+  require_size(packet, sizeof(Head));
+  const Head head = load<Head>(packet.data());
+  if (head.version != kVersion)
+    throw Error(ErrorCode::version_mismatch,
+                fmt::format("the other process speaks version {} of onecopy's protocol, this one {}; "
+                            "use the same release in both",
+                            head.version, kVersion));
+  return head.type;
+}
+
+void require_size(ByteSpan packet, std::size_t size) {
+  if (packet.size() < size)
+    throw Error(ErrorCode::protocol,
+                fmt::format("a message of {} bytes where at least {} belong", packet.size(), size));
+}
+
+void expect(ByteSpan packet, Type expected) {
+  const Type type = type_of(packet);
+  if (type == expected) return;
+  if (type == Type::refused) {
+    const ByteSpan text = tail_of<Refused>(packet);
+    throw Error(body_of<Refused>(packet).code,
+                std::string(reinterpret_cast<const char*>(text.data()), text.size()));
+  }
+  throw Error(ErrorCode::protocol, fmt::format("a message of type {} where {} was expected",
+                                               static_cast<std::uint32_t>(type),
+                                               static_cast<std::uint32_t>(expected)));
+}
+
+Bytes refuse(const Error& error) {
+  const std::string_view text = error.what();
+  return pack(Type::refused, Refused{error.code()}, std::as_bytes(std::span(text)));
+}
+
+Name to_name(const std::string& public_name) {
+  Name name{};
+  std::copy_n(public_name.begin(), std::min(public_name.size(), name.size()), name.begin());
+  return name;
+}
+
+std::string to_string(const Name& name) { return {name.data(), name.size()}; }
+
+Nonce new_nonce() {
+  Nonce nonce;
+  random_bytes(std::as_writable_bytes(std::span(nonce)));
+  return nonce;
+}
+
+Digest prove(ByteSpan id, std::string_view role, const Nonce& mine, const Nonce& theirs) {
+  Bytes message;
+  const auto append = [&](ByteSpan part) { message.insert(message.end(), part.begin(), part.end()); };
+  append(std::as_bytes(std::span(role)));
+  append(std::as_bytes(std::span(mine)));
+  append(std::as_bytes(std::span(theirs)));
+  return hmac_sha256(id, message);
+}
+
+}  // namespace onecopy::wire
