@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <map>
 #include <sstream>
