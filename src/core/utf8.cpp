@@ -18,6 +18,8 @@ std::size_t ascii_prefix(std::string_view text) noexcept {
   return i;
 }
 
+constexpr std::size_t kNoCharacter = SIZE_MAX;  ///< more than can follow: no character begins so
+
 /// What may follow a first byte: how many bytes, and the range of the second one.
 struct Follow {
   std::size_t count;
@@ -25,10 +27,9 @@ struct Follow {
   unsigned char high = 0xBF;
 };
 
-/// A count above 3: no character begins so.
 Follow follow_of(unsigned char first) noexcept {
   if (first < 0x80) return {0};
-  if (first < 0xC2) return {4};
+  if (first < 0xC2) return {kNoCharacter};
   if (first < 0xE0) return {1};
   if (first == 0xE0) return {2, 0xA0, 0xBF};
   if (first == 0xED) return {2, 0x80, 0x9F};
@@ -36,7 +37,7 @@ Follow follow_of(unsigned char first) noexcept {
   if (first == 0xF0) return {3, 0x90, 0xBF};
   if (first < 0xF4) return {3};
   if (first == 0xF4) return {3, 0x80, 0x8F};
-  return {4};
+  return {kNoCharacter};
 }
 
 bool follows(std::string_view rest, const Follow& follow) noexcept {
