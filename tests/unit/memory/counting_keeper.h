@@ -8,6 +8,7 @@ namespace onecopy {
 /// Counts the references of one block.
 class CountingKeeper final : public BlockKeeper {
  public:
+  CountingKeeper() noexcept : BlockKeeper(false) {}
   void retain(std::uint32_t) noexcept override { ++references; }
   void release(std::uint32_t) noexcept override { --references; }
   BlockRef make() {
