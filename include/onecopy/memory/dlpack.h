@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "onecopy/memory/tensor.h"
+
+namespace onecopy {
+
+// The C structs of DLPack (github.com/dmlc/dlpack, ABI version 1), which Python objects exchange in
+// capsules. Their layout must not change.
+
+struct DLPackVersion {
+  std::uint32_t major;
+  std::uint32_t minor;
+};
+
+struct DLDevice {
+  std::int32_t device_type;
+  std::int32_t device_id;
+};
+
+struct DLDataType {
+  std::uint8_t code;
+  std::uint8_t bits;
+  std::uint16_t lanes;
+};
+
+struct DLTensor {
+  void* data;
+  DLDevice device;
+  std::int32_t ndim;
+  DLDataType dtype;
+  std::int64_t* shape;
+  std::int64_t* strides;  ///< in elements; null means row-major (not allowed since 1.2)
+  std::uint64_t byte_offset;
+};
+
+/// Capsule "dltensor".
+struct DLManagedTensor {
+  DLTensor dl_tensor;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensor* self);
+};
+
+/// Capsule "dltensor_versioned".
+struct DLManagedTensorVersioned {
+  DLPackVersion version;
+  void* manager_ctx;
+  void (*deleter)(DLManagedTensorVersioned* self);
+  std::uint64_t flags;
+  DLTensor dl_tensor;
+};
+
+inline constexpr std::int32_t kDLCpu = 1;
+inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags
+
+// Thread safety: all functions may be called concurrently.
+
+/// The tensor as DLPack 1.x. The caller calls the deleter (or hands the struct to somebody who will);
+/// the block is kept alive until then. Throws unsupported for devices other than the CPU.
+DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor);
+/// The same in the old form. It cannot say that memory is read-only: such tensors are refused.
+DLManagedTensor* to_dlpack(const Tensor& tensor);
+
+/// A tensor on the foreign memory, which is given back (deleter) with the last copy of the tensor. Takes
+/// `managed` over in any case: it is given back at once when the call throws. Throws version_mismatch,
+/// unsupported (device, dtype, negative strides), invalid_argument (contradictions).
+Tensor from_dlpack(DLManagedTensorVersioned* managed);
+Tensor from_dlpack(DLManagedTensor* managed);
+
+}  // namespace onecopy

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/memory/dlpack.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "dlpack_dtype.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+
+namespace {
+
+constexpr DLPackVersion kVersion{1, 1};  // the one that brought the fp8 dtypes
+
+// ---- export
+
+/// What an exported struct points into; it owns itself until its deleter is called.
+template <class Managed>
+struct Exported {
+  Managed managed{};
+  Tensor tensor;
+  std::vector<std::int64_t> dims;  // shape, then strides
+
+  static void destroy(Managed* self) {
+    const std::unique_ptr<Exported> owner(static_cast<Exported*>(self->manager_ctx));
+  }
+};
+
+template <class Managed>
+Managed* export_tensor(const Tensor& tensor) {
+  if (tensor.device().type != DeviceType::cpu)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("a tensor on {} cannot be given out by DLPack yet; only those on the cpu can",
+                            tensor.device().str()));
+  auto exported = std::make_unique<Exported<Managed>>();
+  exported->tensor = tensor;
+  exported->dims.assign(tensor.shape().begin(), tensor.shape().end());
+  exported->dims.insert(exported->dims.end(), tensor.strides().begin(), tensor.strides().end());
+  const std::size_t ndim = tensor.layout().ndim();
+  exported->dims.push_back(0);  // so that a 0-d tensor has pointers, too
+  Managed& managed = exported->managed;
+  managed.dl_tensor = {tensor.data(),
+                       {kDLCpu, 0},
+                       static_cast<std::int32_t>(ndim),
+                       to_dl(tensor.dtype()),
+                       exported->dims.data(),
+                       exported->dims.data() + ndim,
+                       0};
+  managed.manager_ctx = exported.get();
+  managed.deleter = &Exported<Managed>::destroy;
+  return &exported.release()->managed;
+}
+
+// ---- import
+
+template <class Managed>
+struct CallDeleter {
+  void operator()(Managed* managed) const noexcept {
+    if (managed->deleter) managed->deleter(managed);
+  }
+};
+template <class Managed>
+using Owned = std::unique_ptr<Managed, CallDeleter<Managed>>;
+
+/// Counts the references to one imported struct; belongs to them, and goes with the last.
+template <class Managed>
+class ForeignBlock final : public BlockKeeper {
+ public:
+  explicit ForeignBlock(Owned<Managed> managed) noexcept
+      : BlockKeeper(false), managed_(std::move(managed)) {}
+
+  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release(std::uint32_t) noexcept override {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) == 1)
+      const std::unique_ptr<ForeignBlock> last(this);
+  }
+
+ private:
+  Owned<Managed> managed_;
+  std::atomic<std::uint64_t> references_{1};
+};
+
+/// Strides as Layout wants them. Where a dimension is not walked along, producers write anything.
+std::vector<std::int64_t> walked_strides(const DLTensor& tensor, std::span<const std::int64_t> shape) {
+  std::vector<std::int64_t> strides(tensor.strides, tensor.strides + shape.size());
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    if (shape[i] == 1 && strides[i] < 0) strides[i] = 1;
+    if (strides[i] < 0)
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("dimension {} has the negative stride {}; make a copy with positive strides first",
+                              i, strides[i]));
+  }
+  return strides;
+}
+
+Layout layout_of(const DLTensor& tensor) {
+  const DType dtype = from_dl(tensor.dtype);
+  if (tensor.ndim < 0 || tensor.ndim > static_cast<std::int32_t>(kMaxDims))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} dimensions; 0 to {} are possible", tensor.ndim, kMaxDims));
+  const auto ndim = static_cast<std::size_t>(tensor.ndim);
+  if (ndim == 0) return Layout(dtype);
+  if (!tensor.shape) throw Error(ErrorCode::invalid_argument, "a DLPack tensor without a shape");
+  const std::span<const std::int64_t> shape(tensor.shape, ndim);
+  Layout row_major(dtype, shape);
+  if (!tensor.strides || row_major.numel() == 0) return row_major;
+  return Layout(dtype, shape, walked_strides(tensor, shape));
+}
+
+template <class Managed>
+Tensor import_tensor(Owned<Managed> managed, Access access) {
+  const DLTensor& source = managed->dl_tensor;
+  if (source.device.device_type != kDLCpu)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("memory of DLPack device type {} cannot be opened yet; only the cpu's (type {}) can: "
+                            "copy the tensor to the cpu first",
+                            source.device.device_type, kDLCpu));
+  Layout layout = layout_of(source);
+  if (!source.data && layout.numel() > 0)
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} without memory", layout.str()));
+  void* data = source.data ? static_cast<std::byte*>(source.data) + source.byte_offset : nullptr;
+  auto keeper = std::make_unique<ForeignBlock<Managed>>(std::move(managed));
+  return Tensor(BlockRef(keeper.release(), 0), data, std::move(layout), kCpu, access);
+}
+
+template <class Managed>
+Owned<Managed> take_over(Managed* managed) {
+  if (!managed) throw Error(ErrorCode::invalid_argument, "no DLPack tensor: the pointer is null");
+  return Owned<Managed>(managed);
+}
+
+}  // namespace
+
+DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor) {
+  auto* managed = export_tensor<DLManagedTensorVersioned>(tensor);
+  managed->version = kVersion;
+  managed->flags = tensor.access() == Access::read_only ? kDLReadOnly : 0;
+  return managed;
+}
+
+DLManagedTensor* to_dlpack(const Tensor& tensor) {
+  if (tensor.access() == Access::read_only)
+    throw Error(ErrorCode::read_only,
+                "the old form of DLPack cannot say that a tensor is read-only; ask for version 1 "
+                "(max_version=(1, 0)), or open the tensor for writing");
+  return export_tensor<DLManagedTensor>(tensor);
+}
+
+Tensor from_dlpack(DLManagedTensorVersioned* managed) {
+  auto owned = take_over(managed);
+  if (managed->version.major != kVersion.major)
+    throw Error(ErrorCode::version_mismatch,
+                fmt::format("a DLPack tensor of version {}.{}; this is a reader of version {}",
+                            managed->version.major, managed->version.minor, kVersion.major));
+  const Access access = (managed->flags & kDLReadOnly) != 0 ? Access::read_only : Access::read_write;
+  return import_tensor(std::move(owned), access);
+}
+
+Tensor from_dlpack(DLManagedTensor* managed) {
+  return import_tensor(take_over(managed), Access::read_write);
+}
+
+}  // namespace onecopy
