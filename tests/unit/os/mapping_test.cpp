@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/mapping.h"
+
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <utility>
+
+#include "expect_error.h"
+#include "onecopy/os/memfd.h"
+#include "support/child.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::size_t kPage = 4096;
+
+std::size_t page() { return static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)); }
+
+TEST(Mapping, TwoMappingsOfOneFileAreTheSameMemory) {
+  const Fd fd = create_memfd("test", kPage);
+  const Mapping one = Mapping::of(fd, kPage, Access::read_write);
+  const Mapping two = Mapping::of(fd, kPage, Access::read_only);
+  *one.as<int>(8) = 42;
+  EXPECT_EQ(*two.as<int>(8), 42);
+  EXPECT_NE(one.data(), two.data());
+}
+
+TEST(Mapping, StartsAtTheOffset) {
+  const Fd fd = create_memfd("test", 2 * page());
+  const Mapping whole = Mapping::of(fd, 2 * page(), Access::read_write);
+  const Mapping second = Mapping::of(fd, page(), Access::read_write, page());
+  *second.as<int>() = 7;
+  EXPECT_EQ(*whole.as<int>(page()), 7);
+}
+
+TEST(Mapping, MovingHandsTheRangeOver) {
+  Mapping first = Mapping::anonymous(kPage);
+  std::byte* data = first.data();
+  Mapping second = std::move(first);
+  EXPECT_EQ(first.data(), nullptr);
+  EXPECT_EQ(first.size(), 0u);
+  EXPECT_EQ(second.data(), data);
+  second.reset();
+  EXPECT_FALSE(second);
+}
+
+TEST(Mapping, WritingThroughAReadOnlyOneIsASegmentationFault) {
+  const Fd fd = create_memfd("test", kPage);
+  const Mapping mapping = Mapping::of(fd, kPage, Access::read_only);
+  testing::Child child([&] {
+    std::signal(SIGSEGV, SIG_DFL);
+    *mapping.as<volatile int>() = 1;
+  });
+  EXPECT_EQ(child.join(), -SIGSEGV);
+}
+
+TEST(Mapping, AReadOnlyDescriptorCannotBeMappedForWriting) {
+  const Fd fd = reopen_read_only(create_memfd("test", kPage));
+  EXPECT_TRUE(Mapping::of(fd, kPage, Access::read_only));
+  const std::string why =
+      expect_error(ErrorCode::read_only, [&] { Mapping::of(fd, kPage, Access::read_write); });
+  EXPECT_PRED2(contains, why, "read-only access");
+}
+
+TEST(Mapping, NothingCannotBeMapped) {
+  const Fd fd = create_memfd("test", kPage);
+  expect_error(ErrorCode::invalid_argument, [&] { Mapping::of(fd, 0, Access::read_write); });
+}
+
+TEST(Mapping, AddressSpaceLimitIsReportedWithTheNumbers) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "sanitizers need the address space";
+#endif
+  testing::Child child([] {
+    const rlimit limit{1u << 30, 1u << 30};
+    ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
+    const std::string why = expect_error(ErrorCode::out_of_mappings,
+                                         [] { Mapping::anonymous(std::size_t{1} << 31); });
+    EXPECT_PRED2(contains, why, "2147483648 bytes");
+    EXPECT_PRED2(contains, why, "1073741824 bytes");
+    EXPECT_PRED2(contains, why, "vm.max_map_count");
+  });
+  EXPECT_EQ(child.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy
