@@ -11,11 +11,15 @@
 namespace onecopy {
 namespace {
 
+bool is_octal(const std::string& text, std::size_t at) {
+  return text.size() >= at + 3 && text.find_first_not_of("01234567", at) >= at + 3;
+}
+
 /// /proc/self/mountinfo writes spaces and the like as \ooo.
 std::string unescape(const std::string& text) {
   std::string plain;
   for (std::size_t i = 0; i < text.size(); ++i) {
-    if (text[i] == '\\' && i + 3 < text.size()) {
+    if (text[i] == '\\' && is_octal(text, i + 1)) {
       plain += static_cast<char>(std::stoi(text.substr(i + 1, 3), nullptr, 8));
       i += 3;
     } else {
