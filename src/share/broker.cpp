@@ -94,6 +94,11 @@ void Broker::answer(At at, Packet packet) {
     switch (type) {
       case wire::Type::want_segment: return send_segment(c, bytes);
       case wire::Type::want_foreign: return send_foreign(c, bytes);
+      case wire::Type::ask_limbo: {
+        const auto body = wire::body_of<wire::AskLimbo>(bytes);
+        const wire::Limbo answer{ledger_.is_in_limbo(body.block, body.generation)};
+        return reply(c, wire::pack(wire::Type::limbo, answer));
+      }
       case wire::Type::acknowledge: return holds_.end(wire::body_of<wire::Acknowledge>(bytes).hold);
       case wire::Type::adopt_child: return adopt_child(c, std::move(packet));
       case wire::Type::deposit: return take_deposit(c, std::move(packet));

@@ -10,15 +10,14 @@
 
 namespace onecopy {
 
-std::optional<ForkPage> announce_child(const Claims& mine, UnixSocket& owner) {
+std::optional<ForkPage> announce_child(Claims mine, UnixSocket& owner) {
   const Fd file = create_claim_file();
   ForkPage child{map_claims(file), {}};
   claims_in(child.memory).header().all.store(1);
   auto [ours, theirs] = UnixSocket::pair();
   child.socket = std::move(ours);
   const int fds[] = {file.get(), theirs.fd()};
-  mine.header().announced.fetch_add(1);
-  point("fork.announced");
+  announce_child(mine);
   try {
     owner.send(wire::pack(wire::Type::adopt_child, wire::AdoptChild{}), fds, std::chrono::seconds(10));
   } catch (const Error& e) {
@@ -39,13 +38,6 @@ bool greet_owner(UnixSocket& owner) noexcept {
   } catch (const Error&) {
     return false;
   }
-}
-
-void lower_all(const Claims& page) noexcept {
-  point("fork.slots_set");
-  page.header().all.store(0);
-  point("fork.all_lowered");
-  page.header().rescan.store(1);
 }
 
 }  // namespace onecopy

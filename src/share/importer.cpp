@@ -43,7 +43,7 @@ Tensor Importer::open(const HandleFields& handle, Access access) {
   for (;;) {
     Peer* peer = find_owner(handle.owner);
     if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
-    BlockRef ref = peer->try_claim(handle.block, handle.generation);
+    BlockRef ref = peer->claim(handle.block, handle.generation);
     if (!ref) {
       if (peer->is_closed()) continue;  // swept in between: make a new one
       throw stale(handle);

@@ -7,7 +7,6 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/memfd.h"
-#include "share/fork_page.h"
 
 namespace onecopy {
 
@@ -71,10 +70,28 @@ BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcep
   std::uint32_t held = refs.load();
   while (held != 0 && !refs.compare_exchange_weak(held, held + 1)) {
   }
-  if (held == 0) return {};
+  if (held == 0) return try_revive(block, generation);
   BlockRef ref(this, block);
   if (table_.record(block).word.load() != make_word(generation, BlockState::exported)) return {};
   return ref;
+}
+
+/// A receiver sends back what we have let go of: it is ours again.
+BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
+  std::lock_guard lock(mutex_);
+  auto& refs = local_[block].refs;
+  if (refs.load() != 0) {  // another thread was faster
+    if (table_.record(block).word.load() != make_word(generation, BlockState::exported)) return {};
+  } else if (inherited_ || !table_.try_revive(block, generation)) {
+    return {};
+  }
+  refs.fetch_add(1);
+  return {this, block};
+}
+
+bool Ledger::is_in_limbo(std::uint32_t block, std::uint64_t generation) const noexcept {
+  std::lock_guard lock(mutex_);
+  return table_.is_in_limbo(block, generation);
 }
 
 void Ledger::retain(std::uint32_t block) noexcept {
@@ -214,9 +231,9 @@ void Ledger::export_all() noexcept {
 
 void Ledger::become_borrower(Claims page) noexcept {
   inherited_ = page;
-  for (std::uint32_t block = 0; block < table_.used(); ++block)
-    if (local_[block].refs.load() != 0) page.slot(block).store(1);
-  lower_all(page);
+  take_over_claims(page, table_.used(), [&](std::uint32_t block) {
+    return std::uint32_t{local_[block].refs.load() != 0};
+  });
 }
 
 }  // namespace onecopy

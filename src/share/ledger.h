@@ -41,6 +41,8 @@ class Ledger final : public SharedKeeper {
   void keep_with(std::uint32_t block, std::vector<BlockRef> kept);
   /// Another reference for a handle that came back to its owner; empty when it is stale.
   BlockRef try_open(std::uint32_t block, std::uint64_t generation) noexcept;
+  /// Freed here, and still held by a borrower? Answers a borrower that has raised its slot.
+  bool is_in_limbo(std::uint32_t block, std::uint64_t generation) const noexcept;
 
   void retain(std::uint32_t block) noexcept override;
   void release(std::uint32_t block) noexcept override;
@@ -90,6 +92,7 @@ class Ledger final : public SharedKeeper {
     std::vector<BlockRef> kept;
   };
 
+  BlockRef try_revive(std::uint32_t block, std::uint64_t generation) noexcept;
   void last_reference(std::uint32_t block) noexcept;
   void leave_inherited(std::uint32_t block) noexcept;
   Freed take_out(std::uint32_t block);

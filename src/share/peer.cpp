@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
@@ -16,6 +17,8 @@ namespace {
 
 /// A broker answers in well under a millisecond; this long means that it is stopped or starved.
 constexpr std::chrono::milliseconds kPatience{10'000};
+/// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
+constexpr std::chrono::seconds kDeathTakesAtMost{5};
 
 std::vector<int> raw(const std::vector<Fd>& fds) {
   std::vector<int> numbers;
@@ -96,9 +99,44 @@ void Peer::watch(Watch& watch, Deposits& deposits) {
 }
 
 BlockRef Peer::try_claim(std::uint32_t block, std::uint64_t generation) noexcept {
+  return claim(block, generation, [] { return false; });
+}
+
+BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) noexcept {
+  return claim(block, generation, [&] { return ask_owner(block, generation); });
+}
+
+/// Slow, and only for blocks that the owner has let go of while another borrower passes them on.
+bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation) noexcept {
+  try {
+    if (!disconnected_) {
+      const Packet packet = request(
+          wire::pack(wire::Type::ask_limbo, wire::AskLimbo{generation, block}), {}, wire::Type::limbo);
+      return wire::body_of<wire::Limbo>(packet.bytes).yes != 0;
+    }
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) {
+      log_warning(fmt::format("the owner did not say whether block {} is still held: {}", block, e.what()));
+      return false;
+    }
+  }
+  return wait_gone();
+}
+
+bool Peer::wait_gone() const noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + kDeathTakesAtMost;
+  while (!gone_ && !has_exited(pidfd_)) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+template <class Ask>
+BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept {
   if (block >= kMaxBlocks) return {};
   leases_.fetch_add(1);  // before closed_ is read: try_close() does it the other way round
-  if (closed_ || !onecopy::try_claim(page_, record(block), block, generation)) {
+  if (closed_ || !onecopy::try_claim(page_, record(block), block, generation, ask)) {
     leases_.fetch_sub(1);
     return {};
   }
@@ -335,9 +373,7 @@ void Peer::finish_fork_in_child() noexcept {
   page_memory_ = std::move(fork_page_->memory);
   socket_ = std::move(fork_page_->socket);
   fork_page_.reset();
-  for (std::uint32_t block = 0; block <= highest_block_; ++block)
-    if (const std::uint32_t count = counts_[block].load()) page_.slot(block).store(count);
-  lower_all(page_);
+  take_over_claims(page_, highest_block_ + 1, [&](std::uint32_t block) { return counts_[block].load(); });
   if (!disconnected_) disconnected_ = !greet_owner(socket_);
 }
 

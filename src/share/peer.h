@@ -38,8 +38,11 @@ class Peer final : public SharedKeeper {
   /// Puts the connection and the pidfd under watch.
   void watch(Watch& watch, Deposits& deposits);
 
-  /// A lease on the block if it still is what the handle said; empty when it is stale.
+  /// A lease on the block if it still is what the handle said; empty when it is stale, or when only
+  /// the owner can tell. Never waits.
   BlockRef try_claim(std::uint32_t block, std::uint64_t generation) noexcept;
+  /// The same, and asks the owner when it has to; empty when it is stale.
+  BlockRef claim(std::uint32_t block, std::uint64_t generation) noexcept;
   /// Where a claimed block lies in this process; null while its segment is not mapped. Throws
   /// bad_handle when the handle contradicts the owner's table.
   std::byte* locate(const HandleFields& handle, Access access);
@@ -94,6 +97,10 @@ class Peer final : public SharedKeeper {
   void handshake(const std::string& my_name);
   void set_table(Fd file);
   void set_page(Mapping page);
+  template <class Ask>
+  BlockRef claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept;
+  bool ask_owner(std::uint32_t block, std::uint64_t generation) noexcept;
+  bool wait_gone() const noexcept;
   Packet request(const Bytes& message, std::span<const int> fds, wire::Type answer);
   void on_readable();
   void handle_unasked(Packet packet);

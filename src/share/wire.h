@@ -27,6 +27,8 @@ enum class Type : std::uint32_t {
   want_segment,   ///< borrower: descriptors of a segment of yours
   want_foreign,   ///< borrower: descriptors of a segment of another owner that you hold
   segment,        ///< broker: the answer to both
+  ask_limbo,      ///< borrower, its slot raised: is this block still held, though you have freed it?
+  limbo,          ///< broker: yes or no
   acknowledge,    ///< borrower: the handle with this hold has arrived (no answer)
   adopt_child,    ///< borrower: a claim page and a socket for a child I am about to fork (no answer)
   child_hello,    ///< that child, over that socket: my pid (no answer)
@@ -75,6 +77,13 @@ struct Segment {
   std::uint8_t kind;
   std::uint8_t has_table;
   std::uint8_t owner_gone;
+};
+struct AskLimbo {
+  std::uint64_t generation;
+  std::uint32_t block;
+};
+struct Limbo {
+  std::uint8_t yes;
 };
 struct Acknowledge {
   std::uint64_t hold;

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/share.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/bundle.h"
+#include "onecopy/share/stats.h"
+#include "support/child.h"
+
+namespace onecopy {
+namespace {
+
+using testing::Child;
+using testing::eventually;
+using testing::Shared;
+
+/// Text that processes of one test pass around.
+struct Note {
+  std::atomic<int> ready{0};
+  char text[4096] = {};
+
+  void write(const std::string& s, int step = 1) {
+    std::copy(s.begin(), s.end(), text);
+    text[s.size()] = 0;
+    ready = step;
+  }
+  std::string read(int step = 1) {
+    EXPECT_TRUE(eventually([&] { return ready >= step; }));
+    return text;
+  }
+};
+
+ErrorCode code_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& e) {
+    return e.code();
+  }
+  return ErrorCode{255};
+}
+
+Tensor numbers(std::int64_t count) {
+  Tensor tensor = empty(Layout(DType::i64, {count}));
+  for (std::int64_t i = 0; i < count; ++i) tensor.as<std::int64_t>()[i] = i;
+  return tensor;
+}
+
+TEST(ShareBetweenProcesses, ABorrowerReadsAndWritesTheOwnersMemory) {
+  Shared<Note> note;
+  Child owner([&] {
+    const Tensor tensor = numbers(1000);
+    const Handle handle = share(tensor);
+    note->write(handle.to_text());
+    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+    EXPECT_EQ(tensor.as<std::int64_t>()[7], 70);
+  });
+  Child borrower([&] {
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    tensor.as<std::int64_t>()[7] = 70;
+    note->ready = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST(ShareBetweenProcesses, WhatABorrowerHoldsIsNotReusedUntilItLetsGo) {
+  Shared<Note> note;
+  Child owner([&] {
+    Tensor tensor = numbers(1000);
+    note->write(share(tensor).to_text());
+    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+    tensor.release();
+    EXPECT_EQ(stats().limbo, 1u);
+    for (int i = 0; i < 100; ++i) numbers(1000);
+    note->ready = 3;
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  Child borrower([&] {
+    Tensor tensor = open(Handle::from_text(note->read()));
+    note->ready = 2;
+    EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    tensor.release();
+    EXPECT_EQ(stats().leases, 0u);
+    EXPECT_TRUE(eventually([&] { return stats().owners == 0; }));
+  });
+  EXPECT_EQ(owner.join(), 0);
+  EXPECT_EQ(borrower.join(), 0);
+}
+
+TEST(ShareBetweenProcesses, ClaimsOfAKilledBorrowerFall) {
+  Shared<Note> note;
+  Child borrower([&] {
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    note->ready = 2;
+    pause();
+  });
+  Tensor tensor = numbers(1000);
+  note->write(share(tensor).to_text());
+  EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+  const std::uint64_t before = stats().limbo;
+  tensor.release();
+  EXPECT_EQ(stats().limbo, before + 1);
+  borrower.kill();
+  EXPECT_TRUE(eventually([&] { return stats().limbo == 0 && stats().borrowers == 0; }));
+}
+
+TEST(ShareBetweenProcesses, MemoryOutlivesItsOwner) {
+  Shared<Note> note;
+  Child owner([&] {
+    const Handle handle = share(numbers(1000));
+    note->write(handle.to_text());
+    pause();
+  });
+  const Handle handle = Handle::from_text(note->read());
+  const Tensor tensor = open(handle);
+  owner.kill();
+  EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+  EXPECT_EQ(open(handle).data(), tensor.data());
+}
+
+TEST(ShareBetweenProcesses, ABorrowedTensorCanBeSharedOnAfterItsOwnersDeath) {
+  Shared<Note> note;
+  Shared<Note> on;
+  Child owner([&] {
+    const Handle handle = share(numbers(1000));
+    note->write(handle.to_text());
+    pause();
+  });
+  Child middle([&] {
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    note->ready = 2;
+    EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+    const Handle handle = share(tensor);
+    on->write(handle.to_text());
+    EXPECT_TRUE(eventually([&] { return note->ready == 4; }));
+  });
+  EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+  owner.kill();
+  note->ready = 3;
+  Child last([&] {
+    const Tensor tensor = open(Handle::from_text(on->read()));
+    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    note->ready = 4;
+  });
+  EXPECT_EQ(last.join(), 0);
+  EXPECT_EQ(middle.join(), 0);
+}
+
+TEST(ShareBetweenProcesses, WhatTheOwnerLetGoOfCanBePassedOnAndBack) {
+  Shared<Note> note;
+  Shared<Note> on;
+  Tensor tensor = numbers(1000);
+  Child middle([&] {
+    const Tensor mine = open(Handle::from_text(note->read()));
+    note->ready = 2;
+    EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+    on->write(share(mine).to_text());
+    EXPECT_TRUE(eventually([&] { return note->ready == 4; }));
+  });
+  Child last([&] {
+    const Tensor mine = open(Handle::from_text(on->read()));
+    EXPECT_EQ(mine.as<std::int64_t>()[999], 999);
+    on->ready = 2;
+    EXPECT_TRUE(eventually([&] { return on->ready == 3; }));
+  });
+  const void* data = tensor.data();
+  note->write(share(tensor).to_text());
+  EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+  tensor.release();
+  EXPECT_EQ(stats().limbo, 1u);
+  note->ready = 3;
+  EXPECT_TRUE(eventually([&] { return on->ready == 2; }));
+  tensor = open(Handle::from_text(on->read()));
+  EXPECT_EQ(tensor.data(), data);
+  EXPECT_EQ(stats().limbo, 0u);
+  note->ready = 4;
+  on->ready = 3;
+  EXPECT_EQ(middle.join(), 0);
+  EXPECT_EQ(last.join(), 0);
+}
+
+TEST(ShareBetweenProcesses, ADeadOwnersHandleIsAClearError) {
+  Shared<Note> note;
+  Child owner([&] { note->write(share(numbers(10)).to_text()); });
+  EXPECT_EQ(owner.join(), 0);
+  EXPECT_EQ(code_of([&] { open(Handle::from_text(note->read())); }), ErrorCode::owner_died);
+}
+
+TEST(ShareBetweenProcesses, ReadOnlyMappingsCannotBeWritten) {
+  Shared<Note> note;
+  const Tensor tensor = numbers(10);
+  const Handle handle = share(tensor);
+  note->write(handle.to_text());
+  Child borrower([&] {
+    const Tensor mine = open(Handle::from_text(note->read()), Access::read_only);
+    EXPECT_EQ(mine.as<std::int64_t>()[9], 9);
+    mine.as<std::int64_t>()[0] = 1;  // SIGSEGV
+  });
+  EXPECT_EQ(borrower.join(), -SIGSEGV);
+  EXPECT_EQ(tensor.as<std::int64_t>()[0], 0);
+}
+
+TEST(Fork, WhatAChildInheritedStaysAliveUntilItLetsGo) {
+  Shared<Note> note;
+  Tensor tensor = numbers(1000);
+  Child child([&] {
+    note->ready = 1;
+    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    tensor.release();
+    note->ready = 3;
+    EXPECT_TRUE(eventually([&] { return note->ready == 4; }));
+  });
+  EXPECT_TRUE(eventually([&] { return note->ready == 1; }));
+  tensor.release();
+  EXPECT_EQ(stats().limbo, 1u);
+  for (int i = 0; i < 100; ++i) numbers(1000);
+  note->ready = 2;
+  EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+  EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  note->ready = 4;
+  EXPECT_EQ(child.join(), 0);
+}
+
+TEST(Fork, LeasesOfTheParentBecomeTheChildsToo) {
+  Shared<Note> note;
+  Shared<Note> step;
+  Child owner([&] {
+    Tensor tensor = numbers(1000);
+    note->write(share(tensor).to_text());
+    EXPECT_TRUE(eventually([&] { return step->ready >= 1; }));
+    tensor.release();
+    EXPECT_TRUE(eventually([&] { return step->ready == 2; }));
+    EXPECT_EQ(stats().limbo, 1u);
+    step->ready = 3;
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  Child middle([&] {
+    Tensor tensor = open(Handle::from_text(note->read()));
+    Child grandchild([&] {
+      EXPECT_TRUE(eventually([&] { return step->ready == 3; }));
+      EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+      tensor.release();
+    });
+    step->ready = 1;
+    tensor.release();
+    step->ready = 2;
+    EXPECT_EQ(grandchild.join(), 0);
+  });
+  EXPECT_EQ(middle.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST(Fork, AGrandchildKeepsWhatItsGrandparentOwns) {
+  Shared<Note> step;
+  Tensor tensor = numbers(1000);
+  Child child([&] {
+    Child grandchild([&] {
+      EXPECT_TRUE(eventually([&] { return step->ready == 1; }));
+      EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+      const Handle handle = share(tensor);
+      EXPECT_EQ(open(handle).as<std::int64_t>()[1], 1);
+    });
+    tensor.release();
+    EXPECT_EQ(grandchild.join(), 0);
+  });
+  tensor.release();
+  for (int i = 0; i < 100; ++i) numbers(1000);
+  step->ready = 1;
+  EXPECT_EQ(child.join(), 0);
+  EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+}
+
+TEST(Fork, AChildThatExecsLetsGo) {
+  Tensor tensor = numbers(1000);
+  Child child([&] { execlp("sleep", "sleep", "60", nullptr); });
+  tensor.release();
+  EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  child.kill();
+}
+
+TEST(Fork, AChildSharesTensorsOfItsOwn) {
+  Shared<Note> note;
+  const Tensor parents = numbers(10);
+  Child child([&] {
+    const Tensor tensor = numbers(1000);
+    const Handle handle = share(tensor);
+    note->write(handle.to_text());
+    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+  });
+  EXPECT_EQ(open(Handle::from_text(note->read())).as<std::int64_t>()[999], 999);
+  note->ready = 2;
+  EXPECT_EQ(child.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy
