@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/memory/npy.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+
+#include "npy_literal.h"
+#include "onecopy/core/error.h"
+#include "onecopy/os/file.h"
+#include "onecopy/os/memfd.h"
+
+namespace onecopy {
+
+namespace {
+
+constexpr std::array kMagic{std::byte{0x93}, std::byte{'N'}, std::byte{'U'}, std::byte{'M'}, std::byte{'P'}, std::byte{'Y'}};
+constexpr std::size_t kBeforeLength = 8;  // magic and version
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::bad_file, "this is not a valid .npy file: " + why);
+}
+
+struct Row {
+  char kind;
+  char digits[3];
+  DType dtype;
+};
+
+constexpr std::array kRows{
+    Row{'b', "1", DType::boolean}, Row{'u', "1", DType::u8},  Row{'i', "1", DType::i8},  Row{'u', "2", DType::u16},
+    Row{'i', "2", DType::i16},     Row{'u', "4", DType::u32}, Row{'i', "4", DType::i32}, Row{'u', "8", DType::u64},
+    Row{'i', "8", DType::i64},     Row{'f', "2", DType::f16}, Row{'f', "4", DType::f32}, Row{'f', "8", DType::f64},
+    Row{'c', "8", DType::c64},     Row{'c', "16", DType::c128},
+};
+
+/// "<f4", "|u1": byte order, kind, bytes.
+DType dtype_of(const std::string& descr) {
+  if (descr.find('O') != std::string::npos)
+    throw Error(ErrorCode::unsupported, "arrays of Python objects hold pickles, which onecopy never loads");
+  const bool ordered = !descr.empty() && std::string_view("<>|=").find(descr[0]) != std::string_view::npos;
+  const std::string_view rest = std::string_view(descr).substr(ordered ? 1 : 0);
+  for (const Row& row : kRows) {
+    if (rest.empty() || rest[0] != row.kind || rest.substr(1) != row.digits) continue;
+    if (descr[0] == '>' && size_of(row.dtype) > 1)
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("big-endian elements ({}): convert them with astype('<{}')", descr, rest));
+    return row.dtype;
+  }
+  throw Error(ErrorCode::unsupported, fmt::format("no dtype of onecopy matches the descr '{}'", descr));
+}
+
+Layout layout_of(const NpyFields& fields) {
+  const DType dtype = dtype_of(fields.descr);
+  try {
+    Layout row_major(dtype, fields.shape);
+    if (!fields.fortran_order || row_major.numel() == 0) return row_major;
+    std::vector<std::int64_t> strides;
+    std::int64_t step = 1;
+    for (const std::int64_t size : fields.shape) {
+      strides.push_back(step);
+      step *= size;
+    }
+    return Layout(dtype, fields.shape, strides);
+  } catch (const Error& error) {
+    refuse(error.what());
+  }
+}
+
+struct Place {
+  std::uint64_t header;  // bytes from the start of the file
+  std::uint64_t data;
+};
+
+std::size_t length_bytes(ByteSpan head) {
+  if (head.size() < kBeforeLength || !std::equal(kMagic.begin(), kMagic.end(), head.begin()))
+    refuse("it does not start with \\x93NUMPY");
+  const auto major = std::to_integer<unsigned>(head[6]);
+  if (major < 1 || major > 3)
+    throw Error(ErrorCode::unsupported, fmt::format("version {} of the .npy format; 1 to 3 are known", major));
+  return major == 1 ? 2 : 4;
+}
+
+/// REQUIRES: nothing about the bytes.
+Place places(ByteSpan head, std::uint64_t file_size) {
+  const std::size_t width = length_bytes(head);
+  if (head.size() < kBeforeLength + width) refuse("it ends within its header");
+  const std::uint64_t length = width == 2 ? load<std::uint16_t>(head.data() + kBeforeLength)
+                                          : load<std::uint32_t>(head.data() + kBeforeLength);
+  const Place place{kBeforeLength + width, kBeforeLength + width + length};
+  if (length > kMaxNpyHeader)
+    refuse(fmt::format("a header of {} bytes; at most {} are allowed", length, kMaxNpyHeader));
+  if (place.data > file_size)
+    refuse(fmt::format("its header of {} bytes is longer than the file of {}", length, file_size));
+  return place;
+}
+
+}  // namespace
+
+NpyHeader parse_npy_header(ByteSpan head, std::uint64_t file_size) {
+  const Place place = places(head, file_size);
+  if (head.size() < place.data) refuse("it ends within its header");
+  const auto* text = reinterpret_cast<const char*>(head.data() + place.header);
+  NpyHeader header;
+  header.layout = layout_of(parse_npy_literal({text, place.data - place.header}));
+  header.data_offset = place.data;
+  header.file_size = file_size;
+  if (header.layout.nbytes() > file_size - place.data)
+    refuse(fmt::format("{} needs {} bytes of data and the file has {}: it is cut off", header.layout.str(),
+                       header.layout.nbytes(), file_size - place.data));
+  return header;
+}
+
+NpyHeader read_npy_header(const Fd& file) {
+  const std::uint64_t size = file_size(file);
+  Bytes head(std::min<std::uint64_t>(size, kBeforeLength + 4));
+  read_exactly(file, head, 0);
+  const Place place = places(head, size);
+  head.resize(place.data);
+  read_exactly(file, head, 0);
+  return parse_npy_header(head, size);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string_view>
+
+#include "onecopy/core/dtype.h"
+
+namespace onecopy {
+
+/// The format's name of a dtype; empty for those it has none for.
+std::string_view safetensors_name(DType dtype) noexcept;
+std::optional<DType> parse_safetensors_dtype(std::string_view name) noexcept;
+/// Names that the format knows and we have no dtype for.
+bool is_known_safetensors_dtype(std::string_view name) noexcept;
+
+}  // namespace onecopy
