@@ -101,6 +101,8 @@ void Broker::answer(At at, Packet packet) {
       }
       case wire::Type::acknowledge: return holds_.end(wire::body_of<wire::Acknowledge>(bytes).hold);
       case wire::Type::adopt_child: return adopt_child(c, std::move(packet));
+      case wire::Type::join_channel: return join(c, bytes);
+      case wire::Type::leave_channel: return leave(c, wire::body_of<wire::JoinChannel>(bytes));
       case wire::Type::deposit: return take_deposit(c, std::move(packet));
       default: throw Error(ErrorCode::protocol, "a message that no borrower sends");
     }
@@ -235,6 +237,7 @@ void Broker::drop(At at) noexcept {
   if (at->pidfd) watch_.remove(at->pidfd.get());
   if (at->attached) ledger_.detach(*at->attached);
   point("detach.done");
+  while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
   std::lock_guard lock(mutex_);
   connections_.erase(at);
 }
@@ -256,24 +259,69 @@ void Broker::announce_retired(std::uint32_t segment) noexcept {
   }
 }
 
-void Broker::spread_deposit(const DepositKey& key, const ProcessOrigin& origin, std::uint64_t channel,
-                            Access access) {
-  const ExportedMemory memory = ledger_.export_segment(key.second, access);
-  const Fd table = ledger_.export_table();
-  const wire::Deposit body{wire::to_name(key.first), origin.pid,  origin.start_time, memory.size,
-                           channel,                  key.second, static_cast<std::uint8_t>(memory.kind)};
-  const Bytes message = wire::pack(wire::Type::keep, body, memory.blob);
-  std::vector<int> fds = raw(memory.fds);
-  fds.insert(fds.begin(), table.get());
+void Broker::spread_deposit(std::uint32_t segment, std::uint64_t channel) {
   std::lock_guard lock(mutex_);
-  for (Connection& c : connections_) {
-    if (!c.attached || c.closed) continue;
-    try {
-      c.socket.try_send(message, fds);
-    } catch (const Error& e) {
-      if (e.code() != ErrorCode::peer_died) log_warning(e.what());
-    }
+  if (!spread_[channel].insert(segment).second) return;
+  for (Connection& c : connections_)
+    for (const wire::JoinChannel& joined : c.joined)
+      if (joined.channel == channel) send_keep(c, segment, channel);
+}
+
+void Broker::forget_channel(std::uint64_t channel) noexcept {
+  std::lock_guard lock(mutex_);
+  spread_.erase(channel);
+}
+
+void Broker::send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept {
+  try {
+    const ExportedMemory memory = ledger_.export_segment(segment, Access::read_write);
+    const Fd table = ledger_.export_table();
+    const ProcessOrigin origin = ledger_.origin();
+    const wire::Deposit body{wire::to_name(public_name(self_)), origin.pid, origin.start_time,
+                             memory.size, channel, segment, static_cast<std::uint8_t>(memory.kind)};
+    std::vector<int> fds = raw(memory.fds);
+    fds.insert(fds.begin(), table.get());
+    reply(c, wire::pack(wire::Type::keep, body, memory.blob), fds);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) log_warning(e.what());
   }
+}
+
+/// What is in the queue already may be ours, and we may die before it is taken.
+void Broker::join(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::JoinChannel>(packet);
+  {
+    std::lock_guard lock(mutex_);
+    c.joined.push_back(body);
+    const auto at = spread_.find(body.channel);
+    if (at != spread_.end())
+      for (const std::uint32_t segment : at->second) send_keep(c, segment, body.channel);
+  }
+  report_users(body);
+}
+
+void Broker::leave(Connection& c, const wire::JoinChannel& which) {
+  {
+    std::lock_guard lock(mutex_);
+    const auto at = std::find_if(c.joined.begin(), c.joined.end(), [&](const auto& j) {
+      return j.channel == which.channel && j.role == which.role;
+    });
+    if (at == c.joined.end()) return;
+    c.joined.erase(at);
+  }
+  report_users(which);
+}
+
+void Broker::report_users(const wire::JoinChannel& which) {
+  std::size_t users = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (const Connection& c : connections_)
+      users += std::any_of(c.joined.begin(), c.joined.end(), [&](const auto& j) {
+        return j.channel == which.channel && j.role == which.role;
+      });
+  }
+  deposits_.report_users(which.channel, which.role, users);
 }
 
 std::vector<BorrowerInfo> Broker::borrowers() const {

@@ -5,8 +5,10 @@
 #include <cstdint>
 #include <functional>
 #include <list>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,9 +43,10 @@ class Broker {
 
   /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
   void announce_retired(std::uint32_t segment) noexcept;
-  /// Gives a segment of ours to every borrower, to be kept for `channel` should we die. Any thread.
-  void spread_deposit(const DepositKey& key, const ProcessOrigin& origin, std::uint64_t channel,
-                      Access access = Access::read_write);
+  /// Gives a segment of ours to everybody who has `channel` open or will have, to be kept should we
+  /// die. Any thread.
+  void spread_deposit(std::uint32_t segment, std::uint64_t channel);
+  void forget_channel(std::uint64_t channel) noexcept;
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
   /// Looks after borrowers whose socket has closed but whose process has not ended. True while there
@@ -70,6 +73,7 @@ class Broker {
     Mapping page;
     std::uint64_t page_inode = 0;
     std::optional<Ledger::PageRef> attached;
+    std::vector<wire::JoinChannel> joined;
     bool closed = false;
   };
   using Connections = std::list<Connection>;
@@ -86,6 +90,10 @@ class Broker {
   void send_foreign(Connection& c, ByteSpan packet);
   void adopt_child(Connection& parent, Packet packet);
   void greet_child(At at, ByteSpan packet);
+  void join(Connection& c, ByteSpan packet);
+  void leave(Connection& c, const wire::JoinChannel& which);
+  void send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept;
+  void report_users(const wire::JoinChannel& which);
   void take_deposit(Connection& c, Packet packet);
   void on_hangup(At at);
   void drop(At at) noexcept;
@@ -101,6 +109,7 @@ class Broker {
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
   Connections connections_;
+  std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues
 };
 
 }  // namespace onecopy

@@ -44,9 +44,16 @@ std::optional<Deposits::Opened> Deposits::open(const DepositKey& key, Access acc
   return Opened{entry.table.duplicate(), duplicate(entry.memory, access), is_gone(entry)};
 }
 
-void Deposits::add_channel(std::uint64_t channel, Progress progress) {
+void Deposits::add_channel(std::uint64_t channel, ChannelHooks hooks) {
   std::lock_guard lock(mutex_);
-  channels_[channel] = std::move(progress);
+  channels_[channel] = std::move(hooks);
+}
+
+void Deposits::report_users(std::uint64_t channel, std::uint8_t role,
+                            std::size_t users) const noexcept {
+  std::lock_guard lock(mutex_);
+  const auto at = channels_.find(channel);
+  if (at != channels_.end() && at->second.users) at->second.users(role, users);
 }
 
 void Deposits::remove_channel(std::uint64_t channel) noexcept {
@@ -68,7 +75,7 @@ bool Deposits::is_needed(Entry& entry) {
   if (!is_gone(entry)) return true;
   for (auto at = entry.channels.begin(); at != entry.channels.end();) {
     auto& [channel, put_at_death] = *at;
-    const auto progress = channels_[channel]();
+    const auto progress = channels_[channel].progress();
     if (progress && !put_at_death) put_at_death = progress->first;
     const bool passed = !progress || progress->second >= *put_at_death;
     at = passed ? entry.channels.erase(at) : std::next(at);

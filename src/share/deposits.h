@@ -19,6 +19,15 @@ namespace onecopy {
 /// Which segment: public name of its owner, and its number there.
 using DepositKey = std::pair<std::string, std::uint32_t>;
 
+/// A queue as the share layer sees it. Both functions are called on the watch thread and must not
+/// throw.
+struct ChannelHooks {
+  /// How far the queue has come: items ever put, items ever taken. Nothing when it is closed.
+  std::function<std::optional<std::pair<std::uint64_t, std::uint64_t>>()> progress;
+  /// In the queue's creator: how many other processes have it open in this role, at each change.
+  std::function<void(std::uint8_t role, std::size_t users)> users;
+};
+
 /// Descriptors of other processes' segments, kept so that what is in our queues can be opened after
 /// its owner has died. A deposit made for a queue is kept while its owner lives or an item put before
 /// the death is still in that queue.
@@ -31,17 +40,15 @@ class Deposits {
     ExportedMemory memory;
     bool owner_gone = false;
   };
-  /// How far a queue has come: items ever put, items ever taken. Nothing when the queue is closed.
-  using Progress = std::function<std::optional<std::pair<std::uint64_t, std::uint64_t>>()>;
-
   /// Keeps a segment for `channel`; without effect when no such channel is known here.
   void add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
            std::uint64_t channel);
   std::optional<Opened> open(const DepositKey& key, Access access) const;
 
   /// A queue that is open here. `channel` is random and the same in every process.
-  void add_channel(std::uint64_t channel, Progress progress);
+  void add_channel(std::uint64_t channel, ChannelHooks hooks);
   void remove_channel(std::uint64_t channel) noexcept;
+  void report_users(std::uint64_t channel, std::uint8_t role, std::size_t users) const noexcept;
 
   /// Drops what is not needed any more. True while a dead owner's segments are being kept.
   bool sweep() noexcept;
@@ -66,7 +73,7 @@ class Deposits {
 
   mutable std::mutex mutex_;
   std::map<DepositKey, Entry> entries_;
-  std::map<std::uint64_t, Progress> channels_;
+  std::map<std::uint64_t, ChannelHooks> channels_;
 };
 
 }  // namespace onecopy

@@ -4,6 +4,7 @@
 #include "onecopy/memory/block.h"
 #include "onecopy/memory/pool.h"
 #include "onecopy/share/handle_fields.h"
+#include "share/process_origin.h"
 
 namespace onecopy {
 
@@ -24,6 +25,7 @@ class SharedKeeper : public BlockKeeper {
   /// What another process needs to map a segment of this owner, and the owner's block table.
   virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
   virtual Fd export_table() const = 0;
+  virtual ProcessOrigin origin() const noexcept = 0;
 
  protected:
   SharedKeeper() noexcept : BlockKeeper(true) {}

@@ -74,7 +74,7 @@ class Ledger final : public SharedKeeper {
   void become_borrower(Claims page) noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
   Claims inherited_page() const noexcept { return inherited_; }
-  const ProcessOrigin& origin() const noexcept { return origin_; }
+  ProcessOrigin origin() const noexcept override { return origin_; }
 
  private:
   /// What the owner alone knows of a block.

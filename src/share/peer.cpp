@@ -230,6 +230,17 @@ void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd&
   request(wire::pack(wire::Type::deposit, body, memory.blob), fds, wire::Type::deposited);
 }
 
+void Peer::join_channel(std::uint64_t channel, std::uint8_t role) {
+  socket_.send(wire::pack(wire::Type::join_channel, wire::JoinChannel{channel, role}), {}, kPatience);
+}
+
+void Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
+  try {
+    socket_.try_send(wire::pack(wire::Type::leave_channel, wire::JoinChannel{channel, role}));
+  } catch (const Error&) {  // it is gone, and its queue's users with it
+  }
+}
+
 void Peer::acknowledge(std::uint64_t hold) noexcept {
   try {
     socket_.try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));

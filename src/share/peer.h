@@ -62,6 +62,8 @@ class Peer final : public SharedKeeper {
   /// Hands a segment over for safe keeping.
   void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
                const ExportedMemory& memory, std::uint64_t channel);
+  void join_channel(std::uint64_t channel, std::uint8_t role);
+  void leave_channel(std::uint64_t channel, std::uint8_t role) noexcept;
   /// Tells the maker of a handle that it has arrived. Never waits; a full socket loses it, and the
   /// hold expires instead.
   void acknowledge(std::uint64_t hold) noexcept;
@@ -77,7 +79,7 @@ class Peer final : public SharedKeeper {
   bool is_gone() const noexcept { return gone_; }
   bool is_disconnected() const noexcept { return disconnected_; }
   bool is_closed() const noexcept { return closed_; }
-  ProcessOrigin origin() const noexcept { return {pid_, start_time_}; }
+  ProcessOrigin origin() const noexcept override { return {pid_, start_time_}; }
   std::uint64_t leases() const noexcept { return leases_; }
   std::size_t segments() const;
   /// Gives memory and descriptors back if the owner is gone and nothing is held. True when closed.

@@ -155,13 +155,62 @@ Tensor Process::open(const HandleFields& handle, Access access) {
   return tensor;
 }
 
+void Process::open_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role,
+                           ChannelHooks hooks) {
+  deposits_.add_channel(channel, std::move(hooks));
+  if (creator != id_) importer_.connect(creator).join_channel(channel, role);
+}
+
+void Process::close_channel(const ProcessId& creator, std::uint64_t channel,
+                            std::uint8_t role) noexcept {
+  deposits_.remove_channel(channel);
+  if (creator == id_)
+    broker_.forget_channel(channel);
+  else if (Peer* peer = importer_.find(public_name(creator)))
+    peer->leave_channel(channel, role);
+}
+
+void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t channel) {
+  auto& keeper = static_cast<SharedKeeper&>(*block.keeper());
+  const std::uint32_t segment = keeper.export_block(block.number()).info.segment;
+  if (creator != id_) {
+    importer_.connect(creator).deposit({public_name(keeper.owner()), segment}, keeper.origin(),
+                                       keeper.export_table(),
+                                       keeper.export_segment(segment, Access::read_write), channel);
+  } else if (keeper.owner() == id_) {
+    broker_.spread_deposit(segment, channel);
+  }
+}
+
+std::uint64_t Process::add_transit(TransitSource source) {
+  std::lock_guard lock(transits_mutex_);
+  transits_[++last_transit_] = std::move(source);
+  return last_transit_;
+}
+
+void Process::remove_transit(std::uint64_t id) noexcept {
+  std::lock_guard lock(transits_mutex_);
+  transits_.erase(id);
+}
+
+std::vector<TransitInfo> Process::transits() const {
+  std::vector<TransitInfo> list;
+  const auto now = Holds::Clock::now();
+  for (const auto since : holds_.list())
+    list.push_back({1, std::chrono::duration<double>(now - since).count(), "handle"});
+  std::lock_guard lock(transits_mutex_);
+  for (const auto& [id, source] : transits_)
+    if (TransitInfo info = source(); info.blocks != 0) list.push_back(std::move(info));
+  return list;
+}
+
 Stats Process::stats() const {
   Stats s;
   s.shared_total = shared_total;
   s.opened_total = opened_total;
   s.live_blocks = ledger_.live();
   s.limbo = ledger_.limbo();
-  s.in_transit = holds_.list().size();
+  for (const TransitInfo& transit : transits()) s.in_transit += transit.blocks;
   for (const SegmentInfo& segment : segments_.list()) {
     ++s.segments;
     s.bytes_shared += segment.committed;
@@ -190,9 +239,7 @@ OwnerInfo Process::describe() const {
   info.socket = name_;
   info.stats = stats();
   info.borrowers = broker_.borrowers();
-  const auto now = Holds::Clock::now();
-  for (const auto since : holds_.list())
-    info.in_transit.push_back({1, std::chrono::duration<double>(now - since).count(), "handle"});
+  info.in_transit = transits();
   return info;
 }
 

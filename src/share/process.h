@@ -55,6 +55,18 @@ class Process {
   Handle share(const Tensor& tensor, std::uint32_t flags = 0);
   Tensor open(const HandleFields& handle, Access access);
 
+  // What queues need. `channel` is random and the same in every process.
+  /// This process opens or closes a queue that `creator` made.
+  void open_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role, ChannelHooks hooks);
+  void close_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role) noexcept;
+  /// Before the first item of this segment is put: lets the queue's creator keep it, or, if that is
+  /// us, whoever else has the queue open.
+  void deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t channel);
+  /// Something that keeps blocks in transit, for stats and `onecopy ls`.
+  using TransitSource = std::function<TransitInfo()>;
+  std::uint64_t add_transit(TransitSource source);
+  void remove_transit(std::uint64_t id) noexcept;
+
   Stats stats() const;
   OwnerInfo describe() const;
   void collect();
@@ -74,6 +86,7 @@ class Process {
   Process();
   Pool& pool(SegmentKind kind, Device device);
   bool tick() noexcept;
+  std::vector<TransitInfo> transits() const;
 
   /// Reserved segments leave the table when their block is free.
   class Reservations final : public ExtentOwner {
@@ -106,6 +119,10 @@ class Process {
   Holds holds_;
   Importer importer_;
   Broker broker_;
+
+  mutable std::mutex transits_mutex_;
+  std::map<std::uint64_t, TransitSource> transits_;
+  std::uint64_t last_transit_ = 0;
 
   std::list<Inherited> inherited_;
   std::optional<ForkPage> child_;  ///< during a fork: what the child will hold of our blocks

@@ -12,6 +12,7 @@ ProcessOrigin this_process_origin() {
 }
 
 Fd open_pidfd(const ProcessOrigin& origin) {
+  if (origin.pid == 0) return {};  // nobody knows it any more
   try {
     Fd pidfd = open_pidfd(origin.pid);
     if (process_start_time(origin.pid) == origin.start_time) return pidfd;

@@ -34,6 +34,8 @@ enum class Type : std::uint32_t {
   child_hello,    ///< that child, over that socket: my pid (no answer)
   deposit,        ///< producer: keep this segment for whoever takes it out of your queue
   deposited,      ///< broker: done
+  join_channel,   ///< borrower: I have your queue open (no answer, but `keep` for what is in use)
+  leave_channel,  ///< borrower: not any more (no answer)
   keep,           ///< broker, unasked: keep this segment, I may die before you take the item
   retire,         ///< owner, unasked: this segment is gone, drop your mapping
   want_info,      ///< anybody of the same user: who are you
@@ -104,6 +106,10 @@ struct Deposit {
   std::uint8_t kind;
 };
 struct Deposited {};
+struct JoinChannel {  // and leave
+  std::uint64_t channel;
+  std::uint8_t role;
+};
 struct Retire {
   std::uint32_t segment;
 };
