@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "conformance/scratch_directory.h"
+#include "onecopy/core/error.h"
+#include "onecopy/device/backend.h"
+#include "onecopy/os/memfd.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+std::unique_ptr<DeviceMemory> create(std::size_t bytes) {
+  return backend(DeviceType::cpu).create(0, bytes, SegmentKind::memfd, "0123456789abcdef", 1);
+}
+
+std::uint64_t resident_bytes(const Fd& fd) {
+  struct stat info {};
+  ::fstat(fd.get(), &info);
+  return static_cast<std::uint64_t>(info.st_blocks) * 512;
+}
+
+ErrorCode code_of_opening(Fd fd, std::uint64_t size, Access access = Access::read_write) {
+  ExportedMemory memory;
+  memory.size = size;
+  memory.fds.push_back(std::move(fd));
+  try {
+    backend(DeviceType::cpu).open(0, std::move(memory), access);
+  } catch (const Error& error) {
+    return error.code();
+  }
+  ADD_FAILURE() << "it was opened";
+  return ErrorCode::system;
+}
+
+TEST(CpuBackend, IsThereOnEveryMachine) {
+  EXPECT_EQ(backend_types().front(), DeviceType::cpu);
+  const auto devices = backend(DeviceType::cpu).devices();
+  ASSERT_EQ(devices.size(), 1u);
+  EXPECT_EQ(devices[0].device, kCpu);
+  EXPECT_EQ(devices[0].uuid, Uuid{});
+  EXPECT_GT(devices[0].total_bytes, 0u);
+}
+
+TEST(CpuBackend, KindsOfOtherDevicesAreUnsupported) {
+  EXPECT_THROW(backend(DeviceType::cpu).create(0, 4096, SegmentKind::cuda_vmm, "0", 1), Error);
+  ExportedMemory memory;
+  memory.kind = SegmentKind::ascend_key;
+  memory.size = 4096;
+  EXPECT_THROW(backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write), Error);
+}
+
+TEST(MemfdMemory, TakesPhysicalMemoryOnlyWhereItIsCommitted) {
+  const auto memory = create(64 * kMiB);
+  const Fd fd = std::move(memory->export_memory(Access::read_write).fds.front());
+  EXPECT_EQ(resident_bytes(fd), 0u);
+  memory->commit(kMiB, 5 * kMiB);
+  EXPECT_EQ(resident_bytes(fd), 5 * kMiB);
+  memory->decommit(2 * kMiB, 3 * kMiB);
+  EXPECT_EQ(resident_bytes(fd), 2 * kMiB);
+  memory->commit(0, 64 * kMiB);
+  EXPECT_EQ(resident_bytes(fd), 64 * kMiB);
+}
+
+TEST(MemfdMemory, ARefusedCommitTakesNothing) {
+  const std::size_t bytes = std::size_t{1} << 44;
+  const auto memory = create(bytes);
+  const Fd fd = std::move(memory->export_memory(Access::read_write).fds.front());
+  memory->commit(0, kMiB);
+  EXPECT_THROW(memory->commit(0, bytes), Error);
+  EXPECT_EQ(resident_bytes(fd), kMiB);
+}
+
+TEST(MemfdMemory, CommittedPagesAreMapped) {
+  const auto memory = create(8 * kMiB);
+  memory->commit(0, 8 * kMiB);
+  std::vector<unsigned char> in_core(8 * kMiB / static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)));
+  ASSERT_EQ(::mincore(memory->data(), 8 * kMiB, in_core.data()), 0);
+  for (const unsigned char page : in_core) ASSERT_EQ(page & 1, 1);
+}
+
+TEST(MemfdMemory, CannotBeShrunkOrGrown) {
+  const auto memory = create(kMiB);
+  const Fd fd = std::move(memory->export_memory(Access::read_write).fds.front());
+  EXPECT_NE(::ftruncate(fd.get(), 0), 0);
+  EXPECT_NE(::ftruncate(fd.get(), 2 * kMiB), 0);
+}
+
+TEST(MemfdMemory, ExportedDescriptorsAreClosedOnExec) {
+  const auto memory = create(kMiB);
+  for (const Access access : {Access::read_write, Access::read_only}) {
+    const Fd fd = std::move(memory->export_memory(access).fds.front());
+    EXPECT_NE(::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+    EXPECT_EQ(::fcntl(fd.get(), F_GETFL) & O_ACCMODE, access == Access::read_only ? O_RDONLY : O_RDWR);
+  }
+}
+
+TEST(MemfdMemory, ADescriptorThatCouldShrinkIsRefused) {
+  Fd unsealed(::memfd_create("unsealed", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  ASSERT_EQ(::ftruncate(unsealed.get(), kMiB), 0);
+  EXPECT_EQ(code_of_opening(std::move(unsealed), kMiB), ErrorCode::bad_handle);
+}
+
+TEST(MemfdMemory, ADescriptorOfSomethingElseIsRefused) {
+  EXPECT_EQ(code_of_opening(Fd(::open("/dev/null", O_RDWR | O_CLOEXEC)), kMiB), ErrorCode::bad_handle);
+  EXPECT_EQ(code_of_opening(Fd(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), kMiB), ErrorCode::bad_handle);
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Fd other(ends[1]);
+  EXPECT_EQ(code_of_opening(Fd(ends[0]), kMiB), ErrorCode::bad_handle);
+}
+
+TEST(MemfdMemory, AReadOnlyDescriptorCannotBeOpenedForWriting) {
+  const auto memory = create(kMiB);
+  Fd fd = std::move(memory->export_memory(Access::read_only).fds.front());
+  EXPECT_EQ(code_of_opening(std::move(fd), kMiB), ErrorCode::read_only);
+}
+
+TEST(MemfdMemory, NeedsNoDirectory) {
+  const ScratchDirectory directory;
+  std::filesystem::remove_all(directory.path());
+  const auto memory = create(kMiB);
+  memory->commit(0, kMiB);
+  memory->data()[0] = std::byte{1};
+}
+
+}  // namespace
+}  // namespace onecopy
