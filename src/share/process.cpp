@@ -61,7 +61,7 @@ Process* Process::existing() noexcept { return the_process.load(std::memory_orde
 Process::Process()
     : id_(new_id()),
       name_(public_name(id_)),
-      reservations_(segments_),
+      adopted_(segments_),
       ledger_(id_, segments_),
       importer_(id_, ledger_, watch_, deposits_),
       broker_(id_, ledger_, importer_, deposits_, holds_, watch_) {
@@ -101,21 +101,29 @@ std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device de
   }
 }
 
-Process::Reserved Process::reserve(std::uint64_t bytes) {
+Tensor Process::adopt(ExportedMemory memory) {
   const std::uint32_t number = segments_.next_number();
-  auto memory = backend(DeviceType::cpu).create(0, bytes, SegmentKind::memfd, name_, number);
-  std::byte* data = memory->data();
-  segments_.add(number, kCpu, std::move(memory));
-  const Extent extent{number, 0, bytes, data};
+  const std::uint64_t size = memory.size;
+  auto mapped = backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write);
+  std::byte* data = mapped->data();
+  segments_.add(number, kCpu, std::move(mapped));
+  const Extent extent{number, 0, size, data};
   try {
-    return {ledger_.add(extent, reservations_), number, data};
+    const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});
+    return {ledger_.add(extent, adopted_), data, bytes, kCpu, Access::read_write};
   } catch (...) {
-    reservations_.free(extent);
+    adopted_.free(extent);
     throw;
   }
 }
 
-void Process::Reservations::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
+Fd Process::segment_file(const Tensor& tensor) {
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
+  const std::uint32_t segment = keeper.export_block(tensor.block().number()).info.segment;
+  return std::move(keeper.export_segment(segment, tensor.access()).fds.at(0));
+}
+
+void Process::Adopted::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
 
 Handle Process::share(const Tensor& tensor, std::uint32_t flags) {
   BlockKeeper* keeper = tensor.block().keeper();

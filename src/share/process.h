@@ -44,13 +44,11 @@ class Process {
 
   /// A block of at least `bytes` in the pool of the current strategy.
   std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
-  /// A block that is a whole segment of `bytes` of address space, of which nothing is committed yet.
-  struct Reserved {
-    BlockRef block;
-    std::uint32_t segment;
-    std::byte* data;
-  };
-  Reserved reserve(std::uint64_t bytes);
+  /// A file of shared memory, made by other means, as one segment and one block of ours: a row of
+  /// bytes that can be shared like any tensor.
+  Tensor adopt(ExportedMemory memory);
+  /// The descriptor behind a tensor's segment.
+  static Fd segment_file(const Tensor& tensor);
 
   Handle share(const Tensor& tensor, std::uint32_t flags = 0);
   Tensor open(const HandleFields& handle, Access access);
@@ -88,10 +86,10 @@ class Process {
   bool tick() noexcept;
   std::vector<TransitInfo> transits() const;
 
-  /// Reserved segments leave the table when their block is free.
-  class Reservations final : public ExtentOwner {
+  /// Adopted segments leave the table when their block is free.
+  class Adopted final : public ExtentOwner {
    public:
-    explicit Reservations(SegmentTable& segments) : segments_(segments) {}
+    explicit Adopted(SegmentTable& segments) : segments_(segments) {}
     void free(const Extent& extent) noexcept override;
 
    private:
@@ -110,7 +108,7 @@ class Process {
   const ProcessId id_;
   const std::string name_;
   SegmentTable segments_;
-  Reservations reservations_;
+  Adopted adopted_;
   mutable std::mutex pools_mutex_;
   std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>> pools_;
   Ledger ledger_;
