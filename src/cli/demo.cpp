@@ -172,6 +172,7 @@ void Demo::load() {
     throw Error(ErrorCode::bad_file, fmt::format("{} holds no elements: there is nothing to show", file_));
   changed_row_ = static_cast<std::size_t>(found - loaded_.tensors.begin());
   handle_ = share_bundle(loaded_.tensors);
+  collect();  // what the pool reserved ahead would count as memory of the tensors
   const double seconds = std::chrono::duration<double>(loaded_.duration).count();
   fmt::print("Shared  {}, {}: {}\n", plural(loaded_.tensors.size(), "tensor"), format_bytes(loaded_.bytes),
              dtype_names(loaded_.tensors));

@@ -14,10 +14,10 @@
 #include "interrupts.h"
 #include "numbers.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/safetensors.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "output_format.h"
-#include "safetensors_writer.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -112,7 +112,9 @@ int open_handle(const Options& options) {
   fmt::print(stderr, "{}, {}, opened in {} without copying.\n", plural(tensors.size(), "tensor"),
              format_bytes(total_bytes(tensors)), format_duration(duration));
   if (!options.out.empty()) {
-    write_safetensors(options.out, tensors);
+    std::vector<std::pair<std::string, TensorView>> views;
+    for (const auto& [tensor_name, tensor] : tensors) views.emplace_back(tensor_name, tensor.view());
+    write_safetensors(options.out, views);
     fmt::print(stderr, "Written to {}.\n", options.out);
   }
   if (options.hold) {

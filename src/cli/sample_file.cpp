@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "sample_file.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
 #include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
-#include "safetensors_writer.h"
+#include "onecopy/memory/safetensors.h"
+#include "onecopy/os/mapping.h"
 
 namespace onecopy::cli {
 namespace {
@@ -23,7 +22,6 @@ namespace {
 using Row = std::pair<std::string, Layout>;
 
 constexpr int kLayers = 8;
-constexpr std::size_t kChunk = std::size_t{1} << 20;
 
 std::vector<Row> sample_rows() {
   std::vector<Row> rows{{"embed.weight", Layout(DType::bf16, {32768, 1024})}};
@@ -40,11 +38,6 @@ std::vector<Row> sample_rows() {
   return rows;
 }
 
-bool is_floating(DType dtype) noexcept {
-  return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64 ||
-         dtype == DType::f8_e4m3fn;
-}
-
 /// Splitmix64: the same file every time.
 class Noise {
  public:
@@ -59,16 +52,27 @@ class Noise {
   std::uint64_t state_ = 1;
 };
 
-/// Bits that may be set in every 8 bytes of a type: without the exponent's highest bit a number is
-/// below 2, booleans are 0 or 1, and counts are small.
-std::uint64_t mask_of(DType dtype) noexcept {
-  if (dtype == DType::boolean) return 0x0101010101010101u;
-  if (dtype == DType::i64) return 0xffff;
-  if (!is_floating(dtype)) return ~std::uint64_t{0};
-  std::uint64_t mask = 0;
-  const std::size_t bits = size_of(dtype) * 8;
-  for (std::size_t at = 0; at < 64; at += bits) mask |= std::uint64_t{1} << (at + bits - 2);
-  return ~mask;
+/// The same bits in each element of 8 bytes.
+std::uint64_t repeated(std::uint64_t bits, std::size_t item) noexcept {
+  for (std::size_t width = item; width < 8; width *= 2) bits |= bits << width * 8;
+  return bits;
+}
+
+/// Turns noise into numbers of a type: between 0.5 and 1 or their negatives for floating-point ones
+/// (random sign and fraction, fixed exponent), small whole numbers otherwise.
+std::uint64_t numbers_from(std::uint64_t noise, DType dtype) noexcept {
+  const auto number = [&](std::uint64_t sign_and_fraction, std::uint64_t exponent) {
+    return (noise & repeated(sign_and_fraction, size_of(dtype))) | repeated(exponent, size_of(dtype));
+  };
+  switch (dtype) {
+    case DType::f8_e4m3fn: return number(0x87, 0x30);
+    case DType::f16: return number(0x83ff, 0x3800);
+    case DType::bf16: return number(0x807f, 0x3f00);
+    case DType::f32: return number(0x807fffff, 0x3f000000);
+    case DType::f64: return number(0x800fffffffffffff, 0x3fe0000000000000);
+    case DType::boolean: return number(0x01, 0);
+    default: return number(0xffff, 0);
+  }
 }
 
 }  // namespace
@@ -93,23 +97,17 @@ void write_sample_file(const std::string& path, const LoadProgress& progress) {
   const std::vector<Row> rows = sample_rows();
   std::uint64_t total = 0;
   for (const auto& [tensor_name, layout] : rows) total += layout.nbytes();
-  const Fd fd = open_file(path, O_WRONLY | O_CREAT | O_EXCL);
-  const std::string header = safetensors_header(rows);
-  write_all(fd, std::as_bytes(std::span(header)));
+  const Mapping memory = Mapping::anonymous(total);
+  std::vector<std::pair<std::string, TensorView>> tensors;
+  std::byte* at = memory.data();
   Noise noise;
-  Bytes chunk(kChunk);
-  std::uint64_t done = 0;
   for (const auto& [tensor_name, layout] : rows) {
-    const std::uint64_t mask = mask_of(layout.dtype());
-    for (std::size_t left = layout.nbytes(); left > 0;) {
-      const std::size_t bytes = std::min(left, kChunk);
-      for (std::size_t at = 0; at < bytes; at += 8) store(chunk.data() + at, noise.next() & mask);
-      write_all(fd, std::span(chunk).first(bytes));
-      left -= bytes;
-      done += bytes;
-      if (progress) progress(done, total);
-    }
+    tensors.emplace_back(tensor_name, TensorView{at, layout, kCpu, Access::read_only});
+    for (const std::byte* end = at + layout.nbytes(); at < end; at += 8)
+      store(at, numbers_from(noise.next(), layout.dtype()));
+    progress(static_cast<std::uint64_t>(at - memory.data()), total);
   }
+  write_safetensors(path, tensors);
 }
 
 }  // namespace onecopy::cli

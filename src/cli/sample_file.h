@@ -23,7 +23,7 @@ class TemporaryDirectory {
 };
 
 /// Writes a safetensors file of 256 MiB that looks like a small language model: seven element types,
-/// random numbers between -2 and 2 in the floating-point ones.
+/// numbers between -1 and 1 in the floating-point ones.
 void write_sample_file(const std::string& path, const LoadProgress& progress);
 
 }  // namespace onecopy::cli

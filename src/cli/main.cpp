@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+
+#ifndef ONECOPY_VERSION
+#define ONECOPY_VERSION "0.1.0"
+#endif
+
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kWrongUsage = 2;
+
+void add_global_options(CLI::App& app) {
+  app.set_version_flag("--version", std::string("onecopy ") + ONECOPY_VERSION);
+  app.add_option_function<std::string>(
+         "--log-level", [](const std::string& level) { ::setenv("ONECOPY_LOG", level.c_str(), 1); },
+         "What the library reports on stderr; the same as ONECOPY_LOG")
+      ->check(CLI::IsMember({"off", "error", "warning", "info", "debug"}))
+      ->type_name("LEVEL");
+  app.require_subcommand(1);
+  app.footer(
+      "Examples:\n"
+      "  onecopy demo                      see it work: one copy, four processes, every claim checked\n"
+      "  onecopy share model.safetensors   hold a file in shared memory and print its handle\n"
+      "  onecopy open onecopy:...          open it in any other process of this user\n"
+      "\n"
+      "Each command explains itself: onecopy COMMAND --help\n"
+      "Exit status: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.");
+}
+
+int run(const onecopy::cli::Command& command) {
+  try {
+    return command();
+  } catch (const std::exception& error) {
+    std::fflush(stdout);
+    fmt::print(stderr, "onecopy: {}\n", error.what());
+    return kFailed;
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace onecopy::cli;
+  CLI::App app("onecopy: keep one copy of a tensor, and let every process use it.", "onecopy");
+  Command command;
+  add_global_options(app);
+  for (auto add : {add_demo, add_share, add_open, add_ls, add_doctor, add_gc, add_bench, add_demo_borrower,
+                   add_bench_peer})
+    add(app, command);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kWrongUsage;
+  }
+  return run(command);
+}

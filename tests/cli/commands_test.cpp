@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <filesystem>
+#include <regex>
+#include <set>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "command_process.h"
+#include "support/watchdog.h"
+
+namespace onecopy::testing {
+namespace {
+
+std::string small_file() {
+  return safetensors_bytes(R"({"x":{"dtype":"U8","shape":[64],"data_offsets":[0,64]}})",
+                           std::string(64, 'x'));
+}
+
+nlohmann::json owner_of(const nlohmann::json& listing, int pid) {
+  for (const auto& owner : listing.at("owners"))
+    if (owner.at("pid") == pid) return owner;
+  return nullptr;
+}
+
+TEST(Commands, EveryHelpShowsAnExample) {
+  for (const char* command : {"demo", "share", "open", "ls", "doctor", "gc", "bench"}) {
+    const Outcome help = run_command({command, "--help"});
+    EXPECT_EQ(help.status, 0) << command;
+    EXPECT_TRUE(contains(help.out, std::string("onecopy ") + command)) << command;
+    EXPECT_TRUE(contains(help.out, "Example")) << command;
+  }
+}
+
+TEST(Commands, WrongUsageIsStatusTwo) {
+  EXPECT_EQ(run_command({}).status, 2);
+  EXPECT_EQ(run_command({"sing"}).status, 2);
+  EXPECT_EQ(run_command({"share"}).status, 2);
+  EXPECT_EQ(run_command({"ls", "--format", "xml"}).status, 2);
+}
+
+TEST(Commands, TheVersionIsAVersion) {
+  const Outcome version = run_command({"--version"});
+  EXPECT_EQ(version.status, 0);
+  EXPECT_TRUE(std::regex_match(version.out, std::regex("onecopy [0-9]+[.][0-9]+[.][0-9]+\n")))
+      << version.out;
+}
+
+TEST(Doctor, TriesEverythingAndSaysSoInJson) {
+  const Outcome doctor = run_command({"doctor", "--format", "json"});
+  const auto report = nlohmann::json::parse(doctor.out);
+  EXPECT_EQ(report.at("ok").get<bool>(), doctor.status == 0);
+  const std::set<std::string> verdicts{"ok", "slower", "missing"};
+  std::set<std::string> names;
+  for (const auto& probe : report.at("probes")) {
+    names.insert(probe.at("name"));
+    EXPECT_TRUE(verdicts.contains(probe.at("verdict"))) << probe;
+    EXPECT_NE(probe.at("detail"), "") << probe;
+    EXPECT_TRUE(probe.at("verdict") != "slower" || probe.at("advice") != "") << probe;
+  }
+  for (const char* name : {"memfd and seals", "huge pages", "descriptors", "mappings", "/dev/shm",
+                           "memory limit", "passing descriptors", "CUDA", "Ascend"})
+    EXPECT_TRUE(names.contains(name)) << name;
+}
+
+TEST(Doctor, SaysInAReadableTableThatThisMachineWillDo) {
+  const Outcome doctor = run_command({"doctor"});
+  EXPECT_EQ(doctor.status, 0) << doctor.out;
+  EXPECT_TRUE(contains(doctor.out, "Everything that onecopy needs for CPU tensors works here."));
+}
+
+TEST(Doctor, ReportsARuntimeDirectoryThatOthersCanEnter) {
+  const cli::TemporaryDirectory directory;
+  std::filesystem::permissions(directory.path(), std::filesystem::perms::all);
+  const Outcome doctor =
+      run_command({"doctor", "--format", "json"}, "", {{"ONECOPY_RUNTIME_DIR", directory.path()}});
+  const auto probes = nlohmann::json::parse(doctor.out).at("probes");
+  const auto probe = std::find_if(probes.begin(), probes.end(),
+                                  [](const auto& p) { return p.at("name") == "runtime directory"; });
+  ASSERT_NE(probe, probes.end());
+  EXPECT_EQ(probe->at("verdict"), "missing");
+  EXPECT_TRUE(contains(probe->at("advice").get<std::string>(), "0700"));
+}
+
+TEST(Ls, ShowsTheOwnerItsMemoryAndItsBorrower) {
+  const Watchdog watchdog(std::chrono::seconds(110));
+  const cli::TemporaryDirectory directory;
+  write_file(directory.path() + "/small.safetensors", small_file());
+  CommandProcess share({"share", directory.path() + "/small.safetensors"});
+  CommandProcess open({"open", share.first_line(), "--hold"});
+  ASSERT_TRUE(open.says("Holding")) << open.err();
+  const Outcome ls = run_command({"ls", "--format", "json"});
+  ASSERT_EQ(ls.status, 0) << ls.err;
+  const auto owner = owner_of(nlohmann::json::parse(ls.out), share.pid());
+  ASSERT_FALSE(owner.is_null()) << ls.out;
+  EXPECT_GE(owner.at("segments"), 1);
+  EXPECT_GE(owner.at("blocks"), 1);
+  EXPECT_GE(owner.at("bytes"), 64);
+  ASSERT_EQ(owner.at("borrowers").size(), 1u);
+  EXPECT_EQ(owner.at("borrowers")[0].at("pid"), open.pid());
+  EXPECT_EQ(owner.at("borrowers")[0].at("name"), "onecopy");
+  EXPECT_TRUE(contains(run_command({"ls"}).out, std::to_string(share.pid())));
+}
+
+TEST(Ls, ForgetsAnOwnerThatWasKilled) {
+  const Watchdog watchdog(std::chrono::seconds(110));
+  const cli::TemporaryDirectory directory;
+  write_file(directory.path() + "/small.safetensors", small_file());
+  CommandProcess share({"share", directory.path() + "/small.safetensors"});
+  ASSERT_TRUE(contains(share.first_line(), "onecopy:"));
+  const int pid = share.pid();
+  share.signal(SIGKILL);
+  ASSERT_EQ(share.wait(), -SIGKILL);
+  const auto listing = nlohmann::json::parse(run_command({"ls", "--format", "json"}).out);
+  EXPECT_TRUE(owner_of(listing, pid).is_null());
+}
+
+/// Files in a directory of shared memory.
+std::size_t files_in(const std::string& path) {
+  const std::filesystem::directory_iterator files(path);
+  return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+}
+
+TEST(Gc, RemovesWhatAKilledOwnerLeftAndNothingElse) {
+  const Watchdog watchdog(std::chrono::seconds(110));
+  const cli::TemporaryDirectory directory;
+  const cli::TemporaryDirectory memory;
+  const CommandProcess::Environment environment{{"ONECOPY_SHM_DIR", memory.path()}};
+  const std::string path = directory.path() + "/small.safetensors";
+  write_file(path, small_file());
+  CommandProcess alive({"share", path, "--strategy", "file_system"}, "", environment);
+  ASSERT_TRUE(contains(alive.first_line(), "onecopy:"));
+  const std::size_t in_use = files_in(memory.path());
+  ASSERT_GE(in_use, 1u);
+  CommandProcess killed({"share", path, "--strategy", "file_system"}, "", environment);
+  ASSERT_TRUE(contains(killed.first_line(), "onecopy:"));
+  ASSERT_GT(files_in(memory.path()), in_use);
+  killed.signal(SIGKILL);
+  ASSERT_EQ(killed.wait(), -SIGKILL);
+
+  const Outcome gc = run_command({"gc", "--format", "json"}, "", environment);
+  ASSERT_EQ(gc.status, 0) << gc.err;
+  const auto report = nlohmann::json::parse(gc.out);
+  EXPECT_EQ(report.at("directory"), memory.path());
+  EXPECT_GE(report.at("files"), 1);
+  EXPECT_EQ(report.at("in_use"), in_use);
+  EXPECT_EQ(files_in(memory.path()), in_use);
+  EXPECT_EQ(run_command({"open", alive.first_line()}, "", environment).status, 0);
+}
+
+}  // namespace
+}  // namespace onecopy::testing

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cli/text.h"
+
+#include <gtest/gtest.h>
+
+namespace onecopy::cli {
+namespace {
+
+using namespace std::chrono_literals;
+
+TEST(Text, BytesAreReadable) {
+  EXPECT_EQ(format_bytes(0), "0 B");
+  EXPECT_EQ(format_bytes(1023), "1023 B");
+  EXPECT_EQ(format_bytes(1024), "1.0 KiB");
+  EXPECT_EQ(format_bytes((std::uint64_t{1} << 20) - 1), "1.0 MiB");
+  EXPECT_EQ(format_bytes(std::uint64_t{5} << 39), "2.5 TiB");
+}
+
+TEST(Text, DurationsAreReadable) {
+  EXPECT_EQ(format_duration(85ns), "85 ns");
+  EXPECT_EQ(format_duration(1234ns), "1.23 µs");
+  EXPECT_EQ(format_duration(412us), "412 µs");
+  EXPECT_EQ(format_duration(38400us), "38.4 ms");
+  EXPECT_EQ(format_duration(2100ms), "2.1 s");
+}
+
+TEST(Text, LongNamesLoseTheirMiddle) {
+  EXPECT_EQ(shorten("short", 8), "short");
+  EXPECT_EQ(shorten("model.layers.0.weight", 9), "mode…ight");
+}
+
+TEST(Text, ColumnsLineUpAlsoBesideCharactersOfSeveralBytes) {
+  Table table({{"what"}, {"n", Align::right}});
+  table.add({"µs", "7"});
+  table.add({"plain", "12"});
+  EXPECT_EQ(table.str(),
+            "what    n\n"
+            "µs      7\n"
+            "plain  12\n");
+}
+
+}  // namespace
+}  // namespace onecopy::cli
