@@ -134,6 +134,7 @@ void Ring::lock_contended(RobustMutex& mutex, TimePoint deadline) const {
     if (mutex.try_lock()) return;
   }
   using namespace std::chrono_literals;
+  if (deadline == kForever) return mutex.lock();
   while (!mutex.try_lock_for(std::max<nanoseconds>(20ms, time_left(deadline, 1s)))) {
     if (time_left(deadline, 1s) > 0s) continue;
     throw Error(ErrorCode::timeout,
