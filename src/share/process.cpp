@@ -3,10 +3,15 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
+#include <sys/mman.h>
 
+#include <cerrno>
+#include <cstdlib>
 #include <filesystem>
+#include <new>
 
 #include "onecopy/core/error.h"
+#include "onecopy/device/janitor.h"
 #include "onecopy/os/process.h"
 #include "onecopy/os/random.h"
 #include "share/info_text.h"
@@ -39,21 +44,55 @@ SegmentKind kind_of(Strategy strategy) {
   return strategy == Strategy::file_descriptor ? SegmentKind::memfd : SegmentKind::named_file;
 }
 
+/// A page that reads as zero in a child whose making our fork handlers have not seen.
+std::atomic<std::uint32_t>* clone_mark = nullptr;
+
+void make_clone_mark() {
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw_errno("mmap of a page", errno);
+  clone_mark = new (page) std::atomic<std::uint32_t>(1);
+  madvise(page, 4096, MADV_WIPEONFORK);  // older kernels: raw clones go unnoticed
+}
+
 }  // namespace
 
 void set_strategy(Strategy strategy) { the_strategy = strategy; }
 Strategy strategy() noexcept { return the_strategy; }
 
 Process& Process::current() {
-  if (Process* process = the_process.load(std::memory_order_acquire)) return *process;
+  if (Process* process = the_process.load(std::memory_order_acquire)) {
+    if (clone_mark->load(std::memory_order_relaxed) == 0) [[unlikely]]
+      throw Error(ErrorCode::unsupported,
+                  "this process was made by clone(2) from one that uses onecopy, without fork's "
+                  "handlers; make it with fork(), posix_spawn() or exec");
+    return *process;
+  }
   std::lock_guard lock(making);
   if (!the_process) {
-    static const int registered =
-        pthread_atfork(&Process::prepare_fork, &Process::finish_in_parent, &Process::finish_in_child);
-    if (registered != 0) throw_errno("pthread_atfork", registered);
+    static const bool once = [] {
+      make_clone_mark();
+      const int error = pthread_atfork(&Process::prepare_fork, &Process::finish_in_parent,
+                                       &Process::finish_in_child);
+      if (error != 0) throw_errno("pthread_atfork", error);
+      std::atexit([] { at_exit(); });
+      return true;
+    }();
+    (void)once;
     the_process = new Process();  // never destroyed, see the class comment
+    remove_abandoned_files();
   }
   return *the_process;
+}
+
+/// The watch thread must not outlive static objects, and names must not outlive their use. Tensors
+/// that live on keep their memory; a name that then stays is the next start's to remove.
+void Process::at_exit() noexcept {
+  Process* process = existing();
+  if (!process) return;
+  process->watch_.stop();
+  if (process->ledger_.live() + process->ledger_.limbo() != 0) return;
+  std::lock_guard lock(process->pools_mutex_);
+  std::erase_if(process->pools_, [](const auto& p) { return p.first.first == SegmentKind::named_file; });
 }
 
 Process* Process::existing() noexcept { return the_process.load(std::memory_order_acquire); }
@@ -302,6 +341,7 @@ void Process::finish_in_child() {
   }
   parent->unlock_all();
   the_process = nullptr;
+  clone_mark->store(1);
   auto* child = new Process();
   child->inherit(*parent);
   the_process = child;

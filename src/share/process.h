@@ -28,6 +28,7 @@ namespace onecopy {
 /// Thread safety: all members may be called concurrently.
 class Process {
  public:
+  /// Throws unsupported in a process made by a raw clone(2), which ran none of our fork handlers.
   static Process& current();
   /// None when this process has not used onecopy yet.
   static Process* existing() noexcept;
@@ -96,6 +97,7 @@ class Process {
     SegmentTable& segments_;
   };
 
+  static void at_exit() noexcept;
   static void prepare_fork();
   static void finish_in_parent();
   static void finish_in_child();

@@ -26,7 +26,7 @@ class Handle {
   bool is_bundle() const noexcept { return fields_.is_bundle(); }
 
   Bytes to_bytes() const { return encode(fields_); }
-  /// Throws bad_handle or version_mismatch; other_boot when it was made before the last restart.
+  /// Throws bad_handle or version_mismatch. Whether it can be opened shows when it is opened.
   static Handle from_bytes(ByteSpan bytes);
   /// "onecopy:..." for command lines, environment variables and logs.
   std::string to_text() const;
