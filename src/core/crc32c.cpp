@@ -32,8 +32,9 @@ constexpr auto kTable = make_table();
 
 #if defined(__x86_64__)
 
-__attribute__((target("sse4.2"))) std::uint32_t update_by_instruction(
-    std::uint32_t crc, const std::byte* at, std::size_t size) noexcept {
+__attribute__((target("sse4.2"))) std::uint32_t update_by_instruction(std::uint32_t crc,
+                                                                      const std::byte* at,
+                                                                      std::size_t size) noexcept {
   std::uint64_t wide = crc;
   for (; size >= 8; at += 8, size -= 8) wide = _mm_crc32_u64(wide, load<std::uint64_t>(at));
   crc = static_cast<std::uint32_t>(wide);
@@ -46,8 +47,7 @@ bool has_instruction() noexcept { return __builtin_cpu_supports("sse4.2") != 0; 
 #elif defined(__aarch64__)
 
 // Assembly, because clang offers the intrinsics only to files compiled for processors that have them.
-std::uint32_t update_by_instruction(std::uint32_t crc, const std::byte* at,
-                                    std::size_t size) noexcept {
+std::uint32_t update_by_instruction(std::uint32_t crc, const std::byte* at, std::size_t size) noexcept {
   for (; size >= 8; at += 8, size -= 8)
     asm(".arch_extension crc\n\tcrc32cx %w0, %w0, %x1" : "+r"(crc) : "r"(load<std::uint64_t>(at)));
   for (; size > 0; ++at, --size)

@@ -13,8 +13,7 @@ namespace {
 
 /// The digits after "cuda:" and the like, without signs or leading zeros.
 std::optional<std::int16_t> parse_index(std::string_view digits) noexcept {
-  if (digits.empty() || digits[0] == '-' || (digits[0] == '0' && digits.size() > 1))
-    return std::nullopt;
+  if (digits.empty() || digits[0] == '-' || (digits[0] == '0' && digits.size() > 1)) return std::nullopt;
   std::int16_t index = 0;
   const char* end = digits.data() + digits.size();
   const auto [at, error] = std::from_chars(digits.data(), end, index);
@@ -28,8 +27,7 @@ Device Device::parse(std::string_view text) {
   if (text == "cpu") return kCpu;
   for (const DeviceType type : {DeviceType::cuda, DeviceType::npu}) {
     const std::string_view prefix = onecopy::name(type);
-    if (!text.starts_with(prefix) || text.size() <= prefix.size() || text[prefix.size()] != ':')
-      continue;
+    if (!text.starts_with(prefix) || text.size() <= prefix.size() || text[prefix.size()] != ':') continue;
     if (const auto index = parse_index(text.substr(prefix.size() + 1))) return {type, *index};
   }
   throw Error(ErrorCode::invalid_argument,

@@ -12,24 +12,18 @@ namespace {
 ErrorCode code_of(int error, ErrorCode otherwise) noexcept {
   switch (error) {
     case EMFILE:
-    case ENFILE:
-      return ErrorCode::out_of_descriptors;
+    case ENFILE: return ErrorCode::out_of_descriptors;
     case ENOMEM:
-    case ENOSPC:
-      return ErrorCode::out_of_memory;
-    default:
-      return otherwise;
+    case ENOSPC: return ErrorCode::out_of_memory;
+    default: return otherwise;
   }
 }
 
 const char* advice(int error) noexcept {
   switch (error) {
-    case EMFILE:
-      return "; raise RLIMIT_NOFILE (`ulimit -n`) or keep fewer descriptors open";
-    case ENFILE:
-      return "; the whole system is out of descriptors: raise fs.file-max";
-    default:
-      return "";
+    case EMFILE: return "; raise RLIMIT_NOFILE (`ulimit -n`) or keep fewer descriptors open";
+    case ENFILE: return "; the whole system is out of descriptors: raise fs.file-max";
+    default: return "";
   }
 }
 
@@ -65,8 +59,8 @@ const char* name(ErrorCode code) noexcept {
 
 void throw_errno(const std::string& what, int error, ErrorCode otherwise) {
   throw Error(code_of(error, otherwise),
-              fmt::format("{}: {} (errno {}){}", what, std::generic_category().message(error),
-                          error, advice(error)),
+              fmt::format("{}: {} (errno {}){}", what, std::generic_category().message(error), error,
+                          advice(error)),
               error, ErrorDomain::posix);
 }
 

@@ -26,19 +26,18 @@ constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
 void check_dtype_and_dims(DType dtype, std::size_t ndim) {
   if (!is_valid(dtype))
-    throw_invalid(fmt::format("{} is not the number of a dtype (1 to {})",
-                              static_cast<int>(dtype), static_cast<int>(kLastDType)));
+    throw_invalid(fmt::format("{} is not the number of a dtype (1 to {})", static_cast<int>(dtype),
+                              static_cast<int>(kLastDType)));
   if (ndim > kMaxDims)
-    throw_invalid(fmt::format("{} dimensions; at most {} are possible: merge some with reshape",
-                              ndim, kMaxDims));
+    throw_invalid(
+        fmt::format("{} dimensions; at most {} are possible: merge some with reshape", ndim, kMaxDims));
 }
 
 /// Empty dimensions count as one: strides are made from these products as well.
 void check_shape(DType dtype, std::span<const std::int64_t> shape) {
   auto bytes = static_cast<std::int64_t>(size_of(dtype));
   for (std::size_t i = 0; i < shape.size(); ++i) {
-    if (shape[i] < 0)
-      throw_invalid(fmt::format("size {} of dimension {} is negative", shape[i], i));
+    if (shape[i] < 0) throw_invalid(fmt::format("size {} of dimension {} is negative", shape[i], i));
     if (__builtin_mul_overflow(bytes, std::max<std::int64_t>(shape[i], 1), &bytes))
       throw_overflow(dtype, shape);
   }
@@ -47,8 +46,8 @@ void check_shape(DType dtype, std::span<const std::int64_t> shape) {
 void check_strides(DType dtype, std::span<const std::int64_t> shape,
                    std::span<const std::int64_t> strides) {
   if (strides.size() != shape.size())
-    throw_invalid(fmt::format("{} strides for {} dimensions; give one for each", strides.size(),
-                              shape.size()));
+    throw_invalid(
+        fmt::format("{} strides for {} dimensions; give one for each", strides.size(), shape.size()));
   std::int64_t last = 1;  // elements from the first to the end of the last one
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (strides[i] < 0)
@@ -78,8 +77,7 @@ Layout::Layout(DType dtype, std::span<const std::int64_t> shape) : Layout(dtype)
   }
 }
 
-Layout::Layout(DType dtype, std::span<const std::int64_t> shape,
-               std::span<const std::int64_t> strides)
+Layout::Layout(DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides)
     : Layout(dtype) {
   check_dtype_and_dims(dtype, shape.size());
   check_shape(dtype, shape);
@@ -95,9 +93,7 @@ std::int64_t Layout::numel() const noexcept {
   return count;
 }
 
-std::size_t Layout::nbytes() const noexcept {
-  return static_cast<std::size_t>(numel()) * size_of(dtype_);
-}
+std::size_t Layout::nbytes() const noexcept { return static_cast<std::size_t>(numel()) * size_of(dtype_); }
 
 std::size_t Layout::extent_bytes() const noexcept {
   const std::int64_t* size = dims();

@@ -33,8 +33,8 @@ Fd open_file(const std::string& path, int flags, unsigned mode) {
 void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset) {
   std::size_t done = 0;
   while (done < bytes.size()) {
-    const ssize_t got = ::pread(fd.get(), bytes.data() + done, bytes.size() - done,
-                                static_cast<off_t>(offset + done));
+    const ssize_t got =
+        ::pread(fd.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(offset + done));
     if (got > 0) {
       done += static_cast<std::size_t>(got);
     } else if (got == 0) {
@@ -50,8 +50,7 @@ void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset
 void write_all(const Fd& fd, ByteSpan bytes) {
   while (!bytes.empty()) {
     const ssize_t put = ::write(fd.get(), bytes.data(), bytes.size());
-    if (put >= 0)
-      bytes = bytes.subspan(static_cast<std::size_t>(put));
+    if (put >= 0) bytes = bytes.subspan(static_cast<std::size_t>(put));
     else if (errno != EINTR)
       throw_errno(fmt::format("cannot write the last {} bytes", bytes.size()), errno);
   }
@@ -64,12 +63,9 @@ std::optional<std::string> try_read_text(const std::string& path) {
   std::array<char, 4096> chunk;
   for (;;) {
     const ssize_t got = ::read(fd.get(), chunk.data(), chunk.size());
-    if (got > 0)
-      text.append(chunk.data(), static_cast<std::size_t>(got));
-    else if (got == 0)
-      return text;
-    else if (errno != EINTR)
-      return std::nullopt;
+    if (got > 0) text.append(chunk.data(), static_cast<std::size_t>(got));
+    else if (got == 0) return text;
+    else if (errno != EINTR) return std::nullopt;
   }
 }
 

@@ -19,14 +19,12 @@ long futex(const std::atomic<std::uint32_t>& word, int operation, std::uint32_t 
 
 }  // namespace
 
-static_assert(sizeof(std::atomic<std::uint32_t>) == 4 &&
-              std::atomic<std::uint32_t>::is_always_lock_free);
+static_assert(sizeof(std::atomic<std::uint32_t>) == 4 && std::atomic<std::uint32_t>::is_always_lock_free);
 
 bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds timeout) noexcept {
   const auto left = std::max(timeout, std::chrono::nanoseconds(0)).count();
-  const timespec limit{static_cast<time_t>(left / 1'000'000'000),
-                       static_cast<long>(left % 1'000'000'000)};
+  const timespec limit{static_cast<time_t>(left / 1'000'000'000), static_cast<long>(left % 1'000'000'000)};
   return futex(word, FUTEX_WAIT, expected, &limit) == 0 || errno != ETIMEDOUT;
 }
 

@@ -74,8 +74,8 @@ class Sha256 {
     for (std::size_t t = 0; t < 64; ++t) {
       const std::uint32_t t1 = h + (std::rotr(e, 6) ^ std::rotr(e, 11) ^ std::rotr(e, 25)) +
                                ((e & f) ^ (~e & g)) + kRoundConstants[t] + w[t];
-      const std::uint32_t t2 = (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) +
-                               ((a & b) ^ (a & c) ^ (b & c));
+      const std::uint32_t t2 =
+          (std::rotr(a, 2) ^ std::rotr(a, 13) ^ std::rotr(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
       h = g, g = f, f = e, e = d + t1, d = c, c = b, b = a, a = t1 + t2;
     }
     const std::array<std::uint32_t, 8> mixed{a, b, c, d, e, f, g, h};
@@ -122,8 +122,7 @@ Digest hmac_sha256(ByteSpan key, ByteSpan message) noexcept {
 bool equal_in_constant_time(ByteSpan a, ByteSpan b) noexcept {
   if (a.size() != b.size()) return false;
   volatile unsigned different = 0;  // volatile: the compiler may not stop early
-  for (std::size_t i = 0; i < a.size(); ++i)
-    different = different | std::to_integer<unsigned>(a[i] ^ b[i]);
+  for (std::size_t i = 0; i < a.size(); ++i) different = different | std::to_integer<unsigned>(a[i] ^ b[i]);
   return different == 0;
 }
 

@@ -18,9 +18,9 @@ class StderrSink final : public spdlog::sinks::sink {
  public:
   void log(const spdlog::details::log_msg& message) override {
     const auto level = spdlog::level::to_string_view(message.level);
-    const std::string line = fmt::format(
-        "[onecopy] [{}] [{}] {}\n", std::string_view(level.data(), level.size()), ::getpid(),
-        std::string_view(message.payload.data(), message.payload.size()));
+    const std::string line =
+        fmt::format("[onecopy] [{}] [{}] {}\n", std::string_view(level.data(), level.size()), ::getpid(),
+                    std::string_view(message.payload.data(), message.payload.size()));
     [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
   }
   void flush() override {}

@@ -72,15 +72,15 @@ Mapping& Mapping::operator=(Mapping&& other) noexcept {
 
 Mapping Mapping::of(const Fd& fd, std::size_t size, Access access, std::size_t offset) {
   const int protection = access == Access::read_only ? PROT_READ : PROT_READ | PROT_WRITE;
-  void* data = ::mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, fd.get(),
-                      static_cast<off_t>(offset));
+  void* data =
+      ::mmap(nullptr, size, protection, MAP_SHARED | MAP_NORESERVE, fd.get(), static_cast<off_t>(offset));
   if (data == MAP_FAILED) throw_map_failed(size, errno);
   return Mapping(static_cast<std::byte*>(data), size);
 }
 
 Mapping Mapping::anonymous(std::size_t size) {
-  void* data = ::mmap(nullptr, size, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* data =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (data == MAP_FAILED) throw_map_failed(size, errno);
   return Mapping(static_cast<std::byte*>(data), size);
 }

@@ -41,8 +41,8 @@ void add_seals(const Fd& fd, int seals) {
 int seals_of(const Fd& fd) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0)
-    throw_errno("cannot read the seals of a file; it is not shared memory made by memfd_create",
-                errno, ErrorCode::invalid_argument);
+    throw_errno("cannot read the seals of a file; it is not shared memory made by memfd_create", errno,
+                ErrorCode::invalid_argument);
   return seals;
 }
 

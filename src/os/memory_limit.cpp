@@ -39,11 +39,9 @@ std::optional<std::uint64_t> value_of(std::string_view text, std::string_view ke
 
 /// Limit and charge of one group, without the (slower) look at its file cache.
 std::optional<MemoryLimit> raw_limit(const CgroupDirectory& group) {
-  const auto limit =
-      read_number(group.path + (group.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
+  const auto limit = read_number(group.path + (group.v2 ? "/memory.max" : "/memory.limit_in_bytes"));
   if (!limit || *limit >= kUnlimited) return std::nullopt;
-  const auto usage =
-      read_number(group.path + (group.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
+  const auto usage = read_number(group.path + (group.v2 ? "/memory.current" : "/memory.usage_in_bytes"));
   return MemoryLimit{*limit, usage.value_or(0), group.path};
 }
 
@@ -63,8 +61,7 @@ std::string mebibytes(std::uint64_t bytes) {
               fmt::format("{} more would exceed the memory limit of the control group {}: limit {}, "
                           "used {} without file cache; release tensors or raise the limit (of the "
                           "container)",
-                          mebibytes(bytes), limit.cgroup, mebibytes(limit.limit),
-                          mebibytes(limit.usage)));
+                          mebibytes(bytes), limit.cgroup, mebibytes(limit.limit), mebibytes(limit.usage)));
 }
 
 [[noreturn]] void throw_over_machine(std::uint64_t bytes, std::uint64_t available) {

@@ -50,8 +50,8 @@ int hex_digit(char c) noexcept {
 int cpus_in_affinity_mask() {
   // The kernel refuses masks smaller than its own; real machines have up to 8192 processors.
   for (int cpus = 1024; cpus <= 65536; cpus *= 2) {
-    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(
-        CPU_ALLOC(static_cast<std::size_t>(cpus)), [](cpu_set_t* s) { CPU_FREE(s); });
+    const std::unique_ptr<cpu_set_t, void (*)(cpu_set_t*)> set(CPU_ALLOC(static_cast<std::size_t>(cpus)),
+                                                               [](cpu_set_t* s) { CPU_FREE(s); });
     const std::size_t size = CPU_ALLOC_SIZE(static_cast<std::size_t>(cpus));
     if (::sched_getaffinity(0, size, set.get()) == 0) return CPU_COUNT_S(size, set.get());
     if (errno != EINVAL) break;
@@ -83,8 +83,7 @@ std::array<std::uint8_t, 16> boot_id() {
     ++digits;
   }
   if (digits != 2 * id.size())
-    throw Error(ErrorCode::unsupported,
-                "cannot read /proc/sys/kernel/random/boot_id; onecopy needs /proc");
+    throw Error(ErrorCode::unsupported, "cannot read /proc/sys/kernel/random/boot_id; onecopy needs /proc");
   return id;
 }
 
@@ -92,8 +91,7 @@ Fd open_pidfd(int pid) {
   Fd fd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   if (fd) return fd;
   if (errno == ESRCH)
-    throw Error(ErrorCode::peer_died, fmt::format("process {} is gone", pid), ESRCH,
-                ErrorDomain::posix);
+    throw Error(ErrorCode::peer_died, fmt::format("process {} is gone", pid), ESRCH, ErrorDomain::posix);
   throw_errno(fmt::format("cannot watch process {}", pid), errno,
               errno == ENOSYS || errno == EPERM ? ErrorCode::unsupported : ErrorCode::system);
 }

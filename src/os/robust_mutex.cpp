@@ -20,8 +20,8 @@ pthread_mutex_t* native(std::byte* storage) noexcept {
 
 [[noreturn]] void throw_damaged(int error) {
   throw Error(ErrorCode::protocol,
-              "a lock in shared memory is damaged: another process wrote over it or never made it",
-              error, ErrorDomain::posix);
+              "a lock in shared memory is damaged: another process wrote over it or never made it", error,
+              ErrorDomain::posix);
 }
 
 /// Of a mutex as init() makes it. glibc trusts this word: a wrong one may abort the process.

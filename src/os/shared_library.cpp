@@ -5,12 +5,10 @@
 
 namespace onecopy {
 
-std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::string>& names,
-                                                 std::string* why) {
+std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::string>& names, std::string* why) {
   std::string reasons;
   for (const std::string& name : names) {
-    if (void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL))
-      return SharedLibrary(handle, name);
+    if (void* handle = ::dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL)) return SharedLibrary(handle, name);
     const char* reason = ::dlerror();
     if (!reasons.empty()) reasons += "; ";
     reasons += reason ? reason : name + " cannot be loaded";

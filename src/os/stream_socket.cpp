@@ -63,8 +63,7 @@ void connect_tcp(const Fd& fd, LoopbackPort at, std::chrono::milliseconds timeou
   const Deadline deadline(timeout);
   const sockaddr_in address = loopback(at);
   int error = 0;
-  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0)
-    error = errno;
+  if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) error = errno;
   if (error == EINPROGRESS || error == EINTR) error = finish_connecting(fd.get(), deadline);
   if (error == 0) return;
   const std::string what = fmt::format("cannot connect to 127.0.0.1 port {}", at.port);
@@ -92,9 +91,8 @@ void wait_or_throw(int fd, short events, const Deadline& deadline, int error, st
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_peer_closed(error);
   if (error != EAGAIN) throw_errno("a connection failed", error);
   if (!deadline.wait_for(fd, events))
-    throw Error(ErrorCode::timeout,
-                fmt::format("the time given was not enough: {} bytes are left to {}", missing,
-                            events == POLLIN ? "receive" : "send"));
+    throw Error(ErrorCode::timeout, fmt::format("the time given was not enough: {} bytes are left to {}",
+                                                missing, events == POLLIN ? "receive" : "send"));
 }
 
 }  // namespace
@@ -149,10 +147,8 @@ void StreamSocket::send_all(ByteSpan bytes, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
   while (!bytes.empty()) {
     const ssize_t put = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (put >= 0)
-      bytes = bytes.subspan(static_cast<std::size_t>(put));
-    else
-      wait_or_throw(fd_.get(), POLLOUT, deadline, errno, bytes.size());
+    if (put >= 0) bytes = bytes.subspan(static_cast<std::size_t>(put));
+    else wait_or_throw(fd_.get(), POLLOUT, deadline, errno, bytes.size());
   }
 }
 
@@ -160,12 +156,9 @@ void StreamSocket::receive_exactly(std::span<std::byte> bytes, std::chrono::mill
   const Deadline deadline(timeout);
   while (!bytes.empty()) {
     const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
-    if (got > 0)
-      bytes = bytes.subspan(static_cast<std::size_t>(got));
-    else if (got == 0)
-      throw_peer_closed(0);
-    else
-      wait_or_throw(fd_.get(), POLLIN, deadline, errno, bytes.size());
+    if (got > 0) bytes = bytes.subspan(static_cast<std::size_t>(got));
+    else if (got == 0) throw_peer_closed(0);
+    else wait_or_throw(fd_.get(), POLLIN, deadline, errno, bytes.size());
   }
 }
 

@@ -86,12 +86,9 @@ int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::strin
       throw Error(ErrorCode::timeout, what + ": it did not take the connection in time", error,
                   ErrorDomain::posix);
     case EACCES:
-    case EPERM:
-      throw_errno(what, error, ErrorCode::other_user);
-    case EPROTOTYPE:
-      throw_errno(what + ", another program's socket", error, ErrorCode::invalid_argument);
-    default:
-      throw_errno(what, error);
+    case EPERM: throw_errno(what, error, ErrorCode::other_user);
+    case EPROTOTYPE: throw_errno(what + ", another program's socket", error, ErrorCode::invalid_argument);
+    default: throw_errno(what, error);
   }
 }
 
@@ -99,8 +96,7 @@ int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::strin
 
 UnixAddress::UnixAddress(const SocketName& name) {
   const std::size_t most = sizeof address_.sun_path - 1;
-  if (name.text.empty())
-    throw Error(ErrorCode::invalid_argument, "a socket's name is empty; give it one");
+  if (name.text.empty()) throw Error(ErrorCode::invalid_argument, "a socket's name is empty; give it one");
   if (name.text.size() > most)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("the socket's name {} has {} bytes, {} are possible; choose a shorter one{}",
@@ -122,12 +118,10 @@ BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlo
   const UnixAddress address(name);
   if (!name.abstract) ::fchmod(fd.get(), 0600);  // Linux gives this mode to the file that bind makes
   int error = bind_once(fd.get(), address);
-  if (error == EADDRINUSE && !name.abstract)
-    error = replace_abandoned(fd, address, name.text, type);
+  if (error == EADDRINUSE && !name.abstract) error = replace_abandoned(fd, address, name.text, type);
   if (error != 0) throw_errno(fmt::format("cannot listen on {}", shown(name)), error);
   BoundPath path = name.abstract ? BoundPath() : BoundPath(name.text);
-  if (::listen(fd.get(), backlog) != 0)
-    throw_errno(fmt::format("cannot listen on {}", shown(name)), errno);
+  if (::listen(fd.get(), backlog) != 0) throw_errno(fmt::format("cannot listen on {}", shown(name)), errno);
   return path;
 }
 

@@ -37,15 +37,15 @@ void enlarge_buffers(int fd) noexcept {
 }
 
 [[noreturn]] void throw_peer_closed(int error) {
-  throw Error(ErrorCode::peer_died, "the process at the other end has closed the socket or is gone",
-              error, error ? ErrorDomain::posix : ErrorDomain::none);
+  throw Error(ErrorCode::peer_died, "the process at the other end has closed the socket or is gone", error,
+              error ? ErrorDomain::posix : ErrorDomain::none);
 }
 
 void check_packet(ByteSpan bytes, std::span<const int> fds) {
   if (bytes.empty() || bytes.size() > UnixSocket::kMaxPacketBytes)
     throw Error(ErrorCode::invalid_argument,
-                fmt::format("a packet of {} bytes; 1 to {} are possible: send it in pieces",
-                            bytes.size(), UnixSocket::kMaxPacketBytes));
+                fmt::format("a packet of {} bytes; 1 to {} are possible: send it in pieces", bytes.size(),
+                            UnixSocket::kMaxPacketBytes));
   if (fds.size() > UnixSocket::kMaxPacketFds)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} descriptors in one packet; {} are possible: send several packets",
@@ -181,8 +181,8 @@ void UnixSocket::send(ByteSpan bytes, std::span<const int> fds, std::chrono::mil
   while (!try_send(bytes, fds))
     if (!deadline.wait_for(fd_.get(), POLLOUT))
       throw Error(ErrorCode::timeout,
-                  fmt::format("the peer made no room for a packet of {} bytes within {} ms",
-                              bytes.size(), timeout.count()));
+                  fmt::format("the peer made no room for a packet of {} bytes within {} ms", bytes.size(),
+                              timeout.count()));
 }
 
 std::optional<Packet> UnixSocket::try_receive() {
@@ -209,8 +209,7 @@ Packet UnixSocket::receive(std::chrono::milliseconds timeout) {
   for (;;) {
     if (auto packet = try_receive()) return std::move(*packet);
     if (!deadline.wait_for(fd_.get(), POLLIN))
-      throw Error(ErrorCode::timeout,
-                  fmt::format("the peer sent nothing within {} ms", timeout.count()));
+      throw Error(ErrorCode::timeout, fmt::format("the peer sent nothing within {} ms", timeout.count()));
   }
 }
 

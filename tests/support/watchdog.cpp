@@ -24,8 +24,8 @@ int dump_signal() { return SIGRTMAX - 3; }
 /// Runs in the thread whose stack it is.
 void write_own_stack(int) {
   char line[64];
-  const int length = std::snprintf(line, sizeof line, "--- process %d thread %ld\n", ::getpid(),
-                                   ::syscall(SYS_gettid));
+  const int length =
+      std::snprintf(line, sizeof line, "--- process %d thread %ld\n", ::getpid(), ::syscall(SYS_gettid));
   [[maybe_unused]] const ssize_t written = ::write(2, line, static_cast<std::size_t>(length));
   void* frames[64];
   ::backtrace_symbols_fd(frames, ::backtrace(frames, 64), 2);
@@ -108,8 +108,7 @@ void Watchdog::dump_stacks() {
 void Watchdog::watch(std::chrono::seconds limit) {
   std::unique_lock lock(mutex_);
   if (done_changed_.wait_for(lock, limit, [this] { return done_; })) return;
-  std::fprintf(stderr, "the test hangs: %lld seconds are over\n",
-               static_cast<long long>(limit.count()));
+  std::fprintf(stderr, "the test hangs: %lld seconds are over\n", static_cast<long long>(limit.count()));
   dump_stacks();
   for (const int pid : family(::getpid()))
     if (pid != ::getpid()) ::kill(pid, SIGKILL);

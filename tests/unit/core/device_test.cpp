@@ -16,8 +16,8 @@ TEST(Device, TextParsesBackToTheSameDevice) {
 }
 
 TEST(Device, AnythingElseIsRefusedWithExamples) {
-  for (const char* text : {"", "cuda", "cuda:", "cuda:-1", "cuda:+1", "cuda:01", "cuda:1 ", "cpu:0",
-                           "CPU", "tpu:0", "npu:32768", "cuda:0x1"}) {
+  for (const char* text : {"", "cuda", "cuda:", "cuda:-1", "cuda:+1", "cuda:01", "cuda:1 ", "cpu:0", "CPU",
+                           "tpu:0", "npu:32768", "cuda:0x1"}) {
     try {
       Device::parse(text);
       ADD_FAILURE() << text << " was accepted";

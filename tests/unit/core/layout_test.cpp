@@ -99,8 +99,10 @@ TEST(Layout, NegativeStridesAreRefusedAndTheMessageSaysWhatToDo) {
 }
 
 TEST(Layout, NegativeSizesAreRefused) {
-  EXPECT_PRED2(contains, refusal([] { Layout(DType::f32, {2, -3}); }),
-              "size -3 of dimension 1 is negative");
+  EXPECT_PRED2(contains, refusal([] {
+                 Layout(DType::f32, {2, -3});
+               }),
+               "size -3 of dimension 1 is negative");
 }
 
 TEST(Layout, AsManyStridesAsSizesAreNeeded) {
@@ -124,8 +126,7 @@ TEST(Layout, StridesThatReachTooFarAreRefused) {
   EXPECT_PRED2(contains, refusal([] { Layout(DType::u8, {3}, {kHuge}); }), limit);
   EXPECT_PRED2(contains, refusal([] { Layout(DType::u8, {2, 2}, {kHuge, kHuge}); }), limit);
   EXPECT_PRED2(contains, refusal([] { Layout(DType::f64, {2}, {kHuge / 4}); }), limit);
-  EXPECT_PRED2(contains, refusal([] { Layout(DType::u8, {1 << 30, 1 << 30, 1 << 30}, {0, 0, 0}); }),
-              limit);
+  EXPECT_PRED2(contains, refusal([] { Layout(DType::u8, {1 << 30, 1 << 30, 1 << 30}, {0, 0, 0}); }), limit);
   EXPECT_EQ(Layout(DType::u8, {2}, {kHuge - 1}).extent_bytes(), static_cast<std::size_t>(kHuge));
 }
 

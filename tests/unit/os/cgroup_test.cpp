@@ -11,10 +11,8 @@ namespace onecopy {
 namespace {
 
 constexpr char kV2[] = "30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
-constexpr char kV1Memory[] =
-    "31 25 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n";
-constexpr char kV1Cpu[] =
-    "32 25 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
+constexpr char kV1Memory[] = "31 25 0:27 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory\n";
+constexpr char kV1Cpu[] = "32 25 0:28 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct\n";
 
 class CgroupTest : public ::testing::Test {
  protected:
@@ -47,15 +45,15 @@ TEST_F(CgroupTest, FindsTheHierarchyOfTheControllerInVersion1) {
   process_is_in("5:cpu,cpuacct:/c\n4:memory:/a/b\n1:name=systemd:/z\n", std::string(kV1Cpu) + kV1Memory);
   EXPECT_EQ(directories("memory"), (Paths{"/sys/fs/cgroup/memory/a/b v1", "/sys/fs/cgroup/memory/a v1",
                                           "/sys/fs/cgroup/memory v1"}));
-  EXPECT_EQ(directories("cpu"), (Paths{"/sys/fs/cgroup/cpu,cpuacct/c v1", "/sys/fs/cgroup/cpu,cpuacct v1"}));
+  EXPECT_EQ(directories("cpu"),
+            (Paths{"/sys/fs/cgroup/cpu,cpuacct/c v1", "/sys/fs/cgroup/cpu,cpuacct v1"}));
 }
 
 TEST_F(CgroupTest, LooksAtBothVersionsWhenTheyAreMixed) {
   process_is_in("4:memory:/a\n0::/b\n",
                 std::string(kV1Memory) + "33 25 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n");
-  EXPECT_EQ(directories("memory"),
-            (Paths{"/sys/fs/cgroup/memory/a v1", "/sys/fs/cgroup/memory v1",
-                   "/sys/fs/cgroup/unified/b v2", "/sys/fs/cgroup/unified v2"}));
+  EXPECT_EQ(directories("memory"), (Paths{"/sys/fs/cgroup/memory/a v1", "/sys/fs/cgroup/memory v1",
+                                          "/sys/fs/cgroup/unified/b v2", "/sys/fs/cgroup/unified v2"}));
 }
 
 TEST_F(CgroupTest, InAContainerThePathStartsAtTheMountedGroup) {

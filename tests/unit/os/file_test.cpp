@@ -41,8 +41,7 @@ TEST(File, ReadingBehindTheEndSaysWhereItIs) {
 }
 
 TEST(File, OpeningSaysWhichFileAndWhy) {
-  const std::string why =
-      expect_error(ErrorCode::system, [] { open_file("/no/such/file", O_RDONLY); });
+  const std::string why = expect_error(ErrorCode::system, [] { open_file("/no/such/file", O_RDONLY); });
   EXPECT_PRED2(contains, why, "/no/such/file");
   EXPECT_PRED2(contains, why, "No such file");
 }

@@ -78,8 +78,8 @@ TEST(Mapping, AddressSpaceLimitIsReportedWithTheNumbers) {
   testing::Child child([] {
     const rlimit limit{1u << 30, 1u << 30};
     ASSERT_EQ(::setrlimit(RLIMIT_AS, &limit), 0);
-    const std::string why = expect_error(ErrorCode::out_of_mappings,
-                                         [] { Mapping::anonymous(std::size_t{1} << 31); });
+    const std::string why =
+        expect_error(ErrorCode::out_of_mappings, [] { Mapping::anonymous(std::size_t{1} << 31); });
     EXPECT_PRED2(contains, why, "2147483648 bytes");
     EXPECT_PRED2(contains, why, "1073741824 bytes");
     EXPECT_PRED2(contains, why, "vm.max_map_count");

@@ -95,8 +95,7 @@ TEST_F(MemoryLimitTest, MoreThanTheGroupHasLeftIsRefusedWithTheNumbers) {
   group_v2("/a", mebibytes(300), 290, 200);
   const MemoryLimits limits(machine_.path());
   EXPECT_NO_THROW(limits.require(210 * kMiB));
-  const std::string why =
-      expect_error(ErrorCode::out_of_memory, [&] { limits.require(211 * kMiB); });
+  const std::string why = expect_error(ErrorCode::out_of_memory, [&] { limits.require(211 * kMiB); });
   EXPECT_PRED2(contains, why, "211.0 MiB more");
   EXPECT_PRED2(contains, why, machine_ / "sys/fs/cgroup/a");
   EXPECT_PRED2(contains, why, "limit 300.0 MiB");
@@ -109,8 +108,7 @@ TEST_F(MemoryLimitTest, MoreThanTheMachineHasLeftIsRefusedWithTheNumbers) {
   const MemoryLimits limits(machine_.path());
   EXPECT_EQ(limits.machine_available(), 1000 * kMiB);
   EXPECT_NO_THROW(limits.require(1000 * kMiB));
-  const std::string why =
-      expect_error(ErrorCode::out_of_memory, [&] { limits.require(1001 * kMiB); });
+  const std::string why = expect_error(ErrorCode::out_of_memory, [&] { limits.require(1001 * kMiB); });
   EXPECT_PRED2(contains, why, "1001.0 MiB");
   EXPECT_PRED2(contains, why, "1000.0 MiB left");
   EXPECT_PRED2(contains, why, "MemAvailable");

@@ -133,9 +133,9 @@ TEST(StreamSocket, APathIsForOurUserOnlyAndRemovedWithItsListener) {
 }
 
 TEST(StreamSocket, OtherAddressesAreRefusedWithExamples) {
-  for (const char* address : {"", "socket", "tcp:", "tcp:127.0.0.1", "tcp:127.0.0.1:", "tcp:127.0.0.1:x",
-                              "tcp:127.0.0.1:65536", "tcp:127.0.0.1:-1", "tcp:10.0.0.1:80",
-                              "udp:127.0.0.1:1"}) {
+  for (const char* address :
+       {"", "socket", "tcp:", "tcp:127.0.0.1", "tcp:127.0.0.1:", "tcp:127.0.0.1:x", "tcp:127.0.0.1:65536",
+        "tcp:127.0.0.1:-1", "tcp:10.0.0.1:80", "udp:127.0.0.1:1"}) {
     const std::string why =
         expect_error(ErrorCode::invalid_argument, [&] { StreamSocket::listen(address); });
     EXPECT_PRED2(contains, why, "tcp:127.0.0.1:port");

@@ -80,8 +80,7 @@ TEST(SentDescriptors, ThatDidNotAllArriveAreAnErrorAndTheOthersAreClosed) {
     ASSERT_TRUE(a.try_send(hello(), fds));
     const std::size_t before = count_open_descriptors();
     limit_descriptors_to(static_cast<rlim_t>(before + 5));
-    const std::string why =
-        expect_error(ErrorCode::out_of_descriptors, [&b] { b.try_receive(); });
+    const std::string why = expect_error(ErrorCode::out_of_descriptors, [&b] { b.try_receive(); });
     EXPECT_PRED2(contains, why, "ulimit -n");
     EXPECT_EQ(count_open_descriptors(), before);
     EXPECT_FALSE(b.try_receive());  // the packet is gone, the connection is not

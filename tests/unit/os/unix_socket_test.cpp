@@ -164,11 +164,10 @@ TEST(UnixSocket, ConnectsToAnAbstractName) {
 
 TEST(UnixSocket, ConnectingWhereNobodyListensSaysSo) {
   const TemporaryDirectory directory;
-  const std::string why = expect_error(
-      ErrorCode::peer_died, [] { UnixSocket::connect(fresh_name("nobody"), 20s); });
+  const std::string why =
+      expect_error(ErrorCode::peer_died, [] { UnixSocket::connect(fresh_name("nobody"), 20s); });
   EXPECT_PRED2(contains, why, "nobody listens");
-  expect_error(ErrorCode::peer_died,
-               [&] { UnixSocket::connect({directory / "missing", false}, 20s); });
+  expect_error(ErrorCode::peer_died, [&] { UnixSocket::connect({directory / "missing", false}, 20s); });
 }
 
 TEST(UnixSocket, ConnectTimesOutWhileTheBacklogIsFull) {
@@ -184,8 +183,7 @@ TEST(UnixSocket, NamesThatDoNotFitAreRefusedWithTheirLength) {
     UnixSocket::connect({"/" + std::string(120, 'x'), false}, 1s);
   });
   EXPECT_PRED2(contains, why, "121 bytes, 107 are possible");
-  expect_error(ErrorCode::invalid_argument,
-               [] { UnixSocket::listen({std::string(108, 'x'), true}); });
+  expect_error(ErrorCode::invalid_argument, [] { UnixSocket::listen({std::string(108, 'x'), true}); });
   expect_error(ErrorCode::invalid_argument, [] { UnixSocket::listen({"", true}); });
   EXPECT_NO_THROW(UnixSocket::listen({std::string(107, 'x'), true}));
 }
@@ -216,8 +214,9 @@ TEST(UnixSocket, ADirectoryOpenToOthersIsRefused) {
   const TemporaryDirectory parent;
   ASSERT_EQ(::mkdir((parent / "run").c_str(), 0700), 0);
   ASSERT_EQ(::chmod((parent / "run").c_str(), 0755), 0);
-  const std::string why = expect_error(
-      ErrorCode::other_user, [&] { UnixSocket::listen({parent / "run/socket", false}); });
+  const std::string why = expect_error(ErrorCode::other_user, [&] {
+    UnixSocket::listen({parent / "run/socket", false});
+  });
   EXPECT_PRED2(contains, why, "chmod 700");
 }
 
