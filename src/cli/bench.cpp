@@ -106,14 +106,13 @@ std::vector<Result> measure() {
   const double pipe = measure_pipe(peer);
   results.push_back({"word in shared memory and back, both spinning", ping, "", 0});
   results.push_back({"byte through a pipe and back", pipe, "", 0});
-  results.push_back({"share a tensor", measure_share(), "word and back", 0});
+  results.push_back({"share a tensor", measure_share(), "", 0});
   const Tensor tensor = bytes(std::size_t{64} << 20);
   const Handle handle = share(tensor);
   const Json opened = peer.ask({{"do", "open"}, {"handle", handle.to_text()}}, kPatience);
   results.push_back(
       {"first open of an owner (connect, map 64 MiB)", opened.at("first").get<double>(), "", 0});
-  results.push_back(
-      {"open and release a tensor, later", opened.at("later").get<double>(), "word and back", 0});
+  results.push_back({"open and release a tensor, later", opened.at("later").get<double>(), "", 0});
   const auto [in_place, again] = measure_fill();
   results.push_back({"fill 16 MiB in place (memcpy)", in_place, "", 0});
   results.push_back({"allocate, fill and free 16 MiB", again, "fill in place", again / in_place});

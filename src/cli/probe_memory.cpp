@@ -119,13 +119,12 @@ std::string selected_word(const std::string& choices) {
   return choices.substr(begin + 1, end - begin - 1);
 }
 
-/// Touches aligned shared memory and asks the kernel whether a huge page lies behind it.
+/// Touches aligned shared memory, as a tensor's first user does, and asks the kernel what lies behind it.
 bool gets_huge_pages() {
   const Fd fd = make_memfd(2 * kHugePage);
   const Mapping mapping = Mapping::of(fd, 2 * kHugePage, Access::read_write);
   const auto address = reinterpret_cast<std::uintptr_t>(mapping.data());
   std::byte* aligned = mapping.data() + (kHugePage - address % kHugePage) % kHugePage;
-  ::madvise(mapping.data(), mapping.size(), MADV_HUGEPAGE);
   std::memset(aligned, 1, kHugePage);
   std::ifstream smaps("/proc/self/smaps");
   bool in_mapping = false;
@@ -145,7 +144,8 @@ Finding probe_huge_pages() {
   if (gets_huge_pages()) return works(fmt::format("shared memory gets 2 MiB pages (\"{}\")", setting));
   return slower(
       fmt::format("shared memory gets 4 KiB pages (shmem_enabled is \"{}\")", setting),
-      fmt::format("First touch of large tensors takes longer. Root can: echo advise > {}", kShmemEnabled));
+      fmt::format("Only the first touch of large tensors takes longer. Root may try: echo within_size > {}",
+                  kShmemEnabled));
 }
 
 /// The life of a named segment: an unnamed file, filled, given a name, removed.

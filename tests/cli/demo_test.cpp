@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "command_process.h"
+#include "support/eventually.h"
 #include "support/watchdog.h"
 
 namespace onecopy::testing {
@@ -14,6 +15,10 @@ std::size_t count(const std::string& text, const std::string& part) {
   std::size_t found = 0;
   for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
   return found;
+}
+
+bool is_empty(const std::string& directory) {
+  return std::filesystem::directory_iterator(directory) == std::filesystem::directory_iterator();
 }
 
 TEST(Demo, VerifiesEveryClaimOnASmallFile) {
@@ -38,8 +43,18 @@ TEST(Demo, ShowsTheSampleWhenNoFileIsGivenAndRemovesItAgain) {
   EXPECT_EQ(demo.status, 0) << demo.out << demo.err;
   EXPECT_TRUE(contains(demo.out, "bfloat16"));
   EXPECT_TRUE(contains(demo.out, "256.0 MiB"));
-  const std::filesystem::directory_iterator left(directory.path());
-  EXPECT_EQ(begin(left), end(left)) << begin(left)->path();
+  EXPECT_TRUE(is_empty(directory.path()));
+}
+
+TEST(Demo, LeavesNoSampleBehindWhenItIsInterrupted) {
+  const Watchdog watchdog(std::chrono::seconds(110));
+  const cli::TemporaryDirectory directory;
+  CommandProcess demo({"demo"}, "", {{"TMPDIR", directory.path()}});
+  ASSERT_TRUE(eventually([&] { return !is_empty(directory.path()); })) << demo.err();
+  demo.signal(SIGINT);
+  EXPECT_EQ(demo.wait(), 1);
+  EXPECT_TRUE(contains(demo.err(), "interrupted"));
+  EXPECT_TRUE(is_empty(directory.path()));
 }
 
 TEST(Demo, RefusesAFileWhoseHeaderLies) {
