@@ -49,27 +49,29 @@ Extent Pool::Impl::allocate(std::uint64_t bytes) {
   if (bytes > std::uint64_t{1} << 62)
     throw Error(ErrorCode::out_of_memory, fmt::format("no machine has {} bytes of memory", bytes));
   bytes = std::max<std::uint64_t>(bytes, 1);
-  const auto attempt = [&] { return bytes < kOwnSegment ? allocate_shared(bytes) : allocate_own(bytes); };
+  const auto attempt = [&](Ahead ahead) {
+    return bytes < kOwnSegment ? allocate_shared(bytes, ahead) : allocate_own(bytes);
+  };
   try {
-    return attempt();
+    return attempt(Ahead::yes);
   } catch (const Error& error) {
     if (!is_shortage(error)) throw;
-    if (!trim_all()) throw_shortage(error, bytes, stats());
+    trim_all();
   }
   try {
-    return attempt();
+    return attempt(Ahead::no);
   } catch (const Error& error) {
     if (!is_shortage(error)) throw;
     throw_shortage(error, bytes, stats());
   }
 }
 
-Extent Pool::Impl::allocate_shared(std::uint64_t bytes) {
+Extent Pool::Impl::allocate_shared(std::uint64_t bytes, Ahead ahead) {
   {
     const std::lock_guard lock(mutex_);
     if (const auto extent = try_warm(bytes)) return *extent;
   }
-  return grow(bytes);
+  return grow(bytes, ahead);
 }
 
 std::optional<Extent> Pool::Impl::try_warm(std::uint64_t bytes) {
@@ -105,7 +107,7 @@ Extent Pool::Impl::place_slot(unsigned size_class, const PageRun& run) {
   return handed_out(segments_.at(slot->segment), slot->offset, SmallExtents::slot_bytes(size_class));
 }
 
-Extent Pool::Impl::grow(std::uint64_t bytes) {
+Extent Pool::Impl::grow(std::uint64_t bytes, Ahead ahead) {
   const std::lock_guard growing(growth_);
   const std::uint32_t pages = pages_for(bytes);
   for (;;) {
@@ -114,7 +116,7 @@ Extent Pool::Impl::grow(std::uint64_t bytes) {
       if (const auto extent = try_warm(bytes)) return *extent;
     }
     make_room(bytes);
-    const auto growth = take_cold(pages);
+    const auto growth = take_cold(pages, ahead);
     if (!growth) {
       add_shared_segment(pages);
       continue;
@@ -131,9 +133,9 @@ Extent Pool::Impl::grow(std::uint64_t bytes) {
   }
 }
 
-std::optional<PageRuns::Growth> Pool::Impl::take_cold(std::uint32_t pages) {
+std::optional<PageRuns::Growth> Pool::Impl::take_cold(std::uint32_t pages, Ahead ahead) {
   const std::lock_guard lock(mutex_);
-  return runs_.take_cold(pages, pages_ahead());
+  return runs_.take_cold(pages, ahead == Ahead::yes ? pages_ahead() : 0);
 }
 
 void Pool::Impl::commit(const PageRuns::Growth& growth) {

@@ -22,8 +22,7 @@ class Pool::Impl {
   Extent allocate(std::uint64_t bytes);
   void free(const Extent& extent);
   bool trim(PoolTime now);
-  /// True when memory was given back.
-  bool trim_all();
+  void trim_all();
   PoolStats stats() const;
   void prepare_fork();
   void finish_fork();
@@ -44,12 +43,13 @@ class Pool::Impl {
   static std::uint32_t run_mark(std::uint32_t pages) noexcept { return pages << 1; }
 
   // allocate
-  Extent allocate_shared(std::uint64_t bytes);
+  enum class Ahead : bool { no, yes };  // reserve more than is needed now?
+  Extent allocate_shared(std::uint64_t bytes, Ahead ahead);
   std::optional<Extent> try_warm(std::uint64_t bytes);
   Extent place(std::uint64_t bytes, const PageRun& run);
   Extent place_slot(unsigned size_class, const PageRun& run);
-  Extent grow(std::uint64_t bytes);
-  std::optional<PageRuns::Growth> take_cold(std::uint32_t pages);
+  Extent grow(std::uint64_t bytes, Ahead ahead);
+  std::optional<PageRuns::Growth> take_cold(std::uint32_t pages, Ahead ahead);
   void commit(const PageRuns::Growth& growth);
   void add_shared_segment(std::uint32_t pages);
   std::uint64_t largest_shared() const;
@@ -67,7 +67,7 @@ class Pool::Impl {
   void taken_back(std::uint64_t bytes) noexcept;
 
   // give back
-  bool reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages);
+  void reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages);
   void make_room(std::uint64_t bytes);
   void decommit(const PageRun& run);
   std::vector<std::uint32_t> take_idle_own(PoolTime until);

@@ -77,9 +77,9 @@ bool Pool::Impl::trim(PoolTime now) {
   return waiting_ = has_waiting();
 }
 
-bool Pool::Impl::trim_all() { return reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1); }
+void Pool::Impl::trim_all() { reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1); }
 
-bool Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages) {
+void Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages) {
   std::vector<PageRun> runs;
   std::vector<std::uint32_t> own;
   {
@@ -94,7 +94,6 @@ bool Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages
   }
   for (const PageRun& run : runs) decommit(run);
   for (const std::uint32_t number : own) remove_own(number);
-  return !runs.empty() || !own.empty();
 }
 
 /// Before more memory is reserved: keeps what lies warm below half of what is in use, plus a constant.

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <fstream>
+#include <functional>
+
+#include "conformance/scratch_directory.h"
+#include "onecopy/core/error.h"
+#include "onecopy/memory/pool.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::uint64_t kMiB = std::uint64_t{1} << 20;
+
+/// Memory that refuses to be reserved beyond a budget, as a full machine does.
+class ScarceBackend final : public Backend {
+ public:
+  DeviceType type() const noexcept override { return DeviceType::cpu; }
+  std::vector<DeviceInfo> devices() const override { return backend(DeviceType::cpu).devices(); }
+  std::size_t granularity() const noexcept override { return 4096; }
+  std::unique_ptr<DeviceMemory> create(int, std::size_t bytes, SegmentKind, const std::string&, std::uint32_t) override {
+    if (bytes > largest_segment) throw Error(ErrorCode::out_of_mappings, "no address space");
+    return std::make_unique<Memory>(*this, bytes);
+  }
+  std::unique_ptr<DeviceMemory> open(int, ExportedMemory, Access) override { return nullptr; }
+
+  std::uint64_t budget = 0;
+  std::uint64_t largest_segment = ~std::uint64_t{0};
+
+ private:
+  class Memory final : public DeviceMemory {
+   public:
+    Memory(ScarceBackend& owner, std::size_t bytes) : owner_(owner), bytes_(bytes) {}
+    ~Memory() override { owner_.budget += committed_; }
+    std::byte* data() const noexcept override { return nullptr; }
+    std::size_t size() const noexcept override { return bytes_; }
+    SegmentKind kind() const noexcept override { return SegmentKind::memfd; }
+    void commit(std::size_t, std::size_t bytes) override {
+      if (bytes > owner_.budget) throw Error(ErrorCode::out_of_memory, "the budget is used up");
+      owner_.budget -= bytes;
+      committed_ += bytes;
+    }
+    void decommit(std::size_t, std::size_t bytes) noexcept override {
+      owner_.budget += bytes;
+      committed_ -= bytes;
+    }
+    ExportedMemory export_memory(Access) const override { return {}; }
+
+   private:
+    ScarceBackend& owner_;
+    std::size_t bytes_;
+    std::uint64_t committed_ = 0;
+  };
+};
+
+struct PoolShortage : ::testing::Test {
+  ScarceBackend scarce;
+  SegmentTable segments;
+  Pool pool{scarce, 0, SegmentKind::memfd, "00", segments};
+};
+
+TEST_F(PoolShortage, IsAnErrorAndThenItWorksAgainWhenThereIsRoom) {
+  scarce.budget = 40 * kMiB;
+  const Extent first = pool.allocate(20 * kMiB);
+  const PoolStats before = pool.stats();
+  for (const std::uint64_t bytes : {30 * kMiB, 64 * kMiB}) {
+    try {
+      pool.allocate(bytes);
+      FAIL() << bytes;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
+      EXPECT_NE(std::string(error.what()).find(std::to_string(bytes)), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(std::to_string(20 * kMiB)), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(pool.stats().committed_bytes, before.committed_bytes);
+  EXPECT_EQ(pool.stats().live_bytes, before.live_bytes);
+  EXPECT_EQ(scarce.budget, 20 * kMiB);
+  pool.free(first);
+  EXPECT_EQ(pool.allocate(30 * kMiB).size, 30 * kMiB);
+}
+
+TEST_F(PoolShortage, WarmMemoryIsGivenBackBeforeARefusal) {
+  scarce.budget = 40 * kMiB;
+  pool.free(pool.allocate(36 * kMiB));
+  EXPECT_EQ(pool.allocate(20 * kMiB).size, 20 * kMiB);
+  EXPECT_EQ(pool.allocate(19 * kMiB).size, 19 * kMiB);
+}
+
+TEST_F(PoolShortage, ReservingAheadNeverMakesASmallRequestFail) {
+  scarce.budget = 70 * kMiB + 64 * 1024;
+  const Extent most = pool.allocate(70 * kMiB);
+  EXPECT_EQ(pool.allocate(64).size, 64u);
+  pool.free(most);
+}
+
+TEST_F(PoolShortage, ScarceAddressSpaceMeansSmallerSegments) {
+  scarce.budget = 100 * kMiB;
+  scarce.largest_segment = 8 * kMiB;
+  EXPECT_EQ(pool.allocate(6 * kMiB).size, 6 * kMiB);
+  EXPECT_EQ(pool.allocate(6 * kMiB).size, 6 * kMiB);
+  EXPECT_EQ(segments.list().size(), 2u);
+  EXPECT_THROW(pool.allocate(20 * kMiB), Error);
+}
+
+/// Runs `body` in a child whose limit is lowered; its exit status.
+int status_with_limit(int resource, rlim_t limit, const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const rlimit both{limit, limit};
+    ::setrlimit(static_cast<__rlimit_resource_t>(resource), &both);
+    try {
+      ::_exit(body());
+    } catch (const std::exception&) {
+      ::_exit(100);
+    }
+  }
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + status;
+}
+
+/// Allocates until it is refused with `expected`; then frees one and must get it again.
+int exhaust(std::uint64_t bytes, ErrorCode expected) {
+  SegmentTable segments;
+  Pool pool(backend(DeviceType::cpu), 0, SegmentKind::memfd, "00", segments);
+  std::vector<Extent> extents;
+  extents.reserve(10'000);
+  for (;;) try {
+      extents.push_back(pool.allocate(bytes));
+      if (extents.size() == extents.capacity()) return 1;
+    } catch (const Error& error) {
+      if (error.code() != expected) return 10 + static_cast<int>(error.code());
+      break;
+    }
+  if (extents.empty()) return 2;
+  const std::uint64_t live = pool.stats().live_bytes;
+  pool.free(extents.back());
+  extents.back() = pool.allocate(bytes);
+  return pool.stats().live_bytes == live ? 0 : 3;
+}
+
+TEST(PoolLimits, AnExhaustedAddressSpaceIsOutOfMappings) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer needs terabytes of address space";
+  EXPECT_EQ(status_with_limit(RLIMIT_AS, 512 * kMiB, [] { return exhaust(40 * kMiB, ErrorCode::out_of_mappings); }), 0);
+  EXPECT_EQ(status_with_limit(RLIMIT_AS, 512 * kMiB, [] { return exhaust(5 * kMiB, ErrorCode::out_of_mappings); }), 0);
+}
+
+TEST(PoolLimits, ExhaustedDescriptorsAreOutOfDescriptors) {
+  EXPECT_EQ(status_with_limit(RLIMIT_NOFILE, 12, [] { return exhaust(32 * kMiB, ErrorCode::out_of_descriptors); }), 0);
+}
+
+}  // namespace
+}  // namespace onecopy
