@@ -50,9 +50,17 @@ void Broker::listen() {
 }
 
 void Broker::accept_all() {
-  while (auto socket = listener_.try_accept()) {
-    if (socket->peer().uid != geteuid()) continue;  // closes it
-    add_connection(std::move(*socket));
+  try {
+    while (auto socket = listener_.try_accept()) {
+      if (socket->peer().uid != geteuid()) continue;  // closes it
+      add_connection(std::move(*socket));
+    }
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::out_of_descriptors) throw;
+    log_warning(fmt::format("a borrower has to wait: {}", e.what()));
+    watch_.remove(listener_.fd());  // it would be reported without end; tick() looks again
+    starved_ = true;
+    watch_.request_tick();
   }
 }
 
@@ -216,6 +224,7 @@ void Broker::on_hangup(At at) {
 }
 
 bool Broker::tick() noexcept {
+  if (std::exchange(starved_, false)) watch_.add(listener_.fd(), [this] { accept_all(); });
   std::vector<At> silent;
   {
     std::lock_guard lock(mutex_);

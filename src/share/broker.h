@@ -108,6 +108,7 @@ class Broker {
   mutable std::mutex mutex_;  ///< the list of connections; each is changed by the watch thread only
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
+  bool starved_ = false;  ///< of descriptors for new connections; watch thread
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues
 };

@@ -31,7 +31,10 @@ void expect(ByteSpan packet, Type expected) {
   if (type == expected) return;
   if (type == Type::refused) {
     const ByteSpan text = tail_of<Refused>(packet);
-    throw Error(body_of<Refused>(packet).code,
+    const ErrorCode code = body_of<Refused>(packet).code;
+    if (std::string_view(name(code)) == "unknown")
+      throw Error(ErrorCode::protocol, "a refusal with an error code that does not exist");
+    throw Error(code,
                 std::string(reinterpret_cast<const char*>(text.data()), text.size()));
   }
   throw Error(ErrorCode::protocol, fmt::format("a message of type {} where {} was expected",

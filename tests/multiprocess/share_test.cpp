@@ -8,29 +8,15 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/stats.h"
 #include "support/child.h"
+#include "support/note.h"
 
 namespace onecopy {
 namespace {
 
 using testing::Child;
 using testing::eventually;
+using testing::Note;
 using testing::Shared;
-
-/// Text that processes of one test pass around.
-struct Note {
-  std::atomic<int> ready{0};
-  char text[4096] = {};
-
-  void write(const std::string& s, int step = 1) {
-    std::copy(s.begin(), s.end(), text);
-    text[s.size()] = 0;
-    ready = step;
-  }
-  std::string read(int step = 1) {
-    EXPECT_TRUE(eventually([&] { return ready >= step; }));
-    return text;
-  }
-};
 
 ErrorCode code_of(const std::function<void()>& call) {
   try {
@@ -53,14 +39,14 @@ TEST(ShareBetweenProcesses, ABorrowerReadsAndWritesTheOwnersMemory) {
     const Tensor tensor = numbers(1000);
     const Handle handle = share(tensor);
     note->write(handle.to_text());
-    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+    EXPECT_TRUE(eventually([&] { return note->step == 2; }));
     EXPECT_EQ(tensor.as<std::int64_t>()[7], 70);
   });
   Child borrower([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
     EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
     tensor.as<std::int64_t>()[7] = 70;
-    note->ready = 2;
+    note->step = 2;
   });
   EXPECT_EQ(borrower.join(), 0);
   EXPECT_EQ(owner.join(), 0);
@@ -71,17 +57,17 @@ TEST(ShareBetweenProcesses, WhatABorrowerHoldsIsNotReusedUntilItLetsGo) {
   Child owner([&] {
     Tensor tensor = numbers(1000);
     note->write(share(tensor).to_text());
-    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+    EXPECT_TRUE(eventually([&] { return note->step == 2; }));
     tensor.release();
     EXPECT_EQ(stats().limbo, 1u);
     for (int i = 0; i < 100; ++i) numbers(1000);
-    note->ready = 3;
+    note->step = 3;
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   });
   Child borrower([&] {
     Tensor tensor = open(Handle::from_text(note->read()));
-    note->ready = 2;
-    EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+    note->step = 2;
+    EXPECT_TRUE(eventually([&] { return note->step == 3; }));
     EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
     tensor.release();
     EXPECT_EQ(stats().leases, 0u);
@@ -95,12 +81,12 @@ TEST(ShareBetweenProcesses, ClaimsOfAKilledBorrowerFall) {
   Shared<Note> note;
   Child borrower([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
-    note->ready = 2;
+    note->step = 2;
     pause();
   });
   Tensor tensor = numbers(1000);
   note->write(share(tensor).to_text());
-  EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+  EXPECT_TRUE(eventually([&] { return note->step == 2; }));
   const std::uint64_t before = stats().limbo;
   tensor.release();
   EXPECT_EQ(stats().limbo, before + 1);
@@ -132,19 +118,19 @@ TEST(ShareBetweenProcesses, ABorrowedTensorCanBeSharedOnAfterItsOwnersDeath) {
   });
   Child middle([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
-    note->ready = 2;
-    EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+    note->step = 2;
+    EXPECT_TRUE(eventually([&] { return note->step == 3; }));
     const Handle handle = share(tensor);
     on->write(handle.to_text());
-    EXPECT_TRUE(eventually([&] { return note->ready == 4; }));
+    EXPECT_TRUE(eventually([&] { return note->step == 4; }));
   });
-  EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+  EXPECT_TRUE(eventually([&] { return note->step == 2; }));
   owner.kill();
-  note->ready = 3;
+  note->step = 3;
   Child last([&] {
     const Tensor tensor = open(Handle::from_text(on->read()));
     EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
-    note->ready = 4;
+    note->step = 4;
   });
   EXPECT_EQ(last.join(), 0);
   EXPECT_EQ(middle.join(), 0);
@@ -156,29 +142,29 @@ TEST(ShareBetweenProcesses, WhatTheOwnerLetGoOfCanBePassedOnAndBack) {
   Tensor tensor = numbers(1000);
   Child middle([&] {
     const Tensor mine = open(Handle::from_text(note->read()));
-    note->ready = 2;
-    EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+    note->step = 2;
+    EXPECT_TRUE(eventually([&] { return note->step == 3; }));
     on->write(share(mine).to_text());
-    EXPECT_TRUE(eventually([&] { return note->ready == 4; }));
+    EXPECT_TRUE(eventually([&] { return note->step == 4; }));
   });
   Child last([&] {
     const Tensor mine = open(Handle::from_text(on->read()));
     EXPECT_EQ(mine.as<std::int64_t>()[999], 999);
-    on->ready = 2;
-    EXPECT_TRUE(eventually([&] { return on->ready == 3; }));
+    on->step = 2;
+    EXPECT_TRUE(eventually([&] { return on->step == 3; }));
   });
   const void* data = tensor.data();
   note->write(share(tensor).to_text());
-  EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+  EXPECT_TRUE(eventually([&] { return note->step == 2; }));
   tensor.release();
   EXPECT_EQ(stats().limbo, 1u);
-  note->ready = 3;
-  EXPECT_TRUE(eventually([&] { return on->ready == 2; }));
+  note->step = 3;
+  EXPECT_TRUE(eventually([&] { return on->step == 2; }));
   tensor = open(Handle::from_text(on->read()));
   EXPECT_EQ(tensor.data(), data);
   EXPECT_EQ(stats().limbo, 0u);
-  note->ready = 4;
-  on->ready = 3;
+  note->step = 4;
+  on->step = 3;
   EXPECT_EQ(middle.join(), 0);
   EXPECT_EQ(last.join(), 0);
 }
@@ -208,21 +194,21 @@ TEST(Fork, WhatAChildInheritedStaysAliveUntilItLetsGo) {
   Shared<Note> note;
   Tensor tensor = numbers(1000);
   Child child([&] {
-    note->ready = 1;
-    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+    note->step = 1;
+    EXPECT_TRUE(eventually([&] { return note->step == 2; }));
     EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
     tensor.release();
-    note->ready = 3;
-    EXPECT_TRUE(eventually([&] { return note->ready == 4; }));
+    note->step = 3;
+    EXPECT_TRUE(eventually([&] { return note->step == 4; }));
   });
-  EXPECT_TRUE(eventually([&] { return note->ready == 1; }));
+  EXPECT_TRUE(eventually([&] { return note->step == 1; }));
   tensor.release();
   EXPECT_EQ(stats().limbo, 1u);
   for (int i = 0; i < 100; ++i) numbers(1000);
-  note->ready = 2;
-  EXPECT_TRUE(eventually([&] { return note->ready == 3; }));
+  note->step = 2;
+  EXPECT_TRUE(eventually([&] { return note->step == 3; }));
   EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
-  note->ready = 4;
+  note->step = 4;
   EXPECT_EQ(child.join(), 0);
 }
 
@@ -232,23 +218,23 @@ TEST(Fork, LeasesOfTheParentBecomeTheChildsToo) {
   Child owner([&] {
     Tensor tensor = numbers(1000);
     note->write(share(tensor).to_text());
-    EXPECT_TRUE(eventually([&] { return step->ready >= 1; }));
+    EXPECT_TRUE(eventually([&] { return step->step >= 1; }));
     tensor.release();
-    EXPECT_TRUE(eventually([&] { return step->ready == 2; }));
+    EXPECT_TRUE(eventually([&] { return step->step == 2; }));
     EXPECT_EQ(stats().limbo, 1u);
-    step->ready = 3;
+    step->step = 3;
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   });
   Child middle([&] {
     Tensor tensor = open(Handle::from_text(note->read()));
     Child grandchild([&] {
-      EXPECT_TRUE(eventually([&] { return step->ready == 3; }));
+      EXPECT_TRUE(eventually([&] { return step->step == 3; }));
       EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
       tensor.release();
     });
-    step->ready = 1;
+    step->step = 1;
     tensor.release();
-    step->ready = 2;
+    step->step = 2;
     EXPECT_EQ(grandchild.join(), 0);
   });
   EXPECT_EQ(middle.join(), 0);
@@ -260,7 +246,7 @@ TEST(Fork, AGrandchildKeepsWhatItsGrandparentOwns) {
   Tensor tensor = numbers(1000);
   Child child([&] {
     Child grandchild([&] {
-      EXPECT_TRUE(eventually([&] { return step->ready == 1; }));
+      EXPECT_TRUE(eventually([&] { return step->step == 1; }));
       EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
       const Handle handle = share(tensor);
       EXPECT_EQ(open(handle).as<std::int64_t>()[1], 1);
@@ -270,7 +256,7 @@ TEST(Fork, AGrandchildKeepsWhatItsGrandparentOwns) {
   });
   tensor.release();
   for (int i = 0; i < 100; ++i) numbers(1000);
-  step->ready = 1;
+  step->step = 1;
   EXPECT_EQ(child.join(), 0);
   EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
 }
@@ -290,10 +276,10 @@ TEST(Fork, AChildSharesTensorsOfItsOwn) {
     const Tensor tensor = numbers(1000);
     const Handle handle = share(tensor);
     note->write(handle.to_text());
-    EXPECT_TRUE(eventually([&] { return note->ready == 2; }));
+    EXPECT_TRUE(eventually([&] { return note->step == 2; }));
   });
   EXPECT_EQ(open(Handle::from_text(note->read())).as<std::int64_t>()[999], 999);
-  note->ready = 2;
+  note->step = 2;
   EXPECT_EQ(child.join(), 0);
 }
 

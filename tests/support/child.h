@@ -29,6 +29,7 @@ class Child {
   ~Child();
 
   int pid() const noexcept { return pid_; }
+  bool has_ended();
   /// Waits for the end: the number of failures inside, kThrew, what the body gave to _exit, or
   /// minus the signal that killed it. At the deadline the child is killed, and the test fails.
   int join(std::chrono::milliseconds deadline = kPatience);
@@ -38,8 +39,6 @@ class Child {
   void signal(int number) noexcept;
 
  private:
-  bool has_ended();
-
   int pid_;
   bool reaped_ = false;
   int status_ = 0;
