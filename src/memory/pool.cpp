@@ -41,6 +41,6 @@ void Pool::trim_all() noexcept {
 PoolStats Pool::stats() const { return impl_->stats(); }
 void Pool::prepare_fork() { impl_->prepare_fork(); }
 void Pool::finish_fork() { impl_->finish_fork(); }
-void Pool::abandon() noexcept { static_cast<void>(impl_.release()); }
+void Pool::abandon() noexcept { impl_->abandon(); }
 
 }  // namespace onecopy

@@ -42,6 +42,7 @@ Pool::Impl::Impl(Backend& backend, int ordinal, SegmentKind kind, std::string ow
       small_(page_bytes_) {}
 
 Pool::Impl::~Impl() {
+  if (abandoned_) return;
   for (const auto& [number, segment] : segments_) table_.remove(number);
 }
 

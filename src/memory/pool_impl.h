@@ -26,6 +26,7 @@ class Pool::Impl {
   PoolStats stats() const;
   void prepare_fork();
   void finish_fork();
+  void abandon() noexcept { abandoned_ = true; }
 
  private:
   struct Segment {
@@ -93,6 +94,7 @@ class Pool::Impl {
   PoolTime looked_at_;          // by trim
   bool waiting_ = false;        // something was freed since trim found nothing to wait for
   PoolStats stats_;
+  bool abandoned_ = false;
 };
 
 }  // namespace onecopy

@@ -17,7 +17,9 @@ SegmentInfo describe(std::uint32_t number, Device device, const DeviceMemory& me
 
 SegmentTable::~SegmentTable() {
   if (!abandoned_) return;
-  for (auto& [number, entry] : entries_) static_cast<void>(entry.memory.release());
+  // Tensors that a forked child inherited may be used until the very end of the process.
+  static auto& kept = *std::make_unique<std::vector<std::unique_ptr<DeviceMemory>>>().release();
+  for (auto& [number, entry] : entries_) kept.push_back(std::move(entry.memory));
 }
 
 std::uint32_t SegmentTable::next_number() noexcept {

@@ -132,7 +132,8 @@ class Pool final : public ExtentOwner {
   /// Before and after fork(2), so that a child never inherits a pool in the middle of a change.
   void prepare_fork();
   void finish_fork();
-  /// In a forked child: the memory is the parent's. Nothing touches it any more, not the destructor.
+  /// In a forked child: the memory is the parent's, and the destructor leaves it alone. Nothing else may
+  /// be called any more.
   void abandon() noexcept;
 
  private:
