@@ -37,6 +37,10 @@ constexpr std::uint64_t held_generation(std::uint64_t word) noexcept {
 constexpr std::uint64_t closing_word(std::uint64_t generation) noexcept {
   return make_word((generation + 1) & kMaxGeneration, BlockState::closing);
 }
+/// May somebody still hold the block under that generation?
+constexpr bool is_held_as(std::uint64_t word, std::uint64_t generation) noexcept {
+  return word == make_word(generation, BlockState::exported) || word == closing_word(generation);
+}
 
 /// What the protocol needs from the machine. Tests put their own in its place.
 struct RealPlatform {
@@ -166,8 +170,8 @@ void release_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32
 /// The owner may have freed a block that another borrower still holds and shares on. Its memory is
 /// good as long as it is in limbo, which only the owner knows: `ask` asks it (BlockTable::is_in_limbo
 /// under the owner's lock). The slot is up before the question, so a yes stays true: the owner looks
-/// at the slot before the block leaves limbo. Nothing leaves limbo once the owner is gone: yes again.
-/// `ask` must not throw.
+/// at the slot before the block leaves limbo. For an owner that is gone `ask` says yes, and the word,
+/// read again, has the answer: it left `closing` before the memory could be used. `ask` must not throw.
 template <class P, class Ask>
 [[nodiscard]] bool try_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block,
                              std::uint64_t generation, Ask&& ask) noexcept {
@@ -176,7 +180,7 @@ template <class P, class Ask>
   point("claim.slot_raised");
   const std::uint64_t word = record.word.load();
   if (word == make_word(generation, BlockState::exported) ||
-      (word == closing_word(generation) && ask())) {
+      (word == closing_word(generation) && ask() && is_held_as(record.word.load(), generation))) {
     point("claim.done");
     return true;
   }

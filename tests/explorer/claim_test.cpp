@@ -226,6 +226,37 @@ struct SharedOnAndDropped : World<M> {
   }
 };
 
+/// The owner is killed anywhere in its free and the lending after it; the receiver of a handle that was
+/// shared on waits for its end. What is frozen then is either still the handle's or refused.
+template <Mistake M>
+struct SharedOnAfterTheOwnersDeath : World<M> {
+  Borrower<M> second;
+  Mailbox to_second{this->borrower.process};
+  SharedOnAfterTheOwnersDeath() {
+    this->owner.lend_again = true;
+    this->owner.attach(second);
+    require(this->borrower.claim(this->owner.record(this->h.block), this->h), "set-up");
+    thread("owner", this->owner.process, [this] {
+      this->owner.free(this->h.block);
+      this->owner.drain();
+    });
+    thread("killer", second.process, [this] { this->owner.process.kill(); });
+    thread("first", this->borrower.process, [this] {
+      to_second.send();
+      this->borrower.release(this->owner.record(this->h.block), this->h.block);
+    });
+    thread("second", second.process, [this] {
+      to_second.receive();
+      const Record& record = this->owner.record(this->h.block);
+      const auto ask = [this] { return this->owner.process.wait_until_gone(), true; };
+      if (!second.claim(record, this->h, ask)) return;
+      this->owner.read(this->h, kWrongData);
+      second.release(record, this->h.block);
+    });
+  }
+  void finish() override {}
+};
+
 /// A handle comes back to the owner, which has freed the block meanwhile.
 template <Mistake M>
 struct Revived : World<M> {
@@ -263,6 +294,9 @@ TEST(ClaimExplored, SharedOnAfterTheOwnersFree) { expect_always_holds<SharedOn<M
 TEST(ClaimExplored, SharedOnAndDroppedIsNeverSomebodyElses) {
   expect_always_holds<SharedOnAndDropped<Mistake::none>>();
 }
+TEST(ClaimExplored, SharedOnAfterTheOwnersDeath) {
+  expect_always_holds<SharedOnAfterTheOwnersDeath<Mistake::none>>();
+}
 TEST(ClaimExplored, OwnerTakesAFreedBlockBack) { expect_always_holds<Revived<Mistake::none>>(); }
 
 TEST(ClaimMustFail, TheCopyWithoutAMistakeDoesNot) {
@@ -287,6 +321,9 @@ TEST(ClaimMustFail, OwnerAskedBeforeTheSlotIsRaised) {
 }
 TEST(ClaimMustFail, SharedOnWithTheGenerationOfAClosingWord) {
   expect_broken<SharedOnAndDropped<Mistake::generation_of_word>>(kWrongData);
+}
+TEST(ClaimMustFail, DeadOwnersWordNotReadAgain) {
+  expect_broken<SharedOnAfterTheOwnersDeath<Mistake::gone_means_yes>>(kWrongData);
 }
 TEST(ClaimMustFail, SlotsReadBeforeTheClosingStore) {
   expect_broken<TwoThreads<Mistake::scan_before_close>>(kWrongData);

@@ -24,6 +24,7 @@ enum class Mistake {
   silent_backing_off,   ///< a failed claim lowers the slot and says nothing
   release_looks_first,  ///< release reads the word, then lowers the slot
   ask_before_slot,      ///< claim of a closing block asks the owner, then raises the slot
+  gone_means_yes,       ///< a claim on a dead owner's closing block does not read the word again
   generation_of_word,   ///< a shared-on handle carries the generation of a closing word
   // The owner's.
   scan_before_close,  ///< looks at the slots, then stores closing
@@ -184,6 +185,9 @@ class Borrower {
       if (!ask()) return false;
       page_.slot(h.block).fetch_add(1);
       return true;
+    } else if constexpr (M == Mistake::gone_means_yes) {
+      page_.slot(h.block).fetch_add(1);
+      if (record.word.load() == closing_word(h.generation) && ask()) return true;
     } else if constexpr (M == Mistake::any_generation || M == Mistake::silent_backing_off) {
       page_.slot(h.block).fetch_add(1);
     } else {
