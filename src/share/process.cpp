@@ -2,13 +2,9 @@
 #include "share/process.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
-#include <sys/mman.h>
 
-#include <cerrno>
 #include <cstdlib>
 #include <filesystem>
-#include <new>
 
 #include "onecopy/core/error.h"
 #include "onecopy/device/janitor.h"
@@ -20,8 +16,6 @@
 namespace onecopy {
 namespace {
 
-std::atomic<Process*> the_process{nullptr};
-std::mutex making;
 std::atomic<Strategy> the_strategy{Strategy::file_descriptor};
 
 ProcessId new_id() {
@@ -44,44 +38,30 @@ SegmentKind kind_of(Strategy strategy) {
   return strategy == Strategy::file_descriptor ? SegmentKind::memfd : SegmentKind::named_file;
 }
 
-/// A page that reads as zero in a child whose making our fork handlers have not seen.
-std::atomic<std::uint32_t>* clone_mark = nullptr;
-
-void make_clone_mark() {
-  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) throw_errno("mmap of a page", errno);
-  clone_mark = new (page) std::atomic<std::uint32_t>(1);
-  madvise(page, 4096, MADV_WIPEONFORK);  // older kernels: raw clones go unnoticed
-}
-
 }  // namespace
 
 void set_strategy(Strategy strategy) { the_strategy = strategy; }
 Strategy strategy() noexcept { return the_strategy; }
 
 Process& Process::current() {
-  if (Process* process = the_process.load(std::memory_order_acquire)) {
-    if (clone_mark->load(std::memory_order_relaxed) == 0) [[unlikely]]
+  if (Process* process = existing()) {
+    if (is_raw_clone()) [[unlikely]]
       throw Error(ErrorCode::unsupported,
                   "this process was made by clone(2) from one that uses onecopy, without fork's "
                   "handlers; make it with fork(), posix_spawn() or exec");
     return *process;
   }
-  std::lock_guard lock(making);
-  if (!the_process) {
-    static const bool once = [] {
-      make_clone_mark();
-      const int error = pthread_atfork(&Process::prepare_fork, &Process::finish_in_parent,
-                                       &Process::finish_in_child);
-      if (error != 0) throw_errno("pthread_atfork", error);
+  std::lock_guard lock(making_);
+  if (!current_) {
+    static std::once_flag once;
+    std::call_once(once, [] {
+      handle_forks();
       std::atexit([] { at_exit(); });
-      return true;
-    }();
-    (void)once;
-    the_process = new Process();  // never destroyed, see the class comment
+    });
+    current_ = new Process();  // never destroyed, see the class comment
     remove_abandoned_files();
   }
-  return *the_process;
+  return *current_;
 }
 
 /// The watch thread must not outlive static objects, and names must not outlive their use. Tensors
@@ -95,7 +75,7 @@ void Process::at_exit() noexcept {
   std::erase_if(process->pools_, [](const auto& p) { return p.first.first == SegmentKind::named_file; });
 }
 
-Process* Process::existing() noexcept { return the_process.load(std::memory_order_acquire); }
+Process* Process::existing() noexcept { return current_.load(std::memory_order_acquire); }
 
 Process::Process()
     : id_(new_id()),
@@ -296,123 +276,6 @@ void Process::collect() {
   importer_.sweep();
   std::lock_guard lock(pools_mutex_);
   for (auto& [key, pool] : pools_) pool->trim_all();
-}
-
-// ---- fork ------------------------------------------------------------------------------------
-// Before: the watch thread stops, every lock is taken, and each owner (ourselves included) gets a
-// claim page in which the child counts as holding everything. After, in the child, which is alone:
-// exact claims replace "everything", and a new Process takes over. No owner is asked to answer.
-
-void Process::prepare_fork() {
-  Process* process = existing();
-  if (!process) return;
-  process->watch_.stop();
-  process->lock_all();
-  for (const auto& peer : process->importer_.peers_locked()) {
-    peer->lock_for_fork();
-    peer->prepare_fork();
-  }
-  for (Inherited& from : process->inherited_)
-    from.child = announce_child(from.owner->ledger_.inherited_page(), from.socket);
-  if (process->ledger_.live_locked() == 0) return;
-  process->ledger_.export_all();
-  process->child_ = process->broker_.prepare_fork();
-}
-
-void Process::finish_in_parent() {
-  Process* process = existing();
-  if (!process) return;
-  process->child_.reset();
-  for (Inherited& from : process->inherited_) from.child.reset();
-  for (const auto& peer : process->importer_.peers_locked()) {
-    peer->finish_fork_in_parent();
-    peer->unlock_after_fork();
-  }
-  process->unlock_all();
-  process->watch_.start_again();
-}
-
-void Process::finish_in_child() {
-  Process* parent = existing();
-  if (!parent) return;
-  for (const auto& peer : parent->importer_.peers_locked()) {
-    peer->finish_fork_in_child();
-    peer->unlock_after_fork();
-  }
-  parent->unlock_all();
-  the_process = nullptr;
-  clone_mark->store(1);
-  auto* child = new Process();
-  child->inherit(*parent);
-  the_process = child;
-}
-
-void Process::inherit(Process& parent) {
-  inherited_ = std::move(parent.inherited_);
-  if (parent.child_) inherited_.push_back({&parent, {}, {}, std::move(parent.child_)});
-  for (Inherited& from : inherited_) {
-    if (!from.child) continue;  // that owner is gone: its memory is frozen
-    from.owner->ledger_.become_borrower(claims_in(from.child->memory));
-    from.page = std::move(from.child->memory);
-    from.socket = std::move(from.child->socket);
-    from.child.reset();
-    greet_owner(from.socket);
-    watch_inherited(from);
-  }
-  parent.abandon();
-  importer_.inherit(parent.importer_);
-  if (!inherited_.empty() && inherited_.back().owner == &parent)
-    importer_.add_inherited(parent.ledger_);
-}
-
-/// The owner tells when a segment is gone; its end is no news, the memory stays.
-void Process::watch_inherited(Inherited& from) {
-  watch_.add(from.socket.fd(), [this, &from] {
-    try {
-      while (auto packet = from.socket.try_receive())
-        if (wire::type_of(packet->bytes) == wire::Type::retire)
-          from.owner->segments_.remove(wire::body_of<wire::Retire>(packet->bytes).segment);
-    } catch (const Error& e) {
-      watch_.remove(from.socket.fd());
-      if (e.code() != ErrorCode::peer_died) throw;
-    }
-  });
-}
-
-/// In the child's copy of its parent: what only the parent may do stops here, which is answering,
-/// holding for others and returning memory.
-void Process::abandon() noexcept {
-  watch_.abandon();
-  broker_.abandon();
-  holds_.clear();
-  deposits_.clear();
-  segments_.on_retire = nullptr;
-  segments_.abandon();
-  for (auto& [key, pool] : pools_) pool->abandon();
-}
-
-void Process::lock_all() {
-  making.lock();
-  pools_mutex_.lock();
-  for (auto& [key, pool] : pools_) pool->prepare_fork();
-  segments_.prepare_fork();
-  importer_.lock();
-  broker_.lock();
-  holds_.lock();
-  deposits_.lock();
-  ledger_.lock();
-}
-
-void Process::unlock_all() {
-  ledger_.unlock();
-  deposits_.unlock();
-  holds_.unlock();
-  broker_.unlock();
-  importer_.unlock();
-  segments_.finish_fork();
-  for (auto& [key, pool] : pools_) pool->finish_fork();
-  pools_mutex_.unlock();
-  making.unlock();
 }
 
 }  // namespace onecopy

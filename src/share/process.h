@@ -98,6 +98,9 @@ class Process {
   };
 
   static void at_exit() noexcept;
+  // fork.cpp
+  static void handle_forks();
+  static bool is_raw_clone() noexcept;
   static void prepare_fork();
   static void finish_in_parent();
   static void finish_in_child();
@@ -106,6 +109,9 @@ class Process {
   void abandon() noexcept;
   void inherit(Process& parent);
   void watch_inherited(Inherited& from);
+
+  inline static std::atomic<Process*> current_{nullptr};
+  inline static std::mutex making_;
 
   const ProcessId id_;
   const std::string name_;

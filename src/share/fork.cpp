@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a fork does to a Process.
+//
+// Before: the watch thread stops, every lock is taken, and each owner (ourselves included) gets a
+// claim page in which the child counts as holding everything. After, in the child, which is alone:
+// exact claims replace "everything", and a new Process takes over. No owner is asked to answer.
+#include <pthread.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <new>
+
+#include "onecopy/core/error.h"
+#include "share/process.h"
+
+namespace onecopy {
+namespace {
+
+/// A page that reads as zero in a child whose making our fork handlers have not seen.
+std::atomic<std::uint32_t>* clone_mark = nullptr;
+
+void make_clone_mark() {
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw_errno("mmap of a page", errno);
+  clone_mark = new (page) std::atomic<std::uint32_t>(1);
+  madvise(page, 4096, MADV_WIPEONFORK);  // older kernels: raw clones go unnoticed
+}
+
+}  // namespace
+
+void Process::handle_forks() {
+  make_clone_mark();
+  const int error = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
+  if (error != 0) throw_errno("pthread_atfork", error);
+}
+
+bool Process::is_raw_clone() noexcept {
+  return clone_mark->load(std::memory_order_relaxed) == 0;
+}
+
+void Process::prepare_fork() {
+  Process* process = existing();
+  if (!process) return;
+  process->watch_.stop();
+  process->lock_all();
+  for (const auto& peer : process->importer_.peers_locked()) {
+    peer->lock_for_fork();
+    peer->prepare_fork();
+  }
+  for (Inherited& from : process->inherited_)
+    from.child = announce_child(from.owner->ledger_.inherited_page(), from.socket);
+  if (process->ledger_.live_locked() == 0) return;
+  process->ledger_.export_all();
+  process->child_ = process->broker_.prepare_fork();
+}
+
+void Process::finish_in_parent() {
+  Process* process = existing();
+  if (!process) return;
+  process->child_.reset();
+  for (Inherited& from : process->inherited_) from.child.reset();
+  for (const auto& peer : process->importer_.peers_locked()) {
+    peer->finish_fork_in_parent();
+    peer->unlock_after_fork();
+  }
+  process->unlock_all();
+  process->watch_.start_again();
+}
+
+void Process::finish_in_child() {
+  Process* parent = existing();
+  if (!parent) return;
+  for (const auto& peer : parent->importer_.peers_locked()) {
+    peer->finish_fork_in_child();
+    peer->unlock_after_fork();
+  }
+  parent->unlock_all();
+  current_ = nullptr;
+  clone_mark->store(1);
+  auto* child = new Process();
+  child->inherit(*parent);
+  current_ = child;
+}
+
+void Process::inherit(Process& parent) {
+  inherited_ = std::move(parent.inherited_);
+  if (parent.child_) inherited_.push_back({&parent, {}, {}, std::move(parent.child_)});
+  for (Inherited& from : inherited_) {
+    if (!from.child) continue;  // that owner is gone: its memory is frozen
+    from.owner->ledger_.become_borrower(claims_in(from.child->memory));
+    from.page = std::move(from.child->memory);
+    from.socket = std::move(from.child->socket);
+    from.child.reset();
+    greet_owner(from.socket);
+    watch_inherited(from);
+  }
+  parent.abandon();
+  importer_.inherit(parent.importer_);
+  if (!inherited_.empty() && inherited_.back().owner == &parent)
+    importer_.add_inherited(parent.ledger_);
+}
+
+/// The owner tells when a segment is gone; its end is no news, the memory stays.
+void Process::watch_inherited(Inherited& from) {
+  watch_.add(from.socket.fd(), [this, &from] {
+    try {
+      while (auto packet = from.socket.try_receive())
+        if (wire::type_of(packet->bytes) == wire::Type::retire)
+          from.owner->segments_.remove(wire::body_of<wire::Retire>(packet->bytes).segment);
+    } catch (const Error& e) {
+      watch_.remove(from.socket.fd());
+      if (e.code() != ErrorCode::peer_died) throw;
+    }
+  });
+}
+
+/// In the child's copy of its parent: what only the parent may do stops here, which is answering,
+/// holding for others and returning memory.
+void Process::abandon() noexcept {
+  watch_.abandon();
+  broker_.abandon();
+  holds_.clear();
+  deposits_.clear();
+  segments_.on_retire = nullptr;
+  segments_.abandon();
+  for (auto& [key, pool] : pools_) pool->abandon();
+}
+
+void Process::lock_all() {
+  making_.lock();
+  pools_mutex_.lock();
+  for (auto& [key, pool] : pools_) pool->prepare_fork();
+  segments_.prepare_fork();
+  importer_.lock();
+  broker_.lock();
+  holds_.lock();
+  deposits_.lock();
+  ledger_.lock();
+}
+
+void Process::unlock_all() {
+  ledger_.unlock();
+  deposits_.unlock();
+  holds_.unlock();
+  broker_.unlock();
+  importer_.unlock();
+  segments_.finish_fork();
+  for (auto& [key, pool] : pools_) pool->finish_fork();
+  pools_mutex_.unlock();
+  making_.unlock();
+}
+
+}  // namespace onecopy
