@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <exception>
 
 #include <fmt/format.h>
@@ -35,9 +37,16 @@ void add_global_options(CLI::App& app) {
       "Exit status: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.");
 }
 
+/// What was printed must have arrived: a full disk is not a success.
+int with_output_written(int status) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
+  fmt::print(stderr, "onecopy: cannot write to stdout: {}\n", std::strerror(errno));
+  return kFailed;
+}
+
 int run(const onecopy::cli::Command& command) {
   try {
-    return command();
+    return with_output_written(command());
   } catch (const std::exception& error) {
     std::fflush(stdout);
     fmt::print(stderr, "onecopy: {}\n", error.what());

@@ -40,13 +40,14 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }  // namespace
 
 CommandProcess::CommandProcess(const std::vector<std::string>& arguments, const std::string& standard_input,
-                               const Environment& environment) {
+                               const Environment& environment, const std::string& standard_output) {
   const std::string base = directory_.path();
+  const std::string out = standard_output.empty() ? base + "/out" : standard_output;
   write_file(base + "/in", standard_input);
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, 0, (base + "/in").c_str(), O_RDONLY, 0);
-  ::posix_spawn_file_actions_addopen(&actions, 1, (base + "/out").c_str(), O_WRONLY | O_CREAT, 0600);
+  ::posix_spawn_file_actions_addopen(&actions, 1, out.c_str(), O_WRONLY | O_CREAT, 0600);
   ::posix_spawn_file_actions_addopen(&actions, 2, (base + "/err").c_str(), O_WRONLY | O_CREAT, 0600);
   std::vector<std::string> words{"onecopy"};
   words.insert(words.end(), arguments.begin(), arguments.end());

@@ -13,14 +13,14 @@
 namespace onecopy::testing {
 
 /// A run of the real command, as a user's shell starts it: own process, output in files. Killed and
-/// reaped when the object goes away.
+/// reaped when the object goes away. An empty `standard_output` means a file that out() reads.
 /// Thread safety: used by one thread.
 class CommandProcess {
  public:
   using Environment = std::vector<std::pair<std::string, std::string>>;
 
   explicit CommandProcess(const std::vector<std::string>& arguments, const std::string& standard_input = "",
-                          const Environment& environment = {});
+                          const Environment& environment = {}, const std::string& standard_output = "");
   ~CommandProcess();
   CommandProcess(const CommandProcess&) = delete;
   CommandProcess& operator=(const CommandProcess&) = delete;

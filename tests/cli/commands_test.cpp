@@ -48,6 +48,12 @@ TEST(Commands, TheVersionIsAVersion) {
       << version.out;
 }
 
+TEST(Commands, OutputThatCannotBeWrittenIsAFailure) {
+  CommandProcess doctor({"doctor"}, "", {}, "/dev/full");
+  EXPECT_EQ(doctor.wait(), 1);
+  EXPECT_TRUE(contains(doctor.err(), "cannot write to stdout"));
+}
+
 TEST(Doctor, TriesEverythingAndSaysSoInJson) {
   const Outcome doctor = run_command({"doctor", "--format", "json"});
   const auto report = nlohmann::json::parse(doctor.out);
