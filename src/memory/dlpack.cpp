@@ -91,9 +91,10 @@ std::vector<std::int64_t> walked_strides(const DLTensor& tensor, std::span<const
   for (std::size_t i = 0; i < shape.size(); ++i) {
     if (shape[i] == 1 && strides[i] < 0) strides[i] = 1;
     if (strides[i] < 0)
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("dimension {} has the negative stride {}; make a copy with positive strides first",
-                              i, strides[i]));
+      throw Error(
+          ErrorCode::unsupported,
+          fmt::format("dimension {} has the negative stride {}; make a copy with positive strides first", i,
+                      strides[i]));
   }
   return strides;
 }
@@ -116,10 +117,11 @@ template <class Managed>
 Tensor import_tensor(Owned<Managed> managed, Access access) {
   const DLTensor& source = managed->dl_tensor;
   if (source.device.device_type != kDLCpu)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("memory of DLPack device type {} cannot be opened yet; only the cpu's (type {}) can: "
-                            "copy the tensor to the cpu first",
-                            source.device.device_type, kDLCpu));
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("memory of DLPack device type {} cannot be opened yet; only the cpu's (type {}) can: "
+                    "copy the tensor to the cpu first",
+                    source.device.device_type, kDLCpu));
   Layout layout = layout_of(source);
   if (!source.data && layout.numel() > 0)
     throw Error(ErrorCode::invalid_argument, fmt::format("{} without memory", layout.str()));

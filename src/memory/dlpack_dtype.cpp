@@ -43,8 +43,8 @@ DType from_dl(DLDataType dtype) {
                             dtype.lanes));
   for (const Row& row : kRows)
     if (row.code == dtype.code && 8 * size_of(row.dtype) == dtype.bits) return row.dtype;
-  throw Error(ErrorCode::unsupported,
-              fmt::format("no dtype of onecopy matches DLPack code {} with {} bits", dtype.code, dtype.bits));
+  throw Error(ErrorCode::unsupported, fmt::format("no dtype of onecopy matches DLPack code {} with {} bits",
+                                                  dtype.code, dtype.bits));
 }
 
 }  // namespace onecopy

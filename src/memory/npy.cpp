@@ -15,7 +15,8 @@ namespace onecopy {
 
 namespace {
 
-constexpr std::array kMagic{std::byte{0x93}, std::byte{'N'}, std::byte{'U'}, std::byte{'M'}, std::byte{'P'}, std::byte{'Y'}};
+constexpr std::array kMagic{std::byte{0x93}, std::byte{'N'}, std::byte{'U'},
+                            std::byte{'M'},  std::byte{'P'}, std::byte{'Y'}};
 constexpr std::size_t kBeforeLength = 8;  // magic and version
 
 [[noreturn]] void refuse(const std::string& why) {
@@ -29,9 +30,10 @@ struct Row {
 };
 
 constexpr std::array kRows{
-    Row{'b', "1", DType::boolean}, Row{'u', "1", DType::u8},  Row{'i', "1", DType::i8},  Row{'u', "2", DType::u16},
-    Row{'i', "2", DType::i16},     Row{'u', "4", DType::u32}, Row{'i', "4", DType::i32}, Row{'u', "8", DType::u64},
-    Row{'i', "8", DType::i64},     Row{'f', "2", DType::f16}, Row{'f', "4", DType::f32}, Row{'f', "8", DType::f64},
+    Row{'b', "1", DType::boolean}, Row{'u', "1", DType::u8},    Row{'i', "1", DType::i8},
+    Row{'u', "2", DType::u16},     Row{'i', "2", DType::i16},   Row{'u', "4", DType::u32},
+    Row{'i', "4", DType::i32},     Row{'u', "8", DType::u64},   Row{'i', "8", DType::i64},
+    Row{'f', "2", DType::f16},     Row{'f', "4", DType::f32},   Row{'f', "8", DType::f64},
     Row{'c', "8", DType::c64},     Row{'c', "16", DType::c128},
 };
 
@@ -78,7 +80,8 @@ std::size_t length_bytes(ByteSpan head) {
     refuse("it does not start with \\x93NUMPY");
   const auto major = std::to_integer<unsigned>(head[6]);
   if (major < 1 || major > 3)
-    throw Error(ErrorCode::unsupported, fmt::format("version {} of the .npy format; 1 to 3 are known", major));
+    throw Error(ErrorCode::unsupported,
+                fmt::format("version {} of the .npy format; 1 to 3 are known", major));
   return major == 1 ? 2 : 4;
 }
 

@@ -62,7 +62,8 @@ class LiteralReader {
     seen_ |= bit;
   }
   void skip_space() {
-    while (at_ < text_.size() && (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r'))
+    while (at_ < text_.size() &&
+           (text_[at_] == ' ' || text_[at_] == '\n' || text_[at_] == '\t' || text_[at_] == '\r'))
       ++at_;
   }
   bool accept(char c) {
@@ -91,7 +92,8 @@ class LiteralReader {
     const std::size_t end = text_.find(quote, at_);
     if (end == std::string_view::npos) refuse("a string in its header does not end");
     const std::string_view inside = text_.substr(at_, end - at_);
-    if (inside.size() > 64 || inside.find('\\') != std::string_view::npos) refuse("a string in its header is too long");
+    if (inside.size() > 64 || inside.find('\\') != std::string_view::npos)
+      refuse("a string in its header is too long");
     for (const char c : inside)
       if (c < 0x20 || c > 0x7e) refuse("a string in its header is not ASCII");
     at_ = end + 1;
@@ -113,7 +115,8 @@ class LiteralReader {
     std::int64_t value = 0;
     const char* const begin = text_.data() + at_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
-    if (error != std::errc() || value < 0) refuse("a size in its shape is not an integer from 0 to 2^63 - 1");
+    if (error != std::errc() || value < 0)
+      refuse("a size in its shape is not an integer from 0 to 2^63 - 1");
     at_ += static_cast<std::size_t>(end - begin);
     accept_word("L");  // written by Python 2
     return value;

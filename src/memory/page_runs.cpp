@@ -87,7 +87,8 @@ bool PageRuns::is_returnable(ByPlace::const_iterator at, std::uint32_t pages) co
   const auto& [place, free] = *at;
   if (free.pages >= pages) return true;
   const auto after = std::next(at);
-  if (after != by_place_.end() && after->first == Place{place.first, place.second + free.pages}) return true;
+  if (after != by_place_.end() && after->first == Place{place.first, place.second + free.pages})
+    return true;
   if (at == by_place_.begin()) return false;
   const auto before = std::prev(at);
   return before->first.first == place.first && before->first.second + before->second.pages == place.second;

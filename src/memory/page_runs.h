@@ -58,8 +58,8 @@ class PageRuns {
   std::uint64_t warm_pages() const noexcept { return warm_pages_; }
 
  private:
-  using Place = std::pair<std::uint32_t, std::uint32_t>;                     // segment, first page
-  using Size = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;      // pages, segment, first
+  using Place = std::pair<std::uint32_t, std::uint32_t>;                 // segment, first page
+  using Size = std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>;  // pages, segment, first
   struct Free {
     std::uint32_t pages;
     Kind kind;

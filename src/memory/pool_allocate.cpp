@@ -30,8 +30,7 @@ bool is_shortage(const Error& error) noexcept {
 
 }  // namespace
 
-Pool::Impl::Impl(Backend& backend, int ordinal, SegmentKind kind, std::string owner,
-                 SegmentTable& segments)
+Pool::Impl::Impl(Backend& backend, int ordinal, SegmentKind kind, std::string owner, SegmentTable& segments)
     : backend_(backend),
       ordinal_(ordinal),
       kind_(kind),
@@ -166,12 +165,10 @@ void Pool::Impl::add_shared_segment(std::uint32_t pages) {
     try {
       Segment& segment = create_segment(bytes, false);
       const std::lock_guard lock(mutex_);
-      runs_.put({segment.number, 0, static_cast<std::uint32_t>(bytes / page_bytes_)},
-                PageRuns::Kind::cold);
+      runs_.put({segment.number, 0, static_cast<std::uint32_t>(bytes / page_bytes_)}, PageRuns::Kind::cold);
       return;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::out_of_descriptors || !is_shortage(error) || bytes / 2 < least)
-        throw;
+      if (error.code() == ErrorCode::out_of_descriptors || !is_shortage(error) || bytes / 2 < least) throw;
       bytes = std::max(least, bytes / 2 / page_bytes_ * page_bytes_);
     }
   }
@@ -209,7 +206,8 @@ std::optional<Extent> Pool::Impl::try_warm_own(std::uint64_t bytes) {
   Segment* best = nullptr;
   if (warm_own_ < bytes) return std::nullopt;
   for (auto& [number, segment] : segments_) {
-    if (!segment.own || segment.live || segment.bytes < bytes || segment.bytes - bytes > bytes / 8) continue;
+    if (!segment.own || segment.live || segment.bytes < bytes || segment.bytes - bytes > bytes / 8)
+      continue;
     if (!best || segment.bytes < best->bytes) best = &segment;
   }
   if (!best) return std::nullopt;
@@ -241,7 +239,8 @@ std::uint32_t Pool::Impl::pages_for(std::uint64_t bytes) const noexcept {
 
 /// Growing by a share of what is in use keeps both the first tensor cheap and the number of calls low.
 std::uint32_t Pool::Impl::pages_ahead() const noexcept {
-  return static_cast<std::uint32_t>(std::clamp(stats_.live_bytes / 8, kLeastAhead, kMostAhead) / page_bytes_);
+  return static_cast<std::uint32_t>(std::clamp(stats_.live_bytes / 8, kLeastAhead, kMostAhead) /
+                                    page_bytes_);
 }
 
 Extent Pool::Impl::handed_out(const Segment& segment, std::uint64_t offset, std::uint64_t bytes) noexcept {

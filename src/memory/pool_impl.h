@@ -33,9 +33,9 @@ class Pool::Impl {
     std::uint32_t number = 0;
     DeviceMemory* memory = nullptr;  // owned by the segment table
     std::uint64_t bytes = 0;
-    bool own = false;                // one extent is all of it
-    bool live = false;               // of an own segment: the extent is in use
-    PoolTime freed_at;               // of an own segment that is not
+    bool own = false;                  // one extent is all of it
+    bool live = false;                 // of an own segment: the extent is in use
+    PoolTime freed_at;                 // of an own segment that is not
     std::vector<std::uint32_t> pages;  // of a shared one: what each page is part of
   };
 

@@ -49,8 +49,7 @@ void Pool::Impl::free_shared(Segment& segment, std::uint64_t offset) {
   if (bytes == 0)
     log_error(fmt::format("ignored the freeing of segment {} offset {}: no such extent is in use",
                           segment.number, offset));
-  else
-    taken_back(bytes);
+  else taken_back(bytes);
 }
 
 void Pool::Impl::free_pages(Segment& segment, const PageRun& run) {
@@ -130,7 +129,8 @@ void Pool::Impl::decommit(const PageRun& run) {
     note_committed(-static_cast<std::int64_t>(bytes));
     runs_.put(run, PageRuns::Kind::cold);
     const auto at = segments_.find(run.segment);
-    remove = runs_.take_if_all_cold(run.segment, static_cast<std::uint32_t>(at->second.bytes / page_bytes_));
+    remove =
+        runs_.take_if_all_cold(run.segment, static_cast<std::uint32_t>(at->second.bytes / page_bytes_));
     if (remove) segments_.erase(at);
   }
   if (remove) table_.remove(run.segment);

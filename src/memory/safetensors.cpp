@@ -44,16 +44,17 @@ void check_ranges(const SafetensorsHeader& header) {
   for (const SafetensorsEntry& entry : header.entries) check_size(entry);
   for (const SafetensorsEntry& entry : header.entries) {
     if (entry.end > data_bytes)
-      refuse(fmt::format("tensor \"{}\" ends at byte {} of {} bytes of data: the file is cut off, or its header "
-                         "is wrong",
-                         printable(entry.name), entry.end, data_bytes));
+      refuse(fmt::format(
+          "tensor \"{}\" ends at byte {} of {} bytes of data: the file is cut off, or its header "
+          "is wrong",
+          printable(entry.name), entry.end, data_bytes));
     if (entry.begin != at)
-      refuse(fmt::format("tensor \"{}\" begins at byte {}, {} {} where the one before it ends", printable(entry.name),
-                         entry.begin, entry.begin < at ? "overlapping: before" : "leaving a hole: after", at));
+      refuse(fmt::format("tensor \"{}\" begins at byte {}, {} {} where the one before it ends",
+                         printable(entry.name), entry.begin,
+                         entry.begin < at ? "overlapping: before" : "leaving a hole: after", at));
     at = entry.end;
   }
-  if (at != data_bytes)
-    refuse(fmt::format("{} bytes of data belong to no tensor", data_bytes - at));
+  if (at != data_bytes) refuse(fmt::format("{} bytes of data belong to no tensor", data_bytes - at));
 }
 
 }  // namespace
@@ -76,7 +77,8 @@ SafetensorsHeader parse_safetensors_header(ByteSpan json, std::uint64_t file_siz
 
 SafetensorsHeader read_safetensors_header(const Fd& file) {
   const std::uint64_t size = file_size(file);
-  if (size < kLengthBytes) refuse(fmt::format("it has {} bytes; the length of the header alone takes 8", size));
+  if (size < kLengthBytes)
+    refuse(fmt::format("it has {} bytes; the length of the header alone takes 8", size));
   std::byte length[kLengthBytes];
   read_exactly(file, length, 0);
   const auto bytes = load<std::uint64_t>(length);

@@ -76,7 +76,8 @@ const char* HeaderReader::expected() const {
 std::string HeaderReader::place() const {
   if (level_ == 0 || (level_ == 1 && names_.empty())) return "";
   if (in_metadata_) return fmt::format(" in {}", kMetadata);
-  return header_.entries.empty() ? "" : fmt::format(" in tensor \"{}\"", printable(header_.entries.back().name));
+  return header_.entries.empty() ? ""
+                                 : fmt::format(" in tensor \"{}\"", printable(header_.entries.back().name));
 }
 
 bool HeaderReader::start_object(std::size_t) {
@@ -117,7 +118,10 @@ bool HeaderReader::end_object() {
 }
 
 void HeaderReader::finish_tensor() {
-  const char* missing = !has_dtype_ ? "dtype" : !has_shape_ ? "shape" : offsets_.empty() ? "data_offsets" : nullptr;
+  const char* missing = !has_dtype_        ? "dtype"
+                        : !has_shape_      ? "shape"
+                        : offsets_.empty() ? "data_offsets"
+                                           : nullptr;
   if (missing) refuse(fmt::format("no \"{}\"{}", missing, place()));
   entry().begin = offsets_[0];
   entry().end = offsets_[1];
@@ -146,7 +150,8 @@ bool HeaderReader::string(string_t& text) {
   const auto dtype = parse_safetensors_dtype(text);
   if (!dtype && is_known_safetensors_dtype(text))
     throw Error(ErrorCode::unsupported,
-                fmt::format("elements of type {} are smaller than a byte, which onecopy cannot hold{}", text, place()));
+                fmt::format("elements of type {} are smaller than a byte, which onecopy cannot hold{}",
+                            text, place()));
   if (!dtype) refuse(fmt::format("unknown dtype \"{}\"{}", printable(text), place()));
   entry().dtype = *dtype;
   has_dtype_ = true;
@@ -158,7 +163,8 @@ bool HeaderReader::number_unsigned(number_unsigned_t value) {
   if (field_ == "shape") {
     if (value > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
       refuse(fmt::format("the size {} is too large{}", value, place()));
-    if (entry().shape.size() == kMaxDims) refuse(fmt::format("more than {} dimensions{}", kMaxDims, place()));
+    if (entry().shape.size() == kMaxDims)
+      refuse(fmt::format("more than {} dimensions{}", kMaxDims, place()));
     entry().shape.push_back(static_cast<std::int64_t>(value));
   } else if (offsets_.size() < 2) {
     offsets_.push_back(value);
@@ -175,10 +181,8 @@ std::string printable(std::string_view text) {
   std::string out;
   for (const char c : text.substr(0, kMost)) {
     const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f)
-      out += fmt::format("\\x{:02x}", byte);
-    else
-      out += c;
+    if (byte < 0x20 || byte >= 0x7f) out += fmt::format("\\x{:02x}", byte);
+    else out += c;
   }
   return text.size() > kMost ? out + "..." : out;
 }

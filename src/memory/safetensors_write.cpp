@@ -25,14 +25,15 @@ void check_writable(std::span<const Named* const> tensors) {
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& [tensor_name, view] = *tensors[i];
     if (i > 0 && tensors[i - 1]->first == tensor_name)
-      throw Error(ErrorCode::invalid_argument,
-                  fmt::format("two tensors are called \"{}\": give each its own name", printable(tensor_name)));
+      throw Error(
+          ErrorCode::invalid_argument,
+          fmt::format("two tensors are called \"{}\": give each its own name", printable(tensor_name)));
     if (tensor_name == "__metadata__")
-      throw Error(ErrorCode::invalid_argument, "no tensor can be called __metadata__ in a safetensors file");
+      throw Error(ErrorCode::invalid_argument,
+                  "no tensor can be called __metadata__ in a safetensors file");
     if (view.device.type != DeviceType::cpu)
-      throw Error(ErrorCode::unsupported,
-                  fmt::format("tensor \"{}\" is on {}: copy it to the cpu first", printable(tensor_name),
-                              view.device.str()));
+      throw Error(ErrorCode::unsupported, fmt::format("tensor \"{}\" is on {}: copy it to the cpu first",
+                                                      printable(tensor_name), view.device.str()));
     if (safetensors_name(view.layout.dtype()).empty())
       throw Error(ErrorCode::unsupported,
                   fmt::format("the safetensors format has no elements of type {} (tensor \"{}\")",
@@ -52,7 +53,8 @@ std::vector<const Named*> in_file_order(std::span<const Named> tensors) {
   return order;
 }
 
-std::string header_json(std::span<const Named* const> tensors, const std::map<std::string, std::string>& metadata) {
+std::string header_json(std::span<const Named* const> tensors,
+                        const std::map<std::string, std::string>& metadata) {
   auto json = nlohmann::ordered_json::object();
   if (!metadata.empty()) json["__metadata__"] = metadata;
   std::uint64_t at = 0;
@@ -87,7 +89,8 @@ class PackedWriter {
     const std::size_t element = size_of(layout.dtype());
     if (dim == layout.ndim()) return put(at, element);
     const auto step = static_cast<std::size_t>(layout.strides()[dim]) * element;
-    for (std::int64_t i = 0; i < layout.shape()[dim]; ++i) walk(layout, at + static_cast<std::size_t>(i) * step, dim + 1);
+    for (std::int64_t i = 0; i < layout.shape()[dim]; ++i)
+      walk(layout, at + static_cast<std::size_t>(i) * step, dim + 1);
   }
   void put(const std::byte* at, std::size_t bytes) {
     buffer_.insert(buffer_.end(), at, at + bytes);
@@ -137,7 +140,8 @@ void write_safetensors(const std::string& path, std::span<const Named> tensors,
   try {
     json = header_json(order, metadata);
   } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorCode::invalid_argument, fmt::format("a name or metadata is not UTF-8: {}", printable(error.what())));
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a name or metadata is not UTF-8: {}", printable(error.what())));
   }
   Bytes length(8);
   store<std::uint64_t>(length.data(), json.size());

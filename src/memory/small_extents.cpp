@@ -123,10 +123,8 @@ void SmallExtents::link(std::uint32_t number) noexcept {
 
 void SmallExtents::unlink(std::uint32_t number) noexcept {
   const Slab& slab = slabs_[number];
-  if (slab.previous == kNone)
-    heads_[slab.size_class] = slab.next;
-  else
-    slabs_[slab.previous].next = slab.next;
+  if (slab.previous == kNone) heads_[slab.size_class] = slab.next;
+  else slabs_[slab.previous].next = slab.next;
   if (slab.next != kNone) slabs_[slab.next].previous = slab.previous;
 }
 

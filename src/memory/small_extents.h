@@ -39,8 +39,8 @@ class SmallExtents {
   std::uint32_t add_slab(unsigned size_class, const PageRun& run);
 
   struct Freed {
-    std::uint32_t bytes = 0;         ///< of the slot; 0 when there is no live slot at that place
-    std::optional<PageRun> slab;     ///< pages to give back: the slab became empty
+    std::uint32_t bytes = 0;      ///< of the slot; 0 when there is no live slot at that place
+    std::optional<PageRun> slab;  ///< pages to give back: the slab became empty
   };
   Freed free(std::uint32_t slab, std::uint64_t offset) noexcept;
 

@@ -11,36 +11,33 @@
 namespace onecopy {
 
 Tensor::Tensor(BlockRef block, void* data, Layout layout, Device device, Access access) noexcept
-    : block_(std::move(block)),
-      data_(data),
-      layout_(std::move(layout)),
-      device_(device),
-      access_(access) {}
+    : block_(std::move(block)), data_(data), layout_(std::move(layout)), device_(device), access_(access) {}
 
 Tensor Tensor::slice(std::size_t dim, std::int64_t begin, std::int64_t end) const {
   if (dim >= layout_.ndim())
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("cannot slice dimension {} of {}: it has {}", dim, layout_.str(), layout_.ndim()));
+    throw Error(ErrorCode::invalid_argument, fmt::format("cannot slice dimension {} of {}: it has {}", dim,
+                                                         layout_.str(), layout_.ndim()));
   if (begin < 0 || end < begin || end > shape()[dim])
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("cannot take [{}, {}) of dimension {} of {}: begin and end must be within [0, {}]",
-                            begin, end, dim, layout_.str(), shape()[dim]));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("cannot take [{}, {}) of dimension {} of {}: begin and end must be within [0, {}]",
+                    begin, end, dim, layout_.str(), shape()[dim]));
   std::vector<std::int64_t> sizes(shape().begin(), shape().end());
   sizes[dim] = end - begin;
   Layout part(dtype(), sizes, strides());
   // The first element of an empty part may lie past the end: it then starts where this one does.
   const std::size_t skipped =
-      part.numel() == 0 ? 0
-                        : static_cast<std::size_t>(begin) * static_cast<std::size_t>(strides()[dim]) * size_of(dtype());
+      part.numel() == 0
+          ? 0
+          : static_cast<std::size_t>(begin) * static_cast<std::size_t>(strides()[dim]) * size_of(dtype());
   return Tensor(block_, static_cast<std::byte*>(data_) + skipped, std::move(part), device_, access_);
 }
 
 Tensor Tensor::with_layout(Layout layout, std::size_t offset_bytes) const {
   const std::size_t reach = layout_.extent_bytes();
   if (offset_bytes > reach || layout.extent_bytes() > reach - offset_bytes)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} at byte {} reaches past the {} bytes of {}", layout.str(), offset_bytes, reach,
-                            layout_.str()));
+    throw Error(ErrorCode::invalid_argument, fmt::format("{} at byte {} reaches past the {} bytes of {}",
+                                                         layout.str(), offset_bytes, reach, layout_.str()));
   return Tensor(block_, static_cast<std::byte*>(data_) + offset_bytes, std::move(layout), device_, access_);
 }
 

@@ -203,7 +203,8 @@ TEST_P(BackendConformance, AnExhaustedAddressSpaceIsAnErrorWithNumbers) {
     try {
       create(std::size_t{4} << 30);
     } catch (const Error& error) {
-      const bool numbers = std::string(error.what()).find(std::to_string(std::size_t{4} << 30)) != std::string::npos;
+      const bool numbers =
+          std::string(error.what()).find(std::to_string(std::size_t{4} << 30)) != std::string::npos;
       return error.code() == ErrorCode::out_of_mappings && numbers ? 0 : 2;
     }
     return 1;

@@ -12,8 +12,8 @@ namespace onecopy {
 std::string shared_directory();
 
 struct CleanupReport {
-  std::uint64_t files = 0;  ///< unlinked
-  std::uint64_t bytes = 0;  ///< memory they held
+  std::uint64_t files = 0;   ///< unlinked
+  std::uint64_t bytes = 0;   ///< memory they held
   std::uint64_t in_use = 0;  ///< left alone: some process still has them mapped
 };
 

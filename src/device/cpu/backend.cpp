@@ -52,9 +52,9 @@ std::unique_ptr<DeviceMemory> CpuBackend::create(int ordinal, std::size_t bytes,
                                                  const std::string& owner, std::uint32_t number) {
   check_ordinal(ordinal);
   if (bytes == 0 || bytes % page_ != 0 || bytes > (std::size_t{1} << 62))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", page_,
-                            bytes));
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", page_, bytes));
   switch (kind) {
     case SegmentKind::memfd: return create_memfd_memory(bytes, owner, number);
     case SegmentKind::named_file: return create_named_file_memory(bytes, owner, number);

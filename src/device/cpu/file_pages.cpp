@@ -24,7 +24,7 @@ namespace onecopy {
 
 namespace {
 
-constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr int kPopulateWrite = 23;                     // MADV_POPULATE_WRITE, Linux 5.14
 constexpr std::size_t kBatch = std::size_t{64} << 20;  // between two looks at the memory limits
 constexpr std::size_t kPiece = std::size_t{1} << 20;   // one system call
 constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
@@ -47,8 +47,7 @@ std::vector<Range> holes(const Fd& fd, Range range) {
     const std::size_t begin = std::max(range.begin, static_cast<std::size_t>(hole));
     if (begin >= range.end) break;
     const off_t data = ::lseek(fd.get(), static_cast<off_t>(begin), SEEK_DATA);
-    const std::size_t end =
-        data < 0 ? range.end : std::min(range.end, static_cast<std::size_t>(data));
+    const std::size_t end = data < 0 ? range.end : std::min(range.end, static_cast<std::size_t>(data));
     found.push_back({begin, end});
     range.begin = end;
   }
@@ -145,8 +144,7 @@ void reserve_hole(const FilePages& file, Range hole, std::size_t asked, std::siz
   while (hole.begin < hole.end) {
     const Range batch{hole.begin, std::min(hole.end, hole.begin + kBatch)};
     require_memory(asked - done);
-    if (const int error = reserve_batch(file, batch); error != 0)
-      throw_refused(file, asked, done, error);
+    if (const int error = reserve_batch(file, batch); error != 0) throw_refused(file, asked, done, error);
     done += batch.end - batch.begin;
     hole.begin = batch.end;
   }
@@ -156,9 +154,8 @@ void reserve_hole(const FilePages& file, Range hole, std::size_t asked, std::siz
 
 void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes) {
   if (offset > file.size || bytes > file.size - offset)
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("bytes {} to {} are outside of a segment of {}", offset, offset + bytes,
-                            file.size));
+    throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
+                                                         offset, offset + bytes, file.size));
   const std::vector<Range> missing = holes(file.fd, {offset, offset + bytes});
   std::size_t asked = 0;
   for (const Range& hole : missing) asked += hole.end - hole.begin;
@@ -166,8 +163,7 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
   try {
     for (const Range& hole : missing) reserve_hole(file, hole, asked, done);
   } catch (...) {
-    for (const Range& hole : missing)
-      give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
+    for (const Range& hole : missing) give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
     throw;
   }
 }
@@ -175,8 +171,8 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
 void give_back_pages(const Fd& fd, std::size_t offset, std::size_t bytes) noexcept {
   int result = 0;
   do {
-    result = ::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                         static_cast<off_t>(offset), static_cast<off_t>(bytes));
+    result = ::fallocate(fd.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                         static_cast<off_t>(bytes));
   } while (result != 0 && errno == EINTR);
 }
 

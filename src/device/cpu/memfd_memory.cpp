@@ -85,8 +85,7 @@ std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access ac
   check_memfd(fd, memory.size);
   const int flags = ::fcntl(fd.get(), F_GETFL);
   if (access == Access::read_write && (flags & O_ACCMODE) != O_RDWR)
-    throw Error(ErrorCode::read_only,
-                "the segment was lent read-only; open it with Access::read_only");
+    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
   return std::make_unique<MemfdMemory>(std::move(fd), memory.size, access);
 }
 

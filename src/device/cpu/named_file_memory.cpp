@@ -30,8 +30,8 @@ std::string free_space(const std::string& directory) {
 }
 
 [[noreturn]] void throw_directory(const std::string& directory, const char* what, int error) {
-  const ErrorCode code = error == ENOSPC || error == EDQUOT ? ErrorCode::out_of_memory
-                         : error == EMFILE || error == ENFILE ? ErrorCode::out_of_descriptors
+  const ErrorCode code = error == ENOSPC || error == EDQUOT       ? ErrorCode::out_of_memory
+                         : error == EMFILE || error == ENFILE     ? ErrorCode::out_of_descriptors
                          : error == EOPNOTSUPP || error == EISDIR ? ErrorCode::unsupported
                                                                   : ErrorCode::system;
   throw Error(code,
@@ -121,8 +121,7 @@ void give_name(const Fd& fd, const std::string& directory, const std::string& pa
 std::string checked_path(const Bytes& blob) {
   std::string path(reinterpret_cast<const char*>(blob.data()), blob.size());
   const std::size_t slash = path.rfind('/');
-  if (path.empty() || path.front() != '/' || path.size() > 4000 ||
-      path.find('\0') != std::string::npos ||
+  if (path.empty() || path.front() != '/' || path.size() > 4000 || path.find('\0') != std::string::npos ||
       path.compare(slash + 1, kSegmentFilePrefix.size(), kSegmentFilePrefix) != 0)
     throw Error(ErrorCode::bad_handle, "the path of a shared file is not one that onecopy makes");
   return path;

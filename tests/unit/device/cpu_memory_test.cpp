@@ -108,7 +108,8 @@ TEST(MemfdMemory, ADescriptorThatCouldShrinkIsRefused) {
 
 TEST(MemfdMemory, ADescriptorOfSomethingElseIsRefused) {
   EXPECT_EQ(code_of_opening(Fd(::open("/dev/null", O_RDWR | O_CLOEXEC)), kMiB), ErrorCode::bad_handle);
-  EXPECT_EQ(code_of_opening(Fd(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), kMiB), ErrorCode::bad_handle);
+  EXPECT_EQ(code_of_opening(Fd(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC)), kMiB),
+            ErrorCode::bad_handle);
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const Fd other(ends[1]);

@@ -131,7 +131,8 @@ TEST_F(NamedFile, OpeningAfterTheEndIsStale) {
   auto owner = create(1);
   const auto exported = owner->export_memory(Access::read_write);
   owner.reset();
-  EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-0123456789abcdef-1"), kMiB)); }), ErrorCode::stale_handle);
+  EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-0123456789abcdef-1"), kMiB)); }),
+            ErrorCode::stale_handle);
 }
 
 TEST_F(NamedFile, OpeningWhileSomebodyRemovesItIsStale) {
@@ -146,7 +147,8 @@ TEST_F(NamedFile, PathsThatWeDidNotMakeAreRefused) {
   std::ofstream(path("other")) << std::string(4096, 'x');
   EXPECT_EQ(code_of([&] { open(exported_path(path("other"), 4096)); }), ErrorCode::bad_handle);
   EXPECT_EQ(code_of([&] { open(exported_path("onecopy-relative", 4096)); }), ErrorCode::bad_handle);
-  EXPECT_EQ(code_of([&] { open(exported_path(std::string("/\0/onecopy-x", 12), 4096)); }), ErrorCode::bad_handle);
+  EXPECT_EQ(code_of([&] { open(exported_path(std::string("/\0/onecopy-x", 12), 4096)); }),
+            ErrorCode::bad_handle);
   ::symlink(path("other").c_str(), path("onecopy-link").c_str());
   EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-link"), 4096)); }), ErrorCode::system);
   ::mkfifo(path("onecopy-fifo").c_str(), 0600);
@@ -191,7 +193,9 @@ int use_full_directory(const std::string& directory) {
     } catch (const Error& error) {
       const std::string message = error.what();
       if (error.code() != ErrorCode::out_of_memory) return 2;
-      if (message.find(directory) == std::string::npos || message.find("file_descriptor") == std::string::npos) return 3;
+      if (message.find(directory) == std::string::npos ||
+          message.find("file_descriptor") == std::string::npos)
+        return 3;
     }
     memory->commit(0, kMiB / 2);  // there is room for that: the failed call kept nothing
     std::memset(memory->data(), 1, kMiB / 2);

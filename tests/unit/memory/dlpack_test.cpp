@@ -16,7 +16,9 @@ struct Producer {
   Producer() {
     managed.version = {1, 1};
     managed.manager_ctx = this;
-    managed.deleter = [](DLManagedTensorVersioned* self) { ++static_cast<Producer*>(self->manager_ctx)->deleted; };
+    managed.deleter = [](DLManagedTensorVersioned* self) {
+      ++static_cast<Producer*>(self->manager_ctx)->deleted;
+    };
     managed.flags = 0;
     managed.dl_tensor = {memory.data(), {kDLCpu, 0}, 2, {2, 32, 1}, shape.data(), strides.data(), 0};
     old.manager_ctx = this;
@@ -105,7 +107,8 @@ TEST_F(DlpackExport, OtherDevicesAreRefused) {
 TEST_F(DlpackExport, EveryDtypeSurvivesTheRoundTrip) {
   for (int number = static_cast<int>(kFirstDType); number <= static_cast<int>(kLastDType); ++number) {
     const auto dtype = static_cast<DType>(number);
-    for (const Layout& layout : {Layout(dtype), Layout(dtype, {0}), Layout(dtype, {2, 0, 3}), Layout(dtype, {2, 3})}) {
+    for (const Layout& layout :
+         {Layout(dtype), Layout(dtype, {0}), Layout(dtype, {2, 0, 3}), Layout(dtype, {2, 3})}) {
       const Tensor tensor = make(layout);
       EXPECT_EQ(from_dlpack(to_dlpack_versioned(tensor)).layout(), layout);
       const Tensor old = from_dlpack(to_dlpack(tensor));

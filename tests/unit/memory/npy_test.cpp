@@ -55,7 +55,8 @@ TEST(Npy, ShapesOfAllKinds) {
   EXPECT_EQ(parse(npy(dict("'<i8'", "(5,)")), 40).layout, Layout(DType::i64, {5}));
   EXPECT_EQ(parse(npy(dict("'<c16'", "(0, 7)")), 0).layout, Layout(DType::c128, {0, 7}));
   EXPECT_EQ(parse(npy(dict("'<u2'", "(2L, 3L)")), 12).layout, Layout(DType::u16, {2, 3}));
-  EXPECT_EQ(parse(npy("{\"shape\":(2,),\"fortran_order\":False,\"descr\":\"=f2\"}"), 4).layout, Layout(DType::f16, {2}));
+  EXPECT_EQ(parse(npy("{\"shape\":(2,),\"fortran_order\":False,\"descr\":\"=f2\"}"), 4).layout,
+            Layout(DType::f16, {2}));
 }
 
 TEST(Npy, FortranOrderBecomesStrides) {
@@ -89,7 +90,8 @@ TEST(Npy, RefusesLies) {
   EXPECT_EQ(refusal(npy(dict("'<f4'", "(3,)", "1"))), ErrorCode::bad_file);
   EXPECT_EQ(refusal(npy(dict("'<f4'", "(3,)") + "x")), ErrorCode::bad_file);
   EXPECT_EQ(refusal(npy("{'descr': '<f4', 'shape': (3,)}")), ErrorCode::bad_file);
-  EXPECT_EQ(refusal(npy("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (3,)}")), ErrorCode::bad_file);
+  EXPECT_EQ(refusal(npy("{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (3,)}")),
+            ErrorCode::bad_file);
   EXPECT_EQ(refusal(npy("{'x': '<f4', 'fortran_order': False, 'shape': (3,)}")), ErrorCode::bad_file);
   EXPECT_EQ(refusal(npy(dict("'<f4'", "(3,)"), 4)), ErrorCode::unsupported);
   EXPECT_EQ(refusal("PK\x03\x04 not an array"), ErrorCode::bad_file);
@@ -111,7 +113,8 @@ TEST(Npy, ReadsFiles) {
   const std::string head = npy(dict("'<i4'", "(2,)"));
   std::ofstream(path, std::ios::binary) << head << std::string(8, 'x');
   EXPECT_EQ(read_npy_header(open_file(path, O_RDONLY)).layout, Layout(DType::i32, {2}));
-  for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{11}, head.size() - 1, head.size() + 7}) {
+  for (const std::uint64_t size :
+       {std::uint64_t{0}, std::uint64_t{5}, std::uint64_t{11}, head.size() - 1, head.size() + 7}) {
     std::filesystem::resize_file(path, size);
     EXPECT_THROW(read_npy_header(open_file(path, O_RDONLY)), Error) << size;
     std::ofstream(path, std::ios::binary) << head << std::string(8, 'x');

@@ -117,7 +117,8 @@ TEST(PageRuns, NoPageIsEverLostOrGivenOutTwice) {
         if (const auto growth = runs.take_cold(want, random() % 30)) {
           ASSERT_GE(growth->run.pages, want);
           mark({1, growth->run.first, growth->warm}, Page::warm, Page::taken);
-          mark({1, growth->run.first + growth->warm, growth->run.pages - growth->warm}, Page::cold, Page::taken);
+          mark({1, growth->run.first + growth->warm, growth->run.pages - growth->warm}, Page::cold,
+               Page::taken);
           taken.push_back(growth->run);
         }
         break;
@@ -135,7 +136,8 @@ TEST(PageRuns, NoPageIsEverLostOrGivenOutTwice) {
           runs.put(run, Kind::cold);
         }
     }
-    ASSERT_EQ(runs.warm_pages(), static_cast<std::uint64_t>(std::count(pages.begin(), pages.end(), Page::warm)));
+    ASSERT_EQ(runs.warm_pages(),
+              static_cast<std::uint64_t>(std::count(pages.begin(), pages.end(), Page::warm)));
   }
 }
 

@@ -23,7 +23,8 @@ class ScarceBackend final : public Backend {
   DeviceType type() const noexcept override { return DeviceType::cpu; }
   std::vector<DeviceInfo> devices() const override { return backend(DeviceType::cpu).devices(); }
   std::size_t granularity() const noexcept override { return 4096; }
-  std::unique_ptr<DeviceMemory> create(int, std::size_t bytes, SegmentKind, const std::string&, std::uint32_t) override {
+  std::unique_ptr<DeviceMemory> create(int, std::size_t bytes, SegmentKind, const std::string&,
+                                       std::uint32_t) override {
     if (bytes > largest_segment) throw Error(ErrorCode::out_of_mappings, "no address space");
     return std::make_unique<Memory>(*this, bytes);
   }
@@ -75,7 +76,8 @@ TEST_F(PoolShortage, IsAnErrorAndThenItWorksAgainWhenThereIsRoom) {
     } catch (const Error& error) {
       EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
       EXPECT_NE(std::string(error.what()).find(std::to_string(bytes)), std::string::npos) << error.what();
-      EXPECT_NE(std::string(error.what()).find(std::to_string(20 * kMiB)), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find(std::to_string(20 * kMiB)), std::string::npos)
+          << error.what();
     }
   }
   EXPECT_EQ(pool.stats().committed_bytes, before.committed_bytes);
@@ -147,12 +149,18 @@ int exhaust(std::uint64_t bytes, ErrorCode expected) {
 
 TEST(PoolLimits, AnExhaustedAddressSpaceIsOutOfMappings) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer needs terabytes of address space";
-  EXPECT_EQ(status_with_limit(RLIMIT_AS, 512 * kMiB, [] { return exhaust(40 * kMiB, ErrorCode::out_of_mappings); }), 0);
-  EXPECT_EQ(status_with_limit(RLIMIT_AS, 512 * kMiB, [] { return exhaust(5 * kMiB, ErrorCode::out_of_mappings); }), 0);
+  EXPECT_EQ(status_with_limit(RLIMIT_AS, 512 * kMiB,
+                              [] { return exhaust(40 * kMiB, ErrorCode::out_of_mappings); }),
+            0);
+  EXPECT_EQ(status_with_limit(RLIMIT_AS, 512 * kMiB,
+                              [] { return exhaust(5 * kMiB, ErrorCode::out_of_mappings); }),
+            0);
 }
 
 TEST(PoolLimits, ExhaustedDescriptorsAreOutOfDescriptors) {
-  EXPECT_EQ(status_with_limit(RLIMIT_NOFILE, 12, [] { return exhaust(32 * kMiB, ErrorCode::out_of_descriptors); }), 0);
+  EXPECT_EQ(status_with_limit(RLIMIT_NOFILE, 12,
+                              [] { return exhaust(32 * kMiB, ErrorCode::out_of_descriptors); }),
+            0);
 }
 
 }  // namespace

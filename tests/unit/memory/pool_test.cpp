@@ -65,7 +65,8 @@ TEST_F(PoolTest, ExtentsAreWhereTheirSegmentSaysTheyAre) {
     const Extent extent = pool.allocate(bytes);
     std::memset(extent.data, 5, 8);
     const auto other =
-        backend(DeviceType::cpu).open(0, segments.export_memory(extent.segment, Access::read_only), Access::read_only);
+        backend(DeviceType::cpu)
+            .open(0, segments.export_memory(extent.segment, Access::read_only), Access::read_only);
     EXPECT_EQ(other->data()[extent.offset], std::byte{5});
     EXPECT_EQ(segments.info(extent.segment).kind, SegmentKind::memfd);
     EXPECT_LE(extent.offset + extent.size, segments.info(extent.segment).size);
@@ -124,7 +125,8 @@ TEST_F(PoolTest, ReturnsLargeFreedBlocksToTheSystem) {
 
 TEST_F(PoolTest, GivesEverythingBackWhenNothingIsInUse) {
   std::vector<Extent> extents;
-  for (std::uint64_t bytes = 64; bytes < 64 * kMiB; bytes += bytes / 2) extents.push_back(pool.allocate(bytes));
+  for (std::uint64_t bytes = 64; bytes < 64 * kMiB; bytes += bytes / 2)
+    extents.push_back(pool.allocate(bytes));
   for (const Extent& extent : extents) pool.free(extent);
   pool.trim_all();
   const PoolStats stats = pool.stats();

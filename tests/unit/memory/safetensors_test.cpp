@@ -22,7 +22,8 @@ SafetensorsHeader parse(const std::string& json, std::uint64_t data_bytes) {
 }
 
 /// What the refusal says; empty when there was none.
-std::string refusal(const std::string& json, std::uint64_t data_bytes, ErrorCode expected = ErrorCode::bad_file) {
+std::string refusal(const std::string& json, std::uint64_t data_bytes,
+                    ErrorCode expected = ErrorCode::bad_file) {
   try {
     parse(json, data_bytes);
   } catch (const Error& error) {
@@ -69,7 +70,9 @@ TEST(Safetensors, EmptyTensorsMayLieAnywhereBetweenOthers) {
 }
 
 TEST(Safetensors, NamesMayBeAnyUnicode) {
-  EXPECT_EQ(parse("{\"\u00e4\\u00df\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1).entries[0].name,
+  EXPECT_EQ(parse("{\"\u00e4\\u00df\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}}", 1)
+                .entries[0]
+                .name,
             "\u00e4\u00df");
 }
 
@@ -91,9 +94,12 @@ TEST(Safetensors, RefusesWhatIsNotUtf8) {
 TEST(Safetensors, RefusesNamesThatComeTwice) {
   const std::string t = R"("t":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
   EXPECT_REFUSED("{" + t + "," + t + "}", 1, "\"t\" comes twice");
-  EXPECT_REFUSED(one(R"("dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1])"), 1, "\"dtype\" comes twice");
-  EXPECT_REFUSED(one(R"("shape":[1],"dtype":"U8","shape":[],"data_offsets":[0,1])"), 1, "\"shape\" comes twice");
-  EXPECT_REFUSED(one(R"("dtype":"U8","shape":[1],"data_offsets":[0,1],"data_offsets":[0,1])"), 1, "comes twice");
+  EXPECT_REFUSED(one(R"("dtype":"U8","dtype":"U8","shape":[1],"data_offsets":[0,1])"), 1,
+                 "\"dtype\" comes twice");
+  EXPECT_REFUSED(one(R"("shape":[1],"dtype":"U8","shape":[],"data_offsets":[0,1])"), 1,
+                 "\"shape\" comes twice");
+  EXPECT_REFUSED(one(R"("dtype":"U8","shape":[1],"data_offsets":[0,1],"data_offsets":[0,1])"), 1,
+                 "comes twice");
   EXPECT_REFUSED(R"({"__metadata__":{"a":"1","a":"2"}})", 0, "\"a\" comes twice");
   EXPECT_REFUSED(R"({"__metadata__":{},"__metadata__":{}})", 0, "comes twice");
 }
@@ -157,7 +163,8 @@ TEST(Safetensors, DeepNestingAndManyDimensionsAreRefusedEarly) {
   EXPECT_REFUSED("{\"t\":" + std::string(100'000, '['), 0, "an array where");
   std::string shape = "1";
   for (int i = 0; i < 64; ++i) shape += ",1";
-  EXPECT_REFUSED(one("\"dtype\":\"U8\",\"shape\":[" + shape + "],\"data_offsets\":[0,1]"), 1, "64 dimensions");
+  EXPECT_REFUSED(one("\"dtype\":\"U8\",\"shape\":[" + shape + "],\"data_offsets\":[0,1]"), 1,
+                 "64 dimensions");
 }
 
 TEST(Safetensors, MessagesAreShortAscii) {
@@ -170,7 +177,8 @@ TEST(Safetensors, MessagesAreShortAscii) {
 }
 
 TEST(Safetensors, EveryTruncationIsRefused) {
-  const std::string json = R"({"__metadata__":{"a":"b"},"t":{"dtype":"U8","shape":[1,2],"data_offsets":[0,2]}})";
+  const std::string json =
+      R"({"__metadata__":{"a":"b"},"t":{"dtype":"U8","shape":[1,2],"data_offsets":[0,2]}})";
   for (std::size_t length = 0; length < json.size(); ++length) refusal(json.substr(0, length), 2);
 }
 
@@ -231,11 +239,14 @@ TEST_F(SafetensorsFile, WhatIsWrittenCanBeRead) {
 TEST_F(SafetensorsFile, AFileThatCannotBeWrittenLeavesNothingBehind) {
   std::uint8_t byte = 0;
   const TensorView view{&byte, Layout(DType::u8), kCpu, Access::read_write};
-  const auto write = [&](std::vector<std::pair<std::string, TensorView>> tensors) { write_safetensors(path, tensors); };
+  const auto write = [&](std::vector<std::pair<std::string, TensorView>> tensors) {
+    write_safetensors(path, tensors);
+  };
   EXPECT_THROW(write({{"a", view}, {"b", view}, {"a", view}}), Error);
   EXPECT_THROW(write({{"__metadata__", view}}), Error);
   EXPECT_THROW(write({{"a", {&byte, Layout(DType::c128, {0}), kCpu, Access::read_write}}}), Error);
-  EXPECT_THROW(write({{"a", {&byte, Layout(DType::u8), Device{DeviceType::cuda, 0}, Access::read_write}}}), Error);
+  EXPECT_THROW(write({{"a", {&byte, Layout(DType::u8), Device{DeviceType::cuda, 0}, Access::read_write}}}),
+               Error);
   EXPECT_THROW(write({{"\xff", view}}), Error);
   EXPECT_EQ(directory.files(), 0u);
 }

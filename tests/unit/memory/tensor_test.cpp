@@ -22,7 +22,9 @@ struct TensorTest : ::testing::Test {
   std::vector<float> memory = std::vector<float>(24);
 };
 
-std::vector<std::int64_t> copy(std::span<const std::int64_t> values) { return {values.begin(), values.end()}; }
+std::vector<std::int64_t> copy(std::span<const std::int64_t> values) {
+  return {values.begin(), values.end()};
+}
 
 TEST_F(TensorTest, KeepsItsBlockWhileACopyLives) {
   {
