@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/memfd.h"
@@ -66,26 +67,30 @@ void Ledger::keep_with(std::uint32_t block, std::vector<BlockRef> kept) {
 
 BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcept {
   if (block >= kMaxBlocks) return {};
+  const auto matches = [&] {
+    return table_.record(block).word.load() == make_word(generation, BlockState::exported);
+  };
   auto& refs = local_[block].refs;
-  std::uint32_t held = refs.load();
-  while (held != 0 && !refs.compare_exchange_weak(held, held + 1)) {
+  for (;; std::this_thread::yield()) {
+    std::uint32_t held = refs.load();
+    while (held != 0 && !refs.compare_exchange_weak(held, held + 1)) {
+    }
+    if (held != 0) {
+      BlockRef ref(this, block);
+      return matches() ? std::move(ref) : BlockRef();
+    }
+    if (inherited_) return {};
+    if (BlockRef ref = try_revive(block, generation)) return ref;
+    if (!matches()) return {};
+    // Its last reference is on its way to the lock, and the block to limbo.
   }
-  if (held == 0) return try_revive(block, generation);
-  BlockRef ref(this, block);
-  if (table_.record(block).word.load() != make_word(generation, BlockState::exported)) return {};
-  return ref;
 }
 
 /// A receiver sends back what we have let go of: it is ours again.
 BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
   std::lock_guard lock(mutex_);
-  auto& refs = local_[block].refs;
-  if (refs.load() != 0) {  // another thread was faster
-    if (table_.record(block).word.load() != make_word(generation, BlockState::exported)) return {};
-  } else if (inherited_ || !table_.try_revive(block, generation)) {
-    return {};
-  }
-  refs.fetch_add(1);
+  if (!table_.try_revive(block, generation)) return {};
+  local_[block].refs.store(1);
   return {this, block};
 }
 
@@ -100,10 +105,8 @@ void Ledger::retain(std::uint32_t block) noexcept {
 
 void Ledger::release(std::uint32_t block) noexcept {
   if (local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (inherited_)
-    leave_inherited(block);
-  else
-    last_reference(block);
+  if (inherited_) leave_inherited(block);
+  else last_reference(block);
 }
 
 void Ledger::last_reference(std::uint32_t block) noexcept {
@@ -111,10 +114,8 @@ void Ledger::last_reference(std::uint32_t block) noexcept {
   bool limbo = false;
   {
     std::lock_guard lock(mutex_);
-    if (table_.free_block(block))
-      freed.push_back(take_out(block));
-    else
-      limbo = true;
+    if (table_.free_block(block)) freed.push_back(take_out(block));
+    else limbo = true;
     for (Freed& f : drain_locked()) freed.push_back(std::move(f));
   }
   dispose(std::move(freed));
@@ -231,9 +232,8 @@ void Ledger::export_all() noexcept {
 
 void Ledger::become_borrower(Claims page) noexcept {
   inherited_ = page;
-  take_over_claims(page, table_.used(), [&](std::uint32_t block) {
-    return std::uint32_t{local_[block].refs.load() != 0};
-  });
+  take_over_claims(page, table_.used(),
+                   [&](std::uint32_t block) { return std::uint32_t{local_[block].refs.load() != 0}; });
 }
 
 }  // namespace onecopy
