@@ -133,9 +133,7 @@ class BlockTable {
     return true;
   }
 
-  PageRef attach(const ClaimPage<P>& claims) {
-    return pages_.insert(pages_.end(), Page{claims, 0});
-  }
+  PageRef attach(const ClaimPage<P>& claims) { return pages_.insert(pages_.end(), Page{claims, 0}); }
 
   /// A child's page arrived: its parent's announcement is fulfilled.
   void attach_child(PageRef parent) noexcept { ++parent->attached_children; }
@@ -145,8 +143,7 @@ class BlockTable {
 
   /// Does any borrower hold this block?
   bool is_claimed(std::uint32_t block) const noexcept {
-    return std::any_of(pages_.begin(), pages_.end(),
-                       [&](const Page& page) { return holds(page, block); });
+    return std::any_of(pages_.begin(), pages_.end(), [&](const Page& page) { return holds(page, block); });
   }
 
  private:

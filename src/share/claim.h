@@ -25,9 +25,7 @@ constexpr std::uint64_t kMaxGeneration = (std::uint64_t{1} << 62) - 1;
 constexpr std::uint64_t make_word(std::uint64_t generation, BlockState state) noexcept {
   return generation << 2 | static_cast<std::uint64_t>(state);
 }
-constexpr BlockState state_of(std::uint64_t word) noexcept {
-  return static_cast<BlockState>(word & 3);
-}
+constexpr BlockState state_of(std::uint64_t word) noexcept { return static_cast<BlockState>(word & 3); }
 constexpr std::uint64_t generation_of(std::uint64_t word) noexcept { return word >> 2; }
 /// The generation in the handles of whoever holds the block: a closing word shows the next one already.
 constexpr std::uint64_t held_generation(std::uint64_t word) noexcept {
@@ -69,8 +67,7 @@ class Hints {
  public:
   using Word = typename P::template Atomic<std::uint64_t>;
 
-  Hints(Word* top, Word* middle, Word* leaves) noexcept
-      : top_(top), middle_(middle), leaves_(leaves) {}
+  Hints(Word* top, Word* middle, Word* leaves) noexcept : top_(top), middle_(middle), leaves_(leaves) {}
 
   void mark(std::uint32_t block) noexcept {
     raise(leaves_[block >> 6], block & 63);
@@ -105,8 +102,7 @@ class Hints {
 
   template <class Visit>
   static void each_bit(std::uint64_t bits, Visit&& visit) noexcept {
-    for (; bits != 0; bits &= bits - 1)
-      visit(static_cast<std::uint32_t>(__builtin_ctzll(bits)));
+    for (; bits != 0; bits &= bits - 1) visit(static_cast<std::uint32_t>(__builtin_ctzll(bits)));
   }
 
   Word* top_;

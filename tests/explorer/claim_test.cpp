@@ -334,7 +334,9 @@ TEST(ClaimMustFail, LimboEnteredAfterTheLook) {
 TEST(ClaimMustFail, MarkTakenAwayAfterTheLook) {
   expect_broken<TwoThreads<Mistake::mark_taken_late>>("stuck in limbo");
 }
-TEST(ClaimMustFail, DeathWithoutALookAtLimbo) { expect_broken<Killed<Mistake::no_rescan>>("stuck in limbo"); }
+TEST(ClaimMustFail, DeathWithoutALookAtLimbo) {
+  expect_broken<Killed<Mistake::no_rescan>>("stuck in limbo");
+}
 
 }  // namespace
 }  // namespace onecopy::explorer

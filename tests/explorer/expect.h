@@ -27,7 +27,8 @@ inline void report(const char* kind, const Result& result) {
 template <class S>
 void expect_always_holds(bool reduce = true) {
   ONECOPY_SKIP_IF_POINTLESS();
-  const Result result = explore<S>({.executions = kAddressSanitizer ? 3'000u : 5'000'000u, .reduce = reduce});
+  const Result result =
+      explore<S>({.executions = kAddressSanitizer ? 3'000u : 5'000'000u, .reduce = reduce});
   report("holds", result);
   EXPECT_EQ(result.violation, "") << result.text();
   EXPECT_TRUE(result.complete || kAddressSanitizer) << "too large to explore: " << result.text();

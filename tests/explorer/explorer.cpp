@@ -257,9 +257,8 @@ class Search {
     Threads met = 0;
     std::vector<std::size_t> between;
     const auto meet = [&](std::size_t t, const Clock& c) {
-      if ((met & only(t)) == 0 && std::none_of(between.begin(), between.end(), [&](std::size_t d) {
-            return before(events_[d], d, c);
-          }))
+      if ((met & only(t)) == 0 && std::none_of(between.begin(), between.end(),
+                                               [&](std::size_t d) { return before(events_[d], d, c); }))
         initials |= only(t);
       met |= only(t);
     };
@@ -272,8 +271,7 @@ class Search {
     if ((node.backtrack & initials) != 0) return;
     if (const Threads possible = initials & node.enabled; possible != 0)
       node.backtrack |= (possible & only(thread)) != 0 ? only(thread) : only(first(possible));
-    else
-      node.backtrack |= node.enabled;
+    else node.backtrack |= node.enabled;
   }
 
   /// To the next path. False: there is none.
@@ -294,9 +292,10 @@ class Search {
   void describe() {
     static constexpr const char* kVerbs[] = {"reads", "writes", "waits for"};
     for (const Passed& p : passed_) {
-      const std::string what = p.point ? std::string(p.point)
-                                       : fmt::format("{} object {}", kVerbs[static_cast<int>(p.operation.kind)],
-                                                     p.operation.object);
+      const std::string what =
+          p.point
+              ? std::string(p.point)
+              : fmt::format("{} object {}", kVerbs[static_cast<int>(p.operation.kind)], p.operation.object);
       result_.trace.push_back(threads_[p.thread].name + ": " + what);
     }
   }

@@ -47,9 +47,15 @@ class Atomic {
   T load() const noexcept { return step(Kind::read, id_), value_; }
   void store(T value) noexcept { step(Kind::write, id_), value_ = value; }
   T exchange(T value) noexcept { return step(Kind::write, id_), std::exchange(value_, value); }
-  T fetch_add(T by) noexcept { return change([&](T v) { return static_cast<T>(v + by); }); }
-  T fetch_sub(T by) noexcept { return change([&](T v) { return static_cast<T>(v - by); }); }
-  T fetch_or(T bits) noexcept { return change([&](T v) { return static_cast<T>(v | bits); }); }
+  T fetch_add(T by) noexcept {
+    return change([&](T v) { return static_cast<T>(v + by); });
+  }
+  T fetch_sub(T by) noexcept {
+    return change([&](T v) { return static_cast<T>(v - by); });
+  }
+  T fetch_or(T bits) noexcept {
+    return change([&](T v) { return static_cast<T>(v | bits); });
+  }
 
  private:
   template <class F>
@@ -119,9 +125,9 @@ struct Result {
   std::uint64_t executions = 0;  ///< run to their end
   std::uint64_t redundant = 0;   ///< cut short: equivalent to one already run
   std::uint64_t steps = 0;
-  std::uint64_t longest = 0;     ///< steps of the longest execution
-  bool complete = false;         ///< every interleaving was covered
-  std::string violation;         ///< empty: none
+  std::uint64_t longest = 0;       ///< steps of the longest execution
+  bool complete = false;           ///< every interleaving was covered
+  std::string violation;           ///< empty: none
   std::vector<std::string> trace;  ///< of the violation: what each thread passed, in order
   std::string text() const;
 };

@@ -96,7 +96,8 @@ TEST(Explorer, ReductionLosesNoOutcome) {
   EXPECT_EQ(outcomes_left, every_outcome);
   EXPECT_GT(every_outcome.size(), 10u);
   EXPECT_LT(reduced.executions + reduced.redundant, all.executions / 10);
-  RecordProperty("executions", std::to_string(all.executions) + " and " + std::to_string(reduced.executions));
+  RecordProperty("executions",
+                 std::to_string(all.executions) + " and " + std::to_string(reduced.executions));
 }
 
 TEST(Explorer, KillsBetweenAnyTwoSteps) {

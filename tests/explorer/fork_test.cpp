@@ -182,7 +182,9 @@ struct Grandchild : Fork<M> {
   }
 };
 
-TEST(ForkExplored, ParentLetsGoWhileTheChildTakesOver) { expect_always_holds<ParentLetsGo<Mistake::none>>(); }
+TEST(ForkExplored, ParentLetsGoWhileTheChildTakesOver) {
+  expect_always_holds<ParentLetsGo<Mistake::none>>();
+}
 TEST(ForkExplored, OwnerDrainsMeanwhile) { expect_always_holds<OwnerDrains<Mistake::none>>(); }
 TEST(ForkExplored, ChildHoldsNothing) { expect_always_holds<ChildHoldsNothing<Mistake::none>>(); }
 TEST(ForkExplored, ChildKilledAnywhere) { expect_always_holds<ChildKilled<Mistake::none>>(); }
@@ -190,7 +192,9 @@ TEST(ForkExplored, ParentKilledAnywhere) { expect_always_holds<ParentKilled<Mist
 TEST(ForkExplored, GrandchildBeforeTheChildIsKnown) { expect_always_holds<Grandchild<Mistake::none>>(); }
 
 TEST(ForkMustFail, TheCopyWithoutAMistakeDoesNot) { expect_always_holds<ParentLetsGo<Mistake::copied>>(); }
-TEST(ForkMustFail, AllReadAfterTheSlot) { expect_broken<ParentLetsGo<Mistake::all_after_slot>>(kWrongData); }
+TEST(ForkMustFail, AllReadAfterTheSlot) {
+  expect_broken<ParentLetsGo<Mistake::all_after_slot>>(kWrongData);
+}
 TEST(ForkMustFail, AnnouncedReadBeforeTheSlot) {
   expect_broken<ParentLetsGo<Mistake::announced_before_slot>>(kWrongData);
 }

@@ -32,13 +32,13 @@ enum class Mistake {
   mark_taken_late,    ///< looks at the slots, then takes the mark away
   no_rescan,          ///< a borrower's death without a look at limbo
   // Around fork.
-  all_after_slot,         ///< owner reads the slot, then `all`
-  announced_before_slot,  ///< owner reads `announced`, then the slot
-  not_announced,          ///< parent sends the page without a word
-  all_lowered_first,      ///< child lowers `all`, then sets its slots
-  no_rescan_mark,         ///< child does not ask for a look when it has lowered `all`
-  child_counted_early,    ///< owner counts the child as attached, attaches it later
-  parent_forgotten_first, ///< owner drops a dead parent before it reads its last messages
+  all_after_slot,          ///< owner reads the slot, then `all`
+  announced_before_slot,   ///< owner reads `announced`, then the slot
+  not_announced,           ///< parent sends the page without a word
+  all_lowered_first,       ///< child lowers `all`, then sets its slots
+  no_rescan_mark,          ///< child does not ask for a look when it has lowered `all`
+  child_counted_early,     ///< owner counts the child as attached, attaches it later
+  parent_forgotten_first,  ///< owner drops a dead parent before it reads its last messages
 };
 
 using Record = BlockRecord<Virtual>;
@@ -83,10 +83,8 @@ class WrongTable {
     return !is_claimed(b);
   }
   void settle(std::uint32_t b, bool free) {
-    if (free)
-      set(b, generation_of(records_[b].word.load()), BlockState::free);
-    else
-      limbo_.push_back(b);
+    if (free) set(b, generation_of(records_[b].word.load()), BlockState::free);
+    else limbo_.push_back(b);
   }
 
   template <class F>
@@ -181,7 +179,8 @@ class Borrower {
       page_.slot(h.block).fetch_add(1);
       return true;
     } else if constexpr (M == Mistake::ask_before_slot) {
-      if (record.word.load() != closing_word(h.generation)) return try_claim(page_, record, h.block, h.generation);
+      if (record.word.load() != closing_word(h.generation))
+        return try_claim(page_, record, h.block, h.generation);
       if (!ask()) return false;
       page_.slot(h.block).fetch_add(1);
       return true;
@@ -194,10 +193,8 @@ class Borrower {
       return try_claim(page_, record, h.block, h.generation, ask);
     }
     if (is_ours(record.word.load())) return true;
-    if constexpr (M == Mistake::silent_backing_off)
-      page_.slot(h.block).fetch_sub(1);
-    else
-      release(record, h.block);
+    if constexpr (M == Mistake::silent_backing_off) page_.slot(h.block).fetch_sub(1);
+    else release(record, h.block);
     return false;
   }
   bool claim(const Record& record, Handle h) {

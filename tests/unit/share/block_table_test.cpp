@@ -17,7 +17,8 @@ struct Borrower {
   ClaimPageHeader<RealPlatform> header{};
   std::vector<std::atomic<std::uint32_t>> slots = std::vector<std::atomic<std::uint32_t>>(kBlocks);
   std::vector<std::atomic<std::uint64_t>> middle = std::vector<std::atomic<std::uint64_t>>(16);
-  std::vector<std::atomic<std::uint64_t>> leaves = std::vector<std::atomic<std::uint64_t>>(kBlocks / 64 + 1);
+  std::vector<std::atomic<std::uint64_t>> leaves =
+      std::vector<std::atomic<std::uint64_t>>(kBlocks / 64 + 1);
   ClaimPage<RealPlatform> page{&header, slots.data(), middle.data(), leaves.data()};
 };
 
@@ -34,8 +35,7 @@ class BlockTableTest : public testing::Test {
     return block;
   }
   bool claim(Borrower& borrower, std::uint32_t block) {
-    return try_claim(borrower.page, table.record(block), block,
-                     held_generation(table.record(block).word));
+    return try_claim(borrower.page, table.record(block), block, held_generation(table.record(block).word));
   }
   void release(Borrower& borrower, std::uint32_t block) {
     release_claim(borrower.page, table.record(block), block);

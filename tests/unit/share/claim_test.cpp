@@ -70,7 +70,7 @@ TEST(Hints, ReturnEachMarkOnce) {
 }
 
 TEST(Hints, KnowTheEdgesOfEveryLevel) {
-  const std::vector<std::uint32_t> edges{0,     63,    64,     127,    4095,        4096,
+  const std::vector<std::uint32_t> edges{0,     63,    64,     127,    4095,           4096,
                                          65535, 65536, 131071, 131072, kCapacity - 64, kCapacity - 1};
   for (const std::uint32_t block : edges) {
     MarkedPage page;
