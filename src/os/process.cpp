@@ -73,10 +73,12 @@ std::uint64_t process_start_time(int pid) {
 }
 
 std::array<std::uint8_t, 16> boot_id() {
-  const std::string text = try_read_text("/proc/sys/kernel/random/boot_id").value_or("");
+  const std::optional<std::string> text = try_read_text("/proc/sys/kernel/random/boot_id");
+  if (!text && (errno == EMFILE || errno == ENFILE))
+    throw_errno("cannot read the machine's boot id", errno);
   std::array<std::uint8_t, 16> id{};
   std::size_t digits = 0;
-  for (const char c : text) {
+  for (const char c : text.value_or("")) {
     const int value = hex_digit(c);
     if (value < 0 || digits == 2 * id.size()) continue;
     id[digits / 2] = static_cast<std::uint8_t>(id[digits / 2] << 4 | value);
