@@ -16,6 +16,8 @@
 namespace onecopy {
 namespace {
 
+constexpr int kPacketsATurn = 32;
+
 std::vector<int> raw(const std::vector<Fd>& fds) {
   std::vector<int> numbers;
   for (const Fd& fd : fds) numbers.push_back(fd.get());
@@ -32,6 +34,11 @@ bool maps_inode(int pid, std::uint64_t inode) {
   return false;
 }
 
+bool is_shortage(const Error& e) noexcept {
+  return e.code() == ErrorCode::out_of_descriptors || e.code() == ErrorCode::out_of_mappings ||
+         e.code() == ErrorCode::out_of_memory;
+}
+
 Access access_of(std::uint8_t read_only) { return read_only ? Access::read_only : Access::read_write; }
 
 }  // namespace
@@ -43,9 +50,10 @@ Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposi
 void Broker::listen() {
   if (listening_) return;
   std::lock_guard lock(mutex_);
-  if (listener_) return;
-  listener_ = UnixSocket::listen(socket_name(public_name(self_)));
-  watch_.add(listener_.fd(), [this] { accept_all(); });
+  if (listening_) return;
+  UnixSocket listener = UnixSocket::listen(socket_name(public_name(self_)));
+  watch_.add(listener.fd(), [this] { accept_all(); });
+  listener_ = std::move(listener);
   listening_ = true;
 }
 
@@ -55,9 +63,11 @@ void Broker::accept_all() {
       if (socket->peer().uid != geteuid()) continue;  // closes it
       add_connection(std::move(*socket));
     }
+    starving_ = false;
   } catch (const Error& e) {
-    if (e.code() != ErrorCode::out_of_descriptors) throw;
-    log_warning(fmt::format("a borrower has to wait: {}", e.what()));
+    if (!is_shortage(e)) throw;
+    if (!starving_) log_warning(fmt::format("borrowers have to wait: {}", e.what()));
+    starving_ = true;
     watch_.remove(listener_.fd());  // it would be reported without end; tick() looks again
     starved_ = true;
     watch_.request_tick();
@@ -75,7 +85,11 @@ Broker::At Broker::add_connection(UnixSocket socket) {
 
 void Broker::serve(At at) {
   try {
-    while (auto packet = at->socket.try_receive()) answer(at, std::move(*packet));
+    for (int i = 0; i < kPacketsATurn; ++i) {  // the others wait; what is left is reported again
+      auto packet = at->socket.try_receive();
+      if (!packet) return;
+      answer(at, std::move(*packet));
+    }
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died)
       log_warning(fmt::format("a borrower (pid {}): {}", at->credentials.pid, e.what()));
@@ -86,8 +100,12 @@ void Broker::serve(At at) {
 void Broker::answer(At at, Packet packet) {
   Connection& c = *at;
   const ByteSpan bytes = packet.bytes;
+  bool answered = true;
+  c.serial = 0;
   try {
     const wire::Type type = wire::type_of(bytes);
+    c.serial = wire::serial_of(bytes);
+    answered = wire::is_answered(type);
     switch (type) {
       case wire::Type::hello: return challenge(c, bytes);
       case wire::Type::prove: return welcome(c, bytes);
@@ -116,8 +134,16 @@ void Broker::answer(At at, Packet packet) {
     }
   } catch (const Error& e) {
     if (e.code() == ErrorCode::peer_died) throw;
-    reply(c, wire::refuse(e));
+    if (answered) return refuse(c, e);
+    log_warning(fmt::format("a borrower (pid {}): {}", c.credentials.pid, e.what()));
   }
+}
+
+/// A borrower that is told of a shortage should not look for it at home.
+void Broker::refuse(Connection& c, const Error& why) {
+  if (!is_shortage(why)) return reply(c, wire::refuse(why));
+  reply(c, wire::refuse(Error(why.code(), fmt::format("process {}, which holds this memory, cannot hand it out: {}",
+                                                      current_pid(), why.what()))));
 }
 
 void Broker::challenge(Connection& c, ByteSpan packet) {
@@ -215,7 +241,11 @@ void Broker::take_deposit(Connection& c, Packet packet) {
 /// The socket has closed: a sign to look, not yet a death.
 void Broker::on_hangup(At at) {
   watch_.remove(at->socket.fd());
-  at->closed = true;
+  {
+    std::lock_guard lock(mutex_);
+    at->closed = true;
+    at->socket = UnixSocket();  // it may live on: it must not wait for answers
+  }
   if (!at->attached || !at->pidfd || has_exited(at->pidfd)) return drop(at);
   watch_.add(at->pidfd.get(), [this, at] {
     if (has_exited(at->pidfd)) drop(at);
@@ -242,7 +272,7 @@ bool Broker::tick() noexcept {
 }
 
 void Broker::drop(At at) noexcept {
-  watch_.remove(at->socket.fd());
+  if (at->socket) watch_.remove(at->socket.fd());
   if (at->pidfd) watch_.remove(at->pidfd.get());
   if (at->attached) ledger_.detach(*at->attached);
   point("detach.done");
@@ -251,7 +281,12 @@ void Broker::drop(At at) noexcept {
   connections_.erase(at);
 }
 
-void Broker::reply(Connection& c, const Bytes& message, const std::vector<int>& fds) {
+void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {
+  wire::set_serial(message, c.serial);
+  send(c, message, fds);
+}
+
+void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& fds) {
   if (!c.socket.try_send(message, fds))
     throw Error(ErrorCode::peer_died, "a borrower does not read its answers");
 }
@@ -273,7 +308,7 @@ void Broker::spread_deposit(std::uint32_t segment, std::uint64_t channel) {
   if (!spread_[channel].insert(segment).second) return;
   for (Connection& c : connections_)
     for (const wire::JoinChannel& joined : c.joined)
-      if (joined.channel == channel) send_keep(c, segment, channel);
+      if (joined.channel == channel && !c.closed) send_keep(c, segment, channel);
 }
 
 void Broker::forget_channel(std::uint64_t channel) noexcept {
@@ -290,7 +325,7 @@ void Broker::send_keep(Connection& c, std::uint32_t segment, std::uint64_t chann
                              memory.size, channel, segment, static_cast<std::uint8_t>(memory.kind)};
     std::vector<int> fds = raw(memory.fds);
     fds.insert(fds.begin(), table.get());
-    reply(c, wire::pack(wire::Type::keep, body, memory.blob), fds);
+    send(c, wire::pack(wire::Type::keep, body, memory.blob), fds);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) log_warning(e.what());
   }

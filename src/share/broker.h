@@ -75,6 +75,7 @@ class Broker {
     std::optional<Ledger::PageRef> attached;
     std::vector<wire::JoinChannel> joined;
     bool closed = false;
+    std::uint32_t serial = 0;  ///< of the question being answered
   };
   using Connections = std::list<Connection>;
   using At = Connections::iterator;
@@ -97,7 +98,9 @@ class Broker {
   void take_deposit(Connection& c, Packet packet);
   void on_hangup(At at);
   void drop(At at) noexcept;
-  void reply(Connection& c, const Bytes& message, const std::vector<int>& fds = {});
+  void reply(Connection& c, Bytes message, const std::vector<int>& fds = {});
+  void send(Connection& c, const Bytes& message, const std::vector<int>& fds);
+  void refuse(Connection& c, const Error& why);
 
   const ProcessId self_;
   Ledger& ledger_;
@@ -108,7 +111,8 @@ class Broker {
   mutable std::mutex mutex_;  ///< the list of connections; each is changed by the watch thread only
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
-  bool starved_ = false;  ///< of descriptors for new connections; watch thread
+  bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread
+  bool starving_ = false;  ///< said so already
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues
 };

@@ -7,7 +7,9 @@
 
 #include <chrono>
 #include <exception>
+#include <system_error>
 
+#include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
 
 namespace onecopy {
@@ -50,11 +52,11 @@ Watch::~Watch() { stop(); }
 
 void Watch::add(int fd, Handler handler, bool edge) {
   std::lock_guard lock(mutex_);
+  ensure_thread();  // first: whatever fails, nothing may be left that calls `handler`
   const std::uint64_t token = ++last_token_;
+  poller_->add(fd, token, edge);
   entries_[token] = {fd, edge, std::make_shared<Handler>(std::move(handler))};
   token_of_[fd] = token;
-  poller_->add(fd, token, edge);
-  ensure_thread();
 }
 
 void Watch::rearm(int fd) {
@@ -97,7 +99,15 @@ void Watch::ensure_thread() {
   wanted_ = true;
   if (thread_.joinable() || stopping_) return;
   BlockedSignals blocked;
-  thread_ = std::thread([this] { run(); });
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& e) {
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("cannot start onecopy's watch thread: {}; raise the limit of processes "
+                            "(`ulimit -u`) or of address space (`ulimit -v`)",
+                            e.what()),
+                e.code().value(), ErrorDomain::posix);
+  }
 }
 
 void Watch::stop() noexcept {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstddef>
 
 #include "onecopy/os/random.h"
 
@@ -18,6 +19,23 @@ Type type_of(ByteSpan packet) {
                             "use the same release in both",
                             head.version, kVersion));
   return head.type;
+}
+
+bool is_answered(Type type) noexcept {
+  switch (type) {
+    case Type::acknowledge:
+    case Type::adopt_child:
+    case Type::child_hello:
+    case Type::join_channel:
+    case Type::leave_channel: return false;
+    default: return true;
+  }
+}
+
+std::uint32_t serial_of(ByteSpan packet) noexcept { return load<Head>(packet.data()).serial; }
+
+void set_serial(Bytes& packet, std::uint32_t serial) noexcept {
+  store(packet.data() + offsetof(Head, serial), serial);
 }
 
 void require_size(ByteSpan packet, std::size_t size) {

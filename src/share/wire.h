@@ -48,6 +48,7 @@ using Name = std::array<char, 32>;
 struct Head {
   Type type;
   std::uint32_t version = kVersion;
+  std::uint32_t serial = 0;  ///< an answer has its question's; 0 = not asked for
 };
 struct Hello {
   Nonce nonce;
@@ -120,7 +121,7 @@ Bytes pack(Type type, const Body& body, ByteSpan tail = {}) {
   static_assert(std::is_trivially_copyable_v<Body>);
   const std::size_t fixed = std::is_empty_v<Body> ? 0 : sizeof(Body);
   Bytes bytes(sizeof(Head) + fixed + tail.size());
-  store(bytes.data(), Head{type, kVersion});
+  store(bytes.data(), Head{type});
   if constexpr (!std::is_empty_v<Body>) store(bytes.data() + sizeof(Head), body);
   std::copy(tail.begin(), tail.end(), bytes.begin() + static_cast<std::ptrdiff_t>(sizeof(Head) + fixed));
   return bytes;
@@ -128,6 +129,12 @@ Bytes pack(Type type, const Body& body, ByteSpan tail = {}) {
 
 /// Throws protocol, version_mismatch.
 Type type_of(ByteSpan packet);
+/// False for what is sent without waiting for anything: refusing it would be taken for an answer to
+/// something else.
+bool is_answered(Type type) noexcept;
+/// REQUIRES: type_of() did not throw.
+std::uint32_t serial_of(ByteSpan packet) noexcept;
+void set_serial(Bytes& packet, std::uint32_t serial) noexcept;
 /// Throws protocol when the packet is too short.
 void require_size(ByteSpan packet, std::size_t size);
 /// Turns a `refused` into the Error it carries, and any other type than `expected` into protocol.
