@@ -71,11 +71,18 @@ Child::Child(const std::vector<std::string>& arguments) {
   pid_ = spawn(arguments, child_stdin, child_stdout);
   to_ = std::move(to);
   from_ = std::move(from);
+  try {
+    exit_ = open_pidfd(pid_);
+  } catch (...) {
+    kill();  // no destructor runs for what was not made
+    throw;
+  }
 }
 
 Child::Child(Child&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       status_(other.status_),
+      exit_(std::move(other.exit_)),
       to_(std::move(other.to_)),
       from_(std::move(other.from_)),
       pending_(std::move(other.pending_)) {}
@@ -83,6 +90,7 @@ Child::Child(Child&& other) noexcept
 Child& Child::operator=(Child&& other) noexcept {
   std::swap(pid_, other.pid_);
   std::swap(status_, other.status_);
+  std::swap(exit_, other.exit_);
   std::swap(to_, other.to_);
   std::swap(from_, other.from_);
   std::swap(pending_, other.pending_);
@@ -127,24 +135,26 @@ nlohmann::json Child::hear(std::chrono::milliseconds timeout) {
 void Child::kill() {
   if (pid_ < 0) return;
   ::kill(pid_, SIGKILL);
-  reap(std::chrono::milliseconds(-1));
+  reap();
 }
 
 bool Child::finish(std::chrono::milliseconds timeout) {
   to_.reset();
-  if (pid_ >= 0 && !reap(timeout)) return false;
+  if (pid_ >= 0) {
+    pollfd poller{exit_.get(), POLLIN, 0};
+    int ready;
+    while ((ready = ::poll(&poller, 1, static_cast<int>(timeout.count()))) < 0 && errno == EINTR) {
+    }
+    if (ready <= 0) return false;
+    reap();
+  }
   return WIFEXITED(status_) && WEXITSTATUS(status_) == 0;
 }
 
-bool Child::reap(std::chrono::milliseconds timeout) {
-  const Fd pidfd = open_pidfd(pid_);
-  pollfd poller{pidfd.get(), POLLIN, 0};
-  int ready;
-  while ((ready = ::poll(&poller, 1, static_cast<int>(timeout.count()))) < 0 && errno == EINTR) {
+void Child::reap() {
+  while (::waitpid(pid_, &status_, 0) < 0 && errno == EINTR) {
   }
-  if (ready == 0) return false;
-  ::waitpid(std::exchange(pid_, -1), &status_, 0);
-  return true;
+  pid_ = -1;
 }
 
 int serve_questions(nlohmann::json (*answer)(const nlohmann::json& question)) {

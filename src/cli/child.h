@@ -36,10 +36,11 @@ class Child {
   bool finish(std::chrono::milliseconds timeout);
 
  private:
-  bool reap(std::chrono::milliseconds timeout);
+  void reap();
 
   int pid_ = -1;
   int status_ = 0;
+  Fd exit_;  ///< readable at its end
   Fd to_;
   Fd from_;
   std::string pending_;
