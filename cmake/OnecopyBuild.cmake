@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # How every target of this project is compiled.
 
-if(ONECOPY_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+if(ONECOPY_IS_TOP_LEVEL)
   find_program(ONECOPY_CCACHE ccache)
-  if(ONECOPY_CCACHE)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${ONECOPY_CCACHE})
+  mark_as_advanced(ONECOPY_CCACHE)
+  if(ONECOPY_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL "ccache"))
+    # Without this, ccache gives up on whatever uses a precompiled header.
+    set(CMAKE_CXX_COMPILER_LAUNCHER
+        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${ONECOPY_CCACHE})
   endif()
 endif()
 
@@ -45,6 +48,19 @@ function(onecopy_target target)
   target_compile_features(${target} PUBLIC cxx_std_20)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON)
   target_link_libraries(${target} PRIVATE $<BUILD_INTERFACE:onecopy_build_flags>)
+endfunction()
+
+# onecopy_precompile(<target> <header>...): headers that cost more than the sources that include them.
+function(onecopy_precompile target)
+  if(NOT ONECOPY_PRECOMPILE)
+    return()
+  endif()
+  target_precompile_headers(${target} PRIVATE ${ARGN})
+  if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    target_compile_options(${target} PRIVATE "SHELL:-Xclang -fno-pch-timestamp")
+  else()
+    target_compile_options(${target} PRIVATE -fpch-preprocess)
+  endif()
 endfunction()
 
 # onecopy_sources(<variable> <glob>...): the sources there are now; a new file reconfigures.
