@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include "support/peer_group.h"
+
+int main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  onecopy::testing::run_if_spawned(argc, argv);
+  return RUN_ALL_TESTS();
+}
