@@ -85,6 +85,12 @@ Mapping Mapping::anonymous(std::size_t size) {
   return Mapping(static_cast<std::byte*>(data), size);
 }
 
+void Mapping::forget() noexcept {
+  if (!data_) return;
+  mmap(data_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
+       -1, 0);
+}
+
 void Mapping::reset() noexcept {
   if (data_) ::munmap(data_, size_);
   data_ = nullptr;

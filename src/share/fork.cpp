@@ -48,7 +48,7 @@ void Process::prepare_fork() {
     peer->prepare_fork();
   }
   for (Inherited& from : process->inherited_)
-    from.child = announce_child(from.owner->ledger_.inherited_page(), from.socket);
+    from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
   if (process->ledger_.live_locked() == 0) return;
   process->ledger_.export_all();
   process->child_ = process->broker_.prepare_fork();

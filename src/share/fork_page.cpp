@@ -10,7 +10,7 @@
 
 namespace onecopy {
 
-std::optional<ForkPage> announce_child(Claims mine, UnixSocket& owner) {
+std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) {
   const Fd file = create_claim_file();
   ForkPage child{map_claims(file), {}};
   claims_in(child.memory).header().all.store(1);

@@ -18,7 +18,7 @@ struct ForkPage {
 
 /// Makes a ForkPage, announces it in the page of the process that forks, and sends it to the owner.
 /// Nothing when the owner is gone. Never waits for an answer.
-std::optional<ForkPage> announce_child(Claims mine, UnixSocket& owner);
+std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner);
 
 /// In the child: tells the owner who it is. False when the owner is gone.
 bool greet_owner(UnixSocket& owner) noexcept;

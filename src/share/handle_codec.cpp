@@ -16,7 +16,7 @@ namespace {
 constexpr char kMagic[6] = {'1', 'C', 'O', 'P', 'Y', '\0'};
 constexpr std::uint16_t kVersion = 1;
 constexpr std::string_view kPrefix = "onecopy:";
-constexpr std::uint32_t kKnownFlags = kHandleIsBundle | kHandleIsReadOnly;
+constexpr std::uint32_t kKnownFlags = kHandleIsBundle | kHandleIsReadOnly | kHandleIsQueue;
 constexpr Subject kHandle{};
 
 struct Header {

@@ -44,10 +44,12 @@ Tensor Importer::open(const HandleFields& handle, Access access) {
     Peer* peer = find_owner(handle.owner);
     if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
     BlockRef ref = peer->claim(handle.block, handle.generation);
-    if (!ref) {
-      if (peer->is_closed()) continue;  // swept in between: make a new one
-      throw stale(handle);
+    if (!ref && peer->is_gone()) {
+      std::lock_guard no_sweep(mutex_);  // which may have been in the middle of trying to close it
+      if (peer->is_closed()) continue;
+      ref = peer->claim(handle.block, handle.generation);
     }
+    if (!ref) throw stale(handle);
     point("open.claimed");
     std::byte* data = peer->locate(handle, access);
     while (!data) {  // the lease keeps the segment from being retired

@@ -135,22 +135,19 @@ bool Peer::wait_gone() const noexcept {
 template <class Ask>
 BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept {
   if (block >= kMaxBlocks) return {};
-  leases_.fetch_add(1);  // before closed_ is read: try_close() does it the other way round
-  if (closed_ || !onecopy::try_claim(page_, record(block), block, generation, ask)) {
-    leases_.fetch_sub(1);
+  std::uint32_t highest = highest_block_.load(std::memory_order_relaxed);
+  while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
+  }
+  if (!onecopy::try_claim(page_, record(block), block, generation, ask)) return {};
+  if (closed_) {  // read after the slot was raised: try_close() does it the other way round
+    release_claim(page_, record(block), block);
     return {};
   }
   counts_[block].fetch_add(1, std::memory_order_relaxed);
-  if (block > highest_block_.load(std::memory_order_relaxed)) {
-    std::uint32_t highest = highest_block_;
-    while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
-    }
-  }
   return {this, block};
 }
 
 void Peer::retain(std::uint32_t block) noexcept {
-  leases_.fetch_add(1, std::memory_order_relaxed);
   page_.slot(block).fetch_add(1);
   counts_[block].fetch_add(1, std::memory_order_relaxed);
 }
@@ -158,7 +155,20 @@ void Peer::retain(std::uint32_t block) noexcept {
 void Peer::release(std::uint32_t block) noexcept {
   counts_[block].fetch_sub(1, std::memory_order_relaxed);
   release_claim(page_, record(block), block);
-  if (leases_.fetch_sub(1) == 1 && gone_ && watch_) watch_->request_tick();
+  if (gone_ && watch_) watch_->request_tick();  // perhaps it was the last one
+}
+
+std::uint64_t Peer::leases() const noexcept {
+  std::uint64_t sum = 0;
+  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+    sum += counts_[block].load(std::memory_order_relaxed);
+  return sum;
+}
+
+bool Peer::is_leased() const noexcept {
+  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+    if (page_.slot(block).load() != 0) return true;
+  return false;
 }
 
 std::byte* Peer::locate(const HandleFields& handle, Access access) {
@@ -235,6 +245,7 @@ void Peer::join_channel(std::uint64_t channel, std::uint8_t role) {
 }
 
 void Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
+  if (disconnected_) return;
   try {
     socket_.try_send(wire::pack(wire::Type::leave_channel, wire::JoinChannel{channel, role}));
   } catch (const Error&) {  // it is gone, and its queue's users with it
@@ -242,6 +253,7 @@ void Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
 }
 
 void Peer::acknowledge(std::uint64_t hold) noexcept {
+  if (disconnected_) return;
   try {
     socket_.try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
   } catch (const Error&) {  // the maker is gone, and its holds with it
@@ -347,14 +359,19 @@ void Peer::retire(std::uint32_t segment) noexcept {
 
 bool Peer::try_close() noexcept {
   if (closed_) return true;
-  if (!gone_) return false;
-  closed_ = true;  // before leases_ is read: try_claim() does it the other way round
-  if (leases_ != 0) {
+  if (!gone_ || is_leased()) return false;
+  closed_ = true;
+  if (is_leased()) {
     closed_ = false;
     return false;
   }
-  std::lock_guard lock(segments_mutex_);
+  std::scoped_lock lock(socket_mutex_, segments_mutex_);
+  socket_ = UnixSocket();
   for (Segments& known : segments_) known.clear();
+  // A late claimer may still raise a slot and read a word before it sees that we are closed.
+  for (Mapping* memory : {&table_, &page_memory_, &count_memory_}) memory->forget();
+  table_file_.reset();
+  pidfd_.reset();
   return true;
 }
 
@@ -369,7 +386,11 @@ void Peer::unlock_after_fork() {
 }
 
 void Peer::prepare_fork() {
-  if (!disconnected_ && !closed_) fork_page_ = announce_child(page_, socket_);
+  if (closed_ || gone_) return;
+  if (disconnected_)  // it may live: without the child's page it counts everything of ours as held
+    announce_child(page_);
+  else
+    fork_page_ = send_child_page(page_, socket_);
 }
 
 void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }

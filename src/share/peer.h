@@ -80,7 +80,7 @@ class Peer final : public SharedKeeper {
   bool is_disconnected() const noexcept { return disconnected_; }
   bool is_closed() const noexcept { return closed_; }
   ProcessOrigin origin() const noexcept override { return {pid_, start_time_}; }
-  std::uint64_t leases() const noexcept { return leases_; }
+  std::uint64_t leases() const noexcept;
   std::size_t segments() const;
   /// Gives memory and descriptors back if the owner is gone and nothing is held. True when closed.
   bool try_close() noexcept;
@@ -103,6 +103,7 @@ class Peer final : public SharedKeeper {
   BlockRef claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept;
   bool ask_owner(std::uint32_t block, std::uint64_t generation) noexcept;
   bool wait_gone() const noexcept;
+  bool is_leased() const noexcept;
   Packet request(const Bytes& message, std::span<const int> fds, wire::Type answer);
   void on_readable();
   void handle_unasked(Packet packet);
@@ -124,7 +125,6 @@ class Peer final : public SharedKeeper {
   Mapping count_memory_;
   std::atomic<std::uint32_t>* counts_ = nullptr;  ///< leases by block, in private memory: for fork
   std::atomic<std::uint32_t> highest_block_{0};
-  std::atomic<std::uint64_t> leases_{0};
   std::atomic<bool> disconnected_{false};
   std::atomic<bool> gone_{false};
   std::atomic<bool> closed_{false};

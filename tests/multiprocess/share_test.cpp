@@ -176,6 +176,27 @@ TEST(ShareBetweenProcesses, ADeadOwnersHandleIsAClearError) {
   EXPECT_EQ(code_of([&] { open(Handle::from_text(note->read())); }), ErrorCode::owner_died);
 }
 
+TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
+  const auto open_from_a_new_owner = [] {
+    Shared<Note> note;
+    Child owner([&] {
+      const Handle handle = share(numbers(1000));
+      note->write(handle.to_text());
+      pause();
+    });
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    owner.kill();
+    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+  };
+  const auto all_closed = [] { return stats().owners == 0; };
+  open_from_a_new_owner();
+  EXPECT_TRUE(eventually(all_closed));
+  const std::uint64_t before = stats().descriptors;
+  for (int i = 0; i < 20; ++i) open_from_a_new_owner();
+  EXPECT_TRUE(eventually(all_closed));
+  EXPECT_LE(stats().descriptors, before);
+}
+
 TEST(ShareBetweenProcesses, ReadOnlyMappingsCannotBeWritten) {
   Shared<Note> note;
   const Tensor tensor = numbers(10);

@@ -33,6 +33,9 @@ class Mapping {
   std::size_t size() const noexcept { return size_; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
   void reset() noexcept;
+  /// Lets go of the memory and keeps the addresses, which read as zero from now on: for readers that
+  /// may come late.
+  void forget() noexcept;
 
   /// The bytes at `offset` as a T. REQUIRES: in range, aligned for T.
   template <class T>

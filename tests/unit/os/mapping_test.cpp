@@ -37,6 +37,17 @@ TEST(Mapping, StartsAtTheOffset) {
   EXPECT_EQ(*whole.as<int>(page()), 7);
 }
 
+TEST(Mapping, WhatWasForgottenReadsAsZeroAndLeavesTheFileAlone) {
+  const Fd fd = create_memfd("test", kPage);
+  Mapping one = Mapping::of(fd, kPage, Access::read_only);
+  const Mapping two = Mapping::of(fd, kPage, Access::read_write);
+  *two.as<int>() = 42;
+  one.forget();
+  EXPECT_EQ(*one.as<int>(), 0);
+  *one.as<int>() = 7;
+  EXPECT_EQ(*two.as<int>(), 42);
+}
+
 TEST(Mapping, MovingHandsTheRangeOver) {
   Mapping first = Mapping::anonymous(kPage);
   std::byte* data = first.data();
