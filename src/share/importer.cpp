@@ -26,6 +26,13 @@ Error stale(const HandleFields& handle) {
                            handle.block, handle.generation));
 }
 
+/// The owner and the handle must agree on where the memory is before it is touched.
+void check_block_number(const HandleFields& handle) {
+  if (handle.block >= kMaxBlocks)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the handle names block {}; a process has at most {}", handle.block, kMaxBlocks));
+}
+
 Error died(const HandleFields& handle) {
   return Error(ErrorCode::owner_died,
                fmt::format("the process that owned this tensor has exited, and neither the maker of "
@@ -39,6 +46,7 @@ Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits
     : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits) {}
 
 Tensor Importer::open(const HandleFields& handle, Access access) {
+  check_block_number(handle);
   if (handle.owner == self_) return open_own(handle, access);
   for (;;) {
     Peer* peer = find_owner(handle.owner);
@@ -68,7 +76,8 @@ Tensor Importer::open_own(const HandleFields& handle, Access access) {
   BlockRef ref = ledger_.try_open(handle.block, handle.generation);
   if (!ref) throw stale(handle);
   const BlockPlace place = ledger_.export_block(handle.block);
-  if (place.info.segment != handle.segment || handle.storage_size > place.info.size)
+  if (place.info.segment != handle.segment || handle.storage_size > place.info.size ||
+      place.kind != handle.kind || place.segment_size != handle.segment_size)
     throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
   return {std::move(ref), place.data + handle.tensor_offset, handle.layout, kCpu, access};
 }

@@ -9,6 +9,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
+#include "onecopy/os/memfd.h"
 #include "onecopy/os/process.h"
 #include "share/process_name.h"
 
@@ -81,6 +82,8 @@ void Peer::handshake(const std::string& my_name) {
 }
 
 void Peer::set_table(Fd file) {
+  if (file_size(file) != kTableBytes || (seals_of(file) & kSealShrink) == 0)
+    throw Error(ErrorCode::protocol, "a block table of the wrong size, or not sealed against shrinking");
   table_ = Mapping::of(file, kTableBytes, Access::read_only);
   table_file_ = std::move(file);
   records_ = table_.as<const Record>();
@@ -181,6 +184,12 @@ std::byte* Peer::locate(const HandleFields& handle, Access access) {
   std::lock_guard lock(segments_mutex_);
   const DeviceMemory* memory = find_segment(r.segment, access);
   if (!memory) return nullptr;
+  if (memory->kind() != handle.kind || memory->size() != handle.segment_size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the handle says that segment {} is of kind {} and has {} bytes; it is of kind "
+                            "{} and has {} bytes",
+                            r.segment, static_cast<int>(handle.kind), handle.segment_size,
+                            static_cast<int>(memory->kind()), memory->size()));
   if (r.offset > memory->size() || r.size > memory->size() - r.offset)
     throw Error(ErrorCode::protocol, "the owner's table names memory outside of its segment");
   return memory->data() + r.offset;
