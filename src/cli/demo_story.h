@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "child.h"
+#include "interrupts.h"
+#include "load_file.h"
+#include "onecopy/share/handle.h"
+#include "onecopy/share/stats.h"
+#include "process_memory.h"
+#include "sample_file.h"
+
+namespace onecopy::cli {
+
+/// How long a borrower may take for one answer.
+inline constexpr std::chrono::seconds kDemoPatience{60};
+/// Tables, stacks and page rounding: what sharing may cost beside the tensors.
+inline constexpr std::uint64_t kDemoAllowance = std::uint64_t{16} << 20;
+
+/// What this process looks like when it shares nothing.
+struct DemoBaseline {
+  std::vector<std::string> descriptors;
+  std::uint64_t memory = 0;
+  Stats stats;
+};
+
+struct DemoBorrower {
+  std::string name;
+  Child child;
+  std::chrono::nanoseconds opened_in{};
+  std::uint32_t crc = 0;
+};
+
+/// What `onecopy demo` tells, step by step. Every claim it prints comes from check().
+/// Thread safety: none. Runs once.
+class Demo {
+ public:
+  explicit Demo(Interrupts& interrupts) : interrupts_(interrupts) {}
+
+  /// The exit status.
+  int run(const std::string& file);
+
+ private:
+  void write_sample();
+  void measure_baseline();
+  void load();
+  std::size_t first_with_elements() const;
+  void show_what_was_shared() const;
+  void start_borrowers();
+  void compare_bytes();
+  void show_processes();
+  void check_one_copy(std::uint64_t shared);
+  void change_in_place();
+  void kill_one();
+  void go_on_reading();
+  void give_back();
+  void leave_nothing();
+
+  void check(bool holds, const std::string& claim);
+  bool eventually(const std::function<bool()>& condition);
+  std::optional<BorrowerInfo> seen_borrower(int pid) const;
+  std::uint32_t own_checksum() const;
+  void ask_all_for_checksums();
+  std::string element_name() const;
+
+  Interrupts& interrupts_;
+  bool all_hold_ = true;
+  std::string file_;
+  std::optional<TemporaryDirectory> directory_;
+  DemoBaseline baseline_;
+  LoadedFile loaded_;
+  std::optional<Handle> handle_;
+  std::string owner_id_;
+  std::vector<DemoBorrower> borrowers_;
+  std::uint32_t own_crc_ = 0;
+  std::size_t changed_row_ = 0;
+  std::uint64_t peak_memory_ = 0;
+  std::vector<int> pids_;
+  bool ended_well_ = true;
+};
+
+}  // namespace onecopy::cli
