@@ -2,6 +2,7 @@
 #pragma once
 
 /// All that a program needs to share tensors. Each part may be included alone as well.
+#include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/bundle.h"

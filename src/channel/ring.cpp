@@ -82,6 +82,7 @@ Ring::Ring(Fd fd)
       memory_(Mapping::of(fd_, checked_size(fd_), Access::read_write)),
       header_(memory_.as<RingHeader>()),
       chunks_(fd_.get(), memory_, read_geometry(memory_)),
+      extra_(memory_.as<std::byte>(read_geometry(memory_).extra())),
       max_items_(header_->max_items),
       cpus_(static_cast<std::uint32_t>(usable_cpus())) {}
 

@@ -81,6 +81,18 @@ class Ring {
   /// Gives drained memory back now instead of after a while.
   void trim();
 
+  /// kExtraBytes for whatever belongs to the items: shared, zero at first, checked by its users.
+  std::byte* extra() const noexcept { return extra_; }
+  /// Call it before a page of them is used for the first time. Throws out_of_memory.
+  void reserve_extra(std::size_t offset, std::size_t size) { chunks_.reserve_extra(offset, size); }
+  /// Runs `change` under the producers' lock, for changes of the extra bytes.
+  template <class Change>
+  void exclusively(Change&& change) {
+    lock(header_->producers.mutex, kForever);
+    const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
+    change();
+  }
+
   /// How many processes and threads work on the ring, as its creator knows: above the number of
   /// processors nobody spins.
   void set_users(std::uint32_t users) noexcept { header_->users.store(users); }
@@ -134,6 +146,7 @@ class Ring {
   Mapping memory_;
   RingHeader* header_;
   RingChunks chunks_;
+  std::byte* extra_;
   std::uint64_t max_items_;
   std::uint32_t cpus_;
   WaitMode wait_mode_ = WaitMode::adaptive;

@@ -35,6 +35,11 @@ class RingChunks {
   /// that it takes no longer than a few milliseconds.
   void trim(std::uint64_t head, std::uint32_t keep) noexcept;
 
+  /// Memory for a part of the extra bytes. Throws out_of_memory.
+  void reserve_extra(std::size_t offset, std::size_t size) {
+    reserve_bytes(geometry_.extra() + offset, size);
+  }
+
   /// Chunks that were ever used and are not cut off; a few of them may be without memory.
   std::uint32_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
   /// Chunks that have memory. Looks at all of them.

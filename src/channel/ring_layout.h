@@ -72,7 +72,11 @@ static_assert(sizeof(RingProducers) == 128 && offsetof(RingProducers, intent) ==
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// Where the parts are: header, directory (u32 a logical chunk), owners (u64 a physical chunk), chunks.
+/// What the ring's users keep beside the items; sparse, and reserved by them before use.
+inline constexpr std::size_t kExtraBytes = (4UL << 20) + 4096;
+
+/// Where the parts are: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra,
+/// chunks.
 class RingGeometry {
  public:
   explicit RingGeometry(std::uint32_t max_chunks) noexcept : max_chunks_(max_chunks) {}
@@ -80,9 +84,8 @@ class RingGeometry {
   std::uint32_t max_chunks() const noexcept { return max_chunks_; }
   std::size_t directory() const noexcept { return kPage; }
   std::size_t owners() const noexcept { return directory() + whole_pages(max_chunks_ * 4UL); }
-  std::size_t chunk(std::uint32_t p) const noexcept {
-    return owners() + whole_pages(max_chunks_ * 8UL) + p * kChunkBytes;
-  }
+  std::size_t extra() const noexcept { return owners() + whole_pages(max_chunks_ * 8UL); }
+  std::size_t chunk(std::uint32_t p) const noexcept { return extra() + kExtraBytes + p * kChunkBytes; }
   std::size_t size() const noexcept { return chunk(max_chunks_); }
 
   static constexpr std::size_t kPage = 4096;

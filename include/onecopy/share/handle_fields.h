@@ -23,6 +23,7 @@ using BootId = std::array<std::uint8_t, 8>;
 /// Bits of HandleFields::flags.
 inline constexpr std::uint32_t kHandleIsBundle = 1;    ///< the tensor is the table of a bundle
 inline constexpr std::uint32_t kHandleIsReadOnly = 2;  ///< the maker lends it for reading only
+inline constexpr std::uint32_t kHandleIsQueue = 4;     ///< the memory is a queue's
 
 inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) - 1;
 /// No handle is longer than this, optional parts of later versions included.
@@ -49,6 +50,7 @@ struct HandleFields {
   std::uint64_t timeline_value = 0;  ///< slot and value 0 = nothing to wait for
 
   bool is_bundle() const noexcept { return (flags & kHandleIsBundle) != 0; }
+  bool is_queue() const noexcept { return (flags & kHandleIsQueue) != 0; }
   bool is_read_only() const noexcept { return (flags & kHandleIsReadOnly) != 0; }
   bool operator==(const HandleFields&) const = default;
 };

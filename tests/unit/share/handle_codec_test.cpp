@@ -216,7 +216,7 @@ const Lie kLies[] = {
     {"SegmentZero", 76, 0, 4, "names segment 0"},
     {"SegmentSize", 80, kMinus1, 8, "gives its segment 18446744073709551615 bytes"},
     {"SegmentSmallerThanStorage", 80, 4095, 8, "a storage of 4096 bytes in a segment of 4095 bytes"},
-    {"Flags", 92, 4, 4, "has unknown flags 0x4"},
+    {"Flags", 92, 8, 4, "has unknown flags 0x8"},
     {"Generation", 96, kHuge, 8, "has generation 4611686018427387904"},
     {"StorageLargerThanSegment", 104, 1 << 27, 8, "a storage of 134217728 bytes in a segment of 67108864"},
     {"StorageTooSmall", 104, 291, 8, "a tensor of 164 bytes at byte 128 of a storage of 291 bytes"},

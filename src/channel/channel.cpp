@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/channel.h"
+
+#include <fmt/format.h>
+
+#include "channel/channel_registry.h"
+#include "onecopy/core/error.h"
+#include "onecopy/os/memfd.h"
+#include "onecopy/os/random.h"
+#include "share/process.h"
+
+namespace onecopy {
+namespace {
+
+const ProcessId& owner_of(const Tensor& tensor) {
+  return static_cast<SharedKeeper&>(*tensor.block().keeper()).owner();
+}
+
+std::uint64_t new_channel_id() {
+  std::uint64_t id;
+  random_bytes(std::as_writable_bytes(std::span(&id, 1)));
+  return id;
+}
+
+}  // namespace
+
+Channel::Channel(Tensor memory, Fd ring, Role role)
+    : memory_(std::move(memory)),
+      ring_(std::move(ring)),
+      origins_(ring_),
+      creator_(owner_of(memory_)),
+      id_(origins_.channel()),
+      role_(role),
+      sender_(ring_, origins_, creator_),
+      receiver_(ring_, origins_) {}
+
+Channel& Channel::create(std::uint64_t maxsize, Role role) {
+  RingOptions options;
+  options.name = "onecopy-queue";
+  options.max_items = maxsize;
+  Ring ring(options);
+  OriginTable(ring).set_channel(new_channel_id());
+  point("queue.create.made");
+  ExportedMemory memory{SegmentKind::memfd, file_size(ring.fd()), {}, {}};
+  memory.fds.push_back(ring.fd().duplicate());
+  Tensor tensor = Process::current().adopt(std::move(memory));
+  point("queue.create.adopted");
+  return ChannelRegistry::instance().enter(
+      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring.fd().duplicate(), role)));
+}
+
+Channel& Channel::connect(const Handle& handle, Role role) {
+  if (!handle.fields().is_queue())
+    throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
+  Tensor tensor = Process::current().open(handle.fields(), Access::read_write);
+  point("queue.connect.opened");
+  Fd ring = Process::segment_file(tensor);
+  return ChannelRegistry::instance().enter(
+      std::unique_ptr<Channel>(new Channel(std::move(tensor), std::move(ring), role)));
+}
+
+void Channel::leave() noexcept { ChannelRegistry::instance().leave(*this); }
+
+Channel::~Channel() {
+  Process* process = Process::existing();
+  if (!process || process_.load() != process) return;  // a forked child that never used it
+  process->remove_transit(transit_);
+  process->close_channel(creator_, id_, role_);
+}
+
+Handle Channel::handle() { return process().share(memory_, kHandleIsQueue); }
+
+Process& Channel::current_process() { return Process::current(); }
+
+void Channel::join_again(Process& process) { ChannelRegistry::instance().join(*this, process); }
+
+/// REQUIRES: the registry's lock. In a forked child what the parent did with the queue is forgotten.
+void Channel::settle_in(Process& process) {
+  if (process_) {
+    sender_.reset();
+    receiver_.reset();
+    for (auto& others : others_) others = 0;
+  }
+  transit_ = process.add_transit([this] { return in_transit(); });
+  process_.store(&process, std::memory_order_release);
+}
+
+/// Tells the creator. It may be gone: then the queue goes on among its other users.
+void Channel::announce(Process& process) {
+  process.broker().listen();
+  ChannelHooks hooks;
+  hooks.progress = [this] { return std::optional(std::pair(ring_.tail(), ring_.head())); };
+  if (creator_ == process.id())
+    hooks.users = [this](Role role, std::size_t users) { count_users(role, users); };
+  try {
+    process.open_channel(creator_, id_, role_, std::move(hooks));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::peer_died) throw;
+  }
+  point("queue.connect.joined");
+}
+
+void Channel::count_users(Role role, std::size_t users) noexcept {
+  others_[role % others_.size()] = users;
+  std::size_t all = 1;
+  for (const auto& others : others_) all += others;
+  ring_.set_users(static_cast<std::uint32_t>(all));
+  if (Process* process = process_) process->watch().request_tick();
+}
+
+bool Channel::is_needed() const noexcept {
+  if (!sender_.sent().empty()) return true;
+  for (const auto& others : others_)
+    if (others != 0) return true;
+  return false;
+}
+
+bool Channel::tick() noexcept {
+  const bool more = sender_.sent().release_taken(ring_.head(), false);
+  sender_.sent().note_age();
+  return more;
+}
+
+TransitInfo Channel::in_transit() const {
+  return sender_.sent().info(fmt::format("queue {:08x}", static_cast<std::uint32_t>(id_)));
+}
+
+}  // namespace onecopy

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "channel/origins.h"
+#include "channel/receiver.h"
+#include "channel/ring.h"
+#include "channel/sender.h"
+#include "onecopy/memory/tensor.h"
+
+namespace onecopy {
+
+class Process;
+
+/// One queue as this process has it open, however many Queue objects there are for it. When the last
+/// of them goes and there still are items of ours to be taken, or others who rely on the creator, the
+/// channel lives on in the background until that is over.
+///
+/// Thread safety: all members may be called concurrently.
+class Channel {
+ public:
+  /// What a user of the queue does in it, as far as somebody has to know when nobody does it any more.
+  using Role = std::uint8_t;
+
+  static Channel& create(std::uint64_t maxsize, Role role = 0);
+  static Channel& connect(const Handle& handle, Role role = 0);
+  /// One Queue object less.
+  void leave() noexcept;
+  ~Channel();
+
+  Handle handle();
+  Ring& ring() noexcept { return ring_; }
+  Sender& sender() noexcept { return sender_; }
+  Receiver& receiver() noexcept { return receiver_; }
+  /// This process, in which the channel is open; a forked child joins at its first use.
+  Process& process() {
+    Process& now = current_process();
+    if (process_.load(std::memory_order_acquire) != &now) [[unlikely]] join_again(now);
+    return now;
+  }
+
+ private:
+  friend class ChannelRegistry;
+
+  Channel(Tensor memory, Fd ring, Role role);
+  static Process& current_process();
+  void join_again(Process& process);
+  void settle_in(Process& process);
+  void announce(Process& process);
+  void count_users(Role role, std::size_t users) noexcept;
+  /// By others, although no Queue object is left here.
+  bool is_needed() const noexcept;
+  /// Lets go of what was taken. True while there is more.
+  bool tick() noexcept;
+  TransitInfo in_transit() const;
+
+  Tensor memory_;  ///< the ring, as a block that others can open
+  Ring ring_;
+  OriginTable origins_;
+  const ProcessId creator_;
+  const std::uint64_t id_;
+  const Role role_;
+  Sender sender_;
+  Receiver receiver_;
+  std::atomic<Process*> process_{nullptr};
+  std::uint64_t transit_ = 0;
+  std::size_t queues_ = 0;  ///< guarded by the registry
+  std::array<std::atomic<std::size_t>, 2> others_{};  ///< in the creator: processes, by role
+};
+
+}  // namespace onecopy

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/channel_registry.h"
+
+#include <pthread.h>
+
+#include "onecopy/core/error.h"
+#include "share/process.h"
+
+namespace onecopy {
+
+/// A child must not inherit a channel in the middle of a change.
+ChannelRegistry& ChannelRegistry::instance() {
+  static ChannelRegistry* const registry = [] {
+    instance_ = new ChannelRegistry();
+    if (const int error = pthread_atfork(&before_fork, &after_fork, &after_fork); error != 0)
+      throw_errno("pthread_atfork", error);
+    return instance_;
+  }();
+  return *registry;
+}
+
+void ChannelRegistry::before_fork() noexcept {
+  instance_->mutex_.lock();
+  for (auto& [id, channel] : instance_->channels_) channel->sender().lock();
+}
+
+void ChannelRegistry::after_fork() noexcept {
+  for (auto& [id, channel] : instance_->channels_) channel->sender().unlock();
+  instance_->mutex_.unlock();
+}
+
+Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
+  Channel* channel;
+  {
+    std::lock_guard lock(mutex_);
+    auto& known = channels_[fresh->id_];
+    if (!known) known = std::move(fresh);
+    channel = known.get();
+    ++channel->queues_;
+  }
+  try {
+    channel->process();
+  } catch (...) {
+    leave(*channel);
+    throw;
+  }
+  return *channel;
+}
+
+void ChannelRegistry::leave(Channel& channel) noexcept {
+  Channels unused;
+  std::lock_guard lock(mutex_);
+  if (--channel.queues_ != 0) return;
+  channel.sender_.sent().release_taken(channel.ring_.head());
+  take_unused(unused);
+}
+
+/// What nobody needs; for the caller to destroy once it has no lock.
+void ChannelRegistry::take_unused(Channels& unused) noexcept {
+  const Process* const here = Process::existing();
+  for (auto at = channels_.begin(); at != channels_.end();) {
+    const auto next = std::next(at);
+    const Channel& channel = *at->second;
+    const bool is_ours = channel.process_ == here;
+    if (channel.queues_ == 0 && !(is_ours && channel.is_needed())) unused.insert(channels_.extract(at));
+    at = next;
+  }
+}
+
+void ChannelRegistry::join(Channel& channel, Process& process) {
+  Channels unused;  // of the parent's
+  {
+    std::lock_guard lock(mutex_);
+    if (channel.process_ == &process) return;
+    channel.settle_in(process);
+    take_unused(unused);
+    if (ticked_by_ != &process) process.watch().add_tick([this] { return tick(); });
+    ticked_by_ = &process;
+  }
+  channel.announce(process);
+}
+
+/// It does not wait for the lock: before a fork it is held while the watch thread is being stopped.
+bool ChannelRegistry::tick() noexcept {
+  Channels unused;
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return true;
+  bool more = false;
+  for (auto& [id, channel] : channels_) more = channel->tick() || more;
+  take_unused(unused);
+  return more;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "channel/channel.h"
+
+namespace onecopy {
+
+/// All channels that are open in this process. Never destroyed, like Process.
+/// Thread safety: all members may be called concurrently, but for the fork ones.
+class ChannelRegistry {
+ public:
+  static ChannelRegistry& instance();
+
+  /// The channel of this process for `fresh`'s queue: that one if it is the first. Counts one more
+  /// Queue object.
+  Channel& enter(std::unique_ptr<Channel> fresh);
+  void leave(Channel& channel) noexcept;
+  /// Makes a channel this process's own, also after a fork.
+  void join(Channel& channel, Process& process);
+
+ private:
+  using Channels = std::map<std::uint64_t, std::unique_ptr<Channel>>;
+
+  ChannelRegistry() = default;
+  bool tick() noexcept;
+  void take_unused(Channels& unused) noexcept;
+  static void before_fork() noexcept;
+  static void after_fork() noexcept;
+
+  inline static ChannelRegistry* instance_ = nullptr;
+
+  std::mutex mutex_;
+  Channels channels_;
+  Process* ticked_by_ = nullptr;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/layout.h"
+
+/// The bytes of a queue's item, byte by byte in docs/formats/queue-item-v1.md: a head, a row for each
+/// tensor, plain data. One small tensor fits into the cache line that its stamp is in.
+namespace onecopy {
+
+struct ItemHead {
+  std::uint32_t tag = 0;
+  std::uint32_t data_bytes = 0;
+  std::uint16_t rows = 0;
+  std::uint16_t flags = 0;
+};
+static_assert(sizeof(ItemHead) == 12);
+
+/// The only row names a block of bytes, and the item is what is in it.
+inline constexpr std::uint16_t kItemIsElsewhere = 1;
+/// It was put as a tensor, not as a message.
+inline constexpr std::uint16_t kItemIsOneTensor = 2;
+inline constexpr std::uint16_t kKnownItemFlags = 3;
+
+/// In place of an origin's number: `block` is a length, and that many bytes of an encoded handle follow.
+inline constexpr std::uint16_t kWholeHandle = 0xffff;
+
+/// One tensor. What its segment is comes from the queue's table of origins.
+struct ItemRow {
+  std::uint64_t generation = 0;
+  std::uint64_t tensor_offset = 0;
+  std::uint32_t block = 0;
+  std::uint16_t origin = 0;
+  Layout layout;
+  ByteSpan handle;  ///< in place of all the above when origin is kWholeHandle
+};
+
+std::size_t encoded_size(const ItemRow& row) noexcept;
+/// Writes encoded_size(row) bytes; returns the end.
+std::byte* encode(const ItemRow& row, std::byte* out) noexcept;
+
+/// Reads an item that other processes may be changing meanwhile: every byte is read once and checked
+/// before it is used. All members throw bad_handle.
+class ItemReader {
+ public:
+  explicit ItemReader(ByteSpan item);
+
+  const ItemHead& head() const noexcept { return head_; }
+  bool is_elsewhere() const noexcept { return (head_.flags & kItemIsElsewhere) != 0; }
+  /// REQUIRES: called head().rows times at most.
+  ItemRow next_row();
+  /// The plain bytes, after all rows have been read. They are still shared memory.
+  ByteSpan data() const;
+
+ private:
+  ItemHead head_;
+  ByteSpan rest_;
+  std::int64_t row_ = 0;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <vector>
+
+#include "channel/item.h"
+#include "channel/origins.h"
+#include "channel/sent_items.h"
+#include "onecopy/channel/queue.h"
+#include "onecopy/memory/tensor.h"
+#include "share/keeper.h"
+
+namespace onecopy {
+
+class Process;
+
+/// Puts messages into a queue: names their segments, encodes them, keeps their blocks until somebody
+/// has taken them.
+///
+/// Thread safety: all members may be called concurrently.
+class Sender {
+ public:
+  Sender(Ring& ring, OriginTable& origins, const ProcessId& creator) noexcept
+      : ring_(ring), origins_(origins), creator_(creator) {}
+
+  /// False when there was no space until the deadline. Throws closed, out_of_memory (nothing has
+  /// changed then), invalid_argument for memory of other libraries.
+  bool put(Process& process, const Tensor& tensor, TimePoint deadline);
+  bool put(Process& process, const Message& message, TimePoint deadline);
+
+  SentItems& sent() noexcept { return sent_; }
+  const SentItems& sent() const noexcept { return sent_; }
+
+  // Around a fork. A forked child forgets all that its parent had put.
+  void lock();
+  void unlock();
+  void reset() noexcept;
+
+ private:
+  /// A row and what it is about.
+  struct Outgoing {
+    ItemRow row;
+    std::uint64_t block_size = 0;
+    Bytes handle;  ///< what row.handle points to
+  };
+  using Key = std::tuple<const SharedKeeper*, std::uint32_t, Access>;
+
+  Outgoing outgoing(Process& process, const Tensor& tensor);
+  std::uint16_t origin_of(Process& process, const Tensor& tensor, const BlockPlace& place);
+  std::uint16_t add_origin(Process& process, const Tensor& tensor, const BlockPlace& place);
+  bool deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block);
+  bool put_inline(Process& process, const ItemHead& head, std::span<const Outgoing> rows, ByteSpan data,
+                  std::span<const BlockRef> blocks, TimePoint deadline);
+  bool put_elsewhere(Process& process, const ItemHead& head, std::span<const Outgoing> rows, ByteSpan data,
+                     std::vector<BlockRef> blocks, TimePoint deadline);
+
+  Ring& ring_;
+  OriginTable& origins_;
+  const ProcessId creator_;
+  SentItems sent_;
+  std::mutex known_mutex_;
+  std::map<Key, std::uint16_t> known_;
+  Key last_{};
+  std::uint16_t last_origin_ = 0;
+};
+
+}  // namespace onecopy
