@@ -161,12 +161,11 @@ std::optional<Peer::Foreign> Importer::ask_holders(const HandleFields& handle, A
 }
 
 void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
-  if (!peer.is_disconnected()) {
-    try {
-      return peer.fetch_segment(handle.segment, access);
-    } catch (const Error& e) {
-      if (e.code() != ErrorCode::peer_died) throw;
-    }
+  try {
+    if (!peer.is_disconnected()) return peer.fetch_segment(handle.segment, access);
+    if (!peer.is_gone()) return fetch_again(peer, handle, access);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
   }
   const Access other = access == Access::read_only ? Access::read_write : Access::read_only;
   if (access == Access::read_only && peer.has_segment(handle.segment, other))
@@ -174,6 +173,15 @@ void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
   std::optional<Peer::Foreign> found = ask_holders(handle, access);
   if (!found) throw died(handle);
   peer.map_segment(handle.segment, access, std::move(found->memory));
+}
+
+/// The owner closed the connection and lives: it was short of something when we last spoke. Our leases
+/// of the old connection stay good as long as this process lives.
+void Importer::fetch_again(Peer& old, const HandleFields& handle, Access access) {
+  Peer& peer = connect(handle.owner);
+  if (&peer == &old) return;
+  if (!peer.has_segment(handle.segment, access)) peer.fetch_segment(handle.segment, access);
+  old.map_segment(handle.segment, access, peer.export_segment(handle.segment, access));
 }
 
 std::vector<Peer*> Importer::peers() const {

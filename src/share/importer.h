@@ -54,6 +54,7 @@ class Importer {
   Peer& reach_owner(const HandleFields& handle, Access access);
   std::optional<Peer::Foreign> ask_holders(const HandleFields& handle, Access access);
   void fetch(Peer& peer, const HandleFields& handle, Access access);
+  void fetch_again(Peer& old, const HandleFields& handle, Access access);
   Tensor open_own(const HandleFields& handle, Access access);
 
   const ProcessId self_;

@@ -16,10 +16,17 @@
 namespace onecopy {
 namespace {
 
-/// A broker answers in well under a millisecond; this long means that it is stopped or starved.
-constexpr std::chrono::milliseconds kPatience{10'000};
 /// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
 constexpr std::chrono::seconds kDeathTakesAtMost{5};
+
+std::chrono::milliseconds patience() noexcept { return std::chrono::milliseconds(broker_patience_ms); }
+
+[[noreturn]] void throw_silent(int pid, const Error& timeout) {
+  throw Error(ErrorCode::timeout,
+              fmt::format("process {}, which holds this memory, did not answer: {}; it may be stopped "
+                          "(SIGSTOP, a debugger) or short of CPU, open the handle again once it runs",
+                          pid, timeout.what()));
+}
 
 std::vector<int> raw(const std::vector<Fd>& fds) {
   std::vector<int> numbers;
@@ -37,7 +44,7 @@ Peer::Peer(const ProcessId& owner)
 
 std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& my_name) {
   std::unique_ptr<Peer> peer(new Peer(owner));
-  peer->socket_ = UnixSocket::connect(socket_name(peer->name_), kPatience);
+  peer->socket_ = UnixSocket::connect(socket_name(peer->name_), patience());
   const PeerCredentials credentials = peer->socket_.peer();
   if (credentials.uid != geteuid())
     throw Error(ErrorCode::other_user,
@@ -47,7 +54,12 @@ std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& m
   peer->pid_ = credentials.pid;
   peer->pidfd_ = peer->socket_.peer_pidfd();
   peer->start_time_ = process_start_time(credentials.pid);
-  peer->handshake(my_name);
+  try {
+    peer->handshake(my_name);
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::timeout) throw_silent(peer->pid_, e);
+    throw;
+  }
   return peer;
 }
 
@@ -63,8 +75,8 @@ std::unique_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
 void Peer::handshake(const std::string& my_name) {
   const ByteSpan secret = std::as_bytes(std::span(owner_));
   const wire::Nonce mine = wire::new_nonce();
-  socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, kPatience);
-  Packet packet = socket_.receive(kPatience);
+  socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, patience());
+  Packet packet = socket_.receive(patience());
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
   const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
@@ -73,8 +85,8 @@ void Peer::handshake(const std::string& my_name) {
                 "another process listens in the place of this handle's owner and does not know its "
                 "secret; the handle was not used");
   const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
-  socket_.send(wire::pack(wire::Type::prove, proof), {}, kPatience);
-  packet = socket_.receive(kPatience);
+  socket_.send(wire::pack(wire::Type::prove, proof), {}, patience());
+  packet = socket_.receive(patience());
   wire::expect(packet.bytes, wire::Type::welcome);
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
   set_table(std::move(packet.fds[0]));
@@ -250,7 +262,7 @@ void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd&
 }
 
 void Peer::join_channel(std::uint64_t channel, std::uint8_t role) {
-  socket_.send(wire::pack(wire::Type::join_channel, wire::JoinChannel{channel, role}), {}, kPatience);
+  socket_.send(wire::pack(wire::Type::join_channel, wire::JoinChannel{channel, role}), {}, patience());
 }
 
 void Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
@@ -299,22 +311,40 @@ std::size_t Peer::segments() const {
   return count;
 }
 
-Packet Peer::request(const Bytes& message, std::span<const int> fds, wire::Type answer) {
+Packet Peer::request(Bytes message, std::span<const int> fds, wire::Type answer) {
   Packet packet;
-  {
+  try {
     std::lock_guard lock(socket_mutex_);
     if (disconnected_) throw Error(ErrorCode::peer_died, "that process is gone");
-    socket_.send(message, fds, kPatience);
-    for (;;) {
-      packet = socket_.receive(kPatience);
-      const wire::Type type = wire::type_of(packet.bytes);
-      if (type != wire::Type::retire && type != wire::Type::keep) break;
-      handle_unasked(std::move(packet));
-    }
+    if (++last_serial_ == 0) ++last_serial_;
+    wire::set_serial(message, last_serial_);
+    socket_.send(message, fds, patience());
+    packet = receive_answer();
+  } catch (const Error& e) {
+    rearm();
+    if (e.code() == ErrorCode::timeout) throw_silent(pid_, e);
+    throw;
   }
-  if (watch_) watch_->rearm(socket_.fd());  // what came meanwhile was not read by the watch thread
+  rearm();
   wire::expect(packet.bytes, answer);
   return packet;
+}
+
+/// Answers to questions that were given up arrive late and belong to nobody.
+Packet Peer::receive_answer() {
+  for (;;) {
+    Packet packet = socket_.receive(patience());
+    const wire::Type type = wire::type_of(packet.bytes);
+    if (type == wire::Type::retire || type == wire::Type::keep)
+      handle_unasked(std::move(packet));
+    else if (wire::serial_of(packet.bytes) == last_serial_)
+      return packet;
+  }
+}
+
+/// What came during a request, the end of the connection included, was not read by the watch thread.
+void Peer::rearm() {
+  if (watch_) watch_->rearm(socket_.fd());
 }
 
 void Peer::on_readable() {
@@ -323,6 +353,7 @@ void Peer::on_readable() {
   try {
     while (auto packet = socket_.try_receive()) handle_unasked(std::move(*packet));
   } catch (const Error& e) {
+    if (e.code() == ErrorCode::out_of_descriptors) rearm();  // one packet is lost, the others are not
     if (e.code() != ErrorCode::peer_died) throw;
     disconnected_ = true;
     watch_->remove(socket_.fd());
@@ -345,7 +376,8 @@ void Peer::handle_unasked(Packet packet) {
       break;
     }
     default:
-      throw Error(ErrorCode::protocol, "an owner sent something it was not asked for");
+      if (wire::serial_of(packet.bytes) == 0)
+        throw Error(ErrorCode::protocol, "an owner sent something it was not asked for");
   }
 }
 

@@ -18,6 +18,10 @@
 
 namespace onecopy {
 
+/// How long a broker may take to answer. It takes well under a millisecond; this long means that it is
+/// stopped or starved. Tests of that lower it.
+inline std::atomic<int> broker_patience_ms{10'000};
+
 /// Another process as its borrower sees it: a connection to its broker, its block table, our claim
 /// page with it, and its segments that are mapped here.
 ///
@@ -104,7 +108,9 @@ class Peer final : public SharedKeeper {
   bool ask_owner(std::uint32_t block, std::uint64_t generation) noexcept;
   bool wait_gone() const noexcept;
   bool is_leased() const noexcept;
-  Packet request(const Bytes& message, std::span<const int> fds, wire::Type answer);
+  Packet request(Bytes message, std::span<const int> fds, wire::Type answer);
+  Packet receive_answer();
+  void rearm();
   void on_readable();
   void handle_unasked(Packet packet);
   void check_gone();
@@ -134,6 +140,7 @@ class Peer final : public SharedKeeper {
 
   std::mutex socket_mutex_;  ///< held by whoever reads the socket
   UnixSocket socket_;
+  std::uint32_t last_serial_ = 0;  ///< of the last question, whose answer is awaited
   Watch* watch_ = nullptr;
   Deposits* deposits_ = nullptr;
 

@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+// What may sit at the other end of a broker's socket: liars, strangers, the broken and the silent.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "onecopy/os/memfd.h"
+#include "onecopy/os/random.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "share/claim_memory.h"
+#include "share/peer.h"
+#include "share/process_name.h"
+#include "share/wire.h"
+#include "support/child.h"
+#include "support/footprint.h"
+#include "support/note.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Child;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Footprint;
+using testing::Note;
+using testing::Shared;
+using wire::Type;
+
+constexpr std::chrono::milliseconds kPatience = testing::kPatience;
+constexpr std::int64_t kOwnSegment = 5 << 20;  // i64: 40 MiB, which get a segment of their own
+
+Tensor filled(std::int64_t count, std::int64_t value) {
+  Tensor tensor = empty(Layout(DType::i64, {count}));
+  std::fill_n(tensor.as<std::int64_t>(), count, value);
+  return tensor;
+}
+
+UnixSocket dial(const ProcessId& owner) {
+  return UnixSocket::connect(socket_name(public_name(owner)), kPatience);
+}
+
+ByteSpan secret(const ProcessId& id) { return std::as_bytes(std::span(id)); }
+
+/// A client that speaks the protocol's words one by one.
+struct Client {
+  explicit Client(const ProcessId& owner) : id(owner), socket(dial(owner)) {}
+
+  Packet ask(const Bytes& message, const std::vector<int>& fds = {}) {
+    socket.send(message, fds, kPatience);
+    return socket.receive(kPatience);
+  }
+  wire::Challenge greet() {
+    const Packet packet = ask(wire::pack(Type::hello, wire::Hello{nonce}));
+    wire::expect(packet.bytes, Type::challenge);
+    return wire::body_of<wire::Challenge>(packet.bytes);
+  }
+  Packet prove(const wire::Nonce& theirs) {
+    return ask(wire::pack(Type::prove, wire::Prove{wire::prove(secret(id), "borrower", nonce, theirs), {}}));
+  }
+  void attach() { wire::expect(prove(greet().nonce).bytes, Type::welcome); }
+
+  ProcessId id;
+  UnixSocket socket;
+  wire::Nonce nonce = wire::new_nonce();
+};
+
+/// An owner that must be as it was when all attacks are over, and serve others meanwhile.
+class Attack : public ::testing::Test {
+ protected:
+  Attack()
+      : owner_([this] {
+          const Tensor tensor = filled(1000, 7);
+          const Handle handle = share(tensor);
+          const std::uint64_t descriptors = stats().descriptors;
+          note_->write(handle.to_text());
+          note_->reach(2);
+          EXPECT_TRUE(eventually([&] { return stats().borrowers == 0 && stats().descriptors == descriptors; }))
+              << stats().descriptors << " instead of " << descriptors << " descriptors";
+          EXPECT_EQ(stats().deposits, 0u);
+          EXPECT_EQ(tensor.as<std::int64_t>()[999], 7);
+        }),
+        handle_(Handle::from_text(note_->read())) {}
+
+  void TearDown() override {
+    expect_served();
+    note_->step = 2;
+    EXPECT_EQ(owner_.join(), 0);
+  }
+  const ProcessId& owner() const { return handle_.fields().owner; }
+
+  /// An honest borrower gets what it wants.
+  void expect_served() {
+    Child borrower([&] { EXPECT_EQ(open(handle_).as<std::int64_t>()[999], 7); });
+    EXPECT_EQ(borrower.join(), 0);
+  }
+
+  Shared<Note> note_;
+  Child owner_;
+  Handle handle_;
+};
+
+TEST_F(Attack, AWrongProofGetsNothing) {
+  Client client(owner());
+  client.greet();
+  const Packet packet = client.prove(wire::Nonce{});  // an answer to another challenge
+  EXPECT_TRUE(packet.fds.empty());
+  expect_refusal(ErrorCode::bad_secret, {"does not know the secret"},
+                 [&] { wire::expect(packet.bytes, Type::welcome); });
+}
+
+TEST_F(Attack, TheBrokersOwnProofCannotBeSentBack) {
+  Client client(owner());
+  const wire::Challenge challenge = client.greet();
+  const Packet packet = client.ask(wire::pack(Type::prove, wire::Prove{challenge.proof, {}}));
+  expect_refusal(ErrorCode::bad_secret, {"secret"}, [&] { wire::expect(packet.bytes, Type::welcome); });
+}
+
+TEST_F(Attack, AProofWithoutAChallengeGetsNothing) {
+  Client client(owner());
+  expect_refusal(ErrorCode::bad_secret, {"secret"},
+                 [&] { wire::expect(client.prove(wire::Nonce{}).bytes, Type::welcome); });
+}
+
+TEST_F(Attack, NothingIsServedBeforeTheProof) {
+  Client client(owner());
+  for (std::uint32_t type = 0; type < 40; ++type) {
+    const auto t = static_cast<Type>(type);
+    if (t == Type::hello || t == Type::want_info || t == Type::prove || !wire::is_answered(t)) continue;
+    const Packet packet = client.ask(wire::pack(t, wire::Deposit{}));
+    EXPECT_TRUE(packet.fds.empty());
+    expect_refusal(ErrorCode::bad_secret, {"prove"}, [&] { wire::expect(packet.bytes, Type::welcome); });
+  }
+}
+
+TEST_F(Attack, AnotherProtocolVersionIsToldSo) {
+  Client client(owner());
+  Bytes hello = wire::pack(Type::hello, wire::Hello{});
+  store(hello.data() + 4, std::uint32_t{7});
+  const Packet packet = client.ask(hello);
+  expect_refusal(ErrorCode::version_mismatch, {"version 7", "same release"},
+                 [&] { wire::expect(packet.bytes, Type::challenge); });
+}
+
+TEST_F(Attack, GarbageHalfMessagesAndGiantsDoNotHurt) {
+  std::mt19937 random(3);
+  for (int client = 0; client < 20; ++client) {
+    Client stranger(owner());
+    if (client % 2 == 1) stranger.attach();
+    try {
+      for (int i = 0; i < 200; ++i) {
+        Bytes bytes(1 + random() % 200);
+        for (std::byte& b : bytes) b = static_cast<std::byte>(random());
+        if (i % 2 == 1 && bytes.size() >= 8) {  // a known type and version, cut off anywhere
+          store(bytes.data(), static_cast<std::uint32_t>(random() % 24));
+          store(bytes.data() + 4, wire::kVersion);
+        }
+        stranger.socket.try_send(bytes);
+        while (stranger.socket.try_receive()) {
+        }
+      }
+      stranger.socket.try_send(Bytes(UnixSocket::kMaxPacketBytes));
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), ErrorCode::peer_died) << e.what();  // the broker may hang up
+    }
+  }
+}
+
+/// Every message a borrower may send, cut off after every byte.
+TEST_F(Attack, TruncatedMessagesOfABorrowerAreRefusedOrIgnored) {
+  for (std::uint32_t type = 0; type < 26; ++type) {
+    Client client(owner());
+    client.attach();
+    const Bytes whole = wire::pack(static_cast<Type>(type), wire::Deposit{});
+    for (std::size_t size = 1; size <= whole.size(); size += 3) {
+      client.socket.send(ByteSpan(whole).first(size), {}, kPatience);
+      while (client.socket.try_receive()) {
+      }
+    }
+    const Packet still = client.ask(wire::pack(Type::want_info, wire::WantInfo{}));
+    EXPECT_FALSE(still.bytes.empty());
+  }
+}
+
+TEST_F(Attack, DescriptorsThatNobodyAskedForAreClosed) {
+  const std::vector<int> many(UnixSocket::kMaxPacketFds, 2);
+  for (const bool attached : {false, true}) {
+    Client client(owner());
+    if (attached) client.attach();
+    for (std::uint32_t type = 1; type < 24; ++type) {
+      client.socket.send(wire::pack(static_cast<Type>(type), wire::Deposit{}), many, kPatience);
+      while (client.socket.try_receive()) {
+      }
+    }
+  }
+}
+
+/// A page that the child of a borrower could shrink under the owner's feet.
+TEST_F(Attack, AnUnsealedPageForAChildIsNotTouched) {
+  Client client(owner());
+  client.attach();
+  const Fd good = create_claim_file();
+  const Fd small = create_memfd("small", 4096);
+  const auto [ours, theirs] = UnixSocket::pair();
+  for (const int page : {small.get(), 2}) {
+    const int fds[] = {page, theirs.fd()};
+    client.socket.send(wire::pack(Type::adopt_child, wire::AdoptChild{}), fds, kPatience);
+  }
+  const int only_one[] = {good.get()};
+  client.socket.send(wire::pack(Type::adopt_child, wire::AdoptChild{}), only_one, kPatience);
+  wire::expect(client.ask(wire::pack(Type::want_info, wire::WantInfo{})).bytes, Type::info);
+}
+
+TEST_F(Attack, SegmentsAndBlocksThatDoNotExistAreRefusedOneByOne) {
+  Client client(owner());
+  client.attach();
+  expect_refusal(ErrorCode::stale_handle, {"segment 4711", "gone"}, [&] {
+    wire::expect(client.ask(wire::pack(Type::want_segment, wire::WantSegment{4711, 0})).bytes, Type::segment);
+  });
+  expect_refusal(ErrorCode::owner_died, {"does not hold"}, [&] {
+    wire::expect(client.ask(wire::pack(Type::want_foreign, wire::WantForeign{{}, 1, 0})).bytes, Type::segment);
+  });
+  for (const std::uint32_t block : {4u << 20, ~0u}) {
+    const Packet packet = client.ask(wire::pack(Type::ask_limbo, wire::AskLimbo{0, block}));
+    wire::expect(packet.bytes, Type::limbo);
+    EXPECT_EQ(wire::body_of<wire::Limbo>(packet.bytes).yes, 0);
+  }
+}
+
+TEST_F(Attack, AFloodThatIsNeverReadIsCutOff) {
+  Client client(owner());
+  const Bytes question = wire::pack(Type::want_info, wire::WantInfo{});
+  EXPECT_TRUE(eventually([&] {
+    try {
+      for (int i = 0; i < 1000; ++i) client.socket.try_send(question);
+      return false;
+    } catch (const Error& e) {
+      return e.code() == ErrorCode::peer_died;
+    }
+  }));
+}
+
+TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
+  Shared<Note> stop;
+  Child flooder([&] {
+    Client client(owner());
+    const Bytes question = wire::pack(Type::hello, wire::Hello{});
+    for (int asked = 0, answered = 0; stop->step == 0;) {
+      if (asked - answered < 100) asked += client.socket.try_send(question) ? 1 : 0;
+      while (client.socket.try_receive()) ++answered;
+      if (answered > 1000) stop->text[0] = 1;
+    }
+  });
+  EXPECT_TRUE(eventually([&] { return stop->text[0] == 1; }));
+  for (int i = 0; i < 5; ++i) expect_served();
+  stop->step = 1;
+  EXPECT_EQ(flooder.join(), 0);
+}
+
+TEST_F(Attack, SilentConnectionsKeepNobodyOut) {
+  std::vector<UnixSocket> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(dial(owner()));
+  expect_served();
+}
+
+TEST_F(Attack, AnotherUserIsNotEvenAnswered) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  Child stranger([&] {
+    ASSERT_EQ(setuid(65534), 0);
+    Client client(owner());
+    expect_refusal(ErrorCode::peer_died, {}, [&] { client.greet(); });
+  });
+  EXPECT_EQ(stranger.join(), 0);
+}
+
+// The other way round: what listens in the place of an owner.
+
+/// Listens under the name of an owner, takes one connection and treats it as `manners` says.
+void impostor(const ProcessId& id, Note& ready, const std::function<void(UnixSocket&, ByteSpan)>& manners) {
+  UnixSocket listener = UnixSocket::listen(socket_name(public_name(id)));
+  ready.step = 1;
+  std::optional<UnixSocket> socket;
+  EXPECT_TRUE(eventually([&] { return (socket = listener.try_accept()).has_value(); }));
+  if (!socket) return;
+  try {
+    const Packet hello = socket->receive(kPatience);
+    manners(*socket, hello.bytes);
+    ready.reach(2);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::peer_died) << e.what();
+  }
+}
+
+class Impostor : public ::testing::Test {
+ protected:
+  /// A handle of an owner that does not exist, opened in this process while `manners` poses as it.
+  void expect_open(ErrorCode code, std::initializer_list<const char*> says,
+                   const std::function<void(const ProcessId&, UnixSocket&, ByteSpan)>& manners) {
+    HandleFields fields = share(filled(100, 1)).fields();
+    random_bytes(std::as_writable_bytes(std::span(fields.owner)));
+    fields.maker = fields.owner;
+    Shared<Note> ready;
+    Child poser([&] {
+      impostor(fields.owner, *ready,
+               [&](UnixSocket& socket, ByteSpan hello) { manners(fields.owner, socket, hello); });
+    });
+    ready->reach(1);
+    const Footprint before = Footprint::now();
+    expect_refusal(code, says, [&] { open(Handle::from_bytes(encode(fields))); });
+    EXPECT_EQ(Footprint::now(), before);
+    ready->step = 2;
+    EXPECT_EQ(poser.join(), 0);
+  }
+};
+
+wire::Challenge answer_to(const ProcessId& id, ByteSpan hello) {
+  const wire::Nonce ours = wire::new_nonce();
+  return {ours, wire::prove(secret(id), "broker", ours, wire::body_of<wire::Hello>(hello).nonce)};
+}
+
+/// An impostor that knows the secret: another user of a leaked handle. Its welcome is `fds`.
+void welcome_with(const ProcessId& id, UnixSocket& socket, ByteSpan hello, const std::vector<int>& fds) {
+  socket.send(wire::pack(Type::challenge, answer_to(id, hello)), {}, kPatience);
+  socket.receive(kPatience);
+  socket.send(wire::pack(Type::welcome, wire::Welcome{}), fds, kPatience);
+}
+
+TEST_F(Impostor, ThatDoesNotKnowTheSecretIsFoundOut) {
+  expect_open(ErrorCode::bad_secret, {"does not know its secret", "not used"},
+              [](const ProcessId&, UnixSocket& socket, ByteSpan hello) {
+                socket.send(wire::pack(Type::challenge, answer_to(ProcessId{}, hello)), {}, kPatience);
+              });
+}
+
+TEST_F(Impostor, ThatSendsTheBorrowersOwnNonceBackIsFoundOut) {
+  expect_open(ErrorCode::bad_secret, {"does not know its secret"},
+              [](const ProcessId&, UnixSocket& socket, ByteSpan hello) {
+                const auto nonce = wire::body_of<wire::Hello>(hello).nonce;
+                socket.send(wire::pack(Type::challenge, wire::Challenge{nonce, {}}), {}, kPatience);
+              });
+}
+
+TEST_F(Impostor, ThatSkipsTheProofIsFoundOut) {
+  expect_open(ErrorCode::protocol, {"message of type 4"}, [](const ProcessId&, UnixSocket& socket, ByteSpan) {
+    const Fd file = create_memfd("x", 4096);
+    const int fds[] = {file.get(), file.get()};
+    socket.send(wire::pack(Type::welcome, wire::Welcome{}), fds, kPatience);
+  });
+}
+
+TEST_F(Impostor, ThatTalksGarbageIsFoundOut) {
+  expect_open(ErrorCode::protocol, {"bytes"}, [](const ProcessId&, UnixSocket& socket, ByteSpan) {
+    socket.send(Bytes(3), {}, kPatience);
+  });
+  expect_open(ErrorCode::version_mismatch, {"version"}, [](const ProcessId&, UnixSocket& socket, ByteSpan) {
+    socket.send(Bytes(100, std::byte{0x5a}), {}, kPatience);
+  });
+  expect_open(ErrorCode::protocol, {"error code that does not exist"},
+              [](const ProcessId&, UnixSocket& socket, ByteSpan) {
+                socket.send(wire::pack(Type::refused, wire::Refused{ErrorCode{77}}), {}, kPatience);
+              });
+}
+
+TEST_F(Impostor, ThatHangsUpIsADeadOwner) {
+  expect_open(ErrorCode::owner_died, {"exited"},
+              [](const ProcessId&, UnixSocket& socket, ByteSpan) { socket = UnixSocket(); });
+}
+
+TEST_F(Impostor, ThatStaysSilentIsGivenUp) {
+  broker_patience_ms = 100;
+  expect_open(ErrorCode::timeout, {"did not answer", "stopped"}, [](const ProcessId&, UnixSocket&, ByteSpan) {});
+}
+
+TEST_F(Impostor, WhoseTableCouldShrinkIsRefused) {
+  const Fd page = create_claim_file();
+  expect_open(ErrorCode::protocol, {"block table", "sealed"},
+              [&](const ProcessId& id, UnixSocket& socket, ByteSpan hello) {
+                const Fd table = create_memfd("table", 4096);
+                welcome_with(id, socket, hello, {table.get(), page.get()});
+              });
+  expect_open(ErrorCode::protocol, {"claim page", "sealed"},
+              [&](const ProcessId& id, UnixSocket& socket, ByteSpan hello) {
+                const Fd table = create_memfd("table", kTableBytes);
+                const Fd small = create_memfd("page", 4096);
+                welcome_with(id, socket, hello, {table.get(), small.get()});
+              });
+  expect_open(ErrorCode::protocol, {"another version"},
+              [&](const ProcessId& id, UnixSocket& socket, ByteSpan hello) {
+                const Fd table = create_memfd("table", kTableBytes);
+                const Fd zeros = create_memfd("page", file_size(page));
+                welcome_with(id, socket, hello, {table.get(), zeros.get()});
+              });
+}
+
+TEST_F(Impostor, WithoutDescriptorsIsRefused) {
+  expect_open(ErrorCode::protocol, {"without its descriptors"},
+              [](const ProcessId& id, UnixSocket& socket, ByteSpan hello) { welcome_with(id, socket, hello, {}); });
+}
+
+/// Stops an owner in the middle of its life.
+class StoppedOwner : public ::testing::Test {
+ protected:
+  Tensor open_step(int step) { return open(Handle::from_text(note_->read(step))); }
+
+  Shared<Note> note_;
+  Child owner_{[this] {
+    const Tensor first = filled(kOwnSegment, 1);
+    const Tensor second = filled(kOwnSegment, 2);
+    const Tensor small = filled(10, 3);
+    const Handle handles[] = {share(small), share(first), share(second)};
+    for (int i = 0; i < 3; ++i) {
+      note_->write(handles[i].to_text(), 2 * i + 1);
+      note_->reach(2 * i + 2);
+    }
+    note_->reach(7);
+  }};
+};
+
+TEST_F(StoppedOwner, IsAnErrorAndItsLateAnswerIsNotTakenForAnother) {
+  broker_patience_ms = 100;
+  EXPECT_EQ(open_step(1).as<std::int64_t>()[0], 3);
+  note_->step = 2;
+  const Handle first = Handle::from_text(note_->read(3));
+  note_->step = 4;
+  const Handle second = Handle::from_text(note_->read(5));
+  const Footprint before = Footprint::now();
+  owner_.signal(SIGSTOP);
+  expect_refusal(ErrorCode::timeout, {"did not answer", "stopped", "100 ms"}, [&] { open(first); });
+  EXPECT_EQ(Footprint::now(), before);
+  owner_.signal(SIGCONT);
+  broker_patience_ms = 10'000;
+  EXPECT_EQ(open(second).as<std::int64_t>()[kOwnSegment - 1], 2);  // not the first, whose answer comes first
+  EXPECT_EQ(open(first).as<std::int64_t>()[kOwnSegment - 1], 1);
+  note_->step = 7;
+  EXPECT_EQ(owner_.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy
