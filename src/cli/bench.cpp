@@ -18,6 +18,7 @@
 #include "child.h"
 #include "commands.h"
 #include "measure.h"
+#include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/os/process.h"
 #include "onecopy/share/share.h"
@@ -49,7 +50,7 @@ double measure_ping_pong(Child& peer) {
   const Handle handle = share(tensor);
   peer.tell({{"do", "pong"}, {"handle", handle.to_text()}});
   std::uint32_t number = 0;
-  const double ns = median_ns(31, 10000, [&](int rounds) {
+  const double ns = median_ns(31, 2000, [&](int rounds) {
     for (int i = 0; i < rounds; ++i) words.ping(++number);
   });
   words.stop();
@@ -75,6 +76,23 @@ double measure_pipe(Child& peer) {
     for (int i = 0; i < rounds; ++i) exchange(1);
   });
   exchange(0);
+  peer.hear(kPatience);
+  return ns;
+}
+
+/// A small tensor through one queue and back through another.
+double measure_queue(Child& peer) {
+  Queue there = Queue::create();
+  Queue back = Queue::create();
+  peer.tell({{"do", "queue"}, {"from", there.handle().to_text()}, {"to", back.handle().to_text()}});
+  const Tensor tensor = bytes(4);
+  const double ns = median_ns(31, 2000, [&](int rounds) {
+    for (int i = 0; i < rounds; ++i) {
+      there.put(tensor);
+      back.get();
+    }
+  });
+  there.put(Message{});
   peer.hear(kPatience);
   return ns;
 }
@@ -106,6 +124,8 @@ std::vector<Result> measure() {
   const double pipe = measure_pipe(peer);
   results.push_back({"word in shared memory and back, both spinning", ping, "", 0});
   results.push_back({"byte through a pipe and back", pipe, "", 0});
+  const double queue = measure_queue(peer);
+  results.push_back({"tensor through a queue and back", queue, "word and back", queue / ping});
   results.push_back({"share a tensor", measure_share(), "", 0});
   const Tensor tensor = bytes(std::size_t{64} << 20);
   const Handle handle = share(tensor);
@@ -116,8 +136,6 @@ std::vector<Result> measure() {
   const auto [in_place, again] = measure_fill();
   results.push_back({"fill 16 MiB in place (memcpy)", in_place, "", 0});
   results.push_back({"allocate, fill and free 16 MiB", again, "fill in place", again / in_place});
-  for (Result& result : results)
-    if (result.limit == "word and back") result.ratio = result.ns / ping;
   return results;
 }
 

@@ -12,6 +12,7 @@
 #include "child.h"
 #include "commands.h"
 #include "measure.h"
+#include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/os/file.h"
 #include "onecopy/share/share.h"
@@ -56,10 +57,20 @@ Json answer_bytes(const Json& question) {
   return Json::object();
 }
 
+/// Sends every tensor back; a message without one is the end.
+Json return_tensors(const Json& question) {
+  Queue from = Queue::connect(Handle::from_text(question.at("from").get<std::string>()));
+  Queue to = Queue::connect(Handle::from_text(question.at("to").get<std::string>()));
+  for (Message message = from.get(); !message.tensors.empty(); message = from.get())
+    to.put(message.tensors.front());
+  return Json::object();
+}
+
 Json answer(const Json& question) {
   const auto what = question.at("do").get<std::string>();
   if (what == "open") return open_and_release(question);
   if (what == "pong") return answer_pings(question);
+  if (what == "queue") return return_tensors(question);
   if (what == "bytes") return answer_bytes(question);
   throw Error(ErrorCode::protocol, "unknown question: " + what);
 }

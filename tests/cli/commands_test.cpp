@@ -90,6 +90,15 @@ TEST(Doctor, ReportsARuntimeDirectoryThatOthersCanEnter) {
   EXPECT_TRUE(contains(probe->at("advice").get<std::string>(), "0700"));
 }
 
+TEST(Bench, MeasuresEverythingItNames) {
+  const Watchdog watchdog(std::chrono::seconds(110));
+  const Outcome bench = run_command({"bench", "--format", "json"});
+  ASSERT_EQ(bench.status, 0) << bench.err;
+  const auto report = nlohmann::json::parse(bench.out);
+  EXPECT_GE(report.at("results").size(), 6u);
+  for (const auto& result : report.at("results")) EXPECT_GT(result.at("median_ns"), 0) << result;
+}
+
 TEST(Ls, ShowsTheOwnerItsMemoryAndItsBorrower) {
   const Watchdog watchdog(std::chrono::seconds(110));
   const cli::TemporaryDirectory directory;
