@@ -258,7 +258,7 @@ TEST(KillStorm, TwoThousandRandomKillsLeaveNoWrongDataAndNoHang) {
   std::mt19937 random(1);
   std::uint64_t opened = 0;
   for (int kill = 0; kill < kKills; ++kill) {
-    usleep(random() % 2000);
+    usleep(static_cast<useconds_t>(random() % 2000));
     const std::size_t which = random() % children.size();
     children[which]->kill();
     start(which);
