@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/os/mapping.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <string>
@@ -17,9 +20,14 @@
 namespace onecopy {
 namespace {
 
-std::size_t count_mappings() {
-  const auto maps = try_read_text("/proc/self/maps");
-  return maps ? static_cast<std::size_t>(std::count(maps->begin(), maps->end(), '\n')) : 0;
+/// Without allocating: when mappings have run out, malloc has as well.
+std::size_t count_mappings() noexcept {
+  const Fd maps(::open("/proc/self/maps", O_RDONLY | O_CLOEXEC));
+  std::array<char, 4096> part;
+  std::size_t lines = 0;
+  for (ssize_t got; maps && (got = ::read(maps.get(), part.data(), part.size())) > 0;)
+    lines += static_cast<std::size_t>(std::count(part.begin(), part.begin() + got, '\n'));
+  return lines;
 }
 
 std::size_t max_mappings() {

@@ -1,0 +1,357 @@
+// SPDX-License-Identifier: Apache-2.0
+// No descriptors, no address space, no mappings, no memory: an error that says which and what to do,
+// nothing half done, and it works again once there is room.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <sstream>
+
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "share/process_name.h"
+#include "share/wire.h"
+#include "support/child.h"
+#include "support/footprint.h"
+#include "support/limits.h"
+#include "support/note.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+using namespace testing;
+using namespace std::chrono_literals;
+
+constexpr std::int64_t kMiB = 1 << 20;
+
+Tensor bytes(std::int64_t count, unsigned char value) {
+  Tensor tensor = empty(Layout(DType::u8, {count}));
+  std::memset(tensor.data(), value, static_cast<std::size_t>(count));
+  return tensor;
+}
+
+int last_byte(const Tensor& tensor) { return tensor.as<unsigned char>()[tensor.nbytes() - 1]; }
+
+/// Two processes in steps: the owner has small (pooled) and large tensors, each in its own segment.
+class Shortage : public ::testing::Test {
+ protected:
+  Handle handle(int step) { return Handle::from_text(note_->read(step)); }
+
+  Shared<Note> note_;
+};
+
+TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
+  Child owner([&] {
+    const Tensor tensor = bytes(1000, 7);
+    const Handle handle = share(tensor);
+    Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+    note_->write(handle.to_text());
+    note_->reach(2);
+    limit.lift();
+    note_->reach(3);
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+  });
+  const Handle good = handle(1);
+  UnixSocket first = UnixSocket::connect(socket_name(public_name(good.fields().owner)), kPatience);
+  first.send(wire::pack(wire::Type::hello, wire::Hello{}), {}, kPatience);
+  expect_refusal(ErrorCode::timeout, {}, [&] { first.receive(100ms); });
+  note_->step = 2;
+  wire::expect(first.receive(kPatience).bytes, wire::Type::challenge);
+  EXPECT_EQ(last_byte(open(good)), 7);
+  note_->step = 3;
+  first = UnixSocket();
+}
+
+/// The borrower should not look at its own limit.
+TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
+  Child owner([&] {
+    const Tensor small = bytes(1000, 7);
+    const Tensor large = bytes(40 * kMiB, 8);
+    const Handle first = share(small);
+    const Handle second = share(large);
+    for (int more = 1; more <= 3; ++more) {  // one is needed to accept, then pidfd, table, page
+      Limit limit(RLIMIT_NOFILE, descriptors_for(more));
+      note_->write(first.to_text(), 4 * more - 3);
+      note_->reach(4 * more - 2);
+      limit.lift();
+      note_->step = 4 * more - 1;
+      note_->reach(4 * more);
+      EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+    }
+    note_->write(first.to_text(), 101);
+    note_->reach(102);
+    Limit limit(RLIMIT_NOFILE, descriptors_for(0));  // one that is attached asks for a segment
+    note_->write(second.to_text(), 103);
+    note_->reach(104);
+    limit.lift();
+    note_->step = 105;
+    note_->reach(106);
+  });
+  const std::string named = "process " + std::to_string(owner.pid());
+  for (int more = 1; more <= 3; ++more) {
+    Child borrower([&] {
+      const Handle good = handle(4 * more - 3);
+      Footprint before = Footprint::now();
+      expect_refusal(ErrorCode::out_of_descriptors, {named.c_str(), "ulimit -n"}, [&] { open(good); });
+      EXPECT_EQ(Footprint::now(), before);
+      note_->step = 4 * more - 2;
+      note_->reach(4 * more - 1);
+      EXPECT_EQ(last_byte(open(good)), 7);
+    });
+    EXPECT_EQ(borrower.join(), 0);
+    note_->step = 4 * more;
+  }
+  open(handle(101));
+  const Footprint before = Footprint::now();
+  note_->step = 102;
+  const Handle large = handle(103);
+  expect_refusal(ErrorCode::out_of_descriptors, {named.c_str(), "ulimit -n"}, [&] { open(large); });
+  EXPECT_EQ(Footprint::now(), before);
+  note_->step = 104;
+  note_->reach(105);
+  EXPECT_EQ(last_byte(open(large)), 8);
+  note_->step = 106;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// Whatever the call during which descriptors run out.
+TEST_F(Shortage, OfDescriptorsAtABorrowerIsAnErrorAtEveryStep) {
+  Child owner([&] {
+    const Tensor tensor = bytes(1000, 7);
+    note_->write(share(tensor).to_text());
+    note_->reach(2);
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+  });
+  int refused = 0;
+  for (int more = 0; more < 14; ++more) {
+    Child borrower([&] {
+      const Handle good = handle(1);
+      Limit limit(RLIMIT_NOFILE, descriptors_for(more));
+      int failed = 0;
+      try {
+        open(good);
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::out_of_descriptors) << more << ": " << e.what();
+        EXPECT_NE(std::string(e.what()).find("ulimit -n"), std::string::npos) << e.what();
+        failed = 1;
+      }
+      limit.lift();
+      EXPECT_EQ(stats().leases, 0u);
+      EXPECT_EQ(last_byte(open(good)), 7) << more;
+      if (::testing::Test::HasFailure()) return;
+      _exit(failed ? 50 : 0);
+    });
+    const int end = borrower.join();
+    EXPECT_TRUE(end == 0 || end == 50) << more;
+    refused += end == 50;
+  }
+  EXPECT_GT(refused, 3);
+  EXPECT_LT(refused, 14) << "a borrower needs fewer than 14 descriptors";
+  note_->step = 2;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(Shortage, OfDescriptorsWhileSharingLeavesNobodyDeaf) {
+  int refused = 0;
+  for (int more = 0; more < 14; ++more) {
+    Shared<Note> note;
+    Child owner([&] {
+      Limit limit(RLIMIT_NOFILE, descriptors_for(more));
+      try {
+        share(bytes(1000, 1));
+      } catch (const Error& e) {
+        EXPECT_EQ(e.code(), ErrorCode::out_of_descriptors) << more << ": " << e.what();
+        note->text[100] = 1;
+      }
+      limit.lift();
+      EXPECT_EQ(stats().live_blocks, 0u);
+      const Tensor tensor = bytes(1000, 7);
+      note->write(share(tensor).to_text());
+      note->reach(2);
+    });
+    EXPECT_EQ(last_byte(open(Handle::from_text(note->read()))), 7) << more;
+    note->step = 2;
+    EXPECT_EQ(owner.join(), 0);
+    refused += 1;
+    collect();
+  }
+  EXPECT_EQ(refused, 14);
+}
+
+TEST_F(Shortage, OfAddressSpaceAtABorrowerIsAnErrorAtEveryStep) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer needs terabytes of address space";
+  Child owner([&] {
+    const Tensor tensor = bytes(1000, 7);
+    note_->write(share(tensor).to_text());
+    note_->reach(2);
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+  });
+  int refused = 0;
+  for (std::size_t more = 8; more <= 1024; more += more < 512 ? 56 : 256) {
+    Child borrower([&] {
+      const Handle good = handle(1);
+      Limit limit(RLIMIT_AS, address_space_for(more << 20));
+      int failed = 0;
+      try {
+        open(good);
+      } catch (const Error& e) {
+        EXPECT_TRUE(e.code() == ErrorCode::out_of_mappings || e.code() == ErrorCode::out_of_memory)
+            << more << ": " << name(e.code()) << ": " << e.what();
+        EXPECT_NE(std::string(e.what()).find("ulimit -v"), std::string::npos) << e.what();
+        failed = 1;
+      }
+      limit.lift();
+      EXPECT_EQ(last_byte(open(good)), 7) << more;
+      if (!::testing::Test::HasFailure()) _exit(failed ? 50 : 0);
+    });
+    const int end = borrower.join();
+    EXPECT_TRUE(end == 0 || end == 50) << more;
+    refused += end == 50;
+  }
+  EXPECT_GT(refused, 2);
+  note_->step = 2;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(Shortage, OfAddressSpaceAtTheStartOfAnOwnerIsAnErrorAndThenItWorks) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer needs terabytes of address space";
+  for (std::size_t more = 8; more <= 512; more += 72) {
+    Child owner([&] {
+      Limit limit(RLIMIT_AS, address_space_for(more << 20));
+      try {
+        share(bytes(1000, 1));
+      } catch (const Error& e) {
+        EXPECT_TRUE(e.code() == ErrorCode::out_of_mappings || e.code() == ErrorCode::out_of_memory)
+            << more << ": " << name(e.code()) << ": " << e.what();
+      }
+      limit.lift();
+      EXPECT_EQ(last_byte(open(share(bytes(1000, 9)))), 9);
+    });
+    EXPECT_EQ(owner.join(), 0) << more;
+  }
+}
+
+/// Takes all mappings that vm.max_map_count allows, but `spare`.
+class MappingHog {
+ public:
+  explicit MappingHog(int spare) {
+    for (;;) {
+      // Every second page has another protection, or the kernel would join them.
+      void* page = ::mmap(nullptr, 4096, pages_.size() % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (page == MAP_FAILED) break;
+      pages_.push_back(page);
+    }
+    for (int i = 0; i < spare; ++i) release_one();
+  }
+  ~MappingHog() {
+    while (!pages_.empty()) release_one();
+  }
+
+ private:
+  void release_one() {
+    ::munmap(pages_.back(), 4096);
+    pages_.pop_back();
+  }
+  std::vector<void*> pages_ = [] {
+    std::vector<void*> room;
+    room.reserve(1 << 20);
+    return room;
+  }();
+};
+
+TEST_F(Shortage, OfMappingsNamesTheLimitAndThenItWorks) {
+  std::size_t most = 0;
+  std::ifstream("/proc/sys/vm/max_map_count") >> most;
+  if (kSanitized || most == 0 || most > 300'000) GTEST_SKIP() << "vm.max_map_count is " << most;
+  Child owner([&] {
+    const Tensor small = bytes(1000, 7);
+    const Tensor large = bytes(40 * kMiB, 8);
+    note_->write(share(small).to_text());
+    note_->reach(2);
+    note_->write(share(large).to_text(), 3);
+    note_->reach(4);
+  });
+  Child borrower([&] {
+    const Tensor small = open(handle(1));
+    note_->step = 2;
+    const Handle large = handle(3);
+    const Footprint before = Footprint::now();
+    {
+      const MappingHog hog(0);
+      expect_refusal(ErrorCode::out_of_mappings, {"vm.max_map_count", std::to_string(most).c_str()},
+                     [&] { open(large); });
+      expect_refusal(ErrorCode::out_of_mappings, {"vm.max_map_count"}, [] { bytes(40 * kMiB, 1); });
+    }
+    EXPECT_EQ(Footprint::now(), before);
+    EXPECT_EQ(last_byte(open(large)), 8);
+    EXPECT_EQ(last_byte(bytes(40 * kMiB, 1)), 1);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  note_->step = 4;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// A memory control group of our own, below the one this process is in.
+class MemoryGroup {
+ public:
+  explicit MemoryGroup(std::uint64_t limit) {
+    std::ifstream groups("/proc/self/cgroup");
+    for (std::string line; std::getline(groups, line);) {
+      const auto at = line.find(":memory:");
+      if (at != std::string::npos) make("/sys/fs/cgroup/memory" + line.substr(at + 8), "memory.limit_in_bytes", limit);
+      else if (line.rfind("0::", 0) == 0 && path_.empty()) make("/sys/fs/cgroup" + line.substr(3), "memory.max", limit);
+      if (works_) return;
+    }
+  }
+  ~MemoryGroup() {
+    if (!path_.empty()) ::rmdir(path_.c_str());
+  }
+  bool works() const noexcept { return works_; }
+  const std::string& path() const noexcept { return path_; }
+  void enter() const { std::ofstream(path_ + "/cgroup.procs") << ::getpid() << std::flush; }
+
+ private:
+  void make(const std::string& parent, const std::string& file, std::uint64_t limit) {
+    const std::string path = parent + "/onecopy-test-" + std::to_string(::getpid());
+    if (::mkdir(path.c_str(), 0755) != 0) return;
+    path_ = path;
+    std::ofstream out(path + "/" + file);
+    works_ = out.is_open() && static_cast<bool>(out << limit << std::flush);
+    if (!works_) {
+      ::rmdir(path.c_str());
+      path_.clear();
+    }
+  }
+
+  std::string path_;
+  bool works_ = false;
+};
+
+/// The kernel would kill instead of refusing.
+TEST_F(Shortage, OfAMemoryGroupIsRefusedBeforeTheKernelKills) {
+  const MemoryGroup group(96 * kMiB);
+  if (!group.works()) GTEST_SKIP() << "no memory control group can be made here";
+  Child owner([&] {
+    group.enter();
+    expect_refusal(ErrorCode::out_of_memory, {group.path().c_str(), "limit 96.0 MiB", "200.0 MiB", "raise the limit"},
+                   [] { bytes(200 * kMiB, 1); });
+    for (const std::int64_t size : {40 * kMiB, 6 * kMiB, std::int64_t{100'000}}) {
+      std::vector<Tensor> all;
+      expect_refusal(ErrorCode::out_of_memory, {"memory limit of the control group"}, [&] {
+        while (all.size() < 10'000) all.push_back(bytes(size, 2));
+      });
+      EXPECT_FALSE(all.empty());
+      all.pop_back();
+      all.push_back(bytes(size, 3));  // there is room again
+    }
+  });
+  EXPECT_EQ(owner.join(), 0) << "-9: the kernel killed it";
+}
+
+}  // namespace
+}  // namespace onecopy
