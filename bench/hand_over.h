@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "support/exchange.h"
+#include "support/queue_exchanges.h"
+
+namespace onecopy::bench {
+
+/// This process and one that follows, with every exchange there is between them.
+/// Thread safety: none.
+class HandOver {
+ public:
+  HandOver();
+
+  /// Nanoseconds each, on two different processors.
+  double round(const std::string& name, int count);
+
+ private:
+  Peer peer_;
+  QueueLink queues_;
+  Exchanges exchanges_;
+};
+
+}  // namespace onecopy::bench

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Measures everything the project promises about speed and memory, in one run and beside the raw limits.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "rows.h"
+
+namespace onecopy::bench {
+namespace {
+
+const std::map<std::string, void (*)(Parent&)> kRoles = {
+    {"follow_exchanges", follow_exchanges}, {"wait_for_items", wait_for_items},
+    {"open_handles", open_handles},         {"open_one_handle", open_one_handle},
+    {"own_a_million", own_a_million},       {"open_a_million", open_a_million},
+};
+
+int be_a_peer(const std::string& role) {
+  Parent parent;
+  try {
+    kRoles.at(role)(parent);
+    return 0;
+  } catch (const std::exception& e) {
+    try {
+      parent.talk.say(std::string("error: ") + e.what());
+    } catch (const std::exception&) {  // the parent is gone, and with it the reason for all this
+    }
+    return 1;
+  }
+}
+
+struct Named {
+  std::string name;
+  std::function<Row()> measure;
+};
+
+std::vector<Named> all_rows(const Effort& effort, Iceoryx& iceoryx) {
+  return {
+      {"spinning", [&] { return hand_over_spinning(effort, iceoryx); }},
+      {"blocking", [&] { return hand_over_blocking(effort, iceoryx); }},
+      {"idle", [&] { return wait_idle(effort); }},
+      {"one-way", [&] { return send_one_way(effort, iceoryx); }},
+      {"large", [&] { return hand_over_large(effort); }},
+      {"share-open", [&] { return share_and_open(effort); }},
+      {"fill", [&] { return allocate_and_fill(effort); }},
+      {"first-open", [&] { return open_first(effort); }},
+      {"million", [&] { return share_a_million(effort); }},
+      {"load", [&] { return load_file(effort); }},
+  };
+}
+
+int misses_in(const std::vector<Row>& rows) {
+  int misses = 0;
+  for (const Row& row : rows)
+    for (const Figure& figure : row.figures) misses += figure.bound && !figure.bound->holds();
+  return misses;
+}
+
+int run(const std::vector<std::string>& only, const Effort& effort, const std::string& directory) {
+  const Machine machine = describe_machine();
+  for (const auto& [name, value] : machine.facts) fmt::print("{}: {}\n", name, value);
+  fmt::print("\n");
+  Iceoryx iceoryx;
+  std::vector<Row> rows;
+  for (const Named& row : all_rows(effort, iceoryx)) {
+    if (!only.empty() && std::find(only.begin(), only.end(), row.name) == only.end()) continue;
+    rows.push_back(row.measure());
+    fmt::print("{}\n", to_text(rows.back()));
+    std::fflush(stdout);
+  }
+  if (only.empty()) {
+    const std::string path = write_results(directory, machine, rows);
+    fmt::print("written: {}.json and .md\n", path);
+  }
+  const int misses = misses_in(rows);
+  fmt::print("{}\n", misses == 0 ? "every promise kept" : fmt::format("{} figures miss their bound", misses));
+  return 0;
+}
+
+}  // namespace
+}  // namespace onecopy::bench
+
+int main(int argc, char** argv) {
+  using namespace onecopy::bench;
+  if (argc == 3 && std::string(argv[1]) == "peer") return be_a_peer(argv[2]);
+  CLI::App app("Measures what onecopy promises about speed and memory, beside the raw limits of this machine.");
+  std::vector<std::string> only;
+  Effort effort;
+  std::string directory = std::string(ONECOPY_SOURCE_DIR) + "/bench/results";
+  app.add_option("rows", only,
+                 "Only these, and write no results: spinning, blocking, idle, one-way, large, share-open, fill, "
+                 "first-open, million, load");
+  app.add_flag("--quick", effort.quick, "A fifth of the rounds");
+  app.add_option("--out", directory, "Where the results go")->capture_default_str();
+  CLI11_PARSE(app, argc, argv);
+  try {
+    return run(only, effort, directory);
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "onecopy_bench: {}\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first open of an owner: connect, prove who one is, receive descriptors, map 1 GiB. In a new process
+// each time.
+#include <fmt/format.h>
+
+#include "onecopy/share/share.h"
+#include "rows.h"
+#include "support/samples.h"
+
+namespace onecopy::bench {
+namespace {
+
+constexpr int kRounds = 60;
+constexpr std::int64_t kGiB = std::int64_t{1} << 30;
+
+}  // namespace
+
+/// Hears "new" or "used", then a handle; answers the time of opening it. A "used" process has a tensor of
+/// its own already.
+void open_one_handle(Parent& parent) {
+  const bool used = parent.talk.hear() == "used";
+  const Handle handle = Handle::from_text(parent.talk.hear());
+  Tensor own;
+  if (used) {
+    own = empty(Layout(DType::u8, {64}));
+    share(own);
+  }
+  Tensor opened;
+  parent.talk.say(fmt::format("{}", time_ns([&] { opened = open(handle); })));
+}
+
+Row open_first(const Effort& effort) {
+  Row row("First open of an owner", "connect, receive and map 1 GiB in 300 µs");
+  const Tensor tensor = empty(Layout(DType::u8, {kGiB}));
+  const Handle handle = share(tensor);
+  Samples fresh;
+  Samples used;
+  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+    for (Samples* samples : {&fresh, &used}) {
+      Peer borrower("open_one_handle");
+      borrower.say(samples == &used ? "used" : "new");
+      borrower.say(handle.to_text());
+      samples->add(borrower.hear_number());
+    }
+  }
+  row.judge("first call of a new process", fresh.median(), "ns", at_most(fresh.median(), 300e3));
+  row.judge("first open of a process that shares tensors itself", used.median(), "ns", at_most(used.median(), 300e3));
+  row.note(fmt::format("{} processes each; the slowest tenth took {} and {}", fresh.size(),
+                       format_value(fresh.quantile(0.9), "ns"), format_value(used.quantile(0.9), "ns")));
+  return row;
+}
+
+}  // namespace onecopy::bench

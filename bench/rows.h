@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "support/iceoryx.h"
+#include "support/peer.h"
+#include "support/report.h"
+
+namespace onecopy::bench {
+
+/// How much to measure.
+struct Effort {
+  bool quick = false;
+
+  int rounds(int usual) const { return quick ? (usual + 4) / 5 : usual; }
+};
+
+// One function for each promise of the issue "The core", in its order.
+Row hand_over_spinning(const Effort& effort, Iceoryx& iceoryx);
+Row hand_over_blocking(const Effort& effort, Iceoryx& iceoryx);
+Row wait_idle(const Effort& effort);
+Row send_one_way(const Effort& effort, Iceoryx& iceoryx);
+Row hand_over_large(const Effort& effort);
+Row share_and_open(const Effort& effort);
+Row allocate_and_fill(const Effort& effort);
+Row open_first(const Effort& effort);
+Row share_a_million(const Effort& effort);
+Row load_file(const Effort& effort);
+
+// What the other processes do.
+void follow_exchanges(Parent& parent);
+void wait_for_items(Parent& parent);
+void open_handles(Parent& parent);
+void open_one_handle(Parent& parent);
+void own_a_million(Parent& parent);
+void open_a_million(Parent& parent);
+
+}  // namespace onecopy::bench

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace onecopy::bench {
+
+/// Processors this thread may run on.
+std::vector<int> allowed_cpus();
+
+/// Keeps the calling thread on one processor while it lives. `index` counts the allowed ones and wraps.
+class Pin {
+ public:
+  explicit Pin(int index);
+  ~Pin();
+  Pin(const Pin&) = delete;
+  Pin& operator=(const Pin&) = delete;
+
+ private:
+  std::vector<int> before_;
+};
+
+/// Processor time of this process so far, user and system, in milliseconds.
+double cpu_time_ms();
+
+/// Lets others run on this processor.
+void give_way() noexcept;
+
+/// Tells the processor that this is a waiting loop.
+inline void relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+/// Spins until ready(); gives the processor away now and then, for there may be only one.
+template <class Ready>
+void spin_until(Ready&& ready) {
+  for (std::uint32_t spins = 1; !ready(); ++spins) {
+    relax();
+    if (spins % (1u << 16) == 0) give_way();
+  }
+}
+
+}  // namespace onecopy::bench

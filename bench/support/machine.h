@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace onecopy::bench {
+
+/// What a number is worth nothing without.
+struct Machine {
+  std::string kind;  ///< for file names: "amd-epyc-2cpu-vm"
+  std::string date;  ///< 2026-01-31, UTC
+  std::vector<std::pair<std::string, std::string>> facts;
+};
+Machine describe_machine();
+
+}  // namespace onecopy::bench

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onecopy/os/fd.h"
+#include "onecopy/os/mapping.h"
+
+namespace onecopy::bench {
+
+/// Whole messages between two processes.
+/// Thread safety: none.
+class Talk {
+ public:
+  explicit Talk(Fd socket) : socket_(std::move(socket)) {}
+  void say(std::string_view text);
+  /// Throws peer_died when the other end is gone, timeout after two minutes.
+  std::string hear();
+  double hear_number();
+  /// False: the other end has said all it will.
+  bool try_hear(std::string& text);
+
+ private:
+  Fd socket_;
+};
+
+/// What the raw limits are measured on; both processes have the same four things.
+struct RawLink {
+  Mapping arena;  ///< shared memory for words to spin and sleep on
+  Fd from;        ///< pipe, reading end
+  Fd to;          ///< pipe, writing end
+  Fd socket;      ///< SOCK_SEQPACKET
+};
+inline constexpr std::size_t kArenaBytes = 1 << 16;
+
+/// Another process: `program` started as `program peer <role>`. Killed and reaped with the object.
+/// Thread safety: none.
+class Peer {
+ public:
+  /// An empty program is this one.
+  explicit Peer(const std::string& role, const std::string& program = {});
+  Peer(const Peer&) = delete;
+  Peer& operator=(const Peer&) = delete;
+  ~Peer();
+
+  void say(std::string_view text) { talk_.say(text); }
+  std::string hear() { return talk_.hear(); }
+  double hear_number() { return talk_.hear_number(); }
+  std::string ask(std::string_view text) {
+    say(text);
+    return hear();
+  }
+  const RawLink& raw() const { return raw_; }
+  int pid() const { return pid_; }
+
+ private:
+  void spawn(const std::string& program, const std::string& role, const std::vector<int>& fds);
+
+  RawLink raw_;
+  Talk talk_;
+  int pid_ = -1;
+};
+
+/// The same in the other process.
+struct Parent {
+  Parent();
+  RawLink raw;
+  Talk talk;
+};
+
+}  // namespace onecopy::bench

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "support/machine.h"
+
+namespace onecopy::bench {
+
+/// What a figure must reach: `value` compared with `bound`.
+struct Bound {
+  double value = 0;
+  double limit = 0;
+  bool at_least = false;
+
+  bool holds() const { return at_least ? value >= limit : value <= limit; }
+};
+
+inline Bound at_most(double value, double limit) { return {value, limit, false}; }
+inline Bound at_least(double value, double limit) { return {value, limit, true}; }
+
+/// One measured number.
+struct Figure {
+  std::string what;
+  double value = 0;
+  std::string unit;                     ///< ns, ms, /s, bytes, ...
+  std::optional<double> ratio;          ///< to `to`
+  std::string to;
+  std::optional<Bound> bound;
+};
+
+/// One promise and the figures beside it.
+class Row {
+ public:
+  Row(std::string what, std::string promised) : title(std::move(what)), promise(std::move(promised)) {}
+
+  void add(const std::string& what, double value, const std::string& unit) {
+    figures.push_back({what, value, unit, {}, {}, {}});
+  }
+  void add(const std::string& what, double value, const std::string& unit, double ratio, const std::string& to) {
+    figures.push_back({what, value, unit, ratio, to, {}});
+  }
+  /// The ratio must be at most `limit`.
+  void judge(const std::string& what, double value, const std::string& unit, double ratio,
+             const std::string& to, double limit) {
+    figures.push_back({what, value, unit, ratio, to, at_most(ratio, limit)});
+  }
+  void judge(const std::string& what, double value, const std::string& unit, Bound bound) {
+    figures.push_back({what, value, unit, {}, {}, bound});
+  }
+  void note(const std::string& text) { notes.push_back(text); }
+
+  std::string title;
+  std::string promise;
+  std::vector<Figure> figures;
+  std::vector<std::string> notes;
+};
+
+/// "312 ns", "4.10 µs", "3.20 million/s".
+std::string format_value(double value, const std::string& unit);
+/// A row as a block of text for terminals.
+std::string to_text(const Row& row);
+/// Writes <directory>/<date>-<host kind>.json and .md and returns their common path without the suffix.
+std::string write_results(const std::string& directory, const Machine& machine, const std::vector<Row>& rows);
+
+}  // namespace onecopy::bench
