@@ -246,9 +246,9 @@ void Broker::on_hangup(At at) {
     at->closed = true;
     at->socket = UnixSocket();  // it may live on: it must not wait for answers
   }
-  if (!at->attached || !at->pidfd || has_exited(at->pidfd)) return drop(at);
+  if (!at->attached || !at->pidfd || has_exited(at->pidfd)) return bury(at);
   watch_.add(at->pidfd.get(), [this, at] {
-    if (has_exited(at->pidfd)) drop(at);
+    if (has_exited(at->pidfd)) bury(at);
   });
   watch_.request_tick();
 }
@@ -263,12 +263,27 @@ bool Broker::tick() noexcept {
   }
   bool waiting = false;
   for (const At at : silent) {
-    if (has_exited(at->pidfd) || !maps_inode(at->credentials.pid, at->page_inode))
+    if (at->orphaned && Holds::Clock::now() - *at->orphaned > Holds::kLifetime)
       drop(at);
+    else if (!at->orphaned && (has_exited(at->pidfd) || !maps_inode(at->credentials.pid, at->page_inode)))
+      bury(at);
     else
       waiting = true;
   }
   return waiting;
+}
+
+/// The borrower is gone. What it had put into queues stays for the receivers, as long as a hold does.
+void Broker::bury(At at) noexcept {
+  if (at->pidfd) watch_.remove(at->pidfd.get());
+  while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
+  const std::size_t kept = at->attached ? ledger_.leave_in_transit(*at->attached, transits_in(at->page)) : 0;
+  if (kept == 0) return drop(at);
+  std::lock_guard lock(mutex_);
+  at->orphaned = Holds::Clock::now();
+  at->in_transit = kept;
+  at->pidfd.reset();
+  watch_.request_tick();
 }
 
 void Broker::drop(At at) noexcept {
@@ -276,7 +291,6 @@ void Broker::drop(At at) noexcept {
   if (at->pidfd) watch_.remove(at->pidfd.get());
   if (at->attached) ledger_.detach(*at->attached);
   point("detach.done");
-  while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
   std::lock_guard lock(mutex_);
   connections_.erase(at);
 }
@@ -372,7 +386,7 @@ std::vector<BorrowerInfo> Broker::borrowers() const {
   std::lock_guard lock(mutex_);
   std::vector<BorrowerInfo> list;
   for (const Connection& c : connections_)
-    if (c.attached)
+    if (c.attached && !c.orphaned)
       list.push_back({c.credentials.pid, process_name(c.credentials.pid), ledger_.claims_of(*c.attached)});
   return list;
 }
@@ -380,7 +394,18 @@ std::vector<BorrowerInfo> Broker::borrowers() const {
 std::size_t Broker::borrower_count() const {
   std::lock_guard lock(mutex_);
   return std::count_if(connections_.begin(), connections_.end(),
-                       [](const Connection& c) { return c.attached.has_value(); });
+                       [](const Connection& c) { return c.attached && !c.orphaned; });
+}
+
+std::vector<TransitInfo> Broker::orphans() const {
+  std::lock_guard lock(mutex_);
+  std::vector<TransitInfo> list;
+  const auto now = Holds::Clock::now();
+  for (const Connection& c : connections_)
+    if (c.orphaned)
+      list.push_back({c.in_transit, std::chrono::duration<double>(now - *c.orphaned).count(),
+                      fmt::format("queue, put by process {} before it ended", c.credentials.pid)});
+  return list;
 }
 
 ForkPage Broker::prepare_fork() {

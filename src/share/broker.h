@@ -49,6 +49,8 @@ class Broker {
   void forget_channel(std::uint64_t channel) noexcept;
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
+  /// What dead borrowers left in queues.
+  std::vector<TransitInfo> orphans() const;
   /// Looks after borrowers whose socket has closed but whose process has not ended. True while there
   /// are any. Watch thread.
   bool tick() noexcept;
@@ -75,6 +77,9 @@ class Broker {
     std::optional<Ledger::PageRef> attached;
     std::vector<wire::JoinChannel> joined;
     bool closed = false;
+    /// Since when it is dead and its page holds only what it had in queues.
+    std::optional<Holds::Clock::time_point> orphaned;
+    std::size_t in_transit = 0;
     std::uint32_t serial = 0;  ///< of the question being answered
   };
   using Connections = std::list<Connection>;
@@ -97,6 +102,7 @@ class Broker {
   void report_users(const wire::JoinChannel& which);
   void take_deposit(Connection& c, Packet packet);
   void on_hangup(At at);
+  void bury(At at) noexcept;
   void drop(At at) noexcept;
   void reply(Connection& c, Bytes message, const std::vector<int>& fds = {});
   void send(Connection& c, const Bytes& message, const std::vector<int>& fds);

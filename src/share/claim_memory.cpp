@@ -19,7 +19,8 @@ using Word = std::atomic<std::uint64_t>;
 constexpr std::size_t kMiddleAt = 4096;
 constexpr std::size_t kLeavesAt = kMiddleAt + kMaxBlocks / 4096 * sizeof(Word);
 constexpr std::size_t kSlotsAt = kLeavesAt + kMaxBlocks / 64 * sizeof(Word);
-constexpr std::size_t kPageBytes = kSlotsAt + kMaxBlocks * sizeof(Claims::Slot);
+constexpr std::size_t kTransitsAt = kSlotsAt + kMaxBlocks * sizeof(Claims::Slot);
+constexpr std::size_t kPageBytes = kTransitsAt + kMaxBlocks * sizeof(std::atomic<std::uint32_t>);
 static_assert(sizeof(ClaimsHeader) <= kMiddleAt);
 
 void write_header(const Mapping& mapping) {
@@ -53,6 +54,10 @@ Mapping private_claims() {
   Mapping mapping = Mapping::anonymous(kPageBytes);
   write_header(mapping);
   return mapping;
+}
+
+Transits transits_in(const Mapping& mapping) {
+  return mapping.as<std::atomic<std::uint32_t>>(kTransitsAt);
 }
 
 Claims claims_in(const Mapping& mapping) {

@@ -87,7 +87,8 @@ void Process::inherit(Process& parent) {
   if (parent.child_) inherited_.push_back({&parent, {}, {}, std::move(parent.child_)});
   for (Inherited& from : inherited_) {
     if (!from.child) continue;  // that owner is gone: its memory is frozen
-    from.owner->ledger_.become_borrower(claims_in(from.child->memory));
+    from.owner->ledger_.become_borrower(claims_in(from.child->memory),
+                                         transits_in(from.child->memory));
     from.page = std::move(from.child->memory);
     from.socket = std::move(from.child->socket);
     from.child.reset();

@@ -26,6 +26,10 @@ class SharedKeeper : public BlockKeeper {
   virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
   virtual Fd export_table() const = 0;
   virtual ProcessOrigin origin() const noexcept = 0;
+  /// An item with this block goes into a queue, or has been taken out of it. REQUIRES: the caller
+  /// holds the block in between. Should it die then, the owner keeps the block for the receiver.
+  virtual void begin_transit(std::uint32_t block) noexcept = 0;
+  virtual void end_transit(std::uint32_t block) noexcept = 0;
 
  protected:
   SharedKeeper() noexcept : BlockKeeper(true) {}

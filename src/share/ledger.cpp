@@ -195,6 +195,24 @@ void Ledger::detach(PageRef page) noexcept {
   dispose(std::move(freed));
 }
 
+std::size_t Ledger::leave_in_transit(PageRef page, Transits transits) noexcept {
+  std::vector<Freed> freed;
+  std::size_t kept = 0;
+  {
+    std::lock_guard lock(mutex_);
+    for (std::uint32_t block = 0; block < table_.used(); ++block) {
+      const std::uint32_t items = transits[block].load();
+      page->claims.slot(block).store(items);
+      kept += items != 0;
+    }
+    page->claims.header().all.store(0);
+    page->attached_children = page->claims.header().announced.load();
+    table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
+  }
+  dispose(std::move(freed));
+  return kept;
+}
+
 bool Ledger::drain() noexcept {
   std::vector<Freed> freed;
   bool more;
@@ -230,8 +248,18 @@ void Ledger::export_all() noexcept {
     if (local_[block].refs.load() != 0) table_.export_block(block);
 }
 
-void Ledger::become_borrower(Claims page) noexcept {
+/// Our own blocks are kept by those we gave their segments to, should we die.
+void Ledger::begin_transit(std::uint32_t block) noexcept {
+  if (inherited_) onecopy::begin_transit(transits_[block]);
+}
+
+void Ledger::end_transit(std::uint32_t block) noexcept {
+  if (inherited_) onecopy::end_transit(transits_[block]);
+}
+
+void Ledger::become_borrower(Claims page, Transits transits) noexcept {
   inherited_ = page;
+  transits_ = transits;
   take_over_claims(page, table_.used(),
                    [&](std::uint32_t block) { return std::uint32_t{local_[block].refs.load() != 0}; });
 }

@@ -50,11 +50,16 @@ class Ledger final : public SharedKeeper {
   BlockPlace export_block(std::uint32_t block) override;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override;
+  void begin_transit(std::uint32_t block) noexcept override;
+  void end_transit(std::uint32_t block) noexcept override;
 
   /// A borrower's page comes, and goes once its process is gone.
   PageRef attach(const Claims& page);
   void attach_child(PageRef parent) noexcept;
   void detach(PageRef page) noexcept;
+  /// The borrower is gone, but items it put may still be in queues: from now on its page holds what is
+  /// in `transits` and nothing else. Returns how many blocks that are.
+  std::size_t leave_in_transit(PageRef page, Transits transits) noexcept;
   /// Looks at the borrowers' marks. True while something is in limbo.
   bool drain() noexcept;
 
@@ -71,7 +76,7 @@ class Ledger final : public SharedKeeper {
   /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
   PageRef attach_locked(const Claims& page) { return table_.attach(page); }
   /// In the child: what is referenced becomes claims in `page`, and `all` is lowered.
-  void become_borrower(Claims page) noexcept;
+  void become_borrower(Claims page, Transits transits) noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
   Claims inherited_page() const noexcept { return inherited_; }
   ProcessOrigin origin() const noexcept override { return origin_; }
@@ -112,6 +117,7 @@ class Ledger final : public SharedKeeper {
   std::vector<ExtentOwner*> sources_;
   std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_;
   Claims inherited_;
+  Transits transits_ = nullptr;  ///< of a forked child
 };
 
 }  // namespace onecopy

@@ -57,6 +57,7 @@ std::vector<std::uint64_t> place(const SafetensorsHeader& header) {
 std::vector<NamedTensor> read_tensors(const Fd& fd, const std::string& path, const LoadProgress& progress) {
   const SafetensorsHeader header = read_safetensors_header(fd);
   const std::vector<std::uint64_t> offsets = place(header);
+  if (progress) progress(0, header.file_size - header.data_offset);  // reserving memory takes its time
   const Tensor block = allocate(offsets.back());
   std::vector<FilePiece> pieces;
   std::vector<NamedTensor> tensors;
@@ -82,6 +83,7 @@ Tensor load_npy(const std::string& path, const LoadProgress& progress) {
   return with_file(path, [&](const Fd& fd) {
     const NpyHeader header = read_npy_header(fd);
     const std::uint64_t bytes = header.layout.extent_bytes();
+    if (progress) progress(0, bytes);
     const Tensor block = allocate(bytes);
     const std::array pieces{FilePiece{header.data_offset, bytes, block.as<std::byte>()}};
     FileReader(fd, path, pieces).run(progress);

@@ -103,6 +103,7 @@ void Peer::set_table(Fd file) {
 
 void Peer::set_page(Mapping page) {
   page_ = claims_in(page);
+  transits_ = transits_in(page);
   page_memory_ = std::move(page);
 }
 
@@ -442,8 +443,7 @@ void Peer::finish_fork_in_child() noexcept {
     disconnected_ = true;
     fork_page_.emplace(ForkPage{private_claims(), {}});
   }
-  page_ = claims_in(fork_page_->memory);
-  page_memory_ = std::move(fork_page_->memory);
+  set_page(std::move(fork_page_->memory));
   socket_ = std::move(fork_page_->socket);
   fork_page_.reset();
   take_over_claims(page_, highest_block_ + 1, [&](std::uint32_t block) { return counts_[block].load(); });

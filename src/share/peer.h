@@ -76,6 +76,8 @@ class Peer final : public SharedKeeper {
   void release(std::uint32_t block) noexcept override;
   const ProcessId& owner() const noexcept override { return owner_; }
   const std::string& name() const noexcept { return name_; }
+  void begin_transit(std::uint32_t block) noexcept override { onecopy::begin_transit(transits_[block]); }
+  void end_transit(std::uint32_t block) noexcept override { onecopy::end_transit(transits_[block]); }
   BlockPlace export_block(std::uint32_t block) override;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override { return table_file_.duplicate(); }
@@ -128,6 +130,7 @@ class Peer final : public SharedKeeper {
   const Record* records_ = nullptr;
   Mapping page_memory_;
   Claims page_;
+  Transits transits_ = nullptr;
   Mapping count_memory_;
   std::atomic<std::uint32_t>* counts_ = nullptr;  ///< leases by block, in private memory: for fork
   std::atomic<std::uint32_t> highest_block_{0};

@@ -221,7 +221,7 @@ void Process::remove_transit(std::uint64_t id) noexcept {
 }
 
 std::vector<TransitInfo> Process::transits() const {
-  std::vector<TransitInfo> list;
+  std::vector<TransitInfo> list = broker_.orphans();
   const auto now = Holds::Clock::now();
   for (const auto since : holds_.list())
     list.push_back({1, std::chrono::duration<double>(now - since).count(), "handle"});

@@ -7,6 +7,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/stats.h"
+#include "share/keeper.h"
 #include "support/child.h"
 #include "support/note.h"
 
@@ -167,6 +168,30 @@ TEST(ShareBetweenProcesses, WhatTheOwnerLetGoOfCanBePassedOnAndBack) {
   on->step = 3;
   EXPECT_EQ(middle.join(), 0);
   EXPECT_EQ(last.join(), 0);
+}
+
+TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
+  Child owner([] {  // a process of its own: what is kept stays for minutes
+    Shared<Note> note;
+    Tensor tensor = numbers(1000);
+    const std::string text = share(tensor).to_text();
+    Child middle([&] {
+      const Tensor mine = open(Handle::from_text(note->read()));
+      static_cast<SharedKeeper*>(mine.block().keeper())->begin_transit(mine.block().number());
+      note->step = 2;
+      pause();
+    });
+    note->write(text);
+    note->reach(2);
+    tensor.release();
+    middle.kill();
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+    EXPECT_EQ(stats().limbo, 1u);
+    EXPECT_EQ(stats().in_transit, 1u);
+    Child receiver([&] { EXPECT_EQ(open(Handle::from_text(text)).as<std::int64_t>()[999], 999); });
+    EXPECT_EQ(receiver.join(), 0);
+  });
+  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST(ShareBetweenProcesses, ADeadOwnersHandleIsAClearError) {
