@@ -3,7 +3,9 @@
 
 /// All that a program needs to share tensors. Each part may be included alone as well.
 #include "onecopy/channel/queue.h"
+#include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/dlpack.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/load.h"
