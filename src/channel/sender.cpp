@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "onecopy/core/error.h"
 #include "share/process.h"
@@ -34,7 +35,7 @@ void write_item(const ItemHead& head, const Rows& rows, ByteSpan data, std::byte
   store(out, head);
   out += sizeof head;
   for (const auto& r : rows) out = encode(r.row, out);
-  std::copy(data.begin(), data.end(), out);
+  if (!data.empty()) std::memcpy(out, data.data(), data.size());
 }
 
 void check_size(const Message& message) {
@@ -101,11 +102,13 @@ bool Sender::put_elsewhere(Process& process, const ItemHead& head, std::span<con
   const Tensor item = empty(Layout(DType::u8, {bytes}));
   write_item(head, rows, data, item.as<std::byte>());
   point("queue.put.written_elsewhere");
+  std::vector<BlockRef> held = blocks;  // the item keeps them, but not beyond this process's death
+  held.push_back(item.block());
   process.ledger().keep_with(item.block().number(), std::move(blocks));
   point("queue.put.kept_elsewhere");
   const Outgoing out = outgoing(process, item);
   const auto flags = static_cast<std::uint16_t>(head.flags | kItemIsElsewhere);
-  return put_inline(process, {0, 0, 1, flags}, {&out, 1}, {}, {&item.block(), 1}, deadline);
+  return put_inline(process, {0, 0, 1, flags}, {&out, 1}, {}, held, deadline);
 }
 
 Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {

@@ -5,8 +5,15 @@
 #include <array>
 
 #include "onecopy/core/point.h"
+#include "share/keeper.h"
 
 namespace onecopy {
+namespace {
+
+/// What is put can be opened elsewhere, so its keeper is one of ours.
+SharedKeeper& keeper_of(const BlockRef& block) { return static_cast<SharedKeeper&>(*block.keeper()); }
+
+}  // namespace
 
 void SentItems::push(std::uint64_t position, std::span<const BlockRef> blocks) {
   std::lock_guard lock(mutex_);
@@ -17,6 +24,7 @@ void SentItems::push(std::uint64_t position, std::span<const BlockRef> blocks) {
     items_.resize(before);
     throw;
   }
+  for (const BlockRef& block : blocks) keeper_of(block).begin_transit(block.number());
   size_.store(items_.size(), std::memory_order_relaxed);
   point("queue.put.held");
 }
@@ -31,7 +39,8 @@ bool SentItems::release_taken(std::uint64_t head, bool may_wait) noexcept {
     else if (!lock.try_lock())
       return true;
     while (count < taken.size() && !items_.empty() && items_.front().position < head) {
-      taken[count++] = std::move(items_.front().block);
+      const BlockRef& block = taken[count++] = std::move(items_.front().block);
+      keeper_of(block).end_transit(block.number());
       items_.pop_front();
     }
     size_.store(items_.size(), std::memory_order_relaxed);
