@@ -24,14 +24,15 @@ std::vector<int> raw(const std::vector<Fd>& fds) {
   return numbers;
 }
 
-/// Does a process still map the file of this inode? False also when it may not be asked.
+/// May a process still map the claim page of this inode? True when it cannot be seen.
 bool maps_inode(int pid, std::uint64_t inode) {
   std::ifstream maps(fmt::format("/proc/{}/maps", pid));
+  if (!maps) return true;
   const std::string wanted = fmt::format(" {} ", inode);
   for (std::string line; std::getline(maps, line);)
     if (line.find("onecopy-claims") != std::string::npos && line.find(wanted) != std::string::npos)
       return true;
-  return false;
+  return maps.bad();
 }
 
 bool is_shortage(const Error& e) noexcept {
