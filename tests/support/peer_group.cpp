@@ -69,7 +69,7 @@ std::string argument_for(const Body& body, const std::string& role, const Lines&
 /// A process that has a role, and no other role's sockets, so that each end is noticed.
 Child start(Form form, const Body& body, const std::string& role, std::map<std::string, Lines>& all) {
   return Child([&] {
-    Lines mine = std::move(all.at(role));
+    Lines mine = std::move(all[role]);  // none when it is alone
     all.clear();
     if (form == Form::spawned) become(argument_for(body, role, mine));
     Role me(role, std::move(mine));
