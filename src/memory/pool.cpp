@@ -16,7 +16,7 @@ Extent Pool::allocate(std::uint64_t bytes) { return impl_->allocate(bytes); }
 
 void Pool::free(const Extent& extent) noexcept {
   try {
-    impl_->free(extent);
+    if (impl_->free(extent) && on_idle) on_idle();
   } catch (const std::bad_alloc&) {
     // No room for a note about the free pages: they stay out of use.
   }

@@ -20,7 +20,8 @@ class Pool::Impl {
   ~Impl();
 
   Extent allocate(std::uint64_t bytes);
-  void free(const Extent& extent);
+  /// True when from now on, and not before, something is waiting for trim().
+  bool free(const Extent& extent);
   bool trim(PoolTime now);
   void trim_all();
   PoolStats stats() const;
@@ -63,6 +64,7 @@ class Pool::Impl {
   void note_committed(std::int64_t bytes) noexcept;
 
   // free
+  void free_locked(const Extent& extent);
   void free_shared(Segment& segment, std::uint64_t offset);
   void free_pages(Segment& segment, const PageRun& run);
   void taken_back(std::uint64_t bytes) noexcept;

@@ -15,8 +15,14 @@ constexpr std::chrono::milliseconds kLookEvery{100};
 
 }  // namespace
 
-void Pool::Impl::free(const Extent& extent) {
+bool Pool::Impl::free(const Extent& extent) {
   const std::lock_guard lock(mutex_);
+  const bool waited = waiting_;
+  free_locked(extent);
+  return waiting_ && !waited;
+}
+
+void Pool::Impl::free_locked(const Extent& extent) {
   const auto at = segments_.find(extent.segment);
   Segment* segment = at == segments_.end() ? nullptr : &at->second;
   if (segment && !segment->own && extent.offset < segment->bytes)

@@ -104,8 +104,10 @@ bool Process::tick() noexcept {
 Pool& Process::pool(SegmentKind kind, Device device) {
   std::lock_guard lock(pools_mutex_);
   auto& pool = pools_[{kind, device}];
-  if (!pool)
+  if (!pool) {
     pool = std::make_unique<Pool>(backend(device.type), device.index, kind, name_, segments_);
+    pool->on_idle = [this] { watch_.request_tick(); };
+  }
   return *pool;
 }
 

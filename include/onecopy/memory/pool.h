@@ -115,6 +115,10 @@ class Pool final : public ExtentOwner {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
+  /// Called (without locks held, and must not throw) when freed memory begins to lie idle: somebody has to
+  /// call trim() until it says that nothing is waiting any more. Set it before the first allocation.
+  std::function<void()> on_idle;
+
   /// Aligned to 64 bytes, from 32 KiB on to a page. 0 bytes gives an extent of 64. The bytes are
   /// whatever was there before. Throws out_of_memory (with the numbers), out_of_descriptors,
   /// out_of_mappings; nothing is changed then.
