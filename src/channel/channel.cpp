@@ -4,13 +4,19 @@
 #include <fmt/format.h>
 
 #include "channel/channel_registry.h"
+#include "channel/presence.h"
 #include "onecopy/core/error.h"
+#include "onecopy/os/log.h"
 #include "onecopy/os/memfd.h"
 #include "onecopy/os/random.h"
 #include "share/process.h"
 
 namespace onecopy {
 namespace {
+
+/// All processes use a queue alike, as far as its creator has to count them.
+constexpr std::uint8_t kRole = 0;
+constexpr std::chrono::seconds kReceiversMayTake{10};
 
 const ProcessId& owner_of(const Tensor& tensor) {
   return static_cast<SharedKeeper&>(*tensor.block().keeper()).owner();
@@ -24,17 +30,16 @@ std::uint64_t new_channel_id() {
 
 }  // namespace
 
-Channel::Channel(Tensor memory, Fd ring, Role role)
+Channel::Channel(Tensor memory, const Fd& ring)
     : memory_(std::move(memory)),
-      ring_(std::move(ring)),
+      ring_(play(ring, Role::user)),
       origins_(ring_),
       creator_(owner_of(memory_)),
       id_(origins_.channel()),
-      role_(role),
       sender_(ring_, origins_, creator_),
       receiver_(ring_, origins_) {}
 
-Channel& Channel::create(std::uint64_t maxsize, Role role) {
+Channel& Channel::create(std::uint64_t maxsize) {
   RingOptions options;
   options.name = "onecopy-queue";
   options.max_items = maxsize;
@@ -46,18 +51,20 @@ Channel& Channel::create(std::uint64_t maxsize, Role role) {
   Tensor tensor = Process::current().adopt(std::move(memory));
   point("queue.create.adopted");
   return ChannelRegistry::instance().enter(
-      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring.fd().duplicate(), role)));
+      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring.fd())));
 }
 
-Channel& Channel::connect(const Handle& handle, Role role) {
+Channel& Channel::connect(const Handle& handle) {
   if (!handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
   Tensor tensor = Process::current().open(handle.fields(), Access::read_write);
   point("queue.connect.opened");
-  Fd ring = Process::segment_file(tensor);
+  const Fd ring = Process::segment_file(tensor);
   return ChannelRegistry::instance().enter(
-      std::unique_ptr<Channel>(new Channel(std::move(tensor), std::move(ring), role)));
+      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring)));
 }
+
+Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
 
 void Channel::leave() noexcept { ChannelRegistry::instance().leave(*this); }
 
@@ -65,7 +72,7 @@ Channel::~Channel() {
   Process* process = Process::existing();
   if (!process || process_.load() != process) return;  // a forked child that never used it
   process->remove_transit(transit_);
-  process->close_channel(creator_, id_, role_);
+  process->close_channel(creator_, id_, kRole);
 }
 
 Handle Channel::handle() { return process().share(memory_, kHandleIsQueue); }
@@ -79,7 +86,7 @@ void Channel::settle_in(Process& process) {
   if (process_) {
     sender_.reset();
     receiver_.reset();
-    for (auto& others : others_) others = 0;
+    others_ = 0;
   }
   transit_ = process.add_transit([this] { return in_transit(); });
   process_.store(&process, std::memory_order_release);
@@ -91,28 +98,40 @@ void Channel::announce(Process& process) {
   ChannelHooks hooks;
   hooks.progress = [this] { return std::optional(std::pair(ring_.tail(), ring_.head())); };
   if (creator_ == process.id())
-    hooks.users = [this](Role role, std::size_t users) { count_users(role, users); };
+    hooks.users = [this](std::uint8_t, std::size_t users) { count_users(users); };
   try {
-    process.open_channel(creator_, id_, role_, std::move(hooks));
+    process.open_channel(creator_, id_, kRole, std::move(hooks));
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died) throw;
   }
   point("queue.connect.joined");
 }
 
-void Channel::count_users(Role role, std::size_t users) noexcept {
-  others_[role % others_.size()] = users;
-  std::size_t all = 1;
-  for (const auto& others : others_) all += others;
-  ring_.set_users(static_cast<std::uint32_t>(all));
+void Channel::count_users(std::size_t others) noexcept {
+  others_ = others;
+  ring_.set_users(static_cast<std::uint32_t>(others + 1));
   if (Process* process = process_) process->watch().request_tick();
 }
 
-bool Channel::is_needed() const noexcept {
-  if (!sender_.sent().empty()) return true;
-  for (const auto& others : others_)
-    if (others != 0) return true;
-  return false;
+/// Whoever will take our items may be on its way with a handle; nobody is on its way for ever.
+bool Channel::is_needed() noexcept {
+  if (others_ != 0) return true;
+  if (sender_.sent().empty()) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (is_played(ring_.fd(), Role::user))
+    alone_since_.reset();
+  else if (!alone_since_)
+    alone_since_ = now;
+  return !alone_since_ || now - *alone_since_ < kReceiversMayTake;
+}
+
+/// Before the parent can leave: it must see that its child has the queue too.
+void Channel::play_in_child() noexcept {
+  try {
+    ring_.use_file(play(ring_.fd(), Role::user));
+  } catch (const Error& error) {
+    log_warning(fmt::format("a forked child shares its parent's place in a queue: {}", error.what()));
+  }
 }
 
 bool Channel::tick() noexcept {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "channel/origins.h"
 #include "channel/receiver.h"
@@ -23,11 +24,10 @@ class Process;
 /// Thread safety: all members may be called concurrently.
 class Channel {
  public:
-  /// What a user of the queue does in it, as far as somebody has to know when nobody does it any more.
-  using Role = std::uint8_t;
-
-  static Channel& create(std::uint64_t maxsize, Role role = 0);
-  static Channel& connect(const Handle& handle, Role role = 0);
+  static Channel& create(std::uint64_t maxsize);
+  static Channel& connect(const Handle& handle);
+  /// One Queue object more.
+  Channel& enter_again();
   /// One Queue object less.
   void leave() noexcept;
   ~Channel();
@@ -46,14 +46,15 @@ class Channel {
  private:
   friend class ChannelRegistry;
 
-  Channel(Tensor memory, Fd ring, Role role);
+  Channel(Tensor memory, const Fd& ring);
   static Process& current_process();
   void join_again(Process& process);
   void settle_in(Process& process);
   void announce(Process& process);
-  void count_users(Role role, std::size_t users) noexcept;
+  void count_users(std::size_t others) noexcept;
   /// By others, although no Queue object is left here.
-  bool is_needed() const noexcept;
+  bool is_needed() noexcept;
+  void play_in_child() noexcept;
   /// Lets go of what was taken. True while there is more.
   bool tick() noexcept;
   TransitInfo in_transit() const;
@@ -63,13 +64,14 @@ class Channel {
   OriginTable origins_;
   const ProcessId creator_;
   const std::uint64_t id_;
-  const Role role_;
   Sender sender_;
   Receiver receiver_;
   std::atomic<Process*> process_{nullptr};
   std::uint64_t transit_ = 0;
   std::size_t queues_ = 0;  ///< guarded by the registry
-  std::array<std::atomic<std::size_t>, 2> others_{};  ///< in the creator: processes, by role
+  std::atomic<std::size_t> others_{0};  ///< in the creator: processes
+  /// Since when there is nobody left to take what we have put.
+  std::optional<std::chrono::steady_clock::time_point> alone_since_;
 };
 
 }  // namespace onecopy

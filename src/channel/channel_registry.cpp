@@ -12,7 +12,7 @@ namespace onecopy {
 ChannelRegistry& ChannelRegistry::instance() {
   static ChannelRegistry* const registry = [] {
     instance_ = new ChannelRegistry();
-    if (const int error = pthread_atfork(&before_fork, &after_fork, &after_fork); error != 0)
+    if (const int error = pthread_atfork(&before_fork, &after_fork, &after_fork_in_child); error != 0)
       throw_errno("pthread_atfork", error);
     return instance_;
   }();
@@ -27,6 +27,11 @@ void ChannelRegistry::before_fork() noexcept {
 void ChannelRegistry::after_fork() noexcept {
   for (auto& [id, channel] : instance_->channels_) channel->sender().unlock();
   instance_->mutex_.unlock();
+}
+
+void ChannelRegistry::after_fork_in_child() noexcept {
+  for (auto& [id, channel] : instance_->channels_) channel->play_in_child();
+  after_fork();
 }
 
 Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
@@ -47,6 +52,12 @@ Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
   return *channel;
 }
 
+Channel& ChannelRegistry::enter_again(Channel& channel) {
+  std::lock_guard lock(mutex_);
+  ++channel.queues_;
+  return channel;
+}
+
 void ChannelRegistry::leave(Channel& channel) noexcept {
   Channels unused;
   std::lock_guard lock(mutex_);
@@ -60,7 +71,7 @@ void ChannelRegistry::take_unused(Channels& unused) noexcept {
   const Process* const here = Process::existing();
   for (auto at = channels_.begin(); at != channels_.end();) {
     const auto next = std::next(at);
-    const Channel& channel = *at->second;
+    Channel& channel = *at->second;
     const bool is_ours = channel.process_ == here;
     if (channel.queues_ == 0 && !(is_ours && channel.is_needed())) unused.insert(channels_.extract(at));
     at = next;

@@ -19,6 +19,7 @@ class ChannelRegistry {
   /// The channel of this process for `fresh`'s queue: that one if it is the first. Counts one more
   /// Queue object.
   Channel& enter(std::unique_ptr<Channel> fresh);
+  Channel& enter_again(Channel& channel);
   void leave(Channel& channel) noexcept;
   /// Makes a channel this process's own, also after a fork.
   void join(Channel& channel, Process& process);
@@ -31,6 +32,7 @@ class ChannelRegistry {
   void take_unused(Channels& unused) noexcept;
   static void before_fork() noexcept;
   static void after_fork() noexcept;
+  static void after_fork_in_child() noexcept;
 
   inline static ChannelRegistry* instance_ = nullptr;
 

@@ -30,11 +30,18 @@ std::size_t dim_bytes(std::uint64_t form) noexcept {
   return form == narrow ? 4 : form == wide ? 8 : 16;
 }
 
+/// Strides are left out only when the reader makes the very same ones.
 Form form_of(const Layout& layout) noexcept {
-  if (!layout.is_contiguous()) return strided;
   const auto shape = layout.shape();
-  return std::all_of(shape.begin(), shape.end(), [](std::int64_t n) { return n <= UINT32_MAX; }) ? narrow
-                                                                                                : wide;
+  const auto strides = layout.strides();
+  Form form = narrow;
+  std::int64_t stride = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    if (strides[i] != stride) return strided;
+    if (shape[i] > UINT32_MAX) form = wide;
+    stride *= std::max<std::int64_t>(shape[i], 1);
+  }
+  return form;
 }
 
 template <class Size>

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/ring.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/memfd.h"
@@ -169,6 +172,17 @@ bool Ring::wait_for_space(TimePoint deadline) {
   sleep_on(header_->space, armed, deadline);
   point("ring.put.woken");
   return true;
+}
+
+bool Ring::wait(TimePoint deadline) {
+  do {
+    if (has_item() || is_closed()) return true;
+  } while (wait_for_item(deadline));
+  return false;
+}
+
+void Ring::use_file(const Fd& fd) {
+  if (::dup3(fd.get(), fd_.get(), O_CLOEXEC) < 0) throw_errno("cannot change the queue's descriptor", errno);
 }
 
 void Ring::close() {

@@ -68,6 +68,9 @@ class Ring {
   template <class Accept>
   Taken take(Accept&& accept, TimePoint deadline = kForever);
 
+  /// Waits until there is an item, or will never be one. False when neither came until the deadline.
+  bool wait(TimePoint deadline);
+
   /// Puts fail from here on; getters drain what is there. All waiters wake. May be called again.
   void close();
   bool is_closed() const noexcept { return header_->closed.load() != 0; }
@@ -102,6 +105,8 @@ class Ring {
 
   /// For giving the ring to another process.
   const Fd& fd() const noexcept { return fd_; }
+  /// Goes on with another open file of the same ring, under the same number.
+  void use_file(const Fd& fd);
 
  private:
   template <class Write>

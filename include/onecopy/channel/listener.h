@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "onecopy/channel/pipe.h"
+#include "onecopy/core/bytes.h"
+
+namespace onecopy {
+
+/// Waits at an address for processes of this host that know the key, and makes a pipe with each.
+/// Addresses: "unix:/path", "unix:@name" and "tcp:127.0.0.1:port" (port 0: any free one). Both sides
+/// prove that they know the key; it is never sent.
+///
+/// Thread safety: one thread at a time. Move-only.
+class Listener {
+ public:
+  /// Throws invalid_argument for other addresses and empty keys, system when the address is taken.
+  static Listener listen(const std::string& address, ByteSpan key);
+  Listener(Listener&&) noexcept;
+  Listener& operator=(Listener&&) noexcept;
+  ~Listener();
+
+  /// Where to connect to, with the real port.
+  const std::string& address() const noexcept;
+  /// The next client. Others that are silent or slow do not hold it up. Throws bad_secret when one
+  /// does not know the key; the listener goes on.
+  Pipe accept();
+  /// Nothing when no client came until the timeout.
+  std::optional<Pipe> try_accept(std::chrono::milliseconds timeout);
+
+ private:
+  struct State;
+  explicit Listener(std::unique_ptr<State> state) noexcept;
+  std::unique_ptr<State> state_;
+};
+
+/// The other end of what accept() returns. Throws peer_died when nobody listens there, bad_secret when
+/// the listener has another key, timeout.
+Pipe connect(const std::string& address, ByteSpan key,
+             std::chrono::milliseconds timeout = std::chrono::seconds(10));
+
+}  // namespace onecopy

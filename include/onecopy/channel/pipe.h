@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/bytes.h"
+
+namespace onecopy {
+
+/// One end of a pipe for another process to connect to. An object made by Pipe::handle() counts as
+/// somebody at that end while it lives; bytes or text do not.
+/// Thread safety: as a value; move-only.
+class PipeHandle {
+ public:
+  PipeHandle(PipeHandle&&) noexcept;
+  PipeHandle& operator=(PipeHandle&&) noexcept;
+  ~PipeHandle();
+
+  Bytes to_bytes() const;
+  /// Throws bad_handle or version_mismatch.
+  static PipeHandle from_bytes(ByteSpan bytes);
+  /// "onecopy-pipe:..." for command lines, environment variables and logs.
+  std::string to_text() const;
+  static PipeHandle from_text(std::string_view text);
+
+ private:
+  friend class Pipe;
+  struct Parts;
+  explicit PipeHandle(std::unique_ptr<Parts> parts) noexcept;
+  std::unique_ptr<Parts> parts_;
+};
+
+/// One end of a connection between two ends that each receive what the other sends, as queues do it.
+/// Several processes may have the same end: whoever receives first gets the message.
+///
+/// When nobody has the other end any more (closed, exited, killed; a forked child that inherited it
+/// counts), recv() still delivers what was sent, then throws closed; send() throws closed
+/// soon: a death may be noticed some messages late.
+///
+/// Thread safety: all members may be called concurrently, but for moving and close(). Move-only.
+class Pipe {
+ public:
+  /// Both ends. Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  static std::pair<Pipe, Pipe> create();
+  /// Throws what open() throws.
+  static Pipe connect(const PipeHandle& handle);
+  /// For another process that is to have this end as well, or in our place.
+  PipeHandle handle() const;
+
+  Pipe(Pipe&&) noexcept;
+  Pipe& operator=(Pipe&&) noexcept;
+  ~Pipe();
+
+  /// Throws closed, out_of_memory, invalid_argument for memory of other libraries.
+  void send(const Tensor& tensor);
+  void send(const Message& message);
+  /// Waits for a message. Throws closed, and what Queue::get() throws.
+  Message recv();
+  /// Nothing when there was none until the timeout; zero: does not wait.
+  std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {});
+  /// As Queue::get_tensor().
+  Tensor recv_tensor();
+  /// True when recv() would not wait now: there is a message, or there will never be one.
+  bool poll(std::chrono::nanoseconds timeout = {});
+  /// This process has this end no more; all other members throw closed.
+  void close() noexcept;
+  bool is_closed() const noexcept { return !end_; }
+
+ private:
+  struct End;
+  explicit Pipe(std::unique_ptr<End> end) noexcept;
+  End& end() const;
+
+  std::unique_ptr<End> end_;
+};
+
+}  // namespace onecopy

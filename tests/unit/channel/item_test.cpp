@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/item.h"
+
+#include <gtest/gtest.h>
+
+#include "onecopy/core/error.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+ItemRow row_of(const Layout& layout) {
+  ItemRow row;
+  row.generation = (std::uint64_t{1} << 61) + 7;
+  row.tensor_offset = 4096;
+  row.block = 123'456;
+  row.origin = 17;
+  row.layout = layout;
+  return row;
+}
+
+Bytes item_of(const ItemHead& head, const std::vector<ItemRow>& rows, ByteSpan data = {}) {
+  Bytes item(sizeof head);
+  store(item.data(), head);
+  for (const ItemRow& row : rows) {
+    const std::size_t at = item.size();
+    item.resize(at + encoded_size(row));
+    EXPECT_EQ(encode(row, item.data() + at), item.data() + item.size());
+  }
+  item.insert(item.end(), data.begin(), data.end());
+  return item;
+}
+
+void expect_same(const ItemRow& a, const ItemRow& b) {
+  EXPECT_EQ(a.generation, b.generation);
+  EXPECT_EQ(a.tensor_offset, b.tensor_offset);
+  EXPECT_EQ(a.block, b.block);
+  EXPECT_EQ(a.origin, b.origin);
+  EXPECT_EQ(a.layout, b.layout) << a.layout.str() << " " << b.layout.str();
+}
+
+TEST(Item, ComesBackAsItWas) {
+  const std::vector<Layout> layouts = {
+      Layout(DType::f32),
+      Layout(DType::u8, {0}),
+      Layout(DType::bf16, {2, 3, 4}),
+      Layout(DType::f64, {1, 1, 1, 1, 7}),
+      Layout(DType::i8, {std::int64_t{5} << 32}),
+      Layout(DType::i64, {3, 4}, {1, 3}),
+  };
+  const Bytes data{std::byte{1}, std::byte{2}, std::byte{3}};
+  std::vector<ItemRow> rows;
+  for (const Layout& layout : layouts) rows.push_back(row_of(layout));
+  const Bytes item = item_of({42, 3, 6, 0}, rows, data);
+  ItemReader reader(item);
+  EXPECT_EQ(reader.head().tag, 42u);
+  for (const ItemRow& row : rows) expect_same(reader.next_row(), row);
+  EXPECT_EQ(Bytes(reader.data().begin(), reader.data().end()), data);
+}
+
+TEST(Item, OfOneTensorOfThreeDimensionsFitsBesideItsStampInOneCacheLine) {
+  EXPECT_LE(sizeof(ItemHead) + encoded_size(row_of(Layout(DType::f32, {8, 1024, 4096}))), 48u);
+}
+
+TEST(Item, TakesAWholeHandleInPlaceOfARow) {
+  const Bytes handle(200, std::byte{9});
+  ItemRow row;
+  row.origin = kWholeHandle;
+  row.handle = handle;
+  const Bytes item = item_of({0, 0, 1, 0}, {row});
+  ItemReader reader(item);
+  const ItemRow back = reader.next_row();
+  EXPECT_EQ(back.origin, kWholeHandle);
+  EXPECT_EQ(Bytes(back.handle.begin(), back.handle.end()), handle);
+}
+
+TEST(Item, CutOffAnywhereIsRefused) {
+  const Bytes item = item_of({1, 2, 2, 0}, {row_of(Layout(DType::f32, {3})), row_of(Layout(DType::f32, {3}, {2}))},
+                             Bytes(2));
+  for (std::size_t size = 0; size < item.size(); ++size) {
+    testing::expect_refusal(ErrorCode::bad_handle, {}, [&] {
+      ItemReader reader(ByteSpan(item).first(size));
+      reader.next_row();
+      reader.next_row();
+      reader.data();
+    });
+  }
+}
+
+TEST(Item, ThatIsElsewhereHasNothingElseInIt) {
+  const Bytes item = item_of({1, 4, 1, kItemIsElsewhere}, {row_of(Layout(DType::u8, {3}))}, Bytes(4));
+  testing::expect_refusal(ErrorCode::bad_handle, {"elsewhere"}, [&] { ItemReader reader(item); });
+}
+
+struct Lie {
+  const char* name;
+  std::size_t at;
+  std::uint8_t value;
+  const char* message;
+};
+
+class ItemLies : public ::testing::TestWithParam<Lie> {};
+
+TEST_P(ItemLies, AndIsRefusedWithTheReason) {
+  Bytes item = item_of({1, 0, 1, 0}, {row_of(Layout(DType::f32, {3}))});
+  item.at(GetParam().at) = std::byte{GetParam().value};
+  testing::expect_refusal(ErrorCode::bad_handle, {GetParam().message}, [&] {
+    ItemReader reader(item);
+    reader.next_row();
+    reader.data();
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Item, ItemLies,
+                         ::testing::Values(Lie{"Flags", 10, 8, "unknown flags 0x8"},
+                                           Lie{"Form", 12, 3, "unknown form 3"},
+                                           Lie{"DType", 34, 200, "200 is not the number of a dtype"},
+                                           Lie{"Dimensions", 35, 65, "65 dimensions"},
+                                           Lie{"MoreDimensionsThanBytes", 35, 2, "ends within its tensor 0"},
+                                           Lie{"DataLength", 4, 9, "0 bytes of data where it announces 9"}),
+                         [](const auto& lie) { return lie.param.name; });
+
+}  // namespace
+}  // namespace onecopy
