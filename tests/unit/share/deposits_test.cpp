@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/deposits.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "onecopy/os/memfd.h"
+#include "onecopy/os/process.h"
+#include "support/child.h"
+
+namespace onecopy {
+namespace {
+
+using testing::Child;
+
+constexpr std::uint64_t kQueue = 77;
+
+/// A queue with so many items put and taken; closed when `open` is false.
+struct Progress {
+  std::uint64_t put = 0;
+  std::uint64_t taken = 0;
+  bool open = true;
+
+  ChannelHooks hooks() {
+    return {[this] { return open ? std::optional(std::pair(put, taken)) : std::nullopt; }, nullptr};
+  }
+};
+
+class DepositsTest : public ::testing::Test {
+ protected:
+  ExportedMemory segment() {
+    ExportedMemory memory{SegmentKind::memfd, 4096, {}, {}};
+    memory.fds.push_back(create_memfd("segment", 4096));
+    return memory;
+  }
+  void add(const DepositKey& key, const ProcessOrigin& origin, std::uint64_t queue = kQueue) {
+    deposits_.add(key, origin, create_memfd("table", 4096), segment(), queue);
+  }
+  /// A process that has ended, and lived when `during` was called.
+  ProcessOrigin gone(const std::function<void(const ProcessOrigin&)>& during = {}) {
+    Child child([] { ::pause(); });
+    const ProcessOrigin origin{child.pid(), process_start_time(child.pid())};
+    if (during) during(origin);
+    child.kill();
+    return origin;
+  }
+
+  Deposits deposits_;
+  Progress queue_;
+  const DepositKey key_{"0123456789abcdef0123456789abcdef", 3};
+};
+
+TEST_F(DepositsTest, AreKeptForQueuesThatAreOpenHereOnly) {
+  add(key_, this_process_origin());
+  EXPECT_EQ(deposits_.size(), 0u);
+  deposits_.add_channel(kQueue, queue_.hooks());
+  add(key_, this_process_origin());
+  EXPECT_EQ(deposits_.size(), 1u);
+  add(key_, this_process_origin(), kQueue + 1);
+  EXPECT_EQ(deposits_.size(), 1u);
+}
+
+TEST_F(DepositsTest, OpenAsTheSegmentAndItsTableWithOrWithoutTheRightToWrite) {
+  deposits_.add_channel(kQueue, queue_.hooks());
+  add(key_, this_process_origin());
+  for (const Access access : {Access::read_write, Access::read_only}) {
+    const auto opened = deposits_.open(key_, access);
+    ASSERT_TRUE(opened);
+    EXPECT_TRUE(opened->table);
+    EXPECT_FALSE(opened->owner_gone);
+    EXPECT_EQ(opened->memory.size, 4096u);
+    const Fd& file = opened->memory.fds.at(0);
+    EXPECT_EQ(::write(file.get(), "x", 1), access == Access::read_write ? 1 : -1);
+  }
+  EXPECT_FALSE(deposits_.open({key_.first, 4}, Access::read_only));
+  EXPECT_FALSE(deposits_.open({"another", 3}, Access::read_only));
+}
+
+TEST_F(DepositsTest, StayWhileTheirOwnerLivesHoweverFarTheQueueIs) {
+  deposits_.add_channel(kQueue, queue_.hooks());
+  add(key_, this_process_origin());
+  queue_ = {5, 5, true};
+  EXPECT_FALSE(deposits_.sweep());
+  EXPECT_EQ(deposits_.size(), 1u);
+}
+
+TEST_F(DepositsTest, OfADeadOwnerStayUntilTheLastItemPutBeforeIsTaken) {
+  deposits_.add_channel(kQueue, queue_.hooks());
+  queue_ = {10, 7, true};
+  gone([&](const ProcessOrigin& origin) { add(key_, origin); });
+  EXPECT_TRUE(deposits_.sweep());
+  EXPECT_TRUE(deposits_.open(key_, Access::read_only)->owner_gone);
+  queue_ = {20, 9, true};  // what is put later is not the dead owner's
+  EXPECT_TRUE(deposits_.sweep());
+  EXPECT_EQ(deposits_.size(), 1u);
+  queue_ = {20, 10, true};
+  EXPECT_FALSE(deposits_.sweep());
+  EXPECT_EQ(deposits_.size(), 0u);
+}
+
+TEST_F(DepositsTest, OfAnOwnerThatWasGoneWhenTheyCameAreKeptAsWell) {
+  deposits_.add_channel(kQueue, queue_.hooks());
+  queue_ = {1, 0, true};
+  add(key_, gone());
+  EXPECT_TRUE(deposits_.sweep());
+  EXPECT_TRUE(deposits_.open(key_, Access::read_only)->owner_gone);
+}
+
+TEST_F(DepositsTest, WaitForEveryQueueTheyWereMadeFor) {
+  Progress other;
+  deposits_.add_channel(kQueue, queue_.hooks());
+  deposits_.add_channel(kQueue + 1, other.hooks());
+  queue_ = {1, 0, true};
+  other = {1, 0, true};
+  gone([&](const ProcessOrigin& origin) {
+    add(key_, origin);
+    add(key_, origin, kQueue + 1);
+  });
+  EXPECT_EQ(deposits_.size(), 1u);
+  EXPECT_TRUE(deposits_.sweep());
+  queue_.taken = 1;
+  EXPECT_TRUE(deposits_.sweep());
+  other.open = false;
+  EXPECT_FALSE(deposits_.sweep());
+  EXPECT_EQ(deposits_.size(), 0u);
+}
+
+TEST_F(DepositsTest, GoWithTheirQueue) {
+  deposits_.add_channel(kQueue, queue_.hooks());
+  deposits_.add_channel(kQueue + 1, queue_.hooks());
+  add(key_, this_process_origin());
+  add({key_.first, 4}, this_process_origin());
+  add({key_.first, 4}, this_process_origin(), kQueue + 1);
+  deposits_.remove_channel(kQueue);
+  EXPECT_FALSE(deposits_.open(key_, Access::read_only));
+  EXPECT_TRUE(deposits_.open({key_.first, 4}, Access::read_only));
+  deposits_.remove_channel(kQueue + 1);
+  EXPECT_EQ(deposits_.size(), 0u);
+}
+
+TEST_F(DepositsTest, TellTheQueueHowManyUseIt) {
+  std::vector<std::pair<int, std::size_t>> told;
+  ChannelHooks hooks = queue_.hooks();
+  hooks.users = [&](std::uint8_t role, std::size_t users) { told.emplace_back(role, users); };
+  deposits_.add_channel(kQueue, hooks);
+  deposits_.report_users(kQueue, 1, 3);
+  deposits_.report_users(kQueue + 1, 1, 9);
+  EXPECT_EQ(told, (std::vector<std::pair<int, std::size_t>>{{1, 3}}));
+}
+
+}  // namespace
+}  // namespace onecopy

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/watch.h"
+
+#include <gtest/gtest.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <stdexcept>
+
+#include "onecopy/os/event.h"
+#include "support/eventually.h"
+
+namespace onecopy {
+namespace {
+
+using testing::eventually;
+
+// In each test the Watch comes last: its thread ends before what it uses.
+
+TEST(Watch, CallsAHandlerOnItsOwnThreadWhileThereIsSomethingToRead) {
+  Event event;
+  std::atomic<int> calls{0};
+  std::atomic<bool> elsewhere{false};
+  Watch watch;
+  watch.add(event.fd(), [&] {
+    elsewhere = watch.runs_here();
+    if (++calls == 3) event.clear();
+  });
+  EXPECT_FALSE(watch.runs_here());
+  event.set();
+  EXPECT_TRUE(eventually([&] { return calls == 3; }));
+  EXPECT_TRUE(elsewhere);
+}
+
+TEST(Watch, CallsAnEdgeHandlerOnceAChangeAndAgainWhenRearmed) {
+  Event edge, other;
+  std::atomic<int> calls{0}, others{0};
+  Watch watch;
+  watch.add(edge.fd(), [&] { ++calls; }, true);
+  watch.add(other.fd(), [&] {
+    other.clear();
+    ++others;
+  });
+  edge.set();
+  EXPECT_TRUE(eventually([&] { return calls == 1; }));
+  for (int i = 1; i <= 3; ++i) {  // rounds in which the edge would be reported if it were level
+    other.set();
+    EXPECT_TRUE(eventually([&] { return others == i; }));
+  }
+  EXPECT_EQ(calls, 1);
+  watch.rearm(edge.fd());
+  EXPECT_TRUE(eventually([&] { return calls == 2; }));
+}
+
+TEST(Watch, RemovedHandlersAreNotCalledAndDestroyed) {
+  Event removed, other;
+  std::atomic<int> others{0};
+  auto token = std::make_shared<int>(0);
+  Watch watch;
+  watch.add(removed.fd(), [token] { ADD_FAILURE() << "called after its removal"; });
+  watch.remove(removed.fd());
+  EXPECT_EQ(token.use_count(), 1);
+  watch.add(other.fd(), [&] {
+    other.clear();
+    ++others;
+  });
+  removed.set();
+  other.set();
+  EXPECT_TRUE(eventually([&] { return others == 1; }));
+  watch.remove(removed.fd());  // again, and of what never was
+  watch.remove(12345);
+}
+
+TEST(Watch, AHandlerMayRemoveItselfAndAddOthers) {
+  Event first, second;
+  std::atomic<int> calls{0};
+  Watch watch;
+  watch.add(first.fd(), [&] {
+    watch.remove(first.fd());
+    watch.add(second.fd(), [&] {
+      second.clear();
+      ++calls;
+    });
+    second.set();
+  });
+  first.set();
+  EXPECT_TRUE(eventually([&] { return calls == 1; }));
+}
+
+TEST(Watch, WhatAHandlerThrowsStopsNothing) {
+  Event bad, good;
+  std::atomic<int> calls{0};
+  Watch watch;
+  watch.add(bad.fd(), [&] {
+    bad.clear();
+    throw std::runtime_error("a handler of a test");
+  });
+  watch.add(good.fd(), [&] {
+    good.clear();
+    ++calls;
+  });
+  bad.set();
+  good.set();
+  EXPECT_TRUE(eventually([&] { return calls == 1; }));
+}
+
+TEST(Watch, TicksWhileSomebodyWantsItAndThenRests) {
+  std::atomic<int> busy{0}, idle{0};
+  Watch watch;
+  watch.add_tick([&] { return ++busy < 3; });
+  watch.add_tick([&] {
+    ++idle;
+    return false;
+  });
+  watch.request_tick();
+  EXPECT_TRUE(eventually([&] { return busy == 3 && idle == 3; }));
+  watch.request_tick();
+  EXPECT_TRUE(eventually([&] { return busy == 4; }));
+  EXPECT_EQ(idle, 4);
+}
+
+TEST(Watch, ARemovedTickIsNotCalled) {
+  std::atomic<int> kept{0};
+  Watch watch;
+  const auto id = watch.add_tick([] {
+    ADD_FAILURE() << "called after its removal";
+    return false;
+  });
+  watch.add_tick([&] {
+    ++kept;
+    return false;
+  });
+  watch.remove_tick(id);
+  watch.request_tick();
+  EXPECT_TRUE(eventually([&] { return kept == 1; }));
+}
+
+TEST(Watch, StopsAroundAForkAndMissesNothing) {
+  Event event;
+  std::atomic<int> calls{0}, ticks{0};
+  Watch watch;
+  watch.add(event.fd(), [&] {
+    event.clear();
+    ++calls;
+  });
+  watch.add_tick([&] {
+    ++ticks;
+    return false;
+  });
+  watch.stop();
+  event.set();
+  watch.request_tick();
+  EXPECT_EQ(calls, 0);
+  EXPECT_EQ(ticks, 0);
+  watch.start_again();
+  EXPECT_TRUE(eventually([&] { return calls == 1 && ticks == 1; }));
+}
+
+/// A program's SIGINT or SIGCHLD handler runs on a thread that the program knows.
+TEST(Watch, TakesNoSignalsAwayFromTheProgram) {
+  Event event;
+  std::atomic<int> blocked{-1};
+  Watch watch;
+  watch.add(event.fd(), [&] {
+    event.clear();
+    sigset_t mask;
+    pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+    blocked = sigismember(&mask, SIGINT) && sigismember(&mask, SIGCHLD) && sigismember(&mask, SIGALRM);
+  });
+  event.set();
+  EXPECT_TRUE(eventually([&] { return blocked == 1; }));
+  sigset_t mask;
+  pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  EXPECT_FALSE(sigismember(&mask, SIGINT));
+}
+
+}  // namespace
+}  // namespace onecopy
