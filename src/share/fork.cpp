@@ -4,6 +4,7 @@
 // Before: the watch thread stops, every lock is taken, and each owner (ourselves included) gets a
 // claim page in which the child counts as holding everything. After, in the child, which is alone:
 // exact claims replace "everything", and a new Process takes over. No owner is asked to answer.
+#include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -11,6 +12,7 @@
 #include <new>
 
 #include "onecopy/core/error.h"
+#include "onecopy/os/log.h"
 #include "share/process.h"
 
 namespace onecopy {
@@ -26,6 +28,16 @@ void make_clone_mark() {
   madvise(page, 4096, MADV_WIPEONFORK);  // older kernels: raw clones go unnoticed
 }
 
+/// No exception may pass through fork().
+template <class F>
+void or_log(F&& f) noexcept {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    log_warning(fmt::format("fork: {}; freed memory that the child may use stays reserved", e.what()));
+  }
+}
+
 }  // namespace
 
 void Process::handle_forks() {
@@ -39,8 +51,12 @@ bool Process::is_raw_clone() noexcept {
 }
 
 void Process::prepare_fork() {
+  if (forked_from_) or_log([] { current(); });
   Process* process = existing();
   if (!process) return;
+  or_log([&] {  // the child may share on what it inherits: whoever gets that must reach us
+    if (process->ledger_.live() != 0) process->broker_.listen();
+  });
   process->watch_.stop();
   process->lock_all();
   for (const auto& peer : process->importer_.peers_locked()) {
@@ -51,7 +67,8 @@ void Process::prepare_fork() {
     from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
   if (process->ledger_.live_locked() == 0) return;
   process->ledger_.export_all();
-  process->child_ = process->broker_.prepare_fork();
+  or_log([&] { process->child_ = process->broker_.prepare_fork(); });
+  if (!process->child_) or_log([&] { process->ledger_.hold_everything(); });
 }
 
 void Process::finish_in_parent() {
@@ -68,6 +85,7 @@ void Process::finish_in_parent() {
 }
 
 void Process::finish_in_child() {
+  clone_mark->store(1);
   Process* parent = existing();
   if (!parent) return;
   for (const auto& peer : parent->importer_.peers_locked()) {
@@ -75,34 +93,37 @@ void Process::finish_in_child() {
     peer->unlock_after_fork();
   }
   parent->unlock_all();
+  if (!parent->child_ && parent->ledger_.live_locked() != 0)  // the table is the parent's all the same
+    or_log([&] { parent->child_ = ForkPage{private_claims(), {}}; });
+  inheritance_ = std::move(parent->inherited_);
+  if (parent->child_) inheritance_.push_back({parent, {}, {}, std::move(parent->child_)});
+  for (Inherited& from : inheritance_) claim_inherited(from);
+  parent->abandon();
   current_ = nullptr;
-  clone_mark->store(1);
-  auto* child = new Process();
-  child->inherit(*parent);
-  current_ = child;
+  forked_from_ = parent;
+  or_log([] { current(); });  // without descriptors: at the next use
+}
+
+/// Nothing is there to claim when that owner is gone: its memory is frozen.
+void Process::claim_inherited(Inherited& from) noexcept {
+  if (!from.child) return;
+  from.owner->ledger_.become_borrower(claims_in(from.child->memory), transits_in(from.child->memory));
+  from.page = std::move(from.child->memory);
+  from.socket = std::move(from.child->socket);
+  from.child.reset();
+  greet_owner(from.socket);
 }
 
 void Process::inherit(Process& parent) {
-  inherited_ = std::move(parent.inherited_);
-  if (parent.child_) inherited_.push_back({&parent, {}, {}, std::move(parent.child_)});
-  for (Inherited& from : inherited_) {
-    if (!from.child) continue;  // that owner is gone: its memory is frozen
-    from.owner->ledger_.become_borrower(claims_in(from.child->memory),
-                                         transits_in(from.child->memory));
-    from.page = std::move(from.child->memory);
-    from.socket = std::move(from.child->socket);
-    from.child.reset();
-    greet_owner(from.socket);
-    watch_inherited(from);
-  }
-  parent.abandon();
   importer_.inherit(parent.importer_);
-  if (!inherited_.empty() && inherited_.back().owner == &parent)
-    importer_.add_inherited(parent.ledger_);
+  inherited_ = std::move(inheritance_);
+  for (Inherited& from : inherited_) watch_inherited(from);
+  if (parent.ledger_.is_inherited()) importer_.add_inherited(parent.ledger_);
 }
 
 /// The owner tells when a segment is gone; its end is no news, the memory stays.
 void Process::watch_inherited(Inherited& from) {
+  if (!from.socket) return;
   watch_.add(from.socket.fd(), [this, &from] {
     try {
       while (auto packet = from.socket.try_receive())

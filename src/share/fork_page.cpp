@@ -4,30 +4,32 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
 #include "share/process_origin.h"
 #include "share/wire.h"
 
 namespace onecopy {
 
-std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) {
-  const Fd file = create_claim_file();
-  ForkPage child{map_claims(file), {}};
-  claims_in(child.memory).header().all.store(1);
-  auto [ours, theirs] = UnixSocket::pair();
-  child.socket = std::move(ours);
-  const int fds[] = {file.get(), theirs.fd()};
+std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept {
   announce_child(mine);
   try {
+    const Fd file = create_claim_file();
+    ForkPage child{map_claims(file), {}};
+    claims_in(child.memory).header().all.store(1);
+    auto [ours, theirs] = UnixSocket::pair();
+    child.socket = std::move(ours);
+    const int fds[] = {file.get(), theirs.fd()};
     owner.send(wire::pack(wire::Type::adopt_child, wire::AdoptChild{}), fds, std::chrono::seconds(10));
+    point("fork.page_sent");
+    return child;
   } catch (const Error& e) {
     if (e.code() == ErrorCode::peer_died) return {};
     // Announced but never attached, the child counts as holding everything: safe, and visible in
     // the owner's limbo until this process ends.
-    log_warning(fmt::format("fork: {}", e.what()));
+    log_warning(fmt::format("fork: {}; what the child borrows stays reserved", e.what()));
   }
-  point("fork.page_sent");
-  return child;
+  return {};
 }
 
 bool greet_owner(UnixSocket& owner) noexcept {

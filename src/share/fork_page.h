@@ -16,9 +16,9 @@ struct ForkPage {
   UnixSocket socket;
 };
 
-/// Makes a ForkPage, announces it in the page of the process that forks, and sends it to the owner.
-/// Nothing when the owner is gone. Never waits for an answer.
-std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner);
+/// Announces a child in the page of the process that forks, makes its ForkPage and sends it to the
+/// owner. Nothing when that fails or the owner is gone. Never waits for an answer.
+std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept;
 
 /// In the child: tells the owner who it is. False when the owner is gone.
 bool greet_owner(UnixSocket& owner) noexcept;

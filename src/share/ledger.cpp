@@ -243,6 +243,13 @@ std::size_t Ledger::live() const noexcept {
   return table_.live();
 }
 
+void Ledger::hold_everything() {
+  if (everything_) return;
+  everything_ = private_claims();
+  claims_in(everything_).header().all.store(1);
+  table_.attach(claims_in(everything_));
+}
+
 void Ledger::export_all() noexcept {
   for (std::uint32_t block = 0; block < table_.used(); ++block)
     if (local_[block].refs.load() != 0) table_.export_block(block);

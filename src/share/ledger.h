@@ -75,6 +75,8 @@ class Ledger final : public SharedKeeper {
   void export_all() noexcept;
   /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
   PageRef attach_locked(const Claims& page) { return table_.attach(page); }
+  /// Before, when there can be no such page: nothing that was ever exported is reused from now on.
+  void hold_everything();
   /// In the child: what is referenced becomes claims in `page`, and `all` is lowered.
   void become_borrower(Claims page, Transits transits) noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
@@ -116,6 +118,7 @@ class Ledger final : public SharedKeeper {
   BlockTable<RealPlatform> table_;
   std::vector<ExtentOwner*> sources_;
   std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_;
+  Mapping everything_;  ///< see hold_everything()
   Claims inherited_;
   Transits transits_ = nullptr;  ///< of a forked child
 };

@@ -58,8 +58,12 @@ Process& Process::current() {
       handle_forks();
       std::atexit([] { at_exit(); });
     });
-    current_ = new Process();  // never destroyed, see the class comment
-    remove_abandoned_files();
+    auto made = std::unique_ptr<Process>(new Process());
+    if (forked_from_)
+      made->inherit(*std::exchange(forked_from_, nullptr));
+    else
+      remove_abandoned_files();
+    current_ = made.release();  // never destroyed, see the class comment
   }
   return *current_;
 }

@@ -107,11 +107,15 @@ class Process {
   void lock_all();
   void unlock_all();
   void abandon() noexcept;
+  static void claim_inherited(Inherited& from) noexcept;
   void inherit(Process& parent);
   void watch_inherited(Inherited& from);
 
   inline static std::atomic<Process*> current_{nullptr};
   inline static std::mutex making_;
+  // In a forked child, until its own Process is made:
+  inline static Process* forked_from_ = nullptr;
+  inline static std::list<Inherited> inheritance_;
 
   const ProcessId id_;
   const std::string name_;

@@ -2,6 +2,7 @@
 #include "onecopy/share/share.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "onecopy/core/error.h"
@@ -313,6 +314,33 @@ TEST(Fork, AChildThatExecsLetsGo) {
   tensor.release();
   EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   child.kill();
+}
+
+TEST(Fork, WithoutDescriptorsForThePageTheChildsMemoryIsSafeAllTheSame) {
+  Child parent([] {
+    Shared<Note> note;
+    Tensor tensor = numbers(1000);
+    rlimit limit{};
+    getrlimit(RLIMIT_NOFILE, &limit);
+    limit.rlim_cur = 3;
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    Child child([&] {
+      note->reach(1);
+      EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+      tensor.release();
+      note->step = 2;
+    });
+    Tensor other = numbers(10);
+    tensor.release();
+    for (int i = 0; i < 100; ++i) numbers(1000).as<std::int64_t>()[999] = 0;
+    note->step = 1;
+    note->reach(2);
+    for (int i = 0; i < 100; ++i) numbers(1000).as<std::int64_t>()[999] = 0;
+    EXPECT_EQ(stats().limbo, 1u);  // nobody can tell that the child has let go
+    EXPECT_EQ(stats().live_blocks, 1u);
+    EXPECT_EQ(child.join(), 0);
+  });
+  EXPECT_EQ(parent.join(), 0);
 }
 
 TEST(Fork, AChildSharesTensorsOfItsOwn) {
