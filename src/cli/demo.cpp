@@ -118,12 +118,9 @@ std::size_t Demo::first_with_elements() const {
 }
 
 void Demo::show_what_was_shared() const {
-  const double seconds = std::chrono::duration<double>(loaded_.duration).count();
-  const double per_second = static_cast<double>(loaded_.bytes) / seconds;
   fmt::print("Shared  {}, {}: {}\n", plural(loaded_.tensors.size(), "tensor"), format_bytes(loaded_.bytes),
              dtype_names(loaded_.tensors));
-  fmt::print("Read    once, straight into shared memory, in {} ({}/s)\n", format_duration(loaded_.duration),
-             format_bytes(static_cast<std::uint64_t>(per_second)));
+  fmt::print("Read    once, straight into shared memory: {}\n", format_speed(loaded_));
   fmt::print("Handle  one for all of it, {} characters\n\n", handle_->to_text().size());
 }
 

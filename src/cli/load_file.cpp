@@ -5,6 +5,10 @@
 #include <fstream>
 #include <string_view>
 
+#include <fmt/format.h>
+
+#include "text.h"
+
 namespace onecopy::cli {
 namespace {
 
@@ -16,6 +20,15 @@ bool is_npy(const std::string& path) {
 }
 
 }  // namespace
+
+std::string format_speed(const LoadedFile& loaded) {
+  constexpr std::uint64_t kLeast = std::uint64_t{1} << 20;
+  if (loaded.bytes < kLeast) return format_duration(loaded.duration);
+  const double seconds = std::chrono::duration<double>(loaded.duration).count();
+  const double rate = static_cast<double>(loaded.bytes) / seconds;
+  return fmt::format("{}, {}/s", format_duration(loaded.duration),
+                     format_bytes(static_cast<std::uint64_t>(rate)));
+}
 
 LoadedFile load_file(const std::string& path, const LoadProgress& progress) {
   const auto start = std::chrono::steady_clock::now();

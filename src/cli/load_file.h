@@ -18,6 +18,9 @@ struct LoadedFile {
   std::chrono::nanoseconds duration{};
 };
 
+/// "130.2 ms, 1.9 GiB/s"; only the time where a rate means nothing.
+std::string format_speed(const LoadedFile& loaded);
+
 /// A safetensors or npy file, told apart by its first bytes, in shared memory.
 LoadedFile load_file(const std::string& path, const LoadProgress& progress);
 

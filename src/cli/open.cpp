@@ -142,7 +142,7 @@ void add_open(CLI::App& app, Command& command) {
       "its tensors: name, element type, shape, bytes.\n"
       "\n"
       "Examples:\n"
-      "  onecopy open onecopy:T0NQWQEA...\n"
+      "  onecopy open onecopy:MUNPUFkAAQCQ...\n"
       "  onecopy open - --sum < handle\n"
       "  onecopy open - --out copy.safetensors < handle\n"
       "\n"

@@ -3,7 +3,6 @@
 
 #include <unistd.h>
 
-#include <chrono>
 #include <memory>
 #include <string>
 
@@ -28,11 +27,8 @@ struct Options {
 
 /// Explanations go to stderr: stdout carries the handle and nothing else.
 void explain(const std::string& file, const LoadedFile& loaded) {
-  const double seconds = std::chrono::duration<double>(loaded.duration).count();
-  fmt::print(stderr, "{}: {}, {} in shared memory (read in {}, {}/s).\n", file,
-             plural(loaded.tensors.size(), "tensor"), format_bytes(loaded.bytes),
-             format_duration(loaded.duration),
-             format_bytes(static_cast<std::uint64_t>(static_cast<double>(loaded.bytes) / seconds)));
+  fmt::print(stderr, "{}: {}, {} in shared memory (read in {}).\n", file,
+             plural(loaded.tensors.size(), "tensor"), format_bytes(loaded.bytes), format_speed(loaded));
   fmt::print(stderr,
              "Process {} keeps it until Ctrl-C. Any process of this user opens it with\n"
              "  onecopy open HANDLE\nwhere HANDLE is this line:\n",

@@ -11,7 +11,7 @@
 
 namespace onecopy {
 
-/// Called on the loading thread now and then, and once at the end: bytes done, bytes in all. What it
+/// Called on the loading thread at the start, now and then, and at the end: bytes done, bytes in all. What it
 /// throws ends the loading and reaches the caller.
 using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)>;
 
