@@ -119,6 +119,68 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
   EXPECT_EQ(owner.join(), 0);
 }
 
+/// fork cannot be refused, so it must neither crash nor hang nor endanger what the child inherits.
+TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
+  Child owner([&] {
+    const Tensor theirs = bytes(1000, 5);
+    note_->write(share(theirs).to_text());
+    note_->reach(9);
+  });
+  Child parent([&] {
+    Tensor mine = bytes(1000, 7);
+    const Handle handle_of_mine = share(mine);
+    Tensor borrowed = open(handle(1));
+    Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+    Child child([&] {
+      note_->step = 2;
+      note_->reach(3);
+      EXPECT_EQ(last_byte(mine), 7);
+      EXPECT_EQ(last_byte(borrowed), 5);
+      mine.release();
+      borrowed.release();
+    });
+    limit.lift();
+    note_->reach(2);
+    mine.release();
+    borrowed.release();
+    for (int i = 0; i < 100; ++i) bytes(1000, 1);
+    note_->step = 3;
+    EXPECT_EQ(child.join(), 0);
+    EXPECT_EQ(last_byte(open(share(bytes(1000, 9)))), 9);
+    EXPECT_EQ(last_byte(open(handle(1))), 5);
+  });
+  EXPECT_EQ(parent.join(), 0);
+  note_->step = 9;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// The one in the middle keeps what it inherited, whatever the youngest lets go of.
+TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
+  Child grandparent([&] {
+    Tensor tensor = bytes(1000, 7);
+    Child parent([&] {
+      {
+        Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+        Child child([&] {
+          EXPECT_EQ(last_byte(tensor), 7);
+          tensor.release();
+        });
+        EXPECT_EQ(child.join(), 0);
+      }
+      note_->step = 1;
+      note_->reach(2);
+      EXPECT_EQ(last_byte(tensor), 7);
+    });
+    note_->reach(1);
+    tensor.release();
+    for (int i = 0; i < 100; ++i) bytes(1000, 1);
+    note_->step = 2;
+    EXPECT_EQ(parent.join(), 0);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  EXPECT_EQ(grandparent.join(), 0);
+}
+
 /// Whatever the call during which descriptors run out.
 TEST_F(Shortage, OfDescriptorsAtABorrowerIsAnErrorAtEveryStep) {
   Child owner([&] {
