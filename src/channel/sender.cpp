@@ -72,7 +72,8 @@ bool Sender::put(Process& process, const Message& message, TimePoint deadline) {
   }
   const bool is_one = rows.size() == 1 && message.tag == 0 && message.data.empty();
   const ItemHead head{message.tag, static_cast<std::uint32_t>(message.data.size()),
-                      static_cast<std::uint16_t>(rows.size()), is_one ? kItemIsOneTensor : std::uint16_t{0}};
+                      static_cast<std::uint16_t>(rows.size()),
+                      is_one ? kItemIsOneTensor : std::uint16_t{0}};
   if (item_bytes(rows, message.data) > kMaxItemBytes)
     return put_elsewhere(process, head, rows, message.data, std::move(blocks), deadline);
   return put_inline(process, head, rows, message.data, blocks, deadline);
@@ -81,9 +82,10 @@ bool Sender::put(Process& process, const Message& message, TimePoint deadline) {
 bool Sender::put_inline(Process& process, const ItemHead& head, std::span<const Outgoing> rows,
                         ByteSpan data, std::span<const BlockRef> blocks, TimePoint deadline) {
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
+    sent_.push(position, blocks);
+    // Last: a spinning getter takes the slot's cache line away again and again until the commit.
     write_item(head, rows, data, space.data());
     point("queue.put.encoded");
-    sent_.push(position, blocks);
     return item_bytes(rows, data);
   };
   if (!ring_.put(write, deadline)) return false;
@@ -133,18 +135,16 @@ Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {
 
 std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, const BlockPlace& place) {
   const Key key{static_cast<SharedKeeper*>(tensor.block().keeper()), place.info.segment, tensor.access()};
+  if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
+  std::optional<std::uint16_t> origin;
   {
     std::lock_guard lock(known_mutex_);
-    if (key == last_) return last_origin_;
-    if (const auto at = known_.find(key); at != known_.end()) {
-      last_ = key;
-      return last_origin_ = at->second;
-    }
+    if (const auto at = known_.find(key); at != known_.end()) origin = at->second;
   }
-  const std::uint16_t origin = add_origin(process, tensor, place);
+  if (!origin) origin = add_origin(process, tensor, place);
   std::lock_guard lock(known_mutex_);
-  last_ = key;
-  return last_origin_ = known_[key] = origin;
+  last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), *origin);
+  return known_[key] = *origin;
 }
 
 /// Two threads may do this at once; then the segment has two entries, which does no harm.
@@ -152,9 +152,9 @@ std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, const B
   const auto& keeper = static_cast<const SharedKeeper&>(*tensor.block().keeper());
   const bool deposited = deposit(process, keeper, tensor.block());
   point("queue.put.deposited");
-  const Origin origin{keeper.owner(),      deposited ? creator_ : process.id(),
-                      place.segment_size,  place.info.segment,
-                      place.kind,          tensor.access()};
+  const Origin origin{keeper.owner(),     deposited ? creator_ : process.id(),
+                      place.segment_size, place.info.segment,
+                      place.kind,         tensor.access()};
   std::optional<std::uint16_t> index;
   ring_.exclusively([&] { index = origins_.append(origin); });
   return index.value_or(kWholeHandle);
@@ -187,7 +187,7 @@ void Sender::reset() noexcept {
   sent_.clear();
   std::lock_guard lock(known_mutex_);
   known_.clear();
-  last_ = {};
+  last_.remember(nullptr, 0, Access::read_only, 0);
 }
 
 }  // namespace onecopy

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -17,6 +19,36 @@
 namespace onecopy {
 
 class Process;
+
+/// The origin that was looked up last, for readers that take no lock.
+/// Thread safety: find() may be called by anybody, remember() by one thread at a time.
+class LastOrigin {
+ public:
+  std::optional<std::uint16_t> find(const SharedKeeper* keeper, std::uint32_t segment,
+                                    Access access) const noexcept {
+    const std::uint32_t version = version_.load();
+    const bool same = keeper_.load() == keeper && segment_.load() == segment && access_.load() == access;
+    const std::uint16_t origin = origin_.load();
+    if (!same || (version & 1) != 0 || version_.load() != version) return std::nullopt;
+    return origin;
+  }
+  void remember(const SharedKeeper* keeper, std::uint32_t segment, Access access,
+                std::uint16_t origin) noexcept {
+    version_.fetch_add(1);
+    keeper_.store(keeper);
+    segment_.store(segment);
+    access_.store(access);
+    origin_.store(origin);
+    version_.fetch_add(1);
+  }
+
+ private:
+  std::atomic<std::uint32_t> version_{0};  ///< odd while the rest is being written
+  std::atomic<const SharedKeeper*> keeper_{nullptr};
+  std::atomic<std::uint32_t> segment_{0};
+  std::atomic<Access> access_{Access::read_only};
+  std::atomic<std::uint16_t> origin_{0};
+};
 
 /// Puts messages into a queue: names their segments, encodes them, keeps their blocks until somebody
 /// has taken them.
@@ -64,8 +96,7 @@ class Sender {
   SentItems sent_;
   std::mutex known_mutex_;
   std::map<Key, std::uint16_t> known_;
-  Key last_{};
-  std::uint16_t last_origin_ = 0;
+  LastOrigin last_;  ///< written under known_mutex_
 };
 
 }  // namespace onecopy

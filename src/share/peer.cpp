@@ -194,18 +194,27 @@ std::byte* Peer::locate(const HandleFields& handle, Access access) {
                 fmt::format("the handle says segment {} with {} bytes, its owner's table says segment "
                             "{} with {} bytes",
                             handle.segment, handle.storage_size, r.segment, r.size));
-  std::lock_guard lock(segments_mutex_);
-  const DeviceMemory* memory = find_segment(r.segment, access);
-  if (!memory) return nullptr;
-  if (memory->kind() != handle.kind || memory->size() != handle.segment_size)
+  SegmentPlace place;
+  if (!find_place(r.segment, access, place)) return nullptr;
+  if (place.kind != handle.kind || place.size != handle.segment_size)
     throw Error(ErrorCode::bad_handle,
                 fmt::format("the handle says that segment {} is of kind {} and has {} bytes; it is of kind "
                             "{} and has {} bytes",
                             r.segment, static_cast<int>(handle.kind), handle.segment_size,
-                            static_cast<int>(memory->kind()), memory->size()));
-  if (r.offset > memory->size() || r.size > memory->size() - r.offset)
+                            static_cast<int>(place.kind), place.size));
+  if (r.offset > place.size || r.size > place.size - r.offset)
     throw Error(ErrorCode::protocol, "the owner's table names memory outside of its segment");
-  return memory->data() + r.offset;
+  return place.data + r.offset;
+}
+
+bool Peer::find_place(std::uint32_t segment, Access access, SegmentPlace& place) {
+  if (places_.find(segment, access, place)) return true;
+  std::lock_guard lock(segments_mutex_);
+  const DeviceMemory* memory = find_segment(segment, access);
+  if (!memory) return false;
+  place = {memory->data(), memory->size(), memory->kind()};
+  places_.remember(segment, access, place);
+  return true;
 }
 
 DeviceMemory* Peer::find_segment(std::uint32_t segment, Access access) const noexcept {
@@ -284,13 +293,12 @@ void Peer::acknowledge(std::uint64_t hold) noexcept {
 
 BlockPlace Peer::export_block(std::uint32_t block) {
   const Record& r = record(block);
-  std::lock_guard lock(segments_mutex_);
-  const DeviceMemory* memory = find_segment(r.segment, Access::read_write);
-  if (!memory) memory = find_segment(r.segment, Access::read_only);
+  SegmentPlace place;
+  if (!find_place(r.segment, Access::read_write, place)) find_place(r.segment, Access::read_only, place);
   return {{block, held_generation(r.word.load()), r.segment, r.offset, r.size},
-          memory->kind(),
-          memory->size(),
-          memory->data() + r.offset};
+          place.kind,
+          place.size,
+          place.data + r.offset};
 }
 
 ExportedMemory Peer::export_segment(std::uint32_t segment, Access access) const {
@@ -395,6 +403,7 @@ void Peer::check_gone() {
 void Peer::retire(std::uint32_t segment) noexcept {
   std::array<std::unique_ptr<DeviceMemory>, 2> retired;
   std::lock_guard lock(segments_mutex_);
+  places_.forget(segment);
   for (std::size_t access = 0; access < 2; ++access)
     if (segment < segments_[access].size()) retired[access] = std::move(segments_[access][segment]);
 }
@@ -409,6 +418,7 @@ bool Peer::try_close() noexcept {
   }
   std::scoped_lock lock(socket_mutex_, segments_mutex_);
   socket_ = UnixSocket();
+  places_.forget_all();
   for (Segments& known : segments_) known.clear();
   // A late claimer may still raise a slot and read a word before it sees that we are closed.
   for (Mapping* memory : {&table_, &page_memory_, &count_memory_}) memory->forget();

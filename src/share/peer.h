@@ -13,6 +13,7 @@
 #include "share/deposits.h"
 #include "share/fork_page.h"
 #include "share/keeper.h"
+#include "share/segment_places.h"
 #include "share/watch.h"
 #include "share/wire.h"
 
@@ -119,6 +120,8 @@ class Peer final : public SharedKeeper {
   void retire(std::uint32_t segment) noexcept;
   const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
   DeviceMemory* find_segment(std::uint32_t segment, Access access) const noexcept;
+  /// False while it is not mapped. REQUIRES: the caller holds a block of it.
+  bool find_place(std::uint32_t segment, Access access, SegmentPlace& place);
 
   ProcessId owner_;
   std::string name_;
@@ -139,6 +142,7 @@ class Peer final : public SharedKeeper {
   std::atomic<bool> closed_{false};
 
   mutable std::mutex segments_mutex_;
+  SegmentPlaces places_;               ///< of some of them; written under segments_mutex_
   std::array<Segments, 2> segments_;  ///< by Access, by number
 
   std::mutex socket_mutex_;  ///< held by whoever reads the socket
