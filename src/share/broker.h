@@ -38,6 +38,8 @@ class Broker {
 
   /// Starts listening at the first call. Any thread.
   void listen();
+  /// At exit, with the watch stopped: a socket with a path leaves its directory.
+  void stop_listening() noexcept { listener_ = UnixSocket(); }
   /// What `want_info` is answered with. Set before listen().
   std::function<std::string()> describe;
 

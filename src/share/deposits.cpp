@@ -26,12 +26,10 @@ void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
                    ExportedMemory memory, std::uint64_t channel) {
   std::lock_guard lock(mutex_);
   if (!channels_.contains(channel)) return;
-  auto [at, is_new] = entries_.try_emplace(key);
-  if (is_new) {
-    at->second.origin = origin;
-    at->second.pidfd = open_pidfd(origin);
-    at->second.table = std::move(table);
-    at->second.memory = std::move(memory);
+  auto at = entries_.find(key);
+  if (at == entries_.end()) {  // whole or not at all: the next attempt must not find half of one
+    Entry entry{origin, open_pidfd(origin), std::move(table), std::move(memory), {}};
+    at = entries_.emplace(key, std::move(entry)).first;
   }
   at->second.channels[channel].reset();
 }

@@ -62,7 +62,10 @@ Process& Process::current() {
     if (forked_from_)
       made->inherit(*std::exchange(forked_from_, nullptr));
     else
+    {
       remove_abandoned_files();
+      remove_abandoned_sockets();
+    }
     current_ = made.release();  // never destroyed, see the class comment
   }
   return *current_;
@@ -74,6 +77,7 @@ void Process::at_exit() noexcept {
   Process* process = existing();
   if (!process) return;
   process->watch_.stop();
+  process->broker_.stop_listening();
   if (process->ledger_.live() + process->ledger_.limbo() != 0) return;
   std::lock_guard lock(process->pools_mutex_);
   std::erase_if(process->pools_, [](const auto& p) { return p.first.first == SegmentKind::named_file; });

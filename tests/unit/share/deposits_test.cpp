@@ -4,9 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include "onecopy/core/error.h"
 #include "onecopy/os/memfd.h"
 #include "onecopy/os/process.h"
 #include "support/child.h"
+#include "support/limits.h"
 
 namespace onecopy {
 namespace {
@@ -136,6 +138,20 @@ TEST_F(DepositsTest, GoWithTheirQueue) {
   EXPECT_TRUE(deposits_.open({key_.first, 4}, Access::read_only));
   deposits_.remove_channel(kQueue + 1);
   EXPECT_EQ(deposits_.size(), 0u);
+}
+
+TEST_F(DepositsTest, ThatCannotBeKeptForWantOfDescriptorsCanBeMadeAgain) {
+  deposits_.add_channel(kQueue, queue_.hooks());
+  Fd table = create_memfd("table", 4096);
+  ExportedMemory memory = segment();
+  {
+    const testing::Limit limit(RLIMIT_NOFILE, testing::descriptors_for(0));
+    EXPECT_THROW(deposits_.add(key_, this_process_origin(), std::move(table), std::move(memory), kQueue), Error);
+  }
+  EXPECT_EQ(deposits_.size(), 0u);
+  EXPECT_FALSE(deposits_.open(key_, Access::read_only));
+  add(key_, this_process_origin());
+  EXPECT_TRUE(deposits_.open(key_, Access::read_only)->table);
 }
 
 TEST_F(DepositsTest, TellTheQueueHowManyUseIt) {
