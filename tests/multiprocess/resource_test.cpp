@@ -13,6 +13,7 @@
 
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/process.h"
 #include "share/process_name.h"
 #include "share/wire.h"
 #include "support/child.h"
@@ -116,6 +117,43 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
   note_->reach(105);
   EXPECT_EQ(last_byte(open(large)), 8);
   note_->step = 106;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// The owner loses the page of the borrower's child and hangs up; neither is dead.
+TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection) {
+  Child owner([&] {
+    Tensor small = bytes(1000, 7);
+    Tensor large = bytes(40 * kMiB, 8);
+    Handle first = share(small);
+    Handle second = share(large);
+    note_->write(first.to_text());
+    note_->reach(2);
+    Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+    note_->step = 3;
+    note_->reach(4);
+    limit.lift();
+    note_->write(second.to_text(), 5);
+    note_->reach(6);
+    for (Tensor* tensor : {&small, &large}) tensor->release();
+    first = second = Handle();
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && stats().limbo == 0; }));
+    EXPECT_EQ(stats().live_blocks, 0u);
+  });
+  Child borrower([&] {
+    const Tensor small = open(handle(1));
+    note_->step = 2;
+    note_->reach(3);
+    Child child([&] { EXPECT_EQ(last_byte(small), 7); });
+    EXPECT_EQ(child.join(), 0);
+    EXPECT_TRUE(eventually([] { return Process::current().importer().peers().at(0)->is_disconnected(); }));
+    note_->step = 4;
+    EXPECT_EQ(last_byte(open(handle(5))), 8);
+    EXPECT_EQ(last_byte(open(handle(5), Access::read_only)), 8);
+    EXPECT_EQ(last_byte(small), 7);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  note_->step = 6;
   EXPECT_EQ(owner.join(), 0);
 }
 
