@@ -52,9 +52,8 @@ void Broker::listen() {
   if (listening_) return;
   std::lock_guard lock(mutex_);
   if (listening_) return;
-  UnixSocket listener = UnixSocket::listen(socket_name(public_name(self_)));
-  watch_.add(listener.fd(), [this] { accept_all(); });
-  listener_ = std::move(listener);
+  listener_ = UnixSocket::listen(socket_name(public_name(self_)));
+  watch_.add(listener_.fd(), [this] { accept_all(); });  // which may run before this returns
   listening_ = true;
 }
 
