@@ -185,10 +185,9 @@ Bytes PipeHandle::to_bytes() const {
   const Bytes second = parts_->queues[1].to_bytes();
   const PipeHead head{kMagic, kVersion, static_cast<std::uint16_t>(parts_->end),
                       static_cast<std::uint32_t>(first.size())};
-  Bytes bytes(sizeof head);
+  Bytes bytes(sizeof head + first.size() + second.size());
   store(bytes.data(), head);
-  bytes.insert(bytes.end(), first.begin(), first.end());
-  bytes.insert(bytes.end(), second.begin(), second.end());
+  std::copy(second.begin(), second.end(), std::copy(first.begin(), first.end(), bytes.begin() + sizeof head));
   return bytes;
 }
 

@@ -27,7 +27,7 @@ class SentItems {
   /// The same for a few, if there is reason to look.
   template <class Head>
   void release_some(bool large, Head&& head) noexcept {
-    if (large || size_.load(std::memory_order_relaxed) >= kMany) release_taken(head());
+    if (size_.load(std::memory_order_relaxed) >= (large ? kManyLarge : kMany)) release_taken(head());
   }
   bool empty() const noexcept { return size_.load(std::memory_order_relaxed) == 0; }
   /// Notes since when the oldest has been there.
@@ -42,6 +42,7 @@ class SentItems {
 
  private:
   static constexpr std::size_t kMany = 16;
+  static constexpr std::size_t kManyLarge = 3;  ///< so that at most every other put disturbs the getter
 
   struct Sent {
     std::uint64_t position;

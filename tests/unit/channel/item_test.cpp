@@ -20,7 +20,8 @@ ItemRow row_of(const Layout& layout) {
 }
 
 Bytes item_of(const ItemHead& head, const std::vector<ItemRow>& rows, ByteSpan data = {}) {
-  Bytes item(sizeof head);
+  Bytes item;
+  item.resize(sizeof head);
   store(item.data(), head);
   for (const ItemRow& row : rows) {
     const std::size_t at = item.size();

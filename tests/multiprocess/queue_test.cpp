@@ -1,0 +1,409 @@
+// SPDX-License-Identifier: Apache-2.0
+// Queues between processes, some of which die.
+#include "onecopy/channel/queue.h"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <array>
+#include <cstring>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "support/child.h"
+#include "support/die_at.h"
+#include "support/footprint.h"
+#include "support/note.h"
+#include "support/peer_group.h"
+#include "support/refusal.h"
+#include "support/watchdog.h"
+
+namespace onecopy {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Body;
+using testing::Child;
+using testing::die_at;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Footprint;
+using testing::Form;
+using testing::Note;
+using testing::Role;
+using testing::Shared;
+using testing::Watchdog;
+
+Tensor numbers(std::int64_t seed, std::int64_t count = 1) {
+  Tensor tensor = empty(Layout(DType::i64, {count}));
+  for (std::int64_t i = 0; i < count; ++i) tensor.as<std::int64_t>()[i] = seed + i;
+  return tensor;
+}
+
+std::int64_t number_in(const Tensor& tensor) { return *tensor.as<std::int64_t>(); }
+
+/// Blocks that this process keeps for receivers to come.
+std::uint64_t blocks_sent() {
+  std::uint64_t blocks = 0;
+  for (const TransitInfo& info : this_owner().in_transit)
+    if (info.where.rfind("queue ", 0) == 0) blocks += info.blocks;
+  return blocks;
+}
+
+// One body, whatever its processes are.
+
+constexpr std::int64_t kEach = 3000;
+
+const Body producer("queue.producer", [](Role& me) {
+  Queue queue = Queue::connect(Handle::from_text(me.hear("owner")));
+  const std::int64_t base = std::stoll(me.hear("owner"));
+  for (std::int64_t i = 0; i < kEach; ++i) queue.put(numbers(base + i, 5));
+});
+
+const Body consumer("queue.consumer", [](Role& me) {
+  Queue queue = Queue::connect(Handle::from_text(me.hear("owner")));
+  std::array<std::int64_t, 2> last{-1, -1};
+  std::int64_t sum = 0;
+  for (;;) {
+    const Message message = queue.get();
+    if (message.tensors.empty()) break;
+    const std::int64_t n = number_in(message.tensors[0]);
+    auto& before = last.at(static_cast<std::size_t>(n / kEach));
+    EXPECT_LT(before, n) << "out of the order of its producer";
+    EXPECT_EQ(message.tensors[0].as<std::int64_t>()[4], n + 4);
+    before = n;
+    sum += n;
+  }
+  me.tell("owner", std::to_string(sum));
+});
+
+const Body owner("queue.owner", [](Role& me) {
+  Queue queue = Queue::create({100});
+  for (const char* role : {"producer", "producer2", "consumer", "consumer2"})
+    me.tell(role, queue.handle().to_text());
+  me.tell("producer", "0");
+  me.tell("producer2", std::to_string(kEach));
+  std::int64_t sum = 0;
+  EXPECT_TRUE(eventually([&] { return queue.is_closed() || !queue.empty(); }));
+  me.hear("referee");
+  queue.put(Message{});
+  queue.put(Message{});
+  for (const char* role : {"consumer", "consumer2"}) sum += std::stoll(me.hear(role));
+  EXPECT_EQ(sum, 2 * kEach * (2 * kEach - 1) / 2);
+});
+
+const Body counting_producer("queue.counting", [](Role& me) {
+  producer.run(me);
+  me.tell("referee", "done");
+});
+
+const Body referee("queue.referee", [](Role& me) {
+  me.hear("producer");
+  me.hear("producer2");
+  me.tell("owner", "all put");
+});
+
+class QueueIn : public ::testing::TestWithParam<Form> {};
+
+TEST_P(QueueIn, EachItemArrivesOnceInTheOrderOfItsProducer) {
+  Watchdog watchdog;
+  testing::run_peers(GetParam(), {{"owner", &owner},
+                                  {"producer", &counting_producer},
+                                  {"producer2", &counting_producer},
+                                  {"consumer", &consumer},
+                                  {"consumer2", &consumer},
+                                  {"referee", &referee}});
+}
+
+INSTANTIATE_TEST_SUITE_P(Forms, QueueIn, ::testing::ValuesIn(testing::kForms),
+                         [](const auto& form) { return testing::form_name(form.param); });
+
+// Put, then the producer ends.
+
+class PutThenGone : public ::testing::TestWithParam<std::int64_t> {};
+
+std::string size_name(const ::testing::TestParamInfo<std::int64_t>& size) {
+  return std::to_string(size.param) + "Bytes";
+}
+
+void put_bytes(Queue& queue, std::int64_t bytes) {
+  Tensor tensor = empty(Layout(DType::u8, {bytes}));
+  std::memset(tensor.data(), 0x5a, static_cast<std::size_t>(bytes));
+  queue.put(tensor);
+}
+
+void expect_bytes(const Tensor& tensor, std::int64_t bytes) {
+  ASSERT_EQ(static_cast<std::int64_t>(tensor.nbytes()), bytes);
+  std::int64_t good = 0;
+  for (std::int64_t i = 0; i < bytes; ++i) good += tensor.as<std::uint8_t>()[i] == 0x5a;
+  EXPECT_EQ(good, bytes);
+}
+
+TEST_P(PutThenGone, GetDeliversAfterAnExit) {
+  Queue queue = Queue::create();
+  Child putter([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    put_bytes(mine, GetParam());
+  });
+  EXPECT_EQ(putter.join(), 0);
+  expect_bytes(queue.get_tensor(), GetParam());
+}
+
+TEST_P(PutThenGone, GetDeliversAfterAKill) {
+  Queue queue = Queue::create();
+  Child putter([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    put_bytes(mine, GetParam());
+    raise(SIGKILL);
+  });
+  EXPECT_EQ(putter.join(), -SIGKILL);
+  expect_bytes(queue.get_tensor(), GetParam());
+}
+
+TEST_P(PutThenGone, AThirdProcessGetsIt) {
+  Queue queue = Queue::create();
+  Child putter([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    put_bytes(mine, GetParam());
+    raise(SIGKILL);
+  });
+  EXPECT_EQ(putter.join(), -SIGKILL);
+  Child getter([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    expect_bytes(mine.get_tensor(), GetParam());
+  });
+  EXPECT_EQ(getter.join(), 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, PutThenGone, ::testing::Values(1, 4096, 1 << 20, 33 << 20, 256 << 20), size_name);
+
+TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    Queue queue = Queue::create();
+    const Handle handle = queue.handle();
+    queue.put(numbers(1, 100));
+    queue.put(Message{0, Bytes(5000), {numbers(2, 100)}});
+    note->write(handle.to_text());
+    note->reach(2);
+    queue.put(numbers(3, 5 << 20));
+    note->step = 3;
+    pause();
+  });
+  Queue queue = Queue::connect(Handle::from_text(note->read()));
+  note->step = 2;
+  note->reach(3);
+  EXPECT_TRUE(eventually([] { return stats().deposits == 2; }));
+  creator.kill();
+  EXPECT_EQ(number_in(queue.get_tensor()), 1);
+  EXPECT_EQ(number_in(queue.get().tensors.at(0)), 2);
+  EXPECT_EQ(number_in(queue.get_tensor()), 3);
+  Child other([handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    mine.put(numbers(4));
+    EXPECT_TRUE(eventually([&] { return mine.empty(); }));
+  });
+  EXPECT_EQ(number_in(queue.get_tensor()), 4);
+  EXPECT_EQ(other.join(), 0);
+}
+
+TEST(Queue, PassesTensorsOnToAThirdProcess) {
+  Queue first = Queue::create();
+  Queue second = Queue::create();
+  Child last([handle = second.handle()] {
+    Tensor tensor = Queue::connect(handle).get_tensor();
+    tensor.as<std::int64_t>()[0] += 1;
+  });
+  Child middle([from = first.handle(), to = second.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    out.put(in.get_tensor());
+  });
+  const Tensor tensor = numbers(1);
+  first.put(tensor);
+  EXPECT_EQ(middle.join(), 0);
+  EXPECT_EQ(last.join(), 0);
+  EXPECT_EQ(number_in(tensor), 2);
+}
+
+TEST(Queue, TakesTheSameTensorManyTimes) {
+  Queue queue = Queue::create();
+  const Tensor tensor = numbers(8);
+  for (int i = 0; i < 1000; ++i) queue.put(tensor);
+  Child getter([handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    const Tensor first = mine.get_tensor();
+    for (int i = 1; i < 1000; ++i) EXPECT_EQ(mine.get_tensor().data(), first.data());
+  });
+  EXPECT_EQ(getter.join(), 0);
+  EXPECT_TRUE(eventually([] { return blocks_sent() == 0 && stats().borrowers == 0; }));
+}
+
+TEST(Queue, LendsWhatItGotForReadingForReadingOnly) {
+  Queue queue = Queue::create();
+  const Tensor tensor = numbers(8);
+  Child middle([handle = queue.handle(), lent = share(tensor)] {
+    Queue::connect(handle).put(open(lent, Access::read_only));
+  });
+  const Tensor mine = queue.get_tensor();
+  EXPECT_EQ(mine.access(), Access::read_only);
+  EXPECT_EQ(number_in(mine), 8);
+  EXPECT_EQ(middle.join(), 0);
+}
+
+TEST(Queue, AnInheritedQueueWorksInAForkedChild) {
+  Queue in = Queue::create();
+  Queue out = Queue::create();
+  in.put(numbers(1));
+  Child child([&] {
+    EXPECT_EQ(blocks_sent(), 0u);
+    const Tensor tensor = in.get_tensor();
+    out.put(tensor);
+    out.put(numbers(number_in(tensor) + 1));
+  });
+  EXPECT_EQ(number_in(out.get_tensor()), 1);
+  EXPECT_EQ(number_in(out.get_tensor()), 2);
+  EXPECT_EQ(child.join(), 0);
+}
+
+TEST(Queue, WhatIsLostIsAClearErrorAndTheNextItemComes) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    pause();
+  });
+  Queue queue = Queue::connect(Handle::from_text(note->read()));
+  {
+    Child putter([handle = queue.handle()] {
+      Queue mine = Queue::connect(handle);
+      mine.put(numbers(1));
+      mine.put(Message{0, Bytes(10'000), {numbers(2)}});
+      pause();
+    });
+    EXPECT_TRUE(eventually([&] { return queue.size() == 2; }));
+    creator.kill();  // and with it the only other process that has the putter's memory
+  }
+  queue.put(numbers(3));
+  expect_refusal(ErrorCode::owner_died, {"taken out of the queue and is lost"}, [&] { queue.get_tensor(); });
+  expect_refusal(ErrorCode::owner_died, {"taken out of the queue and is lost"}, [&] { queue.get(); });
+  EXPECT_EQ(number_in(queue.get_tensor()), 3);
+}
+
+TEST(Queue, LeavesNothingBehindAfter10000MessagesOfAnotherProcess) {
+  Watchdog watchdog;
+  Queue queue = Queue::create();
+  Queue back = Queue::create();
+  EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+  const auto settled = [] {
+    collect();
+    return Footprint::now();
+  };
+  const Footprint before = settled();
+  Child echo([from = queue.handle(), to = back.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    for (;;) {
+      const Message message = in.get();
+      if (message.tag == 1) break;
+      out.put(message);
+    }
+    EXPECT_TRUE(eventually([] { return blocks_sent() == 0; }));
+  });
+  for (std::int64_t i = 0; i < 10'000; ++i) {
+    queue.put(Message{0, Bytes(static_cast<std::size_t>(i % 400)), {numbers(i, 1 + i % 50)}});
+    EXPECT_EQ(number_in(back.get().tensors.at(0)), i);
+  }
+  for (std::int64_t i = 0; i < 20; ++i) {
+    queue.put(numbers(i, 5 << 20));
+    EXPECT_EQ(number_in(back.get_tensor()), i);
+  }
+  queue.put(Message{1, {}, {}});
+  EXPECT_EQ(echo.join(), 0);
+  EXPECT_TRUE(eventually([&] { return settled() == before; })) << before << " now " << settled();
+}
+
+// Users that are killed at each step.
+
+std::string point_name(const ::testing::TestParamInfo<const char*>& point) {
+  std::string name = point.param;
+  std::replace(name.begin(), name.end(), '.', '_');
+  return name;
+}
+
+class PutterDies : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
+  Watchdog watchdog;
+  Queue queue = Queue::create();
+  Child victim([&, handle = queue.handle()] {
+    die_at(GetParam());
+    Queue created = Queue::create();
+    Queue mine = Queue::connect(handle);
+    for (std::int64_t i = 0; i < 3; ++i) mine.put(numbers(i));
+    mine.put(Message{0, Bytes(1000), {numbers(3)}});
+  });
+  EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
+  Child other([handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    for (std::int64_t i = 0; i < 10; ++i) mine.put(numbers(100 + i));
+    EXPECT_TRUE(eventually([&] { return mine.empty(); }));
+  });
+  std::int64_t expected = 0;
+  for (std::int64_t n = -1; n != 109; ++expected) {
+    n = number_in(queue.get().tensors.at(0));
+    if (expected < 4 && n == 100) expected = 100;
+    EXPECT_EQ(n, expected);
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(other.join(), 0);
+  EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && blocks_sent() == 0; }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, PutterDies,
+                         ::testing::Values("queue.create.made", "queue.create.adopted", "queue.connect.opened",
+                                           "queue.connect.joined", "queue.put.deposited",
+                                           "queue.origin.written", "queue.origin.counted", "queue.put.encoded",
+                                           "queue.put.held", "queue.put.done", "queue.put.written_elsewhere",
+                                           "queue.put.kept_elsewhere", "ring.put.committed"),
+                         point_name);
+
+class GetterDies : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
+  Watchdog watchdog;
+  Queue queue = Queue::create();
+  const auto live = stats().live_blocks;
+  const auto limbo = stats().limbo;
+  for (std::int64_t i = 0; i < 4; ++i) queue.put(numbers(i));
+  queue.put(Message{0, Bytes(1000), {numbers(4)}});
+  Child victim([&, handle = queue.handle()] {
+    die_at(GetParam());
+    Queue mine = Queue::connect(handle);
+    for (int i = 0; i < 5; ++i) mine.get();
+  });
+  EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
+  queue.put(numbers(5));
+  std::int64_t before = -1;
+  do {
+    const std::int64_t n = number_in(queue.get().tensors.at(0));
+    if (before != -1) { EXPECT_EQ(n, before + 1); }
+    EXPECT_LE(n, before == -1 ? 1 : 5);
+    before = n;
+  } while (before != 5 && !HasFailure());
+  EXPECT_TRUE(eventually([&] {
+    const Stats now = stats();
+    return now.borrowers == 0 && now.live_blocks == live && now.limbo == limbo;
+  }));
+}
+
+INSTANTIATE_TEST_SUITE_P(Points, GetterDies,
+                         ::testing::Values("queue.get.deferred", "queue.get.opened", "queue.get.claimed",
+                                           "queue.get.done", "ring.take.accepted", "ring.take.committed"),
+                         point_name);
+
+}  // namespace
+}  // namespace onecopy
