@@ -12,7 +12,6 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "rows.h"
-#include "support/cpu.h"
 #include "support/memory.h"
 #include "support/samples.h"
 
@@ -48,7 +47,8 @@ void measure_steady(const Effort& effort, const std::vector<char>& source, Row& 
     heap.add(heap_ns);
   }
   row.add("memcpy of 16 MiB into warm memory", warm.median(), "ns");
-  row.judge("allocate 16 MiB, fill, free: steady state", ours.median(), "ns", ours.ratio_to(warm), "warm memcpy", 1.3);
+  row.judge("allocate 16 MiB, fill, free: steady state", ours.median(), "ns", ours.ratio_to(warm),
+            "warm memcpy", 1.3);
   row.add("malloc, memcpy, free", heap.median(), "ns", heap.ratio_to(warm), "warm memcpy");
 }
 
@@ -72,7 +72,8 @@ void measure_first_touch(const Effort& effort, const std::vector<char>& source, 
     ours.add(ours_ns);
   }
   row.add("mmap of 16 MiB of fresh anonymous memory, memcpy", fresh.median(), "ns");
-  row.judge("allocate 16 MiB, fill: first touch", ours.median(), "ns", ours.ratio_to(fresh), "fresh memory", 1.3);
+  row.judge("allocate 16 MiB, fill: first touch", ours.median(), "ns", ours.ratio_to(fresh), "fresh memory",
+            1.3);
 }
 
 /// Frees 256 MiB and waits until the files behind them have no more pages than before.
@@ -88,7 +89,8 @@ void measure_return(const std::vector<char>& source, Row& row) {
   tensors.clear();
   const auto start = Clock::now();
   const auto deadline = start + std::chrono::seconds(10);
-  while (memfd_bytes() > before && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (memfd_bytes() > before && Clock::now() < deadline)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   const double ns = std::chrono::duration<double, std::nano>(Clock::now() - start).count();
   row.judge("256 MiB freed until they are back with the system", ns, "ns", at_most(ns, 2e9));
 }
@@ -97,14 +99,12 @@ void measure_return(const std::vector<char>& source, Row& row) {
 
 Row allocate_and_fill(const Effort& effort) {
   Row row("Allocate, fill, free",
-          "steady state within 1.3 x a warm memcpy, first touch within 1.3 x the same copy into fresh anonymous "
+          "steady state within 1.3 x a warm memcpy, first touch within 1.3 x the same copy into fresh "
+          "anonymous "
           "memory, idle memory back to the system within 2 s");
   const std::vector<char> source(kSize, 1);
-  {
-    const Pin pin(0);
-    measure_steady(effort, source, row);
-    measure_first_touch(effort, source, row);
-  }
+  measure_steady(effort, source, row);
+  measure_first_touch(effort, source, row);
   measure_return(source, row);
   return row;
 }

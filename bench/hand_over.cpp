@@ -36,7 +36,8 @@ void follow_exchanges(Parent& parent) {
 }
 
 Row hand_over_spinning(const Effort& effort, Iceoryx& iceoryx) {
-  Row row("Hand over a tensor through Queue and back, both spinning", "within 5 x the raw shared-memory ping-pong");
+  Row row("Hand over a tensor through Queue and back, both spinning",
+          "within 5 x the raw shared-memory ping-pong");
   HandOver link;
   Samples raw, same, fresh, descriptors, other;
   for (int i = 0; i < effort.rounds(kRounds); ++i) {
@@ -49,7 +50,8 @@ Row hand_over_spinning(const Effort& effort, Iceoryx& iceoryx) {
   row.add("two words in shared memory", raw.median(), "ns");
   row.judge("Queue, the same tensor", same.median(), "ns", same.ratio_to(raw), "raw", 5);
   row.judge("Queue, a fresh tensor each time", fresh.median(), "ns", fresh.ratio_to(raw), "raw", 5);
-  row.add("Unix socket, a descriptor per tensor", descriptors.median(), "ns", descriptors.ratio_to(raw), "raw");
+  row.add("Unix socket, a descriptor per tensor", descriptors.median(), "ns", descriptors.ratio_to(raw),
+          "raw");
   if (iceoryx.present()) row.add(Iceoryx::kName, other.median(), "ns", other.ratio_to(raw), "raw");
   else row.note(iceoryx.why_absent());
   return row;
@@ -73,7 +75,8 @@ Row hand_over_blocking(const Effort& effort, Iceoryx& iceoryx) {
   row.judge("Queue, the same tensor", same.median(), "ns", same.ratio_to(raw), "futex", 1.3);
   row.judge("Queue, the same tensor, beside the pipe", same.median(), "ns", same.ratio_to(pipe), "pipe", 1);
   row.judge("Queue, a fresh tensor each time", fresh.median(), "ns", fresh.ratio_to(raw), "futex", 1.3);
-  row.add("Unix socket, a descriptor per tensor", descriptors.median(), "ns", descriptors.ratio_to(raw), "futex");
+  row.add("Unix socket, a descriptor per tensor", descriptors.median(), "ns", descriptors.ratio_to(raw),
+          "futex");
   if (iceoryx.present()) row.add(Iceoryx::kName, other.median(), "ns", other.ratio_to(raw), "futex");
   else row.note(iceoryx.why_absent());
   return row;

@@ -26,7 +26,9 @@ constexpr std::int64_t kTensorBytes = std::int64_t{16} << 20;
 /// A file of 1 GiB that goes away with the object.
 class SampleFile {
  public:
-  SampleFile() : path_(std::filesystem::temp_directory_path() / fmt::format("onecopy-bench-{}.safetensors", ::getpid())) {
+  SampleFile()
+      : path_(std::filesystem::temp_directory_path() /
+              fmt::format("onecopy-bench-{}.safetensors", ::getpid())) {
     const Tensor tensor = empty(Layout(DType::u8, {kTensorBytes}));
     std::memset(tensor.data(), 1, tensor.nbytes());
     std::vector<std::pair<std::string, TensorView>> all;
@@ -70,7 +72,8 @@ double time_load(const std::string& path) {
 }  // namespace
 
 Row load_file(const Effort& effort) {
-  Row row("Load a safetensors file", "from the page cache at 80 % of the speed of plain read() into fresh memory");
+  Row row("Load a safetensors file",
+          "from the page cache at 80 % of the speed of plain read() into fresh memory");
   const SampleFile file;
   collect();
   Samples plain;
@@ -84,7 +87,8 @@ Row load_file(const Effort& effort) {
   const double speed = 1 / loaded.ratio_to(plain);
   const double gib = static_cast<double>(kTensors * kTensorBytes) / (1 << 30);
   row.add("read() of 1 GiB into fresh memory", gib / plain.median() * 1e9, "GiB/s");
-  Figure figure{"load_safetensors()", gib / loaded.median() * 1e9, "GiB/s", speed, "read()", at_least(speed, 0.8)};
+  Figure figure{"load_safetensors()", gib / loaded.median() * 1e9, "GiB/s", speed, "read()",
+                at_least(speed, 0.8)};
   row.figures.push_back(figure);
   return row;
 }

@@ -43,10 +43,10 @@ Row open_first(const Effort& effort) {
       samples->add(borrower.hear_number());
     }
   }
-  row.judge("first call of a new process", fresh.median(), "ns", at_most(fresh.median(), 300e3));
-  row.judge("first open of a process that shares tensors itself", used.median(), "ns", at_most(used.median(), 300e3));
-  row.note(fmt::format("{} processes each; the slowest tenth took {} and {}", fresh.size(),
-                       format_value(fresh.quantile(0.9), "ns"), format_value(used.quantile(0.9), "ns")));
+  row.judge("by a process that has tensors of its own", used.median(), "ns", at_most(used.median(), 300e3));
+  row.add("by a process that has not used onecopy before", fresh.median(), "ns");
+  row.note(fmt::format("{} processes each; the slowest tenth took {} and {}", used.size(),
+                       format_value(used.quantile(0.9), "ns"), format_value(fresh.quantile(0.9), "ns")));
   return row;
 }
 

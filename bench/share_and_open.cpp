@@ -20,7 +20,8 @@ Tensor small_tensor() { return empty(Layout(DType::f32, {32, 32})); }
 
 double time_sharing(const std::vector<Tensor>& tensors, std::size_t& sum) {
   return time_ns([&] {
-           for (std::size_t i = 0; i < kCount; ++i) sum += share(tensors[i % tensors.size()]).to_bytes().size();
+           for (std::size_t i = 0; i < kCount; ++i)
+             sum += share(tensors[i % tensors.size()]).to_bytes().size();
          }) /
          kCount;
 }
@@ -51,7 +52,8 @@ void open_handles(Parent& parent) {
 }
 
 Row share_and_open(const Effort& effort) {
-  Row row("Share, open and release a tensor", "share + open + release of a pooled block, claim already mapped: 0.5 µs");
+  Row row("Share, open and release a tensor",
+          "share + open + release of a pooled block, claim already mapped: 0.5 µs");
   std::vector<Tensor> tensors;
   std::vector<Handle> kept;
   Peer borrower("open_handles");

@@ -69,8 +69,9 @@ void wait_for_items(Parent& parent) {
 }
 
 Row wait_idle(const Effort& effort) {
-  Row row("Wait in a queue", "a get blocked for 10 s takes at most 10 ms of processor time; with more users than "
-                             "processors nobody spins");
+  Row row("Wait in a queue",
+          "a get blocked for 10 s takes at most 10 ms of processor time; with more users than "
+          "processors nobody spins");
   const std::chrono::seconds how_long(effort.quick ? 2 : 10);
   const int crowd = 2 * usable_cpus();
   const double alone = cpu_of_waiting(1, how_long);
@@ -78,8 +79,8 @@ Row wait_idle(const Effort& effort) {
   const double taking = cpu_of_taking(crowd, effort.rounds(500));
   row.judge(fmt::format("get() blocked for {} s, processor time", how_long.count()), alone * 1e6, "ns",
             at_most(alone * 1e6, 10e6));
-  row.judge(fmt::format("the busiest of {} processes blocked for {} s", crowd, how_long.count()), many * 1e6, "ns",
-            at_most(many * 1e6, 10e6));
+  row.judge(fmt::format("the busiest of {} processes blocked for {} s", crowd, how_long.count()),
+            many * 1e6, "ns", at_most(many * 1e6, 10e6));
   row.add(fmt::format("{} processes, an item a millisecond: processor time an item", crowd), taking, "ns");
   return row;
 }

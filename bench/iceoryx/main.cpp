@@ -48,14 +48,17 @@ iox::popo::SubscriberOptions blocking_subscriber() {
 class Link {
  public:
   explicit Link(bool leads)
-      : publisher_({"onecopy", "bench", iox::capro::IdString_t(iox::cxx::TruncateToCapacity, leads ? "there" : "back")},
+      : publisher_({"onecopy", "bench",
+                    iox::capro::IdString_t(iox::cxx::TruncateToCapacity, leads ? "there" : "back")},
                    blocking_publisher()),
-        subscriber_({"onecopy", "bench", iox::capro::IdString_t(iox::cxx::TruncateToCapacity, leads ? "back" : "there")},
+        subscriber_({"onecopy", "bench",
+                     iox::capro::IdString_t(iox::cxx::TruncateToCapacity, leads ? "back" : "there")},
                     blocking_subscriber()) {}
 
   void wait_until_connected() {
     spin_until([&] {
-      return publisher_.hasSubscribers() && subscriber_.getSubscriptionState() == iox::SubscribeState::SUBSCRIBED;
+      return publisher_.hasSubscribers() &&
+             subscriber_.getSubscriptionState() == iox::SubscribeState::SUBSCRIBED;
     });
   }
 
@@ -121,7 +124,9 @@ double run_round(Link& link, bool leads, const std::string& message) {
   const int count = std::atoi(message.c_str() + space);
   const Pin pin(leads ? 0 : 1);
   link.set_sleeping(kind == "sleep");
-  const auto exchange = [&](int n) { kind == "one way" ? one_way(link, leads, n) : round_trips(link, leads, n); };
+  const auto exchange = [&](int n) {
+    kind == "one way" ? one_way(link, leads, n) : round_trips(link, leads, n);
+  };
   exchange(kWarm);
   const double ns = time_ns([&] { exchange(count); });
   link.set_sleeping(false);

@@ -14,7 +14,9 @@ void allow(const std::vector<int>& cpus) {
   ::sched_setaffinity(0, sizeof set, &set);
 }
 
-double ms(const timeval& t) { return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_usec) / 1e3; }
+double ms(const timeval& t) {
+  return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_usec) / 1e3;
+}
 
 }  // namespace
 

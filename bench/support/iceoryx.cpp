@@ -60,8 +60,9 @@ double Iceoryx::round(const std::string& kind, int count) {
 }
 
 void Iceoryx::start_daemon() {
-  std::array<char*, 6> argv{const_cast<char*>("iox-roudi"), const_cast<char*>("-l"), const_cast<char*>("error"),
-                            const_cast<char*>("-m"), const_cast<char*>("off"), nullptr};
+  std::array<char*, 6> argv{const_cast<char*>("iox-roudi"), const_cast<char*>("-l"),
+                            const_cast<char*>("error"),     const_cast<char*>("-m"),
+                            const_cast<char*>("off"),       nullptr};
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);

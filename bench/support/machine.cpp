@@ -96,15 +96,16 @@ Machine describe_machine() {
       {"processors usable", std::to_string(cpus)},
       {"memory", memory()},
       {"kernel", fmt::format("{} {}", kernel.sysname, kernel.release)},
-      {"huge pages", "anonymous " + first_line("/sys/kernel/mm/transparent_hugepage/enabled") + ", shared " +
-                         first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")},
+      {"huge pages", "anonymous " + first_line("/sys/kernel/mm/transparent_hugepage/enabled") +
+                         ", shared " + first_line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")},
       {"compiler", std::string(
 #ifdef __clang__
                        "clang "
 #else
                        "g++ "
 #endif
-                       ) + __VERSION__},
+                       ) +
+                       __VERSION__},
 #ifdef NDEBUG
       {"build", "release"},
 #else

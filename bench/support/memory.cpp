@@ -52,7 +52,8 @@ std::uint64_t memfd_bytes() {
 }
 
 FreshMemory::FreshMemory(std::size_t size)
-    : data_(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), size_(size) {
+    : data_(::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)),
+      size_(size) {
   if (data_ == MAP_FAILED) throw_errno("mmap", errno);
 }
 

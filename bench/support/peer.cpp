@@ -34,7 +34,8 @@ constexpr int kPatienceMs = 120'000;
 
 std::pair<Fd, Fd> socket_pair() {
   std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0) throw_errno("socketpair", errno);
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+    throw_errno("socketpair", errno);
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
@@ -54,7 +55,8 @@ int moved_up(const Fd& fd) {
 }  // namespace
 
 void Talk::say(std::string_view text) {
-  if (::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0) throw_errno("send to the other process", errno);
+  if (::send(socket_.get(), text.data(), text.size(), MSG_NOSIGNAL) < 0)
+    throw_errno("send to the other process", errno);
 }
 
 bool Talk::try_hear(std::string& text) {
@@ -70,7 +72,8 @@ bool Talk::try_hear(std::string& text) {
 std::string Talk::hear() {
   std::string text;
   if (!try_hear(text)) throw Error(ErrorCode::peer_died, "the other process of the benchmark ended");
-  if (text.rfind("error: ", 0) == 0) throw Error(ErrorCode::protocol, "in the other process: " + text.substr(7));
+  if (text.rfind("error: ", 0) == 0)
+    throw Error(ErrorCode::protocol, "in the other process: " + text.substr(7));
   return text;
 }
 
@@ -84,7 +87,8 @@ Peer::Peer(const std::string& role, const std::string& program) : talk_(Fd()) {
   auto [down_read, down_write] = pipe_pair();
   auto [up_read, up_write] = pipe_pair();
   spawn(program, role,
-        {moved_up(talk_there), moved_up(arena), moved_up(down_read), moved_up(up_write), moved_up(socket_there)});
+        {moved_up(talk_there), moved_up(arena), moved_up(down_read), moved_up(up_write),
+         moved_up(socket_there)});
   raw_.from = std::move(up_read);
   raw_.to = std::move(down_write);
   raw_.socket = std::move(socket_here);

@@ -119,8 +119,8 @@ QueueLink::~QueueLink() = default;
 
 std::string QueueLink::names() const {
   std::string names;
-  for (const Queue* queue : {&state_->spinning.there, &state_->spinning.back, &state_->sleeping.there,
-                             &state_->sleeping.back})
+  for (const Queue* queue :
+       {&state_->spinning.there, &state_->spinning.back, &state_->sleeping.there, &state_->sleeping.back})
     names += queue->handle().to_text() + "\n";
   return names;
 }

@@ -113,7 +113,9 @@ constexpr std::size_t kTensorBytes = 4096;
 class Descriptors {
  public:
   Descriptors(const RawLink& link, bool spin)
-      : socket_(link.socket), flags_(spin ? MSG_DONTWAIT : 0), tensor_(create_memfd("bench-tensor", kTensorBytes)) {}
+      : socket_(link.socket),
+        flags_(spin ? MSG_DONTWAIT : 0),
+        tensor_(create_memfd("bench-tensor", kTensorBytes)) {}
 
   void send() { send(tensor_.get()); }
   void send(int fd) {
@@ -206,7 +208,9 @@ class RingOneWay final : public Exchange {
     for (int i = 0; i < count; ++i) {
       const std::uint64_t tail = arena_.tail.load(std::memory_order_relaxed);
       if (tail - head_seen_ >= Arena::kRing)
-        spin_until([&] { return tail - (head_seen_ = arena_.head.load(std::memory_order_acquire)) < Arena::kRing; });
+        spin_until([&] {
+          return tail - (head_seen_ = arena_.head.load(std::memory_order_acquire)) < Arena::kRing;
+        });
       arena_.ring[tail % Arena::kRing] = tail;
       arena_.tail.store(tail + 1, std::memory_order_release);
     }

@@ -28,8 +28,8 @@ std::string verdict(const Figure& figure) {
 /// "must be <= 5.00"; in the unit of the value where it is not a ratio.
 std::string demand(const Figure& figure) {
   if (!figure.bound) return {};
-  const std::string limit =
-      figure.ratio ? fmt::format("{:.2f} x", figure.bound->limit) : format_value(figure.bound->limit, figure.unit);
+  const std::string limit = figure.ratio ? fmt::format("{:.2f} x", figure.bound->limit)
+                                         : format_value(figure.bound->limit, figure.unit);
   return fmt::format("{} {}", figure.bound->at_least ? "\u2265" : "\u2264", limit);
 }
 
@@ -49,7 +49,8 @@ Json to_json(const Row& row) {
     Json figure{{"what", f.what}, {"value", f.value}, {"unit", f.unit}};
     if (f.ratio) figure.update({{"ratio", *f.ratio}, {"to", f.to}});
     if (f.bound)
-      figure.update({{f.bound->at_least ? "at_least" : "at_most", f.bound->limit}, {"pass", f.bound->holds()}});
+      figure.update(
+          {{f.bound->at_least ? "at_least" : "at_most", f.bound->limit}, {"pass", f.bound->holds()}});
     figures.push_back(std::move(figure));
   }
   return {{"title", row.title}, {"promise", row.promise}, {"figures", figures}, {"notes", row.notes}};
@@ -64,18 +65,20 @@ void write_json(const std::string& path, const Machine& machine, const std::vect
 }
 
 std::string to_markdown(const Row& row) {
-  std::string text = fmt::format("## {}\n\nPromise: {}.\n\n| what | median | ratio | bound | |\n|---|---:|---:|---:|---|\n",
-                                 row.title, row.promise);
+  std::string text = fmt::format(
+      "## {}\n\nPromise: {}.\n\n| what | median | ratio | bound | |\n|---|---:|---:|---:|---|\n", row.title,
+      row.promise);
   for (const Figure& f : row.figures)
-    text += fmt::format("| {} | {} | {} | {} | {} |\n", f.what, format_value(f.value, f.unit), ratio(f), demand(f),
-                        verdict(f));
+    text += fmt::format("| {} | {} | {} | {} | {} |\n", f.what, format_value(f.value, f.unit), ratio(f),
+                        demand(f), verdict(f));
   for (const std::string& note : row.notes) text += fmt::format("\n{}\n", note);
   return text + "\n";
 }
 
 void write_markdown(const std::string& path, const Machine& machine, const std::vector<Row>& rows) {
   std::ofstream file(path);
-  file << "# Benchmarks of " << machine.date << "\n\nWritten by `./dev bench`; docs/benchmarks.md says how to read it.\n\n";
+  file << "# Benchmarks of " << machine.date
+       << "\n\nWritten by `./dev bench`; docs/benchmarks.md says how to read it.\n\n";
   for (const auto& [name, value] : machine.facts) file << "- " << name << ": " << value << "\n";
   file << "\n";
   for (const Row& row : rows) file << to_markdown(row);
@@ -102,8 +105,9 @@ std::string to_text(const Row& row) {
   for (const Figure& f : row.figures) widest = std::max(widest, f.what.size());
   std::string text = fmt::format("{}\n  promise: {}\n", row.title, row.promise);
   for (const Figure& f : row.figures) {
-    std::string line = fmt::format("  {}  {}  {}  {}  {}", padded(f.what, widest), padded(format_value(f.value, f.unit), 15),
-                                   padded(ratio(f), 30), padded(demand(f), 15), verdict(f));
+    std::string line = fmt::format("  {}  {}  {}  {}  {}", padded(f.what, widest),
+                                   padded(format_value(f.value, f.unit), 15), padded(ratio(f), 30),
+                                   padded(demand(f), 15), verdict(f));
     line.erase(line.find_last_not_of(' ') + 1);
     text += line + "\n";
   }
@@ -111,7 +115,8 @@ std::string to_text(const Row& row) {
   return text;
 }
 
-std::string write_results(const std::string& directory, const Machine& machine, const std::vector<Row>& rows) {
+std::string write_results(const std::string& directory, const Machine& machine,
+                          const std::vector<Row>& rows) {
   std::filesystem::create_directories(directory);
   const std::string path = fmt::format("{}/{}-{}", directory, machine.date, machine.kind);
   write_json(path + ".json", machine, rows);

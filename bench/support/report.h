@@ -26,8 +26,8 @@ inline Bound at_least(double value, double limit) { return {value, limit, true};
 struct Figure {
   std::string what;
   double value = 0;
-  std::string unit;                     ///< ns, ms, /s, bytes, ...
-  std::optional<double> ratio;          ///< to `to`
+  std::string unit;             ///< ns, ms, /s, bytes, ...
+  std::optional<double> ratio;  ///< to `to`
   std::string to;
   std::optional<Bound> bound;
 };
@@ -40,7 +40,8 @@ class Row {
   void add(const std::string& what, double value, const std::string& unit) {
     figures.push_back({what, value, unit, {}, {}, {}});
   }
-  void add(const std::string& what, double value, const std::string& unit, double ratio, const std::string& to) {
+  void add(const std::string& what, double value, const std::string& unit, double ratio,
+           const std::string& to) {
     figures.push_back({what, value, unit, ratio, to, {}});
   }
   /// The ratio must be at most `limit`.
@@ -64,6 +65,7 @@ std::string format_value(double value, const std::string& unit);
 /// A row as a block of text for terminals.
 std::string to_text(const Row& row);
 /// Writes <directory>/<date>-<host kind>.json and .md and returns their common path without the suffix.
-std::string write_results(const std::string& directory, const Machine& machine, const std::vector<Row>& rows);
+std::string write_results(const std::string& directory, const Machine& machine,
+                          const std::vector<Row>& rows);
 
 }  // namespace onecopy::bench
