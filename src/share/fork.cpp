@@ -152,21 +152,21 @@ void Process::lock_all() {
   making_.lock();
   pools_mutex_.lock();
   for (auto& [key, pool] : pools_) pool->prepare_fork();
-  segments_.prepare_fork();
   importer_.lock();
   broker_.lock();
   holds_.lock();
   deposits_.lock();
   ledger_.lock();
+  segments_.prepare_fork();  // last: everybody asks it with a lock of their own held
 }
 
 void Process::unlock_all() {
+  segments_.finish_fork();
   ledger_.unlock();
   deposits_.unlock();
   holds_.unlock();
   broker_.unlock();
   importer_.unlock();
-  segments_.finish_fork();
   for (auto& [key, pool] : pools_) pool->finish_fork();
   pools_mutex_.unlock();
   making_.unlock();
