@@ -63,6 +63,7 @@ void Process::prepare_fork() {
     peer->lock_for_fork();
     peer->prepare_fork();
   }
+  process->deposits_.lock();  // after the peers' sockets: what arrives there is deposited
   for (Inherited& from : process->inherited_)
     from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
   if (process->ledger_.live_locked() == 0) return;
@@ -155,7 +156,6 @@ void Process::lock_all() {
   importer_.lock();
   broker_.lock();
   holds_.lock();
-  deposits_.lock();
   ledger_.lock();
   segments_.prepare_fork();  // last: everybody asks it with a lock of their own held
 }
