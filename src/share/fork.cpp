@@ -116,6 +116,7 @@ void Process::claim_inherited(Inherited& from) noexcept {
 }
 
 void Process::inherit(Process& parent) {
+  parent_ = &parent;
   importer_.inherit(parent.importer_);
   inherited_ = std::move(inheritance_);
   for (Inherited& from : inherited_) watch_inherited(from);

@@ -117,6 +117,7 @@ class Process {
   inline static Process* forked_from_ = nullptr;
   inline static std::list<Inherited> inheritance_;
 
+  Process* parent_ = nullptr;  ///< in a forked child; never destroyed, and so seen by leak checkers
   const ProcessId id_;
   const std::string name_;
   SegmentTable segments_;

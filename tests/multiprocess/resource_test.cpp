@@ -29,6 +29,8 @@ using namespace testing;
 using namespace std::chrono_literals;
 
 constexpr std::int64_t kMiB = 1 << 20;
+/// UBSan opens a pipe to see whether an object's memory can be read, and calls the object bad if it cannot.
+constexpr const char* kSanitizerNeedsDescriptors = "sanitizers need descriptors of their own";
 
 Tensor bytes(std::int64_t count, unsigned char value) {
   Tensor tensor = empty(Layout(DType::u8, {count}));
@@ -47,6 +49,7 @@ class Shortage : public ::testing::Test {
 };
 
 TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
     const Tensor tensor = bytes(1000, 7);
     const Handle handle = share(tensor);
@@ -70,6 +73,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
 
 /// The borrower should not look at its own limit.
 TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
     const Tensor small = bytes(1000, 7);
     const Tensor large = bytes(40 * kMiB, 8);
@@ -122,6 +126,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
 
 /// The owner loses the page of the borrower's child and hangs up; neither is dead.
 TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
     Tensor small = bytes(1000, 7);
     Tensor large = bytes(40 * kMiB, 8);
@@ -159,6 +164,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection)
 
 /// fork cannot be refused, so it must neither crash nor hang nor endanger what the child inherits.
 TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
     const Tensor theirs = bytes(1000, 5);
     note_->write(share(theirs).to_text());
@@ -194,6 +200,7 @@ TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
 
 /// The one in the middle keeps what it inherited, whatever the youngest lets go of.
 TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child grandparent([&] {
     Tensor tensor = bytes(1000, 7);
     Child parent([&] {
@@ -221,6 +228,7 @@ TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
 
 /// Whatever the call during which descriptors run out.
 TEST_F(Shortage, OfDescriptorsAtABorrowerIsAnErrorAtEveryStep) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
     const Tensor tensor = bytes(1000, 7);
     note_->write(share(tensor).to_text());
@@ -257,6 +265,7 @@ TEST_F(Shortage, OfDescriptorsAtABorrowerIsAnErrorAtEveryStep) {
 }
 
 TEST_F(Shortage, OfDescriptorsWhileSharingLeavesNobodyDeaf) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   int refused = 0;
   for (int more = 0; more < 14; ++more) {
     Shared<Note> note;
@@ -434,6 +443,7 @@ class MemoryGroup {
 
 /// The kernel would kill instead of refusing.
 TEST_F(Shortage, OfAMemoryGroupIsRefusedBeforeTheKernelKills) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's own memory counts as well";
   const MemoryGroup group(96 * kMiB);
   if (!group.works()) GTEST_SKIP() << "no memory control group can be made here";
   Child owner([&] {

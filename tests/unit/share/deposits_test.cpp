@@ -141,6 +141,7 @@ TEST_F(DepositsTest, GoWithTheirQueue) {
 }
 
 TEST_F(DepositsTest, ThatCannotBeKeptForWantOfDescriptorsCanBeMadeAgain) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";
   deposits_.add_channel(kQueue, queue_.hooks());
   Fd table = create_memfd("table", 4096);
   ExportedMemory memory = segment();
