@@ -66,6 +66,7 @@ void Iceoryx::start_daemon() {
   posix_spawn_file_actions_t actions;
   ::posix_spawn_file_actions_init(&actions);
   ::posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+  ::posix_spawn_file_actions_addopen(&actions, STDERR_FILENO, "/dev/null", O_WRONLY, 0);
   const int error = ::posix_spawnp(&daemon_, "iox-roudi", &actions, nullptr, argv.data(), environ);
   ::posix_spawn_file_actions_destroy(&actions);
   if (error != 0) throw_errno("cannot start iox-roudi (package iceoryx)", error);

@@ -2,6 +2,7 @@
 #include "support/machine.h"
 
 #include <fmt/format.h>
+#include <sched.h>
 #include <sys/utsname.h>
 
 #include <cctype>
@@ -112,6 +113,7 @@ Machine describe_machine() {
       {"build", "debug: the numbers mean nothing"},
 #endif
       {"commit", commit()},
+      {"scheduling", ::sched_getscheduler(0) == SCHED_OTHER ? "normal" : "real time: others wait (chrt)"},
       {"load average at the start", first_line("/proc/loadavg")},
   };
   return machine;
