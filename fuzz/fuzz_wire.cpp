@@ -26,7 +26,8 @@ void check_packet(ByteSpan packet) {
     wire::expect(packet, wire::Type::welcome);
     require(*type == wire::Type::welcome, "only what is expected passes");
   } catch (const Error& error) {
-    require(std::string_view(name(error.code())) != "unknown", "an error that was sent has a code that exists");
+    require(std::string_view(name(error.code())) != "unknown",
+            "an error that was sent has a code that exists");
     require(*type != wire::Type::welcome, "what is expected passes");
   }
   check_body<wire::Hello>(packet);

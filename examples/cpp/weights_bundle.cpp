@@ -19,7 +19,8 @@ onecopy::Tensor filled(const onecopy::Layout& layout, float value) {
 int engine(const char* handle) {
   const auto bundle = onecopy::Bundle::open(onecopy::Handle::from_text(handle));
   for (std::size_t row = 0; row < bundle.size(); ++row)
-    std::printf("engine: %-14s %s\n", std::string(bundle.name(row)).c_str(), bundle.layout(row).str().c_str());
+    std::printf("engine: %-14s %s\n", std::string(bundle.name(row)).c_str(),
+                bundle.layout(row).str().c_str());
   const onecopy::Tensor bias = bundle.tensor(bundle.find("layer0.bias").value());
   bias.as<float>()[7] = -1;
   return 0;

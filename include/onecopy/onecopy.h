@@ -4,13 +4,6 @@
 /// All that a program needs to share tensors. Each part may be included alone as well.
 #include "onecopy/channel/listener.h"
 #include "onecopy/channel/pipe.h"
-#include "onecopy/channel/listener.h"
-#include "onecopy/channel/pipe.h"
-#include "onecopy/channel/queue.h"
-#include "onecopy/channel/listener.h"
-#include "onecopy/channel/pipe.h"
-#include "onecopy/channel/listener.h"
-#include "onecopy/channel/pipe.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/dlpack.h"

@@ -60,8 +60,7 @@ Channel& Channel::connect(const Handle& handle) {
   Tensor tensor = Process::current().open(handle.fields(), Access::read_write);
   point("queue.connect.opened");
   const Fd ring = Process::segment_file(tensor);
-  return ChannelRegistry::instance().enter(
-      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring)));
+  return ChannelRegistry::instance().enter(std::unique_ptr<Channel>(new Channel(std::move(tensor), ring)));
 }
 
 Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
@@ -118,10 +117,8 @@ bool Channel::is_needed() noexcept {
   if (others_ != 0) return true;
   if (sender_.sent().empty()) return false;
   const auto now = std::chrono::steady_clock::now();
-  if (is_played(ring_.fd(), Role::user))
-    alone_since_.reset();
-  else if (!alone_since_)
-    alone_since_ = now;
+  if (is_played(ring_.fd(), Role::user)) alone_since_.reset();
+  else if (!alone_since_) alone_since_ = now;
   return !alone_since_ || now - *alone_since_ < kReceiversMayTake;
 }
 

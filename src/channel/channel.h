@@ -39,7 +39,8 @@ class Channel {
   /// This process, in which the channel is open; a forked child joins at its first use.
   Process& process() {
     Process& now = current_process();
-    if (process_.load(std::memory_order_acquire) != &now) [[unlikely]] join_again(now);
+    if (process_.load(std::memory_order_acquire) != &now) [[unlikely]]
+      join_again(now);
     return now;
   }
 
@@ -68,7 +69,7 @@ class Channel {
   Receiver receiver_;
   std::atomic<Process*> process_{nullptr};
   std::uint64_t transit_ = 0;
-  std::size_t queues_ = 0;  ///< guarded by the registry
+  std::size_t queues_ = 0;              ///< guarded by the registry
   std::atomic<std::size_t> others_{0};  ///< in the creator: processes
   /// Since when there is nobody left to take what we have put.
   std::optional<std::chrono::steady_clock::time_point> alone_since_;

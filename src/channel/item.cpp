@@ -26,9 +26,7 @@ static_assert(sizeof(RowStart) == 24 && std::has_unique_object_representations_v
 /// How the dimensions follow: sizes of 32 bits, sizes of 64 bits, or {size, stride} of 64 bits each.
 enum Form : std::uint64_t { narrow = 0, wide = 1, strided = 2 };
 
-std::size_t dim_bytes(std::uint64_t form) noexcept {
-  return form == narrow ? 4 : form == wide ? 8 : 16;
-}
+std::size_t dim_bytes(std::uint64_t form) noexcept { return form == narrow ? 4 : form == wide ? 8 : 16; }
 
 /// Strides are left out only when the reader makes the very same ones.
 Form form_of(const Layout& layout) noexcept {
@@ -110,7 +108,8 @@ ItemReader::ItemReader(ByteSpan item) : rest_(item) {
   if (item.size() < sizeof head_) refuse_item(fmt::format("has only {} bytes", item.size()));
   copy_once(&head_, item.data(), sizeof head_);
   rest_ = rest_.subspan(sizeof head_);
-  if ((head_.flags & ~kKnownItemFlags) != 0) refuse_item(fmt::format("has unknown flags {:#x}", head_.flags));
+  if ((head_.flags & ~kKnownItemFlags) != 0)
+    refuse_item(fmt::format("has unknown flags {:#x}", head_.flags));
   if (is_elsewhere() && (head_.rows != 1 || head_.data_bytes != 0))
     refuse_item("says that it is elsewhere, and has something else in it");
 }

@@ -71,8 +71,7 @@ Digest prove(ByteSpan key, std::string_view who, const Nonce& theirs, const Nonc
   Bytes message;
   const std::array<ByteSpan, 3> parts{std::as_bytes(std::span(who)), std::as_bytes(std::span(theirs)),
                                       std::as_bytes(std::span(mine))};
-  for (const ByteSpan part : parts)
-    message.insert(message.end(), part.begin(), part.end());
+  for (const ByteSpan part : parts) message.insert(message.end(), part.begin(), part.end());
   return hmac_sha256(key, message);
 }
 
@@ -99,13 +98,14 @@ struct Listener::State {
     StreamSocket socket;
     Nonce nonce = new_nonce();
     TimePoint deadline = deadline_after(kPatience);
-    std::optional<Pipe> ours{};            ///< once it has proved itself
+    std::optional<Pipe> ours{};          ///< once it has proved itself
     std::optional<PipeHandle> theirs{};  ///< keeps its end until it has opened it
-    bool is_slow = false;                  ///< a part of a message is there, the rest is not
+    bool is_slow = false;                ///< a part of a message is there, the rest is not
     bool is_over = false;
   };
 
-  State(const std::string& address, ByteSpan k) : socket(StreamSocket::listen(address)), key(k.begin(), k.end()) {}
+  State(const std::string& address, ByteSpan k)
+      : socket(StreamSocket::listen(address)), key(k.begin(), k.end()) {}
   std::optional<Pipe> accept(TimePoint deadline);
   void accept_new();
   bool wait(TimePoint deadline);
@@ -151,10 +151,8 @@ bool Listener::State::wait(TimePoint deadline) {
   milliseconds most = kSlice;
   std::vector<pollfd> fds{{socket.fd(), POLLIN, 0}};
   for (const Client& client : clients) {
-    if (client.is_slow)
-      most = kSlow;
-    else
-      fds.push_back({client.socket.fd(), POLLIN, 0});
+    if (client.is_slow) most = kSlow;
+    else fds.push_back({client.socket.fd(), POLLIN, 0});
   }
   const auto left = time_left(deadline, most);
   if (left == std::chrono::nanoseconds{0}) return false;

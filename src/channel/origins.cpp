@@ -48,8 +48,12 @@ std::optional<std::uint16_t> OriginTable::append(const Origin& origin) {
   const std::uint32_t index = head().count.load();
   if (index >= kCapacity) return {};
   if (index % (kPage / sizeof(Entry)) == 0) ring_.reserve_extra(kPage + index * sizeof(Entry), kPage);
-  entries()[index] = {origin.owner,   origin.maker, origin.segment_size,
-                      origin.segment, static_cast<std::uint8_t>(origin.kind), origin.access == Access::read_only,
+  entries()[index] = {origin.owner,
+                      origin.maker,
+                      origin.segment_size,
+                      origin.segment,
+                      static_cast<std::uint8_t>(origin.kind),
+                      origin.access == Access::read_only,
                       {}};
   point("queue.origin.written");
   head().count.store(index + 1);
@@ -65,8 +69,11 @@ Origin OriginTable::read(std::uint16_t index) const {
   copy_once(&entry, reinterpret_cast<const std::byte*>(entries() + index), sizeof entry);
   check_segment(subject, static_cast<std::uint8_t>(DeviceType::cpu), {}, entry.kind, entry.segment,
                 entry.segment_size);
-  return {entry.owner,   entry.maker, entry.segment_size,
-          entry.segment, static_cast<SegmentKind>(entry.kind),
+  return {entry.owner,
+          entry.maker,
+          entry.segment_size,
+          entry.segment,
+          static_cast<SegmentKind>(entry.kind),
           entry.read_only ? Access::read_only : Access::read_write};
 }
 

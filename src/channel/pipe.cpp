@@ -107,7 +107,8 @@ auto Pipe::End::take(TimePoint deadline, Take&& take) const {
   for (;;) {
     const TimePoint pause = std::min(deadline, deadline_after(kLookAround));
     if (auto taken = take(pause)) return taken;
-    if (pause == deadline && !in().ring().is_closed() && !close_if_deserted()) return decltype(take(pause)){};
+    if (pause == deadline && !in().ring().is_closed() && !close_if_deserted())
+      return decltype(take(pause)){};
     if (pause != deadline) close_if_deserted();
   }
 }
@@ -153,7 +154,8 @@ void Pipe::send(const Message& message) { end().send(message); }
 
 Message Pipe::recv() {
   End& e = end();
-  return *e.take(kForever, [&](TimePoint deadline) { return e.in().receiver().get(e.in().process(), deadline); });
+  return *e.take(kForever,
+                 [&](TimePoint deadline) { return e.in().receiver().get(e.in().process(), deadline); });
 }
 
 std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout) {
@@ -164,8 +166,9 @@ std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout) {
 
 Tensor Pipe::recv_tensor() {
   End& e = end();
-  return *e.take(kForever,
-                 [&](TimePoint deadline) { return e.in().receiver().get_tensor(e.in().process(), deadline); });
+  return *e.take(kForever, [&](TimePoint deadline) {
+    return e.in().receiver().get_tensor(e.in().process(), deadline);
+  });
 }
 
 bool Pipe::poll(std::chrono::nanoseconds timeout) {
@@ -187,7 +190,8 @@ Bytes PipeHandle::to_bytes() const {
                       static_cast<std::uint32_t>(first.size())};
   Bytes bytes(sizeof head + first.size() + second.size());
   store(bytes.data(), head);
-  std::copy(second.begin(), second.end(), std::copy(first.begin(), first.end(), bytes.begin() + sizeof head));
+  std::copy(second.begin(), second.end(),
+            std::copy(first.begin(), first.end(), bytes.begin() + sizeof head));
   return bytes;
 }
 
@@ -197,9 +201,10 @@ PipeHandle PipeHandle::from_bytes(ByteSpan bytes) {
   const ByteSpan rest = bytes.subspan(sizeof head);
   if (head.magic != kMagic) refuse("does not begin with \"PIPE\"");
   if (head.version != kVersion)
-    throw Error(ErrorCode::version_mismatch, fmt::format("This handle of a pipe has format version {}, this "
-                                                         "program reads version {}.",
-                                                         head.version, kVersion));
+    throw Error(ErrorCode::version_mismatch,
+                fmt::format("This handle of a pipe has format version {}, this "
+                            "program reads version {}.",
+                            head.version, kVersion));
   if (head.end > 1) refuse("names an end that does not exist");
   if (head.first_bytes > rest.size()) refuse("is cut off");
   auto parts = std::make_unique<Parts>();

@@ -45,11 +45,11 @@ struct Receiver::Attempt {
 };
 
 Receiver::Receiver(Ring& ring, const OriginTable& origins)
-    : ring_(ring), origins_(origins), known_memory_(Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known))) {}
+    : ring_(ring),
+      origins_(origins),
+      known_memory_(Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known))) {}
 
-void Receiver::reset() {
-  known_memory_ = Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known));
-}
+void Receiver::reset() { known_memory_ = Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known)); }
 
 std::optional<Message> Receiver::get(Process& process, TimePoint deadline) {
   Contents contents;
@@ -125,10 +125,8 @@ bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
   for (std::size_t i = 0; i < reader.head().rows; ++i) {
     Tensor tensor = open(reader.next_row());
     if (!tensor) return false;
-    if (i == 0)
-      contents.first = std::move(tensor);
-    else
-      contents.others.push_back(std::move(tensor));
+    if (i == 0) contents.first = std::move(tensor);
+    else contents.others.push_back(std::move(tensor));
   }
   const ByteSpan data = reader.data();
   if (!data.empty()) contents.data.assign(data.begin(), data.end());

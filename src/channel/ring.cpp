@@ -182,7 +182,8 @@ bool Ring::wait(TimePoint deadline) {
 }
 
 void Ring::use_file(const Fd& fd) {
-  if (::dup3(fd.get(), fd_.get(), O_CLOEXEC) < 0) throw_errno("cannot change the queue's descriptor", errno);
+  if (::dup3(fd.get(), fd_.get(), O_CLOEXEC) < 0)
+    throw_errno("cannot change the queue's descriptor", errno);
 }
 
 void Ring::close() {

@@ -34,10 +34,8 @@ bool SentItems::release_taken(std::uint64_t head, bool may_wait) noexcept {
     std::array<BlockRef, 32> taken;  // given back when no lock is held
     std::size_t count = 0;
     std::unique_lock lock(mutex_, std::defer_lock);
-    if (may_wait)
-      lock.lock();
-    else if (!lock.try_lock())
-      return true;
+    if (may_wait) lock.lock();
+    else if (!lock.try_lock()) return true;
     while (count < taken.size() && !items_.empty() && items_.front().position < head) {
       const BlockRef& block = taken[count++] = std::move(items_.front().block);
       keeper_of(block).end_transit(block.number());

@@ -247,7 +247,8 @@ Extent Pool::Impl::handed_out(const Segment& segment, std::uint64_t offset, std:
   ++stats_.live_blocks;
   ++stats_.allocations;
   stats_.live_bytes += bytes;
-  return {segment.number, offset, bytes, segment.memory->data() + offset};
+  std::byte* data = segment.memory->data();  // null for devices whose memory the host cannot see
+  return {segment.number, offset, bytes, data ? data + offset : nullptr};
 }
 
 void Pool::Impl::note_committed(std::int64_t bytes) noexcept {

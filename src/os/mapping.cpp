@@ -95,8 +95,8 @@ Mapping Mapping::anonymous(std::size_t size) {
 
 void Mapping::forget() noexcept {
   if (!data_) return;
-  mmap(data_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED,
-       -1, 0);
+  mmap(data_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+       0);
 }
 
 void Mapping::reset() noexcept {

@@ -51,7 +51,9 @@ std::vector<std::uint64_t> Poller::wait(std::chrono::milliseconds timeout) {
                                  Deadline(timeout).poll_timeout());
   if (count < 0 && errno != EINTR) throw_errno("cannot wait for descriptors", errno);
   std::vector<std::uint64_t> tokens;
-  for (int i = 0; i < count; ++i) tokens.push_back(std::uint64_t{events[static_cast<std::size_t>(i)].data.u64});  // a copy: the kernel packs the struct
+  for (int i = 0; i < count; ++i)
+    tokens.push_back(std::uint64_t{
+        events[static_cast<std::size_t>(i)].data.u64});  // a copy: the kernel packs the struct
   return tokens;
 }
 

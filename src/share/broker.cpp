@@ -44,9 +44,14 @@ Access access_of(std::uint8_t read_only) { return read_only ? Access::read_only 
 
 }  // namespace
 
-Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits,
-               Holds& holds, Watch& watch)
-    : self_(self), ledger_(ledger), importer_(importer), deposits_(deposits), holds_(holds), watch_(watch) {}
+Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
+               Watch& watch)
+    : self_(self),
+      ledger_(ledger),
+      importer_(importer),
+      deposits_(deposits),
+      holds_(holds),
+      watch_(watch) {}
 
 void Broker::listen() {
   if (listening_) return;
@@ -142,8 +147,9 @@ void Broker::answer(At at, Packet packet) {
 /// A borrower that is told of a shortage should not look for it at home.
 void Broker::refuse(Connection& c, const Error& why) {
   if (!is_shortage(why)) return reply(c, wire::refuse(why));
-  reply(c, wire::refuse(Error(why.code(), fmt::format("process {}, which holds this memory, cannot hand it out: {}",
-                                                      current_pid(), why.what()))));
+  reply(c, wire::refuse(
+               Error(why.code(), fmt::format("process {}, which holds this memory, cannot hand it out: {}",
+                                             current_pid(), why.what()))));
 }
 
 void Broker::challenge(Connection& c, ByteSpan packet) {
@@ -230,7 +236,8 @@ void Broker::take_deposit(Connection& c, Packet packet) {
   const auto body = wire::body_of<wire::Deposit>(packet.bytes);
   const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
   if (packet.fds.empty()) throw Error(ErrorCode::protocol, "a deposit without descriptors");
-  ExportedMemory memory{static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
+  ExportedMemory memory{
+      static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
   std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
   deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
                 std::move(packet.fds[0]), std::move(memory), body.channel);
@@ -263,12 +270,10 @@ bool Broker::tick() noexcept {
   }
   bool waiting = false;
   for (const At at : silent) {
-    if (at->orphaned && Holds::Clock::now() - *at->orphaned > Holds::kLifetime)
-      drop(at);
+    if (at->orphaned && Holds::Clock::now() - *at->orphaned > Holds::kLifetime) drop(at);
     else if (!at->orphaned && (has_exited(at->pidfd) || !maps_inode(at->credentials.pid, at->page_inode)))
       bury(at);
-    else
-      waiting = true;
+    else waiting = true;
   }
   return waiting;
 }
@@ -277,7 +282,8 @@ bool Broker::tick() noexcept {
 void Broker::bury(At at) noexcept {
   if (at->pidfd) watch_.remove(at->pidfd.get());
   while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
-  const std::size_t kept = at->attached ? ledger_.leave_in_transit(*at->attached, transits_in(at->page)) : 0;
+  const std::size_t kept =
+      at->attached ? ledger_.leave_in_transit(*at->attached, transits_in(at->page)) : 0;
   if (kept == 0) return drop(at);
   std::lock_guard lock(mutex_);
   at->orphaned = Holds::Clock::now();
@@ -335,8 +341,9 @@ void Broker::send_keep(Connection& c, std::uint32_t segment, std::uint64_t chann
     const ExportedMemory memory = ledger_.export_segment(segment, Access::read_write);
     const Fd table = ledger_.export_table();
     const ProcessOrigin origin = ledger_.origin();
-    const wire::Deposit body{wire::to_name(public_name(self_)), origin.pid, origin.start_time,
-                             memory.size, channel, segment, static_cast<std::uint8_t>(memory.kind)};
+    const wire::Deposit body{
+        wire::to_name(public_name(self_)),     origin.pid, origin.start_time, memory.size, channel, segment,
+        static_cast<std::uint8_t>(memory.kind)};
     std::vector<int> fds = raw(memory.fds);
     fds.insert(fds.begin(), table.get());
     send(c, wire::pack(wire::Type::keep, body, memory.blob), fds);

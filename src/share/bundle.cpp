@@ -57,9 +57,7 @@ Layout Bundle::layout(std::size_t row) const { return state_->reader.row(row).la
 Tensor Bundle::tensor(std::size_t row) const {
   return Process::current().open(state_->reader.fields(row), state_->access);
 }
-std::optional<std::size_t> Bundle::find(std::string_view name) const {
-  return state_->reader.find(name);
-}
+std::optional<std::size_t> Bundle::find(std::string_view name) const { return state_->reader.find(name); }
 ByteSpan Bundle::structure() const noexcept { return state_->reader.structure(); }
 
 }  // namespace onecopy

@@ -56,9 +56,7 @@ Mapping private_claims() {
   return mapping;
 }
 
-Transits transits_in(const Mapping& mapping) {
-  return mapping.as<std::atomic<std::uint32_t>>(kTransitsAt);
-}
+Transits transits_in(const Mapping& mapping) { return mapping.as<std::atomic<std::uint32_t>>(kTransitsAt); }
 
 Claims claims_in(const Mapping& mapping) {
   auto* header = mapping.as<ClaimsHeader>();

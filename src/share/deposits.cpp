@@ -22,8 +22,8 @@ void drop_where(Map& map, Drop&& drop) {
 
 }  // namespace
 
-void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
-                   ExportedMemory memory, std::uint64_t channel) {
+void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
+                   std::uint64_t channel) {
   std::lock_guard lock(mutex_);
   if (!channels_.contains(channel)) return;
   auto at = entries_.find(key);
@@ -47,8 +47,7 @@ void Deposits::add_channel(std::uint64_t channel, ChannelHooks hooks) {
   channels_[channel] = std::move(hooks);
 }
 
-void Deposits::report_users(std::uint64_t channel, std::uint8_t role,
-                            std::size_t users) const noexcept {
+void Deposits::report_users(std::uint64_t channel, std::uint8_t role, std::size_t users) const noexcept {
   std::lock_guard lock(mutex_);
   const auto at = channels_.find(channel);
   if (at != channels_.end() && at->second.users) at->second.users(role, users);

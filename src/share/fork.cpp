@@ -46,9 +46,7 @@ void Process::handle_forks() {
   if (error != 0) throw_errno("pthread_atfork", error);
 }
 
-bool Process::is_raw_clone() noexcept {
-  return clone_mark->load(std::memory_order_relaxed) == 0;
-}
+bool Process::is_raw_clone() noexcept { return clone_mark->load(std::memory_order_relaxed) == 0; }
 
 void Process::prepare_fork() {
   if (forked_from_) or_log([] { current(); });

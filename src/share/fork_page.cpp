@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
-#include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
 #include "share/process_origin.h"
 #include "share/wire.h"
@@ -35,8 +34,7 @@ std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept
 bool greet_owner(UnixSocket& owner) noexcept {
   try {
     const ProcessOrigin self = this_process_origin();
-    return owner.try_send(
-        wire::pack(wire::Type::child_hello, wire::ChildHello{self.pid, self.start_time}));
+    return owner.try_send(wire::pack(wire::Type::child_hello, wire::ChildHello{self.pid, self.start_time}));
   } catch (const Error&) {
     return false;
   }

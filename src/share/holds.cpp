@@ -10,8 +10,7 @@ namespace onecopy {
 std::uint64_t Holds::add(BlockRef block, Clock::time_point now) {
   std::uint64_t nonce = 0;
   std::lock_guard lock(mutex_);
-  while (nonce == 0 || holds_.contains(nonce))
-    random_bytes(std::as_writable_bytes(std::span(&nonce, 1)));
+  while (nonce == 0 || holds_.contains(nonce)) random_bytes(std::as_writable_bytes(std::span(&nonce, 1)));
   holds_[nonce] = {std::move(block), now};
   return nonce;
 }

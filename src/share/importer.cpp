@@ -29,8 +29,8 @@ Error stale(const HandleFields& handle) {
 /// The owner and the handle must agree on where the memory is before it is touched.
 void check_block_number(const HandleFields& handle) {
   if (handle.block >= kMaxBlocks)
-    throw Error(ErrorCode::bad_handle,
-                fmt::format("the handle names block {}; a process has at most {}", handle.block, kMaxBlocks));
+    throw Error(ErrorCode::bad_handle, fmt::format("the handle names block {}; a process has at most {}",
+                                                   handle.block, kMaxBlocks));
 }
 
 Error died(const HandleFields& handle) {

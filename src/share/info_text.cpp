@@ -53,13 +53,15 @@ OwnerInfo owner_from_json(const std::string& text) {
     const json stats = root.value("stats", json::object());
     for (const auto& [name, field] : kFields) info.stats.*field = stats.value(name, std::uint64_t{0});
     for (const json& b : root.value("borrowers", json::array()))
-      info.borrowers.push_back({b.value("pid", 0), b.value("name", ""), b.value("claims", std::uint64_t{0})});
+      info.borrowers.push_back(
+          {b.value("pid", 0), b.value("name", ""), b.value("claims", std::uint64_t{0})});
     for (const json& t : root.value("transit", json::array()))
       info.in_transit.push_back(
           {t.value("blocks", std::uint64_t{0}), t.value("age_seconds", 0.0), t.value("where", "")});
     return info;
   } catch (const json::exception& e) {
-    throw Error(ErrorCode::protocol, std::string("a process described itself in an unknown way: ") + e.what());
+    throw Error(ErrorCode::protocol,
+                std::string("a process described itself in an unknown way: ") + e.what());
   }
 }
 

@@ -80,7 +80,8 @@ void Peer::handshake(const std::string& my_name) {
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
   const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
-  if (!equal_in_constant_time(std::as_bytes(std::span(challenge.proof)), std::as_bytes(std::span(expected))))
+  if (!equal_in_constant_time(std::as_bytes(std::span(challenge.proof)),
+                              std::as_bytes(std::span(expected))))
     throw Error(ErrorCode::bad_secret,
                 "another process listens in the place of this handle's owner and does not know its "
                 "secret; the handle was not used");
@@ -110,7 +111,9 @@ void Peer::set_page(Mapping page) {
 void Peer::watch(Watch& watch, Deposits& deposits) {
   watch_ = &watch;
   deposits_ = &deposits;
-  if (!disconnected_) watch.add(socket_.fd(), [this] { on_readable(); }, true);
+  if (!disconnected_)
+    watch.add(
+        socket_.fd(), [this] { on_readable(); }, true);
   if (!gone_) watch.add(pidfd_.get(), [this] { check_gone(); });
 }
 
@@ -126,8 +129,8 @@ BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) noexcept {
 bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation) noexcept {
   try {
     if (!disconnected_) {
-      const Packet packet = request(
-          wire::pack(wire::Type::ask_limbo, wire::AskLimbo{generation, block}), {}, wire::Type::limbo);
+      const Packet packet = request(wire::pack(wire::Type::ask_limbo, wire::AskLimbo{generation, block}),
+                                    {}, wire::Type::limbo);
       return wire::body_of<wire::Limbo>(packet.bytes).yes != 0;
     }
   } catch (const Error& e) {
@@ -228,9 +231,9 @@ bool Peer::has_segment(std::uint32_t segment, Access access) const {
 }
 
 void Peer::fetch_segment(std::uint32_t segment, Access access) {
-  Packet packet = request(wire::pack(wire::Type::want_segment,
-                                     wire::WantSegment{segment, access == Access::read_only}),
-                          {}, wire::Type::segment);
+  Packet packet =
+      request(wire::pack(wire::Type::want_segment, wire::WantSegment{segment, access == Access::read_only}),
+              {}, wire::Type::segment);
   const auto body = wire::body_of<wire::Segment>(packet.bytes);
   const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
   map_segment(segment, access,
@@ -247,8 +250,7 @@ void Peer::map_segment(std::uint32_t segment, Access access, ExportedMemory memo
   if (!known[segment]) known[segment] = std::move(mapped);  // another thread may have been faster
 }
 
-Peer::Foreign Peer::fetch_foreign(const std::string& owner_name, std::uint32_t segment,
-                                  Access access) {
+Peer::Foreign Peer::fetch_foreign(const std::string& owner_name, std::uint32_t segment, Access access) {
   const wire::WantForeign body{wire::to_name(owner_name), segment, access == Access::read_only};
   Packet packet = request(wire::pack(wire::Type::want_foreign, body), {}, wire::Type::segment);
   const auto answer = wire::body_of<wire::Segment>(packet.bytes);
@@ -264,8 +266,13 @@ Peer::Foreign Peer::fetch_foreign(const std::string& owner_name, std::uint32_t s
 
 void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
                    const ExportedMemory& memory, std::uint64_t channel) {
-  const wire::Deposit body{wire::to_name(key.first), origin.pid,  origin.start_time, memory.size,
-                           channel,                  key.second, static_cast<std::uint8_t>(memory.kind)};
+  const wire::Deposit body{wire::to_name(key.first),
+                           origin.pid,
+                           origin.start_time,
+                           memory.size,
+                           channel,
+                           key.second,
+                           static_cast<std::uint8_t>(memory.kind)};
   std::vector<int> fds = raw(memory.fds);
   fds.insert(fds.begin(), table.get());
   request(wire::pack(wire::Type::deposit, body, memory.blob), fds, wire::Type::deposited);
@@ -344,10 +351,8 @@ Packet Peer::receive_answer() {
   for (;;) {
     Packet packet = socket_.receive(patience());
     const wire::Type type = wire::type_of(packet.bytes);
-    if (type == wire::Type::retire || type == wire::Type::keep)
-      handle_unasked(std::move(packet));
-    else if (wire::serial_of(packet.bytes) == last_serial_)
-      return packet;
+    if (type == wire::Type::retire || type == wire::Type::keep) handle_unasked(std::move(packet));
+    else if (wire::serial_of(packet.bytes) == last_serial_) return packet;
   }
 }
 
@@ -371,14 +376,13 @@ void Peer::on_readable() {
 
 void Peer::handle_unasked(Packet packet) {
   switch (wire::type_of(packet.bytes)) {
-    case wire::Type::retire:
-      retire(wire::body_of<wire::Retire>(packet.bytes).segment);
-      break;
+    case wire::Type::retire: retire(wire::body_of<wire::Retire>(packet.bytes).segment); break;
     case wire::Type::keep: {
       const auto body = wire::body_of<wire::Deposit>(packet.bytes);
       const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
       if (packet.fds.empty() || !deposits_) return;
-      ExportedMemory memory{static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
+      ExportedMemory memory{
+          static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
       std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
       deposits_->add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
                      std::move(packet.fds[0]), std::move(memory), body.channel);
@@ -441,8 +445,7 @@ void Peer::prepare_fork() {
   if (closed_ || gone_) return;
   if (disconnected_)  // it may live: without the child's page it counts everything of ours as held
     announce_child(page_);
-  else
-    fork_page_ = send_child_page(page_, socket_);
+  else fork_page_ = send_child_page(page_, socket_);
 }
 
 void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }

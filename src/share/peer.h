@@ -142,7 +142,7 @@ class Peer final : public SharedKeeper {
   std::atomic<bool> closed_{false};
 
   mutable std::mutex segments_mutex_;
-  SegmentPlaces places_;               ///< of some of them; written under segments_mutex_
+  SegmentPlaces places_;              ///< of some of them; written under segments_mutex_
   std::array<Segments, 2> segments_;  ///< by Access, by number
 
   std::mutex socket_mutex_;  ///< held by whoever reads the socket

@@ -59,10 +59,8 @@ Process& Process::current() {
       std::atexit([] { at_exit(); });
     });
     auto made = std::unique_ptr<Process>(new Process());
-    if (forked_from_)
-      made->inherit(*std::exchange(forked_from_, nullptr));
-    else
-    {
+    if (forked_from_) made->inherit(*std::exchange(forked_from_, nullptr));
+    else {
       remove_abandoned_files();
       remove_abandoned_sockets();
     }
@@ -198,13 +196,10 @@ void Process::open_channel(const ProcessId& creator, std::uint64_t channel, std:
   if (creator != id_) importer_.connect(creator).join_channel(channel, role);
 }
 
-void Process::close_channel(const ProcessId& creator, std::uint64_t channel,
-                            std::uint8_t role) noexcept {
+void Process::close_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role) noexcept {
   deposits_.remove_channel(channel);
-  if (creator == id_)
-    broker_.forget_channel(channel);
-  else if (Peer* peer = importer_.find(public_name(creator)))
-    peer->leave_channel(channel, role);
+  if (creator == id_) broker_.forget_channel(channel);
+  else if (Peer* peer = importer_.find(public_name(creator))) peer->leave_channel(channel, role);
 }
 
 void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t channel) {

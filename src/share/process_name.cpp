@@ -47,7 +47,8 @@ void remove_abandoned_sockets() noexcept {
   for (const std::string& name : listening_names()) {
     const SocketName socket = socket_name(name);
     struct stat info {};
-    if (::lstat(socket.text.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode) || info.st_uid != ::geteuid()) continue;
+    if (::lstat(socket.text.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode) || info.st_uid != ::geteuid())
+      continue;
     if (std::filesystem::last_write_time(socket.text, ignored) > young || ignored) continue;
     try {
       UnixSocket::connect(socket, std::chrono::milliseconds(0));

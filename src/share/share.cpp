@@ -58,8 +58,7 @@ Handle share(const Tensor& tensor) { return Process::current().share(tensor); }
 
 Tensor open(const Handle& handle, Access access) {
   if (handle.is_bundle())
-    throw Error(ErrorCode::bad_handle,
-                "this handle names a bundle of tensors; open it with Bundle::open");
+    throw Error(ErrorCode::bad_handle, "this handle names a bundle of tensors; open it with Bundle::open");
   if (handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle names a queue; open it with Queue::connect");
   return Process::current().open(handle.fields(), access);

@@ -44,9 +44,7 @@ bool run_logged(const F& f) noexcept {
 
 }  // namespace
 
-Watch::Watch() : poller_(std::in_place), wake_(std::in_place) {
-  poller_->add(wake_->fd(), kWakeToken);
-}
+Watch::Watch() : poller_(std::in_place), wake_(std::in_place) { poller_->add(wake_->fd(), kWakeToken); }
 
 Watch::~Watch() { stop(); }
 

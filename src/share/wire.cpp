@@ -52,12 +52,11 @@ void expect(ByteSpan packet, Type expected) {
     const ErrorCode code = body_of<Refused>(packet).code;
     if (std::string_view(name(code)) == "unknown")
       throw Error(ErrorCode::protocol, "a refusal with an error code that does not exist");
-    throw Error(code,
-                std::string(reinterpret_cast<const char*>(text.data()), text.size()));
+    throw Error(code, std::string(reinterpret_cast<const char*>(text.data()), text.size()));
   }
-  throw Error(ErrorCode::protocol, fmt::format("a message of type {} where {} was expected",
-                                               static_cast<std::uint32_t>(type),
-                                               static_cast<std::uint32_t>(expected)));
+  throw Error(ErrorCode::protocol,
+              fmt::format("a message of type {} where {} was expected", static_cast<std::uint32_t>(type),
+                          static_cast<std::uint32_t>(expected)));
 }
 
 Bytes refuse(const Error& error) {

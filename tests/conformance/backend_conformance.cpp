@@ -191,7 +191,8 @@ TEST_P(BackendConformance, MoreMemoryThanTheMachineHasIsRefusedWithNumbers) {
     FAIL() << bytes << " bytes were reserved";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::out_of_memory);
-    EXPECT_NE(std::string(error.what()).find(std::to_string(bytes / kMiB)), std::string::npos) << error.what();  // MiB
+    EXPECT_NE(std::string(error.what()).find(std::to_string(bytes / kMiB)), std::string::npos)
+        << error.what();  // MiB
   }
   memory->commit(0, page());
   memory->data()[0] = std::byte{1};

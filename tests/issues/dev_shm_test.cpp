@@ -99,7 +99,8 @@ TEST(DevShm, HoldsNoNamesOfOursDuringUseOrAfterSigkill) {
     std::memset(mine.data(), 1, mine.nbytes());  // and nobody pulled it from under us
   }
   EXPECT_EQ(names_of(Handle::from_text(note->read()).fields().owner), 0u);
-  EXPECT_TRUE(eventually([] { return stats().foreign_segments == 0; })) << "the memory is the kernel's again";
+  EXPECT_TRUE(eventually([] { return stats().foreign_segments == 0; }))
+      << "the memory is the kernel's again";
 }
 
 }  // namespace

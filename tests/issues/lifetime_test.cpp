@@ -125,7 +125,8 @@ TEST(Limbo, OfTenThousandBlocksEmptiesByItself) {
     }
     note->step = 2;
     note->reach(3);
-    for (int i = 0; i < kBlocks; ++i) EXPECT_EQ(held[static_cast<std::size_t>(i)].as<std::int64_t>()[63], i);
+    for (int i = 0; i < kBlocks; ++i)
+      EXPECT_EQ(held[static_cast<std::size_t>(i)].as<std::int64_t>()[63], i);
     std::shuffle(held.begin(), held.end(), std::mt19937(1));
     held.clear();
     note->reach(4);
@@ -152,7 +153,8 @@ TEST(ManyOwners, OneAfterTheOtherLeaveNothingInTheirBorrower) {
     EXPECT_TRUE(eventually([] { return stats().owners == 0; }));
     if (life == 0) after_first = Footprint::now();
   }
-  EXPECT_TRUE(eventually([&] { return Footprint::now() == after_first; })) << Footprint::now() << after_first;
+  EXPECT_TRUE(eventually([&] { return Footprint::now() == after_first; }))
+      << Footprint::now() << after_first;
 }
 
 }  // namespace

@@ -112,7 +112,8 @@ TEST_F(WrongHandle, NoFlippedBitOpensAnythingButTheBlockItself) {
         const std::size_t reach = tensor.layout().extent_bytes();
         const Tensor writable = open(resealed(wrong));
         const auto* data = writable.as<std::byte>();
-        EXPECT_TRUE(reach == 0 || (data >= begin && data + reach <= begin + good.storage_size)) << "bit " << bit;
+        EXPECT_TRUE(reach == 0 || (data >= begin && data + reach <= begin + good.storage_size))
+            << "bit " << bit;
       } catch (const Error& e) {
         EXPECT_NE(e.code(), ErrorCode::system) << "bit " << bit << ": " << e.what();
         EXPECT_NE(e.code(), ErrorCode::protocol) << "bit " << bit << ": " << e.what();
@@ -146,41 +147,58 @@ constexpr std::uint64_t kHuge = ~std::uint64_t{0} - 63;
 
 const Lie kLies[] = {
     {"AnotherBoot", [](HandleFields& f) { f.boot[3] ^= 1; }, ErrorCode::other_boot, "restarted"},
-    {"AnOwnerThatNeverWas", [](HandleFields& f) { f.owner[0] ^= 1; f.maker = f.owner; }, ErrorCode::owner_died,
+    {"AnOwnerThatNeverWas",
+     [](HandleFields& f) {
+       f.owner[0] ^= 1;
+       f.maker = f.owner;
+     },
+     ErrorCode::owner_died, "has exited"},
+    {"AnOwnerItsMakerNeverHeardOf", [](HandleFields& f) { f.owner[0] ^= 1; }, ErrorCode::owner_died,
      "has exited"},
-    {"AnOwnerItsMakerNeverHeardOf", [](HandleFields& f) { f.owner[0] ^= 1; }, ErrorCode::owner_died, "has exited"},
-    {"ASegmentThatDoesNotExist", [](HandleFields& f) { f.segment = 4711; }, ErrorCode::bad_handle, "segment 4711"},
-    {"TheLargestSegment", [](HandleFields& f) { f.segment = ~0u; }, ErrorCode::bad_handle, "segment 4294967295"},
+    {"ASegmentThatDoesNotExist", [](HandleFields& f) { f.segment = 4711; }, ErrorCode::bad_handle,
+     "segment 4711"},
+    {"TheLargestSegment", [](HandleFields& f) { f.segment = ~0u; }, ErrorCode::bad_handle,
+     "segment 4294967295"},
     {"Segment0", [](HandleFields& f) { f.segment = 0; }, ErrorCode::bad_handle, "numbered from 1"},
-    {"AnotherKindOfSegment", [](HandleFields& f) { f.kind = SegmentKind::named_file; }, ErrorCode::bad_handle, "kind"},
+    {"AnotherKindOfSegment", [](HandleFields& f) { f.kind = SegmentKind::named_file; },
+     ErrorCode::bad_handle, "kind"},
     {"AnotherDevice",
-     [](HandleFields& f) { f.device_type = DeviceType::cuda; f.kind = SegmentKind::cuda_vmm; },
+     [](HandleFields& f) {
+       f.device_type = DeviceType::cuda;
+       f.kind = SegmentKind::cuda_vmm;
+     },
      ErrorCode::bad_handle, "kind"},
     {"ASmallerSegment", [](HandleFields& f) { f.segment_size -= 4096; }, ErrorCode::bad_handle, "bytes"},
     {"ALargerSegment", [](HandleFields& f) { f.segment_size += 4096; }, ErrorCode::bad_handle, "bytes"},
     {"ASegmentOf64Bits", [](HandleFields& f) { f.segment_size = kHuge; }, ErrorCode::bad_handle, "63 bits"},
-    {"StorageBeyondTheBlock", [](HandleFields& f) { f.storage_size += 64 << 10; }, ErrorCode::bad_handle, "bytes"},
-    {"StorageBeyondTheSegment", [](HandleFields& f) { f.storage_size = f.segment_size + 1; }, ErrorCode::bad_handle,
+    {"StorageBeyondTheBlock", [](HandleFields& f) { f.storage_size += 64 << 10; }, ErrorCode::bad_handle,
+     "bytes"},
+    {"StorageBeyondTheSegment", [](HandleFields& f) { f.storage_size = f.segment_size + 1; },
+     ErrorCode::bad_handle, "storage of"},
+    {"StorageOf64Bits", [](HandleFields& f) { f.storage_size = kHuge; }, ErrorCode::bad_handle,
      "storage of"},
-    {"StorageOf64Bits", [](HandleFields& f) { f.storage_size = kHuge; }, ErrorCode::bad_handle, "storage of"},
-    {"ABlockThatIsNotUsed", [](HandleFields& f) { f.block = 70000; }, ErrorCode::stale_handle, "block 70000"},
-    {"ABlockBeyondAllTables", [](HandleFields& f) { f.block = ~0u; }, ErrorCode::bad_handle, "block 4294967295"},
+    {"ABlockThatIsNotUsed", [](HandleFields& f) { f.block = 70000; }, ErrorCode::stale_handle,
+     "block 70000"},
+    {"ABlockBeyondAllTables", [](HandleFields& f) { f.block = ~0u; }, ErrorCode::bad_handle,
+     "block 4294967295"},
     {"TheFirstBlockBeyondTheTable", [](HandleFields& f) { f.block = 4u << 20; }, ErrorCode::bad_handle,
      "block 4194304"},
     {"ALaterGeneration", [](HandleFields& f) { f.generation += 1; }, ErrorCode::stale_handle, "freed"},
-    {"AnEarlierGeneration", [](HandleFields& f) { f.generation = (f.generation - 1) & kMaxHandleGeneration; },
+    {"AnEarlierGeneration",
+     [](HandleFields& f) { f.generation = (f.generation - 1) & kMaxHandleGeneration; },
      ErrorCode::stale_handle, "freed"},
-    {"AGenerationOf64Bits", [](HandleFields& f) { f.generation = ~std::uint64_t{0}; }, ErrorCode::bad_handle,
-     "62 bits"},
-    {"AnOffsetPastTheStorage", [](HandleFields& f) { f.tensor_offset = f.storage_size; }, ErrorCode::bad_handle,
+    {"AGenerationOf64Bits", [](HandleFields& f) { f.generation = ~std::uint64_t{0}; },
+     ErrorCode::bad_handle, "62 bits"},
+    {"AnOffsetPastTheStorage", [](HandleFields& f) { f.tensor_offset = f.storage_size; },
+     ErrorCode::bad_handle, "at byte"},
+    {"AnOffsetThatWrapsAround", [](HandleFields& f) { f.tensor_offset = kHuge; }, ErrorCode::bad_handle,
      "at byte"},
-    {"AnOffsetThatWrapsAround", [](HandleFields& f) { f.tensor_offset = kHuge; }, ErrorCode::bad_handle, "at byte"},
     {"AShapePastTheStorage", [](HandleFields& f) { f.layout = Layout(DType::i64, {1 << 20}); },
      ErrorCode::bad_handle, "storage of"},
     {"ABundleThatIsATensor", [](HandleFields& f) { f.flags |= kHandleIsBundle; }, ErrorCode::bad_handle,
      "Bundle::open"},
-    {"AReadOnlyOneOpenedForWriting", [](HandleFields& f) { f.flags |= kHandleIsReadOnly; }, ErrorCode::read_only,
-     "Access::read_only"},
+    {"AReadOnlyOneOpenedForWriting", [](HandleFields& f) { f.flags |= kHandleIsReadOnly; },
+     ErrorCode::read_only, "Access::read_only"},
     {"UnknownFlags", [](HandleFields& f) { f.flags |= 1u << 30; }, ErrorCode::bad_handle, "flags"},
 };
 INSTANTIATE_TEST_SUITE_P(Lies, LyingHandle, ::testing::ValuesIn(kLies),
@@ -197,13 +215,15 @@ TEST_F(WrongHandle, AnotherVersionSaysWhichOnBothSides) {
 
 TEST_F(WrongHandle, ATensorOpenedAsABundleIsRefusedWithOrWithoutItsFlag) {
   in_borrower([](const HandleFields& good) {
-    expect_refusal(ErrorCode::bad_handle, {"single tensor", "open()"}, [&] { Bundle::open(Handle(good, {})); });
+    expect_refusal(ErrorCode::bad_handle, {"single tensor", "open()"},
+                   [&] { Bundle::open(Handle(good, {})); });
     HandleFields wrong = good;
     wrong.flags |= kHandleIsBundle;
     expect_refusal(ErrorCode::bad_handle, {"row of bytes", "int64"},
                    [&] { Bundle::open(Handle::from_bytes(encode(wrong))); });
     wrong.layout = Layout(DType::u8, {kCount});
-    expect_refusal(ErrorCode::bad_handle, {"1CBND"}, [&] { Bundle::open(Handle::from_bytes(encode(wrong))); });
+    expect_refusal(ErrorCode::bad_handle, {"1CBND"},
+                   [&] { Bundle::open(Handle::from_bytes(encode(wrong))); });
   });
 }
 
@@ -216,7 +236,8 @@ TEST_F(WrongHandle, ADeadOwnersHandleSaysSoAndLeavesNothing) {
     });
     EXPECT_EQ(dead.join(), 0);
     for (int i = 0; i < 10; ++i)
-      expect_refusal(ErrorCode::owner_died, {"exited", "maker"}, [&] { open(Handle::from_text(note->read())); });
+      expect_refusal(ErrorCode::owner_died, {"exited", "maker"},
+                     [&] { open(Handle::from_text(note->read())); });
   });
 }
 

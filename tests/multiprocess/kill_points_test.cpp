@@ -68,9 +68,7 @@ TEST_P(BorrowerDies, TheOwnerAndOtherBorrowersGoOn) {
     const Handle handle = share(tensor);
     note->write(handle.to_text());
     EXPECT_TRUE(eventually([&] { return note->step == 2 || victim.has_ended(); }));
-    Child other([text = handle.to_text()] {
-      EXPECT_TRUE(is_pattern(open(Handle::from_text(text)), 11));
-    });
+    Child other([text = handle.to_text()] { EXPECT_TRUE(is_pattern(open(Handle::from_text(text)), 11)); });
     EXPECT_EQ(other.join(), 0);
   }
   note->step = 3;
@@ -80,9 +78,9 @@ TEST_P(BorrowerDies, TheOwnerAndOtherBorrowersGoOn) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, BorrowerDies,
-                         ::testing::Values("claim.begin", "claim.slot_raised", "claim.done",
-                                           "open.claimed", "open.mapped", "release.begin",
-                                           "release.slot_lowered", "release.marked"),
+                         ::testing::Values("claim.begin", "claim.slot_raised", "claim.done", "open.claimed",
+                                           "open.mapped", "release.begin", "release.slot_lowered",
+                                           "release.marked"),
                          point_name);
 
 class OwnerDies : public ::testing::TestWithParam<const char*> {};
@@ -122,8 +120,12 @@ TEST_P(OwnerDies, WhatBorrowersHoldStaysAsItIs) {
     if (kept->step < 2) kept->step = 2;
     if (wait_for(*passed, 2) && b) passed->write(share(b).to_text(), 3);
     wait_for(*passed, 4);
-    if (a) { EXPECT_TRUE(is_pattern(a, 21)); }
-    if (b) { EXPECT_TRUE(is_pattern(b, 22)); }
+    if (a) {
+      EXPECT_TRUE(is_pattern(a, 21));
+    }
+    if (b) {
+      EXPECT_TRUE(is_pattern(b, 22));
+    }
     b.release();
     a.release();
     wait_for(*passed, 5);
@@ -134,9 +136,9 @@ TEST_P(OwnerDies, WhatBorrowersHoldStaysAsItIs) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, OwnerDies,
-                         ::testing::Values("export.stored", "attach.done", "free.in_limbo",
-                                           "free.closing", "revive.stored", "drain.taken",
-                                           "free.nobody", "free.reusable", "detach.done"),
+                         ::testing::Values("export.stored", "attach.done", "free.in_limbo", "free.closing",
+                                           "revive.stored", "drain.taken", "free.nobody", "free.reusable",
+                                           "detach.done"),
                          point_name);
 
 class ForkingBorrowerDies : public ::testing::TestWithParam<const char*> {};

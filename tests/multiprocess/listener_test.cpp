@@ -88,7 +88,8 @@ TEST_P(ClientDies, TheListenerServesTheNext) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, ClientDies,
-                         ::testing::Values("queue.connect.opened", "queue.connect.joined", "listener.pipe_opened"),
+                         ::testing::Values("queue.connect.opened", "queue.connect.joined",
+                                           "listener.pipe_opened"),
                          point_name);
 
 class ServerDies : public ::testing::TestWithParam<const char*> {};
@@ -115,7 +116,8 @@ TEST_P(ServerDies, TheClientIsTold) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, ServerDies,
-                         ::testing::Values("listener.pipe_made", "listener.pipe_sent", "queue.create.adopted"),
+                         ::testing::Values("listener.pipe_made", "listener.pipe_sent",
+                                           "queue.create.adopted"),
                          point_name);
 
 }  // namespace

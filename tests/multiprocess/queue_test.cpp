@@ -176,7 +176,8 @@ TEST_P(PutThenGone, AThirdProcessGetsIt) {
   EXPECT_EQ(getter.join(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, PutThenGone, ::testing::Values(1, 4096, 1 << 20, 33 << 20, 256 << 20), size_name);
+INSTANTIATE_TEST_SUITE_P(Sizes, PutThenGone, ::testing::Values(1, 4096, 1 << 20, 33 << 20, 256 << 20),
+                         size_name);
 
 TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
   Watchdog watchdog;
@@ -288,7 +289,8 @@ TEST(Queue, WhatIsLostIsAClearErrorAndTheNextItemComes) {
     creator.kill();  // and with it the only other process that has the putter's memory
   }
   queue.put(numbers(3));
-  expect_refusal(ErrorCode::owner_died, {"taken out of the queue and is lost"}, [&] { queue.get_tensor(); });
+  expect_refusal(ErrorCode::owner_died, {"taken out of the queue and is lost"},
+                 [&] { queue.get_tensor(); });
   expect_refusal(ErrorCode::owner_died, {"taken out of the queue and is lost"}, [&] { queue.get(); });
   EXPECT_EQ(number_in(queue.get_tensor()), 3);
 }
@@ -364,10 +366,11 @@ TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, PutterDies,
-                         ::testing::Values("queue.create.made", "queue.create.adopted", "queue.connect.opened",
-                                           "queue.connect.joined", "queue.put.deposited",
-                                           "queue.origin.written", "queue.origin.counted", "queue.put.encoded",
-                                           "queue.put.held", "queue.put.done", "queue.put.written_elsewhere",
+                         ::testing::Values("queue.create.made", "queue.create.adopted",
+                                           "queue.connect.opened", "queue.connect.joined",
+                                           "queue.put.deposited", "queue.origin.written",
+                                           "queue.origin.counted", "queue.put.encoded", "queue.put.held",
+                                           "queue.put.done", "queue.put.written_elsewhere",
                                            "queue.put.kept_elsewhere", "ring.put.committed"),
                          point_name);
 
@@ -390,7 +393,9 @@ TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
   std::int64_t before = -1;
   do {
     const std::int64_t n = number_in(queue.get().tensors.at(0));
-    if (before != -1) { EXPECT_EQ(n, before + 1); }
+    if (before != -1) {
+      EXPECT_EQ(n, before + 1);
+    }
     EXPECT_LE(n, before == -1 ? 1 : 5);
     before = n;
   } while (before != 5 && !HasFailure());

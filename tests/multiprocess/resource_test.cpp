@@ -351,7 +351,8 @@ class MappingHog {
   explicit MappingHog(int spare) {
     for (;;) {
       // Every second page has another protection, or the kernel would join them.
-      void* page = ::mmap(nullptr, 4096, pages_.size() % 2 ? PROT_READ : PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      void* page = ::mmap(nullptr, 4096, pages_.size() % 2 ? PROT_READ : PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
       if (page == MAP_FAILED) break;
       pages_.push_back(page);
     }
@@ -412,8 +413,10 @@ class MemoryGroup {
     std::ifstream groups("/proc/self/cgroup");
     for (std::string line; std::getline(groups, line);) {
       const auto at = line.find(":memory:");
-      if (at != std::string::npos) make("/sys/fs/cgroup/memory" + line.substr(at + 8), "memory.limit_in_bytes", limit);
-      else if (line.rfind("0::", 0) == 0 && path_.empty()) make("/sys/fs/cgroup" + line.substr(3), "memory.max", limit);
+      if (at != std::string::npos)
+        make("/sys/fs/cgroup/memory" + line.substr(at + 8), "memory.limit_in_bytes", limit);
+      else if (line.rfind("0::", 0) == 0 && path_.empty())
+        make("/sys/fs/cgroup" + line.substr(3), "memory.max", limit);
       if (works_) return;
     }
   }
@@ -448,7 +451,8 @@ TEST_F(Shortage, OfAMemoryGroupIsRefusedBeforeTheKernelKills) {
   if (!group.works()) GTEST_SKIP() << "no memory control group can be made here";
   Child owner([&] {
     group.enter();
-    expect_refusal(ErrorCode::out_of_memory, {group.path().c_str(), "limit 96.0 MiB", "200.0 MiB", "raise the limit"},
+    expect_refusal(ErrorCode::out_of_memory,
+                   {group.path().c_str(), "limit 96.0 MiB", "200.0 MiB", "raise the limit"},
                    [] { bytes(200 * kMiB, 1); });
     for (const std::int64_t size : {40 * kMiB, 6 * kMiB, std::int64_t{100'000}}) {
       std::vector<Tensor> all;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Both strategies through the whole path of sharing, and what file_system leaves in its directory.
-#include <gtest/gtest.h>
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -54,10 +54,13 @@ class EveryStrategy : public WithDirectory, public ::testing::WithParamInterface
  protected:
   EveryStrategy() { set_strategy(GetParam()); }
   ~EveryStrategy() override { set_strategy(Strategy::file_descriptor); }
-  static std::uint64_t names(std::uint64_t segments) { return GetParam() == Strategy::file_system ? segments : 0; }
+  static std::uint64_t names(std::uint64_t segments) {
+    return GetParam() == Strategy::file_system ? segments : 0;
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Strategies, EveryStrategy,
-                         ::testing::Values(Strategy::file_descriptor, Strategy::file_system), [](const auto& strategy) {
+                         ::testing::Values(Strategy::file_descriptor, Strategy::file_system),
+                         [](const auto& strategy) {
                            return strategy.param == Strategy::file_system ? "FileSystem" : "FileDescriptor";
                          });
 
@@ -145,7 +148,8 @@ TEST_P(EveryStrategy, ABundleMayMixBoth) {
     note_->reach(2);
   });
   const Bundle bundle = Bundle::open(Handle::from_text(note_->read(1)));
-  for (std::size_t i = 0; i < bundle.size(); ++i) EXPECT_EQ(last_byte(bundle.tensor(i)), static_cast<int>(i));
+  for (std::size_t i = 0; i < bundle.size(); ++i)
+    EXPECT_EQ(last_byte(bundle.tensor(i)), static_cast<int>(i));
   note_->step = 2;
   EXPECT_EQ(owner.join(), 0);
 }
@@ -279,7 +283,8 @@ TEST_F(FileSystem, WhenSomebodyUnlinksTheNamesUsersGoOnAndNewOnesAreToldWhy) {
     EXPECT_EQ(stats().foreign_segments, before);
   });
   const Tensor tensor = open(handle);
-  for (const auto& file : std::filesystem::directory_iterator(directory_.path())) std::filesystem::remove(file);
+  for (const auto& file : std::filesystem::directory_iterator(directory_.path()))
+    std::filesystem::remove(file);
   EXPECT_EQ(last_byte(open(handle)), 7);
   unlinked->step = 1;
   EXPECT_EQ(late.join(), 0);
@@ -313,9 +318,11 @@ TEST_F(FileSystem, AFullDirectoryIsAnErrorWithTheNumbersAndThenItWorks) {
       return;
     }
     const Footprint before = Footprint::now();
-    expect_refusal(ErrorCode::out_of_memory, {"4194304", "1048576 bytes free", "ONECOPY_SHM_DIR", "file_descriptor"},
+    expect_refusal(ErrorCode::out_of_memory,
+                   {"4194304", "1048576 bytes free", "ONECOPY_SHM_DIR", "file_descriptor"},
                    [] { bytes(4 * kMiB, 1); });
-    EXPECT_EQ(Footprint::now().descriptors, before.descriptors + 1) << "the segment stays for smaller requests";
+    EXPECT_EQ(Footprint::now().descriptors, before.descriptors + 1)
+        << "the segment stays for smaller requests";
     {
       const Tensor tensor = bytes(kMiB / 2, 3);
       EXPECT_EQ(last_byte(open(share(tensor))), 3);

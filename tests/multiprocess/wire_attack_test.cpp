@@ -62,7 +62,8 @@ struct Client {
     return wire::body_of<wire::Challenge>(packet.bytes);
   }
   Packet prove(const wire::Nonce& theirs) {
-    return ask(wire::pack(Type::prove, wire::Prove{wire::prove(secret(id), "borrower", nonce, theirs), {}}));
+    return ask(
+        wire::pack(Type::prove, wire::Prove{wire::prove(secret(id), "borrower", nonce, theirs), {}}));
   }
   void attach() { wire::expect(prove(greet().nonce).bytes, Type::welcome); }
 
@@ -81,8 +82,10 @@ class Attack : public ::testing::Test {
           const std::uint64_t descriptors = stats().descriptors;
           note_->write(handle.to_text());
           note_->reach(2);
-          EXPECT_TRUE(eventually([&] { return stats().borrowers == 0 && stats().descriptors == descriptors; }))
-              << stats().descriptors << " instead of " << descriptors << " descriptors";
+          EXPECT_TRUE(eventually([&] {
+            return stats().borrowers == 0 && stats().descriptors == descriptors;
+          })) << stats().descriptors
+              << " instead of " << descriptors << " descriptors";
           EXPECT_EQ(stats().deposits, 0u);
           EXPECT_EQ(tensor.as<std::int64_t>()[999], 7);
         }),
@@ -221,10 +224,12 @@ TEST_F(Attack, SegmentsAndBlocksThatDoNotExistAreRefusedOneByOne) {
   Client client(owner());
   client.attach();
   expect_refusal(ErrorCode::stale_handle, {"segment 4711", "gone"}, [&] {
-    wire::expect(client.ask(wire::pack(Type::want_segment, wire::WantSegment{4711, 0})).bytes, Type::segment);
+    wire::expect(client.ask(wire::pack(Type::want_segment, wire::WantSegment{4711, 0})).bytes,
+                 Type::segment);
   });
   expect_refusal(ErrorCode::owner_died, {"does not hold"}, [&] {
-    wire::expect(client.ask(wire::pack(Type::want_foreign, wire::WantForeign{{}, 1, 0})).bytes, Type::segment);
+    wire::expect(client.ask(wire::pack(Type::want_foreign, wire::WantForeign{{}, 1, 0})).bytes,
+                 Type::segment);
   });
   for (const std::uint32_t block : {4u << 20, ~0u}) {
     const Packet packet = client.ask(wire::pack(Type::ask_limbo, wire::AskLimbo{0, block}));
@@ -347,17 +352,17 @@ TEST_F(Impostor, ThatSendsTheBorrowersOwnNonceBackIsFoundOut) {
 }
 
 TEST_F(Impostor, ThatSkipsTheProofIsFoundOut) {
-  expect_open(ErrorCode::protocol, {"message of type 4"}, [](const ProcessId&, UnixSocket& socket, ByteSpan) {
-    const Fd file = create_memfd("x", 4096);
-    const int fds[] = {file.get(), file.get()};
-    socket.send(wire::pack(Type::welcome, wire::Welcome{}), fds, kPatience);
-  });
+  expect_open(ErrorCode::protocol, {"message of type 4"},
+              [](const ProcessId&, UnixSocket& socket, ByteSpan) {
+                const Fd file = create_memfd("x", 4096);
+                const int fds[] = {file.get(), file.get()};
+                socket.send(wire::pack(Type::welcome, wire::Welcome{}), fds, kPatience);
+              });
 }
 
 TEST_F(Impostor, ThatTalksGarbageIsFoundOut) {
-  expect_open(ErrorCode::protocol, {"bytes"}, [](const ProcessId&, UnixSocket& socket, ByteSpan) {
-    socket.send(Bytes(3), {}, kPatience);
-  });
+  expect_open(ErrorCode::protocol, {"bytes"},
+              [](const ProcessId&, UnixSocket& socket, ByteSpan) { socket.send(Bytes(3), {}, kPatience); });
   expect_open(ErrorCode::version_mismatch, {"version"}, [](const ProcessId&, UnixSocket& socket, ByteSpan) {
     socket.send(Bytes(100, std::byte{0x5a}), {}, kPatience);
   });
@@ -374,7 +379,8 @@ TEST_F(Impostor, ThatHangsUpIsADeadOwner) {
 
 TEST_F(Impostor, ThatStaysSilentIsGivenUp) {
   broker_patience_ms = 100;
-  expect_open(ErrorCode::timeout, {"did not answer", "stopped"}, [](const ProcessId&, UnixSocket&, ByteSpan) {});
+  expect_open(ErrorCode::timeout, {"did not answer", "stopped"},
+              [](const ProcessId&, UnixSocket&, ByteSpan) {});
 }
 
 TEST_F(Impostor, WhoseTableCouldShrinkIsRefused) {
@@ -399,8 +405,9 @@ TEST_F(Impostor, WhoseTableCouldShrinkIsRefused) {
 }
 
 TEST_F(Impostor, WithoutDescriptorsIsRefused) {
-  expect_open(ErrorCode::protocol, {"without its descriptors"},
-              [](const ProcessId& id, UnixSocket& socket, ByteSpan hello) { welcome_with(id, socket, hello, {}); });
+  expect_open(
+      ErrorCode::protocol, {"without its descriptors"},
+      [](const ProcessId& id, UnixSocket& socket, ByteSpan hello) { welcome_with(id, socket, hello, {}); });
 }
 
 /// Stops an owner in the middle of its life.
@@ -435,7 +442,8 @@ TEST_F(StoppedOwner, IsAnErrorAndItsLateAnswerIsNotTakenForAnother) {
   EXPECT_EQ(Footprint::now(), before);
   owner_.signal(SIGCONT);
   broker_patience_ms = 10'000;
-  EXPECT_EQ(open(second).as<std::int64_t>()[kOwnSegment - 1], 2);  // not the first, whose answer comes first
+  EXPECT_EQ(open(second).as<std::int64_t>()[kOwnSegment - 1],
+            2);  // not the first, whose answer comes first
   EXPECT_EQ(open(first).as<std::int64_t>()[kOwnSegment - 1], 1);
   note_->step = 7;
   EXPECT_EQ(owner_.join(), 0);

@@ -21,8 +21,14 @@ std::uint64_t count_lines(const char* part) {
 
 Footprint Footprint::now() {
   const Stats s = stats();
-  return {s.descriptors, count_lines("onecopy-"), s.foreign_segments, s.owners,
-          s.leases,      s.live_blocks,           s.limbo,            s.deposits};
+  return {s.descriptors,
+          count_lines("onecopy-"),
+          s.foreign_segments,
+          s.owners,
+          s.leases,
+          s.live_blocks,
+          s.limbo,
+          s.deposits};
 }
 
 std::ostream& operator<<(std::ostream& out, const Footprint& f) {

@@ -47,7 +47,8 @@ std::string try_private_mounts() {
 }
 
 std::string try_mount_tmpfs(const std::string& directory, const std::string& options) {
-  if (::mount("tmpfs", directory.c_str(), "tmpfs", 0, options.c_str()) != 0) return failed("mount of a tmpfs");
+  if (::mount("tmpfs", directory.c_str(), "tmpfs", 0, options.c_str()) != 0)
+    return failed("mount of a tmpfs");
   return {};
 }
 

@@ -20,7 +20,8 @@ inline std::string expect_refusal(ErrorCode code, std::initializer_list<const ch
   } catch (const Error& error) {
     const std::string message = error.what();
     EXPECT_STREQ(name(error.code()), name(code)) << message;
-    for (const char* part : parts) EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
+    for (const char* part : parts)
+      EXPECT_NE(message.find(part), std::string::npos) << part << " in: " << message;
     return message;
   }
   ADD_FAILURE() << "nothing was thrown instead of " << name(code);

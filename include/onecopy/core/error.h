@@ -55,7 +55,6 @@ const char* name(ErrorCode code) noexcept;
 
 /// Throws an Error for a failed system call: appends strerror(error) and picks out_of_descriptors
 /// (EMFILE, ENFILE), out_of_memory (ENOMEM, ENOSPC) or `otherwise`.
-[[noreturn]] void throw_errno(const std::string& what, int error,
-                              ErrorCode otherwise = ErrorCode::system);
+[[noreturn]] void throw_errno(const std::string& what, int error, ErrorCode otherwise = ErrorCode::system);
 
 }  // namespace onecopy

@@ -32,14 +32,11 @@ class Layout {
   Layout(DType dtype, std::span<const std::int64_t> shape, std::span<const std::int64_t> strides);
   Layout(DType dtype, std::initializer_list<std::int64_t> shape,
          std::initializer_list<std::int64_t> strides)
-      : Layout(dtype, std::span(shape.begin(), shape.size()),
-               std::span(strides.begin(), strides.size())) {}
+      : Layout(dtype, std::span(shape.begin(), shape.size()), std::span(strides.begin(), strides.size())) {}
 
   Layout(const Layout& other) : dtype_(other.dtype_), ndim_(other.ndim_) {
-    if (is_inline())
-      std::memcpy(inline_, other.inline_, sizeof inline_);
-    else
-      copy_heap(other);
+    if (is_inline()) std::memcpy(inline_, other.inline_, sizeof inline_);
+    else copy_heap(other);
   }
   Layout(Layout&& other) noexcept : dtype_(other.dtype_), ndim_(other.ndim_) { steal(other); }
   Layout& operator=(const Layout& other) {
@@ -82,10 +79,8 @@ class Layout {
   const std::int64_t* dims() const noexcept { return is_inline() ? inline_ : heap_; }
   /// Takes what `other` holds; dtype and ndim are already the same. `other` becomes 0-d.
   void steal(Layout& other) noexcept {
-    if (is_inline())
-      std::memcpy(inline_, other.inline_, sizeof inline_);
-    else
-      heap_ = other.heap_;
+    if (is_inline()) std::memcpy(inline_, other.inline_, sizeof inline_);
+    else heap_ = other.heap_;
     other.ndim_ = 0;
   }
   std::int64_t* resize(std::size_t ndim);

@@ -9,9 +9,9 @@ namespace onecopy {
 
 /// Who keeps this process's memory, and whose memory it keeps.
 struct Stats {
-  std::uint64_t shared_total = 0;      ///< handles made since the start
-  std::uint64_t opened_total = 0;      ///< tensors opened since the start
-  std::uint64_t live_blocks = 0;       ///< allocated here and referenced here
+  std::uint64_t shared_total = 0;  ///< handles made since the start
+  std::uint64_t opened_total = 0;  ///< tensors opened since the start
+  std::uint64_t live_blocks = 0;   ///< allocated here and referenced here
   std::uint64_t live_bytes = 0;
   std::uint64_t limbo = 0;             ///< freed here, still held by borrowers
   std::uint64_t in_transit = 0;        ///< blocks held for receivers that have not taken them yet

@@ -76,8 +76,8 @@ TEST(Item, TakesAWholeHandleInPlaceOfARow) {
 }
 
 TEST(Item, CutOffAnywhereIsRefused) {
-  const Bytes item = item_of({1, 2, 2, 0}, {row_of(Layout(DType::f32, {3})), row_of(Layout(DType::f32, {3}, {2}))},
-                             Bytes(2));
+  const Bytes item = item_of(
+      {1, 2, 2, 0}, {row_of(Layout(DType::f32, {3})), row_of(Layout(DType::f32, {3}, {2}))}, Bytes(2));
   for (std::size_t size = 0; size < item.size(); ++size) {
     testing::expect_refusal(ErrorCode::bad_handle, {}, [&] {
       ItemReader reader(ByteSpan(item).first(size));
@@ -112,14 +112,14 @@ TEST_P(ItemLies, AndIsRefusedWithTheReason) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Item, ItemLies,
-                         ::testing::Values(Lie{"Flags", 10, 8, "unknown flags 0x8"},
-                                           Lie{"Form", 12, 3, "unknown form 3"},
-                                           Lie{"DType", 34, 200, "200 is not the number of a dtype"},
-                                           Lie{"Dimensions", 35, 65, "65 dimensions"},
-                                           Lie{"MoreDimensionsThanBytes", 35, 2, "ends within its tensor 0"},
-                                           Lie{"DataLength", 4, 9, "0 bytes of data where it announces 9"}),
-                         [](const auto& lie) { return lie.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Item, ItemLies,
+    ::testing::Values(Lie{"Flags", 10, 8, "unknown flags 0x8"}, Lie{"Form", 12, 3, "unknown form 3"},
+                      Lie{"DType", 34, 200, "200 is not the number of a dtype"},
+                      Lie{"Dimensions", 35, 65, "65 dimensions"},
+                      Lie{"MoreDimensionsThanBytes", 35, 2, "ends within its tensor 0"},
+                      Lie{"DataLength", 4, 9, "0 bytes of data where it announces 9"}),
+    [](const auto& lie) { return lie.param.name; });
 
 }  // namespace
 }  // namespace onecopy

@@ -87,7 +87,8 @@ TEST(Pipe, LeavesNothingBehind) {
       b.recv();
     }
   }
-  EXPECT_TRUE(eventually([&] { return Footprint::now() == before; })) << before << " now " << Footprint::now();
+  EXPECT_TRUE(eventually([&] { return Footprint::now() == before; }))
+      << before << " now " << Footprint::now();
 }
 
 TEST(PipeHandle, ThatIsWrongIsRefused) {

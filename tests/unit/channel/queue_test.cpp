@@ -217,7 +217,8 @@ TEST(Queue, LeavesNothingBehind) {
     queue.put(number(1));
     queue.get();
   }
-  EXPECT_TRUE(eventually([&] { return Footprint::now() == before; })) << before << " now " << Footprint::now();
+  EXPECT_TRUE(eventually([&] { return Footprint::now() == before; }))
+      << before << " now " << Footprint::now();
 }
 
 TEST(Queue, KeepsTheOrderOfEachOfSeveralProducers) {

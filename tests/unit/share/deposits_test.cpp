@@ -147,7 +147,8 @@ TEST_F(DepositsTest, ThatCannotBeKeptForWantOfDescriptorsCanBeMadeAgain) {
   ExportedMemory memory = segment();
   {
     const testing::Limit limit(RLIMIT_NOFILE, testing::descriptors_for(0));
-    EXPECT_THROW(deposits_.add(key_, this_process_origin(), std::move(table), std::move(memory), kQueue), Error);
+    EXPECT_THROW(deposits_.add(key_, this_process_origin(), std::move(table), std::move(memory), kQueue),
+                 Error);
   }
   EXPECT_EQ(deposits_.size(), 0u);
   EXPECT_FALSE(deposits_.open(key_, Access::read_only));

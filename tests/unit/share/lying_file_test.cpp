@@ -29,8 +29,10 @@ std::string file(const std::string& header, std::size_t data) {
   return with_length(header.size(), header + std::string(data, 'd'));
 }
 
-std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape, const std::string& range) {
-  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + range + "}";
+std::string tensor(const std::string& name, const std::string& dtype, const std::string& shape,
+                   const std::string& range) {
+  return "\"" + name + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + R"(,"data_offsets":)" + range +
+         "}";
 }
 
 struct Lie {
@@ -69,14 +71,18 @@ INSTANTIATE_TEST_SUITE_P(
         Lie{"HeaderLongerThanTheFile", with_length(1000, "{}"), "1000"},
         Lie{"HeaderOf64Bits", with_length(~std::uint64_t{0}, "{}"), "18446744073709551615"},
         Lie{"HeaderThatIsNotJson", file("nonsense", 0), "{"},
-        Lie{"OverlappingRanges", file("{" + kGood + "," + tensor("u", "U8", "[4]", "[2,6]") + "}", 6), "overlapping"},
-        Lie{"HoleBetweenRanges", file("{" + kGood + "," + tensor("u", "U8", "[4]", "[6,10]") + "}", 10), "hole"},
+        Lie{"OverlappingRanges", file("{" + kGood + "," + tensor("u", "U8", "[4]", "[2,6]") + "}", 6),
+            "overlapping"},
+        Lie{"HoleBetweenRanges", file("{" + kGood + "," + tensor("u", "U8", "[4]", "[6,10]") + "}", 10),
+            "hole"},
         Lie{"RangeBeyondTheFile", file("{" + tensor("t", "U8", "[9]", "[0,9]") + "}", 4), "cut off"},
-        Lie{"RangeThatWrapsAround", file("{" + tensor("t", "U8", "[4]", "[18446744073709551612,0]") + "}", 4), "begin"},
+        Lie{"RangeThatWrapsAround",
+            file("{" + tensor("t", "U8", "[4]", "[18446744073709551612,0]") + "}", 4), "begin"},
         Lie{"TerabytesThatAreNotThere",
             file("{" + tensor("t", "F64", "[549755813888]", "[0,4398046511104]") + "}", 8), "cut off"},
         Lie{"WrongSizeForItsDtype", file("{" + tensor("t", "F32", "[4]", "[0,4]") + "}", 4), "need 16"},
-        Lie{"ShapeThatOverflows", file("{" + tensor("t", "F64", "[4294967296,4294967296]", "[0,0]") + "}", 0), "\"t\""},
+        Lie{"ShapeThatOverflows",
+            file("{" + tensor("t", "F64", "[4294967296,4294967296]", "[0,0]") + "}", 0), "\"t\""},
         Lie{"UnknownDtype", file("{" + tensor("t", "F31", "[1]", "[0,4]") + "}", 4), "unknown dtype"},
         Lie{"NameTwice", file("{" + kGood + "," + kGood + "}", 4), "comes twice"},
         Lie{"NotUtf8", file("{" + tensor("\xff\xfe", "U8", "[4]", "[0,4]") + "}", 4), "not UTF-8"},

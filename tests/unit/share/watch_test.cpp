@@ -36,7 +36,8 @@ TEST(Watch, CallsAnEdgeHandlerOnceAChangeAndAgainWhenRearmed) {
   Event edge, other;
   std::atomic<int> calls{0}, others{0};
   Watch watch;
-  watch.add(edge.fd(), [&] { ++calls; }, true);
+  watch.add(
+      edge.fd(), [&] { ++calls; }, true);
   watch.add(other.fd(), [&] {
     other.clear();
     ++others;

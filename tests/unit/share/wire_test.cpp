@@ -24,8 +24,7 @@ TEST(Wire, GivesBackTypeBodyAndTail) {
 TEST(Wire, BodiesThatAreNotWholeAreRefused) {
   const Bytes packet = pack(Type::deposit, Deposit{});
   for (std::size_t size = 0; size < packet.size(); ++size)
-    expect_refusal(ErrorCode::protocol, {"bytes"},
-                   [&] { body_of<Deposit>(ByteSpan(packet).first(size)); });
+    expect_refusal(ErrorCode::protocol, {"bytes"}, [&] { body_of<Deposit>(ByteSpan(packet).first(size)); });
   EXPECT_TRUE(tail_of<Deposit>(packet).empty());
 }
 
@@ -41,7 +40,8 @@ TEST(Wire, AnAnswerIsKnownByItsQuestionsSerial) {
 TEST(Wire, OtherVersionsAreRefusedWithBothNumbers) {
   Bytes packet = pack(Type::hello, Hello{});
   store(packet.data() + 4, std::uint32_t{9});
-  expect_refusal(ErrorCode::version_mismatch, {"version 9", "this one 1", "same release"}, [&] { type_of(packet); });
+  expect_refusal(ErrorCode::version_mismatch, {"version 9", "this one 1", "same release"},
+                 [&] { type_of(packet); });
   expect_refusal(ErrorCode::protocol, {"3 bytes"}, [&] { type_of(ByteSpan(packet).first(3)); });
 }
 
@@ -55,14 +55,14 @@ TEST(Wire, ARefusalWithACodeThatDoesNotExistIsAProtocolError) {
     const Bytes packet = pack(Type::refused, Refused{static_cast<ErrorCode>(code)});
     if (std::string_view(name(static_cast<ErrorCode>(code))) == "unknown")
       expect_refusal(ErrorCode::protocol, {"does not exist"}, [&] { expect(packet, Type::segment); });
-    else
-      expect_refusal(static_cast<ErrorCode>(code), {}, [&] { expect(packet, Type::segment); });
+    else expect_refusal(static_cast<ErrorCode>(code), {}, [&] { expect(packet, Type::segment); });
   }
 }
 
 TEST(Wire, AnotherMessageThanExpectedIsRefused) {
   expect(pack(Type::welcome, Welcome{}), Type::welcome);
-  expect_refusal(ErrorCode::protocol, {"type 4", "8"}, [] { expect(pack(Type::welcome, Welcome{}), Type::segment); });
+  expect_refusal(ErrorCode::protocol, {"type 4", "8"},
+                 [] { expect(pack(Type::welcome, Welcome{}), Type::segment); });
 }
 
 TEST(Wire, NamesOfAnyLengthFitOrAreCut) {
@@ -83,7 +83,8 @@ TEST(Wire, ProofsDependOnSecretRoleAndBothNonces) {
 }
 
 TEST(Wire, OnlyMessagesThatNobodyWaitsForGetNoAnswer) {
-  for (const Type type : {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::join_channel, Type::leave_channel})
+  for (const Type type :
+       {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::join_channel, Type::leave_channel})
     EXPECT_FALSE(is_answered(type));
   for (const Type type : {Type::hello, Type::prove, Type::want_segment, Type::want_foreign, Type::ask_limbo,
                           Type::deposit, Type::want_info, Type{999}})
