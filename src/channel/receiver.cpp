@@ -156,8 +156,8 @@ Tensor Receiver::try_open(Process& process, const ItemRow& row) {
   if (keeper == &process.ledger()) {
     block = process.ledger().try_open(row.block, row.generation);
     if (!block) return {};
-    const BlockPlace place = process.ledger().export_block(row.block);
-    if (place.info.segment == origin.segment && reach(row) <= place.info.size) data = place.data;
+    const BlockSpot spot = process.ledger().export_spot(row.block);
+    if (spot.info.segment == origin.segment && reach(row) <= spot.info.size) data = spot.data;
   } else {
     Peer& peer = static_cast<Peer&>(*keeper);
     block = peer.try_claim(row.block, row.generation);

@@ -23,6 +23,13 @@ SharedKeeper& keeper_of(const Tensor& tensor) {
   return static_cast<SharedKeeper&>(*keeper);
 }
 
+BlockSpot spot_of(Process& process, const Tensor& tensor) {
+  SharedKeeper& keeper = keeper_of(tensor);
+  if (&keeper == &process.ledger()) return process.ledger().export_spot(tensor.block().number());
+  const BlockPlace place = keeper.export_block(tensor.block().number());
+  return {place.info, place.data};
+}
+
 template <class Rows>
 std::size_t item_bytes(const Rows& rows, ByteSpan data) {
   std::size_t bytes = sizeof(ItemHead) + data.size();
@@ -114,11 +121,10 @@ bool Sender::put_elsewhere(Process& process, const ItemHead& head, std::span<con
 }
 
 Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {
-  SharedKeeper& keeper = keeper_of(tensor);
-  const BlockPlace place = keeper.export_block(tensor.block().number());
+  const BlockSpot spot = spot_of(process, tensor);
   Outgoing out;
-  out.block_size = place.info.size;
-  out.row.origin = origin_of(process, tensor, place);
+  out.block_size = spot.info.size;
+  out.row.origin = origin_of(process, tensor, spot.info.segment);
   if (out.row.origin == kWholeHandle) [[unlikely]] {
     HandleFields fields = process.share(tensor).fields();
     fields.maker = creator_;
@@ -126,30 +132,31 @@ Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {
     out.row.handle = out.handle;
     return out;
   }
-  out.row.generation = place.info.generation;
-  out.row.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - place.data);
-  out.row.block = place.info.number;
+  out.row.generation = spot.info.generation;
+  out.row.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
+  out.row.block = spot.info.number;
   out.row.layout = tensor.layout();
   return out;
 }
 
-std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, const BlockPlace& place) {
-  const Key key{static_cast<SharedKeeper*>(tensor.block().keeper()), place.info.segment, tensor.access()};
+std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uint32_t segment) {
+  const Key key{static_cast<SharedKeeper*>(tensor.block().keeper()), segment, tensor.access()};
   if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
   std::optional<std::uint16_t> origin;
   {
     std::lock_guard lock(known_mutex_);
     if (const auto at = known_.find(key); at != known_.end()) origin = at->second;
   }
-  if (!origin) origin = add_origin(process, tensor, place);
+  if (!origin) origin = add_origin(process, tensor);
   std::lock_guard lock(known_mutex_);
   last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), *origin);
   return known_[key] = *origin;
 }
 
 /// Two threads may do this at once; then the segment has two entries, which does no harm.
-std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, const BlockPlace& place) {
-  const auto& keeper = static_cast<const SharedKeeper&>(*tensor.block().keeper());
+std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor) {
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
+  const BlockPlace place = keeper.export_block(tensor.block().number());
   const bool deposited = deposit(process, keeper, tensor.block());
   point("queue.put.deposited");
   const Origin origin{keeper.owner(),     deposited ? creator_ : process.id(),

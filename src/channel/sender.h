@@ -82,8 +82,8 @@ class Sender {
   using Key = std::tuple<const SharedKeeper*, std::uint32_t, Access>;
 
   Outgoing outgoing(Process& process, const Tensor& tensor);
-  std::uint16_t origin_of(Process& process, const Tensor& tensor, const BlockPlace& place);
-  std::uint16_t add_origin(Process& process, const Tensor& tensor, const BlockPlace& place);
+  std::uint16_t origin_of(Process& process, const Tensor& tensor, std::uint32_t segment);
+  std::uint16_t add_origin(Process& process, const Tensor& tensor);
   bool deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block);
   bool put_inline(Process& process, const ItemHead& head, std::span<const Outgoing> rows, ByteSpan data,
                   std::span<const BlockRef> blocks, TimePoint deadline);

@@ -16,6 +16,12 @@ struct BlockPlace {
   std::byte* data = nullptr;  ///< where the block begins in this process
 };
 
+/// The part of it that says where a block is, and costs no lock.
+struct BlockSpot {
+  BlockInfo info;
+  std::byte* data = nullptr;
+};
+
 /// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones.
 class SharedKeeper : public BlockKeeper {
  public:

@@ -156,12 +156,14 @@ void Ledger::dispose(std::vector<Freed> freed) noexcept {
 }
 
 BlockPlace Ledger::export_block(std::uint32_t block) {
+  const BlockSpot spot = export_spot(block);
+  const SegmentInfo segment = segments_.info(spot.info.segment);
+  return {spot.info, segment.kind, segment.size, spot.data};
+}
+
+BlockSpot Ledger::export_spot(std::uint32_t block) noexcept {
   const Record& r = table_.record(block);
-  const SegmentInfo segment = segments_.info(r.segment);
-  return {{block, table_.export_block(block), r.segment, r.offset, r.size},
-          segment.kind,
-          segment.size,
-          local_[block].data};
+  return {{block, table_.export_block(block), r.segment, r.offset, r.size}, local_[block].data};
 }
 
 ExportedMemory Ledger::export_segment(std::uint32_t segment, Access access) const {

@@ -48,6 +48,8 @@ class Ledger final : public SharedKeeper {
   void release(std::uint32_t block) noexcept override;
   const ProcessId& owner() const noexcept override { return owner_; }
   BlockPlace export_block(std::uint32_t block) override;
+  /// The same for those who know the segment already.
+  BlockSpot export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override;
   void begin_transit(std::uint32_t block) noexcept override;

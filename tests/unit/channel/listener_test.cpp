@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/channel/listener.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -28,7 +29,7 @@ class ListenerAt : public ::testing::TestWithParam<const char*> {
  protected:
   std::string address() const {
     const std::string form = GetParam();
-    return form == "tcp" ? "tcp:127.0.0.1:0" : "unix:@onecopy-test-" + std::to_string(::getpid());
+    return form == "tcp" ? "tcp:127.0.0.1:0" : fmt::format("unix:@onecopy-test-{}", ::getpid());
   }
 };
 
