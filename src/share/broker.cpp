@@ -260,7 +260,7 @@ void Broker::on_hangup(At at) {
   watch_.request_tick();
 }
 
-bool Broker::tick() noexcept {
+bool Broker::tick() {
   if (std::exchange(starved_, false)) watch_.add(listener_.fd(), [this] { accept_all(); });
   std::vector<At> silent;
   {

@@ -55,7 +55,7 @@ class Broker {
   std::vector<TransitInfo> orphans() const;
   /// Looks after borrowers whose socket has closed but whose process has not ended. True while there
   /// are any. Watch thread.
-  bool tick() noexcept;
+  bool tick();
 
   // Around a fork, with the watch stopped.
   void lock() { mutex_.lock(); }

@@ -103,10 +103,10 @@ Peer* Importer::find(const std::string& name) const {
   return nullptr;
 }
 
-Peer& Importer::connect(const ProcessId& process) {
+Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wanted) {
   std::lock_guard one_at_a_time(connecting_);
   if (Peer* peer = find_owner(process); peer && !peer->is_disconnected()) return *peer;
-  return adopt(Peer::connect(process, public_name(self_)));
+  return adopt(Peer::connect(process, public_name(self_), wanted));
 }
 
 /// A closed or disconnected peer of the same process stays in all_: leases and caches point at it.
@@ -123,7 +123,7 @@ Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
   const auto deadline = Clock::now() + kDeathTakesAtMost;
   for (;; std::this_thread::sleep_for(kLookAgain)) {
     try {
-      return connect(handle.owner);
+      return connect(handle.owner, Peer::Wanted{handle.segment, access});
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_died) throw;
     }

@@ -26,7 +26,7 @@ class Importer {
 
   Tensor open(const HandleFields& handle, Access access);
   /// The peer for a live process; connects when there is none. Throws peer_died.
-  Peer& connect(const ProcessId& process);
+  Peer& connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
   /// A peer by its public name; null when we have none.
   Peer* find(const std::string& name) const;
   /// Makes sure that the owner's peer exists and the segment is mapped, which may take a connection

@@ -34,6 +34,11 @@ std::vector<int> raw(const std::vector<Fd>& fds) {
   return numbers;
 }
 
+Bytes want_segment(const Peer::Wanted& wanted) {
+  return wire::pack(wire::Type::want_segment,
+                    wire::WantSegment{wanted.segment, wanted.access == Access::read_only});
+}
+
 }  // namespace
 
 Peer::Peer(const ProcessId& owner)
@@ -42,7 +47,8 @@ Peer::Peer(const ProcessId& owner)
       count_memory_(Mapping::anonymous(kMaxBlocks * sizeof(std::atomic<std::uint32_t>))),
       counts_(count_memory_.as<std::atomic<std::uint32_t>>()) {}
 
-std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& my_name) {
+std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& my_name,
+                                    std::optional<Wanted> wanted) {
   std::unique_ptr<Peer> peer(new Peer(owner));
   peer->socket_ = UnixSocket::connect(socket_name(peer->name_), patience());
   const PeerCredentials credentials = peer->socket_.peer();
@@ -55,7 +61,7 @@ std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& m
   peer->pidfd_ = peer->socket_.peer_pidfd();
   peer->start_time_ = process_start_time(credentials.pid);
   try {
-    peer->handshake(my_name);
+    peer->handshake(my_name, wanted);
   } catch (const Error& e) {
     if (e.code() == ErrorCode::timeout) throw_silent(peer->pid_, e);
     throw;
@@ -72,7 +78,7 @@ std::unique_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
   return peer;
 }
 
-void Peer::handshake(const std::string& my_name) {
+void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
   const ByteSpan secret = std::as_bytes(std::span(owner_));
   const wire::Nonce mine = wire::new_nonce();
   socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, patience());
@@ -87,11 +93,20 @@ void Peer::handshake(const std::string& my_name) {
                 "secret; the handle was not used");
   const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
   socket_.send(wire::pack(wire::Type::prove, proof), {}, patience());
+  if (wanted) {  // asked before the welcome has come: it saves a round trip
+    Bytes question = want_segment(*wanted);
+    wire::set_serial(question, ++last_serial_);
+    socket_.send(question, {}, patience());
+  }
   packet = socket_.receive(patience());
   wire::expect(packet.bytes, wire::Type::welcome);
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
   set_table(std::move(packet.fds[0]));
   set_page(map_claims(packet.fds[1]));
+  if (!wanted) return;
+  packet = receive_answer();
+  // Refused: whoever claims the block will find out why.
+  if (wire::type_of(packet.bytes) == wire::Type::segment) map_answer(*wanted, std::move(packet));
 }
 
 void Peer::set_table(Fd file) {
@@ -231,12 +246,14 @@ bool Peer::has_segment(std::uint32_t segment, Access access) const {
 }
 
 void Peer::fetch_segment(std::uint32_t segment, Access access) {
-  Packet packet =
-      request(wire::pack(wire::Type::want_segment, wire::WantSegment{segment, access == Access::read_only}),
-              {}, wire::Type::segment);
+  const Wanted wanted{segment, access};
+  map_answer(wanted, request(want_segment(wanted), {}, wire::Type::segment));
+}
+
+void Peer::map_answer(const Wanted& wanted, Packet packet) {
   const auto body = wire::body_of<wire::Segment>(packet.bytes);
   const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
-  map_segment(segment, access,
+  map_segment(wanted.segment, wanted.access,
               {static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
                Bytes(blob.begin(), blob.end())});
 }

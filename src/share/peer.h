@@ -36,7 +36,13 @@ inline std::atomic<int> broker_patience_ms{10'000};
 class Peer final : public SharedKeeper {
  public:
   /// Connects to a live process and attaches. Throws peer_died, other_user, bad_secret, timeout...
-  static std::unique_ptr<Peer> connect(const ProcessId& owner, const std::string& my_name);
+  /// Brings a segment along, if one is wanted, in the same exchange of messages.
+  struct Wanted {
+    std::uint32_t segment;
+    Access access;
+  };
+  static std::unique_ptr<Peer> connect(const ProcessId& owner, const std::string& my_name,
+                                       std::optional<Wanted> wanted = {});
   /// An owner that is gone, as a holder of its block table described it.
   static std::unique_ptr<Peer> frozen(const ProcessId& owner, Fd table);
 
@@ -103,7 +109,8 @@ class Peer final : public SharedKeeper {
   using Segments = std::vector<std::unique_ptr<DeviceMemory>>;
 
   explicit Peer(const ProcessId& owner);
-  void handshake(const std::string& my_name);
+  void handshake(const std::string& my_name, std::optional<Wanted> wanted);
+  void map_answer(const Wanted& wanted, Packet packet);
   void set_table(Fd file);
   void set_page(Mapping page);
   template <class Ask>

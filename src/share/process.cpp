@@ -96,7 +96,7 @@ Process::Process()
   watch_.add_tick([this] { return tick(); });
 }
 
-bool Process::tick() noexcept {
+bool Process::tick() {
   bool more = ledger_.drain();
   more = holds_.expire() || more;
   more = deposits_.sweep() || more;

@@ -84,7 +84,7 @@ class Process {
 
   Process();
   Pool& pool(SegmentKind kind, Device device);
-  bool tick() noexcept;
+  bool tick();
   std::vector<TransitInfo> transits() const;
 
   /// Adopted segments leave the table when their block is free.

@@ -37,9 +37,12 @@ bool run_logged(const F& f) noexcept {
   try {
     return f();
   } catch (const std::exception& e) {
-    log_warning(fmt::format("onecopy's watch thread: {}", e.what()));
+    try {
+      log_warning(fmt::format("onecopy's watch thread: {}", e.what()));
+    } catch (const std::exception&) {  // no memory for the words either
+    }
   }
-  return false;
+  return true;  // a tick that failed is wanted again
 }
 
 }  // namespace
@@ -168,6 +171,10 @@ void Watch::handle(std::uint64_t token) noexcept {
 
 void Watch::tick() noexcept {
   ticking_ = false;  // whoever asks from here on is asked again
+  if (run_logged([&] { return call_ticks(); })) ticking_ = true;
+}
+
+bool Watch::call_ticks() {
   std::vector<std::shared_ptr<Tick>> ticks;
   {
     std::lock_guard lock(mutex_);
@@ -175,7 +182,7 @@ void Watch::tick() noexcept {
   }
   bool more = false;
   for (const auto& t : ticks) more = run_logged(*t) || more;
-  if (more) ticking_ = true;
+  return more;
 }
 
 }  // namespace onecopy

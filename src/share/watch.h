@@ -63,6 +63,7 @@ class Watch {
   void run() noexcept;
   void handle(std::uint64_t token) noexcept;
   void tick() noexcept;
+  bool call_ticks();
 
   std::optional<Poller> poller_;  ///< none after abandon()
   std::optional<Event> wake_;

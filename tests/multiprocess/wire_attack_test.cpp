@@ -430,7 +430,6 @@ class StoppedOwner : public ::testing::Test {
 };
 
 TEST_F(StoppedOwner, IsAnErrorAndItsLateAnswerIsNotTakenForAnother) {
-  broker_patience_ms = 100;
   EXPECT_EQ(open_step(1).as<std::int64_t>()[0], 3);
   note_->step = 2;
   const Handle first = Handle::from_text(note_->read(3));
@@ -438,6 +437,7 @@ TEST_F(StoppedOwner, IsAnErrorAndItsLateAnswerIsNotTakenForAnother) {
   const Handle second = Handle::from_text(note_->read(5));
   const Footprint before = Footprint::now();
   owner_.signal(SIGSTOP);
+  broker_patience_ms = 100;
   expect_refusal(ErrorCode::timeout, {"did not answer", "stopped", "100 ms"}, [&] { open(first); });
   EXPECT_EQ(Footprint::now(), before);
   owner_.signal(SIGCONT);
