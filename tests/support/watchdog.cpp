@@ -90,6 +90,9 @@ std::vector<int> family(int pid) {
 Watchdog::Watchdog(std::chrono::seconds limit) {
   install_handler();
   thread_ = std::thread([this, limit] { watch(limit); });
+  // A test that forks now must not catch the thread in malloc: AddressSanitizer's does not survive it.
+  std::unique_lock lock(mutex_);
+  done_changed_.wait(lock, [this] { return watching_; });
 }
 
 Watchdog::~Watchdog() {
@@ -107,6 +110,8 @@ void Watchdog::dump_stacks() {
 
 void Watchdog::watch(std::chrono::seconds limit) {
   std::unique_lock lock(mutex_);
+  watching_ = true;
+  done_changed_.notify_all();
   if (done_changed_.wait_for(lock, limit, [this] { return done_; })) return;
   std::fprintf(stderr, "the test hangs: %lld seconds are over\n", static_cast<long long>(limit.count()));
   dump_stacks();

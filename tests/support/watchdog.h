@@ -28,6 +28,7 @@ class Watchdog {
 
   std::mutex mutex_;
   std::condition_variable done_changed_;
+  bool watching_ = false;
   bool done_ = false;
   std::thread thread_;
 };

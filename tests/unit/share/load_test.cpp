@@ -15,6 +15,8 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "onecopy/core/error.h"
 #include "onecopy/memory/safetensors.h"
 #include "onecopy/os/file.h"
@@ -52,8 +54,8 @@ Bytes pattern(std::size_t size, unsigned seed) {
 using Views = std::vector<std::pair<std::string, TensorView>>;
 
 bool has_bytes(const Tensor& tensor, const Bytes& expected) {
-  return tensor.nbytes() == expected.size() &&
-         std::memcmp(tensor.data(), expected.data(), expected.size()) == 0;
+  return std::equal(expected.begin(), expected.end(), tensor.as<std::byte>(),
+                    tensor.as<std::byte>() + tensor.nbytes());
 }
 
 TEST_F(Loading, GivesEveryTensorItsOwnBytesAlignedTo64) {
