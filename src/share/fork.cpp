@@ -58,6 +58,7 @@ void Process::prepare_fork() {
   process->watch_.stop();
   process->lock_all();
   for (const auto& peer : process->importer_.peers_locked()) {
+    if (peer->is_closed()) continue;  // for good: the importer is locked
     peer->lock_for_fork();
     peer->prepare_fork();
   }
@@ -76,6 +77,7 @@ void Process::finish_in_parent() {
   process->child_.reset();
   for (Inherited& from : process->inherited_) from.child.reset();
   for (const auto& peer : process->importer_.peers_locked()) {
+    if (peer->is_closed()) continue;
     peer->finish_fork_in_parent();
     peer->unlock_after_fork();
   }
@@ -88,6 +90,7 @@ void Process::finish_in_child() {
   Process* parent = existing();
   if (!parent) return;
   for (const auto& peer : parent->importer_.peers_locked()) {
+    if (peer->is_closed()) continue;
     peer->finish_fork_in_child();
     peer->unlock_after_fork();
   }
