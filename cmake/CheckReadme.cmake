@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DSOURCE_DIR=... -P CheckReadme.cmake: README's program and its output are those of the example,
-# which the tests compile and run; every path that the front pages name exists.
-set(example ${SOURCE_DIR}/examples/cpp/two_processes)
+# cmake -DSOURCE_DIR=... -P CheckReadme.cmake: README's programs and their output are those of the examples,
+# which the tests run; every path that the front pages name exists.
 file(READ ${SOURCE_DIR}/README.md readme)
-file(READ ${example}.cpp program)
-file(READ ${example}.expected output)
-string(REGEX REPLACE "^// SPDX[^\n]*\n" "" program "${program}")
-
-foreach(part IN ITEMS program output)
-  string(FIND "${readme}" "${${part}}" place)
-  if(place EQUAL -1)
-    message(FATAL_ERROR "README.md does not contain the ${part} of examples/cpp/two_processes:\n${${part}}")
-  endif()
+foreach(language IN ITEMS cpp python)
+  set(example examples/${language}/two_processes)
+  set(suffix ${language})
+  string(REPLACE python py suffix ${language})
+  file(READ ${SOURCE_DIR}/${example}.${suffix} program)
+  file(READ ${SOURCE_DIR}/${example}.expected output)
+  string(REGEX REPLACE "^(//|#) SPDX[^\n]*\n" "" program "${program}")
+  foreach(part IN ITEMS program output)
+    string(FIND "${readme}" "${${part}}" place)
+    if(place EQUAL -1)
+      message(FATAL_ERROR "README.md does not contain the ${part} of ${example}:\n${${part}}")
+    endif()
+  endforeach()
 endforeach()
 
 foreach(page IN ITEMS README.md ARCHITECTURE.md CONTRIBUTING.md)

@@ -27,6 +27,8 @@ void check_row(const ItemRow& row) {
 bool read_item(ByteSpan item) {
   ItemReader reader(item);
   for (std::size_t i = 0; i < reader.head().rows; ++i) check_row(reader.next_row());
+  const ItemOrder order = reader.order();
+  require(order.points.size() <= reader.head().rows, "at most one point a tensor");
   const ByteSpan data = reader.data();
   require(data.size() == reader.head().data_bytes, "the data is as long as announced");
   require(data.data() + data.size() == item.data() + item.size(), "nothing is left over");

@@ -23,8 +23,8 @@ const ProcessId& owner_of(const Tensor& tensor) {
 }
 
 std::uint64_t new_channel_id() {
-  std::uint64_t id;
-  random_bytes(std::as_writable_bytes(std::span(&id, 1)));
+  std::uint64_t id = 0;
+  while (id == 0) random_bytes(std::as_writable_bytes(std::span(&id, 1)));
   return id;
 }
 
@@ -46,9 +46,11 @@ Channel& Channel::create(std::uint64_t maxsize) {
   Ring ring(options);
   OriginTable(ring).set_channel(new_channel_id());
   point("queue.create.made");
-  ExportedMemory memory{SegmentKind::memfd, file_size(ring.fd()), {}, {}};
+  const std::uint64_t size = file_size(ring.fd());
+  ExportedMemory memory{SegmentKind::memfd, size, {}, {}};
   memory.fds.push_back(ring.fd().duplicate());
-  Tensor tensor = Process::current().adopt(std::move(memory));
+  Tensor tensor = Process::current().adopt(
+      backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write), size);
   point("queue.create.adopted");
   return ChannelRegistry::instance().enter(
       std::unique_ptr<Channel>(new Channel(std::move(tensor), ring.fd())));
@@ -58,6 +60,8 @@ Channel& Channel::connect(const Handle& handle) {
   if (!handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
   Tensor tensor = Process::current().open(handle.fields(), Access::read_write);
+  if (tensor.device() != kCpu)
+    throw Error(ErrorCode::bad_handle, "a queue is memory of the host, not of " + tensor.device().str());
   point("queue.connect.opened");
   const Fd ring = Process::segment_file(tensor);
   return ChannelRegistry::instance().enter(std::unique_ptr<Channel>(new Channel(std::move(tensor), ring)));
@@ -65,13 +69,28 @@ Channel& Channel::connect(const Handle& handle) {
 
 Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
 
-void Channel::leave() noexcept { ChannelRegistry::instance().leave(*this); }
+/// Whoever leaves may end at once, without any more of our code being run.
+void Channel::leave() noexcept {
+  Process::settle_streams();
+  ChannelRegistry::instance().leave(*this);
+}
 
 Channel::~Channel() {
   Process* process = Process::existing();
   if (!process || process_.load() != process) return;  // a forked child that never used it
   process->remove_transit(transit_);
   process->close_channel(creator_, id_, kRole);
+}
+
+int Channel::ready_fd() {
+  process();
+  return ChannelRegistry::instance().ready_fd(*this);
+}
+
+/// REQUIRES: the registry's lock, and nobody in note_change().
+void Channel::forget_readiness() noexcept {
+  ready_ = nullptr;
+  readiness_.reset();
 }
 
 Handle Channel::handle() { return process().share(memory_, kHandleIsQueue); }
@@ -95,15 +114,24 @@ void Channel::settle_in(Process& process) {
 void Channel::announce(Process& process) {
   process.broker().listen();
   ChannelHooks hooks;
-  hooks.progress = [this] { return std::optional(std::pair(ring_.tail(), ring_.head())); };
+  hooks.progress = [this] { return progress(); };
   if (creator_ == process.id())
     hooks.users = [this](std::uint8_t, std::size_t users) { count_users(users); };
   try {
     process.open_channel(creator_, id_, kRole, std::move(hooks));
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::peer_died) throw;
+    // A creator that is stopped reads it later.
+    if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::timeout) throw;
   }
   point("queue.connect.joined");
+}
+
+std::optional<std::pair<std::uint64_t, std::uint64_t>> Channel::progress() const noexcept {
+  try {
+    return std::pair(ring_.put_count(), ring_.head());
+  } catch (const Error&) {  // a damaged ring: nobody will take anything out of it
+    return {};
+  }
 }
 
 void Channel::count_users(std::size_t others) noexcept {

@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "channel/origins.h"
+#include "channel/readiness.h"
 #include "channel/receiver.h"
 #include "channel/ring.h"
 #include "channel/sender.h"
@@ -36,6 +37,12 @@ class Channel {
   Ring& ring() noexcept { return ring_; }
   Sender& sender() noexcept { return sender_; }
   Receiver& receiver() noexcept { return receiver_; }
+  /// A descriptor that is readable while the ring has items or is closed, from here on.
+  int ready_fd();
+  /// This process has put or taken something, or looked in vain.
+  void note_change() noexcept {
+    if (Readiness* readiness = ready_.load(std::memory_order_acquire)) readiness->refresh();
+  }
   /// This process, in which the channel is open; a forked child joins at its first use.
   Process& process() {
     Process& now = current_process();
@@ -52,7 +59,9 @@ class Channel {
   void join_again(Process& process);
   void settle_in(Process& process);
   void announce(Process& process);
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> progress() const noexcept;
   void count_users(std::size_t others) noexcept;
+  void forget_readiness() noexcept;
   /// By others, although no Queue object is left here.
   bool is_needed() noexcept;
   void play_in_child() noexcept;
@@ -67,6 +76,8 @@ class Channel {
   const std::uint64_t id_;
   Sender sender_;
   Receiver receiver_;
+  std::unique_ptr<Readiness> readiness_;  ///< guarded by the registry, as is changing ready_
+  std::atomic<Readiness*> ready_{nullptr};
   std::atomic<Process*> process_{nullptr};
   std::uint64_t transit_ = 0;
   std::size_t queues_ = 0;              ///< guarded by the registry

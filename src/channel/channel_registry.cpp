@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include <cstdlib>
+
 #include "onecopy/core/error.h"
 #include "share/process.h"
 
@@ -14,23 +16,47 @@ ChannelRegistry& ChannelRegistry::instance() {
     instance_ = new ChannelRegistry();
     if (const int error = pthread_atfork(&before_fork, &after_fork, &after_fork_in_child); error != 0)
       throw_errno("pthread_atfork", error);
+    std::atexit([] { at_exit(); });
     return instance_;
   }();
   return *registry;
 }
 
+/// No thread of ours outlives static objects.
+void ChannelRegistry::at_exit() noexcept {
+  const std::lock_guard lock(instance_->mutex_);
+  for (auto& [id, channel] : instance_->channels_)
+    if (channel->readiness_) channel->readiness_->stop();
+}
+
 void ChannelRegistry::before_fork() noexcept {
   instance_->mutex_.lock();
-  for (auto& [id, channel] : instance_->channels_) channel->sender().lock();
+  for (auto& [id, channel] : instance_->channels_) {
+    if (channel->readiness_) {
+      channel->readiness_->stop();
+      channel->readiness_->lock();
+    }
+    channel->sender().lock();
+  }
 }
 
 void ChannelRegistry::after_fork() noexcept {
-  for (auto& [id, channel] : instance_->channels_) channel->sender().unlock();
+  for (auto& [id, channel] : instance_->channels_) {
+    channel->sender().unlock();
+    if (channel->readiness_) {
+      channel->readiness_->unlock();
+      channel->readiness_->start_again();
+    }
+  }
   instance_->mutex_.unlock();
 }
 
 void ChannelRegistry::after_fork_in_child() noexcept {
-  for (auto& [id, channel] : instance_->channels_) channel->play_in_child();
+  for (auto& [id, channel] : instance_->channels_) {
+    channel->play_in_child();
+    if (channel->readiness_) channel->readiness_->unlock();
+    channel->forget_readiness();
+  }
   after_fork();
 }
 
@@ -62,8 +88,18 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   Channels unused;
   std::lock_guard lock(mutex_);
   if (--channel.queues_ != 0) return;
+  channel.forget_readiness();
   channel.sender_.sent().release_taken(channel.ring_.head());
   take_unused(unused);
+}
+
+int ChannelRegistry::ready_fd(Channel& channel) {
+  const std::lock_guard lock(mutex_);
+  if (!channel.readiness_) {
+    channel.readiness_ = std::make_unique<Readiness>(channel.ring_);
+    channel.ready_ = channel.readiness_.get();
+  }
+  return channel.readiness_->fd();
 }
 
 /// What nobody needs; for the caller to destroy once it has no lock.

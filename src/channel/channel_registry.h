@@ -21,6 +21,8 @@ class ChannelRegistry {
   Channel& enter(std::unique_ptr<Channel> fresh);
   Channel& enter_again(Channel& channel);
   void leave(Channel& channel) noexcept;
+  /// See Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.
+  int ready_fd(Channel& channel);
   /// Makes a channel this process's own, also after a fork.
   void join(Channel& channel, Process& process);
 
@@ -30,6 +32,7 @@ class ChannelRegistry {
   ChannelRegistry() = default;
   bool tick() noexcept;
   void take_unused(Channels& unused) noexcept;
+  static void at_exit() noexcept;
   static void before_fork() noexcept;
   static void after_fork() noexcept;
   static void after_fork_in_child() noexcept;

@@ -23,6 +23,12 @@ struct RowStart {
 };
 static_assert(sizeof(RowStart) == 24 && std::has_unique_object_representations_v<RowStart>);
 
+struct OrderStart {
+  ProcessId putter;
+  std::uint32_t points;
+};
+static_assert(sizeof(OrderStart) == 20 && std::has_unique_object_representations_v<OrderStart>);
+
 /// How the dimensions follow: sizes of 32 bits, sizes of 64 bits, or {size, stride} of 64 bits each.
 enum Form : std::uint64_t { narrow = 0, wide = 1, strided = 2 };
 
@@ -104,13 +110,27 @@ std::byte* encode(const ItemRow& row, std::byte* out) noexcept {
   return out + 16 * shape.size();
 }
 
+std::size_t encoded_size(const ItemOrder& order) noexcept {
+  return order.points.empty() ? 0 : sizeof(OrderStart) + order.points.size() * sizeof(ItemPoint);
+}
+
+std::byte* encode(const ItemOrder& order, std::byte* out) noexcept {
+  store(out, OrderStart{order.putter, static_cast<std::uint32_t>(order.points.size())});
+  out += sizeof(OrderStart);
+  for (const ItemPoint& point : order.points) {
+    store(out, point);
+    out += sizeof point;
+  }
+  return out;
+}
+
 ItemReader::ItemReader(ByteSpan item) : rest_(item) {
   if (item.size() < sizeof head_) refuse_item(fmt::format("has only {} bytes", item.size()));
   copy_once(&head_, item.data(), sizeof head_);
   rest_ = rest_.subspan(sizeof head_);
   if ((head_.flags & ~kKnownItemFlags) != 0)
     refuse_item(fmt::format("has unknown flags {:#x}", head_.flags));
-  if (is_elsewhere() && (head_.rows != 1 || head_.data_bytes != 0))
+  if (is_elsewhere() && (head_.rows != 1 || head_.data_bytes != 0 || (head_.flags & kItemIsOrdered) != 0))
     refuse_item("says that it is elsewhere, and has something else in it");
 }
 
@@ -138,6 +158,25 @@ ItemRow ItemReader::next_row() {
   rest_ = rest_.subspan(follows);
   ++row_;
   return row;
+}
+
+ItemOrder ItemReader::order() {
+  ItemOrder order;
+  if ((head_.flags & kItemIsOrdered) == 0) return order;
+  OrderStart start;
+  if (rest_.size() < sizeof start) refuse_item("ends within its order");
+  copy_once(&start, rest_.data(), sizeof start);
+  rest_ = rest_.subspan(sizeof start);
+  if (start.points == 0 || start.points > head_.rows || rest_.size() < start.points * sizeof(ItemPoint))
+    refuse_item(fmt::format("waits for {} streams with {} tensors", start.points, head_.rows));
+  order.putter = start.putter;
+  order.points.resize(start.points);
+  copy_once(order.points.data(), rest_.data(), start.points * sizeof(ItemPoint));
+  rest_ = rest_.subspan(start.points * sizeof(ItemPoint));
+  for (const ItemPoint& point : order.points)
+    if (point.row >= head_.rows || point.value == 0 || point.value > kMaxHandleGeneration)
+      refuse_item(fmt::format("waits for value {} of its tensor {}'s stream", point.value, point.row));
+  return order;
 }
 
 ByteSpan ItemReader::data() const {

@@ -3,12 +3,14 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/layout.h"
+#include "onecopy/share/handle_fields.h"
 
 /// The bytes of a queue's item, byte by byte in docs/formats/queue-item-v1.md: a head, a row for each
-/// tensor, plain data. One small tensor fits into the cache line that its stamp is in.
+/// tensor, where streams have to come to, plain data. One small tensor fits into the cache line that its stamp is in.
 namespace onecopy {
 
 struct ItemHead {
@@ -23,7 +25,9 @@ static_assert(sizeof(ItemHead) == 12);
 inline constexpr std::uint16_t kItemIsElsewhere = 1;
 /// It was put as a tensor, not as a message.
 inline constexpr std::uint16_t kItemIsOneTensor = 2;
-inline constexpr std::uint16_t kKnownItemFlags = 3;
+/// After the rows it says which streams of its putter have to come how far before its tensors are used.
+inline constexpr std::uint16_t kItemIsOrdered = 4;
+inline constexpr std::uint16_t kKnownItemFlags = 7;
 
 /// In place of an origin's number: `block` is a length, and that many bytes of an encoded handle follow.
 inline constexpr std::uint16_t kWholeHandle = 0xffff;
@@ -38,6 +42,23 @@ struct ItemRow {
   ByteSpan handle;  ///< in place of all the above when origin is kWholeHandle
 };
 
+/// How far the putter's stream had come on one of the item's devices.
+struct ItemPoint {
+  std::uint64_t value = 0;
+  std::uint32_t slot = 0;  ///< of the putter's timeline
+  std::uint32_t row = 0;   ///< the first tensor on that device
+};
+static_assert(sizeof(ItemPoint) == 16);
+
+/// What streams have to wait for before they touch an item's tensors; nothing when there are no points.
+struct ItemOrder {
+  ProcessId putter{};
+  std::vector<ItemPoint> points;  ///< one a device
+};
+
+std::size_t encoded_size(const ItemOrder& order) noexcept;
+/// As below. REQUIRES: there are points.
+std::byte* encode(const ItemOrder& order, std::byte* out) noexcept;
 std::size_t encoded_size(const ItemRow& row) noexcept;
 /// Writes encoded_size(row) bytes; returns the end.
 std::byte* encode(const ItemRow& row, std::byte* out) noexcept;
@@ -52,7 +73,9 @@ class ItemReader {
   bool is_elsewhere() const noexcept { return (head_.flags & kItemIsElsewhere) != 0; }
   /// REQUIRES: called head().rows times at most.
   ItemRow next_row();
-  /// The plain bytes, after all rows have been read. They are still shared memory.
+  /// After all rows have been read; empty for items that are not ordered.
+  ItemOrder order();
+  /// The plain bytes, after rows and order have been read. They are still shared memory.
   ByteSpan data() const;
 
  private:

@@ -26,7 +26,7 @@ namespace {
 using std::chrono::milliseconds;
 using Nonce = std::array<std::uint8_t, 32>;
 
-constexpr char kMagic[8] = {'1', 'C', 'O', 'P', 'Y', 'L', '0', '1'};
+constexpr char kGreetingMagic[8] = {'1', 'C', 'O', 'P', 'Y', 'L', '0', '1'};
 /// A client has this long for its proof, and again for opening the pipe.
 constexpr std::chrono::seconds kPatience{10};
 constexpr milliseconds kAtOnce{1000};
@@ -135,7 +135,7 @@ void Listener::State::accept_new() {
     clients.push_back({std::move(*accepted)});
     Client& client = clients.back();
     Greeting greeting{{}, client.nonce};
-    std::memcpy(greeting.magic, kMagic, sizeof kMagic);
+    std::memcpy(greeting.magic, kGreetingMagic, sizeof kGreetingMagic);
     try {
       send(client.socket, greeting, kAtOnce);
     } catch (const Error&) {
@@ -241,7 +241,7 @@ Pipe connect(const std::string& address, ByteSpan key, milliseconds timeout) {
   };
   StreamSocket socket = StreamSocket::connect(address, timeout);
   const auto greeting = receive<Greeting>(socket, left());
-  if (std::memcmp(greeting.magic, kMagic, sizeof kMagic) != 0)
+  if (std::memcmp(greeting.magic, kGreetingMagic, sizeof kGreetingMagic) != 0)
     throw Error(ErrorCode::protocol, fmt::format("at {} listens something that is not onecopy", address));
   const Nonce mine = new_nonce();
   send(socket, Proof{mine, prove(key, "client", greeting.nonce, mine)}, left());

@@ -24,7 +24,8 @@ struct OriginTable::Entry {
   std::uint32_t segment;
   std::uint8_t kind;
   std::uint8_t read_only;
-  std::uint8_t reserved[18];
+  Uuid device;
+  std::uint8_t reserved[2];
 };
 
 OriginTable::OriginTable(Ring& ring) noexcept : ring_(ring) {
@@ -54,6 +55,7 @@ std::optional<std::uint16_t> OriginTable::append(const Origin& origin) {
                       origin.segment,
                       static_cast<std::uint8_t>(origin.kind),
                       origin.access == Access::read_only,
+                      origin.device,
                       {}};
   point("queue.origin.written");
   head().count.store(index + 1);
@@ -67,14 +69,16 @@ Origin OriginTable::read(std::uint16_t index) const {
     refuse(subject, fmt::format("is number {} of {}", index, head().count.load()));
   Entry entry;
   copy_once(&entry, reinterpret_cast<const std::byte*>(entries() + index), sizeof entry);
-  check_segment(subject, static_cast<std::uint8_t>(DeviceType::cpu), {}, entry.kind, entry.segment,
+  const DeviceType type = device_type(static_cast<SegmentKind>(entry.kind));
+  check_segment(subject, static_cast<std::uint8_t>(type), entry.device, entry.kind, entry.segment,
                 entry.segment_size);
   return {entry.owner,
           entry.maker,
           entry.segment_size,
           entry.segment,
           static_cast<SegmentKind>(entry.kind),
-          entry.read_only ? Access::read_only : Access::read_write};
+          entry.read_only ? Access::read_only : Access::read_write,
+          entry.device};
 }
 
 }  // namespace onecopy

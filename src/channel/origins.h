@@ -19,6 +19,7 @@ struct Origin {
   std::uint32_t segment = 0;
   SegmentKind kind = SegmentKind::memfd;
   Access access = Access::read_write;
+  Uuid device{};
 };
 
 /// The origins of a queue, in its ring's extra bytes, and the queue's own number. Append only.

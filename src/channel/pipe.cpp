@@ -16,13 +16,13 @@ namespace onecopy {
 namespace {
 
 constexpr std::string_view kPrefix = "onecopy-pipe:";
-constexpr std::uint32_t kMagic = 0x45504950;  // "PIPE"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint32_t kPipeMagic = 0x45504950;  // "PIPE"
+constexpr std::uint16_t kPipeVersion = 1;
 
 /// What the bytes begin with; the handles of both queues follow, what end 0 sends first.
 struct PipeHead {
-  std::uint32_t magic = kMagic;
-  std::uint16_t version = kVersion;
+  std::uint32_t magic = kPipeMagic;
+  std::uint16_t version = kPipeVersion;
   std::uint16_t end = 0;
   std::uint32_t first_bytes = 0;
 };
@@ -66,7 +66,7 @@ struct Pipe::End {
   /// Closes both queues for everybody once one end has nobody left.
   bool close_if_deserted() const;
   template <class Item>
-  void send(const Item& item);
+  void send(const Item& item, Stream stream);
   template <class Take>
   auto take(TimePoint deadline, Take&& take) const;
 
@@ -77,10 +77,10 @@ struct Pipe::End {
 };
 
 template <class Item>
-void Pipe::End::send(const Item& item) {
+void Pipe::End::send(const Item& item, Stream stream) {
   constexpr std::uint32_t kLookEvery = 16;  // at a dead receiver nobody else would
   if (sent.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) close_if_deserted();
-  out().sender().put(out().process(), item, kForever);
+  out().sender().put(out().process(), item, kForever, stream);
 }
 
 bool Pipe::End::close_if_deserted() const {
@@ -148,26 +148,28 @@ PipeHandle Pipe::handle() const {
   return PipeHandle(std::move(parts));
 }
 
-void Pipe::send(const Tensor& tensor) { end().send(tensor); }
+void Pipe::send(const Tensor& tensor, Stream stream) { end().send(tensor, stream); }
 
-void Pipe::send(const Message& message) { end().send(message); }
+void Pipe::send(const Message& message, Stream stream) { end().send(message, stream); }
 
-Message Pipe::recv() {
-  End& e = end();
-  return *e.take(kForever,
-                 [&](TimePoint deadline) { return e.in().receiver().get(e.in().process(), deadline); });
-}
-
-std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout) {
-  End& e = end();
-  return e.take(until(timeout),
-                [&](TimePoint deadline) { return e.in().receiver().get(e.in().process(), deadline); });
-}
-
-Tensor Pipe::recv_tensor() {
+Message Pipe::recv(Stream stream) {
   End& e = end();
   return *e.take(kForever, [&](TimePoint deadline) {
-    return e.in().receiver().get_tensor(e.in().process(), deadline);
+    return e.in().receiver().get(e.in().process(), deadline, stream);
+  });
+}
+
+std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout, Stream stream) {
+  End& e = end();
+  return e.take(until(timeout), [&](TimePoint deadline) {
+    return e.in().receiver().get(e.in().process(), deadline, stream);
+  });
+}
+
+Tensor Pipe::recv_tensor(Stream stream) {
+  End& e = end();
+  return *e.take(kForever, [&](TimePoint deadline) {
+    return e.in().receiver().get_tensor(e.in().process(), deadline, stream);
   });
 }
 
@@ -186,7 +188,7 @@ PipeHandle::~PipeHandle() = default;
 Bytes PipeHandle::to_bytes() const {
   const Bytes first = parts_->queues[0].to_bytes();
   const Bytes second = parts_->queues[1].to_bytes();
-  const PipeHead head{kMagic, kVersion, static_cast<std::uint16_t>(parts_->end),
+  const PipeHead head{kPipeMagic, kPipeVersion, static_cast<std::uint16_t>(parts_->end),
                       static_cast<std::uint32_t>(first.size())};
   Bytes bytes(sizeof head + first.size() + second.size());
   store(bytes.data(), head);
@@ -199,12 +201,12 @@ PipeHandle PipeHandle::from_bytes(ByteSpan bytes) {
   if (bytes.size() < sizeof(PipeHead)) refuse("is cut off");
   const auto head = load<PipeHead>(bytes.data());
   const ByteSpan rest = bytes.subspan(sizeof head);
-  if (head.magic != kMagic) refuse("does not begin with \"PIPE\"");
-  if (head.version != kVersion)
+  if (head.magic != kPipeMagic) refuse("does not begin with \"PIPE\"");
+  if (head.version != kPipeVersion)
     throw Error(ErrorCode::version_mismatch,
                 fmt::format("This handle of a pipe has format version {}, this "
                             "program reads version {}.",
-                            head.version, kVersion));
+                            head.version, kPipeVersion));
   if (head.end > 1) refuse("names an end that does not exist");
   if (head.first_bytes > rest.size()) refuse("is cut off");
   auto parts = std::make_unique<Parts>();

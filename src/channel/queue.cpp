@@ -6,13 +6,27 @@
 namespace onecopy {
 namespace {
 
-TimePoint until(std::chrono::nanoseconds timeout) {
+TimePoint as_deadline(std::chrono::nanoseconds timeout) {
   return timeout <= std::chrono::nanoseconds{0} ? kNow : deadline_after(timeout);
 }
 
 template <class Item>
-bool put_into(Channel& channel, const Item& item, TimePoint deadline) {
-  return channel.sender().put(channel.process(), item, deadline);
+bool put_into(Channel& channel, Item&& item, TimePoint deadline, Stream stream) {
+  const bool put = channel.sender().put(channel.process(), std::forward<Item>(item), deadline, stream);
+  channel.note_change();
+  return put;
+}
+
+std::optional<Message> get_from(Channel& channel, TimePoint deadline, Stream stream) {
+  auto message = channel.receiver().get(channel.process(), deadline, stream);
+  channel.note_change();
+  return message;
+}
+
+std::optional<Tensor> get_tensor_from(Channel& channel, TimePoint deadline, Stream stream) {
+  auto tensor = channel.receiver().get_tensor(channel.process(), deadline, stream);
+  channel.note_change();
+  return tensor;
 }
 
 }  // namespace
@@ -27,35 +41,54 @@ Queue::~Queue() {
 
 Handle Queue::handle() const { return channel_->handle(); }
 
-void Queue::put(const Tensor& tensor) { put_into(*channel_, tensor, kForever); }
+void Queue::put(const Tensor& tensor, Stream stream) { put_into(*channel_, tensor, kForever, stream); }
 
-void Queue::put(const Message& message) { put_into(*channel_, message, kForever); }
+void Queue::put(const Message& message, Stream stream) { put_into(*channel_, message, kForever, stream); }
 
-bool Queue::try_put(const Tensor& tensor, std::chrono::nanoseconds timeout) {
-  return put_into(*channel_, tensor, until(timeout));
+void Queue::put(Tensor&& tensor, Stream stream) {
+  put_into(*channel_, std::move(tensor), kForever, stream);
 }
 
-bool Queue::try_put(const Message& message, std::chrono::nanoseconds timeout) {
-  return put_into(*channel_, message, until(timeout));
+bool Queue::try_put(const Tensor& tensor, std::chrono::nanoseconds timeout, Stream stream) {
+  return put_into(*channel_, tensor, as_deadline(timeout), stream);
 }
 
-Message Queue::get() { return *channel_->receiver().get(channel_->process(), kForever); }
-
-std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout) {
-  return channel_->receiver().get(channel_->process(), until(timeout));
+bool Queue::try_put(const Message& message, std::chrono::nanoseconds timeout, Stream stream) {
+  return put_into(*channel_, message, as_deadline(timeout), stream);
 }
 
-Tensor Queue::get_tensor() { return *channel_->receiver().get_tensor(channel_->process(), kForever); }
+bool Queue::try_put(Tensor&& tensor, std::chrono::nanoseconds timeout, Stream stream) {
+  return put_into(*channel_, std::move(tensor), as_deadline(timeout), stream);
+}
 
-std::optional<Tensor> Queue::try_get_tensor(std::chrono::nanoseconds timeout) {
-  return channel_->receiver().get_tensor(channel_->process(), until(timeout));
+Message Queue::get(Stream stream) { return *get_from(*channel_, kForever, stream); }
+
+std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream stream) {
+  return get_from(*channel_, as_deadline(timeout), stream);
+}
+
+std::optional<Message> Queue::try_get_at_once(Stream stream) {
+  auto message = channel_->receiver().get_at_once(channel_->process(), stream);
+  if (message) channel_->note_change();
+  return message;
+}
+
+Tensor Queue::get_tensor(Stream stream) { return *get_tensor_from(*channel_, kForever, stream); }
+
+std::optional<Tensor> Queue::try_get_tensor(std::chrono::nanoseconds timeout, Stream stream) {
+  return get_tensor_from(*channel_, as_deadline(timeout), stream);
 }
 
 std::uint64_t Queue::size() const { return channel_->ring().size(); }
 
 std::uint64_t Queue::maxsize() const { return channel_->ring().max_items(); }
 
-void Queue::close() { channel_->ring().close(); }
+void Queue::close() {
+  channel_->ring().close();
+  channel_->note_change();
+}
+
+int Queue::ready_fd() const { return channel_->ready_fd(); }
 
 bool Queue::is_closed() const { return channel_->ring().is_closed(); }
 

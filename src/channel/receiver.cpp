@@ -37,7 +37,8 @@ Error lost(const Error& why) {
 
 /// One call's way to an item.
 struct Receiver::Attempt {
-  bool only_tensor;
+  Wants wants;
+  Stream stream;
   Contents& contents;
   std::uint64_t position = ~std::uint64_t{0};  ///< of the item that was opened slowly
   Bytes copy;                                  ///< that item
@@ -51,33 +52,45 @@ Receiver::Receiver(Ring& ring, const OriginTable& origins)
 
 void Receiver::reset() { known_memory_ = Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known)); }
 
-std::optional<Message> Receiver::get(Process& process, TimePoint deadline) {
+std::optional<Message> Receiver::get(Process& process, TimePoint deadline, Stream stream) {
   Contents contents;
-  if (!take(process, deadline, false, contents)) return {};
+  if (!take(process, deadline, Wants::message, stream, contents)) return {};
+  return to_message(contents);
+}
+
+std::optional<Message> Receiver::get_at_once(Process& process, Stream stream) {
+  Contents contents;
+  if (!take(process, kNow, Wants::quick_message, stream, contents)) return {};
+  return to_message(contents);
+}
+
+Message Receiver::to_message(Contents& contents) {
   Message message{contents.tag, std::move(contents.data), std::move(contents.others)};
   if (contents.first) message.tensors.insert(message.tensors.begin(), std::move(contents.first));
   return message;
 }
 
-std::optional<Tensor> Receiver::get_tensor(Process& process, TimePoint deadline) {
+std::optional<Tensor> Receiver::get_tensor(Process& process, TimePoint deadline, Stream stream) {
   Contents contents;
-  if (!take(process, deadline, true, contents)) return {};
+  if (!take(process, deadline, Wants::tensor, stream, contents)) return {};
   return std::move(contents.first);
 }
 
-bool Receiver::take(Process& process, TimePoint deadline, bool only_tensor, Contents& contents) {
-  Attempt attempt{only_tensor, contents, ~std::uint64_t{0}, {}, {}};
+bool Receiver::take(Process& process, TimePoint deadline, Wants wants, Stream stream, Contents& contents) {
+  Attempt attempt{wants, stream, contents, ~std::uint64_t{0}, {}, {}};
   const auto look = [&](const RingItem& item) { return accept(process, item, attempt); };
   for (;;) {
     const Taken taken = ring_.take(look, deadline);
     if (taken == Taken::timed_out) return false;
     if (taken == Taken::yes) break;
+    if (wants == Wants::quick_message) return false;
     point("queue.get.deferred");
     open_slowly(process, attempt);
     point("queue.get.opened");
   }
   if (attempt.lost) throw lost(*attempt.lost);
   if (contents.elsewhere) read_elsewhere(process, contents);
+  put_in_order(process, contents, stream);
   point("queue.get.done");
   return true;
 }
@@ -86,15 +99,17 @@ bool Receiver::take(Process& process, TimePoint deadline, bool only_tensor, Cont
 bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) {
   if (attempt.position == item.position) return true;
   try {
-    attempt.contents = {};
     attempt.lost.reset();
     const auto open = [&](const ItemRow& row) { return try_open(process, row); };
-    if (attempt.only_tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
+    if (attempt.wants == Wants::tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
       throw_not_one_tensor();
-    if (read(item.bytes, attempt.contents, open)) {
+    const bool may_open = attempt.wants != Wants::quick_message || !ItemReader(item.bytes).is_elsewhere();
+    if (may_open && read(item.bytes, attempt.contents, open) &&
+        can_be_ordered(process, attempt.contents, attempt.stream)) {
       point("queue.get.claimed");
       return true;
     }
+    if (attempt.wants == Wants::quick_message) return false;
     attempt.copy.assign(item.bytes.begin(), item.bytes.end());
     attempt.position = item.position;
     return false;
@@ -108,17 +123,22 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
 /// With no lock held: this may connect to the owner, or wait for it to be known dead.
 void Receiver::open_slowly(Process& process, Attempt& attempt) {
   try {
-    attempt.contents = {};
     read(attempt.copy, attempt.contents, [&](const ItemRow& row) { return open(process, row); });
+    Contents& contents = attempt.contents;
+    for (const ItemPoint& p : contents.order.points)
+      process.prepare_wait(contents.order.putter, contents.row(p.row).device());
   } catch (const Error& error) {
     if (is_shortage(error.code())) throw;
     attempt.lost = error;
+    return;
   }
+  can_be_ordered(process, attempt.contents, attempt.stream);  // unknown: the putter is gone
 }
 
 /// False as soon as one of the tensors did not open.
 template <class Open>
 bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
+  contents.clear();
   ItemReader reader(item);
   contents.tag = reader.head().tag;
   contents.elsewhere = reader.is_elsewhere();
@@ -128,6 +148,10 @@ bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
     if (i == 0) contents.first = std::move(tensor);
     else contents.others.push_back(std::move(tensor));
   }
+  contents.order = reader.order();
+  for (const ItemPoint& p : contents.order.points)
+    if (contents.row(p.row).device() == kCpu)
+      throw Error(ErrorCode::bad_handle, "memory of the host that waits for a stream");
   const ByteSpan data = reader.data();
   if (!data.empty()) contents.data.assign(data.begin(), data.end());
   return true;
@@ -136,7 +160,9 @@ bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
 /// The block that the item was written to keeps the tensors until they are claimed one by one.
 void Receiver::read_elsewhere(Process& process, Contents& contents) {
   const Tensor item = std::move(contents.first);
-  contents = {};
+  if (item.device() != kCpu)
+    throw lost(
+        Error(ErrorCode::bad_handle, "an item that was written to memory of " + item.device().str()));
   try {
     read({item.as<std::byte>(), item.nbytes()}, contents,
          [&](const ItemRow& row) { return open(process, row); });
@@ -144,6 +170,33 @@ void Receiver::read_elsewhere(Process& process, Contents& contents) {
   } catch (const Error& error) {
     throw lost(error);
   }
+}
+
+/// Without asking anybody. Throws unsupported while the item can stay: in a captured stream it cannot be.
+bool Receiver::can_be_ordered(Process& process, Contents& contents, Stream stream) {
+  for (const ItemPoint& p : contents.order.points) {
+    const auto reached = process.has_passed(contents.order.putter, {p.slot, p.value});
+    if (reached == Process::Reached::unknown) return false;
+    const Device device = contents.row(p.row).device();
+    if (reached == Process::Reached::no && backend(device.type).is_captured(device.index, stream))
+      throw Error(ErrorCode::unsupported,
+                  "this stream is being captured, and the next item of the queue waits for another "
+                  "process's stream; take it before the capture, and order each launch");
+  }
+  return true;
+}
+
+/// With no lock held: the driver may wait for room in the stream.
+void Receiver::put_in_order(Process& process, Contents& contents, Stream stream) {
+  try {
+    for (const ItemPoint& p : contents.order.points)
+      process.wait_for(contents.order.putter, {p.slot, p.value}, contents.row(p.row).device(), stream);
+  } catch (const Error& error) {
+    throw lost(error);
+  }
+  for (std::size_t i = 0; i < contents.rows(); ++i)
+    if (Tensor& tensor = contents.row(i); tensor.device() != kCpu)
+      tensor = process.order_release(tensor, stream);
 }
 
 Tensor Receiver::try_open(Process& process, const ItemRow& row) {
@@ -162,17 +215,13 @@ Tensor Receiver::try_open(Process& process, const ItemRow& row) {
     Peer& peer = static_cast<Peer&>(*keeper);
     block = peer.try_claim(row.block, row.generation);
     if (!block) return {};
-    HandleFields fields;
-    fields.block = row.block;
-    fields.segment = origin.segment;
-    fields.segment_size = origin.segment_size;
-    fields.kind = origin.kind;
-    fields.storage_size = reach(row);
-    data = peer.locate(fields, origin.access);
+    data = peer.locate({row.block, origin.segment, origin.segment_size, reach(row), origin.kind},
+                       origin.access)
+               .data;
   }
   if (!data) return {};
   process.opened_total.fetch_add(1, std::memory_order_relaxed);
-  return {std::move(block), data + row.tensor_offset, row.layout, kCpu, origin.access};
+  return {std::move(block), data + row.tensor_offset, row.layout, origin.device, origin.access};
 }
 
 Tensor Receiver::open(Process& process, const ItemRow& row) {
@@ -181,7 +230,7 @@ Tensor Receiver::open(Process& process, const ItemRow& row) {
   const Access access = fields.is_read_only() ? Access::read_only : Access::read_write;
   Tensor tensor = process.importer().open(fields, access);
   process.opened_total.fetch_add(1, std::memory_order_relaxed);
-  if (row.origin != kWholeHandle) remember(process, row, fields, access);
+  if (row.origin != kWholeHandle) remember(process, row, fields, access, tensor.device());
   return tensor;
 }
 
@@ -192,6 +241,8 @@ HandleFields Receiver::fields_of(const ItemRow& row) const {
   fields.maker = origin.maker;
   fields.segment = origin.segment;
   fields.kind = origin.kind;
+  fields.device_type = device_type(origin.kind);
+  fields.device = origin.device;
   fields.segment_size = origin.segment_size;
   fields.block = row.block;
   fields.generation = row.generation;
@@ -203,7 +254,8 @@ HandleFields Receiver::fields_of(const ItemRow& row) const {
 }
 
 /// Threads that do this at once write the same.
-void Receiver::remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access) {
+void Receiver::remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access,
+                        Device device) {
   SharedKeeper* keeper = process.importer().prepare(fields, access);
   if (!keeper) keeper = &process.ledger();
   Known& origin = known(row.origin);
@@ -211,6 +263,7 @@ void Receiver::remember(Process& process, const ItemRow& row, const HandleFields
   origin.segment = fields.segment;
   origin.kind = fields.kind;
   origin.access = access;
+  origin.device = device;
   origin.keeper.store(keeper, std::memory_order_release);
 }
 

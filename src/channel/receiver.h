@@ -27,9 +27,12 @@ class Receiver {
   Receiver(Ring& ring, const OriginTable& origins);
 
   /// Nothing when there was no message until the deadline. Throws closed, and what opening throws.
-  std::optional<Message> get(Process& process, TimePoint deadline);
+  /// What the stream is given afterwards finds the tensors as their putter's stream left them.
+  std::optional<Message> get(Process& process, TimePoint deadline, Stream stream);
+  /// The first message if it can be opened without asking anybody.
+  std::optional<Message> get_at_once(Process& process, Stream stream);
   /// The same for what was put as one tensor; throws invalid_argument when the first item is not.
-  std::optional<Tensor> get_tensor(Process& process, TimePoint deadline);
+  std::optional<Tensor> get_tensor(Process& process, TimePoint deadline, Stream stream);
 
   /// In a forked child, whose peers are others.
   void reset();
@@ -42,27 +45,43 @@ class Receiver {
     std::uint32_t segment;
     SegmentKind kind;
     Access access;
+    Device device;
   };
   struct Contents {
     std::uint32_t tag = 0;
     Bytes data;
     Tensor first;
     std::vector<Tensor> others;
+    ItemOrder order;
     bool elsewhere = false;  ///< `first` is what the item was written to
+
+    void clear() noexcept {
+      data.clear();
+      if (first) first.release();
+      others.clear();
+      order.points.clear();
+    }
+    Tensor& row(std::size_t i) { return i == 0 ? first : others[i - 1]; }
+    std::size_t rows() const noexcept { return first ? 1 + others.size() : 0; }
   };
   struct Attempt;
+  enum class Wants : std::uint8_t { message, quick_message, tensor };
 
-  bool take(Process& process, TimePoint deadline, bool only_tensor, Contents& contents);
+  bool take(Process& process, TimePoint deadline, Wants wants, Stream stream, Contents& contents);
+  static Message to_message(Contents& contents);
   bool accept(Process& process, const RingItem& item, Attempt& attempt);
   void open_slowly(Process& process, Attempt& attempt);
   template <class Open>
   static bool read(ByteSpan item, Contents& contents, Open&& open);
   void read_elsewhere(Process& process, Contents& contents);
+  static bool can_be_ordered(Process& process, Contents& contents, Stream stream);
+  static void put_in_order(Process& process, Contents& contents, Stream stream);
 
   Tensor try_open(Process& process, const ItemRow& row);
   Tensor open(Process& process, const ItemRow& row);
   HandleFields fields_of(const ItemRow& row) const;
-  void remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access);
+  void remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access,
+                Device device);
   Known& known(std::uint16_t origin) const noexcept { return known_memory_.as<Known>()[origin]; }
 
   Ring& ring_;

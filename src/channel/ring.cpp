@@ -95,6 +95,11 @@ std::uint64_t Ring::size() const noexcept {
   return put > taken ? put - taken : 0;
 }
 
+std::uint64_t Ring::put_count() const {
+  const std::uint64_t tail = this->tail();
+  return first_item(tail) ? tail + 1 : tail;
+}
+
 RingSlot* Ring::slot_to_fill(std::uint64_t& position) {
   if (is_closed()) throw_closed();
   position = settled_tail();
@@ -149,15 +154,18 @@ void Ring::lock_contended(RobustMutex& mutex, TimePoint deadline) const {
 
 bool Ring::wait_for_item(TimePoint deadline) {
   if (is_closed() && !has_item()) throw_closed();
-  const auto look_again = [this] { return has_item() || is_closed(); };
+  const auto look_again = [this] { return is_ready(); };
   const bool may_wait = deadline == kForever || time_left(deadline, kSleepSlice) > nanoseconds{0};
   if (may_wait && may_spin() && item_spin_.spin(look_again)) return true;
-  check_empty();  // Not earlier: it takes the producers' line away from them.
-  if (!may_wait) return false;
+  if (!may_wait) {
+    check_empty();
+    return false;
+  }
   const std::uint32_t armed = header_->items.arm();
   point("ring.take.armed");
   if (look_again()) return true;
   if (!sleep_on(header_->items, armed, deadline)) trim_idle();
+  if (!has_item()) check_empty();  // Not before the sleep: it takes the producers' line away from them.
   point("ring.take.woken");
   return true;
 }
@@ -176,7 +184,7 @@ bool Ring::wait_for_space(TimePoint deadline) {
 
 bool Ring::wait(TimePoint deadline) {
   do {
-    if (has_item() || is_closed()) return true;
+    if (is_ready()) return true;
   } while (wait_for_item(deadline));
   return false;
 }

@@ -71,12 +71,24 @@ class Ring {
   /// Waits until there is an item, or will never be one. False when neither came until the deadline.
   bool wait(TimePoint deadline);
 
+  /// Would take() not wait now?
+  bool is_ready() const { return has_item() || is_closed(); }
+  /// For those who watch and take nothing: sleeps until is_ready() or `stop()`, for a slice at most.
+  template <class Stop>
+  void doze(Stop&& stop);
+  /// Wakes the next sleeper: a watcher may have been woken in a getter's place.
+  void pass_on_wake() noexcept { header_->items.notify_one(); }
+  /// Wakes all that wait for items, so that they look at what they wait for.
+  void wake_all() noexcept { header_->items.notify_all(); }
+
   /// Puts fail from here on; getters drain what is there. All waiters wake. May be called again.
   void close();
   bool is_closed() const noexcept { return header_->closed.load() != 0; }
 
   std::uint64_t head() const noexcept { return header_->consumers.head.load(); }
   std::uint64_t tail() const noexcept { return header_->producers.tail.load(); }
+  /// The tail, or one more when who put the last item died before it could move the tail on.
+  std::uint64_t put_count() const;
   std::uint64_t size() const noexcept;
   std::uint64_t max_items() const noexcept { return max_items_; }
   /// Bytes of memory behind the ring now.
@@ -189,6 +201,14 @@ bool Ring::try_put(Write& write, TimePoint deadline) {
   producers.tail.store(position + 1, std::memory_order_release);
   point("ring.put.settled");
   return true;
+}
+
+template <class Stop>
+void Ring::doze(Stop&& stop) {
+  const std::uint32_t armed = header_->items.arm();
+  point("ring.doze.armed");
+  if (is_ready() || stop()) return;
+  if (!sleep_on(header_->items, armed, kForever)) trim_idle();
 }
 
 template <class Accept>

@@ -103,10 +103,10 @@ void RingChunks::reserve_bytes(std::size_t offset, std::size_t size) {
 }
 
 void RingChunks::trim_if_shallow(std::uint64_t tail, std::uint64_t head) noexcept {
-  constexpr std::uint32_t kPatience = 16;
+  constexpr std::uint32_t kShallowLooks = 16;
   const std::uint64_t used = tail / kItemsPerChunk - head / kItemsPerChunk + 1;
   shallow_ = used * 4 < count() ? shallow_ + 1 : 0;
-  if (shallow_ < kPatience) return;
+  if (shallow_ < kShallowLooks) return;
   shallow_ = 0;
   trim(head, static_cast<std::uint32_t>(used * 2));
 }

@@ -73,15 +73,16 @@ std::uint32_t SpinBudget::begin() noexcept {
   std::uint32_t budget = budget_.load(std::memory_order_relaxed);
   if (budget == 0) {
     if (refused_.fetch_add(1, std::memory_order_relaxed) % kProbeEvery != kProbeEvery - 1) return 0;
-    budget = kProbe;
+    budget = kMost;
   }
   return busy_.exchange(true, std::memory_order_relaxed) ? 0 : budget;
 }
 
 void SpinBudget::end(std::uint32_t budget, bool success) noexcept {
+  const bool probe = budget_.load(std::memory_order_relaxed) == 0;
   std::uint32_t next = success ? std::min(kMost, budget * 2) : budget / 2;
-  if (next < kProbe) next = 0;
-  if (next != budget) budget_.store(next, std::memory_order_relaxed);
+  if (!success && (probe || next < kFirst)) next = 0;
+  budget_.store(next, std::memory_order_relaxed);
 }
 
 }  // namespace onecopy

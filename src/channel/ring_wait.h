@@ -38,7 +38,8 @@ inline void relax() noexcept {
 
 /// How long a waiter of this process may watch a word before it sleeps: longer after each success,
 /// half after each failure, soon not at all. So a busy ring costs no system calls and an idle one no
-/// processor time.
+/// processor time. What has given up tries again now and then, for as long as a woken partner needs to
+/// answer: with less it would never find out that the ring has become busy.
 /// Thread safety: all members may be called concurrently; one thread spins at a time.
 class SpinBudget {
  public:
@@ -53,9 +54,9 @@ class SpinBudget {
     return success;
   }
 
-  static constexpr std::uint32_t kMost = 50'000;    ///< ns, about one futex round trip
-  static constexpr std::uint32_t kProbe = 4'000;    ///< ns, what an idle ring tries now and then
-  static constexpr std::uint32_t kProbeEvery = 64;  ///< waits
+  static constexpr std::uint32_t kMost = 50'000;     ///< ns, about one futex round trip
+  static constexpr std::uint32_t kFirst = 4'000;     ///< ns, less is not worth it
+  static constexpr std::uint32_t kProbeEvery = 256;  ///< waits: of them one is a probe of kMost
 
  private:
   struct Turn {
@@ -81,7 +82,7 @@ class SpinBudget {
     } while (true);
   }
 
-  std::atomic<std::uint32_t> budget_{kProbe};
+  std::atomic<std::uint32_t> budget_{kFirst};
   std::atomic<std::uint32_t> refused_{0};
   std::atomic<bool> busy_{false};
 };

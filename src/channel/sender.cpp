@@ -20,29 +20,47 @@ SharedKeeper& keeper_of(const Tensor& tensor) {
     throw Error(ErrorCode::invalid_argument,
                 "this tensor's memory belongs to another library and cannot be opened by other "
                 "processes; put onecopy::copy(tensor.view()) instead");
-  return static_cast<SharedKeeper&>(*keeper);
+  return static_cast<SharedKeeper&>(*keeper).root();
 }
 
 BlockSpot spot_of(Process& process, const Tensor& tensor) {
   SharedKeeper& keeper = keeper_of(tensor);
   if (&keeper == &process.ledger()) return process.ledger().export_spot(tensor.block().number());
-  const BlockPlace place = keeper.export_block(tensor.block().number());
+  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
   return {place.info, place.data};
 }
 
 template <class Rows>
-std::size_t item_bytes(const Rows& rows, ByteSpan data) {
-  std::size_t bytes = sizeof(ItemHead) + data.size();
-  for (const auto& r : rows) bytes += encoded_size(r.row);
-  return bytes;
+SentItems::Blocks kind_of(Process& process, const Rows& rows, std::span<const BlockRef> blocks) {
+  const auto is_large = [](const auto& row) { return row.block_size >= 64 << 10; };
+  if (std::any_of(rows.begin(), rows.end(), is_large)) return SentItems::Blocks::large;
+  const bool own = !blocks.empty() && blocks.front().keeper() == &process.ledger();
+  return own ? SentItems::Blocks::own : SentItems::Blocks::borrowed;
 }
 
-template <class Rows>
-void write_item(const ItemHead& head, const Rows& rows, ByteSpan data, std::byte* out) {
-  store(out, head);
-  out += sizeof head;
-  for (const auto& r : rows) out = encode(r.row, out);
-  if (!data.empty()) std::memcpy(out, data.data(), data.size());
+/// A point in the stream on each device that has one of the tensors.
+ItemOrder order_of(Process& process, std::span<const Tensor> tensors, Stream stream) {
+  ItemOrder order;
+  std::vector<Device> devices;
+  for (std::uint32_t row = 0; row < tensors.size(); ++row) {
+    const Device device = tensors[row].device();
+    if (device == kCpu || std::find(devices.begin(), devices.end(), device) != devices.end()) continue;
+    if (stream.native && !devices.empty())
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("this message has tensors on {} and {}, and a stream is of one device; put "
+                              "them as two messages, or in the order of the default streams",
+                              devices.front().str(), device.str()));
+    devices.push_back(device);
+    if (const TimelinePoint point = process.mark(device, stream))
+      order.points.push_back({point.value, point.slot, row});
+  }
+  order.putter = process.id();
+  return order;
+}
+
+std::uint16_t flags_of(bool is_one, const ItemOrder& order) {
+  return static_cast<std::uint16_t>((is_one ? kItemIsOneTensor : 0) |
+                                    (order.points.empty() ? 0 : kItemIsOrdered));
 }
 
 void check_size(const Message& message) {
@@ -60,16 +78,41 @@ void check_size(const Message& message) {
 
 }  // namespace
 
-bool Sender::put(Process& process, const Tensor& tensor, TimePoint deadline) {
-  const Outgoing out = outgoing(process, tensor);
-  const std::span one(&out, 1);
-  const ItemHead head{0, 0, 1, kItemIsOneTensor};
-  if (item_bytes(one, {}) > kMaxItemBytes)
-    return put_elsewhere(process, head, one, {}, {tensor.block()}, deadline);
-  return put_inline(process, head, one, {}, {&tensor.block(), 1}, deadline);
+std::size_t Sender::Parts::bytes() const noexcept {
+  std::size_t bytes = sizeof(ItemHead) + encoded_size(order) + data.size();
+  for (const Outgoing& out : rows) bytes += encoded_size(out.row);
+  return bytes;
 }
 
-bool Sender::put(Process& process, const Message& message, TimePoint deadline) {
+std::size_t Sender::Parts::write(std::byte* const begin) const {
+  store(begin, head);
+  std::byte* out = begin + sizeof head;
+  for (const Outgoing& outgoing : rows) out = encode(outgoing.row, out);
+  if (!order.points.empty()) out = encode(order, out);
+  if (!data.empty()) std::memcpy(out, data.data(), data.size());
+  return static_cast<std::size_t>(out - begin) + data.size();
+}
+
+bool Sender::put(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream) {
+  return put_one(process, tensor, deadline, stream, nullptr);
+}
+
+bool Sender::put(Process& process, Tensor&& tensor, TimePoint deadline, Stream stream) {
+  if (!put_one(process, tensor, deadline, stream, &tensor)) return false;
+  tensor.release();
+  return true;
+}
+
+bool Sender::put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream,
+                     Tensor* given) {
+  const Outgoing out = outgoing(process, tensor);
+  const ItemOrder order = tensor.device() == kCpu ? ItemOrder{} : order_of(process, {&tensor, 1}, stream);
+  const Parts parts{{0, 0, 1, flags_of(true, order)}, {&out, 1}, order, {}};
+  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(process, parts, {tensor.block()}, deadline);
+  return put_inline(process, parts, {&tensor.block(), 1}, deadline, given);
+}
+
+bool Sender::put(Process& process, const Message& message, TimePoint deadline, Stream stream) {
   check_size(message);
   std::vector<Outgoing> rows;
   std::vector<BlockRef> blocks;
@@ -77,47 +120,46 @@ bool Sender::put(Process& process, const Message& message, TimePoint deadline) {
     rows.push_back(outgoing(process, tensor));
     blocks.push_back(tensor.block());
   }
+  const ItemOrder order = order_of(process, message.tensors, stream);
   const bool is_one = rows.size() == 1 && message.tag == 0 && message.data.empty();
   const ItemHead head{message.tag, static_cast<std::uint32_t>(message.data.size()),
-                      static_cast<std::uint16_t>(rows.size()),
-                      is_one ? kItemIsOneTensor : std::uint16_t{0}};
-  if (item_bytes(rows, message.data) > kMaxItemBytes)
-    return put_elsewhere(process, head, rows, message.data, std::move(blocks), deadline);
-  return put_inline(process, head, rows, message.data, blocks, deadline);
+                      static_cast<std::uint16_t>(rows.size()), flags_of(is_one, order)};
+  const Parts parts{head, rows, order, message.data};
+  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(process, parts, std::move(blocks), deadline);
+  return put_inline(process, parts, blocks, deadline);
 }
 
-bool Sender::put_inline(Process& process, const ItemHead& head, std::span<const Outgoing> rows,
-                        ByteSpan data, std::span<const BlockRef> blocks, TimePoint deadline) {
+bool Sender::put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,
+                        TimePoint deadline, Tensor* given) {
+  const SentItems::Blocks kind = kind_of(process, parts.rows, blocks);
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
-    sent_.push(position, blocks);
+    if (given) sent_.push(position, given->take_block());
+    else sent_.push(position, blocks);
     // Last: a spinning getter takes the slot's cache line away again and again until the commit.
-    write_item(head, rows, data, space.data());
+    const std::size_t size = parts.write(space.data());
     point("queue.put.encoded");
-    return item_bytes(rows, data);
+    return size;
   };
   if (!ring_.put(write, deadline)) return false;
-  constexpr std::uint64_t kLarge = 64 << 10;
-  const bool large =
-      std::any_of(rows.begin(), rows.end(), [](const Outgoing& r) { return r.block_size >= kLarge; });
-  sent_.release_some(large, [this] { return ring_.head(); });
+  sent_.release_some(kind, [this] { return ring_.head(); });
   if (!sent_.empty()) process.watch().request_tick();
   point("queue.put.done");
   return true;
 }
 
-bool Sender::put_elsewhere(Process& process, const ItemHead& head, std::span<const Outgoing> rows,
-                           ByteSpan data, std::vector<BlockRef> blocks, TimePoint deadline) {
-  const auto bytes = static_cast<std::int64_t>(item_bytes(rows, data));
-  const Tensor item = empty(Layout(DType::u8, {bytes}));
-  write_item(head, rows, data, item.as<std::byte>());
+/// The order is part of what is elsewhere: nobody touches the tensors before they have read it.
+bool Sender::put_elsewhere(Process& process, const Parts& parts, std::vector<BlockRef> blocks,
+                           TimePoint deadline) {
+  const Tensor item = empty(Layout(DType::u8, {static_cast<std::int64_t>(parts.bytes())}));
+  parts.write(item.as<std::byte>());
   point("queue.put.written_elsewhere");
   std::vector<BlockRef> held = blocks;  // the item keeps them, but not beyond this process's death
   held.push_back(item.block());
   process.ledger().keep_with(item.block().number(), std::move(blocks));
   point("queue.put.kept_elsewhere");
   const Outgoing out = outgoing(process, item);
-  const auto flags = static_cast<std::uint16_t>(head.flags | kItemIsElsewhere);
-  return put_inline(process, {0, 0, 1, flags}, {&out, 1}, {}, held, deadline);
+  const auto flags = static_cast<std::uint16_t>((parts.head.flags & kItemIsOneTensor) | kItemIsElsewhere);
+  return put_inline(process, {{0, 0, 1, flags}, {&out, 1}, ItemOrder{}, {}}, held, deadline);
 }
 
 Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {
@@ -140,7 +182,7 @@ Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {
 }
 
 std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uint32_t segment) {
-  const Key key{static_cast<SharedKeeper*>(tensor.block().keeper()), segment, tensor.access()};
+  const Key key{&static_cast<SharedKeeper*>(tensor.block().keeper())->root(), segment, tensor.access()};
   if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
   std::optional<std::uint16_t> origin;
   {
@@ -155,13 +197,14 @@ std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uin
 
 /// Two threads may do this at once; then the segment has two entries, which does no harm.
 std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor) {
-  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
-  const BlockPlace place = keeper.export_block(tensor.block().number());
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper()).root();
+  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
   const bool deposited = deposit(process, keeper, tensor.block());
   point("queue.put.deposited");
-  const Origin origin{keeper.owner(),     deposited ? creator_ : process.id(),
-                      place.segment_size, place.info.segment,
-                      place.kind,         tensor.access()};
+  const Origin origin{keeper.owner(),      deposited ? creator_ : process.id(),
+                      place.segment_size,  place.info.segment,
+                      place.kind,          tensor.access(),
+                      place.identity->uuid};
   std::optional<std::uint16_t> index;
   ring_.exclusively([&] { index = origins_.append(origin); });
   return index.value_or(kWholeHandle);

@@ -57,12 +57,15 @@ class LastOrigin {
 class Sender {
  public:
   Sender(Ring& ring, OriginTable& origins, const ProcessId& creator) noexcept
-      : ring_(ring), origins_(origins), creator_(creator) {}
+      : ring_(ring), origins_(origins), creator_(creator), sent_(origins.channel()) {}
 
   /// False when there was no space until the deadline. Throws closed, out_of_memory (nothing has
   /// changed then), invalid_argument for memory of other libraries.
-  bool put(Process& process, const Tensor& tensor, TimePoint deadline);
-  bool put(Process& process, const Message& message, TimePoint deadline);
+  /// Getters' streams will wait for what `stream` has in it now.
+  bool put(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream);
+  bool put(Process& process, const Message& message, TimePoint deadline, Stream stream);
+  /// The tensor is empty after a true.
+  bool put(Process& process, Tensor&& tensor, TimePoint deadline, Stream stream);
 
   SentItems& sent() noexcept { return sent_; }
   const SentItems& sent() const noexcept { return sent_; }
@@ -79,16 +82,29 @@ class Sender {
     std::uint64_t block_size = 0;
     Bytes handle;  ///< what row.handle points to
   };
+  /// What is to be written, as it will lie in the item.
+  struct Parts {
+    ItemHead head;
+    std::span<const Outgoing> rows;
+    const ItemOrder& order;
+    ByteSpan data;
+
+    std::size_t bytes() const noexcept;
+    /// Returns how many they are.
+    std::size_t write(std::byte* begin) const;
+  };
   using Key = std::tuple<const SharedKeeper*, std::uint32_t, Access>;
 
   Outgoing outgoing(Process& process, const Tensor& tensor);
   std::uint16_t origin_of(Process& process, const Tensor& tensor, std::uint32_t segment);
   std::uint16_t add_origin(Process& process, const Tensor& tensor);
   bool deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block);
-  bool put_inline(Process& process, const ItemHead& head, std::span<const Outgoing> rows, ByteSpan data,
-                  std::span<const BlockRef> blocks, TimePoint deadline);
-  bool put_elsewhere(Process& process, const ItemHead& head, std::span<const Outgoing> rows, ByteSpan data,
-                     std::vector<BlockRef> blocks, TimePoint deadline);
+  bool put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream, Tensor* given);
+  /// `given` is what the blocks were taken from: it goes.
+  bool put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,
+                  TimePoint deadline, Tensor* given = nullptr);
+  bool put_elsewhere(Process& process, const Parts& parts, std::vector<BlockRef> blocks,
+                     TimePoint deadline);
 
   Ring& ring_;
   OriginTable& origins_;

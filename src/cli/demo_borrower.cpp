@@ -48,7 +48,7 @@ Json first_element(const Json& question) {
   return {{"value", element_as_double(tensor.dtype(), tensor.as<std::byte>())}};
 }
 
-Json answer(const Json& question) {
+Json answer_to(const Json& question) {
   const auto what = question.at("do").get<std::string>();
   if (what == "open") return open_everything(question.at("handle").get<std::string>());
   if (what == "checksum") return checksum();
@@ -63,7 +63,7 @@ void add_demo_borrower(CLI::App& app, Command& command) {
   sub->group("");  // not for people
   sub->callback([&command] {
     command = [] {
-      const int status = serve_questions(answer);
+      const int status = serve_questions(answer_to);
       tensors.clear();
       bundle.reset();
       return status;

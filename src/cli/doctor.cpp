@@ -17,12 +17,12 @@
 namespace onecopy::cli {
 namespace {
 
-struct Result {
+struct Probed {
   Probe probe;
   Finding finding;
 };
 
-Result run(const Probe& probe) {
+Probed run(const Probe& probe) {
   try {
     return {probe, probe.run()};
   } catch (const std::exception& error) {
@@ -30,14 +30,15 @@ Result run(const Probe& probe) {
   }
 }
 
-std::vector<Result> run_all() {
-  std::vector<Result> results;
-  for (const auto& list : {memory_probes(), limit_probes(), process_probes(), vendor_probes()})
+std::vector<Probed> run_all() {
+  std::vector<Probed> results;
+  for (const auto& list :
+       {memory_probes(), limit_probes(), process_probes(), vendor_probes(), device_probes()})
     for (const Probe& probe : list) results.push_back(run(probe));
   return results;
 }
 
-bool is_fatal(const Result& result) {
+bool is_fatal(const Probed& result) {
   return result.probe.required && result.finding.verdict == Verdict::missing;
 }
 
@@ -50,7 +51,7 @@ const char* word(Verdict verdict) {
   return "?";
 }
 
-std::string painted_word(const Result& result) {
+std::string painted_word(const Probed& result) {
   const char* text = word(result.finding.verdict);
   if (result.finding.verdict == Verdict::ok) return green(text);
   return is_fatal(result) ? red(text) : bold(text);
@@ -61,9 +62,9 @@ std::string kernel() {
   return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "?";
 }
 
-void print_table(const std::vector<Result>& results, std::size_t fatal) {
+void print_table(const std::vector<Probed>& results, std::size_t fatal) {
   Table table({{"verdict"}, {"what"}, {"what was seen"}});
-  for (const Result& result : results) {
+  for (const Probed& result : results) {
     table.add({painted_word(result), result.probe.name, result.finding.detail});
     if (!result.finding.advice.empty()) table.add({"", "", dim("-> " + result.finding.advice)});
   }
@@ -72,9 +73,9 @@ void print_table(const std::vector<Result>& results, std::size_t fatal) {
   else fmt::print("onecopy cannot work here: {} it needs failed.\n", plural(fatal, "thing"));
 }
 
-void print_as_json(const std::vector<Result>& results, std::size_t fatal) {
+void print_as_json(const std::vector<Probed>& results, std::size_t fatal) {
   nlohmann::json probes = nlohmann::json::array();
-  for (const Result& result : results)
+  for (const Probed& result : results)
     probes.push_back({{"name", result.probe.name},
                       {"verdict", word(result.finding.verdict)},
                       {"required", result.probe.required},
@@ -84,9 +85,9 @@ void print_as_json(const std::vector<Result>& results, std::size_t fatal) {
 }
 
 int doctor(OutputFormat format) {
-  const std::vector<Result> results = run_all();
+  const std::vector<Probed> results = run_all();
   std::size_t fatal = 0;
-  for (const Result& result : results) fatal += is_fatal(result);
+  for (const Probed& result : results) fatal += is_fatal(result);
   if (format == OutputFormat::json) print_as_json(results, fatal);
   else print_table(results, fatal);
   return fatal == 0 ? 0 : 1;

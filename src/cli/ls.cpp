@@ -56,6 +56,9 @@ void print_details(const OwnerInfo& owner) {
   for (const TransitInfo& transit : owner.in_transit)
     fmt::print("{}: {} in transit for {} ({})\n", owner.pid, plural(transit.blocks, "block"),
                age_of(transit), transit.where);
+  if (owner.stats.host_waits != 0)
+    fmt::print("{}: its host waited for streams {} (its devices have no stream memory operations)\n",
+               owner.pid, plural(owner.stats.host_waits, "time"));
 }
 
 nlohmann::json as_json(const OwnerInfo& owner) {
@@ -79,6 +82,7 @@ nlohmann::json as_json(const OwnerInfo& owner) {
           {"leases", stats.leases},
           {"deposits", stats.deposits},
           {"descriptors", stats.descriptors},
+          {"host_waits", stats.host_waits},
           {"borrowers", std::move(borrowers)},
           {"in_transit", std::move(transits)}};
 }

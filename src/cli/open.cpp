@@ -23,7 +23,7 @@
 namespace onecopy::cli {
 namespace {
 
-struct Options {
+struct OpenOptions {
   std::string handle;
   std::string out;
   bool sum = false;
@@ -100,7 +100,7 @@ void print_as_json(const std::vector<NamedTensor>& tensors, bool with_sum) {
   print_json({{"tensors", std::move(rows)}, {"bytes", total_bytes(tensors)}});
 }
 
-int open_handle(const Options& options) {
+int open_handle(const OpenOptions& options) {
   Interrupts interrupts;
   const Handle handle = Handle::from_text(read_handle_text(options.handle));
   const auto start = std::chrono::steady_clock::now();
@@ -113,6 +113,7 @@ int open_handle(const Options& options) {
              format_bytes(total_bytes(tensors)), format_duration(duration));
   if (!options.out.empty()) {
     std::vector<std::pair<std::string, TensorView>> views;
+    views.reserve(tensors.size());
     for (const auto& [tensor_name, tensor] : tensors) views.emplace_back(tensor_name, tensor.view());
     write_safetensors(options.out, views);
     fmt::print(stderr, "Written to {}.\n", options.out);
@@ -128,7 +129,7 @@ int open_handle(const Options& options) {
 
 void add_open(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("open", "Open what another process shares and list its tensors");
-  auto options = std::make_shared<Options>();  // owners: the parser, which fills it in, and the command
+  auto options = std::make_shared<OpenOptions>();  // owners: the parser, which fills it in, and the command
   sub->add_option("HANDLE", options->handle, "The text that share printed, or - to read it from stdin")
       ->required();
   sub->add_flag("--sum", options->sum,

@@ -33,5 +33,7 @@ std::vector<Probe> memory_probes();
 std::vector<Probe> limit_probes();
 std::vector<Probe> process_probes();
 std::vector<Probe> vendor_probes();
+/// None where there are no devices.
+std::vector<Probe> device_probes();
 
 }  // namespace onecopy::cli

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <array>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <string>
 
 #include <fmt/format.h>
 
+#include "onecopy/core/error.h"
+#include "onecopy/device/backend.h"
 #include "onecopy/os/shared_library.h"
 #include "probe.h"
 #include "text.h"
@@ -77,7 +80,10 @@ Finding describe_cuda_devices(const CudaDriver& cuda, const std::string& driver)
 
 Finding probe_cuda() {
   std::string why;
-  const auto library = SharedLibrary::open({"libcuda.so.1", "libcuda.so"}, &why);
+  const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");  // as the library does
+  const std::vector<std::string> usual{"libcuda.so.1", "libcuda.so"};
+  const auto library =
+      SharedLibrary::open(chosen && *chosen ? std::vector<std::string>{chosen} : usual, &why);
   if (!library) return missing("tried " + why, kOnlyCpu);
   const CudaDriver cuda(*library);
   if (!cuda.complete())
@@ -92,35 +98,27 @@ Finding probe_cuda() {
       cuda, fmt::format("{} (CUDA {}.{})", library->name(), version / 1000, version % 1000 / 10));
 }
 
-std::string ascend_version(const SharedLibrary& library) {
-  auto* get = symbol<int(std::int32_t*, std::int32_t*, std::int32_t*)>(library, "aclrtGetVersion");
-  std::int32_t major = 0;
-  std::int32_t minor = 0;
-  std::int32_t patch = 0;
-  if (get == nullptr || get(&major, &minor, &patch) != 0) return library.name();
-  return fmt::format("{} (ACL {}.{}.{})", library.name(), major, minor, patch);
-}
-
+/// Memory for others, made on the first device as a process that shares would make it. What is missing, too old
+/// or refused is in the error.
 Finding probe_ascend() {
-  std::string why;
-  const auto library = SharedLibrary::open({"libascendcl.so", "libacl_rt.so"}, &why);
-  if (!library) return missing("tried " + why, kOnlyCpu);
-  auto* init = symbol<int(const char*)>(*library, "aclInit");
-  auto* count_devices = symbol<int(std::uint32_t*)>(*library, "aclrtGetDeviceCount");
-  auto* chip = symbol<const char*()>(*library, "aclrtGetSocName");
-  if (init == nullptr || count_devices == nullptr)
-    return missing(fmt::format("{} lacks aclInit or aclrtGetDeviceCount", library->name()), kOnlyCpu);
-  constexpr int kInitialisedBefore = 100002;
-  if (const int error = init(nullptr); error != 0 && error != kInitialisedBefore)
-    return missing(fmt::format("{} loaded, aclInit failed with error {}", library->name(), error),
-                   kOnlyCpu);
-  std::uint32_t count = 0;
-  if (const int error = count_devices(&count); error != 0 || count == 0)
-    return missing(fmt::format("{}, but no device (error {})", ascend_version(*library), error),
-                   fmt::format("{} Check with npu-smi info.", kOnlyCpu));
-  const char* name = chip ? chip() : nullptr;
-  return works(fmt::format("{}, {}, {}", ascend_version(*library), plural(count, "device"),
-                           name ? name : "unknown chip"));
+  Backend& npu = backend(DeviceType::npu);
+  const auto devices = npu.devices();
+  try {
+    const SegmentKind kind = npu.traits().kind;
+    const auto memory = npu.create(0, npu.granularity(), kind, "doctor", 0);
+    memory->commit(0, memory->size());
+    memory->export_memory(Access::read_write);
+    const std::string detail =
+        fmt::format("{}, first: {}", plural(devices.size(), "device"), devices.at(0).name);
+    if (kind == SegmentKind::ascend_key)
+      return slower(
+          detail + ", memory leaves by key only",
+          "It is gone with the process that allocated it; a newer CANN and driver can do better.");
+    return works(detail + ", memory was made and exported by shareable handle");
+  } catch (const Error& e) {
+    return missing(e.what(),
+                   devices.empty() ? kOnlyCpu : fmt::format("{} Check with npu-smi info.", kOnlyCpu));
+  }
 }
 
 }  // namespace

@@ -20,7 +20,7 @@
 namespace onecopy::cli {
 namespace {
 
-struct Options {
+struct ShareOptions {
   std::string file;
   Strategy strategy = Strategy::file_descriptor;
 };
@@ -50,7 +50,7 @@ void say_who_still_borrows() {
     fmt::print(stderr, "They keep what they have; the memory goes back when the last of them lets go.\n");
 }
 
-int share_file(const Options& options) {
+int share_file(const ShareOptions& options) {
   Interrupts interrupts;
   set_strategy(options.strategy);
   ProgressBar bar("reading");
@@ -75,7 +75,8 @@ int share_file(const Options& options) {
 void add_share(CLI::App& app, Command& command) {
   auto* sub =
       app.add_subcommand("share", "Hold a safetensors or npy file in shared memory and print its handle");
-  auto options = std::make_shared<Options>();  // owners: the parser, which fills it in, and the command
+  auto options =
+      std::make_shared<ShareOptions>();  // owners: the parser, which fills it in, and the command
   sub->add_option("FILE", options->file, "A .safetensors or .npy file")->required();
   sub->add_option_function<std::string>(
          "--strategy",

@@ -56,9 +56,11 @@ std::string format_duration(std::chrono::nanoseconds duration) {
 
 std::string format_age(std::chrono::nanoseconds age) {
   const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(age).count();
-  if (seconds < 120) return fmt::format("{} s", seconds);
-  if (seconds < 2 * 3600) return fmt::format("{} min", seconds / 60);
-  return fmt::format("{} h", seconds / 3600);
+  constexpr std::int64_t kMinute = 60;
+  constexpr std::int64_t kHour = 3600;
+  if (seconds < 2 * kMinute) return fmt::format("{} s", seconds);
+  if (seconds < 2 * kHour) return fmt::format("{} min", seconds / kMinute);
+  return fmt::format("{} h", seconds / kHour);
 }
 
 std::string format_shape(std::span<const std::int64_t> shape) {
@@ -89,8 +91,10 @@ void Table::add(std::vector<std::string> cells) { rows_.push_back(std::move(cell
 
 std::string Table::str() const {
   std::vector<std::string> titles;
+  titles.reserve(columns_.size());
   for (const Column& column : columns_) titles.push_back(bold(column.title));
   std::vector<std::size_t> widths;
+  widths.reserve(titles.size());
   for (const std::string& title : titles) widths.push_back(width_of(title));
   for (const auto& row : rows_)
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));

@@ -128,7 +128,7 @@ std::string Layout::str() const {
 
 bool Layout::operator==(const Layout& other) const noexcept {
   return dtype_ == other.dtype_ && ndim_ == other.ndim_ &&
-         std::equal(dims(), dims() + 2u * ndim_, other.dims());
+         std::equal(dims(), dims() + numbers(), other.dims());
 }
 
 /// REQUIRES: 0-d so far.
@@ -143,10 +143,10 @@ std::int64_t* Layout::resize(std::size_t ndim) {
 }
 
 void Layout::copy_heap(const Layout& other) {
-  heap_ = std::allocator<std::int64_t>().allocate(2u * ndim_);
-  std::copy(other.heap_, other.heap_ + 2u * ndim_, heap_);
+  heap_ = std::allocator<std::int64_t>().allocate(numbers());
+  std::copy(other.heap_, other.heap_ + numbers(), heap_);
 }
 
-void Layout::free_heap() noexcept { std::allocator<std::int64_t>().deallocate(heap_, 2u * ndim_); }
+void Layout::free_heap() noexcept { std::allocator<std::int64_t>().deallocate(heap_, numbers()); }
 
 }  // namespace onecopy

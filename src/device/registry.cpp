@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
+#include <map>
+#include <mutex>
 
+#include "ascend/factory.h"
 #include "cpu/factory.h"
+#include "cuda/factory.h"
 #include "onecopy/core/error.h"
 #include "onecopy/device/backend.h"
 
@@ -19,9 +24,26 @@ struct Entry {
 // The only place that names backends: a new one is one folder and one line here.
 constexpr std::array kBackends{
     Entry{DeviceType::cpu, cpu_backend},
+    Entry{DeviceType::cuda, cuda_backend},
+    Entry{DeviceType::npu, ascend_backend},
 };
 
 }  // namespace
+
+void Backend::write_word(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} devices do not write words of the host", name(type())));
+}
+
+void Backend::wait_for_word(int, Stream, const std::atomic<std::uint64_t>&, std::uint64_t) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} devices do not wait for words of the host", name(type())));
+}
+
+void DeviceMemory::allow(int) {
+  throw Error(ErrorCode::unsupported,
+              "this memory can be used on its own device only; copy it to the other");
+}
 
 Backend& backend(DeviceType type) {
   for (const Entry& entry : kBackends)
@@ -32,8 +54,75 @@ Backend& backend(DeviceType type) {
 
 std::vector<DeviceType> backend_types() {
   std::vector<DeviceType> types;
+  types.reserve(kBackends.size());
   for (const Entry& entry : kBackends) types.push_back(entry.type);
   return types;
+}
+
+bool is_weak(SegmentKind kind) noexcept {
+  return kind == SegmentKind::cuda_ipc || kind == SegmentKind::ascend_key;
+}
+
+DeviceType device_type(SegmentKind kind) noexcept {
+  switch (kind) {
+    case SegmentKind::memfd:
+    case SegmentKind::named_file:
+    case SegmentKind::shared_file: return DeviceType::cpu;
+    case SegmentKind::cuda_vmm:
+    case SegmentKind::cuda_ipc: return DeviceType::cuda;
+    case SegmentKind::ascend_key:
+    case SegmentKind::ascend_vmm: return DeviceType::npu;
+  }
+  return DeviceType::cpu;
+}
+
+Device find_device(DeviceType type, const Uuid& uuid) {
+  if (type == DeviceType::cpu) return kCpu;
+  const Backend& from = backend(type);
+  const auto devices = from.devices();
+  for (const DeviceInfo& info : devices)
+    if (info.uuid == uuid) return info.device;
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("the memory is on the {} device with the UUID {}, and the {} that this process sees "
+                  "are others: is its driver there, and what does {} say?",
+                  name(type), uuid.str(), devices.size(), from.traits().visibility));
+}
+
+Uuid uuid_of(Device device) {
+  if (device.type == DeviceType::cpu) return {};
+  const auto devices = backend(device.type).devices();
+  const auto at = static_cast<std::size_t>(device.index);
+  if (device.index < 0 || at >= devices.size())
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("there is no {}: this process sees {} such devices", device.str(), devices.size()));
+  return devices[at].uuid;
+}
+
+const DeviceIdentity& identity_of(Device device) {
+  static const DeviceIdentity cpu{};
+  if (device == kCpu) return cpu;
+  static std::mutex& mutex = *new std::mutex;  // both are used until the very end
+  static auto& known = *new std::map<Device, DeviceIdentity>;
+  const Uuid uuid = uuid_of(device);
+  const std::lock_guard lock(mutex);
+  return known.try_emplace(device, DeviceIdentity{device, uuid}).first->second;
+}
+
+void copy_bytes(const Transfer& transfer, Stream stream) {
+  const DeviceType type = std::max(transfer.to_device.type, transfer.from_device.type);
+  const DeviceType other = std::min(transfer.to_device.type, transfer.from_device.type);
+  if (other != DeviceType::cpu && other != type)
+    throw Error(ErrorCode::unsupported, fmt::format("there is no way from {} to {}; copy by way of the cpu",
+                                                    transfer.from_device.str(), transfer.to_device.str()));
+  if (transfer.bytes > 0) backend(type).copy(transfer, stream);
+}
+
+void copy_bytes_and_wait(const Transfer& transfer) {
+  copy_bytes(transfer);
+  const Device at = transfer.to_device.type == DeviceType::cpu ? transfer.from_device : transfer.to_device;
+  backend(at.type).synchronize(at.index, {});
 }
 
 }  // namespace onecopy

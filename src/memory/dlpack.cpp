@@ -33,10 +33,7 @@ struct Exported {
 
 template <class Managed>
 Managed* export_tensor(const Tensor& tensor) {
-  if (tensor.device().type != DeviceType::cpu)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("a tensor on {} cannot be given out by DLPack yet; only those on the cpu can",
-                            tensor.device().str()));
+  const DLDevice device = to_dl(tensor.device());
   auto exported = std::make_unique<Exported<Managed>>();
   exported->tensor = tensor;
   exported->dims.assign(tensor.shape().begin(), tensor.shape().end());
@@ -45,7 +42,7 @@ Managed* export_tensor(const Tensor& tensor) {
   exported->dims.push_back(0);  // so that a 0-d tensor has pointers, too
   Managed& managed = exported->managed;
   managed.dl_tensor = {tensor.data(),
-                       {kDLCpu, 0},
+                       device,
                        static_cast<std::int32_t>(ndim),
                        to_dl(tensor.dtype()),
                        exported->dims.data(),
@@ -116,18 +113,13 @@ Layout layout_of(const DLTensor& tensor) {
 template <class Managed>
 Tensor import_tensor(Owned<Managed> managed, Access access) {
   const DLTensor& source = managed->dl_tensor;
-  if (source.device.device_type != kDLCpu)
-    throw Error(
-        ErrorCode::unsupported,
-        fmt::format("memory of DLPack device type {} cannot be opened yet; only the cpu's (type {}) can: "
-                    "copy the tensor to the cpu first",
-                    source.device.device_type, kDLCpu));
+  const Device device = from_dl(source.device);
   Layout layout = layout_of(source);
   if (!source.data && layout.numel() > 0)
     throw Error(ErrorCode::invalid_argument, fmt::format("{} without memory", layout.str()));
   void* data = source.data ? static_cast<std::byte*>(source.data) + source.byte_offset : nullptr;
   auto keeper = std::make_unique<ForeignBlock<Managed>>(std::move(managed));
-  return Tensor(BlockRef(keeper.release(), 0), data, std::move(layout), kCpu, access);
+  return Tensor(BlockRef(keeper.release(), 0), data, std::move(layout), device, access);
 }
 
 template <class Managed>
@@ -137,6 +129,29 @@ Owned<Managed> take_over(Managed* managed) {
 }
 
 }  // namespace
+
+DLDevice to_dl(Device device) {
+  switch (device.type) {
+    case DeviceType::cpu: return {kDLCpu, 0};
+    case DeviceType::cuda: return {kDLCuda, device.index};
+    case DeviceType::npu: return {kDLExtDev, device.index};
+  }
+  throw Error(ErrorCode::unsupported,
+              fmt::format("DLPack has no number for {}; copy the tensor to the cpu first", device.str()));
+}
+
+Device from_dl(DLDevice device) {
+  if (device.device_type == kDLCpu || device.device_type == kDLCudaHost) return kCpu;
+  if (device.device_type == kDLCuda && device.device_id >= 0 && device.device_id <= INT16_MAX)
+    return {DeviceType::cuda, static_cast<std::int16_t>(device.device_id)};
+  if (device.device_type == kDLExtDev && device.device_id >= 0 && device.device_id <= INT16_MAX)
+    return {DeviceType::npu, static_cast<std::int16_t>(device.device_id)};
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("memory of the DLPack device ({}, {}) cannot be opened; only the cpu's (type {}), CUDA "
+                  "devices' (type {}) and Ascend devices' (type {}) can: copy the tensor to the cpu first",
+                  device.device_type, device.device_id, kDLCpu, kDLCuda, kDLExtDev));
+}
 
 DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor) {
   auto* managed = export_tensor<DLManagedTensorVersioned>(tensor);

@@ -11,26 +11,26 @@ namespace onecopy {
 
 namespace {
 
-struct Row {
+struct CodeRow {
   DType dtype;
   std::uint8_t code;
 };
 
 // Codes of DLDataTypeCode; the number of bits follows from the dtype.
-constexpr std::array kRows{
-    Row{DType::boolean, 6},      Row{DType::u8, 1},           Row{DType::i8, 0},
-    Row{DType::u16, 1},          Row{DType::i16, 0},          Row{DType::u32, 1},
-    Row{DType::i32, 0},          Row{DType::u64, 1},          Row{DType::i64, 0},
-    Row{DType::f16, 2},          Row{DType::bf16, 4},         Row{DType::f32, 2},
-    Row{DType::f64, 2},          Row{DType::c64, 5},          Row{DType::c128, 5},
-    Row{DType::f8_e4m3fn, 10},   Row{DType::f8_e4m3fnuz, 11}, Row{DType::f8_e5m2, 12},
-    Row{DType::f8_e5m2fnuz, 13}, Row{DType::f8_e8m0fnu, 14},
+constexpr std::array kCodeRows{
+    CodeRow{DType::boolean, 6},      CodeRow{DType::u8, 1},           CodeRow{DType::i8, 0},
+    CodeRow{DType::u16, 1},          CodeRow{DType::i16, 0},          CodeRow{DType::u32, 1},
+    CodeRow{DType::i32, 0},          CodeRow{DType::u64, 1},          CodeRow{DType::i64, 0},
+    CodeRow{DType::f16, 2},          CodeRow{DType::bf16, 4},         CodeRow{DType::f32, 2},
+    CodeRow{DType::f64, 2},          CodeRow{DType::c64, 5},          CodeRow{DType::c128, 5},
+    CodeRow{DType::f8_e4m3fn, 10},   CodeRow{DType::f8_e4m3fnuz, 11}, CodeRow{DType::f8_e5m2, 12},
+    CodeRow{DType::f8_e5m2fnuz, 13}, CodeRow{DType::f8_e8m0fnu, 14},
 };
 
 }  // namespace
 
 DLDataType to_dl(DType dtype) noexcept {
-  for (const Row& row : kRows)
+  for (const CodeRow& row : kCodeRows)
     if (row.dtype == dtype) return {row.code, static_cast<std::uint8_t>(8 * size_of(dtype)), 1};
   return {1, 8, 1};
 }
@@ -41,7 +41,7 @@ DType from_dl(DLDataType dtype) {
                 fmt::format("DLPack elements of {} lanes are not supported; view them as scalars with one "
                             "more dimension",
                             dtype.lanes));
-  for (const Row& row : kRows)
+  for (const CodeRow& row : kCodeRows)
     if (row.code == dtype.code && 8 * size_of(row.dtype) == dtype.bits) return row.dtype;
   throw Error(ErrorCode::unsupported, fmt::format("no dtype of onecopy matches DLPack code {} with {} bits",
                                                   dtype.code, dtype.bits));

@@ -19,22 +19,22 @@ constexpr std::array kMagic{std::byte{0x93}, std::byte{'N'}, std::byte{'U'},
                             std::byte{'M'},  std::byte{'P'}, std::byte{'Y'}};
 constexpr std::size_t kBeforeLength = 8;  // magic and version
 
-[[noreturn]] void refuse(const std::string& why) {
+[[noreturn]] void refuse_npy(const std::string& why) {
   throw Error(ErrorCode::bad_file, "this is not a valid .npy file: " + why);
 }
 
-struct Row {
+struct LetterRow {
   char kind;
   char digits[3];
   DType dtype;
 };
 
-constexpr std::array kRows{
-    Row{'b', "1", DType::boolean}, Row{'u', "1", DType::u8},    Row{'i', "1", DType::i8},
-    Row{'u', "2", DType::u16},     Row{'i', "2", DType::i16},   Row{'u', "4", DType::u32},
-    Row{'i', "4", DType::i32},     Row{'u', "8", DType::u64},   Row{'i', "8", DType::i64},
-    Row{'f', "2", DType::f16},     Row{'f', "4", DType::f32},   Row{'f', "8", DType::f64},
-    Row{'c', "8", DType::c64},     Row{'c', "16", DType::c128},
+constexpr std::array kLetterRows{
+    LetterRow{'b', "1", DType::boolean}, LetterRow{'u', "1", DType::u8},    LetterRow{'i', "1", DType::i8},
+    LetterRow{'u', "2", DType::u16},     LetterRow{'i', "2", DType::i16},   LetterRow{'u', "4", DType::u32},
+    LetterRow{'i', "4", DType::i32},     LetterRow{'u', "8", DType::u64},   LetterRow{'i', "8", DType::i64},
+    LetterRow{'f', "2", DType::f16},     LetterRow{'f', "4", DType::f32},   LetterRow{'f', "8", DType::f64},
+    LetterRow{'c', "8", DType::c64},     LetterRow{'c', "16", DType::c128},
 };
 
 /// "<f4", "|u1": byte order, kind, bytes.
@@ -43,7 +43,7 @@ DType dtype_of(const std::string& descr) {
     throw Error(ErrorCode::unsupported, "arrays of Python objects hold pickles, which onecopy never loads");
   const bool ordered = !descr.empty() && std::string_view("<>|=").find(descr[0]) != std::string_view::npos;
   const std::string_view rest = std::string_view(descr).substr(ordered ? 1 : 0);
-  for (const Row& row : kRows) {
+  for (const LetterRow& row : kLetterRows) {
     if (rest.empty() || rest[0] != row.kind || rest.substr(1) != row.digits) continue;
     if (descr[0] == '>' && size_of(row.dtype) > 1)
       throw Error(ErrorCode::unsupported,
@@ -66,7 +66,7 @@ Layout layout_of(const NpyFields& fields) {
     }
     return Layout(dtype, fields.shape, strides);
   } catch (const Error& error) {
-    refuse(error.what());
+    refuse_npy(error.what());
   }
 }
 
@@ -77,7 +77,7 @@ struct Place {
 
 std::size_t length_bytes(ByteSpan head) {
   if (head.size() < kBeforeLength || !std::equal(kMagic.begin(), kMagic.end(), head.begin()))
-    refuse("it does not start with \\x93NUMPY");
+    refuse_npy("it does not start with \\x93NUMPY");
   const auto major = std::to_integer<unsigned>(head[6]);
   if (major < 1 || major > 3)
     throw Error(ErrorCode::unsupported,
@@ -88,14 +88,14 @@ std::size_t length_bytes(ByteSpan head) {
 /// REQUIRES: nothing about the bytes.
 Place places(ByteSpan head, std::uint64_t file_size) {
   const std::size_t width = length_bytes(head);
-  if (head.size() < kBeforeLength + width) refuse("it ends within its header");
+  if (head.size() < kBeforeLength + width) refuse_npy("it ends within its header");
   const std::uint64_t length = width == 2 ? load<std::uint16_t>(head.data() + kBeforeLength)
                                           : load<std::uint32_t>(head.data() + kBeforeLength);
   const Place place{kBeforeLength + width, kBeforeLength + width + length};
   if (length > kMaxNpyHeader)
-    refuse(fmt::format("a header of {} bytes; at most {} are allowed", length, kMaxNpyHeader));
+    refuse_npy(fmt::format("a header of {} bytes; at most {} are allowed", length, kMaxNpyHeader));
   if (place.data > file_size)
-    refuse(fmt::format("its header of {} bytes is longer than the file of {}", length, file_size));
+    refuse_npy(fmt::format("its header of {} bytes is longer than the file of {}", length, file_size));
   return place;
 }
 
@@ -103,15 +103,15 @@ Place places(ByteSpan head, std::uint64_t file_size) {
 
 NpyHeader parse_npy_header(ByteSpan head, std::uint64_t file_size) {
   const Place place = places(head, file_size);
-  if (head.size() < place.data) refuse("it ends within its header");
+  if (head.size() < place.data) refuse_npy("it ends within its header");
   const auto* text = reinterpret_cast<const char*>(head.data() + place.header);
   NpyHeader header;
   header.layout = layout_of(parse_npy_literal({text, place.data - place.header}));
   header.data_offset = place.data;
   header.file_size = file_size;
   if (header.layout.nbytes() > file_size - place.data)
-    refuse(fmt::format("{} needs {} bytes of data and the file has {}: it is cut off", header.layout.str(),
-                       header.layout.nbytes(), file_size - place.data));
+    refuse_npy(fmt::format("{} needs {} bytes of data and the file has {}: it is cut off",
+                           header.layout.str(), header.layout.nbytes(), file_size - place.data));
   return header;
 }
 

@@ -12,7 +12,7 @@ namespace onecopy {
 
 namespace {
 
-[[noreturn]] void refuse(const std::string& why) {
+[[noreturn]] void refuse_literal(const std::string& why) {
   throw Error(ErrorCode::bad_file, "this is not a valid .npy file: " + why);
 }
 
@@ -32,13 +32,17 @@ class LiteralReader {
       }
     }
     skip_space();
-    if (at_ != text_.size()) refuse("there is more after the dict of its header");
-    if (seen_ != (kDescr | kOrder | kShape)) refuse("its header lacks descr, fortran_order or shape");
+    if (at_ != text_.size()) refuse_literal("there is more after the dict of its header");
+    if (seen_ != (kDescr | kOrder | kShape))
+      refuse_literal("its header lacks descr, fortran_order or shape");
     return fields_;
   }
 
  private:
-  enum Seen : unsigned { kDescr = 1, kOrder = 2, kShape = 4 };
+  // Fields that were seen.
+  static constexpr unsigned kDescr = 1;
+  static constexpr unsigned kOrder = 2;
+  static constexpr unsigned kShape = 4;
 
   void field(const std::string& key) {
     if (key == "descr") {
@@ -54,11 +58,11 @@ class LiteralReader {
       once(kShape, key);
       tuple();
     } else {
-      refuse("its header has a field other than descr, fortran_order and shape");
+      refuse_literal("its header has a field other than descr, fortran_order and shape");
     }
   }
   void once(unsigned bit, const std::string& key) {
-    if ((seen_ & bit) != 0) refuse(fmt::format("{} comes twice in its header", key));
+    if ((seen_ & bit) != 0) refuse_literal(fmt::format("{} comes twice in its header", key));
     seen_ |= bit;
   }
   void skip_space() {
@@ -73,7 +77,7 @@ class LiteralReader {
     return true;
   }
   void expect(char c) {
-    if (!accept(c)) refuse(fmt::format("'{}' is missing at byte {} of its header", c, at_));
+    if (!accept(c)) refuse_literal(fmt::format("'{}' is missing at byte {} of its header", c, at_));
   }
   bool accept_word(std::string_view word) {
     skip_space();
@@ -83,26 +87,27 @@ class LiteralReader {
   }
   bool boolean() {
     if (accept_word("True")) return true;
-    if (!accept_word("False")) refuse("fortran_order is neither True nor False");
+    if (!accept_word("False")) refuse_literal("fortran_order is neither True nor False");
     return false;
   }
   std::string quoted() {
     const char quote = accept('\'') ? '\'' : '"';
     if (quote == '"') expect('"');
     const std::size_t end = text_.find(quote, at_);
-    if (end == std::string_view::npos) refuse("a string in its header does not end");
+    if (end == std::string_view::npos) refuse_literal("a string in its header does not end");
     const std::string_view inside = text_.substr(at_, end - at_);
     if (inside.size() > 64 || inside.find('\\') != std::string_view::npos)
-      refuse("a string in its header is too long");
+      refuse_literal("a string in its header is too long");
     for (const char c : inside)
-      if (c < 0x20 || c > 0x7e) refuse("a string in its header is not ASCII");
+      if (c < 0x20 || c > 0x7e) refuse_literal("a string in its header is not ASCII");
     at_ = end + 1;
     return std::string(inside);
   }
   void tuple() {
     expect('(');
     while (!accept(')')) {
-      if (fields_.shape.size() == kMaxDims) refuse(fmt::format("it has more than {} dimensions", kMaxDims));
+      if (fields_.shape.size() == kMaxDims)
+        refuse_literal(fmt::format("it has more than {} dimensions", kMaxDims));
       fields_.shape.push_back(integer());
       if (!accept(',')) {
         expect(')');
@@ -116,7 +121,7 @@ class LiteralReader {
     const char* const begin = text_.data() + at_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
     if (error != std::errc() || value < 0)
-      refuse("a size in its shape is not an integer from 0 to 2^63 - 1");
+      refuse_literal("a size in its shape is not an integer from 0 to 2^63 - 1");
     at_ += static_cast<std::size_t>(end - begin);
     accept_word("L");  // written by Python 2
     return value;

@@ -126,6 +126,14 @@ bool PageRuns::take_if_all_cold(std::uint32_t segment, std::uint32_t pages) {
   return true;
 }
 
+bool PageRuns::is_all_warm(std::uint32_t segment, std::uint32_t pages, PoolTime until) const {
+  const auto at = by_place_.find({segment, 0});
+  return at != by_place_.end() && at->second.kind == Kind::warm && at->second.pages == pages &&
+         at->second.since <= until;
+}
+
+void PageRuns::drop(std::uint32_t segment) { erase(by_place_.find({segment, 0})); }
+
 bool PageRuns::has_warm(std::uint32_t pages) const {
   const auto& warm = by_size_[static_cast<int>(Kind::warm)];
   return !warm.empty() && std::get<0>(*warm.rbegin()) >= pages;

@@ -55,6 +55,11 @@ class PageRuns {
   /// True, and out of here, when [0, pages) of the segment is one cold run.
   bool take_if_all_cold(std::uint32_t segment, std::uint32_t pages);
 
+  /// Is [0, pages) of the segment one warm run, freed no later than `until`?
+  bool is_all_warm(std::uint32_t segment, std::uint32_t pages, PoolTime until) const;
+  /// Forgets that run. REQUIRES: is_all_warm().
+  void drop(std::uint32_t segment);
+
   std::uint64_t warm_pages() const noexcept { return warm_pages_; }
 
  private:

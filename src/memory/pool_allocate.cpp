@@ -15,6 +15,8 @@ constexpr std::uint64_t kLargestShared = std::uint64_t{1} << 30;
 constexpr std::uint64_t kLeastAhead = std::uint64_t{256} << 10;
 constexpr std::uint64_t kMostAhead = std::uint64_t{64} << 20;
 constexpr std::uint64_t kReturned = std::uint64_t{128} << 10;
+constexpr std::uint32_t kSmallestPage = 4096;
+constexpr std::uint64_t kLargestWhole = std::uint64_t{256} << 20;
 
 bool is_shortage(const Error& error) noexcept {
   return error.code() == ErrorCode::out_of_memory || error.code() == ErrorCode::out_of_mappings ||
@@ -36,7 +38,9 @@ Pool::Impl::Impl(Backend& backend, int ordinal, SegmentKind kind, std::string ow
       kind_(kind),
       owner_(std::move(owner)),
       table_(segments),
-      page_bytes_(static_cast<std::uint32_t>(std::max<std::size_t>(4096, backend.granularity()))),
+      traits_(backend.traits()),
+      unit_(std::max<std::size_t>(kSmallestPage, backend.granularity())),
+      page_bytes_(traits_.whole_segments ? kSmallestPage : static_cast<std::uint32_t>(unit_)),
       min_returned_(static_cast<std::uint32_t>((kReturned + page_bytes_ - 1) / page_bytes_)),
       small_(page_bytes_) {}
 
@@ -49,6 +53,8 @@ Extent Pool::Impl::allocate(std::uint64_t bytes) {
   if (bytes > std::uint64_t{1} << 62)
     throw Error(ErrorCode::out_of_memory, fmt::format("no machine has {} bytes of memory", bytes));
   bytes = std::max<std::uint64_t>(bytes, 1);
+  if (traits_.alignment > 64)
+    bytes = (bytes + traits_.alignment - 1) / traits_.alignment * traits_.alignment;
   const auto attempt = [&](Ahead ahead) {
     return bytes < kOwnSegment ? allocate_shared(bytes, ahead) : allocate_own(bytes);
   };
@@ -118,7 +124,7 @@ Extent Pool::Impl::grow(std::uint64_t bytes, Ahead ahead) {
     make_room(bytes);
     const auto growth = take_cold(pages, ahead);
     if (!growth) {
-      add_shared_segment(pages);
+      add_shared_segment(pages, ahead);
       continue;
     }
     commit(*growth);
@@ -158,20 +164,45 @@ void Pool::Impl::commit(const PageRuns::Growth& growth) {
 }
 
 /// Another large address range; a smaller one where the address space is scarce.
-void Pool::Impl::add_shared_segment(std::uint32_t pages) {
-  const std::uint64_t least = std::uint64_t{pages} * page_bytes_;
-  std::uint64_t bytes = std::clamp(largest_shared() * 2, kFirstShared, kLargestShared);
+void Pool::Impl::add_shared_segment(std::uint32_t pages, Ahead ahead) {
+  const std::uint64_t least = (std::uint64_t{pages} * page_bytes_ + unit_ - 1) / unit_ * unit_;
+  std::uint64_t bytes = std::max(next_shared(ahead), least);
   for (;;) {
     try {
+      if (traits_.whole_segments) return add_whole_segment(bytes);
       Segment& segment = create_segment(bytes, false);
       const std::lock_guard lock(mutex_);
       runs_.put({segment.number, 0, static_cast<std::uint32_t>(bytes / page_bytes_)}, PageRuns::Kind::cold);
       return;
     } catch (const Error& error) {
       if (error.code() == ErrorCode::out_of_descriptors || !is_shortage(error) || bytes / 2 < least) throw;
-      bytes = std::max(least, bytes / 2 / page_bytes_ * page_bytes_);
+      bytes = std::max(least, bytes / 2 / unit_ * unit_);
     }
   }
+}
+
+/// What is reserved as a whole grows with what is in use: small at first, and few segments later.
+std::uint64_t Pool::Impl::next_shared(Ahead ahead) const {
+  if (!traits_.whole_segments) return std::clamp(largest_shared() * 2, kFirstShared, kLargestShared);
+  if (ahead == Ahead::no) return unit_;
+  const std::lock_guard lock(mutex_);
+  return std::clamp(stats_.live_bytes / 4 / unit_ * unit_, unit_, kLargestWhole);
+}
+
+/// All its pages are warm from the beginning.
+void Pool::Impl::add_whole_segment(std::uint64_t bytes) {
+  Segment& segment = create_segment(bytes, false);
+  try {
+    segment.memory->commit(0, bytes);
+  } catch (...) {
+    remove_own(segment.number);
+    throw;
+  }
+  table_.add_committed(segment.number, static_cast<std::int64_t>(bytes));
+  const std::lock_guard lock(mutex_);
+  note_committed(static_cast<std::int64_t>(bytes));
+  runs_.put({segment.number, 0, static_cast<std::uint32_t>(bytes / page_bytes_)}, PageRuns::Kind::warm,
+            std::chrono::steady_clock::now());
 }
 
 std::uint64_t Pool::Impl::largest_shared() const {
@@ -183,7 +214,7 @@ std::uint64_t Pool::Impl::largest_shared() const {
 }
 
 Extent Pool::Impl::allocate_own(std::uint64_t bytes) {
-  bytes = (bytes + page_bytes_ - 1) / page_bytes_ * page_bytes_;
+  bytes = (bytes + unit_ - 1) / unit_ * unit_;
   {
     const std::lock_guard lock(mutex_);
     if (const auto extent = try_warm_own(bytes)) return *extent;

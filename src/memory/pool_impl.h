@@ -53,7 +53,9 @@ class Pool::Impl {
   Extent grow(std::uint64_t bytes, Ahead ahead);
   std::optional<PageRuns::Growth> take_cold(std::uint32_t pages, Ahead ahead);
   void commit(const PageRuns::Growth& growth);
-  void add_shared_segment(std::uint32_t pages);
+  void add_shared_segment(std::uint32_t pages, Ahead ahead);
+  void add_whole_segment(std::uint64_t bytes);
+  std::uint64_t next_shared(Ahead ahead) const;
   std::uint64_t largest_shared() const;
   Extent allocate_own(std::uint64_t bytes);
   std::optional<Extent> try_warm_own(std::uint64_t bytes);
@@ -76,6 +78,7 @@ class Pool::Impl {
   std::vector<std::uint32_t> take_idle_own(PoolTime until);
   std::optional<std::uint32_t> take_oldest_own();
   void remove_own(std::uint32_t number);
+  std::optional<std::uint32_t> take_idle_whole(PoolTime until);
   std::uint64_t warm_bytes() const noexcept;
   bool has_waiting() const;
 
@@ -84,7 +87,10 @@ class Pool::Impl {
   const SegmentKind kind_;
   const std::string owner_;
   SegmentTable& table_;
-  const std::uint32_t page_bytes_;
+  const BackendTraits traits_;
+  const std::uint64_t unit_;  // of a segment's size
+  const std::uint32_t
+      page_bytes_;  // what segments are cut into; where they are committed whole, less than unit_
   const std::uint32_t min_returned_;  // pages: shorter runs between blocks in use stay warm
 
   std::mutex growth_;  // one thread at a time reserves memory in shared segments

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "onecopy/core/point.h"
 #include "onecopy/os/log.h"
 #include "pool_impl.h"
 
@@ -94,11 +95,33 @@ void Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages
       std::fill_n(segment.pages.begin() + slab.first, slab.pages, 0);
       runs_.put(slab, PageRuns::Kind::warm, std::min(now, until));
     }
-    runs = runs_.take_idle(until, least_pages);
+    if (!traits_.whole_segments) runs = runs_.take_idle(until, least_pages);
     own = take_idle_own(until);
   }
   for (const PageRun& run : runs) decommit(run);
   for (const std::uint32_t number : own) remove_own(number);
+  for (;;) {
+    std::optional<std::uint32_t> whole;
+    {
+      const std::lock_guard lock(mutex_);
+      whole = take_idle_whole(until);
+    }
+    if (!whole) return;
+    remove_own(*whole);
+  }
+}
+
+/// Where memory comes and goes with segments: one of which nothing is in use any more.
+std::optional<std::uint32_t> Pool::Impl::take_idle_whole(PoolTime until) {
+  if (!traits_.whole_segments) return std::nullopt;
+  for (const auto& [number, segment] : segments_) {
+    const auto pages = static_cast<std::uint32_t>(segment.bytes / page_bytes_);
+    if (segment.own || !runs_.is_all_warm(number, pages, until)) continue;
+    runs_.drop(number);
+    note_committed(-static_cast<std::int64_t>(segment.bytes));
+    return number;
+  }
+  return std::nullopt;
 }
 
 /// Before more memory is reserved: keeps what lies warm below half of what is in use, plus a constant.
@@ -110,7 +133,8 @@ void Pool::Impl::make_room(std::uint64_t bytes) {
       const std::lock_guard lock(mutex_);
       if (warm_bytes() <= (stats_.live_bytes + bytes) / 2 + kWarmSlack) return;
       own = take_oldest_own();
-      if (!own) run = runs_.take_largest_warm(min_returned_);
+      if (!own) own = take_idle_whole(PoolTime::max());
+      if (!own && !traits_.whole_segments) run = runs_.take_largest_warm(min_returned_);
     }
     if (!own && !run) return;
     if (own) remove_own(*own);
@@ -127,6 +151,7 @@ void Pool::Impl::decommit(const PageRun& run) {
     const std::lock_guard lock(mutex_);
     memory = segments_.at(run.segment).memory;
   }
+  point("pool.decommit");
   memory->decommit(std::uint64_t{run.first} * page_bytes_, bytes);
   table_.add_committed(run.segment, -static_cast<std::int64_t>(bytes));
   bool remove = false;
@@ -181,7 +206,13 @@ std::uint64_t Pool::Impl::warm_bytes() const noexcept {
 }
 
 bool Pool::Impl::has_waiting() const {
-  return small_.has_empty() || warm_own_ > 0 || runs_.has_returnable(min_returned_);
+  if (small_.has_empty() || warm_own_ > 0) return true;
+  if (!traits_.whole_segments) return runs_.has_returnable(min_returned_);
+  for (const auto& [number, segment] : segments_)
+    if (!segment.own &&
+        runs_.is_all_warm(number, static_cast<std::uint32_t>(segment.bytes / page_bytes_), PoolTime::max()))
+      return true;
+  return false;
 }
 
 PoolStats Pool::Impl::stats() const {

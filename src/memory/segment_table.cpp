@@ -8,9 +8,9 @@ namespace onecopy {
 
 namespace {
 
-SegmentInfo describe(std::uint32_t number, Device device, const DeviceMemory& memory,
+SegmentInfo describe(std::uint32_t number, const DeviceIdentity& identity, const DeviceMemory& memory,
                      std::uint64_t committed) {
-  return {number, memory.kind(), device, memory.size(), committed};
+  return {number, memory.kind(), identity.device, memory.size(), committed, &identity};
 }
 
 }  // namespace
@@ -28,8 +28,9 @@ std::uint32_t SegmentTable::next_number() noexcept {
 }
 
 void SegmentTable::add(std::uint32_t number, Device device, std::unique_ptr<DeviceMemory> memory) {
+  const DeviceIdentity& identity = identity_of(device);
   const std::lock_guard lock(mutex_);
-  entries_.emplace(number, Entry{device, std::move(memory), 0});
+  entries_.emplace(number, Entry{&identity, std::move(memory), 0});
 }
 
 void SegmentTable::remove(std::uint32_t number) {
@@ -61,13 +62,21 @@ const SegmentTable::Entry& SegmentTable::entry(std::uint32_t number) const {
 
 ExportedMemory SegmentTable::export_memory(std::uint32_t number, Access access) const {
   const std::lock_guard lock(mutex_);
-  return entry(number).memory->export_memory(access);
+  const Entry& found = entry(number);
+  ExportedMemory memory = found.memory->export_memory(access);
+  memory.device = found.identity->uuid;
+  return memory;
+}
+
+void SegmentTable::allow(std::uint32_t number, int ordinal) const {
+  std::lock_guard lock(mutex_);
+  entry(number).memory->allow(ordinal);
 }
 
 SegmentInfo SegmentTable::info(std::uint32_t number) const {
   const std::lock_guard lock(mutex_);
   const Entry& found = entry(number);
-  return describe(number, found.device, *found.memory, found.committed);
+  return describe(number, *found.identity, *found.memory, found.committed);
 }
 
 std::vector<SegmentInfo> SegmentTable::list() const {
@@ -75,7 +84,7 @@ std::vector<SegmentInfo> SegmentTable::list() const {
   std::vector<SegmentInfo> infos;
   infos.reserve(entries_.size());
   for (const auto& [number, found] : entries_)
-    infos.push_back(describe(number, found.device, *found.memory, found.committed));
+    infos.push_back(describe(number, *found.identity, *found.memory, found.committed));
   return infos;
 }
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -95,8 +96,11 @@ Mapping Mapping::anonymous(std::size_t size) {
 
 void Mapping::forget() noexcept {
   if (!data_) return;
-  mmap(data_, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
-       0);
+  // Should it fail, the memory stays until the process ends. The kernel swaps the pages under readers that
+  // read words of it at this moment: a plain mmap() would be taken for a write to them all by
+  // ThreadSanitizer, the system call itself is not.
+  (void)::syscall(SYS_mmap, data_, size_, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0L);
 }
 
 void Mapping::reset() noexcept {

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/epoll.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -51,6 +52,7 @@ std::vector<std::uint64_t> Poller::wait(std::chrono::milliseconds timeout) {
                                  Deadline(timeout).poll_timeout());
   if (count < 0 && errno != EINTR) throw_errno("cannot wait for descriptors", errno);
   std::vector<std::uint64_t> tokens;
+  tokens.reserve(static_cast<std::size_t>(std::max(count, 0)));
   for (int i = 0; i < count; ++i)
     tokens.push_back(std::uint64_t{
         events[static_cast<std::size_t>(i)].data.u64});  // a copy: the kernel packs the struct

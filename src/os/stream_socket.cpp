@@ -80,7 +80,7 @@ void make_directory_of(const std::string& path) {
   ::mkdir(path.substr(0, slash).c_str(), 0700);  // binding tells when there still is none
 }
 
-[[noreturn]] void throw_peer_closed(int error) {
+[[noreturn]] void throw_connection_closed(int error) {
   throw Error(ErrorCode::peer_died, "the process at the other end has closed the connection or is gone",
               error, error ? ErrorDomain::posix : ErrorDomain::none);
 }
@@ -88,7 +88,7 @@ void make_directory_of(const std::string& path) {
 /// For calls that returned -1: comes back when it is worth trying again.
 void wait_or_throw(int fd, short events, const Deadline& deadline, int error, std::size_t missing) {
   if (error == EINTR) return;
-  if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_peer_closed(error);
+  if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_connection_closed(error);
   if (error != EAGAIN) throw_errno("a connection failed", error);
   if (!deadline.wait_for(fd, events))
     throw Error(ErrorCode::timeout, fmt::format("the time given was not enough: {} bytes are left to {}",
@@ -157,7 +157,7 @@ void StreamSocket::receive_exactly(std::span<std::byte> bytes, std::chrono::mill
   while (!bytes.empty()) {
     const ssize_t got = ::recv(fd_.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got > 0) bytes = bytes.subspan(static_cast<std::size_t>(got));
-    else if (got == 0) throw_peer_closed(0);
+    else if (got == 0) throw_connection_closed(0);
     else wait_or_throw(fd_.get(), POLLIN, deadline, errno, bytes.size());
   }
 }

@@ -18,21 +18,18 @@ namespace {
 
 constexpr int kPacketsATurn = 32;
 
-std::vector<int> raw(const std::vector<Fd>& fds) {
-  std::vector<int> numbers;
-  for (const Fd& fd : fds) numbers.push_back(fd.get());
-  return numbers;
-}
-
 /// May a process still map the claim page of this inode? True when it cannot be seen.
 bool maps_inode(int pid, std::uint64_t inode) {
   std::ifstream maps(fmt::format("/proc/{}/maps", pid));
   if (!maps) return true;
   const std::string wanted = fmt::format(" {} ", inode);
-  for (std::string line; std::getline(maps, line);)
+  bool has_memory = false;
+  for (std::string line; std::getline(maps, line); has_memory = true)
     if (line.find("onecopy-claims") != std::string::npos && line.find(wanted) != std::string::npos)
       return true;
-  return maps.bad();
+  // No memory at all: it is ending, and a device may still be at work for it until its pidfd says that it
+  // has ended.
+  return maps.bad() || !has_memory;
 }
 
 bool is_shortage(const Error& e) noexcept {
@@ -40,24 +37,30 @@ bool is_shortage(const Error& e) noexcept {
          e.code() == ErrorCode::out_of_memory;
 }
 
+/// Where the driver keeps a list of who may open the memory.
+void admit(const ExportedMemory& memory, std::int32_t number) {
+  if (number != 0) backend(device_type(memory.kind)).admit(memory, number);
+}
+
 Access access_of(std::uint8_t read_only) { return read_only ? Access::read_only : Access::read_write; }
 
 }  // namespace
 
 Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
-               Watch& watch)
+               Timeline& timeline, Watch& watch)
     : self_(self),
       ledger_(ledger),
       importer_(importer),
       deposits_(deposits),
       holds_(holds),
+      timeline_(timeline),
       watch_(watch) {}
 
 void Broker::listen() {
   if (listening_) return;
   std::lock_guard lock(mutex_);
   if (listening_) return;
-  listener_ = UnixSocket::listen(socket_name(public_name(self_)));
+  if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
   watch_.add(listener_.fd(), [this] { accept_all(); });  // which may run before this returns
   listening_ = true;
 }
@@ -85,6 +88,7 @@ Broker::At Broker::add_connection(UnixSocket socket) {
   at->credentials = socket.peer();
   at->socket = std::move(socket);
   watch_.add(at->socket.fd(), [this, at] { serve(at); });
+  watch_.request_tick();  // it may say nothing
   return at;
 }
 
@@ -115,6 +119,7 @@ void Broker::answer(At at, Packet packet) {
       case wire::Type::hello: return challenge(c, bytes);
       case wire::Type::prove: return welcome(c, bytes);
       case wire::Type::child_hello: return greet_child(at, bytes);
+      case wire::Type::acknowledge: return holds_.end(wire::body_of<wire::Acknowledge>(bytes).hold);
       case wire::Type::want_info: {
         const std::string text = describe ? describe() : std::string();
         return reply(c, wire::pack(wire::Type::info, wire::WantInfo{}, std::as_bytes(std::span(text))));
@@ -130,7 +135,10 @@ void Broker::answer(At at, Packet packet) {
         const wire::Limbo answer{ledger_.is_in_limbo(body.block, body.generation)};
         return reply(c, wire::pack(wire::Type::limbo, answer));
       }
-      case wire::Type::acknowledge: return holds_.end(wire::body_of<wire::Acknowledge>(bytes).hold);
+      case wire::Type::want_timeline: {
+        const Fd page = timeline_.export_page();
+        return reply(c, wire::pack(wire::Type::timeline, wire::Deposited{}), {page.get()});
+      }
       case wire::Type::adopt_child: return adopt_child(c, std::move(packet));
       case wire::Type::join_channel: return join(c, bytes);
       case wire::Type::leave_channel: return leave(c, wire::body_of<wire::JoinChannel>(bytes));
@@ -180,14 +188,17 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
 void Broker::attach(Connection& c, const Fd& file) {
   c.page = map_claims(file);
   c.page_inode = inode_of(file);
-  c.attached = ledger_.attach(claims_in(c.page));
+  const Ledger::PageRef attached = ledger_.attach(claims_in(c.page));
+  std::lock_guard lock(mutex_);
+  c.attached = attached;
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::WantSegment>(packet);
   const ExportedMemory memory = ledger_.export_segment(body.segment, access_of(body.read_only));
-  const wire::Segment answer{memory.size, static_cast<std::uint8_t>(memory.kind), 0, 0};
-  reply(c, wire::pack(wire::Type::segment, answer, memory.blob), raw(memory.fds));
+  admit(memory, body.number);
+  const wire::Segment answer{memory.size, static_cast<std::uint8_t>(memory.kind), 0, 0, memory.device};
+  reply(c, wire::pack(wire::Type::segment, answer, memory.blob), wire::descriptors(memory));
 }
 
 void Broker::send_foreign(Connection& c, ByteSpan packet) {
@@ -207,17 +218,20 @@ void Broker::send_foreign(Connection& c, ByteSpan packet) {
   }
   if (!found.table)
     throw Error(ErrorCode::owner_died, "the maker of this handle does not hold the memory any more");
+  admit(found.memory, body.number);
   const wire::Segment answer{found.memory.size, static_cast<std::uint8_t>(found.memory.kind), 1,
-                             found.owner_gone};
-  std::vector<int> fds = raw(found.memory.fds);
-  fds.insert(fds.begin(), found.table.get());
-  reply(c, wire::pack(wire::Type::segment, answer, found.memory.blob), fds);
+                             found.owner_gone, found.memory.device};
+  reply(c, wire::pack(wire::Type::segment, answer, found.memory.blob),
+        wire::descriptors(found.memory, found.table));
 }
 
 void Broker::adopt_child(Connection& parent, Packet packet) {
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a child without page or socket");
   const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
-  child->credentials = {};  // the parent's, until the child says who it is
+  {
+    std::lock_guard lock(mutex_);
+    child->credentials = {};  // the parent's, until the child says who it is
+  }
   child->name = parent.name;
   attach(*child, packet.fds[0]);
   point("adopt.attached");
@@ -228,7 +242,10 @@ void Broker::greet_child(At at, ByteSpan packet) {
   const auto body = wire::body_of<wire::ChildHello>(packet);
   if (!at->attached || at->credentials.pid != 0)
     throw Error(ErrorCode::protocol, "a child's greeting from somebody else");
-  at->credentials.pid = body.pid;
+  {
+    std::lock_guard lock(mutex_);
+    at->credentials.pid = body.pid;
+  }
   at->pidfd = open_pidfd(ProcessOrigin{body.pid, body.start_time});
 }
 
@@ -237,7 +254,7 @@ void Broker::take_deposit(Connection& c, Packet packet) {
   const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
   if (packet.fds.empty()) throw Error(ErrorCode::protocol, "a deposit without descriptors");
   ExportedMemory memory{
-      static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
+      static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end()), body.device};
   std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
   deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
                 std::move(packet.fds[0]), std::move(memory), body.channel);
@@ -262,32 +279,60 @@ void Broker::on_hangup(At at) {
 
 bool Broker::tick() {
   if (std::exchange(starved_, false)) watch_.add(listener_.fd(), [this] { accept_all(); });
-  std::vector<At> silent;
+  std::vector<At> looked_after;
   {
     std::lock_guard lock(mutex_);
     for (At at = connections_.begin(); at != connections_.end(); ++at)
-      if (at->closed) silent.push_back(at);
+      if (at->closed || !at->attached) looked_after.push_back(at);
   }
   bool waiting = false;
-  for (const At at : silent) {
-    if (at->orphaned && Holds::Clock::now() - *at->orphaned > Holds::kLifetime) drop(at);
-    else if (!at->orphaned && (has_exited(at->pidfd) || !maps_inode(at->credentials.pid, at->page_inode)))
-      bury(at);
+  for (const At at : looked_after) {
+    if (at->orphan ? is_delivered(*at->orphan) : !at->attached && is_over(*at)) drop(at);
+    else if (at->closed && !at->orphan && is_over(*at)) bury(at);
     else waiting = true;
   }
   return waiting;
 }
 
-/// The borrower is gone. What it had put into queues stays for the receivers, as long as a hold does.
+/// A stranger that has been silent too long, or a borrower that is no more.
+bool Broker::is_over(const Connection& c) const {
+  if (!c.attached) return Clock::now() - c.since > std::chrono::milliseconds(stranger_silence_ms);
+  return has_exited(c.pidfd) || !maps_inode(c.credentials.pid, c.page_inode);
+}
+
+/// Its receivers have what a dead borrower left, or have had the time. In which queues that is it has
+/// noted; those that are open here tell.
+bool Broker::is_delivered(Orphan& orphan) const {
+  const auto now = Clock::now();
+  if (now - orphan.since > Holds::kLifetime) return true;
+  if (!orphan.knows_queues) return false;
+  for (auto at = orphan.waiting_for.begin(); at != orphan.waiting_for.end();) {
+    auto& [channel, put_at_death] = *at;
+    const auto progress = deposits_.progress(channel);
+    if (progress && !put_at_death) put_at_death = progress->first;
+    const bool passed = progress && progress->second >= *put_at_death;
+    at = passed ? orphan.waiting_for.erase(at) : std::next(at);
+  }
+  if (!orphan.waiting_for.empty()) return false;
+  if (!orphan.taken) orphan.taken = now;
+  return now - *orphan.taken > std::chrono::milliseconds(after_transit_ms);
+}
+
+/// The borrower is gone. What it had put into queues stays for the receivers.
 void Broker::bury(At at) noexcept {
   if (at->pidfd) watch_.remove(at->pidfd.get());
   while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
-  const std::size_t kept =
-      at->attached ? ledger_.leave_in_transit(*at->attached, transits_in(at->page)) : 0;
-  if (kept == 0) return drop(at);
+  if (!at->attached) return drop(at);
+  Orphan orphan;
+  const Transits transits = transits_in(at->page);
+  orphan.blocks = ledger_.leave_in_transit(*at->attached, transits);
+  if (orphan.blocks == 0) return drop(at);
+  if (const auto channels = transits.channels()) {
+    orphan.knows_queues = true;
+    for (const std::uint64_t channel : *channels) orphan.waiting_for[channel];
+  }
   std::lock_guard lock(mutex_);
-  at->orphaned = Holds::Clock::now();
-  at->in_transit = kept;
+  at->orphan = std::move(orphan);
   at->pidfd.reset();
   watch_.request_tick();
 }
@@ -295,6 +340,10 @@ void Broker::bury(At at) noexcept {
 void Broker::drop(At at) noexcept {
   if (at->socket) watch_.remove(at->socket.fd());
   if (at->pidfd) watch_.remove(at->pidfd.get());
+  {
+    std::lock_guard lock(mutex_);
+    at->leaving = true;
+  }
   if (at->attached) ledger_.detach(*at->attached);
   point("detach.done");
   std::lock_guard lock(mutex_);
@@ -341,12 +390,15 @@ void Broker::send_keep(Connection& c, std::uint32_t segment, std::uint64_t chann
     const ExportedMemory memory = ledger_.export_segment(segment, Access::read_write);
     const Fd table = ledger_.export_table();
     const ProcessOrigin origin = ledger_.origin();
-    const wire::Deposit body{
-        wire::to_name(public_name(self_)),     origin.pid, origin.start_time, memory.size, channel, segment,
-        static_cast<std::uint8_t>(memory.kind)};
-    std::vector<int> fds = raw(memory.fds);
-    fds.insert(fds.begin(), table.get());
-    send(c, wire::pack(wire::Type::keep, body, memory.blob), fds);
+    const wire::Deposit body{wire::to_name(public_name(self_)),
+                             origin.pid,
+                             origin.start_time,
+                             memory.size,
+                             channel,
+                             segment,
+                             static_cast<std::uint8_t>(memory.kind),
+                             memory.device};
+    send(c, wire::pack(wire::Type::keep, body, memory.blob), wire::descriptors(memory, table));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) log_warning(e.what());
   }
@@ -363,6 +415,7 @@ void Broker::join(Connection& c, ByteSpan packet) {
       for (const std::uint32_t segment : at->second) send_keep(c, segment, body.channel);
   }
   report_users(body);
+  reply(c, wire::pack(wire::Type::joined, wire::Joined{}));
 }
 
 void Broker::leave(Connection& c, const wire::JoinChannel& which) {
@@ -393,24 +446,25 @@ std::vector<BorrowerInfo> Broker::borrowers() const {
   std::lock_guard lock(mutex_);
   std::vector<BorrowerInfo> list;
   for (const Connection& c : connections_)
-    if (c.attached && !c.orphaned)
-      list.push_back({c.credentials.pid, process_name(c.credentials.pid), ledger_.claims_of(*c.attached)});
+    if (c.attached && !c.orphan)
+      list.push_back({c.credentials.pid, process_name(c.credentials.pid),
+                      c.leaving ? 0 : ledger_.claims_of(*c.attached)});
   return list;
 }
 
 std::size_t Broker::borrower_count() const {
   std::lock_guard lock(mutex_);
   return std::count_if(connections_.begin(), connections_.end(),
-                       [](const Connection& c) { return c.attached && !c.orphaned; });
+                       [](const Connection& c) { return c.attached && !c.orphan; });
 }
 
 std::vector<TransitInfo> Broker::orphans() const {
   std::lock_guard lock(mutex_);
   std::vector<TransitInfo> list;
-  const auto now = Holds::Clock::now();
+  const auto now = Clock::now();
   for (const Connection& c : connections_)
-    if (c.orphaned)
-      list.push_back({c.in_transit, std::chrono::duration<double>(now - *c.orphaned).count(),
+    if (c.orphan)
+      list.push_back({c.orphan->blocks, std::chrono::duration<double>(now - c.orphan->since).count(),
                       fmt::format("queue, put by process {} before it ended", c.credentials.pid)});
   return list;
 }

@@ -20,9 +20,16 @@
 #include "share/holds.h"
 #include "share/importer.h"
 #include "share/ledger.h"
+#include "share/timeline.h"
 #include "share/watch.h"
 
 namespace onecopy {
+
+/// How long a stranger may be silent before it has proved that it holds a handle, and how long a block
+/// that was in a dead process's item stays held after the item was taken, since the receiver may still be
+/// reading the item. Tests lower them.
+inline std::atomic<int> stranger_silence_ms{5'000};
+inline std::atomic<int> after_transit_ms{5'000};
 
 /// The server inside a process: lets borrowers of the same user attach once they have proved that
 /// they hold one of its handles, hands out descriptors, and lets their claims fall when they die.
@@ -34,7 +41,7 @@ namespace onecopy {
 class Broker {
  public:
   Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
-         Watch& watch);
+         Timeline& timeline, Watch& watch);
 
   /// Starts listening at the first call. Any thread.
   void listen();
@@ -66,6 +73,17 @@ class Broker {
   void abandon() noexcept;
 
  private:
+  using Clock = Holds::Clock;
+
+  /// A dead borrower's page, which holds only what it had in queues.
+  struct Orphan {
+    std::size_t blocks = 0;
+    Clock::time_point since = Clock::now();
+    /// The queues whose items are not all taken yet, with the number of items put before its death.
+    std::map<std::uint64_t, std::optional<std::uint64_t>> waiting_for;
+    bool knows_queues = false;
+    std::optional<Clock::time_point> taken;  ///< since when all are
+  };
   struct Connection {
     UnixSocket socket;
     PeerCredentials credentials;
@@ -79,9 +97,9 @@ class Broker {
     std::optional<Ledger::PageRef> attached;
     std::vector<wire::JoinChannel> joined;
     bool closed = false;
-    /// Since when it is dead and its page holds only what it had in queues.
-    std::optional<Holds::Clock::time_point> orphaned;
-    std::size_t in_transit = 0;
+    bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
+    const Clock::time_point since = Clock::now();
+    std::optional<Orphan> orphan;
     std::uint32_t serial = 0;  ///< of the question being answered
   };
   using Connections = std::list<Connection>;
@@ -105,6 +123,8 @@ class Broker {
   void take_deposit(Connection& c, Packet packet);
   void on_hangup(At at);
   void bury(At at) noexcept;
+  bool is_over(const Connection& c) const;
+  bool is_delivered(Orphan& orphan) const;
   void drop(At at) noexcept;
   void reply(Connection& c, Bytes message, const std::vector<int>& fds = {});
   void send(Connection& c, const Bytes& message, const std::vector<int>& fds);
@@ -115,8 +135,11 @@ class Broker {
   Importer& importer_;
   Deposits& deposits_;
   Holds& holds_;
+  Timeline& timeline_;
   Watch& watch_;
-  mutable std::mutex mutex_;  ///< the list of connections; each is changed by the watch thread only
+  /// The list of connections. Each is changed by the watch thread only, and what others read of it
+  /// (socket, credentials, attached, joined, closed, leaving, orphan) under this lock.
+  mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
   bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread

@@ -12,22 +12,24 @@
 namespace onecopy {
 namespace {
 
-constexpr std::uint64_t kMagic = 0x53'4d'49'41'4c'43'43'31;  // "1CCLAIMS"
-constexpr std::uint32_t kVersion = 1;
+constexpr std::uint64_t kPageMagic = 0x53'4d'49'41'4c'43'43'31;  // "1CCLAIMS"
+constexpr std::uint32_t kPageVersion = 2;
 
 using Word = std::atomic<std::uint64_t>;
 constexpr std::size_t kMiddleAt = 4096;
 constexpr std::size_t kLeavesAt = kMiddleAt + kMaxBlocks / 4096 * sizeof(Word);
 constexpr std::size_t kSlotsAt = kLeavesAt + kMaxBlocks / 64 * sizeof(Word);
 constexpr std::size_t kTransitsAt = kSlotsAt + kMaxBlocks * sizeof(Claims::Slot);
-constexpr std::size_t kPageBytes = kTransitsAt + kMaxBlocks * sizeof(std::atomic<std::uint32_t>);
+constexpr std::size_t kChannelsAt = kTransitsAt + kMaxBlocks * sizeof(Transits::Count);
+constexpr std::size_t kPageBytes = kChannelsAt + 4096;
+static_assert(Transits::kWords * sizeof(Transits::Word) <= 4096);
 static_assert(sizeof(ClaimsHeader) <= kMiddleAt);
 
 void write_header(const Mapping& mapping) {
   auto* header = new (mapping.data()) ClaimsHeader{};
-  header->version = kVersion;
+  header->version = kPageVersion;
   header->capacity = kMaxBlocks;
-  header->magic = kMagic;
+  header->magic = kPageMagic;
 }
 
 }  // namespace
@@ -56,11 +58,13 @@ Mapping private_claims() {
   return mapping;
 }
 
-Transits transits_in(const Mapping& mapping) { return mapping.as<std::atomic<std::uint32_t>>(kTransitsAt); }
+Transits transits_in(const Mapping& mapping) {
+  return {mapping.as<Transits::Count>(kTransitsAt), mapping.as<Transits::Word>(kChannelsAt)};
+}
 
 Claims claims_in(const Mapping& mapping) {
   auto* header = mapping.as<ClaimsHeader>();
-  if (header->magic != kMagic || header->version != kVersion || header->capacity != kMaxBlocks)
+  if (header->magic != kPageMagic || header->version != kPageVersion || header->capacity != kMaxBlocks)
     throw Error(ErrorCode::protocol, "a claim page of another version of onecopy");
   return {header, mapping.as<Claims::Slot>(kSlotsAt), mapping.as<Word>(kMiddleAt),
           mapping.as<Word>(kLeavesAt)};

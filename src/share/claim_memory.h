@@ -4,6 +4,7 @@
 #include "onecopy/os/fd.h"
 #include "onecopy/os/mapping.h"
 #include "share/claim.h"
+#include "share/transits.h"
 
 namespace onecopy {
 
@@ -25,15 +26,8 @@ Mapping map_claims(const Fd& file);
 std::uint64_t inode_of(const Fd& file);
 /// Private memory in the form of a claim page, for owners that nobody needs to tell any more.
 Mapping private_claims();
-/// Beside the claims of a page: how many items of each block its borrower has in queues. They outlive
-/// the borrower (see Ledger::leave_in_transit). Written by the borrower only.
-using Transits = std::atomic<std::uint32_t>*;
+/// What lies beside the claims in the same memory.
 Transits transits_in(const Mapping& mapping);
-inline void begin_transit(std::atomic<std::uint32_t>& items) noexcept { items.fetch_add(1); }
-/// A forked child's page starts at 0, whatever its parent had begun: that is the parent's to end.
-inline void end_transit(std::atomic<std::uint32_t>& items) noexcept {
-  if (items.load() != 0) items.fetch_sub(1);
-}
 /// The page inside a mapping. Throws protocol when it is not one.
 Claims claims_in(const Mapping& mapping);
 

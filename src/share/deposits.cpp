@@ -1,18 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/deposits.h"
 
-#include "onecopy/os/memfd.h"
 #include "onecopy/os/process.h"
 
 namespace onecopy {
 namespace {
-
-ExportedMemory duplicate(const ExportedMemory& memory, Access access) {
-  ExportedMemory copy{memory.kind, memory.size, {}, memory.blob};
-  for (const Fd& fd : memory.fds)
-    copy.fds.push_back(access == Access::read_only ? reopen_read_only(fd) : fd.duplicate());
-  return copy;
-}
 
 /// std::erase_if for predicates that change what they keep.
 template <class Map, class Drop>
@@ -29,6 +21,10 @@ void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
   auto at = entries_.find(key);
   if (at == entries_.end()) {  // whole or not at all: the next attempt must not find half of one
     Entry entry{origin, open_pidfd(origin), std::move(table), std::move(memory), {}};
+    if (entry.memory.kind == SegmentKind::named_file)
+      entry.user = backend(DeviceType::cpu)
+                       .open(0, backend(DeviceType::cpu).duplicate(entry.memory, Access::read_write),
+                             Access::read_write);
     at = entries_.emplace(key, std::move(entry)).first;
   }
   at->second.channels[channel].reset();
@@ -39,12 +35,20 @@ std::optional<Deposits::Opened> Deposits::open(const DepositKey& key, Access acc
   const auto at = entries_.find(key);
   if (at == entries_.end()) return {};
   const Entry& entry = at->second;
-  return Opened{entry.table.duplicate(), duplicate(entry.memory, access), is_gone(entry)};
+  return Opened{entry.table.duplicate(),
+                backend(device_type(entry.memory.kind)).duplicate(entry.memory, access), is_gone(entry)};
 }
 
 void Deposits::add_channel(std::uint64_t channel, ChannelHooks hooks) {
   std::lock_guard lock(mutex_);
   channels_[channel] = std::move(hooks);
+}
+
+std::optional<std::pair<std::uint64_t, std::uint64_t>> Deposits::progress(std::uint64_t channel) const {
+  std::lock_guard lock(mutex_);
+  const auto at = channels_.find(channel);
+  if (at == channels_.end()) return {};
+  return at->second.progress();
 }
 
 void Deposits::report_users(std::uint64_t channel, std::uint8_t role, std::size_t users) const noexcept {

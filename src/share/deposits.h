@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -48,6 +49,8 @@ class Deposits {
   /// A queue that is open here. `channel` is random and the same in every process.
   void add_channel(std::uint64_t channel, ChannelHooks hooks);
   void remove_channel(std::uint64_t channel) noexcept;
+  /// How far a queue has come that is open here; nothing when it is not, or closed.
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> progress(std::uint64_t channel) const;
   void report_users(std::uint64_t channel, std::uint8_t role, std::size_t users) const noexcept;
 
   /// Drops what is not needed any more. True while a dead owner's segments are being kept.
@@ -66,6 +69,8 @@ class Deposits {
     Fd table;
     ExportedMemory memory;
     std::map<std::uint64_t, std::optional<std::uint64_t>> channels;  ///< put count at the death
+    /// Of a named file: nothing but a user keeps its name. The last one removes it.
+    std::unique_ptr<DeviceMemory> user = {};
   };
 
   bool is_gone(const Entry& entry) const noexcept;

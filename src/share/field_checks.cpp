@@ -14,18 +14,6 @@ struct Dim {
 };
 static_assert(sizeof(Dim) == 16);
 
-DeviceType device_of(SegmentKind kind) {
-  switch (kind) {
-    case SegmentKind::memfd:
-    case SegmentKind::named_file: return DeviceType::cpu;
-    case SegmentKind::cuda_vmm:
-    case SegmentKind::cuda_ipc: return DeviceType::cuda;
-    case SegmentKind::ascend_key:
-    case SegmentKind::ascend_vmm: return DeviceType::npu;
-  }
-  return DeviceType::cpu;
-}
-
 /// Layout's own rules, in the words of whoever is being checked.
 Layout make_layout(const Subject& subject, std::uint8_t dtype, std::span<const std::int64_t> shape,
                    std::span<const std::int64_t> strides) {
@@ -49,10 +37,10 @@ void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid&
                    std::uint32_t segment, std::uint64_t segment_size) {
   if (device_type < 1 || device_type > 3)
     refuse(subject, fmt::format("names device type {}, which does not exist", device_type));
-  if (kind < 1 || kind > 6)
+  if (kind < 1 || kind > 7)
     refuse(subject, fmt::format("names segment kind {}, which does not exist", kind));
   const auto type = static_cast<DeviceType>(device_type);
-  if (device_of(static_cast<SegmentKind>(kind)) != type)
+  if (onecopy::device_type(static_cast<SegmentKind>(kind)) != type)
     refuse(subject, fmt::format("contradicts itself: segment kind {} is not memory of a {} device", kind,
                                 name(type)));
   if (type == DeviceType::cpu && device != Uuid{})

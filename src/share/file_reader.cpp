@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/file_reader.h"
 
-#include <pthread.h>
 #include <sys/uio.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
-#include <system_error>
-#include <thread>
 
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "onecopy/os/crew.h"
 #include "onecopy/os/process.h"
 
 namespace onecopy {
@@ -29,32 +26,6 @@ std::size_t helpers_for(std::uint64_t bytes) {
   const std::uint64_t threads = std::clamp<std::uint64_t>(bytes / kBytesPerThread, 1, kMaxThreads);
   return static_cast<std::size_t>(std::min(threads, cpus)) - 1;
 }
-
-/// Threads that run with all signals blocked: handlers belong to the caller's. Joined at the end.
-class Crew {
- public:
-  template <class Work>
-  Crew(std::size_t count, Work work) {
-    sigset_t all;
-    sigset_t old;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &old);
-    try {
-      for (std::size_t i = 0; i < count; ++i) threads_.emplace_back(work);
-    } catch (const std::system_error&) {
-      // No thread to be had: the caller does the work alone.
-    }
-    ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  }
-  ~Crew() {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
-
- private:
-  std::vector<std::thread> threads_;
-};
 
 }  // namespace
 

@@ -18,16 +18,6 @@
 namespace onecopy {
 namespace {
 
-/// A page that reads as zero in a child whose making our fork handlers have not seen.
-std::atomic<std::uint32_t>* clone_mark = nullptr;
-
-void make_clone_mark() {
-  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) throw_errno("mmap of a page", errno);
-  clone_mark = new (page) std::atomic<std::uint32_t>(1);
-  madvise(page, 4096, MADV_WIPEONFORK);  // older kernels: raw clones go unnoticed
-}
-
 /// No exception may pass through fork().
 template <class F>
 void or_log(F&& f) noexcept {
@@ -46,7 +36,12 @@ void Process::handle_forks() {
   if (error != 0) throw_errno("pthread_atfork", error);
 }
 
-bool Process::is_raw_clone() noexcept { return clone_mark->load(std::memory_order_relaxed) == 0; }
+void Process::make_clone_mark() {
+  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw_errno("mmap of a page", errno);
+  clone_mark_ = new (page) std::atomic<std::uint32_t>(1);
+  madvise(page, 4096, MADV_WIPEONFORK);  // older kernels: raw clones go unnoticed
+}
 
 void Process::prepare_fork() {
   if (forked_from_) or_log([] { current(); });
@@ -86,7 +81,7 @@ void Process::finish_in_parent() {
 }
 
 void Process::finish_in_child() {
-  clone_mark->store(1);
+  clone_mark_->store(1);
   Process* parent = existing();
   if (!parent) return;
   for (const auto& peer : parent->importer_.peers_locked()) {

@@ -13,9 +13,9 @@
 namespace onecopy {
 namespace {
 
-constexpr char kMagic[6] = {'1', 'C', 'O', 'P', 'Y', '\0'};
-constexpr std::uint16_t kVersion = 1;
-constexpr std::string_view kPrefix = "onecopy:";
+constexpr char kHandleMagic[6] = {'1', 'C', 'O', 'P', 'Y', '\0'};
+constexpr std::uint16_t kHandleVersion = 1;
+constexpr std::string_view kTextPrefix = "onecopy:";
 constexpr std::uint32_t kKnownFlags = kHandleIsBundle | kHandleIsReadOnly | kHandleIsQueue;
 constexpr Subject kHandle{};
 
@@ -71,8 +71,8 @@ std::uint32_t checksum(const Header& header_without_crc, ByteSpan rest) noexcept
 
 Header header_of(const HandleFields& f, std::size_t length) noexcept {
   Header h;
-  std::memcpy(h.magic, kMagic, sizeof kMagic);
-  h.version = kVersion;
+  std::memcpy(h.magic, kHandleMagic, sizeof kHandleMagic);
+  h.version = kHandleVersion;
   h.length = static_cast<std::uint32_t>(length);
   h.crc = 0;
   h.boot = f.boot;
@@ -95,7 +95,8 @@ Header header_of(const HandleFields& f, std::size_t length) noexcept {
 }
 
 [[noreturn]] void refuse_start(ByteSpan bytes) {
-  if (bytes.size() >= kPrefix.size() && std::memcmp(bytes.data(), kPrefix.data(), kPrefix.size()) == 0)
+  if (bytes.size() >= kTextPrefix.size() &&
+      std::memcmp(bytes.data(), kTextPrefix.data(), kTextPrefix.size()) == 0)
     refuse(kHandle, "is in its text form; turn it into bytes with from_text first");
   if (bytes.size() < sizeof(Header))
     refuse(kHandle, fmt::format("is cut off: it has {} bytes, and the header alone has {}", bytes.size(),
@@ -107,16 +108,17 @@ Header header_of(const HandleFields& f, std::size_t length) noexcept {
   throw Error(ErrorCode::version_mismatch,
               fmt::format("This handle has format version {}, this program reads version {}: use the same "
                           "version of onecopy on both sides.",
-                          version, kVersion));
+                          version, kHandleVersion));
 }
 
 /// The header, once its length, version and checksum are known to be right. A version is worth
 /// reporting before the length: another version may have another header.
 Header checked_header(ByteSpan bytes) {
-  if (bytes.size() < offsetof(Header, length) || std::memcmp(bytes.data(), kMagic, sizeof kMagic) != 0)
+  if (bytes.size() < offsetof(Header, length) ||
+      std::memcmp(bytes.data(), kHandleMagic, sizeof kHandleMagic) != 0)
     refuse_start(bytes);
   if (const auto version = load<std::uint16_t>(bytes.data() + offsetof(Header, version));
-      version != kVersion)
+      version != kHandleVersion)
     refuse_version(version);
   if (bytes.size() < sizeof(Header)) refuse_start(bytes);
   Header h;
@@ -252,20 +254,20 @@ HandleFields decode_handle(ByteSpan bytes) {
 }
 
 std::string to_text(ByteSpan handle) {
-  std::string text(kPrefix);
+  std::string text(kTextPrefix);
   append_base64url(handle, text);
   return text;
 }
 
 Bytes from_text(std::string_view text) {
   text = trimmed(text);
-  if (text.substr(0, kPrefix.size()) != kPrefix)
+  if (text.substr(0, kTextPrefix.size()) != kTextPrefix)
     throw Error(
         ErrorCode::bad_handle,
         text.empty()
             ? "The text of a handle is empty."
-            : fmt::format("This is not the text of a handle: it does not begin with \"{}\".", kPrefix));
-  text.remove_prefix(kPrefix.size());
+            : fmt::format("This is not the text of a handle: it does not begin with \"{}\".", kTextPrefix));
+  text.remove_prefix(kTextPrefix.size());
   if (text.size() > (kMaxHandleBytes * 4 + 2) / 3)
     refuse(kHandle, fmt::format("has a text of {} characters, more than any handle", text.size()));
   Bytes bytes;
@@ -276,7 +278,7 @@ Bytes from_text(std::string_view text) {
         fmt::format(
             "has a text with an impossible character (code {}) at position {}: it was cut off or changed "
             "on its way",
-            static_cast<unsigned char>(text[bad]), bad + kPrefix.size()));
+            static_cast<unsigned char>(text[bad]), bad + kTextPrefix.size()));
   return bytes;
 }
 

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
-constexpr std::chrono::seconds kDeathTakesAtMost{5};
+constexpr std::chrono::seconds kPidfdLagsAtMost{5};
 constexpr std::chrono::milliseconds kLookAgain{1};
 
 Error stale(const HandleFields& handle) {
@@ -33,6 +33,11 @@ void check_block_number(const HandleFields& handle) {
                                                    handle.block, kMaxBlocks));
 }
 
+/// The driver may have to know who opens the segment.
+Peer::Wanted wanted(const HandleFields& handle, Access access) {
+  return {handle.segment, access, backend(device_type(handle.kind)).borrower_number()};
+}
+
 Error died(const HandleFields& handle) {
   return Error(ErrorCode::owner_died,
                fmt::format("the process that owned this tensor has exited, and neither the maker of "
@@ -42,8 +47,8 @@ Error died(const HandleFields& handle) {
 
 }  // namespace
 
-Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits)
-    : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits) {}
+Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds)
+    : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits), holds_(holds) {}
 
 Tensor Importer::open(const HandleFields& handle, Access access) {
   check_block_number(handle);
@@ -59,27 +64,33 @@ Tensor Importer::open(const HandleFields& handle, Access access) {
     }
     if (!ref) throw stale(handle);
     point("open.claimed");
-    std::byte* data = peer->locate(handle, access);
-    while (!data) {  // the lease keeps the segment from being retired
+    const Peer::Said said{handle.block, handle.segment, handle.segment_size, handle.storage_size,
+                          handle.kind};
+    Peer::Location at = peer->locate(said, access);
+    while (!at) {  // the lease keeps the segment from being retired
       fetch(*peer, handle, access);
-      data = peer->locate(handle, access);
+      at = peer->locate(said, access);
     }
-    if (handle.hold != 0) {
-      if (Peer* maker = handle.maker == handle.owner ? peer : find_owner(handle.maker))
-        maker->acknowledge(handle.hold);
-    }
-    return {std::move(ref), data + handle.tensor_offset, handle.layout, kCpu, access};
+    if (handle.hold != 0) acknowledge(handle);
+    return {std::move(ref), at.data + handle.tensor_offset, handle.layout, at.identity->device, access};
   }
 }
 
 Tensor Importer::open_own(const HandleFields& handle, Access access) {
   BlockRef ref = ledger_.try_open(handle.block, handle.generation);
   if (!ref) throw stale(handle);
-  const BlockPlace place = ledger_.export_block(handle.block);
+  const BlockPlace place = ledger_.export_block(handle.block, access);
   if (place.info.segment != handle.segment || handle.storage_size > place.info.size ||
       place.kind != handle.kind || place.segment_size != handle.segment_size)
     throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
-  return {std::move(ref), place.data + handle.tensor_offset, handle.layout, kCpu, access};
+  if (handle.hold != 0) acknowledge(handle);
+  return {std::move(ref), place.data + handle.tensor_offset, handle.layout, place.identity->device, access};
+}
+
+void Importer::acknowledge(const HandleFields& handle) noexcept {
+  if (handle.maker == self_) return holds_.end(handle.hold);
+  Peer* maker = find_owner(handle.maker);
+  if (!maker || !maker->acknowledge(handle.hold)) acknowledge_to(public_name(handle.maker), handle.hold);
 }
 
 Peer* Importer::prepare(const HandleFields& handle, Access access) {
@@ -88,6 +99,24 @@ Peer* Importer::prepare(const HandleFields& handle, Access access) {
   if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
   if (!peer->has_segment(handle.segment, access)) fetch(*peer, handle, access);
   return peer;
+}
+
+ForeignTimeline* Importer::timeline_of(const ProcessId& process) {
+  if (ForeignTimeline* known = known_timeline_of(process)) return known;
+  try {
+    ForeignTimeline& timeline = connect(process).timeline();
+    std::lock_guard lock(mutex_);
+    return timelines_[process] = &timeline;
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
+    return nullptr;
+  }
+}
+
+ForeignTimeline* Importer::known_timeline_of(const ProcessId& process) const {
+  std::lock_guard lock(mutex_);
+  const auto at = timelines_.find(process);
+  return at == timelines_.end() ? nullptr : at->second;
 }
 
 Peer* Importer::find_owner(const ProcessId& owner) const {
@@ -120,10 +149,10 @@ Peer& Importer::adopt(std::unique_ptr<Peer> peer) {
 /// The owner itself while it lives; else frozen memory from whoever holds it. In between, while its
 /// sockets are closed and its process is not yet known to be gone, look again.
 Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
-  const auto deadline = Clock::now() + kDeathTakesAtMost;
+  const auto deadline = Clock::now() + kPidfdLagsAtMost;
   for (;; std::this_thread::sleep_for(kLookAgain)) {
     try {
-      return connect(handle.owner, Peer::Wanted{handle.segment, access});
+      return connect(handle.owner, wanted(handle, access));
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_died) throw;
     }
@@ -153,7 +182,7 @@ std::optional<Peer::Foreign> Importer::ask_holders(const HandleFields& handle, A
                            is_gone(ledger->origin())};
   if (handle.maker == handle.owner || handle.maker == self_) return {};
   try {
-    return connect(handle.maker).fetch_foreign(owner, handle.segment, access);
+    return connect(handle.maker).fetch_foreign(owner, wanted(handle, access));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died && e.code() != ErrorCode::owner_died) throw;
   }
@@ -162,7 +191,7 @@ std::optional<Peer::Foreign> Importer::ask_holders(const HandleFields& handle, A
 
 void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
   try {
-    if (!peer.is_disconnected()) return peer.fetch_segment(handle.segment, access);
+    if (!peer.is_disconnected()) return peer.fetch_segment(wanted(handle, access));
     if (!peer.is_gone()) return fetch_again(peer, handle, access);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) throw;
@@ -180,7 +209,7 @@ void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
 void Importer::fetch_again(Peer& old, const HandleFields& handle, Access access) {
   Peer& peer = connect(handle.owner);
   if (&peer == &old) return;
-  if (!peer.has_segment(handle.segment, access)) peer.fetch_segment(handle.segment, access);
+  if (!peer.has_segment(handle.segment, access)) peer.fetch_segment(wanted(handle, access));
   old.map_segment(handle.segment, access, peer.export_segment(handle.segment, access));
 }
 

@@ -10,6 +10,7 @@
 
 #include "onecopy/memory/tensor.h"
 #include "share/deposits.h"
+#include "share/holds.h"
 #include "share/ledger.h"
 #include "share/peer.h"
 #include "share/watch.h"
@@ -22,11 +23,19 @@ namespace onecopy {
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Importer {
  public:
-  Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits);
+  Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds);
 
   Tensor open(const HandleFields& handle, Access access);
+  /// Tells whoever holds the block for this handle that it need not any more. Does not wait for an
+  /// answer; what gets lost is made good by the hold's expiry.
+  void acknowledge(const HandleFields& handle) noexcept;
   /// The peer for a live process; connects when there is none. Throws peer_died.
   Peer& connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
+  /// The words of another process's streams; asks it the first time. Null when it is gone and was never
+  /// asked: there is nothing to wait for any more.
+  ForeignTimeline* timeline_of(const ProcessId& process);
+  /// The same without a question; null when one would have to be asked.
+  ForeignTimeline* known_timeline_of(const ProcessId& process) const;
   /// A peer by its public name; null when we have none.
   Peer* find(const std::string& name) const;
   /// Makes sure that the owner's peer exists and the segment is mapped, which may take a connection
@@ -61,10 +70,12 @@ class Importer {
   Ledger& ledger_;
   Watch& watch_;
   Deposits& deposits_;
+  Holds& holds_;
   mutable std::mutex mutex_;
   std::mutex connecting_;  ///< one connection attempt at a time
   std::map<ProcessId, Peer*> by_owner_;
   std::vector<std::unique_ptr<Peer>> all_;
+  std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, which may be closed by now
   std::vector<Ledger*> inherited_;
 };
 

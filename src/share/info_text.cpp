@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 14> kFields{{
+constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 15> kFields{{
     {"shared_total", &Stats::shared_total},
     {"opened_total", &Stats::opened_total},
     {"live_blocks", &Stats::live_blocks},
@@ -27,6 +27,7 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 14> kFields
     {"leases", &Stats::leases},
     {"deposits", &Stats::deposits},
     {"descriptors", &Stats::descriptors},
+    {"host_waits", &Stats::host_waits},
 }};
 
 }  // namespace

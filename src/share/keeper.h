@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
+#include <span>
+
 #include "onecopy/memory/block.h"
 #include "onecopy/memory/pool.h"
 #include "onecopy/share/handle_fields.h"
@@ -14,6 +17,7 @@ struct BlockPlace {
   SegmentKind kind = SegmentKind::memfd;
   std::uint64_t segment_size = 0;
   std::byte* data = nullptr;  ///< where the block begins in this process
+  const DeviceIdentity* identity = nullptr;
 };
 
 /// The part of it that says where a block is, and costs no lock.
@@ -25,16 +29,23 @@ struct BlockSpot {
 /// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones.
 class SharedKeeper : public BlockKeeper {
  public:
+  /// Who counts for good; another than this one where something stands in between.
+  virtual SharedKeeper& root() noexcept { return *this; }
   virtual const ProcessId& owner() const noexcept = 0;
-  /// Makes the block nameable in handles and says where it is. REQUIRES: the caller holds it.
-  virtual BlockPlace export_block(std::uint32_t block) = 0;
+  /// Makes the block nameable in handles and says where it is; `access` picks the mapping when there
+  /// are several. REQUIRES: the caller holds it.
+  virtual BlockPlace export_block(std::uint32_t block, Access access) = 0;
+  /// All bytes of the block, in this process. REQUIRES: the caller holds it.
+  virtual std::span<std::byte> bytes_of(std::uint32_t block, Access access) = 0;
   /// What another process needs to map a segment of this owner, and the owner's block table.
   virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
   virtual Fd export_table() const = 0;
+  /// Lets another device of this process use the block's segment. REQUIRES: the caller holds it.
+  virtual void allow(std::uint32_t block, Access access, int ordinal) = 0;
   virtual ProcessOrigin origin() const noexcept = 0;
-  /// An item with this block goes into a queue, or has been taken out of it. REQUIRES: the caller
-  /// holds the block in between. Should it die then, the owner keeps the block for the receiver.
-  virtual void begin_transit(std::uint32_t block) noexcept = 0;
+  /// An item with this block goes into the queue `channel`, or has been taken out of it. REQUIRES: the
+  /// caller holds the block in between. Should it die then, the owner keeps the block for the receiver.
+  virtual void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept = 0;
   virtual void end_transit(std::uint32_t block) noexcept = 0;
 
  protected:

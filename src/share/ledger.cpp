@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -28,7 +29,7 @@ BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
   std::uint32_t block;
   {
     std::lock_guard lock(mutex_);
-    freed = drain_locked();
+    drain_locked(freed);
     block = table_.take();
     if (block != kMaxBlocks) {
       Record& r = table_.record(block);
@@ -43,7 +44,7 @@ BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
       table_.publish(block);
     }
   }
-  dispose(std::move(freed));
+  dispose(freed);
   if (block == kMaxBlocks)
     throw Error(ErrorCode::out_of_memory,
                 fmt::format("all {} blocks of this process are in use, {} of them waiting for "
@@ -103,22 +104,44 @@ void Ledger::retain(std::uint32_t block) noexcept {
   local_[block].refs.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Ledger::release(std::uint32_t block) noexcept {
-  if (local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-  if (inherited_) leave_inherited(block);
-  else last_reference(block);
+bool Ledger::drop_reference(std::uint32_t block) noexcept {
+  return local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
-void Ledger::last_reference(std::uint32_t block) noexcept {
+void Ledger::release(std::uint32_t block) noexcept {
+  if (!drop_reference(block)) return;
+  if (inherited_) leave_inherited(block);
+  else last_references({&block, 1});
+}
+
+void Ledger::release_all(std::span<const std::uint32_t> blocks) noexcept {
+  constexpr std::size_t kAtOnce = 32;
+  std::array<std::uint32_t, kAtOnce> last;
+  while (!blocks.empty()) {
+    std::size_t count = 0;
+    for (const std::uint32_t block : blocks.first(std::min(blocks.size(), kAtOnce)))
+      if (drop_reference(block)) last[count++] = block;
+    blocks = blocks.subspan(std::min(blocks.size(), kAtOnce));
+    const std::span gone(last.data(), count);
+    if (!inherited_) last_references(gone);
+    else
+      for (const std::uint32_t block : gone) leave_inherited(block);
+  }
+}
+
+void Ledger::last_references(std::span<const std::uint32_t> blocks) noexcept {
+  if (blocks.empty()) return;
   std::vector<Freed> freed;
   bool limbo = false;
+  freed.reserve(blocks.size());
   {
     std::lock_guard lock(mutex_);
-    if (table_.free_block(block)) freed.push_back(take_out(block));
-    else limbo = true;
-    for (Freed& f : drain_locked()) freed.push_back(std::move(f));
+    for (const std::uint32_t block : blocks)
+      if (table_.free_block(block)) freed.push_back(take_out(block));
+      else limbo = true;
+    drain_locked(freed);
   }
-  dispose(std::move(freed));
+  dispose(freed);
   if (limbo && on_limbo) on_limbo();
 }
 
@@ -145,20 +168,23 @@ Ledger::Freed Ledger::take_out(std::uint32_t block) {
   return freed;
 }
 
-std::vector<Ledger::Freed> Ledger::drain_locked() {
-  std::vector<Freed> freed;
+void Ledger::drain_locked(std::vector<Freed>& freed) {
   table_.drain([&](std::uint32_t block) { freed.push_back(take_out(block)); });
-  return freed;
 }
 
-void Ledger::dispose(std::vector<Freed> freed) noexcept {
+/// What they kept goes with `freed`.
+void Ledger::dispose(std::vector<Freed>& freed) noexcept {
   for (Freed& f : freed) f.from->free(f.extent);
 }
 
-BlockPlace Ledger::export_block(std::uint32_t block) {
+std::span<std::byte> Ledger::bytes_of(std::uint32_t block, Access) {
+  return {local_[block].data, table_.record(block).size};
+}
+
+BlockPlace Ledger::export_block(std::uint32_t block, Access) {
   const BlockSpot spot = export_spot(block);
   const SegmentInfo segment = segments_.info(spot.info.segment);
-  return {spot.info, segment.kind, segment.size, spot.data};
+  return {spot.info, segment.kind, segment.size, spot.data, segment.identity};
 }
 
 BlockSpot Ledger::export_spot(std::uint32_t block) noexcept {
@@ -168,6 +194,10 @@ BlockSpot Ledger::export_spot(std::uint32_t block) noexcept {
 
 ExportedMemory Ledger::export_segment(std::uint32_t segment, Access access) const {
   return segments_.export_memory(segment, access);
+}
+
+void Ledger::allow(std::uint32_t block, Access, int ordinal) {
+  segments_.allow(export_spot(block).info.segment, ordinal);
 }
 
 Fd Ledger::export_table() const { return reopen_read_only(file_); }
@@ -184,7 +214,7 @@ void Ledger::attach_child(PageRef parent) noexcept {
     table_.attach_child(parent);
     table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
   }
-  dispose(std::move(freed));
+  dispose(freed);
 }
 
 void Ledger::detach(PageRef page) noexcept {
@@ -194,16 +224,16 @@ void Ledger::detach(PageRef page) noexcept {
     table_.detach(page);
     table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
   }
-  dispose(std::move(freed));
+  dispose(freed);
 }
 
-std::size_t Ledger::leave_in_transit(PageRef page, Transits transits) noexcept {
+std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noexcept {
   std::vector<Freed> freed;
   std::size_t kept = 0;
   {
     std::lock_guard lock(mutex_);
     for (std::uint32_t block = 0; block < table_.used(); ++block) {
-      const std::uint32_t items = transits[block].load();
+      const std::uint32_t items = transits.items(block);
       page->claims.slot(block).store(items);
       kept += items != 0;
     }
@@ -211,7 +241,7 @@ std::size_t Ledger::leave_in_transit(PageRef page, Transits transits) noexcept {
     page->attached_children = page->claims.header().announced.load();
     table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
   }
-  dispose(std::move(freed));
+  dispose(freed);
   return kept;
 }
 
@@ -220,10 +250,10 @@ bool Ledger::drain() noexcept {
   bool more;
   {
     std::lock_guard lock(mutex_);
-    freed = drain_locked();
+    drain_locked(freed);
     more = table_.limbo_size() != 0;
   }
-  dispose(std::move(freed));
+  dispose(freed);
   return more;
 }
 
@@ -258,12 +288,12 @@ void Ledger::export_all() noexcept {
 }
 
 /// Our own blocks are kept by those we gave their segments to, should we die.
-void Ledger::begin_transit(std::uint32_t block) noexcept {
-  if (inherited_) onecopy::begin_transit(transits_[block]);
+void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
+  if (inherited_) transits_.begin(block, channel);
 }
 
 void Ledger::end_transit(std::uint32_t block) noexcept {
-  if (inherited_) onecopy::end_transit(transits_[block]);
+  if (inherited_) transits_.end(block);
 }
 
 void Ledger::become_borrower(Claims page, Transits transits) noexcept {

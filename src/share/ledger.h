@@ -46,13 +46,16 @@ class Ledger final : public SharedKeeper {
 
   void retain(std::uint32_t block) noexcept override;
   void release(std::uint32_t block) noexcept override;
+  void release_all(std::span<const std::uint32_t> blocks) noexcept override;
   const ProcessId& owner() const noexcept override { return owner_; }
-  BlockPlace export_block(std::uint32_t block) override;
+  BlockPlace export_block(std::uint32_t block, Access access) override;
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   /// The same for those who know the segment already.
   BlockSpot export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override;
-  void begin_transit(std::uint32_t block) noexcept override;
+  void allow(std::uint32_t block, Access access, int ordinal) override;
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
   void end_transit(std::uint32_t block) noexcept override;
 
   /// A borrower's page comes, and goes once its process is gone.
@@ -61,7 +64,7 @@ class Ledger final : public SharedKeeper {
   void detach(PageRef page) noexcept;
   /// The borrower is gone, but items it put may still be in queues: from now on its page holds what is
   /// in `transits` and nothing else. Returns how many blocks that are.
-  std::size_t leave_in_transit(PageRef page, Transits transits) noexcept;
+  std::size_t leave_in_transit(PageRef page, const Transits& transits) noexcept;
   /// Looks at the borrowers' marks. True while something is in limbo.
   bool drain() noexcept;
 
@@ -102,12 +105,13 @@ class Ledger final : public SharedKeeper {
   };
 
   BlockRef try_revive(std::uint32_t block, std::uint64_t generation) noexcept;
-  void last_reference(std::uint32_t block) noexcept;
+  bool drop_reference(std::uint32_t block) noexcept;
+  void last_references(std::span<const std::uint32_t> blocks) noexcept;
   void leave_inherited(std::uint32_t block) noexcept;
   Freed take_out(std::uint32_t block);
   std::uint16_t index_of(ExtentOwner& from);
-  std::vector<Freed> drain_locked();
-  void dispose(std::vector<Freed> freed) noexcept;
+  void drain_locked(std::vector<Freed>& freed);
+  void dispose(std::vector<Freed>& freed) noexcept;
 
   ProcessId owner_;
   ProcessOrigin origin_;
@@ -122,7 +126,7 @@ class Ledger final : public SharedKeeper {
   std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_;
   Mapping everything_;  ///< see hold_everything()
   Claims inherited_;
-  Transits transits_ = nullptr;  ///< of a forked child
+  Transits transits_;  ///< of a forked child
 };
 
 }  // namespace onecopy

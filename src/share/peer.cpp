@@ -28,15 +28,17 @@ std::chrono::milliseconds patience() noexcept { return std::chrono::milliseconds
                           pid, timeout.what()));
 }
 
-std::vector<int> raw(const std::vector<Fd>& fds) {
-  std::vector<int> numbers;
-  for (const Fd& fd : fds) numbers.push_back(fd.get());
-  return numbers;
+[[noreturn]] void throw_weak(int pid, std::uint32_t segment) {
+  throw Error(
+      ErrorCode::owner_died,
+      fmt::format("process {}, which allocated segment {} with its device's own allocator, has ended, and "
+                  "such memory ends with its process; allocate with onecopy what must outlive it",
+                  pid, segment));
 }
 
 Bytes want_segment(const Peer::Wanted& wanted) {
   return wire::pack(wire::Type::want_segment,
-                    wire::WantSegment{wanted.segment, wanted.access == Access::read_only});
+                    wire::WantSegment{wanted.segment, wanted.access == Access::read_only, wanted.number});
 }
 
 }  // namespace
@@ -205,7 +207,7 @@ bool Peer::is_leased() const noexcept {
   return false;
 }
 
-std::byte* Peer::locate(const HandleFields& handle, Access access) {
+Peer::Location Peer::locate(const Said& handle, Access access) {
   const Record& r = record(handle.block);
   if (r.segment != handle.segment || handle.storage_size > r.size)
     throw Error(ErrorCode::bad_handle,
@@ -213,7 +215,8 @@ std::byte* Peer::locate(const HandleFields& handle, Access access) {
                             "{} with {} bytes",
                             handle.segment, handle.storage_size, r.segment, r.size));
   SegmentPlace place;
-  if (!find_place(r.segment, access, place)) return nullptr;
+  if (!find_place(r.segment, access, place)) return {};
+  if (gone_ && is_weak(place.kind)) throw_weak(pid_, r.segment);
   if (place.kind != handle.kind || place.size != handle.segment_size)
     throw Error(ErrorCode::bad_handle,
                 fmt::format("the handle says that segment {} is of kind {} and has {} bytes; it is of kind "
@@ -222,22 +225,22 @@ std::byte* Peer::locate(const HandleFields& handle, Access access) {
                             static_cast<int>(place.kind), place.size));
   if (r.offset > place.size || r.size > place.size - r.offset)
     throw Error(ErrorCode::protocol, "the owner's table names memory outside of its segment");
-  return place.data + r.offset;
+  return {place.data + r.offset, place.identity};
 }
 
 bool Peer::find_place(std::uint32_t segment, Access access, SegmentPlace& place) {
   if (places_.find(segment, access, place)) return true;
   std::lock_guard lock(segments_mutex_);
-  const DeviceMemory* memory = find_segment(segment, access);
-  if (!memory) return false;
-  place = {memory->data(), memory->size(), memory->kind()};
+  const Mapped* mapped = find_segment(segment, access);
+  if (!mapped) return false;
+  place = {mapped->memory->data(), mapped->memory->size(), mapped->memory->kind(), mapped->identity};
   places_.remember(segment, access, place);
   return true;
 }
 
-DeviceMemory* Peer::find_segment(std::uint32_t segment, Access access) const noexcept {
+const Peer::Mapped* Peer::find_segment(std::uint32_t segment, Access access) const noexcept {
   const Segments& known = segments_[static_cast<std::size_t>(access)];
-  return segment < known.size() ? known[segment].get() : nullptr;
+  return segment < known.size() && known[segment].memory ? &known[segment] : nullptr;
 }
 
 bool Peer::has_segment(std::uint32_t segment, Access access) const {
@@ -245,8 +248,7 @@ bool Peer::has_segment(std::uint32_t segment, Access access) const {
   return find_segment(segment, access) != nullptr;
 }
 
-void Peer::fetch_segment(std::uint32_t segment, Access access) {
-  const Wanted wanted{segment, access};
+void Peer::fetch_segment(const Wanted& wanted) {
   map_answer(wanted, request(want_segment(wanted), {}, wire::Type::segment));
 }
 
@@ -255,27 +257,35 @@ void Peer::map_answer(const Wanted& wanted, Packet packet) {
   const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
   map_segment(wanted.segment, wanted.access,
               {static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
-               Bytes(blob.begin(), blob.end())});
+               Bytes(blob.begin(), blob.end()), body.device});
 }
 
 void Peer::map_segment(std::uint32_t segment, Access access, ExportedMemory memory) {
-  std::unique_ptr<DeviceMemory> mapped = backend(DeviceType::cpu).open(0, std::move(memory), access);
+  const DeviceIdentity& identity = identity_of(find_device(device_type(memory.kind), memory.device));
+  const Device on = identity.device;
+  std::unique_ptr<DeviceMemory> mapped = backend(on.type).open(on.index, std::move(memory), access);
   point("open.mapped");
   std::lock_guard lock(segments_mutex_);
   Segments& known = segments_[static_cast<std::size_t>(access)];
   if (segment >= known.size()) known.resize(segment + 1);
-  if (!known[segment]) known[segment] = std::move(mapped);  // another thread may have been faster
+  if (!known[segment].memory)  // another thread may have been faster
+    known[segment] = {std::move(mapped), &identity};
 }
 
-Peer::Foreign Peer::fetch_foreign(const std::string& owner_name, std::uint32_t segment, Access access) {
-  const wire::WantForeign body{wire::to_name(owner_name), segment, access == Access::read_only};
+Peer::Foreign Peer::fetch_foreign(const std::string& owner_name, const Wanted& wanted) {
+  const wire::WantForeign body{wire::to_name(owner_name), wanted.segment,
+                               wanted.access == Access::read_only, wanted.number};
   Packet packet = request(wire::pack(wire::Type::want_foreign, body), {}, wire::Type::segment);
   const auto answer = wire::body_of<wire::Segment>(packet.bytes);
   const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
   if (!answer.has_table || packet.fds.empty())
     throw Error(ErrorCode::protocol, "a foreign segment came without its block table");
   Foreign foreign{std::move(packet.fds[0]),
-                  {static_cast<SegmentKind>(answer.kind), answer.size, {}, Bytes(blob.begin(), blob.end())},
+                  {static_cast<SegmentKind>(answer.kind),
+                   answer.size,
+                   {},
+                   Bytes(blob.begin(), blob.end()),
+                   answer.device},
                   answer.owner_gone != 0};
   std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(foreign.memory.fds));
   return foreign;
@@ -289,14 +299,31 @@ void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd&
                            memory.size,
                            channel,
                            key.second,
-                           static_cast<std::uint8_t>(memory.kind)};
-  std::vector<int> fds = raw(memory.fds);
-  fds.insert(fds.begin(), table.get());
-  request(wire::pack(wire::Type::deposit, body, memory.blob), fds, wire::Type::deposited);
+                           static_cast<std::uint8_t>(memory.kind),
+                           memory.device};
+  request(wire::pack(wire::Type::deposit, body, memory.blob), wire::descriptors(memory, table),
+          wire::Type::deposited);
+}
+
+bool Peer::has_ended() const noexcept {
+  if (gone_) return true;
+  const std::lock_guard lock(ending_mutex_);
+  return !pidfd_ || has_exited(pidfd_);
+}
+
+ForeignTimeline& Peer::timeline() {
+  const std::lock_guard lock(timeline_mutex_);
+  if (timeline_) return *timeline_;
+  const Packet packet =
+      request(wire::pack(wire::Type::want_timeline, wire::WantInfo{}), {}, wire::Type::timeline);
+  if (packet.fds.size() != 1) throw Error(ErrorCode::protocol, "a timeline without its descriptor");
+  timeline_ = std::make_unique<ForeignTimeline>(packet.fds[0], [this] { return has_ended(); });
+  if (gone_) timeline_->end();
+  return *timeline_;
 }
 
 void Peer::join_channel(std::uint64_t channel, std::uint8_t role) {
-  socket_.send(wire::pack(wire::Type::join_channel, wire::JoinChannel{channel, role}), {}, patience());
+  request(wire::pack(wire::Type::join_channel, wire::JoinChannel{channel, role}), {}, wire::Type::joined);
 }
 
 void Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
@@ -307,40 +334,74 @@ void Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
   }
 }
 
-void Peer::acknowledge(std::uint64_t hold) noexcept {
-  if (disconnected_) return;
+bool Peer::acknowledge(std::uint64_t hold) noexcept {
+  if (disconnected_) return false;
   try {
-    socket_.try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
-  } catch (const Error&) {  // the maker is gone, and its holds with it
+    return socket_.try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
+  } catch (const std::exception&) {
+    return false;
   }
 }
 
-BlockPlace Peer::export_block(std::uint32_t block) {
-  const Record& r = record(block);
+void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept {
+  constexpr std::chrono::milliseconds kPatience{100};  // its socket's queue is full
+  try {
+    UnixSocket socket = UnixSocket::connect(socket_name(name), kPatience);
+    if (socket.peer().uid == geteuid())
+      socket.try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
+  } catch (const std::exception&) {  // it is gone, and its holds with it; or they expire
+  }
+}
+
+SegmentPlace Peer::place_of(std::uint32_t segment, Access access) {
+  const Access other = access == Access::read_write ? Access::read_only : Access::read_write;
   SegmentPlace place;
-  if (!find_place(r.segment, Access::read_write, place)) find_place(r.segment, Access::read_only, place);
+  if (!find_place(segment, access, place)) find_place(segment, other, place);
+  return place;
+}
+
+std::span<std::byte> Peer::bytes_of(std::uint32_t block, Access access) {
+  const Record& r = record(block);
+  return {place_of(r.segment, access).data + r.offset, r.size};
+}
+
+BlockPlace Peer::export_block(std::uint32_t block, Access access) {
+  const Record& r = record(block);
+  const SegmentPlace place = place_of(r.segment, access);
   return {{block, held_generation(r.word.load()), r.segment, r.offset, r.size},
           place.kind,
           place.size,
-          place.data + r.offset};
+          place.data + r.offset,
+          place.identity};
+}
+
+void Peer::allow(std::uint32_t block, Access access, int ordinal) {
+  std::lock_guard lock(segments_mutex_);
+  const std::uint32_t segment = record(block).segment;
+  const Access other = access == Access::read_write ? Access::read_only : Access::read_write;
+  const Mapped* mapped = find_segment(segment, access);
+  if (!mapped) mapped = find_segment(segment, other);
+  if (mapped) mapped->memory->allow(ordinal);
 }
 
 ExportedMemory Peer::export_segment(std::uint32_t segment, Access access) const {
   std::lock_guard lock(segments_mutex_);
-  const DeviceMemory* memory = find_segment(segment, Access::read_write);
-  if (!memory && access == Access::read_only) memory = find_segment(segment, access);
-  if (!memory)
+  const Mapped* mapped = find_segment(segment, Access::read_write);
+  if (!mapped && access == Access::read_only) mapped = find_segment(segment, access);
+  if (!mapped)
     throw Error(ErrorCode::owner_died,
                 fmt::format("segment {} of that owner is not mapped here {}", segment,
                             access == Access::read_write ? "for writing" : "any more"));
-  return memory->export_memory(access);
+  ExportedMemory memory = mapped->memory->export_memory(access);
+  memory.device = mapped->identity->uuid;
+  return memory;
 }
 
 std::size_t Peer::segments() const {
   std::lock_guard lock(segments_mutex_);
   std::size_t count = 0;
   for (const Segments& known : segments_)
-    count += known.size() - std::count(known.begin(), known.end(), nullptr);
+    count += std::count_if(known.begin(), known.end(), [](const Mapped& m) { return m.memory != nullptr; });
   return count;
 }
 
@@ -399,7 +460,7 @@ void Peer::handle_unasked(Packet packet) {
       const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
       if (packet.fds.empty() || !deposits_) return;
       ExportedMemory memory{
-          static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end())};
+          static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end()), body.device};
       std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
       deposits_->add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
                      std::move(packet.fds[0]), std::move(memory), body.channel);
@@ -414,10 +475,34 @@ void Peer::handle_unasked(Packet packet) {
 void Peer::check_gone() {
   if (!has_exited(pidfd_)) return;
   watch_->remove(pidfd_.get());
+  try {  // what it told us last may be what we need now: segments of its own to keep
+    if (!disconnected_) on_readable();
+  } catch (const Error& e) {
+    log_warning(fmt::format("process {} has ended: {}", pid_, e.what()));
+  }
   watch_->remove(socket_.fd());
   disconnected_ = true;
   gone_ = true;
+  report_weak_segments();
+  {
+    const std::lock_guard lock(timeline_mutex_);
+    if (timeline_ && !timeline_->end())  // nothing of its is written any more
+      log_warning(
+          fmt::format("process {} ended before its streams had written what streams of this process "
+                      "wait for; those go on, with what is there",
+                      pid_));
+  }
   watch_->request_tick();
+}
+
+/// Whoever still uses tensors in them should know why they fail.
+void Peer::report_weak_segments() const {
+  std::lock_guard lock(segments_mutex_);
+  for (const Segments& known : segments_)
+    for (std::size_t segment = 0; segment < known.size(); ++segment)
+      if (known[segment].memory && is_weak(known[segment].memory->kind()))
+        log_warning(fmt::format("process {} has ended; tensors opened from its segment {} are invalid now",
+                                pid_, segment));
 }
 
 /// The owner retires a segment only when nobody claims a block of it, so nothing points there.
@@ -426,7 +511,7 @@ void Peer::retire(std::uint32_t segment) noexcept {
   std::lock_guard lock(segments_mutex_);
   places_.forget(segment);
   for (std::size_t access = 0; access < 2; ++access)
-    if (segment < segments_[access].size()) retired[access] = std::move(segments_[access][segment]);
+    if (segment < segments_[access].size()) retired[access] = std::move(segments_[access][segment].memory);
 }
 
 bool Peer::try_close() noexcept {
@@ -444,6 +529,7 @@ bool Peer::try_close() noexcept {
   // A late claimer may still raise a slot and read a word before it sees that we are closed.
   for (Mapping* memory : {&table_, &page_memory_, &count_memory_}) memory->forget();
   table_file_.reset();
+  const std::lock_guard ending(ending_mutex_);
   pidfd_.reset();
   return true;
 }

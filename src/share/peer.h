@@ -14,6 +14,7 @@
 #include "share/fork_page.h"
 #include "share/keeper.h"
 #include "share/segment_places.h"
+#include "share/timeline.h"
 #include "share/watch.h"
 #include "share/wire.h"
 
@@ -22,6 +23,10 @@ namespace onecopy {
 /// How long a broker may take to answer. It takes well under a millisecond; this long means that it is
 /// stopped or starved. Tests of that lower it.
 inline std::atomic<int> broker_patience_ms{10'000};
+
+/// Tells a process that we have no connection with that the handle with this hold has arrived, without
+/// a handshake: whoever knows the hold's number has the handle.
+void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept;
 
 /// Another process as its borrower sees it: a connection to its broker, its block table, our claim
 /// page with it, and its segments that are mapped here.
@@ -40,6 +45,7 @@ class Peer final : public SharedKeeper {
   struct Wanted {
     std::uint32_t segment;
     Access access;
+    std::int32_t number = 0;  ///< Backend::borrower_number() of the segment's kind
   };
   static std::unique_ptr<Peer> connect(const ProcessId& owner, const std::string& my_name,
                                        std::optional<Wanted> wanted = {});
@@ -54,12 +60,25 @@ class Peer final : public SharedKeeper {
   BlockRef try_claim(std::uint32_t block, std::uint64_t generation) noexcept;
   /// The same, and asks the owner when it has to; empty when it is stale.
   BlockRef claim(std::uint32_t block, std::uint64_t generation) noexcept;
-  /// Where a claimed block lies in this process; null while its segment is not mapped. Throws
-  /// bad_handle when the handle contradicts the owner's table.
-  std::byte* locate(const HandleFields& handle, Access access);
+  struct Said {  ///< what the handle says
+    std::uint32_t block;
+    std::uint32_t segment;
+    std::uint64_t segment_size;
+    std::uint64_t storage_size;
+    SegmentKind kind;
+  };
+  /// Where a claimed block lies in this process.
+  struct Location {
+    std::byte* data = nullptr;
+    const DeviceIdentity* identity = nullptr;
+    explicit operator bool() const noexcept { return data != nullptr; }
+  };
+  /// Empty while the block's segment is not mapped. Throws bad_handle when the handle contradicts the
+  /// owner's table.
+  Location locate(const Said& handle, Access access);
   bool has_segment(std::uint32_t segment, Access access) const;
   /// Asks the owner for the segment and maps it. Throws peer_died.
-  void fetch_segment(std::uint32_t segment, Access access);
+  void fetch_segment(const Wanted& wanted);
   /// Maps a segment that somebody else handed over.
   void map_segment(std::uint32_t segment, Access access, ExportedMemory memory);
 
@@ -69,25 +88,32 @@ class Peer final : public SharedKeeper {
     bool owner_gone = false;
   };
   /// Asks this process for a segment of another owner that it holds.
-  Foreign fetch_foreign(const std::string& owner_name, std::uint32_t segment, Access access);
+  Foreign fetch_foreign(const std::string& owner_name, const Wanted& wanted);
   /// Hands a segment over for safe keeping.
   void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
                const ExportedMemory& memory, std::uint64_t channel);
+  /// The words that this process's streams write. Throws peer_died.
+  ForeignTimeline& timeline();
+  /// Afterwards we have what is in that queue now, should its creator die.
   void join_channel(std::uint64_t channel, std::uint8_t role);
   void leave_channel(std::uint64_t channel, std::uint8_t role) noexcept;
-  /// Tells the maker of a handle that it has arrived. Never waits; a full socket loses it, and the
-  /// hold expires instead.
-  void acknowledge(std::uint64_t hold) noexcept;
+  /// Tells the maker of a handle that it has arrived. Never waits. False when it could not be told
+  /// over this connection.
+  bool acknowledge(std::uint64_t hold) noexcept;
 
   void retain(std::uint32_t block) noexcept override;
   void release(std::uint32_t block) noexcept override;
   const ProcessId& owner() const noexcept override { return owner_; }
   const std::string& name() const noexcept { return name_; }
-  void begin_transit(std::uint32_t block) noexcept override { onecopy::begin_transit(transits_[block]); }
-  void end_transit(std::uint32_t block) noexcept override { onecopy::end_transit(transits_[block]); }
-  BlockPlace export_block(std::uint32_t block) override;
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
+    transits_.begin(block, channel);
+  }
+  void end_transit(std::uint32_t block) noexcept override { transits_.end(block); }
+  BlockPlace export_block(std::uint32_t block, Access access) override;
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override { return table_file_.duplicate(); }
+  void allow(std::uint32_t block, Access access, int ordinal) override;
 
   bool is_gone() const noexcept { return gone_; }
   bool is_disconnected() const noexcept { return disconnected_; }
@@ -106,7 +132,11 @@ class Peer final : public SharedKeeper {
   void finish_fork_in_child() noexcept;
 
  private:
-  using Segments = std::vector<std::unique_ptr<DeviceMemory>>;
+  struct Mapped {
+    std::unique_ptr<DeviceMemory> memory;
+    const DeviceIdentity* identity = nullptr;
+  };
+  using Segments = std::vector<Mapped>;
 
   explicit Peer(const ProcessId& owner);
   void handshake(const std::string& my_name, std::optional<Wanted> wanted);
@@ -124,11 +154,15 @@ class Peer final : public SharedKeeper {
   void on_readable();
   void handle_unasked(Packet packet);
   void check_gone();
+  bool has_ended() const noexcept;
+  void report_weak_segments() const;
   void retire(std::uint32_t segment) noexcept;
   const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
-  DeviceMemory* find_segment(std::uint32_t segment, Access access) const noexcept;
+  const Mapped* find_segment(std::uint32_t segment, Access access) const noexcept;
   /// False while it is not mapped. REQUIRES: the caller holds a block of it.
   bool find_place(std::uint32_t segment, Access access, SegmentPlace& place);
+  /// Where it is mapped for `access`, or else in the other way.
+  SegmentPlace place_of(std::uint32_t segment, Access access);
 
   ProcessId owner_;
   std::string name_;
@@ -140,7 +174,7 @@ class Peer final : public SharedKeeper {
   const Record* records_ = nullptr;
   Mapping page_memory_;
   Claims page_;
-  Transits transits_ = nullptr;
+  Transits transits_;
   Mapping count_memory_;
   std::atomic<std::uint32_t>* counts_ = nullptr;  ///< leases by block, in private memory: for fork
   std::atomic<std::uint32_t> highest_block_{0};
@@ -151,6 +185,10 @@ class Peer final : public SharedKeeper {
   mutable std::mutex segments_mutex_;
   SegmentPlaces places_;              ///< of some of them; written under segments_mutex_
   std::array<Segments, 2> segments_;  ///< by Access, by number
+
+  mutable std::mutex ending_mutex_;  ///< while pidfd_ is asked or let go
+  std::mutex timeline_mutex_;
+  std::unique_ptr<ForeignTimeline> timeline_;
 
   std::mutex socket_mutex_;  ///< held by whoever reads the socket
   UnixSocket socket_;

@@ -8,6 +8,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/device/janitor.h"
+#include "onecopy/os/log.h"
 #include "onecopy/os/process.h"
 #include "onecopy/os/random.h"
 #include "share/info_text.h"
@@ -34,7 +35,9 @@ BootId this_boot() {
   return boot;
 }
 
-SegmentKind kind_of(Strategy strategy) {
+/// Names are for the memory of the host.
+SegmentKind kind_of(Strategy strategy, DeviceType type) {
+  if (type != DeviceType::cpu) return backend(type).traits().kind;
   return strategy == Strategy::file_descriptor ? SegmentKind::memfd : SegmentKind::named_file;
 }
 
@@ -43,14 +46,11 @@ SegmentKind kind_of(Strategy strategy) {
 void set_strategy(Strategy strategy) { the_strategy = strategy; }
 Strategy strategy() noexcept { return the_strategy; }
 
-Process& Process::current() {
-  if (Process* process = existing()) {
-    if (is_raw_clone()) [[unlikely]]
-      throw Error(ErrorCode::unsupported,
-                  "this process was made by clone(2) from one that uses onecopy, without fork's "
-                  "handlers; make it with fork(), posix_spawn() or exec");
-    return *process;
-  }
+Process& Process::make_current() {
+  if (existing() && is_raw_clone())
+    throw Error(ErrorCode::unsupported,
+                "this process was made by clone(2) from one that uses onecopy, without fork's "
+                "handlers; make it with fork(), posix_spawn() or exec");
   std::lock_guard lock(making_);
   if (!current_) {
     static std::once_flag once;
@@ -77,21 +77,38 @@ void Process::at_exit() noexcept {
   process->watch_.stop();
   process->broker_.stop_listening();
   if (process->ledger_.live() + process->ledger_.limbo() != 0) return;
-  std::lock_guard lock(process->pools_mutex_);
+  const std::scoped_lock lock(process->trimming_, process->pools_mutex_);
+  process->last_pool_ = nullptr;
   std::erase_if(process->pools_, [](const auto& p) { return p.first.first == SegmentKind::named_file; });
 }
 
-Process* Process::existing() noexcept { return current_.load(std::memory_order_acquire); }
+void Process::settle_streams() noexcept {
+  constexpr std::chrono::seconds kPatience{10};
+  const Process* process = existing();
+  if (process && !process->timeline_.settle(kPatience))
+    log_warning(
+        "streams of this process still have work to do before tensors that it has handed over; should it "
+        "end "
+        "now, whoever opens those is told so. Synchronize before the end.");
+}
 
 Process::Process()
     : id_(new_id()),
       name_(public_name(id_)),
       adopted_(segments_),
       ledger_(id_, segments_),
-      importer_(id_, ledger_, watch_, deposits_),
-      broker_(id_, ledger_, importer_, deposits_, holds_, watch_) {
+      adoptions_(segments_, ledger_),
+      releases_(timeline_),
+      importer_(id_, ledger_, watch_, deposits_, holds_),
+      broker_(id_, ledger_, importer_, deposits_, holds_, timeline_, watch_) {
+  timeline_.on_first_mark = [] {
+    static std::once_flag once;  // after the driver's own handlers, and so run before them
+    std::call_once(once, [] { std::atexit([] { settle_streams(); }); });
+  };
+  releases_.on_wait = [this] { watch_.request_tick(); };
   segments_.on_retire = [this](std::uint32_t number) { broker_.announce_retired(number); };
   ledger_.on_limbo = [this] { watch_.request_tick(); };
+  adoptions_.on_idle = [this] { watch_.request_tick(); };
   broker_.describe = [this] { return to_json(describe()); };
   watch_.add_tick([this] { return tick(); });
 }
@@ -102,24 +119,39 @@ bool Process::tick() {
   more = deposits_.sweep() || more;
   more = importer_.sweep() || more;
   more = broker_.tick() || more;
-  std::lock_guard lock(pools_mutex_);
-  for (auto& [key, pool] : pools_) more = pool->trim(std::chrono::steady_clock::now()) || more;
-  return more;
+  more = releases_.sweep() || more;
+  more = adoptions_.sweep(std::chrono::steady_clock::now()) || more;
+  const std::lock_guard lock(trimming_);
+  for (Pool* pool : pools()) more = pool->trim(std::chrono::steady_clock::now()) || more;
+  return remove_released_files() || more;  // after all that may have released one
+}
+
+/// Giving memory back takes milliseconds, and allocations need pools_mutex_.
+std::vector<Pool*> Process::pools() const {
+  const std::lock_guard lock(pools_mutex_);
+  std::vector<Pool*> all;
+  for (const auto& [key, pool] : pools_) all.push_back(pool.get());
+  return all;
 }
 
 Pool& Process::pool(SegmentKind kind, Device device) {
+  const Pools::key_type key{kind, device};
+  if (const auto* last = last_pool_.load(std::memory_order_acquire); last && last->first == key)
+    return *last->second;
   std::lock_guard lock(pools_mutex_);
-  auto& pool = pools_[{kind, device}];
-  if (!pool) {
-    pool = std::make_unique<Pool>(backend(device.type), device.index, kind, name_, segments_);
-    pool->on_idle = [this] { watch_.request_tick(); };
+  const auto at = pools_.try_emplace(key).first;
+  if (!at->second) {
+    at->second = std::make_unique<Pool>(backend(device.type), device.index, kind, name_, segments_);
+    at->second->on_idle = [this] { watch_.request_tick(); };
   }
-  return *pool;
+  last_pool_.store(&*at, std::memory_order_release);
+  return *at->second;
 }
 
 std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device device) {
-  Pool& from = pool(kind_of(the_strategy), device);
-  const Extent extent = from.allocate(bytes);
+  Pool& from = pool(kind_of(the_strategy, device.type), device);
+  Extent extent = from.allocate(bytes);
+  extent.size = bytes;  // what the pool adds by rounding belongs to nobody
   try {
     return {ledger_.add(extent, from), extent.data};
   } catch (...) {
@@ -128,16 +160,14 @@ std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device de
   }
 }
 
-Tensor Process::adopt(ExportedMemory memory) {
+Tensor Process::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed) {
   const std::uint32_t number = segments_.next_number();
-  const std::uint64_t size = memory.size;
-  auto mapped = backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write);
-  std::byte* data = mapped->data();
-  segments_.add(number, kCpu, std::move(mapped));
-  const Extent extent{number, 0, size, data};
+  const Extent extent{number, 0, size, memory->data()};
+  segments_.add(number, kCpu, std::move(memory));
+  segments_.add_committed(number, static_cast<std::int64_t>(committed));
   try {
     const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});
-    return {ledger_.add(extent, adopted_), data, bytes, kCpu, Access::read_write};
+    return {ledger_.add(extent, adopted_), extent.data, bytes, kCpu, Access::read_write};
   } catch (...) {
     adopted_.free(extent);
     throw;
@@ -146,7 +176,7 @@ Tensor Process::adopt(ExportedMemory memory) {
 
 Fd Process::segment_file(const Tensor& tensor) {
   auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
-  const std::uint32_t segment = keeper.export_block(tensor.block().number()).info.segment;
+  const std::uint32_t segment = keeper.export_block(tensor.block().number(), tensor.access()).info.segment;
   return std::move(keeper.export_segment(segment, tensor.access()).fds.at(0));
 }
 
@@ -160,11 +190,13 @@ Handle Process::share(const Tensor& tensor, std::uint32_t flags) {
                 "processes; share onecopy::copy(tensor.view()) instead");
   broker_.listen();
   auto& shared = static_cast<SharedKeeper&>(*keeper);
-  const BlockPlace place = shared.export_block(tensor.block().number());
+  const BlockPlace place = shared.export_block(tensor.block().number(), tensor.access());
   HandleFields fields;
   fields.boot = this_boot();
   fields.owner = shared.owner();
   fields.maker = id_;
+  fields.device_type = place.identity->device.type;
+  fields.device = place.identity->uuid;
   fields.segment = place.info.segment;
   fields.kind = place.kind;
   fields.segment_size = place.segment_size;
@@ -178,6 +210,21 @@ Handle Process::share(const Tensor& tensor, std::uint32_t flags) {
   return {std::move(fields), tensor.block()};
 }
 
+/// Whoever holds the block can serve it, so the holder is the maker from here on: a forked child that
+/// holds a handle of its parent's holds it itself.
+Handle Process::hold(const Handle& handle) {
+  if (!handle.block())
+    throw Error(ErrorCode::invalid_argument,
+                "this handle was read from bytes or text and keeps nothing alive; hold the one that "
+                "share() returned, or open() it and share() the tensor again");
+  broker_.listen();
+  HandleFields fields = handle.fields();
+  fields.maker = id_;
+  fields.hold = holds_.add(handle.block());
+  watch_.request_tick();
+  return {std::move(fields), handle.block()};
+}
+
 Tensor Process::open(const HandleFields& handle, Access access) {
   if (handle.boot != this_boot())
     throw Error(ErrorCode::other_boot,
@@ -188,6 +235,71 @@ Tensor Process::open(const HandleFields& handle, Access access) {
   Tensor tensor = importer_.open(handle, access);
   opened_total.fetch_add(1, std::memory_order_relaxed);
   return tensor;
+}
+
+Handle Process::share(const Tensor& tensor, Stream stream) {
+  HandleFields fields = share(tensor).fields();
+  if (tensor.device() != kCpu) {
+    const TimelinePoint point = timeline_.mark(tensor.device(), stream);
+    fields.timeline_slot = point.slot;
+    fields.timeline_value = point.value;
+  }
+  return {std::move(fields), tensor.block()};
+}
+
+Tensor Process::open(const HandleFields& handle, Access access, Stream stream) {
+  return open(handle, OpenOptions{access, {}, stream});
+}
+
+void Process::wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream) {
+  if (maker == id_) return timeline_.wait(device, stream, point);
+  if (ForeignTimeline* timeline = importer_.timeline_of(maker)) timeline->wait(device, stream, point);
+}
+
+void Process::prepare_wait(const ProcessId& maker, Device device) {
+  if (maker == id_) return;
+  if (ForeignTimeline* timeline = importer_.timeline_of(maker)) timeline->prepare(device);
+}
+
+Process::Reached Process::has_passed(const ProcessId& maker, const TimelinePoint& point) const {
+  if (maker == id_) return timeline_.has_passed(point) ? Reached::yes : Reached::no;
+  const ForeignTimeline* timeline = importer_.known_timeline_of(maker);
+  if (!timeline) return Reached::unknown;
+  return timeline->has_passed(point) ? Reached::yes : Reached::no;
+}
+
+Tensor Process::open(const HandleFields& handle, const OpenOptions& options) {
+  Tensor tensor = open(handle, options.access);
+  if (options.device) tensor = use_on(tensor, *options.device);
+  if (!options.stream || tensor.device() == kCpu) return tensor;
+  if (const TimelinePoint point{handle.timeline_slot, handle.timeline_value})
+    wait_for(handle.maker, point, tensor.device(), *options.stream);
+  return order_release(tensor, *options.stream);
+}
+
+/// Of an adopted allocation everything can be seen, and nobody but the framework knows what is in it. Of
+/// another process's memory we do not know how it came to be.
+std::string Process::exposes(const Tensor& tensor) const {
+  constexpr std::uint64_t kRounding = 512;  // what allocators add to what is asked of them
+  if (!is_shareable(tensor)) return {};     // share() says so
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
+  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
+  const bool ours = keeper.owner() == id_ && !adoptions_.contains(place.info.segment);
+  const std::uint64_t seen = ours || tensor.device() == kCpu ? place.info.size : place.segment_size;
+  const std::uint64_t bytes = tensor.layout().extent_bytes();
+  if (seen < bytes + kRounding) return {};
+  return fmt::format(
+      "the tensor has {} bytes, and its handle would let others see all {} of the {} that it lies in; "
+      "share "
+      "it whole, share a copy (Exact::copy), or allocate it with onecopy",
+      bytes, seen, ours ? "storage" : "allocation");
+}
+
+Tensor Process::order_release(const Tensor& tensor, Stream stream) {
+  if (tensor.device() == kCpu || !tensor.block().keeper() || !tensor.block().keeper()->shareable())
+    return tensor;
+  return {releases_.order(tensor.block(), tensor.device(), stream), tensor.data(), tensor.layout(),
+          tensor.device(), tensor.access()};
 }
 
 void Process::open_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role,
@@ -204,7 +316,7 @@ void Process::close_channel(const ProcessId& creator, std::uint64_t channel, std
 
 void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t channel) {
   auto& keeper = static_cast<SharedKeeper&>(*block.keeper());
-  const std::uint32_t segment = keeper.export_block(block.number()).info.segment;
+  const std::uint32_t segment = keeper.export_block(block.number(), Access::read_write).info.segment;
   if (creator != id_) {
     importer_.connect(creator).deposit({public_name(keeper.owner()), segment}, keeper.origin(),
                                        keeper.export_table(),
@@ -254,6 +366,7 @@ Stats Process::stats() const {
   }
   s.borrowers = broker_.borrower_count();
   s.deposits = deposits_.size();
+  s.host_waits = host_waits;
   std::lock_guard lock(pools_mutex_);
   for (const auto& [key, pool] : pools_) s.live_bytes += pool->stats().live_bytes;
   std::error_code ignored;
@@ -278,9 +391,12 @@ OwnerInfo Process::describe() const {
 void Process::collect() {
   ledger_.drain();
   deposits_.sweep();
+  releases_.sweep();
   importer_.sweep();
-  std::lock_guard lock(pools_mutex_);
-  for (auto& [key, pool] : pools_) pool->trim_all();
+  adoptions_.sweep_all();
+  const std::lock_guard lock(trimming_);
+  for (Pool* pool : pools()) pool->trim_all();
+  if (remove_released_files()) watch_.request_tick();
 }
 
 }  // namespace onecopy

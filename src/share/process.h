@@ -8,15 +8,19 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "onecopy/memory/pool.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/adoptions.h"
 #include "share/broker.h"
 #include "share/deposits.h"
 #include "share/holds.h"
 #include "share/importer.h"
 #include "share/ledger.h"
+#include "share/ordered_releases.h"
+#include "share/timeline.h"
 #include "share/watch.h"
 
 namespace onecopy {
@@ -29,9 +33,12 @@ namespace onecopy {
 class Process {
  public:
   /// Throws unsupported in a process made by a raw clone(2), which ran none of our fork handlers.
-  static Process& current();
+  static Process& current() {
+    Process* const process = existing();
+    return process && !is_raw_clone() ? *process : make_current();
+  }
   /// None when this process has not used onecopy yet.
-  static Process* existing() noexcept;
+  static Process* existing() noexcept { return current_.load(std::memory_order_acquire); }
 
   const ProcessId& id() const noexcept { return id_; }
   const std::string& name() const noexcept { return name_; }
@@ -43,16 +50,39 @@ class Process {
   Watch& watch() noexcept { return watch_; }
   SegmentTable& segments() noexcept { return segments_; }
 
-  /// A block of at least `bytes` in the pool of the current strategy.
+  /// A block of exactly `bytes` in the pool of the current strategy.
   std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
-  /// A file of shared memory, made by other means, as one segment and one block of ours: a row of
-  /// bytes that can be shared like any tensor.
-  Tensor adopt(ExportedMemory memory);
+  /// Shared memory made by other means as one segment and one block of ours: a row of its first `size`
+  /// bytes that can be shared like any tensor. `committed` of them are counted as ours.
+  Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed = 0);
+  /// Memory of a device that somebody else allocated, see onecopy::adopt().
+  Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
+    return adoptions_.adopt(view, std::move(owner));
+  }
   /// The descriptor behind a tensor's segment.
   static Fd segment_file(const Tensor& tensor);
 
   Handle share(const Tensor& tensor, std::uint32_t flags = 0);
+  Handle hold(const Handle& handle);
+  /// Ordered in streams, see onecopy::share() and open().
+  Handle share(const Tensor& tensor, Stream stream);
+  Tensor open(const HandleFields& handle, Access access, Stream stream);
+  Tensor order_release(const Tensor& tensor, Stream stream);
+  /// A point after all that is in the stream now, for others to wait for.
+  TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
+  /// Waits until what was handed over is written, ten seconds at most: what a process that ends has not written
+  /// by then is lost.
+  static void settle_streams() noexcept;
+  /// Makes a stream wait for a point in one of `maker`'s, unless it has passed.
+  void wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream);
+  /// Afterwards wait_for() asks nobody, and is quick. Throws what connecting throws.
+  void prepare_wait(const ProcessId& maker, Device device);
+  enum class Reached : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
+  Reached has_passed(const ProcessId& maker, const TimelinePoint& point) const;
   Tensor open(const HandleFields& handle, Access access);
+  Tensor open(const HandleFields& handle, const OpenOptions& options);
+  /// What others can see through the tensor's handle beyond it, in words; empty when that is nothing.
+  std::string exposes(const Tensor& tensor) const;
 
   // What queues need. `channel` is random and the same in every process.
   /// This process opens or closes a queue that `creator` made.
@@ -84,6 +114,8 @@ class Process {
 
   Process();
   Pool& pool(SegmentKind kind, Device device);
+  /// REQUIRES: trimming_, or they may go at exit.
+  std::vector<Pool*> pools() const;
   bool tick();
   std::vector<TransitInfo> transits() const;
 
@@ -97,10 +129,12 @@ class Process {
     SegmentTable& segments_;
   };
 
+  static Process& make_current();
   static void at_exit() noexcept;
   // fork.cpp
   static void handle_forks();
-  static bool is_raw_clone() noexcept;
+  static void make_clone_mark();
+  static bool is_raw_clone() noexcept { return clone_mark_->load(std::memory_order_relaxed) == 0; }
   static void prepare_fork();
   static void finish_in_parent();
   static void finish_in_child();
@@ -112,6 +146,8 @@ class Process {
   void watch_inherited(Inherited& from);
 
   inline static std::atomic<Process*> current_{nullptr};
+  /// In a page that reads as zero in a child whose making our fork handlers have not seen.
+  inline static std::atomic<std::uint32_t>* clone_mark_ = nullptr;
   inline static std::mutex making_;
   // In a forked child, until its own Process is made:
   inline static Process* forked_from_ = nullptr;
@@ -122,11 +158,17 @@ class Process {
   const std::string name_;
   SegmentTable segments_;
   Adopted adopted_;
+  std::mutex trimming_;  ///< before pools_mutex_; held while memory is given back
   mutable std::mutex pools_mutex_;
-  std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>> pools_;
+  using Pools = std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>>;
+  Pools pools_;
+  std::atomic<const Pools::value_type*> last_pool_{nullptr};  ///< asked for; found without the lock
   Ledger ledger_;
+  Adoptions adoptions_;
   Watch watch_;
   Deposits deposits_;
+  Timeline timeline_;
+  OrderedReleases releases_;
   Holds holds_;
   Importer importer_;
   Broker broker_;

@@ -16,6 +16,7 @@ struct SegmentPlace {
   std::byte* data = nullptr;
   std::uint64_t size = 0;
   SegmentKind kind = SegmentKind::memfd;
+  const DeviceIdentity* identity = nullptr;
 };
 
 /// Remembers some mapped segments for readers that take no lock. A slot changes only after its segment
@@ -29,7 +30,7 @@ class SegmentPlaces {
     const std::uint64_t key = key_of(segment, access);
     const Slot& slot = slots_[key % kSlots];
     if (slot.key.load() != key) return false;
-    place = {slot.data.load(), slot.size.load(), slot.kind.load()};
+    place = {slot.data.load(), slot.size.load(), slot.kind.load(), slot.identity.load()};
     return slot.key.load() == key;
   }
   /// Or not, when another segment has the slot.
@@ -40,6 +41,7 @@ class SegmentPlaces {
     slot.data.store(place.data);
     slot.size.store(place.size);
     slot.kind.store(place.kind);
+    slot.identity.store(place.identity);
     slot.key.store(key);
   }
   /// For good: nobody holds a block of it any more.
@@ -60,6 +62,7 @@ class SegmentPlaces {
     std::atomic<std::byte*> data{nullptr};
     std::atomic<std::uint64_t> size{0};
     std::atomic<SegmentKind> kind{SegmentKind::memfd};
+    std::atomic<const DeviceIdentity*> identity{nullptr};
   };
   /// Never 0.
   static std::uint64_t key_of(std::uint32_t segment, Access access) noexcept {

@@ -1,44 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/share/share.h"
 
-#include <cstring>
-
 #include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
 #include "share/process.h"
+#include "share/process_name.h"
 
 namespace onecopy {
-namespace {
-
-/// Copies elements in row-major order, as long runs as the strides allow.
-void copy_elements(std::byte*& to, const std::byte* from, const Layout& layout, std::size_t dim,
-                   std::size_t run_dims, std::size_t run_bytes) {
-  if (dim == run_dims) {
-    std::memcpy(to, from, run_bytes);
-    to += run_bytes;
-    return;
-  }
-  const std::size_t step = static_cast<std::size_t>(layout.strides()[dim]) * size_of(layout.dtype());
-  for (std::int64_t i = 0; i < layout.shape()[dim]; ++i)
-    copy_elements(to, from + static_cast<std::size_t>(i) * step, layout, dim + 1, run_dims, run_bytes);
-}
-
-void copy_elements(std::byte* to, const TensorView& source) {
-  const Layout& layout = source.layout;
-  if (layout.numel() == 0) return;
-  std::size_t run_bytes = size_of(layout.dtype());
-  std::size_t run_dims = layout.ndim();  // dims from here on are one run
-  while (run_dims > 0) {
-    const std::size_t dim = run_dims - 1;
-    const auto stride = static_cast<std::size_t>(layout.strides()[dim]) * size_of(layout.dtype());
-    if (layout.shape()[dim] != 1 && stride != run_bytes) break;
-    run_bytes *= static_cast<std::size_t>(layout.shape()[dim]);
-    run_dims = dim;
-  }
-  copy_elements(to, static_cast<const std::byte*>(source.data), layout, 0, run_dims, run_bytes);
-}
-
-}  // namespace
-
 Tensor empty(const Layout& layout, Device device) {
   if (!layout.is_contiguous())
     throw Error(ErrorCode::invalid_argument,
@@ -48,20 +16,104 @@ Tensor empty(const Layout& layout, Device device) {
   return {std::move(block), data, layout, device, Access::read_write};
 }
 
-Tensor copy(const TensorView& source) {
-  Tensor tensor = empty(Layout(source.layout.dtype(), source.layout.shape()), source.device);
-  copy_elements(tensor.as<std::byte>(), source);
+Tensor copy(const TensorView& source) { return copy(source, source.device); }
+
+Tensor copy(const TensorView& source, Device device) {
+  Tensor tensor = empty(Layout(source.layout.dtype(), source.layout.shape()), device);
+  copy_into(source, tensor.view());
   return tensor;
+}
+
+Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
+  return Process::current().adopt(view, std::move(owner));
 }
 
 Handle share(const Tensor& tensor) { return Process::current().share(tensor); }
 
-Tensor open(const Handle& handle, Access access) {
+bool is_shareable(const Tensor& tensor) noexcept {
+  const BlockKeeper* keeper = tensor.block().keeper();
+  return keeper && keeper->shareable();
+}
+
+std::span<std::byte> storage(const Tensor& tensor) {
+  if (!is_shareable(tensor))
+    throw Error(ErrorCode::invalid_argument,
+                "this tensor's memory belongs to another library, which alone knows how much there is; "
+                "ask that library, or use onecopy::copy(tensor.view())");
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
+  return keeper.bytes_of(tensor.block().number(), tensor.access());
+}
+
+Handle hold(const Handle& handle) { return Process::current().hold(handle); }
+
+void end_hold(const Handle& handle) noexcept {
+  const HandleFields& fields = handle.fields();
+  if (fields.hold == 0) return;
+  if (Process* process = Process::existing()) process->importer().acknowledge(fields);
+  else acknowledge_to(public_name(fields.maker), fields.hold);
+}
+
+Handle share(const Tensor& tensor, Stream stream) { return Process::current().share(tensor, stream); }
+
+namespace {
+
+Tensor copy_in_order(const Tensor& tensor, const std::optional<Stream>& stream) {
+  if (!stream) return copy(tensor.view());
+  Tensor made = empty(Layout(tensor.dtype(), tensor.shape()), tensor.device());
+  copy_into(tensor.view(), made.view(), *stream);
+  return made;
+}
+
+void check_tensor(const Handle& handle) {
   if (handle.is_bundle())
     throw Error(ErrorCode::bad_handle, "this handle names a bundle of tensors; open it with Bundle::open");
   if (handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle names a queue; open it with Queue::connect");
+}
+
+}  // namespace
+
+Tensor open(const Handle& handle, Access access) {
+  check_tensor(handle);
   return Process::current().open(handle.fields(), access);
+}
+
+Tensor open(const Handle& handle, Access access, Stream stream) {
+  check_tensor(handle);
+  return Process::current().open(handle.fields(), access, stream);
+}
+
+Tensor open(const Handle& handle, const OpenOptions& options) {
+  check_tensor(handle);
+  return Process::current().open(handle.fields(), options);
+}
+
+Tensor use_on(const Tensor& tensor, Device device) {
+  if (device == tensor.device()) return tensor;
+  if (device.type != tensor.device().type || device.type == DeviceType::cpu)
+    throw Error(ErrorCode::invalid_argument,
+                tensor.device().str() + " memory cannot be used on " + device.str() + "; copy it there");
+  if (!is_shareable(tensor))
+    throw Error(ErrorCode::invalid_argument, "this tensor's memory belongs to another library; adopt() it");
+  uuid_of(device);  // is it there?
+  static_cast<SharedKeeper&>(*tensor.block().keeper())
+      .allow(tensor.block().number(), tensor.access(), device.index);
+  return {tensor.block(), tensor.data(), tensor.layout(), device, tensor.access()};
+}
+
+Handle share(const Tensor& tensor, const ShareOptions& options) {
+  Process& process = Process::current();
+  Tensor shared = tensor;
+  if (options.exact != Exact::no) {
+    const std::string more = process.exposes(tensor);
+    if (!more.empty() && options.exact == Exact::refuse) throw Error(ErrorCode::unsupported, more);
+    if (!more.empty()) shared = copy_in_order(tensor, options.stream);
+  }
+  return options.stream ? process.share(shared, *options.stream) : process.share(shared);
+}
+
+Tensor record_stream(const Tensor& tensor, Stream stream) {
+  return Process::current().order_release(tensor, stream);
 }
 
 Handle Handle::from_bytes(ByteSpan bytes) { return {decode_handle(bytes), BlockRef()}; }

@@ -3,13 +3,13 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
-#include <signal.h>
 
 #include <chrono>
 #include <exception>
 #include <system_error>
 
 #include "onecopy/core/error.h"
+#include "onecopy/os/blocked_signals.h"
 #include "onecopy/os/log.h"
 
 namespace onecopy {
@@ -17,20 +17,6 @@ namespace {
 
 constexpr std::uint64_t kWakeToken = 0;
 constexpr std::chrono::milliseconds kTickTime{20};
-
-/// Threads start with the mask of their maker: ours takes no signals away from the program.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~BlockedSignals() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_;
-};
 
 template <class F>
 bool run_logged(const F& f) noexcept {
@@ -99,7 +85,7 @@ void Watch::request_tick() noexcept {
 void Watch::ensure_thread() {
   wanted_ = true;
   if (thread_.joinable() || stopping_) return;
-  BlockedSignals blocked;
+  const BlockedSignals blocked;
   try {
     thread_ = std::thread([this] { run(); });
   } catch (const std::system_error& e) {
@@ -112,7 +98,10 @@ void Watch::ensure_thread() {
 }
 
 void Watch::stop() noexcept {
-  stopping_ = true;
+  {
+    std::lock_guard lock(mutex_);  // a thread that somebody is starting now is seen, none is started later
+    stopping_ = true;
+  }
   if (wake_) wake_->set();
   if (thread_.joinable()) thread_.join();
 }

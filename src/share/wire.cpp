@@ -26,7 +26,6 @@ bool is_answered(Type type) noexcept {
     case Type::acknowledge:
     case Type::adopt_child:
     case Type::child_hello:
-    case Type::join_channel:
     case Type::leave_channel: return false;
     default: return true;
   }
@@ -62,6 +61,13 @@ void expect(ByteSpan packet, Type expected) {
 Bytes refuse(const Error& error) {
   const std::string_view text = error.what();
   return pack(Type::refused, Refused{error.code()}, std::as_bytes(std::span(text)));
+}
+
+std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table) {
+  std::vector<int> numbers;
+  if (table) numbers.push_back(table.get());
+  for (const Fd& fd : memory.fds) numbers.push_back(fd.get());
+  return numbers;
 }
 
 Name to_name(const std::string& public_name) {

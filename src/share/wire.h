@@ -6,9 +6,12 @@
 #include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "onecopy/core/bytes.h"
+#include "onecopy/core/device.h"
 #include "onecopy/core/error.h"
+#include "onecopy/device/backend.h"
 #include "onecopy/os/hmac.h"
 #include "onecopy/os/unix_socket.h"
 
@@ -29,17 +32,20 @@ enum class Type : std::uint32_t {
   segment,        ///< broker: the answer to both
   ask_limbo,      ///< borrower, its slot raised: is this block still held, though you have freed it?
   limbo,          ///< broker: yes or no
-  acknowledge,    ///< borrower: the handle with this hold has arrived (no answer)
+  acknowledge,    ///< anybody who knows its number: the handle with this hold has arrived (no answer)
   adopt_child,    ///< borrower: a claim page and a socket for a child I am about to fork (no answer)
   child_hello,    ///< that child, over that socket: my pid (no answer)
   deposit,        ///< producer: keep this segment for whoever takes it out of your queue
   deposited,      ///< broker: done
-  join_channel,   ///< borrower: I have your queue open (no answer, but `keep` for what is in use)
+  join_channel,   ///< borrower: I have your queue open; before the answer comes `keep` for what is in use
   leave_channel,  ///< borrower: not any more (no answer)
   keep,           ///< broker, unasked: keep this segment, I may die before you take the item
   retire,         ///< owner, unasked: this segment is gone, drop your mapping
   want_info,      ///< anybody of the same user: who are you
   info,           ///< broker: JSON
+  joined,         ///< broker: what you would need, should I die, has been sent
+  want_timeline,  ///< borrower: the words that your streams write
+  timeline,       ///< broker: a descriptor of the page with them
 };
 
 using Nonce = std::array<std::uint8_t, 16>;
@@ -68,11 +74,13 @@ struct Refused {
 struct WantSegment {
   std::uint32_t segment;
   std::uint8_t read_only;
+  std::int32_t number = 0;  ///< Backend::borrower_number()
 };
 struct WantForeign {
   Name owner;
   std::uint32_t segment;
   std::uint8_t read_only;
+  std::int32_t number = 0;
 };
 /// Descriptors: the block table first when `has_table`, then the segment's own. Tail: vendor bytes.
 struct Segment {
@@ -80,6 +88,7 @@ struct Segment {
   std::uint8_t kind;
   std::uint8_t has_table;
   std::uint8_t owner_gone;
+  Uuid device;
 };
 struct AskLimbo {
   std::uint64_t generation;
@@ -105,12 +114,14 @@ struct Deposit {
   std::uint64_t channel;  ///< which queue; random, the same everywhere
   std::uint32_t segment;
   std::uint8_t kind;
+  Uuid device;
 };
 struct Deposited {};
 struct JoinChannel {  // and leave
   std::uint64_t channel;
   std::uint8_t role;
 };
+struct Joined {};
 struct Retire {
   std::uint32_t segment;
 };
@@ -151,6 +162,9 @@ ByteSpan tail_of(ByteSpan packet) {
   require_size(packet, sizeof(Head) + sizeof(Body));
   return packet.subspan(sizeof(Head) + sizeof(Body));
 }
+
+/// The numbers of what travels with `segment`, `deposit` and `keep`: the block table first, if it does.
+std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());
 
 Name to_name(const std::string& public_name);
 std::string to_string(const Name& name);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <regex>
 #include <set>
 #include <string>
@@ -71,6 +72,34 @@ TEST(Doctor, TriesEverythingAndSaysSoInJson) {
     EXPECT_TRUE(names.contains(name)) << name;
 }
 
+nlohmann::json ascend_probe(const CommandProcess::Environment& variables) {
+  const Outcome doctor = run_command({"doctor", "--format", "json"}, "", variables);
+  const auto report = nlohmann::json::parse(doctor.out);
+  for (const auto& probe : report.at("probes"))
+    if (probe.at("name") == "Ascend") return probe;
+  ADD_FAILURE() << doctor.out;
+  return {};
+}
+
+TEST(Doctor, MakesAscendMemoryOrSaysInOneLineWhyNot) {
+  const auto absent = ascend_probe({{"ONECOPY_ASCEND_RUNTIME", "libnot-there.so"}});
+  EXPECT_EQ(absent.at("verdict"), "missing");
+  EXPECT_TRUE(contains(absent.at("detail").get<std::string>(), "no ACL runtime"));
+  EXPECT_FALSE(contains(absent.at("detail").get<std::string>(), "\n"));
+  const char* runtime = std::getenv("ONECOPY_ASCEND_RUNTIME");
+  if (!runtime || !contains(runtime, "simulators")) GTEST_SKIP() << "the rest needs the simulated runtime";
+  const auto there = ascend_probe({});
+  EXPECT_EQ(there.at("verdict"), "ok") << there;
+  EXPECT_TRUE(contains(there.at("detail").get<std::string>(), "2 devices"));
+  const auto old = ascend_probe({{"ONECOPY_SIM_ASCEND_CANN", "8.2.RC1"}});
+  EXPECT_EQ(old.at("verdict"), "missing");
+  EXPECT_TRUE(contains(old.at("detail").get<std::string>(), "8.3.RC1 or newer"));
+  const auto refused =
+      ascend_probe({{"ONECOPY_SIM_ASCEND_FAIL", "aclrtMemExportToShareableHandle=207000"}});
+  EXPECT_EQ(refused.at("verdict"), "missing");
+  EXPECT_TRUE(contains(refused.at("detail").get<std::string>(), "207000"));
+}
+
 TEST(Doctor, SaysInAReadableTableThatThisMachineWillDo) {
   const Outcome doctor = run_command({"doctor"});
   EXPECT_EQ(doctor.status, 0) << doctor.out;
@@ -88,6 +117,45 @@ TEST(Doctor, ReportsARuntimeDirectoryThatOthersCanEnter) {
   ASSERT_NE(probe, probes.end());
   EXPECT_EQ(probe->at("verdict"), "missing");
   EXPECT_TRUE(contains(probe->at("advice").get<std::string>(), "0700"));
+}
+
+/// What doctor says about CUDA with these variables set, by the name of the probe; on the simulated devices.
+std::map<std::string, nlohmann::json> cuda_probes(
+    std::vector<std::pair<std::string, std::string>> variables) {
+  variables.emplace_back("ONECOPY_CUDA_DRIVER", ONECOPY_BINARY_DIR "/simulators/cuda/libcuda.so.1");
+  const Outcome doctor =
+      run_command({"doctor", "--format", "json"}, "", {variables.begin(), variables.end()});
+  std::map<std::string, nlohmann::json> found;
+  const auto report = nlohmann::json::parse(doctor.out);
+  for (const auto& probe : report.at("probes"))
+    if (probe.at("name").get<std::string>().rfind("CUDA", 0) == 0) found[probe.at("name")] = probe;
+  return found;
+}
+
+TEST(Doctor, TriesWhatCudaDevicesCanDo) {
+  const auto probes = cuda_probes({});
+  ASSERT_EQ(probes.size(), 5u);
+  for (const auto& [name, probe] : probes) EXPECT_EQ(probe.at("verdict"), "ok") << probe;
+  const std::string devices = probes.at("CUDA devices").at("detail");
+  EXPECT_TRUE(contains(devices, "cuda:1 Simulated GPU 1, 1.0 GiB, 53494d75-")) << devices;
+  EXPECT_TRUE(contains(probes.at("CUDA memory as a descriptor").at("detail").get<std::string>(),
+                       "cuda:1 shared, read-only holds"));
+}
+
+TEST(Doctor, SaysWhatCudaDevicesCannotDo) {
+  const auto probes = cuda_probes({{"ONECOPY_SIM_CUDA_PEERS", "0-1"},
+                                   {"ONECOPY_SIM_CUDA_MISSING", "cuStreamWaitValue64"},
+                                   {"ONECOPY_SIM_CUDA_FAIL", "cuMemExportToShareableHandle=801"}});
+  EXPECT_EQ(probes.at("CUDA memory as a descriptor").at("verdict"), "slower");
+  EXPECT_EQ(probes.at("CUDA order of streams").at("verdict"), "slower");
+  EXPECT_TRUE(contains(probes.at("CUDA order of streams").at("advice").get<std::string>(), "Hosts wait"));
+  EXPECT_EQ(cuda_probes({{"ONECOPY_SIM_CUDA_PEERS", "none"}}).at("CUDA peers").at("verdict"), "slower");
+}
+
+TEST(Doctor, NeedsOneLineToSayThatThereIsNoDriver) {
+  const auto probes = cuda_probes({{"ONECOPY_SIM_CUDA_DEVICES", "0"}});
+  ASSERT_EQ(probes.size(), 1u);
+  EXPECT_EQ(probes.at("CUDA").at("verdict"), "missing");
 }
 
 TEST(Bench, MeasuresEverythingItNames) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <ostream>
+#include <vector>
 
 #include "conformance/scratch_directory.h"
 #include "onecopy/device/backend.h"
@@ -37,6 +38,19 @@ class BackendConformance : public ::testing::TestWithParam<BackendCase> {
   }
   std::unique_ptr<DeviceMemory> open(ExportedMemory memory, Access access = Access::read_write) {
     return device().open(GetParam().ordinal, std::move(memory), access);
+  }
+
+  // Through copies, so that the bodies hold for memory that the host cannot see.
+  Device place() const { return {GetParam().device, static_cast<std::int16_t>(GetParam().ordinal)}; }
+  void put(const DeviceMemory& memory, std::size_t offset, int value) { fill(memory, offset, 1, value); }
+  void fill(const DeviceMemory& memory, std::size_t offset, std::size_t bytes, int value) {
+    const std::vector<std::byte> source(bytes, std::byte(value));
+    copy_bytes_and_wait({memory.data() + offset, place(), source.data(), kCpu, bytes});
+  }
+  int get(const DeviceMemory& memory, std::size_t offset) {
+    std::byte value{};
+    copy_bytes_and_wait({&value, kCpu, memory.data() + offset, place(), 1});
+    return static_cast<int>(value);
   }
 
   ScratchDirectory directory_;

@@ -35,7 +35,10 @@ case $kind in
     fi
     ;;
   add_subdirectory)
-    build_and_run -DONECOPY_SOURCE="$here/../.."
+    # With the flags of the release preset, so that a compiler cache knows the library's sources already.
+    cache=$(command -v ccache || true)
+    build_and_run -DONECOPY_SOURCE="$(cd "$here/../.." && pwd)" -DONECOPY_WERROR=ON -DONECOPY_MERGE_SOURCES=ON \
+      ${cache:+-DCMAKE_CXX_COMPILER_LAUNCHER="$cache"}
     ;;
   command)
     install_to "$place/prefix"

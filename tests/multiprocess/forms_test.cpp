@@ -6,6 +6,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/eventually.h"
+#include "support/numbers.h"
 #include "support/peer_group.h"
 #include "support/refusal.h"
 
@@ -13,17 +14,14 @@ namespace onecopy {
 namespace {
 
 using testing::Body;
+using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::Form;
+using testing::numbers;
 using testing::Role;
 using testing::run_peers;
-
-Tensor numbers(std::int64_t count, std::int64_t first = 0) {
-  Tensor tensor = empty(Layout(DType::i64, {count}));
-  for (std::int64_t i = 0; i < count; ++i) tensor.as<std::int64_t>()[i] = first + i;
-  return tensor;
-}
+using testing::set_element;
 
 Tensor receive(Role& me, const char* from, Access access = Access::read_write) {
   return open(Handle::from_text(me.hear(from)), access);
@@ -37,12 +35,12 @@ const Body lender("forms.lender", [](Role& me) {
   const Tensor tensor = numbers(1000);
   me.tell("borrower", share(tensor).to_text());
   EXPECT_EQ(me.hear("borrower"), "written");
-  EXPECT_EQ(tensor.as<std::int64_t>()[7], 70);
+  EXPECT_EQ(element(tensor, 7), 70);
 });
 const Body borrower("forms.borrower", [](Role& me) {
   const Tensor tensor = receive(me, "lender");
-  EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
-  tensor.as<std::int64_t>()[7] = 70;
+  EXPECT_EQ(element(tensor, 999), 999);
+  set_element<std::int64_t>(tensor, 7, 70);
   me.tell("lender", "written");
 });
 TEST_P(InEveryForm, WhatOneWritesTheOtherReads) {
@@ -63,7 +61,7 @@ const Body keeper("forms.keeper", [](Role& me) {
   Tensor tensor = receive(me, "generous");
   me.tell("generous", "opened");
   me.hear("generous");
-  EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+  EXPECT_EQ(element(tensor, 999), 999);
   tensor.release();
   me.tell("generous", "released");
 });
@@ -105,7 +103,7 @@ const Body middle("forms.middle", [](Role& me) {
 const Body last("forms.last", [](Role& me) {
   {
     const Tensor tensor = receive(me, "middle");
-    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    EXPECT_EQ(element(tensor, 999), 999);
   }
   me.tell("middle", "done");
   me.tell("first", "done");
@@ -128,7 +126,7 @@ const Body unpacker("forms.unpacker", [](Role& me) {
     ASSERT_EQ(bundle.size(), 300u);
     for (std::size_t row = 1; row < bundle.size(); ++row) {
       const Tensor tensor = bundle.tensor(row);
-      EXPECT_EQ(tensor.as<std::int64_t>()[row - 1], static_cast<std::int64_t>(2 * row - 1));
+      EXPECT_EQ(element(tensor, row - 1), static_cast<std::int64_t>(2 * row - 1));
     }
     EXPECT_EQ(bundle.structure().size(), sizeof "structure");
   }

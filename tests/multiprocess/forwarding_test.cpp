@@ -3,25 +3,31 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
+#include <thread>
+
 #include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/broker.h"
 #include "support/child.h"
+#include "support/die_at.h"
 #include "support/note.h"
+#include "support/numbers.h"
+#include "support/watchdog.h"
 
 namespace onecopy {
 namespace {
 
+using namespace std::chrono_literals;
 using testing::Child;
+using testing::element;
 using testing::eventually;
+using testing::last_of;
 using testing::Note;
+using testing::numbers;
 using testing::Shared;
-
-Tensor numbers(std::int64_t count) {
-  Tensor tensor = empty(Layout(DType::i64, {count}));
-  for (std::int64_t i = 0; i < count; ++i) tensor.as<std::int64_t>()[i] = i;
-  return tensor;
-}
+using testing::Watchdog;
 
 enum class End { exits, is_killed };
 
@@ -58,7 +64,7 @@ void forward(End end, std::size_t extra) {
   const Message message = second.get();
   EXPECT_EQ(message.data.size(), extra);
   ASSERT_EQ(message.tensors.size(), 1u);
-  EXPECT_EQ(message.tensors[0].as<std::int64_t>()[999], 999);
+  EXPECT_EQ(element(message.tensors[0], 999), 999);
   note->step = 3;
   EXPECT_EQ(producer.join(), 0);
 }
@@ -68,11 +74,102 @@ TEST(Forwarding, ATensorArrivesAfterItsForwarderWasKilled) { forward(End::is_kil
 TEST(Forwarding, ALargeMessageArrivesAfterItsForwarderHasExited) { forward(End::exits, 100'000); }
 TEST(Forwarding, ALargeMessageArrivesAfterItsForwarderWasKilled) { forward(End::is_killed, 100'000); }
 
+/// The owner of what is forwarded has both queues open: it sees when the item is taken.
+void free_after_taking(End end, std::size_t extra) {
+  Watchdog watchdog;
+  after_transit_ms = 100;
+  Queue first = Queue::create();
+  Queue second = Queue::create();
+  const std::uint64_t live = stats().live_blocks;
+  first.put(numbers(1000));
+  Child forwarder([&, from = first.handle(), to = second.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    Message message;
+    message.tensors.push_back(in.get_tensor());
+    message.data.resize(extra);
+    out.put(message);
+    if (end == End::is_killed) raise(SIGKILL);
+  });
+  EXPECT_EQ(forwarder.join(), end == End::is_killed ? -SIGKILL : 0);
+  EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && stats().limbo == 1; }));
+  for (int i = 0; i < 50; ++i) numbers(1000);
+  EXPECT_EQ(stats().in_transit, 1u);
+  Message message = second.get();
+  EXPECT_EQ(last_of(message.tensors.at(0)), 999);
+  message = {};
+  EXPECT_TRUE(eventually([&] {
+    const Stats now = stats();
+    return now.in_transit == 0 && now.limbo == 0 && now.live_blocks == live;
+  }));
+  after_transit_ms = 5000;
+}
+
+TEST(Forwarding, WhatAnExitedForwarderLeftIsFreeSoonAfterItsItemIsTaken) {
+  free_after_taking(End::exits, 0);
+}
+TEST(Forwarding, WhatAKilledForwarderLeftIsFreeSoonAfterItsItemIsTaken) {
+  free_after_taking(End::is_killed, 0);
+}
+TEST(Forwarding, WhatALargeMessageLeftIsFreeSoonAfterItIsTaken) { free_after_taking(End::exits, 100'000); }
+
+/// The last item is in the ring, and its putter had no time to count it.
+TEST(Forwarding, AnItemThatItsForwarderDiedOnIsWaitedForToo) {
+  Watchdog watchdog;
+  after_transit_ms = 0;
+  Queue first = Queue::create();
+  Queue second = Queue::create();
+  first.put(numbers(1000));
+  Child forwarder([from = first.handle(), to = second.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    testing::die_at("ring.put.committed");
+    out.put(in.get_tensor());
+  });
+  EXPECT_EQ(forwarder.join(), -SIGKILL);
+  EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && stats().limbo == 1; }));
+  std::this_thread::sleep_for(100ms);  // some ticks
+  for (int i = 0; i < 50; ++i) numbers(1000);
+  EXPECT_EQ(last_of(second.get_tensor()), 999);
+  EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  after_transit_ms = 5000;
+}
+
+/// An owner that has not opened the queue cannot see it, and keeps the block.
+TEST(Forwarding, WhatIsInAQueueThatTheOwnerDoesNotHaveIsKept) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue first = Queue::create();
+  Queue second = Queue::create();
+  Child producer([&, from = first.handle()] {
+    after_transit_ms = 0;
+    Queue queue = Queue::connect(from);
+    queue.put(numbers(1000));
+    note->reach(1);
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && stats().limbo == 1; }));
+    std::this_thread::sleep_for(100ms);  // some ticks
+    for (int i = 0; i < 50; ++i) numbers(1000);
+    note->step = 2;
+    note->reach(3);
+  });
+  Child forwarder([from = first.handle(), to = second.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    out.put(in.get_tensor());
+  });
+  EXPECT_EQ(forwarder.join(), 0);
+  note->step = 1;
+  note->reach(2);
+  EXPECT_EQ(last_of(second.get_tensor()), 999);
+  note->step = 3;
+  EXPECT_EQ(producer.join(), 0);
+}
+
 TEST(Forwarding, WhatHasArrivedIsNotInTransitAnyMore) {
   Queue queue = Queue::create();
   Child receiver([&, handle = queue.handle()] {
     Queue in = Queue::connect(handle);
-    for (int i = 0; i < 100; ++i) EXPECT_EQ(in.get_tensor().as<std::int64_t>()[999], 999);
+    for (int i = 0; i < 100; ++i) EXPECT_EQ(element(in.get_tensor(), 999), 999);
   });
   for (int i = 0; i < 100; ++i) queue.put(numbers(1000));
   EXPECT_EQ(receiver.join(), 0);

@@ -9,6 +9,7 @@
 #include "onecopy/share/stats.h"
 #include "support/child.h"
 #include "support/note.h"
+#include "support/numbers.h"
 #include "support/peer_group.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
@@ -23,17 +24,11 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::Form;
 using testing::Note;
+using testing::number;
+using testing::number_in;
 using testing::Role;
 using testing::Shared;
 using testing::Watchdog;
-
-Tensor number(std::int64_t n) {
-  Tensor tensor = empty(Layout(DType::i64, {1}));
-  *tensor.as<std::int64_t>() = n;
-  return tensor;
-}
-
-std::int64_t& number_in(const Tensor& tensor) { return *tensor.as<std::int64_t>(); }
 
 const Body asker("pipe.asker", [](Role& me) {
   auto [mine, yours] = Pipe::create();
@@ -59,7 +54,7 @@ const Body answerer("pipe.answerer", [](Role& me) {
   for (;;) {
     const Message message = pipe.recv();
     if (message.tensors.empty()) break;
-    number_in(message.tensors[0]) += 1;
+    testing::set_element(message.tensors[0], 0, number_in(message.tensors[0]) + 1);
     pipe.send(message.tensors[0]);
   }
 });

@@ -5,7 +5,9 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <thread>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
@@ -13,13 +15,18 @@
 #include "share/keeper.h"
 #include "support/child.h"
 #include "support/note.h"
+#include "support/numbers.h"
+#include "support/watchdog.h"
 
 namespace onecopy {
 namespace {
 
 using testing::Child;
+using testing::element;
 using testing::eventually;
 using testing::Note;
+using testing::numbers;
+using testing::set_element;
 using testing::Shared;
 
 ErrorCode code_of(const std::function<void()>& call) {
@@ -31,10 +38,30 @@ ErrorCode code_of(const std::function<void()>& call) {
   return ErrorCode{255};
 }
 
-Tensor numbers(std::int64_t count) {
-  Tensor tensor = empty(Layout(DType::i64, {count}));
-  for (std::int64_t i = 0; i < count; ++i) tensor.as<std::int64_t>()[i] = i;
-  return tensor;
+TEST(BorrowerList, CanBeReadWhileBorrowersComeAndGo) {
+  const testing::Watchdog watchdog;
+  Shared<Note> note;
+  // Forked by a process that is made before the lister: a child forked in the middle of another
+  // thread's allocation may never allocate again, as AddressSanitizer's allocator knows nothing of forks.
+  Child parent([&] {
+    const Handle handle = Handle::from_text(note->read());
+    for (int i = 0; i < 50; ++i) {
+      Child borrower([&] { open(handle); });
+      EXPECT_EQ(borrower.join(), 0);
+    }
+  });
+  const Handle handle = share(numbers(100));
+  std::atomic<bool> done = false;
+  std::uint64_t most = 0;
+  std::jthread lister([&] {
+    while (!done)
+      for (const BorrowerInfo& borrower : this_owner().borrowers) most = std::max(most, borrower.claims);
+  });
+  note->write(handle.to_text());
+  EXPECT_EQ(parent.join(), 0);
+  done = true;
+  lister.join();
+  EXPECT_LE(most, 1u);
 }
 
 TEST(ShareBetweenProcesses, ABorrowerReadsAndWritesTheOwnersMemory) {
@@ -44,12 +71,12 @@ TEST(ShareBetweenProcesses, ABorrowerReadsAndWritesTheOwnersMemory) {
     const Handle handle = share(tensor);
     note->write(handle.to_text());
     EXPECT_TRUE(eventually([&] { return note->step == 2; }));
-    EXPECT_EQ(tensor.as<std::int64_t>()[7], 70);
+    EXPECT_EQ(element(tensor, 7), 70);
   });
   Child borrower([&] {
     const Tensor tensor = open(Handle::from_text(note->read()));
-    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
-    tensor.as<std::int64_t>()[7] = 70;
+    EXPECT_EQ(element(tensor, 999), 999);
+    set_element<std::int64_t>(tensor, 7, 70);
     note->step = 2;
   });
   EXPECT_EQ(borrower.join(), 0);
@@ -72,7 +99,7 @@ TEST(ShareBetweenProcesses, WhatABorrowerHoldsIsNotReusedUntilItLetsGo) {
     Tensor tensor = open(Handle::from_text(note->read()));
     note->step = 2;
     EXPECT_TRUE(eventually([&] { return note->step == 3; }));
-    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    EXPECT_EQ(element(tensor, 999), 999);
     tensor.release();
     EXPECT_EQ(stats().leases, 0u);
     EXPECT_TRUE(eventually([&] { return stats().owners == 0; }));
@@ -108,7 +135,7 @@ TEST(ShareBetweenProcesses, MemoryOutlivesItsOwner) {
   const Handle handle = Handle::from_text(note->read());
   const Tensor tensor = open(handle);
   owner.kill();
-  EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+  EXPECT_EQ(element(tensor, 999), 999);
   EXPECT_EQ(open(handle).data(), tensor.data());
 }
 
@@ -133,7 +160,7 @@ TEST(ShareBetweenProcesses, ABorrowedTensorCanBeSharedOnAfterItsOwnersDeath) {
   note->step = 3;
   Child last([&] {
     const Tensor tensor = open(Handle::from_text(on->read()));
-    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    EXPECT_EQ(element(tensor, 999), 999);
     note->step = 4;
   });
   EXPECT_EQ(last.join(), 0);
@@ -153,7 +180,7 @@ TEST(ShareBetweenProcesses, WhatTheOwnerLetGoOfCanBePassedOnAndBack) {
   });
   Child last([&] {
     const Tensor mine = open(Handle::from_text(on->read()));
-    EXPECT_EQ(mine.as<std::int64_t>()[999], 999);
+    EXPECT_EQ(element(mine, 999), 999);
     on->step = 2;
     EXPECT_TRUE(eventually([&] { return on->step == 3; }));
   });
@@ -180,7 +207,7 @@ TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
     const std::string text = share(tensor).to_text();
     Child middle([&] {
       const Tensor mine = open(Handle::from_text(note->read()));
-      static_cast<SharedKeeper*>(mine.block().keeper())->begin_transit(mine.block().number());
+      static_cast<SharedKeeper*>(mine.block().keeper())->begin_transit(mine.block().number(), 1);
       note->step = 2;
       pause();
     });
@@ -191,7 +218,7 @@ TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
     EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
     EXPECT_EQ(stats().limbo, 1u);
     EXPECT_EQ(stats().in_transit, 1u);
-    Child receiver([&] { EXPECT_EQ(open(Handle::from_text(text)).as<std::int64_t>()[999], 999); });
+    Child receiver([&] { EXPECT_EQ(element(open(Handle::from_text(text)), 999), 999); });
     EXPECT_EQ(receiver.join(), 0);
   });
   EXPECT_EQ(owner.join(), 0);
@@ -214,7 +241,7 @@ TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
     });
     const Tensor tensor = open(Handle::from_text(note->read()));
     owner.kill();
-    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    EXPECT_EQ(element(tensor, 999), 999);
   };
   const auto all_closed = [] { return stats().owners == 0; };
   open_from_a_new_owner();
@@ -227,17 +254,17 @@ TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
 
 TEST(ShareBetweenProcesses, ReadOnlyMappingsCannotBeWritten) {
   Shared<Note> note;
+  Child borrower([&] {
+    const Tensor mine = open(Handle::from_text(note->read()), Access::read_only);
+    EXPECT_EQ(element(mine, 9), 9);
+    std::signal(SIGSEGV, SIG_DFL);  // sanitizers would report it and exit
+    set_element<std::int64_t>(mine, 0, 1);
+  });
   const Tensor tensor = numbers(10);
   const Handle handle = share(tensor);
   note->write(handle.to_text());
-  Child borrower([&] {
-    const Tensor mine = open(Handle::from_text(note->read()), Access::read_only);
-    EXPECT_EQ(mine.as<std::int64_t>()[9], 9);
-    std::signal(SIGSEGV, SIG_DFL);  // sanitizers would report it and exit
-    mine.as<std::int64_t>()[0] = 1;
-  });
-  EXPECT_EQ(borrower.join(), -SIGSEGV);
-  EXPECT_EQ(tensor.as<std::int64_t>()[0], 0);
+  EXPECT_EQ(borrower.join(), testing::device() == kCpu ? -SIGSEGV : Child::kThrew);
+  EXPECT_EQ(element(tensor, 0), 0);
 }
 
 TEST(Fork, WhatAChildInheritedStaysAliveUntilItLetsGo) {
@@ -246,7 +273,7 @@ TEST(Fork, WhatAChildInheritedStaysAliveUntilItLetsGo) {
   Child child([&] {
     note->step = 1;
     EXPECT_TRUE(eventually([&] { return note->step == 2; }));
-    EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+    EXPECT_EQ(element(tensor, 999), 999);
     tensor.release();
     note->step = 3;
     EXPECT_TRUE(eventually([&] { return note->step == 4; }));
@@ -279,7 +306,7 @@ TEST(Fork, LeasesOfTheParentBecomeTheChildsToo) {
     Tensor tensor = open(Handle::from_text(note->read()));
     Child grandchild([&] {
       EXPECT_TRUE(eventually([&] { return step->step == 3; }));
-      EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+      EXPECT_EQ(element(tensor, 999), 999);
       tensor.release();
     });
     step->step = 1;
@@ -297,9 +324,9 @@ TEST(Fork, AGrandchildKeepsWhatItsGrandparentOwns) {
   Child child([&] {
     Child grandchild([&] {
       EXPECT_TRUE(eventually([&] { return step->step == 1; }));
-      EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+      EXPECT_EQ(element(tensor, 999), 999);
       const Handle handle = share(tensor);
-      EXPECT_EQ(open(handle).as<std::int64_t>()[1], 1);
+      EXPECT_EQ(element(open(handle), 1), 1);
     });
     tensor.release();
     EXPECT_EQ(grandchild.join(), 0);
@@ -329,16 +356,16 @@ TEST(Fork, WithoutDescriptorsForThePageTheChildsMemoryIsSafeAllTheSame) {
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     Child child([&] {
       note->reach(1);
-      EXPECT_EQ(tensor.as<std::int64_t>()[999], 999);
+      EXPECT_EQ(element(tensor, 999), 999);
       tensor.release();
       note->step = 2;
     });
     Tensor other = numbers(10);
     tensor.release();
-    for (int i = 0; i < 100; ++i) numbers(1000).as<std::int64_t>()[999] = 0;
+    for (int i = 0; i < 100; ++i) set_element<std::int64_t>(numbers(1000), 999, 0);
     note->step = 1;
     note->reach(2);
-    for (int i = 0; i < 100; ++i) numbers(1000).as<std::int64_t>()[999] = 0;
+    for (int i = 0; i < 100; ++i) set_element<std::int64_t>(numbers(1000), 999, 0);
     EXPECT_EQ(stats().limbo, 1u);  // nobody can tell that the child has let go
     EXPECT_EQ(stats().live_blocks, 1u);
     EXPECT_EQ(child.join(), 0);
@@ -355,7 +382,7 @@ TEST(Fork, AChildSharesTensorsOfItsOwn) {
     note->write(handle.to_text());
     EXPECT_TRUE(eventually([&] { return note->step == 2; }));
   });
-  EXPECT_EQ(open(Handle::from_text(note->read())).as<std::int64_t>()[999], 999);
+  EXPECT_EQ(element(open(Handle::from_text(note->read())), 999), 999);
   note->step = 2;
   EXPECT_EQ(child.join(), 0);
 }

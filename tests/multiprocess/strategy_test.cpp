@@ -157,9 +157,12 @@ TEST_P(EveryStrategy, ABundleMayMixBoth) {
 TEST_P(EveryStrategy, ExitingLeavesNoName) {
   Child owner([&] {
     Child user([&] {  // which exits as programs do
-      share(bytes(1000, 1));
-      bytes(40 * kMiB, 2);
-      EXPECT_EQ(files(), names(2));
+      {
+        const Tensor small = bytes(1000, 1);
+        const Tensor large = bytes(40 * kMiB, 2);
+        share(small);
+        EXPECT_EQ(files(), names(2));
+      }
       std::exit(::testing::Test::HasFailure() ? 1 : 0);
     });
     EXPECT_EQ(user.join(), 0);

@@ -12,6 +12,8 @@
 #include <exception>
 #include <utility>
 
+#include "support/watchdog.h"
+
 namespace onecopy::testing {
 namespace {
 
@@ -69,6 +71,7 @@ bool Child::has_ended() {
 int Child::join(std::chrono::milliseconds deadline) {
   if (!eventually([this] { return has_ended(); }, deadline)) {
     ADD_FAILURE() << "child " << pid_ << " did not end within " << deadline.count() << " ms";
+    Watchdog::dump_stacks();  // where it hangs, if there was a Watchdog before it
     kill();
   }
   return status_;
@@ -85,7 +88,9 @@ void Child::kill(int signal) {
 }
 
 void Child::signal(int number) noexcept {
-  if (!reaped_) ::kill(pid_, number);
+  if (reaped_ || ::kill(pid_, number) != 0 || number != SIGSTOP) return;
+  siginfo_t stopped;
+  ::waitid(P_PID, static_cast<id_t>(pid_), &stopped, WSTOPPED | WNOWAIT);
 }
 
 }  // namespace onecopy::testing

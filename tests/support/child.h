@@ -31,11 +31,12 @@ class Child {
   int pid() const noexcept { return pid_; }
   bool has_ended();
   /// Waits for the end: the number of failures inside, kThrew, what the body gave to _exit, or
-  /// minus the signal that killed it. At the deadline the child is killed, and the test fails.
-  int join(std::chrono::milliseconds deadline = kPatience);
+  /// minus the signal that killed it. At the deadline the child is killed, and the test fails. It is
+  /// later than that of an eventually() inside, whose failure says more.
+  int join(std::chrono::milliseconds deadline = 2 * kPatience);
   /// Kills it and waits for its end.
   void kill(int signal = SIGKILL);
-  /// Sends a signal and goes on, for SIGSTOP and SIGCONT.
+  /// For SIGSTOP, after which it has stopped, and SIGCONT.
   void signal(int number) noexcept;
 
  private:

@@ -58,15 +58,15 @@ class Pipe {
   Pipe& operator=(Pipe&&) noexcept;
   ~Pipe();
 
-  /// Throws closed, out_of_memory, invalid_argument for memory of other libraries.
-  void send(const Tensor& tensor);
-  void send(const Message& message);
+  /// Throws closed, out_of_memory, invalid_argument for memory of other libraries. Streams as in queues.
+  void send(const Tensor& tensor, Stream stream = {});
+  void send(const Message& message, Stream stream = {});
   /// Waits for a message. Throws closed, and what Queue::get() throws.
-  Message recv();
+  Message recv(Stream stream = {});
   /// Nothing when there was none until the timeout; zero: does not wait.
-  std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {});
+  std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// As Queue::get_tensor().
-  Tensor recv_tensor();
+  Tensor recv_tensor(Stream stream = {});
   /// True when recv() would not wait now: there is a message, or there will never be one.
   bool poll(std::chrono::nanoseconds timeout = {});
   /// This process has this end no more; all other members throw closed.

@@ -31,10 +31,12 @@ struct QueueOptions {
 /// also when its putter has exited or was killed meanwhile, and no process harms the queue by dying.
 ///
 /// A get whose tensors are lost (their owner freed them, or died and nobody kept them) throws
-/// stale_handle or owner_died; that item is gone, the queue goes on.
+/// stale_handle or owner_died; that item is gone, the queue goes on. So does one whose putter died before its
+/// stream had written them: peer_died.
 ///
 /// Thread safety: all members may be called concurrently, but for moving. A forked child may use what
-/// it inherited. Move-only; destroying it means that this process leaves.
+/// it inherited. Move-only; destroying it means that this process leaves, once its streams have written
+/// what it has put.
 class Queue {
  public:
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
@@ -51,27 +53,46 @@ class Queue {
   }
   ~Queue();
 
+  // Streams are those of devices whose tensors cross the queue, and the default stream of each when none is
+  // named: what is in the putter's then is done before what the getter's is given after the get, and the
+  // memory is not reused before what is in the getter's when it drops the tensor. No host waits for that.
+  // A stream that is named must live as long as the tensor, and a message's tensors be on its one device.
+
   /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then),
-  /// invalid_argument for memory of other libraries.
-  void put(const Tensor& tensor);
-  void put(const Message& message);
+  /// invalid_argument for memory of other libraries, unsupported for a stream that is being captured.
+  void put(const Tensor& tensor, Stream stream = {});
+  void put(const Message& message, Stream stream = {});
+  /// The same, and lets go of the tensor, which is empty afterwards: cheaper than keeping it.
+  void put(Tensor&& tensor, Stream stream = {});
   /// False when the queue was full all the time; zero: does not wait.
-  bool try_put(const Tensor& tensor, std::chrono::nanoseconds timeout = {});
-  bool try_put(const Message& message, std::chrono::nanoseconds timeout = {});
+  bool try_put(const Tensor& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
+  bool try_put(const Message& message, std::chrono::nanoseconds timeout = {}, Stream stream = {});
+  bool try_put(Tensor&& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
 
   /// Waits for a message. Throws closed when the queue is closed and empty.
-  Message get();
+  Message get(Stream stream = {});
   /// Nothing when there was none until the timeout; zero: does not wait.
-  std::optional<Message> try_get(std::chrono::nanoseconds timeout = {});
+  std::optional<Message> try_get(std::chrono::nanoseconds timeout = {}, Stream stream = {});
+  /// try_get() for callers that keep others waiting, e.g. with an interpreter's lock: takes under a
+  /// microsecond. Nothing also when the first message is long, or when opening its tensors would mean
+  /// to ask another process; it stays the first then.
+  std::optional<Message> try_get_at_once(Stream stream = {});
   /// Waits for what was put as one tensor. Throws invalid_argument, and leaves the message where it
   /// is, when it is another one.
-  Tensor get_tensor();
-  std::optional<Tensor> try_get_tensor(std::chrono::nanoseconds timeout = {});
+  Tensor get_tensor(Stream stream = {});
+  std::optional<Tensor> try_get_tensor(std::chrono::nanoseconds timeout = {}, Stream stream = {});
 
   /// Items waiting now; others may change it at any time.
   std::uint64_t size() const;
   bool empty() const { return size() == 0; }
   std::uint64_t maxsize() const;
+  /// A descriptor for select, poll and epoll: readable while a get would not wait, that is while there
+  /// are messages or the queue is closed. It may be readable a little longer, so use try_get() then;
+  /// it is never unreadable for longer than 100 ms while there is something. The descriptor stays the
+  /// same and open while this process has the queue; a forked child gets another one when it asks.
+  /// Nobody may read or close it. The first call starts a thread that sleeps on the queue. Throws
+  /// out_of_descriptors, out_of_memory.
+  int ready_fd() const;
   /// Puts fail from here on, gets drain what is there; for all processes.
   void close();
   bool is_closed() const;

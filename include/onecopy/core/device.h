@@ -20,6 +20,7 @@ struct Device {
   /// "cpu", "cuda:0", "npu:1". Throws invalid_argument on anything else.
   static Device parse(std::string_view text);
   std::string str() const;
+  // NOLINTNEXTLINE(modernize-use-nullptr): clang-tidy 14 takes the 0 in here for a pointer
   auto operator<=>(const Device&) const = default;
 };
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -35,9 +36,17 @@ enum class DType : std::uint8_t {
 inline constexpr DType kFirstDType = DType::boolean;
 inline constexpr DType kLastDType = DType::f8_e8m0fnu;
 
-bool is_valid(DType dtype) noexcept;
-/// Bytes of one element.
-std::size_t size_of(DType dtype) noexcept;
+constexpr bool is_valid(DType dtype) noexcept { return dtype >= kFirstDType && dtype <= kLastDType; }
+
+namespace detail {
+inline constexpr std::array<std::uint8_t, 21> kDTypeSizes{0, 1, 1, 1, 2,  2, 4, 4, 8, 8, 2,
+                                                          2, 4, 8, 8, 16, 1, 1, 1, 1, 1};
+}
+
+/// Bytes of one element; 0 when there is no such type.
+constexpr std::size_t size_of(DType dtype) noexcept {
+  return is_valid(dtype) ? detail::kDTypeSizes[static_cast<std::size_t>(dtype)] : 0;
+}
 /// numpy-like name: "bool", "uint8", "float32", "bfloat16", "float8_e4m3fn", ...
 std::string_view name(DType dtype) noexcept;
 /// The reverse of name(); nothing when the name is unknown.

@@ -75,7 +75,9 @@ class Layout {
  private:
   static constexpr std::size_t kInline = 6;  // shape and strides of three dimensions
 
-  bool is_inline() const noexcept { return ndim_ * 2u <= kInline; }
+  /// How many: shape and strides.
+  std::size_t numbers() const noexcept { return std::size_t{2} * ndim_; }
+  bool is_inline() const noexcept { return numbers() <= kInline; }
   const std::int64_t* dims() const noexcept { return is_inline() ? inline_ : heap_; }
   /// Takes what `other` holds; dtype and ndim are already the same. `other` becomes 0-d.
   void steal(Layout& other) noexcept {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,21 +17,34 @@ namespace onecopy {
 
 /// How a segment's memory came to be, and so how it is opened. The numbers travel in handles.
 enum class SegmentKind : std::uint8_t {
-  memfd = 1,       ///< anonymous file: strategy file_descriptor
-  named_file = 2,  ///< a file with a name in shared_directory(): strategy file_system
-  cuda_vmm = 3,    ///< cuMemCreate, POSIX descriptor
-  cuda_ipc = 4,    ///< cudaMalloc, legacy handle
-  ascend_key = 5,  ///< aclrtMalloc, IPC key
-  ascend_vmm = 6,  ///< aclrtMallocPhysical, 64-bit shareable handle
+  memfd = 1,        ///< anonymous file: strategy file_descriptor
+  named_file = 2,   ///< a file with a name in shared_directory(): strategy file_system
+  cuda_vmm = 3,     ///< cuMemCreate, POSIX descriptor
+  cuda_ipc = 4,     ///< cudaMalloc, legacy handle
+  ascend_key = 5,   ///< aclrtMalloc, IPC key
+  ascend_vmm = 6,   ///< aclrtMallocPhysical, 64-bit shareable handle
+  shared_file = 7,  ///< host memory that something else made: a memfd or a file on tmpfs
 };
 
-/// What lets another process map a segment: descriptors for memfd and VMM kinds, a path in `blob`
+/// What lets another process map a segment: descriptors for files and VMM kinds, a path in `blob`
 /// for named files, vendor handle bytes in `blob` for the rest.
 struct ExportedMemory {
   SegmentKind kind = SegmentKind::memfd;
   std::uint64_t size = 0;
   std::vector<Fd> fds;
   Bytes blob;
+  Uuid device{};  ///< whose memory it is; all zero for the CPU
+};
+
+/// Is such memory gone with the process that allocated it, whoever has it open?
+bool is_weak(SegmentKind kind) noexcept;
+/// The device of such memory.
+DeviceType device_type(SegmentKind kind) noexcept;
+
+/// A device by its name here and its name everywhere. There is one object for each pair.
+struct DeviceIdentity {
+  Device device;  ///< where this process sees the memory
+  Uuid uuid;      ///< whose memory it is
 };
 
 /// One region of one device, mapped into this process. Destroying it unmaps it; the memory itself
@@ -50,6 +64,9 @@ class DeviceMemory {
   virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
   /// What another process needs to map this. Throws out_of_descriptors, unsupported.
   virtual ExportedMemory export_memory(Access access) const = 0;
+  /// Lets another device of this process use it, at the same addresses and with the same access. Quick when
+  /// it may already. Throws unsupported when there is no way from that device to the memory.
+  virtual void allow(int ordinal);
 };
 
 struct DeviceInfo {
@@ -59,6 +76,42 @@ struct DeviceInfo {
   std::uint64_t total_bytes = 0;
 };
 
+/// How a backend's memory wants to be treated.
+struct BackendTraits {
+  SegmentKind kind = SegmentKind::memfd;  ///< of new segments
+  std::size_t alignment = 64;             ///< of blocks, as the vendor's own allocator has it
+  /// Physical memory comes and goes with a whole segment: commit() of a part reserves all of it, and
+  /// decommit() of a part does nothing.
+  bool whole_segments = false;
+  /// The host reads and writes it through its addresses; otherwise only copy() does.
+  bool host_memory = true;
+  /// The environment variable that hides devices from a process.
+  const char* visibility = "";
+};
+
+/// A queue of work on a device, by the vendor's own handle. None is the device's default stream.
+struct Stream {
+  void* native = nullptr;
+};
+
+/// Bytes to copy between two places, each of them on any device that one backend and the CPU know.
+struct Transfer {
+  void* to = nullptr;
+  Device to_device;
+  const void* from = nullptr;
+  Device from_device;
+  std::size_t bytes = 0;
+};
+
+/// Memory that somebody else allocated.
+struct ForeignMemory {
+  Device device;
+  std::byte* base = nullptr;
+  std::size_t bytes = 0;
+  std::uint64_t identity = 0;  ///< never the same again, should the addresses be used anew
+  SegmentKind kind = SegmentKind::memfd;
+};
+
 /// What onecopy wants from a vendor. One instance per process and kind, made by backend().
 /// Thread safety: all members may be called concurrently.
 class Backend {
@@ -66,6 +119,7 @@ class Backend {
   virtual ~Backend() = default;
 
   virtual DeviceType type() const noexcept = 0;
+  virtual BackendTraits traits() const noexcept = 0;
   /// Empty when the vendor's library or its devices are absent.
   virtual std::vector<DeviceInfo> devices() const = 0;
   /// Smallest unit of create() and commit() in bytes.
@@ -77,11 +131,58 @@ class Backend {
                                                const std::string& owner, std::uint32_t number) = 0;
   /// Maps what another process exported. Checks sizes and seals; throws bad_handle, out_of_mappings.
   virtual std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) = 0;
+  /// The same export again, to be passed on with no more access than `access`.
+  virtual ExportedMemory duplicate(const ExportedMemory& memory, Access access) const = 0;
+  /// The number by which the driver knows this process, for those who lend to it; 0 where drivers do not ask who
+  /// opens memory. Throws unsupported.
+  virtual std::int32_t borrower_number() { return 0; }
+  /// Lets the process that the driver knows by this number open the export, where it asks.
+  virtual void admit(const ExportedMemory&, std::int32_t) {}
+
+  /// Copies when all that is in the stream before has been done, and returns at once where the vendor
+  /// can; memory of the host must stay as it is until then. The stream belongs to the device that is
+  /// written to, or, when that is the CPU, read from.
+  virtual void copy(const Transfer& transfer, Stream stream) = 0;
+  /// Waits for all that is in the stream.
+  virtual void synchronize(int ordinal, Stream stream) = 0;
+
+  /// Can streams of this device wait for words in memory of the host and write them? Then `words` (whole
+  /// pages, mapped) are made known to the driver; they stay so until the process ends.
+  virtual bool register_words(int, void*, std::size_t) { return false; }
+  /// Enqueues a store to a registered word, after all that is in the stream.
+  virtual void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word,
+                          std::uint64_t value);
+  /// The same without register_words(), where a thread of the driver's can store it: as far in order, and later.
+  /// False where that is not possible either.
+  virtual bool write_word_by_host(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t) { return false; }
+  /// Enqueues a wait until the word has reached the value, or gone past it: values are compared cyclically.
+  virtual void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
+                             std::uint64_t value);
+
+  /// Is what the stream is given now recorded for later, and not done? Then it cannot be ordered.
+  virtual bool is_captured(int, Stream) { return false; }
+
+  /// The allocation, or the row of allocations, that [at, at + bytes) lies in. Throws unsupported for
+  /// memory that no other process can be given, invalid_argument for what is not this vendor's.
+  virtual ForeignMemory find_foreign(const void* at, std::size_t bytes) = 0;
+  /// Makes it a segment, which lasts as long as its maker leaves it there.
+  virtual std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) = 0;
 };
 
 /// The backend of a kind of device. Throws unsupported, saying what is missing.
 Backend& backend(DeviceType type);
 /// Every kind this build knows, whether or not it works on this machine.
 std::vector<DeviceType> backend_types();
+
+/// How this process numbers the device. Throws unsupported when it is not here or not visible.
+Device find_device(DeviceType type, const Uuid& uuid);
+/// The reverse; all zero for the CPU. Throws invalid_argument.
+Uuid uuid_of(Device device);
+/// Lives until the process ends, so that tables can point at it.
+const DeviceIdentity& identity_of(Device device);
+/// Copies by whichever backend knows both sides.
+void copy_bytes(const Transfer& transfer, Stream stream = {});
+/// The same, and waits until it is done.
+void copy_bytes_and_wait(const Transfer& transfer);
 
 }  // namespace onecopy

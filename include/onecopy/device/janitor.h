@@ -21,4 +21,9 @@ struct CleanupReport {
 /// killed processes left behind. An absent directory holds nothing.
 CleanupReport remove_abandoned_files();
 
+/// Tries again to unlink the files that this process released while another still had them: a forked child
+/// has its parent's, and may end without a word. True while it is worth trying soon; true or not, later
+/// calls try too.
+bool remove_released_files() noexcept;
+
 }  // namespace onecopy

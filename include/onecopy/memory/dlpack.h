@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "onecopy/core/device.h"
 #include "onecopy/memory/tensor.h"
 
 namespace onecopy {
@@ -53,12 +54,22 @@ struct DLManagedTensorVersioned {
 };
 
 inline constexpr std::int32_t kDLCpu = 1;
+inline constexpr std::int32_t kDLCuda = 2;
+inline constexpr std::int32_t kDLCudaHost = 3;  ///< pinned, and the host's own all the same
+inline constexpr std::int32_t kDLExtDev =
+    12;  ///< how torch_npu names its devices; DLPack has no number for them
 inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags
 
-// Thread safety: all functions may be called concurrently.
+// Thread safety: all functions may be called concurrently. None waits for a device: what its streams still have
+// to do to the memory is the caller's affair.
+
+/// How DLPack names a device. Throws unsupported.
+DLDevice to_dl(Device device);
+/// The reverse; pinned memory of the host is the CPU's. Throws unsupported for all others.
+Device from_dl(DLDevice device);
 
 /// The tensor as DLPack 1.x. The caller calls the deleter (or hands the struct to somebody who will);
-/// the block is kept alive until then. Throws unsupported for devices other than the CPU.
+/// the block is kept alive until then. Throws unsupported for devices that DLPack has no number for here.
 DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor);
 /// The same in the old form. It cannot say that memory is read-only: such tensors are refused.
 DLManagedTensor* to_dlpack(const Tensor& tensor);

@@ -39,6 +39,7 @@ struct SegmentInfo {
   Device device;
   std::uint64_t size = 0;       ///< address range in bytes
   std::uint64_t committed = 0;  ///< bytes of physical memory reserved
+  const DeviceIdentity* identity = nullptr;
 };
 
 /// All segments of this process, over all pools, by number. Numbers start at 1 and are never reused.
@@ -61,6 +62,8 @@ class SegmentTable {
   void add_committed(std::uint32_t number, std::int64_t bytes) noexcept;
   /// Throws stale_handle when there is no such segment (any more).
   ExportedMemory export_memory(std::uint32_t number, Access access) const;
+  /// See DeviceMemory::allow().
+  void allow(std::uint32_t number, int ordinal) const;
   SegmentInfo info(std::uint32_t number) const;
   std::vector<SegmentInfo> list() const;
 
@@ -72,7 +75,7 @@ class SegmentTable {
 
  private:
   struct Entry {
-    Device device;
+    const DeviceIdentity* identity;
     std::unique_ptr<DeviceMemory> memory;
     std::uint64_t committed = 0;
   };

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <span>
+#include <utility>
 
 #include "onecopy/core/tensor_view.h"
 #include "onecopy/memory/block.h"
@@ -43,6 +44,8 @@ class Tensor {
 
   /// Gives the reference back early; the tensor is empty afterwards.
   void release() noexcept;
+  /// The same, for the caller to keep: from here on the tensor is empty.
+  BlockRef take_block() noexcept { return std::move(block_); }
   explicit operator bool() const noexcept { return static_cast<bool>(block_); }
 
  private:

@@ -42,7 +42,7 @@ struct PeerCredentials {
 /// A negative timeout means no limit. Functions that wait go on after signals.
 class UnixSocket {
  public:
-  static constexpr std::size_t kMaxPacketBytes = 192 * 1024;
+  static constexpr std::size_t kMaxPacketBytes = std::size_t{192} * 1024;
   static constexpr std::size_t kMaxPacketFds = 253;
 
   UnixSocket() noexcept = default;

@@ -11,6 +11,7 @@
 
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
+#include "onecopy/share/share.h"
 
 namespace onecopy {
 
@@ -19,6 +20,9 @@ using NamedTensor = std::pair<std::string, Tensor>;
 /// One handle for many tensors, e.g. a state_dict. Its table lives in a shared block, which keeps the
 /// tensors alive while any process holds it. `structure` is the caller's own and comes back as is.
 Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure = {});
+/// The same in the order of a stream, as share(tensor, stream): for tensors of one device, or, with the
+/// default stream, of several. Throws invalid_argument for several devices with another stream.
+Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure, Stream stream);
 
 /// A bundle as its opener sees it: a table that is read row by row. Tensors keep only their own block
 /// alive, the Bundle keeps all.
@@ -27,6 +31,8 @@ class Bundle {
  public:
   /// Throws what open() throws, and bad_handle when the handle is not a bundle's or its table lies.
   static Bundle open(const Handle& handle, Access access = Access::read_write);
+  /// All its tensors are opened on the device and in the order of the stream, as open(handle, options) does.
+  static Bundle open(const Handle& handle, const OpenOptions& options);
   Bundle(Bundle&&) noexcept;
   Bundle& operator=(Bundle&&) noexcept;
   ~Bundle();

@@ -12,7 +12,8 @@ namespace onecopy {
 /// The bytes that travel: enough to open a tensor, or a bundle of them, in another process.
 ///
 /// A handle made by share() keeps its block alive while it lives. Bytes or text written down hold
-/// nothing: opening them works while somebody keeps the tensor, and is stale_handle afterwards.
+/// nothing, unless hold() made the handle: opening them works while somebody keeps the tensor, and is
+/// stale_handle afterwards.
 /// Thread safety: as a value.
 class Handle {
  public:
@@ -22,6 +23,8 @@ class Handle {
       : fields_(std::move(fields)), keep_(std::move(keep)) {}
 
   const HandleFields& fields() const noexcept { return fields_; }
+  /// What this handle keeps alive; none when it was read from bytes or text.
+  const BlockRef& block() const noexcept { return keep_; }
   const Layout& layout() const noexcept { return fields_.layout; }
   bool is_bundle() const noexcept { return fields_.is_bundle(); }
 

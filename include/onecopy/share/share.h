@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <string_view>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
 
+#include "onecopy/device/backend.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 
@@ -14,8 +19,17 @@ Tensor empty(const Layout& layout, Device device = kCpu);
 
 /// A tensor of our own with the same elements, row-major: the way to share foreign memory.
 Tensor copy(const TensorView& source);
+/// The same on another device. copy_into() (onecopy/memory/copy.h) fills tensors that are there already.
+Tensor copy(const TensorView& source, Device device);
 
-/// Names a tensor for other processes. It must have been made by empty(), copy(), a loader, or opened
+/// Memory that a framework or a driver call allocated on a device, shared where it is. The tensor keeps
+/// `owner` until nobody uses the memory any more, here or in other processes; then it is dropped, on any
+/// thread. Other processes can see the whole allocation that the view lies in. Throws unsupported for
+/// memory that cannot be given to others (the CPU's, managed, or of a stream-ordered pool), invalid_argument
+/// when it is not memory of that device.
+Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
+
+/// Names a tensor for other processes. It must have been made by empty(), copy(), adopt(), a loader, or opened
 /// here: a borrowed tensor may be shared on, also after its owner's death. Costs no system call.
 /// Throws invalid_argument for memory of other libraries (use copy()).
 Handle share(const Tensor& tensor);
@@ -25,6 +39,69 @@ Handle share(const Tensor& tensor);
 /// Throws stale_handle (freed meanwhile), owner_died, other_boot, other_user, bad_secret, bad_handle,
 /// out_of_descriptors, out_of_mappings; nothing is held or mapped then.
 Tensor open(const Handle& handle, Access access = Access::read_write);
+
+/// All bytes of the block that a tensor lies in, which views share: what frameworks call its storage.
+/// As many as were asked of empty(), on the tensor's own mapping. Throws invalid_argument for memory of
+/// other libraries.
+std::span<std::byte> storage(const Tensor& tensor);
+/// Can share() name it? False for memory of other libraries, and for no tensor at all.
+bool is_shareable(const Tensor& tensor) noexcept;
+
+/// The same handle for writing down: this process keeps the block until the first open() of the bytes
+/// or text, wherever that happens and however they got there, ten minutes at most. Afterwards they
+/// hold nothing. Visible in stats().in_transit and `onecopy ls`. It does not outlive this process.
+/// Throws invalid_argument for a handle that was itself read from bytes or text.
+Handle hold(const Handle& handle);
+/// Ends a hold without an open: whoever was to open it is gone, or will not. Without effect when the
+/// hold is over.
+void end_hold(const Handle& handle) noexcept;
+
+/// A file of shared memory that something else made (a memfd, a file in /dev/shm), in place, as a row
+/// of its first `size` bytes. Its pages are reserved, so that touching them cannot end in SIGBUS; it
+/// must not be shrunk. `fd` is duplicated and stays the caller's. Throws invalid_argument, read_only,
+/// out_of_memory, out_of_descriptors, out_of_mappings.
+Tensor adopt_file(int fd, std::size_t size);
+
+struct OpenOptions {
+  Access access = Access::read_write;
+  /// Where it is to be used; the memory's own device when none is named.
+  std::optional<Device> device{};
+  /// Opens in the order of this stream, as below. It belongs to `device`.
+  std::optional<Stream> stream{};
+};
+/// The same, on another device of this process if wanted: see use_on(). Nothing is copied.
+Tensor open(const Handle& handle, const OpenOptions& options);
+
+/// The same tensor for use on another device of this process, at the same addresses: that device reads and
+/// writes the memory where it is, through peer access. Handles made from it name the memory's own device.
+/// Throws unsupported when there is no way between the two, invalid_argument for another kind of device.
+Tensor use_on(const Tensor& tensor, Device device);
+
+/// What to do when others could see more than the tensor through its handle: the rest of the tensor's storage,
+/// or, for adopted memory, of the whole allocation, in which a framework may keep other tensors.
+enum class Exact : std::uint8_t {
+  no,      ///< share it
+  refuse,  ///< throw unsupported, with the numbers
+  copy,    ///< share a copy, which lives as long as the handle
+};
+struct ShareOptions {
+  Exact exact = Exact::no;
+  /// Shares in the order of this stream, as below; a copy is made in it, too.
+  std::optional<Stream> stream{};
+};
+Handle share(const Tensor& tensor, const ShareOptions& options);
+
+// The same in the order of streams, for tensors on devices; those on the CPU have no streams. The host waits for
+// nothing, where the device's streams can wait for words in memory.
+
+/// The opener's stream will wait for all that is in `stream` now.
+Handle share(const Tensor& tensor, Stream stream);
+/// What `stream` is given from now on happens after what the sharer's stream had in it, and the lease ends after
+/// what is in `stream` when the last copy of the tensor goes. The stream must live until then.
+Tensor open(const Handle& handle, Access access, Stream stream);
+/// The same tensor for use in another stream: its memory is kept until that stream has come past the end of the
+/// last copy of what is returned. The stream must live until then.
+Tensor record_stream(const Tensor& tensor, Stream stream);
 
 /// How new segments are made, in the words of torch.multiprocessing.
 enum class Strategy : std::uint8_t {

@@ -23,6 +23,8 @@ struct Stats {
   std::uint64_t leases = 0;            ///< claims we hold on blocks of others
   std::uint64_t deposits = 0;          ///< segments of others kept open for receivers to come
   std::uint64_t descriptors = 0;       ///< open descriptors of the whole process
+  /// How often a host waited where a stream should have: its device has no stream memory operations.
+  std::uint64_t host_waits = 0;
 };
 Stats stats();
 

@@ -3,10 +3,13 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <cstring>
+
 #include "factory.h"
 #include "memfd_memory.h"
 #include "named_file_memory.h"
 #include "onecopy/core/error.h"
+#include "onecopy/os/memfd.h"
 
 namespace onecopy {
 
@@ -16,11 +19,19 @@ namespace {
 class CpuBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cpu; }
+  BackendTraits traits() const noexcept override { return {}; }
   std::vector<DeviceInfo> devices() const override;
   std::size_t granularity() const noexcept override { return page_; }
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
   std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;
+  ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
+  void copy(const Transfer& transfer, Stream) override {
+    std::memcpy(transfer.to, transfer.from, transfer.bytes);
+  }
+  void synchronize(int, Stream) override {}
+  ForeignMemory find_foreign(const void* at, std::size_t bytes) override;
+  std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) override;
 
  private:
   std::size_t page_ = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -68,10 +79,30 @@ std::unique_ptr<DeviceMemory> CpuBackend::open(int ordinal, ExportedMemory memor
     throw Error(ErrorCode::bad_handle,
                 fmt::format("a segment of {} bytes is not a whole number of pages", memory.size));
   switch (memory.kind) {
-    case SegmentKind::memfd: return open_memfd_memory(std::move(memory), access);
-    case SegmentKind::named_file: return open_named_file_memory(std::move(memory), access);
+    case SegmentKind::memfd:
+    case SegmentKind::shared_file: return open_memfd_memory(std::move(memory), access);
+    case SegmentKind::named_file: return open_named_file_memory(memory, access);
     default: throw_unsupported_kind(memory.kind);
   }
+}
+
+ExportedMemory CpuBackend::duplicate(const ExportedMemory& memory, Access access) const {
+  ExportedMemory copy{memory.kind, memory.size, {}, memory.blob, memory.device};
+  for (const Fd& fd : memory.fds)
+    copy.fds.push_back(access == Access::read_only ? reopen_read_only(fd) : fd.duplicate());
+  return copy;
+}
+
+/// Pages of this process alone: nobody else can map them where they are.
+ForeignMemory CpuBackend::find_foreign(const void*, std::size_t) {
+  throw Error(
+      ErrorCode::unsupported,
+      "memory of the host that was allocated elsewhere cannot be shared in place; make a copy of it");
+}
+
+std::unique_ptr<DeviceMemory> CpuBackend::adopt(const ForeignMemory& memory) {
+  find_foreign(memory.base, memory.bytes);
+  return nullptr;
 }
 
 }  // namespace

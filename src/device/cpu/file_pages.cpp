@@ -3,8 +3,6 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <pthread.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -12,11 +10,10 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <system_error>
-#include <thread>
 #include <vector>
 
 #include "onecopy/core/error.h"
+#include "onecopy/os/crew.h"
 #include "onecopy/os/memory_limit.h"
 #include "onecopy/os/process.h"
 
@@ -94,37 +91,11 @@ std::size_t threads_for(std::size_t bytes) {
   return std::clamp<std::size_t>(bytes / kBytesPerThread, 1, std::min(cpus, kMaxThreads));
 }
 
-/// Extra threads for one batch. They run with all signals blocked: handlers belong to the caller's.
-class Crew {
- public:
-  Crew(Batch& batch, std::size_t count) {
-    if (count == 0) return;
-    sigset_t all;
-    sigset_t old;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &old);
-    try {
-      for (std::size_t i = 0; i < count; ++i) threads_.emplace_back([&batch] { batch.work(); });
-    } catch (const std::system_error&) {
-      // No thread to be had: the caller does the work alone.
-    }
-    ::pthread_sigmask(SIG_SETMASK, &old, nullptr);
-  }
-  ~Crew() {
-    for (std::thread& thread : threads_) thread.join();
-  }
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
-
- private:
-  std::vector<std::thread> threads_;
-};
-
 /// 0 or errno.
 int reserve_batch(const FilePages& file, Range range) {
   Batch batch(file, range);
   {
-    const Crew crew(batch, threads_for(range.end - range.begin) - 1);
+    const Crew crew(threads_for(range.end - range.begin) - 1, [&batch] { batch.work(); });
     batch.work();
   }
   return batch.error();

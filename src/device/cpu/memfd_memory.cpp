@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include "file_pages.h"
 #include "onecopy/core/error.h"
@@ -13,20 +14,21 @@ namespace onecopy {
 
 namespace {
 
-/// Segment of kind memfd, of the owner or of a borrower.
+/// Segment of kind memfd or shared_file, of the owner or of a borrower.
 class MemfdMemory final : public DeviceMemory {
  public:
-  MemfdMemory(Fd fd, std::size_t bytes, Access access)
-      : fd_(std::move(fd)), mapping_(Mapping::of(fd_, bytes, access)), access_(access) {}
+  MemfdMemory(SegmentKind kind, Fd fd, std::size_t bytes, Access access)
+      : kind_(kind), fd_(std::move(fd)), mapping_(Mapping::of(fd_, bytes, access)), access_(access) {}
 
   std::byte* data() const noexcept override { return mapping_.data(); }
   std::size_t size() const noexcept override { return mapping_.size(); }
-  SegmentKind kind() const noexcept override { return SegmentKind::memfd; }
+  SegmentKind kind() const noexcept override { return kind_; }
   void commit(std::size_t offset, std::size_t bytes) override;
   void decommit(std::size_t offset, std::size_t bytes) noexcept override;
   ExportedMemory export_memory(Access access) const override;
 
  private:
+  SegmentKind kind_;
   Fd fd_;
   Mapping mapping_;
   Access access_;
@@ -46,7 +48,7 @@ ExportedMemory MemfdMemory::export_memory(Access access) const {
   if (access == Access::read_write && access_ == Access::read_only)
     throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
   ExportedMemory memory;
-  memory.kind = SegmentKind::memfd;
+  memory.kind = kind_;
   memory.size = size();
   memory.fds.push_back(access == Access::read_only ? reopen_read_only(fd_) : fd_.duplicate());
   return memory;
@@ -69,24 +71,33 @@ void check_memfd(const Fd& fd, std::uint64_t size) {
                 fmt::format("the segment has {} bytes where {} were announced", actual, size));
 }
 
+/// Others made it and may shrink it all the same; the last page may be in part behind its end.
+void check_shared_file(const Fd& fd, std::uint64_t size) {
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (const std::uint64_t actual = file_size(fd); actual + page <= size || actual == 0)
+    throw Error(
+        ErrorCode::bad_handle,
+        fmt::format("the shared file has {} bytes where {} were announced: it was shrunk", actual, size));
+}
+
 }  // namespace
 
 std::unique_ptr<DeviceMemory> create_memfd_memory(std::size_t bytes, const std::string& owner,
                                                   std::uint32_t number) {
   Fd fd = create_memfd(fmt::format("onecopy-{:.8}-{}", owner, number), bytes);
-  return std::make_unique<MemfdMemory>(std::move(fd), bytes, Access::read_write);
+  return std::make_unique<MemfdMemory>(SegmentKind::memfd, std::move(fd), bytes, Access::read_write);
 }
 
 std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access access) {
   if (memory.fds.size() != 1)
     throw Error(ErrorCode::bad_handle,
-                fmt::format("a memfd segment has one descriptor; {} came", memory.fds.size()));
+                fmt::format("a segment in a file has one descriptor; {} came", memory.fds.size()));
   Fd fd = std::move(memory.fds.front());
-  check_memfd(fd, memory.size);
+  memory.kind == SegmentKind::memfd ? check_memfd(fd, memory.size) : check_shared_file(fd, memory.size);
   const int flags = ::fcntl(fd.get(), F_GETFL);
   if (access == Access::read_write && (flags & O_ACCMODE) != O_RDWR)
     throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
-  return std::make_unique<MemfdMemory>(std::move(fd), memory.size, access);
+  return std::make_unique<MemfdMemory>(memory.kind, std::move(fd), memory.size, access);
 }
 
 }  // namespace onecopy

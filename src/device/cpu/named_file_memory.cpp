@@ -80,7 +80,7 @@ class NamedFileMemory final : public DeviceMemory {
 NamedFileMemory::~NamedFileMemory() {
   mapping_.reset();
   fd_.reset();
-  unlink_if_unused(path_);
+  unlink_once_unused(std::move(path_));
 }
 
 void NamedFileMemory::commit(std::size_t offset, std::size_t bytes) {
@@ -170,7 +170,7 @@ std::unique_ptr<DeviceMemory> create_named_file_memory(std::size_t bytes, const 
   }
 }
 
-std::unique_ptr<DeviceMemory> open_named_file_memory(ExportedMemory memory, Access access) {
+std::unique_ptr<DeviceMemory> open_named_file_memory(const ExportedMemory& memory, Access access) {
   const std::string path = checked_path(memory.blob);
   Fd fd = open_locked(path, access);
   check_file(fd, path, memory.size);

@@ -18,10 +18,13 @@ inline constexpr std::string_view kSegmentFilePrefix = "onecopy-";
 std::unique_ptr<DeviceMemory> create_named_file_memory(std::size_t bytes, const std::string& owner,
                                                        std::uint32_t number);
 /// `memory.blob` is the path. Throws stale_handle when the file is gone or going.
-std::unique_ptr<DeviceMemory> open_named_file_memory(ExportedMemory memory, Access access);
+std::unique_ptr<DeviceMemory> open_named_file_memory(const ExportedMemory& memory, Access access);
 
 /// Unlinks `path` unless somebody has it mapped. Returns the bytes it held, or -1 when it is in use,
 /// gone, or not ours.
 long long unlink_if_unused(const std::string& path) noexcept;
+
+/// Unlinks `path` now, or when remove_released_files() finds it unused.
+void unlink_once_unused(std::string path) noexcept;
 
 }  // namespace onecopy

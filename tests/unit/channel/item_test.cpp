@@ -121,5 +121,48 @@ INSTANTIATE_TEST_SUITE_P(
                       Lie{"DataLength", 4, 9, "0 bytes of data where it announces 9"}),
     [](const auto& lie) { return lie.param.name; });
 
+Bytes ordered_item(const ItemOrder& order, ByteSpan data = {}) {
+  Bytes item = item_of({0, static_cast<std::uint32_t>(data.size()), 2, kItemIsOrdered},
+                       {row_of(Layout(DType::f32)), row_of(Layout(DType::f32))});
+  const std::size_t at = item.size();
+  item.resize(at + encoded_size(order));
+  EXPECT_EQ(encode(order, item.data() + at), item.data() + item.size());
+  item.insert(item.end(), data.begin(), data.end());
+  return item;
+}
+
+ItemOrder read_order(const Bytes& item) {
+  ItemReader reader(item);
+  reader.next_row();
+  reader.next_row();
+  ItemOrder order = reader.order();
+  reader.data();
+  return order;
+}
+
+TEST(Item, SaysWhatItsTensorsWaitFor) {
+  const ItemOrder order{{1, 2, 3}, {{77, 5, 0}, {std::uint64_t{1} << 61, 9, 1}}};
+  const ItemOrder read = read_order(ordered_item(order, Bytes{std::byte{1}}));
+  EXPECT_EQ(read.putter, order.putter);
+  ASSERT_EQ(read.points.size(), 2u);
+  EXPECT_EQ(read.points[1].value, std::uint64_t{1} << 61);
+  EXPECT_EQ(read.points[1].slot, 9u);
+  EXPECT_EQ(read.points[1].row, 1u);
+}
+
+TEST(Item, AnOrderThatCannotBeIsRefused) {
+  const auto refused = [](const ItemOrder& order) {
+    const Bytes item = ordered_item(order);
+    testing::expect_refusal(ErrorCode::bad_handle, {"waits for"}, [&] { read_order(item); });
+  };
+  refused({{}, {{0, 5, 0}}});
+  refused({{}, {{std::uint64_t{1} << 62, 5, 0}}});
+  refused({{}, {{1, 5, 2}}});
+  refused({{}, {{1, 5, 0}, {1, 5, 0}, {1, 5, 0}}});
+  Bytes item = ordered_item({{}, {{1, 5, 0}}});
+  item.resize(item.size() - 1);
+  testing::expect_refusal(ErrorCode::bad_handle, {"waits for"}, [&] { read_order(item); });
+}
+
 }  // namespace
 }  // namespace onecopy

@@ -12,6 +12,7 @@
 #include "onecopy/share/stats.h"
 #include "support/eventually.h"
 #include "support/footprint.h"
+#include "support/numbers.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 
@@ -22,15 +23,9 @@ using namespace std::chrono_literals;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::Footprint;
+using testing::number;
+using testing::number_in;
 using testing::Watchdog;
-
-Tensor number(std::int64_t n) {
-  Tensor tensor = empty(Layout(DType::i64, {1}));
-  *tensor.as<std::int64_t>() = n;
-  return tensor;
-}
-
-std::int64_t number_in(const Tensor& tensor) { return *tensor.as<std::int64_t>(); }
 
 Bytes bytes_of(std::string_view text) {
   const ByteSpan bytes = std::as_bytes(std::span(text));
@@ -185,6 +180,37 @@ TEST(Queue, KeepsWhatItsPutterHasLetGoOf) {
   for (int i = 0; i < 100; ++i) number(99);  // would reuse the memory
   EXPECT_EQ(number_in(queue.get_tensor()), 11);
   EXPECT_EQ(number_in(queue.get().tensors.at(0)), 12);
+}
+
+TEST(Queue, TakesOverATensorThatIsGiven) {
+  Queue queue = Queue::create({.maxsize = 1});
+  Tensor given = number(5);
+  const void* const data = given.data();
+  const std::uint64_t before = stats().live_blocks;
+  queue.put(std::move(given));
+  EXPECT_FALSE(given);  // NOLINT(bugprone-use-after-move): promised to be empty
+  EXPECT_EQ(stats().live_blocks, before);
+  EXPECT_EQ(queue.get_tensor().data(), data);
+  EXPECT_TRUE(eventually([&] { return stats().live_blocks == before - 1; }));
+}
+
+TEST(Queue, LeavesATensorThatItHasNoSpaceForToItsGiver) {
+  Queue queue = Queue::create({.maxsize = 1});
+  queue.put(number(1));
+  Tensor given = number(2);
+  EXPECT_FALSE(queue.try_put(std::move(given)));
+  EXPECT_EQ(number_in(given), 2);  // NOLINT(bugprone-use-after-move)
+  queue.close();
+  expect_refusal(ErrorCode::closed, {}, [&] { queue.put(std::move(given)); });
+  EXPECT_EQ(number_in(given), 2);  // NOLINT(bugprone-use-after-move)
+}
+
+TEST(Queue, TakesOverATensorTooLargeForAnItem) {
+  Queue queue = Queue::create();
+  Tensor given = number(3).with_layout(Layout(DType::i64, std::vector<std::int64_t>(64, 1)));
+  queue.put(std::move(given));
+  EXPECT_FALSE(given);  // NOLINT(bugprone-use-after-move): promised to be empty
+  EXPECT_EQ(number_in(queue.get_tensor()), 3);
 }
 
 TEST(Queue, ShowsWhatIsInTransitWithItsAge) {

@@ -127,6 +127,29 @@ TEST_F(NamedFile, AForkedChildThatInheritedItKeepsTheName) {
   EXPECT_EQ(remove_abandoned_files().files, 1u);
 }
 
+TEST_F(NamedFile, WhatAForkedChildStillHadIsRemovedOnceItHasEnded) {
+  auto owner = create(1);
+  auto other = create(2);
+  {
+    const SleepingChild child([] {});
+    owner.reset();
+    EXPECT_TRUE(remove_released_files()) << "the child has it";
+    EXPECT_EQ(directory.files(), 2u);
+  }
+  EXPECT_FALSE(remove_released_files());
+  EXPECT_EQ(directory.files(), 1u) << "a file in use was touched";
+}
+
+TEST_F(NamedFile, AFileThatStaysInUseIsNotTriedForForEver) {
+  auto owner = create(1);
+  const auto borrower = open(owner->export_memory(Access::read_write));
+  owner.reset();
+  int tries = 0;
+  while (remove_released_files()) ++tries;
+  EXPECT_GT(tries, 0);
+  EXPECT_EQ(directory.files(), 1u);
+}
+
 TEST_F(NamedFile, OpeningAfterTheEndIsStale) {
   auto owner = create(1);
   const auto exported = owner->export_memory(Access::read_write);

@@ -97,11 +97,28 @@ TEST_F(DlpackExport, ReadOnlyIsAFlagWhichTheOldFormDoesNotHave) {
   EXPECT_EQ(keeper.references, 1);
 }
 
-TEST_F(DlpackExport, OtherDevicesAreRefused) {
-  const Tensor tensor(keeper.make(), memory.data(), Layout(DType::f32, {3}), Device{DeviceType::cuda, 0},
-                      Access::read_write);
-  EXPECT_THROW(to_dlpack_versioned(tensor), Error);
-  EXPECT_THROW(to_dlpack(tensor), Error);
+TEST_F(DlpackExport, MemoryOfACudaDeviceKeepsItsDevice) {
+  const Device device{DeviceType::cuda, 3};
+  const Tensor tensor(keeper.make(), memory.data(), Layout(DType::f32, {3}), device, Access::read_write);
+  DLManagedTensorVersioned* managed = to_dlpack_versioned(tensor);
+  EXPECT_EQ(managed->dl_tensor.device.device_type, kDLCuda);
+  EXPECT_EQ(managed->dl_tensor.device.device_id, 3);
+  EXPECT_EQ(from_dlpack(managed).device(), device);
+  EXPECT_EQ(from_dlpack(to_dlpack(tensor)).device(), device);
+}
+
+/// torch_npu takes the old form only, calls its devices ExtDev, and does not look at byte_offset.
+TEST_F(DlpackExport, MemoryOfAnAscendDeviceIsWhatTorchNpuWants) {
+  const Device device{DeviceType::npu, 1};
+  const Tensor whole(keeper.make(), memory.data(), Layout(DType::f32, {8}), device, Access::read_write);
+  const Tensor part = whole.slice(0, 2, 6);
+  DLManagedTensor* managed = to_dlpack(part);
+  EXPECT_EQ(managed->dl_tensor.device.device_type, kDLExtDev);
+  EXPECT_EQ(managed->dl_tensor.device.device_id, 1);
+  EXPECT_EQ(managed->dl_tensor.data, part.data());
+  EXPECT_NE(managed->dl_tensor.data, whole.data());
+  EXPECT_EQ(managed->dl_tensor.byte_offset, 0u);
+  EXPECT_EQ(from_dlpack(managed).device(), device);
 }
 
 TEST_F(DlpackExport, EveryDtypeSurvivesTheRoundTrip) {
@@ -191,7 +208,7 @@ TEST(DlpackImport, RefusesWhatItCannotHoldAndGivesItBack) {
   };
   EXPECT_EQ(refused([](Producer& p) { p.managed.version.major = 2; }), ErrorCode::version_mismatch);
   EXPECT_EQ(refused([](Producer& p) { p.managed.version.major = 0; }), ErrorCode::version_mismatch);
-  EXPECT_EQ(refused([](Producer& p) { p.tensor().device.device_type = 2; }), ErrorCode::unsupported);
+  EXPECT_EQ(refused([](Producer& p) { p.tensor().device.device_type = 4; }), ErrorCode::unsupported);
   EXPECT_EQ(refused([](Producer& p) { p.tensor().dtype.lanes = 4; }), ErrorCode::unsupported);
   EXPECT_EQ(refused([](Producer& p) { p.tensor().dtype = {2, 128, 1}; }), ErrorCode::unsupported);
   EXPECT_EQ(refused([](Producer& p) { p.tensor().dtype = {17, 4, 1}; }), ErrorCode::unsupported);

@@ -29,6 +29,12 @@ class ScarceBackend final : public Backend {
     return std::make_unique<Memory>(*this, bytes);
   }
   std::unique_ptr<DeviceMemory> open(int, ExportedMemory, Access) override { return nullptr; }
+  BackendTraits traits() const noexcept override { return {}; }
+  ExportedMemory duplicate(const ExportedMemory&, Access) const override { return {}; }
+  void copy(const Transfer&, Stream) override {}
+  void synchronize(int, Stream) override {}
+  ForeignMemory find_foreign(const void*, std::size_t) override { return {}; }
+  std::unique_ptr<DeviceMemory> adopt(const ForeignMemory&) override { return nullptr; }
 
   std::uint64_t budget = 0;
   std::uint64_t largest_segment = ~std::uint64_t{0};

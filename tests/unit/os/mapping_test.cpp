@@ -6,7 +6,10 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
+#include <cstdint>
+#include <thread>
 #include <utility>
 
 #include "expect_error.h"
@@ -46,6 +49,26 @@ TEST(Mapping, WhatWasForgottenReadsAsZeroAndLeavesTheFileAlone) {
   EXPECT_EQ(*one.as<int>(), 0);
   *one.as<int>() = 7;
   EXPECT_EQ(*two.as<int>(), 42);
+}
+
+/// A claimer that comes late reads a word of a peer that is being closed; ThreadSanitizer looks on.
+TEST(Mapping, WhoReadsWhileItIsForgottenSeesWhatWasThereOrZero) {
+  for (int round = 0; round < 50; ++round) {
+    const Fd fd = create_memfd("test", kPage);
+    Mapping memory = Mapping::of(fd, kPage, Access::read_write);
+    auto& word = *memory.as<std::atomic<std::uint64_t>>();
+    word = 42;
+    std::atomic<bool> reading{false};
+    std::thread reader([&] {
+      std::uint64_t seen = word.load();
+      reading = true;
+      while (seen == 42) seen = word.load();
+      EXPECT_EQ(seen, 0u);
+    });
+    while (!reading) std::this_thread::yield();
+    memory.forget();
+    reader.join();
+  }
 }
 
 TEST(Mapping, MovingHandsTheRangeOver) {

@@ -6,6 +6,7 @@
 #include <signal.h>
 
 #include <stdexcept>
+#include <thread>
 
 #include "onecopy/os/event.h"
 #include "support/eventually.h"
@@ -173,6 +174,30 @@ TEST(Watch, TakesNoSignalsAwayFromTheProgram) {
   sigset_t mask;
   pthread_sigmask(SIG_BLOCK, nullptr, &mask);
   EXPECT_FALSE(sigismember(&mask, SIGINT));
+}
+
+/// As when one thread shares for the first time while another forks.
+TEST(Watch, StoppedWhileItsThreadIsBeingStartedTicksAfterwards) {
+  for (int round = 0; round < 200; ++round) {
+    std::atomic<bool> go{false}, ticked{false};
+    Watch watch;
+    watch.add_tick([&] {
+      ticked = true;
+      return false;
+    });
+    std::thread starter([&] {
+      go = true;
+      watch.request_tick();
+    });
+    while (!go) {
+    }
+    for (int spin = 0; spin < round * 20; ++spin) go.load();
+    watch.stop();
+    starter.join();
+    watch.start_again();
+    watch.request_tick();
+    ASSERT_TRUE(eventually([&] { return ticked.load(); })) << "no thread in round " << round;
+  }
 }
 
 }  // namespace

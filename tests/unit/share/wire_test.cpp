@@ -13,7 +13,7 @@ using onecopy::testing::expect_refusal;
 ByteSpan text(std::string_view t) { return std::as_bytes(std::span(t)); }
 
 TEST(Wire, GivesBackTypeBodyAndTail) {
-  const Bytes packet = pack(Type::segment, Segment{1 << 20, 2, 1, 0}, text("path"));
+  const Bytes packet = pack(Type::segment, Segment{1 << 20, 2, 1, 0, {}}, text("path"));
   EXPECT_EQ(type_of(packet), Type::segment);
   EXPECT_EQ(body_of<Segment>(packet).size, 1u << 20);
   EXPECT_EQ(body_of<Segment>(packet).kind, 2);
@@ -83,8 +83,7 @@ TEST(Wire, ProofsDependOnSecretRoleAndBothNonces) {
 }
 
 TEST(Wire, OnlyMessagesThatNobodyWaitsForGetNoAnswer) {
-  for (const Type type :
-       {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::join_channel, Type::leave_channel})
+  for (const Type type : {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::leave_channel})
     EXPECT_FALSE(is_answered(type));
   for (const Type type : {Type::hello, Type::prove, Type::want_segment, Type::want_foreign, Type::ask_limbo,
                           Type::deposit, Type::want_info, Type{999}})

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first open of memory on a card by a process that has a context, a state_dict's worth of tensors, and what
+// stays behind of them.
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "device/cuda/devices.h"
+#include "gpu_rows.h"
+#include "onecopy/share/bundle.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "support/samples.h"
+
+namespace onecopy::bench {
+namespace {
+
+constexpr int kTensors = 20'000;
+
+double free_bytes() {
+  const cuda::UseDevice use(0);
+  std::size_t free = 0;
+  std::size_t total = 0;
+  cuda::Driver::get().cuMemGetInfo.must(&free, &total);
+  return static_cast<double>(free);
+}
+
+void make_context() {
+  const cuda::UseDevice use(0);
+  cuda::Driver::get().cuCtxSynchronize.must();
+}
+
+/// The driver's part of it: import, reserve, map, allow.
+double time_mapping(std::int64_t bytes, int rounds) {
+  Backend& cuda = backend(DeviceType::cuda);
+  const auto memory = cuda.create(0, static_cast<std::size_t>(bytes), SegmentKind::cuda_vmm, "bench", 0);
+  memory->commit(0, static_cast<std::size_t>(bytes));
+  Samples samples;
+  for (int i = 0; i < rounds; ++i) {
+    ExportedMemory exported = memory->export_memory(Access::read_write);
+    std::unique_ptr<DeviceMemory> mapped;
+    samples.add(time_ns([&] { mapped = cuda.open(0, std::move(exported), Access::read_write); }));
+  }
+  return samples.median();
+}
+
+/// Of experts, mostly: many small tensors, and some large ones that make up most of the bytes.
+std::vector<NamedTensor> state_dict(std::int64_t bytes) {
+  std::vector<NamedTensor> tensors;
+  const std::int64_t each = bytes / kTensors;
+  for (int i = 0; i < kTensors; ++i)
+    tensors.emplace_back(fmt::format("model.layers.{}.experts.{}.weight", i / 400, i % 400),
+                         card_bytes(i % 10 == 0 ? each * 7 : each / 3));
+  return tensors;
+}
+
+}  // namespace
+
+/// Hears a handle, answers the time of opening it.
+void open_on_a_card(Parent& parent) {
+  make_context();
+  parent.talk.say("ready");
+  const Handle handle = Handle::from_text(parent.talk.hear());
+  Tensor opened;
+  parent.talk.say(fmt::format("{}", time_ns([&] { opened = open(handle); })));
+}
+
+/// Hears a bundle's handle; answers the time of opening all of it, then its descriptors.
+void open_many_on_a_card(Parent& parent) {
+  make_context();
+  parent.talk.say("ready");
+  const Handle handle = Handle::from_text(parent.talk.hear());
+  std::vector<Tensor> tensors;
+  parent.talk.say(fmt::format("{}", time_ns([&] {
+                                const Bundle bundle = Bundle::open(handle);
+                                for (std::size_t i = 0; i < bundle.size(); ++i)
+                                  tensors.push_back(bundle.tensor(i));
+                              })));
+  for (std::string what; parent.talk.try_hear(what);)
+    parent.talk.say(fmt::format("{}", stats().descriptors));
+}
+
+Row open_first_on_a_card(int processes) {
+  const std::int64_t bytes = large_bytes(std::int64_t{1} << 30, 4);
+  Row row(fmt::format("First open of {} MiB on a card by a new process", bytes >> 20),
+          "300 µs once it has a context");
+  const Tensor tensor = card_bytes(bytes);
+  const Handle handle = share(tensor);
+  Samples samples;
+  for (int i = 0; i < processes; ++i) {
+    Peer borrower("open_on_a_card");
+    borrower.hear();
+    samples.add(std::stod(borrower.ask(handle.to_text())));
+  }
+  row.add("import and map by the driver alone", time_mapping(bytes, 10), "ns");
+  row.judge("connect, receive and map", samples.median(), "ns", at_most(samples.median(), 300e3));
+  row.note(fmt::format("{} processes; the slowest tenth took {}", processes,
+                       format_value(samples.quantile(0.9), "ns")));
+  return row;
+}
+
+Row open_a_state_dict() {
+  const std::int64_t bytes = large_bytes(std::int64_t{8} << 30, 4);
+  Row row(fmt::format("A state_dict of {} tensors and {} MiB on a card", kTensors, bytes >> 20),
+          "shared and opened in 100 ms");
+  const std::vector<NamedTensor> tensors = state_dict(bytes);
+  Peer borrower("open_many_on_a_card");
+  borrower.hear();
+  const double before = free_bytes();
+  Handle handle;
+  const double shared = time_ns([&] { handle = share_bundle(tensors); });
+  const double opened = std::stod(borrower.ask(handle.to_text()));
+  const double extra = before - free_bytes();
+  row.add("share", shared, "ns");
+  row.add("open every tensor", opened, "ns");
+  row.judge("both", shared + opened, "ns", at_most(shared + opened, 100e6));
+  row.judge("more of the card's memory in use afterwards", extra, "bytes", at_most(extra, 0));
+  row.add("descriptors of the owner", static_cast<double>(stats().descriptors), "");
+  row.add("descriptors of the borrower", std::stod(borrower.ask("descriptors")), "");
+  return row;
+}
+
+Row rest_on_a_card() {
+  const std::int64_t bytes = large_bytes(std::int64_t{80} << 30, 2);
+  Row row(fmt::format("{} MiB of a card shared in pieces of a 80th", bytes >> 20),
+          "at most 64 descriptors a process at rest");
+  std::vector<NamedTensor> tensors;
+  for (int i = 0; i < 80; ++i) tensors.emplace_back(fmt::format("{}", i), card_bytes(bytes / 80));
+  Peer borrower("open_many_on_a_card");
+  borrower.hear();
+  const Handle handle = share_bundle(tensors);
+  row.add("open all", std::stod(borrower.ask(handle.to_text())), "ns");
+  const auto own = static_cast<double>(stats().descriptors);
+  const double theirs = std::stod(borrower.ask("descriptors"));
+  row.judge("of the owner", own, "", at_most(own, 64));
+  row.judge("of the borrower", theirs, "", at_most(theirs, 64));
+  return row;
+}
+
+}  // namespace onecopy::bench

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "devices.h"
+#include "exported.h"
+#include "factory.h"
+#include "key_memory.h"
+#include "onecopy/core/error.h"
+#include "transfer.h"
+#include "vmm_memory.h"
+
+namespace onecopy {
+
+namespace {
+
+constexpr std::size_t kAscendPage = std::size_t{2} << 20;
+constexpr std::size_t kAscendAlignment = 64;  // of aclrtMalloc
+
+/// Huawei's Ascend devices, by virtual memory management or by IPC keys.
+class AscendBackend final : public Backend {
+ public:
+  DeviceType type() const noexcept override { return DeviceType::npu; }
+  BackendTraits traits() const noexcept override;
+  std::vector<DeviceInfo> devices() const override;
+  std::size_t granularity() const noexcept override;
+  std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
+                                       const std::string& owner, std::uint32_t number) override;
+  std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;
+  ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
+  std::int32_t borrower_number() override { return ascend::own_number(); }
+  void admit(const ExportedMemory& memory, std::int32_t borrower) override {
+    ascend::admit(memory, borrower);
+  }
+  void copy(const Transfer& transfer, Stream stream) override { ascend::enqueue(transfer, stream); }
+  void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }
+  ForeignMemory find_foreign(const void* at, std::size_t bytes) override;
+  std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) override;
+};
+
+BackendTraits AscendBackend::traits() const noexcept {
+  const ascend::Driver* driver = ascend::Driver::try_get();
+  const bool by_key = driver && !driver->has_virtual_memory();
+  return {by_key ? SegmentKind::ascend_key : SegmentKind::ascend_vmm, kAscendAlignment, true, false,
+          "ASCEND_RT_VISIBLE_DEVICES"};
+}
+
+/// A machine without a runtime or a device has none, and that is no error.
+std::vector<DeviceInfo> AscendBackend::devices() const {
+  std::vector<DeviceInfo> infos;
+  if (!ascend::Driver::try_get()) return infos;
+  ascend::Devices& devices = ascend::Devices::get();
+  for (std::size_t i = 0; i < devices.size(); ++i) infos.push_back(devices.info(static_cast<int>(i)));
+  return infos;
+}
+
+/// Huge pages, whatever smaller unit the runtime would take: keys exist for whole pages only.
+std::size_t AscendBackend::granularity() const noexcept { return kAscendPage; }
+
+std::unique_ptr<DeviceMemory> AscendBackend::create(int ordinal, std::size_t bytes, SegmentKind kind,
+                                                    const std::string&, std::uint32_t) {
+  if (kind != SegmentKind::ascend_vmm && kind != SegmentKind::ascend_key)
+    throw Error(ErrorCode::unsupported, fmt::format("segments of kind {} cannot be made on Ascend devices",
+                                                    static_cast<int>(kind)));
+  ascend::Devices::get().at(ordinal);
+  if (bytes == 0 || bytes % kAscendPage != 0 || bytes > (std::size_t{1} << 62))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", kAscendPage,
+                            bytes));
+  return kind == SegmentKind::ascend_vmm ? ascend::create_vmm_memory(ordinal, bytes)
+                                         : ascend::create_key_memory(ordinal, bytes);
+}
+
+std::unique_ptr<DeviceMemory> AscendBackend::open(int ordinal, ExportedMemory memory, Access access) {
+  switch (memory.kind) {
+    case SegmentKind::ascend_vmm: return ascend::open_vmm_memory(ordinal, memory, access);
+    case SegmentKind::ascend_key: return ascend::open_key_memory(ordinal, memory, access);
+    default:
+      throw Error(ErrorCode::unsupported,
+                  fmt::format("segments of kind {} are not memory of Ascend devices",
+                              static_cast<int>(memory.kind)));
+  }
+}
+
+ExportedMemory AscendBackend::duplicate(const ExportedMemory& memory, Access access) const {
+  ExportedMemory copy{memory.kind, memory.size, {}, memory.blob, memory.device};
+  if (access == Access::read_only) {
+    ascend::Exported exported = ascend::decode(memory);
+    exported.access = access;
+    copy.blob = ascend::encode(exported);
+  }
+  return copy;
+}
+
+/// Keys are for whole allocations and must be closed before their maker frees them, of which nobody is told; and
+/// the runtime does not say when an address came to name other memory.
+ForeignMemory AscendBackend::find_foreign(const void*, std::size_t) {
+  throw Error(
+      ErrorCode::unsupported,
+      "memory that something else allocated on an Ascend device cannot be shared where it is: copy it "
+      "(copy(), or empty() and a copy) into memory of onecopy");
+}
+
+std::unique_ptr<DeviceMemory> AscendBackend::adopt(const ForeignMemory& memory) {
+  find_foreign(memory.base, memory.bytes);
+  return nullptr;
+}
+
+}  // namespace
+
+Backend& ascend_backend() {
+  static AscendBackend instance;
+  return instance;
+}
+
+}  // namespace onecopy

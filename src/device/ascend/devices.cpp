@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "devices.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::ascend {
+
+namespace {
+
+/// A runtime before UUIDs still knows the physical number, which is the same in every process of this host.
+Uuid identify(const Driver& driver, int ordinal) {
+  aclrtUuid found{};
+  Uuid uuid{};
+  if (driver.aclrtDeviceGetUuid && driver.aclrtDeviceGetUuid(ordinal, &found) == ACL_SUCCESS) {
+    std::memcpy(uuid.bytes.data(), found.bytes, sizeof found.bytes);
+    if (uuid != Uuid{}) return uuid;
+  }
+  std::int32_t physical = 0;
+  driver.aclrtGetPhyDevIdByLogicDevId.must(ordinal, &physical);
+  std::memcpy(uuid.bytes.data(), "Ascend chip ", 12);
+  std::memcpy(uuid.bytes.data() + 12, &physical, sizeof physical);
+  return uuid;
+}
+
+aclrtContext current(const Driver& driver) {
+  aclrtContext context = nullptr;
+  return driver.aclrtGetCurrentContext(&context) == ACL_SUCCESS ? context : nullptr;
+}
+
+}  // namespace
+
+Devices& Devices::get() {
+  Driver::get();
+  static Devices& devices = *new Devices;  // never destroyed, like the driver
+  return devices;
+}
+
+Devices::Devices() {
+  const Driver& driver = Driver::get();
+  std::uint32_t count = 0;
+  const aclError result = driver.aclrtGetDeviceCount(&count);
+  if (result != ACL_ERROR_RT_NO_DEVICE) check(result, "aclrtGetDeviceCount");
+  const std::string chip = driver.chip();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    auto entry = std::make_unique<DeviceEntry>();
+    entry->info.device = {DeviceType::npu, static_cast<std::int16_t>(i)};
+    entry->info.uuid = identify(driver, static_cast<int>(i));
+    entry->info.name = chip.empty() ? "Ascend" : chip;
+    entries_.push_back(std::move(entry));
+  }
+}
+
+DeviceEntry& Devices::at(int ordinal) {
+  if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= entries_.size())
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("there is no npu:{}: this process sees {} Ascend devices "
+                            "(ASCEND_RT_VISIBLE_DEVICES may hide others)",
+                            ordinal, entries_.size()));
+  return *entries_[static_cast<std::size_t>(ordinal)];
+}
+
+aclrtContext Devices::context(int ordinal) {
+  DeviceEntry& entry = at(ordinal);
+  std::call_once(entry.opened, [&] {
+    const Driver& driver = Driver::get();
+    const aclrtContext before = current(driver);
+    driver.aclrtSetDevice.must(ordinal);
+    driver.aclrtGetCurrentContext.must(&entry.context);
+    std::size_t free = 0;
+    std::size_t total = 0;
+    if (driver.aclrtGetMemInfo(ACL_HBM_MEM, &free, &total) == ACL_SUCCESS) entry.info.total_bytes = total;
+    if (before) driver.aclrtSetCurrentContext(before);
+  });
+  return entry.context;
+}
+
+DeviceInfo Devices::info(int ordinal) {
+  DeviceEntry& entry = at(ordinal);
+  return entry.info;
+}
+
+int Devices::find(const Uuid& uuid) const noexcept {
+  for (std::size_t i = 0; i < entries_.size(); ++i)
+    if (entries_[i]->info.uuid == uuid) return static_cast<int>(i);
+  return -1;
+}
+
+bool Devices::reach(int from, int to) {
+  if (from == to) return true;
+  at(to);
+  const UseDevice use(from);
+  const std::lock_guard lock(mutex_);
+  DeviceEntry& entry = at(from);
+  if (entry.peers.contains(to)) return true;
+  const Driver& driver = Driver::get();
+  std::int32_t can = 0;
+  driver.aclrtDeviceCanAccessPeer.must(&can, from, to);
+  if (can == 0) return false;
+  driver.aclrtDeviceEnablePeerAccess.must(to, 0);
+  entry.peers.insert(to);
+  return true;
+}
+
+void Devices::require_reach(int from, int to) {
+  if (!reach(from, to))
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("npu:{} has no path to the memory of npu:{}: open the tensor on npu:{} and copy it",
+                    from, to, to));
+}
+
+UseDevice::UseDevice(int ordinal) : driver_(Driver::get()), before_(current(driver_)) {
+  const aclrtContext wanted = Devices::get().context(ordinal);
+  if (wanted == before_) before_ = nullptr;
+  else driver_.aclrtSetCurrentContext.must(wanted);
+}
+
+UseDevice::~UseDevice() {
+  if (before_) driver_.aclrtSetCurrentContext(before_);
+}
+
+}  // namespace onecopy::ascend

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "driver.h"
+#include "onecopy/device/backend.h"
+
+namespace onecopy::ascend {
+
+/// One device that this process may use.
+struct DeviceEntry {
+  DeviceInfo info;  ///< total_bytes is 0 until the device is used: asking would take a context on it
+  std::once_flag opened;
+  aclrtContext context = nullptr;  ///< the default one; see Devices::context()
+  std::set<int> peers;             ///< whose memory it reaches; under Devices::mutex_
+};
+
+/// The devices of this process, as ASCEND_RT_VISIBLE_DEVICES leaves them.
+/// Thread safety: all members may be called concurrently.
+class Devices {
+ public:
+  /// Throws what Driver::get() throws.
+  static Devices& get();
+
+  std::size_t size() const noexcept { return entries_.size(); }
+  /// Throws invalid_argument when there is no such device.
+  DeviceEntry& at(int ordinal);
+  /// The default context, which is what frameworks use; kept for the rest of the process.
+  aclrtContext context(int ordinal);
+  DeviceInfo info(int ordinal);
+  /// The device with this UUID; -1 when it is not visible here.
+  int find(const Uuid& uuid) const noexcept;
+  /// False when there is no path. Enables the access of one to the memory of the other, once.
+  bool reach(int from, int to);
+  /// Throws unsupported, in plain words, when there is no path.
+  void require_reach(int from, int to);
+
+ private:
+  Devices();
+
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<DeviceEntry>> entries_;
+};
+
+/// Makes a device's default context current for a scope. A thread that had none keeps it: ACL cannot take the
+/// last one away.
+class UseDevice {
+ public:
+  explicit UseDevice(int ordinal);
+  ~UseDevice();
+  UseDevice(const UseDevice&) = delete;
+  UseDevice& operator=(const UseDevice&) = delete;
+
+ private:
+  const Driver& driver_;
+  aclrtContext before_ = nullptr;
+};
+
+}  // namespace onecopy::ascend

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "exported.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "devices.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::ascend {
+
+namespace {
+
+/// Read and written on one host only.
+struct Head {
+  std::uint32_t version;
+  std::uint32_t read_only;
+  std::uint64_t bytes;
+  Uuid device;
+  std::uint64_t shareable;
+  char key[kKeyBytes + 7];
+};
+
+constexpr std::uint32_t kVersion = 1;
+
+[[noreturn]] void throw_not_admitted(const Driver& driver, aclError result) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("the Ascend driver admits no other process to this memory ({}): the process that "
+                          "allocated it is gone, and only those that opened it before keep it; copy it to "
+                          "lend it on",
+                          driver.describe(result)),
+              result, ErrorDomain::ascend);
+}
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::bad_handle, "the description of an Ascend segment " + why);
+}
+
+}  // namespace
+
+Bytes encode(const Exported& exported) {
+  Head head{kVersion,           exported.access == Access::read_only,
+            exported.bytes,     exported.device,
+            exported.shareable, {}};
+  exported.key.copy(head.key, kKeyBytes - 1);
+  Bytes bytes(sizeof head);
+  store(bytes.data(), head);
+  return bytes;
+}
+
+Exported decode(const ExportedMemory& memory) {
+  if (memory.blob.size() != sizeof(Head)) refuse(fmt::format("has {} bytes", memory.blob.size()));
+  const Head head = load<Head>(memory.blob.data());
+  if (head.version != kVersion) refuse(fmt::format("has version {}", head.version));
+  if (head.bytes != memory.size || head.bytes == 0)
+    refuse(fmt::format("says {} bytes where {} were announced", head.bytes, memory.size));
+  if (head.key[kKeyBytes - 1] != '\0') refuse("has a key without an end");
+  Exported exported{head.read_only != 0 ? Access::read_only : Access::read_write, head.bytes, head.device,
+                    head.shareable, head.key};
+  const bool named =
+      memory.kind == SegmentKind::ascend_key ? !exported.key.empty() : exported.shareable != 0;
+  if (!named) refuse("names no memory");
+  return exported;
+}
+
+std::int32_t own_number() {
+  const Driver& driver = Driver::get();
+  if (!driver.aclrtDeviceGetBareTgid) return ::getpid();
+  std::int32_t number = 0;
+  driver.aclrtDeviceGetBareTgid.must(&number);
+  return number;
+}
+
+void admit(const ExportedMemory& memory, std::int32_t process) {
+  static std::mutex& mutex = *new std::mutex;  // both are used until the very end
+  static auto& known = *new std::set<std::tuple<std::string, std::uint64_t, std::int32_t>>;
+  const Exported exported = decode(memory);
+  if (!Driver::if_loaded())  // a queue's creator, say, which has a name of the memory and nothing else
+    throw Error(ErrorCode::owner_died,
+                "this process does not have the Ascend memory open that it was asked for");
+  const Driver& driver = Driver::get();
+  const std::lock_guard lock(mutex);
+  if (known.contains({exported.key, exported.shareable, process})) return;
+  const int ordinal = Devices::get().find(exported.device);
+  const UseDevice use(ordinal < 0 ? 0 : ordinal);
+  const aclError result = memory.kind == SegmentKind::ascend_key
+                              ? driver.aclrtIpcMemSetImportPid(exported.key.c_str(), &process, 1)
+                              : driver.aclrtMemSetPidToShareableHandle(exported.shareable, &process, 1);
+  if (result != ACL_SUCCESS) throw_not_admitted(driver, result);
+  known.insert({exported.key, exported.shareable, process});
+}
+
+int prepare_to_open(int ordinal, const Exported& exported, Access access) {
+  if (access == Access::read_write && exported.access == Access::read_only)
+    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
+  Devices& devices = Devices::get();
+  devices.at(ordinal);
+  const int owner = devices.find(exported.device);
+  if (owner < 0)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("the memory is on the Ascend device with the UUID {}, which this process does not "
+                    "see: what does ASCEND_RT_VISIBLE_DEVICES say?",
+                    exported.device.str()));
+  devices.require_reach(ordinal, owner);
+  return owner;
+}
+
+}  // namespace onecopy::ascend

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+
+#include "acl_api.h"
+#include "onecopy/device/backend.h"
+
+namespace onecopy::ascend {
+
+/// What names an Ascend segment elsewhere, in ExportedMemory::blob. There are no descriptors.
+struct Exported {
+  Access access = Access::read_write;
+  std::uint64_t bytes = 0;
+  Uuid device{};                ///< whose memory it is
+  std::uint64_t shareable = 0;  ///< of kind ascend_vmm
+  std::string key;              ///< of kind ascend_key
+};
+
+Bytes encode(const Exported& exported);
+/// Throws bad_handle when the blob contradicts itself or the rest of `memory`.
+Exported decode(const ExportedMemory& memory);
+
+/// The driver's number of this process, which in a container is not what getpid() says.
+std::int32_t own_number();
+/// Lets a process open it. The runtime remembers; nothing is asked of it twice. Throws owner_died in a process
+/// that has no Ascend memory open, unsupported when the memory's owner is gone.
+void admit(const ExportedMemory& memory, std::int32_t process);
+
+/// What opening somebody else's export at `ordinal` needs: the access it was lent with, and a path between the
+/// cards where it is another's. Returns the owner's device by our number. Throws read_only, unsupported.
+int prepare_to_open(int ordinal, const Exported& exported, Access access);
+
+}  // namespace onecopy::ascend

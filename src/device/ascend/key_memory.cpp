@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "key_memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdlib>
+#include <map>
+#include <utility>
+
+#include "exported.h"
+#include "known_ranges.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::ascend {
+
+namespace {
+
+/// An allocation, and the key that it was exported under, if it was.
+struct Keyed {
+  int ordinal = 0;
+  void* base = nullptr;
+  std::size_t bytes = 0;
+  std::string key;
+};
+
+/// Exported allocations that no segment uses. Keys are finite and outlive a process that does not close them, so
+/// they are closed when it ends.
+class Parked {
+ public:
+  static Parked& get() {
+    static Parked& all = *new Parked;  // used until the very end
+    return all;
+  }
+
+  bool take(int ordinal, std::size_t bytes, Keyed& found) {
+    const std::lock_guard lock(mutex_);
+    const auto at = free_.find({ordinal, bytes});
+    if (at == free_.end()) return false;
+    found = std::move(at->second);
+    free_.erase(at);
+    return true;
+  }
+  void put(Keyed memory) {
+    const std::lock_guard lock(mutex_);
+    const std::pair place{memory.ordinal, memory.bytes};
+    free_.emplace(place, std::move(memory));
+  }
+  bool is_ours(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    return std::find(keys_.begin(), keys_.end(), key) != keys_.end();
+  }
+  void note(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    keys_.push_back(key);
+    if (keys_.size() == 1) std::atexit([] { Parked::get().close_all(); });
+  }
+
+ private:
+  void close_all() noexcept {
+    const Driver* driver = Driver::try_get();
+    if (!driver) return;
+    const std::lock_guard lock(mutex_);
+    for (const std::string& key : keys_) driver->aclrtIpcMemClose(key.c_str());
+  }
+
+  std::mutex mutex_;
+  std::multimap<std::pair<int, std::size_t>, Keyed> free_;
+  std::vector<std::string> keys_;  ///< all of this process
+};
+
+[[noreturn]] void throw_no_room(const Driver& driver, int ordinal, std::size_t bytes, aclError result) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  driver.aclrtGetMemInfo(ACL_HBM_MEM, &free, &total);
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("cannot allocate {} bytes ({} MiB) on npu:{}: {} of its {} bytes are free ({})",
+                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
+              result, ErrorDomain::ascend);
+}
+
+Keyed allocate(int ordinal, std::size_t bytes) {
+  Keyed memory{ordinal, nullptr, bytes, {}};
+  if (Parked::get().take(ordinal, bytes, memory)) return memory;
+  const Driver& driver = Driver::get();
+  const aclError result = driver.aclrtMalloc(&memory.base, bytes, ACL_MEM_MALLOC_HUGE_ONLY);
+  if (result == ACL_ERROR_RT_MEMORY_ALLOCATION || result == ACL_ERROR_RT_DEVICE_OOM)
+    throw_no_room(driver, ordinal, bytes, result);
+  check(result, "aclrtMalloc");
+  return memory;
+}
+
+/// A segment of kind ascend_key, of its owner.
+class KeyMemory final : public DeviceMemory {
+ public:
+  explicit KeyMemory(Keyed memory) : memory_(std::move(memory)) {}
+  KeyMemory(const KeyMemory&) = delete;
+  KeyMemory& operator=(const KeyMemory&) = delete;
+  ~KeyMemory() override;
+
+  std::byte* data() const noexcept override { return static_cast<std::byte*>(memory_.base); }
+  std::size_t size() const noexcept override { return memory_.bytes; }
+  SegmentKind kind() const noexcept override { return SegmentKind::ascend_key; }
+  void commit(std::size_t offset, std::size_t bytes) override {
+    if (offset > size() || bytes > size() - offset)
+      throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
+                                                           offset, offset + bytes, size()));
+  }
+  void decommit(std::size_t, std::size_t) noexcept override {}
+  ExportedMemory export_memory(Access access) const override;
+
+ private:
+  void export_key() const;
+
+  mutable std::mutex mutex_;
+  mutable Keyed memory_;
+};
+
+KeyMemory::~KeyMemory() {
+  const Driver* driver = Driver::try_get();
+  if (!driver) return;
+  if (!memory_.key.empty()) {
+    Parked::get().put(std::move(memory_));
+    return;
+  }
+  try {
+    const UseDevice use(memory_.ordinal);
+    driver->aclrtFree(memory_.base);
+  } catch (const Error&) {
+    // The device is gone, and the memory with it.
+  }
+}
+
+void KeyMemory::export_key() const {
+  const Driver& driver = Driver::get();
+  const UseDevice use(memory_.ordinal);
+  std::array<char, kKeyBytes> key{};
+  const aclError result =
+      driver.aclrtIpcMemGetExportKey(memory_.base, memory_.bytes, key.data(), key.size(), 0);
+  if (result == ACL_ERROR_RT_DRV_INTERNAL_ERROR)
+    throw Error(
+        ErrorCode::system,
+        fmt::format("the Ascend driver makes no key for memory to share ({}); keys of processes that "
+                    "were killed stay until the driver is reset: are there many?",
+                    driver.describe(result)),
+        result, ErrorDomain::ascend);
+  check(result, "aclrtIpcMemGetExportKey");
+  memory_.key.assign(key.data(), ::strnlen(key.data(), kKeyBytes - 1));
+  Parked::get().note(memory_.key);
+}
+
+ExportedMemory KeyMemory::export_memory(Access access) const {
+  const std::lock_guard lock(mutex_);
+  if (memory_.key.empty()) export_key();
+  ExportedMemory memory;
+  memory.kind = kind();
+  memory.size = size();
+  memory.device = Devices::get().at(memory_.ordinal).info.uuid;
+  memory.blob = encode({access, size(), memory.device, 0, memory_.key});
+  return memory;
+}
+
+/// Another process's allocation, opened by its key.
+class OpenedByKey final : public DeviceMemory {
+ public:
+  OpenedByKey(int ordinal, int owner, void* base, Exported exported, Access access)
+      : ordinal_(ordinal),
+        base_(base),
+        exported_(std::move(exported)),
+        access_(access),
+        known_(base, exported_.bytes, access, owner) {}
+  OpenedByKey(const OpenedByKey&) = delete;
+  OpenedByKey& operator=(const OpenedByKey&) = delete;
+  ~OpenedByKey() override;
+
+  std::byte* data() const noexcept override { return static_cast<std::byte*>(base_); }
+  std::size_t size() const noexcept override { return exported_.bytes; }
+  SegmentKind kind() const noexcept override { return SegmentKind::ascend_key; }
+  void commit(std::size_t, std::size_t) override {
+    if (access_ == Access::read_only)
+      throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
+  }
+  void decommit(std::size_t, std::size_t) noexcept override {}
+  ExportedMemory export_memory(Access access) const override;
+
+ private:
+  const int ordinal_;
+  void* const base_;
+  const Exported exported_;
+  const Access access_;
+  const KnownRange known_;
+};
+
+OpenedByKey::~OpenedByKey() {
+  const Driver* driver = Driver::try_get();
+  if (!driver) return;
+  try {
+    const UseDevice use(ordinal_);
+    driver->aclrtIpcMemClose(exported_.key.c_str());
+  } catch (const Error&) {
+    // The device is gone, and the mapping with it.
+  }
+}
+
+/// The owner's key opens it for others, too.
+ExportedMemory OpenedByKey::export_memory(Access access) const {
+  if (access == Access::read_write && access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+  Exported again = exported_;
+  again.access = access;
+  ExportedMemory memory;
+  memory.kind = kind();
+  memory.size = size();
+  memory.device = exported_.device;
+  memory.blob = encode(again);
+  return memory;
+}
+
+[[noreturn]] void throw_no_import(const Driver& driver, aclError result, bool another_cards) {
+  if (result != ACL_ERROR_RT_DRV_INTERNAL_ERROR) throw_result(result, "aclrtIpcMemImportByKey");
+  throw Error(
+      ErrorCode::owner_died,
+      fmt::format("the Ascend driver does not open this memory: its owner is gone, or it was not lent to "
+                  "this process{} ({})",
+                  another_cards ? ", or the driver is older than 25.5.2, which opens no other card's" : "",
+                  driver.describe(result)),
+      result, ErrorDomain::ascend);
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceMemory> create_key_memory(int ordinal, std::size_t bytes) {
+  const UseDevice use(ordinal);
+  return std::make_unique<KeyMemory>(allocate(ordinal, bytes));
+}
+
+std::unique_ptr<DeviceMemory> open_key_memory(int ordinal, const ExportedMemory& memory, Access access) {
+  Exported exported = decode(memory);
+  const int owner = prepare_to_open(ordinal, exported, access);
+  const bool another_cards = owner != ordinal;
+  const Driver& driver = Driver::get();
+  if (Parked::get().is_ours(exported.key)) admit(memory, own_number());
+  const UseDevice use(ordinal);
+  void* base = nullptr;
+  const aclError result = driver.aclrtIpcMemImportByKey(
+      &base, exported.key.c_str(), another_cards ? ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS : 0);
+  if (result != ACL_SUCCESS) throw_no_import(driver, result, another_cards);
+  return std::make_unique<OpenedByKey>(ordinal, owner, base, std::move(exported), access);
+}
+
+}  // namespace onecopy::ascend

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "devices.h"
+#include "known_ranges.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::ascend {
+
+namespace {
+
+constexpr std::size_t kPiece = std::size_t{16} << 20;  // of copies that go in pieces
+
+bool is_host(Device device) { return device.type == DeviceType::cpu; }
+
+int kind_of(const Transfer& t) {
+  if (is_host(t.from_device)) return ACL_MEMCPY_HOST_TO_DEVICE;
+  return is_host(t.to_device) ? ACL_MEMCPY_DEVICE_TO_HOST : ACL_MEMCPY_DEVICE_TO_DEVICE;
+}
+
+[[noreturn]] void throw_not_copied(const Driver& driver, const Transfer& t, aclError result) {
+  throw Error(
+      ErrorCode::invalid_argument,
+      fmt::format("cannot copy {} bytes from {} to {}: one side is not memory of that device, is too "
+                  "short, or was opened for reading only ({})",
+                  t.bytes, t.from_device.str(), t.to_device.str(), driver.describe(result)),
+      result, ErrorDomain::ascend);
+}
+
+void start(const Driver& driver, const Transfer& t, aclrtStream stream) {
+  const aclError result = driver.aclrtMemcpyAsync(t.to, t.bytes, t.from, t.bytes, kind_of(t), stream);
+  if (result == ACL_ERROR_INVALID_PARAM || result == ACL_ERROR_RT_PARAM_INVALID)
+    throw_not_copied(driver, t, result);
+  check(result, "copying");
+}
+
+/// Memory of the current device for the length of a scope.
+class Staging {
+ public:
+  Staging(const Driver& driver, std::size_t bytes) : driver_(driver) {
+    driver_.aclrtMalloc.must(&at_, bytes, ACL_MEM_MALLOC_HUGE_FIRST);
+  }
+  Staging(const Staging&) = delete;
+  Staging& operator=(const Staging&) = delete;
+  ~Staging() { driver_.aclrtFree(at_); }
+  std::byte* at() const noexcept { return static_cast<std::byte*>(at_); }
+
+ private:
+  const Driver& driver_;
+  void* at_ = nullptr;
+};
+
+Transfer part(const Transfer& t, std::size_t offset, std::size_t bytes) {
+  return {static_cast<std::byte*>(t.to) + offset, t.to_device,
+          static_cast<const std::byte*>(t.from) + offset, t.from_device, bytes};
+}
+
+/// The runtime copies between the host and own memory, and between cards, but not from one's host to the other's
+/// card. REQUIRES: the device is current.
+void by_way_of_own_card(const Driver& driver, const Transfer& t, Device card, aclrtStream stream) {
+  const Staging staging(driver, std::min(t.bytes, kPiece));
+  for (std::size_t done = 0; done < t.bytes;) {
+    const Transfer piece = part(t, done, std::min(kPiece, t.bytes - done));
+    start(driver, {staging.at(), card, piece.from, piece.from_device, piece.bytes}, stream);
+    start(driver, {piece.to, piece.to_device, staging.at(), card, piece.bytes}, stream);
+    driver.aclrtSynchronizeStream.must(stream);
+    done += piece.bytes;
+  }
+}
+
+/// REQUIRES: the device that is written to is current.
+void by_way_of_the_host(const Driver& driver, const Transfer& t, aclrtStream stream) {
+  driver.aclrtSynchronizeStream.must(stream);
+  std::vector<std::byte> host(std::min(t.bytes, kPiece));
+  for (std::size_t done = 0; done < t.bytes;) {
+    const Transfer piece = part(t, done, std::min(kPiece, t.bytes - done));
+    {
+      const UseDevice source(t.from_device.index);
+      start(driver, {host.data(), kCpu, piece.from, piece.from_device, piece.bytes}, nullptr);
+      driver.aclrtSynchronizeStream.must(nullptr);
+    }
+    start(driver, {piece.to, piece.to_device, host.data(), kCpu, piece.bytes}, stream);
+    driver.aclrtSynchronizeStream.must(stream);
+    done += piece.bytes;
+  }
+}
+
+}  // namespace
+
+void enqueue(const Transfer& transfer, Stream stream) {
+  if (transfer.bytes == 0) return;
+  if (is_read_only(transfer.to))
+    throw Error(ErrorCode::read_only, "cannot copy into memory that was opened for reading only");
+  const Device card = is_host(transfer.to_device) ? transfer.from_device : transfer.to_device;
+  const Driver& driver = Driver::get();
+  Devices& devices = Devices::get();
+  const UseDevice use(card.index);
+  const bool with_host = is_host(transfer.to_device) || is_host(transfer.from_device);
+  if (with_host &&
+      (is_another_cards(transfer.to, card.index) || is_another_cards(transfer.from, card.index)))
+    return by_way_of_own_card(driver, transfer, card, stream.native);
+  if (!with_host && !devices.reach(card.index, transfer.from_device.index))
+    return by_way_of_the_host(driver, transfer, stream.native);
+  start(driver, transfer, stream.native);
+}
+
+void synchronize(int ordinal, Stream stream) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  driver.aclrtSynchronizeStream.must(stream.native);
+}
+
+}  // namespace onecopy::ascend

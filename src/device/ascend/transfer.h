@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "onecopy/device/backend.h"
+
+namespace onecopy::ascend {
+
+/// As Backend::copy() says. Between the host and another card's memory that was opened here it goes through
+/// memory of the own card, and between cards without a path through the host: then it has been done at return.
+void enqueue(const Transfer& transfer, Stream stream);
+void synchronize(int ordinal, Stream stream);
+
+}  // namespace onecopy::ascend

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <mutex>
+#include <new>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "named_file_memory.h"
+#include "onecopy/device/janitor.h"
+
+namespace onecopy {
+
+namespace {
+
+/// Files that were in use elsewhere when this process let go of them. The last to have one unlinks it; but
+/// a forked child has what its parent had, is killed or leaves by _exit, and then nobody would.
+///
+/// Thread safety: all members, without ever waiting: a child forked while another thread was in here must
+/// not hang. What is not noted for that reason is the next start's to remove.
+class ReleasedFiles {
+ public:
+  void add(std::string path) noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;
+    try {
+      files_.push_back({std::move(path), kTries});
+    } catch (const std::bad_alloc&) {  // as above
+    }
+  }
+
+  bool retry() noexcept {
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return false;
+    std::erase_if(files_, [](const File& file) { return is_done(file.path); });
+    bool soon = false;
+    for (File& file : files_)
+      if (file.tries > 0) soon = --file.tries > 0 || soon;
+    return soon;
+  }
+
+ private:
+  struct File {
+    std::string path;
+    int tries;  ///< that are left before it can wait: somebody uses it, and may do so for days
+  };
+  static constexpr int kTries = 250;  // five seconds of ticks
+
+  static bool is_done(const std::string& path) noexcept {
+    return unlink_if_unused(path) >= 0 || ::access(path.c_str(), F_OK) != 0;
+  }
+
+  std::mutex mutex_;
+  std::vector<File> files_;
+};
+
+ReleasedFiles& released_files() {
+  static auto& files = *new ReleasedFiles;  // segments of static objects are released after static objects
+  return files;
+}
+
+}  // namespace
+
+void unlink_once_unused(std::string path) noexcept {
+  if (unlink_if_unused(path) < 0 && ::access(path.c_str(), F_OK) == 0)
+    released_files().add(std::move(path));
+}
+
+bool remove_released_files() noexcept { return released_files().retry(); }
+
+}  // namespace onecopy

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include "devices.h"
+#include "exported_chunks.h"
+#include "factory.h"
+#include "foreign_memory.h"
+#include "onecopy/core/error.h"
+#include "transfer.h"
+#include "vmm_memory.h"
+
+namespace onecopy {
+
+namespace {
+
+using cuda::Devices;
+
+constexpr std::size_t kUsualGranularity = std::size_t{2} << 20;
+constexpr std::size_t kAlignment = 256;  // of cudaMalloc
+
+/// NVIDIA's devices: memory of ours by virtual memory management, and other allocators' in place.
+class CudaBackend final : public Backend {
+ public:
+  DeviceType type() const noexcept override { return DeviceType::cuda; }
+  BackendTraits traits() const noexcept override {
+    return {SegmentKind::cuda_vmm, kAlignment, true, false, "CUDA_VISIBLE_DEVICES"};
+  }
+  std::vector<DeviceInfo> devices() const override;
+  std::size_t granularity() const noexcept override;
+  std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
+                                       const std::string& owner, std::uint32_t number) override;
+  std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;
+  ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
+  void copy(const Transfer& transfer, Stream stream) override { cuda::enqueue(transfer, stream); }
+  void synchronize(int ordinal, Stream stream) override { cuda::synchronize(ordinal, stream); }
+  bool register_words(int ordinal, void* words, std::size_t bytes) override {
+    return cuda::register_words(ordinal, words, bytes);
+  }
+  void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word,
+                  std::uint64_t value) override {
+    cuda::write_word(ordinal, stream, word, value);
+  }
+  bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& word,
+                          std::uint64_t value) override {
+    return cuda::write_word_by_host(ordinal, stream, word, value);
+  }
+  void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
+                     std::uint64_t value) override {
+    cuda::wait_for_word(ordinal, stream, word, value);
+  }
+  bool is_captured(int ordinal, Stream stream) override { return cuda::is_captured(ordinal, stream); }
+  ForeignMemory find_foreign(const void* at, std::size_t bytes) override {
+    return cuda::find_foreign_memory(at, bytes);
+  }
+  std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) override {
+    return cuda::adopt_foreign_memory(memory);
+  }
+};
+
+/// A machine without a driver or a device has none, and that is no error.
+std::vector<DeviceInfo> CudaBackend::devices() const {
+  std::vector<DeviceInfo> infos;
+  if (!cuda::Driver::try_get()) return infos;
+  Devices& devices = Devices::get();
+  for (std::size_t i = 0; i < devices.size(); ++i) infos.push_back(devices.at(static_cast<int>(i)).info);
+  return infos;
+}
+
+std::size_t CudaBackend::granularity() const noexcept {
+  try {
+    const std::size_t unit = Devices::get().granularity();
+    return unit != 0 ? unit : kUsualGranularity;
+  } catch (const Error&) {
+    return kUsualGranularity;
+  }
+}
+
+std::unique_ptr<DeviceMemory> CudaBackend::create(int ordinal, std::size_t bytes, SegmentKind kind,
+                                                  const std::string&, std::uint32_t) {
+  if (kind != SegmentKind::cuda_vmm)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("segments of kind {} cannot be made on CUDA devices", static_cast<int>(kind)));
+  Devices::get().at(ordinal);
+  if (const std::size_t unit = granularity();
+      bytes == 0 || bytes % unit != 0 || bytes > (std::size_t{1} << 62))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", unit, bytes));
+  return cuda::create_vmm_memory(ordinal, bytes);
+}
+
+std::unique_ptr<DeviceMemory> CudaBackend::open(int ordinal, ExportedMemory memory, Access access) {
+  switch (memory.kind) {
+    case SegmentKind::cuda_vmm: return cuda::open_vmm_memory(ordinal, std::move(memory), access);
+    case SegmentKind::cuda_ipc: return cuda::open_legacy_memory(ordinal, std::move(memory), access);
+    default:
+      throw Error(ErrorCode::unsupported, fmt::format("segments of kind {} are not memory of CUDA devices",
+                                                      static_cast<int>(memory.kind)));
+  }
+}
+
+/// The descriptor is the same whatever the access: how it is mapped decides.
+ExportedMemory CudaBackend::duplicate(const ExportedMemory& memory, Access access) const {
+  ExportedMemory copy{memory.kind, memory.size, {}, memory.blob, memory.device};
+  for (const Fd& fd : memory.fds) copy.fds.push_back(fd.duplicate());
+  if (access == Access::read_only) {
+    cuda::ExportedChunks chunks = cuda::decode_chunks(memory);
+    chunks.access = access;
+    copy.blob = cuda::encode(chunks);
+  }
+  return copy;
+}
+
+}  // namespace
+
+Backend& cuda_backend() {
+  static CudaBackend instance;
+  return instance;
+}
+
+}  // namespace onecopy

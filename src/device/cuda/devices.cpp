@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "devices.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::cuda {
+
+namespace {
+
+bool has(const Driver& driver, CUdevice device, int attribute) {
+  int value = 0;
+  return driver.cuDeviceGetAttribute(&value, attribute, device) == CUDA_SUCCESS && value != 0;
+}
+
+std::unique_ptr<DeviceEntry> describe(const Driver& driver, int ordinal) {
+  auto entry = std::make_unique<DeviceEntry>();
+  driver.cuDeviceGet.must(&entry->device, ordinal);
+  entry->info.device = {DeviceType::cuda, static_cast<std::int16_t>(ordinal)};
+  CUuuid uuid{};
+  driver.cuDeviceGetUuid.must(&uuid, entry->device);
+  std::memcpy(entry->info.uuid.bytes.data(), uuid.bytes, sizeof uuid.bytes);
+  std::array<char, 256> name{};
+  driver.cuDeviceGetName.must(name.data(), static_cast<int>(name.size()) - 1, entry->device);
+  entry->info.name = name.data();
+  std::size_t total = 0;
+  driver.cuDeviceTotalMem.must(&total, entry->device);
+  entry->info.total_bytes = total;
+  entry->exports_descriptors =
+      has(driver, entry->device, CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED) &&
+      has(driver, entry->device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+  entry->has_stream_words = driver.cuStreamWaitValue64 && driver.cuStreamWriteValue64 &&
+                            has(driver, entry->device, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+  return entry;
+}
+
+}  // namespace
+
+CUmemAllocationProp exportable_on(const DeviceEntry& device) noexcept {
+  CUmemAllocationProp prop{};
+  prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+  prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+  prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, device.device};
+  return prop;
+}
+
+Devices& Devices::get() {
+  Driver::get();
+  static Devices& devices = *new Devices;  // never destroyed, like the driver
+  return devices;
+}
+
+Devices::Devices() {
+  const Driver& driver = Driver::get();
+  int count = 0;
+  driver.cuDeviceGetCount.must(&count);
+  for (int i = 0; i < count; ++i) {
+    entries_.push_back(describe(driver, i));
+    if (!entries_.back()->exports_descriptors) continue;
+    std::size_t unit = 0;
+    const CUmemAllocationProp prop = exportable_on(*entries_.back());
+    driver.cuMemGetAllocationGranularity.must(&unit, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM);
+    granularity_ = std::max(granularity_, unit);
+  }
+}
+
+DeviceEntry& Devices::at(int ordinal) {
+  if (ordinal < 0 || static_cast<std::size_t>(ordinal) >= entries_.size())
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("there is no cuda:{}: this process sees {} CUDA devices (CUDA_VISIBLE_DEVICES "
+                            "may hide others)",
+                            ordinal, entries_.size()));
+  return *entries_[static_cast<std::size_t>(ordinal)];
+}
+
+CUcontext Devices::context(int ordinal) {
+  DeviceEntry& entry = at(ordinal);
+  std::call_once(entry.retained,
+                 [&] { Driver::get().cuDevicePrimaryCtxRetain.must(&entry.context, entry.device); });
+  return entry.context;
+}
+
+UseDevice::UseDevice(int ordinal) : driver_(Driver::get()) {
+  driver_.cuCtxPushCurrent.must(Devices::get().context(ordinal));
+  if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+}
+
+UseDevice::~UseDevice() {
+  if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
+  CUcontext ignored = nullptr;
+  driver_.cuCtxPopCurrent(&ignored);
+}
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "driver.h"
+#include "onecopy/device/backend.h"
+
+namespace onecopy::cuda {
+
+/// One device that this process may use.
+struct DeviceEntry {
+  CUdevice device = 0;
+  DeviceInfo info;
+  bool exports_descriptors = false;  ///< memory can be made that leaves as a descriptor
+  bool has_stream_words = false;     ///< streams can wait for and write 64-bit words
+  std::once_flag retained;
+  CUcontext context = nullptr;  ///< primary; see Devices::context()
+};
+
+/// The devices of this process, as CUDA_VISIBLE_DEVICES leaves them.
+/// Thread safety: all members may be called concurrently.
+class Devices {
+ public:
+  /// Throws what Driver::get() throws.
+  static Devices& get();
+
+  std::size_t size() const noexcept { return entries_.size(); }
+  /// Throws invalid_argument when there is no such device.
+  DeviceEntry& at(int ordinal);
+  /// The primary context, which is what frameworks use; retained for the rest of the process.
+  CUcontext context(int ordinal);
+  /// Of memory on any of the devices.
+  std::size_t granularity() const noexcept { return granularity_; }
+
+ private:
+  Devices();
+
+  std::vector<std::unique_ptr<DeviceEntry>> entries_;
+  std::size_t granularity_ = 0;
+};
+
+/// Makes a device's primary context current for a scope, and lets calls through that a capture of this
+/// thread or another would otherwise forbid: memory is not part of what is captured.
+class UseDevice {
+ public:
+  explicit UseDevice(int ordinal);
+  ~UseDevice();
+  UseDevice(const UseDevice&) = delete;
+  UseDevice& operator=(const UseDevice&) = delete;
+
+ private:
+  const Driver& driver_;
+  int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+/// Properties of memory on a device that can leave as a descriptor.
+CUmemAllocationProp exportable_on(const DeviceEntry& device) noexcept;
+
+}  // namespace onecopy::cuda

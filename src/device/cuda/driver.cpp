@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "driver.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/shared_library.h"
+
+namespace onecopy::cuda {
+
+namespace {
+
+constexpr int kOldest = 11040;  // UUIDs of devices as they are now; virtual memory is older
+std::atomic<bool> forked{false};
+
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+ErrorCode code_of(CUresult result) noexcept {
+  switch (result) {
+    case CUDA_ERROR_INVALID_VALUE: return ErrorCode::invalid_argument;
+    case CUDA_ERROR_OUT_OF_MEMORY: return ErrorCode::out_of_memory;
+    case CUDA_ERROR_MAP_FAILED: return ErrorCode::out_of_mappings;
+    case CUDA_ERROR_NOT_INITIALIZED:
+    case CUDA_ERROR_NO_DEVICE:
+    case CUDA_ERROR_STUB_LIBRARY:
+    case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
+    case CUDA_ERROR_NOT_SUPPORTED:
+    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: return ErrorCode::unsupported;
+    case CUDA_ERROR_INVALID_DEVICE: return ErrorCode::invalid_argument;
+    default: return ErrorCode::system;
+  }
+}
+
+/// What to do about it; empty when the driver's own words say all there is.
+const char* advice(CUresult result) noexcept {
+  switch (result) {
+    case CUDA_ERROR_NO_DEVICE: return "; is CUDA_VISIBLE_DEVICES set to something that is not there?";
+    case CUDA_ERROR_STUB_LIBRARY:
+      return "; this is the toolkit's stub, not the driver: take it out of LD_LIBRARY_PATH";
+    case CUDA_ERROR_SYSTEM_NOT_READY:
+      return "; a service of the machine (fabric manager, MPS) does not run: check with nvidia-smi";
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+      return "; an earlier kernel or copy touched memory that it may not, and this process cannot use the "
+             "device any more";
+    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: return "; do this before the capture begins";
+    default: return "";
+  }
+}
+
+}  // namespace
+
+void throw_result(CUresult result, const std::string& what) {
+  const Driver* driver = Driver::try_get();
+  const std::string words = driver ? driver->describe(result) : fmt::format("error {}", result);
+  throw Error(code_of(result), fmt::format("{} failed with {}{}", what, words, advice(result)), result,
+              ErrorDomain::cuda);
+}
+
+void throw_missing(const char* call, int since) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("the CUDA driver does not have {}, which came with CUDA {}; update the driver",
+                          call, version_text(since)),
+              CUDA_ERROR_NOT_FOUND, ErrorDomain::cuda);
+}
+
+Driver& Driver::instance() {
+  static Driver& driver = *new Driver;  // never destroyed: memory with static lifetime uses it
+  return driver;
+}
+
+const Driver& Driver::get() {
+  const Driver& driver = instance();
+  if (forked.load(std::memory_order_relaxed)) [[unlikely]]
+    throw Error(ErrorCode::unsupported,
+                "CUDA was used before this process was forked, and does not work in the child; start it "
+                "with spawn (multiprocessing.get_context(\"spawn\")) or exec",
+                CUDA_ERROR_NOT_INITIALIZED, ErrorDomain::cuda);
+  if (!driver.problem_.empty())
+    throw Error(ErrorCode::unsupported, driver.problem_, driver.result_, ErrorDomain::cuda);
+  return driver;
+}
+
+const Driver* Driver::try_get() noexcept {
+  const Driver& driver = instance();
+  return driver.problem_.empty() && !forked.load(std::memory_order_relaxed) ? &driver : nullptr;
+}
+
+Driver::Driver() {
+  load();
+  if (problem_.empty()) pthread_atfork(nullptr, nullptr, [] { forked = true; });
+}
+
+/// ONECOPY_CUDA_DRIVER names another library than the system's, for tests.
+void Driver::load() {
+  const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");
+  std::vector<std::string> names{"libcuda.so.1"};
+  if (chosen && *chosen) names = {chosen};
+  std::string why;
+  auto library = SharedLibrary::open(names, &why);
+  if (!library) {
+    problem_ = fmt::format("there is no CUDA driver on this machine: tried {}", why);
+    return;
+  }
+  bind_all(library->symbol("cuGetProcAddress_v2"));
+#define BIND(CALL, SYMBOL, SINCE, PARAMETERS) \
+  if (version_ == 0) CALL.bind(library->symbol(#SYMBOL));
+  ONECOPY_CUDA_CALLS(BIND)  // before CUDA 12
+#undef BIND
+  if (version_ == 0 && cuDriverGetVersion) cuDriverGetVersion(&version_);
+  if (version_ < kOldest) {
+    problem_ = fmt::format("the CUDA driver is of version {}; onecopy needs {} or newer",
+                           version_text(version_), version_text(kOldest));
+    return;
+  }
+  result_ = cuInit(0);
+  if (result_ != CUDA_SUCCESS)
+    problem_ = fmt::format("cuInit failed with {}{}", describe(result_), advice(result_));
+}
+
+/// Each call in the form that this table was written for: a later one may have other parameters.
+void Driver::bind_all(void* address) {
+  if (!address) return;
+  auto* find = reinterpret_cast<GetProcAddress*>(address);
+  const auto bind = [find](auto& call) {
+    void* found = nullptr;
+    int status = 0;
+    if (find(call.name(), &found, call.since(), 0, &status) == CUDA_SUCCESS) call.bind(found);
+  };
+#define BIND(CALL, SYMBOL, SINCE, PARAMETERS) bind(CALL);
+  ONECOPY_CUDA_CALLS(BIND)
+#undef BIND
+  if (cuDriverGetVersion) cuDriverGetVersion(&version_);
+}
+
+std::string Driver::describe(CUresult result) const {
+  const char* name = nullptr;
+  const char* text = nullptr;
+  if (cuGetErrorName) cuGetErrorName(result, &name);
+  if (cuGetErrorString) cuGetErrorString(result, &text);
+  return fmt::format("{} ({}): {}", name ? name : "CUDA error", result, text ? text : "no description");
+}
+
+}  // namespace onecopy::cuda

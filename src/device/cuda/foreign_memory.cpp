@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "foreign_memory.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "devices.h"
+#include "exported_chunks.h"
+#include "onecopy/core/error.h"
+#include "peers.h"
+
+namespace onecopy::cuda {
+
+namespace {
+
+/// What the driver knows of an address; all zero when it is not one of its.
+struct PointerFacts {
+  unsigned memory_type = 0;
+  int ordinal = -1;
+  unsigned managed = 0;
+  unsigned legacy_capable = 0;
+  unsigned long long buffer_id = 0;
+  std::uint64_t handle_types = 0;
+};
+
+PointerFacts facts_of(const Driver& driver, CUdeviceptr at) {
+  PointerFacts facts;
+  std::array<int, 6> wanted{
+      CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+      CU_POINTER_ATTRIBUTE_IS_MANAGED,  CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
+      CU_POINTER_ATTRIBUTE_BUFFER_ID,   CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES};
+  std::array<void*, 6> values{&facts.memory_type,    &facts.ordinal,   &facts.managed,
+                              &facts.legacy_capable, &facts.buffer_id, &facts.handle_types};
+  driver.cuPointerGetAttributes.must(static_cast<unsigned>(wanted.size()), wanted.data(), values.data(),
+                                     at);
+  return facts;
+}
+
+void check_device_memory(const PointerFacts& facts, const void* at) {
+  if (facts.memory_type != CU_MEMORYTYPE_DEVICE)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is not memory of a CUDA device but of the host", at));
+  if (facts.managed != 0)
+    throw Error(
+        ErrorCode::unsupported,
+        "managed memory (cudaMallocManaged) cannot be opened by other processes; copy it to memory of a "
+        "device first");
+}
+
+[[noreturn]] void throw_not_exportable() {
+  throw Error(
+      ErrorCode::unsupported,
+      "this memory cannot be opened by other processes: it comes from a stream-ordered pool "
+      "(cudaMallocAsync), or was mapped without an exportable handle type; copy it, or allocate it with "
+      "cudaMalloc or onecopy");
+}
+
+struct Mapping {
+  CUdeviceptr base = 0;
+  std::size_t bytes = 0;
+};
+
+Mapping mapping_at(const Driver& driver, CUdeviceptr at) {
+  Mapping mapping;
+  driver.cuMemGetAddressRange.must(&mapping.base, &mapping.bytes, at);
+  return mapping;
+}
+
+/// Each chunk travels as a descriptor, all of a segment's in one message, which takes 253 with the block table.
+constexpr std::size_t kMostRowChunks = 252;
+
+[[noreturn]] void throw_too_many_chunks(std::size_t bytes, std::size_t chunk) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("these {} bytes lie in more than {} chunks (the last of {} bytes) of an expandable "
+                  "segment, and each needs a descriptor of its own to be shared; share a copy, "
+                  "allocate the tensor with onecopy, or switch expandable segments off "
+                  "(PYTORCH_ALLOC_CONF=expandable_segments:False)",
+                  bytes, kMostRowChunks, chunk));
+}
+
+/// The chunks from the one with the first byte to the one with the last.
+Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes) {
+  Mapping row = mapping_at(driver, at);
+  std::size_t last = row.bytes;
+  for (std::size_t chunks = 1; row.base + row.bytes < at + bytes; ++chunks) {
+    if (chunks == kMostRowChunks) throw_too_many_chunks(bytes, last);
+    const CUdeviceptr next = row.base + row.bytes;
+    if (const PointerFacts facts = facts_of(driver, next);
+        (facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0)
+      throw_not_exportable();
+    row.bytes += last = mapping_at(driver, next).bytes;
+  }
+  return row;
+}
+
+[[noreturn]] void throw_beyond(std::size_t bytes, const Mapping& mapping) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} bytes reach past the end of an allocation of {}", bytes, mapping.bytes));
+}
+
+/// A framework's memory as a segment. Its maker keeps it; here is only what it takes to export it.
+class AdoptedMemory : public DeviceMemory {
+ public:
+  explicit AdoptedMemory(const ForeignMemory& memory) : memory_(memory) {}
+
+  std::byte* data() const noexcept override { return memory_.base; }
+  std::size_t size() const noexcept override { return memory_.bytes; }
+  SegmentKind kind() const noexcept override { return memory_.kind; }
+  void commit(std::size_t, std::size_t) override {}
+  void decommit(std::size_t, std::size_t) noexcept override {}
+  ExportedMemory export_memory(Access access) const override;
+  void allow(int ordinal) override;
+
+ private:
+  void export_handle(ExportedMemory& memory, Access access) const;
+  void export_chunks(ExportedMemory& memory, Access access) const;
+
+  const ForeignMemory memory_;
+};
+
+ExportedMemory AdoptedMemory::export_memory(Access access) const {
+  ExportedMemory memory;
+  memory.kind = kind();
+  memory.size = size();
+  const UseDevice use(memory_.device.index);
+  if (kind() == SegmentKind::cuda_ipc) export_handle(memory, access);
+  else export_chunks(memory, access);
+  return memory;
+}
+
+void AdoptedMemory::allow(int ordinal) {
+  if (kind() == SegmentKind::cuda_ipc) return allow_allocations(ordinal, memory_.device.index);
+  allow_mapping(reinterpret_cast<CUdeviceptr>(data()), size(), ordinal, memory_.device.index,
+                Access::read_write);
+}
+
+void AdoptedMemory::export_handle(ExportedMemory& memory, Access access) const {
+  ExportedChunks chunks{access, {size()}, {}};
+  Driver::get().cuIpcGetMemHandle.must(&chunks.handle, reinterpret_cast<CUdeviceptr>(data()));
+  memory.blob = encode(chunks);
+}
+
+/// The driver counts every handle that is asked for; the descriptor keeps the memory by itself.
+void AdoptedMemory::export_chunks(ExportedMemory& memory, Access access) const {
+  const Driver& driver = Driver::get();
+  ExportedChunks chunks{access, {}, {}};
+  const auto begin = reinterpret_cast<CUdeviceptr>(data());
+  for (CUdeviceptr at = begin; at < begin + size(); at += chunks.sizes.back()) {
+    chunks.sizes.push_back(mapping_at(driver, at).bytes);
+    CUmemGenericAllocationHandle handle = 0;
+    driver.cuMemRetainAllocationHandle.must(&handle, reinterpret_cast<void*>(at));
+    int fd = -1;
+    const CUresult result =
+        driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    driver.cuMemRelease(handle);
+    check(result, "cuMemExportToShareableHandle");
+    memory.fds.emplace_back(fd);
+  }
+  memory.blob = encode(chunks);
+}
+
+/// Another process's allocation, opened by its legacy handle.
+class LegacyMemory final : public DeviceMemory {
+ public:
+  LegacyMemory(int ordinal, CUdeviceptr base, std::size_t bytes, Access access, CUipcMemHandle handle)
+      : ordinal_(ordinal), base_(base), bytes_(bytes), access_(access), handle_(handle) {}
+  LegacyMemory(const LegacyMemory&) = delete;
+  LegacyMemory& operator=(const LegacyMemory&) = delete;
+  ~LegacyMemory() override;
+
+  std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(base_); }
+  std::size_t size() const noexcept override { return bytes_; }
+  SegmentKind kind() const noexcept override { return SegmentKind::cuda_ipc; }
+  void commit(std::size_t, std::size_t) override {}
+  void decommit(std::size_t, std::size_t) noexcept override {}
+  ExportedMemory export_memory(Access access) const override;
+  void allow(int ordinal) override { allow_allocations(ordinal, ordinal_); }
+
+ private:
+  const int ordinal_;
+  const CUdeviceptr base_;
+  const std::size_t bytes_;
+  const Access access_;
+  const CUipcMemHandle handle_;
+};
+
+LegacyMemory::~LegacyMemory() {
+  if (!Driver::try_get()) return;
+  try {
+    const UseDevice use(ordinal_);
+    Driver::get().cuIpcCloseMemHandle(base_);
+  } catch (const Error&) {
+    // The device is gone, and the mapping with it.
+  }
+}
+
+/// The owner's handle opens it for others, too.
+ExportedMemory LegacyMemory::export_memory(Access access) const {
+  if (access == Access::read_write && access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+  ExportedMemory memory;
+  memory.kind = kind();
+  memory.size = size();
+  memory.blob = encode({access, {size()}, handle_});
+  return memory;
+}
+
+[[noreturn]] void throw_not_opened(CUresult result) {
+  const std::string words = Driver::get().describe(result);
+  if (result == CUDA_ERROR_INVALID_HANDLE)
+    throw Error(
+        ErrorCode::owner_died,
+        fmt::format("the memory was made by cudaMalloc in a process that is gone or has freed it, and such "
+                    "memory does not outlive its process ({})",
+                    words),
+        result, ErrorDomain::cuda);
+  if (result == CUDA_ERROR_INVALID_CONTEXT)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("the driver does not open this memory here ({}): processes in different PID "
+                            "namespaces need a common one (docker: --pid=host or --pid=container:...)",
+                            words),
+                result, ErrorDomain::cuda);
+  throw_result(result, "cuIpcOpenMemHandle");
+}
+
+}  // namespace
+
+ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
+  const Driver& driver = Driver::get();
+  const auto at = reinterpret_cast<CUdeviceptr>(pointer);
+  const PointerFacts facts = facts_of(driver, at);
+  check_device_memory(facts, pointer);
+  const UseDevice use(facts.ordinal);  // the caller may be a thread that has never used the device
+  ForeignMemory found;
+  found.device = {DeviceType::cuda, static_cast<std::int16_t>(facts.ordinal)};
+  found.identity = facts.buffer_id;
+  Mapping mapping;
+  if (facts.legacy_capable != 0) {
+    found.kind = SegmentKind::cuda_ipc;
+    mapping = mapping_at(driver, at);
+    if (at + bytes > mapping.base + mapping.bytes) throw_beyond(bytes, mapping);
+  } else if ((facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
+    found.kind = SegmentKind::cuda_vmm;
+    mapping = row_of_mappings(driver, at, bytes);
+    found.identity = facts_of(driver, mapping.base).buffer_id;
+  } else {
+    throw_not_exportable();
+  }
+  found.base = reinterpret_cast<std::byte*>(mapping.base);
+  found.bytes = mapping.bytes;
+  return found;
+}
+
+std::unique_ptr<DeviceMemory> adopt_foreign_memory(const ForeignMemory& memory) {
+  return std::make_unique<AdoptedMemory>(memory);
+}
+
+std::unique_ptr<DeviceMemory> open_legacy_memory(int ordinal, ExportedMemory memory, Access access) {
+  const ExportedChunks chunks = decode_chunks(memory);
+  if (access == Access::read_write && chunks.access == Access::read_only)
+    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
+  const UseDevice use(ordinal);
+  CUdeviceptr base = 0;
+  const CUresult result =
+      Driver::get().cuIpcOpenMemHandle(&base, chunks.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  if (result != CUDA_SUCCESS) throw_not_opened(result);
+  return std::make_unique<LegacyMemory>(ordinal, base, memory.size, access, chunks.handle);
+}
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "onecopy/device/backend.h"
+
+namespace onecopy::cuda {
+
+/// Which of a framework's allocations [at, at + bytes) lies in: one made by cudaMalloc, or a row of
+/// neighbouring mappings, as of an expandable segment.
+ForeignMemory find_foreign_memory(const void* at, std::size_t bytes);
+/// It leaves by a legacy handle (and is *weak* then: gone with its process), or by a descriptor for each
+/// mapping, made when somebody asks.
+std::unique_ptr<DeviceMemory> adopt_foreign_memory(const ForeignMemory& memory);
+/// Another process's allocation, by its legacy handle. The driver knows no read-only form of it.
+std::unique_ptr<DeviceMemory> open_legacy_memory(int ordinal, ExportedMemory memory, Access access);
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "driver_api.h"
+#include "onecopy/core/tensor_view.h"
+
+namespace onecopy::cuda {
+
+// Thread safety: all functions may be called concurrently.
+
+/// Can `ordinal` reach memory of `owner`?
+bool has_path(int ordinal, int owner);
+/// Lets `ordinal` use what is mapped at [base, base + bytes), which is memory of `owner`. Throws unsupported
+/// when there is no path between them.
+void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner, Access access);
+/// The same for memory of cudaMalloc, of which all of a device's comes at once.
+void allow_allocations(int ordinal, int owner);
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "transfer.h"
+
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "devices.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::cuda {
+
+namespace {
+
+constexpr CUresult kAlreadyRegistered = 712;  // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
+
+CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+CUresult start(const Driver& driver, const Transfer& t, CUstream stream) {
+  const bool from_host = t.from_device.type == DeviceType::cpu;
+  const bool to_host = t.to_device.type == DeviceType::cpu;
+  if (from_host) return driver.cuMemcpyHtoDAsync(address(t.to), t.from, t.bytes, stream);
+  if (to_host) return driver.cuMemcpyDtoHAsync(t.to, address(t.from), t.bytes, stream);
+  if (t.from_device == t.to_device)
+    return driver.cuMemcpyDtoDAsync(address(t.to), address(t.from), t.bytes, stream);
+  Devices& devices = Devices::get();  // the driver finds a way by itself where there is no peer access
+  return driver.cuMemcpyPeerAsync(address(t.to), devices.context(t.to_device.index), address(t.from),
+                                  devices.context(t.from_device.index), t.bytes, stream);
+}
+
+}  // namespace
+
+void enqueue(const Transfer& transfer, Stream stream) {
+  if (transfer.bytes == 0) return;
+  const Device at = transfer.to_device.type == DeviceType::cpu ? transfer.from_device : transfer.to_device;
+  const Driver& driver = Driver::get();
+  const UseDevice use(at.index);
+  const CUresult result = start(driver, transfer, static_cast<CUstream>(stream.native));
+  if (result == CUDA_ERROR_INVALID_VALUE)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("cannot copy {} bytes from {} to {}: one side is not memory of that device, is too "
+                    "short, or was opened for reading only ({})",
+                    transfer.bytes, transfer.from_device.str(), transfer.to_device.str(),
+                    driver.describe(result)),
+        result, ErrorDomain::cuda);
+  check(result, "copying");
+}
+
+void synchronize(int ordinal, Stream stream) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  driver.cuStreamSynchronize.must(static_cast<CUstream>(stream.native));
+}
+
+/// Portable: once is enough for all devices.
+bool register_words(int ordinal, void* words, std::size_t bytes) {
+  const Driver& driver = Driver::get();
+  if (!Devices::get().at(ordinal).has_stream_words) return false;
+  const UseDevice use(ordinal);
+  const CUresult result =
+      driver.cuMemHostRegister(words, bytes, kHostRegisterPortable | kHostRegisterMapped);
+  if (result == kAlreadyRegistered || result == CUDA_SUCCESS) return true;
+  if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED) return false;
+  throw_result(result, "cuMemHostRegister");
+}
+
+namespace {
+
+bool is_capturing(const Driver& driver, Stream stream) {
+  int status = CU_STREAM_CAPTURE_STATUS_NONE;
+  driver.cuStreamIsCapturing.must(static_cast<CUstream>(stream.native), &status);
+  return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/// A graph would write and wait for the same values at every launch.
+void check_not_captured(const Driver& driver, Stream stream) {
+  if (is_capturing(driver, stream))
+    throw Error(
+        ErrorCode::unsupported,
+        "this stream is being captured, and a graph cannot be ordered with other processes by the order of "
+        "one capture; share and open before the capture, and order each launch");
+}
+
+CUdeviceptr device_address(const Driver& driver, const void* word) {
+  CUdeviceptr at = 0;
+  driver.cuMemHostGetDevicePointer.must(&at, const_cast<void*>(word), 0);
+  return at;
+}
+
+}  // namespace
+
+bool is_captured(int ordinal, Stream stream) {
+  const UseDevice use(ordinal);
+  return is_capturing(Driver::get(), stream);
+}
+
+void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  check_not_captured(driver, stream);
+  driver.cuStreamWriteValue64.must(static_cast<CUstream>(stream.native), device_address(driver, &word),
+                                   value, CU_STREAM_WRITE_VALUE_DEFAULT);
+}
+
+namespace {
+
+struct LaterStore {
+  std::atomic<std::uint64_t>& word;
+  std::uint64_t value;
+};
+
+/// Of the driver's thread, which must not call the driver and must not wait: it serves all streams.
+void store_now(void* argument) {
+  const std::unique_ptr<LaterStore> later(static_cast<LaterStore*>(argument));
+  later->word.store(later->value);
+}
+
+}  // namespace
+
+bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) {
+  const Driver& driver = Driver::get();
+  if (!driver.cuLaunchHostFunc) return false;
+  const UseDevice use(ordinal);
+  check_not_captured(driver, stream);
+  auto later = std::make_unique<LaterStore>(LaterStore{word, value});
+  driver.cuLaunchHostFunc.must(static_cast<CUstream>(stream.native), store_now, later.get());
+  later.release();
+  return true;
+}
+
+void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
+                   std::uint64_t value) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  check_not_captured(driver, stream);
+  driver.cuStreamWaitValue64.must(static_cast<CUstream>(stream.native), device_address(driver, &word),
+                                  value, CU_STREAM_WAIT_VALUE_GEQ);
+}
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "vmm_memory.h"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <utility>
+
+#include "exported_chunks.h"
+#include "onecopy/core/error.h"
+#include "peers.h"
+
+namespace onecopy::cuda {
+
+namespace {
+
+/// Something of the driver's that is given back at the end of a scope, unless it was taken out.
+class PhysicalMemory {
+ public:
+  PhysicalMemory() = default;
+  explicit PhysicalMemory(CUmemGenericAllocationHandle handle) noexcept : handle_(handle) {}
+  PhysicalMemory(PhysicalMemory&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
+  PhysicalMemory& operator=(PhysicalMemory&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~PhysicalMemory() {
+    if (const Driver* driver = handle_ ? Driver::try_get() : nullptr) driver->cuMemRelease(handle_);
+  }
+  CUmemGenericAllocationHandle get() const noexcept { return handle_; }
+
+ private:
+  CUmemGenericAllocationHandle handle_ = 0;
+};
+
+/// Addresses, and what is mapped to them.
+class AddressRange {
+ public:
+  AddressRange(const Driver& driver, std::size_t bytes) : bytes_(bytes) {
+    const CUresult result = driver.cuMemAddressReserve(&base_, bytes, 0, 0, 0);
+    if (result != CUDA_SUCCESS)
+      throw Error(ErrorCode::out_of_mappings,
+                  fmt::format("cannot reserve {} bytes of addresses for a CUDA segment: {}", bytes,
+                              driver.describe(result)),
+                  result, ErrorDomain::cuda);
+  }
+  AddressRange(const AddressRange&) = delete;
+  AddressRange& operator=(const AddressRange&) = delete;
+  ~AddressRange() {
+    const Driver* driver = Driver::try_get();  // none at the end of the process, or in a forked child
+    if (!driver) return;
+    unmap(*driver);
+    driver->cuMemAddressFree(base_, bytes_);
+  }
+
+  CUdeviceptr base() const noexcept { return base_; }
+  std::size_t bytes() const noexcept { return bytes_; }
+
+  void map(const Driver& driver, std::size_t bytes, const PhysicalMemory& memory) {
+    driver.cuMemMap.must(base_ + mapped_, bytes, 0, memory.get(), 0);
+    mapped_ += bytes;
+    sizes_.push_back(bytes);
+  }
+  void allow(const Driver& driver, CUdevice device, Access access) const {
+    const CUmemAccessDesc wanted{
+        {CU_MEM_LOCATION_TYPE_DEVICE, device},
+        access == Access::read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    driver.cuMemSetAccess.must(base_, mapped_, &wanted, 1);
+  }
+  void unmap(const Driver& driver) noexcept {
+    CUdeviceptr at = base_;
+    for (const std::size_t bytes : std::exchange(sizes_, {})) {
+      driver.cuMemUnmap(at, bytes);
+      at += bytes;
+    }
+    mapped_ = 0;
+  }
+
+ private:
+  CUdeviceptr base_ = 0;
+  std::size_t bytes_;
+  std::size_t mapped_ = 0;
+  std::vector<std::size_t> sizes_;
+};
+
+/// A segment of kind cuda_vmm, of the owner (one chunk) or of a borrower.
+class VmmMemory final : public DeviceMemory {
+ public:
+  VmmMemory(int ordinal, std::size_t bytes, Access access)
+      : ordinal_(ordinal), access_(access), range_(Driver::get(), bytes) {}
+
+  std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(range_.base()); }
+  std::size_t size() const noexcept override { return range_.bytes(); }
+  SegmentKind kind() const noexcept override { return SegmentKind::cuda_vmm; }
+  void commit(std::size_t offset, std::size_t bytes) override;
+  void decommit(std::size_t offset, std::size_t bytes) noexcept override;
+  ExportedMemory export_memory(Access access) const override;
+  void allow(int ordinal) override;
+
+  void import(ExportedMemory memory);
+
+ private:
+  void create_memory();
+
+  const int ordinal_;
+  const Access access_;
+  mutable std::mutex mutex_;
+  std::set<int> allowed_;               ///< other devices
+  std::vector<PhysicalMemory> chunks_;  // before range_: unmapped first
+  std::vector<std::uint64_t> sizes_;
+  std::vector<Fd>
+      received_;  // of a borrower: the driver exports what was made here, and not what was imported
+  AddressRange range_;
+};
+
+[[noreturn]] void throw_out_of_memory(const Driver& driver, int ordinal, std::size_t bytes,
+                                      CUresult result) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  driver.cuMemGetInfo(&free, &total);
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("cannot reserve {} bytes ({} MiB) on cuda:{}: {} of its {} bytes are free ({})",
+                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
+              result, ErrorDomain::cuda);
+}
+
+void VmmMemory::create_memory() {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal_);
+  const DeviceEntry& device = Devices::get().at(ordinal_);
+  const CUmemAllocationProp prop = exportable_on(device);
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = driver.cuMemCreate(&handle, size(), &prop, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(driver, ordinal_, size(), result);
+  check(result, "cuMemCreate");
+  PhysicalMemory memory(handle);
+  range_.map(driver, size(), memory);
+  try {
+    range_.allow(driver, device.device, Access::read_write);
+  } catch (...) {
+    range_.unmap(driver);
+    throw;
+  }
+  chunks_.push_back(std::move(memory));
+  sizes_.push_back(size());
+}
+
+void VmmMemory::commit(std::size_t offset, std::size_t bytes) {
+  if (access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
+  if (offset > size() || bytes > size() - offset)
+    throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
+                                                         offset, offset + bytes, size()));
+  const std::lock_guard lock(mutex_);
+  if (chunks_.empty()) create_memory();
+}
+
+/// All or nothing: the memory is one allocation.
+void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
+  if (offset != 0 || bytes != size()) return;
+  const Driver* driver = Driver::try_get();
+  if (!driver) return;
+  const std::lock_guard lock(mutex_);
+  range_.unmap(*driver);
+  allowed_.clear();
+  chunks_.clear();
+  sizes_.clear();
+}
+
+ExportedMemory VmmMemory::export_memory(Access access) const {
+  if (access == Access::read_write && access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+  const Driver& driver = Driver::get();
+  const std::lock_guard lock(mutex_);
+  if (chunks_.empty())
+    throw Error(ErrorCode::invalid_argument, "the segment has no memory yet: commit it first");
+  ExportedMemory memory;
+  memory.kind = kind();
+  memory.size = size();
+  for (const Fd& fd : received_) memory.fds.push_back(fd.duplicate());
+  for (const PhysicalMemory& chunk : chunks_) {
+    if (!received_.empty()) break;
+    int fd = -1;
+    driver.cuMemExportToShareableHandle.must(&fd, chunk.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    memory.fds.emplace_back(fd);
+  }
+  memory.blob = encode({access, sizes_, {}});
+  return memory;
+}
+
+void VmmMemory::allow(int ordinal) {
+  const std::lock_guard lock(mutex_);
+  if (ordinal == ordinal_ || allowed_.contains(ordinal)) return;
+  allow_mapping(range_.base(), range_.bytes(), ordinal, ordinal_, access_);
+  allowed_.insert(ordinal);
+}
+
+PhysicalMemory import_chunk(const Driver& driver, const Fd& fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get()));
+  const CUresult result =
+      driver.cuMemImportFromShareableHandle(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result == CUDA_ERROR_INVALID_VALUE)
+    throw Error(ErrorCode::bad_handle, "the descriptor of a CUDA segment is not CUDA memory", result,
+                ErrorDomain::cuda);
+  check(result, "cuMemImportFromShareableHandle");
+  return PhysicalMemory(handle);
+}
+
+void VmmMemory::import(ExportedMemory memory) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal_);
+  sizes_ = decode_chunks(memory).sizes;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    chunks_.push_back(import_chunk(driver, memory.fds[i]));
+    range_.map(driver, sizes_[i], chunks_.back());
+  }
+  range_.allow(driver, Devices::get().at(ordinal_).device, access_);
+  received_ = std::move(memory.fds);
+}
+
+}  // namespace
+
+std::unique_ptr<DeviceMemory> create_vmm_memory(int ordinal, std::size_t bytes) {
+  if (!Devices::get().at(ordinal).exports_descriptors)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("cuda:{} cannot give memory to other processes as descriptors (a Tegra, a virtual "
+                    "GPU or an old driver); share memory made by cudaMalloc instead",
+                    ordinal));
+  const UseDevice use(ordinal);
+  return std::make_unique<VmmMemory>(ordinal, bytes, Access::read_write);
+}
+
+std::unique_ptr<DeviceMemory> open_vmm_memory(int ordinal, ExportedMemory memory, Access access) {
+  const ExportedChunks chunks = decode_chunks(memory);
+  if (memory.fds.size() != chunks.sizes.size())
+    throw Error(ErrorCode::bad_handle, fmt::format("a CUDA segment of {} chunks came with {} descriptors",
+                                                   chunks.sizes.size(), memory.fds.size()));
+  if (access == Access::read_write && chunks.access == Access::read_only)
+    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
+  const UseDevice use(ordinal);
+  auto opened = std::make_unique<VmmMemory>(ordinal, memory.size, access);
+  opened->import(std::move(memory));
+  return opened;
+}
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "devices.h"
+
+namespace onecopy::cuda {
+
+/// A segment of ours: one physical allocation, made by commit(), in an address range of just its size.
+/// It leaves as a POSIX descriptor, and outlives this process wherever that is held.
+std::unique_ptr<DeviceMemory> create_vmm_memory(int ordinal, std::size_t bytes);
+/// Maps all chunks of another process's segment, side by side, for the device `ordinal`.
+std::unique_ptr<DeviceMemory> open_vmm_memory(int ordinal, ExportedMemory memory, Access access);
+
+}  // namespace onecopy::cuda

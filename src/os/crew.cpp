@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/os/crew.h"
+
+#include <system_error>
+
+#include "onecopy/os/blocked_signals.h"
+
+namespace onecopy {
+
+Crew::Crew(std::size_t count, const std::function<void()>& work) {
+  const BlockedSignals blocked;
+  try {
+    for (std::size_t i = 0; i < count; ++i) threads_.emplace_back(work);
+  } catch (const std::system_error&) {
+    // No thread to be had: those that there are do the work.
+  }
+}
+
+Crew::~Crew() {
+  for (std::thread& thread : threads_) thread.join();
+}
+
+}  // namespace onecopy

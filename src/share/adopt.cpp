@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <linux/magic.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "share/process.h"
+
+namespace onecopy {
+namespace {
+
+[[noreturn]] void refuse(int fd, const std::string& problem) {
+  throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} cannot be adopted: {}", fd, problem));
+}
+
+/// Only memory: an ordinary file would be written to its disk behind everybody's back.
+void check_is_memory(int fd) {
+  struct statfs system {};
+  struct stat file {};
+  if (::fstatfs(fd, &system) != 0 || ::fstat(fd, &file) != 0)
+    throw_errno(fmt::format("cannot examine descriptor {}", fd), errno, ErrorCode::invalid_argument);
+  if (!S_ISREG(file.st_mode) || system.f_type != TMPFS_MAGIC)
+    refuse(fd, "it is not shared memory (a memfd or a file in /dev/shm); read it into onecopy::empty()");
+}
+
+void check_size(int fd, std::size_t size) {
+  struct stat file {};
+  ::fstat(fd, &file);
+  if (size == 0) refuse(fd, "no bytes were asked for; use onecopy::empty()");
+  if (static_cast<std::uint64_t>(file.st_size) < size)
+    refuse(fd, fmt::format("it has {} bytes, {} were asked for; ftruncate() it first", file.st_size, size));
+}
+
+void check_is_writable(int fd) {
+  if ((::fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR)
+    throw Error(
+        ErrorCode::read_only,
+        fmt::format("descriptor {} cannot be adopted: it was not opened for reading and writing", fd));
+}
+
+}  // namespace
+
+Tensor adopt_file(int fd, std::size_t size) {
+  check_is_memory(fd);
+  check_size(fd, size);
+  check_is_writable(fd);
+  Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (!own) throw_errno(fmt::format("cannot duplicate descriptor {}", fd), errno);
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  ExportedMemory memory{SegmentKind::shared_file, (size + page - 1) / page * page, {}, {}};
+  memory.fds.push_back(std::move(own));
+  auto mapped = backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write);
+  mapped->commit(0, size);  // up to the end of the file and no further: that would lengthen it
+  return Process::current().adopt(std::move(mapped), size, size);
+}
+
+}  // namespace onecopy

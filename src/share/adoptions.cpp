@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/adoptions.h"
+
+#include <fmt/format.h>
+
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/process.h"
+
+namespace onecopy {
+
+namespace {
+
+/// What keeps the memory, as a block keeps another. A forked child must not drop what is its parent's.
+class OwnerKeeper final : public BlockKeeper {
+ public:
+  explicit OwnerKeeper(std::shared_ptr<const void> owner) : BlockKeeper(false), owner_(std::move(owner)) {}
+
+  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release(std::uint32_t) noexcept override {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1 || current_pid() != pid_) return;
+    const std::unique_ptr<OwnerKeeper> last(this);
+  }
+
+ private:
+  std::shared_ptr<const void> owner_;  // shared with the framework's own users of the memory
+  const int pid_ = current_pid();
+  std::atomic<std::uint64_t> references_{1};
+};
+
+void check_view(const TensorView& view, const ForeignMemory& memory) {
+  if (memory.device != view.device)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the memory is on {}, not on {}", memory.device.str(), view.device.str()));
+}
+
+}  // namespace
+
+Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owner) {
+  const std::size_t bytes = view.layout.extent_bytes();
+  if (bytes == 0) throw Error(ErrorCode::invalid_argument, "an empty tensor has no memory to share");
+  const ForeignMemory memory = backend(view.device.type).find_foreign(view.data, bytes);
+  check_view(view, memory);
+  const std::uint32_t segment = enter(memory);
+  auto* data = static_cast<std::byte*>(view.data);
+  const Extent extent{segment, static_cast<std::uint64_t>(data - memory.base), bytes, data};
+  BlockRef block;
+  try {
+    block = ledger_.add(extent, *this);
+  } catch (...) {
+    free(extent);
+    throw;
+  }
+  auto keeper = std::make_unique<OwnerKeeper>(std::move(owner));
+  std::vector<BlockRef> kept;
+  kept.emplace_back(keeper.release(), 0);
+  ledger_.keep_with(block.number(), std::move(kept));
+  return {std::move(block), view.data, view.layout, view.device, view.access};
+}
+
+/// The segment's number, with one more block counted in it.
+std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
+  const std::lock_guard lock(mutex_);
+  const Key key{memory.base, memory.bytes};
+  if (const auto at = by_place_.find(key); at != by_place_.end()) {
+    Adopted& known = by_segment_.at(at->second);
+    if (known.memory.identity == memory.identity) {
+      ++known.blocks;
+      return known.segment;
+    }
+    known.stale = true;
+    by_place_.erase(at);
+  }
+  const std::uint32_t number = segments_.next_number();
+  segments_.add(number, memory.device, backend(memory.device.type).adopt(memory));
+  segments_.add_committed(number, static_cast<std::int64_t>(memory.bytes));
+  by_segment_[number] = {memory, number, 1, {}, false};
+  by_place_[key] = number;
+  return number;
+}
+
+bool Adoptions::contains(std::uint32_t segment) const {
+  const std::lock_guard lock(mutex_);
+  return by_segment_.contains(segment);
+}
+
+void Adoptions::free(const Extent& extent) noexcept {
+  bool idle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = by_segment_.find(extent.segment);
+    if (at == by_segment_.end()) return;
+    idle = --at->second.blocks == 0;
+    at->second.idle_since = std::chrono::steady_clock::now();
+  }
+  if (idle && on_idle) on_idle();
+}
+
+bool Adoptions::sweep(std::chrono::steady_clock::time_point now) noexcept {
+  std::vector<std::uint32_t> gone;
+  bool waiting = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto at = by_segment_.begin(); at != by_segment_.end();) {
+      const Adopted& adopted = at->second;
+      const bool drop = adopted.blocks == 0 && (adopted.stale || now - kDecay >= adopted.idle_since);
+      waiting = waiting || (adopted.blocks == 0 && !drop);
+      if (!drop) {
+        ++at;
+        continue;
+      }
+      if (!adopted.stale) by_place_.erase({adopted.memory.base, adopted.memory.bytes});
+      gone.push_back(adopted.segment);
+      at = by_segment_.erase(at);
+    }
+  }
+  for (const std::uint32_t segment : gone) segments_.remove(segment);
+  return waiting;
+}
+
+}  // namespace onecopy

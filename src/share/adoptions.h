@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <utility>
+
+#include "onecopy/memory/tensor.h"
+#include "share/ledger.h"
+
+namespace onecopy {
+
+/// Memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however
+/// many tensors lie in it; it stays one for kDecay after the last of them, so that what is shared again and
+/// again is mapped once.
+///
+/// Thread safety: all members may be called concurrently.
+class Adoptions final : public ExtentOwner {
+ public:
+  static constexpr std::chrono::milliseconds kDecay{1000};
+
+  Adoptions(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
+
+  /// Called (without locks) when a segment begins to lie idle: somebody has to call sweep().
+  std::function<void()> on_idle;
+
+  /// `owner` is dropped once nobody holds the block any more.
+  Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
+  void free(const Extent& extent) noexcept override;
+  bool contains(std::uint32_t segment) const;
+  /// Lets go of segments that have been idle for kDecay. True while there are idle ones left.
+  bool sweep(std::chrono::steady_clock::time_point now) noexcept;
+  void sweep_all() noexcept { sweep(std::chrono::steady_clock::time_point::max()); }
+
+ private:
+  using Key = std::pair<std::byte*, std::size_t>;  // base, bytes
+  struct Adopted {
+    ForeignMemory memory;
+    std::uint32_t segment = 0;
+    std::uint64_t blocks = 0;
+    std::chrono::steady_clock::time_point idle_since;
+    bool stale = false;  ///< its addresses are another allocation's by now
+  };
+
+  std::uint32_t enter(const ForeignMemory& memory);
+
+  SegmentTable& segments_;
+  Ledger& ledger_;
+  mutable std::mutex mutex_;
+  std::map<Key, std::uint32_t> by_place_;
+  std::map<std::uint32_t, Adopted> by_segment_;
+};
+
+}  // namespace onecopy

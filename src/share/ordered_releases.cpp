@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/ordered_releases.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/log.h"
+#include "onecopy/os/process.h"
+
+namespace onecopy {
+
+/// Stands between the references to a block and its keeper; belongs to them, and goes with the last.
+class OrderedReleases::Lease final : public SharedKeeper {
+ public:
+  Lease(OrderedReleases& releases, BlockRef block, Device device, Stream stream)
+      : releases_(releases), block_(std::move(block)), device_(device), stream_(stream) {}
+
+  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release(std::uint32_t) noexcept override {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    const std::unique_ptr<Lease> last(this);
+    if (current_pid() == pid_) releases_.drop(std::move(block_), device_, stream_);
+  }
+  SharedKeeper& root() noexcept override { return keeper().root(); }
+  const ProcessId& owner() const noexcept override { return keeper().owner(); }
+  BlockPlace export_block(std::uint32_t block, Access access) override {
+    return keeper().export_block(block, access);
+  }
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override {
+    return keeper().bytes_of(block, access);
+  }
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
+    return keeper().export_segment(segment, access);
+  }
+  Fd export_table() const override { return keeper().export_table(); }
+  void allow(std::uint32_t block, Access access, int ordinal) override {
+    keeper().allow(block, access, ordinal);
+  }
+  ProcessOrigin origin() const noexcept override { return keeper().origin(); }
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
+    keeper().begin_transit(block, channel);
+  }
+  void end_transit(std::uint32_t block) noexcept override { keeper().end_transit(block); }
+
+ private:
+  SharedKeeper& keeper() const noexcept { return static_cast<SharedKeeper&>(*block_.keeper()); }
+
+  OrderedReleases& releases_;
+  BlockRef block_;
+  const Device device_;
+  const Stream stream_;
+  const int pid_ = current_pid();
+  std::atomic<std::uint64_t> references_{1};
+};
+
+BlockRef OrderedReleases::order(BlockRef block, Device device, Stream stream) {
+  const std::uint32_t number = block.number();
+  auto lease = std::make_unique<Lease>(*this, std::move(block), device, stream);
+  return {lease.release(), number};
+}
+
+/// A device that fails has stopped: nothing is at work in the memory any more. Each drop ends two that wait, so
+/// that who opens and drops large tensors without a pause has a few of them at a time, and not a tick's worth.
+void OrderedReleases::drop(BlockRef block, Device device, Stream stream) noexcept {
+  std::vector<Waiting> due;  // dropped without the lock
+  try {
+    const TimelinePoint point = timeline_.mark(device, stream);
+    const bool passed = timeline_.has_passed(point);
+    const std::lock_guard lock(mutex_);
+    for (int i = 0; i < 2 && !waiting_.empty() && timeline_.has_passed(waiting_.front().point); ++i) {
+      due.push_back(std::move(waiting_.front()));
+      waiting_.pop_front();
+    }
+    if (passed) return;
+    waiting_.push_back({std::move(block), point});
+  } catch (const std::exception& e) {
+    log_warning(fmt::format("a tensor was given back out of order: {}", e.what()));
+    return;
+  }
+  if (on_wait) on_wait();
+}
+
+bool OrderedReleases::sweep() noexcept {
+  std::vector<Waiting> due;  // dropped without the lock: one may stand before another
+  const std::lock_guard lock(mutex_);
+  const auto passed = [&](const Waiting& w) { return timeline_.has_passed(w.point); };
+  const auto first = std::stable_partition(waiting_.begin(), waiting_.end(), std::not_fn(passed));
+  std::move(first, waiting_.end(), std::back_inserter(due));
+  waiting_.erase(first, waiting_.end());
+  return !waiting_.empty();
+}
+
+std::size_t OrderedReleases::size() const {
+  const std::lock_guard lock(mutex_);
+  return waiting_.size();
+}
+
+}  // namespace onecopy

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <mutex>
+
+#include "share/keeper.h"
+#include "share/timeline.h"
+
+namespace onecopy {
+
+/// Leases that end only once a stream has done all that was in it when the last reference went: what the stream
+/// still reads or writes is not used for anything else before. Nobody waits for that.
+///
+/// Thread safety: all members may be called concurrently.
+class OrderedReleases {
+ public:
+  explicit OrderedReleases(Timeline& timeline) : timeline_(timeline) {}
+
+  /// Called (without locks) when something is waiting: somebody has to call sweep() until it says no more.
+  std::function<void()> on_wait;
+
+  /// The same block; dropping it is ordered in the stream, which must live as long.
+  BlockRef order(BlockRef block, Device device, Stream stream);
+  /// Ends what has become due. True while something is waiting.
+  bool sweep() noexcept;
+  std::size_t size() const;
+
+ private:
+  class Lease;
+  struct Waiting {
+    BlockRef block;
+    TimelinePoint point;
+  };
+
+  void drop(BlockRef block, Device device, Stream stream) noexcept;
+
+  Timeline& timeline_;
+  mutable std::mutex mutex_;
+  std::deque<Waiting> waiting_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/timeline.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/memfd.h"
+#include "onecopy/os/process.h"
+
+namespace onecopy {
+
+namespace {
+
+bool register_once(std::map<DeviceType, bool>& known, Device device, const Mapping& page) {
+  const auto at = known.find(device.type);
+  if (at != known.end()) return at->second;
+  return known[device.type] =
+             backend(device.type).register_words(device.index, page.data(), kTimelineBytes);
+}
+
+/// The watch thread stores what ends it when the word's process is gone.
+void wait_on_host(const Word& word, std::uint64_t value) {
+  ++host_waits;
+  while (!is_reached(word.load(), value)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+}  // namespace
+
+void Timeline::make_page() {
+  if (file_) return;
+  file_ = create_memfd("onecopy-timeline", kTimelineBytes);
+  page_ = Mapping::of(file_, kTimelineBytes, Access::read_write);
+  pid_ = current_pid();
+  if (on_first_mark) on_first_mark();
+}
+
+/// There is one for each stream; mark() does not come here when all are taken.
+Timeline::Line& Timeline::line_of(Device device, Stream stream) {
+  const auto slot = static_cast<std::uint32_t>(lines_.size() % kTimelineSlots);
+  return lines_.try_emplace({device, stream.native}, Line{slot, 0}).first->second;
+}
+
+/// Enqueued in the order of the values, and before anybody can know of it.
+std::optional<TimelinePoint> Timeline::try_mark(Device device, Stream stream) {
+  make_page();
+  Backend& vendor = backend(device.type);
+  const bool known = lines_.contains({device, stream.native});
+  if (!known && lines_.size() >= kTimelineSlots) return {};
+  const bool streams_write = register_once(registered_, device, page_);
+  Line& line = line_of(device, stream);
+  Word& word = page_.as<Word>()[line.slot];
+  if (streams_write) vendor.write_word(device.index, stream, word, line.last + 1);
+  else if (!vendor.write_word_by_host(device.index, stream, word, line.last + 1)) return {};
+  return TimelinePoint{line.slot, ++line.last};
+}
+
+TimelinePoint Timeline::mark(Device device, Stream stream) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (const auto point = try_mark(device, stream)) return *point;
+  }
+  ++host_waits;
+  backend(device.type).synchronize(device.index, stream);
+  return {};
+}
+
+void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
+  Word* word = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!page_.data() || point.slot >= kTimelineSlots)
+      throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
+    word = page_.as<Word>() + point.slot;
+    if (is_reached(word->load(), point.value)) return;
+    if (register_once(registered_, device, page_))
+      return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
+  }
+  wait_on_host(*word, point.value);
+}
+
+bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!point) return true;
+  return page_.data() && point.slot < kTimelineSlots &&
+         is_reached(page_.as<Word>()[point.slot].load(), point.value);
+}
+
+bool Timeline::have_passed_all() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return pid_ != current_pid() || std::all_of(lines_.begin(), lines_.end(), [&](const auto& line) {
+           return is_reached(page_.as<Word>()[line.second.slot].load(), line.second.last);
+         });
+}
+
+bool Timeline::settle(std::chrono::milliseconds patience) const noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!have_passed_all()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
+
+Fd Timeline::export_page() {
+  const std::lock_guard lock(mutex_);
+  if (!file_) throw Error(ErrorCode::bad_handle, "no handle of this process waits for one of its streams");
+  return file_.duplicate();
+}
+
+ForeignTimeline::ForeignTimeline(const Fd& page, std::function<bool()> is_gone)
+    : is_gone_(std::move(is_gone)) {
+  if (file_size(page) != kTimelineBytes || (seals_of(page) & kSealShrink) == 0)
+    throw Error(ErrorCode::protocol, "a timeline of the wrong size, or not sealed against shrinking");
+  page_ = Mapping::of(page, kTimelineBytes, Access::read_write);
+}
+
+void ForeignTimeline::check_slot(const TimelinePoint& point) const {
+  if (point.slot >= kTimelineSlots)
+    throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
+}
+
+/// What a stream had not done when its process was killed is never done.
+void ForeignTimeline::check_written(const TimelinePoint& point) const {
+  const std::uint64_t now = word(point.slot).load();
+  if ((now & kTimelineEnd) != 0 && !is_reached(now & ~kTimelineEnd, point.value))
+    throw Error(ErrorCode::peer_died,
+                "the process that handed this tensor over ended before its stream had finished what was to "
+                "be done first, so the content may be half written");
+}
+
+bool ForeignTimeline::streams_wait(Device device) {
+  const std::lock_guard lock(mutex_);
+  return register_once(registered_, device, page_);
+}
+
+/// Before the words are looked at once more: what end() does not find here finds that it is the end.
+void ForeignTimeline::note_awaited(const TimelinePoint& point) {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t& latest = awaited_[point.slot];
+  latest = std::max(latest, point.value);
+}
+
+void ForeignTimeline::prepare(Device device) { streams_wait(device); }
+
+bool ForeignTimeline::has_passed(const TimelinePoint& point) const noexcept {
+  return point.slot < kTimelineSlots && is_reached(word(point.slot).load() & ~kTimelineEnd, point.value);
+}
+
+void ForeignTimeline::wait(Device device, Stream stream, const TimelinePoint& point) {
+  check_slot(point);
+  if (!is_reached(word(point.slot).load(), point.value)) {
+    if (is_gone_()) end();
+    if (streams_wait(device)) {
+      note_awaited(point);
+      check_written(point);
+      return backend(device.type).wait_for_word(device.index, stream, word(point.slot), point.value);
+    }
+    wait_on_host(word(point.slot), point.value);
+  }
+  check_written(point);
+}
+
+/// Every borrower of that process does it, to the same words.
+bool ForeignTimeline::end() noexcept {
+  for (std::uint32_t slot = 0; slot < kTimelineSlots; ++slot) word(slot).fetch_or(kTimelineEnd);
+  const std::lock_guard lock(mutex_);
+  return std::all_of(awaited_.begin(), awaited_.end(), [&](const auto& a) {
+    return has_passed({a.first, a.second});
+  });
+}
+
+}  // namespace onecopy

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace onecopy {
+
+/// What a borrower has in queues: how many items of each block, and which queues. It lies in the
+/// borrower's claim page, beside the claims, and outlives it (see Ledger::leave_in_transit).
+///
+/// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the
+/// borrower is gone. A queue is noted before the item is counted, and never forgotten.
+class Transits {
+ public:
+  using Count = std::atomic<std::uint32_t>;
+  using Word = std::atomic<std::uint64_t>;
+  static constexpr std::size_t kWords = 64;  ///< the last one says that there were more
+
+  Transits() = default;
+  Transits(Count* counts, Word* channels) noexcept : counts_(counts), channels_(channels) {}
+
+  void begin(std::uint32_t block, std::uint64_t channel) noexcept {
+    if (channels_[0].load(std::memory_order_relaxed) != channel) note(channel);
+    counts_[block].fetch_add(1);
+  }
+  /// A forked child's page starts at 0, whatever its parent had begun: that is the parent's to end.
+  void end(std::uint32_t block) noexcept {
+    if (counts_[block].load() != 0) counts_[block].fetch_sub(1);
+  }
+  std::uint32_t items(std::uint32_t block) const noexcept { return counts_[block].load(); }
+  /// The queues, or nothing when they were too many to be noted.
+  std::optional<std::vector<std::uint64_t>> channels() const;
+
+ private:
+  void note(std::uint64_t channel) noexcept;
+
+  Count* counts_ = nullptr;
+  Word* channels_ = nullptr;
+};
+
+}  // namespace onecopy

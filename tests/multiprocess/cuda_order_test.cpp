@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+// Work on one process's stream before work on another's, while both hosts go on. A host function that waits for
+// a gate stands in for a kernel that takes long.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include "onecopy/memory/copy.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "support/child.h"
+#include "support/cuda_streams.h"
+#include "support/note.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+using testing::Child;
+using testing::close_with;
+using testing::CudaCalls;
+using testing::element;
+using testing::eventually;
+using testing::fill;
+using testing::Gate;
+using testing::Note;
+using testing::set_element;
+using testing::Shared;
+
+Tensor bytes(std::int64_t count) { return testing::device_bytes(count); }
+
+class CudaOrder : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
+  }
+  Shared<Note> note;
+  Shared<Gate> gate;
+};
+
+TEST_F(CudaOrder, WhoDropsTensorsWithoutAPauseHasAFewOfThemAtATime) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    for (int i = 0; i < 200; ++i) {
+      record_stream(bytes(4096), Stream{stream}).release();
+      cu.cuStreamSynchronize(stream);
+      ASSERT_LE(stats().live_blocks, 3u) << "after " << i + 1 << " tensors";
+    }
+  });
+}
+
+TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(1 << 20);
+    fill(cu, tensor, 1, nullptr);
+    cu.cuCtxSynchronize();
+    close_with(cu, stream, *gate);
+    fill(cu, tensor, 2, stream);
+    note->write(share(tensor, Stream{stream}).to_text());
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    note->reach(3);
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor mine = bytes(1 << 20);
+    {
+      const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+      copy_into(tensor.view(), mine.view(), Stream{stream});
+    }
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    gate->open = true;  // nobody has waited so far
+    EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
+    EXPECT_EQ(element<unsigned char>(mine, 0), 2);
+    EXPECT_EQ(element<unsigned char>(mine, (1 << 20) - 1), 2);
+    note->step = 3;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaOrder, WhatIsGivenBackIsNotReusedBeforeTheBorrowersStreamHasReadIt) {
+  Child owner([&] {
+    Tensor tensor = bytes(1 << 20);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    tensor.release();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_EQ(stats().limbo, 1u) << "the borrower has let go, its stream has not";
+    note->step = 3;
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+    note->step = 5;
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    Tensor other = record_stream(tensor, Stream{cu.stream()});
+    close_with(cu, stream, *gate);
+    tensor.release();
+    other.release();
+    note->step = 2;
+    note->reach(3);
+    gate->open = true;
+    note->reach(5);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaOrder, ADeadSharersStreamLeavesNobodyWaiting) {
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(4096);
+    close_with(cu, stream, *gate);  // which never opens
+    note->write(share(tensor, Stream{stream}).to_text());
+    ::pause();
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    note->step = 2;
+    EXPECT_TRUE(eventually([&] { return cu.cuStreamQuery(stream) == testing::CUDA_SUCCESS; }));
+  });
+  note->reach(2);
+  owner.kill();
+  EXPECT_EQ(borrower.join(), 0);
+}
+
+TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto first = cu.stream();
+    const auto second = cu.stream();
+    const Tensor tensor = bytes(4096);
+    close_with(cu, first, *gate);
+    const Tensor same = open(share(tensor, Stream{first}), Access::read_write, Stream{second});
+    EXPECT_EQ(cu.cuStreamQuery(second), testing::CUDA_ERROR_NOT_READY);
+    gate->open = true;
+    EXPECT_EQ(cu.cuStreamSynchronize(second), testing::CUDA_SUCCESS);
+  });
+}
+
+TEST_F(CudaOrder, AStreamThatIsBeingCapturedIsRefused) {
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(4096);
+    EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+              testing::CUDA_SUCCESS);
+    testing::expect_refusal(ErrorCode::unsupported, {"captured"}, [&] { share(tensor, Stream{stream}); });
+    testing::CUgraph graph = nullptr;
+    EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
+  });
+}
+
+// ---- a driver without stream memory operations
+
+class CudaOrderWithoutWords : public CudaOrder {
+ protected:
+  void SetUp() override {
+    CudaOrder::SetUp();
+    if (!testing::is_simulated())
+      GTEST_SKIP() << "takes stream memory operations away, as only a simulator can";
+  }
+  static void take_words_away() {
+    ::setenv("ONECOPY_SIM_CUDA_MISSING", "cuStreamWriteValue64,cuStreamWaitValue64", 1);
+  }
+};
+
+TEST_F(CudaOrderWithoutWords, TheOpenersHostWaitsAndTheSharersDoesNot) {
+  Child owner([&] {
+    take_words_away();
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(4096);
+    fill(cu, tensor, 1, nullptr);
+    cu.cuCtxSynchronize();
+    close_with(cu, stream, *gate);
+    fill(cu, tensor, 9, stream);
+    note->write(share(tensor, Stream{stream}).to_text());
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    EXPECT_EQ(stats().host_waits, 0u);
+    note->reach(2);
+  });
+  Child borrower([&] {
+    take_words_away();
+    std::thread opener([&] {
+      EXPECT_TRUE(eventually([] { return stats().host_waits == 1; }));
+      gate->open = true;
+    });
+    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{});
+    opener.join();
+    EXPECT_EQ(element<unsigned char>(tensor, 4095), 9);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaOrderWithoutWords, AnOpenerThatHasThemWaitsInItsStream) {
+  Child owner([&] {
+    take_words_away();
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(4096);
+    close_with(cu, stream, *gate);
+    note->write(share(tensor, Stream{stream}).to_text());
+    note->reach(2);
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    EXPECT_EQ(stats().host_waits, 0u);
+    gate->open = true;
+    EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaOrderWithoutWords, WhatIsGivenBackIsStillNotReusedEarlyAndNoHostWaits) {
+  Child owner([&] {
+    Tensor tensor = bytes(1 << 20);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    tensor.release();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    EXPECT_EQ(stats().limbo, 1u) << "the borrower has let go, its stream has not";
+    note->step = 3;
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+    note->step = 4;
+  });
+  Child borrower([&] {
+    take_words_away();
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    close_with(cu, stream, *gate);
+    tensor.release();
+    EXPECT_EQ(stats().host_waits, 0u);
+    note->step = 2;
+    note->reach(3);
+    gate->open = true;
+    note->reach(4);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaOrderWithoutWords, TheHostDoesNotWaitForADeadSharer) {
+  Child owner([&] {
+    take_words_away();
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(4096);
+    close_with(cu, stream, *gate);  // which never opens
+    note->write(share(tensor, Stream{stream}).to_text());
+    ::pause();
+  });
+  Child borrower([&] {
+    take_words_away();
+    std::thread watcher([&] {
+      EXPECT_TRUE(eventually([] { return stats().host_waits == 1; }));
+      note->step = 2;
+    });
+    testing::expect_refusal(ErrorCode::peer_died, {"half written"},
+                            [&] { open(Handle::from_text(note->read()), Access::read_write, Stream{}); });
+    watcher.join();
+  });
+  note->reach(2);
+  owner.kill();
+  EXPECT_EQ(borrower.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy

@@ -1,0 +1,311 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is special about CUDA memory between processes. The bodies use the driver's own calls as a framework
+// would, and no process forks after it has used a device.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
+#include "onecopy/share/bundle.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "support/child.h"
+#include "support/cuda_calls.h"
+#include "support/note.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+using testing::Child;
+using testing::CudaCalls;
+using testing::element;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Note;
+using testing::set_element;
+using testing::Shared;
+
+constexpr Device kCuda0{DeviceType::cuda, 0};
+
+Tensor numbers(std::int64_t count, Device device = kCuda0) {
+  const Tensor host = empty(Layout(DType::i64, {count}));
+  for (std::int64_t i = 0; i < count; ++i) host.as<std::int64_t>()[i] = i;
+  return copy(host.view(), device);
+}
+
+TensorView view_of(testing::CUdeviceptr at, std::int64_t count) {
+  return {reinterpret_cast<void*>(at), Layout(DType::i64, {count}), kCuda0, Access::read_write};
+}
+
+constexpr std::size_t kChunk = std::size_t{2} << 20;
+
+/// Addresses as an expandable segment of PyTorch has them, with the first `chunks` chunks mapped.
+testing::CUdeviceptr expandable(const CudaCalls& cu, std::size_t chunks) {
+  testing::CUdeviceptr at = 0;
+  cu.cuMemAddressReserve(&at, 2 * chunks * kChunk, 0, 0, 0);
+  for (std::size_t i = 0; i < chunks; ++i) {
+    const auto prop = CudaCalls::exportable(0);
+    testing::CUmemGenericAllocationHandle chunk = 0;
+    EXPECT_EQ(cu.cuMemCreate(&chunk, kChunk, &prop, 0), testing::CUDA_SUCCESS);
+    EXPECT_EQ(cu.cuMemMap(at + i * kChunk, kChunk, 0, chunk, 0), testing::CUDA_SUCCESS);
+    cu.cuMemRelease(chunk);
+  }
+  cu.allow(at, chunks * kChunk, 0);
+  return at;
+}
+
+/// Devices that this machine has, found out in a process of its own.
+std::size_t device_count() {
+  Shared<std::atomic<std::size_t>> count;
+  testing::in_child([&] { *count = backend(DeviceType::cuda).devices().size(); });
+  return *count;
+}
+
+class CudaBetweenProcesses : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (device_count() < 1) GTEST_SKIP() << "no CUDA device on this machine";
+  }
+};
+
+TEST_F(CudaBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
+  if (device_count() < 2) GTEST_SKIP() << "one device only";
+  Shared<Note> note;
+  Child owner([&] {
+    const Tensor tensor = numbers(1000);
+    note->write(share(tensor).to_text());
+    note->reach(3);
+    EXPECT_EQ(element(tensor, 7), 70);
+  });
+  Child hidden([&] {
+    ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    expect_refusal(ErrorCode::unsupported, {"UUID", "CUDA_VISIBLE_DEVICES"},
+                   [&] { open(Handle::from_text(note->read())); });
+    note->step = 2;
+  });
+  Child renumbered([&] {
+    note->reach(2);
+    ::setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    EXPECT_EQ(tensor.device(), (Device{DeviceType::cuda, 1}));
+    EXPECT_EQ(element(tensor, 999), 999);
+    set_element<std::int64_t>(tensor, 7, 70);
+    EXPECT_EQ(share(tensor).fields().device, Handle::from_text(note->read()).fields().device);
+    note->step = 3;
+  });
+  EXPECT_EQ(hidden.join(), 0);
+  EXPECT_EQ(renumbered.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaBetweenProcesses, AStateDictIsOneMessageAndFewMappings) {
+  Shared<Note> note;
+  constexpr int kTensors = 2000;
+  Child owner([&] {
+    std::vector<NamedTensor> tensors;
+    for (int i = 0; i < kTensors; ++i)
+      tensors.emplace_back("layer." + std::to_string(i), empty(Layout(DType::f32, {64 + i * 8}), kCuda0));
+    set_element<float>(tensors.back().second, 3, 1.5f);
+    const std::uint64_t before = stats().descriptors;
+    const Handle handle = share_bundle(tensors);
+    note->write(handle.to_text());
+    note->reach(2);
+    EXPECT_LE(stats().descriptors, before + 8);
+    EXPECT_LE(stats().segments, 30u);
+  });
+  Child borrower([&] {
+    const Bundle bundle = Bundle::open(Handle::from_text(note->read()));
+    std::vector<Tensor> tensors;
+    for (std::size_t row = 0; row < bundle.size(); ++row) tensors.push_back(bundle.tensor(row));
+    EXPECT_EQ(element<float>(tensors.back(), 3), 1.5f);
+    EXPECT_LE(stats().foreign_segments, 30u);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+// ---- memory of other allocators
+
+TEST_F(CudaBetweenProcesses, WhatCudaMallocGaveIsSharedWhereItIs) {
+  Shared<Note> note;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = cu.memory(4 << 20);
+    auto freed = std::make_shared<std::atomic<bool>>(false);
+    std::shared_ptr<const void> keeper(nullptr, [&cu, at, freed](const void*) {
+      cu.use(0);
+      EXPECT_EQ(cu.cuMemFree(at), testing::CUDA_SUCCESS);
+      *freed = true;
+    });
+    Tensor tensor = adopt(view_of(at + 4096, 1000), keeper);
+    Tensor other = adopt(view_of(at + (1 << 20), 1000), std::move(keeper));
+    EXPECT_EQ(stats().segments, 1u) << "one allocation";
+    EXPECT_EQ(tensor.data(), reinterpret_cast<void*>(at + 4096)) << "no copy";
+    set_element<std::int64_t>(tensor, 999, 999);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    EXPECT_EQ(element(tensor, 7), 70);
+    tensor.release();
+    other.release();
+    EXPECT_FALSE(*freed) << "a borrower has it";
+    note->step = 3;
+    EXPECT_TRUE(eventually([&] { return freed->load(); }));
+    EXPECT_TRUE(eventually([] { return stats().segments == 0; }));
+  });
+  Child borrower([&] {
+    const Handle handle = Handle::from_text(note->read());
+    EXPECT_EQ(handle.fields().kind, SegmentKind::cuda_ipc);
+    const Tensor tensor = open(handle);
+    EXPECT_EQ(element(tensor, 999), 999);
+    set_element<std::int64_t>(tensor, 7, 70);
+    note->step = 2;
+    note->reach(3);
+    EXPECT_EQ(element(tensor, 999), 999);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaBetweenProcesses, ATensorMayLieInSeveralChunksOfAnExpandableSegment) {
+  Shared<Note> note;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = expandable(cu, 4);
+    const std::int64_t count = 2 * kChunk / 8;  // from the middle of chunk 1 to that of chunk 3
+    const Tensor tensor = adopt(view_of(at + kChunk + kChunk / 2, count), nullptr);
+    set_element<std::int64_t>(tensor, 0, 11);
+    set_element<std::int64_t>(tensor, count - 1, 22);
+    const std::uint64_t before = stats().descriptors;
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    EXPECT_EQ(element(tensor, count / 2), 33);
+    EXPECT_LE(stats().descriptors, before + 8) << "none stays open";
+  });
+  Child borrower([&] {
+    const Handle handle = Handle::from_text(note->read());
+    EXPECT_EQ(handle.fields().kind, SegmentKind::cuda_vmm);
+    const Tensor tensor = open(handle);
+    const std::int64_t count = tensor.shape()[0];
+    EXPECT_EQ(element(tensor, 0), 11);
+    EXPECT_EQ(element(tensor, count - 1), 22);
+    set_element<std::int64_t>(tensor, count / 2, 33);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaBetweenProcesses, AsManyChunksAsAMessageTakesAreSharedAndMoreAreRefusedAtOnce) {
+  Shared<Note> note;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = expandable(cu, 253);
+    expect_refusal(ErrorCode::unsupported, {"252 chunks", "expandable", "share a copy", "allocate"},
+                   [&] { adopt(view_of(at, 253 * kChunk / 8), nullptr); });
+    const Tensor tensor = adopt(view_of(at, 252 * kChunk / 8), nullptr);
+    Queue queue = Queue::create();
+    queue.put(tensor);
+    set_element<std::int64_t>(tensor, 252 * kChunk / 8 - 1, 7);
+    note->write(queue.handle().to_text());
+    note->reach(2);
+  });
+  Child borrower([&] {
+    const Tensor tensor = Queue::connect(Handle::from_text(note->read())).get_tensor();
+    EXPECT_EQ(testing::last_of(tensor), 7);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaBetweenProcesses, MemoryThatCannotBeSharedIsRefusedInWords) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    testing::CUdeviceptr managed = 0;
+    EXPECT_EQ(cu.cuMemAllocManaged(&managed, 8000, 1), testing::CUDA_SUCCESS);
+    expect_refusal(ErrorCode::unsupported, {"managed", "copy"},
+                   [&] { adopt(view_of(managed, 10), nullptr); });
+    std::int64_t host[10] = {};
+    expect_refusal(ErrorCode::invalid_argument, {"of the host"},
+                   [&] { adopt(view_of(reinterpret_cast<testing::CUdeviceptr>(host), 10), nullptr); });
+    expect_refusal(ErrorCode::unsupported, {"copy"}, [&] {
+      adopt({host, Layout(DType::i64, {10}), kCpu, Access::read_write}, nullptr);
+    });
+    const auto at = cu.memory(8000);
+    expect_refusal(ErrorCode::invalid_argument, {"past the end"},
+                   [&] { adopt(view_of(at, 5000), nullptr); });
+    EXPECT_EQ(stats().segments, 0u);
+  });
+}
+
+TEST_F(CudaBetweenProcesses, AnAddressThatWasFreedAndGivenOutAgainIsAnotherSegment) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto first = cu.memory(4 << 20);
+    const auto segment = share(adopt(view_of(first, 10), nullptr)).fields().segment;
+    EXPECT_EQ(share(adopt(view_of(first, 10), nullptr)).fields().segment, segment);
+    cu.cuMemFree(first);
+    const auto second = cu.memory(4 << 20);
+    EXPECT_NE(share(adopt(view_of(second, 10), nullptr)).fields().segment, segment);
+  });
+}
+
+TEST_F(CudaBetweenProcesses, MemoryOfCudaMallocIsRefusedOnceItsOwnerIsGone) {
+  Shared<Note> note;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const Tensor tensor = adopt(view_of(cu.memory(1 << 20), 1000), nullptr);
+    note->write(share(tensor).to_text());
+    ::pause();
+  });
+  Child borrower([&] {
+    const Handle handle = Handle::from_text(note->read());
+    const Tensor tensor = open(handle);
+    note->step = 2;
+    note->reach(3);
+    EXPECT_TRUE(eventually([&] {
+      try {
+        open(handle);
+        return false;
+      } catch (const Error& error) {
+        return error.code() == ErrorCode::owner_died;
+      }
+    }));
+    expect_refusal(ErrorCode::owner_died, {"ends with its process"}, [&] { open(handle); });
+  });
+  note->reach(2);
+  owner.kill();
+  note->step = 3;
+  EXPECT_EQ(borrower.join(), 0);
+}
+
+// ---- forks
+
+TEST_F(CudaBetweenProcesses, AForkedChildIsToldToUseSpawn) {
+  testing::in_child([] {
+    Tensor tensor = numbers(1000);
+    const Handle handle = share(tensor);
+    Child child([&] {
+      expect_refusal(ErrorCode::unsupported, {"fork", "spawn"}, [] { numbers(10); });
+      expect_refusal(ErrorCode::unsupported, {"fork", "spawn"}, [&] { element(tensor, 0); });
+      tensor.release();
+    });
+    tensor.release();
+    EXPECT_EQ(child.join(), 0);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+    EXPECT_EQ(element(numbers(10), 9), 9);
+  });
+}
+
+}  // namespace
+}  // namespace onecopy

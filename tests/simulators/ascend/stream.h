@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "state.h"
+
+namespace sim {
+
+using Operation = std::function<void()>;
+
+/// What a stream is recording instead of doing.
+struct Capture {
+  int mode = 0;
+  std::thread::id thread;
+  bool invalid = false;
+  std::vector<Operation> operations;
+};
+
+/// How far a stream has come; outlives it.
+class Progress {
+ public:
+  void advance();
+  void wait(std::uint64_t ticket);
+  bool wait_for(std::uint64_t ticket, int milliseconds);
+  bool has_reached(std::uint64_t ticket) const { return completed_ >= ticket; }
+
+ private:
+  std::atomic<std::uint64_t> completed_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+/// Operations in order, done by a thread of the stream's own. The default stream is like any other.
+struct Stream {
+  static Stream* make(Context& context);
+  /// The stream behind a handle, which must be of the current context; null otherwise. A null handle is the
+  /// default stream.
+  static Stream* find(aclrtStream handle);
+  static void synchronize_all(const Context& context);
+
+  /// Adds an operation, or records it.
+  aclError submit(Operation operation);
+  void synchronize();
+  bool synchronize_for(int milliseconds);
+  bool is_idle() const;
+  /// What is in it is still done.
+  void destroy();
+
+  Context* context = nullptr;
+  std::unique_ptr<Capture> capture;
+
+ private:
+  void run();
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Operation> queue_;
+  std::uint64_t submitted_ = 0;
+  bool has_thread_ = false;
+  bool ending_ = false;
+  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
+};
+
+/// Fails what may not be done while somebody captures, as the capture's mode says.
+aclError forbid_in_capture();
+
+}  // namespace sim

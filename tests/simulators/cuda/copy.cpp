@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies, memset, and stream memory operations.
+#include <chrono>
+#include <cstring>
+#include <optional>
+
+#include "stream.h"
+
+using namespace sim;
+
+namespace {
+
+/// One end of a copy, resolved and checked.
+struct Side {
+  std::shared_ptr<Memory> keep;
+  std::byte* at = nullptr;
+  bool pageable = false;
+};
+
+enum class Use { read, write };
+
+bool may(const Range& range, Use use, int device) {
+  if (range.kind != RangeKind::vmm) return true;
+  const auto flags = range.access.find(device);
+  if (flags == range.access.end()) return false;
+  return use == Use::read ? flags->second != CU_MEM_ACCESS_FLAGS_PROT_NONE
+                          : flags->second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+}
+
+/// A copy may span neighbouring mappings, as of an expandable segment; then it is done in pieces.
+CUresult resolve(CUdeviceptr at, std::size_t bytes, Use use, int device, Side& side, std::size_t& here) {
+  const std::lock_guard lock(state().mutex);
+  const Range* range = state().find(at);
+  here = bytes;
+  if (!range) {
+    side = {nullptr, reinterpret_cast<std::byte*>(at), true};
+    return CUDA_SUCCESS;
+  }
+  if (!may(*range, use, device)) return CUDA_ERROR_INVALID_VALUE;
+  here = std::min<std::size_t>(bytes, range->base + range->size - at);
+  if (here < bytes && range->kind != RangeKind::vmm) return CUDA_ERROR_INVALID_VALUE;
+  side = {range->memory, range->host(at), false};
+  return CUDA_SUCCESS;
+}
+
+/// Whose access rights count at each end.
+struct Devices {
+  int to;
+  int from;
+};
+
+CUresult copy_piece(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_t& bytes, Devices devices) {
+  Side target;
+  Side source;
+  std::size_t here = bytes;
+  if (const CUresult result = resolve(to, bytes, Use::write, devices.to, target, here)) return result;
+  bytes = here;
+  if (const CUresult result = resolve(from, bytes, Use::read, devices.from, source, here)) return result;
+  bytes = here;
+  if (stream.capture && (target.pageable || source.pageable)) {
+    stream.capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  const bool waits = target.pageable || source.pageable;  // as with memory that is not pinned
+  const CUresult result = stream.submit([target = std::move(target), source = std::move(source), here] {
+    std::memmove(target.at, source.at, here);
+  });
+  if (result == CUDA_SUCCESS && waits) stream.synchronize();
+  return result;
+}
+
+CUresult copy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream handle,
+              std::optional<Devices> devices = {}) {
+  Stream* stream = Stream::find(handle);
+  if (!stream) return current() ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_CONTEXT;
+  const int own = stream->context->device;
+  for (std::size_t done = 0; done < bytes;) {
+    std::size_t piece = bytes - done;
+    if (const CUresult result =
+            copy_piece(*stream, to + done, from + done, piece, devices.value_or(Devices{own, own})))
+      return result;
+    done += piece;
+  }
+  return CUDA_SUCCESS;
+}
+
+CUresult copy_and_wait(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  if (const CUresult refused = forbid_in_capture()) return refused;
+  if (const CUresult result = copy(to, from, bytes, nullptr)) return result;
+  Stream::find(nullptr)->synchronize();
+  return state().sticky;
+}
+
+CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
+
+CUresult fill(CUdeviceptr at, unsigned char value, std::size_t bytes, CUstream handle) {
+  Stream* stream = Stream::find(handle);
+  if (!stream) return current() ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_CONTEXT;
+  while (bytes > 0) {
+    Side target;
+    std::size_t here = bytes;
+    if (const CUresult result = resolve(at, bytes, Use::write, stream->context->device, target, here))
+      return result;
+    if (target.pageable) return CUDA_ERROR_INVALID_VALUE;
+    const CUresult result = stream->submit([target, value, here] { std::memset(target.at, value, here); });
+    if (result != CUDA_SUCCESS) return result;
+    at += here;
+    bytes -= here;
+  }
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
+SIM_CALL cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  SIM_ENTER(cuMemcpyAsync);
+  return copy(to, from, bytes, stream);
+}
+
+SIM_CALL cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void* from, std::size_t bytes, CUstream stream) {
+  SIM_ENTER(cuMemcpyHtoDAsync);
+  return copy(to, address(from), bytes, stream);
+}
+
+SIM_CALL cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  SIM_ENTER(cuMemcpyDtoHAsync);
+  return copy(address(to), from, bytes, stream);
+}
+
+SIM_CALL cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream stream) {
+  SIM_ENTER(cuMemcpyDtoDAsync);
+  return copy(to, from, bytes, stream);
+}
+
+SIM_CALL cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                           std::size_t bytes, CUstream stream) {
+  SIM_ENTER(cuMemcpyPeerAsync);
+  if (!to_context || !from_context) return CUDA_ERROR_INVALID_CONTEXT;
+  return copy(to, from, bytes, stream, Devices{of(to_context)->device, of(from_context)->device});
+}
+
+SIM_CALL cuMemcpy(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  SIM_ENTER(cuMemcpy);
+  return copy_and_wait(to, from, bytes);
+}
+
+SIM_CALL cuMemcpyHtoD_v2(CUdeviceptr to, const void* from, std::size_t bytes) {
+  SIM_ENTER(cuMemcpyHtoD);
+  return copy_and_wait(to, address(from), bytes);
+}
+
+SIM_CALL cuMemcpyDtoH_v2(void* to, CUdeviceptr from, std::size_t bytes) {
+  SIM_ENTER(cuMemcpyDtoH);
+  return copy_and_wait(address(to), from, bytes);
+}
+
+SIM_CALL cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
+  SIM_ENTER(cuMemcpyDtoD);
+  return copy_and_wait(to, from, bytes);
+}
+
+SIM_CALL cuMemsetD8Async(CUdeviceptr at, unsigned char value, std::size_t bytes, CUstream stream) {
+  SIM_ENTER(cuMemsetD8Async);
+  return fill(at, value, bytes, stream);
+}
+
+SIM_CALL cuMemsetD8_v2(CUdeviceptr at, unsigned char value, std::size_t bytes) {
+  SIM_ENTER(cuMemsetD8);
+  if (const CUresult result = fill(at, value, bytes, nullptr)) return result;
+  Stream::find(nullptr)->synchronize();
+  return state().sticky;
+}
+
+// ---- stream memory operations
+
+namespace {
+
+using Word = std::atomic<std::uint64_t>;
+
+/// The word must be device memory, or host memory that was registered.
+CUresult resolve_word(const Stream& stream, CUdeviceptr at, Use use, Side& side) {
+  if (at % sizeof(Word) != 0) return CUDA_ERROR_INVALID_VALUE;
+  std::size_t here = 0;
+  const CUresult result = resolve(at, sizeof(Word), use, stream.context->device, side, here);
+  return result == CUDA_SUCCESS && side.pageable ? CUDA_ERROR_INVALID_VALUE : result;
+}
+
+bool is_reached(std::uint64_t now, std::uint64_t value, unsigned how) {
+  switch (how) {
+    case CU_STREAM_WAIT_VALUE_GEQ: return static_cast<std::int64_t>(now - value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ: return now == value;
+    case CU_STREAM_WAIT_VALUE_AND: return (now & value) != 0;
+    default: return ~(now | value) != 0;
+  }
+}
+
+}  // namespace
+
+SIM_CALL cuStreamWriteValue64_v2(CUstream handle, CUdeviceptr at, std::uint64_t value, unsigned flags) {
+  SIM_ENTER(cuStreamWriteValue64);
+  Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
+  Side side;
+  if (const CUresult result = resolve_word(*stream, at, Use::write, side)) return result;
+  return stream->submit([side, value] { reinterpret_cast<Word*>(side.at)->store(value); });
+}
+
+SIM_CALL cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr at, std::uint64_t value, unsigned flags) {
+  SIM_ENTER(cuStreamWaitValue64);
+  Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (flags > 3) return CUDA_ERROR_INVALID_VALUE;
+  Side side;
+  if (const CUresult result = resolve_word(*stream, at, Use::read, side)) return result;
+  return stream->submit([side, value, flags] {
+    const auto* word = reinterpret_cast<const Word*>(side.at);
+    while (!is_reached(word->load(), value, flags))
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  });
+}

@@ -1,0 +1,324 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "stream.h"
+
+#include <chrono>
+
+using namespace sim;
+
+namespace sim {
+
+namespace {
+
+thread_local int capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
+
+/// What the other streams of the context have in them now: the legacy stream and the blocking ones wait
+/// for each other.
+struct Wait {
+  std::shared_ptr<Progress> progress;
+  std::uint64_t ticket;
+};
+
+bool forbids(const Capture& capture) {
+  if (capture.mode == CU_STREAM_CAPTURE_MODE_RELAXED) return false;
+  const bool mine = capture.thread == std::this_thread::get_id();
+  return mine ||
+         (capture.mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+}
+
+}  // namespace
+
+CUresult forbid_in_capture() {
+  if (capture_mode == CU_STREAM_CAPTURE_MODE_RELAXED) return CUDA_SUCCESS;
+  const std::lock_guard lock(state().mutex);
+  CUresult result = CUDA_SUCCESS;
+  for (Stream* stream : state().streams) {
+    if (!stream->capture || !forbids(*stream->capture)) continue;
+    stream->capture->invalid = true;
+    result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return result;
+}
+
+void Progress::advance() {
+  const std::lock_guard lock(mutex_);
+  ++completed_;
+  changed_.notify_all();
+}
+
+void Progress::wait(std::uint64_t ticket) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return completed_ >= ticket; });
+}
+
+/// REQUIRES: state().mutex.
+Stream* Stream::make(Context& context, unsigned flags) {
+  auto* stream = new Stream;  // ends itself, see run()
+  stream->context = &context;
+  stream->flags = flags;
+  state().streams.insert(stream);
+  return stream;
+}
+
+Stream* Stream::find(CUstream handle) {
+  const auto number = reinterpret_cast<std::uintptr_t>(handle);
+  if (number <= 2) return current() ? current()->legacy : nullptr;  // default, legacy, per thread
+  auto* stream = reinterpret_cast<Stream*>(handle);
+  const std::lock_guard lock(state().mutex);
+  return state().streams.contains(stream) ? stream : nullptr;
+}
+
+void Stream::synchronize_all(const Context& context) {
+  std::vector<Wait> waits;
+  {
+    const std::lock_guard lock(state().mutex);
+    for (Stream* stream : state().streams) {
+      const std::lock_guard inner(stream->mutex_);
+      if (stream->context == &context) waits.push_back({stream->progress_, stream->submitted_});
+    }
+  }
+  for (const Wait& wait : waits) wait.progress->wait(wait.ticket);
+}
+
+Operation Stream::after_others(Operation operation) {
+  if (flags & CU_STREAM_NON_BLOCKING) return operation;
+  std::vector<Wait> waits;
+  const bool is_legacy = this == context->legacy;
+  const std::lock_guard lock(state().mutex);
+  for (Stream* other : state().streams) {
+    if (other == this || other->context != context || (other->flags & CU_STREAM_NON_BLOCKING)) continue;
+    if (!is_legacy && other != context->legacy) continue;
+    const std::lock_guard inner(other->mutex_);
+    if (!other->progress_->has_reached(other->submitted_))
+      waits.push_back({other->progress_, other->submitted_});
+  }
+  if (waits.empty()) return operation;
+  return [waits = std::move(waits), operation = std::move(operation)] {
+    for (const Wait& wait : waits) wait.progress->wait(wait.ticket);
+    operation();
+  };
+}
+
+CUresult Stream::submit(Operation operation) {
+  if (capture) {
+    if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+    capture->operations.push_back(std::move(operation));
+    return CUDA_SUCCESS;
+  }
+  if (this == context->legacy) {
+    const std::lock_guard lock(state().mutex);
+    for (Stream* other : state().streams)
+      if (other->context == context && other->capture && !(other->flags & CU_STREAM_NON_BLOCKING)) {
+        other->capture->invalid = true;
+        return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+      }
+  }
+  operation = after_others(std::move(operation));
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(std::move(operation));
+  ++submitted_;
+  if (!has_thread_) std::thread([this] { run(); }).detach();
+  has_thread_ = true;
+  changed_.notify_one();
+  return CUDA_SUCCESS;
+}
+
+void Stream::run() {
+  for (;;) {
+    Operation next;
+    {
+      std::unique_lock lock(mutex_);
+      changed_.wait(lock, [this] { return !queue_.empty() || ending_; });
+      if (queue_.empty()) break;
+      next = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    if (settings().delay_us > 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
+    next();
+    next = nullptr;  // what it held is given back before anybody can know that it is done
+    progress_->advance();
+  }
+  delete this;
+}
+
+void Stream::synchronize() {
+  std::shared_ptr<Progress> progress;
+  std::uint64_t ticket = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    progress = progress_;
+    ticket = submitted_;
+  }
+  progress->wait(ticket);
+}
+
+bool Stream::is_idle() const {
+  const std::lock_guard lock(mutex_);
+  return progress_->has_reached(submitted_);
+}
+
+void Stream::destroy() {
+  {
+    const std::lock_guard lock(state().mutex);
+    state().streams.erase(this);
+  }
+  std::unique_lock lock(mutex_);
+  ending_ = true;
+  if (has_thread_) {
+    changed_.notify_one();
+    return;
+  }
+  lock.unlock();
+  delete this;
+}
+
+}  // namespace sim
+
+namespace {
+
+bool is_own(CUstream handle) { return reinterpret_cast<std::uintptr_t>(handle) > 2; }
+
+}  // namespace
+
+SIM_CALL cuStreamCreate(CUstream* handle, unsigned flags) {
+  SIM_ENTER(cuStreamCreate);
+  if (!handle || (flags & ~CU_STREAM_NON_BLOCKING) != 0) return CUDA_ERROR_INVALID_VALUE;
+  if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+  const std::lock_guard lock(state().mutex);
+  *handle = reinterpret_cast<CUstream>(Stream::make(*current(), flags));
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuStreamDestroy_v2(CUstream handle) {
+  SIM_ENTER(cuStreamDestroy);
+  Stream* stream = is_own(handle) ? Stream::find(handle) : nullptr;
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  stream->destroy();
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuStreamQuery(CUstream handle) {
+  SIM_ENTER(cuStreamQuery);
+  const Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) {
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  return stream->is_idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+SIM_CALL cuStreamSynchronize(CUstream handle) {
+  SIM_ENTER(cuStreamSynchronize);
+  Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) {
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
+  stream->synchronize();
+  return state().sticky;
+}
+
+SIM_CALL cuStreamGetCtx(CUstream handle, CUcontext* context) {
+  SIM_ENTER(cuStreamGetCtx);
+  const Stream* stream = Stream::find(handle);
+  if (!stream || !context) return CUDA_ERROR_INVALID_HANDLE;
+  *context = handle_of(stream->context);
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuStreamGetFlags(CUstream handle, unsigned* flags) {
+  SIM_ENTER(cuStreamGetFlags);
+  const Stream* stream = Stream::find(handle);
+  if (!stream || !flags) return CUDA_ERROR_INVALID_HANDLE;
+  *flags = stream->flags;
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuLaunchHostFunc(CUstream handle, CUhostFn function, void* argument) {
+  SIM_ENTER(cuLaunchHostFunc);
+  Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!function) return CUDA_ERROR_INVALID_VALUE;
+  return stream->submit([function, argument] { function(argument); });
+}
+
+// ---- capture
+
+SIM_CALL cuStreamBeginCapture_v2(CUstream handle, int mode) {
+  SIM_ENTER(cuStreamBeginCapture);
+  if (!is_own(handle)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (mode < 0 || mode > 2) return CUDA_ERROR_INVALID_VALUE;
+  const std::lock_guard lock(state().mutex);
+  constexpr CUresult kIllegalState = 401;
+  if (stream->capture) return kIllegalState;
+  stream->capture = std::make_unique<Capture>(Capture{mode, std::this_thread::get_id(), false, {}});
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuStreamEndCapture(CUstream handle, CUgraph* graph) {
+  SIM_ENTER(cuStreamEndCapture);
+  Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  *graph = nullptr;
+  const std::lock_guard lock(state().mutex);
+  if (!stream->capture) return CUDA_ERROR_STREAM_CAPTURE_UNMATCHED;
+  if (stream->capture->mode != CU_STREAM_CAPTURE_MODE_RELAXED &&
+      stream->capture->thread != std::this_thread::get_id())
+    return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
+  const std::unique_ptr<Capture> capture = std::move(stream->capture);
+  if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+  *graph = reinterpret_cast<CUgraph>(new std::vector<Operation>(std::move(capture->operations)));
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuStreamIsCapturing(CUstream handle, int* status) {
+  SIM_ENTER(cuStreamIsCapturing);
+  const Stream* stream = Stream::find(handle);
+  if (!stream || !status) return CUDA_ERROR_INVALID_HANDLE;
+  *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
+            : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
+                                       : CU_STREAM_CAPTURE_STATUS_ACTIVE;
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuThreadExchangeStreamCaptureMode(int* mode) {
+  SIM_ENTER(cuThreadExchangeStreamCaptureMode);
+  if (!mode || *mode < 0 || *mode > 2) return CUDA_ERROR_INVALID_VALUE;
+  std::swap(*mode, capture_mode);
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuGraphInstantiateWithFlags(CUgraphExec* made, CUgraph graph, unsigned long long) {
+  SIM_ENTER(cuGraphInstantiateWithFlags);
+  if (!made || !graph) return CUDA_ERROR_INVALID_VALUE;
+  *made = reinterpret_cast<CUgraphExec>(
+      new std::vector<Operation>(*reinterpret_cast<std::vector<Operation>*>(graph)));
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuGraphLaunch(CUgraphExec graph, CUstream handle) {
+  SIM_ENTER(cuGraphLaunch);
+  Stream* stream = Stream::find(handle);
+  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
+  if (!graph) return CUDA_ERROR_INVALID_VALUE;
+  for (const Operation& operation : *reinterpret_cast<std::vector<Operation>*>(graph))
+    if (const CUresult result = stream->submit(operation)) return result;
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuGraphDestroy(CUgraph graph) {
+  SIM_ENTER(cuGraphDestroy);
+  delete reinterpret_cast<std::vector<Operation>*>(graph);
+  return CUDA_SUCCESS;
+}
+
+SIM_CALL cuGraphExecDestroy(CUgraphExec graph) {
+  SIM_ENTER(cuGraphExecDestroy);
+  delete reinterpret_cast<std::vector<Operation>*>(graph);
+  return CUDA_SUCCESS;
+}

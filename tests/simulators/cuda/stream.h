@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <thread>
+
+#include "state.h"
+
+namespace sim {
+
+using Operation = std::function<void()>;
+
+/// What a stream is recording instead of doing.
+struct Capture {
+  int mode = 0;
+  std::thread::id thread;
+  bool invalid = false;
+  std::vector<Operation> operations;
+};
+
+/// How far a stream has come; outlives it.
+class Progress {
+ public:
+  void advance();
+  void wait(std::uint64_t ticket);
+  bool has_reached(std::uint64_t ticket) const { return completed_ >= ticket; }
+
+ private:
+  std::atomic<std::uint64_t> completed_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+/// Operations in order, done by a thread of the stream's own.
+struct Stream {
+  static Stream* make(Context& context, unsigned flags);
+  /// The stream behind a handle of the caller's; null when there is none such.
+  static Stream* find(CUstream handle);
+  static void synchronize_all(const Context& context);
+
+  /// Adds an operation, or records it. An error when capturing forbids it.
+  CUresult submit(Operation operation);
+  void synchronize();
+  bool is_idle() const;
+  /// What is in it is still done.
+  void destroy();
+
+  Context* context = nullptr;
+  unsigned flags = 0;
+  std::unique_ptr<Capture> capture;
+
+ private:
+  void run();
+  Operation after_others(Operation operation);
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Operation> queue_;
+  std::uint64_t submitted_ = 0;
+  bool has_thread_ = false;
+  bool ending_ = false;
+  std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
+};
+
+}  // namespace sim

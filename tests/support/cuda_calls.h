@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <dlfcn.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+#include "simulators/cuda/extra_calls.h"
+#include "support/child.h"
+
+namespace onecopy::testing {
+
+using namespace onecopy::cuda;  // the names of cuda.h
+
+/// The simulator (or a real driver, if ONECOPY_CUDA_DRIVER names one) as a program sees it.
+class CudaCalls {
+ public:
+  CudaCalls() : library_(::dlopen(std::getenv("ONECOPY_CUDA_DRIVER"), RTLD_NOW | RTLD_LOCAL)) {
+    if (!library_) throw std::runtime_error(::dlerror());
+#define BIND(CALL, SYMBOL, SINCE, PARAMETERS) bind(CALL, #SYMBOL);
+    ONECOPY_CUDA_CALLS(BIND)
+    ONECOPY_CUDA_EXTRA_CALLS(BIND)
+#undef BIND
+    bind(cuGetProcAddress_v2, "cuGetProcAddress_v2");
+    bind(sim_fail, "sim_fail");
+  }
+
+#define MEMBER(CALL, SYMBOL, SINCE, PARAMETERS) CUresult(*CALL) PARAMETERS = nullptr;
+  ONECOPY_CUDA_CALLS(MEMBER)
+  ONECOPY_CUDA_EXTRA_CALLS(MEMBER)
+#undef MEMBER
+  GetProcAddress* cuGetProcAddress_v2 = nullptr;
+  void (*sim_fail)(const char*, int, int, int) = nullptr;
+
+  /// Initialises, and makes the device's primary context current.
+  CUcontext use(int ordinal) const {
+    EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
+    CUcontext context = nullptr;
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, ordinal), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    return context;
+  }
+  CUstream stream(unsigned flags = CU_STREAM_NON_BLOCKING) const {
+    CUstream made = nullptr;
+    EXPECT_EQ(cuStreamCreate(&made, flags), CUDA_SUCCESS);
+    return made;
+  }
+  CUdeviceptr memory(std::size_t bytes) const {
+    CUdeviceptr at = 0;
+    EXPECT_EQ(cuMemAlloc(&at, bytes), CUDA_SUCCESS);
+    return at;
+  }
+  /// One chunk of exportable memory, mapped and accessible to `ordinal`.
+  CUdeviceptr mapped(std::size_t bytes, int ordinal, CUmemGenericAllocationHandle* handle = nullptr) const {
+    CUmemGenericAllocationHandle made = 0;
+    const CUmemAllocationProp prop = exportable(ordinal);
+    EXPECT_EQ(cuMemCreate(&made, bytes, &prop, 0), CUDA_SUCCESS);
+    CUdeviceptr at = 0;
+    EXPECT_EQ(cuMemAddressReserve(&at, bytes, 0, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemMap(at, bytes, 0, made, 0), CUDA_SUCCESS);
+    allow(at, bytes, ordinal);
+    if (handle) *handle = made;
+    return at;
+  }
+  void allow(CUdeviceptr at, std::size_t bytes, int ordinal,
+             int flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE) const {
+    const CUmemAccessDesc wanted{{CU_MEM_LOCATION_TYPE_DEVICE, ordinal}, flags};
+    EXPECT_EQ(cuMemSetAccess(at, bytes, &wanted, 1), CUDA_SUCCESS);
+  }
+  static CUmemAllocationProp exportable(int ordinal) {
+    CUmemAllocationProp prop{};
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+    prop.location = {CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
+    return prop;
+  }
+  int read(CUdeviceptr at) const {
+    unsigned char value = 0;
+    EXPECT_EQ(cuMemcpyDtoH(&value, at, 1), CUDA_SUCCESS);
+    return value;
+  }
+  void write(CUdeviceptr at, unsigned char value) const {
+    EXPECT_EQ(cuMemcpyHtoD(at, &value, 1), CUDA_SUCCESS);
+  }
+
+ private:
+  template <class F>
+  void bind(F*& call, const char* name) {
+    call = reinterpret_cast<F*>(::dlsym(library_, name));
+  }
+  void* library_;
+};
+
+/// In a process of its own: the driver is initialised once, and not for children forked later.
+inline void in_child(const std::function<void()>& body) {
+  Child child(body);
+  EXPECT_EQ(child.join(), 0);
+}
+
+/// The same with variables set.
+inline void in_child_with(const std::vector<std::pair<const char*, const char*>>& variables,
+                          const std::function<void()>& body) {
+  in_child([&] {
+    for (const auto& [name, value] : variables) ::setenv(name, value, 1);
+    body();
+  });
+}
+
+}  // namespace onecopy::testing

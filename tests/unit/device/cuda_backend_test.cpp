@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA backend where the driver is absent, old, short of something, or in the middle of a capture.
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "support/cuda_calls.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+using testing::CudaCalls;
+using testing::element;
+using testing::expect_refusal;
+using testing::in_child;
+using testing::in_child_with;
+
+constexpr Device kCuda0{DeviceType::cuda, 0};
+constexpr Device kCuda1{DeviceType::cuda, 1};
+
+class CudaFaults : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::string(std::getenv("ONECOPY_CUDA_DRIVER")).find("simulators") == std::string::npos)
+      GTEST_SKIP() << "a real driver does not fail on demand";
+  }
+};
+
+Tensor small(Device device = kCuda0) { return empty(Layout(DType::i64, {100}), device); }
+
+void expect_unsupported(std::initializer_list<const char*> words) {
+  EXPECT_TRUE(backend(DeviceType::cuda).devices().empty());
+  expect_refusal(ErrorCode::unsupported, words, [] { small(); });
+  EXPECT_NO_THROW(empty(Layout(DType::i64, {100}))) << "the CPU needs no driver";
+}
+
+TEST_F(CudaFaults, WithoutADriverEverythingElseWorks) {
+  in_child_with({{"ONECOPY_CUDA_DRIVER", "libnot-there.so.1"}}, [] {
+    expect_unsupported({"no CUDA driver", "libnot-there.so.1"});
+  });
+}
+
+TEST_F(CudaFaults, WithoutADeviceThatIsSaid) {
+  in_child_with({{"CUDA_VISIBLE_DEVICES", ""}}, [] {
+    expect_unsupported({"CUDA_ERROR_NO_DEVICE (100)", "CUDA_VISIBLE_DEVICES"});
+  });
+}
+
+TEST_F(CudaFaults, AnOldDriverIsNamedWithItsVersion) {
+  in_child_with({{"ONECOPY_SIM_CUDA_VERSION", "11020"}}, [] { expect_unsupported({"11.2", "11.4"}); });
+}
+
+TEST_F(CudaFaults, AStubIsRecognised) {
+  in_child_with({{"ONECOPY_SIM_CUDA_FAIL", "cuInit=34"}}, [] {
+    expect_unsupported({"CUDA_ERROR_STUB_LIBRARY", "LD_LIBRARY_PATH"});
+  });
+}
+
+TEST_F(CudaFaults, AMissingCallIsNamedWhereItIsNeeded) {
+  in_child_with({{"ONECOPY_SIM_CUDA_MISSING", "cuMemCreate"}}, [] {
+    expect_refusal(ErrorCode::unsupported, {"cuMemCreate", "CUDA 10.2"}, [] { small(); });
+    EXPECT_EQ(stats().live_blocks, 0u);
+  });
+}
+
+TEST_F(CudaFaults, ADeviceThatCannotExportIsToldApart) {
+  in_child_with({{"ONECOPY_SIM_CUDA_MISSING", "attribute103"}}, [] {
+    expect_refusal(ErrorCode::unsupported, {"cuda:0", "cudaMalloc"}, [] { small(); });
+  });
+}
+
+TEST_F(CudaFaults, EachStepOfAnAllocationMayFailAndLeavesNothing) {
+  for (const char* call : {"cuDevicePrimaryCtxRetain", "cuCtxPushCurrent", "cuMemAddressReserve",
+                           "cuMemCreate", "cuMemMap", "cuMemSetAccess"})
+    in_child([call] {
+      const CudaCalls cu;
+      cu.sim_fail(call, 999, 0, -1);
+      EXPECT_THROW(small(), Error) << call;
+      cu.sim_fail(call, 0, 0, 0);
+      EXPECT_EQ(stats().live_blocks, 0u);
+      EXPECT_NO_THROW(small()) << call;
+      cu.use(0);
+      std::size_t free = 0;
+      std::size_t total = 0;
+      cu.cuMemGetInfo(&free, &total);
+      EXPECT_EQ(total - free, std::size_t{2} << 20) << call;
+    });
+}
+
+TEST_F(CudaFaults, AnOrdinalThatIsNotThereIsNamed) {
+  in_child([] {
+    expect_refusal(ErrorCode::invalid_argument, {"cuda:7", "2 CUDA devices"}, [] {
+      small({DeviceType::cuda, 7});
+    });
+  });
+}
+
+TEST_F(CudaFaults, AFailedDeviceSaysWhatHappened) {
+  in_child([] {
+    const Tensor tensor = small();
+    const CudaCalls cu;
+    cu.sim_fail("cuMemcpyDtoHAsync", 700, 0, -1);
+    expect_refusal(ErrorCode::system,
+                   {"CUDA_ERROR_ILLEGAL_ADDRESS (700)", "cannot use the device any more"},
+                   [&] { element(tensor, 0); });
+  });
+}
+
+class Cuda : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    testing::Shared<std::atomic<std::size_t>> count;
+    in_child([&] { *count = backend(DeviceType::cuda).devices().size(); });
+    if (*count < 1) GTEST_SKIP() << "no CUDA device on this machine";
+    devices_ = *count;
+  }
+  std::size_t devices_ = 0;
+};
+
+TEST_F(Cuda, CopiesGoBetweenHostAndDevicesWithAnyStrides) {
+  if (devices_ < 2) GTEST_SKIP() << "one CUDA device only";
+  in_child([] {
+    const Tensor host = empty(Layout(DType::i32, {6, 10}));
+    for (std::int32_t i = 0; i < 60; ++i) host.as<std::int32_t>()[i] = i;
+    const Tensor first = copy(host.view(), kCuda0);
+    const Tensor second = copy(first.slice(1, 2, 5).view(), kCuda1);
+    EXPECT_EQ(second.device(), kCuda1);
+    const Tensor back = copy(second.view(), kCpu);
+    for (std::int32_t i = 0; i < 6; ++i)
+      for (std::int32_t j = 0; j < 3; ++j) EXPECT_EQ(back.as<std::int32_t>()[i * 3 + j], i * 10 + j + 2);
+    copy_into(host.slice(1, 0, 3).view(), second.view());
+    EXPECT_EQ(element<std::int32_t>(second, 4), 11);
+    expect_refusal(ErrorCode::invalid_argument, {"shape"}, [&] { copy_into(host.view(), second.view()); });
+  });
+}
+
+TEST_F(Cuda, CopiesInAStreamWaitForItAndNotForTheHost) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor from = small();
+    const Tensor to = small();
+    testing::set_element<std::int64_t>(from, 99, 5);
+    testing::set_element<std::int64_t>(to, 99, 6);
+    struct Gate {
+      std::atomic<bool> open{false};
+    } gate;
+    cu.cuLaunchHostFunc(
+        stream,
+        [](void* at) {
+          while (!static_cast<Gate*>(at)->open) {
+          }
+        },
+        &gate);
+    copy_into(from.view(), to.view(), Stream{stream});
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    gate.open = true;
+    cu.cuStreamSynchronize(stream);
+    EXPECT_EQ(element(to, 99), 5);
+  });
+}
+
+TEST_F(Cuda, ForeignMemoryIsFoundFromAThreadThatNeverUsedTheDevice) {  // as a queue's feeder
+  in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto* memory = reinterpret_cast<const void*>(cu.memory(4096));
+    ForeignMemory found;
+    std::thread([&] { found = backend(DeviceType::cuda).find_foreign(memory, 4096); }).join();
+    EXPECT_EQ(found.base, memory);
+    EXPECT_EQ(found.device, kCuda0);
+  });
+}
+
+TEST_F(Cuda, AllocatingDuringACaptureDoesNotSpoilIt) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
+              testing::CUDA_SUCCESS);
+    const Tensor tensor = empty(Layout(DType::u8, {100 << 20}), kCuda0);
+    testing::CUgraph graph = nullptr;
+    EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
+  });
+}
+
+}  // namespace
+}  // namespace onecopy
