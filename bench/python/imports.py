@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What importing takes, in a new interpreter each time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from time import perf_counter_ns
+
+from effort import Effort
+from report import Row, at_most
+from samples import Samples
+
+_ROUNDS = 21
+_PROGRAMS = {
+    "a bare interpreter": "pass",
+    "import onecopy": "import onecopy",
+    "import torch": "import torch",
+    "import torch, torch.multiprocessing": "import torch, torch.multiprocessing",
+    "import onecopy.multiprocessing": "import onecopy.multiprocessing",
+}
+
+
+def _run(program: str) -> float:
+    start = perf_counter_ns()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    return float(perf_counter_ns() - start)
+
+
+def _measure(rounds: int) -> dict[str, Samples]:
+    samples = {what: Samples() for what in _PROGRAMS}
+    for _ in range(rounds):
+        for what, program in _PROGRAMS.items():
+            samples[what].append(_run(program))
+    return samples
+
+
+def times(effort: Effort) -> Row:
+    row = Row(
+        "Imports",
+        "onecopy within 60 ms over a bare interpreter, onecopy.multiprocessing within import torch + 30 ms",
+    )
+    best = {what: samples.best() for what, samples in _measure(effort.rounds(_ROUNDS)).items()}
+    for what, value in best.items():
+        row.add(what, value, "ns")
+    over = best["import onecopy"] - best["a bare interpreter"]
+    row.judge("import onecopy, over a bare interpreter", over, "ns", at_most(over, 60e6))
+    over = best["import onecopy.multiprocessing"] - best["import torch"]
+    row.judge("import onecopy.multiprocessing, over import torch", over, "ns", at_most(over, 30e6))
+    row.note(f"whole processes, the best of {effort.rounds(_ROUNDS)} each")
+    return row

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measures what the Python package promises, beside torch and the standard library in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import pathlib
+import sys
+
+import alive
+import crowd
+import cuda
+import hand_over
+import imports
+import large
+import machine
+import many_tensors
+from effort import Effort
+from report import Row, to_text, write_results
+
+_RESULTS = pathlib.Path(__file__).resolve().parents[1] / "results"
+
+ROWS = {
+    "tensor": hand_over.tensors,
+    "view": hand_over.views,
+    "parameter": hand_over.parameters,
+    "state-dict": hand_over.state_values,
+    "int": hand_over.numbers,
+    "int-sleeping": hand_over.numbers_sleeping,
+    "int-one-cpu": crowd.one_processor,
+    "crowd": crowd.many,
+    "large": large.large,
+    "bundle": many_tensors.shared,
+    "module": many_tensors.module,
+    "alive": alive.alive,
+    "import": imports.times,
+}
+CUDA_ROWS = {
+    "cuda-tensor": cuda.tensors,
+    "cuda-first-open": cuda.first_open,
+    "cuda-model": cuda.model,
+}
+
+
+def _rows_of(device: str) -> dict:
+    return ROWS if device == "cpu" else CUDA_ROWS
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"only these, and write no results: {', '.join(ROWS)}; "
+        f"with --device cuda:N: {', '.join(CUDA_ROWS)}",
+    )  # fmt: skip
+    parser.add_argument("--device", default="cpu", help="cpu, or the rows for a CUDA device: cuda:0")
+    parser.add_argument("--quick", action="store_true", help="a fifth of the rounds")
+    parser.add_argument("--out", type=pathlib.Path, default=_RESULTS, help="where the results go")
+    parsed = parser.parse_args()
+    known = _rows_of(parsed.device)
+    unknown = [name for name in parsed.rows if name not in known]
+    if unknown:
+        parser.error(f"there is no row {unknown[0]!r}; there are: {', '.join(known)}")
+    return parsed
+
+
+def main() -> int:
+    arguments = _arguments()
+    for package in ("onecopy", "torch"):
+        if importlib.util.find_spec(package) is None:
+            print(f"{package} is not installed for {sys.executable}: run ./dev setup", file=sys.stderr)
+            return 1
+    facts = machine.describe() | machine.describe_device(arguments.device)
+    print("".join(f"{name}: {value}\n" for name, value in facts.items()))
+    rows: list[Row] = []
+    known = _rows_of(arguments.device)
+    for name in arguments.rows or known:
+        rows.append(known[name](Effort(arguments.quick, arguments.device)))
+        print(to_text(rows[-1]), flush=True)
+    if not arguments.rows:
+        kind = "python" if arguments.device == "cpu" else "python-cuda"
+        path = arguments.out / f"{machine.today()}-{machine.kind()}-{kind}"
+        write_results(path, machine.today(), facts, rows)
+        print(f"written: {path}.json and .md")
+    misses = sum(row.misses() for row in rows)
+    print(f"{misses} figures miss their bound" if misses else "every promise kept")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

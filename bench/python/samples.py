@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measurements of one thing, round by round (as bench/support/samples.h)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from time import perf_counter_ns
+
+
+class Samples(list[float]):
+    """One value a round."""
+
+    def median(self) -> float:
+        return statistics.median(self)
+
+    def mean(self) -> float:
+        return statistics.fmean(self)
+
+    def best(self) -> float:
+        return min(self)
+
+    def ratio_to(self, other: Samples) -> float:
+        """The median over rounds of this divided by `other` in the same round: what disturbs a round
+        disturbs both."""
+        return statistics.median(mine / theirs for mine, theirs in zip(self, other, strict=True))
+
+
+def time_ns(work: Callable[[], object]) -> float:
+    """Nanoseconds that `work` takes."""
+    start = perf_counter_ns()
+    work()
+    return float(perf_counter_ns() - start)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One copy of a tensor, used by every process.
+
+``empty()`` makes tensors in memory that other processes can open, ``share()`` makes a handle of
+anything with memory (a tensor of onecopy or torch, on the cpu or a CUDA device, an array of numpy or cupy, a
+nested dict of them, an ``nn.Module``), and ``open()`` gives another process the same memory, without a copy. ``Queue``,
+``Pipe`` and ``Listener`` carry tensors and plain values. ``import onecopy.multiprocessing as mp`` is
+``torch.multiprocessing`` on top of this.
+
+Neither numpy nor torch is imported before something of theirs is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping as _Mapping
+
+from . import _core, errors
+from ._core import (
+    Bundle,
+    Handle,
+    Listener,
+    Message,
+    Pipe,
+    PipeEnd,
+    PipeHandle,
+    Queue,
+    Tensor,
+    collect,
+    connect,
+    empty,
+    from_dlpack,
+    full,
+    list_owners,
+    load_npy,
+    load_safetensors,
+    open,
+    record_stream,
+    set_strategy,
+    share,
+    stats,
+    strategy,
+    zeros,
+)
+from .dtypes import DType
+from .errors import (
+    BadFile,
+    BadHandle,
+    BadSecret,
+    Closed,
+    Error,
+    InvalidArgument,
+    OtherBoot,
+    OtherUser,
+    OutOfDescriptors,
+    OutOfMappings,
+    OutOfMemory,
+    OwnerDied,
+    PeerDied,
+    Protocol,
+    ReadOnly,
+    StaleHandle,
+    System,
+    Timeout,
+    Unsupported,
+    VersionMismatch,
+)
+
+_Mapping.register(Bundle)
+
+__all__ = [
+    "BadFile",
+    "BadHandle",
+    "BadSecret",
+    "Bundle",
+    "Closed",
+    "DType",
+    "Error",
+    "Handle",
+    "InvalidArgument",
+    "Listener",
+    "Message",
+    "OtherBoot",
+    "OtherUser",
+    "OutOfDescriptors",
+    "OutOfMappings",
+    "OutOfMemory",
+    "OwnerDied",
+    "PeerDied",
+    "Pipe",
+    "PipeEnd",
+    "PipeHandle",
+    "Protocol",
+    "Queue",
+    "ReadOnly",
+    "StaleHandle",
+    "System",
+    "Tensor",
+    "Timeout",
+    "Unsupported",
+    "VersionMismatch",
+    "collect",
+    "connect",
+    "empty",
+    "errors",
+    "from_dlpack",
+    "full",
+    "list_owners",
+    "load_npy",
+    "load_safetensors",
+    "open",
+    "record_stream",
+    "set_strategy",
+    "share",
+    "stats",
+    "strategy",
+    "torch",
+    "zeros",
+]
+
+
+def __getattr__(name: str) -> object:
+    """``onecopy.torch``, imported when it is asked for."""
+    if name != "torch":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module(".torch", __name__)

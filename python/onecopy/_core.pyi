@@ -1,0 +1,719 @@
+"""The C++ core of onecopy; import onecopy instead."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import os
+from typing import Any, Literal
+
+import onecopy.dtypes
+
+
+class Tensor:
+    """
+    A strided array in memory that other processes can open without a copy, or, made by
+    ``from_dlpack()``, on memory of another library. It keeps its memory alive. Made by
+    ``empty()``, ``zeros()``, ``full()``, ``from_dlpack()``, ``open()`` and the loaders.
+    Compared by identity.
+    """
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the dimensions."""
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements (not bytes) from one element of a dimension to the next."""
+
+    @property
+    def dtype(self) -> onecopy.dtypes.DType:
+        """Element type: a str such as ``"float32"``."""
+
+    @property
+    def device(self) -> str:
+        """
+        Where the memory is, as this process numbers devices: ``"cpu"``, ``"cuda:0"``.
+        """
+
+    @property
+    def access(self) -> Literal['readwrite', 'read']:
+        """``"readwrite"``, or ``"read"`` when the memory must not be written."""
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements together."""
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Do the elements follow each other in row-major order?"""
+
+    @property
+    def is_shared(self) -> bool:
+        """
+        Can other processes open it as it is? False for memory of other libraries.
+        """
+
+    @property
+    def data_ptr(self) -> int:
+        """Address of element 0 in this process."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, key: object) -> Tensor:
+        """
+        A part of the tensor on the same memory. ``key``: ints, slices with positive steps,
+        ``...``, None, or a tuple of those.
+        """
+
+    def __setitem__(self, key: object, value: object) -> None:
+        """
+        Writes a number or an array into a part of the tensor. Arrays of another dtype or shape
+        are converted and broadcast by numpy.
+
+        Raises:
+            ReadOnly: the tensor was opened with ``access="read"``.
+            OverflowError: an int does not fit into the dtype.
+        """
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+    def reshape(self, *shape: int | Sequence[int]) -> Tensor:
+        """
+        The same elements in another shape, on the same memory; -1 stands for the rest.
+
+        Raises:
+            InvalidArgument: another number of elements, or the tensor is not contiguous.
+        """
+
+    def view(self, *shape_or_dtype: int | str | Sequence[int]) -> Tensor:
+        """
+        ``reshape()``, or, given a dtype, the same bytes as elements of that type.
+        """
+
+    def copy(self) -> Tensor:
+        """The same elements in new shared memory on the same device, row-major."""
+
+    def to(self, device: Any) -> Tensor:
+        """
+        The tensor itself if it is on that device, or else a copy there, row-major. Waits for what
+        the program's current streams still do to it, and until the copy is made.
+        """
+
+    def cpu(self) -> Tensor:
+        """``to("cpu")``."""
+
+    def copy_from(self, source: object) -> None:
+        """
+        Copies all elements of an array of the same dtype and shape: of onecopy, torch, numpy,
+        or anything else with DLPack or the buffer protocol. Large ones without the GIL.
+
+        Raises:
+            InvalidArgument: another dtype or shape.
+            ReadOnly: the tensor was opened with ``access="read"``.
+        """
+
+    def item(self) -> bool | int | float | complex:
+        """The one element as a Python number."""
+
+    def tolist(self) -> Any:
+        """
+        The elements as nested lists of Python numbers; one number for a 0-d tensor.
+        """
+
+    def __bool__(self) -> bool: ...
+
+    def __int__(self) -> int: ...
+
+    def __float__(self) -> float: ...
+
+    def __index__(self) -> int: ...
+
+    def __repr__(self) -> str: ...
+
+    def __dlpack__(self, *, stream: int | None = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> object:
+        """
+        The tensor as a DLPack capsule, as the array API standard says. No copy unless
+        ``copy=True``. A read-only tensor needs ``max_version=(1, 0)`` or more.
+
+        The work that the program's current stream (torch's, or else the default one) still has to
+        do to a CUDA tensor comes before what the consumer puts into ``stream`` from now on: None
+        and 1 are the legacy default stream, 2 the thread's default stream, -1 is for consumers
+        that keep the order themselves.
+        """
+
+    def __dlpack_device__(self) -> tuple[int, int]: ...
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the interface; only tensors of CUDA devices have it."""
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
+
+    def numpy(self) -> Any:
+        """
+        A ``numpy.ndarray`` on the same memory, not writeable when the tensor is read-only.
+        bfloat16 and the 8-bit floats need the package ml_dtypes.
+
+        Raises:
+            Unsupported: numpy has no such dtype, and ml_dtypes is not installed; or the tensor is
+                on a device: use ``.cpu()`` first.
+        """
+
+    def torch(self) -> Any:
+        """
+        A ``torch.Tensor`` on the same memory. torch has no read-only tensors: writing to one
+        that was opened with ``access="read"`` is a segmentation fault.
+        """
+
+    def __copy__(self) -> Tensor: ...
+
+    def __deepcopy__(self, memo: object) -> Tensor: ...
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """
+        Pickles a handle, not the elements. The memory is kept until the first unpickling, ten
+        minutes at most. Memory of other libraries is copied into shared memory first.
+        """
+
+    __contains__: None = None
+
+def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
+    """
+    An array of another library as a tensor on the same memory, which ``share()`` copies
+    once into shared memory. An array on memory of onecopy is that memory again.
+    ``copy=True`` copies at once, and so does a ``device`` that the array is not on. Memory of a
+    CUDA device is shared where it is.
+
+    Raises:
+        TypeError: x has no ``__dlpack__``.
+        Unsupported: a device that is neither the cpu nor of CUDA, an unknown dtype, negative
+            strides.
+    """
+
+def record_stream(tensor: Any, stream: Any) -> None:
+    """
+    Says that a CUDA tensor is used in another stream than the one that was current when it was
+    opened: its memory is kept until that stream, too, has come past the end of the tensor (for
+    torch: of its storage) here. Needs no host to wait.
+
+    Args:
+        tensor: of onecopy or torch, on a CUDA device.
+        stream: a stream of torch or cupy, or its number. It must live until then.
+
+    Raises:
+        TypeError: tensor is no tensor, or stream no stream.
+        InvalidArgument: the tensor is on the cpu, which has no streams.
+    """
+
+def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu') -> Tensor:
+    """
+    A new tensor in shared memory, row-major, with whatever was in the memory before.
+
+    Args:
+        shape: sizes of the dimensions; one int for one dimension, () for none.
+        dtype: element type, e.g. "bfloat16"; dtypes of torch and numpy do as well.
+        device: "cpu", or a CUDA device as this process numbers it: "cuda:0".
+
+    Raises:
+        InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.
+        Unsupported: there is no CUDA driver, or CUDA was used before this process was forked.
+        OutOfMemory: there is not so much memory; it is reserved here, so that writing
+            cannot fail.
+    """
+
+def zeros(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu') -> Tensor:
+    """``empty()``, filled with zeros."""
+
+def full(shape: int | Sequence[int], fill_value: bool | int | float | complex, dtype: Any = 'float32', device: Any = 'cpu') -> Tensor:
+    """
+    ``empty()``, filled with a number.
+
+    Raises:
+        TypeError: fill_value is no number of that dtype.
+        OverflowError: fill_value does not fit into the dtype.
+    """
+
+class Handle:
+    """
+    The bytes that travel: enough to open a tensor, or a bundle of them, in another process.
+    Made by ``share()``, a handle keeps the memory alive; read from bytes or text, it keeps
+    nothing. Pickling one that keeps memory holds it until the first open, ten minutes at
+    most.
+    """
+
+    def to_bytes(self) -> bytes:
+        """
+        The handle as bytes, about 150. They keep nothing alive: whoever opens them needs
+        somebody who keeps the tensor meanwhile.
+        """
+
+    @staticmethod
+    def from_bytes(data: bytes | bytearray | memoryview) -> Handle:
+        """
+        Reads what ``to_bytes()`` gave.
+
+        Raises:
+            BadHandle: they are truncated, damaged or contradictory.
+            VersionMismatch: they are of another version.
+        """
+
+    @staticmethod
+    def from_text(text: str) -> Handle:
+        """Reads what ``str()`` gave. Raises as ``from_bytes()`` does."""
+
+    def __str__(self) -> str:
+        """
+        ``"onecopy:..."``: safe on command lines and in environment variables, URLs and logs.
+        """
+
+    def __repr__(self) -> str: ...
+
+    def __eq__(self, other: object) -> bool: ...
+
+    def __hash__(self) -> int: ...
+
+    def __reduce__(self) -> tuple[Any, ...]: ...
+
+    def __copy__(self) -> Handle: ...
+
+    def __deepcopy__(self, memo: object) -> Handle: ...
+
+    @property
+    def is_bundle(self) -> bool:
+        """Does it name a bundle?"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes of the tensor's dimensions."""
+
+    @property
+    def dtype(self) -> onecopy.dtypes.DType:
+        """The tensor's element type."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+
+    @property
+    def storage_nbytes(self) -> int:
+        """
+        Bytes that the opener can see: those of the whole storage that the tensor is a view of.
+        """
+
+def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) -> Handle:
+    """
+    A handle with which other processes open the same memory.
+
+    Memory of onecopy is shared as it is. The storage of a torch tensor is moved into shared
+    memory in place, with one copy, the first time: the tensor and all its views follow.
+    Arrays of other libraries (numpy, jax, bytearray, anything with DLPack or the buffer
+    protocol) cannot be moved: they are copied once, and later writes to the original are
+    not seen; allocate with ``empty().numpy()`` to share without a copy.
+
+    Memory of a CUDA device is shared where it is, whoever allocated it (torch, cupy), and stays
+    allocated until nobody has it any more. A handle lets others see the whole allocation that
+    the tensor lies in. What the program's current stream has in it now (torch's, or else the
+    default stream) comes before what openers do.
+
+    A dict, list or tuple, nested as you like, of arrays and plain values, or a
+    ``torch.nn.Module`` (its parameters and buffers, tied ones once), becomes one handle of
+    a bundle.
+
+    Args:
+        x: what to share.
+        copy: share a copy; the original stays where it is. Only values are copied, also of
+            a tensor in the middle of an autograd graph.
+        exact: True refuses (Unsupported, with the numbers) when others could see more than x
+            through the handle: the rest of its storage or, for memory of another allocator on a
+            device, of the whole allocation. "copy" shares a copy then. For one tensor only.
+
+    Returns:
+        A Handle, which keeps the memory alive.
+
+    Raises:
+        TypeError: x is no array and nothing with arrays in it.
+        InvalidArgument: something inside x is neither an array nor a plain value.
+        Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA,
+            memory of a device that no other process can be given, elements that are no plain
+            numbers.
+        RuntimeError: torch refuses to share a tensor that requires grad and is no leaf.
+        OutOfMemory.
+    """
+
+def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = None, access: Literal['readwrite', 'read'] = 'readwrite', framework: Literal['torch', 'numpy'] | None = None) -> Any:
+    """
+    What a handle names, on the same memory: nothing is copied.
+
+    Args:
+        handle: a Handle, its ``to_bytes()``, or its text.
+        device: None for where the memory is, or the device to use it on: another CUDA device of
+            this process reaches it where it is. Devices are found by their UUIDs, whatever
+            CUDA_VISIBLE_DEVICES says here and there.
+        access: "read" maps the memory so that it cannot be written. numpy arrays are not
+            writeable then; torch has no such tensors, and writing to one is a segmentation
+            fault.
+        framework: None for a Tensor, "torch" for a torch.Tensor, "numpy" for a
+            numpy.ndarray.
+
+    Returns:
+        An array, or for a bundle's handle a Bundle whose arrays are of that framework.
+
+    Raises:
+        StaleHandle: the memory has been freed.
+        OwnerDied: the process that allocated it is gone, and nobody kept it.
+        BadHandle: these are no bytes of a handle.
+        ReadOnly: the handle lends its memory for reading only; use ``access="read"``.
+        Unsupported: there is no way from that device to the memory; there is no CUDA driver; the
+            device is hidden from this process; CUDA was used before this process was forked.
+        OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, VersionMismatch.
+
+    Work that the sharer had put into its current stream before ``share()`` comes before what this
+    program puts into its own current stream from now on; the host does not wait.
+    """
+
+class Bundle:
+    """
+    Many tensors under one handle, by name: a mapping that opens a tensor when it is asked
+    for. The tensors of a nested value are named by their place in it, e.g.
+    ``"layers.3.weight"``. Made by ``open()``.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __contains__(self, name: object) -> bool: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+    def __getitem__(self, key: str | int) -> Any:
+        """
+        The tensor of that name or row, in the framework that the bundle was opened with. Each
+        call opens it anew, on the same memory.
+
+        Raises:
+            KeyError, IndexError: there is none.
+            StaleHandle, OwnerDied: as ``open()``.
+        """
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The tensor of that name, or ``default``."""
+
+    def keys(self) -> list[str]:
+        """The names, in order."""
+
+    def values(self) -> list[Any]:
+        """All tensors, opened at once."""
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Names and tensors, opened at once."""
+
+    def tree(self, framework: Literal['onecopy', 'torch', 'numpy'] | None = None) -> Any:
+        """
+        The nested value that was shared, with all its tensors opened at once. What was one
+        object is one object again. torch tensors are what they were: Parameters, and with the
+        same ``requires_grad``. Subclasses of dict, list and tuple come back as dict, list and
+        tuple; a bundle that another language made as a dict.
+
+        Args:
+            framework: of the tensors; None for the one that the bundle was opened with.
+        """
+
+    @property
+    def handle(self) -> Handle:
+        """The handle that the bundle was opened with."""
+
+    def __repr__(self) -> str: ...
+
+def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['onecopy', 'torch', 'numpy'] | None = None, progress: Callable[[int, int], object] | None = None) -> dict[str, Any]:
+    """
+    Reads all tensors of a safetensors file straight into one block of shared memory, by
+    name, in the order of the file. The block lives as long as any of the tensors.
+
+    Args:
+        path: the file.
+        framework: of the tensors; None for onecopy's.
+        progress: called now and then with the bytes done and the bytes in all; what it
+            raises ends the loading.
+
+    Raises:
+        BadFile: the file contradicts its format.
+        Unsupported: elements that onecopy does not have.
+        OutOfMemory, System.
+    """
+
+def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['onecopy', 'torch', 'numpy'] | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
+    """
+    Reads a NumPy .npy file, in C or Fortran order, straight into shared memory. Arguments
+    and errors as ``load_safetensors()``; object arrays, records and big-endian numbers are
+    Unsupported.
+    """
+
+def stats() -> dict[str, int]:
+    """
+    Who keeps this process's memory, and whose memory it keeps:
+
+    - ``shared_total``, ``opened_total``: handles made and tensors opened since the start;
+    - ``live_blocks``, ``live_bytes``: allocated here and referenced here;
+    - ``limbo``: freed here, still held by borrowers;
+    - ``in_transit``: blocks kept for receivers that have not taken them yet;
+    - ``segments``, ``bytes_shared``: of our own, and the physical memory reserved in them;
+    - ``device_segments``, ``device_bytes``: those among them on devices;
+    - ``foreign_segments``: of other processes, mapped here;
+    - ``borrowers``, ``owners``: processes attached to this one, and those it is attached
+      to;
+    - ``leases``: claims of this process on blocks of others;
+    - ``deposits``: segments of others kept open for receivers to come;
+    - ``descriptors``: open descriptors of the whole process;
+    - ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch
+      came into shared memory.
+    """
+
+def collect(older_than: float | None = None) -> None:
+    """
+    Gives back now what would be given back later: freed memory, mappings of owners that are
+    gone.
+
+    Args:
+        older_than: also stop keeping memory for handles that were pickled more seconds ago
+            than this and never opened; without it that takes ten minutes.
+    """
+
+def list_owners() -> list[dict[str, Any]]:
+    """
+    All processes of this user that own or serve shared memory, as ``onecopy ls`` shows
+    them: ``pid``, ``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not
+    answer are left out.
+    """
+
+def strategy() -> Literal['file_descriptor', 'file_system']:
+    """How new memory is made: ``set_strategy()``."""
+
+def set_strategy(strategy: Literal['file_descriptor', 'file_system']) -> None:
+    """
+    How memory is made from now on: ``"file_descriptor"``, anonymous memory with nothing to
+    leak, or ``"file_system"``, files in /dev/shm for those who need names.
+    """
+
+def torch_share(tensor: object) -> tuple[Tensor, int] | None:
+    """
+    The memory of a plain torch CPU tensor, moved into shared memory in place if it is not there already, and
+    flags for torch_open(). None for other objects and for tensors that need more than flags.
+    """
+
+def torch_open(tensor: Tensor, flags: int = 1) -> object:
+    """
+    A torch tensor on the memory of an onecopy tensor. One block is one torch storage in this process.
+    """
+
+def torch_share_storage(storage: object) -> Tensor:
+    """
+    The memory of a torch.UntypedStorage on the CPU as uint8[nbytes], moved in place if need be.
+    """
+
+def torch_open_storage(tensor: Tensor) -> object:
+    """
+    The torch.UntypedStorage that has the tensor's whole block in this process.
+    """
+
+def torch_is_shared(storage: object) -> bool:
+    """Does this torch.UntypedStorage lie in memory of onecopy?"""
+
+def torch_new_shared(nbytes: int) -> object:
+    """
+    A new torch.UntypedStorage of that many bytes, uninitialised, in memory of onecopy.
+    """
+
+def torch_counters() -> dict:
+    """
+    How torch storages came into shared memory: copied and exchanged in place; moved by torch's own, slower way;
+    adopted because torch had shared them already.
+    """
+
+class Message:
+    """
+    What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).
+    """
+
+    def __init__(self, tag: int = 0, data: bytes = ..., tensors: Iterable = ()) -> None: ...
+
+    @property
+    def tag(self) -> int:
+        """The sender's own number."""
+
+    @property
+    def data(self) -> bytes:
+        """Plain bytes."""
+
+    @property
+    def tensors(self) -> list:
+        """The tensors, not copied."""
+
+    def __repr__(self) -> str: ...
+
+class Queue:
+    """
+    Objects, in order, from any number of processes to any number of processes.
+
+    A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict, and tensors among them) cross without pickle. What was put is delivered also when its putter is gone by then. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows.
+    """
+
+    def __init__(self, maxsize: int = 0) -> None: ...
+
+    def put(self, obj: object | None, timeout: object | None = None) -> None:
+        """
+        Put any object that can be pickled; tensors are shared, not copied.
+
+        Waits while the queue is full, ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed, OutOfMemory, and what pickling raises; nothing was put then.
+        """
+
+    def get(self, timeout: object | None = None) -> object:
+        """
+        The next object.
+
+        Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue is closed and empty, and StaleHandle or OwnerDied when the object's tensors are lost.
+        """
+
+    def try_put(self, obj: object | None) -> bool:
+        """Put without waiting; False when the queue is full."""
+
+    def try_get(self, default: object | None = None) -> object:
+        """The next object without waiting, or ``default`` when there is none."""
+
+    def close(self) -> None:
+        """For all processes: puts fail from here on, gets drain what is there."""
+
+    @property
+    def closed(self) -> bool:
+        """Has any process closed it?"""
+
+    def size(self) -> int:
+        """Objects in it now; others may change it at any time."""
+
+    def empty(self) -> bool:
+        """Is nothing in it now?"""
+
+    def ready_fd(self) -> int:
+        """
+        A descriptor that select, poll and epoll find readable while get() would not wait. It may be so a little longer, so use try_get() then. It is nobody's to read or close.
+        """
+
+    @property
+    def maxsize(self) -> int:
+        """Its bound in objects; 0 means none."""
+
+    def __reduce__(self) -> object: ...
+
+    def __len__(self) -> int: ...
+
+    def __bool__(self) -> bool: ...
+
+    def __repr__(self) -> str: ...
+
+class PipeHandle:
+    """
+    One end of a pipe, for another process to connect to. The object keeps that end alive; bytes or text do not.
+    """
+
+    def to_bytes(self) -> bytes: ...
+
+    @staticmethod
+    def from_bytes(data: bytes) -> PipeHandle:
+        """Raises BadHandle, VersionMismatch."""
+
+    def __str__(self) -> str: ...
+
+    @staticmethod
+    def from_text(text: str) -> PipeHandle:
+        """Raises BadHandle, VersionMismatch."""
+
+def Pipe() -> tuple:
+    """Both ends of a new pipe, of class PipeEnd."""
+
+class PipeEnd:
+    """
+    One end of a connection: each end receives what the other sends, as queues do it.
+
+    Several processes may have the same end; whoever receives first gets the object.
+    """
+
+    @staticmethod
+    def connect(handle: PipeHandle) -> PipeEnd:
+        """The end that a PipeHandle names."""
+
+    def handle(self) -> PipeHandle:
+        """For another process that is to have this end as well, or in our place."""
+
+    def send(self, obj: object | None) -> None:
+        """
+        Send any object that can be pickled; tensors are shared, not copied. Raises Closed when nobody has the other end any more (a death may be noticed some objects late), OutOfMemory.
+        """
+
+    def recv(self, timeout: object | None = None) -> object:
+        """
+        The next object. Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, and Closed when all was received and nobody has the other end any more.
+        """
+
+    def poll(self, timeout: object | None = 0.0) -> bool:
+        """
+        Would recv() return or raise at once? Waits ``timeout`` seconds for it, for ever with None.
+        """
+
+    def close(self) -> None:
+        """This process has this end no more; all other calls raise Closed."""
+
+    @property
+    def closed(self) -> bool: ...
+
+    def __reduce__(self) -> object: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *args) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+class Listener:
+    """
+    Waits at an address for processes of this host that know the key, and makes a pipe with each.
+
+    Addresses: ``unix:/path``, ``unix:@name`` and ``tcp:127.0.0.1:port`` (port 0: any free one). Both sides prove that they know the key; it is never sent.
+    """
+
+    def __init__(self, address: str, key: bytes) -> None:
+        """
+        Raises InvalidArgument for other addresses and an empty key, System when the address is taken.
+        """
+
+    @property
+    def address(self) -> str:
+        """Where to connect to, with the real port."""
+
+    def accept(self, timeout: object | None = None) -> PipeEnd:
+        """
+        The pipe with the next client. Raises Timeout, Closed, and BadSecret when a client does not know the key; the listener goes on then.
+        """
+
+    def close(self) -> None: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    def __enter__(self) -> object: ...
+
+    def __exit__(self, *args) -> None: ...
+
+    def __repr__(self) -> str: ...
+
+def connect(address: str, key: bytes, timeout: object | None = 10.0) -> PipeEnd:
+    """
+    The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when the listener has another key, Timeout.
+    """

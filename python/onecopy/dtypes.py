@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Element types."""
+
+from __future__ import annotations
+
+_ITEMSIZE = {
+    "bool": 1,
+    "uint8": 1,
+    "int8": 1,
+    "uint16": 2,
+    "int16": 2,
+    "uint32": 4,
+    "int32": 4,
+    "uint64": 8,
+    "int64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex64": 8,
+    "complex128": 16,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+}
+
+
+class DType(str):
+    """The name of an element type, e.g. ``"float32"``: a ``str`` that knows its size.
+
+    Raises:
+        ValueError: onecopy has no element type of that name.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, name: str) -> DType:
+        if name not in _ITEMSIZE:
+            raise ValueError(f"{name!r} is no element type; there are {', '.join(_ITEMSIZE)}")
+        return super().__new__(cls, name)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return _ITEMSIZE[self]
+
+    def __repr__(self) -> str:
+        return f"onecopy.DType({str(self)!r})"

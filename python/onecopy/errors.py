@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What can go wrong, one class a cause; each message says what to do."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Base class of all errors of onecopy.
+
+    Attributes:
+        code: the cause as a word, e.g. ``"stale_handle"``; the same in C++ and in logs.
+        vendor_code: the number behind it (errno, CUresult, aclError), 0 when there is none.
+        domain: whose number that is: ``"posix"``, ``"cuda"``, ``"ascend"`` or ``""``.
+    """
+
+    code: str = "system"
+    vendor_code: int = 0
+    domain: str = ""
+
+
+class InvalidArgument(Error, ValueError):
+    """The call itself is wrong: a shape, stride, size or name."""
+
+    code = "invalid_argument"
+
+
+class BadHandle(Error, ValueError):
+    """The bytes are not a handle: truncated, damaged or contradictory."""
+
+    code = "bad_handle"
+
+
+class VersionMismatch(Error):
+    """A handle or a process of another version of the protocol."""
+
+    code = "version_mismatch"
+
+
+class OtherBoot(Error):
+    """A handle made before this machine was restarted, or on another machine."""
+
+    code = "other_boot"
+
+
+class OtherUser(Error, PermissionError):
+    """The other process belongs to another user."""
+
+    code = "other_user"
+
+
+class BadSecret(Error, PermissionError):
+    """The other process could not prove that it knows the handle's secret."""
+
+    code = "bad_secret"
+
+
+class OwnerDied(Error):
+    """The owner is gone and no other process holds the memory."""
+
+    code = "owner_died"
+
+
+class PeerDied(Error, ConnectionError):
+    """A process that this call was waiting for is gone."""
+
+    code = "peer_died"
+
+
+class StaleHandle(Error):
+    """The tensor was freed, or its memory is used for something else by now."""
+
+    code = "stale_handle"
+
+
+class OutOfMemory(Error, MemoryError):
+    """Memory, address space or a cgroup's limit is used up."""
+
+    code = "out_of_memory"
+
+
+class OutOfDescriptors(Error):
+    """RLIMIT_NOFILE or the system's limit is reached."""
+
+    code = "out_of_descriptors"
+
+
+class OutOfMappings(Error):
+    """vm.max_map_count or RLIMIT_AS is reached."""
+
+    code = "out_of_mappings"
+
+
+class ReadOnly(Error):
+    """A write was asked of memory that was opened for reading only."""
+
+    code = "read_only"
+
+
+class Timeout(Error, TimeoutError):
+    """The time given was not enough."""
+
+    code = "timeout"
+
+
+class Closed(Error, EOFError):
+    """The queue, pipe or listener is closed."""
+
+    code = "closed"
+
+
+class Unsupported(Error, NotImplementedError):
+    """This machine, device or build cannot do it."""
+
+    code = "unsupported"
+
+
+class BadFile(Error, ValueError):
+    """A file's content contradicts its format."""
+
+    code = "bad_file"
+
+
+class Protocol(Error):
+    """Another process sent something it never should."""
+
+    code = "protocol"
+
+
+class System(Error, OSError):
+    """An operating-system call failed; see ``vendor_code``."""
+
+    code = "system"
+
+
+_BY_CODE = {
+    c.code: c
+    for c in (
+        InvalidArgument, BadHandle, VersionMismatch, OtherBoot, OtherUser, BadSecret, OwnerDied, PeerDied,
+        StaleHandle, OutOfMemory, OutOfDescriptors, OutOfMappings, ReadOnly, Timeout, Closed, Unsupported,
+        BadFile, Protocol, System,
+    )
+}  # fmt: skip
+
+
+def _make(code: str, message: str, vendor_code: int, domain: str) -> Error:
+    error = _BY_CODE[code](message)
+    error.vendor_code = vendor_code
+    error.domain = domain
+    return error

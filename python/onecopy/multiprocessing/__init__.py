@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.multiprocessing, with tensors that travel by handle: change the import, nothing else.
+
+Everything that ``torch.multiprocessing`` and ``multiprocessing`` export is here with the same signatures.
+Importing the package also makes the standard library's queues, pipes, listeners, clients, pools and
+managers carry tensors by handle, in processes that import it on both sides. docs/patches.md lists what is
+changed for that; uninstall() puts it back, and ``ONECOPY_DISABLE=1`` leaves everything as it is.
+
+Without PyTorch the names of ``multiprocessing`` are here, and carry onecopy's own tensors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import sys
+from typing import Any
+
+from . import context, patches, reductions
+from .patches import install, installed, uninstall
+from .reductions import init_reductions
+from .spawn import spawn, start_processes
+from .strategies import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy
+
+__all__ = [
+    "get_all_sharing_strategies",
+    "get_sharing_strategy",
+    "set_sharing_strategy",
+    *multiprocessing.__all__,
+]
+
+for _name in multiprocessing.__all__:
+    globals()[_name] = getattr(context._default_context, _name)
+
+SUBDEBUG = multiprocessing.SUBDEBUG
+SUBWARNING = multiprocessing.SUBWARNING
+
+patches.install()
+
+if patches.has_torch():
+    import torch
+    from torch.multiprocessing import (
+        _get_thread_name,
+        _prctl_pr_set_pdeathsig,
+        _set_thread_name,
+    )
+
+    from .spawn import (
+        ENV_VAR_PARALLEL_START,
+        ProcessContext,
+        ProcessExitedException,
+        ProcessRaisedException,
+        SpawnContext,
+    )
+
+_MODULES = frozenset(
+    "connection dummy heap managers pool process queue queues reduction resource_sharer "
+    "resource_tracker shared_memory sharedctypes synchronize util".split()
+)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

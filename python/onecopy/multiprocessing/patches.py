@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What importing onecopy.multiprocessing changes in torch and in the standard library, and how to undo it.
+
+The whole list is docs/patches.md. Functions that other libraries may have imported by name are changed
+in place (their ``__code__``), so that it does not matter who was first.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import os
+import threading
+import types
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from .. import _core
+
+__all__ = ["install", "installed", "uninstall"]
+
+_lock = threading.RLock()
+_undo: list[Callable[[], None]] = []
+_installed = False
+
+
+@functools.cache
+def has_torch() -> bool:
+    """Whether PyTorch is there to be imported."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def disabled() -> bool:
+    """Whether the environment asks us to leave everything as it is."""
+    return os.environ.get("ONECOPY_DISABLE", "") not in ("", "0")
+
+
+def installed() -> bool:
+    """Whether tensors travel by handle: install() was called and uninstall() was not."""
+    return _installed
+
+
+def install() -> bool:
+    """Makes torch and the standard library carry tensors by handle; a second call changes nothing.
+
+    Returns:
+        False, and says so in the log, when the environment has ``ONECOPY_DISABLE=1``.
+    """
+    global _installed
+    if disabled():
+        logging.getLogger("onecopy").warning(
+            "ONECOPY_DISABLE is set: onecopy.multiprocessing behaves as torch.multiprocessing"
+        )
+        return False
+    with _lock:
+        if not _installed:
+            _register_reducers()
+            if has_torch():
+                _patch_torch()
+            _installed = True
+    return True
+
+
+def uninstall() -> None:
+    """Puts back everything that install() changed; tensors that are shared already stay usable.
+
+    torch does not know the memory of those as shared: sending one again copies it.
+    """
+    global _installed
+    with _lock:
+        _installed = False
+        while _undo:
+            _undo.pop()()
+
+
+def _register_reducers() -> None:
+    from . import reductions
+
+    for type_, reduce in reductions.REDUCERS.items():
+        _register_reducer(type_, reduce)
+
+
+def _register_reducer(type_: type, reduce: Callable[[Any], tuple]) -> None:
+    known = ForkingPickler._extra_reducers
+    before = known.get(type_)
+
+    def undo() -> None:
+        if before is None:
+            known.pop(type_, None)
+        else:
+            known[type_] = before
+
+    ForkingPickler.register(type_, reduce)
+    _undo.append(undo)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Sets an attribute of a class or module until uninstall()."""
+    inherited = name not in vars(owner)
+    before = vars(owner).get(name)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not value:
+            logging.getLogger("onecopy").warning(
+                "%s.%s was replaced after us and is left as it is", owner.__name__, name
+            )
+        elif inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+    setattr(owner, name, value)
+    _undo.append(undo)
+
+
+def _replace(function: types.FunctionType, ours: types.FunctionType) -> types.FunctionType:
+    """Gives `function` our code until uninstall(), wherever it was imported; returns the old one.
+
+    `ours` runs with the globals of `function`: it may use nothing but its arguments and what it
+    imports, and takes the same arguments.
+    """
+    before = function.__code__
+    old = types.FunctionType(
+        before, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    old.__kwdefaults__ = function.__kwdefaults__
+    code = ours.__code__
+
+    def undo() -> None:
+        if function.__code__ is code:
+            function.__code__ = before
+
+    function.__code__ = code
+    _undo.append(undo)
+    return old
+
+
+# --- torch ------------------------------------------------------------------------------------------
+
+
+class TorchOriginals:
+    """What torch did before: for devices that we do not carry, and for storages that we do not know."""
+
+    reduce_tensor: Callable[[Any], tuple]
+    reduce_storage: Callable[[Any], tuple]
+    set_sharing_strategy: Callable[[str], None]
+    is_shared: Callable[[Any], bool]
+    share_memory_: Callable[[Any], Any]
+    new_shared: Callable[..., Any]
+
+
+originals = TorchOriginals()
+
+
+def _patch_torch() -> None:
+    import torch
+    import torch.multiprocessing as torch_mp
+    from torch.multiprocessing import reductions as torch_reductions
+
+    _replace_reducers(torch_reductions)
+    _patch_storage(torch.UntypedStorage)
+    originals.set_sharing_strategy = _replace(torch_mp.set_sharing_strategy, _set_sharing_strategy)
+    _follow(torch_mp.get_sharing_strategy())
+
+
+def _replace_reducers(torch_reductions: types.ModuleType) -> None:
+    originals.reduce_tensor = _replace(torch_reductions.reduce_tensor, _reduce_tensor)
+    originals.reduce_storage = _replace(torch_reductions.reduce_storage, _reduce_storage)
+    _replace(torch_reductions.reduce_typed_storage, _reduce_typed_storage)
+    _replace(torch_reductions.reduce_typed_storage_child, _reduce_typed_storage_child)
+
+
+def _reduce_tensor(tensor):
+    from onecopy.multiprocessing import reductions
+
+    return reductions.reduce_tensor(tensor)
+
+
+def _reduce_storage(storage):
+    from onecopy.multiprocessing import reductions
+
+    return reductions.reduce_storage(storage)
+
+
+def _reduce_typed_storage(storage):
+    from onecopy.multiprocessing import reductions
+
+    return reductions.reduce_typed_storage(storage)
+
+
+def _reduce_typed_storage_child(storage):
+    from onecopy.multiprocessing import reductions
+
+    return reductions.reduce_typed_storage_child(storage)
+
+
+def _set_sharing_strategy(new_strategy):
+    from onecopy.multiprocessing import patches
+
+    patches.originals.set_sharing_strategy(new_strategy)
+    patches._follow(new_strategy)
+
+
+def _follow(strategy: str) -> None:
+    _core.set_strategy(strategy)
+
+
+def _patch_storage(untyped_storage: type) -> None:
+    originals.is_shared = untyped_storage.is_shared
+    originals.share_memory_ = untyped_storage.share_memory_
+    originals.new_shared = untyped_storage.__dict__.get("_new_shared") or untyped_storage._new_shared
+    _set(untyped_storage, "is_shared", _is_shared)
+    _set(untyped_storage, "share_memory_", _share_memory_)
+    _set(untyped_storage, "_new_shared", classmethod(_new_shared))
+
+
+def _is_shared(self) -> bool:
+    """Whether the storage lies in shared memory, ours or torch's; true for devices."""
+    return _core.torch_is_shared(self) or originals.is_shared(self)
+
+
+def _share_memory_(self, *args, **kwargs):
+    """Moves the storage into memory of onecopy, in place; without effect where it is shared already."""
+    if self.device.type != "cpu" or not self.nbytes():
+        return originals.share_memory_(self, *args, **kwargs)
+    _core.torch_share_storage(self)
+    return self
+
+
+def _new_shared(cls, size, *, device="cpu"):
+    """A new storage of `size` bytes in memory of onecopy, uninitialised."""
+    import torch
+
+    device = torch.device(device)
+    if device.type != "cpu" or not size:
+        return cls(size, device=device)
+    return _core.torch_new_shared(size)

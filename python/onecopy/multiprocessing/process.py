@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The standard library's Process and what it knows of its parent and children."""
+
+import sys
+from multiprocessing import process
+
+sys.modules[__name__] = process

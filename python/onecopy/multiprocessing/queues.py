@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The queues of multiprocessing on onecopy's: tensors and plain values cross without pickle.
+
+They have the API and the semantics of ``multiprocessing.queues`` and are subclasses of its classes.
+What is different, besides the speed:
+
+- An object has left when ``put`` returns: there is no feeder thread, no buffer that dies with the process,
+  and nothing to join. The process may end at once, or be killed; whoever calls ``get`` then gets it.
+- The object is pickled by ``put``, not some time later. What cannot be pickled is reported as there: to
+  ``_on_queue_feeder_error``, which prints the traceback, and the queue goes on. Errors of onecopy (no memory,
+  a tensor inside an autograd graph) are raised by ``put``. SimpleQueue raises all of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.queues
+import os
+import threading
+from functools import cached_property
+from multiprocessing import context
+from multiprocessing.util import register_after_fork
+from queue import Full
+from typing import Any
+
+from .. import _core
+from .._pickling import keep_for_child
+from ..errors import Error
+from .queue_ends import Reader, Writer
+
+__all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
+
+
+def _state_for_child(queue: _core.Queue) -> bytes:
+    """What the child that is being started connects with. Until it is gone the queue stays open here."""
+    keep_for_child(queue)
+    return queue._handle_bytes()
+
+
+class _OnQueue:
+    """What code that looks into a queue of multiprocessing finds there, made when it is asked for."""
+
+    _core: _core.Queue
+
+    @cached_property
+    def _reader(self) -> Reader:
+        return Reader(self._core)
+
+    @cached_property
+    def _writer(self) -> Writer:
+        return Writer(self._core)
+
+    @cached_property
+    def _rlock(self) -> Any:
+        """Nothing here needs it; for those who take the queue's lock."""
+        return threading.Lock()
+
+    @cached_property
+    def _wlock(self) -> Any:
+        return threading.Lock()
+
+    @property
+    def _poll(self) -> Any:
+        return self._reader.poll
+
+
+class Queue(_OnQueue, multiprocessing.queues.Queue):
+    """Objects from any number of processes to any number of processes, in order per producer.
+
+    Args:
+        maxsize: how many objects fit; 0 or less: as many as memory allows.
+        ctx: the context it belongs to.
+    """
+
+    def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
+        self._maxsize = max(maxsize, 0)
+        self._ignore_epipe = False
+        self._opid = os.getpid()
+        self._use(_core.Queue(self._maxsize))
+
+    def _use(self, queue: _core.Queue) -> None:
+        self._core = queue
+        self._put = queue._put
+        self._get = queue._get
+        self._closed = False
+        self._joincancelled = False
+        register_after_fork(self, Queue._after_fork)
+
+    def _after_fork(self) -> None:
+        self._closed = False
+        self._joincancelled = False
+
+    def __getstate__(self) -> tuple:
+        context.assert_spawning(self)
+        return (self._ignore_epipe, self._maxsize, _state_for_child(self._core), self._opid)
+
+    def __setstate__(self, state: tuple) -> None:
+        self._ignore_epipe, self._maxsize, handle, self._opid = state
+        self._use(_core._connect_queue(handle))
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Put an object; tensors in it are shared with whoever gets it.
+
+        Waits while the queue is full, ``timeout`` seconds at most. Raises queue.Full, ValueError when this
+        process has closed the queue, and onecopy.Error. What pickling raises is printed.
+        """
+        if self._closed:
+            raise ValueError(f"Queue {self!r} is closed")
+        try:
+            self._put(obj, block, timeout)
+        except Full:
+            raise
+        except Exception as error:
+            self._report(error, obj)
+
+    def _report(self, error: Exception, obj: Any) -> None:
+        """What cannot be pickled goes to the hook, as with the standard library's queues."""
+        if isinstance(error, Error):
+            raise error
+        self._on_queue_feeder_error(error, obj)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """The next object.
+
+        Waits for it, ``timeout`` seconds at most. Raises queue.Empty, ValueError when this process has
+        closed the queue, and whatever unpickling raises; the object is gone then.
+        """
+        if self._closed:
+            raise ValueError(f"Queue {self!r} is closed")
+        return self._get(block, timeout)
+
+    def get_nowait(self) -> Any:
+        """The next object; raises queue.Empty when there is none."""
+        return self.get(False)
+
+    def put_nowait(self, obj: Any) -> None:
+        """Put an object; raises queue.Full when there is no space."""
+        return self.put(obj, False)
+
+    def qsize(self) -> int:
+        """Objects in the queue now; other processes may change it at any time."""
+        return self._core.size()
+
+    def empty(self) -> bool:
+        """Is nothing in the queue now? Raises OSError when this process has closed its reading end."""
+        return not self._reader.poll()
+
+    def full(self) -> bool:
+        """Would put wait now?"""
+        return 0 < self._maxsize <= self._core.size()
+
+    def close(self) -> None:
+        """This process puts and gets no more. Nothing is lost, the others go on."""
+        self._closed = True
+
+    def join_thread(self) -> None:
+        """Returns at once: what was put has left. Only after close()."""
+        assert self._closed, f"Queue {self!r} not closed"
+
+    def cancel_join_thread(self) -> None:
+        """There is no thread to wait for, so there is nothing to lose either."""
+        self._joincancelled = True
+
+
+class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
+    """A queue that counts what was put and not reported as done."""
+
+    def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
+        Queue.__init__(self, maxsize, ctx=ctx)
+        self._unfinished_tasks = ctx.Semaphore(0)
+        self._cond = ctx.Condition()
+
+    def __getstate__(self) -> tuple:
+        return Queue.__getstate__(self) + (self._cond, self._unfinished_tasks)
+
+    def __setstate__(self, state: tuple) -> None:
+        Queue.__setstate__(self, state[:-2])
+        self._cond, self._unfinished_tasks = state[-2:]
+
+    def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
+        """As Queue.put; the object counts as unfinished until somebody calls task_done()."""
+        if self._closed:
+            raise ValueError(f"Queue {self!r} is closed")
+        # Counted first: whoever gets the object may be done with it before put returns.
+        with self._cond:
+            self._unfinished_tasks.release()
+        try:
+            self._put(obj, block, timeout)
+        except BaseException as error:
+            self.task_done()
+            if isinstance(error, Full) or not isinstance(error, Exception):
+                raise
+            self._report(error, obj)
+
+    def task_done(self) -> None:
+        """One object that was got is done with. Raises ValueError when called too many times."""
+        with self._cond:
+            if not self._unfinished_tasks.acquire(False):
+                raise ValueError("task_done() called too many times")
+            if self._unfinished_tasks._semlock._is_zero():
+                self._cond.notify_all()
+
+    def join(self) -> None:
+        """Waits until all that was put is done with."""
+        with self._cond:
+            if not self._unfinished_tasks._semlock._is_zero():
+                self._cond.wait()
+
+
+class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
+    """A queue without bounds and timeouts."""
+
+    def __init__(self, *, ctx: Any) -> None:
+        self._use(_core.Queue(0))
+
+    def _use(self, queue: _core.Queue) -> None:
+        self._core = queue
+        self._closed = False
+
+    def __getstate__(self) -> bytes:
+        context.assert_spawning(self)
+        return _state_for_child(self._core)
+
+    def __setstate__(self, state: bytes) -> None:
+        self._use(_core._connect_queue(state))
+
+    def get(self) -> Any:
+        """The next object; waits for it. Raises OSError when this process has closed the queue."""
+        if self._closed:
+            raise OSError("handle is closed")
+        return self._core._get(True, None)
+
+    def put(self, obj: Any) -> None:
+        """Put an object. Raises OSError when this process has closed the queue, and what pickling raises."""
+        if self._closed:
+            raise OSError("handle is closed")
+        self._core._put(obj, True, None)
+
+    def empty(self) -> bool:
+        """Is nothing in the queue now?"""
+        return not self._reader.poll()
+
+    def close(self) -> None:
+        """This process puts and gets no more. Nothing is lost, the others go on."""
+        self._closed = True
+        self._reader.close()
+        self._writer.close()

@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tensors and storages are pickled for another process: as a handle, never as their bytes.
+
+The functions have the names and results of ``torch.multiprocessing.reductions``: each gives
+``(rebuild, arguments)``, where ``rebuild(*arguments)`` makes the object in the other process, on the same
+memory. The arguments may be taken apart and sent by any means; they can be rebuilt once, within ten
+minutes, while this process lives.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .. import _core
+from ..errors import InvalidArgument
+from . import patches
+from .holds import held, tie_to_child
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "init_reductions",
+    "rebuild_event",
+    "rebuild_lazy_tensor",
+    "rebuild_meta_tensor",
+    "rebuild_nested_tensor",
+    "rebuild_shared_tensor",
+    "rebuild_sparse_compressed_tensor",
+    "rebuild_sparse_coo_tensor",
+    "rebuild_storage",
+    "rebuild_storage_empty",
+    "rebuild_typed_storage",
+    "rebuild_typed_storage_child",
+    "reduce_event",
+    "reduce_nested_tensor",
+    "reduce_sparse_tensor",
+    "reduce_storage",
+    "reduce_tensor",
+    "reduce_typed_storage",
+    "reduce_typed_storage_child",
+]
+
+# Devices whose memory travels by handle; torch's own way is for the others.
+_CARRIED = ("cpu", "cuda")
+
+# The message is torch's own: programs look for it.
+_NON_LEAF = (
+    "Cowardly refusing to serialize non-leaf tensor which requires_grad, "
+    "since autograd does not support crossing process boundaries.  "
+    "If you just want to transfer the data, call detach() on the tensor "
+    "before serializing (e.g., putting it on the queue)."
+)
+
+
+def __getattr__(name: str) -> Any:
+    """The rest of torch.multiprocessing.reductions, as it is."""
+    if name.startswith("__") or not patches.has_torch():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from torch.multiprocessing import reductions
+
+    return getattr(reductions, name)
+
+
+def init_reductions() -> None:
+    """Makes ForkingPickler carry tensors by handle; importing the package has done so already."""
+    if patches.install() and patches.has_torch():
+        from torch.multiprocessing.reductions import init_reductions
+
+        init_reductions()
+
+
+# --- tensors ----------------------------------------------------------------------------------------
+
+
+def reduce_tensor(tensor: torch.Tensor) -> tuple:
+    """Names a tensor for another process.
+
+    Returns:
+        ``(rebuild, arguments)``. For strided tensors these are at least 15, in the order of torch's CUDA
+        tensors: class, size, stride, offset (elements), storage class, dtype, device ordinal, handle,
+        storage size and offset (bytes), requires_grad, and four that torch needs for its own bookkeeping.
+        ``arguments[6]`` is the CUDA device to open on, as the opener numbers them; left as it is, the
+        memory is opened where it is, whatever number that has there. Memory of the CPU has -1 and is opened
+        on the CPU whatever it says.
+
+    Raises:
+        RuntimeError: the tensor is part of an autograd graph.
+        onecopy.OutOfMemory: its storage is not shared yet and there is no room for it.
+    """
+    if not patches.installed():
+        from torch.multiprocessing.reductions import reduce_tensor
+
+        return reduce_tensor(tensor)
+    import torch
+
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise InvalidArgument(_NON_LEAF)
+    torch.utils.hooks.warn_if_has_hooks(tensor)
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return reduce_nested_tensor(tensor)
+    if tensor.layout not in (torch.strided, torch.jagged):
+        return reduce_sparse_tensor(tensor)
+    if tensor.layout is torch.jagged or tensor.is_quantized:
+        return tensor.__reduce_ex__(2)  # made of tensors and storages, which come back here
+    if tensor.device.type == "meta":
+        return _reduce_meta_tensor(tensor)
+    if tensor.device.type not in _CARRIED:
+        return patches.originals.reduce_tensor(tensor)
+    return _reduce_shared_tensor(tensor)
+
+
+def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
+    import torch
+
+    storage = tensor.untyped_storage()
+    arguments = (
+        type(tensor),
+        tensor.size(),
+        tensor.stride(),
+        tensor.storage_offset(),
+        torch.TypedStorage,
+        tensor.dtype,
+        tensor.get_device(),
+        _storage_handle(storage),
+        storage.nbytes(),
+        0,
+        tensor.requires_grad,
+        b"",
+        tensor.get_device(),
+        b"",
+        False,
+    )
+    bits = (tensor.is_conj(), tensor.is_neg())
+    if any(bits):
+        return rebuild_lazy_tensor, arguments + bits
+    return rebuild_shared_tensor, arguments
+
+
+def rebuild_shared_tensor(
+    tensor_cls,
+    tensor_size,
+    tensor_stride,
+    tensor_offset,
+    storage_cls,
+    dtype,
+    storage_device,
+    storage_handle,
+    storage_size_bytes,
+    storage_offset_bytes,
+    requires_grad,
+    ref_counter_handle,
+    ref_counter_offset,
+    event_handle,
+    event_sync_required,
+):
+    """The tensor that reduce_tensor() named, on the same memory.
+
+    Raises:
+        onecopy.StaleHandle: it was rebuilt before, or nobody did so for ten minutes, and its memory is free.
+        onecopy.OwnerDied: the process that named it is gone and nobody else holds the memory.
+        onecopy.Unsupported: the memory cannot be opened on that device, or torch cannot use it here.
+    """
+    del storage_cls, storage_offset_bytes, ref_counter_handle, event_handle, event_sync_required
+    device = _device_asked(storage_device, named=ref_counter_offset)
+    if storage_handle is None:
+        device = "cpu" if ref_counter_offset < 0 else f"cuda:{storage_device}"
+    storage = _open_storage(storage_handle, storage_size_bytes, device)
+    tensor = _on_storage(storage, dtype, tensor_offset, tensor_size, tensor_stride)
+    return _finish(tensor, tensor_cls, requires_grad)
+
+
+def _device_asked(ordinal: int, named: int) -> str | None:
+    """None: where the memory is. The sender's number of that device was `named`."""
+    return None if named < 0 or ordinal == named else f"cuda:{ordinal}"
+
+
+def rebuild_lazy_tensor(*arguments):
+    """A tensor whose elements are to be read conjugated or negated: 15 arguments and the two bits."""
+    import torch
+
+    *plain, conj, neg = arguments
+    requires_grad = plain[10]
+    plain[10] = False
+    tensor = rebuild_shared_tensor(*plain)
+    tensor = torch.conj(tensor) if conj else tensor
+    tensor = torch._neg_view(tensor) if neg else tensor
+    return _finish(tensor, plain[0], requires_grad)
+
+
+def _on_storage(storage, dtype, offset, size, stride):
+    import torch
+
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
+
+
+def _finish(tensor, tensor_cls, requires_grad):
+    import torch
+
+    if tensor_cls is torch.nn.Parameter:
+        # Its constructor wants to know: integers can have no gradient, and its default is that they have.
+        return torch.nn.Parameter(tensor, requires_grad=requires_grad)
+    tensor.requires_grad = requires_grad
+    return tensor
+
+
+def _reduce_meta_tensor(tensor: torch.Tensor) -> tuple:
+    return rebuild_meta_tensor, (
+        type(tensor),
+        tensor.size(),
+        tensor.stride(),
+        tensor.storage_offset(),
+        tensor.dtype,
+        tensor.untyped_storage().size(),
+        tensor.requires_grad,
+    )
+
+
+def rebuild_meta_tensor(
+    tensor_cls,
+    tensor_size,
+    tensor_stride,
+    tensor_offset,
+    dtype,
+    storage_size_bytes,
+    requires_grad,
+):
+    """A tensor without elements."""
+    import torch
+
+    storage = torch.UntypedStorage(storage_size_bytes, device="meta")
+    tensor = _on_storage(storage, dtype, tensor_offset, tensor_size, tensor_stride)
+    return _finish(tensor, tensor_cls, requires_grad)
+
+
+# --- tensors made of tensors ------------------------------------------------------------------------
+
+
+def reduce_nested_tensor(nt: torch.Tensor) -> tuple:
+    """A nested tensor (strided layout) as its buffer and three tensors that describe the parts."""
+    parts = (
+        nt.values(),
+        nt._nested_tensor_size(),
+        nt._nested_tensor_strides(),
+        nt._nested_tensor_storage_offsets(),
+    )
+    return rebuild_nested_tensor, _reduce_all(parts)
+
+
+def rebuild_nested_tensor(*reduced):
+    """A nested tensor from what reduce_nested_tensor() gave."""
+    import torch
+
+    return torch._nested_view_from_buffer_copy(*_rebuild_all(reduced))
+
+
+def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple:
+    """A sparse tensor as its indices and values; layouts: coo, csr, csc, bsr, bsc."""
+    import torch
+
+    if sparse.layout is torch.sparse_coo:
+        parts = (sparse._indices(), sparse._values())
+        return rebuild_sparse_coo_tensor, (
+            *_reduce_all(parts),
+            sparse.shape,
+            sparse.is_coalesced(),
+        )
+    if sparse.layout in (torch.sparse_csr, torch.sparse_bsr):
+        parts = (sparse.crow_indices(), sparse.col_indices(), sparse.values())
+    elif sparse.layout in (torch.sparse_csc, torch.sparse_bsc):
+        parts = (sparse.ccol_indices(), sparse.row_indices(), sparse.values())
+    else:
+        raise NotImplementedError(f"tensors of layout {sparse.layout} cannot be shared")
+    return rebuild_sparse_compressed_tensor, (*_reduce_all(parts), sparse.shape, sparse.layout)
+
+
+def rebuild_sparse_coo_tensor(*arguments):
+    """A sparse tensor of layout coo from what reduce_sparse_tensor() gave."""
+    import torch
+
+    *reduced, shape, is_coalesced = arguments
+    indices, values = _rebuild_all(reduced)
+    # Whether to check is the sender's choice, and was made; said aloud, or torch warns.
+    return torch.sparse_coo_tensor(
+        indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
+    )
+
+
+def rebuild_sparse_compressed_tensor(*arguments):
+    """A sparse tensor of a compressed layout from what reduce_sparse_tensor() gave."""
+    import torch
+
+    *reduced, shape, layout = arguments
+    return torch.sparse_compressed_tensor(
+        *_rebuild_all(reduced), shape, layout=layout, check_invariants=False
+    )
+
+
+def _reduce_all(tensors) -> tuple:
+    """Functions and arguments of several tensors, one after the other."""
+    return tuple(item for tensor in tensors for item in reduce_tensor(tensor))
+
+
+def _rebuild_all(reduced) -> list:
+    return [rebuild(*arguments) for rebuild, arguments in zip(reduced[::2], reduced[1::2])]
+
+
+# --- storages ---------------------------------------------------------------------------------------
+
+
+def reduce_storage(storage: torch.UntypedStorage) -> tuple:
+    """Names a whole storage for another process.
+
+    Raises:
+        RuntimeError: it lies on ``meta`` or on a device that onecopy does not know.
+    """
+    if not patches.installed():
+        from torch.multiprocessing.reductions import reduce_storage
+
+        return reduce_storage(storage)
+    if storage.device.type not in _CARRIED:
+        return patches.originals.reduce_storage(storage)
+    if storage.nbytes() == 0:
+        return rebuild_storage_empty, (type(storage),)
+    return rebuild_storage, (_storage_handle(storage), storage.nbytes())
+
+
+def rebuild_storage(storage_handle, storage_size_bytes):
+    """The storage that reduce_storage() named; the same object for the same memory in this process."""
+    return _open_storage(storage_handle, storage_size_bytes)
+
+
+def rebuild_storage_empty(cls):
+    """A storage of no bytes: there is nothing to share."""
+    return cls()
+
+
+def reduce_typed_storage(storage: torch.TypedStorage) -> tuple:
+    """A storage that knows its dtype."""
+    return rebuild_typed_storage, (storage._untyped_storage, storage.dtype)
+
+
+def rebuild_typed_storage(storage, dtype):
+    """A storage that knows its dtype, on the same memory."""
+    import torch
+
+    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def reduce_typed_storage_child(storage: torch.TypedStorage) -> tuple:
+    """A storage of one of the old classes, such as torch.FloatStorage."""
+    return rebuild_typed_storage_child, (storage._untyped_storage, type(storage))
+
+
+def rebuild_typed_storage_child(storage, storage_type):
+    """A storage of one of the old classes, on the same memory."""
+    return storage_type(wrap_storage=storage, _internal=True)
+
+
+def _storage_handle(storage: torch.UntypedStorage) -> bytes | None:
+    return held(_core.torch_share_storage(storage)) if storage.nbytes() else None
+
+
+def _open_storage(handle: bytes | None, size: int, device: str | None = None) -> torch.UntypedStorage:
+    if handle is None:
+        import torch
+
+        return torch.UntypedStorage(size, device=device)
+    return _core.torch_open_storage(_core.open(handle, device))
+
+
+# --- other things -----------------------------------------------------------------------------------
+
+
+def reduce_event(event: torch.cuda.Event) -> tuple:
+    """A CUDA event made with ``interprocess=True``."""
+    return rebuild_event, (event.device, event.ipc_handle())
+
+
+def rebuild_event(device, handle):
+    """The CUDA event that another process made."""
+    import torch
+
+    return torch.cuda.Event.from_ipc_handle(device, handle)
+
+
+def _reduce_own(thing: _core.Tensor | _core.Handle) -> tuple:
+    """As pickle does it; what it holds for a child that is being started ends with that child."""
+    rebuild, arguments = thing.__reduce__()
+    tie_to_child(arguments[0])
+    return rebuild, arguments
+
+
+REDUCERS = {_core.Handle: _reduce_own, _core.Tensor: _reduce_own}

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How new segments of shared memory are made, in the words of torch.multiprocessing.
+
+``file_descriptor`` is anonymous memory, of which a process needs a few descriptors, however many tensors
+there are. ``file_system`` gives it names in /dev/shm, for programs that must see them. torch's functions
+of the same names set and tell the same thing.
+"""
+
+from __future__ import annotations
+
+from .. import _core
+from . import patches
+
+__all__ = ["get_all_sharing_strategies", "get_sharing_strategy", "set_sharing_strategy"]
+
+_STRATEGIES = {"file_descriptor", "file_system"}
+
+
+def set_sharing_strategy(new_strategy):
+    """Set the strategy for sharing CPU tensors.
+
+    Args:
+        new_strategy (str): ``"file_descriptor"`` or ``"file_system"``. Memory that is shared already
+            stays what it is.
+
+    Raises:
+        AssertionError: there is no such strategy (the error that torch raises).
+    """
+    if patches.has_torch():
+        from torch.multiprocessing import set_sharing_strategy
+
+        return set_sharing_strategy(new_strategy)
+    if new_strategy not in _STRATEGIES:
+        raise AssertionError(
+            f"invalid sharing strategy {new_strategy!r}, expected one of {_STRATEGIES}"
+        )
+    _core.set_strategy(new_strategy)
+
+
+def get_sharing_strategy():
+    """Return the current strategy for sharing CPU tensors."""
+    if patches.has_torch():
+        from torch.multiprocessing import get_sharing_strategy
+
+        return get_sharing_strategy()
+    return _core.strategy()
+
+
+def get_all_sharing_strategies():
+    """Return a set of sharing strategies supported on a current system."""
+    return set(_STRATEGIES)

@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What modules of multiprocessing share: the standard library's."""
+
+import sys
+from multiprocessing import util
+
+sys.modules[__name__] = util

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "args.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <string_view>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::python {
+namespace {
+
+constexpr std::size_t kLongestRepr = 60;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::invalid_argument, message); }
+
+std::int64_t size_arg(nb::handle value, const char* argument) {
+  if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr()))
+    raise_type_error(
+        fmt::format("{} must be an int or a sequence of ints; {} is none", argument, short_repr(value)));
+  const Py_ssize_t size = PyNumber_AsSsize_t(value.ptr(), nullptr);  // clips; what is clipped is refused
+  if (size == -1 && PyErr_Occurred()) throw nb::python_error();
+  if (size < 0) refuse(fmt::format("{} has the negative size {}", argument, short_repr(value)));
+  return size;
+}
+
+/// An attribute that is a str; none otherwise.
+std::optional<std::string> text_attr(nb::handle value, const char* attribute) {
+  const nb::object found = nb::getattr(value, attribute, nb::none());
+  if (!nb::isinstance<nb::str>(found)) return std::nullopt;
+  return nb::cast<std::string>(found);
+}
+
+std::string dtype_name(nb::handle value) {
+  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
+  if (auto name = text_attr(value, "name")) return *name;      // numpy.dtype
+  if (auto name = text_attr(value, "__name__")) return *name;  // numpy.float32
+  const std::string text = nb::str(value).c_str();             // torch.float32
+  constexpr std::string_view prefix = "torch.";
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
+}  // namespace
+
+void raise_type_error(const std::string& message) {
+  PyErr_SetString(PyExc_TypeError, message.c_str());
+  throw nb::python_error();
+}
+
+std::string short_repr(nb::handle value) {
+  std::string text = nb::repr(value).c_str();
+  if (const std::size_t end = text.find('\n'); end != std::string::npos) text = text.substr(0, end) + "...";
+  if (text.size() > kLongestRepr) return fmt::format("<{} object>", nb::type_name(value.type()).c_str());
+  return text;
+}
+
+std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
+  if (PyIndex_Check(value.ptr())) return {size_arg(value, argument)};
+  if (nb::isinstance<nb::str>(value) || PyBytes_Check(value.ptr()) || !PySequence_Check(value.ptr()))
+    raise_type_error(
+        fmt::format("{} must be an int or a sequence of ints, not {}", argument, short_repr(value)));
+  const nb::object items = nb::steal(PySequence_Tuple(value.ptr()));
+  if (!items.is_valid()) throw nb::python_error();
+  std::vector<std::int64_t> shape;
+  for (const nb::handle item : nb::borrow<nb::tuple>(items)) shape.push_back(size_arg(item, argument));
+  return shape;
+}
+
+DType dtype_arg(nb::handle value, const char* argument) {
+  if (const auto dtype = parse_dtype(dtype_name(value))) return *dtype;
+  const std::string message = fmt::format(
+      "{} must name an element type that onecopy has, such as \"float32\", \"bfloat16\" or "
+      "\"int64\", not {}",
+      argument, short_repr(value));
+  if (nb::isinstance<nb::str>(value)) refuse(message);
+  raise_type_error(message);
+}
+
+Device device_arg(nb::handle value, const char* argument) {
+  std::string text;
+  if (nb::isinstance<nb::str>(value)) text = nb::cast<std::string>(value);
+  else if (text_attr(value, "type") && nb::hasattr(value, "index")) text = nb::str(value).c_str();
+  else
+    raise_type_error(fmt::format("{} must be a name such as \"cpu\" or \"cuda:0\", not {}", argument,
+                                 short_repr(value)));
+  try {
+    return Device::parse(text);
+  } catch (const Error& error) {
+    refuse(fmt::format("{}: {}", argument, error.what()));
+  }
+}
+
+Access access_arg(nb::handle value, const char* argument) {
+  const std::string message =
+      fmt::format("{} must be \"readwrite\" or \"read\", not {}", argument, short_repr(value));
+  if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
+  const auto text = nb::cast<std::string>(value);
+  if (text == "readwrite") return Access::read_write;
+  if (text == "read") return Access::read_only;
+  refuse(message);
+}
+
+Framework framework_arg(nb::handle value, const char* argument, Framework none) {
+  if (value.is_none()) return none;
+  const std::string message = fmt::format("{} must be None, \"onecopy\", \"torch\" or \"numpy\", not {}",
+                                          argument, short_repr(value));
+  if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
+  const auto text = nb::cast<std::string>(value);
+  if (text == "onecopy") return Framework::onecopy;
+  if (text == "torch") return Framework::torch;
+  if (text == "numpy") return Framework::numpy;
+  refuse(message);
+}
+
+std::string path_arg(nb::handle value, const char* argument) {
+  PyObject* bytes = nullptr;
+  if (PyUnicode_FSConverter(value.ptr(), &bytes) != 0) {
+    const nb::bytes path = nb::steal<nb::bytes>(bytes);
+    return {path.c_str(), path.size()};
+  }
+  if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
+  PyErr_Clear();
+  raise_type_error(
+      fmt::format("{} must be a str, bytes or os.PathLike, not {}", argument, short_repr(value)));
+}
+
+const char* name(Access access) noexcept { return access == Access::read_only ? "read" : "readwrite"; }
+
+}  // namespace onecopy::python

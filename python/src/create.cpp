@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstring>
+
+#include "args.h"
+#include "device.h"
+#include "gil.h"
+#include "module.h"
+#include "numbers.h"
+#include "onecopy/share/share.h"
+
+namespace onecopy::python {
+namespace {
+
+constexpr std::size_t kLarge = std::size_t{64} << 10;
+
+Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device) {
+  const std::vector<std::int64_t> sizes = shape_arg(shape, "shape");
+  const Layout layout(dtype_arg(dtype, "dtype"), sizes);
+  const Device where = device_arg(device, "device");
+  if (layout.nbytes() < kLarge) return empty(layout, where);
+  return without_gil([&] { return empty(layout, where); });
+}
+
+Tensor zeros(nb::handle shape, nb::handle dtype, nb::handle device) {
+  Tensor tensor = new_tensor(shape, dtype, device);
+  if (!is_on_host(tensor)) {
+    fill_elements(tensor, Element{});
+    return tensor;
+  }
+  return without_gil([&] {
+    std::memset(tensor.data(), 0, tensor.nbytes());
+    return tensor;
+  });
+}
+
+Tensor full(nb::handle shape, nb::handle fill_value, nb::handle dtype, nb::handle device) {
+  Tensor tensor = new_tensor(shape, dtype, device);
+  const Element value = from_number(tensor.dtype(), fill_value, "fill_value");
+  if (!is_on_host(tensor)) {
+    fill_elements(tensor, value);
+    return tensor;
+  }
+  return without_gil([&] {
+    fill(strided(tensor), value);
+    return tensor;
+  });
+}
+
+}  // namespace
+
+void init_create(nb::module_& m) {
+  m.def("empty", &new_tensor, nb::arg("shape"), nb::arg("dtype") = "float32", nb::arg("device") = "cpu",
+        nb::sig("def empty(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
+                "typing.Any = 'cpu') -> Tensor"),
+        "A new tensor in shared memory, row-major, with whatever was in the memory before.\n"
+        "\n"
+        "Args:\n"
+        "    shape: sizes of the dimensions; one int for one dimension, () for none.\n"
+        "    dtype: element type, e.g. \"bfloat16\"; dtypes of torch and numpy do as well.\n"
+        "    device: \"cpu\", or a CUDA device as this process numbers it: \"cuda:0\".\n"
+        "\n"
+        "Raises:\n"
+        "    InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.\n"
+        "    Unsupported: there is no CUDA driver, or CUDA was used before this process was forked.\n"
+        "    OutOfMemory: there is not so much memory; it is reserved here, so that writing\n"
+        "        cannot fail.");
+  m.def("zeros", &zeros, nb::arg("shape"), nb::arg("dtype") = "float32", nb::arg("device") = "cpu",
+        nb::sig("def zeros(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
+                "typing.Any = 'cpu') -> Tensor"),
+        "``empty()``, filled with zeros.");
+  m.def("full", &full, nb::arg("shape"), nb::arg("fill_value"), nb::arg("dtype") = "float32",
+        nb::arg("device") = "cpu",
+        nb::sig(
+            "def full(shape: int | typing.Sequence[int], fill_value: bool | int | float | complex, dtype: "
+            "typing.Any = 'float32', device: typing.Any = 'cpu') -> Tensor"),
+        "``empty()``, filled with a number.\n"
+        "\n"
+        "Raises:\n"
+        "    TypeError: fill_value is no number of that dtype.\n"
+        "    OverflowError: fill_value does not fit into the dtype.");
+}
+
+}  // namespace onecopy::python

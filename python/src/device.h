@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "module.h"
+#include "numbers.h"
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/share.h"
+
+/// Memory of devices: the host reaches it by copies only, and everything is in the order of streams.
+/// Thread safety: all functions are called with the GIL held, and let go of it while they wait.
+namespace onecopy::python {
+
+/// The stream that this program's work on a device goes to: torch's current one where torch has used CUDA, and
+/// the device's default stream otherwise. None for the CPU.
+Stream current_stream(Device device);
+/// A stream's number (1: the default one, 2: the thread's default one), or an object of torch, cupy or numba that
+/// has it. Raises TypeError naming the argument, InvalidArgument for a number that is no stream.
+Stream stream_arg(nb::handle value, const char* argument);
+
+inline bool is_on_host(const Tensor& tensor) noexcept { return tensor.device().type == DeviceType::cpu; }
+/// Throws unsupported for tensors on devices, saying what to do. `what` begins the sentence.
+void require_host(const Tensor& tensor, const char* what);
+
+/// onecopy::share(), after what is in the device's current stream.
+Handle share_in_order(const Tensor& tensor, Exact exact = Exact::no);
+/// onecopy::open(), before what comes into the current stream of the device that it is opened on. Throws
+/// unsupported for a device that the memory cannot be used on.
+Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> device = {});
+/// The stream in whose order tensors leave together, through a queue or in a bundle: the current one of their
+/// device. From several devices they leave in the order of the default streams; the host waits for others.
+Stream stream_of(std::span<const Tensor> tensors);
+/// A tensor that came in the order of the default stream, for the current one.
+Tensor received(const Tensor& tensor);
+/// The same tensor for another stream, which waits for what the current one has in it.
+Tensor handed_to(const Tensor& tensor, Stream stream);
+
+/// The elements in a new tensor, row-major. Waits until they are there.
+Tensor copied_to(const Tensor& tensor, Device device);
+/// The tensor itself, or a copy of it on the CPU.
+Tensor on_host(const Tensor& tensor);
+/// Waits until it is done. REQUIRES: the same dtype and shape.
+void copy_elements(const Tensor& to, const Tensor& from);
+void fill_elements(const Tensor& tensor, const Element& value);
+
+}  // namespace onecopy::python

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device.h"
+#include "module.h"
+#include "onecopy/share/share.h"
+
+/// For reducers, which write handles down themselves: Handle's own pickling tells nobody what it holds.
+namespace onecopy::python {
+namespace {
+
+nb::bytes share_held(const Tensor& tensor) {
+  const Bytes bytes = hold(share_in_order(tensor)).to_bytes();
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+void end_hold_of(const nb::bytes& bytes) {
+  const auto* data = static_cast<const std::byte*>(bytes.data());
+  end_hold(Handle::from_bytes({data, bytes.size()}));
+}
+
+}  // namespace
+
+void init_holds(nb::module_& m) {
+  m.def("_share_held", &share_held, nb::arg("tensor"),
+        "Bytes of a handle that can be opened once, within ten minutes.");
+  m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: nobody will open the bytes.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kept.h"
+
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace onecopy::python {
+namespace {
+
+/// Objects that nobody needs any more.
+/// Thread safety: all members may be called concurrently; drop() needs the GIL. Never destroyed.
+class Unneeded {
+ public:
+  static Unneeded& instance() {
+    static Unneeded* const unneeded = new Unneeded;
+    return *unneeded;
+  }
+
+  /// Without the GIL. At the end of the interpreter they stay where they are.
+  void add(PyObject* object) noexcept {
+    const std::lock_guard lock(mutex_);
+    objects_.push_back(object);
+    if (is_over_ || is_asked_) return;
+    is_asked_ = Py_AddPendingCall([](void*) { return instance().drop(), 0; }, nullptr) == 0;
+  }
+
+  void drop() {
+    std::vector<PyObject*> objects;
+    {
+      const std::lock_guard lock(mutex_);
+      if (objects_.empty() && !is_asked_) return;
+      objects.swap(objects_);
+      is_asked_ = false;
+    }
+    for (PyObject* object : objects) Py_DECREF(object);
+  }
+
+  void end() noexcept {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+
+ private:
+  Unneeded() = default;
+
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+  bool is_asked_ = false;  ///< the interpreter will call drop()
+  bool is_over_ = false;   ///< it is about to go
+};
+
+}  // namespace
+
+void drop_unneeded() { Unneeded::instance().drop(); }
+
+std::shared_ptr<const void> kept(nb::object object) {
+  drop_unneeded();
+  PyObject* const raw = object.ptr();
+  std::shared_ptr<const void> keeper(raw, [](const void* dropped) {
+    Unneeded::instance().add(static_cast<PyObject*>(const_cast<void*>(dropped)));
+  });
+  object.release();
+  return keeper;
+}
+
+void init_kept(nb::module_& m) {
+  m.def("_end_of_interpreter", [] { Unneeded::instance().end(); });
+  nb::module_::import_("atexit").attr("register")(m.attr("_end_of_interpreter"));
+}
+
+}  // namespace onecopy::python

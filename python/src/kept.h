@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "module.h"
+
+namespace onecopy::python {
+
+/// Keeps a Python object for memory that other processes use: what is returned may be dropped on any thread,
+/// without the GIL, also from the end of the interpreter on. The object goes soon after, with the GIL: with the
+/// next call of ours, or at the main thread's next step. REQUIRES: the GIL.
+std::shared_ptr<const void> kept(nb::object object);
+
+/// Lets go of what nobody needs any more. For calls of ours that wait: the main thread's next step may be long
+/// off. REQUIRES: the GIL.
+void drop_unneeded();
+
+}  // namespace onecopy::python

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/channel/listener.h"
+
+#include <nanobind/stl/string.h>
+
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "gil.h"
+#include "onecopy/core/error.h"
+#include "pipe.h"
+
+/// onecopy.Listener and onecopy.connect.
+namespace onecopy::python {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+/// A listener as Python has it: one thread at a time accepts, any may close.
+class SharedListener {
+ public:
+  explicit SharedListener(Listener listener)
+      : listener_(std::make_shared<Listener>(std::move(listener))), address_(listener_->address()) {}
+
+  const std::string& address() const noexcept { return address_; }
+  void close() noexcept { listener_.reset(); }
+  bool is_closed() const noexcept { return !listener_; }
+  std::optional<Pipe> accept(Clock::time_point deadline);
+
+ private:
+  struct Turn {
+    bool& busy;
+    ~Turn() { busy = false; }
+  };
+
+  std::shared_ptr<Listener> listener_;  ///< shared with the call that is waiting in it
+  std::string address_;
+  bool is_accepting_ = false;
+};
+
+std::optional<Pipe> SharedListener::accept(Clock::time_point deadline) {
+  if (!listener_) throw Error(ErrorCode::closed, "the listener is closed");
+  if (is_accepting_)
+    throw Error(ErrorCode::invalid_argument, "another thread is in this listener's accept()");
+  is_accepting_ = true;
+  const Turn turn{is_accepting_};
+  const std::shared_ptr<Listener> listener = listener_;
+  const auto attempt = [&](nanoseconds time) {
+    return listener->try_accept(std::chrono::duration_cast<milliseconds>(time));
+  };
+  if (auto pipe = without_gil([&] { return attempt(nanoseconds{0}); })) return pipe;
+  return wait_looking(deadline, kSlice, attempt, [this] {
+    if (!listener_) throw Error(ErrorCode::closed, "another thread closed the listener");
+  });
+}
+
+ByteSpan span_of(const nb::bytes& bytes) { return std::as_bytes(std::span(bytes.c_str(), bytes.size())); }
+
+SharedListener listen(const std::string& address, nb::bytes key) {
+  return SharedListener(without_gil([&] { return Listener::listen(address, span_of(key)); }));
+}
+
+PipeEnd accept(SharedListener& listener, nb::handle timeout) {
+  std::optional<Pipe> pipe = listener.accept(deadline_of(timeout));
+  if (pipe) return PipeEnd(*std::move(pipe));
+  throw Error(ErrorCode::timeout,
+              std::string("nobody connected within ") + nb::str(timeout).c_str() + " s");
+}
+
+PipeEnd connect_to(const std::string& address, nb::bytes key, nb::handle timeout) {
+  const Clock::time_point deadline = deadline_of(timeout);
+  const nanoseconds left = time_to_wait(deadline, std::chrono::hours(24));
+  const auto time = std::chrono::duration_cast<milliseconds>(std::max(left, nanoseconds{0}));
+  return PipeEnd(without_gil([&] { return connect(address, span_of(key), time); }));
+}
+
+}  // namespace
+
+void init_listener(nb::module_& m) {
+  nb::class_<SharedListener>(
+      m, "Listener",
+      "Waits at an address for processes of this host that know the key, and makes a pipe with each.\n\n"
+      "Addresses: ``unix:/path``, ``unix:@name`` and ``tcp:127.0.0.1:port`` (port 0: any free one). Both "
+      "sides prove that they know the key; it is never sent.")
+      .def(nb::new_(&listen), nb::arg("address"), nb::arg("key"),
+           "Raises InvalidArgument for other addresses and an empty key, System when the address is taken.")
+      .def_prop_ro("address", &SharedListener::address, "Where to connect to, with the real port.")
+      .def("accept", &accept, nb::arg("timeout") = nb::none(),
+           "The pipe with the next client. Raises Timeout, Closed, and BadSecret when a client does not "
+           "know "
+           "the key; the listener goes on then.")
+      .def("close", &SharedListener::close)
+      .def_prop_ro("closed", &SharedListener::is_closed)
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](SharedListener& listener, const nb::args&) { listener.close(); })
+      .def("__repr__", [](const SharedListener& listener) {
+        return "<onecopy.Listener at " + listener.address() + (listener.is_closed() ? ", closed>" : ">");
+      });
+  m.def(
+      "connect", &connect_to, nb::arg("address"), nb::arg("key"), nb::arg("timeout").none() = 10.0,
+      "The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when "
+      "the listener has another key, Timeout.");
+}
+
+}  // namespace onecopy::python

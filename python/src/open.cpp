@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "open.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include "bundle.h"
+#include "device.h"
+#include "gil.h"
+#include "numpy.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+
+namespace onecopy::python {
+namespace {
+
+constexpr std::uint32_t kOnlyTorch = torch::kConj | torch::kNeg;
+
+nb::object to_torch_with(const Tensor& tensor, std::uint32_t flags) {
+  nb::object module = torch::is_loaded() ? nb::object() : nb::module_::import_("torch");
+  if (is_shareable(tensor)) return torch::open(tensor, flags | torch::kTorch);
+  return nb::module_::import_("torch").attr("from_dlpack")(nb::cast(tensor));
+}
+
+nb::object open_handle(nb::handle handle, nb::handle device, nb::handle access, nb::handle framework) {
+  const Handle from = handle_arg(handle, "handle");
+  const Access how = access_arg(access, "access");
+  const Framework as = framework_arg(framework, "framework");
+  std::optional<Device> where;
+  if (!device.is_none()) where = device_arg(device, "device");
+  if (from.is_bundle()) return nb::cast(OpenBundle(from, how, as, where));
+  return open_as(open_in_order(from, how, where), as);
+}
+
+}  // namespace
+
+nb::object to_torch(const Tensor& tensor) { return to_torch_with(tensor, torch::kTorch); }
+
+nb::object open_as(const Tensor& tensor, Framework framework, std::uint32_t flags) {
+  if (framework == Framework::torch) return to_torch_with(tensor, flags);
+  if ((flags & kOnlyTorch) != 0)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{} was shared while lazily conjugated or negated, which only torch understands: "
+                    "open it with framework=\"torch\", or share tensor.resolve_conj().resolve_neg()",
+                    tensor.layout().str()));
+  return framework == Framework::numpy ? to_numpy(tensor) : nb::cast(tensor);
+}
+
+Handle handle_arg(nb::handle value, const char* argument) {
+  if (nb::isinstance<Handle>(value)) return nb::cast<const Handle&>(value);
+  if (nb::isinstance<nb::str>(value)) return Handle::from_text(nb::cast<std::string>(value));
+  if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
+    const nb::object bytes = nb::steal(PyBytes_FromObject(value.ptr()));
+    if (!bytes.is_valid()) throw nb::python_error();
+    return Handle::from_bytes({reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(bytes.ptr())),
+                               static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr()))});
+  }
+  raise_type_error(fmt::format("{} must be a onecopy.Handle, its bytes or its text, not {}", argument,
+                               short_repr(value)));
+}
+
+void init_open(nb::module_& m) {
+  m.def(
+      "open", &open_handle, nb::arg("handle"), nb::arg("device") = nb::none(),
+      nb::arg("access") = "readwrite", nb::arg("framework") = nb::none(),
+      nb::sig("def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
+              "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
+              "typing.Literal['torch', 'numpy'] | None = None) -> typing.Any"),
+      "What a handle names, on the same memory: nothing is copied.\n"
+      "\n"
+      "Args:\n"
+      "    handle: a Handle, its ``to_bytes()``, or its text.\n"
+      "    device: None for where the memory is, or the device to use it on: another CUDA device of\n"
+      "        this process reaches it where it is. Devices are found by their UUIDs, whatever\n"
+      "        CUDA_VISIBLE_DEVICES says here and there.\n"
+      "    access: \"read\" maps the memory so that it cannot be written. numpy arrays are not\n"
+      "        writeable then; torch has no such tensors, and writing to one is a segmentation\n"
+      "        fault.\n"
+      "    framework: None for a Tensor, \"torch\" for a torch.Tensor, \"numpy\" for a\n"
+      "        numpy.ndarray.\n"
+      "\n"
+      "Returns:\n"
+      "    An array, or for a bundle's handle a Bundle whose arrays are of that framework.\n"
+      "\n"
+      "Raises:\n"
+      "    StaleHandle: the memory has been freed.\n"
+      "    OwnerDied: the process that allocated it is gone, and nobody kept it.\n"
+      "    BadHandle: these are no bytes of a handle.\n"
+      "    ReadOnly: the handle lends its memory for reading only; use ``access=\"read\"``.\n"
+      "    Unsupported: there is no way from that device to the memory; there is no CUDA driver; the\n"
+      "        device is hidden from this process; CUDA was used before this process was forked.\n"
+      "    OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, VersionMismatch."
+      "\n\n"
+      "Work that the sharer had put into its current stream before ``share()`` comes before what this\n"
+      "program puts into its own current stream from now on; the host does not wait.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "pipe.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "device.h"
+#include "gil.h"
+#include "message.h"
+#include "onecopy/core/error.h"
+
+/// onecopy.Pipe, onecopy.PipeEnd and onecopy.PipeHandle.
+namespace onecopy::python {
+
+std::shared_ptr<Pipe> PipeEnd::use() const {
+  if (!pipe_) throw Error(ErrorCode::closed, "this end of the pipe is closed");
+  return pipe_;
+}
+
+namespace {
+
+using std::chrono::nanoseconds;
+
+nb::tuple make_ends() {
+  auto [first, second] = without_gil([] { return Pipe::create(); });
+  return nb::make_tuple(nb::cast(PipeEnd(std::move(first))), nb::cast(PipeEnd(std::move(second))));
+}
+
+void send(const PipeEnd& end, nb::handle object) {
+  const Message message = encode_message(object);
+  const Stream stream = stream_of(message.tensors);
+  const std::shared_ptr<Pipe> pipe = end.use();
+  without_gil([&] { return pipe->send(message, stream), true; });
+}
+
+/// attempt(pipe, time to wait) until its result is true or the deadline has passed.
+template <class Attempt>
+auto wait_in(const PipeEnd& end, Clock::time_point deadline, Attempt&& attempt) {
+  const std::shared_ptr<Pipe> pipe = end.use();
+  auto result = attempt(*pipe, nanoseconds{0});
+  if (result) return result;
+  const auto look = [&] {
+    if (end.is_closed()) throw Error(ErrorCode::closed, "another thread closed this end of the pipe");
+  };
+  return wait_looking(
+      deadline, kSlice, [&](nanoseconds time) { return attempt(*pipe, time); }, look);
+}
+
+nb::object recv(const PipeEnd& end, nb::handle timeout) {
+  std::optional<Message> message =
+      wait_in(end, deadline_of(timeout), [](Pipe& pipe, nanoseconds time) { return pipe.try_recv(time); });
+  if (message) return decode_message(*std::move(message));
+  throw Error(ErrorCode::timeout,
+              fmt::format("nothing came through the pipe within {} s", nb::str(timeout).c_str()));
+}
+
+bool poll(const PipeEnd& end, nb::handle timeout) {
+  return wait_in(end, deadline_of(timeout), [](Pipe& pipe, nanoseconds time) { return pipe.poll(time); });
+}
+
+PipeEnd connect_handle(const PipeHandle& handle) {
+  return PipeEnd(without_gil([&] { return Pipe::connect(handle); }));
+}
+
+nb::bytes handle_bytes(const PipeHandle& handle) {
+  const Bytes bytes = handle.to_bytes();
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+PipeHandle handle_from_bytes(nb::bytes bytes) {
+  return PipeHandle::from_bytes(std::as_bytes(std::span(bytes.c_str(), bytes.size())));
+}
+
+void init_handle(nb::module_& m) {
+  nb::class_<PipeHandle>(m, "PipeHandle",
+                         "One end of a pipe, for another process to connect to. The object keeps that end "
+                         "alive; bytes or text do not.")
+      .def("to_bytes", &handle_bytes)
+      .def_static("from_bytes", &handle_from_bytes, nb::arg("data"), "Raises BadHandle, VersionMismatch.")
+      .def("__str__", &PipeHandle::to_text)
+      .def_static(
+          "from_text", [](const std::string& text) { return PipeHandle::from_text(text); }, nb::arg("text"),
+          "Raises BadHandle, VersionMismatch.");
+}
+
+}  // namespace
+
+void init_pipe(nb::module_& m) {
+  init_handle(m);
+  m.def("Pipe", &make_ends, "Both ends of a new pipe, of class PipeEnd.");
+  nb::class_<PipeEnd>(
+      m, "PipeEnd", nb::is_weak_referenceable(),
+      "One end of a connection: each end receives what the other sends, as queues do it.\n\n"
+      "Several processes may have the same end; whoever receives first gets the object.")
+      .def_static("connect", &connect_handle, nb::arg("handle"), "The end that a PipeHandle names.")
+      .def(
+          "handle", [](const PipeEnd& end) { return end.use()->handle(); },
+          "For another process that is to have this end as well, or in our place.")
+      .def("send", &send, nb::arg("obj").none(),
+           "Send any object that can be pickled; tensors are shared, not copied. Raises Closed when nobody "
+           "has the other end any more (a death may be noticed some objects late), OutOfMemory.")
+      .def("recv", &recv, nb::arg("timeout") = nb::none(),
+           "The next object. Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, and "
+           "Closed when all was received and nobody has the other end any more.")
+      .def("poll", &poll, nb::arg("timeout").none() = 0.0,
+           "Would recv() return or raise at once? Waits ``timeout`` seconds for it, for ever with None.")
+      .def("close", &PipeEnd::close, "This process has this end no more; all other calls raise Closed.")
+      .def_prop_ro("closed", &PipeEnd::is_closed)
+      .def("__reduce__",
+           [](nb::handle end) -> nb::object {
+             return nb::module_::import_("onecopy._pickling").attr("reduce_pipe_end")(end);
+           })
+      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
+      .def("__exit__", [](PipeEnd& end, const nb::args&) { end.close(); })
+      .def("__repr__", [](const PipeEnd& end) {
+        return std::string(end.is_closed() ? "<onecopy.PipeEnd closed>" : "<onecopy.PipeEnd>");
+      });
+}
+
+}  // namespace onecopy::python

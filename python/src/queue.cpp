@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/channel/queue.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "device.h"
+#include "gil.h"
+#include "message.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+
+/// onecopy.Queue. An attempt is made with the GIL; only whoever has to wait lets go of it.
+namespace onecopy::python {
+namespace {
+
+using std::chrono::nanoseconds;
+
+/// What the queue does while another process, stopped, keeps its lock: nothing came, nothing fits.
+template <class Attempt>
+auto unless_stopped(Attempt&& attempt) -> decltype(attempt()) {
+  try {
+    return attempt();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+    return {};
+  }
+}
+
+bool put_until(Queue& queue, const Message& message, Clock::time_point deadline) {
+  const Stream stream = stream_of(message.tensors);
+  const auto attempt = [&](nanoseconds time) {
+    return unless_stopped([&] { return queue.try_put(message, time, stream); });
+  };
+  return attempt(nanoseconds{0}) || wait_until(deadline, attempt);
+}
+
+std::optional<Message> get_until(Queue& queue, Clock::time_point deadline) {
+  const auto attempt = [&](nanoseconds time) {
+    return unless_stopped([&] { return queue.try_get(time); });
+  };
+  std::optional<Message> message = unless_stopped([&] { return queue.try_get_at_once(); });
+  if (message) return message;
+  if (deadline != Clock::time_point::min()) return wait_until(deadline, attempt);
+  if (queue.empty() && !queue.is_closed()) return {};
+  return without_gil([&] { return attempt(nanoseconds{0}); });
+}
+
+[[noreturn]] void throw_timeout(const char* what, nb::handle timeout) {
+  throw Error(ErrorCode::timeout, fmt::format("{} within {} s", what, nb::str(timeout).c_str()));
+}
+
+void put(Queue& queue, nb::handle object, nb::handle timeout) {
+  const Clock::time_point deadline = deadline_of(timeout);
+  if (!put_until(queue, encode_message(object), deadline)) throw_timeout("the queue was full", timeout);
+}
+
+nb::object get(Queue& queue, nb::handle timeout) {
+  std::optional<Message> message = get_until(queue, deadline_of(timeout));
+  if (!message) throw_timeout("nothing came through the queue", timeout);
+  return decode_message(*std::move(message));
+}
+
+bool try_put(Queue& queue, nb::handle object) {
+  return put_until(queue, encode_message(object), Clock::time_point::min());
+}
+
+nb::object try_get(Queue& queue, nb::object otherwise) {
+  std::optional<Message> message = get_until(queue, Clock::time_point::min());
+  return message ? decode_message(*std::move(message)) : std::move(otherwise);
+}
+
+/// For calls with `block` and `timeout`, as the standard library's queues have them.
+Clock::time_point deadline_if(nb::handle block, nb::handle timeout) {
+  const int is_blocking = PyObject_IsTrue(block.ptr());
+  if (is_blocking < 0) throw nb::python_error();
+  return is_blocking ? deadline_of(timeout) : Clock::time_point::min();
+}
+
+/// queue.Empty or queue.Full, which are exceptions without a message.
+[[noreturn]] void raise_from_queue(const char* name) {
+  const nb::object type = nb::module_::import_("queue").attr(name);
+  PyErr_SetNone(type.ptr());
+  throw nb::python_error();
+}
+
+nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout) {
+  const Clock::time_point deadline = deadline_if(block, timeout);
+  if (!put_until(queue, encode_message(object), deadline)) raise_from_queue("Full");
+  return nb::none();
+}
+
+nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
+  std::optional<Message> message = get_until(queue, deadline_if(block, timeout));
+  if (!message) raise_from_queue("Empty");
+  return decode_message(*std::move(message));
+}
+
+Queue make(std::int64_t maxsize) {
+  return Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0});
+}
+
+nb::bytes as_bytes(const Handle& handle) {
+  const Bytes bytes = handle.to_bytes();
+  return nb::bytes(bytes.data(), bytes.size());
+}
+
+Queue connect_bytes(nb::bytes handle) {
+  const auto bytes = std::as_bytes(std::span(handle.c_str(), handle.size()));
+  return without_gil([&] { return Queue::connect(Handle::from_bytes(bytes)); });
+}
+
+/// What daemon threads keep that wait when the interpreter ends is no leak to be warned of.
+void expect_waiting_threads() {
+  Py_AtExit([] {
+    if (threads_without_gil != 0) nb::set_leak_warnings(false);
+  });
+}
+
+void init_messages(nb::class_<Queue>& queue) {
+  queue
+      .def("put", &put, nb::arg("obj").none(), nb::arg("timeout") = nb::none(),
+           "Put any object that can be pickled; tensors are shared, not copied.\n\n"
+           "Waits while the queue is full, ``timeout`` seconds at most, for ever without one. Raises "
+           "Timeout, "
+           "Closed, OutOfMemory, and what pickling raises; nothing was put then.")
+      .def("get", &get, nb::arg("timeout") = nb::none(),
+           "The next object.\n\n"
+           "Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue "
+           "is closed and empty, and StaleHandle or OwnerDied when the object's tensors are lost.")
+      .def("try_put", &try_put, nb::arg("obj").none(), "Put without waiting; False when the queue is full.")
+      .def("try_get", &try_get, nb::arg("default") = nb::none(),
+           "The next object without waiting, or ``default`` when there is none.")
+      .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none())
+      .def("_get", &get_or_empty, nb::arg("block").none(), nb::arg("timeout").none());
+}
+
+}  // namespace
+
+void init_queue(nb::module_& m) {
+  nb::class_<Queue> queue(
+      m, "Queue", nb::is_weak_referenceable(),
+      "Objects, in order, from any number of processes to any number of processes.\n\n"
+      "A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict, "
+      "and "
+      "tensors among them) cross without pickle. What was put is delivered also when its putter is gone "
+      "by then. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows.");
+  queue.def(nb::new_(&make), nb::arg("maxsize") = 0);
+  init_messages(queue);
+  expect_waiting_threads();
+  queue
+      .def(
+          "close", [](Queue& q) { without_gil([&] { return q.close(), true; }); },
+          "For all processes: puts fail from here on, gets drain what is there.")
+      .def_prop_ro("closed", &Queue::is_closed, "Has any process closed it?")
+      .def("size", &Queue::size, "Objects in it now; others may change it at any time.")
+      .def("empty", &Queue::empty, "Is nothing in it now?")
+      .def(
+          "ready_fd", [](const Queue& q) { return without_gil([&] { return q.ready_fd(); }); },
+          "A descriptor that select, poll and epoll find readable while get() would not wait. It may be so "
+          "a little longer, so use try_get() then. It is nobody's to read or close.")
+      .def_prop_ro("maxsize", &Queue::maxsize, "Its bound in objects; 0 means none.")
+      .def("__reduce__",
+           [](nb::handle q) -> nb::object {
+             return nb::module_::import_("onecopy._pickling").attr("reduce_queue")(q);
+           })
+      .def("__len__", &Queue::size)
+      .def("__bool__", [](const Queue&) { return true; })
+      .def(
+          "_handle_bytes", [](const Queue& q) { return as_bytes(q.handle()); },
+          "For a process that connects while this one has the queue open.")
+      .def(
+          "_held_handle_bytes", [](const Queue& q) { return as_bytes(hold(q.handle())); },
+          "For a process that connects within ten minutes.")
+      .def("__repr__", [](const Queue& q) {
+        return fmt::format("<onecopy.Queue {}{} objects{}>", q.size(),
+                           q.maxsize() ? fmt::format(" of {}", q.maxsize()) : "",
+                           q.is_closed() ? ", closed" : "");
+      });
+  m.def("_connect_queue", &connect_bytes, nb::arg("handle"));
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "source.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "args.h"
+#include "device.h"
+#include "dlpack.h"
+#include "dtype.h"
+#include "exports.h"
+#include "gil.h"
+#include "kept.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "values.h"
+
+namespace onecopy::python {
+namespace {
+
+/// Copies of so many bytes and more are made without the GIL.
+constexpr std::size_t kLarge = std::size_t{64} << 10;
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
+
+/// The dtype of a numpy array that the buffer protocol has no word for, but ml_dtypes has.
+std::optional<DType> extended_dtype(nb::handle object) {
+  if (Py_TYPE(object.ptr())->tp_name != std::string_view("numpy.ndarray")) return std::nullopt;
+  const auto dtype = parse_dtype(nb::cast<std::string>(object.attr("dtype").attr("name")));
+  if (!dtype || is_native_to_numpy(*dtype)) return std::nullopt;
+  return dtype;
+}
+
+/// Gives a view of the array's memory back when it goes.
+class Buffer {
+ public:
+  explicit Buffer(nb::handle memoryview) : view_(*PyMemoryView_GET_BUFFER(memoryview.ptr())) {}
+
+  DType dtype(const char* argument) const {
+    const auto dtype = parse_buffer_format(view_.format, static_cast<std::size_t>(view_.itemsize));
+    if (dtype) return *dtype;
+    refuse(
+        fmt::format("{} has elements of the format '{}', {} bytes each, which cannot be shared; convert "
+                    "them to little-endian numbers first",
+                    argument, view_.format, view_.itemsize));
+  }
+
+  Strided elements(const char* argument) const {
+    if (view_.suboffsets && std::any_of(view_.suboffsets, view_.suboffsets + view_.ndim,
+                                        [](Py_ssize_t offset) { return offset >= 0; }))
+      refuse(
+          fmt::format("{} is made of pointers to rows, which cannot be shared; copy it first", argument));
+    return {static_cast<std::byte*>(view_.buf),
+            {view_.shape, view_.shape + view_.ndim},
+            {view_.strides, view_.strides + view_.ndim},
+            static_cast<std::size_t>(view_.itemsize)};
+  }
+
+  Access access() const { return view_.readonly ? Access::read_only : Access::read_write; }
+
+ private:
+  const Py_buffer& view_;
+};
+
+/// cupy's arrays look like buffers, and refuse to be one.
+bool is_on_a_device(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return false;
+  const nb::object device = object.attr("__dlpack_device__")();
+  return nb::cast<int>(device[0]) != 1;  // kDLCPU
+}
+
+/// The elements as a tensor of ours, if they are that.
+std::optional<Tensor> find_ours(DType dtype, const Strided& elements, Access access) {
+  const auto size = static_cast<std::int64_t>(elements.element_size);
+  std::vector<std::int64_t> strides;
+  for (const std::int64_t stride : elements.strides) {
+    if (stride < 0 || stride % size != 0) return std::nullopt;
+    strides.push_back(stride / size);
+  }
+  return find_exported({elements.data, Layout(dtype, elements.shape, strides), kCpu, access});
+}
+
+}  // namespace
+
+void copy_with_gil(const Strided& to, const Strided& from) {
+  if (static_cast<std::size_t>(to.count()) * to.element_size < kLarge) return copy_elements(to, from);
+  without_gil([&] {
+    copy_elements(to, from);
+    return true;
+  });
+}
+
+std::optional<Source> Source::of(nb::handle object, const char* argument) {
+  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return Source(*tensor);
+  if (const auto dtype = extended_dtype(object))
+    return of_buffer(object.attr("view")(size_of(*dtype) == 1 ? "uint8" : "uint16"), argument, dtype);
+  if (PyObject_CheckBuffer(object.ptr()) && !is_on_a_device(object))
+    return of_buffer(object, argument, std::nullopt);
+  if (!PyType_Check(object.ptr()) && nb::hasattr(object, "__dlpack__"))
+    return Source(from_dlpack_object(object, argument));
+  return std::nullopt;
+}
+
+Source::Source(const Tensor& tensor) : dtype_(tensor.dtype()), tensor_(tensor), elements_(strided(tensor)) {
+  if (is_shareable(tensor)) ours_ = tensor;
+}
+
+Source Source::of_buffer(nb::handle object, const char* argument, std::optional<DType> dtype) {
+  nb::object memoryview = nb::steal(PyMemoryView_FromObject(object.ptr()));
+  if (!memoryview.is_valid()) {
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError))
+      throw nb::python_error();
+    const nb::python_error error;  // numpy has types, such as datetime64, that it does not show
+    refuse(
+        fmt::format("the elements of {} cannot be shared: {}", argument, nb::str(error.value()).c_str()));
+  }
+  const Buffer buffer(memoryview);
+  Source source(dtype ? *dtype : buffer.dtype(argument), memoryview, buffer.elements(argument));
+  source.ours_ = find_ours(source.dtype_, source.elements_, buffer.access());
+  return source;
+}
+
+Tensor Source::shared() const {
+  if (ours_) return *ours_;
+  if (device() == kCpu || tensor_->nbytes() == 0) return copied();
+  return adopt(tensor_->view(), kept(nb::cast(*tensor_)));
+}
+
+Tensor Source::copied() const {
+  Tensor copy = empty(Layout(dtype_, elements_.shape), device());
+  copy_to(copy);
+  return copy;
+}
+
+void Source::copy_to(const Tensor& target) const {
+  if (device() != kCpu) return copy_elements(target, *tensor_);
+  if (is_on_host(target)) return copy_with_gil(strided(target), elements_);
+  copy_elements(target, copied());
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/stats.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+
+#include "args.h"
+#include "gil.h"
+#include "module.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "share/process.h"
+#include "torch.h"
+
+namespace onecopy::python {
+namespace {
+
+nb::dict to_dict(const Stats& stats) {
+  nb::dict all;
+  all["shared_total"] = stats.shared_total;
+  all["opened_total"] = stats.opened_total;
+  all["live_blocks"] = stats.live_blocks;
+  all["live_bytes"] = stats.live_bytes;
+  all["limbo"] = stats.limbo;
+  all["in_transit"] = stats.in_transit;
+  all["segments"] = stats.segments;
+  all["foreign_segments"] = stats.foreign_segments;
+  all["bytes_shared"] = stats.bytes_shared;
+  all["borrowers"] = stats.borrowers;
+  all["owners"] = stats.owners;
+  all["leases"] = stats.leases;
+  all["deposits"] = stats.deposits;
+  all["descriptors"] = stats.descriptors;
+  return all;
+}
+
+/// Those of `segments` and `bytes_shared` that are memory of devices.
+void add_devices(nb::dict& all) {
+  std::uint64_t segments = 0;
+  std::uint64_t bytes = 0;
+  for (const SegmentInfo& segment : Process::current().segments().list()) {
+    if (segment.device == kCpu) continue;
+    ++segments;
+    bytes += segment.committed;
+  }
+  all["device_segments"] = segments;
+  all["device_bytes"] = bytes;
+}
+
+nb::dict stats_with_torch() {
+  nb::dict all = to_dict(without_gil([] { return onecopy::stats(); }));
+  add_devices(all);
+  const nb::dict counters =
+      nb::cast<nb::dict>(nb::module_::import_("onecopy._core").attr("torch_counters")());
+  for (const auto& [name, count] : counters) all[nb::str("torch_") + nb::str(name)] = count;
+  return all;
+}
+
+nb::list borrowers(const OwnerInfo& owner) {
+  nb::list all;
+  for (const BorrowerInfo& borrower : owner.borrowers) {
+    nb::dict one;
+    one["pid"] = borrower.pid;
+    one["name"] = borrower.name;
+    one["claims"] = borrower.claims;
+    all.append(one);
+  }
+  return all;
+}
+
+nb::list transits(const OwnerInfo& owner) {
+  nb::list all;
+  for (const TransitInfo& transit : owner.in_transit) {
+    nb::dict one;
+    one["blocks"] = transit.blocks;
+    one["age_seconds"] = transit.age_seconds;
+    one["where"] = transit.where;
+    all.append(one);
+  }
+  return all;
+}
+
+nb::list owners() {
+  nb::list all;
+  for (const OwnerInfo& owner : without_gil([] { return list_owners(); })) {
+    nb::dict one;
+    one["pid"] = owner.pid;
+    one["name"] = owner.name;
+    one["stats"] = to_dict(owner.stats);
+    one["borrowers"] = borrowers(owner);
+    one["in_transit"] = transits(owner);
+    all.append(one);
+  }
+  return all;
+}
+
+/// Handles that were pickled so long ago are not waited for any more.
+void end_holds(double older_than) {
+  using Seconds = std::chrono::duration<double>;
+  const auto age = std::chrono::duration_cast<Holds::Clock::duration>(Seconds(std::min(older_than, 1e6)));
+  if (Process* process = Process::existing())
+    process->holds().expire(Holds::Clock::now() + Holds::kLifetime - age);
+}
+
+void collect_older(nb::handle older_than) {
+  if (!older_than.is_none()) {
+    const double seconds = PyFloat_AsDouble(older_than.ptr());
+    if (seconds == -1.0 && PyErr_Occurred()) {
+      PyErr_Clear();
+      raise_type_error(fmt::format("older_than must be None or seconds, not {}", short_repr(older_than)));
+    }
+    if (!(seconds >= 0))
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("older_than must be 0 seconds or more, not {}", short_repr(older_than)));
+    end_holds(seconds);
+  }
+  torch::collect();
+  without_gil([] {
+    collect();
+    return true;
+  });
+}
+
+const char* strategy_name() {
+  return strategy() == Strategy::file_system ? "file_system" : "file_descriptor";
+}
+
+void set_strategy_by_name(nb::handle name) {
+  const std::string message =
+      fmt::format("strategy must be \"file_descriptor\" or \"file_system\", not {}", short_repr(name));
+  if (!nb::isinstance<nb::str>(name)) raise_type_error(message);
+  const auto text = nb::cast<std::string>(name);
+  if (text == "file_descriptor") return set_strategy(Strategy::file_descriptor);
+  if (text == "file_system") return set_strategy(Strategy::file_system);
+  throw Error(ErrorCode::invalid_argument, message);
+}
+
+}  // namespace
+
+void init_stats(nb::module_& m) {
+  m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"),
+        "Who keeps this process's memory, and whose memory it keeps:\n"
+        "\n"
+        "- ``shared_total``, ``opened_total``: handles made and tensors opened since the start;\n"
+        "- ``live_blocks``, ``live_bytes``: allocated here and referenced here;\n"
+        "- ``limbo``: freed here, still held by borrowers;\n"
+        "- ``in_transit``: blocks kept for receivers that have not taken them yet;\n"
+        "- ``segments``, ``bytes_shared``: of our own, and the physical memory reserved in them;\n"
+        "- ``device_segments``, ``device_bytes``: those among them on devices;\n"
+        "- ``foreign_segments``: of other processes, mapped here;\n"
+        "- ``borrowers``, ``owners``: processes attached to this one, and those it is attached\n"
+        "  to;\n"
+        "- ``leases``: claims of this process on blocks of others;\n"
+        "- ``deposits``: segments of others kept open for receivers to come;\n"
+        "- ``descriptors``: open descriptors of the whole process;\n"
+        "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch\n"
+        "  came into shared memory.");
+  m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),
+        nb::sig("def collect(older_than: float | None = None) -> None"),
+        "Gives back now what would be given back later: freed memory, mappings of owners that are\n"
+        "gone.\n"
+        "\n"
+        "Args:\n"
+        "    older_than: also stop keeping memory for handles that were pickled more seconds ago\n"
+        "        than this and never opened; without it that takes ten minutes.");
+  m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
+        "All processes of this user that own or serve shared memory, as ``onecopy ls`` shows\n"
+        "them: ``pid``, ``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not\n"
+        "answer are left out.");
+  m.def("strategy", &strategy_name,
+        nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
+        "How new memory is made: ``set_strategy()``.");
+  m.def("set_strategy", &set_strategy_by_name, nb::arg("strategy"),
+        nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
+        "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
+        "leak, or ``\"file_system\"``, files in /dev/shm for those who need names.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "onecopy/memory/tensor.h"
+
+/// Moving elements between arrays of any strides.
+/// Thread safety: all functions may be called concurrently on different memory, with or without the GIL.
+namespace onecopy::python {
+
+/// Elements without their meaning. Unlike those of a Layout, the strides are bytes and may be negative.
+struct Strided {
+  std::byte* data = nullptr;  ///< element 0
+  std::vector<std::int64_t> shape;
+  std::vector<std::int64_t> strides;
+  std::size_t element_size = 1;
+
+  std::int64_t count() const noexcept;
+};
+
+Strided strided(const Tensor& tensor);
+
+/// REQUIRES: the same shape and element size. Memory may overlap; the result is then any mixture.
+void copy_elements(const Strided& to, const Strided& from) noexcept;
+
+/// The bytes of one element; as many of them count as the dtype has.
+using Element = std::array<std::byte, 16>;
+void fill(const Strided& to, const Element& value) noexcept;
+
+}  // namespace onecopy::python

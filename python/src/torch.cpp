@@ -1,0 +1,317 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+
+#include "device.h"
+#include "exports.h"
+#include "gil.h"
+#include "kept.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "torch_api.h"
+#include "torch_storages.h"
+
+namespace onecopy::python::torch {
+namespace {
+
+/// How storages came into our memory.
+struct Counters {
+  std::uint64_t moved = 0;           ///< copied once and exchanged in place
+  std::uint64_t moved_by_torch = 0;  ///< torch made a file for it, which we adopted: a descriptor each
+  std::uint64_t adopted = 0;         ///< torch had it in shared memory already
+};
+Counters counters;
+
+const Api& api() {
+  if (const Api* found = Api::get()) return *found;
+  throw Error(ErrorCode::unsupported, "this needs torch; import it first");
+}
+
+Storages& storages() { return Storages::instance(); }
+
+Layout row_of_bytes(std::size_t count) { return Layout(DType::u8, {static_cast<std::int64_t>(count)}); }
+
+/// Copies of this size and more are made without the GIL.
+constexpr std::size_t kLarge = std::size_t{64} << 10;
+
+Tensor copy_of(std::byte* begin, std::size_t size) {
+  const TensorView view{begin, row_of_bytes(size), kCpu, Access::read_only};
+  if (size < kLarge) return copy(view);
+  return without_gil([&] { return copy(view); });
+}
+
+/// A new storage on a whole block.
+nb::object new_storage(const Api& torch, const Tensor& bytes) {
+  nb::object storage = torch.storage_of(storages().lend(torch, bytes, row_of_bytes(bytes.nbytes())));
+  storages().assign(torch, storage, onecopy::storage(bytes).data());
+  return storage;
+}
+
+/// From here on `storage` has the memory of `bytes`. What it had before is freed, unless somebody may
+/// have a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable.
+/// False when another thread was quicker: the storage does not begin at `before` any more.
+bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes) {
+  nb::object lent = torch.storage_of(storages().lend(torch, bytes, row_of_bytes(bytes.nbytes())));
+  if (torch.data(storage) != before) return false;  // from here to the exchange the GIL is kept
+  const bool keep = !torch.is_resizable(storage);
+  torch.exchange(storage, lent);
+  storages().assign(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
+  return true;
+}
+
+/// The file of a storage that torch has in shared memory, or puts there now, as a block of ours.
+Tensor adopted(nb::handle storage) {
+  const nb::tuple file = nb::cast<nb::tuple>(storage.attr("_share_fd_cpu_")());
+  return adopt_file(nb::cast<int>(file[0]),
+                    nb::cast<std::size_t>(file[1]));  // the descriptor stays torch's
+}
+
+/// Moves a storage that is not in our memory; nothing when another thread was quicker.
+std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
+  const bool adopts = torch.is_shared_by_torch(storage);
+  if (!torch.can_exchange()) {
+    Tensor bytes = adopted(storage);
+    storages().pair(torch, storage, bytes);
+    ++(adopts ? counters.adopted : counters.moved_by_torch);
+    return bytes;
+  }
+  Tensor bytes = adopts ? adopted(storage) : copy_of(begin, size);
+  if (!give(torch, storage, begin, bytes)) return std::nullopt;
+  ++(adopts ? counters.adopted : counters.moved);
+  return bytes;
+}
+
+/// A storage that torch made on memory of ours which it has through numpy or DLPack: maybe a part of a block.
+std::optional<Tensor> lent_elsewhere(const Api& torch, nb::handle storage, Device device) {
+  std::byte* begin = torch.data(storage);
+  if (storages().block_at(torch, begin)) return std::nullopt;
+  return find_exported({begin, row_of_bytes(torch.nbytes(storage)), device, Access::read_write});
+}
+
+/// The block that a storage of the CPU lies in, moved there first if need be.
+Tensor block_of(const Api& torch, nb::handle storage) {
+  const std::size_t size = torch.nbytes(storage);
+  for (;;) {
+    std::byte* begin = torch.data(storage);
+    if (auto known = storages().block_at(torch, begin)) return *std::move(known);
+    if (size == 0) return onecopy::empty(row_of_bytes(0));  // there is nothing to have in common
+    if (auto moved = move(torch, storage, begin, size)) return *std::move(moved);
+  }
+}
+
+/// The block that a storage of a device is: shared where it is, and kept while anybody has it.
+Tensor block_on(Device device, const Api& torch, nb::handle storage) {
+  std::byte* begin = torch.data(storage);
+  const std::size_t size = torch.nbytes(storage);
+  if (auto known = storages().block_at(torch, begin)) return *std::move(known);
+  if (size == 0) return onecopy::empty(row_of_bytes(0), device);
+  if (auto known = storages().adopted_at(begin, size, device)) return *std::move(known);
+  const TensorView view{begin, row_of_bytes(size), device, Access::read_write};
+  Tensor bytes = adopt(view, kept(nb::borrow(storage)));
+  storages().note_adopted(torch, storage, bytes);
+  return bytes;
+}
+
+Tensor block_of(const Api& torch, nb::handle storage, Device device) {
+  if (auto lent = lent_elsewhere(torch, storage, device)) return *std::move(lent);
+  return device == kCpu ? block_of(torch, storage) : block_on(device, torch, storage);
+}
+
+bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_leaf")); }
+
+[[noreturn]] void refuse_graph() {
+  throw Error(
+      ErrorCode::invalid_argument,
+      "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
+      "crossing process boundaries.  If you just want to transfer the data, call detach() on the tensor "
+      "before serializing (e.g., putting it on the queue).");
+}
+
+/// Nothing when there is more to say than flags can: hooks.
+std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType dtype) {
+  std::uint32_t flags = kTorch;
+  if (torch.is_parameter(tensor.ptr())) flags |= kParameter;
+  if (torch.requires_grad(tensor)) {
+    if (is_in_graph(tensor)) refuse_graph();
+    if (!tensor.attr("_backward_hooks").is_none()) return std::nullopt;
+    flags |= kRequiresGrad;
+  }
+  if ((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor)) flags |= kConj;
+  if (torch.is_neg(tensor)) flags |= kNeg;
+  return flags;
+}
+
+/// The storage of this process for the block that begins there. A block that is used on two devices has the same
+/// addresses on both, and a storage for each.
+nb::object storage_on(Device device, const Api& torch, const std::byte* begin) {
+  nb::object storage = storages().storage_at(torch, begin);
+  if (device == kCpu || !storage.is_valid()) return storage;
+  return torch.device_of_storage(storage) == device ? storage : nb::object();
+}
+
+/// A tensor on the block's own storage here, made if this is the first.
+nb::object plain(const Api& torch, const Tensor& tensor) {
+  const std::span<std::byte> block = onecopy::storage(tensor);
+  const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(tensor.data()) - block.data());
+  const Layout& layout = tensor.layout();
+  const Device device = tensor.device();
+  if (nb::object storage = storage_on(device, torch, block.data()); storage.is_valid()) {
+    if (device != kCpu) storages().also_in(block.data(), current_stream(device), tensor);
+    return torch.on_storage(storage, layout, offset, device);
+  }
+  const bool whole = offset == 0 && layout.nbytes() == block.size() && layout.is_contiguous();
+  if (!whole || block.empty() || !Api::can_import(layout.dtype())) {
+    const Tensor bytes(tensor.block(), block.data(), row_of_bytes(block.size()), device, tensor.access());
+    return torch.on_storage(new_storage(torch, bytes), layout, offset, device);
+  }
+  nb::object opened = storages().lend(torch, tensor, layout);
+  storages().assign(torch, torch.storage_of(opened), block.data());
+  return opened;
+}
+
+void check(const Tensor& tensor, std::uint32_t flags) {
+  if ((flags & ~kKnownFlags) != 0 || (flags & kTorch) == 0)
+    throw Error(ErrorCode::bad_handle,
+                "this says things about a torch tensor that this version does not know");
+  const bool differentiable = tensor.dtype() >= DType::f16;
+  if ((flags & kRequiresGrad) != 0 && !differentiable)
+    throw Error(ErrorCode::bad_handle, "a tensor of integers cannot require a gradient");
+}
+
+}  // namespace
+
+bool is_loaded() { return Api::get() != nullptr; }
+
+bool is_tensor(PyObject* object) {
+  const Api* torch = Api::get();
+  return torch && torch->is_tensor(object);
+}
+
+std::optional<Shared> share(PyObject* object) {
+  const Api& torch = api();
+  const nb::handle tensor(object);
+  auto placed = torch.placed(object);
+  if (!placed) return std::nullopt;
+  auto& [layout, device] = *placed;
+  const auto flags = flags_of(torch, tensor, layout.dtype());
+  if (!flags) return std::nullopt;
+  const Tensor bytes = block_of(torch, torch.storage_of(tensor), device);
+  const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
+  return Shared{{bytes.block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
+                *flags};
+}
+
+nb::object open(const Tensor& tensor, std::uint32_t flags) {
+  check(tensor, flags);
+  const Api& torch = api();
+  torch.use(tensor.device());
+  nb::object opened = plain(torch, tensor);
+  if ((flags & kConj) != 0) opened = opened.attr("conj")();
+  if ((flags & kNeg) != 0) opened = opened.attr("_neg_view")();
+  const bool requires_grad = (flags & kRequiresGrad) != 0;
+  if ((flags & kParameter) != 0) return torch.as_parameter(opened, requires_grad);
+  if (requires_grad) opened.attr("requires_grad_")();
+  return opened;
+}
+
+Tensor share_storage(PyObject* storage) {
+  const Api& torch = api();
+  const Device device = torch.device_of_storage(storage);
+  if (device == kCpu) return block_of(torch, storage);
+  const auto lent = lent_elsewhere(torch, storage, device);
+  if (!lent) return block_on(device, torch, storage);
+  if (onecopy::storage(*lent).size() != lent->nbytes())
+    throw Error(ErrorCode::unsupported,
+                "this storage is a part of a block of onecopy, and a storage stands for a whole one; share "
+                "the tensor with onecopy.share(), or send it through a queue");
+  return *lent;
+}
+
+nb::object open_storage(const Tensor& bytes) {
+  const Api& torch = api();
+  torch.use(bytes.device());
+  const std::span<std::byte> block = onecopy::storage(bytes);
+  if (nb::object storage = storage_on(bytes.device(), torch, block.data()); storage.is_valid()) {
+    if (!is_on_host(bytes)) storages().also_in(block.data(), current_stream(bytes.device()), bytes);
+    return storage;
+  }
+  return new_storage(
+      torch, {bytes.block(), block.data(), row_of_bytes(block.size()), bytes.device(), bytes.access()});
+}
+
+void collect() {
+  if (const Api* torch = Api::get()) storages().drop_expired(*torch);
+}
+
+bool is_shared(PyObject* storage) {
+  const Api* torch = Api::get();
+  return torch && (storages().block_at(*torch, torch->data(storage)) ||
+                   lent_elsewhere(*torch, storage, kCpu).has_value());
+}
+
+Stream current_stream(Device device) {
+  const Api* torch = Api::get();
+  return torch ? torch->current_stream(device) : Stream{};
+}
+
+bool record_stream(PyObject* tensor, Stream stream) {
+  const Api& torch = api();
+  const nb::object storage = torch.storage_of(tensor);
+  const std::byte* begin = torch.data(storage);
+  const auto bytes = storages().block_at(torch, begin);
+  return bytes && storages().also_in(begin, stream, onecopy::record_stream(*bytes, stream));
+}
+
+}  // namespace onecopy::python::torch
+
+namespace onecopy::python {
+
+void init_torch(nb::module_& m) {
+  m.def(
+      "torch_share",
+      [](nb::handle tensor) -> std::optional<std::pair<Tensor, std::uint32_t>> {
+        if (!torch::is_tensor(tensor.ptr())) return std::nullopt;
+        auto shared = torch::share(tensor.ptr());
+        if (!shared) return std::nullopt;
+        return std::pair(std::move(shared->tensor), shared->flags);
+      },
+      nb::arg("tensor"),
+      "The memory of a plain torch CPU tensor, moved into shared memory in place if it is not there "
+      "already, and\n"
+      "flags for torch_open(). None for other objects and for tensors that need more than flags.");
+  m.def(
+      "torch_open", &torch::open, nb::arg("tensor"), nb::arg("flags") = std::uint32_t{torch::kTorch},
+      "A torch tensor on the memory of an onecopy tensor. One block is one torch storage in this process.");
+  m.def(
+      "torch_share_storage", [](nb::handle storage) { return torch::share_storage(storage.ptr()); },
+      nb::arg("storage"),
+      "The memory of a torch.UntypedStorage on the CPU as uint8[nbytes], moved in place if need be.");
+  m.def("torch_open_storage", &torch::open_storage, nb::arg("tensor"),
+        "The torch.UntypedStorage that has the tensor's whole block in this process.");
+  m.def(
+      "torch_is_shared", [](nb::handle storage) { return torch::is_shared(storage.ptr()); },
+      nb::arg("storage"), "Does this torch.UntypedStorage lie in memory of onecopy?");
+  m.def(
+      "torch_new_shared",
+      [](std::size_t nbytes) {
+        return torch::open_storage(onecopy::empty(Layout(DType::u8, {static_cast<std::int64_t>(nbytes)})));
+      },
+      nb::arg("nbytes"),
+      "A new torch.UntypedStorage of that many bytes, uninitialised, in memory of onecopy.");
+  m.def(
+      "torch_counters",
+      [] {
+        nb::dict result;
+        result["moved"] = torch::counters.moved;
+        result["moved_by_torch"] = torch::counters.moved_by_torch;
+        result["adopted"] = torch::counters.adopted;
+        return result;
+      },
+      "How torch storages came into shared memory: copied and exchanged in place; moved by torch's own, "
+      "slower way;\n"
+      "adopted because torch had shared them already.");
+}
+
+}  // namespace onecopy::python

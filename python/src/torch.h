@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "module.h"
+#include "onecopy/device/backend.h"
+#include "onecopy/memory/tensor.h"
+
+/// The bridge to PyTorch. It is never linked and never imported by us: torch is found in sys.modules
+/// once a program has imported it.
+///
+/// A torch storage that lies in our memory is known here by the block's address: one block is one
+/// storage object in this process, whether it was moved here or opened here.
+/// Thread safety: all functions are called with the GIL held.
+namespace onecopy::python::torch {
+
+/// What else there is to say about a torch tensor besides its elements. The numbers travel in messages.
+enum Flags : std::uint32_t {
+  kTorch = 1,
+  kRequiresGrad = 2,
+  kParameter = 4,  ///< torch.nn.Parameter
+  kConj = 8,       ///< lazily conjugated
+  kNeg = 16,       ///< lazily negated
+};
+inline constexpr std::uint32_t kKnownFlags = 31;
+
+struct Shared {
+  Tensor tensor;
+  std::uint32_t flags = kTorch;
+};
+
+/// Whether this interpreter has imported torch, completely.
+bool is_loaded();
+/// Exactly torch.Tensor or torch.nn.Parameter: subclasses have more to say than we know of.
+bool is_tensor(PyObject* object);
+
+/// The tensor as ours. A storage of the CPU is moved into shared memory in place if it is not there already:
+/// every alias of it follows. Memory of a CUDA device is shared where it is, and kept from torch's allocator
+/// until nobody has it any more. Nothing for what is no plain strided tensor of these: the pickling reducers
+/// take care of those. Raises torch's own error for tensors inside an autograd graph.
+/// REQUIRES: is_tensor(tensor).
+std::optional<Shared> share(PyObject* tensor);
+/// A torch tensor on our memory. Throws bad_handle for flags that contradict the tensor.
+nb::object open(const Tensor& tensor, std::uint32_t flags);
+
+/// The same for a whole torch.UntypedStorage: a row of bytes.
+Tensor share_storage(PyObject* storage);
+nb::object open_storage(const Tensor& bytes);
+/// Lets go of blocks whose storages torch has freed without telling us: those that torch moved itself.
+void collect();
+/// torch's current stream of a CUDA device; the default stream while torch has not used CUDA.
+Stream current_stream(Device device);
+/// Keeps the memory of a torch tensor until the stream has come past the end of its storage here, too. False for
+/// memory that is torch's own: its allocator has to be told.
+bool record_stream(PyObject* tensor, Stream stream);
+
+/// Does the storage lie in memory of ours?
+bool is_shared(PyObject* storage);
+
+}  // namespace onecopy::python::torch

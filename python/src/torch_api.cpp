@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_api.h"
+
+#include <nanobind/stl/string.h>
+
+#include <string>
+#include <vector>
+
+#include "memory/dlpack_dtype.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::python::torch {
+namespace {
+
+/// torch, if somebody imported it and that is over.
+nb::object imported_torch() {
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
+  if (!module || module == Py_None) return {};                                 // None: forbidden to import
+  const nb::handle torch(module);
+  const nb::object spec = nb::getattr(torch, "__spec__", nb::none());
+  if (nb::cast<bool>(nb::getattr(spec, "_initializing", nb::bool_(false)))) return {};
+  return nb::borrow(torch);
+}
+
+std::vector<std::int64_t> numbers(nb::handle tuple) {
+  std::vector<std::int64_t> values;
+  for (const nb::handle value : tuple) values.push_back(nb::cast<std::int64_t>(value));
+  return values;
+}
+
+nb::tuple tuple_of(std::span<const std::int64_t> values) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
+  if (!tuple) throw nb::python_error();
+  for (std::size_t i = 0; i < values.size(); ++i)
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
+  return nb::steal<nb::tuple>(tuple);
+}
+
+/// The CPU or a CUDA device, as torch says it.
+std::optional<Device> device_of(nb::handle object) {
+  const nb::object device = object.attr("device");
+  const auto type = nb::cast<std::string>(device.attr("type"));
+  if (type == "cpu") return kCpu;
+  if (type != "cuda") return std::nullopt;
+  return Device{DeviceType::cuda, nb::cast<std::int16_t>(device.attr("index"))};
+}
+
+/// For torch without the exchange table: DLPack's capsules of the first form.
+struct OldForm {
+  DLManagedTensor managed;
+  DLManagedTensorVersioned* whole;
+
+  static void destroy(DLManagedTensor* self) {
+    auto* form = static_cast<OldForm*>(self->manager_ctx);
+    form->whole->deleter(form->whole);
+    delete form;
+  }
+  static void drop_capsule(PyObject* capsule) {
+    if (!PyCapsule_IsValid(capsule, "dltensor")) return;  // taken over
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    managed->deleter(managed);
+  }
+};
+
+nb::object capsule_of(DLManagedTensorVersioned* managed) {
+  auto* form = new OldForm{{managed->dl_tensor, nullptr, &OldForm::destroy}, managed};
+  form->managed.manager_ctx = form;
+  PyObject* capsule = PyCapsule_New(&form->managed, "dltensor", &OldForm::drop_capsule);
+  if (capsule) return nb::steal(capsule);
+  OldForm::destroy(&form->managed);
+  throw nb::python_error();
+}
+
+}  // namespace
+
+const Api* Api::get() {
+  static const Api* api = nullptr;
+  if (api) return api;
+  nb::object torch = imported_torch();
+  if (!torch.is_valid()) return nullptr;
+  api = new Api(std::move(torch));
+  return api;
+}
+
+Api::Api(nb::object torch) : module(std::move(torch)) {
+  const nb::object tensor = module.attr("Tensor");
+  tensor_type = reinterpret_cast<PyTypeObject*>(tensor.inc_ref().ptr());
+  parameter_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(module.attr("nn").attr("Parameter")).release().ptr());
+  storage_type = module.attr("UntypedStorage");
+  table_ = find_table(tensor);
+  for (auto i = static_cast<std::size_t>(kFirstDType); i < dtypes_.size(); ++i)
+    dtypes_[i] = nb::getattr(module, std::string(name(static_cast<DType>(i))).c_str(), nb::none());
+  empty_ = module.attr("empty");
+  strided_ = module.attr("strided");
+  make_subclass_ = tensor.attr("_make_subclass");
+  import_capsule_ = module.attr("_C").attr("_from_dlpack");
+  from_weak_ = storage_type.attr("_new_with_weak_ptr");
+  free_weak_ = storage_type.attr("_free_weak_ref");
+  is_shared_ = module.attr("_C").attr("StorageBase").attr("is_shared");  // which nobody replaces
+  swap_ = nb::getattr(storage_type, "_swap_data_ptr_", nb::none());
+  untyped_storage_ = tensor.attr("untyped_storage");
+  storage_offset_ = tensor.attr("storage_offset");
+  is_conj_ = tensor.attr("is_conj");
+  is_neg_ = tensor.attr("is_neg");
+  data_ptr_ = storage_type.attr("data_ptr");
+  nbytes_ = storage_type.attr("nbytes");
+  weak_ref_ = storage_type.attr("_weak_ref");
+  resizable_ = storage_type.attr("resizable");
+  requires_grad_ = nb::str("requires_grad");
+  no_elements_ = nb::make_tuple(0);
+  cpu_ = module.attr("device")("cpu");
+}
+
+const Api::ExchangeTable* Api::find_table(nb::handle tensor_type) {
+  const nb::object capsule = nb::getattr(tensor_type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+  const auto* table =
+      static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (table && table->version.major > 1) table = table->previous;
+  return table && table->version.major == 1 ? table : nullptr;
+}
+
+std::optional<Api::Placed> Api::placed(PyObject* tensor) const {
+  if (table_ && table_->view_of_object)
+    if (auto placed = placed_by_table(tensor)) return placed;
+  return placed_by_attributes(tensor);
+}
+
+std::optional<Api::Placed> Api::placed_by_table(PyObject* tensor) const {
+  DLTensor dl;
+  if (table_->view_of_object(tensor, &dl) != 0) {
+    PyErr_Clear();  // sparse, quantized, meta, a dtype that DLPack does not have
+    return std::nullopt;
+  }
+  if (dl.device.device_type != kDLCpu && dl.device.device_type != kDLCuda) return std::nullopt;
+  const auto ndim = static_cast<std::size_t>(dl.ndim);
+  try {
+    return Placed{Layout(from_dl(dl.dtype), std::span(dl.shape, ndim), std::span(dl.strides, ndim)),
+                  from_dl(dl.device)};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<Api::Placed> Api::placed_by_attributes(nb::handle tensor) const {
+  const auto device = device_of(tensor);
+  if (!device || !tensor.attr("layout").is(strided_) || nb::cast<bool>(tensor.attr("is_nested")))
+    return std::nullopt;
+  const nb::object dtype = tensor.attr("dtype");
+  for (auto i = static_cast<std::size_t>(kFirstDType); i < dtypes_.size(); ++i)
+    if (dtypes_[i].is(dtype))
+      return Placed{
+          Layout(static_cast<DType>(i), numbers(tensor.attr("shape")), numbers(tensor.attr("stride")())),
+          *device};
+  return std::nullopt;
+}
+
+Device Api::device_of_storage(nb::handle storage) const {
+  if (const auto device = device_of(storage)) return *device;
+  throw Error(ErrorCode::unsupported, "only storages on the cpu and on CUDA devices can be shared");
+}
+
+bool Api::has_cuda() const {
+  if (!has_cuda_) has_cuda_ = nb::cast<bool>(module.attr("cuda").attr("is_initialized")());
+  return has_cuda_;
+}
+
+/// Tensors on memory of others do not make torch initialise its part of CUDA.
+void Api::use(Device device) const {
+  if (device.type == DeviceType::cpu) return;
+  if (device.type != DeviceType::cuda)
+    throw Error(ErrorCode::unsupported,
+                "tensors on " + device.str() + " cannot be opened as torch tensors yet");
+  if (has_cuda()) return;
+  try {
+    module.attr("cuda").attr("init")();
+  } catch (nb::python_error& error) {
+    throw Error(ErrorCode::unsupported,
+                "torch cannot use " + device.str() + ": " + nb::str(error.value()).c_str() +
+                    "; open the tensor without framework=\"torch\", or copy it to the cpu first: .cpu()");
+  }
+}
+
+/// Until torch has used CUDA all its work is in the default stream.
+Stream Api::current_stream(Device device) const {
+  if (!has_cuda()) return {};
+  void* stream = nullptr;
+  if (table_ && table_->current_stream && table_->current_stream(kDLCuda, device.index, &stream) == 0)
+    return {stream};
+  PyErr_Clear();
+  const nb::object current = module.attr("cuda").attr("current_stream")(device.index);
+  return {reinterpret_cast<void*>(number(current.attr("cuda_stream")))};
+}
+
+nb::object Api::device(Device device) const {
+  if (device == kCpu) return cpu_;
+  return module.attr("device")(device.str());
+}
+
+bool Api::can_import(DType dtype) noexcept { return dtype < DType::f8_e4m3fn; }
+
+nb::object Api::import(DLManagedTensorVersioned* managed) const {
+  if (!table_ || !table_->object_from_managed) return import_capsule_(capsule_of(managed));
+  void* object = nullptr;
+  if (table_->object_from_managed(managed, &object) == 0) return nb::steal(static_cast<PyObject*>(object));
+  throw nb::python_error();
+}
+
+nb::object Api::on_storage(nb::handle storage, const Layout& layout, std::size_t offset,
+                           Device where) const {
+  const nb::object& dtype = dtypes_[static_cast<std::size_t>(layout.dtype())];
+  if (dtype.is_none())
+    throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
+                                            std::string(name(layout.dtype())) + "; use a newer one");
+  nb::object tensor = empty_(no_elements_, nb::arg("dtype") = dtype, nb::arg("device") = device(where));
+  tensor.attr("set_")(storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
+                      tuple_of(layout.strides()));
+  return tensor;
+}
+
+nb::object Api::as_parameter(nb::handle tensor, bool requires_grad) const {
+  return make_subclass_(nb::handle(reinterpret_cast<PyObject*>(parameter_type)), tensor, requires_grad);
+}
+
+std::byte* Api::data(nb::handle storage) const {
+  return reinterpret_cast<std::byte*>(number(call(data_ptr_, storage)));
+}
+
+std::uintptr_t Api::weak(nb::handle storage) const { return number(call(weak_ref_, storage)); }
+
+nb::object Api::upgrade(std::uintptr_t weak) const { return from_weak_(weak); }
+
+void Api::free_weak(std::uintptr_t weak) const { free_weak_(weak); }
+
+}  // namespace onecopy::python::torch

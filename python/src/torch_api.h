@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+#include "module.h"
+#include "onecopy/core/dtype.h"
+#include "onecopy/core/layout.h"
+#include "onecopy/device/backend.h"
+#include "onecopy/memory/dlpack.h"
+
+namespace onecopy::python::torch {
+
+/// What we use of torch, looked up once per interpreter. The quick way in and out is the table of C
+/// functions that torch (2.10 and later) gives to everybody on torch.Tensor.__dlpack_c_exchange_api__;
+/// without it the attributes of tensors and DLPack capsules say the same, in more steps.
+///
+/// Never destroyed: storages may outlive the module. Thread safety: used with the GIL held.
+class Api {
+ public:
+  /// None until torch has been imported completely.
+  static const Api* get();
+
+  bool is_tensor(PyObject* object) const noexcept {
+    return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type;
+  }
+  bool is_parameter(PyObject* object) const noexcept { return Py_TYPE(object) == parameter_type; }
+
+  /// What a tensor's elements are, and on which device.
+  struct Placed {
+    Layout layout;
+    Device device;
+  };
+  /// Nothing for what is no plain strided tensor of the CPU or a CUDA device with a dtype that we have.
+  std::optional<Placed> placed(PyObject* tensor) const;
+  /// The CPU or a CUDA device. Throws unsupported for a storage elsewhere.
+  Device device_of_storage(nb::handle storage) const;
+  /// Before torch makes tensors on memory of a device. Throws unsupported when this torch cannot.
+  void use(Device device) const;
+  Stream current_stream(Device device) const;
+  /// Elements from the start of the storage to the first of the tensor.
+  std::size_t offset(nb::handle tensor) const { return number(call(storage_offset_, tensor)); }
+
+  /// A tensor on foreign memory; `managed` is taken over in any case.
+  nb::object import(DLManagedTensorVersioned* managed) const;
+  /// Can import() make tensors of this dtype?
+  static bool can_import(DType dtype) noexcept;
+  /// A tensor of any dtype on a storage. `offset` counts bytes.
+  nb::object on_storage(nb::handle storage, const Layout& layout, std::size_t offset, Device device) const;
+  nb::object as_parameter(nb::handle tensor, bool requires_grad) const;
+
+  nb::object storage_of(nb::handle tensor) const { return call(untyped_storage_, tensor); }
+  std::byte* data(nb::handle storage) const;
+  std::size_t nbytes(nb::handle storage) const { return number(call(nbytes_, storage)); }
+  bool is_resizable(nb::handle storage) const { return call(resizable_, storage).is(nb::handle(Py_True)); }
+  bool requires_grad(nb::handle tensor) const {
+    return get(tensor, requires_grad_).is(nb::handle(Py_True));
+  }
+  bool is_conj(nb::handle tensor) const { return call(is_conj_, tensor).is(nb::handle(Py_True)); }
+  bool is_neg(nb::handle tensor) const { return call(is_neg_, tensor).is(nb::handle(Py_True)); }
+  /// Can the memory of two storages be exchanged (torch 2.12 and later)?
+  bool can_exchange() const noexcept { return !swap_.is_none(); }
+  /// All tensors on either storage follow. REQUIRES: can_exchange(); same device and size.
+  void exchange(nb::handle a, nb::handle b) const { swap_(a, b); }
+  /// Is it in shared memory of torch's own making?
+  bool is_shared_by_torch(nb::handle storage) const {
+    return call(is_shared_, storage).is(nb::handle(Py_True));
+  }
+  /// A number that stands for the storage and does not keep its memory; to be given to upgrade() and,
+  /// once, to free_weak().
+  std::uintptr_t weak(nb::handle storage) const;
+  /// The storage, or None when its memory is gone.
+  nb::object upgrade(std::uintptr_t weak) const;
+  void free_weak(std::uintptr_t weak) const;
+
+  PyTypeObject* tensor_type;
+  PyTypeObject* parameter_type;
+  nb::object module;
+  nb::object storage_type;  ///< torch.UntypedStorage
+
+ private:
+  /// The first part of DLPack's exchange table, version 1; see dlpack.h of DLPack 1.2.
+  struct ExchangeTable {
+    DLPackVersion version;
+    ExchangeTable* previous;
+    void* allocate;
+    void* managed_from_object;
+    int (*object_from_managed)(DLManagedTensorVersioned* managed, void** object);
+    int (*view_of_object)(void* object, DLTensor* out);
+    int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** stream);
+  };
+
+  explicit Api(nb::object torch);
+  /// A method of torch's types, looked up once, called on an object of that type.
+  static nb::object call(const nb::object& method, nb::handle self) {
+    PyObject* result = PyObject_CallOneArg(method.ptr(), self.ptr());
+    if (!result) throw nb::python_error();
+    return nb::steal(result);
+  }
+  static nb::object get(nb::handle object, const nb::object& name) {
+    PyObject* result = PyObject_GetAttr(object.ptr(), name.ptr());
+    if (!result) throw nb::python_error();
+    return nb::steal(result);
+  }
+  static std::size_t number(const nb::object& value) {
+    const std::size_t result = PyLong_AsSize_t(value.ptr());
+    if (result == static_cast<std::size_t>(-1) && PyErr_Occurred()) throw nb::python_error();
+    return result;
+  }
+  static const ExchangeTable* find_table(nb::handle tensor_type);
+  std::optional<Placed> placed_by_table(PyObject* tensor) const;
+  std::optional<Placed> placed_by_attributes(nb::handle tensor) const;
+  /// Whether torch has used CUDA; it never stops.
+  bool has_cuda() const;
+  nb::object device(Device device) const;
+
+  const ExchangeTable* table_;
+  mutable bool has_cuda_ = false;
+  std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
+      dtypes_;  ///< by DType; none: unknown to torch
+  nb::object empty_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;
+  nb::object untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_, weak_ref_,
+      resizable_, swap_;
+  nb::object requires_grad_;  ///< the word
+  nb::object no_elements_;    ///< (0,)
+  nb::object cpu_;
+};
+
+}  // namespace onecopy::python::torch

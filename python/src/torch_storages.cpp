@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_storages.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "memory/dlpack_dtype.h"
+#include "onecopy/share/share.h"
+#include "share/keeper.h"
+#include "share/process.h"
+
+namespace onecopy::python::torch {
+
+Storages& Storages::instance() {
+  static Storages* storages = new Storages();
+  return *storages;
+}
+
+Storages::Storages() {
+  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                 [] { instance().mutex_.unlock(); });
+}
+
+nb::object Storages::lend(const Api& api, const Tensor& bytes, const Layout& layout) {
+  drop_due(api);
+  auto lent = std::make_unique<Lent>();
+  lent->bytes = bytes;
+  lent->begin = storage(bytes).data();
+  lent->dims.assign(layout.shape().begin(), layout.shape().end());
+  lent->dims.insert(lent->dims.end(), layout.strides().begin(), layout.strides().end());
+  lent->dims.push_back(0);  // so that a 0-d tensor has pointers, too
+  lent->managed.version = {1, 1};
+  lent->managed.manager_ctx = lent.get();
+  lent->managed.deleter = &Storages::give_back;
+  lent->managed.dl_tensor = {lent->begin,
+                             to_dl(bytes.device()),
+                             static_cast<std::int32_t>(layout.ndim()),
+                             to_dl(layout.dtype()),
+                             lent->dims.data(),
+                             lent->dims.data() + layout.ndim(),
+                             0};
+  {
+    std::lock_guard lock(mutex_);
+    lent_[lent->begin] = lent.get();  // in place of one whose storage is on its way out
+  }
+  return api.import(&lent.release()->managed);
+}
+
+void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin, nb::object former) {
+  const std::uintptr_t weak = api.weak(storage);
+  std::lock_guard lock(mutex_);
+  const auto at = lent_.find(begin);
+  if (at == lent_.end()) {
+    due_weak_.push_back(weak);
+    return;
+  }
+  if (at->second->weak != 0) due_weak_.push_back(at->second->weak);
+  at->second->weak = weak;
+  if (former.is_valid()) at->second->former = former.release().ptr();
+}
+
+std::optional<Tensor> Storages::block_at(const Api& api, const std::byte* begin) {
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto at = lent_.find(begin); at != lent_.end()) return at->second->bytes;
+    if (!paired_.contains(begin)) return std::nullopt;
+  }
+  return paired_block_at(api, begin);
+}
+
+/// torch may have unmapped that storage since, and have put another one there.
+std::optional<Tensor> Storages::paired_block_at(const Api& api, const std::byte* begin) {
+  std::uintptr_t weak = 0;
+  std::optional<Tensor> bytes;
+  {
+    std::lock_guard lock(mutex_);
+    const Paired& paired = paired_.at(begin);  // entries go with the GIL only, which we hold
+    weak = paired.weak;
+    bytes = paired.bytes;
+  }
+  if (api.upgrade(weak).is_none()) bytes.reset();
+  return bytes;
+}
+
+std::uintptr_t Storages::weak_at(const std::byte* begin) const {
+  std::lock_guard lock(mutex_);
+  if (const auto at = lent_.find(begin); at != lent_.end()) return at->second->weak;
+  if (const auto at = ours_.find(begin); at != ours_.end()) return paired_.at(at->second).weak;
+  if (const auto at = adopted_.find(begin); at != adopted_.end()) return at->second.weak;
+  return 0;
+}
+
+nb::object Storages::storage_at(const Api& api, const std::byte* begin) {
+  const std::uintptr_t weak = weak_at(begin);
+  // The number stays valid: numbers are freed with the GIL only, which we hold.
+  if (weak == 0) return {};
+  nb::object storage = api.upgrade(weak);
+  return storage.is_none() ? nb::object() : storage;
+}
+
+void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
+  if (paired_.size() >= paired_limit_) drop_expired(api);
+  const std::byte* theirs = api.data(storage);
+  const std::uintptr_t weak = api.weak(storage);
+  std::lock_guard lock(mutex_);
+  if (const auto at = paired_.find(theirs); at != paired_.end()) {  // an expired one at the same address
+    ours_.erase(onecopy::storage(at->second.bytes).data());
+    due_weak_.push_back(at->second.weak);
+    paired_.erase(at);
+  }
+  paired_.insert({theirs, {bytes, weak}});
+  ours_[onecopy::storage(bytes).data()] = theirs;
+}
+
+void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& bytes) {
+  if (adopted_.size() >= adopted_limit_) drop_expired_adopted(api);
+  auto& keeper = static_cast<SharedKeeper&>(*bytes.block().keeper());
+  const BlockInfo info = keeper.export_block(bytes.block().number(), bytes.access()).info;
+  const Adopted adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
+  const auto [at, is_new] = adopted_.try_emplace(bytes.as<std::byte>(), adopted);
+  if (is_new) return;
+  api.free_weak(at->second.weak);
+  at->second = adopted;
+}
+
+std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t size, Device device) {
+  const auto at = adopted_.find(begin);
+  if (at == adopted_.end() || at->second.size != size) return std::nullopt;
+  BlockRef block = Process::current().ledger().try_open(at->second.block, at->second.generation);
+  if (!block) return std::nullopt;
+  return Tensor(std::move(block), const_cast<std::byte*>(begin),
+                Layout(DType::u8, {static_cast<std::int64_t>(size)}), device, Access::read_write);
+}
+
+void Storages::drop_expired_adopted(const Api& api) {
+  std::erase_if(adopted_, [&](const auto& entry) {
+    if (!api.upgrade(entry.second.weak).is_none()) return false;
+    api.free_weak(entry.second.weak);
+    return true;
+  });
+  adopted_limit_ = std::max<std::size_t>(64, adopted_.size() * 2);
+}
+
+bool Storages::also_in(const std::byte* begin, Stream stream, const Tensor& bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto at = lent_.find(begin);
+  if (at == lent_.end()) return false;
+  auto& streams = at->second->streams;
+  const bool known = std::any_of(streams.begin(), streams.end(),
+                                 [&](const auto& entry) { return entry.first == stream.native; });
+  if (!known) streams.emplace_back(stream.native, bytes);
+  return true;
+}
+
+void Storages::drop_expired(const Api& api) {
+  drop_expired_adopted(api);
+  std::vector<std::pair<const std::byte*, std::uintptr_t>> all;
+  {
+    std::lock_guard lock(mutex_);
+    for (const auto& [begin, paired] : paired_) all.emplace_back(begin, paired.weak);
+  }
+  std::erase_if(all, [&](const auto& p) { return !api.upgrade(p.second).is_none(); });
+  std::vector<Tensor> freed;  // let go of without the lock
+  std::lock_guard lock(mutex_);
+  for (const auto& [begin, weak] : all) {
+    const auto at = paired_.find(begin);
+    ours_.erase(onecopy::storage(at->second.bytes).data());
+    freed.push_back(std::move(at->second.bytes));
+    due_weak_.push_back(weak);
+    paired_.erase(at);
+  }
+  paired_limit_ = std::max<std::size_t>(64, paired_.size() * 2);
+}
+
+void Storages::give_back(DLManagedTensorVersioned* managed) {
+  const std::unique_ptr<Lent> lent(static_cast<Lent*>(managed->manager_ctx));
+  instance().remove(*lent);
+}  // and the block is let go of without the lock
+
+void Storages::remove(Lent& lent) noexcept {
+  std::lock_guard lock(mutex_);
+  const auto at = lent_.find(lent.begin);
+  if (at != lent_.end() && at->second == &lent) lent_.erase(at);
+  if (lent.weak != 0) due_weak_.push_back(lent.weak);
+  if (lent.former) due_objects_.push_back(lent.former);
+}
+
+void Storages::drop_due(const Api& api) {
+  std::vector<std::uintptr_t> weak;
+  std::vector<PyObject*> objects;
+  {
+    std::lock_guard lock(mutex_);
+    if (due_weak_.empty() && due_objects_.empty()) return;
+    weak.swap(due_weak_);
+    objects.swap(due_objects_);
+  }
+  for (const std::uintptr_t number : weak) api.free_weak(number);
+  for (PyObject* object : objects) Py_DECREF(object);
+}
+
+}  // namespace onecopy::python::torch

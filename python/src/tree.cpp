@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tree.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+
+#include <string_view>
+
+#include "args.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "source.h"
+#include "torch.h"
+#include "values.h"
+
+namespace onecopy::python {
+namespace {
+
+constexpr int kMostDeep = 32;  // as encode_value() has it
+
+/// A class of torch, for objects that can only exist when it is imported.
+bool is_instance_of_torch(nb::handle x, const char* module, const char* name) {
+  if (!torch::is_loaded()) return false;
+  const int is = PyObject_IsInstance(x.ptr(), nb::module_::import_(module).attr(name).ptr());
+  if (is < 0) throw nb::python_error();
+  return is == 1;
+}
+
+bool is_module(nb::handle x) { return is_instance_of_torch(x, "torch.nn", "Module"); }
+
+std::string text_of(nb::handle x, const char* attribute) {
+  const nb::object value = x.attr(attribute);
+  return nb::str(nb::handle(value)).c_str();
+}
+
+[[noreturn]] void refuse_torch(nb::handle x, const std::string& argument) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} is a torch tensor with layout {}, dtype {} on {}; only dense tensors of the "
+                          "cpu and of CUDA devices can be shared by handle: share the dense tensors that "
+                          "it consists of, or "
+                          "send it through a onecopy.multiprocessing.Queue",
+                          argument, text_of(x, "layout"), text_of(x, "dtype"), text_of(x, "device")));
+}
+
+/// The values only, row-major, with what else the original has to say; REQUIRES: torch::is_tensor(x).
+nb::object copy_of_torch(nb::handle x, const std::string& argument) {
+  const std::string place = text_of(x, "device");
+  const bool is_carried = place == "cpu" || place.starts_with("cuda:");
+  const bool is_dense = text_of(x, "layout") == "torch.strided";
+  if (!is_carried || !is_dense || nb::cast<bool>(x.attr("is_quantized"))) refuse_torch(x, argument);
+  const Tensor made = empty(
+      Layout(dtype_arg(x.attr("dtype"), argument.c_str()), shape_arg(x.attr("shape"), argument.c_str())),
+      Device::parse(place));
+  torch::open(made, torch::kTorch).attr("copy_")(x.attr("detach")());
+  std::uint32_t flags = torch::kTorch;
+  if (is_instance_of_torch(x, "torch.nn", "Parameter")) flags |= torch::kParameter;
+  if (nb::cast<bool>(x.attr("requires_grad")) && nb::cast<bool>(x.attr("is_leaf")))
+    flags |= torch::kRequiresGrad;
+  return torch::open(made, flags);
+}
+
+bool is_numpy_number(nb::handle x) {
+  const nb::object numpy = nb::module_::import_("sys").attr("modules").attr("get")("numpy");
+  return !numpy.is_none() && PyObject_IsInstance(x.ptr(), numpy.attr("generic").ptr()) == 1;
+}
+
+/// int for an IntEnum, float for a number of numpy: what the codec has a word for.
+nb::object plain_of_other(nb::handle x) {
+  PyObject* plain = nullptr;
+  if (PyLong_Check(x.ptr())) plain = PyNumber_Long(x.ptr());
+  else if (PyFloat_Check(x.ptr())) plain = PyNumber_Float(x.ptr());
+  else if (PyUnicode_Check(x.ptr())) plain = PyUnicode_FromObject(x.ptr());
+  else if (is_numpy_number(x)) return x.attr("item")();
+  else return {};
+  if (!plain) throw nb::python_error();
+  return nb::steal(plain);
+}
+
+bool is_plain(nb::handle x) {
+  return x.is_none() || PyBool_Check(x.ptr()) || PyLong_CheckExact(x.ptr()) ||
+         PyFloat_CheckExact(x.ptr()) || PyComplex_CheckExact(x.ptr()) || PyUnicode_CheckExact(x.ptr()) ||
+         PyBytes_CheckExact(x.ptr());
+}
+
+bool is_plain_key(nb::handle key) {
+  if (!PyTuple_CheckExact(key.ptr())) return is_plain(key);
+  for (const nb::handle part : nb::borrow<nb::tuple>(key))
+    if (!is_plain_key(part)) return false;
+  return true;
+}
+
+/// All parameters and buffers by name, those under two names twice.
+nb::object tensors_of_module(nb::handle module) {
+  nb::dict all;
+  for (const char* kind : {"named_parameters", "named_buffers"}) {
+    const nb::object named = module.attr(kind)(nb::arg("remove_duplicate") = false);
+    if (PyDict_MergeFromSeq2(all.ptr(), named.ptr(), 1) < 0) throw nb::python_error();
+  }
+  return all;
+}
+
+}  // namespace
+
+nb::object shareable_array(nb::handle x, bool copy, const std::string& argument) {
+  if (torch::is_tensor(x.ptr())) return copy ? copy_of_torch(x, argument) : nb::borrow(x);
+  if (is_instance_of_torch(x, "torch", "Tensor"))
+    return shareable_array(x.attr("as_subclass")(nb::module_::import_("torch").attr("Tensor")), copy,
+                           argument);
+  const auto source = Source::of(x, argument.c_str());
+  if (!source) return {};
+  if (!copy && as_onecopy_tensor(x.ptr()) && source->ours()) return nb::borrow(x);
+  return nb::cast(copy ? source->copied() : source->shared());
+}
+
+bool is_nested(nb::handle x) {
+  return PyDict_Check(x.ptr()) || PyList_Check(x.ptr()) || PyTuple_Check(x.ptr()) || is_module(x);
+}
+
+class Tree::Step {
+ public:
+  Step(Tree& tree, std::string_view part) : tree_(tree), before_(tree.path_.size()) {
+    if (before_ > 0) tree.path_ += '.';
+    tree.path_ += part;
+  }
+  Step(const Step&) = delete;
+  Step& operator=(const Step&) = delete;
+  ~Step() { tree_.path_.resize(before_); }
+
+ private:
+  Tree& tree_;
+  const std::size_t before_;
+};
+
+Tree::Tree(nb::handle x, bool copy) : copy_(copy) { value_ = walk(x, 0); }
+
+nb::object Tree::walk(nb::handle x, int depth) {
+  if (is_plain(x)) return nb::borrow(x);
+  if (depth == kMostDeep) refuse(fmt::format("is nested {} deep or more, or contains itself", kMostDeep));
+  if (torch::is_tensor(x.ptr()) || as_onecopy_tensor(x.ptr())) return array(x);
+  if (PyDict_Check(x.ptr())) return walk_dict(x, depth);
+  if (PyList_Check(x.ptr()) || PyTuple_Check(x.ptr()))
+    return walk_sequence(x, PyTuple_Check(x.ptr()) != 0, depth);
+  if (nb::object plain = plain_of_other(x); plain.is_valid()) return plain;
+  if (is_module(x)) return walk_dict(tensors_of_module(x), depth);
+  return array(x);
+}
+
+/// Walks a copy, which nobody else changes meanwhile. The original stands for itself when nothing in it
+/// had to be replaced.
+nb::object Tree::walk_dict(nb::handle x, int depth) {
+  nb::object copy = nb::steal(PyDict_Copy(x.ptr()));
+  if (!copy.is_valid()) throw nb::python_error();
+  bool changed = !PyDict_CheckExact(x.ptr());
+  PyObject *key, *value;
+  for (Py_ssize_t position = 0; PyDict_Next(copy.ptr(), &position, &key, &value) != 0;) {
+    if (!is_plain_key(key)) refuse(fmt::format("has the key {}, which is no plain value", short_repr(key)));
+    const nb::object text =
+        PyUnicode_CheckExact(key) ? nb::borrow(key) : nb::object(nb::str(nb::handle(key)));
+    const Step step(*this, nb::cast<std::string_view>(text));
+    const nb::object fit = walk(value, depth + 1);
+    if (fit.is(nb::handle(value))) continue;
+    changed = true;
+    if (PyDict_SetItem(copy.ptr(), key, fit.ptr()) < 0) throw nb::python_error();
+  }
+  return changed ? copy : nb::borrow(x);
+}
+
+nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
+  nb::object copy = nb::steal(PySequence_List(x.ptr()));
+  if (!copy.is_valid()) throw nb::python_error();
+  bool changed = !PyList_CheckExact(x.ptr()) && !PyTuple_CheckExact(x.ptr());
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(copy.ptr()); ++i) {
+    const Step step(*this, fmt::format_int(i).c_str());
+    PyObject* const value = PyList_GET_ITEM(copy.ptr(), i);
+    nb::object fit = walk(value, depth + 1);
+    if (fit.is(nb::handle(value))) continue;
+    changed = true;
+    PyList_SetItem(copy.ptr(), i, fit.release().ptr());
+  }
+  if (!changed) return nb::borrow(x);
+  return is_tuple ? nb::steal(PyList_AsTuple(copy.ptr())) : copy;
+}
+
+nb::object Tree::array(nb::handle x) {
+  if (const auto known = known_.find(x.ptr()); known != known_.end()) {
+    other_names_.push_back({path_, known->second});
+    return leaves_[known->second].array;
+  }
+  nb::object fit = shareable_array(x, copy_, place());
+  if (!fit.is_valid())
+    refuse(fmt::format("is a {}; a bundle holds arrays and plain values in dicts, lists and tuples",
+                       nb::type_name(x.type()).c_str()));
+  known_.emplace(x.ptr(), static_cast<std::uint32_t>(leaves_.size()));
+  keep_.push_back(nb::borrow(x));
+  leaves_.push_back({path_, fit});
+  return fit;
+}
+
+std::string Tree::place() const { return path_.empty() ? "x" : fmt::format("x at \"{}\"", path_); }
+
+void Tree::refuse(const std::string& problem) const {
+  throw Error(ErrorCode::invalid_argument, fmt::format("{} {}", place(), problem));
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "module.h"
+
+namespace onecopy::python {
+
+/// What stands for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared
+/// memory; `copy`: not on the memory of the original. An invalid object when x is no array.
+/// Throws unsupported, naming `argument`, for arrays that cannot be shared. REQUIRES: the GIL.
+nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
+
+/// Is it a dict, list, tuple or torch.nn.Module: something with arrays in it?
+bool is_nested(nb::handle x);
+
+/// A nested value made fit for sharing: only types that encode_value() takes, each array an object of
+/// its own and named by its place, e.g. "layers.3.weight".
+/// Thread safety: used with the GIL held.
+class Tree {
+ public:
+  /// Throws invalid_argument with the place of what cannot be shared.
+  Tree(nb::handle x, bool copy);
+
+  struct Leaf {
+    std::string name;
+    nb::object array;
+  };
+  struct OtherName {
+    std::string name;
+    std::uint32_t leaf;
+  };
+  nb::handle value() const { return value_; }
+  /// In the order in which encode_value() comes across them.
+  const std::vector<Leaf>& leaves() const { return leaves_; }
+  /// Arrays at a second place and more.
+  const std::vector<OtherName>& other_names() const { return other_names_; }
+
+ private:
+  nb::object walk(nb::handle x, int depth);
+  nb::object walk_dict(nb::handle x, int depth);
+  nb::object walk_sequence(nb::handle x, bool is_tuple, int depth);
+  nb::object array(nb::handle x);
+  std::string place() const;
+  [[noreturn]] void refuse(const std::string& problem) const;
+  /// Adds a part to the path while it lives.
+  class Step;
+
+  const bool copy_;
+  std::string path_;  ///< name of where we are
+  std::vector<Leaf> leaves_;
+  std::vector<OtherName> other_names_;
+  std::unordered_map<PyObject*, std::uint32_t> known_;  ///< leaves by the caller's object
+  std::vector<nb::object> keep_;                        ///< so that no address means two objects
+  nb::object value_;
+};
+
+}  // namespace onecopy::python

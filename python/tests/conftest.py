@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all tests have in common: another process to talk to, and nothing left behind.
+
+A test that hangs is ended after a while with every thread's stack. Run with ``-X dev -W error``.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import gc
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+# What a hanging test may take; the slowest that works takes a tenth.
+PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", 300))
+
+# How many processes are killed at random, in all; ONECOPY_TEST_KILLS=500 is what the package promises.
+KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", 80))
+
+# Where the shell that started us ignores it, as it does in the background, so would every test.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--everything", action="store_true", help="also what takes minutes: all of CPython's own tests"
+    )
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """torch's threads do not survive fork(): a child that uses them after its parent did hangs in libgomp."""
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def terminal(request):
+    """Where the run's standard error went before pytest captured it."""
+    with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        descriptor = os.dup(2)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture(autouse=True)
+def watchdog(terminal):
+    """Ends a hanging run with the stacks of all threads."""
+    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=terminal)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """A test leaves no process and no name in /dev/shm behind, except what a wider fixture still uses."""
+    before = set(multiprocessing.active_children()), set(os.listdir("/dev/shm"))
+    yield
+    if "onecopy" in sys.modules:  # handles that were pickled and never opened would be waited for
+        sys.modules["onecopy"].collect(older_than=0)
+    for _ in range(100):
+        children = set(multiprocessing.active_children()) - before[0] - {p.process for p in Peer.alive}
+        names = {name for name in set(os.listdir("/dev/shm")) - before[1] if is_left(name)}
+        if not children and not names:
+            return
+        gc.collect()
+        time.sleep(0.05)
+    for child in children:
+        child.kill()
+        child.join()
+    assert not children, f"processes left behind: {children}"
+    assert not names, f"names left in /dev/shm: {names}"
+
+
+def is_left(name: str) -> bool:
+    """Whether it is a name of shared memory that nobody holds; programs that run beside us hold theirs."""
+    if name.startswith(f"torch_{os.getpid()}_"):
+        return True
+    if not name.startswith("onecopy-"):
+        return False
+    try:
+        with open(f"/dev/shm/{name}", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, FileNotFoundError):
+        return False
+    return True
+
+
+class Peer:
+    """A process that does what it is told over a pipe of the standard library.
+
+    Arguments and results cross that pipe, so tensors among them cross by the reducers.
+    """
+
+    alive: list[Peer] = []
+
+    def __init__(self, method: str, daemon: bool = True) -> None:
+        import onecopy.multiprocessing as mp
+
+        context = mp.get_context(method)
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_obey, args=(theirs,), daemon=daemon)
+        self.process.start()
+        theirs.close()
+        Peer.alive.append(self)
+
+    def __call__(self, function, *arguments):
+        """What `function` returns over there; what it raises is raised here."""
+        self._pipe.send((function, arguments))
+        result, error = self._pipe.recv()
+        if error is not None:
+            raise error
+        return result
+
+    def end(self) -> None:
+        """Waits for the process's end."""
+        Peer.alive.remove(self)
+        self._pipe.send(None)
+        self.process.join()
+        self.process.close()
+        self._pipe.close()
+
+
+def _obey(pipe) -> None:
+    while (message := pipe.recv()) is not None:
+        function, arguments = message
+        try:
+            pipe.send((function(*arguments), None))
+        except Exception as error:
+            pipe.send((None, error))
+        del message, function, arguments
+
+
+@pytest.fixture(scope="module")
+def forked():
+    """Another process, made by fork()."""
+    peer = Peer("fork")
+    yield peer
+    peer.end()
+
+
+@pytest.fixture(scope="module")
+def spawned():
+    """Another process, a fresh interpreter."""
+    peer = Peer("spawn")
+    yield peer
+    peer.end()
+
+
+@pytest.fixture
+def kills(request) -> int:
+    """How many processes to kill: half of them in traffic, the others with handles open."""
+    if KILLS > 100:  # minutes, and not for want of answers
+        faulthandler.cancel_dump_traceback_later()
+    return KILLS
+
+
+@pytest.fixture(params=["file_descriptor", "file_system"])
+def strategy(request):
+    """Both ways to make shared memory, one after the other."""
+    import onecopy.multiprocessing as mp
+
+    before = mp.get_sharing_strategy()
+    mp.set_sharing_strategy(request.param)
+    yield request.param
+    mp.set_sharing_strategy(before)
+
+
+@pytest.fixture
+def run_python(tmp_path):
+    """Runs a program in a new interpreter; returns its standard output, fails when it says anything else."""
+
+    def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "") -> str:
+        file = tmp_path / "program.py"
+        file.write_text(textwrap.dedent(program))
+        result = subprocess.run(
+            [sys.executable, "-X", "dev", "-W", "error", str(file), *arguments],
+            capture_output=True, text=True, timeout=PATIENCE / 2, env={**os.environ, **(env or {})},
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        if stderr is not None:
+            assert result.stderr == stderr
+        return result.stdout
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return Path(__file__).resolve().parents[2]

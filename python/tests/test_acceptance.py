@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The published programs run with only their import lines changed."""
+
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch", reason="wants torch installed")
+
+SCRIPTS = pathlib.Path(__file__).resolve().parents[3] / "shared" / "acceptance"
+pytestmark = pytest.mark.skipif(not SCRIPTS.is_dir(), reason=f"wants the published programs in {SCRIPTS}")
+
+
+def start(script, *arguments):
+    command = [sys.executable, str(SCRIPTS / script), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finish(process):
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    assert out.splitlines()[-1].startswith("ok"), out
+    assert "Traceback" not in err and "onecopy" not in err, err
+
+
+@pytest.fixture
+def next_start():
+    """Names of the file_system strategy that a program had in use when it ended go with the next start."""
+    yield
+    subprocess.run([sys.executable, "-c", "import onecopy; onecopy.zeros(1)"], check=True)
+
+
+@pytest.mark.parametrize("script", ["ipc_guide.py", "queue_and_explicit.py", "hogwild.py"])
+def test_published_program(script, nothing_left_behind, next_start):
+    finish(start(script))
+
+
+def test_two_programs_started_on_their_own():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    receiver = start("two_programs.py", "--mode", "receiver", "--port", port)
+    for _ in range(600):  # until it listens
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", int(port)))
+            except OSError:
+                break
+        if receiver.poll() is not None:
+            finish(receiver)
+        try:
+            receiver.wait(0.1)
+        except subprocess.TimeoutExpired:
+            continue
+    sender = start("two_programs.py", "--mode", "sender", "--port", port)
+    finish(sender)
+    finish(receiver)

@@ -1,0 +1,492 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch tensors on CUDA devices: only where torch has a GPU (tests/gpu/python.sh runs them there)."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from devices import borrower, driver, end_peers, is_simulated, on_device
+
+torch = pytest.importorskip("torch")
+
+import onecopy
+import onecopy.multiprocessing as mp
+from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the processes of other tests are forked from here
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a CUDA GPU"),
+    pytest.mark.skipif(driver() is not None and is_simulated(), reason="wants a CUDA GPU and its own driver"),
+]
+
+LONG = 1_000_000_000  # cycles of a GPU: about half a second
+
+
+@pytest.fixture(autouse=True, scope="module")
+def processes():
+    yield
+    end_peers()
+
+
+def eventually(condition, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+# --- what the other process does --------------------------------------------------------------------
+
+kept: dict[str, object] = {}
+
+
+def open_torch(handle: bytes, **keywords):
+    return onecopy.open(handle, framework="torch", **keywords)
+
+
+def describe(handle: bytes):
+    tensor = open_torch(handle)
+    assert tensor.is_cuda
+    return tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device), tensor.cpu().tolist()
+
+
+def add_one(handle: bytes) -> None:
+    open_torch(handle).add_(1)
+    torch.cuda.synchronize()
+
+
+def same_storage(first: bytes, second: bytes) -> bool:
+    a, b = open_torch(first), open_torch(second)
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+def keep(handle: bytes) -> None:
+    kept["tensor"] = open_torch(handle)
+
+
+def kept_values() -> list:
+    return kept["tensor"].cpu().tolist()
+
+
+def drop_kept() -> None:
+    kept.clear()
+    gc.collect()
+
+
+def add_to(tensor, value):
+    tensor.add_(value)
+    torch.cuda.synchronize()
+    return type(tensor).__name__, tensor.requires_grad, tensor.tolist()
+
+
+def give_back(tensor):
+    return tensor
+
+
+def rebuild(function, arguments):
+    tensor = function(*arguments)
+    return str(tensor.device), tensor.tolist()
+
+
+def clone_in_a_stream(handle: bytes):
+    """Whether the host came back before the data was there, and what the stream then saw."""
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        tensor = open_torch(handle)
+        was_quick = not stream.query()
+        copied = tensor.clone()
+        del tensor
+    stream.synchronize()
+    return was_quick, copied.unique().tolist()
+
+
+def write_late(handle: bytes) -> None:
+    """Puts a write into a stream behind something long, and lets go of the tensor at once."""
+    stream = kept["stream"] = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        tensor = open_torch(handle)
+        torch.cuda._sleep(LONG)
+        tensor.fill_(9)
+        del tensor
+
+
+def is_still_writing() -> bool:
+    return not kept["stream"].query()
+
+
+def wait_for_event(event, handle: bytes) -> list:
+    tensor = onecopy.open(handle, framework="torch")
+    torch.cuda.current_stream().wait_event(event)
+    return tensor.cpu().unique().tolist()
+
+
+def open_state(handle: bytes):
+    tree = onecopy.open(handle, framework="torch").tree()
+    return {name: (type(value).__name__, str(value.device), float(value.sum())) for name, value in tree.items()}
+
+
+# --- sharing in place -------------------------------------------------------------------------------
+
+
+@on_device
+def test_a_torch_tensor_is_shared_where_it_is():
+    tensor = torch.arange(12, dtype=torch.float32, device="cuda:0").reshape(3, 4)
+    before = tensor.data_ptr()
+    handle = onecopy.share(tensor)
+    assert tensor.data_ptr() == before, "it was moved"
+    expected = ((3, 4), (4, 1), "torch.float32", "cuda:0", tensor.tolist())
+    assert borrower(describe, handle.to_bytes()) == expected
+    borrower(add_one, handle.to_bytes())
+    assert tensor.tolist() == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
+
+
+@on_device
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "int64", "float16", "bfloat16", "float8_e4m3fn", "complex64"])
+def test_views_of_every_kind_of_element_cross(dtype):
+    whole = torch.tensor([0, 1, 1, 0, 1, 0], device="cuda:0").to(getattr(torch, dtype)).reshape(2, 3)
+    view = whole[:, 1:]
+    handle = onecopy.share(view)
+    shape, stride, name, _, values = borrower(describe, handle.to_bytes())
+    assert (shape, stride, name) == ((2, 2), (3, 1), f"torch.{dtype}")
+    assert values == view.cpu().tolist()
+
+
+@on_device
+def test_one_storage_is_one_block_and_one_storage_over_there():
+    tensor = torch.zeros(100, device="cuda:0")
+    first, second = onecopy.share(tensor[:10]), onecopy.share(tensor[50:])
+    assert borrower(same_storage, first.to_bytes(), second.to_bytes())
+    home = onecopy.open(first, framework="torch")
+    assert home.untyped_storage()._cdata == tensor.untyped_storage()._cdata, "it is our own"
+
+
+@on_device
+def test_torchs_memory_is_kept_until_the_last_lease_ends():
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    tensor = torch.full((1 << 20,), 5.0, device="cuda:0")
+    handle = onecopy.share(tensor[:4])
+    borrower(keep, handle.to_bytes())
+    del tensor, handle
+    gc.collect()
+    torch.full((1 << 20,), 6.0, device="cuda:0")  # would take the place
+    assert torch.cuda.memory_allocated() > before, "torch may use it again although a borrower has it"
+    assert borrower(kept_values) == [5, 5, 5, 5]
+    borrower(drop_kept)
+    assert eventually(lambda: torch.cuda.memory_allocated() <= before)
+
+
+@on_device
+def test_a_handle_written_down_is_good_as_long_as_the_tensor():
+    tensor = torch.full((4,), 5.0, device="cuda:0")
+    data = onecopy.share(tensor).to_bytes()
+    gc.collect()
+    onecopy.collect()
+    assert borrower(describe, data)[4] == [5, 5, 5, 5]
+    del tensor
+    gc.collect()
+    with pytest.raises(onecopy.StaleHandle):
+        borrower(describe, data)
+
+
+@on_device
+def test_onecopys_own_memory_is_a_torch_tensor_and_back():
+    ours = onecopy.full((2, 3), 4, device="cuda:0")
+    tensor = ours.torch()
+    assert (str(tensor.device), tensor.data_ptr()) == ("cuda:0", ours.data_ptr)
+    tensor[0, 0] = 1
+    assert ours.tolist() == [[1, 4, 4], [4, 4, 4]]
+    handle = onecopy.share(tensor)
+    del ours, tensor
+    assert borrower(describe, handle.to_bytes())[4] == [[1, 4, 4], [4, 4, 4]]
+    by_dlpack = torch.from_dlpack(onecopy.full(3, 2, "int32", "cuda:0"))
+    assert by_dlpack.tolist() == [2, 2, 2]
+    imported = onecopy.from_dlpack(by_dlpack)
+    assert (imported.device, imported.is_shared) == ("cuda:0", True)
+
+
+@on_device
+def test_copies_leave_the_original_alone():
+    tensor = torch.ones(4, device="cuda:0", requires_grad=True)
+    handle = onecopy.share(tensor * 2, copy=True)
+    assert borrower(describe, handle.to_bytes())[4] == [2, 2, 2, 2]
+
+
+@on_device
+def test_a_module_is_shared_in_place():
+    module = torch.nn.Linear(8, 4, device="cuda:0")
+    handle = onecopy.share(module)
+    found = borrower(open_state, handle.to_bytes())
+    assert set(found) == {"weight", "bias"}
+    assert found["weight"][:2] == ("Parameter", "cuda:0")
+    assert found["weight"][2] == pytest.approx(float(module.weight.sum()), rel=1e-5)
+
+
+@on_device
+def test_expandable_segments_are_shared_in_place():
+    program = """
+import sys, torch, onecopy, subprocess
+if len(sys.argv) > 1:
+    print(onecopy.open(sys.argv[1], framework="torch")[[0, -1]].tolist())
+    sys.exit()
+big = torch.empty(30 << 20, dtype=torch.uint8, device="cuda:0").fill_(3)  # lies in several chunks
+big[-1] = 4
+before = big.data_ptr()
+handle = onecopy.share(big)
+assert big.data_ptr() == before
+print(subprocess.run([sys.executable, "-c", PROGRAM, str(handle)], capture_output=True, text=True, check=True).stdout)
+"""
+    program = f"PROGRAM = {program!r}\n" + program
+    environment = {**os.environ, "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+    child = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert child.returncode == 0, child.stderr
+    assert child.stdout.strip() == "[3, 4]"
+
+
+@on_device
+def test_a_cupy_array_is_shared_in_place():
+    try:
+        import cupy
+    except ImportError:
+        return
+    array = cupy.arange(6, dtype=cupy.int32)
+    handle = onecopy.share(array)
+    assert borrower(describe, handle.to_bytes())[4] == [0, 1, 2, 3, 4, 5]
+    borrower(add_one, handle.to_bytes())
+    assert array.tolist() == [1, 2, 3, 4, 5, 6]
+    ours = onecopy.full(4, 3, "int32", "cuda:0")
+    assert cupy.asarray(ours).tolist() == [3, 3, 3, 3]
+    assert cupy.from_dlpack(ours).tolist() == [3, 3, 3, 3]
+
+
+# --- messages ---------------------------------------------------------------------------------------
+
+
+@on_device
+def test_tensors_parameters_and_gradients_flags_cross_pipes():
+    tensor = torch.zeros(3, device="cuda:0")
+    assert borrower(add_to, tensor, 2) == ("Tensor", False, [2, 2, 2])
+    assert tensor.tolist() == [2, 2, 2]
+    parameter = torch.nn.Parameter(torch.zeros(3, device="cuda:0"))
+    name, requires_grad, _ = borrower(add_to_detached, parameter, 1)
+    assert (name, requires_grad) == ("Parameter", True)
+    assert parameter.tolist() == [1, 1, 1]
+    back = borrower(give_back, tensor)
+    assert back.untyped_storage()._cdata == tensor.untyped_storage()._cdata
+    empty = borrower(give_back, torch.empty(0, 3, device="cuda:0"))
+    assert (tuple(empty.shape), str(empty.device)) == ((0, 3), "cuda:0")
+
+
+def add_to_detached(parameter, value):
+    parameter.detach().add_(value)
+    torch.cuda.synchronize()
+    return type(parameter).__name__, parameter.requires_grad, None
+
+
+@on_device
+@pytest.mark.parametrize("kind", ["Queue", "SimpleQueue"])
+def test_tensors_cross_queues(kind):
+    context = mp.get_context("spawn")
+    there, back = getattr(context, kind)(), getattr(context, kind)()
+    process = context.Process(target=echo, args=(there, back))
+    process.start()
+    try:
+        for round_ in range(50):
+            tensor = torch.full((16,), float(round_), device="cuda:0")
+            there.put({"x": tensor, "round": round_})
+            answer = back.get()
+            assert answer["seen"] == 16.0 * round_
+            assert answer["x"].data_ptr() == tensor.data_ptr()
+            assert tensor.tolist() == [round_ + 1] * 16
+    finally:
+        there.put(None)
+        process.join()
+    assert process.exitcode == 0
+
+
+def echo(there, back) -> None:
+    while (message := there.get()) is not None:
+        seen = float(message["x"].sum())
+        message["x"].add_(1)
+        back.put({"x": message["x"], "seen": seen})
+
+
+@on_device
+def test_reduced_tensors_name_their_device_at_index_six():
+    tensor = torch.full((5,), 3.0, device="cuda:0")
+    function, arguments = reduce_tensor(tensor)
+    assert arguments[6] == 0
+    assert borrower(rebuild, function, arguments) == ("cuda:0", [3.0] * 5)
+    function, arguments = reduce_storage(tensor.untyped_storage())
+    assert borrower(storage_bytes, function, arguments) == tensor.cpu().numpy().tobytes()
+
+
+def storage_bytes(function, arguments) -> bytes:
+    return bytes(function(*arguments).cpu().tolist())
+
+
+@on_device(devices=2)
+def test_reduced_tensors_open_on_another_card():
+    tensor = torch.full((5,), 3.0, device="cuda:0")
+    function, arguments = reduce_tensor(tensor)
+    arguments = list(arguments)
+    arguments[6] = 1
+    assert borrower(rebuild, function, arguments) == ("cuda:1", [3.0] * 5)
+
+
+@on_device
+def test_tensors_count_as_shared_for_torch():
+    tensor = torch.zeros(3, device="cuda:0")
+    assert tensor.is_shared()
+    assert tensor.share_memory_() is tensor
+
+
+# --- the order of streams ---------------------------------------------------------------------------
+
+
+@on_device
+def test_the_stream_is_torchs_current_one():
+    from onecopy import _core
+
+    torch.zeros(1, device="cuda:0")
+    assert _core._current_stream("cuda:0") == torch.cuda.default_stream(0).cuda_stream
+    with torch.cuda.stream(torch.cuda.Stream()):
+        assert _core._current_stream("cuda:0") == torch.cuda.current_stream(0).cuda_stream != 0
+        assert onecopy.empty(1, device="cuda:0").__cuda_array_interface__["stream"] > 1
+
+
+@on_device
+def test_what_the_sharers_stream_does_comes_before_what_the_openers_does():
+    warm = torch.zeros(1 << 20, device="cuda:0")
+    warm_handle = onecopy.share(warm)
+    borrower(clone_in_a_stream, warm_handle.to_bytes())  # what has to be made once
+    stream = torch.cuda.Stream()
+    tensor = torch.zeros(1 << 20, device="cuda:0")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(4 * LONG)
+        tensor.fill_(7)
+        handle = onecopy.share(tensor)
+    assert not stream.query(), "share() has waited for the stream"
+    was_quick, values = borrower(clone_in_a_stream, handle.to_bytes())
+    assert values == [7.0], "the data was seen before it was there"
+    assert was_quick, "open() has waited for the stream"
+
+
+@on_device
+def test_memory_is_not_reused_before_the_borrowers_stream_is_done_with_it():
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    tensor = torch.zeros(1 << 20, device="cuda:0")
+    handle = onecopy.share(tensor)
+    borrower(write_late, handle.to_bytes())
+    del tensor, handle
+    gc.collect()
+    if borrower(is_still_writing):
+        assert torch.cuda.memory_allocated() > before, "torch may use it although it is still written"
+    assert eventually(lambda: torch.cuda.memory_allocated() <= before)
+    assert not borrower(is_still_writing)
+
+
+@on_device
+def test_side_streams_are_recorded():
+    ours = onecopy.zeros(10, device="cuda:0")
+    onecopy.record_stream(ours, torch.cuda.Stream())
+    onecopy.record_stream(ours.torch(), torch.cuda.Stream())
+    theirs = torch.zeros(10, device="cuda:0")
+    onecopy.record_stream(theirs, torch.cuda.Stream())
+    onecopy.record_stream(theirs, torch.cuda.Stream().cuda_stream)
+    assert ours.tolist() == theirs.tolist()
+
+
+@on_device
+def test_events_between_processes_travel():
+    event = torch.cuda.Event(interprocess=True)
+    tensor = torch.zeros(1 << 20, device="cuda:0")
+    handle = onecopy.share(tensor)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    tensor.fill_(3)
+    event.record()
+    assert borrower(wait_for_event, event, handle.to_bytes()) == [3.0]
+
+
+# --- torch's allocations in memory of onecopy -------------------------------------------------------
+
+
+@on_device
+def test_torch_allocates_from_memory_of_onecopy():
+    before = onecopy.stats()
+    with onecopy.torch.memory("cuda:0"):
+        inside = torch.full((1 << 22,), 2.0, device="cuda:0")
+    outside = torch.empty(1 << 22, device="cuda:0")
+    after = onecopy.stats()
+    assert after["live_blocks"] > before["live_blocks"]
+    assert after["device_bytes"] - before["device_bytes"] >= 16 << 20
+    handle = onecopy.share(inside[:4])
+    assert borrower(describe, handle.to_bytes())[4] == [2, 2, 2, 2]
+    with onecopy.torch.memory("cuda:0") as pool:
+        again = torch.full((8,), 3.0, device="cuda:0")
+    with onecopy.torch.memory(0) as same:
+        assert same is pool
+    assert again.tolist() == [3.0] * 8
+    del outside
+
+
+@on_device
+def test_memory_that_torch_lets_go_of_serves_its_next_allocation_in_there():
+    def allocate():
+        with onecopy.torch.memory("cuda:0"):
+            large = torch.full((64 << 20,), 1, dtype=torch.uint8, device="cuda:0")
+        assert large[-1].item() == 1
+
+    allocate()
+    held = onecopy.stats()["live_bytes"]
+    for _ in range(5):
+        allocate()
+    assert onecopy.stats()["live_bytes"] == held
+
+
+@on_device
+def test_such_memory_survives_the_death_of_its_owner():
+    program = """
+import sys, time, torch, onecopy
+with onecopy.torch.memory("cuda:0"):
+    tensor = torch.full((1000,), 6.0, device="cuda:0")
+torch.cuda.synchronize()
+print(onecopy.share(tensor), flush=True)
+time.sleep(600)
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    try:
+        tensor = onecopy.open(owner.stdout.readline().strip(), framework="torch")
+    finally:
+        owner.kill()
+        owner.wait()
+        owner.stdout.close()
+    assert tensor.unique().tolist() == [6.0]
+
+
+@on_device
+def test_a_graphs_tensors_can_lie_in_it():
+    with onecopy.torch.memory("cuda:0"):
+        source = torch.zeros(1024, device="cuda:0")
+        target = torch.zeros(1024, device="cuda:0")
+    handle = onecopy.share(target)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        target.copy_(source + 1)
+    source.fill_(4)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert set(borrower(describe, handle.to_bytes())[4]) == {5.0}

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onecopy.Listener and connect: programs that were started on their own find each other."""
+
+import os
+import signal
+import threading
+import uuid
+
+import pytest
+
+import onecopy
+from onecopy import _core
+
+CLIENT = """
+    import sys
+    import onecopy
+    from onecopy import _core
+
+    pipe = _core.connect(sys.argv[1], b"key")
+    tensor = pipe.recv(timeout=30)
+    tensor.numpy()[:] += 1
+    pipe.send(("done", {1, 2}))
+    assert pipe.recv(timeout=30) == "bye"
+"""
+
+
+@pytest.fixture(params=["unix:@{}", "unix:{}", "tcp:127.0.0.1:0"])
+def address(request, tmp_path):
+    """One address of each kind, free."""
+    name = tmp_path / "socket" if request.param == "unix:{}" else f"onecopy-test-{uuid.uuid4()}"
+    return request.param.format(name)
+
+
+def test_two_programs_share_a_tensor(address, run_python):
+    tensor = onecopy.zeros((4,), dtype="float32")
+    with _core.Listener(address, b"key") as listener:
+        outputs = []
+        thread = threading.Thread(target=lambda: outputs.append(run_python(CLIENT, listener.address)))
+        thread.start()
+        with listener.accept(timeout=60) as pipe:
+            pipe.send(tensor)
+            assert pipe.recv(timeout=60) == ("done", {1, 2})
+            pipe.send("bye")
+            thread.join()
+    assert outputs == [""] and tensor.numpy().tolist() == [1, 1, 1, 1]
+
+
+def test_accept_gives_up_after_its_timeout(address):
+    with _core.Listener(address, b"key") as listener:
+        with pytest.raises(onecopy.errors.Timeout, match="0.1"):
+            listener.accept(timeout=0.1)
+        with pytest.raises(TimeoutError):
+            listener.accept(timeout=0)
+
+
+def test_another_key_is_refused_on_both_sides(address):
+    errors = []
+
+    def client(to):
+        try:
+            _core.connect(to, b"wrong", timeout=10)
+        except onecopy.errors.BadSecret as error:
+            errors.append(error)
+
+    with _core.Listener(address, b"key") as listener:
+        thread = threading.Thread(target=client, args=(listener.address,))
+        thread.start()
+        with pytest.raises(onecopy.errors.BadSecret):
+            listener.accept(timeout=30)
+        thread.join()
+        assert len(errors) == 1
+        thread = threading.Thread(target=_core.connect, args=(listener.address, b"key"))
+        thread.start()
+        assert not listener.accept(timeout=30).closed
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("bad", "key"), [("nowhere", b"key"), ("unix:@x", b""), ("tcp:example.org:1", b"key"), ("", b"key")]
+)
+def test_bad_addresses_and_keys_are_refused(bad, key):
+    with pytest.raises(onecopy.errors.InvalidArgument):
+        _core.Listener(bad, key)
+
+
+def test_nobody_listens(address):
+    with pytest.raises((onecopy.errors.PeerDied, onecopy.errors.InvalidArgument)):
+        _core.connect(address.replace(":0", ":1"), b"key", timeout=1)
+
+
+def test_closing_ends_an_accept_of_another_thread(address):
+    listener = _core.Listener(address, b"key")
+    errors = []
+
+    def wait():
+        try:
+            listener.accept()
+        except onecopy.errors.Closed as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    listener.close()
+    thread.join()
+    assert len(errors) == 1 and listener.closed
+    with pytest.raises(onecopy.errors.Closed):
+        listener.accept()
+
+
+def test_one_thread_accepts_at_a_time(address):
+    with _core.Listener(address, b"key") as listener:
+        results = []
+
+        def wait():
+            try:
+                listener.accept(timeout=1)
+            except onecopy.Error as error:
+                results.append(type(error).__name__)
+
+        threads = [threading.Thread(target=wait) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(results) == ["InvalidArgument", "Timeout"]
+
+
+def test_keyboard_interrupt_ends_accept(address):
+    with _core.Listener(address, b"key") as listener:
+        timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            listener.accept()
+        timer.join()

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors and numpy."""
+
+import sys
+
+import pytest
+
+import onecopy
+
+np = pytest.importorskip("numpy")
+
+SHARED_WITH_NUMPY = [
+    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32",
+    "float64", "complex64", "complex128",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", SHARED_WITH_NUMPY)
+def test_numpy_has_the_same_memory_and_type(dtype):
+    t = onecopy.full((2, 3), 1, dtype)
+    array = t.numpy()
+    assert array.dtype.name == dtype and array.shape == (2, 3)
+    assert array.ctypes.data == t.data_ptr
+    assert array.flags.writeable
+    array[0, 0] = 0
+    assert t[0, 0].item() == 0
+    assert onecopy.empty(1, array.dtype).dtype == onecopy.empty(1, array.dtype.type).dtype == dtype
+
+
+def test_read_only_tensors_are_read_only_arrays():
+    t = onecopy.open(onecopy.share(onecopy.zeros(3)), access="read")
+    for array in (t.numpy(), np.asarray(t), onecopy.open(onecopy.share(t), access="read", framework="numpy")):
+        assert not array.flags.writeable
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 1
+
+
+def test_arrays_keep_the_memory():
+    array = onecopy.full(3, 2.0).numpy()
+    part = array[1:]
+    del array
+    onecopy.collect()
+    assert part.tolist() == [2.0, 2.0]
+
+
+def test_array_protocol():
+    t = onecopy.full(3, 1.5)
+    assert np.asarray(t).ctypes.data == t.data_ptr
+    assert np.array(t).ctypes.data != t.data_ptr
+    assert np.asarray(t, dtype=np.float64).tolist() == [1.5] * 3
+    assert t.__array__(np.dtype("float32")).ctypes.data == t.data_ptr
+    assert t.__array__(copy=True).ctypes.data != t.data_ptr
+    with pytest.raises(onecopy.InvalidArgument, match="copy=False"):
+        t.__array__(np.dtype("int8"), copy=False)
+
+
+def test_assignment_converts_and_broadcasts_as_numpy_does():
+    t = onecopy.zeros((2, 3))
+    t[...] = np.arange(3)
+    t[1] = [7, 8, 9]
+    t[0, 0] = np.float64(0.5)
+    assert t.tolist() == [[0.5, 1, 2], [7, 8, 9]]
+    with pytest.raises(ValueError):
+        t[...] = np.zeros(4)
+
+
+def test_sharing_an_array_copies_it_once():
+    array = np.arange(6.0).reshape(2, 3)
+    handle = onecopy.share(array.T)
+    array[:] = 0
+    assert onecopy.open(handle).tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_sharing_an_array_on_our_memory_copies_nothing():
+    t = onecopy.zeros((4, 6), "int16")
+    before = onecopy.stats()["live_bytes"]
+    for part in (t.numpy(), t.numpy()[1:3, ::2], np.from_dlpack(t).T, t.numpy().reshape(-1)[5:]):
+        opened = onecopy.open(onecopy.share(part), framework="numpy")
+        assert opened.ctypes.data == part.ctypes.data and opened.strides == part.strides
+    assert onecopy.stats()["live_bytes"] == before
+
+
+def test_copy_shares_a_copy_of_our_own_memory_as_well():
+    t = onecopy.zeros(3)
+    handle = onecopy.share(t.numpy(), copy=True)
+    t[0] = 1
+    assert onecopy.open(handle).tolist() == [0, 0, 0]
+
+
+def test_a_read_only_array_is_lent_for_reading_only():
+    t = onecopy.zeros(3)
+    array = t.numpy()
+    array.flags.writeable = False
+    handle = onecopy.share(array)
+    with pytest.raises(onecopy.ReadOnly):
+        onecopy.open(handle)
+    assert onecopy.open(handle, access="read").tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("array", ["datetime64[s]", "S3", "U3", ">i4", "i4,f8", object, "longdouble"], ids=str)
+def test_elements_that_are_no_plain_numbers_are_refused(array):
+    with pytest.raises(onecopy.Unsupported, match=r"\bx\b"):
+        onecopy.share(np.zeros(2, dtype=array))
+
+
+def test_numpy_scalars():
+    assert onecopy.open(onecopy.share(np.float32(2.5))).tolist() == 2.5
+    assert onecopy.open(onecopy.share({"n": np.int8(3), "f": np.float64(0.5)})).tree() == {"n": 3, "f": 0.5}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"])
+def test_types_that_numpy_lacks_come_from_ml_dtypes(dtype):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    t = onecopy.full((2, 2), 1, dtype)[:, ::2]
+    array = t.numpy()
+    assert array.dtype == getattr(ml_dtypes, dtype) and array.ctypes.data == t.data_ptr
+    assert onecopy.open(onecopy.share(array)).dtype == dtype
+
+
+def test_without_ml_dtypes_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(onecopy.Unsupported, match="install the package ml_dtypes"):
+        onecopy.empty(2, "bfloat16").numpy()
+
+
+def test_extended_arrays_are_shared_by_their_name(monkeypatch):
+    """What ml_dtypes makes, without it: an array whose dtype has such a name."""
+    array = np.arange(3, dtype=np.uint16)
+    opened = onecopy.open(onecopy.share(onecopy.from_dlpack(array).view("bfloat16")))
+    assert opened.dtype == "bfloat16" and opened.view("uint16").tolist() == [0, 1, 2]
+
+
+def test_bytes_of_large_arrays_survive():
+    array = np.random.default_rng(1).standard_normal((300, 400)).astype(np.float32)
+    for part in (array, array.T, array[::3, 5:], array[::-1], array[:, ::-2]):
+        assert (onecopy.open(onecopy.share(part), framework="numpy") == part).all()

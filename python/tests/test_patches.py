@@ -1,0 +1,245 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/patches.md lists exactly what importing onecopy.multiprocessing changes, and uninstall() undoes it."""
+
+from __future__ import annotations
+
+import re
+
+# Remembers every function, method and registered reducer that could be changed, code included.
+SNAPSHOT = """
+import sys, types, importlib
+import multiprocessing, multiprocessing.reduction
+from multiprocessing import (connection, context, managers, pool, popen_fork, popen_spawn_posix,
+                             process, queues, reduction, resource_sharer, synchronize, util)
+import torch, torch.multiprocessing, torch.utils.data
+import torch.multiprocessing.pool, torch.multiprocessing.queue
+from torch.multiprocessing import reductions
+
+def members(prefix, owner):
+    for name, value in list(vars(owner).items()):
+        if not name.startswith("__") and name != "_sharing_strategy":
+            method = isinstance(value, (classmethod, staticmethod, types.MethodType))
+            inner = value.__func__ if method else value
+            code = inner.__code__ if isinstance(inner, types.FunctionType) else None
+            yield f"{prefix}.{name}", (id(value) if code is None else (id(inner), code))
+
+def snapshot():
+    from multiprocessing.reduction import ForkingPickler
+    found = {}
+    modules = [connection, context, managers, pool, popen_fork, popen_spawn_posix, process, queues,
+               reduction, resource_sharer, synchronize, util, multiprocessing, torch.multiprocessing,
+               reductions, torch.multiprocessing.pool, torch.multiprocessing.queue,
+               sys.modules["torch.multiprocessing.spawn"], torch, torch.storage, torch._utils,
+               torch.utils.data, torch.utils.data._utils.collate, torch.utils.data._utils.worker]
+    for module in modules:
+        found.update(members(module.__name__, module))
+    for owner in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage, torch.TypedStorage,
+                  torch.nn.Module, torch.storage._StorageBase, torch._C.StorageBase,
+                  multiprocessing.queues.Queue, multiprocessing.queues.SimpleQueue,
+                  multiprocessing.process.BaseProcess, multiprocessing.popen_fork.Popen,
+                  multiprocessing.pool.Pool, multiprocessing.connection.Connection,
+                  torch.utils.data.DataLoader, ForkingPickler):
+        found.update(members(f"{owner.__module__}.{owner.__qualname__}", owner))
+    for type_, reduce in ForkingPickler._extra_reducers.items():
+        found[f"ForkingPickler[{type_.__module__}.{type_.__qualname__}]"] = id(reduce)
+        keep.append(reduce)
+    keep.append(found)
+    return found
+
+keep = []
+
+def changed(before, after):
+    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
+"""
+
+CHANGES = SNAPSHOT + """
+before = snapshot()
+import onecopy.multiprocessing as mp
+assert mp.installed()
+once = snapshot()
+print("\\n".join(changed(before, once)))
+mp.install()
+assert not changed(once, snapshot())
+mp.uninstall()
+assert not mp.installed()
+assert changed(before, snapshot()) == [], changed(before, snapshot())
+mp.install()
+assert changed(before, snapshot()) == changed(before, once)
+mp.uninstall()
+assert changed(before, snapshot()) == []
+"""
+
+def documented(repository) -> set[str]:
+    rows = (repository / "docs/patches.md").read_text().splitlines()
+    return {match[1] for row in rows if (match := re.match(r"\| `([^`]+)` \|", row))}
+
+
+def test_the_documented_list_is_what_is_really_changed(run_python, repository):
+    really = run_python(CHANGES, stderr=None).split()
+    named = {name.replace("torch.storage.", "torch.").replace("onecopy._core.", "onecopy.") for name in really}
+    assert named == documented(repository)
+
+
+DISABLED = SNAPSHOT + """
+before = snapshot()
+import onecopy.multiprocessing as mp
+assert not mp.installed()
+assert changed(before, snapshot()) == []
+from onecopy.multiprocessing.reductions import reduce_tensor
+rebuild, arguments = reduce_tensor(torch.ones(3))
+assert rebuild is reductions.rebuild_tensor
+context = mp.get_context("fork")
+assert type(context.Queue()) is multiprocessing.queues.Queue
+assert type(context.SimpleQueue()) is multiprocessing.queues.SimpleQueue
+queue = mp.SimpleQueue()
+queue.put(torch.ones(3))
+assert queue.get().tolist() == [1, 1, 1]
+import onecopy
+assert onecopy.stats()["shared_total"] == 0
+print("ok")
+"""
+
+
+def test_disabled_it_is_torch_and_says_so(run_python):
+    said = "ONECOPY_DISABLE is set: onecopy.multiprocessing behaves as torch.multiprocessing\n"
+    assert run_python(DISABLED, env={"ONECOPY_DISABLE": "1"}, stderr=said) == "ok\n"
+
+
+def test_zero_does_not_disable(run_python):
+    program = "import onecopy.multiprocessing as mp; print(mp.installed())"
+    assert run_python(program, env={"ONECOPY_DISABLE": "0"}) == "True\n"
+
+
+EARLY_AND_LATE = """
+import torch
+from torch.multiprocessing.reductions import reduce_tensor as early
+from torch.multiprocessing import set_sharing_strategy as set_early
+import onecopy.multiprocessing as mp
+from torch.multiprocessing.reductions import reduce_tensor as late
+
+for reduce in (early, late):
+    rebuild, arguments = reduce(torch.ones(3))
+    assert rebuild.__module__ == "onecopy.multiprocessing.reductions", rebuild
+    assert len(arguments) == 15 and arguments[6] == -1
+    assert rebuild(*arguments).tolist() == [1, 1, 1]
+set_early("file_system")
+assert mp.get_sharing_strategy() == "file_system"
+mp.uninstall()
+mp.set_sharing_strategy("file_descriptor")
+for reduce in (early, late):
+    rebuild, arguments = reduce(torch.ones(3))
+    assert rebuild.__module__ == "torch.multiprocessing.reductions"
+print("ok")
+"""
+
+
+def test_whoever_imported_reduce_tensor_before_or_after_gets_ours(run_python):
+    assert run_python(EARLY_AND_LATE) == "ok\n"
+
+
+UNINSTALLED = """
+import pickle
+from multiprocessing.reduction import ForkingPickler
+import torch
+import onecopy, onecopy.multiprocessing as mp
+
+tensor = torch.ones(3).share_memory_()
+assert onecopy._core.torch_is_shared(tensor.untyped_storage())
+mp.uninstall()
+assert tensor.tolist() == [1, 1, 1]
+fresh = torch.ones(3).share_memory_()
+assert fresh.is_shared() and not onecopy._core.torch_is_shared(fresh.untyped_storage())
+arrived = pickle.loads(ForkingPickler.dumps(fresh))
+arrived.fill_(2)
+assert fresh.tolist() == [2, 2, 2]
+before = onecopy.stats()["shared_total"]
+mp.install()
+arrived = pickle.loads(ForkingPickler.dumps(tensor))
+arrived.fill_(3)
+assert tensor.tolist() == [3, 3, 3]
+assert onecopy.stats()["shared_total"] > before
+print("ok")
+"""
+
+
+def test_uninstall_gives_torch_back_and_install_takes_it_again(run_python):
+    assert run_python(UNINSTALLED) == "ok\n"
+
+
+LATER_PATCH = """
+import torch
+import onecopy.multiprocessing as mp
+
+def somebody_elses(self):
+    return True
+
+torch.UntypedStorage.is_shared = somebody_elses
+mp.uninstall()
+assert torch.UntypedStorage.is_shared is somebody_elses
+print("ok")
+"""
+
+
+def test_what_somebody_replaced_after_us_is_left_to_them(run_python):
+    said = "UntypedStorage.is_shared was replaced after us and is left as it is\n"
+    assert run_python(LATER_PATCH, stderr=said) == "ok\n"
+
+
+SHARED = """
+import torch
+import onecopy, onecopy.multiprocessing as mp
+
+plain = torch.zeros(4)
+assert not plain.is_shared() and not plain.untyped_storage().is_shared()
+view = plain[1:]
+assert plain.share_memory_() is plain
+assert plain.is_shared() and view.is_shared() and plain.storage().is_shared()
+view.fill_(3)
+assert plain.tolist() == [0, 3, 3, 3]
+where = plain.data_ptr()
+assert plain.share_memory_().data_ptr() == where, "a second call moves nothing"
+fresh = torch.UntypedStorage._new_shared(100)
+assert fresh.is_shared() and fresh.nbytes() == 100
+assert onecopy._core.torch_is_shared(fresh)
+typed = torch.ones(2).storage()._new_shared(7)
+assert typed.is_shared() and len(typed) == 7 and typed.dtype is torch.float32
+assert torch.FloatStorage._new_shared(5).is_shared()
+model = torch.nn.Linear(2, 2)
+assert model.share_memory() is model
+assert all(p.is_shared() for p in model.parameters())
+meta = torch.empty(3, device="meta")
+assert not meta.is_shared()
+assert torch.empty(0).share_memory_().is_shared()
+print("ok")
+"""
+
+
+def test_torch_sees_our_memory_as_shared(run_python):
+    assert run_python("import warnings; warnings.simplefilter('ignore')\n" + SHARED) == "ok\n"
+
+
+ADOPTED = """
+import pickle
+from multiprocessing.reduction import ForkingPickler
+import torch
+import onecopy
+{early}
+tensor = torch.arange(4.0)
+getattr(tensor.untyped_storage(), {share!r})()
+alias = tensor[1:]
+where = tensor.data_ptr()
+import onecopy.multiprocessing as mp
+assert tensor.is_shared()
+arrived = pickle.loads(ForkingPickler.dumps(tensor))
+arrived.add_(1)
+assert tensor.tolist() == [1, 2, 3, 4] and alias.tolist() == [2, 3, 4]
+counters = onecopy._core.torch_counters()
+assert counters["adopted"] == 1 and counters["moved"] == counters["moved_by_torch"] == 0, counters
+print("ok")
+"""
+
+
+def test_memory_that_torch_holds_in_shared_memory_is_adopted_not_copied(run_python):
+    for share in ("_share_fd_cpu_", "_share_filename_cpu_"):
+        for early in ("", "import onecopy.multiprocessing"):
+            assert run_python(ADOPTED.format(share=share, early=early)) == "ok\n"

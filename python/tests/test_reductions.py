@@ -1,0 +1,420 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What pickling for another process keeps of a tensor: its memory, and everything that is said about it.
+
+torch's own rebuild functions raise throughout: whatever arrives came by handle.
+"""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+from torch.multiprocessing import reductions as torch_reductions
+
+import onecopy
+from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
+
+DTYPES = sorted(
+    {
+        dtype
+        for dtype in vars(torch).values()
+        if isinstance(dtype, torch.dtype) and not str(dtype).startswith(("torch.q", "torch.quint"))
+    },
+    key=str,
+)
+SPARSE = ["to_sparse", "to_sparse_csr", "to_sparse_csc"]
+
+
+def refuse(*arguments, **named):
+    raise AssertionError("torch carried this, not onecopy")
+
+
+@pytest.fixture(autouse=True)
+def torch_cannot_rebuild(monkeypatch):
+    """Replaces torch's rebuild functions, in this process and in those forked from it."""
+    for name in dir(torch_reductions):
+        if name.startswith("rebuild_") and name != "rebuild_event":
+            monkeypatch.setattr(torch_reductions, name, refuse)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """torch warns of storages and of prototypes that these tests are about."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
+        warnings.filterwarnings("ignore", message=".*nested tensors is in prototype")
+        warnings.filterwarnings("ignore", message="ComplexHalf support")
+        warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
+        warnings.filterwarnings("ignore", message="Sparse .* tensor support is in beta")
+        warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
+        yield
+
+
+def sent(value):
+    """`value` as it arrives, here in the same process."""
+    return pickle.loads(ForkingPickler.dumps(value))
+
+
+def same_storage(a, b) -> bool:
+    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+
+
+# --- plain tensors ----------------------------------------------------------------------------------
+
+
+def test_a_tensor_arrives_on_the_same_memory(strategy):
+    tensor = torch.arange(6.0).view(2, 3)
+    arrived = sent(tensor)
+    arrived.add_(1)
+    assert torch.equal(tensor, torch.arange(1.0, 7.0).view(2, 3))
+    assert same_storage(tensor, arrived)
+    assert tensor.is_shared() and arrived.is_shared()
+
+
+def test_handles_carry_no_elements():
+    tensor = torch.zeros(1 << 20)
+    assert len(ForkingPickler.dumps(tensor)) < 1000
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_arrives(dtype):
+    tensor = torch.empty(4, 3, dtype=dtype)
+    raw = tensor.view(torch.uint8)
+    raw.copy_(torch.arange(raw.numel(), dtype=torch.uint8).view(raw.shape))
+    arrived = sent(tensor)
+    assert arrived.dtype is dtype
+    assert torch.equal(arrived.view(torch.uint8), raw)
+
+
+VIEWS = {
+    "transposed": lambda t: t.t(),
+    "sliced": lambda t: t[1:, ::2],
+    "one row": lambda t: t[2],
+    "0-d": lambda t: t[1, 1],
+    "expanded": lambda t: t[:1].expand(5, 6),
+    "empty": lambda t: t[4:],
+    "of another dtype": lambda t: t.view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS.keys())
+def test_a_view_arrives_as_a_view_of_the_whole_storage(view):
+    base = torch.arange(24.0).view(4, 6)
+    tensor = view(base)
+    arrived = sent(tensor)
+    assert torch.equal(arrived, tensor)
+    assert arrived.stride() == tensor.stride()
+    assert arrived.storage_offset() == tensor.storage_offset()
+    assert same_storage(arrived, base)
+
+
+def test_views_and_storages_in_one_message_keep_sharing_one_storage(strategy):
+    base = torch.randn(5, 5)
+    data = [base.storage(), base, base[2], base[:, 1], base.untyped_storage()]
+    arrived = sent(data)
+    assert {s._cdata for s in (arrived[0], arrived[4])} == {base.untyped_storage()._cdata}
+    assert all(same_storage(a, base) for a in arrived[1:4])
+    assert all(torch.equal(a, b) for a, b in zip(arrived[1:4], data[1:4]))
+
+
+def test_a_tensor_without_elements_arrives():
+    for shape in ((0,), (3, 0, 2)):
+        arrived = sent(torch.empty(shape, dtype=torch.int64))
+        assert arrived.shape == shape and arrived.dtype is torch.int64
+
+
+def test_the_same_tensor_can_be_sent_many_times():
+    tensor = torch.zeros(3)
+    arrived = [sent(tensor) for _ in range(50)]
+    arrived[17].fill_(7)
+    assert all(same_storage(a, tensor) for a in arrived)
+    assert tensor.tolist() == [7, 7, 7]
+
+
+def test_storage_outlives_the_sender_of_its_only_tensor():
+    message = ForkingPickler.dumps(torch.full((3,), 5.0))
+    assert pickle.loads(message).tolist() == [5, 5, 5]
+
+
+def test_bytes_opened_once_hold_nothing_more():
+    message = bytes(ForkingPickler.dumps(torch.ones(3)))
+    assert pickle.loads(message).tolist() == [1, 1, 1]
+    onecopy.collect()  # torch before 2.12 does not tell us when a storage is gone: we look
+    with pytest.raises(onecopy.errors.StaleHandle):
+        pickle.loads(message)
+
+
+# --- what is said about a tensor --------------------------------------------------------------------
+
+
+def test_requires_grad_arrives_and_the_gradient_does_not():
+    tensor = torch.ones(3, requires_grad=True)
+    tensor.grad = torch.ones(3)
+    arrived = sent(tensor)
+    assert arrived.requires_grad and arrived.is_leaf and arrived.grad is None
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_a_parameter_arrives_as_a_parameter(requires_grad):
+    arrived = sent(torch.nn.Parameter(torch.ones(3), requires_grad=requires_grad))
+    assert type(arrived) is torch.nn.Parameter
+    assert arrived.requires_grad is requires_grad
+
+
+def test_a_parameter_of_integers_arrives():
+    arrived = sent(torch.nn.Parameter(torch.arange(3), requires_grad=False))
+    assert type(arrived) is torch.nn.Parameter and arrived.tolist() == [0, 1, 2]
+
+
+def test_a_tensor_inside_a_graph_is_refused_with_torchs_words():
+    inside = torch.ones(3, requires_grad=True) * 2
+    with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor"):
+        sent(inside)
+    assert sent(inside.detach()).tolist() == [2, 2, 2]
+
+
+def test_hooks_stay_behind_with_torchs_warning():
+    tensor = torch.ones(3, requires_grad=True)
+    tensor.register_hook(lambda gradient: gradient)
+    with pytest.warns(UserWarning, match="backward hook"):
+        arrived = sent(tensor)
+    assert not arrived._backward_hooks
+
+
+def test_conjugate_and_negative_bits_arrive():
+    """torch drops them without a word."""
+    tensor = torch.tensor([1 + 2j, 3 - 4j])
+    for lazy in (tensor.conj(), tensor.conj().imag, tensor.imag, torch._neg_view(tensor.real)):
+        arrived = sent(lazy)
+        assert arrived.is_conj() == lazy.is_conj() and arrived.is_neg() == lazy.is_neg()
+        assert torch.equal(arrived, lazy)
+        assert same_storage(arrived, tensor)
+
+
+def test_a_lazily_conjugated_parameter_keeps_requires_grad():
+    tensor = torch.tensor([1 + 2j]).conj().requires_grad_()
+    arrived = sent(tensor)
+    assert arrived.is_conj() and arrived.requires_grad and arrived.is_leaf
+
+
+class Labelled(torch.Tensor):
+    """A tensor with something written on it."""
+
+
+def test_a_subclass_arrives_with_its_attributes_on_the_same_memory():
+    tensor = torch.arange(3.0).as_subclass(Labelled)
+    tensor.label = "three numbers"
+    arrived = sent(tensor)
+    assert type(arrived) is Labelled and arrived.label == "three numbers"
+    assert same_storage(arrived, tensor)
+
+
+def test_a_meta_tensor_arrives_without_memory():
+    tensor = torch.empty(4, 6, device="meta")[1:, ::2]
+    arrived = sent(tensor)
+    assert arrived.is_meta and arrived.shape == tensor.shape and arrived.stride() == tensor.stride()
+    parameter = sent(torch.nn.Parameter(torch.empty(2, device="meta")))
+    assert type(parameter) is torch.nn.Parameter and parameter.is_meta
+
+
+def test_quantized_tensors_arrive():
+    """torch loses their scales."""
+    values = torch.randn(3, 4)
+    per_tensor = torch.quantize_per_tensor(values, 0.1, 3, torch.quint8)
+    per_channel = torch.quantize_per_channel(
+        values, torch.tensor([0.1, 0.2, 0.3]), torch.zeros(3), 0, torch.qint8
+    )
+    for tensor in (per_tensor, per_channel):
+        arrived = sent(tensor)
+        assert torch.equal(arrived.dequantize(), tensor.dequantize())
+        assert arrived.qscheme() == tensor.qscheme()
+        assert same_storage(arrived, tensor)
+
+
+@pytest.mark.parametrize("make", SPARSE)
+def test_a_sparse_tensor_arrives_on_the_same_values(make):
+    tensor = getattr(torch.eye(4) * 3, make)()
+    arrived = sent(tensor)
+    assert arrived.layout is tensor.layout
+    assert torch.equal(arrived.to_dense(), tensor.to_dense())
+    arrived._values().mul_(2) if make == "to_sparse" else arrived.values().mul_(2)
+    assert torch.equal(tensor.to_dense(), torch.eye(4) * 6)
+
+
+@pytest.mark.parametrize("make", ["to_sparse_bsr", "to_sparse_bsc"])
+def test_a_block_sparse_tensor_arrives(make):
+    tensor = getattr(torch.eye(4), make)((2, 2))
+    assert torch.equal(sent(tensor).to_dense(), torch.eye(4))
+
+
+def test_a_coalesced_tensor_stays_coalesced():
+    tensor = torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,))
+    assert not sent(tensor).is_coalesced()
+    assert sent(tensor.coalesce()).is_coalesced()
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_a_nested_tensor_arrives(layout):
+    parts = [torch.ones(2, 3), torch.zeros(4, 3)]
+    arrived = sent(torch.nested.nested_tensor(parts, layout=layout))
+    assert arrived.is_nested
+    assert all(torch.equal(a, b) for a, b in zip(arrived.unbind(), parts))
+
+
+# --- storages ---------------------------------------------------------------------------------------
+
+
+def test_storages_of_every_kind_arrive_on_the_same_memory():
+    tensor = torch.arange(4.0)
+    for storage in (tensor.untyped_storage(), tensor.storage(), torch.FloatStorage([1.0, 2.0])):
+        arrived = sent(storage)
+        assert type(arrived) is type(storage)
+        assert arrived.data_ptr() == storage.data_ptr()
+        assert arrived.nbytes() == storage.nbytes()
+        assert arrived.dtype == storage.dtype if hasattr(storage, "dtype") else True
+
+
+def test_an_empty_storage_arrives():
+    assert sent(torch.UntypedStorage(0)).nbytes() == 0
+    assert len(sent(torch.FloatStorage())) == 0
+
+
+def test_storages_of_devices_are_refused_with_torchs_words():
+    with pytest.raises(RuntimeError, match="Cannot pickle meta storage"):
+        reduce_storage(torch.UntypedStorage(3, device="meta"))
+
+
+# --- the arguments in one's own hands ---------------------------------------------------------------
+
+
+def test_arguments_of_reduce_tensor_can_be_rebuilt_on_any_ordinal():
+    tensor = torch.arange(24.0).view(4, 6)[1:, ::2]
+    rebuild, arguments = reduce_tensor(tensor)
+    assert len(arguments) == 15
+    cls, size, stride, offset, storage_cls, dtype, device = arguments[:7]
+    assert (cls, size, stride, offset) == (torch.Tensor, (3, 3), (6, 2), 6)
+    assert (storage_cls, dtype, device) == (torch.TypedStorage, torch.float32, -1)
+    assert arguments[8] == tensor.untyped_storage().nbytes()
+    arguments = list(arguments)
+    arguments[6] = 1
+    arrived = rebuild(*arguments)
+    assert arrived.device.type == "cpu" and torch.equal(arrived, tensor)
+    assert same_storage(arrived, tensor)
+
+
+def test_what_is_written_into_the_arguments_counts():
+    rebuild, arguments = reduce_tensor(torch.arange(6.0))
+    arguments = list(arguments)
+    arguments[1], arguments[2], arguments[3] = (2,), (3,), 1
+    assert rebuild(*arguments).tolist() == [1, 4]
+
+
+def test_a_size_beyond_the_storage_is_refused():
+    rebuild, arguments = reduce_tensor(torch.arange(6.0))
+    arguments = list(arguments)
+    arguments[1] = (7,)
+    with pytest.raises(RuntimeError):
+        rebuild(*arguments)
+
+
+def test_a_handle_that_is_none_is_refused():
+    rebuild, arguments = reduce_tensor(torch.arange(6.0))
+    arguments = list(arguments)
+    arguments[7] = b"not a handle"
+    with pytest.raises(onecopy.errors.BadHandle):
+        rebuild(*arguments)
+
+
+def test_a_library_that_registers_its_own_wrapper_still_sends_by_handle(monkeypatch):
+    """What inference engines do: wrap torch's function, register again."""
+    seen = []
+
+    def wrapper(tensor):
+        rebuild, arguments = original(tensor)
+        seen.append(arguments[6])
+        return rebuild, arguments
+
+    original = torch_reductions.reduce_tensor
+    monkeypatch.setattr(torch_reductions, "reduce_tensor", wrapper)
+    torch_reductions.init_reductions()
+    tensor = torch.ones(3)
+    assert same_storage(sent(tensor), tensor)
+    monkeypatch.undo()
+    torch_reductions.init_reductions()
+    assert seen == [-1]
+
+
+# --- other objects ----------------------------------------------------------------------------------
+
+
+def test_our_own_tensors_and_handles_travel():
+    tensor = onecopy.zeros((2, 3), "float32")
+    arrived = sent(tensor)
+    arrived.numpy()[1, 2] = 5
+    assert tensor.numpy()[1, 2] == 5
+    handle = sent(onecopy.share(tensor))
+    assert onecopy.open(handle).numpy()[1, 2] == 5
+
+
+def test_modules_and_state_dicts_arrive_on_the_same_memory(forked):
+    model = torch.nn.Linear(3, 2)
+    assert forked(set_all, model.state_dict(), 4.0) == 2
+    assert all(bool((p == 4).all()) for p in model.parameters())
+    assert forked(set_all, dict(model.named_parameters()), 5.0) == 2
+    assert all(bool((p == 5).all()) for p in model.parameters())
+
+
+def set_all(tensors, value):
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.fill_(value)
+    return len(tensors)
+
+
+# --- another process --------------------------------------------------------------------------------
+
+
+def change(tensor):
+    tensor.add_(1)
+    return onecopy.stats()["opened_total"]
+
+
+def pass_on(tensor):
+    return tensor
+
+
+def test_a_change_over_there_is_seen_here(forked, strategy):
+    tensor = torch.zeros(3)
+    assert forked(change, tensor) >= 1
+    assert tensor.tolist() == [1, 1, 1]
+
+
+def test_a_fresh_interpreter_changes_the_same_memory(spawned):
+    tensor = torch.zeros(2, 3)[1]
+    assert spawned(change, tensor) >= 1
+    assert tensor.tolist() == [1, 1, 1]
+
+
+def test_what_comes_back_is_the_storage_that_was_sent(forked):
+    tensor = torch.zeros(3)
+    assert same_storage(forked(pass_on, tensor), tensor)
+
+
+def test_what_one_process_received_a_third_can_have(forked, spawned):
+    tensor = forked(torch.full, (3,), 2.0)
+    assert spawned(change, tensor) >= 1
+    assert tensor.tolist() == [3, 3, 3]
+    assert forked(torch.Tensor.tolist, tensor) == [3, 3, 3]
+
+
+def test_errors_of_the_other_side_name_the_cause(forked):
+    with pytest.raises(AttributeError, match="add_"):
+        forked(change, "no tensor")
+    message = bytes(ForkingPickler.dumps(torch.ones(1)))
+    pickle.loads(message)
+    onecopy.collect()  # as above
+    with pytest.raises(onecopy.StaleHandle, match="freed"):
+        forked(pickle.loads, message)

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bridge to torch: storages move into shared memory in place, and one block is one storage."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="wants torch installed")
+
+from onecopy import _core, errors  # noqa: E402
+
+PLAIN = [
+    torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,
+    torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128,
+    torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
+]  # fmt: skip
+
+
+wants_exchange = pytest.mark.skipif(
+    getattr(torch.UntypedStorage, "_swap_data_ptr_", None) is None,
+    reason="wants torch 2.12: before, torch moves the storage, frees what numpy sees, and resizes it to death",
+)
+
+
+def storage(tensor):
+    return tensor.untyped_storage()
+
+
+def share(tensor):
+    shared = _core.torch_share(tensor)
+    assert shared is not None
+    return shared
+
+
+def through(tensor):
+    return _core.torch_open(*share(tensor))
+
+
+def live_blocks():
+    gc.collect()
+    _core.collect()
+    return _core.stats()["live_blocks"]
+
+
+@pytest.mark.parametrize("dtype", PLAIN, ids=str)
+def test_every_dtype_arrives_with_its_bytes(dtype):
+    tensor = torch.arange(48, dtype=torch.uint8).view(dtype)
+    expected = tensor.view(torch.uint8).clone()
+    received = through(tensor)
+    assert received.dtype == dtype
+    assert torch.equal(received.view(torch.uint8), expected)
+
+
+def test_aliases_made_before_follow():
+    base = torch.arange(6.0)
+    view = base[2:]
+    row = base.view(2, 3)[1]
+    received = through(view)
+    received.fill_(7)
+    assert base.tolist() == [0, 1, 7, 7, 7, 7]
+    assert view.tolist() == [7] * 4
+    assert row.tolist() == [7] * 3
+
+
+def test_identity_gradient_version_and_pending_backward_survive():
+    parameter = torch.nn.Parameter(torch.ones(3))
+    parameter.grad = torch.full((3,), 2.0)
+    loss = (parameter * parameter).sum()
+    identity, version = id(parameter), parameter._version
+    share(parameter)
+    assert id(parameter) == identity and parameter._version == version
+    assert parameter.grad.tolist() == [2.0] * 3
+    loss.backward()
+    assert parameter.grad.tolist() == [4.0] * 3
+
+
+def test_an_optimizer_goes_on_with_moved_parameters():
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    received = {name: through(value) for name, value in model.state_dict().items()}
+    optimizer.step()
+    for name, value in model.state_dict().items():
+        assert torch.equal(received[name], value)
+
+
+def test_state_dict_values_alias_their_parameters():
+    model = torch.nn.Linear(2, 2)
+    received = through(model.state_dict()["weight"])
+    received.zero_()
+    assert model.weight.abs().sum() == 0
+
+
+def test_one_block_is_one_storage():
+    tensor = torch.zeros(8)
+    received = through(tensor)
+    part = through(tensor[3:5])
+    assert storage(received)._cdata == storage(tensor)._cdata == storage(part)._cdata
+    assert part.storage_offset() == 3
+
+
+def test_sharing_again_copies_nothing():
+    tensor = torch.zeros(1000)
+    share(tensor)
+    address, before = tensor.data_ptr(), _core.torch_counters()
+    share(tensor)
+    share(tensor.view(10, 100).t())
+    assert tensor.data_ptr() == address
+    assert _core.torch_counters() == before
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.arange(24.0).view(4, 6)[1:, ::2],
+        lambda: torch.arange(3.0).expand(4, 3),
+        lambda: torch.tensor(5.0),
+        lambda: torch.empty(0, 3),
+        lambda: torch.empty(3, 0, 2).transpose(0, 2),
+        lambda: torch.arange(5.0)[5:],
+        lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    ],
+)
+def test_shape_strides_and_values_arrive(make):
+    tensor = make()
+    received = through(tensor)
+    assert received.shape == tensor.shape and received.stride() == tensor.stride()
+    assert torch.equal(received, tensor)
+
+
+def test_conjugated_and_negated_tensors_arrive_as_such():
+    tensor = torch.randn(4, dtype=torch.complex64)
+    for lazy in (tensor.conj(), tensor.conj().imag, tensor.conj()[1:3]):
+        received = through(lazy)
+        assert received.is_conj() == lazy.is_conj() and received.is_neg() == lazy.is_neg()
+        assert torch.equal(received, lazy)
+
+
+def test_parameters_and_leaves_arrive_as_such():
+    parameter = through(torch.nn.Parameter(torch.ones(2)))
+    assert type(parameter) is torch.nn.Parameter and parameter.requires_grad
+    frozen = through(torch.nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False))
+    assert type(frozen) is torch.nn.Parameter and not frozen.requires_grad
+    leaf = through(torch.ones(2, requires_grad=True))
+    assert leaf.requires_grad and leaf.is_leaf
+
+
+def test_a_tensor_inside_a_graph_is_refused_in_torchs_words():
+    inside = torch.ones(2, requires_grad=True) * 2
+    with pytest.raises(RuntimeError, match="Cowardly refusing to serialize non-leaf tensor"):
+        _core.torch_share(inside)
+    assert not _core.torch_is_shared(storage(inside))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.empty(3, device="meta"),
+        lambda: torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8),
+        lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        lambda: torch.ones(2).as_subclass(type("Sub", (torch.Tensor,), {})),
+        lambda: [1, 2],
+    ],
+)
+def test_what_flags_cannot_say_is_left_to_the_reducers(make):
+    assert _core.torch_share(make()) is None
+
+
+@wants_exchange
+def test_a_numpy_view_made_before_stays_valid():
+    tensor = torch.arange(4.0)
+    array = tensor.numpy()
+    received = through(tensor)
+    array[0] = 9  # memory that nobody else uses now, but ours
+    assert received.tolist() == [0, 1, 2, 3]
+    del tensor, received
+    gc.collect()
+    assert array.tolist() == [9, 1, 2, 3]
+
+
+def test_memory_that_torch_shares_already_is_adopted_not_copied():
+    tensor = torch.arange(100.0)
+    torch._C.StorageBase._share_fd_cpu_(storage(tensor))
+    before = _core.torch_counters()
+    received = through(tensor)
+    after = _core.torch_counters()
+    assert after["adopted"] == before["adopted"] + 1 and after["moved"] == before["moved"]
+    tensor[3] = 33
+    assert received[3] == 33
+
+
+def test_our_memory_that_came_to_torch_through_numpy_or_dlpack_is_shared_where_it_is():
+    ours = _core.zeros((4, 5), "float32")
+    for there in (torch.from_numpy(ours.numpy()), torch.from_dlpack(ours[1:]), torch.from_numpy(ours.numpy()[2])):
+        before = _core.torch_counters()
+        received = through(there)
+        assert _core.torch_counters() == before and _core.torch_is_shared(storage(there))
+        received.add_(1)
+    assert [ours[i, 0].item() for i in range(4)] == [1, 2, 3, 2]
+
+
+def test_storages_are_shared_whole():
+    tensor = torch.arange(10.0)[3:]
+    block = _core.torch_share_storage(storage(tensor))
+    assert block.nbytes == 40
+    assert _core.torch_open_storage(block)._cdata == storage(tensor)._cdata
+    new = _core.torch_new_shared(100)
+    assert new.nbytes() == 100 and _core.torch_is_shared(new)
+    assert not _core.torch_is_shared(storage(torch.zeros(2)))
+
+
+@wants_exchange
+def test_resizing_shared_memory_is_refused_as_torch_does():
+    tensor = torch.zeros(4)
+    share(tensor)
+    with pytest.raises(RuntimeError, match="resizable|resize"):
+        storage(tensor).resize_(1000)
+    assert storage(tensor).nbytes() == 16 and tensor.tolist() == [0] * 4
+
+
+def test_flags_that_contradict_the_tensor_are_refused():
+    block, _ = share(torch.zeros(2, dtype=torch.int64))
+    for flags in (0, 2, 1 | 2, 1 << 20 | 1):
+        with pytest.raises(errors.BadHandle):
+            _core.torch_open(block, flags)
+
+
+def test_memory_is_given_back_with_the_last_alias():
+    before = live_blocks()
+    tensors = [torch.zeros(10) for _ in range(50)]
+    opened = [through(t) for t in tensors]
+    assert live_blocks() >= before + 50
+    del tensors
+    assert live_blocks() >= before + 50
+    del opened
+    assert live_blocks() == before
+
+
+def test_threads_sharing_one_tensor_agree_on_its_memory():
+    for _ in range(20):
+        tensor = torch.zeros(200_000)
+        barrier = threading.Barrier(4)
+        received = []
+
+        def run(tensor=tensor, barrier=barrier, received=received):
+            barrier.wait()
+            received.append(through(tensor))
+
+        threads = [threading.Thread(target=run) for _ in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        tensor[7] = 1
+        assert len(received) == 4 and all(r[7] == 1 for r in received)
+
+
+def test_without_an_exchange_torch_moves_the_storage_and_we_adopt_it():
+    program = """
+import torch
+torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
+from onecopy import _core
+base = torch.arange(6.0)
+view = base[2:]
+received = _core.torch_open(*_core.torch_share(view))
+received.fill_(7)
+assert base.tolist() == [0, 1, 7, 7, 7, 7], base
+assert received.untyped_storage()._cdata == base.untyped_storage()._cdata
+assert _core.torch_counters() == {"moved": 0, "moved_by_torch": 1, "adopted": 0}
+for i in range(300):  # torch maps the next file where the last one was
+    fresh = torch.full((10 + i,), float(i))
+    shared = _core.torch_open(*_core.torch_share(fresh))
+    assert torch.equal(shared, fresh) and shared.untyped_storage()._cdata == fresh.untyped_storage()._cdata
+    del fresh, shared
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plain values as bytes: what goes in comes out, and nonsense is refused without harm."""
+
+import math
+import pickle
+import struct
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import onecopy
+from onecopy import _core
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(min_value=-(2**63), max_value=2**64)
+    | st.floats(allow_nan=False)
+    | st.complex_numbers(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.binary(max_size=400)
+)
+HASHABLE = SCALARS | st.tuples(SCALARS, SCALARS)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner)
+    | st.lists(inner).map(tuple)
+    | st.dictionaries(HASHABLE, inner, max_size=12),
+    max_leaves=40,
+)
+
+
+def encode(value):
+    encoded = _core._encode_values(value)
+    assert encoded is not None, "this value should need no pickle"
+    return encoded
+
+
+def there_and_back(value):
+    return _core._decode_values(*encode(value))
+
+
+def same(a, b):
+    """Equal, of equal types, all the way down."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return same(list(a.items()), list(b.items()))
+    if isinstance(a, float):
+        return struct.pack("d", a) == struct.pack("d", b)
+    return a == b
+
+
+@given(VALUES)
+@example([-(2**63), 2**63 - 1, 2**63, -(2**63) - 1, 2**1000, -(2**1000), 127, 128, -128, -129])
+@example([32767, 32768, -32768, -32769, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1])
+@example(["", "x" * 31, "x" * 32, "x" * 255, "x" * 256, "ä" * 16, b"", b"x" * 255, b"x" * 256])
+@example([tuple(range(15)), tuple(range(16)), list(range(7)), list(range(8))])
+@example([dict.fromkeys(range(7)), dict.fromkeys(range(8)), {}, (), []])
+@example([0.0, -0.0, math.inf, 5e-324])
+def test_plain_values_come_back_equal_and_of_the_same_type(value):
+    assert same(there_and_back(value), value)
+
+
+def test_every_bit_of_a_nan_comes_back():
+    (nan,) = struct.unpack("<d", bytes.fromhex("efbeaddeadbef87f"))
+    assert struct.pack("<d", there_and_back(nan)) == struct.pack("<d", nan)
+
+
+def test_small_values_take_few_bytes():
+    assert encode(5) == (b"\x05", [])
+    assert encode(None) == (b"\xc0", [])
+    assert encode(("step", 7)) == (b"\xa2\x84step\x07", [])
+    assert encode({"loss": 0.5})[0] == b"\xb9\x84loss\xc8" + struct.pack("<d", 0.5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {1, 2},
+        object(),
+        range(3),
+        bytearray(b"x"),
+        "\ud800",
+        [print],
+        {"deep": ({1},)},
+        type("Int", (int,), {})(5),
+        type("Str", (str,), {})("x"),
+        type("Dict", (dict,), {})(),
+        type("List", (list,), {})(),
+        type("Tuple", (tuple,), {})(),
+    ],
+    ids=repr,
+)
+def test_other_types_and_subclasses_are_left_to_pickle(value):
+    assert _core._encode_values(value) is None
+
+
+def nested(depth):
+    value = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def test_depth_is_bounded_and_the_deeper_left_to_pickle():
+    assert there_and_back(nested(32)) == nested(32)
+    assert _core._encode_values(nested(33)) is None
+    assert _core._encode_values(nested(100_000)) is None
+
+
+def test_what_occurs_twice_is_one_object_on_the_other_side():
+    inner, text = [1], "x" * 300
+    a, b, c, d = there_and_back((inner, inner, text, {"again": inner, "text": text}))
+    assert a == [1] and a is b and d["again"] is a
+    assert c == text and d["text"] is c
+
+
+def test_a_list_or_dict_may_be_in_itself():
+    value = [1]
+    value += [value, {"up": value}]
+    copy = there_and_back(value)
+    assert copy[0] == 1 and copy[1] is copy and copy[2]["up"] is copy
+
+
+def test_a_tuple_that_is_in_itself_is_left_to_pickle():
+    value = ([],)
+    value[0].append(value)
+    assert _core._encode_values(value) is None
+    assert pickle.loads(pickle.dumps(value))[0][0] is not None
+
+
+def test_tuples_of_tuples_do_not_explode():
+    value = (1,)
+    for _ in range(30):
+        value = (value, value)
+    assert len(encode(value)[0]) < 1000
+
+
+def test_numbers_of_what_was_seen_count_every_container():
+    lists = [[i] for i in range(1000)]
+    copy = there_and_back(lists + lists[::-1])
+    assert all(copy[i] is copy[1999 - i] for i in range(1000))
+    assert [x for [x] in copy[:1000]] == list(range(1000))
+
+
+VALID = st.builds(lambda value: encode(value)[0], VALUES)
+
+
+@settings(max_examples=1000)
+@given(st.binary(max_size=200))
+@example(b"")
+@example(b"\xff")
+@example(b"\xce\xff\xff\xff\xff")  # a tuple of 2**32 - 1
+@example(b"\xcb\xff\xff\xff\xffx")  # a str of 4 GiB
+@example(b"\xc7\xff\xff\xff\xff")
+@example(b"\xb9\xb0\x01")  # a list as a key
+@example(b"\xa1\xd2\x00\x00\x00\x00")  # a tuple in itself
+@example(b"\xa1" * 1000)
+@example(b"\xb1" * 100_000)
+@example(b"\xbb\x01\xb0\x01\xb0\xd2\x01\x00\x00\x00\x01")  # to a list that its dict has lost
+def test_nonsense_is_refused_or_a_value(data):
+    try:
+        value = _core._decode_values(data, [])
+    except onecopy.errors.BadHandle:
+        return
+    # Whatever is accepted is a plain value: it can be written again.
+    repr(value)
+
+
+@settings(max_examples=500)
+@given(VALID, st.data())
+def test_damaged_values_are_refused_or_values(data, draw):
+    damaged = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
+    cut = draw.draw(st.integers(0, len(damaged)))
+    for bytes_ in (bytes(damaged), bytes(damaged[:cut])):
+        try:
+            repr(_core._decode_values(bytes_, []))
+        except onecopy.errors.BadHandle:
+            continue
+
+
+@given(VALID)
+def test_what_follows_a_value_is_refused(data):
+    with pytest.raises(onecopy.errors.BadHandle, match="follow"):
+        _core._decode_values(data + b"\x00", [])
+
+
+@pytest.mark.parametrize("data", [b"\xd1\x01", b"\xd1\x00", b"\xd1", b"\xd2\x00\x00\x00\x00"])
+def test_tensors_that_are_not_there_are_refused(data):
+    with pytest.raises(onecopy.errors.BadHandle):
+        _core._decode_values(data, [])
+
+
+def test_the_examples_of_the_documentation(repository):
+    """docs/formats/python-message-v1.md says how values look; so they do."""
+    torch = pytest.importorskip("torch")
+    rows = (repository / "docs/formats/python-message-v1.md").read_text().splitlines()
+    examples = [row.split("|")[1:3] for row in rows if row.count("`") == 4 and row.startswith("| `")]
+    assert len(examples) == 5
+    for value, expected in examples:
+        source = value.split("`")[1]
+        encoded, tensors = encode(eval(source, {"t": torch.zeros(1)}))
+        assert encoded.hex(" ") == expected.strip(" `"), source
+        assert len(tensors) == source.count("[t,")
