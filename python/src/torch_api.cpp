@@ -137,7 +137,7 @@ std::optional<Api::Placed> Api::placed_by_table(PyObject* tensor) const {
   const auto ndim = static_cast<std::size_t>(dl.ndim);
   try {
     return Placed{Layout(from_dl(dl.dtype), std::span(dl.shape, ndim), std::span(dl.strides, ndim)),
-                  from_dl(dl.device)};
+                  from_dl(dl.device), static_cast<std::byte*>(dl.data) + dl.byte_offset};
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -152,7 +152,7 @@ std::optional<Api::Placed> Api::placed_by_attributes(nb::handle tensor) const {
     if (dtypes_[i].is(dtype))
       return Placed{
           Layout(static_cast<DType>(i), numbers(tensor.attr("shape")), numbers(tensor.attr("stride")())),
-          *device};
+          *device, reinterpret_cast<std::byte*>(number(tensor.attr("data_ptr")()))};
   return std::nullopt;
 }
 

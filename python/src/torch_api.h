@@ -33,6 +33,7 @@ class Api {
   struct Placed {
     Layout layout;
     Device device;
+    std::byte* data;  ///< of the first element; of nothing in particular when there are no elements
   };
   /// Nothing for what is no plain strided tensor of the CPU or a CUDA device with a dtype that we have.
   std::optional<Placed> placed(PyObject* tensor) const;

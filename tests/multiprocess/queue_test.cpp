@@ -177,7 +177,9 @@ TEST_P(PutThenGone, AThirdProcessGetsIt) {
   EXPECT_EQ(getter.join(), 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, PutThenGone, ::testing::Values(1, 4096, 1 << 20, 33 << 20, 256 << 20),
+INSTANTIATE_TEST_SUITE_P(Sizes, PutThenGone,
+                         ::testing::Values(1, 4096, 1 << 20, 33 << 20,
+                                           testing::kSanitized ? 64 << 20 : 256 << 20),
                          size_name);
 
 TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
@@ -302,6 +304,7 @@ TEST(Queue, WhatIsLostIsAClearErrorAndTheNextItemComes) {
 
 TEST(Queue, LeavesNothingBehindAfterThousandsOfMessagesOfAnotherProcess) {
   constexpr std::int64_t kMessages = testing::kSanitized ? 2'000 : 10'000;
+  constexpr std::int64_t kLarge = testing::kSanitized ? 3 : 20;
   Watchdog watchdog;
   Queue queue = Queue::create();
   Queue back = Queue::create();
@@ -325,7 +328,7 @@ TEST(Queue, LeavesNothingBehindAfterThousandsOfMessagesOfAnotherProcess) {
     queue.put(Message{0, Bytes(static_cast<std::size_t>(i % 400)), {numbers(1 + i % 50, i)}});
     EXPECT_EQ(number_in(back.get().tensors.at(0)), i);
   }
-  for (std::int64_t i = 0; i < 20; ++i) {
+  for (std::int64_t i = 0; i < kLarge; ++i) {
     queue.put(numbers(5 << 20, i));
     EXPECT_EQ(number_in(back.get_tensor()), i);
   }
