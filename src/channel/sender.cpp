@@ -131,8 +131,9 @@ bool Sender::put(Process& process, const Message& message, TimePoint deadline, S
 
 bool Sender::put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,
                         TimePoint deadline, Tensor* given) {
-  const SentItems::Blocks kind = kind_of(process, parts.rows, blocks);
+  SentItems::Blocks kind = kind_of(process, parts.rows, blocks);
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
+    if (kind == SentItems::Blocks::large && sent_.ends_with(blocks)) kind = SentItems::Blocks::borrowed;
     if (given) sent_.push(position, given->take_block());
     else sent_.push(position, blocks);
     // Last: a spinning getter takes the slot's cache line away again and again until the commit.

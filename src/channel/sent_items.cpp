@@ -29,6 +29,12 @@ void SentItems::push(std::uint64_t position, BlockRef&& block) {
   block.detach();
 }
 
+bool SentItems::ends_with(std::span<const BlockRef> blocks) const noexcept {
+  if (blocks.size() != 1 || write_.index == 0) return false;
+  const Sent& last = write_.chunk->items[write_.index - 1];
+  return last.keeper == blocks.front().keeper() && last.number == blocks.front().number();
+}
+
 /// Returns where the next ones go. Until publish() they do not count.
 SentItems::Cursor SentItems::write(std::uint64_t position, std::span<const BlockRef> blocks) {
   Cursor end = write_;

@@ -31,6 +31,9 @@ class SentItems {
   /// Before the item of this position can be taken. Throws bad_alloc; then nothing was kept.
   void push(std::uint64_t position, std::span<const BlockRef> blocks);
   void push(std::uint64_t position, BlockRef&& block);
+  /// Whether the last item kept is this one block: keeping it once more takes no more memory. Under the ring's
+  /// lock for producers, as push().
+  bool ends_with(std::span<const BlockRef> blocks) const noexcept;
   /// Lets go of the items before `head`. True while there are others. The watch thread does not wait
   /// for another thread's work: it would hold up a fork.
   bool release_taken(std::uint64_t head, bool may_wait = true) noexcept;

@@ -61,6 +61,23 @@ TEST(SentItems, KeepsWhatIsNotTaken) {
   EXPECT_TRUE(items.empty());
 }
 
+TEST(SentItems, KnowsWhetherItEndsWithABlock) {
+  Blocks blocks, others;
+  SentItems items(7);
+  const auto ends_with = [&](std::initializer_list<BlockRef> some) {
+    return items.ends_with({some.begin(), some.size()});
+  };
+  EXPECT_FALSE(ends_with({blocks.take(0)}));
+  push(items, blocks, 0, 2);
+  EXPECT_TRUE(ends_with({blocks.take(1)}));
+  EXPECT_FALSE(ends_with({blocks.take(0)}));
+  EXPECT_FALSE(ends_with({others.take(1)}));
+  EXPECT_FALSE(ends_with({blocks.take(1), blocks.take(1)}));
+  EXPECT_FALSE(items.release_taken(1));
+  EXPECT_EQ(blocks.references(), 0);
+  EXPECT_TRUE(ends_with({blocks.take(1)})) << "put last, taken or not";
+}
+
 TEST(SentItems, KeepsAllBlocksOfAnItemHoweverMany) {
   Blocks blocks;
   SentItems items(7);
