@@ -5,9 +5,11 @@ if(ONECOPY_IS_TOP_LEVEL)
   find_program(ONECOPY_CCACHE ccache)
   mark_as_advanced(ONECOPY_CCACHE)
   if(ONECOPY_CCACHE AND (NOT CMAKE_CXX_COMPILER_LAUNCHER OR CMAKE_CXX_COMPILER_LAUNCHER STREQUAL "ccache"))
-    # Without this, ccache gives up on whatever uses a precompiled header.
+    # Without the first, ccache gives up on whatever uses a precompiled header; with the second, what one preset
+    # has compiled with the same flags the others need not: the Python package's library is that of release.
     set(CMAKE_CXX_COMPILER_LAUNCHER
-        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${ONECOPY_CCACHE})
+        ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros
+        CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${ONECOPY_CCACHE})
   endif()
 endif()
 
