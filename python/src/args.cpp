@@ -83,8 +83,8 @@ Device device_arg(nb::handle value, const char* argument) {
   if (nb::isinstance<nb::str>(value)) text = nb::cast<std::string>(value);
   else if (text_attr(value, "type") && nb::hasattr(value, "index")) text = nb::str(value).c_str();
   else
-    raise_type_error(fmt::format("{} must be a name such as \"cpu\" or \"cuda:0\", not {}", argument,
-                                 short_repr(value)));
+    raise_type_error(fmt::format("{} must be a name such as \"cpu\", \"cuda:0\" or \"npu:0\", not {}",
+                                 argument, short_repr(value)));
   try {
     return Device::parse(text);
   } catch (const Error& error) {

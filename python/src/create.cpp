@@ -57,11 +57,12 @@ void init_create(nb::module_& m) {
         "Args:\n"
         "    shape: sizes of the dimensions; one int for one dimension, () for none.\n"
         "    dtype: element type, e.g. \"bfloat16\"; dtypes of torch and numpy do as well.\n"
-        "    device: \"cpu\", or a CUDA device as this process numbers it: \"cuda:0\".\n"
+        "    device: \"cpu\", or a device as this process numbers it: \"cuda:0\", \"npu:0\".\n"
         "\n"
         "Raises:\n"
         "    InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.\n"
-        "    Unsupported: there is no CUDA driver, or CUDA was used before this process was forked.\n"
+        "    Unsupported: there is no driver for the device or it is too old, or it was used before this\n"
+        "        process was forked.\n"
         "    OutOfMemory: there is not so much memory; it is reserved here, so that writing\n"
         "        cannot fail.");
   m.def("zeros", &zeros, nb::arg("shape"), nb::arg("dtype") = "float32", nb::arg("device") = "cpu",

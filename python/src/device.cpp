@@ -76,12 +76,14 @@ void fill_row(const Tensor& tensor, const Element& value) {
 /// A handle of our own says how far the one stream has come, and opening it makes the other wait for that.
 Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
   if (from.native == to.native) return tensor;
-  return open(share(tensor, from), OpenOptions{tensor.access(), tensor.device(), to});
+  return without_gil([&] {
+    return open(share(tensor, from), OpenOptions{tensor.access(), tensor.device(), to});
+  });
 }
 
 std::uintptr_t stream_number(nb::handle value, const char* argument) {
   nb::object number = nb::borrow(value);
-  for (const char* attribute : {"cuda_stream", "ptr", "handle"})  // torch, cupy, numba
+  for (const char* attribute : {"cuda_stream", "npu_stream", "ptr", "handle"})  // torch, cupy, numba
     if (!PyLong_Check(number.ptr()) && nb::hasattr(value, attribute)) number = value.attr(attribute);
   if (!PyLong_Check(number.ptr()) || PyBool_Check(number.ptr()))
     raise_type_error(fmt::format("{} must be the number of a stream, or a stream of torch or cupy, not {}",
@@ -95,9 +97,7 @@ std::uintptr_t stream_number(nb::handle value, const char* argument) {
 
 }  // namespace
 
-Stream current_stream(Device device) {
-  return device.type == DeviceType::cuda ? torch::current_stream(device) : Stream{};
-}
+Stream current_stream(Device device) { return device == kCpu ? Stream{} : torch::current_stream(device); }
 
 /// The default stream has the number 0 for the driver, and 1 where 0 would be ambiguous.
 Stream stream_arg(nb::handle value, const char* argument) {
@@ -114,7 +114,8 @@ void require_host(const Tensor& tensor, const char* what) {
 
 Handle share_in_order(const Tensor& tensor, Exact exact) {
   if (is_on_host(tensor) && exact == Exact::no) return share(tensor);
-  return share(tensor, ShareOptions{exact, current_stream(tensor.device())});
+  const ShareOptions options{exact, current_stream(tensor.device())};
+  return without_gil([&] { return share(tensor, options); });
 }
 
 Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> device) {
@@ -144,12 +145,16 @@ Tensor received(const Tensor& tensor) {
   return is_on_host(tensor) ? tensor : in_stream(tensor, Stream{}, current_stream(tensor.device()));
 }
 
+void finish_work_on(const Tensor& tensor) {
+  const Device device = tensor.device();
+  const Stream stream = current_stream(device);
+  without_gil([&] { return backend(device.type).synchronize(device.index, stream), true; });
+}
+
 Tensor handed_to(const Tensor& tensor, Stream stream) {
   const Stream ours = current_stream(tensor.device());
   if (is_shareable(tensor)) return in_stream(tensor, ours, stream);
-  const Device device = tensor.device();
-  if (ours.native != stream.native)
-    without_gil([&] { return backend(device.type).synchronize(device.index, ours), true; });
+  if (ours.native != stream.native) finish_work_on(tensor);
   return tensor;
 }
 

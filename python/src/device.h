@@ -12,8 +12,8 @@
 /// Thread safety: all functions are called with the GIL held, and let go of it while they wait.
 namespace onecopy::python {
 
-/// The stream that this program's work on a device goes to: torch's current one where torch has used CUDA, and
-/// the device's default stream otherwise. None for the CPU.
+/// The stream that this program's work on a device goes to: torch's current one where torch has used such
+/// devices, and the device's default stream otherwise. None for the CPU.
 Stream current_stream(Device device);
 /// A stream's number (1: the default one, 2: the thread's default one), or an object of torch, cupy or numba that
 /// has it. Raises TypeError naming the argument, InvalidArgument for a number that is no stream.
@@ -33,6 +33,8 @@ Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> 
 Stream stream_of(std::span<const Tensor> tensors);
 /// A tensor that came in the order of the default stream, for the current one.
 Tensor received(const Tensor& tensor);
+/// Waits for what the device's current stream has in it.
+void finish_work_on(const Tensor& tensor);
 /// The same tensor for another stream, which waits for what the current one has in it.
 Tensor handed_to(const Tensor& tensor, Stream stream);
 

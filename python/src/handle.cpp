@@ -86,6 +86,10 @@ void init_handles(nb::module_& m) {
           "__deepcopy__", [](const Handle& handle, nb::handle) { return handle; }, nb::arg("memo"),
           nb::sig("def __deepcopy__(self, memo: object) -> Handle"))
       .def_prop_ro("is_bundle", &Handle::is_bundle, "Does it name a bundle?")
+      .def_prop_ro(
+          "device_type",
+          [](const Handle& handle) { return std::string(name(handle.fields().device_type)); },
+          "The kind of device that its memory is on: ``\"cpu\"``, ``\"cuda\"``, ``\"npu\"``.")
       .def_prop_ro("shape", &shape, nb::sig("def shape(self) -> tuple[int, ...]"),
                    "Sizes of the tensor's dimensions.")
       .def_prop_ro(

@@ -81,8 +81,7 @@ bool is_storage(nb::handle object) {
   if (!torch::is_loaded()) return false;
   const nb::object type = nb::module_::import_("torch").attr("UntypedStorage");
   if (object.type().ptr() != type.ptr()) return false;
-  const auto device = nb::cast<std::string>(object.attr("device").attr("type"));
-  return device == "cpu" || device == "cuda";
+  return torch::device_of(object).has_value();
 }
 
 nb::object Rows::reduce(nb::handle object) {

@@ -71,9 +71,9 @@ void init_open(nb::module_& m) {
       "\n"
       "Args:\n"
       "    handle: a Handle, its ``to_bytes()``, or its text.\n"
-      "    device: None for where the memory is, or the device to use it on: another CUDA device of\n"
-      "        this process reaches it where it is. Devices are found by their UUIDs, whatever\n"
-      "        CUDA_VISIBLE_DEVICES says here and there.\n"
+      "    device: None for where the memory is, or the device to use it on: another device of this\n"
+      "        process and of the same vendor reaches it where it is. Devices are found by their\n"
+      "        UUIDs, whatever CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES say here and there.\n"
       "    access: \"read\" maps the memory so that it cannot be written. numpy arrays are not\n"
       "        writeable then; torch has no such tensors, and writing to one is a segmentation\n"
       "        fault.\n"
@@ -88,12 +88,12 @@ void init_open(nb::module_& m) {
       "    OwnerDied: the process that allocated it is gone, and nobody kept it.\n"
       "    BadHandle: these are no bytes of a handle.\n"
       "    ReadOnly: the handle lends its memory for reading only; use ``access=\"read\"``.\n"
-      "    Unsupported: there is no way from that device to the memory; there is no CUDA driver; the\n"
-      "        device is hidden from this process; CUDA was used before this process was forked.\n"
+      "    Unsupported: there is no way from that device to the memory; there is no driver for it; the\n"
+      "        device is hidden from this process, or was used before this process was forked.\n"
       "    OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, VersionMismatch."
       "\n\n"
       "Work that the sharer had put into its current stream before ``share()`` comes before what this\n"
-      "program puts into its own current stream from now on; the host does not wait.");
+      "program puts into its own current stream from now on; with CUDA the host does not wait.");
 }
 
 }  // namespace onecopy::python

@@ -21,9 +21,9 @@ namespace {
 
 [[noreturn]] void refuse_array(nb::handle array, const std::string& argument) {
   throw Error(ErrorCode::unsupported,
-              fmt::format("{} is {}, which is no dense tensor of the cpu or a CUDA device with plain "
-                          "elements; share the dense "
-                          "tensors that it consists of, or send it through a onecopy.multiprocessing.Queue",
+              fmt::format("{} is {}, which is no dense tensor of the cpu or a CUDA or Ascend device with "
+                          "plain elements; share the dense tensors that it consists of, or send it "
+                          "through a onecopy.multiprocessing.Queue",
                           argument, short_repr(array)));
 }
 
@@ -113,7 +113,8 @@ void init_share(nb::module_& m) {
         "not seen; allocate with ``empty().numpy()`` to share without a copy.\n"
         "\n"
         "Memory of a CUDA device is shared where it is, whoever allocated it (torch, cupy), and stays\n"
-        "allocated until nobody has it any more. A handle lets others see the whole allocation that\n"
+        "allocated until nobody has it any more; on Ascend devices that is so for memory of onecopy. A "
+        "handle lets others see the whole allocation that\n"
         "the tensor lies in. What the program's current stream has in it now (torch's, or else the\n"
         "default stream) comes before what openers do.\n"
         "\n"
@@ -135,8 +136,9 @@ void init_share(nb::module_& m) {
         "Raises:\n"
         "    TypeError: x is no array and nothing with arrays in it.\n"
         "    InvalidArgument: something inside x is neither an array nor a plain value.\n"
-        "    Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA,\n"
-        "        memory of a device that no other process can be given, elements that are no plain\n"
+        "    Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA\n"
+        "        or Ascend, memory of a device that no other process can be given, elements that are no "
+        "plain\n"
         "        numbers.\n"
         "    RuntimeError: torch refuses to share a tensor that requires grad and is no leaf.\n"
         "    OutOfMemory.");

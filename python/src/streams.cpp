@@ -18,8 +18,10 @@ void record_in_torch(nb::handle tensor, nb::handle stream) {
   if (torch::record_stream(tensor.ptr(), native)) return;
   nb::object theirs = nb::borrow(stream);
   if (PyLong_Check(stream.ptr()))
-    theirs = nb::module_::import_("torch").attr("cuda").attr("ExternalStream")(
-        reinterpret_cast<std::uintptr_t>(native.native), nb::arg("device") = tensor.attr("device"));
+    theirs = nb::module_::import_("torch")
+                 .attr(tensor.attr("device").attr("type"))
+                 .attr("ExternalStream")(reinterpret_cast<std::uintptr_t>(native.native),
+                                         nb::arg("device") = tensor.attr("device"));
   tensor.attr("record_stream")(theirs);
 }
 
@@ -33,7 +35,7 @@ void record(nb::handle tensor, nb::handle stream) {
     if (is_on_host(ours)) refuse_cpu();
     ours = record_stream(ours, stream_arg(stream, "stream"));
   } else if (torch::is_tensor(tensor.ptr())) {
-    if (!nb::cast<bool>(tensor.attr("is_cuda"))) refuse_cpu();
+    if (torch::device_of(tensor) == kCpu) refuse_cpu();
     record_in_torch(tensor, stream);
   } else {
     raise_type_error(
@@ -44,19 +46,20 @@ void record(nb::handle tensor, nb::handle stream) {
 }  // namespace
 
 void init_device(nb::module_& m) {
-  m.def("record_stream", &record, nb::arg("tensor"), nb::arg("stream"),
-        nb::sig("def record_stream(tensor: typing.Any, stream: typing.Any) -> None"),
-        "Says that a CUDA tensor is used in another stream than the one that was current when it was\n"
-        "opened: its memory is kept until that stream, too, has come past the end of the tensor (for\n"
-        "torch: of its storage) here. Needs no host to wait.\n"
-        "\n"
-        "Args:\n"
-        "    tensor: of onecopy or torch, on a CUDA device.\n"
-        "    stream: a stream of torch or cupy, or its number. It must live until then.\n"
-        "\n"
-        "Raises:\n"
-        "    TypeError: tensor is no tensor, or stream no stream.\n"
-        "    InvalidArgument: the tensor is on the cpu, which has no streams.");
+  m.def(
+      "record_stream", &record, nb::arg("tensor"), nb::arg("stream"),
+      nb::sig("def record_stream(tensor: typing.Any, stream: typing.Any) -> None"),
+      "Says that a tensor on a device is used in another stream than the one that was current when it was\n"
+      "opened: its memory is kept until that stream, too, has come past the end of the tensor (for\n"
+      "torch: of its storage) here. Needs no host to wait.\n"
+      "\n"
+      "Args:\n"
+      "    tensor: of onecopy or torch, on a CUDA or Ascend device.\n"
+      "    stream: a stream of torch or cupy, or its number. It must live until then.\n"
+      "\n"
+      "Raises:\n"
+      "    TypeError: tensor is no tensor, or stream no stream.\n"
+      "    InvalidArgument: the tensor is on the cpu, which has no streams.");
   m.def(
       "_current_stream",
       [](nb::handle device) {

@@ -200,12 +200,16 @@ Tensor on_dl_device(const Tensor& tensor, nb::handle device, nb::handle copy) {
   return on_host(tensor);
 }
 
+/// DLPack has numbers for streams of CUDA. Consumers on other devices do not say where they will use the tensor.
+bool has_stream_numbers(Device device) { return device.type == DeviceType::cuda; }
+
 /// The consumer's stream waits for what was done to the tensor before. -1: it takes care of that itself.
 Tensor for_consumer(const Tensor& tensor, nb::handle stream) {
   if (is_on_host(tensor)) {
     if (stream.is_none()) return tensor;
     throw Error(ErrorCode::invalid_argument, "stream must be None for a tensor of the cpu");
   }
+  if (stream.is_none() && !has_stream_numbers(tensor.device())) return finish_work_on(tensor), tensor;
   if (stream.is_none()) return handed_to(tensor, Stream{});
   if (PyLong_Check(stream.ptr()) && PyLong_AsLong(stream.ptr()) == -1 && !PyErr_Occurred()) return tensor;
   PyErr_Clear();
@@ -307,7 +311,8 @@ void add_description(nb::class_<Tensor>& c) {
           "Element type: a str such as ``\"float32\"``.")
       .def_prop_ro(
           "device", [](const Tensor& t) { return t.device().str(); },
-          "Where the memory is, as this process numbers devices: ``\"cpu\"``, ``\"cuda:0\"``.")
+          "Where the memory is, as this process numbers devices: ``\"cpu\"``, ``\"cuda:0\"``, "
+          "``\"npu:0\"``.")
       .def_prop_ro(
           "access", [](const Tensor& t) { return name(t.access()); },
           nb::sig("def access(self) -> typing.Literal['readwrite', 'read']"),
@@ -402,7 +407,8 @@ void add_exchange(nb::class_<Tensor>& c) {
        "The work that the program's current stream (torch's, or else the default one) still has to\n"
        "do to a CUDA tensor comes before what the consumer puts into ``stream`` from now on: None\n"
        "and 1 are the legacy default stream, 2 the thread's default stream, -1 is for consumers\n"
-       "that keep the order themselves.")
+       "that keep the order themselves. Consumers on Ascend devices name no stream: the call waits\n"
+       "until that work is done.")
       .def(
           "__dlpack_device__",
           [](const Tensor& t) {
@@ -455,12 +461,12 @@ void init_tensor(nb::module_& m) {
         "An array of another library as a tensor on the same memory, which ``share()`` copies\n"
         "once into shared memory. An array on memory of onecopy is that memory again.\n"
         "``copy=True`` copies at once, and so does a ``device`` that the array is not on. Memory of a\n"
-        "CUDA device is shared where it is.\n"
+        "CUDA device is shared where it is; that of an Ascend device has to be copied.\n"
         "\n"
         "Raises:\n"
         "    TypeError: x has no ``__dlpack__``.\n"
-        "    Unsupported: a device that is neither the cpu nor of CUDA, an unknown dtype, negative\n"
-        "        strides.");
+        "    Unsupported: a device that is neither the cpu nor of CUDA or Ascend, an unknown dtype,\n"
+        "        negative strides.");
 }
 
 }  // namespace onecopy::python

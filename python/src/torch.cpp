@@ -250,8 +250,9 @@ void collect() {
 
 bool is_shared(PyObject* storage) {
   const Api* torch = Api::get();
-  return torch && (storages().block_at(*torch, torch->data(storage)) ||
-                   lent_elsewhere(*torch, storage, kCpu).has_value());
+  const auto device = torch ? device_of(storage) : std::nullopt;
+  return device && (storages().block_at(*torch, torch->data(storage)) ||
+                    lent_elsewhere(*torch, storage, *device).has_value());
 }
 
 Stream current_stream(Device device) {

@@ -36,9 +36,12 @@ bool is_loaded();
 /// Exactly torch.Tensor or torch.nn.Parameter: subclasses have more to say than we know of.
 bool is_tensor(PyObject* object);
 
+/// Where a torch.Tensor or torch.UntypedStorage is; nothing for devices that we do not know.
+std::optional<Device> device_of(nb::handle object);
+
 /// The tensor as ours. A storage of the CPU is moved into shared memory in place if it is not there already:
-/// every alias of it follows. Memory of a CUDA device is shared where it is, and kept from torch's allocator
-/// until nobody has it any more. Nothing for what is no plain strided tensor of these: the pickling reducers
+/// every alias of it follows. Memory of a device is shared where it is, and kept from torch's allocator until
+/// nobody has it any more. Nothing for what is no plain strided tensor of these: the pickling reducers
 /// take care of those. Raises torch's own error for tensors inside an autograd graph.
 /// REQUIRES: is_tensor(tensor).
 std::optional<Shared> share(PyObject* tensor);
@@ -50,7 +53,7 @@ Tensor share_storage(PyObject* storage);
 nb::object open_storage(const Tensor& bytes);
 /// Lets go of blocks whose storages torch has freed without telling us: those that torch moved itself.
 void collect();
-/// torch's current stream of a CUDA device; the default stream while torch has not used CUDA.
+/// torch's current stream of a device; the default stream while torch has not used such devices.
 Stream current_stream(Device device);
 /// Keeps the memory of a torch tensor until the stream has come past the end of its storage here, too. False for
 /// memory that is torch's own: its allocator has to be told.

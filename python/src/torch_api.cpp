@@ -4,10 +4,13 @@
 #include <nanobind/stl/string.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "memory/dlpack_dtype.h"
 #include "onecopy/core/error.h"
+#include "onecopy/device/backend.h"
+#include "torch.h"
 
 namespace onecopy::python::torch {
 namespace {
@@ -36,13 +39,10 @@ nb::tuple tuple_of(std::span<const std::int64_t> values) {
   return nb::steal<nb::tuple>(tuple);
 }
 
-/// The CPU or a CUDA device, as torch says it.
-std::optional<Device> device_of(nb::handle object) {
-  const nb::object device = object.attr("device");
-  const auto type = nb::cast<std::string>(device.attr("type"));
-  if (type == "cpu") return kCpu;
-  if (type != "cuda") return std::nullopt;
-  return Device{DeviceType::cuda, nb::cast<std::int16_t>(device.attr("index"))};
+std::optional<DeviceType> device_type(std::string_view name) {
+  for (const DeviceType type : backend_types())
+    if (onecopy::name(type) == name) return type;
+  return std::nullopt;
 }
 
 /// For torch without the exchange table: DLPack's capsules of the first form.
@@ -72,6 +72,15 @@ nb::object capsule_of(DLManagedTensorVersioned* managed) {
 }
 
 }  // namespace
+
+/// torch and we have the same names for types of devices.
+std::optional<Device> device_of(nb::handle object) {
+  const nb::object device = object.attr("device");
+  const auto type = device_type(nb::cast<std::string>(device.attr("type")));
+  if (!type) return std::nullopt;
+  if (*type == DeviceType::cpu) return kCpu;
+  return Device{*type, nb::cast<std::int16_t>(device.attr("index"))};
+}
 
 const Api* Api::get() {
   static const Api* api = nullptr;
@@ -133,6 +142,7 @@ std::optional<Api::Placed> Api::placed_by_table(PyObject* tensor) const {
     PyErr_Clear();  // sparse, quantized, meta, a dtype that DLPack does not have
     return std::nullopt;
   }
+  // DLPack has one number for all devices of extensions, and torch's attributes have their names.
   if (dl.device.device_type != kDLCpu && dl.device.device_type != kDLCuda) return std::nullopt;
   const auto ndim = static_cast<std::size_t>(dl.ndim);
   try {
@@ -158,39 +168,52 @@ std::optional<Api::Placed> Api::placed_by_attributes(nb::handle tensor) const {
 
 Device Api::device_of_storage(nb::handle storage) const {
   if (const auto device = device_of(storage)) return *device;
-  throw Error(ErrorCode::unsupported, "only storages on the cpu and on CUDA devices can be shared");
+  throw Error(ErrorCode::unsupported,
+              "only storages on the cpu and on CUDA and Ascend devices can be shared");
 }
 
-bool Api::has_cuda() const {
-  if (!has_cuda_) has_cuda_ = nb::cast<bool>(module.attr("cuda").attr("is_initialized")());
-  return has_cuda_;
+/// torch.cuda; torch.npu once torch_npu was imported.
+nb::object Api::part_for(DeviceType type) const {
+  return nb::getattr(module, std::string(onecopy::name(type)).c_str(), nb::none());
 }
 
-/// Tensors on memory of others do not make torch initialise its part of CUDA.
+bool Api::has_used(DeviceType type) const {
+  if (used_.contains(type)) return true;
+  const nb::object part = part_for(type);
+  if (part.is_none() || !nb::cast<bool>(part.attr("is_initialized")())) return false;
+  used_.insert(type);
+  return true;
+}
+
+/// Tensors on memory of others do not make torch initialise its part for the device.
 void Api::use(Device device) const {
-  if (device.type == DeviceType::cpu) return;
-  if (device.type != DeviceType::cuda)
+  if (device.type == DeviceType::cpu || has_used(device.type)) return;
+  const auto refuse = [&](const std::string& why) {
     throw Error(ErrorCode::unsupported,
-                "tensors on " + device.str() + " cannot be opened as torch tensors yet");
-  if (has_cuda()) return;
-  try {
-    module.attr("cuda").attr("init")();
-  } catch (nb::python_error& error) {
-    throw Error(ErrorCode::unsupported,
-                "torch cannot use " + device.str() + ": " + nb::str(error.value()).c_str() +
+                "torch cannot use " + device.str() + ": " + why +
                     "; open the tensor without framework=\"torch\", or copy it to the cpu first: .cpu()");
+  };
+  const nb::object part = part_for(device.type);
+  const std::string name(onecopy::name(device.type));
+  if (part.is_none()) refuse("there is no torch." + name + ", import torch_" + name + " for it");
+  try {
+    part.attr("init")();
+  } catch (nb::python_error& error) {
+    refuse(nb::str(error.value()).c_str());
   }
 }
 
-/// Until torch has used CUDA all its work is in the default stream.
+/// The exchange table's answer is a stream of CUDA whatever the device.
 Stream Api::current_stream(Device device) const {
-  if (!has_cuda()) return {};
+  if (!has_used(device.type)) return {};
   void* stream = nullptr;
-  if (table_ && table_->current_stream && table_->current_stream(kDLCuda, device.index, &stream) == 0)
+  if (device.type == DeviceType::cuda && table_ && table_->current_stream &&
+      table_->current_stream(kDLCuda, device.index, &stream) == 0)
     return {stream};
   PyErr_Clear();
-  const nb::object current = module.attr("cuda").attr("current_stream")(device.index);
-  return {reinterpret_cast<void*>(number(current.attr("cuda_stream")))};
+  const nb::object current = part_for(device.type).attr("current_stream")(device.index);
+  const std::string attribute = std::string(onecopy::name(device.type)) + "_stream";
+  return {reinterpret_cast<void*>(number(current.attr(attribute.c_str())))};
 }
 
 nb::object Api::device(Device device) const {

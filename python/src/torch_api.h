@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <span>
 
 #include "module.h"
@@ -35,12 +36,13 @@ class Api {
     Device device;
     std::byte* data;  ///< of the first element; of nothing in particular when there are no elements
   };
-  /// Nothing for what is no plain strided tensor of the CPU or a CUDA device with a dtype that we have.
+  /// Nothing for what is no plain strided tensor of a device that we know, with a dtype that we have.
   std::optional<Placed> placed(PyObject* tensor) const;
-  /// The CPU or a CUDA device. Throws unsupported for a storage elsewhere.
+  /// Throws unsupported for a storage on a device that we do not know.
   Device device_of_storage(nb::handle storage) const;
   /// Before torch makes tensors on memory of a device. Throws unsupported when this torch cannot.
   void use(Device device) const;
+  /// Until torch has used devices of that type all its work is in the default stream.
   Stream current_stream(Device device) const;
   /// Elements from the start of the storage to the first of the tensor.
   std::size_t offset(nb::handle tensor) const { return number(call(storage_offset_, tensor)); }
@@ -114,12 +116,14 @@ class Api {
   static const ExchangeTable* find_table(nb::handle tensor_type);
   std::optional<Placed> placed_by_table(PyObject* tensor) const;
   std::optional<Placed> placed_by_attributes(nb::handle tensor) const;
-  /// Whether torch has used CUDA; it never stops.
-  bool has_cuda() const;
+  /// torch's module for devices of that type; none when there is none.
+  nb::object part_for(DeviceType type) const;
+  /// It never stops.
+  bool has_used(DeviceType type) const;
   nb::object device(Device device) const;
 
   const ExchangeTable* table_;
-  mutable bool has_cuda_ = false;
+  mutable std::set<DeviceType> used_;
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
       dtypes_;  ///< by DType; none: unknown to torch
   nb::object empty_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;

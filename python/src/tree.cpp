@@ -37,21 +37,20 @@ std::string text_of(nb::handle x, const char* attribute) {
 [[noreturn]] void refuse_torch(nb::handle x, const std::string& argument) {
   throw Error(ErrorCode::unsupported,
               fmt::format("{} is a torch tensor with layout {}, dtype {} on {}; only dense tensors of the "
-                          "cpu and of CUDA devices can be shared by handle: share the dense tensors that "
-                          "it consists of, or "
-                          "send it through a onecopy.multiprocessing.Queue",
+                          "cpu and of CUDA and Ascend devices can be shared by handle: share the dense "
+                          "tensors that it consists of, or send it through a "
+                          "onecopy.multiprocessing.Queue",
                           argument, text_of(x, "layout"), text_of(x, "dtype"), text_of(x, "device")));
 }
 
 /// The values only, row-major, with what else the original has to say; REQUIRES: torch::is_tensor(x).
 nb::object copy_of_torch(nb::handle x, const std::string& argument) {
-  const std::string place = text_of(x, "device");
-  const bool is_carried = place == "cpu" || place.starts_with("cuda:");
+  const auto device = torch::device_of(x);
   const bool is_dense = text_of(x, "layout") == "torch.strided";
-  if (!is_carried || !is_dense || nb::cast<bool>(x.attr("is_quantized"))) refuse_torch(x, argument);
+  if (!device || !is_dense || nb::cast<bool>(x.attr("is_quantized"))) refuse_torch(x, argument);
   const Tensor made = empty(
       Layout(dtype_arg(x.attr("dtype"), argument.c_str()), shape_arg(x.attr("shape"), argument.c_str())),
-      Device::parse(place));
+      *device);
   torch::open(made, torch::kTorch).attr("copy_")(x.attr("detach")());
   std::uint32_t flags = torch::kTorch;
   if (is_instance_of_torch(x, "torch.nn", "Parameter")) flags |= torch::kParameter;

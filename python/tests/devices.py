@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A CUDA device for tests: a real one, or the simulated driver over memory of the host.
+"""Devices for tests: real ones, or the simulated drivers over memory of the host.
 
-Whatever touches the device runs in processes of its own that are spawned for it: the driver is chosen once a
-process, and its users must not be forked. ``ONECOPY_CUDA_DRIVER=libcuda.so.1`` chooses the machine's own.
+Whatever touches a device runs in processes of its own that are spawned for it: the driver is chosen once a
+process, and its users must not be forked. ``ONECOPY_CUDA_DRIVER=libcuda.so.1`` chooses the machine's own, and
+so does ``ONECOPY_ASCEND_RUNTIME=libascendcl.so``.
 """
 
 from __future__ import annotations
@@ -16,46 +17,86 @@ import subprocess
 import threading
 import traceback
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Vendor(NamedTuple):
+    """A kind of devices, and how its programs find them."""
+
+    kind: str
+    driver: str  # the environment variable that names the library
+    visible: str  # the one that hides devices
+    peers: str  # the one that says which simulated devices have a path
+    simulator: str
+    dlpack: int
+
+    def device(self, ordinal: int = 0) -> str:
+        return f"{self.kind}:{ordinal}"
+
+
+CUDA = Vendor(
+    "cuda",
+    "ONECOPY_CUDA_DRIVER",
+    "CUDA_VISIBLE_DEVICES",
+    "ONECOPY_SIM_CUDA_PEERS",
+    "simulators/cuda/libcuda.so.1",
+    dlpack=2,
+)
+NPU = Vendor(
+    "npu",
+    "ONECOPY_ASCEND_RUNTIME",
+    "ASCEND_RT_VISIBLE_DEVICES",
+    "ONECOPY_SIM_ASCEND_PEERS",
+    "simulators/ascend/libascendcl.so",
+    dlpack=12,
+)
+
+
 # --- where the driver is ----------------------------------------------------------------------------
 
 
-def _built_simulator() -> Path | None:
+def _built_simulator(vendor: Vendor) -> Path | None:
     # Those of the presets with sanitizers do not load into a Python without them.
-    found = [*ROOT.glob("build/release/simulators/cuda/libcuda.so.1"), *ROOT.glob("build/dev/simulators/cuda/libcuda.so.1")]
+    found = [path for preset in ("release", "dev") for path in ROOT.glob(f"build/{preset}/{vendor.simulator}")]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
 
 
-def _build_simulator() -> Path | None:
+def _build_simulator(vendor: Vendor) -> Path | None:
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    sources = sorted(str(path) for path in (ROOT / "tests/simulators/cuda").glob("*.cpp"))
+    sources = sorted(str(path) for path in (ROOT / "tests" / vendor.simulator).parent.glob("*.cpp"))
     if compiler is None or not sources:
         return None
-    target = ROOT / "build/python-tests/simulators/cuda/libcuda.so.1"
+    target = ROOT / "build/python-tests" / vendor.simulator
     target.parent.mkdir(parents=True, exist_ok=True)
     made = target.with_suffix(f".{os.getpid()}")
-    options = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", f"-I{ROOT}/src"]
+    options = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,-Bsymbolic", f"-I{ROOT}/src"]
     subprocess.run([compiler, *options, *sources, "-o", str(made)], check=True)
     made.rename(target)
     return target
 
 
 @functools.cache
-def driver() -> str | None:
+def driver(vendor: Vendor = CUDA) -> str | None:
     """The library to load, or None: then there is nothing to test on."""
-    if chosen := os.environ.get("ONECOPY_CUDA_DRIVER"):
+    if chosen := os.environ.get(vendor.driver):
         return chosen
-    path = _built_simulator() or _build_simulator()
+    path = _built_simulator(vendor) or _build_simulator(vendor)
     return str(path) if path else None
 
 
-def is_simulated() -> bool:
-    return "simulators" in (driver() or "")
+def is_simulated(vendor: Vendor = CUDA) -> bool:
+    return "simulators" in (driver(vendor) or "")
+
+
+def needs_simulator(vendor: Vendor = CUDA) -> dict[str, str]:
+    """The environment of a program that is to use it."""
+    if not is_simulated(vendor):
+        pytest.skip("is about the simulated driver, which wants a compiler")
+    return {vendor.driver: driver(vendor)}
 
 
 # --- processes that use it --------------------------------------------------------------------------
@@ -67,12 +108,15 @@ def _start(name: str, daemon: bool):
     from conftest import Peer
 
     if name not in _peers:
-        os.environ["ONECOPY_CUDA_DRIVER"] = driver()
+        before = dict(os.environ)
+        os.environ.update({vendor.driver: path for vendor in (CUDA, NPU) if (path := driver(vendor))})
         try:
             _peers[name] = Peer("spawn", daemon=daemon)
         finally:
             if not daemon:  # in the process of the tests; children of the owner's have it for good
-                del os.environ["ONECOPY_CUDA_DRIVER"]
+                for variable in (CUDA.driver, NPU.driver):
+                    if variable not in before:
+                        os.environ.pop(variable, None)
     return _peers[name]
 
 
@@ -96,34 +140,38 @@ def _run(module: str, name: str, arguments: dict) -> str | None:
     return None
 
 
-def _device_count() -> int:
-    cuda = Driver()
+def _device_count(vendor: Vendor) -> int:
+    name = {"cuda": "cuDeviceGetCount", "npu": "aclrtGetDeviceCount"}[vendor.kind]
     count = ctypes.c_int()
-    cuda.call("cuDeviceGetCount", ctypes.byref(count))
+    open_driver(vendor).call(name, ctypes.byref(count))
     return count.value
 
 
 @functools.cache
-def device_count() -> int:
-    if driver() is None:
+def device_count(vendor: Vendor = CUDA) -> int:
+    if driver(vendor) is None:
         return 0
     try:
-        return _start("owner", daemon=False)(_device_count)
+        return _start("owner", daemon=False)(_device_count, vendor)
     except (OSError, RuntimeError):  # no driver, or no device
-        if is_simulated():
+        if is_simulated(vendor):
             raise
         return 0
 
 
 def on_device(test=None, *, devices: int = 1):
-    """The test's body runs in a process that may use CUDA, with another one at hand: ``borrower()``."""
+    """The test's body runs in a process that may use devices, with another one at hand: ``borrower()``.
+
+    They are those of the test's parameter `vendor`, or else of CUDA.
+    """
     if test is None:
         return functools.partial(on_device, devices=devices)
 
     @functools.wraps(test)
     def outer(**arguments):
-        if device_count() < devices:
-            pytest.skip(f"wants {devices} CUDA GPUs, or the simulated driver and a compiler for it")
+        vendor = arguments.get("vendor", CUDA)
+        if device_count(vendor) < devices:
+            pytest.skip(f"wants {devices} devices ({vendor.kind}), or the simulated driver and a compiler for it")
         failure = _start("owner", daemon=False)(_run, test.__module__, test.__name__, arguments)
         if failure is not None:
             pytest.fail(failure, pytrace=False)
@@ -139,6 +187,8 @@ Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 class Driver:
     """Calls of libcuda by name, in the primary context of a device."""
+
+    dlpack = CUDA.dlpack
 
     def __init__(self, ordinal: int = 0) -> None:
         self.library = ctypes.CDLL(os.environ["ONECOPY_CUDA_DRIVER"])
@@ -199,6 +249,53 @@ class Driver:
         return gate
 
 
+class AscendRuntime:
+    """Calls of libascendcl by name, on a device."""
+
+    dlpack = NPU.dlpack
+    REPEATED = 100002
+
+    def __init__(self, ordinal: int = 0) -> None:
+        self.library = ctypes.CDLL(os.environ[NPU.driver])
+        if (result := self.library.aclInit(None)) not in (0, self.REPEATED):
+            raise RuntimeError(f"aclInit failed with {result}")
+        self.call("aclrtSetDevice", ordinal)
+
+    call = Driver.call
+
+    def memory(self, nbytes: int) -> int:
+        at = ctypes.c_void_p()
+        self.call("aclrtMalloc", ctypes.byref(at), ctypes.c_size_t(nbytes), 0)
+        return at.value
+
+    def free(self, at: int) -> None:
+        self.call("aclrtFree", ctypes.c_void_p(at))
+
+    def write(self, at: int, data: bytes) -> None:
+        self._copy(ctypes.c_void_p(at), data, len(data), 1)
+
+    def read(self, at: int, nbytes: int) -> bytes:
+        data = ctypes.create_string_buffer(nbytes)
+        self._copy(data, ctypes.c_void_p(at), nbytes, 2)
+        return data.raw
+
+    def _copy(self, to, source, nbytes: int, direction: int) -> None:
+        size = ctypes.c_size_t(nbytes)
+        self.call("aclrtMemcpy", to, size, source, size, direction)
+
+    def hold(self, stream: int) -> threading.Event:
+        """What is put into the stream from now on waits until the event is set."""
+        gate = threading.Event()
+        callback = Callback(lambda _: gate.wait(60))
+        _given_out.append(callback)
+        self.call("aclrtLaunchHostFunc", ctypes.c_void_p(stream), callback, None)
+        return gate
+
+
+def open_driver(vendor: Vendor):
+    return AscendRuntime() if vendor == NPU else Driver()
+
+
 class _DLTensor(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
@@ -226,21 +323,21 @@ _given_out: list = []  # what consumers point at: they may give it back after th
 
 
 class ForeignArray:
-    """A row of int32 in memory of cudaMalloc that knows nothing of onecopy but DLPack, as cupy's."""
+    """A row of int32 in memory of the vendor's allocator that knows nothing of onecopy but DLPack, as cupy's."""
 
-    def __init__(self, cuda: Driver, count: int, ordinal: int = 0) -> None:
+    def __init__(self, cuda: Driver | AscendRuntime, count: int, ordinal: int = 0) -> None:
         self.cuda, self.count, self.ordinal = cuda, count, ordinal
         self.at = cuda.memory(4 * count)
         self.streams: list = []  # what consumers asked for
         self.given_back = 0
 
     def __dlpack_device__(self):
-        return (2, self.ordinal)
+        return (self.cuda.dlpack, self.ordinal)
 
     def __dlpack__(self, stream=None):
         self.streams.append(stream)
         shape = (ctypes.c_int64 * 1)(self.count)
-        tensor = _DLTensor(self.at, 2, self.ordinal, 1, 0, 32, 1, shape, None, 0)
+        tensor = _DLTensor(self.at, self.cuda.dlpack, self.ordinal, 1, 0, 32, 1, shape, None, 0)
         managed = _DLManagedTensor(tensor, None, Callback(self._give_back))
         _given_out.append((self, shape, managed))
         new = ctypes.pythonapi.PyCapsule_New

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors on CUDA devices: on the simulated driver, or on a GPU (tests/gpu/python.sh)."""
+"""What only CUDA has, beside test_devices.py: on the simulated driver, or on a GPU (tests/gpu/python.sh)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from devices import Driver, ForeignArray, borrower, driver, end_peers, is_simulated, on_device
+from devices import Driver, ForeignArray, borrower, end_peers, needs_simulator, on_device
 
 import onecopy
 
@@ -59,17 +59,6 @@ def drop_kept() -> None:
     gc.collect()
 
 
-def open_bundle(handle: bytes):
-    bundle = onecopy.open(handle)
-    return {name: bundle[name].tolist() for name in bundle}
-
-
-def add_one(tensor: onecopy.Tensor) -> list:
-    values = [value + 1 for value in tensor.tolist()]
-    tensor[:] = onecopy_row(values)
-    return values
-
-
 def onecopy_row(values: list) -> onecopy.Tensor:
     row = onecopy.empty(len(values), "int32")
     for index, value in enumerate(values):
@@ -77,77 +66,7 @@ def onecopy_row(values: list) -> onecopy.Tensor:
     return row
 
 
-# --- tensors ----------------------------------------------------------------------------------------
-
-
-@on_device
-def test_tensors_are_made_on_the_device():
-    assert onecopy.empty((2, 3), "int16", "cuda:0").device == "cuda:0"
-    assert onecopy.zeros((2, 3), "int16", device="cuda:0").tolist() == [[0, 0, 0]] * 2
-    assert onecopy.full((2, 2), 1.5, device="cuda:0").tolist() == [[1.5, 1.5]] * 2
-    assert onecopy.full((), 7, "uint8", "cuda:0").item() == 7
-    assert onecopy.zeros(0, device="cuda:0").tolist() == []
-
-
-@on_device
-def test_a_large_tensor_is_filled_to_its_last_element():
-    tensor = onecopy.full(3_000_001, 42, "int32", device="cuda:0")
-    assert tensor[-2:].tolist() == [42, 42]
-    host = tensor.cpu()
-    assert bytes(memoryview(host).cast("B")) == struct.pack("i", 42) * 3_000_001
-
-
-@on_device
-def test_elements_are_read_and_written_as_on_the_cpu():
-    tensor = onecopy.zeros((3, 4), "int32", "cuda:0")
-    tensor[1] = 5
-    tensor[2, 1] = 9
-    tensor[:, 3] = 7  # strided
-    tensor[0, :2] = onecopy_row([1, 2])
-    assert tensor.tolist() == [[1, 2, 0, 7], [5, 5, 5, 7], [0, 9, 0, 7]]
-    assert tensor[2, 1].item() == 9
-    assert int(tensor[0, 0]) == 1
-    assert tensor[:, 0].tolist() == [1, 5, 0]
-    assert tensor.reshape(2, 6).tolist() == [[1, 2, 0, 7, 5, 5], [5, 7, 0, 9, 0, 7]]
-    assert "on cuda:0" in repr(tensor)
-
-
-@on_device
-def test_copies_go_between_the_cpu_and_the_device():
-    tensor = onecopy.full((2, 2), 3, "int64", "cuda:0")
-    host = tensor.cpu()
-    assert (host.device, host.tolist()) == ("cpu", [[3, 3]] * 2)
-    assert host.cpu().data_ptr == host.data_ptr, "what is there is not copied"
-    assert tensor.to("cuda:0").data_ptr == tensor.data_ptr
-    host[0, 0] = 8
-    there = host.to("cuda:0")
-    assert (there.device, there.tolist()) == ("cuda:0", [[8, 3], [3, 3]])
-    again = tensor.copy()
-    again.copy_from(host)
-    assert again.device == "cuda:0"
-    assert again.tolist() == [[8, 3], [3, 3]]
-    assert tensor.tolist() == [[3, 3]] * 2, "copies have memory of their own"
-    host.copy_from(tensor)
-    assert host.tolist() == [[3, 3]] * 2
-
-
-@on_device(devices=2)
-def test_copies_go_from_one_device_to_the_other():
-    tensor = onecopy.full(1000, 3, "int64", "cuda:0")
-    there = tensor.to("cuda:1")
-    assert (there.device, there.tolist()) == ("cuda:1", [3] * 1000)
-
-
-@on_device
-def test_what_only_memory_of_the_cpu_can_do_is_refused_with_the_way_out():
-    tensor = onecopy.zeros(3, device="cuda:0")
-    for refused in (tensor.numpy, tensor.__array__, lambda: onecopy.open(onecopy.share(tensor), framework="numpy")):
-        with pytest.raises(onecopy.Unsupported, match=r"cuda:0.*\.cpu\(\)"):
-            refused()
-    with pytest.raises(BufferError, match="cuda:0"):
-        memoryview(tensor)
-    with pytest.raises(onecopy.Unsupported, match="cuda:0"):
-        onecopy.open(onecopy.share(tensor), "cpu")
+# --- torch ------------------------------------------------------------------------------------------
 
 
 @on_device
@@ -164,54 +83,7 @@ def test_torch_without_cuda_says_so():
             pass
 
 
-@on_device
-def test_a_device_that_is_not_there_is_named():
-    with pytest.raises(onecopy.InvalidArgument, match=r"cuda:99.*CUDA_VISIBLE_DEVICES"):
-        onecopy.empty(1, device="cuda:99")
-    with pytest.raises(onecopy.InvalidArgument, match=r"cuda:99"):
-        onecopy.empty(1).to("cuda:99")
-
-
-@on_device
-def test_stats_count_memory_of_devices():
-    onecopy.collect()
-    before = onecopy.stats()
-    tensor = onecopy.empty(64 << 20, "uint8", "cuda:0")
-    after = onecopy.stats()
-    assert after["device_segments"] == before["device_segments"] + 1
-    assert after["device_bytes"] - before["device_bytes"] == 64 << 20
-    del tensor
-    onecopy.collect()
-    assert onecopy.stats()["device_bytes"] == before["device_bytes"]
-
-
-@on_device
-def test_out_of_memory_is_an_error_with_numbers():
-    with pytest.raises(onecopy.OutOfMemory, match=r"cuda:0.*free"):
-        onecopy.empty(1 << 40, "uint8", "cuda:0")
-    assert onecopy.full(3, 1, "int8", "cuda:0").tolist() == [1, 1, 1]
-
-
 # --- DLPack and its kin -----------------------------------------------------------------------------
-
-
-@on_device
-def test_dlpack_says_which_device_and_comes_back_as_the_same_memory():
-    tensor = onecopy.full((2, 3), 4, "int32", "cuda:0")
-    assert tensor.__dlpack_device__() == (2, 0)
-    assert onecopy.empty(1).__dlpack_device__() == (1, 0)
-    back = onecopy.from_dlpack(tensor)
-    assert (back.device, back.data_ptr, back.is_shared) == ("cuda:0", tensor.data_ptr, True)
-    copied = onecopy.from_dlpack(tensor, copy=True)
-    assert copied.data_ptr != tensor.data_ptr
-    assert copied.tolist() == tensor.tolist()
-    on_cpu = onecopy.from_dlpack(tensor, device="cpu")
-    assert (on_cpu.device, on_cpu.tolist()) == ("cpu", [[4] * 3] * 2)
-    with pytest.raises(onecopy.InvalidArgument, match="copy=False"):
-        onecopy.from_dlpack(tensor, device="cpu", copy=False)
-    with pytest.raises(BufferError, match="dl_device"):
-        tensor.__dlpack__(dl_device=(4, 0))
-    assert "dltensor" in repr(tensor.__dlpack__(dl_device=(1, 0), max_version=(1, 0)))
 
 
 @on_device
@@ -311,17 +183,6 @@ def test_a_foreign_array_is_kept_until_the_last_lease_ends():
 
 
 @on_device
-def test_a_foreign_array_can_be_copied_instead():
-    cuda = Driver()
-    array = ForeignArray(cuda, 4)
-    cuda.write(array.at, struct.pack("4i", 1, 2, 3, 4))
-    handle = onecopy.share(array, copy=True)
-    cuda.write(array.at, struct.pack("4i", 0, 0, 0, 0))
-    assert borrower(open_and_list, handle.to_bytes()) == [1, 2, 3, 4]
-    assert array.given_back == 1
-
-
-@on_device
 def test_a_foreign_array_that_is_no_memory_of_the_device_is_refused():
     cuda = Driver()
     array = ForeignArray(cuda, 4)
@@ -384,68 +245,6 @@ def test_a_block_is_kept_as_long_as_the_tensor_object_that_named_it():
 
 
 @on_device
-def test_another_process_sees_the_same_memory():
-    tensor = onecopy.full((2, 2), 1, "int32", "cuda:0")
-    handle = onecopy.share(tensor)
-    assert borrower(open_and_list, handle.to_bytes()) == [[1, 1], [1, 1]]
-    assert borrower(open_and_set, handle.to_bytes(), 1, 6) == "cuda:0"
-    assert tensor.tolist() == [[1, 1], [6, 6]]
-
-
-@on_device
-def test_a_view_is_shared_as_a_view():
-    tensor = onecopy.zeros((4, 4), "int32", "cuda:0")
-    tensor[1:3, 2] = 5
-    assert borrower(open_and_list, onecopy.share(tensor[1:, ::2]).to_bytes()) == [[0, 5], [0, 5], [0, 0]]
-
-
-@on_device
-def test_reading_only_is_enforced():
-    tensor = onecopy.full(3, 1, "int32", "cuda:0")
-    assert borrower(open_read_only_and_write, onecopy.share(tensor).to_bytes()) == "ReadOnly"
-    assert tensor.tolist() == [1, 1, 1]
-
-
-def open_read_only_and_write(handle: bytes) -> str:
-    tensor = onecopy.open(handle, access="read")
-    assert tensor.tolist() == [1, 1, 1]
-    try:
-        tensor[0] = 2
-    except onecopy.Error as error:
-        return type(error).__name__
-    return "written"
-
-
-@on_device
-def test_a_nested_value_is_one_bundle():
-    halves = onecopy.full(2, 2.5, device="cuda:0")
-    handle = onecopy.share({"a": onecopy.full(3, 1, "int32", "cuda:0"), "b": [halves, onecopy_row([7])]})
-    opened = borrower(open_bundle, handle.to_bytes())
-    assert opened == {"a": [1, 1, 1], "b.0": [2.5, 2.5], "b.1": [7]}
-
-
-@on_device
-def test_tensors_cross_queues_and_pipes_by_handle():
-    there, back = onecopy.Queue(), onecopy.Queue()
-    tensor = onecopy.full(4, 10, "int32", "cuda:0")
-    there.put({"x": tensor, "n": 3})
-    borrower(pass_on, there, back)
-    answer = back.get(timeout=60)
-    assert answer["n"] == 3
-    assert answer["x"].data_ptr == tensor.data_ptr, "what comes home is the same memory"
-    assert tensor.tolist() == [10, 10, 10, 11]
-    near, far = onecopy.Pipe()
-    near.send(tensor)
-    assert far.recv(timeout=60).data_ptr == tensor.data_ptr
-
-
-def pass_on(there: onecopy.Queue, back: onecopy.Queue) -> None:
-    message = there.get(timeout=60)
-    message["x"][3] = 11
-    back.put(message)
-
-
-@on_device
 def test_what_comes_through_a_queue_is_seen_after_what_the_putters_stream_did():
     cuda = Driver()
     queue = onecopy.Queue()
@@ -470,73 +269,8 @@ def get_and_keep(queue: onecopy.Queue) -> bool:
     return Driver().is_idle(0)
 
 
-@on_device(devices=2)
-def test_another_device_uses_the_memory_where_it_is():
-    tensor = onecopy.full((2, 2), 1, "int32", "cuda:0")
-    handle = onecopy.share(tensor)
-    assert borrower(open_on_and_set, handle.to_bytes(), "cuda:1") == ("cuda:1", [[1, 1], [1, 1]])
-    assert tensor.tolist() == [[8, 8], [8, 8]]
-    assert borrower(open_on_and_set, handle.to_bytes(), "cuda:0") == ("cuda:0", [[8, 8], [8, 8]])
-    with pytest.raises(onecopy.InvalidArgument, match="cuda:99"):
-        onecopy.open(handle, "cuda:99")
-    bundle = onecopy.share({"a": tensor, "n": 3})
-    assert borrower(bundle_devices, bundle.to_bytes(), "cuda:1") == {"a": "cuda:1"}
-
-
-def open_on_and_set(handle: bytes, device: str):
-    tensor = onecopy.open(handle, device)
-    before = tensor.tolist()
-    tensor[...] = 8
-    return tensor.device, before
-
-
-def bundle_devices(handle: bytes, device: str) -> dict:
-    bundle = onecopy.open(handle, device)
-    return {name: bundle[name].device for name in bundle}
-
-
-@on_device
-def test_more_than_the_tensor_is_not_shown_when_that_was_asked_for():
-    tensor = onecopy.full(10_000, 1, "int32", "cuda:0")
-    assert borrower(open_and_list, onecopy.share(tensor, exact=True).to_bytes())[:2] == [1, 1]
-    part = tensor[:10]
-    with pytest.raises(onecopy.Unsupported, match="40000"):
-        onecopy.share(part, exact=True)
-    handle = onecopy.share(part, exact="copy")
-    assert handle.storage_nbytes == 40
-    assert borrower(open_and_list, handle.to_bytes()) == [1] * 10
-    with pytest.raises(TypeError, match="exact"):
-        onecopy.share(tensor, exact="please")
-    with pytest.raises(onecopy.InvalidArgument, match="exact"):
-        onecopy.share([tensor], exact=True)
-
-
-@on_device
-def test_pickled_tensors_cross_pipes_of_the_standard_library():
-    tensor = onecopy.zeros(3, "int32", "cuda:0")
-    assert borrower(add_one, tensor) == [1, 1, 1]
-    assert tensor.tolist() == [1, 1, 1]
-
-
-@on_device
-def test_memory_outlives_its_last_owner_in_a_borrower():
-    handle = onecopy.share(onecopy.full(3, 4, "int32", "cuda:0"))
-    borrower(open_and_keep, handle.to_bytes())
-    del handle
-    gc.collect()
-    assert borrower(list_kept) == [4, 4, 4]
-    borrower(drop_kept)
-
-
 def list_kept():
     return kept["tensor"].tolist()
-
-
-@on_device
-def test_a_stale_handle_is_never_wrong_data():
-    data = onecopy.share(onecopy.zeros(3, device="cuda:0")).to_bytes()
-    with pytest.raises(onecopy.StaleHandle):
-        borrower(open_and_list, data)
 
 
 @on_device
@@ -567,83 +301,9 @@ def let_go() -> None:
 # --- faults -----------------------------------------------------------------------------------------
 
 
-def test_without_a_driver_the_error_says_so(run_python):
-    program = """
-        import onecopy
-        try:
-            onecopy.empty(1, device="cuda:0")
-        except onecopy.Unsupported as error:
-            print(error)
-        assert onecopy.full(1, 3, "int8").tolist() == [3], "the rest works"
-        assert onecopy.stats()["device_bytes"] == 0
-    """
-    output = run_python(program, env={"ONECOPY_CUDA_DRIVER": "/nowhere/libcuda.so.1"})
-    assert "no CUDA driver" in output
-
-
-def needs_driver():
-    if driver() is None or not is_simulated():
-        pytest.skip("is about the simulated driver, which wants a compiler")
-    return {"ONECOPY_CUDA_DRIVER": driver()}
-
-
-def test_a_hidden_device_is_named_by_its_uuid(run_python):
-    environment = needs_driver()
-    program = """
-        import os, subprocess, sys, onecopy
-        if len(sys.argv) > 1:
-            try:
-                onecopy.open(sys.argv[1])
-            except onecopy.Unsupported as error:
-                print(error)
-            sys.exit()
-        tensor = onecopy.empty(3, device="cuda:0")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-        subprocess.run([sys.executable, __file__, str(onecopy.share(tensor))], check=True)
-    """
-    output = run_python(program, env=environment)
-    assert "UUID" in output
-    assert "CUDA_VISIBLE_DEVICES" in output
-
-
-def test_a_renumbered_device_is_found(run_python):
-    environment = needs_driver()
-    program = """
-        import os, subprocess, sys, onecopy
-        if len(sys.argv) > 1:
-            tensor = onecopy.open(sys.argv[1])
-            print(tensor.device, tensor.tolist())
-            sys.exit()
-        tensor = onecopy.full(2, 5, "int8", device="cuda:0")
-        os.environ["CUDA_VISIBLE_DEVICES"] = "1,0"
-        subprocess.run([sys.executable, __file__, str(onecopy.share(tensor))], check=True)
-    """
-    assert run_python(program, env=environment) == "cuda:1 [5, 5]\n"
-
-
-def test_a_forked_child_is_told_to_use_spawn(run_python):
-    environment = needs_driver()
-    program = """
-        import os, onecopy
-        tensor = onecopy.zeros(3, device="cuda:0")
-        pid = os.fork()
-        if pid == 0:
-            try:
-                tensor.tolist()
-            except onecopy.Unsupported as error:
-                os._exit(0 if "spawn" in str(error) else 1)
-            os._exit(2)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        assert tensor.tolist() == [0, 0, 0]
-    """
-    if sys.version_info >= (3, 12):
-        environment["PYTHONWARNINGS"] = "ignore::DeprecationWarning"  # the simulator's streams are threads
-    run_python(program, env=environment, stderr=None)
-
-
 def test_objects_kept_for_borrowers_survive_the_end_of_the_interpreter(run_python):
     """The owner of shared memory ends while a borrower has it: its objects are not touched any more."""
-    environment = needs_driver() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     program = """
         import onecopy
         from devices import Driver, ForeignArray

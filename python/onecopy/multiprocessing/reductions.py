@@ -9,6 +9,7 @@ minutes, while this process lives.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
@@ -41,8 +42,9 @@ __all__ = [
     "reduce_typed_storage_child",
 ]
 
-# Devices whose memory travels by handle; torch's own way is for the others.
+# Devices whose memory travels by handle whoever allocated it, and those where it must be onecopy's.
 _CARRIED = ("cpu", "cuda")
+_CARRIED_IF_OURS = ("npu",)
 
 # The message is torch's own: programs look for it.
 _NON_LEAF = (
@@ -80,7 +82,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
         ``(rebuild, arguments)``. For strided tensors these are at least 15, in the order of torch's CUDA
         tensors: class, size, stride, offset (elements), storage class, dtype, device ordinal, handle,
         storage size and offset (bytes), requires_grad, and four that torch needs for its own bookkeeping.
-        ``arguments[6]`` is the CUDA device to open on, as the opener numbers them; left as it is, the
+        ``arguments[6]`` is the device to open on, as the opener numbers them; left as it is, the
         memory is opened where it is, whatever number that has there. Memory of the CPU has -1 and is opened
         on the CPU whatever it says.
 
@@ -105,9 +107,16 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
         return tensor.__reduce_ex__(2)  # made of tensors and storages, which come back here
     if tensor.device.type == "meta":
         return _reduce_meta_tensor(tensor)
-    if tensor.device.type not in _CARRIED:
+    if not _is_carried(tensor.device, tensor.untyped_storage):
         return patches.originals.reduce_tensor(tensor)
     return _reduce_shared_tensor(tensor)
+
+
+def _is_carried(device: torch.device, storage: Callable[[], torch.UntypedStorage]) -> bool:
+    """By handle; torch's own way is for the others."""
+    if device.type in _CARRIED_IF_OURS:
+        return _core.torch_is_shared(storage())
+    return device.type in _CARRIED
 
 
 def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
@@ -162,17 +171,19 @@ def rebuild_shared_tensor(
         onecopy.Unsupported: the memory cannot be opened on that device, or torch cannot use it here.
     """
     del storage_cls, storage_offset_bytes, ref_counter_handle, event_handle, event_sync_required
-    device = _device_asked(storage_device, named=ref_counter_offset)
-    if storage_handle is None:
-        device = "cpu" if ref_counter_offset < 0 else f"cuda:{storage_device}"
+    device = _device_asked(storage_handle, storage_device, named=ref_counter_offset)
     storage = _open_storage(storage_handle, storage_size_bytes, device)
     tensor = _on_storage(storage, dtype, tensor_offset, tensor_size, tensor_stride)
     return _finish(tensor, tensor_cls, requires_grad)
 
 
-def _device_asked(ordinal: int, named: int) -> str | None:
+def _device_asked(handle: bytes | None, ordinal: int, named: int) -> str | None:
     """None: where the memory is. The sender's number of that device was `named`."""
-    return None if named < 0 or ordinal == named else f"cuda:{ordinal}"
+    if handle is None:  # no elements, so not onecopy's memory: one of _CARRIED
+        return "cpu" if named < 0 else f"cuda:{ordinal}"
+    if named < 0 or ordinal == named:
+        return None
+    return f"{_core.Handle.from_bytes(handle).device_type}:{ordinal}"
 
 
 def rebuild_lazy_tensor(*arguments):
@@ -318,7 +329,7 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple:
         from torch.multiprocessing.reductions import reduce_storage
 
         return reduce_storage(storage)
-    if storage.device.type not in _CARRIED:
+    if not _is_carried(storage.device, lambda: storage):
         return patches.originals.reduce_storage(storage)
     if storage.nbytes() == 0:
         return rebuild_storage_empty, (type(storage),)
