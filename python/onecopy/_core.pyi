@@ -30,7 +30,7 @@ class Tensor:
     @property
     def device(self) -> str:
         """
-        Where the memory is, as this process numbers devices: ``"cpu"``, ``"cuda:0"``.
+        Where the memory is, as this process numbers devices: ``"cpu"``, ``"cuda:0"``, ``"npu:0"``.
         """
 
     @property
@@ -148,7 +148,8 @@ class Tensor:
         The work that the program's current stream (torch's, or else the default one) still has to
         do to a CUDA tensor comes before what the consumer puts into ``stream`` from now on: None
         and 1 are the legacy default stream, 2 the thread's default stream, -1 is for consumers
-        that keep the order themselves.
+        that keep the order themselves. Consumers on Ascend devices name no stream: the call waits
+        until that work is done.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -192,22 +193,22 @@ def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Tens
     An array of another library as a tensor on the same memory, which ``share()`` copies
     once into shared memory. An array on memory of onecopy is that memory again.
     ``copy=True`` copies at once, and so does a ``device`` that the array is not on. Memory of a
-    CUDA device is shared where it is.
+    CUDA device is shared where it is; that of an Ascend device has to be copied.
 
     Raises:
         TypeError: x has no ``__dlpack__``.
-        Unsupported: a device that is neither the cpu nor of CUDA, an unknown dtype, negative
-            strides.
+        Unsupported: a device that is neither the cpu nor of CUDA or Ascend, an unknown dtype,
+            negative strides.
     """
 
 def record_stream(tensor: Any, stream: Any) -> None:
     """
-    Says that a CUDA tensor is used in another stream than the one that was current when it was
+    Says that a tensor on a device is used in another stream than the one that was current when it was
     opened: its memory is kept until that stream, too, has come past the end of the tensor (for
     torch: of its storage) here. Needs no host to wait.
 
     Args:
-        tensor: of onecopy or torch, on a CUDA device.
+        tensor: of onecopy or torch, on a CUDA or Ascend device.
         stream: a stream of torch or cupy, or its number. It must live until then.
 
     Raises:
@@ -222,11 +223,12 @@ def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu
     Args:
         shape: sizes of the dimensions; one int for one dimension, () for none.
         dtype: element type, e.g. "bfloat16"; dtypes of torch and numpy do as well.
-        device: "cpu", or a CUDA device as this process numbers it: "cuda:0".
+        device: "cpu", or a device as this process numbers it: "cuda:0", "npu:0".
 
     Raises:
         InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.
-        Unsupported: there is no CUDA driver, or CUDA was used before this process was forked.
+        Unsupported: there is no driver for the device or it is too old, or it was used before this
+            process was forked.
         OutOfMemory: there is not so much memory; it is reserved here, so that writing
             cannot fail.
     """
@@ -293,6 +295,12 @@ class Handle:
         """Does it name a bundle?"""
 
     @property
+    def device_type(self) -> str:
+        """
+        The kind of device that its memory is on: ``"cpu"``, ``"cuda"``, ``"npu"``.
+        """
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Sizes of the tensor's dimensions."""
 
@@ -321,7 +329,7 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
     not seen; allocate with ``empty().numpy()`` to share without a copy.
 
     Memory of a CUDA device is shared where it is, whoever allocated it (torch, cupy), and stays
-    allocated until nobody has it any more. A handle lets others see the whole allocation that
+    allocated until nobody has it any more; on Ascend devices that is so for memory of onecopy. A handle lets others see the whole allocation that
     the tensor lies in. What the program's current stream has in it now (torch's, or else the
     default stream) comes before what openers do.
 
@@ -343,8 +351,8 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
     Raises:
         TypeError: x is no array and nothing with arrays in it.
         InvalidArgument: something inside x is neither an array nor a plain value.
-        Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA,
-            memory of a device that no other process can be given, elements that are no plain
+        Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA
+            or Ascend, memory of a device that no other process can be given, elements that are no plain
             numbers.
         RuntimeError: torch refuses to share a tensor that requires grad and is no leaf.
         OutOfMemory.
@@ -356,9 +364,9 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
 
     Args:
         handle: a Handle, its ``to_bytes()``, or its text.
-        device: None for where the memory is, or the device to use it on: another CUDA device of
-            this process reaches it where it is. Devices are found by their UUIDs, whatever
-            CUDA_VISIBLE_DEVICES says here and there.
+        device: None for where the memory is, or the device to use it on: another device of this
+            process and of the same vendor reaches it where it is. Devices are found by their
+            UUIDs, whatever CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES say here and there.
         access: "read" maps the memory so that it cannot be written. numpy arrays are not
             writeable then; torch has no such tensors, and writing to one is a segmentation
             fault.
@@ -373,12 +381,12 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
         OwnerDied: the process that allocated it is gone, and nobody kept it.
         BadHandle: these are no bytes of a handle.
         ReadOnly: the handle lends its memory for reading only; use ``access="read"``.
-        Unsupported: there is no way from that device to the memory; there is no CUDA driver; the
-            device is hidden from this process; CUDA was used before this process was forked.
+        Unsupported: there is no way from that device to the memory; there is no driver for it; the
+            device is hidden from this process, or was used before this process was forked.
         OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, VersionMismatch.
 
     Work that the sharer had put into its current stream before ``share()`` comes before what this
-    program puts into its own current stream from now on; the host does not wait.
+    program puts into its own current stream from now on; with CUDA the host does not wait.
     """
 
 class Bundle:

@@ -67,7 +67,7 @@ finish() {  # finish <name>
     'BEGIN { printf "| %-22s | %-12s | %6.1f s | %s |", n, r, b - a, l }')")
 }
 
-pytest_on() { "$PYTHON" -m pytest -q -rfE -p no:cacheprovider -p no:randomly "python/tests/$1"; }
+pytest_on() { "$PYTHON" -m pytest -q -rfE -p no:cacheprovider -p no:randomly "python/tests/$1" "${@:2}"; }
 
 two_programs() {
   local script=$1/two_programs.py port=$((20000 + $$ % 20000)) receiver status=0
@@ -97,8 +97,9 @@ run_all() {
   export PYTHON
   if has_module pytest; then
     start tests 80 bash -c 'pytest_on test_cuda.py'
+    start tests-devices 80 bash -c 'pytest_on test_devices.py -k cuda'
     start tests-torch 80 bash -c 'pytest_on test_cuda_torch.py'
-    names+=(tests tests-torch)
+    names+=(tests tests-devices tests-torch)
   else
     ROWS+=("| tests                  | NOT RUN      |          | pytest is not installed for $PYTHON |")
     FAILURES=$((FAILURES + 1))
