@@ -32,8 +32,8 @@ Probed run(const Probe& probe) {
 
 std::vector<Probed> run_all() {
   std::vector<Probed> results;
-  for (const auto& list :
-       {memory_probes(), limit_probes(), process_probes(), vendor_probes(), device_probes()})
+  for (const auto& list : {memory_probes(), limit_probes(), process_probes(), vendor_probes(),
+                           device_probes(), probes_between_processes()})
     for (const Probe& probe : list) results.push_back(run(probe));
   return results;
 }

@@ -50,6 +50,10 @@ void print_table(const std::vector<OwnerInfo>& owners) {
 }
 
 void print_details(const OwnerInfo& owner) {
+  for (const DeviceUse& use : owner.devices)
+    if (!use.uuid.empty())
+      fmt::print("{}: {} on {}, {} ({})\n", owner.pid, plural(use.segments, "segment"), use.device,
+                 format_bytes(use.bytes), use.uuid);
   for (const BorrowerInfo& borrower : owner.borrowers)
     fmt::print("{}: {} ({}) borrows {}\n", owner.pid, borrower.pid, borrower.name,
                plural(borrower.claims, "block"));
@@ -62,6 +66,10 @@ void print_details(const OwnerInfo& owner) {
 }
 
 nlohmann::json as_json(const OwnerInfo& owner) {
+  nlohmann::json devices = nlohmann::json::array();
+  for (const DeviceUse& use : owner.devices)
+    devices.push_back(
+        {{"device", use.device}, {"uuid", use.uuid}, {"segments", use.segments}, {"bytes", use.bytes}});
   nlohmann::json borrowers = nlohmann::json::array();
   for (const BorrowerInfo& borrower : owner.borrowers)
     borrowers.push_back({{"pid", borrower.pid}, {"name", borrower.name}, {"claims", borrower.claims}});
@@ -83,6 +91,7 @@ nlohmann::json as_json(const OwnerInfo& owner) {
           {"deposits", stats.deposits},
           {"descriptors", stats.descriptors},
           {"host_waits", stats.host_waits},
+          {"devices", std::move(devices)},
           {"borrowers", std::move(borrowers)},
           {"in_transit", std::move(transits)}};
 }
@@ -111,7 +120,8 @@ void add_ls(CLI::App& app, Command& command) {
       "  memory      physical memory reserved in its segments\n"
       "  limbo       blocks it has freed that somebody still borrows\n"
       "  in transit  blocks held for a receiver that has not taken them yet\n"
-      "Below the table: who borrows how many blocks, and how long blocks have been in transit.\n"
+      "Below the table: memory on devices, who borrows how many blocks, and how long blocks have been in "
+      "transit.\n"
       "\n"
       "Examples:\n"
       "  onecopy ls\n"

@@ -62,7 +62,7 @@ int main(int argc, char** argv) {
   Command command;
   add_global_options(app);
   for (auto add : {add_demo, add_share, add_open, add_ls, add_doctor, add_gc, add_bench, add_demo_borrower,
-                   add_bench_peer})
+                   add_bench_peer, add_doctor_peer})
     add(app, command);
   try {
     app.parse(argc, argv);

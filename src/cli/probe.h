@@ -35,5 +35,6 @@ std::vector<Probe> process_probes();
 std::vector<Probe> vendor_probes();
 /// None where there are no devices.
 std::vector<Probe> device_probes();
+std::vector<Probe> probes_between_processes();
 
 }  // namespace onecopy::cli

@@ -35,6 +35,10 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 15> kFields
 std::string to_json(const OwnerInfo& info) {
   json text{{"pid", info.pid}, {"name", info.name}, {"socket", info.socket}};
   for (const auto& [name, field] : kFields) text["stats"][name] = info.stats.*field;
+  text["devices"] = json::array();
+  for (const DeviceUse& d : info.devices)
+    text["devices"].push_back(
+        {{"device", d.device}, {"uuid", d.uuid}, {"segments", d.segments}, {"bytes", d.bytes}});
   text["borrowers"] = json::array();
   for (const BorrowerInfo& b : info.borrowers)
     text["borrowers"].push_back({{"pid", b.pid}, {"name", b.name}, {"claims", b.claims}});
@@ -53,6 +57,9 @@ OwnerInfo owner_from_json(const std::string& text) {
     info.socket = root.value("socket", "");
     const json stats = root.value("stats", json::object());
     for (const auto& [name, field] : kFields) info.stats.*field = stats.value(name, std::uint64_t{0});
+    for (const json& d : root.value("devices", json::array()))
+      info.devices.push_back({d.value("device", ""), d.value("uuid", ""),
+                              d.value("segments", std::uint64_t{0}), d.value("bytes", std::uint64_t{0})});
     for (const json& b : root.value("borrowers", json::array()))
       info.borrowers.push_back(
           {b.value("pid", 0), b.value("name", ""), b.value("claims", std::uint64_t{0})});

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 
 #include "onecopy/core/error.h"
 #include "onecopy/device/janitor.h"
@@ -377,12 +378,27 @@ Stats Process::stats() const {
   return s;
 }
 
+std::vector<DeviceUse> Process::devices() const {
+  std::map<Device, DeviceUse> found;
+  for (const SegmentInfo& segment : segments_.list()) {
+    DeviceUse& use = found[segment.device];
+    use.device = segment.device.str();
+    if (segment.identity && segment.device != kCpu) use.uuid = segment.identity->uuid.str();
+    ++use.segments;
+    use.bytes += segment.committed;
+  }
+  std::vector<DeviceUse> list;
+  for (auto& [device, use] : found) list.push_back(std::move(use));
+  return list;
+}
+
 OwnerInfo Process::describe() const {
   OwnerInfo info;
   info.pid = current_pid();
   info.name = process_name(info.pid);
   info.socket = name_;
   info.stats = stats();
+  info.devices = devices();
   info.borrowers = broker_.borrowers();
   info.in_transit = transits();
   return info;

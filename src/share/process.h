@@ -118,6 +118,7 @@ class Process {
   std::vector<Pool*> pools() const;
   bool tick();
   std::vector<TransitInfo> transits() const;
+  std::vector<DeviceUse> devices() const;
 
   /// Adopted segments leave the table when their block is free.
   class Adopted final : public ExtentOwner {

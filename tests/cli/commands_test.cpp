@@ -10,6 +10,9 @@
 #include <nlohmann/json.hpp>
 
 #include "command_process.h"
+#include "onecopy/share/share.h"
+#include "support/child.h"
+#include "support/note.h"
 #include "support/watchdog.h"
 
 namespace onecopy::testing {
@@ -119,27 +122,69 @@ TEST(Doctor, ReportsARuntimeDirectoryThatOthersCanEnter) {
   EXPECT_TRUE(contains(probe->at("advice").get<std::string>(), "0700"));
 }
 
-/// What doctor says about CUDA with these variables set, by the name of the probe; on the simulated devices.
-std::map<std::string, nlohmann::json> cuda_probes(
-    std::vector<std::pair<std::string, std::string>> variables) {
+using Probes = std::map<std::string, nlohmann::json>;
+
+/// What doctor says about a vendor with these variables set, by the name of the probe; on simulated devices.
+Probes probes_of(const std::string& vendor, std::vector<std::pair<std::string, std::string>> variables) {
   variables.emplace_back("ONECOPY_CUDA_DRIVER", ONECOPY_BINARY_DIR "/simulators/cuda/libcuda.so.1");
+  variables.emplace_back("ONECOPY_ASCEND_RUNTIME", ONECOPY_BINARY_DIR "/simulators/ascend/libascendcl.so");
   const Outcome doctor =
       run_command({"doctor", "--format", "json"}, "", {variables.begin(), variables.end()});
-  std::map<std::string, nlohmann::json> found;
+  Probes found;
   const auto report = nlohmann::json::parse(doctor.out);
   for (const auto& probe : report.at("probes"))
-    if (probe.at("name").get<std::string>().rfind("CUDA", 0) == 0) found[probe.at("name")] = probe;
+    if (probe.at("name").get<std::string>().rfind(vendor, 0) == 0) found[probe.at("name")] = probe;
   return found;
+}
+
+Probes cuda_probes(std::vector<std::pair<std::string, std::string>> variables) {
+  return probes_of("CUDA", std::move(variables));
+}
+
+std::string text_of(const Probes& probes, const char* probe, const char* what) {
+  return probes.at(probe).at(what).get<std::string>();
 }
 
 TEST(Doctor, TriesWhatCudaDevicesCanDo) {
   const auto probes = cuda_probes({});
-  ASSERT_EQ(probes.size(), 5u);
+  ASSERT_EQ(probes.size(), 7u);
   for (const auto& [name, probe] : probes) EXPECT_EQ(probe.at("verdict"), "ok") << probe;
   const std::string devices = probes.at("CUDA devices").at("detail");
   EXPECT_TRUE(contains(devices, "cuda:1 Simulated GPU 1, 1.0 GiB, 53494d75-")) << devices;
   EXPECT_TRUE(contains(probes.at("CUDA memory as a descriptor").at("detail").get<std::string>(),
                        "cuda:1 shared, read-only holds"));
+  EXPECT_EQ(text_of(probes, "CUDA legacy handles", "detail"),
+            "cuda:0 read by another process; cuda:1 read by another process");
+}
+
+TEST(Doctor, OpensMemoryOfCudaMallocInAnotherProcess) {
+  const auto probes = cuda_probes({{"ONECOPY_SIM_CUDA_FAIL", "cuIpcOpenMemHandle=801"}});
+  EXPECT_EQ(text_of(probes, "CUDA legacy handles", "verdict"), "slower");
+  EXPECT_TRUE(contains(text_of(probes, "CUDA legacy handles", "detail"), "801"));
+  EXPECT_TRUE(contains(text_of(probes, "CUDA legacy handles", "advice"), "expandable segments"));
+  EXPECT_EQ(text_of(probes, "CUDA memory as a descriptor", "verdict"), "ok");
+}
+
+TEST(Doctor, WaitsForAnEventOfAnotherProcess) {
+  const auto cuda = cuda_probes({{"ONECOPY_SIM_CUDA_FAIL", "cuIpcOpenEventHandle=801"}});
+  EXPECT_EQ(text_of(cuda, "CUDA events between processes", "verdict"), "slower");
+  EXPECT_TRUE(
+      contains(text_of(cuda, "CUDA events between processes", "detail"), "cuIpcOpenEventHandle failed"));
+  const auto npu = probes_of("Ascend", {{"ONECOPY_SIM_ASCEND_IPC_EVENTS", "0"}});
+  EXPECT_EQ(text_of(npu, "Ascend events between processes", "verdict"), "slower");
+  EXPECT_TRUE(contains(text_of(npu, "Ascend events between processes", "detail"), "207000"));
+  EXPECT_EQ(text_of(npu, "Ascend IPC keys", "verdict"), "ok");
+}
+
+TEST(Doctor, OpensAscendMemoryByItsKeyInAnotherProcess) {
+  const auto probes = probes_of("Ascend", {});
+  ASSERT_EQ(probes.size(), 3u);
+  for (const auto& [name, probe] : probes) EXPECT_EQ(probe.at("verdict"), "ok") << probe;
+  EXPECT_EQ(text_of(probes, "Ascend IPC keys", "detail"),
+            "npu:0 read by another process; npu:1 read by another process");
+  const auto refused = probes_of("Ascend", {{"ONECOPY_SIM_ASCEND_FAIL", "aclrtIpcMemImportByKey=207000"}});
+  EXPECT_EQ(text_of(refused, "Ascend IPC keys", "verdict"), "slower");
+  EXPECT_TRUE(contains(text_of(refused, "Ascend IPC keys", "detail"), "207000"));
 }
 
 TEST(Doctor, SaysWhatCudaDevicesCannotDo) {
@@ -186,6 +231,34 @@ TEST(Ls, ShowsTheOwnerItsMemoryAndItsBorrower) {
   EXPECT_EQ(owner.at("borrowers")[0].at("name"), "onecopy");
   EXPECT_TRUE(contains(run_command({"ls"}).out, std::to_string(share.pid())));
 }
+
+/// A process with 1 MiB on that device, as `onecopy ls` shows it: in JSON, and as a table with what is below.
+void expect_listed_by_its_device(const char* name) {
+  Shared<Note> note;
+  Child owner([&] {
+    const Tensor tensor = empty(Layout(DType::u8, {1 << 20}), Device::parse(name));
+    note->write(share(tensor).to_text());
+    note->reach(2);
+  });
+  note->reach(1);
+  const auto row =
+      owner_of(nlohmann::json::parse(run_command({"ls", "--format", "json"}).out), owner.pid());
+  ASSERT_FALSE(row.is_null());
+  ASSERT_EQ(row.at("devices").size(), 1u) << row;
+  const auto& device = row.at("devices")[0];
+  EXPECT_EQ(device.at("device"), name);
+  EXPECT_EQ(device.at("segments"), 1);
+  EXPECT_EQ(device.at("bytes"), 2 << 20);
+  const std::string line = std::to_string(owner.pid()) + ": 1 segment on " + name + ", 2.0 MiB (" +
+                           device.at("uuid").get<std::string>() + ")";
+  EXPECT_TRUE(contains(run_command({"ls"}).out, line));
+  note->step = 2;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST(Ls, SaysWhichCudaDeviceASegmentIsOn) { expect_listed_by_its_device("cuda:1"); }
+
+TEST(Ls, SaysWhichAscendDeviceASegmentIsOn) { expect_listed_by_its_device("npu:1"); }
 
 TEST(Ls, ForgetsAnOwnerThatWasKilled) {
   const Watchdog watchdog(std::chrono::seconds(110));

@@ -43,12 +43,21 @@ struct TransitInfo {
   std::string where;  ///< "queue ...", "handle"
 };
 
+/// Memory of a process on one device.
+struct DeviceUse {
+  std::string device;  ///< as the process numbers it
+  std::string uuid;    ///< what everybody calls it; empty for the CPU
+  std::uint64_t segments = 0;
+  std::uint64_t bytes = 0;  ///< physical memory reserved in them
+};
+
 /// One process of this user that owns or serves shared memory, as `onecopy ls` shows it.
 struct OwnerInfo {
   int pid = 0;
   std::string name;
   std::string socket;
   Stats stats;
+  std::vector<DeviceUse> devices;
   std::vector<BorrowerInfo> borrowers;
   std::vector<TransitInfo> in_transit;
 };

@@ -19,6 +19,7 @@ OwnerInfo sample() {
   info.stats.limbo = 3;
   info.stats.bytes_shared = std::uint64_t{1} << 40;
   info.stats.descriptors = 17;
+  info.devices = {{"cpu", "", 1, 4096}, {"npu:1", "53494d75-6c61", 2, std::uint64_t{1} << 33}};
   info.borrowers = {{12, "engine", 200}, {13, "", 0}};
   info.in_transit = {{5, 1.5, "queue 7"}, {1, 0, "handle"}};
   return info;
@@ -34,6 +35,11 @@ TEST(InfoText, SurvivesTheRoundTrip) {
   EXPECT_EQ(again.stats.limbo, 3u);
   EXPECT_EQ(again.stats.bytes_shared, info.stats.bytes_shared);
   EXPECT_EQ(again.stats.descriptors, 17u);
+  ASSERT_EQ(again.devices.size(), 2u);
+  EXPECT_EQ(again.devices[1].device, "npu:1");
+  EXPECT_EQ(again.devices[1].uuid, "53494d75-6c61");
+  EXPECT_EQ(again.devices[1].segments, 2u);
+  EXPECT_EQ(again.devices[1].bytes, std::uint64_t{1} << 33);
   ASSERT_EQ(again.borrowers.size(), 2u);
   EXPECT_EQ(again.borrowers[0].name, "engine");
   EXPECT_EQ(again.borrowers[0].claims, 200u);
@@ -48,6 +54,7 @@ TEST(InfoText, OfOtherReleasesIsReadAsFarAsItGoes) {
   EXPECT_EQ(info.pid, 7);
   EXPECT_EQ(info.stats.limbo, 2u);
   EXPECT_EQ(info.stats.live_blocks, 0u);
+  EXPECT_TRUE(info.devices.empty());
   EXPECT_TRUE(info.borrowers.empty());
   EXPECT_EQ(owner_from_json("{}").pid, 0);
 }
@@ -59,8 +66,9 @@ TEST(InfoText, AProcessMayCallItselfAnything) {
 }
 
 TEST(InfoText, WhatIsNotADescriptionIsRefused) {
-  for (const char* text : {"", "{", "nonsense", "[]", "7", "{\"pid\":\"x\"}", "{\"pid\":1,\"stats\":7}",
-                           "{\"borrowers\":[1]}", "{\"stats\":{\"limbo\":\"many\"}}", "{\"pid\":1}x"})
+  for (const char* text :
+       {"", "{", "nonsense", "[]", "7", "{\"pid\":\"x\"}", "{\"pid\":1,\"stats\":7}", "{\"borrowers\":[1]}",
+        "{\"devices\":[1]}", "{\"stats\":{\"limbo\":\"many\"}}", "{\"pid\":1}x"})
     expect_refusal(ErrorCode::protocol, {"unknown way"}, [&] { owner_from_json(text); });
 }
 

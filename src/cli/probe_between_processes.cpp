@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// What devices can share between two processes beside the memory that onecopy makes: handles of other allocators'
+// memory, keys, and events. Each is made here and used by another process of this program.
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include "child.h"
+#include "commands.h"
+#include "onecopy/core/error.h"
+#include "onecopy/device/backend.h"
+#include "probe.h"
+#include "shared_events.h"
+
+namespace onecopy::cli {
+namespace {
+
+using Json = nlohmann::json;
+using ByteList = std::vector<std::uint8_t>;
+
+constexpr std::chrono::seconds kFirstUse{30};  // a device's first use takes seconds on large machines
+constexpr int kSeen = 42;
+
+const char* const kLegacyAdvice =
+    "Tensors in memory of cudaMalloc, which is torch's default, cannot be shared where they are: allocate "
+    "them with "
+    "onecopy.torch.memory() or in expandable segments.";
+const char* const kKeyAdvice =
+    "onecopy needs keys only where memory has no shareable handle (the line above).";
+const char* const kEventAdvice =
+    "onecopy orders streams without them; programs that send events of their own between processes cannot.";
+
+// ---- the other process
+
+ExportedMemory exported_in(const Json& question) {
+  ExportedMemory memory;
+  memory.kind = static_cast<SegmentKind>(question.at("kind").get<int>());
+  memory.size = question.at("size");
+  for (const std::uint8_t number : question.at("blob").get<ByteList>())
+    memory.blob.push_back(std::byte{number});
+  return memory;
+}
+
+Json read_first_byte(const Json& question) {
+  const Device device = Device::parse(question.at("device").get<std::string>());
+  const auto memory = backend(device.type).open(device.index, exported_in(question), Access::read_write);
+  unsigned char byte = 0;
+  copy_bytes_and_wait({&byte, kCpu, memory->data(), device, 1});
+  return {{"byte", byte}};
+}
+
+DeviceType type_in(const Json& question) {
+  return Device::parse(question.at("device").get<std::string>()).type;
+}
+
+Json answer_doctor(const Json& question) {
+  const auto what = question.at("do").get<std::string>();
+  if (what == "number") return {{"number", backend(type_in(question)).borrower_number()}};
+  if (what == "read") return read_first_byte(question);
+  if (what != "wait") throw Error(ErrorCode::protocol, "unknown question: " + what);
+  wait_for_shared_event(type_in(question), question.at("event").get<ByteList>());
+  return Json::object();
+}
+
+// ---- this one
+
+ByteList byte_list(const Bytes& bytes) {
+  ByteList all;
+  for (const std::byte byte : bytes) all.push_back(std::to_integer<std::uint8_t>(byte));
+  return all;
+}
+
+/// Written here, opened and read over there.
+void share_with(Child& peer, Device device, const DeviceMemory& memory) {
+  const unsigned char byte = kSeen;
+  copy_bytes_and_wait({memory.data(), device, &byte, kCpu, 1});
+  const ExportedMemory exported = memory.export_memory(Access::read_write);
+  const Json who = peer.ask({{"do", "number"}, {"device", device.str()}}, kFirstUse);
+  backend(device.type).admit(exported, who.at("number"));
+  const Json seen = peer.ask({{"do", "read"},
+                              {"device", device.str()},
+                              {"kind", static_cast<int>(exported.kind)},
+                              {"size", exported.size},
+                              {"blob", byte_list(exported.blob)}},
+                             kFirstUse);
+  if (seen.at("byte") != kSeen) throw Error(ErrorCode::system, "the other process reads something else");
+}
+
+using MakeMemory = std::unique_ptr<DeviceMemory> (*)(Device device);
+
+/// On each device of the vendor.
+Finding try_memory(DeviceType type, MakeMemory make, const char* advice) {
+  std::string lines;
+  bool all = true;
+  for (const DeviceInfo& info : backend(type).devices()) {
+    std::string line = info.device.str();
+    try {
+      const auto memory = make(info.device);
+      Child peer({"doctor-peer"});
+      share_with(peer, info.device, *memory);
+      line += " read by another process";
+    } catch (const Error& error) {
+      all = false;
+      line += fmt::format(": {}", error.what());
+    }
+    lines += (lines.empty() ? "" : "; ") + line;
+  }
+  return all ? works(lines) : slower(lines, advice);
+}
+
+std::unique_ptr<DeviceMemory> memory_of_cuda_malloc(Device device) {
+  Backend& cuda = backend(DeviceType::cuda);
+  const std::size_t bytes = cuda.granularity();
+  return cuda.adopt(cuda.find_foreign(allocate_by_cuda(device.index, bytes), bytes));
+}
+
+std::unique_ptr<DeviceMemory> memory_with_key(Device device) {
+  Backend& npu = backend(DeviceType::npu);
+  auto memory = npu.create(device.index, npu.granularity(), SegmentKind::ascend_key, "doctor", 0);
+  memory->commit(0, memory->size());
+  return memory;
+}
+
+Finding try_event(DeviceType type) {
+  try {
+    const ByteList event = record_shared_event(type);
+    Child peer({"doctor-peer"});
+    peer.ask({{"do", "wait"}, {"device", Device{type, 0}.str()}, {"event", event}}, kFirstUse);
+    return works("recorded here, opened and waited for by another process");
+  } catch (const Error& error) {
+    return slower(error.what(), kEventAdvice);
+  }
+}
+
+Finding try_legacy_handles() { return try_memory(DeviceType::cuda, memory_of_cuda_malloc, kLegacyAdvice); }
+Finding try_keys() { return try_memory(DeviceType::npu, memory_with_key, kKeyAdvice); }
+Finding try_cuda_events() { return try_event(DeviceType::cuda); }
+Finding try_ascend_events() { return try_event(DeviceType::npu); }
+
+}  // namespace
+
+std::vector<Probe> probes_between_processes() {
+  std::vector<Probe> probes;
+  if (!backend(DeviceType::cuda).devices().empty()) {
+    probes.push_back({"CUDA legacy handles", try_legacy_handles});
+    probes.push_back({"CUDA events between processes", try_cuda_events});
+  }
+  if (!backend(DeviceType::npu).devices().empty()) {
+    probes.push_back({"Ascend IPC keys", try_keys});
+    probes.push_back({"Ascend events between processes", try_ascend_events});
+  }
+  return probes;
+}
+
+void add_doctor_peer(CLI::App& app, Command& command) {
+  auto* sub = app.add_subcommand("doctor-peer", "The other process of onecopy doctor");
+  sub->group("");  // not for people
+  sub->callback([&command] { command = [] { return serve_questions(answer_doctor); }; });
+}
+
+}  // namespace onecopy::cli
