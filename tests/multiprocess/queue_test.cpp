@@ -345,6 +345,19 @@ std::string point_name(const ::testing::TestParamInfo<const char*>& point) {
   return name;
 }
 
+/// Memory of Ascend that nobody has opened ends with its process; that is said for each item.
+std::int64_t next_that_is_left(Queue& queue) {
+  const bool may_be_lost = testing::device().type == DeviceType::npu;
+  while (may_be_lost) {
+    try {
+      return number_in(queue.get().tensors.at(0));
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::owner_died) throw;
+    }
+  }
+  return number_in(queue.get().tensors.at(0));
+}
+
 class PutterDies : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
@@ -358,18 +371,20 @@ TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
     mine.put(Message{0, Bytes(1000), {number(3)}});
   });
   EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
-  Child other([handle = queue.handle()] {
+  Shared<Note> note;
+  Child other([&, handle = queue.handle()] {
     Queue mine = Queue::connect(handle);
     for (std::int64_t i = 0; i < 10; ++i) mine.put(number(100 + i));
-    EXPECT_TRUE(eventually([&] { return mine.empty(); }));
+    note->reach(1);
   });
   std::int64_t expected = 0;
   for (std::int64_t n = -1; n != 109; ++expected) {
-    n = number_in(queue.get().tensors.at(0));
+    n = next_that_is_left(queue);
     if (expected < 4 && n == 100) expected = 100;
     EXPECT_EQ(n, expected);
     if (HasFailure()) break;
   }
+  note->step = 1;
   EXPECT_EQ(other.join(), 0);
   EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && blocks_sent() == 0; }));
 }
@@ -387,31 +402,39 @@ class GetterDies : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
   Watchdog watchdog;
-  Queue queue = Queue::create();
-  const auto live = stats().live_blocks;
-  const auto limbo = stats().limbo;
-  for (std::int64_t i = 0; i < 4; ++i) queue.put(number(i));
-  queue.put(Message{0, Bytes(1000), {number(4)}});
-  Child victim([&, handle = queue.handle()] {
+  Shared<Note> note;
+  Child victim([&] {
+    const Handle handle = Handle::from_text(note->read());
     die_at(GetParam());
     Queue mine = Queue::connect(handle);
     for (int i = 0; i < 5; ++i) mine.get();
   });
+  Child lender([&] {
+    Queue queue = Queue::create();
+    const auto live = stats().live_blocks;
+    const auto limbo = stats().limbo;
+    for (std::int64_t i = 0; i < 4; ++i) queue.put(number(i));
+    queue.put(Message{0, Bytes(1000), {number(4)}});
+    note->write(queue.handle().to_text());
+    note->reach(2);
+    queue.put(number(5));
+    std::int64_t before = -1;
+    do {
+      const std::int64_t n = number_in(queue.get().tensors.at(0));
+      if (before != -1) {
+        EXPECT_EQ(n, before + 1);
+      }
+      EXPECT_LE(n, before == -1 ? 1 : 5);
+      before = n;
+    } while (before != 5 && !HasFailure());
+    EXPECT_TRUE(eventually([&] {
+      const Stats now = stats();
+      return now.borrowers == 0 && now.live_blocks == live && now.limbo == limbo;
+    }));
+  });
   EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
-  queue.put(number(5));
-  std::int64_t before = -1;
-  do {
-    const std::int64_t n = number_in(queue.get().tensors.at(0));
-    if (before != -1) {
-      EXPECT_EQ(n, before + 1);
-    }
-    EXPECT_LE(n, before == -1 ? 1 : 5);
-    before = n;
-  } while (before != 5 && !HasFailure());
-  EXPECT_TRUE(eventually([&] {
-    const Stats now = stats();
-    return now.borrowers == 0 && now.live_blocks == live && now.limbo == limbo;
-  }));
+  note->step = 2;
+  EXPECT_EQ(lender.join(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, GetterDies,
