@@ -329,9 +329,10 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
     not seen; allocate with ``empty().numpy()`` to share without a copy.
 
     Memory of a CUDA device is shared where it is, whoever allocated it (torch, cupy), and stays
-    allocated until nobody has it any more; on Ascend devices that is so for memory of onecopy. A handle lets others see the whole allocation that
-    the tensor lies in. What the program's current stream has in it now (torch's, or else the
-    default stream) comes before what openers do.
+    allocated until nobody has it any more; on Ascend devices that is so for memory of onecopy. A
+    handle lets others see the whole allocation that the tensor lies in. What the program's
+    current stream has in it now (torch's, or else the default stream) comes before what
+    openers do.
 
     A dict, list or tuple, nested as you like, of arrays and plain values, or a
     ``torch.nn.Module`` (its parameters and buffers, tied ones once), becomes one handle of
@@ -352,8 +353,8 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
         TypeError: x is no array and nothing with arrays in it.
         InvalidArgument: something inside x is neither an array nor a plain value.
         Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA
-            or Ascend, memory of a device that no other process can be given, elements that are no plain
-            numbers.
+            or Ascend, memory of a device that no other process can be given, elements that are
+            no plain numbers.
         RuntimeError: torch refuses to share a tensor that requires grad and is no leaf.
         OutOfMemory.
     """
