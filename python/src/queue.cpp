@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <optional>
 #include <span>
 #include <utility>
@@ -36,7 +37,11 @@ bool put_until(Queue& queue, const Message& message, Clock::time_point deadline)
   const auto attempt = [&](nanoseconds time) {
     return unless_stopped([&] { return queue.try_put(message, time, stream); });
   };
-  return attempt(nanoseconds{0}) || wait_until(deadline, attempt);
+  const auto at_once = [&] { return attempt(nanoseconds{0}); };
+  const bool on_device = std::any_of(message.tensors.begin(), message.tensors.end(),
+                                     [](const Tensor& tensor) { return !is_on_host(tensor); });
+  // Hosts of devices whose streams write no words wait for the stream, which may need Python itself.
+  return (on_device ? without_gil(at_once) : at_once()) || wait_until(deadline, attempt);
 }
 
 std::optional<Message> get_until(Queue& queue, Clock::time_point deadline) {

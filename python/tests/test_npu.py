@@ -154,11 +154,18 @@ def test_sharing_waits_for_the_stream_and_lets_other_threads_run(vendor):
     """The stream's work may need Python itself: it waited for ever where sharing kept the interpreter's lock."""
     runtime = AscendRuntime()
     tensor = onecopy.zeros(1000, device="npu:0")
-    onecopy.share(tensor)  # what has to be made once
-    gate = runtime.hold(0)
-    threading.Timer(0.1, gate.set).start()
-    onecopy.share(tensor)
-    assert gate.is_set(), "there are no words that a stream of the opener could wait for"
+    queue, (near, _far) = onecopy.Queue(), onecopy.Pipe()
+    for hand_over in (
+        lambda: onecopy.share(tensor),
+        lambda: onecopy.share({"a": tensor}),
+        lambda: queue.put(tensor),
+        lambda: near.send(tensor),
+    ):
+        hand_over()  # what has to be made once
+        gate = runtime.hold(0)
+        threading.Timer(0.1, gate.set).start()
+        hand_over()
+        assert gate.is_set(), "there are no words that a stream of the opener could wait for"
 
 
 # --- what is refused --------------------------------------------------------------------------------

@@ -105,7 +105,8 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
       throw_not_one_tensor();
     const bool may_open = attempt.wants != Wants::quick_message || !ItemReader(item.bytes).is_elsewhere();
     if (may_open && read(item.bytes, attempt.contents, open) &&
-        can_be_ordered(process, attempt.contents, attempt.stream)) {
+        can_be_ordered(process, attempt.contents, attempt.stream) &&
+        (attempt.wants != Wants::quick_message || can_be_ordered_quickly(process, attempt.contents))) {
       point("queue.get.claimed");
       return true;
     }
@@ -183,6 +184,15 @@ bool Receiver::can_be_ordered(Process& process, Contents& contents, Stream strea
                   "this stream is being captured, and the next item of the queue waits for another "
                   "process's stream; take it before the capture, and order each launch");
   }
+  return true;
+}
+
+/// Where streams cannot wait, the host does.
+bool Receiver::can_be_ordered_quickly(Process& process, Contents& contents) {
+  for (const ItemPoint& p : contents.order.points)
+    if (process.has_passed(contents.order.putter, {p.slot, p.value}) == Process::Reached::no &&
+        process.may_wait_on_host(contents.order.putter, contents.row(p.row).device()))
+      return false;
   return true;
 }
 

@@ -75,6 +75,7 @@ class Receiver {
   static bool read(ByteSpan item, Contents& contents, Open&& open);
   void read_elsewhere(Process& process, Contents& contents);
   static bool can_be_ordered(Process& process, Contents& contents, Stream stream);
+  static bool can_be_ordered_quickly(Process& process, Contents& contents);
   static void put_in_order(Process& process, Contents& contents, Stream stream);
 
   Tensor try_open(Process& process, const ItemRow& row);

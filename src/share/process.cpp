@@ -269,6 +269,12 @@ Process::Reached Process::has_passed(const ProcessId& maker, const TimelinePoint
   return timeline->has_passed(point) ? Reached::yes : Reached::no;
 }
 
+bool Process::may_wait_on_host(const ProcessId& maker, Device device) const {
+  if (maker == id_) return timeline_.may_wait_on_host(device);
+  const ForeignTimeline* timeline = importer_.known_timeline_of(maker);
+  return !timeline || timeline->may_wait_on_host(device);
+}
+
 Tensor Process::open(const HandleFields& handle, const OpenOptions& options) {
   Tensor tensor = open(handle, options.access);
   if (options.device) tensor = use_on(tensor, *options.device);

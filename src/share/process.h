@@ -79,6 +79,8 @@ class Process {
   void prepare_wait(const ProcessId& maker, Device device);
   enum class Reached : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
   Reached has_passed(const ProcessId& maker, const TimelinePoint& point) const;
+  /// Might wait_for() keep the host waiting? REQUIRES: has_passed() knows the maker.
+  bool may_wait_on_host(const ProcessId& maker, Device device) const;
   Tensor open(const HandleFields& handle, Access access);
   Tensor open(const HandleFields& handle, const OpenOptions& options);
   /// What others can see through the tensor's handle beyond it, in words; empty when that is nothing.

@@ -20,6 +20,11 @@ bool register_once(std::map<DeviceType, bool>& known, Device device, const Mappi
              backend(device.type).register_words(device.index, page.data(), kTimelineBytes);
 }
 
+bool is_registered(const std::map<DeviceType, bool>& known, Device device) {
+  const auto at = known.find(device.type);
+  return at != known.end() && at->second;
+}
+
 /// The watch thread stores what ends it when the word's process is gone.
 void wait_on_host(const Word& word, std::uint64_t value) {
   ++host_waits;
@@ -78,6 +83,11 @@ void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
       return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
   }
   wait_on_host(*word, point.value);
+}
+
+bool Timeline::may_wait_on_host(Device device) const {
+  const std::lock_guard lock(mutex_);
+  return !is_registered(registered_, device);
 }
 
 bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
@@ -140,6 +150,11 @@ void ForeignTimeline::note_awaited(const TimelinePoint& point) {
   const std::lock_guard lock(mutex_);
   std::uint64_t& latest = awaited_[point.slot];
   latest = std::max(latest, point.value);
+}
+
+bool ForeignTimeline::may_wait_on_host(Device device) const {
+  const std::lock_guard lock(mutex_);
+  return !is_registered(registered_, device);
 }
 
 void ForeignTimeline::prepare(Device device) { streams_wait(device); }

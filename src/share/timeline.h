@@ -49,6 +49,8 @@ class Timeline {
   /// Makes another stream of this process wait for the point, unless it has passed. Where streams cannot wait,
   /// the host does.
   void wait(Device device, Stream stream, const TimelinePoint& point);
+  /// Might wait() keep the host waiting? As long as it is not known, too.
+  bool may_wait_on_host(Device device) const;
   /// Waits until all streams have come to their last marks, `patience` at most: what was handed over by a process
   /// that ends is only good once it is written. False when they have not.
   bool settle(std::chrono::milliseconds patience) const noexcept;
@@ -87,6 +89,8 @@ class ForeignTimeline {
   void wait(Device device, Stream stream, const TimelinePoint& point);
   /// Makes the page known to the device's driver, which takes a while at the first time.
   void prepare(Device device);
+  /// Might wait() keep the host waiting? As long as it is not known, too.
+  bool may_wait_on_host(Device device) const;
   bool has_passed(const TimelinePoint& point) const noexcept;
   /// The process is gone, and its devices have stopped: nobody waits for it any more. False when streams of
   /// ours were waiting for what is never done.

@@ -377,6 +377,40 @@ TEST_F(CudaQueueOrder, ACapturedStreamLeavesTheItemWhereItIs) {
   });
 }
 
+/// It is for callers with an interpreter's lock, which the work in the other stream may need.
+TEST_F(CudaQueueOrder, AQuickLookNeverWaitsForAStreamOnTheHost) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "takes stream memory operations away";
+  Child producer([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    const Tensor tensor = device_bytes(kBytes);
+    queue.put(tensor, Stream{stream});
+    note->reach(2);
+    close_with(cu, stream, *gate);
+    fill(cu, tensor, 2, stream);
+    queue.put(tensor, Stream{stream});
+    note->step = 3;
+    note->reach(4);
+  });
+  Child consumer([&] {
+    ::setenv("ONECOPY_SIM_CUDA_MISSING", "cuStreamWriteValue64,cuStreamWaitValue64", 1);
+    Queue queue = Queue::connect(Handle::from_text(note->read()));
+    queue.get_tensor();  // whose memory and whose stream it is, is known from now on
+    note->step = 2;
+    note->reach(3);
+    EXPECT_FALSE(queue.try_get_at_once());
+    EXPECT_EQ(queue.size(), 1u);
+    gate->open = true;
+    EXPECT_EQ(element<unsigned char>(queue.get_tensor(), 0), 2);
+    note->step = 4;
+  });
+  EXPECT_EQ(consumer.join(), 0);
+  EXPECT_EQ(producer.join(), 0);
+}
+
 TEST_F(CudaQueueOrder, APipeKeepsItToo) {
   testing::in_child([&] {
     const CudaCalls cu;
