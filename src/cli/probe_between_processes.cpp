@@ -2,7 +2,6 @@
 // What devices can share between two processes beside the memory that onecopy makes: handles of other allocators'
 // memory, keys, and events. Each is made here and used by another process of this program.
 #include <chrono>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -98,11 +97,11 @@ using MakeMemory = std::unique_ptr<DeviceMemory> (*)(Device device);
 Finding try_memory(DeviceType type, MakeMemory make, const char* advice) {
   std::string lines;
   bool all = true;
+  Child peer({"doctor-peer"});
   for (const DeviceInfo& info : backend(type).devices()) {
     std::string line = info.device.str();
     try {
       const auto memory = make(info.device);
-      Child peer({"doctor-peer"});
       share_with(peer, info.device, *memory);
       line += " read by another process";
     } catch (const Error& error) {
