@@ -12,12 +12,11 @@
 #include "onecopy/share/share.h"
 #include "source.h"
 #include "torch.h"
+#include "value_format.h"
 #include "values.h"
 
 namespace onecopy::python {
 namespace {
-
-constexpr int kMostDeep = 32;  // as encode_value() has it
 
 /// A class of torch, for objects that can only exist when it is imported.
 bool is_instance_of_torch(nb::handle x, const char* module, const char* name) {
