@@ -482,6 +482,8 @@ def stats() -> dict[str, int]:
     - ``leases``: claims of this process on blocks of others;
     - ``deposits``: segments of others kept open for receivers to come;
     - ``descriptors``: open descriptors of the whole process;
+    - ``host_waits``: how often this process waited where a stream should have, on devices whose
+      streams cannot wait for other processes;
     - ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch
       came into shared memory.
     """

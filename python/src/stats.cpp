@@ -33,6 +33,7 @@ nb::dict to_dict(const Stats& stats) {
   all["leases"] = stats.leases;
   all["deposits"] = stats.deposits;
   all["descriptors"] = stats.descriptors;
+  all["host_waits"] = stats.host_waits;
   return all;
 }
 
@@ -155,6 +156,8 @@ void init_stats(nb::module_& m) {
         "- ``leases``: claims of this process on blocks of others;\n"
         "- ``deposits``: segments of others kept open for receivers to come;\n"
         "- ``descriptors``: open descriptors of the whole process;\n"
+        "- ``host_waits``: how often this process waited where a stream should have, on devices whose\n"
+        "  streams cannot wait for other processes;\n"
         "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch\n"
         "  came into shared memory.");
   m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),

@@ -301,6 +301,39 @@ def let_go() -> None:
 # --- faults -----------------------------------------------------------------------------------------
 
 
+def test_what_the_host_waits_for_streams_is_counted(run_python):
+    """On a device whose streams cannot wait for a word of memory. It is slower, so stats() tells."""
+    environment = needs_simulator() | {
+        "ONECOPY_SIM_CUDA_MISSING": "cuStreamWriteValue64,cuStreamWaitValue64",
+        "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), os.environ.get("PYTHONPATH", "")]),
+    }
+    program = """
+        import subprocess, sys, threading, time, onecopy
+        from devices import Driver
+
+        def tell():
+            while onecopy.stats()["host_waits"] == 0:
+                time.sleep(0.001)
+            print("the host waits", flush=True)
+
+        if len(sys.argv) > 1:
+            watcher = threading.Thread(target=tell)
+            watcher.start()
+            print(onecopy.open(sys.argv[1]).tolist(), onecopy.stats()["host_waits"])
+            watcher.join()
+            sys.exit()
+        tensor = onecopy.full(3, 7, "int32", "cuda:0")
+        gate = Driver().hold(0)
+        arguments = [sys.executable, __file__, str(onecopy.share(tensor))]
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as opener:
+            print(opener.stdout.readline(), end="")
+            gate.set()
+            print(opener.stdout.read(), end="")
+        print(onecopy.stats()["host_waits"])
+    """
+    assert run_python(program, env=environment) == "the host waits\n[7, 7, 7] 1\n0\n"
+
+
 def test_objects_kept_for_borrowers_survive_the_end_of_the_interpreter(run_python):
     """The owner of shared memory ends while a borrower has it: its objects are not touched any more."""
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
