@@ -160,6 +160,8 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
 
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
     def numpy(self) -> Any:
         """
         A ``numpy.ndarray`` on the same memory, not writeable when the tensor is read-only.
@@ -543,7 +545,7 @@ def torch_new_shared(nbytes: int) -> object:
     A new torch.UntypedStorage of that many bytes, uninitialised, in memory of onecopy.
     """
 
-def torch_counters() -> dict:
+def torch_counters() -> dict[str, int]:
     """
     How torch storages came into shared memory: copied and exchanged in place; moved by torch's own, slower way;
     adopted because torch had shared them already.
@@ -554,7 +556,7 @@ class Message:
     What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).
     """
 
-    def __init__(self, tag: int = 0, data: bytes = ..., tensors: Iterable = ()) -> None: ...
+    def __init__(self, tag: int = 0, data: bytes = ..., tensors: Iterable[Tensor] = ()) -> None: ...
 
     @property
     def tag(self) -> int:
@@ -565,7 +567,7 @@ class Message:
         """Plain bytes."""
 
     @property
-    def tensors(self) -> list:
+    def tensors(self) -> list[Tensor]:
         """The tensors, not copied."""
 
     def __repr__(self) -> str: ...
@@ -579,24 +581,24 @@ class Queue:
 
     def __init__(self, maxsize: int = 0) -> None: ...
 
-    def put(self, obj: object | None, timeout: object | None = None) -> None:
+    def put(self, obj: object, timeout: float | None = None) -> None:
         """
         Put any object that can be pickled; tensors are shared, not copied.
 
         Waits while the queue is full, ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed, OutOfMemory, and what pickling raises; nothing was put then.
         """
 
-    def get(self, timeout: object | None = None) -> object:
+    def get(self, timeout: float | None = None) -> Any:
         """
         The next object.
 
         Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue is closed and empty, and StaleHandle or OwnerDied when the object's tensors are lost.
         """
 
-    def try_put(self, obj: object | None) -> bool:
+    def try_put(self, obj: object) -> bool:
         """Put without waiting; False when the queue is full."""
 
-    def try_get(self, default: object | None = None) -> object:
+    def try_get(self, default: object = None) -> Any:
         """The next object without waiting, or ``default`` when there is none."""
 
     def close(self) -> None:
@@ -621,7 +623,7 @@ class Queue:
     def maxsize(self) -> int:
         """Its bound in objects; 0 means none."""
 
-    def __reduce__(self) -> object: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
     def __len__(self) -> int: ...
 
@@ -646,7 +648,7 @@ class PipeHandle:
     def from_text(text: str) -> PipeHandle:
         """Raises BadHandle, VersionMismatch."""
 
-def Pipe() -> tuple:
+def Pipe() -> tuple[PipeEnd, PipeEnd]:
     """Both ends of a new pipe, of class PipeEnd."""
 
 class PipeEnd:
@@ -663,17 +665,17 @@ class PipeEnd:
     def handle(self) -> PipeHandle:
         """For another process that is to have this end as well, or in our place."""
 
-    def send(self, obj: object | None) -> None:
+    def send(self, obj: object) -> None:
         """
         Send any object that can be pickled; tensors are shared, not copied. Raises Closed when nobody has the other end any more (a death may be noticed some objects late), OutOfMemory.
         """
 
-    def recv(self, timeout: object | None = None) -> object:
+    def recv(self, timeout: float | None = None) -> Any:
         """
         The next object. Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, and Closed when all was received and nobody has the other end any more.
         """
 
-    def poll(self, timeout: object | None = 0.0) -> bool:
+    def poll(self, timeout: float | None = 0.0) -> bool:
         """
         Would recv() return or raise at once? Waits ``timeout`` seconds for it, for ever with None.
         """
@@ -684,11 +686,11 @@ class PipeEnd:
     @property
     def closed(self) -> bool: ...
 
-    def __reduce__(self) -> object: ...
+    def __reduce__(self) -> tuple[Any, ...]: ...
 
-    def __enter__(self) -> object: ...
+    def __enter__(self) -> PipeEnd: ...
 
-    def __exit__(self, *args) -> None: ...
+    def __exit__(self, *args: object) -> None: ...
 
     def __repr__(self) -> str: ...
 
@@ -708,7 +710,7 @@ class Listener:
     def address(self) -> str:
         """Where to connect to, with the real port."""
 
-    def accept(self, timeout: object | None = None) -> PipeEnd:
+    def accept(self, timeout: float | None = None) -> PipeEnd:
         """
         The pipe with the next client. Raises Timeout, Closed, and BadSecret when a client does not know the key; the listener goes on then.
         """
@@ -718,13 +720,13 @@ class Listener:
     @property
     def closed(self) -> bool: ...
 
-    def __enter__(self) -> object: ...
+    def __enter__(self) -> Listener: ...
 
-    def __exit__(self, *args) -> None: ...
+    def __exit__(self, *args: object) -> None: ...
 
     def __repr__(self) -> str: ...
 
-def connect(address: str, key: bytes, timeout: object | None = 10.0) -> PipeEnd:
+def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd:
     """
     The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when the listener has another key, Timeout.
     """

@@ -90,18 +90,24 @@ void init_listener(nb::module_& m) {
            "Raises InvalidArgument for other addresses and an empty key, System when the address is taken.")
       .def_prop_ro("address", &SharedListener::address, "Where to connect to, with the real port.")
       .def("accept", &accept, nb::arg("timeout") = nb::none(),
+           nb::sig("def accept(self, timeout: float | None = None) -> PipeEnd"),
            "The pipe with the next client. Raises Timeout, Closed, and BadSecret when a client does not "
            "know "
            "the key; the listener goes on then.")
       .def("close", &SharedListener::close)
       .def_prop_ro("closed", &SharedListener::is_closed)
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](SharedListener& listener, const nb::args&) { listener.close(); })
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> Listener"))
+      .def(
+          "__exit__", [](SharedListener& listener, const nb::args&) { listener.close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
       .def("__repr__", [](const SharedListener& listener) {
         return "<onecopy.Listener at " + listener.address() + (listener.is_closed() ? ", closed>" : ">");
       });
   m.def(
       "connect", &connect_to, nb::arg("address"), nb::arg("key"), nb::arg("timeout").none() = 10.0,
+      nb::sig("def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd"),
       "The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when "
       "the listener has another key, Timeout.");
 }

@@ -173,7 +173,7 @@ nb::object decode_tensor(const Message& message, ByteSpan data, std::span<const 
   return open_tensor(tensors.front(), message.tag >> kFlagsShift);
 }
 
-Message make_message(std::uint32_t tag, nb::bytes data, nb::iterable tensors) {
+Message make_message(std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, Tensor> tensors) {
   const auto* begin = reinterpret_cast<const std::byte*>(data.c_str());
   Message message{tag, Bytes(begin, begin + data.size()), {}};
   for (const nb::handle tensor : tensors) message.tensors.push_back(nb::cast<Tensor>(tensor));
@@ -244,7 +244,7 @@ void init_message(nb::module_& m) {
           "Plain bytes.")
       .def_prop_ro(
           "tensors",
-          [](const Message& message) {
+          [](const Message& message) -> nb::typed<nb::list, Tensor> {
             nb::list tensors;
             for (const Tensor& tensor : message.tensors) tensors.append(nb::cast(tensor));
             return tensors;
@@ -257,7 +257,7 @@ void init_message(nb::module_& m) {
   nb::class_<Rows>(m, "_Rows").def("reduce", &Rows::reduce, nb::arg("object").none());
   m.def(
       "_decode_message",
-      [](std::uint32_t tag, nb::bytes data, nb::iterable tensors) {
+      [](std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, Tensor> tensors) {
         return decode_message(make_message(tag, data, tensors));
       },
       nb::arg("tag"), nb::arg("data"), nb::arg("tensors"), "What get() makes of a message.");

@@ -91,7 +91,8 @@ void init_handle(nb::module_& m) {
 
 void init_pipe(nb::module_& m) {
   init_handle(m);
-  m.def("Pipe", &make_ends, "Both ends of a new pipe, of class PipeEnd.");
+  m.def("Pipe", &make_ends, nb::sig("def Pipe() -> tuple[PipeEnd, PipeEnd]"),
+        "Both ends of a new pipe, of class PipeEnd.");
   nb::class_<PipeEnd>(
       m, "PipeEnd", nb::is_weak_referenceable(),
       "One end of a connection: each end receives what the other sends, as queues do it.\n\n"
@@ -100,22 +101,30 @@ void init_pipe(nb::module_& m) {
       .def(
           "handle", [](const PipeEnd& end) { return end.use()->handle(); },
           "For another process that is to have this end as well, or in our place.")
-      .def("send", &send, nb::arg("obj").none(),
+      .def("send", &send, nb::arg("obj").none(), nb::sig("def send(self, obj: object) -> None"),
            "Send any object that can be pickled; tensors are shared, not copied. Raises Closed when nobody "
            "has the other end any more (a death may be noticed some objects late), OutOfMemory.")
       .def("recv", &recv, nb::arg("timeout") = nb::none(),
+           nb::sig("def recv(self, timeout: float | None = None) -> typing.Any"),
            "The next object. Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, and "
            "Closed when all was received and nobody has the other end any more.")
       .def("poll", &poll, nb::arg("timeout").none() = 0.0,
+           nb::sig("def poll(self, timeout: float | None = 0.0) -> bool"),
            "Would recv() return or raise at once? Waits ``timeout`` seconds for it, for ever with None.")
       .def("close", &PipeEnd::close, "This process has this end no more; all other calls raise Closed.")
       .def_prop_ro("closed", &PipeEnd::is_closed)
-      .def("__reduce__",
-           [](nb::handle end) -> nb::object {
-             return nb::module_::import_("onecopy._pickling").attr("reduce_pipe_end")(end);
-           })
-      .def("__enter__", [](nb::handle self) { return nb::borrow(self); })
-      .def("__exit__", [](PipeEnd& end, const nb::args&) { end.close(); })
+      .def(
+          "__reduce__",
+          [](nb::handle end) -> nb::object {
+            return nb::module_::import_("onecopy._pickling").attr("reduce_pipe_end")(end);
+          },
+          nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> PipeEnd"))
+      .def(
+          "__exit__", [](PipeEnd& end, const nb::args&) { end.close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
       .def("__repr__", [](const PipeEnd& end) {
         return std::string(end.is_closed() ? "<onecopy.PipeEnd closed>" : "<onecopy.PipeEnd>");
       });

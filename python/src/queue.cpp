@@ -129,16 +129,20 @@ void expect_waiting_threads() {
 void init_messages(nb::class_<Queue>& queue) {
   queue
       .def("put", &put, nb::arg("obj").none(), nb::arg("timeout") = nb::none(),
+           nb::sig("def put(self, obj: object, timeout: float | None = None) -> None"),
            "Put any object that can be pickled; tensors are shared, not copied.\n\n"
            "Waits while the queue is full, ``timeout`` seconds at most, for ever without one. Raises "
            "Timeout, "
            "Closed, OutOfMemory, and what pickling raises; nothing was put then.")
       .def("get", &get, nb::arg("timeout") = nb::none(),
+           nb::sig("def get(self, timeout: float | None = None) -> typing.Any"),
            "The next object.\n\n"
            "Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue "
            "is closed and empty, and StaleHandle or OwnerDied when the object's tensors are lost.")
-      .def("try_put", &try_put, nb::arg("obj").none(), "Put without waiting; False when the queue is full.")
+      .def("try_put", &try_put, nb::arg("obj").none(), nb::sig("def try_put(self, obj: object) -> bool"),
+           "Put without waiting; False when the queue is full.")
       .def("try_get", &try_get, nb::arg("default") = nb::none(),
+           nb::sig("def try_get(self, default: object = None) -> typing.Any"),
            "The next object without waiting, or ``default`` when there is none.")
       .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none())
       .def("_get", &get_or_empty, nb::arg("block").none(), nb::arg("timeout").none());
@@ -169,10 +173,12 @@ void init_queue(nb::module_& m) {
           "A descriptor that select, poll and epoll find readable while get() would not wait. It may be so "
           "a little longer, so use try_get() then. It is nobody's to read or close.")
       .def_prop_ro("maxsize", &Queue::maxsize, "Its bound in objects; 0 means none.")
-      .def("__reduce__",
-           [](nb::handle q) -> nb::object {
-             return nb::module_::import_("onecopy._pickling").attr("reduce_queue")(q);
-           })
+      .def(
+          "__reduce__",
+          [](nb::handle q) -> nb::object {
+            return nb::module_::import_("onecopy._pickling").attr("reduce_queue")(q);
+          },
+          nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
       .def("__len__", &Queue::size)
       .def("__bool__", [](const Queue&) { return true; })
       .def(

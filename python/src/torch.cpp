@@ -306,7 +306,7 @@ void init_torch(nb::module_& m) {
       "A new torch.UntypedStorage of that many bytes, uninitialised, in memory of onecopy.");
   m.def(
       "torch_counters",
-      [] {
+      []() -> nb::typed<nb::dict, nb::str, nb::int_> {
         nb::dict result;
         result["moved"] = torch::counters.moved;
         result["moved_by_torch"] = torch::counters.moved_by_torch;

@@ -3,14 +3,20 @@
 
 import ast
 import difflib
+import importlib.util
 import inspect
+import os
 import pathlib
+import subprocess
+import sys
 
 import pytest
 
 import onecopy
 
 PACKAGE = pathlib.Path(onecopy.__file__).parent
+HERE = pathlib.Path(__file__).parent
+PATTERNS = HERE.parent / "stub_patterns.txt"
 
 
 def test_the_package_says_that_it_is_typed():
@@ -19,9 +25,9 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_stubs_are_those_of_the_extension(tmp_path):
-    """After a change: python -m nanobind.stubgen -m onecopy._core -o python/onecopy/_core.pyi"""
+    """After a change: python -m nanobind.stubgen -m onecopy._core -p python/stub_patterns.txt -o python/onecopy/_core.pyi"""
     stubgen = pytest.importorskip("nanobind.stubgen")
-    stub = stubgen.StubGen(onecopy._core)
+    stub = stubgen.StubGen(onecopy._core, patterns=stubgen.load_pattern_file(PATTERNS))
     stub.put(onecopy._core)
     expected = (PACKAGE / "_core.pyi").read_text()
     difference = list(difflib.unified_diff(expected.splitlines(), stub.get().splitlines(), lineterm=""))
@@ -71,3 +77,55 @@ def test_pure_python_modules_are_annotated():
             if isinstance(node, ast.FunctionDef):
                 assert node.returns is not None, f"{file}: {node.name}"
                 assert all(a.annotation for a in node.args.args if a.arg not in ("self", "cls")), f"{file}: {node.name}"
+
+
+def test_the_stub_of_multiprocessing_has_its_names():
+    mp = pytest.importorskip("onecopy.multiprocessing")
+    tree = ast.parse((PACKAGE / "multiprocessing/__init__.pyi").read_text())
+    exported = next(ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign))
+    assert set(exported) == set(mp.__all__)
+    modules = {file.stem for file in (PACKAGE / "multiprocessing").glob("*.pyi")} - {"__init__"}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and node.level == 1:
+            assert all(hasattr(mp, alias.name) for alias in node.names), ast.unparse(node)
+            modules -= {alias.name for alias in node.names}
+    assert not modules, "stubs of modules that the package does not have"
+
+
+MYPY = """
+[mypy]
+strict = True
+[mypy-onecopy.*]
+ignore_errors = True
+[mypy-onecopy,onecopy._core,onecopy.dtypes,onecopy.errors,onecopy.torch,onecopy.multiprocessing]
+ignore_errors = False
+[mypy-torch.*,numpy.*]
+follow_imports = skip
+ignore_missing_imports = True
+[mypy-weights_trainer_engine,from_torch,hogwild,two_programs]
+disallow_untyped_defs = False
+disallow_untyped_calls = False
+"""
+
+
+def check_types(directory: pathlib.Path, *files: pathlib.Path) -> None:
+    if importlib.util.find_spec("mypy") is None:
+        pytest.skip("wants mypy, which python/requirements-dev.txt names")
+    (directory / "mypy.ini").write_text(MYPY)
+    environment = {**os.environ, "PYTHONDEVMODE": "", "PYTHONWARNINGS": ""}
+    if PACKAGE.parent.name != "site-packages":  # where mypy looks anyway, and wants to do so unasked
+        environment["MYPYPATH"] = str(PACKAGE.parent)
+    result = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "mypy.ini", *map(str, files)],
+        cwd=directory, env=environment, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_program_with_all_of_the_api_passes_a_strict_type_checker(tmp_path):
+    """And so do the stubs that it sees."""
+    check_types(tmp_path, HERE / "typed/program.py")
+
+
+def test_the_examples_use_the_api_as_it_is_typed(tmp_path):
+    check_types(tmp_path, *(HERE.parents[1] / "examples/python").glob("*.py"))

@@ -16,7 +16,7 @@ __all__ = ["get_all_sharing_strategies", "get_sharing_strategy", "set_sharing_st
 _STRATEGIES = {"file_descriptor", "file_system"}
 
 
-def set_sharing_strategy(new_strategy):
+def set_sharing_strategy(new_strategy: str) -> None:
     """Set the strategy for sharing CPU tensors.
 
     Args:
@@ -29,7 +29,8 @@ def set_sharing_strategy(new_strategy):
     if patches.has_torch():
         from torch.multiprocessing import set_sharing_strategy
 
-        return set_sharing_strategy(new_strategy)
+        set_sharing_strategy(new_strategy)
+        return
     if new_strategy not in _STRATEGIES:
         raise AssertionError(
             f"invalid sharing strategy {new_strategy!r}, expected one of {_STRATEGIES}"
@@ -37,7 +38,7 @@ def set_sharing_strategy(new_strategy):
     _core.set_strategy(new_strategy)
 
 
-def get_sharing_strategy():
+def get_sharing_strategy() -> str:
     """Return the current strategy for sharing CPU tensors."""
     if patches.has_torch():
         from torch.multiprocessing import get_sharing_strategy
@@ -46,6 +47,6 @@ def get_sharing_strategy():
     return _core.strategy()
 
 
-def get_all_sharing_strategies():
+def get_all_sharing_strategies() -> set[str]:
     """Return a set of sharing strategies supported on a current system."""
     return set(_STRATEGIES)

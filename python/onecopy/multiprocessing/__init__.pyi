@@ -1,0 +1,112 @@
+# What type checkers see: the names of the standard library's multiprocessing and of torch.multiprocessing.
+from collections.abc import Callable, Iterable
+from multiprocessing import *
+from typing import Any
+
+from torch.multiprocessing import (
+    _get_thread_name as _get_thread_name,
+    _set_thread_name as _set_thread_name,
+)
+from torch.multiprocessing.spawn import (
+    ENV_VAR_PARALLEL_START as ENV_VAR_PARALLEL_START,
+    ProcessContext as ProcessContext,
+    ProcessExitedException as ProcessExitedException,
+    ProcessRaisedException as ProcessRaisedException,
+    SpawnContext as SpawnContext,
+)
+
+from . import (
+    connection as connection,
+    context as context,
+    dummy as dummy,
+    heap as heap,
+    managers as managers,
+    patches as patches,
+    pool as pool,
+    process as process,
+    queue as queue,
+    queues as queues,
+    reduction as reduction,
+    reductions as reductions,
+    resource_sharer as resource_sharer,
+    resource_tracker as resource_tracker,
+    shared_memory as shared_memory,
+    sharedctypes as sharedctypes,
+    strategies as strategies,
+    synchronize as synchronize,
+    util as util,
+)
+from .patches import (
+    install as install,
+    installed as installed,
+    uninstall as uninstall,
+)
+from .reductions import init_reductions as init_reductions
+from .strategies import (
+    get_all_sharing_strategies as get_all_sharing_strategies,
+    get_sharing_strategy as get_sharing_strategy,
+    set_sharing_strategy as set_sharing_strategy,
+)
+
+__all__ = [
+    "get_all_sharing_strategies",
+    "get_sharing_strategy",
+    "set_sharing_strategy",
+    "Array",
+    "AuthenticationError",
+    "Barrier",
+    "BoundedSemaphore",
+    "BufferTooShort",
+    "Condition",
+    "Event",
+    "JoinableQueue",
+    "Lock",
+    "Manager",
+    "Pipe",
+    "Pool",
+    "Process",
+    "ProcessError",
+    "Queue",
+    "RLock",
+    "RawArray",
+    "RawValue",
+    "Semaphore",
+    "SimpleQueue",
+    "TimeoutError",
+    "Value",
+    "active_children",
+    "allow_connection_pickling",
+    "cpu_count",
+    "current_process",
+    "freeze_support",
+    "get_all_start_methods",
+    "get_context",
+    "get_logger",
+    "get_start_method",
+    "log_to_stderr",
+    "parent_process",
+    "reducer",
+    "set_executable",
+    "set_forkserver_preload",
+    "set_start_method",
+]
+
+SUBDEBUG: int
+SUBWARNING: int
+
+def spawn(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None: ...
+def start_processes(
+    fn: Callable[..., object],
+    args: Iterable[Any] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> ProcessContext | None: ...

@@ -1,0 +1,2 @@
+from multiprocessing.managers import *
+from multiprocessing.managers import __all__ as __all__

@@ -1,0 +1,2 @@
+from multiprocessing.shared_memory import *
+from multiprocessing.shared_memory import __all__ as __all__

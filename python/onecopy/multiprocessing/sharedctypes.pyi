@@ -1,0 +1,2 @@
+from multiprocessing.sharedctypes import *
+from multiprocessing.sharedctypes import __all__ as __all__

@@ -1,0 +1,2 @@
+from multiprocessing.util import *
+from multiprocessing.util import __all__ as __all__
