@@ -195,7 +195,8 @@ def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Tens
     An array of another library as a tensor on the same memory, which ``share()`` copies
     once into shared memory. An array on memory of onecopy is that memory again.
     ``copy=True`` copies at once, and so does a ``device`` that the array is not on. Memory of a
-    CUDA device is shared where it is; that of an Ascend device has to be copied.
+    CUDA device is shared where it is; that of an Ascend device has to be copied. Arrays of jax must
+    not change, which DLPack does not say: do not write to them here.
 
     Raises:
         TypeError: x has no ``__dlpack__``.

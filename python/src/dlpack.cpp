@@ -44,10 +44,14 @@ Tensor take(nb::handle capsule, const char* name, const char* used) {
 }
 
 Tensor from_capsule(nb::handle capsule, const char* argument) {
-  if (PyCapsule_IsValid(capsule.ptr(), kVersionedName) != 0)
-    return take<DLManagedTensorVersioned>(capsule, kVersionedName, "used_dltensor_versioned");
-  if (PyCapsule_IsValid(capsule.ptr(), kOldName) != 0)
-    return take<DLManagedTensor>(capsule, kOldName, "used_dltensor");
+  try {
+    if (PyCapsule_IsValid(capsule.ptr(), kVersionedName) != 0)
+      return take<DLManagedTensorVersioned>(capsule, kVersionedName, "used_dltensor_versioned");
+    if (PyCapsule_IsValid(capsule.ptr(), kOldName) != 0)
+      return take<DLManagedTensor>(capsule, kOldName, "used_dltensor");
+  } catch (const Error& error) {
+    throw Error(error.code(), fmt::format("{}: {}", argument, error.what()));
+  }
   raise_type_error(fmt::format("{}.__dlpack__() gave {}, which is no capsule of DLPack, or was used before",
                                argument, short_repr(capsule)));
 }

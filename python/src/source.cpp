@@ -112,14 +112,26 @@ Source Source::of_buffer(nb::handle object, const char* argument, std::optional<
   if (!memoryview.is_valid()) {
     if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError))
       throw nb::python_error();
-    const nb::python_error error;  // numpy has types, such as datetime64, that it does not show
-    refuse(
-        fmt::format("the elements of {} cannot be shared: {}", argument, nb::str(error.value()).c_str()));
+    return of_no_buffer(object, argument, nb::python_error());
   }
   const Buffer buffer(memoryview);
   Source source(dtype ? *dtype : buffer.dtype(argument), memoryview, buffer.elements(argument));
   source.ours_ = find_ours(source.dtype_, source.elements_, buffer.access());
   return source;
+}
+
+/// numpy has types, such as datetime64, that it does not show, and jax some that DLPack has and buffers have
+/// not, such as bfloat16.
+Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why) {
+  constexpr const char* kMessage = "the elements of {} cannot be shared: {}";
+  if (!nb::hasattr(object, "__dlpack__"))
+    refuse(fmt::format(kMessage, argument, nb::str(why.value()).c_str()));
+  try {
+    return Source(from_dlpack_object(object, argument));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    refuse(fmt::format(kMessage, argument, nb::str(error.value()).c_str()));
+  }
 }
 
 Tensor Source::shared() const {

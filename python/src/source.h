@@ -36,6 +36,7 @@ class Source {
   Source(DType dtype, nb::object memoryview, Strided elements)
       : dtype_(dtype), keep_(std::move(memoryview)), elements_(std::move(elements)) {}
   static Source of_buffer(nb::handle object, const char* argument, std::optional<DType> dtype);
+  static Source of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why);
 
   DType dtype_;
   nb::object keep_;               ///< a memoryview
