@@ -362,7 +362,7 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
         OutOfMemory.
     """
 
-def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = None, access: Literal['readwrite', 'read'] = 'readwrite', framework: Literal['torch', 'numpy'] | None = None) -> Any:
+def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = None, access: Literal['readwrite', 'read'] = 'readwrite', framework: Literal['onecopy', 'torch', 'numpy'] | None = None) -> Any:
     """
     What a handle names, on the same memory: nothing is copied.
 
@@ -374,8 +374,8 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
         access: "read" maps the memory so that it cannot be written. numpy arrays are not
             writeable then; torch has no such tensors, and writing to one is a segmentation
             fault.
-        framework: None for a Tensor, "torch" for a torch.Tensor, "numpy" for a
-            numpy.ndarray.
+        framework: None for a Tensor, which other libraries take by DLPack, such as
+            ``jax.numpy.from_dlpack()``; "torch" for a torch.Tensor, "numpy" for a numpy.ndarray.
 
     Returns:
         An array, or for a bundle's handle a Bundle whose arrays are of that framework.
@@ -390,7 +390,8 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
         OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, VersionMismatch.
 
     Work that the sharer had put into its current stream before ``share()`` comes before what this
-    program puts into its own current stream from now on; with CUDA the host does not wait.
+    program puts into its own current stream from now on; the host does not wait, or else
+    ``stats()["host_waits"]`` counts it.
     """
 
 class Bundle:
@@ -731,3 +732,5 @@ def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd:
     """
     The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when the listener has another key, Timeout.
     """
+
+__version__: str

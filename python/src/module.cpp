@@ -4,6 +4,7 @@
 NB_MODULE(_core, m) {
   using namespace onecopy::python;
   m.doc() = "The C++ core of onecopy; import onecopy instead.";
+  m.attr("__version__") = ONECOPY_VERSION;
   init_errors(m);
   init_leaks(m);
   init_kept(m);

@@ -66,7 +66,7 @@ void init_open(nb::module_& m) {
       nb::arg("access") = "readwrite", nb::arg("framework") = nb::none(),
       nb::sig("def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
               "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
-              "typing.Literal['torch', 'numpy'] | None = None) -> typing.Any"),
+              "typing.Literal['onecopy', 'torch', 'numpy'] | None = None) -> typing.Any"),
       "What a handle names, on the same memory: nothing is copied.\n"
       "\n"
       "Args:\n"
@@ -77,8 +77,8 @@ void init_open(nb::module_& m) {
       "    access: \"read\" maps the memory so that it cannot be written. numpy arrays are not\n"
       "        writeable then; torch has no such tensors, and writing to one is a segmentation\n"
       "        fault.\n"
-      "    framework: None for a Tensor, \"torch\" for a torch.Tensor, \"numpy\" for a\n"
-      "        numpy.ndarray.\n"
+      "    framework: None for a Tensor, which other libraries take by DLPack, such as\n"
+      "        ``jax.numpy.from_dlpack()``; \"torch\" for a torch.Tensor, \"numpy\" for a numpy.ndarray.\n"
       "\n"
       "Returns:\n"
       "    An array, or for a bundle's handle a Bundle whose arrays are of that framework.\n"
@@ -93,7 +93,8 @@ void init_open(nb::module_& m) {
       "    OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, VersionMismatch."
       "\n\n"
       "Work that the sharer had put into its current stream before ``share()`` comes before what this\n"
-      "program puts into its own current stream from now on; with CUDA the host does not wait.");
+      "program puts into its own current stream from now on; the host does not wait, or else\n"
+      "``stats()[\"host_waits\"]`` counts it.");
 }
 
 }  // namespace onecopy::python

@@ -187,7 +187,7 @@ nb::object Tree::array(nb::handle x) {
   }
   nb::object fit = shareable_array(x, copy_, place());
   if (!fit.is_valid())
-    refuse(fmt::format("is a {}; a bundle holds arrays and plain values in dicts, lists and tuples",
+    refuse(fmt::format("is of type {}; a bundle holds arrays and plain values in dicts, lists and tuples",
                        nb::type_name(x.type()).c_str()));
   known_.emplace(x.ptr(), static_cast<std::uint32_t>(leaves_.size()));
   keep_.push_back(nb::borrow(x));

@@ -56,6 +56,12 @@ def test_stubs_are_python_and_know_every_name_they_use():
     assert used <= known
 
 
+def test_the_version_is_that_of_the_project(repository):
+    project = (repository / "pyproject.toml").read_text()
+    assert f'version = "{onecopy.__version__}"' in project
+    assert f"project(onecopy VERSION {onecopy.__version__} " in (repository / "CMakeLists.txt").read_text()
+
+
 def test_every_public_name_is_there_and_documented():
     assert sorted(onecopy.__all__) == onecopy.__all__
     for name in onecopy.__all__:
