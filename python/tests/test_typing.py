@@ -25,7 +25,10 @@ def test_the_package_says_that_it_is_typed():
 
 
 def test_stubs_are_those_of_the_extension(tmp_path):
-    """After a change: python -m nanobind.stubgen -m onecopy._core -p python/stub_patterns.txt -o python/onecopy/_core.pyi"""
+    """After a change, in python/:
+
+    python -m nanobind.stubgen -m onecopy._core -p stub_patterns.txt -o onecopy/_core.pyi
+    """
     stubgen = pytest.importorskip("nanobind.stubgen")
     stub = stubgen.StubGen(onecopy._core, patterns=stubgen.load_pattern_file(PATTERNS))
     stub.put(onecopy._core)
