@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "shared_events.h"
 
-#include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <string>
 
 #include <fmt/format.h>
 
+#include "device/ascend/acl_api.h"
+#include "device/cuda/driver_api.h"
 #include "onecopy/core/error.h"
 #include "onecopy/os/shared_library.h"
 
 namespace onecopy::cli {
 namespace {
 
+using ascend::aclrtEvent, ascend::aclrtIpcEventHandle, ascend::aclrtStream;
+using cuda::CUcontext, cuda::CUdeviceptr, cuda::CUevent, cuda::CUipcEventHandle, cuda::CUstream;
+
 constexpr unsigned kCudaEventFlags = 2 | 4;  // without timing, between processes
 constexpr std::uint32_t kAscendEventFlags = 0x40;
 constexpr int kAscendRepeated = 100002;  // initialised already
-
-/// Both vendors' handles of events. Drivers take them by value.
-struct EventHandle {
-  char bytes[64];
-};
 
 /// The library that the backend has loaded, too.
 SharedLibrary library_of(DeviceType type) {
@@ -56,55 +56,73 @@ class Calls {
 };
 
 void use_cuda_device(const Calls& cuda, int ordinal) {
-  void* context = nullptr;
+  CUcontext context = nullptr;
   cuda.must("cuInit", 0U);
   cuda.must("cuDevicePrimaryCtxRetain", &context, ordinal);
   cuda.must("cuCtxSetCurrent", context);
 }
 
-void use_ascend_device(const Calls& npu, int ordinal) {
+void use_ascend_device(const Calls& npu, std::int32_t ordinal) {
   if (const int error = npu.result("aclInit", static_cast<const char*>(nullptr));
       error != 0 && error != kAscendRepeated)
     throw Error(ErrorCode::unsupported, fmt::format("aclInit failed with error {}", error));
-  npu.must("aclrtSetDevice", std::int32_t{ordinal});
+  npu.must("aclrtSetDevice", ordinal);
 }
 
-void record_by_cuda(EventHandle* handle) {
+CUipcEventHandle record_by_cuda() {
   const Calls cuda(DeviceType::cuda);
   use_cuda_device(cuda, 0);
-  void* event = nullptr;
+  CUevent event = nullptr;
+  CUipcEventHandle handle{};
   cuda.must("cuEventCreate", &event, kCudaEventFlags);
-  cuda.must("cuEventRecord", event, static_cast<void*>(nullptr));
-  cuda.must("cuIpcGetEventHandle", handle, event);
+  cuda.must("cuEventRecord", event, CUstream{});
+  cuda.must("cuIpcGetEventHandle", &handle, event);
+  return handle;
 }
 
-void record_by_ascend(EventHandle* handle) {
+aclrtIpcEventHandle record_by_ascend() {
   const Calls npu(DeviceType::npu);
   use_ascend_device(npu, 0);
-  void* event = nullptr;
+  aclrtEvent event = nullptr;
+  aclrtIpcEventHandle handle{};
   npu.must("aclrtCreateEventExWithFlag", &event, kAscendEventFlags);
-  npu.must("aclrtRecordEvent", event, static_cast<void*>(nullptr));
-  npu.must("aclrtIpcGetEventHandle", event, handle);
+  npu.must("aclrtRecordEvent", event, aclrtStream{});
+  npu.must("aclrtIpcGetEventHandle", event, &handle);
+  return handle;
 }
 
-void wait_by_cuda(const EventHandle& handle) {
+void wait_by_cuda(const CUipcEventHandle& handle) {
   const Calls cuda(DeviceType::cuda);
   use_cuda_device(cuda, 0);
-  void* event = nullptr;
-  void* const stream = nullptr;
+  CUevent event = nullptr;
   cuda.must("cuIpcOpenEventHandle", &event, handle);
-  cuda.must("cuStreamWaitEvent", stream, event, 0U);
-  cuda.must("cuStreamSynchronize", stream);
+  cuda.must("cuStreamWaitEvent", CUstream{}, event, 0U);
+  cuda.must("cuStreamSynchronize", CUstream{});
 }
 
-void wait_by_ascend(const EventHandle& handle) {
+void wait_by_ascend(const aclrtIpcEventHandle& handle) {
   const Calls npu(DeviceType::npu);
   use_ascend_device(npu, 0);
-  void* event = nullptr;
-  void* const stream = nullptr;
+  aclrtEvent event = nullptr;
   npu.must("aclrtIpcOpenEventHandle", handle, &event);
-  npu.must("aclrtStreamWaitEvent", stream, event);
-  npu.must("aclrtSynchronizeStream", stream);
+  npu.must("aclrtStreamWaitEvent", aclrtStream{}, event);
+  npu.must("aclrtSynchronizeStream", aclrtStream{});
+}
+
+template <class Handle>
+std::vector<std::uint8_t> bytes_of(const Handle& handle) {
+  std::vector<std::uint8_t> bytes(sizeof handle);
+  std::memcpy(bytes.data(), &handle, sizeof handle);
+  return bytes;
+}
+
+template <class Handle>
+Handle handle_in(const std::vector<std::uint8_t>& bytes) {
+  Handle handle;
+  if (bytes.size() != sizeof handle)
+    throw Error(ErrorCode::invalid_argument, "the handle of an event has the wrong size");
+  std::memcpy(&handle, bytes.data(), sizeof handle);
+  return handle;
 }
 
 }  // namespace
@@ -112,23 +130,18 @@ void wait_by_ascend(const EventHandle& handle) {
 void* allocate_by_cuda(int ordinal, std::size_t bytes) {
   const Calls cuda(DeviceType::cuda);
   use_cuda_device(cuda, ordinal);
-  void* at = nullptr;  // CUdeviceptr is a number of the same size
+  CUdeviceptr at = 0;
   cuda.must("cuMemAlloc_v2", &at, bytes);
-  return at;
+  return reinterpret_cast<void*>(at);
 }
 
 std::vector<std::uint8_t> record_shared_event(DeviceType type) {
-  EventHandle handle{};
-  type == DeviceType::cuda ? record_by_cuda(&handle) : record_by_ascend(&handle);
-  return {std::begin(handle.bytes), std::end(handle.bytes)};
+  return type == DeviceType::cuda ? bytes_of(record_by_cuda()) : bytes_of(record_by_ascend());
 }
 
 void wait_for_shared_event(DeviceType type, const std::vector<std::uint8_t>& bytes) {
-  EventHandle handle{};
-  if (bytes.size() != sizeof handle.bytes)
-    throw Error(ErrorCode::invalid_argument, "the handle of an event has the wrong size");
-  std::copy(bytes.begin(), bytes.end(), handle.bytes);
-  type == DeviceType::cuda ? wait_by_cuda(handle) : wait_by_ascend(handle);
+  if (type == DeviceType::cuda) wait_by_cuda(handle_in<CUipcEventHandle>(bytes));
+  else wait_by_ascend(handle_in<aclrtIpcEventHandle>(bytes));
 }
 
 }  // namespace onecopy::cli
