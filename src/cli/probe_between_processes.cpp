@@ -12,10 +12,10 @@
 
 #include "child.h"
 #include "commands.h"
+#include "device/shared_events.h"
 #include "onecopy/core/error.h"
 #include "onecopy/device/backend.h"
 #include "probe.h"
-#include "shared_events.h"
 
 namespace onecopy::cli {
 namespace {
@@ -63,7 +63,8 @@ Json answer_doctor(const Json& question) {
   if (what == "number") return {{"number", backend(type_in(question)).borrower_number()}};
   if (what == "read") return read_first_byte(question);
   if (what != "wait") throw Error(ErrorCode::protocol, "unknown question: " + what);
-  wait_for_shared_event(type_in(question), question.at("event").get<ByteList>());
+  const bool cuda = type_in(question) == DeviceType::cuda;
+  (cuda ? wait_for_cuda_event : wait_for_ascend_event)(question.at("event").get<SharedEvent>());
   return Json::object();
 }
 
@@ -128,7 +129,7 @@ std::unique_ptr<DeviceMemory> memory_with_key(Device device) {
 
 Finding try_event(DeviceType type) {
   try {
-    const ByteList event = record_shared_event(type);
+    const SharedEvent event = type == DeviceType::cuda ? record_cuda_event() : record_ascend_event();
     Child peer({"doctor-peer"});
     peer.ask({{"do", "wait"}, {"device", Device{type, 0}.str()}, {"event", event}}, kFirstUse);
     return works("recorded here, opened and waited for by another process");
