@@ -161,9 +161,9 @@ Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
     if (found->owner_gone) {
       std::lock_guard one_at_a_time(connecting_);
       if (Peer* peer = find_owner(handle.owner); peer && !peer->is_closed()) return *peer;
-      Peer& peer = adopt(Peer::frozen(handle.owner, std::move(found->table)));
-      peer.map_segment(handle.segment, access, std::move(found->memory));
-      return peer;
+      auto frozen = Peer::frozen(handle.owner, std::move(found->table));
+      frozen->map_segment(handle.segment, access, std::move(found->memory));
+      return adopt(std::move(frozen));  // last: nobody holds it yet, so any sweep may close it from here on
     }
     if (Clock::now() > deadline)
       throw Error(ErrorCode::peer_died,

@@ -79,7 +79,8 @@ class Peer final : public SharedKeeper {
   bool has_segment(std::uint32_t segment, Access access) const;
   /// Asks the owner for the segment and maps it. Throws peer_died.
   void fetch_segment(const Wanted& wanted);
-  /// Maps a segment that somebody else handed over.
+  /// Maps a segment that somebody else handed over. REQUIRES: nobody can close this peer meanwhile, because
+  /// the caller holds a block of it or nobody else knows it yet; a closed one would keep the memory for ever.
   void map_segment(std::uint32_t segment, Access access, ExportedMemory memory);
 
   struct Foreign {

@@ -4,9 +4,11 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <string_view>
 
 #include "conformance/scratch_directory.h"
 #include "onecopy/channel/queue.h"
+#include "onecopy/core/point.h"
 #include "onecopy/device/janitor.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
@@ -118,6 +120,20 @@ TEST_P(NamedDeposit, IsGoneWithTheQueueThatNobodyRead) {
     sweep();
     EXPECT_EQ(directory_.files(), 1u);
   }
+  expect_no_name_soon();
+}
+
+/// The owner is dead and nothing of its is held here until the segment is mapped: what looks for owners that
+/// nobody needs any more closed it in between, and the segment stayed mapped, and named, for ever.
+TEST_P(NamedDeposit, ASweepWhileItIsBeingOpenedKeepsNothing) {
+  Queue queue = Queue::create();
+  put_and_end(queue, 1);
+  sweep();
+  point_hook = [](const char* name) noexcept {
+    if (std::string_view(name) == "open.mapped") collect();
+  };
+  EXPECT_EQ(number_in(queue.get_tensor()), 7);
+  point_hook = nullptr;
   expect_no_name_soon();
 }
 
