@@ -143,8 +143,8 @@ std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType
   return flags;
 }
 
-/// The storage of this process for the block that begins there. A block that is used on two devices has the same
-/// addresses on both, and a storage for each.
+/// The storage of this process for the block that begins there. A block that is used on two devices may have the
+/// same addresses on both, and has a storage for each.
 nb::object storage_on(Device device, const Api& torch, const std::byte* begin) {
   nb::object storage = storages().storage_at(torch, begin);
   if (device == kCpu || !storage.is_valid()) return storage;

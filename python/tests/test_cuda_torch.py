@@ -341,7 +341,30 @@ def test_reduced_tensors_open_on_another_card():
     function, arguments = reduce_tensor(tensor)
     arguments = list(arguments)
     arguments[6] = 1
-    assert borrower(rebuild, function, arguments) == ("cuda:1", [3.0] * 5)
+    assert borrower(rebuild_and_sum, function, arguments) == ("cuda:1", 15.0)
+
+
+def rebuild_and_sum(function, arguments):
+    """By a kernel, which finds less than a copy does."""
+    tensor = function(*arguments)
+    return str(tensor.device), float(tensor.sum())
+
+
+@on_device(devices=2)
+def test_tensors_opened_on_another_card_are_shared_again():
+    tensor = torch.arange(10.0, device="cuda:0")
+    function, arguments = reduce_tensor(tensor[2:])
+    arguments = list(arguments)
+    arguments[6] = 1
+    assert borrower(share_again, function, arguments) == ("cuda:1", 44.0)
+
+
+def share_again(function, arguments):
+    """Opens what it has opened on the second card a second time, by a handle of its own."""
+    tensor = function(*arguments)
+    again = onecopy.open(str(onecopy.share(tensor)), device="cuda:1", framework="torch")
+    assert again.data_ptr() == tensor.data_ptr()
+    return str(again.device), float(again.sum())
 
 
 @on_device

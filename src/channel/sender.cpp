@@ -27,7 +27,7 @@ BlockSpot spot_of(Process& process, const Tensor& tensor) {
   SharedKeeper& keeper = keeper_of(tensor);
   if (&keeper == &process.ledger()) return process.ledger().export_spot(tensor.block().number());
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  return {place.info, place.data};
+  return {place.info, begin_for(keeper, tensor, {place.info, place.data})};
 }
 
 template <class Rows>

@@ -40,7 +40,7 @@ void Backend::wait_for_word(int, Stream, const std::atomic<std::uint64_t>&, std:
               fmt::format("{} devices do not wait for words of the host", name(type())));
 }
 
-void DeviceMemory::allow(int) {
+std::byte* DeviceMemory::allow(int) {
   throw Error(ErrorCode::unsupported,
               "this memory can be used on its own device only; copy it to the other");
 }

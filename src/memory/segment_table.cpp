@@ -68,9 +68,9 @@ ExportedMemory SegmentTable::export_memory(std::uint32_t number, Access access) 
   return memory;
 }
 
-void SegmentTable::allow(std::uint32_t number, int ordinal) const {
+std::byte* SegmentTable::allow(std::uint32_t number, int ordinal) const {
   std::lock_guard lock(mutex_);
-  entry(number).memory->allow(ordinal);
+  return entry(number).memory->allow(ordinal);
 }
 
 SegmentInfo SegmentTable::info(std::uint32_t number) const {

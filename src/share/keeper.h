@@ -6,6 +6,7 @@
 
 #include "onecopy/memory/block.h"
 #include "onecopy/memory/pool.h"
+#include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle_fields.h"
 #include "share/process_origin.h"
 
@@ -40,8 +41,9 @@ class SharedKeeper : public BlockKeeper {
   /// What another process needs to map a segment of this owner, and the owner's block table.
   virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
   virtual Fd export_table() const = 0;
-  /// Lets another device of this process use the block's segment. REQUIRES: the caller holds it.
-  virtual void allow(std::uint32_t block, Access access, int ordinal) = 0;
+  /// Lets another device of this process use the block's segment; where the block begins for that device. REQUIRES:
+  /// the caller holds it.
+  virtual std::byte* allow(std::uint32_t block, Access access, int ordinal) = 0;
   virtual ProcessOrigin origin() const noexcept = 0;
   /// An item with this block goes into the queue `channel`, or has been taken out of it. REQUIRES: the
   /// caller holds the block in between. Should it die then, the owner keeps the block for the receiver.
@@ -52,5 +54,12 @@ class SharedKeeper : public BlockKeeper {
   SharedKeeper() noexcept : BlockKeeper(true) {}
   ~SharedKeeper() = default;
 };
+
+/// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another.
+inline std::byte* begin_for(SharedKeeper& keeper, const Tensor& tensor, const BlockSpot& spot) {
+  const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
+  if (offset <= spot.info.size) return spot.data;
+  return keeper.allow(spot.info.number, tensor.access(), tensor.device().index);
+}
 
 }  // namespace onecopy

@@ -196,8 +196,9 @@ ExportedMemory Ledger::export_segment(std::uint32_t segment, Access access) cons
   return segments_.export_memory(segment, access);
 }
 
-void Ledger::allow(std::uint32_t block, Access, int ordinal) {
-  segments_.allow(export_spot(block).info.segment, ordinal);
+std::byte* Ledger::allow(std::uint32_t block, Access, int ordinal) {
+  const BlockInfo info = export_spot(block).info;
+  return segments_.allow(info.segment, ordinal) + info.offset;
 }
 
 Fd Ledger::export_table() const { return reopen_read_only(file_); }

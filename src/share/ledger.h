@@ -54,7 +54,7 @@ class Ledger final : public SharedKeeper {
   BlockSpot export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override;
-  void allow(std::uint32_t block, Access access, int ordinal) override;
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
   void end_transit(std::uint32_t block) noexcept override;
 

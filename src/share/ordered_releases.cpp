@@ -40,8 +40,8 @@ class OrderedReleases::Lease final : public SharedKeeper {
     return keeper().export_segment(segment, access);
   }
   Fd export_table() const override { return keeper().export_table(); }
-  void allow(std::uint32_t block, Access access, int ordinal) override {
-    keeper().allow(block, access, ordinal);
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override {
+    return keeper().allow(block, access, ordinal);
   }
   ProcessOrigin origin() const noexcept override { return keeper().origin(); }
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {

@@ -375,13 +375,13 @@ BlockPlace Peer::export_block(std::uint32_t block, Access access) {
           place.identity};
 }
 
-void Peer::allow(std::uint32_t block, Access access, int ordinal) {
+std::byte* Peer::allow(std::uint32_t block, Access access, int ordinal) {
   std::lock_guard lock(segments_mutex_);
   const std::uint32_t segment = record(block).segment;
   const Access other = access == Access::read_write ? Access::read_only : Access::read_write;
   const Mapped* mapped = find_segment(segment, access);
   if (!mapped) mapped = find_segment(segment, other);
-  if (mapped) mapped->memory->allow(ordinal);
+  return mapped ? mapped->memory->allow(ordinal) + record(block).offset : nullptr;
 }
 
 ExportedMemory Peer::export_segment(std::uint32_t segment, Access access) const {

@@ -114,7 +114,7 @@ class Peer final : public SharedKeeper {
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override { return table_file_.duplicate(); }
-  void allow(std::uint32_t block, Access access, int ordinal) override;
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
 
   bool is_gone() const noexcept { return gone_; }
   bool is_disconnected() const noexcept { return disconnected_; }

@@ -192,6 +192,7 @@ Handle Process::share(const Tensor& tensor, std::uint32_t flags) {
   broker_.listen();
   auto& shared = static_cast<SharedKeeper&>(*keeper);
   const BlockPlace place = shared.export_block(tensor.block().number(), tensor.access());
+  const std::byte* const begin = begin_for(shared, tensor, {place.info, place.data});
   HandleFields fields;
   fields.boot = this_boot();
   fields.owner = shared.owner();
@@ -204,7 +205,7 @@ Handle Process::share(const Tensor& tensor, std::uint32_t flags) {
   fields.block = place.info.number;
   fields.generation = place.info.generation;
   fields.storage_size = place.info.size;
-  fields.tensor_offset = static_cast<std::uint64_t>(static_cast<std::byte*>(tensor.data()) - place.data);
+  fields.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - begin);
   fields.flags = flags | (tensor.access() == Access::read_only ? kHandleIsReadOnly : 0);
   fields.layout = tensor.layout();
   shared_total.fetch_add(1, std::memory_order_relaxed);

@@ -35,13 +35,22 @@ bool is_shareable(const Tensor& tensor) noexcept {
   return keeper && keeper->shareable();
 }
 
+namespace {
+
+std::span<std::byte> storage_in(SharedKeeper& keeper, const Tensor& tensor) {
+  const std::uint32_t number = tensor.block().number();
+  const std::span<std::byte> bytes = keeper.bytes_of(number, tensor.access());
+  return {begin_for(keeper, tensor, {{number, 0, 0, 0, bytes.size()}, bytes.data()}), bytes.size()};
+}
+
+}  // namespace
+
 std::span<std::byte> storage(const Tensor& tensor) {
   if (!is_shareable(tensor))
     throw Error(ErrorCode::invalid_argument,
                 "this tensor's memory belongs to another library, which alone knows how much there is; "
                 "ask that library, or use onecopy::copy(tensor.view())");
-  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
-  return keeper.bytes_of(tensor.block().number(), tensor.access());
+  return storage_in(static_cast<SharedKeeper&>(*tensor.block().keeper()), tensor);
 }
 
 Handle hold(const Handle& handle) { return Process::current().hold(handle); }
@@ -96,9 +105,10 @@ Tensor use_on(const Tensor& tensor, Device device) {
   if (!is_shareable(tensor))
     throw Error(ErrorCode::invalid_argument, "this tensor's memory belongs to another library; adopt() it");
   uuid_of(device);  // is it there?
-  static_cast<SharedKeeper&>(*tensor.block().keeper())
-      .allow(tensor.block().number(), tensor.access(), device.index);
-  return {tensor.block(), tensor.data(), tensor.layout(), device, tensor.access()};
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
+  const auto offset = tensor.as<std::byte>() - storage_in(keeper, tensor).data();
+  std::byte* const begin = keeper.allow(tensor.block().number(), tensor.access(), device.index);
+  return {tensor.block(), begin + offset, tensor.layout(), device, tensor.access()};
 }
 
 Handle share(const Tensor& tensor, const ShareOptions& options) {

@@ -8,6 +8,7 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "support/cuda_kernel.h"
 #include "support/cuda_streams.h"
 #include "support/note.h"
 #include "support/numbers.h"
@@ -44,9 +45,10 @@ class CudaOtherCard : public ::testing::Test {
   Shared<Note> note;
 };
 
-/// Reads and writes it by work of the second card.
+/// Reads and writes it by work of the second card, a kernel and copies.
 void use_on_second(const Tensor& tensor) {
   EXPECT_EQ(tensor.device(), kCuda1);
+  EXPECT_EQ(testing::read_by_kernel(CudaCalls(), 1, tensor.as<std::byte>() + kCount - 1), 3);
   const Tensor mine = device_bytes(kCount, kCuda1);
   copy_into(tensor.view(), mine.view());
   EXPECT_EQ(element<unsigned char>(mine, kCount - 1), 3);
@@ -78,6 +80,10 @@ TEST_F(CudaOtherCard, UsesTheMemoryWhereItIs) {
   EXPECT_EQ(owner.join(), 0);
 }
 
+HandleFields open_and_share(const Handle& handle) { return share(open(handle)).fields(); }
+
+/// Kernels of the second card do not find it where it was opened for the first, whatever peer access there is: the
+/// handle is opened for each.
 TEST_F(CudaOtherCard, UsesWhatCudaMallocGave) {
   Child owner([&] {
     const CudaCalls cu;
@@ -92,7 +98,15 @@ TEST_F(CudaOtherCard, UsesWhatCudaMallocGave) {
     EXPECT_EQ(element<unsigned char>(tensor, 0), 4);
   });
   Child borrower([&] {
-    use_on_second(open(Handle::from_text(note->read()), {.device = kCuda1}));
+    const Handle handle = Handle::from_text(note->read());
+    const Tensor tensor = open(handle, {.device = kCuda1});
+    use_on_second(tensor);
+    EXPECT_EQ(storage(tensor).data(), tensor.data());
+    EXPECT_EQ(encode(share(tensor).fields()), encode(open_and_share(handle)))
+        << "the same block, wherever it is";
+    EXPECT_EQ(use_on(open(handle), kCuda1).data(), tensor.data());
+    EXPECT_EQ(use_on(tensor, kCuda0).data(), open(handle).data());
+    EXPECT_EQ(stats().foreign_segments, 1u);
     note->step = 2;
   });
   EXPECT_EQ(borrower.join(), 0);

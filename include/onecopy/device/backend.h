@@ -64,9 +64,10 @@ class DeviceMemory {
   virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
   /// What another process needs to map this. Throws out_of_descriptors, unsupported.
   virtual ExportedMemory export_memory(Access access) const = 0;
-  /// Lets another device of this process use it, at the same addresses and with the same access. Quick when
-  /// it may already. Throws unsupported when there is no way from that device to the memory.
-  virtual void allow(int ordinal);
+  /// Lets another device of this process use it, with the same access, and says where that device finds it: at the
+  /// same addresses, unless it has to be opened once more for it. Quick when it may already. Throws unsupported
+  /// when there is no way from that device to the memory.
+  virtual std::byte* allow(int ordinal);
 };
 
 struct DeviceInfo {

@@ -63,7 +63,7 @@ class SegmentTable {
   /// Throws stale_handle when there is no such segment (any more).
   ExportedMemory export_memory(std::uint32_t number, Access access) const;
   /// See DeviceMemory::allow().
-  void allow(std::uint32_t number, int ordinal) const;
+  std::byte* allow(std::uint32_t number, int ordinal) const;
   SegmentInfo info(std::uint32_t number) const;
   std::vector<SegmentInfo> list() const;
 

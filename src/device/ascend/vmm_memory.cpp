@@ -143,7 +143,7 @@ class VirtualMemory final : public DeviceMemory {
   void commit(std::size_t offset, std::size_t bytes) override;
   void decommit(std::size_t offset, std::size_t bytes) noexcept override;
   ExportedMemory export_memory(Access access) const override;
-  void allow(int ordinal) override;
+  std::byte* allow(int ordinal) override;
 
   void import(std::uint64_t number);
 
@@ -244,13 +244,14 @@ ExportedMemory VirtualMemory::export_memory(Access access) const {
   return memory;
 }
 
-void VirtualMemory::allow(int ordinal) {
+std::byte* VirtualMemory::allow(int ordinal) {
   const std::lock_guard lock(mutex_);
-  if (ordinal == ordinal_ || allowed_.contains(ordinal)) return;
+  if (ordinal == ordinal_ || allowed_.contains(ordinal)) return data();
   Devices::get().require_reach(ordinal, owner_);
   const UseDevice use(ordinal_);
   addresses_.allow(Driver::get(), ordinal, access_);
   allowed_.insert(ordinal);
+  return data();
 }
 
 [[noreturn]] void throw_not_imported(const Driver& driver, aclError result) {

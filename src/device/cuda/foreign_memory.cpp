@@ -4,6 +4,8 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <map>
+#include <mutex>
 
 #include "devices.h"
 #include "exported_chunks.h"
@@ -111,7 +113,7 @@ class AdoptedMemory : public DeviceMemory {
   void commit(std::size_t, std::size_t) override {}
   void decommit(std::size_t, std::size_t) noexcept override {}
   ExportedMemory export_memory(Access access) const override;
-  void allow(int ordinal) override;
+  std::byte* allow(int ordinal) override;
 
  private:
   void export_handle(ExportedMemory& memory, Access access) const;
@@ -130,10 +132,12 @@ ExportedMemory AdoptedMemory::export_memory(Access access) const {
   return memory;
 }
 
-void AdoptedMemory::allow(int ordinal) {
-  if (kind() == SegmentKind::cuda_ipc) return allow_allocations(ordinal, memory_.device.index);
-  allow_mapping(reinterpret_cast<CUdeviceptr>(data()), size(), ordinal, memory_.device.index,
-                Access::read_write);
+std::byte* AdoptedMemory::allow(int ordinal) {
+  if (kind() == SegmentKind::cuda_ipc) allow_allocations(ordinal, memory_.device.index);
+  else
+    allow_mapping(reinterpret_cast<CUdeviceptr>(data()), size(), ordinal, memory_.device.index,
+                  Access::read_write);
+  return data();
 }
 
 void AdoptedMemory::export_handle(ExportedMemory& memory, Access access) const {
@@ -161,52 +165,6 @@ void AdoptedMemory::export_chunks(ExportedMemory& memory, Access access) const {
   memory.blob = encode(chunks);
 }
 
-/// Another process's allocation, opened by its legacy handle.
-class LegacyMemory final : public DeviceMemory {
- public:
-  LegacyMemory(int ordinal, CUdeviceptr base, std::size_t bytes, Access access, CUipcMemHandle handle)
-      : ordinal_(ordinal), base_(base), bytes_(bytes), access_(access), handle_(handle) {}
-  LegacyMemory(const LegacyMemory&) = delete;
-  LegacyMemory& operator=(const LegacyMemory&) = delete;
-  ~LegacyMemory() override;
-
-  std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(base_); }
-  std::size_t size() const noexcept override { return bytes_; }
-  SegmentKind kind() const noexcept override { return SegmentKind::cuda_ipc; }
-  void commit(std::size_t, std::size_t) override {}
-  void decommit(std::size_t, std::size_t) noexcept override {}
-  ExportedMemory export_memory(Access access) const override;
-  void allow(int ordinal) override { allow_allocations(ordinal, ordinal_); }
-
- private:
-  const int ordinal_;
-  const CUdeviceptr base_;
-  const std::size_t bytes_;
-  const Access access_;
-  const CUipcMemHandle handle_;
-};
-
-LegacyMemory::~LegacyMemory() {
-  if (!Driver::try_get()) return;
-  try {
-    const UseDevice use(ordinal_);
-    Driver::get().cuIpcCloseMemHandle(base_);
-  } catch (const Error&) {
-    // The device is gone, and the mapping with it.
-  }
-}
-
-/// The owner's handle opens it for others, too.
-ExportedMemory LegacyMemory::export_memory(Access access) const {
-  if (access == Access::read_write && access_ == Access::read_only)
-    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
-  ExportedMemory memory;
-  memory.kind = kind();
-  memory.size = size();
-  memory.blob = encode({access, {size()}, handle_});
-  return memory;
-}
-
 [[noreturn]] void throw_not_opened(CUresult result) {
   const std::string words = Driver::get().describe(result);
   if (result == CUDA_ERROR_INVALID_HANDLE)
@@ -223,6 +181,80 @@ ExportedMemory LegacyMemory::export_memory(Access access) const {
                             words),
                 result, ErrorDomain::cuda);
   throw_result(result, "cuIpcOpenMemHandle");
+}
+
+CUdeviceptr open_legacy_handle(const CUipcMemHandle& handle, int ordinal) {
+  const UseDevice use(ordinal);
+  CUdeviceptr base = 0;
+  const CUresult result =
+      Driver::get().cuIpcOpenMemHandle(&base, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
+  if (result != CUDA_SUCCESS) throw_not_opened(result);
+  return base;
+}
+
+void close_legacy_handle(CUdeviceptr base, int ordinal) noexcept {
+  try {
+    const UseDevice use(ordinal);
+    Driver::get().cuIpcCloseMemHandle(base);
+  } catch (const Error&) {
+    // The device is gone, and the mapping with it.
+  }
+}
+
+/// Another process's allocation, opened by its legacy handle. A handle is good for one device: kernels of another
+/// find it only where it was opened for them, at other addresses, whatever peer access there is.
+class LegacyMemory final : public DeviceMemory {
+ public:
+  LegacyMemory(int ordinal, CUdeviceptr base, std::size_t bytes, Access access, CUipcMemHandle handle)
+      : ordinal_(ordinal), base_(base), bytes_(bytes), access_(access), handle_(handle) {}
+  LegacyMemory(const LegacyMemory&) = delete;
+  LegacyMemory& operator=(const LegacyMemory&) = delete;
+  ~LegacyMemory() override;
+
+  std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(base_); }
+  std::size_t size() const noexcept override { return bytes_; }
+  SegmentKind kind() const noexcept override { return SegmentKind::cuda_ipc; }
+  void commit(std::size_t, std::size_t) override {}
+  void decommit(std::size_t, std::size_t) noexcept override {}
+  ExportedMemory export_memory(Access access) const override;
+  std::byte* allow(int ordinal) override;
+
+ private:
+  const int ordinal_;
+  const CUdeviceptr base_;
+  const std::size_t bytes_;
+  const Access access_;
+  const CUipcMemHandle handle_;
+  std::mutex mutex_;
+  std::map<int, CUdeviceptr> others_;  ///< for other devices
+};
+
+LegacyMemory::~LegacyMemory() {
+  if (!Driver::try_get()) return;
+  for (const auto& [ordinal, base] : others_) close_legacy_handle(base, ordinal);
+  close_legacy_handle(base_, ordinal_);
+}
+
+std::byte* LegacyMemory::allow(int ordinal) {
+  if (ordinal == ordinal_) return data();
+  const std::lock_guard lock(mutex_);
+  auto at = others_.find(ordinal);
+  if (at == others_.end()) {
+    check_path(ordinal, ordinal_);
+    at = others_.emplace(ordinal, open_legacy_handle(handle_, ordinal)).first;
+  }
+  return reinterpret_cast<std::byte*>(at->second);
+}
+
+/// The owner's handle opens it for others, too.
+ExportedMemory LegacyMemory::export_memory(Access access) const {
+  if (access == Access::read_write && access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+  ExportedMemory memory;
+  memory.kind = kind();
+  memory.size = size();
+  memory.blob = encode({access, {size()}, handle_});
+  return memory;
 }
 
 }  // namespace
@@ -261,11 +293,7 @@ std::unique_ptr<DeviceMemory> open_legacy_memory(int ordinal, ExportedMemory mem
   const ExportedChunks chunks = decode_chunks(memory);
   if (access == Access::read_write && chunks.access == Access::read_only)
     throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
-  const UseDevice use(ordinal);
-  CUdeviceptr base = 0;
-  const CUresult result =
-      Driver::get().cuIpcOpenMemHandle(&base, chunks.handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS);
-  if (result != CUDA_SUCCESS) throw_not_opened(result);
+  const CUdeviceptr base = open_legacy_handle(chunks.handle, ordinal);
   return std::make_unique<LegacyMemory>(ordinal, base, memory.size, access, chunks.handle);
 }
 

@@ -8,8 +8,6 @@
 
 namespace onecopy::cuda {
 
-namespace {
-
 void check_path(int ordinal, int owner) {
   if (!has_path(ordinal, owner))
     throw Error(
@@ -18,8 +16,6 @@ void check_path(int ordinal, int owner) {
                     "nvidia-smi topo -m); open it on cuda:{} and copy it",
                     ordinal, owner, owner));
 }
-
-}  // namespace
 
 bool has_path(int ordinal, int owner) {
   if (ordinal == owner) return true;

@@ -95,7 +95,7 @@ class VmmMemory final : public DeviceMemory {
   void commit(std::size_t offset, std::size_t bytes) override;
   void decommit(std::size_t offset, std::size_t bytes) noexcept override;
   ExportedMemory export_memory(Access access) const override;
-  void allow(int ordinal) override;
+  std::byte* allow(int ordinal) override;
 
   void import(ExportedMemory memory);
 
@@ -188,11 +188,12 @@ ExportedMemory VmmMemory::export_memory(Access access) const {
   return memory;
 }
 
-void VmmMemory::allow(int ordinal) {
+std::byte* VmmMemory::allow(int ordinal) {
   const std::lock_guard lock(mutex_);
-  if (ordinal == ordinal_ || allowed_.contains(ordinal)) return;
+  if (ordinal == ordinal_ || allowed_.contains(ordinal)) return data();
   allow_mapping(range_.base(), range_.bytes(), ordinal, ordinal_, access_);
   allowed_.insert(ordinal);
+  return data();
 }
 
 PhysicalMemory import_chunk(const Driver& driver, const Fd& fd) {

@@ -22,6 +22,10 @@
   X(cuMemcpyDtoH, cuMemcpyDtoH_v2, 3020, (void*, CUdeviceptr, std::size_t))                               \
   X(cuMemcpyDtoD, cuMemcpyDtoD_v2, 3020, (CUdeviceptr, CUdeviceptr, std::size_t))                         \
   X(cuMemsetD8, cuMemsetD8_v2, 3020, (CUdeviceptr, unsigned char, std::size_t))                           \
+  X(cuModuleLoadData, cuModuleLoadData, 2000, (void**, const void*))                                      \
+  X(cuModuleGetFunction, cuModuleGetFunction, 2000, (void**, void*, const char*))                         \
+  X(cuLaunchKernel, cuLaunchKernel, 4000,                                                                 \
+    (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**)) \
   X(cuStreamGetCtx, cuStreamGetCtx, 9020, (CUstream, CUcontext*))                                         \
   X(cuStreamGetFlags, cuStreamGetFlags, 5000, (CUstream, unsigned*))                                      \
   X(cuEventRecordWithFlags, cuEventRecordWithFlags, 11010, (CUevent, CUstream, unsigned))                 \

@@ -33,7 +33,7 @@ class Blocks final : public SharedKeeper {
   std::span<std::byte> bytes_of(std::uint32_t, Access) override { return {}; }
   ExportedMemory export_segment(std::uint32_t, Access) const override { return {}; }
   Fd export_table() const override { return {}; }
-  void allow(std::uint32_t, Access, int) override {}
+  std::byte* allow(std::uint32_t, Access, int) override { return nullptr; }
 
  private:
   ProcessId owner_{};
