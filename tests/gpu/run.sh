@@ -51,7 +51,8 @@ GROUPS_TO_RUN=(
   "copies, capture|^device_tests\.Cuda\."
   "interface|^simulator_tests\.CudaAbi"
   "memory of others, order|^multiprocess_tests\.Cuda"
-  "share and queues|^multiprocess_tests\.cuda\."
+  "share and queues|^multiprocess_tests\.cuda\.[^K]"
+  "200 kills|^multiprocess_tests\.cuda\.KillStorm"  # alone: it looks at the card's free memory
 )
 
 run_group() {  # run_group <name> <regex>: one row of the table
