@@ -66,13 +66,13 @@ Message encode(const Tree& tree) {
 
 Handle share_nested(nb::handle x, bool copy) {
   const NoCollection no_collection;
-  const Tree tree(x, copy);
+  Tree tree(x, copy);
   Message message = encode(tree);
   const Stream stream = stream_of(message.tensors);
   std::vector<NamedTensor> rows;
   rows.reserve(tree.leaves().size() + tree.other_names().size());
   for (std::size_t i = 0; i < tree.leaves().size(); ++i)
-    rows.emplace_back(tree.leaves()[i].name, std::move(message.tensors[i]));
+    rows.emplace_back(tree.take_name(i), std::move(message.tensors[i]));
   BundleValue value{static_cast<std::uint32_t>(rows.size()), {}, std::move(message.data)};
   for (const Tree::OtherName& other : tree.other_names()) {
     rows.emplace_back(other.name, rows[other.leaf].second);

@@ -181,16 +181,16 @@ nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
 }
 
 nb::object Tree::array(nb::handle x) {
-  if (const auto known = known_.find(x.ptr()); known != known_.end()) {
-    other_names_.push_back({path_, known->second});
-    return leaves_[known->second].array;
+  const std::uint32_t known = seen_.find_or_add(x.ptr(), static_cast<std::uint32_t>(leaves_.size()));
+  if (known != SeenObjects::kNew) {
+    other_names_.push_back({path_, known});
+    return leaves_[known].array;
   }
-  nb::object fit = shareable_array(x, copy_, place());
+  const bool fits = !copy_ && torch::is_tensor(x.ptr());  // as most do: without words for what may be wrong
+  nb::object fit = fits ? nb::borrow(x) : shareable_array(x, copy_, place());
   if (!fit.is_valid())
     refuse(fmt::format("is of type {}; a bundle holds arrays and plain values in dicts, lists and tuples",
                        nb::type_name(x.type()).c_str()));
-  known_.emplace(x.ptr(), static_cast<std::uint32_t>(leaves_.size()));
-  keep_.push_back(nb::borrow(x));
   leaves_.push_back({path_, fit});
   return fit;
 }

@@ -3,11 +3,11 @@
 
 #include <cstdint>
 #include <string>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "module.h"
+#include "seen_objects.h"
 
 namespace onecopy::python {
 
@@ -38,6 +38,7 @@ class Tree {
   nb::handle value() const { return value_; }
   /// In the order in which encode_value() comes across them.
   const std::vector<Leaf>& leaves() const { return leaves_; }
+  std::string take_name(std::size_t leaf) { return std::move(leaves_[leaf].name); }
   /// Arrays at a second place and more.
   const std::vector<OtherName>& other_names() const { return other_names_; }
 
@@ -55,8 +56,7 @@ class Tree {
   std::string path_;  ///< name of where we are
   std::vector<Leaf> leaves_;
   std::vector<OtherName> other_names_;
-  std::unordered_map<PyObject*, std::uint32_t> known_;  ///< leaves by the caller's object
-  std::vector<nb::object> keep_;                        ///< so that no address means two objects
+  SeenObjects seen_;  ///< leaves by the caller's object
   nb::object value_;
 };
 

@@ -40,11 +40,9 @@ void check_view(const TensorView& view, const ForeignMemory& memory) {
 Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owner) {
   const std::size_t bytes = view.layout.extent_bytes();
   if (bytes == 0) throw Error(ErrorCode::invalid_argument, "an empty tensor has no memory to share");
-  const ForeignMemory memory = backend(view.device.type).find_foreign(view.data, bytes);
-  check_view(view, memory);
-  const std::uint32_t segment = enter(memory);
+  const Place place = place_of(view, bytes);
   auto* data = static_cast<std::byte*>(view.data);
-  const Extent extent{segment, static_cast<std::uint64_t>(data - memory.base), bytes, data};
+  const Extent extent{place.segment, static_cast<std::uint64_t>(data - place.base), bytes, data};
   BlockRef block;
   try {
     block = ledger_.add(extent, *this);
@@ -57,6 +55,28 @@ Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owne
   kept.emplace_back(keeper.release(), 0);
   ledger_.keep_with(block.number(), std::move(kept));
   return {std::move(block), view.data, view.layout, view.device, view.access};
+}
+
+Adoptions::Place Adoptions::place_of(const TensorView& view, std::size_t bytes) {
+  if (const auto known = enter_known(view, bytes)) return *known;
+  const ForeignMemory memory = backend(view.device.type).find_foreign(view.data, bytes);
+  check_view(view, memory);
+  return {enter(memory), memory.base};
+}
+
+/// Most tensors share their allocation with others, and the driver is slow to describe it.
+std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, std::size_t bytes) {
+  auto* const data = static_cast<std::byte*>(view.data);
+  const std::lock_guard lock(mutex_);
+  auto at = by_place_.upper_bound({data, SIZE_MAX});
+  if (at == by_place_.begin()) return {};
+  Adopted& known = by_segment_.at((--at)->second);
+  const ForeignMemory& memory = known.memory;
+  const auto offset = static_cast<std::size_t>(data - memory.base);
+  if (memory.device != view.device || offset > memory.bytes || bytes > memory.bytes - offset) return {};
+  if (!backend(view.device.type).is_still(memory, data)) return {};
+  ++known.blocks;
+  return Place{known.segment, memory.base};
 }
 
 /// The segment's number, with one more block counted in it.

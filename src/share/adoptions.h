@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 #include "onecopy/memory/tensor.h"
@@ -45,6 +46,13 @@ class Adoptions final : public ExtentOwner {
     bool stale = false;  ///< its addresses are another allocation's by now
   };
 
+  /// Where a tensor's memory is: a segment that has one more block counted in it, and where that begins.
+  struct Place {
+    std::uint32_t segment = 0;
+    std::byte* base = nullptr;
+  };
+  Place place_of(const TensorView& view, std::size_t bytes);
+  std::optional<Place> enter_known(const TensorView& view, std::size_t bytes);
   std::uint32_t enter(const ForeignMemory& memory);
 
   SegmentTable& segments_;

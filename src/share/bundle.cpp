@@ -42,7 +42,7 @@ Handle share_in_order(std::span<const NamedTensor> tensors, ByteSpan structure,
   std::vector<BlockRef> kept;
   kept.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
-    writer.add(name, process.share(tensor).fields());
+    writer.add(name, process.name_in_handle(tensor));
     kept.push_back(tensor.block());
   }
   const auto bytes = static_cast<std::int64_t>(writer.finished_size(structure.size()));

@@ -184,6 +184,10 @@ Fd Process::segment_file(const Tensor& tensor) {
 void Process::Adopted::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
 
 Handle Process::share(const Tensor& tensor, std::uint32_t flags) {
+  return {name_in_handle(tensor, flags), tensor.block()};
+}
+
+HandleFields Process::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
   BlockKeeper* keeper = tensor.block().keeper();
   if (!keeper || !keeper->shareable())
     throw Error(ErrorCode::invalid_argument,
@@ -209,7 +213,7 @@ Handle Process::share(const Tensor& tensor, std::uint32_t flags) {
   fields.flags = flags | (tensor.access() == Access::read_only ? kHandleIsReadOnly : 0);
   fields.layout = tensor.layout();
   shared_total.fetch_add(1, std::memory_order_relaxed);
-  return {std::move(fields), tensor.block()};
+  return fields;
 }
 
 /// Whoever holds the block can serve it, so the holder is the maker from here on: a forked child that

@@ -63,6 +63,8 @@ class Process {
   static Fd segment_file(const Tensor& tensor);
 
   Handle share(const Tensor& tensor, std::uint32_t flags = 0);
+  /// The same for who keeps the block in another way.
+  HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
   Handle hold(const Handle& handle);
   /// Ordered in streams, see onecopy::share() and open().
   Handle share(const Tensor& tensor, Stream stream);

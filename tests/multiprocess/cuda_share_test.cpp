@@ -11,7 +11,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/child.h"
-#include "support/cuda_calls.h"
+#include "support/cuda_streams.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -243,6 +243,22 @@ TEST_F(CudaBetweenProcesses, MemoryThatCannotBeSharedIsRefusedInWords) {
     expect_refusal(ErrorCode::invalid_argument, {"past the end"},
                    [&] { adopt(view_of(at, 5000), nullptr); });
     EXPECT_EQ(stats().segments, 0u);
+  });
+}
+
+TEST_F(CudaBetweenProcesses, OneAllocationIsDescribedByTheDriverOnce) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "counts calls of the simulator";
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = cu.memory(4 << 20);
+    const Tensor first = adopt(view_of(at, 10), nullptr);
+    cu.sim_fail("cuMemGetAddressRange", testing::CUDA_ERROR_UNKNOWN, 0, 1);
+    const Tensor second = adopt(view_of(at + (1 << 20), 10), nullptr);
+    EXPECT_EQ(share(second).fields().segment, share(first).fields().segment);
+    EXPECT_EQ(share(second).fields().tensor_offset, 0u);
+    expect_refusal(ErrorCode::system, {"cuMemGetAddressRange"},  // and so it does for what reaches further
+                   [&] { adopt(view_of(at, 5 << 20), nullptr); });
   });
 }
 

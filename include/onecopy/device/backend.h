@@ -166,6 +166,8 @@ class Backend {
   /// The allocation, or the row of allocations, that [at, at + bytes) lies in. Throws unsupported for
   /// memory that no other process can be given, invalid_argument for what is not this vendor's.
   virtual ForeignMemory find_foreign(const void* at, std::size_t bytes) = 0;
+  /// Is this still the allocation that `at`, an address in it, belongs to? No where that takes long to find out.
+  virtual bool is_still(const ForeignMemory&, const void*) const noexcept { return false; }
   /// Makes it a segment, which lasts as long as its maker leaves it there.
   virtual std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) = 0;
 };

@@ -52,6 +52,9 @@ class CudaBackend final : public Backend {
   ForeignMemory find_foreign(const void* at, std::size_t bytes) override {
     return cuda::find_foreign_memory(at, bytes);
   }
+  bool is_still(const ForeignMemory& memory, const void* at) const noexcept override {
+    return cuda::is_still(memory, at);
+  }
   std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) override {
     return cuda::adopt_foreign_memory(memory);
   }

@@ -285,6 +285,17 @@ ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
   return found;
 }
 
+/// Of a row of mappings any may have been exchanged; an allocation has one buffer id.
+bool is_still(const ForeignMemory& memory, const void* at) noexcept {
+  if (memory.kind != SegmentKind::cuda_ipc) return false;
+  int wanted = CU_POINTER_ATTRIBUTE_BUFFER_ID;
+  unsigned long long buffer_id = 0;
+  void* value = &buffer_id;
+  return Driver::get().cuPointerGetAttributes(1, &wanted, &value, reinterpret_cast<CUdeviceptr>(at)) ==
+             CUDA_SUCCESS &&
+         buffer_id == memory.identity;
+}
+
 std::unique_ptr<DeviceMemory> adopt_foreign_memory(const ForeignMemory& memory) {
   return std::make_unique<AdoptedMemory>(memory);
 }
