@@ -66,13 +66,13 @@ def watchdog(terminal):
 @pytest.fixture(autouse=True)
 def nothing_left_behind():
     """A test leaves no process and no name in /dev/shm behind, except what a wider fixture still uses."""
-    before = set(multiprocessing.active_children()), set(os.listdir("/dev/shm"))
+    before = set(multiprocessing.active_children()), shared_names()
     yield
     if "onecopy" in sys.modules:  # handles that were pickled and never opened would be waited for
         sys.modules["onecopy"].collect(older_than=0)
     for _ in range(100):
         children = set(multiprocessing.active_children()) - before[0] - {p.process for p in Peer.alive}
-        names = {name for name in set(os.listdir("/dev/shm")) - before[1] if is_left(name)}
+        names = {name for name in shared_names() - before[1] if is_left(name)}
         if not children and not names:
             return
         gc.collect()
@@ -84,6 +84,14 @@ def nothing_left_behind():
     assert not names, f"names left in /dev/shm: {names}"
 
 
+# Where onecopy puts files; torch's are in /dev/shm always.
+SHARED = os.environ.get("ONECOPY_SHM_DIR", "/dev/shm")
+
+
+def shared_names() -> set[str]:
+    return {*os.listdir("/dev/shm"), *os.listdir(SHARED)}
+
+
 def is_left(name: str) -> bool:
     """Whether it is a name of shared memory that nobody holds; programs that run beside us hold theirs."""
     if name.startswith(f"torch_{os.getpid()}_"):
@@ -91,7 +99,7 @@ def is_left(name: str) -> bool:
     if not name.startswith("onecopy-"):
         return False
     try:
-        with open(f"/dev/shm/{name}", "rb") as file:
+        with open(f"{SHARED}/{name}", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (BlockingIOError, FileNotFoundError):
         return False

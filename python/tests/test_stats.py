@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from conftest import SHARED
 
 import onecopy
 
@@ -133,7 +134,7 @@ def test_strategies():
     try:
         assert onecopy.strategy() == "file_system"
         t = onecopy.full(3, 2.0)
-        assert any(name.startswith("onecopy") for name in os.listdir("/dev/shm"))
+        assert any(name.startswith("onecopy") for name in os.listdir(SHARED))
         assert onecopy.open(onecopy.share(t).to_bytes()).tolist() == [2, 2, 2]
     finally:
         onecopy.set_strategy("file_descriptor")

@@ -9,6 +9,7 @@
 #include <cerrno>
 #include <cstring>
 #include <memory>
+#include <thread>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/file.h"
@@ -202,6 +203,13 @@ std::optional<Packet> UnixSocket::try_receive() {
   if (got == 0) throw_peer_closed(0);
   packet.bytes.assign(buffer, buffer + got);
   return packet;
+}
+
+std::optional<Packet> UnixSocket::try_receive_for(std::chrono::microseconds most) {
+  for (const auto begin = std::chrono::steady_clock::now();; std::this_thread::yield()) {
+    if (auto packet = try_receive()) return packet;
+    if (std::chrono::steady_clock::now() - begin > most) return std::nullopt;
+  }
 }
 
 Packet UnixSocket::receive(std::chrono::milliseconds timeout) {

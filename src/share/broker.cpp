@@ -17,6 +17,7 @@ namespace onecopy {
 namespace {
 
 constexpr int kPacketsATurn = 32;
+constexpr std::chrono::microseconds kSoon{100};
 
 /// May a process still map the claim page of this inode? True when it cannot be seen.
 bool maps_inode(int pid, std::uint64_t inode) {
@@ -95,7 +96,7 @@ Broker::At Broker::add_connection(UnixSocket socket) {
 void Broker::serve(At at) {
   try {
     for (int i = 0; i < kPacketsATurn; ++i) {  // the others wait; what is left is reported again
-      auto packet = at->socket.try_receive();
+      auto packet = at->is_challenged() ? at->socket.try_receive_for(kSoon) : at->socket.try_receive();
       if (!packet) return;
       answer(at, std::move(*packet));
     }

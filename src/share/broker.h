@@ -101,6 +101,9 @@ class Broker {
     const Clock::time_point since = Clock::now();
     std::optional<Orphan> orphan;
     std::uint32_t serial = 0;  ///< of the question being answered
+
+    /// Its proof is on its way, and the borrower waits.
+    bool is_challenged() const noexcept { return greeted && !attached; }
   };
   using Connections = std::list<Connection>;
   using At = Connections::iterator;

@@ -84,7 +84,7 @@ void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
   const ByteSpan secret = std::as_bytes(std::span(owner_));
   const wire::Nonce mine = wire::new_nonce();
   socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, patience());
-  Packet packet = socket_.receive(patience());
+  Packet packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
   const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
@@ -100,7 +100,7 @@ void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
     wire::set_serial(question, ++last_serial_);
     socket_.send(question, {}, patience());
   }
-  packet = socket_.receive(patience());
+  packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::welcome);
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
   set_table(std::move(packet.fds[0]));
@@ -424,10 +424,17 @@ Packet Peer::request(Bytes message, std::span<const int> fds, wire::Type answer)
   return packet;
 }
 
+/// An owner that is not busy answers in less time than it takes to fall asleep and be woken.
+Packet Peer::receive_soon() {
+  constexpr std::chrono::microseconds kSoon{100};
+  if (auto packet = socket_.try_receive_for(kSoon)) return std::move(*packet);
+  return socket_.receive(patience());
+}
+
 /// Answers to questions that were given up arrive late and belong to nobody.
 Packet Peer::receive_answer() {
   for (;;) {
-    Packet packet = socket_.receive(patience());
+    Packet packet = receive_soon();
     const wire::Type type = wire::type_of(packet.bytes);
     if (type == wire::Type::retire || type == wire::Type::keep) handle_unasked(std::move(packet));
     else if (wire::serial_of(packet.bytes) == last_serial_) return packet;

@@ -151,6 +151,7 @@ class Peer final : public SharedKeeper {
   bool is_leased() const noexcept;
   Packet request(Bytes message, std::span<const int> fds, wire::Type answer);
   Packet receive_answer();
+  Packet receive_soon();
   void rearm();
   void on_readable();
   void handle_unasked(Packet packet);

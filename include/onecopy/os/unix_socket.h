@@ -71,6 +71,9 @@ class UnixSocket {
   /// above kMaxPacketBytes, out_of_descriptors when RLIMIT_NOFILE kept descriptors out: the packet is
   /// lost then and the descriptors that did come are closed.
   std::optional<Packet> try_receive();
+  /// The same again and again, letting others run in between: for answers that come sooner than a sleeping thread
+  /// wakes up.
+  std::optional<Packet> try_receive_for(std::chrono::microseconds most);
   /// Waits for a packet. Throws timeout as well.
   Packet receive(std::chrono::milliseconds timeout);
 

@@ -44,6 +44,21 @@ TEST(UnixSocket, PacketsArriveWholeAndInOrder) {
   EXPECT_FALSE(b.try_receive());
 }
 
+TEST(UnixSocket, TriesAgainForAsLongAsItIsTold) {
+  auto [a, b] = UnixSocket::pair();
+  EXPECT_FALSE(b.try_receive_for(1us));
+  std::thread later([&a = a] {
+    std::this_thread::sleep_for(5ms);
+    a.try_send(bytes_of("late"));
+  });
+  const auto packet = b.try_receive_for(20s);
+  later.join();
+  ASSERT_TRUE(packet);
+  EXPECT_EQ(text_of(*packet), "late");
+  a = UnixSocket();
+  expect_error(ErrorCode::peer_died, [&b = b] { b.try_receive_for(20s); });
+}
+
 TEST(UnixSocket, CarriesPacketsOf192KiB) {
   auto [a, b] = UnixSocket::pair();
   Bytes large(UnixSocket::kMaxPacketBytes);
