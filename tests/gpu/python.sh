@@ -73,9 +73,9 @@ two_programs() {
   local script=$1/two_programs.py port=$((20000 + $$ % 20000)) receiver status=0
   "$PYTHON" "$script" --mode receiver --port "$port" &
   receiver=$!
-  for _ in $(seq 100); do  # until it listens
-    "$PYTHON" -c "import socket; s = socket.socket(); s.bind(('127.0.0.1', $port))" 2>/dev/null || break
-    sleep 0.2
+  for _ in $(seq 300); do  # until it listens; to try the port would take it from the receiver
+    grep -q "$(printf ':%04X 00000000:0000 0A' "$port")" /proc/net/tcp && break
+    sleep 0.1
   done
   "$PYTHON" "$script" --mode sender --port "$port" --device cuda:0 || status=1
   wait "$receiver" || status=1

@@ -172,7 +172,7 @@ TEST_F(NamedFile, PathsThatWeDidNotMakeAreRefused) {
   EXPECT_EQ(code_of([&] { open(exported_path("onecopy-relative", 4096)); }), ErrorCode::bad_handle);
   EXPECT_EQ(code_of([&] { open(exported_path(std::string("/\0/onecopy-x", 12), 4096)); }),
             ErrorCode::bad_handle);
-  ::symlink(path("other").c_str(), path("onecopy-link").c_str());
+  std::filesystem::create_symlink(path("other"), path("onecopy-link"));
   EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-link"), 4096)); }), ErrorCode::system);
   ::mkfifo(path("onecopy-fifo").c_str(), 0600);
   EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-fifo"), 4096)); }), ErrorCode::bad_handle);
@@ -267,7 +267,7 @@ TEST_F(NamedFile, TheJanitorLeavesABorrowersFileAlone) {
 TEST_F(NamedFile, TheJanitorTouchesNothingElse) {
   std::ofstream(path("other")) << "x";
   std::filesystem::create_directory(path("onecopy-directory"));
-  ::symlink("/etc/hostname", path("onecopy-link").c_str());
+  std::filesystem::create_symlink("/etc/hostname", path("onecopy-link"));
   const CleanupReport report = remove_abandoned_files();
   EXPECT_EQ(report.files + report.in_use, 0u);
   EXPECT_EQ(directory.files(), 3u);
