@@ -198,8 +198,8 @@ std::optional<Shared> share(PyObject* object) {
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
   if (layout.numel() != 0)  // most tensors are at the begin of a block, which says it all
-    if (const auto block = storages().block_at(torch, data))
-      return Shared{{block->block(), data, std::move(layout), device, block->access()}, *flags};
+    if (const auto block = storages().block_at(torch, data))  // torch may have mapped it elsewhere
+      return Shared{{block->block(), block->data(), std::move(layout), device, block->access()}, *flags};
   const Tensor bytes = block_of(torch, torch.storage_of(tensor), device);
   const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
   return Shared{{bytes.block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},

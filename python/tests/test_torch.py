@@ -282,3 +282,32 @@ for i in range(300):  # torch maps the next file where the last one was
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_without_an_exchange_what_was_shared_once_is_shared_again(tmp_path):
+    """torch has its own mapping of the memory then: the tensor's address is not the block's."""
+    reader = tmp_path / "reader.py"
+    reader.write_text("""
+import sys, onecopy
+bundle = onecopy.open(sys.argv[1])
+print([onecopy.open(text).tolist() for text in sys.argv[2:]])
+print([bundle[str(i)].tolist() for i in range(len(sys.argv) - 2)])
+""")
+    program = """
+import subprocess, sys, torch
+torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
+import onecopy
+base = torch.arange(6.0)
+views = [base, base, base[2:], base.view(2, 3), base[:0], base.detach()]
+handles = [onecopy.share(x) for x in views]
+bundle = onecopy.share({str(i): x for i, x in enumerate(views)})
+base[3] = 9
+for x in views:
+    assert torch.equal(onecopy.open(onecopy.share(x).to_bytes(), framework="torch"), x)
+texts = [str(handle) for handle in (bundle, *handles)]
+seen = subprocess.run([sys.executable, sys.argv[1], *texts], capture_output=True, text=True)
+values = str([x.tolist() for x in views])
+assert seen.stdout.splitlines() == [values, values], (seen.stdout, seen.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", program, reader], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
