@@ -649,6 +649,8 @@ def mappings() -> int:
 
 def test_many_living_tensors_cost_few_descriptors_and_mappings(fork):
     """torch opens a descriptor for each, and ends with "received 0 items of ancdata"."""
+    if getattr(torch.UntypedStorage, "_swap_data_ptr_", None) is None:
+        pytest.skip("wants torch 2.12: before, torch takes a descriptor a storage that it moves")
     q = fork.Queue()
     count = 20_000
     process = fork.Process(target=put_many, args=(q, count))
