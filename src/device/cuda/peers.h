@@ -12,10 +12,10 @@ namespace onecopy::cuda {
 
 /// Can `ordinal` reach memory of `owner`?
 bool has_path(int ordinal, int owner);
+/// Throws unsupported, saying what to do, when there is none.
+void check_path(int ordinal, int owner);
 /// Lets `ordinal` use what is mapped at [base, base + bytes), which is memory of `owner`. Throws unsupported
 /// when there is no path between them.
-/// Throws unsupported, in words, when there is no peer access.
-void check_path(int ordinal, int owner);
 void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner, Access access);
 /// The same for memory of cudaMalloc, of which all of a device's comes at once.
 void allow_allocations(int ordinal, int owner);
