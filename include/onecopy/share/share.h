@@ -72,8 +72,9 @@ struct OpenOptions {
 /// The same, on another device of this process if wanted: see use_on(). Nothing is copied.
 Tensor open(const Handle& handle, const OpenOptions& options);
 
-/// The same tensor for use on another device of this process, mostly at the same addresses: that device reads and
-/// writes the memory where it is, through peer access. Handles made from it name the memory's own device.
+/// The same tensor for use on another device of this process: that device reads and writes the memory where it is,
+/// through peer access; at the same addresses, but for what another process has from cudaMalloc, which is opened once
+/// more. Handles made from it name the memory's own device.
 /// Throws unsupported when there is no way between the two, invalid_argument for another kind of device.
 Tensor use_on(const Tensor& tensor, Device device);
 
