@@ -164,7 +164,9 @@ bool Ring::wait_for_item(TimePoint deadline) {
   const std::uint32_t armed = header_->items.arm();
   point("ring.take.armed");
   if (look_again()) return true;
+  const TimePoint asleep = std::chrono::steady_clock::now();
   if (!sleep_on(header_->items, armed, deadline)) trim_idle();
+  item_spin_.note_sleep(std::chrono::steady_clock::now() - asleep);
   if (!has_item()) check_empty();  // Not before the sleep: it takes the producers' line away from them.
   point("ring.take.woken");
   return true;
@@ -177,7 +179,9 @@ bool Ring::wait_for_space(TimePoint deadline) {
   const std::uint32_t armed = header_->space.arm();
   point("ring.put.armed");
   if (look_again()) return true;
+  const TimePoint asleep = std::chrono::steady_clock::now();
   sleep_on(header_->space, armed, deadline);
+  space_spin_.note_sleep(std::chrono::steady_clock::now() - asleep);
   point("ring.put.woken");
   return true;
 }

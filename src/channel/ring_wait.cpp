@@ -72,16 +72,24 @@ void WaitWord::notify_all() noexcept {
 std::uint32_t SpinBudget::begin() noexcept {
   std::uint32_t budget = budget_.load(std::memory_order_relaxed);
   if (budget == 0) {
-    if (refused_.fetch_add(1, std::memory_order_relaxed) % kProbeEvery != kProbeEvery - 1) return 0;
-    budget = kMost;
+    if (!was_short_.load(std::memory_order_relaxed)) return 0;
+    const std::uint32_t refused = refused_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (refused < probe_every_.load(std::memory_order_relaxed)) return 0;
+    budget = kProbe;
   }
   return busy_.exchange(true, std::memory_order_relaxed) ? 0 : budget;
 }
 
 void SpinBudget::end(std::uint32_t budget, bool success) noexcept {
-  const bool probe = budget_.load(std::memory_order_relaxed) == 0;
-  std::uint32_t next = success ? std::min(kMost, budget * 2) : budget / 2;
-  if (!success && (probe || next < kFirst)) next = 0;
+  std::uint32_t every = 1;
+  std::uint32_t next = std::min(kMost, budget * 2);
+  if (!success) {
+    every = probe_every_.load(std::memory_order_relaxed);
+    if (budget == kProbe) every = std::min(kRarest, every * 2);
+    next = budget == kProbe || budget / 2 < kFirst ? 0 : budget / 2;
+  }
+  refused_.store(0, std::memory_order_relaxed);
+  probe_every_.store(every, std::memory_order_relaxed);
   budget_.store(next, std::memory_order_relaxed);
 }
 

@@ -38,8 +38,9 @@ inline void relax() noexcept {
 
 /// How long a waiter of this process may watch a word before it sleeps: longer after each success,
 /// half after each failure, soon not at all. So a busy ring costs no system calls and an idle one no
-/// processor time. What has given up tries again now and then, for as long as a woken partner needs to
-/// answer: with less it would never find out that the ring has become busy.
+/// processor time. What has given up tries again after a short sleep, for as long as a woken partner needs
+/// to answer (with less, two that put each other to sleep would never find out that both are busy), and
+/// each time that this fails only after twice as many short sleeps as the time before.
 /// Thread safety: all members may be called concurrently; one thread spins at a time.
 class SpinBudget {
  public:
@@ -54,9 +55,17 @@ class SpinBudget {
     return success;
   }
 
-  static constexpr std::uint32_t kMost = 50'000;     ///< ns, about one futex round trip
-  static constexpr std::uint32_t kFirst = 4'000;     ///< ns, less is not worth it
-  static constexpr std::uint32_t kProbeEvery = 256;  ///< waits: of them one is a probe of kMost
+  /// After a failure: how long the sleep was then.
+  void note_sleep(std::chrono::nanoseconds slept) noexcept {
+    was_short_.store(slept < kShort, std::memory_order_relaxed);
+  }
+
+  static constexpr std::uint32_t kMost = 50'000;  ///< ns, about one futex round trip
+  static constexpr std::uint32_t kFirst = 4'000;  ///< ns, less is not worth it
+  static constexpr std::uint32_t kProbe =
+      100'000;                                   ///< ns, what a partner needs at most that has to be woken
+  static constexpr std::uint32_t kRarest = 256;  ///< short sleeps: of them one is followed by a probe
+  static constexpr std::chrono::microseconds kShort{500};
 
  private:
   struct Turn {
@@ -83,7 +92,9 @@ class SpinBudget {
   }
 
   std::atomic<std::uint32_t> budget_{kFirst};
-  std::atomic<std::uint32_t> refused_{0};
+  std::atomic<std::uint32_t> refused_{0};      ///< short sleeps since the last probe
+  std::atomic<std::uint32_t> probe_every_{1};  ///< short sleeps
+  std::atomic<bool> was_short_{false};
   std::atomic<bool> busy_{false};
 };
 

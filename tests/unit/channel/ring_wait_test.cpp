@@ -41,36 +41,66 @@ TEST(SleepOn, SaysWhenAWholeSlicePassedWithoutAWake) {
   EXPECT_TRUE(sleep_on(word, word.arm(), deadline_after(std::chrono::milliseconds(1))));
 }
 
-TEST(SpinBudget, StopsSpinningAfterFailuresAndProbesNowAndThen) {
-  SpinBudget budget;
-  int looks = 0;
-  const auto never = [&] {
-    ++looks;
-    return false;
-  };
-  for (int i = 0; i < 40; ++i) EXPECT_FALSE(budget.spin(never));
-  looks = 0;
-  int probes = 0;
-  for (std::uint32_t i = 0; i < 4 * SpinBudget::kProbeEvery; ++i) {
-    budget.spin(never);
-    probes += looks > 0;
-    looks = 0;
+constexpr std::chrono::microseconds kShortSleep{60};
+constexpr std::chrono::milliseconds kLongSleep{100};
+
+/// Waits that do not see what they wait for; how many of them looked at all.
+int waits_that_looked(SpinBudget& budget, std::uint32_t waits, std::chrono::nanoseconds slept) {
+  int looked = 0;
+  for (std::uint32_t i = 0; i < waits; ++i) {
+    bool looks = false;
+    EXPECT_FALSE(budget.spin([&] {
+      looks = true;
+      return false;
+    }));
+    looked += looks;
+    budget.note_sleep(slept);
   }
-  EXPECT_GE(probes, 3);
-  EXPECT_LE(probes, 5);
+  return looked;
 }
 
-TEST(SpinBudget, SpinsAgainAfterASuccess) {
+bool at_once() { return true; }
+
+TEST(SpinBudget, NobodyLooksWhileTheQueueIsIdle) {
   SpinBudget budget;
-  const auto never = [] { return false; };
-  const auto at_once = [] { return true; };
-  EXPECT_FALSE(budget.spin(never));
-  EXPECT_FALSE(budget.spin(at_once)) << "it has given up";
-  EXPECT_TRUE(testing::eventually([&] { return budget.spin(at_once); })) << "a probe";
+  EXPECT_LE(waits_that_looked(budget, 8, kLongSleep), 1);
+  EXPECT_EQ(waits_that_looked(budget, 1000, kLongSleep), 0);
+  EXPECT_FALSE(budget.spin(at_once));
+}
+
+TEST(SpinBudget, AfterShortSleepsItLooksAgainAndLessOftenEachTimeInVain) {
+  SpinBudget budget;
+  const int first = waits_that_looked(budget, 64, kShortSleep);
+  EXPECT_GE(first, 4);
+  EXPECT_LE(first, 10);
+  waits_that_looked(budget, 1024, kShortSleep);
+  const int later = waits_that_looked(budget, 4 * SpinBudget::kRarest, kShortSleep);
+  EXPECT_GE(later, 3);
+  EXPECT_LE(later, 5);
+}
+
+TEST(SpinBudget, TwoThatPutEachOtherToSleepFindOutThatBothAreBusy) {
+  SpinBudget budget;
+  waits_that_looked(budget, 8, kLongSleep);
+  budget.note_sleep(kShortSleep);
+  EXPECT_TRUE(budget.spin(at_once)) << "a probe";
   EXPECT_TRUE(testing::eventually([&] {  // at once, if nothing else takes the processor meanwhile
     int looks = 0;
+    budget.note_sleep(kShortSleep);
     return budget.spin(at_once) && budget.spin([&] { return ++looks == 200; });
   }));
+}
+
+TEST(SpinBudget, ASuccessMakesTheNextProbeComeSoon) {
+  SpinBudget budget;
+  waits_that_looked(budget, 2 * SpinBudget::kRarest, kShortSleep);
+  EXPECT_TRUE(testing::eventually([&] {
+    budget.note_sleep(kShortSleep);
+    return budget.spin(at_once);
+  }));
+  waits_that_looked(budget, 8, kLongSleep);
+  budget.note_sleep(kShortSleep);
+  EXPECT_TRUE(budget.spin(at_once));
 }
 
 TEST(Deadline, NeverOverflows) {
