@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/deposits.h"
 
+#include <fmt/format.h>
+
+#include "onecopy/os/log.h"
 #include "onecopy/os/process.h"
 
 namespace onecopy {
@@ -19,6 +22,15 @@ void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
   std::lock_guard lock(mutex_);
   if (!channels_.contains(channel)) return;
   auto at = entries_.find(key);
+  if (at == entries_.end() && !has_room_for(memory)) {
+    if (!std::exchange(refused_, true))
+      log_warning(
+          fmt::format("the tensors that process {} puts into a queue of this process lie in many pieces of "
+                      "device memory; descriptors of {} are kept, and should it die, what is in the others "
+                      "and has not been taken by then is lost",
+                      origin.pid, kMostOfDevices));
+    return;
+  }
   if (at == entries_.end()) {  // whole or not at all: the next attempt must not find half of one
     Entry entry{origin, open_pidfd(origin), std::move(table), std::move(memory), {}};
     if (entry.memory.kind == SegmentKind::named_file)
@@ -28,6 +40,14 @@ void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
     at = entries_.emplace(key, std::move(entry)).first;
   }
   at->second.channels[channel].reset();
+}
+
+bool Deposits::has_room_for(const ExportedMemory& memory) const noexcept {
+  if (device_type(memory.kind) == DeviceType::cpu) return true;
+  std::size_t kept = memory.fds.size();
+  for (const auto& [key, entry] : entries_)
+    if (device_type(entry.memory.kind) != DeviceType::cpu) kept += entry.memory.fds.size();
+  return kept <= kMostOfDevices;
 }
 
 std::optional<Deposits::Opened> Deposits::open(const DepositKey& key, Access access) const {

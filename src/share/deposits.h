@@ -31,11 +31,14 @@ struct ChannelHooks {
 
 /// Descriptors of other processes' segments, kept so that what is in our queues can be opened after
 /// its owner has died. A deposit made for a queue is kept while its owner lives or an item put before
-/// the death is still in that queue.
+/// the death is still in that queue. Of devices' memory, which may come with thousands of descriptors, as
+/// much is kept as kMostOfDevices; the first that is not is reported.
 ///
 /// Thread safety: all members may be called concurrently.
 class Deposits {
  public:
+  static constexpr std::size_t kMostOfDevices = 256;  ///< descriptors
+
   struct Opened {
     Fd table;
     ExportedMemory memory;
@@ -73,12 +76,14 @@ class Deposits {
     std::unique_ptr<DeviceMemory> user = {};
   };
 
+  bool has_room_for(const ExportedMemory& memory) const noexcept;
   bool is_gone(const Entry& entry) const noexcept;
   bool is_needed(Entry& entry);
 
   mutable std::mutex mutex_;
   std::map<DepositKey, Entry> entries_;
   std::map<std::uint64_t, ChannelHooks> channels_;
+  bool refused_ = false;
 };
 
 }  // namespace onecopy

@@ -209,8 +209,17 @@ void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
 void Importer::fetch_again(Peer& old, const HandleFields& handle, Access access) {
   Peer& peer = connect(handle.owner);
   if (&peer == &old) return;
-  if (!peer.has_segment(handle.segment, access)) peer.fetch_segment(wanted(handle, access));
-  old.map_segment(handle.segment, access, peer.export_segment(handle.segment, access));
+  old.map_segment(handle.segment, access, peer.fetch_memory(wanted(handle, access)));
+}
+
+ExportedMemory Importer::pass_on(const SharedKeeper& keeper, std::uint32_t segment) {
+  try {
+    return keeper.export_segment(segment, Access::read_write);
+  } catch (const Error& e) {
+    Peer* owner = e.code() == ErrorCode::unsupported ? find_owner(keeper.owner()) : nullptr;
+    if (!owner || owner->is_disconnected()) throw;
+    return owner->fetch_memory({segment, Access::read_write});
+  }
 }
 
 std::vector<Peer*> Importer::peers() const {

@@ -42,6 +42,10 @@ class Importer {
   /// and so is kept off hot paths and locks. Null: it is our own.
   Peer* prepare(const HandleFields& handle, Access access);
 
+  /// What another process needs to map a segment of the keeper's for good. A borrower may not have kept it; then
+  /// its owner is asked.
+  ExportedMemory pass_on(const SharedKeeper& keeper, std::uint32_t segment);
+
   std::vector<Peer*> peers() const;
   /// Lets go of owners that are gone and not leased from. True while there are such owners left.
   bool sweep() noexcept;

@@ -41,6 +41,13 @@ Bytes want_segment(const Peer::Wanted& wanted) {
                     wire::WantSegment{wanted.segment, wanted.access == Access::read_only, wanted.number});
 }
 
+ExportedMemory memory_in(Packet packet) {
+  const auto body = wire::body_of<wire::Segment>(packet.bytes);
+  const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
+  return {static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
+          Bytes(blob.begin(), blob.end()), body.device};
+}
+
 }  // namespace
 
 Peer::Peer(const ProcessId& owner)
@@ -108,7 +115,8 @@ void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
   if (!wanted) return;
   packet = receive_answer();
   // Refused: whoever claims the block will find out why.
-  if (wire::type_of(packet.bytes) == wire::Type::segment) map_answer(*wanted, std::move(packet));
+  if (wire::type_of(packet.bytes) == wire::Type::segment)
+    map_segment(wanted->segment, wanted->access, memory_in(std::move(packet)));
 }
 
 void Peer::set_table(Fd file) {
@@ -248,16 +256,12 @@ bool Peer::has_segment(std::uint32_t segment, Access access) const {
   return find_segment(segment, access) != nullptr;
 }
 
-void Peer::fetch_segment(const Wanted& wanted) {
-  map_answer(wanted, request(want_segment(wanted), {}, wire::Type::segment));
+ExportedMemory Peer::fetch_memory(const Wanted& wanted) {
+  return memory_in(request(want_segment(wanted), {}, wire::Type::segment));
 }
 
-void Peer::map_answer(const Wanted& wanted, Packet packet) {
-  const auto body = wire::body_of<wire::Segment>(packet.bytes);
-  const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
-  map_segment(wanted.segment, wanted.access,
-              {static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
-               Bytes(blob.begin(), blob.end()), body.device});
+void Peer::fetch_segment(const Wanted& wanted) {
+  map_segment(wanted.segment, wanted.access, fetch_memory(wanted));
 }
 
 void Peer::map_segment(std::uint32_t segment, Access access, ExportedMemory memory) {

@@ -79,6 +79,8 @@ class Peer final : public SharedKeeper {
   bool has_segment(std::uint32_t segment, Access access) const;
   /// Asks the owner for the segment and maps it. Throws peer_died.
   void fetch_segment(const Wanted& wanted);
+  /// Asks the owner for what it takes to map the segment. Throws peer_died.
+  ExportedMemory fetch_memory(const Wanted& wanted);
   /// Maps a segment that somebody else handed over. REQUIRES: nobody can close this peer meanwhile, because
   /// the caller holds a block of it or nobody else knows it yet; a closed one would keep the memory for ever.
   void map_segment(std::uint32_t segment, Access access, ExportedMemory memory);
@@ -141,7 +143,6 @@ class Peer final : public SharedKeeper {
 
   explicit Peer(const ProcessId& owner);
   void handshake(const std::string& my_name, std::optional<Wanted> wanted);
-  void map_answer(const Wanted& wanted, Packet packet);
   void set_table(Fd file);
   void set_page(Mapping page);
   template <class Ask>

@@ -331,8 +331,7 @@ void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint
   const std::uint32_t segment = keeper.export_block(block.number(), Access::read_write).info.segment;
   if (creator != id_) {
     importer_.connect(creator).deposit({public_name(keeper.owner()), segment}, keeper.origin(),
-                                       keeper.export_table(),
-                                       keeper.export_segment(segment, Access::read_write), channel);
+                                       keeper.export_table(), importer_.pass_on(keeper, segment), channel);
   } else if (keeper.owner() == id_) {
     broker_.spread_deposit(segment, channel);
   }

@@ -225,6 +225,94 @@ TEST_F(CudaBetweenProcesses, AsManyChunksAsAMessageTakesAreSharedAndMoreAreRefus
   EXPECT_EQ(owner.join(), 0);
 }
 
+/// A tensor in each chunk of an expandable segment, as a model has them.
+Handle share_pieces(const CudaCalls& cu, int count, std::vector<Tensor>& kept) {
+  const auto at = expandable(cu, static_cast<std::size_t>(count));
+  std::vector<NamedTensor> named;
+  for (int i = 0; i < count; ++i) {
+    kept.push_back(adopt(view_of(at + static_cast<std::size_t>(i) * kChunk, 8), nullptr));
+    set_element<std::int64_t>(kept.back(), 0, i);
+    named.emplace_back(std::to_string(i), kept.back());
+  }
+  return share_bundle(named);
+}
+
+std::vector<Tensor> open_all(const Bundle& bundle) {
+  std::vector<Tensor> tensors;
+  for (std::size_t row = 0; row < bundle.size(); ++row) tensors.push_back(bundle.tensor(row));
+  return tensors;
+}
+
+TEST_F(CudaBetweenProcesses, HoweverManyPiecesAreOpenFewDescriptorsAre) {
+  Shared<Note> note;
+  constexpr int kPieces = 200;
+  const int drivers_own = testing::is_simulated() ? kPieces : 0;  // its memory is files
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    std::vector<Tensor> kept;
+    const std::uint64_t before = stats().descriptors + drivers_own;
+    const Handle handle = share_pieces(cu, kPieces, kept);
+    note->write(handle.to_text());
+    note->reach(2);
+    EXPECT_LE(stats().descriptors, before + 16);
+  });
+  Child borrower([&] {
+    const Bundle bundle = Bundle::open(Handle::from_text(note->read()));
+    const Tensor first = bundle.tensor(0);
+    const std::uint64_t before = stats().descriptors + drivers_own;
+    const std::vector<Tensor> tensors = open_all(bundle);
+    EXPECT_EQ(element(tensors.back(), 0), kPieces - 1);
+    EXPECT_EQ(stats().foreign_segments, kPieces + 1u) << "the bundle's own is one";
+    EXPECT_LE(stats().descriptors, before + 40);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaBetweenProcesses, WhatABorrowerKeptNoDescriptorOfGoesOnWhileItsOwnerLives) {
+  Shared<Note> pieces, queue, first, last;
+  constexpr int kPieces = 40;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    std::vector<Tensor> kept;
+    const Handle handle = share_pieces(cu, kPieces, kept);
+    pieces->write(handle.to_text());
+    ::pause();
+  });
+  Child third([&] {
+    Queue created = Queue::create();
+    queue->write(created.handle().to_text());
+    EXPECT_EQ(element(created.get_tensor(), 0), kPieces - 1) << "with the owner's help";
+    queue->step = 2;
+  });
+  Child borrower([&] {
+    const std::vector<Tensor> tensors = open_all(Bundle::open(Handle::from_text(pieces->read())));
+    Queue::connect(Handle::from_text(queue->read())).put(tensors.back());
+    pieces->reach(2);
+    EXPECT_EQ(element(tensors.back(), 0), kPieces - 1) << "the memory is still here";
+    const Handle kept = share(tensors.front());
+    const Handle not_kept = share(tensors.back());
+    first->write(kept.to_text());
+    last->write(not_kept.to_text());
+    last->reach(2);
+  });
+  queue->reach(2);
+  owner.kill();
+  pieces->step = 2;
+  Child late([&] {
+    EXPECT_EQ(element(open(Handle::from_text(first->read())), 0), 0);
+    expect_refusal(ErrorCode::unsupported, {"descriptors", "while the owner runs", "copy"},
+                   [&] { open(Handle::from_text(last->read())); });
+    last->step = 2;
+  });
+  EXPECT_EQ(late.join(), 0);
+  EXPECT_EQ(third.join(), 0);
+  EXPECT_EQ(borrower.join(), 0);
+}
+
 TEST_F(CudaBetweenProcesses, MemoryThatCannotBeSharedIsRefusedInWords) {
   testing::in_child([] {
     const CudaCalls cu;

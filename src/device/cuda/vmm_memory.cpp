@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <set>
 #include <utility>
 
@@ -83,6 +84,30 @@ class AddressRange {
   std::vector<std::size_t> sizes_;
 };
 
+/// The descriptors that a borrower was given, for passing the memory on when its owner has died: the driver exports
+/// what was made here, and not what was imported. A model in expandable segments comes with thousands, so a process
+/// keeps those of the first segments that it opens, up to this many.
+class Received {
+ public:
+  static constexpr std::size_t kMost = 32;
+
+  Received() = default;
+  Received(const Received&) = delete;
+  Received& operator=(const Received&) = delete;
+  ~Received() { kept_ -= fds_.size(); }
+
+  void keep(std::vector<Fd> fds) {
+    if (kept_.fetch_add(fds.size()) + fds.size() <= kMost) fds_ = std::move(fds);
+    else kept_ -= fds.size();
+  }
+  const std::vector<Fd>& fds() const noexcept { return fds_; }
+
+ private:
+  inline static std::atomic<std::size_t> kept_{0};
+
+  std::vector<Fd> fds_;
+};
+
 /// A segment of kind cuda_vmm, of the owner (one chunk) or of a borrower.
 class VmmMemory final : public DeviceMemory {
  public:
@@ -108,8 +133,8 @@ class VmmMemory final : public DeviceMemory {
   std::set<int> allowed_;               ///< other devices
   std::vector<PhysicalMemory> chunks_;  // before range_: unmapped first
   std::vector<std::uint64_t> sizes_;
-  std::vector<Fd>
-      received_;  // of a borrower: the driver exports what was made here, and not what was imported
+  bool imported_ = false;
+  Received received_;
   AddressRange range_;
 };
 
@@ -167,6 +192,16 @@ void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
   sizes_.clear();
 }
 
+[[noreturn]] void throw_not_kept(std::size_t chunks) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format(
+          "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors "
+          "of {} chunks that it opened, to pass them on when their owner has ended, and this one came "
+          "later; open it in the third process while the owner runs, or send a copy",
+          chunks, Received::kMost));
+}
+
 ExportedMemory VmmMemory::export_memory(Access access) const {
   if (access == Access::read_write && access_ == Access::read_only)
     throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
@@ -177,14 +212,17 @@ ExportedMemory VmmMemory::export_memory(Access access) const {
   ExportedMemory memory;
   memory.kind = kind();
   memory.size = size();
-  for (const Fd& fd : received_) memory.fds.push_back(fd.duplicate());
+  memory.blob = encode({access, sizes_, {}});
+  if (imported_) {
+    if (received_.fds().empty()) throw_not_kept(sizes_.size());
+    for (const Fd& fd : received_.fds()) memory.fds.push_back(fd.duplicate());
+    return memory;
+  }
   for (const PhysicalMemory& chunk : chunks_) {
-    if (!received_.empty()) break;
     int fd = -1;
     driver.cuMemExportToShareableHandle.must(&fd, chunk.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
     memory.fds.emplace_back(fd);
   }
-  memory.blob = encode({access, sizes_, {}});
   return memory;
 }
 
@@ -217,7 +255,8 @@ void VmmMemory::import(ExportedMemory memory) {
     range_.map(driver, sizes_[i], chunks_.back());
   }
   range_.allow(driver, Devices::get().at(ordinal_).device, access_);
-  received_ = std::move(memory.fds);
+  imported_ = true;
+  received_.keep(std::move(memory.fds));
 }
 
 }  // namespace

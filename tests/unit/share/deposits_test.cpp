@@ -62,6 +62,24 @@ TEST_F(DepositsTest, AreKeptForQueuesThatAreOpenHereOnly) {
   EXPECT_EQ(deposits_.size(), 1u);
 }
 
+TEST_F(DepositsTest, OfDevicesAreKeptUpToANumberOfDescriptorsAndOthersAreNot) {
+  deposits_.add_channel(kQueue, queue_.hooks());
+  const auto add_chunks = [&](std::uint32_t segment, std::size_t chunks) {
+    ExportedMemory memory{SegmentKind::cuda_vmm, chunks * 4096, {}, {}};
+    for (std::size_t i = 0; i < chunks; ++i) memory.fds.push_back(create_memfd("chunk", 4096));
+    deposits_.add({key_.first, segment}, this_process_origin(), create_memfd("table", 4096),
+                  std::move(memory), kQueue);
+  };
+  add_chunks(1, Deposits::kMostOfDevices - 1);
+  add_chunks(2, 2);
+  EXPECT_EQ(deposits_.size(), 1u) << "two more are too many";
+  add_chunks(3, 1);
+  EXPECT_EQ(deposits_.size(), 2u);
+  add({key_.first, 4}, this_process_origin());
+  add({key_.first, 5}, this_process_origin());
+  EXPECT_EQ(deposits_.size(), 4u) << "files of the host have no such bound";
+}
+
 TEST_F(DepositsTest, OpenAsTheSegmentAndItsTableWithOrWithoutTheRightToWrite) {
   deposits_.add_channel(kQueue, queue_.hooks());
   add(key_, this_process_origin());
