@@ -98,7 +98,7 @@ run_all() {
   if has_module pytest; then
     start tests 80 bash -c 'pytest_on test_cuda.py'
     start tests-devices 80 bash -c 'pytest_on test_devices.py -k cuda'
-    start tests-torch 80 bash -c 'pytest_on test_cuda_torch.py'
+    start tests-torch 150 bash -c 'pytest_on test_cuda_torch.py'
     names+=(tests tests-devices tests-torch)
   else
     ROWS+=("| tests                  | NOT RUN      |          | pytest is not installed for $PYTHON |")

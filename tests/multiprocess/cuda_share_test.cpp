@@ -264,7 +264,7 @@ TEST_F(CudaBetweenProcesses, HoweverManyPiecesAreOpenFewDescriptorsAre) {
     const std::vector<Tensor> tensors = open_all(bundle);
     EXPECT_EQ(element(tensors.back(), 0), kPieces - 1);
     EXPECT_EQ(stats().foreign_segments, kPieces + 1u) << "the bundle's own is one";
-    EXPECT_LE(stats().descriptors, before + 40);
+    EXPECT_LE(stats().descriptors, before + 20);
     note->step = 2;
   });
   EXPECT_EQ(borrower.join(), 0);

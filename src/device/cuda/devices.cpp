@@ -36,6 +36,8 @@ std::unique_ptr<DeviceEntry> describe(const Driver& driver, int ordinal) {
       has(driver, entry->device, CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
   entry->has_stream_words = driver.cuStreamWaitValue64 && driver.cuStreamWriteValue64 &&
                             has(driver, entry->device, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS);
+  entry->has_host_addresses =
+      has(driver, entry->device, CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
   return entry;
 }
 
@@ -85,15 +87,25 @@ CUcontext Devices::context(int ordinal) {
   return entry.context;
 }
 
-UseDevice::UseDevice(int ordinal) : driver_(Driver::get()) {
-  driver_.cuCtxPushCurrent.must(Devices::get().context(ordinal));
+UseContext::UseContext(int ordinal) : driver_(Driver::get()) {
+  const CUcontext wanted = Devices::get().context(ordinal);
+  CUcontext current = nullptr;
+  if (driver_.cuCtxGetCurrent(&current) == CUDA_SUCCESS && current == wanted) return;
+  driver_.cuCtxPushCurrent.must(wanted);
+  pushed_ = true;
+}
+
+UseContext::~UseContext() {
+  CUcontext ignored = nullptr;
+  if (pushed_) driver_.cuCtxPopCurrent(&ignored);
+}
+
+UseDevice::UseDevice(int ordinal) : UseContext(ordinal) {
   if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
 UseDevice::~UseDevice() {
   if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
-  CUcontext ignored = nullptr;
-  driver_.cuCtxPopCurrent(&ignored);
 }
 
 }  // namespace onecopy::cuda

@@ -16,6 +16,7 @@ struct DeviceEntry {
   DeviceInfo info;
   bool exports_descriptors = false;  ///< memory can be made that leaves as a descriptor
   bool has_stream_words = false;     ///< streams can wait for and write 64-bit words
+  bool has_host_addresses = false;   ///< uses registered memory of the host at its own addresses
   std::once_flag retained;
   CUcontext context = nullptr;  ///< primary; see Devices::context()
 };
@@ -42,17 +43,29 @@ class Devices {
   std::size_t granularity_ = 0;
 };
 
-/// Makes a device's primary context current for a scope, and lets calls through that a capture of this
-/// thread or another would otherwise forbid: memory is not part of what is captured.
-class UseDevice {
+/// Makes a device's primary context current for a scope. Enough for what goes into streams.
+class UseContext {
+ public:
+  explicit UseContext(int ordinal);
+  ~UseContext();
+  UseContext(const UseContext&) = delete;
+  UseContext& operator=(const UseContext&) = delete;
+
+ protected:
+  const Driver& driver_;
+
+ private:
+  bool pushed_ = false;  ///< most threads use one device, and it is current
+};
+
+/// The same, and lets calls through that a capture of this thread or another would otherwise forbid: memory is
+/// not part of what is captured.
+class UseDevice : private UseContext {
  public:
   explicit UseDevice(int ordinal);
   ~UseDevice();
-  UseDevice(const UseDevice&) = delete;
-  UseDevice& operator=(const UseDevice&) = delete;
 
  private:
-  const Driver& driver_;
   int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 

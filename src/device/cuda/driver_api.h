@@ -85,6 +85,7 @@ inline constexpr CUresult CUDA_ERROR_UNKNOWN = 999;
 inline constexpr int CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING = 41;
 inline constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR = 75;
 inline constexpr int CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR = 76;
+inline constexpr int CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91;
 inline constexpr int CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED = 102;
 inline constexpr int CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED = 103;
 inline constexpr int CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS = 122;
@@ -157,6 +158,7 @@ inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
   X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000, (int*, int, CUdevice))                              \
   X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, 4000, (int*, CUdevice, CUdevice))                       \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, (CUcontext*, CUdevice))                     \
+  X(cuCtxGetCurrent, cuCtxGetCurrent, 4000, (CUcontext*))                                                 \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, (CUcontext))                                             \
   X(cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, (CUcontext*))                                              \
   X(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess, 4000, (CUcontext, unsigned))                            \

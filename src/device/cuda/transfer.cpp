@@ -82,7 +82,8 @@ void check_not_captured(const Driver& driver, Stream stream) {
         "one capture; share and open before the capture, and order each launch");
 }
 
-CUdeviceptr device_address(const Driver& driver, const void* word) {
+CUdeviceptr device_address(const Driver& driver, int ordinal, const void* word) {
+  if (Devices::get().at(ordinal).has_host_addresses) return address(word);
   CUdeviceptr at = 0;
   driver.cuMemHostGetDevicePointer.must(&at, const_cast<void*>(word), 0);
   return at;
@@ -91,16 +92,17 @@ CUdeviceptr device_address(const Driver& driver, const void* word) {
 }  // namespace
 
 bool is_captured(int ordinal, Stream stream) {
-  const UseDevice use(ordinal);
+  const UseContext use(ordinal);
   return is_capturing(Driver::get(), stream);
 }
 
 void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) {
   const Driver& driver = Driver::get();
-  const UseDevice use(ordinal);
+  const UseContext use(ordinal);
   check_not_captured(driver, stream);
-  driver.cuStreamWriteValue64.must(static_cast<CUstream>(stream.native), device_address(driver, &word),
-                                   value, CU_STREAM_WRITE_VALUE_DEFAULT);
+  driver.cuStreamWriteValue64.must(static_cast<CUstream>(stream.native),
+                                   device_address(driver, ordinal, &word), value,
+                                   CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
 namespace {
@@ -121,7 +123,7 @@ void store_now(void* argument) {
 bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) {
   const Driver& driver = Driver::get();
   if (!driver.cuLaunchHostFunc) return false;
-  const UseDevice use(ordinal);
+  const UseContext use(ordinal);
   check_not_captured(driver, stream);
   auto later = std::make_unique<LaterStore>(LaterStore{word, value});
   driver.cuLaunchHostFunc.must(static_cast<CUstream>(stream.native), store_now, later.get());
@@ -132,10 +134,10 @@ bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& 
 void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>& word,
                    std::uint64_t value) {
   const Driver& driver = Driver::get();
-  const UseDevice use(ordinal);
+  const UseContext use(ordinal);
   check_not_captured(driver, stream);
-  driver.cuStreamWaitValue64.must(static_cast<CUstream>(stream.native), device_address(driver, &word),
-                                  value, CU_STREAM_WAIT_VALUE_GEQ);
+  driver.cuStreamWaitValue64.must(static_cast<CUstream>(stream.native),
+                                  device_address(driver, ordinal, &word), value, CU_STREAM_WAIT_VALUE_GEQ);
 }
 
 }  // namespace onecopy::cuda

@@ -89,7 +89,7 @@ class AddressRange {
 /// keeps those of the first segments that it opens, up to this many.
 class Received {
  public:
-  static constexpr std::size_t kMost = 32;
+  static constexpr std::size_t kMost = 12;
 
   Received() = default;
   Received(const Received&) = delete;
