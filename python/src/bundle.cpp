@@ -105,8 +105,9 @@ OpenBundle::OpenBundle(const Handle& handle, Access access, Framework framework,
 nb::object OpenBundle::name(std::size_t row) const { return to_str(bundle_.name(row)); }
 
 nb::object OpenBundle::array(std::size_t row, Framework framework) const {
-  const Tensor tensor = without_gil([&] { return bundle_.tensor(row); });
-  return open_as(received(tensor), framework, flags(row));
+  Tensor tensor = without_gil([&] { return bundle_.tensor(row); });
+  receive({&tensor, 1});
+  return open_as(tensor, framework, flags(row));
 }
 
 std::vector<nb::object> OpenBundle::arrays(Framework framework) const {
@@ -141,8 +142,7 @@ std::vector<Tensor> OpenBundle::open_rows(std::size_t count) const {
     for (std::size_t row = 0; row < count; ++row) opened.push_back(bundle_.tensor(row));
     return opened;
   });
-  for (Tensor& tensor : tensors)
-    if (!is_on_host(tensor)) tensor = received(tensor);
+  receive(tensors);
   return tensors;
 }
 

@@ -141,8 +141,14 @@ Stream stream_of(std::span<const Tensor> tensors) {
   return {};
 }
 
-Tensor received(const Tensor& tensor) {
-  return is_on_host(tensor) ? tensor : in_stream(tensor, Stream{}, current_stream(tensor.device()));
+void receive(std::span<Tensor> tensors) {
+  Device device = kCpu;
+  Stream current;
+  for (Tensor& tensor : tensors) {
+    if (is_on_host(tensor)) continue;
+    if (tensor.device() != device) current = current_stream(device = tensor.device());
+    if (current.native) tensor = in_stream(tensor, Stream{}, current);
+  }
 }
 
 void finish_work_on(const Tensor& tensor) {

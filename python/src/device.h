@@ -31,8 +31,8 @@ Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> 
 /// The stream in whose order tensors leave together, through a queue or in a bundle: the current one of their
 /// device. From several devices they leave in the order of the default streams; the host waits for others.
 Stream stream_of(std::span<const Tensor> tensors);
-/// A tensor that came in the order of the default stream, for the current one.
-Tensor received(const Tensor& tensor);
+/// Tensors that came in the order of the default streams, for the current ones.
+void receive(std::span<Tensor> tensors);
 /// Waits for what the device's current stream has in it.
 void finish_work_on(const Tensor& tensor);
 /// The same tensor for another stream, which waits for what the current one has in it.

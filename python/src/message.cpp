@@ -225,8 +225,7 @@ Message encode_message(nb::handle object) {
 }
 
 nb::object decode_message(Message&& message) {
-  for (Tensor& tensor : message.tensors)
-    if (!is_on_host(tensor)) tensor = received(tensor);
+  receive(message.tensors);
   return call_python([&] { return decode(std::move(message)); });
 }
 

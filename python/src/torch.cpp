@@ -83,11 +83,20 @@ std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begi
   return bytes;
 }
 
+/// Where a storage is now.
+struct Range {
+  std::byte* begin;
+  std::size_t size;
+};
+
+Range range_of(const Api& torch, nb::handle storage) {
+  return {torch.data(storage), torch.nbytes(storage)};
+}
+
 /// A storage that torch made on memory of ours which it has through numpy or DLPack: maybe a part of a block.
-std::optional<Tensor> lent_elsewhere(const Api& torch, nb::handle storage, Device device) {
-  std::byte* begin = torch.data(storage);
-  if (storages().block_at(torch, begin)) return std::nullopt;
-  return find_exported({begin, row_of_bytes(torch.nbytes(storage)), device, Access::read_write});
+std::optional<Tensor> lent_elsewhere(const Api& torch, const Range& range, Device device) {
+  if (storages().block_at(torch, range.begin)) return std::nullopt;
+  return find_exported({range.begin, row_of_bytes(range.size), device, Access::read_write});
 }
 
 /// The block that a storage of the CPU lies in, moved there first if need be.
@@ -102,21 +111,20 @@ Tensor block_of(const Api& torch, nb::handle storage) {
 }
 
 /// The block that a storage of a device is: shared where it is, and kept while anybody has it.
-Tensor block_on(Device device, const Api& torch, nb::handle storage) {
-  std::byte* begin = torch.data(storage);
-  const std::size_t size = torch.nbytes(storage);
-  if (auto known = storages().block_at(torch, begin)) return *std::move(known);
-  if (size == 0) return onecopy::empty(row_of_bytes(0), device);
-  if (auto known = storages().adopted_at(begin, size, device)) return *std::move(known);
-  const TensorView view{begin, row_of_bytes(size), device, Access::read_write};
+Tensor block_on(Device device, const Api& torch, nb::handle storage, const Range& range) {
+  if (auto known = storages().block_at(torch, range.begin)) return *std::move(known);
+  if (range.size == 0) return onecopy::empty(row_of_bytes(0), device);
+  if (auto known = storages().adopted_at(range.begin, range.size, device)) return *std::move(known);
+  const TensorView view{range.begin, row_of_bytes(range.size), device, Access::read_write};
   Tensor bytes = adopt(view, kept(nb::borrow(storage)));
   storages().note_adopted(torch, storage, bytes);
   return bytes;
 }
 
 Tensor block_of(const Api& torch, nb::handle storage, Device device) {
-  if (auto lent = lent_elsewhere(torch, storage, device)) return *std::move(lent);
-  return device == kCpu ? block_of(torch, storage) : block_on(device, torch, storage);
+  const Range range = range_of(torch, storage);
+  if (auto lent = lent_elsewhere(torch, range, device)) return *std::move(lent);
+  return device == kCpu ? block_of(torch, storage) : block_on(device, torch, storage, range);
 }
 
 bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_leaf")); }
@@ -197,9 +205,12 @@ std::optional<Shared> share(PyObject* object) {
   auto& [layout, device, data] = *placed;
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
-  if (layout.numel() != 0)  // most tensors are at the begin of a block, which says it all
-    if (const auto block = storages().block_at(torch, data))  // torch may have mapped it elsewhere
+  if (layout.numel() != 0) {  // most tensors are at the begin of a block, which says it all
+    auto block = storages().block_at(torch, data);
+    if (!block && device != kCpu) block = storages().adopted_at(data, layout.nbytes(), device);
+    if (block)  // torch may have mapped it elsewhere
       return Shared{{block->block(), block->data(), std::move(layout), device, block->access()}, *flags};
+  }
   const Tensor bytes = block_of(torch, torch.storage_of(tensor), device);
   const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
   return Shared{{bytes.block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
@@ -223,8 +234,9 @@ Tensor share_storage(PyObject* storage) {
   const Api& torch = api();
   const Device device = torch.device_of_storage(storage);
   if (device == kCpu) return block_of(torch, storage);
-  const auto lent = lent_elsewhere(torch, storage, device);
-  if (!lent) return block_on(device, torch, storage);
+  const Range range = range_of(torch, storage);
+  const auto lent = lent_elsewhere(torch, range, device);
+  if (!lent) return block_on(device, torch, storage, range);
   if (onecopy::storage(*lent).size() != lent->nbytes())
     throw Error(ErrorCode::unsupported,
                 "this storage is a part of a block of onecopy, and a storage stands for a whole one; share "
@@ -252,7 +264,7 @@ bool is_shared(PyObject* storage) {
   const Api* torch = Api::get();
   const auto device = torch ? device_of(storage) : std::nullopt;
   return device && (storages().block_at(*torch, torch->data(storage)) ||
-                    lent_elsewhere(*torch, storage, *device).has_value());
+                    lent_elsewhere(*torch, range_of(*torch, storage), *device).has_value());
 }
 
 Stream current_stream(Device device) {
