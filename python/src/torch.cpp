@@ -207,7 +207,7 @@ std::optional<Shared> share(PyObject* object) {
   if (!flags) return std::nullopt;
   if (layout.numel() != 0) {  // most tensors are at the begin of a block, which says it all
     auto block = storages().block_at(torch, data);
-    if (!block && device != kCpu) block = storages().adopted_at(data, layout.nbytes(), device);
+    if (!block && device != kCpu) block = storages().adopted_at(data, layout.extent_bytes(), device);
     if (block)  // torch may have mapped it elsewhere
       return Shared{{block->block(), block->data(), std::move(layout), device, block->access()}, *flags};
   }

@@ -52,6 +52,12 @@ Fd make_largest_range(const RingOptions& options) {
   }
 }
 
+/// How long it was until what was waited for came; long when the deadline came first.
+nanoseconds length_of_sleep(TimePoint asleep, TimePoint deadline) {
+  const TimePoint now = std::chrono::steady_clock::now();
+  return now < deadline ? now - asleep : kSleepSlice;
+}
+
 [[noreturn]] void throw_not_a_ring(const char* why) {
   throw Error(ErrorCode::protocol,
               fmt::format("the descriptor is not a queue of this version of onecopy: {}", why));
@@ -166,7 +172,7 @@ bool Ring::wait_for_item(TimePoint deadline) {
   if (look_again()) return true;
   const TimePoint asleep = std::chrono::steady_clock::now();
   if (!sleep_on(header_->items, armed, deadline)) trim_idle();
-  item_spin_.note_sleep(std::chrono::steady_clock::now() - asleep);
+  item_spin_.note_sleep(length_of_sleep(asleep, deadline));
   if (!has_item()) check_empty();  // Not before the sleep: it takes the producers' line away from them.
   point("ring.take.woken");
   return true;
@@ -181,7 +187,7 @@ bool Ring::wait_for_space(TimePoint deadline) {
   if (look_again()) return true;
   const TimePoint asleep = std::chrono::steady_clock::now();
   sleep_on(header_->space, armed, deadline);
-  space_spin_.note_sleep(std::chrono::steady_clock::now() - asleep);
+  space_spin_.note_sleep(length_of_sleep(asleep, deadline));
   point("ring.put.woken");
   return true;
 }

@@ -219,8 +219,12 @@ bool Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRe
     process.deposit(block, creator_, origins_.channel());
     return true;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::owner_died) throw;
-    return false;  // the creator is gone, or may not write what we may only read
+    if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::owner_died &&
+        error.code() != ErrorCode::unsupported)
+      throw;
+    // The creator is gone, or may not write what we may only read, or has too many; or we cannot pass it on. Who
+    // has it open can take it all the same, and others learn why they cannot.
+    return false;
   }
 }
 

@@ -257,8 +257,9 @@ void Broker::take_deposit(Connection& c, Packet packet) {
   ExportedMemory memory{
       static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end()), body.device};
   std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
-  deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
-                std::move(packet.fds[0]), std::move(memory), body.channel);
+  if (!deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
+                     std::move(packet.fds[0]), std::move(memory), body.channel))
+    throw Error(ErrorCode::unsupported, "the queue's creator keeps no more descriptors of device memory");
   point("deposit.kept");
   reply(c, wire::pack(wire::Type::deposited, wire::Deposited{}));
 }

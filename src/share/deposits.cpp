@@ -17,19 +17,19 @@ void drop_where(Map& map, Drop&& drop) {
 
 }  // namespace
 
-void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
+bool Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
                    std::uint64_t channel) {
   std::lock_guard lock(mutex_);
-  if (!channels_.contains(channel)) return;
+  if (!channels_.contains(channel)) return true;
   auto at = entries_.find(key);
   if (at == entries_.end() && !has_room_for(memory)) {
     if (!std::exchange(refused_, true))
-      log_warning(
-          fmt::format("the tensors that process {} puts into a queue of this process lie in many pieces of "
-                      "device memory; descriptors of {} are kept, and should it die, what is in the others "
-                      "and has not been taken by then is lost",
-                      origin.pid, kMostOfDevices));
-    return;
+      log_warning(fmt::format(
+          "memory of process {} that is in queues open here lies in many pieces on a device; {} "
+          "descriptors of such are kept for the day that their owners die, and what is in the "
+          "other pieces and not taken by then is lost",
+          origin.pid, kMostOfDevices));
+    return false;
   }
   if (at == entries_.end()) {  // whole or not at all: the next attempt must not find half of one
     Entry entry{origin, open_pidfd(origin), std::move(table), std::move(memory), {}};
@@ -40,6 +40,7 @@ void Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
     at = entries_.emplace(key, std::move(entry)).first;
   }
   at->second.channels[channel].reset();
+  return true;
 }
 
 bool Deposits::has_room_for(const ExportedMemory& memory) const noexcept {

@@ -44,8 +44,9 @@ class Deposits {
     ExportedMemory memory;
     bool owner_gone = false;
   };
-  /// Keeps a segment for `channel`; without effect when no such channel is known here.
-  void add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
+  /// Keeps a segment for `channel`; without effect when no such channel is known here. False when there are
+  /// too many descriptors for it.
+  bool add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
            std::uint64_t channel);
   std::optional<Opened> open(const DepositKey& key, Access access) const;
 

@@ -197,10 +197,17 @@ void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
     if (e.code() != ErrorCode::peer_died) throw;
   }
   const Access other = access == Access::read_only ? Access::read_write : Access::read_only;
-  if (access == Access::read_only && peer.has_segment(handle.segment, other))
-    return peer.map_segment(handle.segment, access, peer.export_segment(handle.segment, access));
+  std::optional<Error> not_kept;
+  if (access == Access::read_only && peer.has_segment(handle.segment, other)) {
+    try {
+      return peer.map_segment(handle.segment, access, peer.export_segment(handle.segment, access));
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::unsupported) throw;
+      not_kept = e;
+    }
+  }
   std::optional<Peer::Foreign> found = ask_holders(handle, access);
-  if (!found) throw died(handle);
+  if (!found) throw not_kept.value_or(died(handle));
   peer.map_segment(handle.segment, access, std::move(found->memory));
 }
 
@@ -216,9 +223,19 @@ ExportedMemory Importer::pass_on(const SharedKeeper& keeper, std::uint32_t segme
   try {
     return keeper.export_segment(segment, Access::read_write);
   } catch (const Error& e) {
-    Peer* owner = e.code() == ErrorCode::unsupported ? find_owner(keeper.owner()) : nullptr;
-    if (!owner || owner->is_disconnected()) throw;
-    return owner->fetch_memory({segment, Access::read_write});
+    if (e.code() != ErrorCode::unsupported) throw;
+    if (auto memory = ask_owner(keeper.owner(), segment)) return *std::move(memory);
+    throw;
+  }
+}
+
+/// Empty when it is gone.
+std::optional<ExportedMemory> Importer::ask_owner(const ProcessId& owner, std::uint32_t segment) {
+  try {
+    return connect(owner).fetch_memory({segment, Access::read_write});
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
+    return {};
   }
 }
 

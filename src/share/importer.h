@@ -42,8 +42,8 @@ class Importer {
   /// and so is kept off hot paths and locks. Null: it is our own.
   Peer* prepare(const HandleFields& handle, Access access);
 
-  /// What another process needs to map a segment of the keeper's for good. A borrower may not have kept it; then
-  /// its owner is asked.
+  /// What a third process needs to map a segment of the keeper's, also after this process and the owner have
+  /// died. A borrower may not have kept it; then the owner is asked. Throws unsupported when it is gone.
   ExportedMemory pass_on(const SharedKeeper& keeper, std::uint32_t segment);
 
   std::vector<Peer*> peers() const;
@@ -66,6 +66,7 @@ class Importer {
   Peer& adopt(std::unique_ptr<Peer> peer);
   Peer& reach_owner(const HandleFields& handle, Access access);
   std::optional<Peer::Foreign> ask_holders(const HandleFields& handle, Access access);
+  std::optional<ExportedMemory> ask_owner(const ProcessId& owner, std::uint32_t segment);
   void fetch(Peer& peer, const HandleFields& handle, Access access);
   void fetch_again(Peer& old, const HandleFields& handle, Access access);
   Tensor open_own(const HandleFields& handle, Access access);

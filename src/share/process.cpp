@@ -328,12 +328,16 @@ void Process::close_channel(const ProcessId& creator, std::uint64_t channel, std
 
 void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t channel) {
   auto& keeper = static_cast<SharedKeeper&>(*block.keeper());
-  const std::uint32_t segment = keeper.export_block(block.number(), Access::read_write).info.segment;
+  const BlockPlace place = keeper.export_block(block.number(), Access::read_write);
+  const std::uint32_t segment = place.info.segment;
+  if (creator == id_ && keeper.owner() == id_) return broker_.spread_deposit(segment, channel);
+  const DepositKey key{public_name(keeper.owner()), segment};
   if (creator != id_) {
-    importer_.connect(creator).deposit({public_name(keeper.owner()), segment}, keeper.origin(),
-                                       keeper.export_table(), importer_.pass_on(keeper, segment), channel);
-  } else if (keeper.owner() == id_) {
-    broker_.spread_deposit(segment, channel);
+    importer_.connect(creator).deposit(key, keeper.origin(), keeper.export_table(),
+                                       importer_.pass_on(keeper, segment), channel);
+  } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
+    // Of the host's memory what is open here will do.
+    deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment), channel);
   }
 }
 

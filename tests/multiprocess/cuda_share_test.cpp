@@ -272,7 +272,7 @@ TEST_F(CudaBetweenProcesses, HoweverManyPiecesAreOpenFewDescriptorsAre) {
 }
 
 TEST_F(CudaBetweenProcesses, WhatABorrowerKeptNoDescriptorOfGoesOnWhileItsOwnerLives) {
-  Shared<Note> pieces, queue, first, last;
+  Shared<Note> pieces, queue, first, last, relay;
   constexpr int kPieces = 40;
   Child owner([&] {
     const CudaCalls cu;
@@ -285,27 +285,40 @@ TEST_F(CudaBetweenProcesses, WhatABorrowerKeptNoDescriptorOfGoesOnWhileItsOwnerL
   Child third([&] {
     Queue created = Queue::create();
     queue->write(created.handle().to_text());
-    EXPECT_EQ(element(created.get_tensor(), 0), kPieces - 1) << "with the owner's help";
-    queue->step = 2;
+    queue->reach(3);
+    const Tensor tensor = created.get_tensor();
+    EXPECT_EQ(element(tensor, 0), kPieces - 1) << "it was deposited, with the owner's help";
+    queue->step = 4;
+    EXPECT_EQ(element(created.get_tensor(), 0), kPieces - 1) << "it is open here";
   });
   Child borrower([&] {
     const std::vector<Tensor> tensors = open_all(Bundle::open(Handle::from_text(pieces->read())));
-    Queue::connect(Handle::from_text(queue->read())).put(tensors.back());
-    pieces->reach(2);
+    Queue to_third = Queue::connect(Handle::from_text(queue->read()));
+    to_third.put(tensors.back());
+    Queue own = Queue::create();
+    own.put(tensors.back());
+    relay->write(own.handle().to_text());
+    queue->step = 2;
+    queue->reach(4);
+    to_third.put(tensors.back());
     EXPECT_EQ(element(tensors.back(), 0), kPieces - 1) << "the memory is still here";
+    EXPECT_EQ(element(open(share(tensors.back()), Access::read_only), 0), kPieces - 1)
+        << "its queue has it";
     const Handle kept = share(tensors.front());
-    const Handle not_kept = share(tensors.back());
+    const Handle not_kept = share(tensors[kPieces - 2]);
     first->write(kept.to_text());
     last->write(not_kept.to_text());
     last->reach(2);
   });
   queue->reach(2);
   owner.kill();
-  pieces->step = 2;
+  queue->step = 3;
   Child late([&] {
     EXPECT_EQ(element(open(Handle::from_text(first->read())), 0), 0);
     expect_refusal(ErrorCode::unsupported, {"descriptors", "while the owner runs", "copy"},
                    [&] { open(Handle::from_text(last->read())); });
+    const Tensor relayed = Queue::connect(Handle::from_text(relay->read())).get_tensor();
+    EXPECT_EQ(element(relayed, 0), kPieces - 1) << "its creator kept what it put there";
     last->step = 2;
   });
   EXPECT_EQ(late.join(), 0);

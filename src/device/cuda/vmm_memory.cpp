@@ -86,7 +86,7 @@ class AddressRange {
 
 /// The descriptors that a borrower was given, for passing the memory on when its owner has died: the driver exports
 /// what was made here, and not what was imported. A model in expandable segments comes with thousands, so a process
-/// keeps those of the first segments that it opens, up to this many.
+/// keeps this many in all, of segments that still fit when they are opened.
 class Received {
  public:
   static constexpr std::size_t kMost = 12;
@@ -196,9 +196,10 @@ void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
   throw Error(
       ErrorCode::unsupported,
       fmt::format(
-          "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors "
-          "of {} chunks that it opened, to pass them on when their owner has ended, and this one came "
-          "later; open it in the third process while the owner runs, or send a copy",
+          "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors of {} "
+          "chunks in all, to pass memory on when its owner has ended, and there was no room for these; "
+          "open "
+          "it in the third process while the owner runs, or send a copy",
           chunks, Received::kMost));
 }
 
