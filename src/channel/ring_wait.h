@@ -60,12 +60,12 @@ class SpinBudget {
     was_short_.store(slept < kShort, std::memory_order_relaxed);
   }
 
-  static constexpr std::uint32_t kMost = 50'000;  ///< ns, about one futex round trip
-  static constexpr std::uint32_t kFirst = 4'000;  ///< ns, less is not worth it
-  static constexpr std::uint32_t kProbe =
-      100'000;                                   ///< ns, what a partner needs at most that has to be woken
-  static constexpr std::uint32_t kRarest = 256;  ///< short sleeps: of them one is followed by a probe
+  static constexpr std::uint32_t kMost = 50'000;    ///< ns, about one futex round trip
+  static constexpr std::uint32_t kFirst = 4'000;    ///< ns, less is not worth it
+  static constexpr std::uint32_t kProbe = 100'000;  ///< ns, the partner has to be woken first
+  static constexpr std::uint32_t kRarest = 256;     ///< short sleeps: of them one is followed by a probe
   static constexpr std::chrono::microseconds kShort{500};
+  static_assert(kProbe > kMost, "end() knows a probe by its budget");
 
  private:
   struct Turn {

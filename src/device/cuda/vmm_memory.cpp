@@ -198,8 +198,7 @@ void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
       fmt::format(
           "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors of {} "
           "chunks in all, to pass memory on when its owner has ended, and there was no room for these; "
-          "open "
-          "it in the third process while the owner runs, or send a copy",
+          "open it in the third process while the owner runs, or send a copy",
           chunks, Received::kMost));
 }
 
