@@ -30,6 +30,32 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 15> kFields
     {"host_waits", &Stats::host_waits},
 }};
 
+constexpr int kMostNested = 8;
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::protocol, "a process described itself in an unknown way: " + why);
+}
+
+/// A value is copied and freed level by level on the stack: it must not be deep enough to exhaust it.
+json parse(const std::string& text) {
+  return json::parse(text, [](int depth, json::parse_event_t, json&) {
+    if (depth > kMostNested) refuse("it is nested too deeply");
+    return true;
+  });
+}
+
+/// Zero when it is missing. Only what was written as an integer is taken: what becomes of 1e99 or -1.5 in
+/// one is not defined.
+template <class Integer>
+Integer integer(const json& object, const char* name) {
+  if (object.is_object() && !object.contains(name)) return 0;
+  const auto value = object.at(name).get_ref<const json::number_unsigned_t&>();
+  if (!std::in_range<Integer>(value)) refuse(std::string(name) + " is too large");
+  return static_cast<Integer>(value);
+}
+
+std::uint64_t count(const json& object, const char* name) { return integer<std::uint64_t>(object, name); }
+
 }  // namespace
 
 std::string to_json(const OwnerInfo& info) {
@@ -50,26 +76,23 @@ std::string to_json(const OwnerInfo& info) {
 
 OwnerInfo owner_from_json(const std::string& text) {
   try {
-    const json root = json::parse(text);
+    const json root = parse(text);
     OwnerInfo info;
-    info.pid = root.value("pid", 0);
     info.name = root.value("name", "");
     info.socket = root.value("socket", "");
+    info.pid = integer<int>(root, "pid");
     const json stats = root.value("stats", json::object());
-    for (const auto& [name, field] : kFields) info.stats.*field = stats.value(name, std::uint64_t{0});
+    for (const auto& [name, field] : kFields) info.stats.*field = count(stats, name);
     for (const json& d : root.value("devices", json::array()))
-      info.devices.push_back({d.value("device", ""), d.value("uuid", ""),
-                              d.value("segments", std::uint64_t{0}), d.value("bytes", std::uint64_t{0})});
+      info.devices.push_back(
+          {d.value("device", ""), d.value("uuid", ""), count(d, "segments"), count(d, "bytes")});
     for (const json& b : root.value("borrowers", json::array()))
-      info.borrowers.push_back(
-          {b.value("pid", 0), b.value("name", ""), b.value("claims", std::uint64_t{0})});
+      info.borrowers.push_back({integer<int>(b, "pid"), b.value("name", ""), count(b, "claims")});
     for (const json& t : root.value("transit", json::array()))
-      info.in_transit.push_back(
-          {t.value("blocks", std::uint64_t{0}), t.value("age_seconds", 0.0), t.value("where", "")});
+      info.in_transit.push_back({count(t, "blocks"), t.value("age_seconds", 0.0), t.value("where", "")});
     return info;
   } catch (const json::exception& e) {
-    throw Error(ErrorCode::protocol,
-                std::string("a process described itself in an unknown way: ") + e.what());
+    refuse(e.what());
   }
 }
 

@@ -72,9 +72,19 @@ TEST(InfoText, WhatIsNotADescriptionIsRefused) {
     expect_refusal(ErrorCode::protocol, {"unknown way"}, [&] { owner_from_json(text); });
 }
 
+// Each of these became some number, or the end of a process built with sanitizers.
+TEST(InfoText, OnlyAnIntegerThatFitsIsTakenForOne) {
+  for (const char* text : {R"({"pid":1e99})", R"({"pid":9999999999})", R"({"pid":-1})", R"({"pid":true})",
+                           R"({"pid":1.0})", R"({"stats":{"limbo":-1.5}})", R"({"stats":{"limbo":1e30}})",
+                           R"({"stats":{"limbo":-1}})", R"({"devices":[{"bytes":1e99}]})",
+                           R"({"borrowers":[{"pid":1e10}]})", R"({"transit":[{"blocks":0.5}]})"})
+    expect_refusal(ErrorCode::protocol, {"unknown way"}, [&] { owner_from_json(text); });
+}
+
 TEST(InfoText, DeepNestingIsNoCrash) {
-  const std::string deep(200'000, '[');
-  expect_refusal(ErrorCode::protocol, {}, [&] { owner_from_json(deep); });
+  const std::string open(200'000, '['), close(200'000, ']');
+  for (const std::string& text : {open, open + close, R"({"stats":)" + open + close + "}"})
+    expect_refusal(ErrorCode::protocol, {"unknown way"}, [&] { owner_from_json(text); });
 }
 
 }  // namespace
