@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -14,9 +15,10 @@ namespace onecopy::cuda {
 struct DeviceEntry {
   CUdevice device = 0;
   DeviceInfo info;
-  bool exports_descriptors = false;  ///< memory can be made that leaves as a descriptor
-  bool has_stream_words = false;     ///< streams can wait for and write 64-bit words
-  bool has_host_addresses = false;   ///< uses registered memory of the host at its own addresses
+  bool exports_descriptors = false;           ///< memory can be made that leaves as a descriptor
+  bool has_stream_words = false;              ///< streams can wait for and write 64-bit words
+  bool has_host_addresses = false;            ///< uses registered memory of the host at its own addresses
+  std::atomic<bool> has_open_export = false;  ///< a segment keeps a descriptor, see vmm_memory.cpp
   std::once_flag retained;
   CUcontext context = nullptr;  ///< primary; see Devices::context()
 };

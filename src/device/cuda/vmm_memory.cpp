@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <atomic>
 #include <set>
 #include <utility>
 
 #include "exported_chunks.h"
+#include "kept_descriptors.h"
 #include "onecopy/core/error.h"
 #include "peers.h"
 
@@ -84,35 +84,50 @@ class AddressRange {
   std::vector<std::size_t> sizes_;
 };
 
-/// The descriptors that a borrower was given, for passing the memory on when its owner has died: the driver exports
-/// what was made here, and not what was imported. A model in expandable segments comes with thousands, so a process
-/// keeps this many in all, of segments that still fit when they are opened.
-class Received {
+/// A descriptor of one segment of each card, for as long as that has memory: while one is open anywhere, the driver
+/// makes another in 0.02 ms, and else in 0.8 (seen on an H200), which the first to open a segment waited for.
+class OpenExport {
  public:
-  static constexpr std::size_t kMost = 12;
+  explicit OpenExport(DeviceEntry& device) noexcept : device_(device) {}
+  OpenExport(const OpenExport&) = delete;
+  OpenExport& operator=(const OpenExport&) = delete;
+  ~OpenExport() { close(); }
 
-  Received() = default;
-  Received(const Received&) = delete;
-  Received& operator=(const Received&) = delete;
-  ~Received() { kept_ -= fds_.size(); }
-
-  void keep(std::vector<Fd> fds) {
-    if (kept_.fetch_add(fds.size()) + fds.size() <= kMost) fds_ = std::move(fds);
-    else kept_ -= fds.size();
-  }
-  const std::vector<Fd>& fds() const noexcept { return fds_; }
+  /// Does nothing where another segment has one. Where it cannot be made, exporting is slow, or fails, too.
+  void open(const Driver& driver, const PhysicalMemory& memory);
+  void close() noexcept;
 
  private:
-  inline static std::atomic<std::size_t> kept_{0};
-
-  std::vector<Fd> fds_;
+  DeviceEntry& device_;
+  bool ours_ = false;
+  KeptDescriptors kept_;
 };
+
+void OpenExport::open(const Driver& driver, const PhysicalMemory& memory) {
+  if (device_.has_open_export.exchange(true)) return;
+  ours_ = true;
+  std::vector<Fd> fds;
+  int fd = -1;
+  if (driver.cuMemExportToShareableHandle(&fd, memory.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
+      CUDA_SUCCESS)
+    return close();
+  fds.emplace_back(fd);
+  kept_.keep(std::move(fds));
+}
+
+void OpenExport::close() noexcept {
+  kept_.close();
+  if (std::exchange(ours_, false)) device_.has_open_export = false;
+}
 
 /// A segment of kind cuda_vmm, of the owner (one chunk) or of a borrower.
 class VmmMemory final : public DeviceMemory {
  public:
   VmmMemory(int ordinal, std::size_t bytes, Access access)
-      : ordinal_(ordinal), access_(access), range_(Driver::get(), bytes) {}
+      : ordinal_(ordinal),
+        access_(access),
+        open_export_(Devices::get().at(ordinal)),
+        range_(Driver::get(), bytes) {}
 
   std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(range_.base()); }
   std::size_t size() const noexcept override { return range_.bytes(); }
@@ -133,8 +148,12 @@ class VmmMemory final : public DeviceMemory {
   std::set<int> allowed_;               ///< other devices
   std::vector<PhysicalMemory> chunks_;  // before range_: unmapped first
   std::vector<std::uint64_t> sizes_;
+  mutable OpenExport open_export_;
   bool imported_ = false;
-  Received received_;
+  /// What a borrower was given, for passing the memory on when its owner has died: the driver exports what was
+  /// made here, and not what was imported. A model in expandable segments comes with thousands, so this is empty
+  /// where there was no room for all.
+  KeptDescriptors received_;
   AddressRange range_;
 };
 
@@ -166,6 +185,7 @@ void VmmMemory::create_memory() {
     range_.unmap(driver);
     throw;
   }
+  open_export_.open(driver, memory);
   chunks_.push_back(std::move(memory));
   sizes_.push_back(size());
 }
@@ -186,6 +206,7 @@ void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
   const Driver* driver = Driver::try_get();
   if (!driver) return;
   const std::lock_guard lock(mutex_);
+  open_export_.close();
   range_.unmap(*driver);
   allowed_.clear();
   chunks_.clear();
@@ -199,7 +220,7 @@ void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
           "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors of {} "
           "chunks in all, to pass memory on when its owner has ended, and there was no room for these; "
           "open it in the third process while the owner runs, or send a copy",
-          chunks, Received::kMost));
+          chunks, KeptDescriptors::kMost));
 }
 
 ExportedMemory VmmMemory::export_memory(Access access) const {
@@ -209,6 +230,7 @@ ExportedMemory VmmMemory::export_memory(Access access) const {
   const std::lock_guard lock(mutex_);
   if (chunks_.empty())
     throw Error(ErrorCode::invalid_argument, "the segment has no memory yet: commit it first");
+  if (!imported_) open_export_.open(driver, chunks_.front());  // the segment that had one may be gone
   ExportedMemory memory;
   memory.kind = kind();
   memory.size = size();

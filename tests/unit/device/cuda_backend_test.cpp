@@ -2,6 +2,8 @@
 // The CUDA backend where the driver is absent, old, short of something, or in the middle of a capture.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <filesystem>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -189,6 +191,58 @@ TEST_F(Cuda, AllocatingDuringACaptureDoesNotSpoilIt) {
     const Tensor tensor = empty(Layout(DType::u8, {100 << 20}), kCuda0);
     testing::CUgraph graph = nullptr;
     EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
+  });
+}
+
+constexpr std::size_t kSegment = 2 << 20;
+
+std::unique_ptr<DeviceMemory> committed_segment() {
+  auto segment = backend(DeviceType::cuda).create(0, kSegment, SegmentKind::cuda_vmm, "test", 0);
+  segment->commit(0, kSegment);
+  return segment;
+}
+
+/// How many descriptors of this process are of files with this in their names.
+std::ptrdiff_t descriptors_of(const std::string& name) {
+  const auto all = std::filesystem::directory_iterator("/proc/self/fd");
+  return std::count_if(begin(all), end(all), [&](const auto& descriptor) {
+    std::error_code gone;  // that of the directory itself
+    return read_symlink(descriptor.path(), gone).string().find(name) != std::string::npos;
+  });
+}
+
+// The first to open a segment waited 0.8 ms for its descriptor.
+TEST_F(CudaFaults, OneExportOfACardStaysOpenWhileItHasMemory) {
+  in_child([] {
+    const auto open = [] { return descriptors_of("simulated-cuda"); };
+    const auto first = committed_segment();
+    EXPECT_EQ(open(), 2) << "the simulator's own and one export";
+    const auto second = committed_segment();
+    EXPECT_EQ(open(), 3) << "no further export";
+    first->decommit(0, kSegment);
+    EXPECT_EQ(open(), 1) << "nothing keeps the memory";
+    second->export_memory(Access::read_write);
+    EXPECT_EQ(open(), 2) << "the second has taken it over";
+  });
+}
+
+TEST_F(CudaFaults, AnExportThatCannotStayOpenIsNoFailure) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.sim_fail("cuMemExportToShareableHandle", 304, 0, 1);
+    const auto segment = committed_segment();
+    EXPECT_EQ(segment->export_memory(Access::read_write).fds.size(), 1u);
+  });
+}
+
+TEST_F(Cuda, AForkedChildKeepsNoMemoryOfTheCard) {
+  in_child([] {
+    const auto segment = committed_segment();
+    const auto opened =
+        backend(DeviceType::cuda).open(0, segment->export_memory(Access::read_write), Access::read_write);
+    const auto before = descriptors_of("/dev/null");
+    in_child([before] { EXPECT_EQ(descriptors_of("/dev/null"), before + 2); });
+    EXPECT_EQ(descriptors_of("/dev/null"), before) << "its parent goes on";
   });
 }
 

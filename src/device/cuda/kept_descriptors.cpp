@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kept_descriptors.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <utility>
+
+namespace onecopy::cuda {
+
+namespace {
+
+/// One more than the number of each that is kept, and only while it is open: another thread may be in the middle
+/// of a change when this one forks. 0 where there is none.
+std::array<std::atomic<int>, KeptDescriptors::kMost> numbers{};
+std::atomic<std::size_t> kept{0};
+
+void replace(int before, int after) noexcept {
+  for (std::atomic<int>& number : numbers)
+    if (int expected = before; number.compare_exchange_strong(expected, after)) return;
+}
+
+void leave_to_parent() noexcept {
+  const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (nothing < 0) return;
+  for (const std::atomic<int>& number : numbers)
+    if (const int next = number.load(); next != 0) ::dup3(nothing, next - 1, O_CLOEXEC);
+  ::close(nothing);
+}
+
+}  // namespace
+
+void KeptDescriptors::keep(std::vector<Fd> fds) {
+  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, &leave_to_parent);
+  if (kept.fetch_add(fds.size()) + fds.size() > kMost) {
+    kept -= fds.size();
+    return;
+  }
+  for (const Fd& fd : fds) replace(0, fd.get() + 1);  // there is room: it was counted first
+  fds_ = std::move(fds);
+}
+
+void KeptDescriptors::close() noexcept {
+  for (const Fd& fd : fds_) replace(fd.get() + 1, 0);
+  const std::size_t count = fds_.size();
+  fds_.clear();
+  kept -= count;
+}
+
+}  // namespace onecopy::cuda
