@@ -26,6 +26,9 @@ PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", 300))
 # How many processes are killed at random, in all; ONECOPY_TEST_KILLS=500 is what the package promises.
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", 80))
 
+# Threads of torch's that wait for each other on few processors are most of what programs that train cost.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # Where the shell that started us ignores it, as it does in the background, so would every test.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
