@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -19,9 +20,14 @@ class SeenObjects {
     for (const Entry& entry : entries_) Py_XDECREF(entry.object);
   }
 
+  /// Room for this many more at once.
+  void reserve(std::size_t more) {
+    if (2 * (used_ + more) > entries_.size()) grow(std::bit_ceil(2 * (used_ + more)));
+  }
+
   /// The object's number, or kNew after it was given `number`.
   std::uint32_t find_or_add(PyObject* object, std::uint32_t number) {
-    if (2 * (used_ + 1) > entries_.size()) grow();
+    if (2 * (used_ + 1) > entries_.size()) grow(entries_.empty() ? 16 : 2 * entries_.size());
     Entry& entry = place(object);
     if (entry.object) return entry.number;
     Py_INCREF(object);
@@ -44,8 +50,8 @@ class SeenObjects {
     return entries_[at & mask];
   }
 
-  void grow() {
-    std::vector<Entry> old(entries_.empty() ? 16 : 2 * entries_.size());
+  void grow(std::size_t size) {
+    std::vector<Entry> old(size);
     old.swap(entries_);
     for (const Entry& entry : old)
       if (entry.object) place(entry.object) = entry;

@@ -53,6 +53,7 @@ Handle share_array(nb::handle x, bool copy, Exact exact) {
 /// The bundle's value as bytes, and its tensors.
 Message encode(const Tree& tree) {
   Message message;
+  message.tensors.reserve(tree.leaves().size());
   if (!encode_value(tree.value().ptr(), message)) {
     for (const Tree::Leaf& leaf : tree.leaves())
       if (torch::is_tensor(leaf.array.ptr()) && !torch::share(leaf.array.ptr()))

@@ -42,9 +42,9 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
   return without_gil([&] { return copy(view); });
 }
 
-/// A new storage on a whole block.
+/// A new storage on a whole block. REQUIRES: u8[size].
 nb::object new_storage(const Api& torch, const Tensor& bytes) {
-  nb::object storage = torch.storage_of(storages().lend(torch, bytes, row_of_bytes(bytes.nbytes())));
+  nb::object storage = torch.storage_of(storages().lend(torch, bytes));
   storages().assign(torch, storage, onecopy::storage(bytes).data());
   return storage;
 }
@@ -53,7 +53,7 @@ nb::object new_storage(const Api& torch, const Tensor& bytes) {
 /// have a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable.
 /// False when another thread was quicker: the storage does not begin at `before` any more.
 bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes) {
-  nb::object lent = torch.storage_of(storages().lend(torch, bytes, row_of_bytes(bytes.nbytes())));
+  nb::object lent = torch.storage_of(storages().lend(torch, bytes));
   if (torch.data(storage) != before) return false;  // from here to the exchange the GIL is kept
   const bool keep = !torch.is_resizable(storage);
   torch.exchange(storage, lent);
@@ -174,7 +174,7 @@ nb::object plain(const Api& torch, const Tensor& tensor) {
     const Tensor bytes(tensor.block(), block.data(), row_of_bytes(block.size()), device, tensor.access());
     return torch.on_storage(new_storage(torch, bytes), layout, offset, device);
   }
-  nb::object opened = storages().lend(torch, tensor, layout);
+  nb::object opened = storages().lend(torch, tensor);
   storages().assign(torch, torch.storage_of(opened), block.data());
   return opened;
 }

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "memory/dlpack_dtype.h"
-#include "onecopy/share/share.h"
 #include "share/keeper.h"
 #include "share/process.h"
 
@@ -24,23 +23,20 @@ Storages::Storages() {
                  [] { instance().mutex_.unlock(); });
 }
 
-nb::object Storages::lend(const Api& api, const Tensor& bytes, const Layout& layout) {
+nb::object Storages::lend(const Api& api, const Tensor& tensor) {
   drop_due(api);
-  auto lent = std::make_unique<Lent>();
-  lent->bytes = bytes;
-  lent->begin = storage(bytes).data();
-  lent->dims.assign(layout.shape().begin(), layout.shape().end());
-  lent->dims.insert(lent->dims.end(), layout.strides().begin(), layout.strides().end());
-  lent->dims.push_back(0);  // so that a 0-d tensor has pointers, too
+  auto lent = std::make_unique<Lent>(tensor);
+  // They are only read, and stay where they are as long as torch has them. A 0-d tensor has pointers, too.
+  const Layout& layout = lent->bytes.layout();
   lent->managed.version = {1, 1};
   lent->managed.manager_ctx = lent.get();
   lent->managed.deleter = &Storages::give_back;
   lent->managed.dl_tensor = {lent->begin,
-                             to_dl(bytes.device()),
+                             to_dl(tensor.device()),
                              static_cast<std::int32_t>(layout.ndim()),
                              to_dl(layout.dtype()),
-                             lent->dims.data(),
-                             lent->dims.data() + layout.ndim(),
+                             const_cast<std::int64_t*>(layout.shape().data()),
+                             const_cast<std::int64_t*>(layout.strides().data()),
                              0};
   {
     std::lock_guard lock(mutex_);
@@ -54,10 +50,10 @@ void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin
   std::lock_guard lock(mutex_);
   const auto at = lent_.find(begin);
   if (at == lent_.end()) {
-    due_weak_.push_back(weak);
+    free_later(weak);
     return;
   }
-  if (at->second->weak != 0) due_weak_.push_back(at->second->weak);
+  if (at->second->weak != 0) free_later(at->second->weak);
   at->second->weak = weak;
   if (former.is_valid()) at->second->former = former.release().ptr();
 }
@@ -108,7 +104,7 @@ void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
   std::lock_guard lock(mutex_);
   if (const auto at = paired_.find(theirs); at != paired_.end()) {  // an expired one at the same address
     ours_.erase(onecopy::storage(at->second.bytes).data());
-    due_weak_.push_back(at->second.weak);
+    free_later(at->second.weak);
     paired_.erase(at);
   }
   paired_.insert({theirs, {bytes, weak}});
@@ -169,7 +165,7 @@ void Storages::drop_expired(const Api& api) {
     const auto at = paired_.find(begin);
     ours_.erase(onecopy::storage(at->second.bytes).data());
     freed.push_back(std::move(at->second.bytes));
-    due_weak_.push_back(weak);
+    free_later(weak);
     paired_.erase(at);
   }
   paired_limit_ = std::max<std::size_t>(64, paired_.size() * 2);
@@ -184,16 +180,18 @@ void Storages::remove(Lent& lent) noexcept {
   std::lock_guard lock(mutex_);
   const auto at = lent_.find(lent.begin);
   if (at != lent_.end() && at->second == &lent) lent_.erase(at);
-  if (lent.weak != 0) due_weak_.push_back(lent.weak);
-  if (lent.former) due_objects_.push_back(lent.former);
+  if (lent.weak != 0) free_later(lent.weak);
+  if (!lent.former) return;
+  due_objects_.push_back(lent.former);
+  is_due_ = true;
 }
 
-void Storages::drop_due(const Api& api) {
+void Storages::drop_all_due(const Api& api) {
   std::vector<std::uintptr_t> weak;
   std::vector<PyObject*> objects;
   {
     std::lock_guard lock(mutex_);
-    if (due_weak_.empty() && due_objects_.empty()) return;
+    is_due_ = false;
     weak.swap(due_weak_);
     objects.swap(due_objects_);
   }

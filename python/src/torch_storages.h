@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <optional>
@@ -9,6 +10,7 @@
 
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/memory/tensor.h"
+#include "onecopy/share/share.h"
 #include "torch_api.h"
 
 namespace onecopy::python::torch {
@@ -25,8 +27,8 @@ class Storages {
  public:
   static Storages& instance();
 
-  /// A tensor u8[size] or, if `layout` covers the block exactly, of that layout, on a storage of its own.
-  nb::object lend(const Api& api, const Tensor& bytes, const Layout& layout);
+  /// The same for torch, on a storage of its own. REQUIRES: the tensor is all of its block, in a row.
+  nb::object lend(const Api& api, const Tensor& tensor);
   /// Note that this storage has the block's memory (lent before, and exchanged since). `former` is kept
   /// alive with it when not none.
   void assign(const Api& api, nb::handle storage, const std::byte* begin, nb::object former = {});
@@ -49,10 +51,11 @@ class Storages {
  private:
   /// What torch holds: it owns itself until torch gives it back.
   struct Lent {
+    explicit Lent(const Tensor& tensor) : bytes(tensor), begin(storage(tensor).data()) {}
+
     DLManagedTensorVersioned managed{};
     Tensor bytes;
-    std::vector<std::int64_t> dims;
-    std::byte* begin = nullptr;
+    std::byte* begin;
     std::uintptr_t weak = 0;                        ///< of the storage; guarded by the mutex
     PyObject* former = nullptr;                     ///< a storage kept alive; guarded by the mutex
     std::vector<std::pair<void*, Tensor>> streams;  ///< besides the one of `bytes`; guarded by the mutex
@@ -78,7 +81,16 @@ class Storages {
   std::optional<Tensor> paired_block_at(const Api& api, const std::byte* begin);
   static void give_back(DLManagedTensorVersioned* managed);
   void remove(Lent& lent) noexcept;
-  void drop_due(const Api& api);
+  void drop_due(const Api& api) {
+    if (is_due_.load(std::memory_order_relaxed)) [[unlikely]]
+      drop_all_due(api);
+  }
+  void drop_all_due(const Api& api);
+  /// REQUIRES: the mutex.
+  void free_later(std::uintptr_t weak) {
+    due_weak_.push_back(weak);
+    is_due_ = true;
+  }
 
   mutable std::mutex mutex_;
   std::unordered_map<const std::byte*, Lent*> lent_;
@@ -89,6 +101,7 @@ class Storages {
   std::size_t paired_limit_ = 64;         ///< when to look for expired ones
   std::vector<std::uintptr_t> due_weak_;  ///< to be freed with the GIL
   std::vector<PyObject*> due_objects_;
+  std::atomic<bool> is_due_ = false;  ///< there may be something in either
 };
 
 }  // namespace onecopy::python::torch

@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/string_view.h>
 
+#include <algorithm>
 #include <string_view>
 
 #include "args.h"
@@ -149,6 +150,7 @@ nb::object Tree::walk(nb::handle x, int depth) {
 nb::object Tree::walk_dict(nb::handle x, int depth) {
   nb::object copy = nb::steal(PyDict_Copy(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
+  most_together_ = std::max(most_together_, static_cast<std::size_t>(PyDict_GET_SIZE(copy.ptr())));
   bool changed = !PyDict_CheckExact(x.ptr());
   PyObject *key, *value;
   for (Py_ssize_t position = 0; PyDict_Next(copy.ptr(), &position, &key, &value) != 0;) {
@@ -167,6 +169,7 @@ nb::object Tree::walk_dict(nb::handle x, int depth) {
 nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
   nb::object copy = nb::steal(PySequence_List(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
+  most_together_ = std::max(most_together_, static_cast<std::size_t>(PyList_GET_SIZE(copy.ptr())));
   bool changed = !PyList_CheckExact(x.ptr()) && !PyTuple_CheckExact(x.ptr());
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(copy.ptr()); ++i) {
     const Step step(*this, fmt::format_int(i).c_str());
@@ -180,7 +183,14 @@ nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
   return is_tuple ? nb::steal(PyList_AsTuple(copy.ptr())) : copy;
 }
 
+void Tree::make_room_for_many() {
+  seen_.reserve(most_together_);
+  leaves_.reserve(leaves_.size() + most_together_);
+}
+
 nb::object Tree::array(nb::handle x) {
+  constexpr std::size_t kMany = 64;
+  if (leaves_.size() == kMany) make_room_for_many();
   const std::uint32_t known = seen_.find_or_add(x.ptr(), static_cast<std::uint32_t>(leaves_.size()));
   if (known != SeenObjects::kNew) {
     other_names_.push_back({path_, known});

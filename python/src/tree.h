@@ -47,13 +47,16 @@ class Tree {
   nb::object walk_dict(nb::handle x, int depth);
   nb::object walk_sequence(nb::handle x, bool is_tuple, int depth);
   nb::object array(nb::handle x);
+  /// Memory that grows by doubling would cost a fifth of the walk.
+  void make_room_for_many();
   std::string place() const;
   [[noreturn]] void refuse(const std::string& problem) const;
   /// Adds a part to the path while it lives.
   class Step;
 
   const bool copy_;
-  std::string path_;  ///< name of where we are
+  std::string path_;               ///< name of where we are
+  std::size_t most_together_ = 0;  ///< size of the largest dict, list or tuple
   std::vector<Leaf> leaves_;
   std::vector<OtherName> other_names_;
   SeenObjects seen_;  ///< leaves by the caller's object
