@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import struct
@@ -10,7 +11,7 @@ import sys
 import time
 
 import pytest
-from devices import Driver, ForeignArray, borrower, end_peers, needs_simulator, on_device
+from devices import CUDA, Driver, ForeignArray, borrower, end_peers, needs_simulator, on_device
 
 import onecopy
 
@@ -193,6 +194,35 @@ def test_a_foreign_array_that_is_no_memory_of_the_device_is_refused():
 
 
 @on_device
+def test_managed_memory_is_refused_with_the_way_out():
+    cuda = Driver()
+    array = ForeignArray(cuda, 4)
+    at = ctypes.c_uint64()
+    cuda.call("cuMemAllocManaged", ctypes.byref(at), ctypes.c_size_t(16), 1)
+    array.at = at.value
+    before = onecopy.stats()["segments"]
+    for cuda.dlpack in (2, 13):  # as memory of a device, and as what it is: kDLCUDAManaged
+        with pytest.raises(onecopy.Unsupported, match=r"managed.*copy"):
+            onecopy.share(array)
+    assert onecopy.stats()["segments"] == before
+
+
+def test_a_device_that_another_process_has_for_itself_is_said(run_python):
+    environment = needs_simulator(CUDA)
+    program = """
+        import onecopy
+        try:
+            onecopy.empty(3, device="cuda:0")
+        except onecopy.Unsupported as error:
+            print(error)
+        assert onecopy.zeros(3).tolist() == [0, 0, 0], "the CPU needs no card"
+    """
+    output = run_python(program, env=environment | {"ONECOPY_SIM_CUDA_FAIL": "cuDevicePrimaryCtxRetain=46"})
+    assert "(46)" in output
+    assert "compute mode" in output
+
+
+@on_device
 def test_what_torchs_allocator_is_given_is_shared_like_any_other_memory():
     """The two functions of the extension module that torch calls, without torch."""
     import ctypes
@@ -339,7 +369,7 @@ def test_objects_kept_for_borrowers_survive_the_end_of_the_interpreter(run_pytho
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     program = """
         import onecopy
-        from devices import Driver, ForeignArray
+        from devices import CUDA, Driver, ForeignArray
         array = ForeignArray(Driver(), 4)
         handle = onecopy.share(array)
         print("shared")

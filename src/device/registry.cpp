@@ -85,7 +85,8 @@ Device find_device(DeviceType type, const Uuid& uuid) {
   throw Error(
       ErrorCode::unsupported,
       fmt::format("the memory is on the {} device with the UUID {}, and the {} that this process sees "
-                  "are others: is its driver there, and what does {} say?",
+                  "are others: is its driver there, and what does {} say? A part of a device, such as an "
+                  "instance of MIG, is a device with a UUID of its own",
                   name(type), uuid.str(), devices.size(), from.traits().visibility));
 }
 

@@ -146,11 +146,13 @@ Device from_dl(DLDevice device) {
     return {DeviceType::cuda, static_cast<std::int16_t>(device.device_id)};
   if (device.device_type == kDLExtDev && device.device_id >= 0 && device.device_id <= INT16_MAX)
     return {DeviceType::npu, static_cast<std::int16_t>(device.device_id)};
+  const bool is_managed = device.device_type == kDLCudaManaged;
   throw Error(
       ErrorCode::unsupported,
-      fmt::format("memory of the DLPack device ({}, {}) cannot be opened; only the cpu's (type {}), CUDA "
+      fmt::format("{}memory of the DLPack device ({}, {}) cannot be opened; only the cpu's (type {}), CUDA "
                   "devices' (type {}) and Ascend devices' (type {}) can: copy the tensor to the cpu first",
-                  device.device_type, device.device_id, kDLCpu, kDLCuda, kDLExtDev));
+                  is_managed ? "managed " : "", device.device_type, device.device_id, kDLCpu, kDLCuda,
+                  kDLExtDev));
 }
 
 DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor) {

@@ -82,7 +82,7 @@ TEST_F(CudaBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
   });
   Child hidden([&] {
     ::setenv("CUDA_VISIBLE_DEVICES", "1", 1);
-    expect_refusal(ErrorCode::unsupported, {"UUID", "CUDA_VISIBLE_DEVICES"},
+    expect_refusal(ErrorCode::unsupported, {"UUID", "CUDA_VISIBLE_DEVICES", "MIG"},
                    [&] { open(Handle::from_text(note->read())); });
     note->step = 2;
   });

@@ -55,7 +55,8 @@ struct DLManagedTensorVersioned {
 
 inline constexpr std::int32_t kDLCpu = 1;
 inline constexpr std::int32_t kDLCuda = 2;
-inline constexpr std::int32_t kDLCudaHost = 3;  ///< pinned, and the host's own all the same
+inline constexpr std::int32_t kDLCudaHost = 3;      ///< pinned, and the host's own all the same
+inline constexpr std::int32_t kDLCudaManaged = 13;  ///< migrates between the host and devices
 inline constexpr std::int32_t kDLExtDev =
     12;  ///< how torch_npu names its devices; DLPack has no number for them
 inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags

@@ -26,6 +26,7 @@ ErrorCode code_of(CUresult result) noexcept {
     case CUDA_ERROR_OUT_OF_MEMORY: return ErrorCode::out_of_memory;
     case CUDA_ERROR_MAP_FAILED: return ErrorCode::out_of_mappings;
     case CUDA_ERROR_NOT_INITIALIZED:
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
     case CUDA_ERROR_NO_DEVICE:
     case CUDA_ERROR_STUB_LIBRARY:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
@@ -39,7 +40,14 @@ ErrorCode code_of(CUresult result) noexcept {
 /// What to do about it; empty when the driver's own words say all there is.
 const char* advice(CUresult result) noexcept {
   switch (result) {
-    case CUDA_ERROR_NO_DEVICE: return "; is CUDA_VISIBLE_DEVICES set to something that is not there?";
+    case CUDA_ERROR_DEVICE_UNAVAILABLE:
+      return "; another process has the device for itself: `nvidia-smi -q -d COMPUTE` shows its compute "
+             "mode, "
+             "and plain nvidia-smi who uses it";
+    case CUDA_ERROR_NO_DEVICE:
+      return "; is CUDA_VISIBLE_DEVICES set to something that is not there, and may this user open "
+             "/dev/nvidia*?";
+    case CUDA_ERROR_OPERATING_SYSTEM: return "; may this user open /dev/nvidia*?";
     case CUDA_ERROR_STUB_LIBRARY:
       return "; this is the toolkit's stub, not the driver: take it out of LD_LIBRARY_PATH";
     case CUDA_ERROR_SYSTEM_NOT_READY:

@@ -64,6 +64,21 @@ TEST_F(CudaFaults, AStubIsRecognised) {
   });
 }
 
+TEST_F(CudaFaults, ADeviceThatThisUserMayNotOpenIsSaid) {
+  for (const char* fault : {"cuInit=100", "cuInit=304"})
+    in_child_with({{"ONECOPY_SIM_CUDA_FAIL", fault}}, [] { expect_unsupported({"/dev/nvidia*"}); });
+}
+
+TEST_F(CudaFaults, ADeviceThatAnotherProcessHasForItselfIsSaid) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.sim_fail("cuDevicePrimaryCtxRetain", 46, 0, -1);
+    expect_refusal(ErrorCode::unsupported, {"(46)", "for itself", "compute mode"}, [] { small(); });
+    cu.sim_fail("cuDevicePrimaryCtxRetain", 0, 0, 0);
+    EXPECT_NO_THROW(small()) << "once it is free";
+  });
+}
+
 TEST_F(CudaFaults, AMissingCallIsNamedWhereItIsNeeded) {
   in_child_with({{"ONECOPY_SIM_CUDA_MISSING", "cuMemCreate"}}, [] {
     expect_refusal(ErrorCode::unsupported, {"cuMemCreate", "CUDA 10.2"}, [] { small(); });
