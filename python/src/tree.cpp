@@ -184,8 +184,10 @@ nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
 }
 
 void Tree::make_room_for_many() {
-  seen_.reserve(most_together_);
-  leaves_.reserve(leaves_.size() + most_together_);
+  constexpr std::size_t kMost = 1 << 16;  // the many may be plain values
+  const std::size_t expected = std::min(most_together_, kMost);
+  seen_.reserve(expected);
+  leaves_.reserve(leaves_.size() + expected);
 }
 
 nb::object Tree::array(nb::handle x) {

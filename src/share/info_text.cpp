@@ -30,18 +30,23 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 15> kFields
     {"host_waits", &Stats::host_waits},
 }};
 
-constexpr int kMostNested = 8;
-
 [[noreturn]] void refuse(const std::string& why) {
   throw Error(ErrorCode::protocol, "a process described itself in an unknown way: " + why);
 }
 
 /// A value is copied and freed level by level on the stack: it must not be deep enough to exhaust it.
-json parse(const std::string& text) {
-  return json::parse(text, [](int depth, json::parse_event_t, json&) {
+void check_nesting(const std::string& text) {
+  constexpr int kMostNested = 8;
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') in_string = !in_string;
+    else if (in_string) i += c == '\\';
+    else if (c == '[' || c == '{') ++depth;
+    else if (c == ']' || c == '}') --depth;
     if (depth > kMostNested) refuse("it is nested too deeply");
-    return true;
-  });
+  }
 }
 
 /// Zero when it is missing. Only what was written as an integer is taken: what becomes of 1e99 or -1.5 in
@@ -52,6 +57,13 @@ Integer integer(const json& object, const char* name) {
   const auto value = object.at(name).get_ref<const json::number_unsigned_t&>();
   if (!std::in_range<Integer>(value)) refuse(std::string(name) + " is too large");
   return static_cast<Integer>(value);
+}
+
+double age(const json& object) {
+  constexpr double kLongest = 1e9;
+  const double seconds = object.value("age_seconds", 0.0);
+  if (!(seconds >= 0 && seconds <= kLongest)) refuse("age_seconds is no time that can have passed");
+  return seconds;
 }
 
 std::uint64_t count(const json& object, const char* name) { return integer<std::uint64_t>(object, name); }
@@ -76,7 +88,8 @@ std::string to_json(const OwnerInfo& info) {
 
 OwnerInfo owner_from_json(const std::string& text) {
   try {
-    const json root = parse(text);
+    check_nesting(text);
+    const json root = json::parse(text);
     OwnerInfo info;
     info.name = root.value("name", "");
     info.socket = root.value("socket", "");
@@ -89,7 +102,7 @@ OwnerInfo owner_from_json(const std::string& text) {
     for (const json& b : root.value("borrowers", json::array()))
       info.borrowers.push_back({integer<int>(b, "pid"), b.value("name", ""), count(b, "claims")});
     for (const json& t : root.value("transit", json::array()))
-      info.in_transit.push_back({count(t, "blocks"), t.value("age_seconds", 0.0), t.value("where", "")});
+      info.in_transit.push_back({count(t, "blocks"), age(t), t.value("where", "")});
     return info;
   } catch (const json::exception& e) {
     refuse(e.what());

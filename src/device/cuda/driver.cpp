@@ -41,13 +41,12 @@ ErrorCode code_of(CUresult result) noexcept {
 const char* advice(CUresult result) noexcept {
   switch (result) {
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
-      return "; another process has the device for itself: `nvidia-smi -q -d COMPUTE` shows its compute "
-             "mode, "
-             "and plain nvidia-smi who uses it";
+      return "; another process has the device for itself, or its compute mode forbids all: `nvidia-smi -q "
+             "-d "
+             "COMPUTE` shows the mode, and plain nvidia-smi who uses it";
     case CUDA_ERROR_NO_DEVICE:
       return "; is CUDA_VISIBLE_DEVICES set to something that is not there, and may this user open "
              "/dev/nvidia*?";
-    case CUDA_ERROR_OPERATING_SYSTEM: return "; may this user open /dev/nvidia*?";
     case CUDA_ERROR_STUB_LIBRARY:
       return "; this is the toolkit's stub, not the driver: take it out of LD_LIBRARY_PATH";
     case CUDA_ERROR_SYSTEM_NOT_READY:
@@ -127,7 +126,9 @@ void Driver::load() {
   }
   result_ = cuInit(0);
   if (result_ != CUDA_SUCCESS)
-    problem_ = fmt::format("cuInit failed with {}{}", describe(result_), advice(result_));
+    problem_ = fmt::format(
+        "cuInit failed with {}{}", describe(result_),
+        result_ == CUDA_ERROR_OPERATING_SYSTEM ? "; may this user open /dev/nvidia*?" : advice(result_));
 }
 
 /// Each call in the form that this table was written for: a later one may have other parameters.

@@ -15,8 +15,7 @@ namespace {
 
 /// One more than the number of each that is kept, and only while it is open: another thread may be in the middle
 /// of a change when this one forks. 0 where there is none.
-std::array<std::atomic<int>, KeptDescriptors::kMost> numbers{};
-std::atomic<std::size_t> kept{0};
+std::array<std::atomic<int>, kMostReceived + kMostExports> numbers{};
 
 void replace(int before, int after) noexcept {
   for (std::atomic<int>& number : numbers)
@@ -26,20 +25,24 @@ void replace(int before, int after) noexcept {
 void leave_to_parent() noexcept {
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (nothing < 0) return;
-  for (const std::atomic<int>& number : numbers)
-    if (const int next = number.load(); next != 0) ::dup3(nothing, next - 1, O_CLOEXEC);
+  for (std::atomic<int>& number : numbers)  // once: the child may use the number for something else
+    if (const int next = number.exchange(0); next != 0) ::dup3(nothing, next - 1, O_CLOEXEC);
   ::close(nothing);
+}
+
+bool take(Room& room, std::size_t count) noexcept {
+  std::size_t left = room.load();
+  while (left >= count && !room.compare_exchange_weak(left, left - count)) {
+  }
+  return left >= count;
 }
 
 }  // namespace
 
 void KeptDescriptors::keep(std::vector<Fd> fds) {
   [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, &leave_to_parent);
-  if (kept.fetch_add(fds.size()) + fds.size() > kMost) {
-    kept -= fds.size();
-    return;
-  }
-  for (const Fd& fd : fds) replace(0, fd.get() + 1);  // there is room: it was counted first
+  if (!take(room_, fds.size())) return;
+  for (const Fd& fd : fds) replace(0, fd.get() + 1);
   fds_ = std::move(fds);
 }
 
@@ -47,7 +50,7 @@ void KeptDescriptors::close() noexcept {
   for (const Fd& fd : fds_) replace(fd.get() + 1, 0);
   const std::size_t count = fds_.size();
   fds_.clear();
-  kept -= count;
+  room_ += count;
 }
 
 }  // namespace onecopy::cuda

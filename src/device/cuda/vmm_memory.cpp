@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "vmm_memory.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 
 #include <set>
@@ -84,6 +85,16 @@ class AddressRange {
   std::vector<std::size_t> sizes_;
 };
 
+CUresult try_export(const Driver& driver, const PhysicalMemory& memory, Fd& exported) {
+  int fd = -1;
+  const CUresult result =
+      driver.cuMemExportToShareableHandle(&fd, memory.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (result != CUDA_SUCCESS) return result;
+  exported = Fd(fd);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a program that is started meanwhile would keep the memory
+  return result;
+}
+
 /// A descriptor of one segment of each card, for as long as that has memory: while one is open anywhere, the driver
 /// makes another in 0.02 ms, and else in 0.8 (seen on an H200), which the first to open a segment waited for.
 class OpenExport {
@@ -100,19 +111,15 @@ class OpenExport {
  private:
   DeviceEntry& device_;
   bool ours_ = false;
-  KeptDescriptors kept_;
+  KeptDescriptors kept_{room_for_exports};
 };
 
 void OpenExport::open(const Driver& driver, const PhysicalMemory& memory) {
-  if (device_.has_open_export.exchange(true)) return;
+  if (!driver.cuMemExportToShareableHandle || device_.has_open_export.exchange(true)) return;
   ours_ = true;
-  std::vector<Fd> fds;
-  int fd = -1;
-  if (driver.cuMemExportToShareableHandle(&fd, memory.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0) !=
-      CUDA_SUCCESS)
-    return close();
-  fds.emplace_back(fd);
-  kept_.keep(std::move(fds));
+  std::vector<Fd> fds(1);
+  if (try_export(driver, memory, fds.front()) == CUDA_SUCCESS) kept_.keep(std::move(fds));
+  else close();
 }
 
 void OpenExport::close() noexcept {
@@ -153,7 +160,7 @@ class VmmMemory final : public DeviceMemory {
   /// What a borrower was given, for passing the memory on when its owner has died: the driver exports what was
   /// made here, and not what was imported. A model in expandable segments comes with thousands, so this is empty
   /// where there was no room for all.
-  KeptDescriptors received_;
+  KeptDescriptors received_{room_for_received};
   AddressRange range_;
 };
 
@@ -185,9 +192,9 @@ void VmmMemory::create_memory() {
     range_.unmap(driver);
     throw;
   }
-  open_export_.open(driver, memory);
   chunks_.push_back(std::move(memory));
   sizes_.push_back(size());
+  open_export_.open(driver, chunks_.front());
 }
 
 void VmmMemory::commit(std::size_t offset, std::size_t bytes) {
@@ -220,7 +227,7 @@ void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
           "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors of {} "
           "chunks in all, to pass memory on when its owner has ended, and there was no room for these; "
           "open it in the third process while the owner runs, or send a copy",
-          chunks, KeptDescriptors::kMost));
+          chunks, kMostReceived));
 }
 
 ExportedMemory VmmMemory::export_memory(Access access) const {
@@ -241,9 +248,9 @@ ExportedMemory VmmMemory::export_memory(Access access) const {
     return memory;
   }
   for (const PhysicalMemory& chunk : chunks_) {
-    int fd = -1;
-    driver.cuMemExportToShareableHandle.must(&fd, chunk.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-    memory.fds.emplace_back(fd);
+    Fd fd;
+    check(try_export(driver, chunk, fd), "cuMemExportToShareableHandle");
+    memory.fds.push_back(std::move(fd));
   }
   return memory;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend where the driver is absent, old, short of something, or in the middle of a capture.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -247,6 +248,7 @@ TEST_F(CudaFaults, AnExportThatCannotStayOpenIsNoFailure) {
     cu.sim_fail("cuMemExportToShareableHandle", 304, 0, 1);
     const auto segment = committed_segment();
     EXPECT_EQ(segment->export_memory(Access::read_write).fds.size(), 1u);
+    EXPECT_EQ(descriptors_of("simulated-cuda"), 2) << "the next call has made up for it";
   });
 }
 
@@ -258,6 +260,17 @@ TEST_F(Cuda, AForkedChildKeepsNoMemoryOfTheCard) {
     const auto before = descriptors_of("/dev/null");
     in_child([before] { EXPECT_EQ(descriptors_of("/dev/null"), before + 2); });
     EXPECT_EQ(descriptors_of("/dev/null"), before) << "its parent goes on";
+  });
+}
+
+TEST_F(Cuda, AForkedChildsOwnDescriptorsAreNotTakenForThose) {
+  in_child([] {
+    const auto segment = committed_segment();
+    const auto before = descriptors_of("/dev/null");
+    in_child([before] {
+      for (int fd = 3; fd < 1024; ++fd) ::dup2(STDERR_FILENO, fd);  // all numbers are of something else now
+      in_child([before] { EXPECT_LE(descriptors_of("/dev/null"), before); });
+    });
   });
 }
 

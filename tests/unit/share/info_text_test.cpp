@@ -77,8 +77,15 @@ TEST(InfoText, OnlyAnIntegerThatFitsIsTakenForOne) {
   for (const char* text : {R"({"pid":1e99})", R"({"pid":9999999999})", R"({"pid":-1})", R"({"pid":true})",
                            R"({"pid":1.0})", R"({"stats":{"limbo":-1.5}})", R"({"stats":{"limbo":1e30}})",
                            R"({"stats":{"limbo":-1}})", R"({"devices":[{"bytes":1e99}]})",
-                           R"({"borrowers":[{"pid":1e10}]})", R"({"transit":[{"blocks":0.5}]})"})
+                           R"({"borrowers":[{"pid":1e10}]})", R"({"transit":[{"blocks":0.5}]})",
+                           R"({"transit":[{"age_seconds":1e300}]})", R"({"transit":[{"age_seconds":-1}]})"})
     expect_refusal(ErrorCode::protocol, {"unknown way"}, [&] { owner_from_json(text); });
+}
+
+TEST(InfoText, BracketsInNamesAreNoNesting) {
+  OwnerInfo info = sample();
+  info.name = R"([[[[[[[[[[[[{{{{{{{{{"\")" + std::string(20, '[');
+  EXPECT_EQ(owner_from_json(to_json(info)).name, info.name);
 }
 
 TEST(InfoText, DeepNestingIsNoCrash) {
