@@ -369,7 +369,7 @@ def test_objects_kept_for_borrowers_survive_the_end_of_the_interpreter(run_pytho
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     program = """
         import onecopy
-        from devices import CUDA, Driver, ForeignArray
+        from devices import Driver, ForeignArray
         array = ForeignArray(Driver(), 4)
         handle = onecopy.share(array)
         print("shared")

@@ -110,21 +110,20 @@ class OpenExport {
 
  private:
   DeviceEntry& device_;
-  bool ours_ = false;
   KeptDescriptors kept_{room_for_exports};
 };
 
 void OpenExport::open(const Driver& driver, const PhysicalMemory& memory) {
   if (!driver.cuMemExportToShareableHandle || device_.has_open_export.exchange(true)) return;
-  ours_ = true;
   std::vector<Fd> fds(1);
   if (try_export(driver, memory, fds.front()) == CUDA_SUCCESS) kept_.keep(std::move(fds));
-  else close();
+  if (kept_.fds().empty()) device_.has_open_export = false;
 }
 
 void OpenExport::close() noexcept {
+  if (kept_.fds().empty()) return;
   kept_.close();
-  if (std::exchange(ours_, false)) device_.has_open_export = false;
+  device_.has_open_export = false;
 }
 
 /// A segment of kind cuda_vmm, of the owner (one chunk) or of a borrower.
