@@ -26,7 +26,7 @@ inline constexpr std::uint64_t kDemoAllowance = std::uint64_t{16} << 20;
 /// What this process looks like when it shares nothing.
 struct DemoBaseline {
   std::vector<std::string> descriptors;
-  std::uint64_t memory = 0;
+  ProcessMemory memory;
   Stats stats;
 };
 

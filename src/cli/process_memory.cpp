@@ -23,6 +23,7 @@ ProcessMemory memory_of(int pid) {
   for (std::string line; std::getline(file, line);) {
     if (line.starts_with("Pss:")) memory.pss = kibibytes(line);
     if (line.starts_with("Pss_Shmem:")) memory.shared = kibibytes(line);
+    if (line.starts_with("Pss_File:")) memory.files = kibibytes(line);
   }
   return memory;
 }

@@ -13,7 +13,10 @@ struct ProcessMemory {
   std::uint64_t pss = 0;
   /// The part that is shared memory.
   std::uint64_t shared = 0;
+  /// The part that is files: the program and its libraries, which cost more once others that run them end.
+  std::uint64_t files = 0;
 
+  std::uint64_t own() const noexcept { return pss - files; }
   std::uint64_t other() const noexcept { return pss - shared; }
 };
 
