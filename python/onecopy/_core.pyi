@@ -387,7 +387,10 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
         ReadOnly: the handle lends its memory for reading only; use ``access="read"``.
         Unsupported: there is no way from that device to the memory; there is no driver for it; the
             device is hidden from this process, or was used before this process was forked.
-        OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, VersionMismatch.
+        Timeout: its owner has not answered for ten seconds: it is stopped (SIGSTOP, a debugger).
+        PeerDied: its owner lives, and cannot be reached from this network namespace.
+        OutOfMemory, OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, BadSecret,
+        VersionMismatch.
 
     Work that the sharer had put into its current stream before ``share()`` comes before what this
     program puts into its own current stream from now on; the host does not wait, or else
@@ -485,6 +488,8 @@ def stats() -> dict[str, int]:
       to;
     - ``leases``: claims of this process on blocks of others;
     - ``deposits``: segments of others kept open for receivers to come;
+    - ``unkept``: segments put into queues that cannot keep them, since the start: what is still
+      in the queue when their process dies is lost;
     - ``descriptors``: open descriptors of the whole process;
     - ``host_waits``: how often this process waited where a stream should have, on devices whose
       streams cannot wait for other processes;
@@ -504,9 +509,9 @@ def collect(older_than: float | None = None) -> None:
 
 def list_owners() -> list[dict[str, Any]]:
     """
-    All processes of this user that own or serve shared memory, as ``onecopy ls`` shows
-    them: ``pid``, ``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not
-    answer are left out.
+    All processes of this user that own or serve shared memory, this one too: ``pid``,
+    ``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not answer are left
+    out.
     """
 
 def strategy() -> Literal['file_descriptor', 'file_system']:
@@ -520,8 +525,8 @@ def set_strategy(strategy: Literal['file_descriptor', 'file_system']) -> None:
 
 def torch_share(tensor: object) -> tuple[Tensor, int] | None:
     """
-    The memory of a plain torch CPU tensor, moved into shared memory in place if it is not there already, and
-    flags for torch_open(). None for other objects and for tensors that need more than flags.
+    The memory of a plain torch tensor of the CPU, moved into shared memory in place if it is not there already, and
+    flags for torch_open(); of CUDA, shared where it is. None for other objects and for tensors that need more than flags.
     """
 
 def torch_open(tensor: Tensor, flags: int = 1) -> object:
@@ -531,7 +536,7 @@ def torch_open(tensor: Tensor, flags: int = 1) -> object:
 
 def torch_share_storage(storage: object) -> Tensor:
     """
-    The memory of a torch.UntypedStorage on the CPU as uint8[nbytes], moved in place if need be.
+    The memory of a torch.UntypedStorage on the CPU, moved in place if need be, or on CUDA, as uint8[nbytes].
     """
 
 def torch_open_storage(tensor: Tensor) -> object:
@@ -594,14 +599,18 @@ class Queue:
         """
         The next object.
 
-        Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue is closed and empty, and StaleHandle or OwnerDied when the object's tensors are lost.
+        Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue is closed and empty, and StaleHandle, OwnerDied or PeerDied when the object's tensors are lost. OutOfDescriptors, OutOfMappings and OutOfMemory leave the object in the queue.
         """
 
     def try_put(self, obj: object) -> bool:
-        """Put without waiting; False when the queue is full."""
+        """
+        Put without waiting; False when the queue is full. Raises as put() does.
+        """
 
     def try_get(self, default: object = None) -> Any:
-        """The next object without waiting, or ``default`` when there is none."""
+        """
+        The next object without waiting, or ``default`` when there is none. Raises as get() does.
+        """
 
     def close(self) -> None:
         """For all processes: puts fail from here on, gets drain what is there."""

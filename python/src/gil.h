@@ -13,6 +13,7 @@
 
 #include "kept.h"
 #include "module.h"
+#include "onecopy/core/error.h"
 
 /// Waiting without the GIL, so that nothing depends on how the interpreter ends.
 namespace onecopy::python {
@@ -121,6 +122,18 @@ auto wait_looking(Clock::time_point deadline, std::chrono::nanoseconds slice, At
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     drop_unneeded();
     look();
+  }
+}
+
+/// What a queue or pipe does while another process is stopped, and keeps its lock or does not answer: nothing came,
+/// nothing fits.
+template <class Attempt>
+auto unless_stopped(Attempt&& attempt) -> decltype(attempt()) {
+  try {
+    return attempt();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+    return {};
   }
 }
 

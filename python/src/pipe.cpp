@@ -41,13 +41,15 @@ void send(const PipeEnd& end, nb::handle object) {
 template <class Attempt>
 auto wait_in(const PipeEnd& end, Clock::time_point deadline, Attempt&& attempt) {
   const std::shared_ptr<Pipe> pipe = end.use();
-  auto result = attempt(*pipe, nanoseconds{0});
+  const auto try_for = [&](nanoseconds time) {
+    return unless_stopped([&] { return attempt(*pipe, time); });
+  };
+  auto result = without_gil([&] { return try_for(nanoseconds{0}); });
   if (result) return result;
   const auto look = [&] {
     if (end.is_closed()) throw Error(ErrorCode::closed, "another thread closed this end of the pipe");
   };
-  return wait_looking(
-      deadline, kSlice, [&](nanoseconds time) { return attempt(*pipe, time); }, look);
+  return wait_looking(deadline, kSlice, try_for, look);
 }
 
 nb::object recv(const PipeEnd& end, nb::handle timeout) {

@@ -21,17 +21,6 @@ namespace {
 
 using std::chrono::nanoseconds;
 
-/// What the queue does while another process, stopped, keeps its lock: nothing came, nothing fits.
-template <class Attempt>
-auto unless_stopped(Attempt&& attempt) -> decltype(attempt()) {
-  try {
-    return attempt();
-  } catch (const Error& error) {
-    if (error.code() != ErrorCode::timeout) throw;
-    return {};
-  }
-}
-
 bool put_until(Queue& queue, const Message& message, Clock::time_point deadline) {
   const Stream stream = stream_of(message.tensors);
   const auto attempt = [&](nanoseconds time) {
@@ -134,16 +123,18 @@ void init_messages(nb::class_<Queue>& queue) {
            "Waits while the queue is full, ``timeout`` seconds at most, for ever without one. Raises "
            "Timeout, "
            "Closed, OutOfMemory, and what pickling raises; nothing was put then.")
-      .def("get", &get, nb::arg("timeout") = nb::none(),
-           nb::sig("def get(self, timeout: float | None = None) -> typing.Any"),
-           "The next object.\n\n"
-           "Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue "
-           "is closed and empty, and StaleHandle or OwnerDied when the object's tensors are lost.")
+      .def(
+          "get", &get, nb::arg("timeout") = nb::none(),
+          nb::sig("def get(self, timeout: float | None = None) -> typing.Any"),
+          "The next object.\n\n"
+          "Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue "
+          "is closed and empty, and StaleHandle, OwnerDied or PeerDied when the object's tensors are lost. "
+          "OutOfDescriptors, OutOfMappings and OutOfMemory leave the object in the queue.")
       .def("try_put", &try_put, nb::arg("obj").none(), nb::sig("def try_put(self, obj: object) -> bool"),
-           "Put without waiting; False when the queue is full.")
+           "Put without waiting; False when the queue is full. Raises as put() does.")
       .def("try_get", &try_get, nb::arg("default") = nb::none(),
            nb::sig("def try_get(self, default: object = None) -> typing.Any"),
-           "The next object without waiting, or ``default`` when there is none.")
+           "The next object without waiting, or ``default`` when there is none. Raises as get() does.")
       .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none())
       .def("_get", &get_or_empty, nb::arg("block").none(), nb::arg("timeout").none());
 }

@@ -32,6 +32,7 @@ nb::dict to_dict(const Stats& stats) {
   all["owners"] = stats.owners;
   all["leases"] = stats.leases;
   all["deposits"] = stats.deposits;
+  all["unkept"] = stats.unkept;
   all["descriptors"] = stats.descriptors;
   all["host_waits"] = stats.host_waits;
   return all;
@@ -155,6 +156,8 @@ void init_stats(nb::module_& m) {
         "  to;\n"
         "- ``leases``: claims of this process on blocks of others;\n"
         "- ``deposits``: segments of others kept open for receivers to come;\n"
+        "- ``unkept``: segments put into queues that cannot keep them, since the start: what is still\n"
+        "  in the queue when their process dies is lost;\n"
         "- ``descriptors``: open descriptors of the whole process;\n"
         "- ``host_waits``: how often this process waited where a stream should have, on devices whose\n"
         "  streams cannot wait for other processes;\n"
@@ -169,9 +172,9 @@ void init_stats(nb::module_& m) {
         "    older_than: also stop keeping memory for handles that were pickled more seconds ago\n"
         "        than this and never opened; without it that takes ten minutes.");
   m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
-        "All processes of this user that own or serve shared memory, as ``onecopy ls`` shows\n"
-        "them: ``pid``, ``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not\n"
-        "answer are left out.");
+        "All processes of this user that own or serve shared memory, this one too: ``pid``,\n"
+        "``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not answer are left\n"
+        "out.");
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
         "How new memory is made: ``set_strategy()``.");

@@ -294,16 +294,18 @@ void init_torch(nb::module_& m) {
         return std::pair(std::move(shared->tensor), shared->flags);
       },
       nb::arg("tensor"),
-      "The memory of a plain torch CPU tensor, moved into shared memory in place if it is not there "
+      "The memory of a plain torch tensor of the CPU, moved into shared memory in place if it is not there "
       "already, and\n"
-      "flags for torch_open(). None for other objects and for tensors that need more than flags.");
+      "flags for torch_open(); of CUDA, shared where it is. None for other objects and for tensors that "
+      "need more than flags.");
   m.def(
       "torch_open", &torch::open, nb::arg("tensor"), nb::arg("flags") = std::uint32_t{torch::kTorch},
       "A torch tensor on the memory of an onecopy tensor. One block is one torch storage in this process.");
   m.def(
       "torch_share_storage", [](nb::handle storage) { return torch::share_storage(storage.ptr()); },
       nb::arg("storage"),
-      "The memory of a torch.UntypedStorage on the CPU as uint8[nbytes], moved in place if need be.");
+      "The memory of a torch.UntypedStorage on the CPU, moved in place if need be, or on CUDA, as "
+      "uint8[nbytes].");
   m.def("torch_open_storage", &torch::open_storage, nb::arg("tensor"),
         "The torch.UntypedStorage that has the tensor's whole block in this process.");
   m.def(

@@ -167,21 +167,28 @@ def test_uninstall_gives_torch_back_and_install_takes_it_again(run_python):
 
 
 LATER_PATCH = """
+from multiprocessing.reduction import ForkingPickler
 import torch
+import onecopy
 import onecopy.multiprocessing as mp
 
 def somebody_elses(self):
     return True
 
 torch.UntypedStorage.is_shared = somebody_elses
+torch.multiprocessing.reductions.reduce_tensor.__code__ = somebody_elses.__code__
+ForkingPickler.register(onecopy.Tensor, somebody_elses)
 mp.uninstall()
 assert torch.UntypedStorage.is_shared is somebody_elses
+assert torch.multiprocessing.reductions.reduce_tensor(1) is True
+assert ForkingPickler._extra_reducers[onecopy.Tensor] is somebody_elses
 print("ok")
 """
 
 
 def test_what_somebody_replaced_after_us_is_left_to_them(run_python):
-    said = "UntypedStorage.is_shared was replaced after us and is left as it is\n"
+    left = ["UntypedStorage.is_shared", "torch.multiprocessing.reductions.reduce_tensor", "the reducer of Tensor"]
+    said = "".join(f"{what} was replaced after us and is left as it is\n" for what in left)
     assert run_python(LATER_PATCH, stderr=said) == "ok\n"
 
 

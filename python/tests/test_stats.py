@@ -48,7 +48,7 @@ def eventually(condition) -> None:
 def test_the_promised_numbers_are_there():
     stats = onecopy.stats()
     promised = {"shared_total", "opened_total", "segments", "foreign_segments", "bytes_shared", "in_transit", "limbo",
-                "descriptors", "host_waits", "torch_moved", "torch_moved_by_torch", "torch_adopted"}  # fmt: skip
+                "unkept", "descriptors", "host_waits", "torch_moved", "torch_moved_by_torch", "torch_adopted"}  # fmt: skip
     assert promised <= set(stats)
     assert all(type(value) is int for value in stats.values())
 

@@ -101,12 +101,21 @@ Pipe::End::~End() {
 }
 
 /// take(deadline), with a look around whenever nothing came for a while. What a dying process had sent
-/// was there before it was gone, so the last look for messages comes after that.
+/// was there before it was gone, so the last look for messages comes after that. A process that is stopped, and
+/// keeps the queue's lock or does not answer, is waited for like a message.
 template <class Take>
 auto Pipe::End::take(TimePoint deadline, Take&& take) const {
+  const auto take_until = [&](TimePoint pause) -> decltype(take(pause)) {
+    try {
+      return take(pause);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::timeout || pause == deadline) throw;
+      return {};
+    }
+  };
   for (;;) {
     const TimePoint pause = std::min(deadline, deadline_after(kLookAround));
-    if (auto taken = take(pause)) return taken;
+    if (auto taken = take_until(pause)) return taken;
     if (pause == deadline && !in().ring().is_closed() && !close_if_deserted())
       return decltype(take(pause)){};
     if (pause != deadline) close_if_deserted();

@@ -17,14 +17,16 @@ std::uint64_t reach(const ItemRow& row) {
   return end;
 }
 
-/// Not the item's fault: it stays, and can be taken when there is room.
-bool is_shortage(ErrorCode code) noexcept {
+/// Not the item's fault: it stays, and can be taken when there is room, or when its stopped owner goes on.
+bool passes(ErrorCode code) noexcept {
   return code == ErrorCode::out_of_memory || code == ErrorCode::out_of_mappings ||
-         code == ErrorCode::out_of_descriptors;
+         code == ErrorCode::out_of_descriptors || code == ErrorCode::timeout;
 }
 
+/// Never a timeout: that says that the item is still there.
 Error lost(const Error& why) {
-  return Error(why.code(), fmt::format("an item was taken out of the queue and is lost: {}", why.what()),
+  const ErrorCode code = why.code() == ErrorCode::timeout ? ErrorCode::peer_died : why.code();
+  return Error(code, fmt::format("an item was taken out of the queue and is lost: {}", why.what()),
                why.vendor_code(), why.domain());
 }
 
@@ -129,7 +131,7 @@ void Receiver::open_slowly(Process& process, Attempt& attempt) {
     for (const ItemPoint& p : contents.order.points)
       process.prepare_wait(contents.order.putter, contents.row(p.row).device());
   } catch (const Error& error) {
-    if (is_shortage(error.code())) throw;
+    if (passes(error.code())) throw;
     attempt.lost = error;
     return;
   }

@@ -161,8 +161,9 @@ void Ring::lock_contended(RobustMutex& mutex, TimePoint deadline) const {
 bool Ring::wait_for_item(TimePoint deadline) {
   if (is_closed() && !has_item()) throw_closed();
   const auto look_again = [this] { return is_ready(); };
-  const bool may_wait = deadline == kForever || time_left(deadline, kSleepSlice) > nanoseconds{0};
-  if (may_wait && may_spin() && item_spin_.spin(look_again)) return true;
+  const nanoseconds left = time_left(deadline, kSleepSlice);
+  const bool may_wait = left > nanoseconds{0};
+  if (may_wait && may_spin() && item_spin_.spin(look_again, left)) return true;
   if (!may_wait) {
     check_empty();
     return false;
@@ -179,9 +180,10 @@ bool Ring::wait_for_item(TimePoint deadline) {
 }
 
 bool Ring::wait_for_space(TimePoint deadline) {
-  if (time_left(deadline, kSleepSlice) == nanoseconds{0}) return false;
+  const nanoseconds left = time_left(deadline, kSleepSlice);
+  if (left == nanoseconds{0}) return false;
   const auto look_again = [this] { return size() < max_items_ || is_closed(); };
-  if (may_spin() && space_spin_.spin(look_again)) return true;
+  if (may_spin() && space_spin_.spin(look_again, left)) return true;
   const std::uint32_t armed = header_->space.arm();
   point("ring.put.armed");
   if (look_again()) return true;

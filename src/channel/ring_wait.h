@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -44,14 +45,16 @@ inline void relax() noexcept {
 /// Thread safety: all members may be called concurrently; one thread spins at a time.
 class SpinBudget {
  public:
-  /// True as soon as ready() is; false when the budget is used up, at once when there is none.
+  /// True as soon as ready() is; false when the budget is used up, at once when there is none. Nothing is learned
+  /// from a look that `most` cut short.
   template <class Ready>
-  bool spin(Ready&& ready) {
+  bool spin(Ready&& ready, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) {
     const std::uint32_t budget = begin();
     if (budget == 0) return false;
     Turn turn{busy_};
-    const bool success = watch(ready, std::chrono::nanoseconds(budget));
-    end(budget, success);
+    const std::chrono::nanoseconds whole(budget);
+    const bool success = watch(ready, std::min(whole, most));
+    if (success || whole <= most) end(budget, success);
     return success;
   }
 

@@ -201,6 +201,7 @@ std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor) {
   auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper()).root();
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
   const bool deposited = deposit(process, keeper, tensor.block());
+  if (is_weak(place.kind)) process.unkept.fetch_add(1, std::memory_order_relaxed);
   point("queue.put.deposited");
   const Origin origin{keeper.owner(),      deposited ? creator_ : process.id(),
                       place.segment_size,  place.info.segment,
@@ -224,6 +225,7 @@ bool Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRe
       throw;
     // The creator is gone, or may not write what we may only read, or has too many; or we cannot pass it on. Who
     // has it open can take it all the same, and others learn why they cannot.
+    process.unkept.fetch_add(1, std::memory_order_relaxed);
     return false;
   }
 }

@@ -60,6 +60,10 @@ void print_details(const OwnerInfo& owner) {
   for (const TransitInfo& transit : owner.in_transit)
     fmt::print("{}: {} in transit for {} ({})\n", owner.pid, plural(transit.blocks, "block"),
                age_of(transit), transit.where);
+  if (owner.stats.unkept != 0)
+    fmt::print(
+        "{}: {} so far that it put into queues end with their process (the queues cannot keep them)\n",
+        owner.pid, plural(owner.stats.unkept, "segment"));
   if (owner.stats.host_waits != 0)
     fmt::print("{}: its host waited for streams {} (its devices have no stream memory operations)\n",
                owner.pid, plural(owner.stats.host_waits, "time"));
@@ -89,6 +93,7 @@ nlohmann::json as_json(const OwnerInfo& owner) {
           {"foreign_segments", stats.foreign_segments},
           {"leases", stats.leases},
           {"deposits", stats.deposits},
+          {"unkept", stats.unkept},
           {"descriptors", stats.descriptors},
           {"host_waits", stats.host_waits},
           {"devices", std::move(devices)},

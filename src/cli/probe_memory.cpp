@@ -13,6 +13,7 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "onecopy/device/janitor.h"
 #include "onecopy/os/fd.h"
 #include "onecopy/os/mapping.h"
 #include "onecopy/os/process.h"
@@ -35,7 +36,6 @@ namespace {
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr const char* kShmemEnabled = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
-constexpr const char* kSharedDirectory = "/dev/shm";
 
 /// Raw calls on purpose: the library's own wrappers retry and hide what this page is about.
 Fd make_memfd(std::size_t size, unsigned extra_flags = 0) {
@@ -149,27 +149,30 @@ Finding probe_huge_pages() {
 }
 
 /// The life of a named segment: an unnamed file, filled, given a name, removed.
-void make_named_file(const std::string& path) {
-  const Fd fd(::open(kSharedDirectory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-  if (!fd) throw_errno(fmt::format("O_TMPFILE in {}", kSharedDirectory), errno);
+void make_named_file(const std::string& directory) {
+  const Fd fd(::open(directory.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
+  if (!fd) throw_errno(fmt::format("O_TMPFILE in {}", directory), errno);
   if (::fallocate(fd.get(), 0, 0, kPage) != 0)
-    throw_errno(fmt::format("fallocate in {}", kSharedDirectory), errno);
+    throw_errno(fmt::format("fallocate in {}", directory), errno);
   const std::string self = fmt::format("/proc/self/fd/{}", fd.get());
+  const std::string path = fmt::format("{}/onecopy-doctor-{}", directory, current_pid());
   if (::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
-    throw_errno(fmt::format("linkat in {}", kSharedDirectory), errno);
-  if (::unlink(path.c_str()) != 0) throw_errno(fmt::format("unlink in {}", kSharedDirectory), errno);
+    throw_errno(fmt::format("linkat in {}", directory), errno);
+  if (::unlink(path.c_str()) != 0) throw_errno(fmt::format("unlink in {}", directory), errno);
 }
 
 Finding probe_shared_directory() {
   const char* follows = "Only the strategy file_system needs it; the default one does not.";
+  const std::string directory = shared_directory();
   struct statfs info {};
-  if (::statfs(kSharedDirectory, &info) != 0)
-    return missing(fmt::format("{}: {}", kSharedDirectory, std::strerror(errno)), follows);
+  if (::statfs(directory.c_str(), &info) != 0)
+    return missing(fmt::format("{}: {}", directory, std::strerror(errno)), follows);
   const auto unit = static_cast<std::uint64_t>(info.f_bsize);
   const std::string room =
-      fmt::format("{} free of {}", format_bytes(info.f_bavail * unit), format_bytes(info.f_blocks * unit));
+      fmt::format("{}{} free of {}", directory == "/dev/shm" ? "" : directory + ": ",
+                  format_bytes(info.f_bavail * unit), format_bytes(info.f_blocks * unit));
   try {
-    make_named_file(fmt::format("{}/onecopy-doctor-{}", kSharedDirectory, current_pid()));
+    make_named_file(directory);
   } catch (const Error& error) {
     return missing(fmt::format("{}; {}", room, error.what()), follows);
   }

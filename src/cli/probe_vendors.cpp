@@ -81,7 +81,7 @@ Finding describe_cuda_devices(const CudaDriver& cuda, const std::string& driver)
 Finding probe_cuda() {
   std::string why;
   const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");  // as the library does
-  const std::vector<std::string> usual{"libcuda.so.1", "libcuda.so"};
+  const std::vector<std::string> usual{"libcuda.so.1"};
   const auto library =
       SharedLibrary::open(chosen && *chosen ? std::vector<std::string>{chosen} : usual, &why);
   if (!library) return missing("tried " + why, kOnlyCpu);

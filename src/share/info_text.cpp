@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 15> kFields{{
+constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 16> kFields{{
     {"shared_total", &Stats::shared_total},
     {"opened_total", &Stats::opened_total},
     {"live_blocks", &Stats::live_blocks},
@@ -26,6 +26,7 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 15> kFields
     {"owners", &Stats::owners},
     {"leases", &Stats::leases},
     {"deposits", &Stats::deposits},
+    {"unkept", &Stats::unkept},
     {"descriptors", &Stats::descriptors},
     {"host_waits", &Stats::host_waits},
 }};

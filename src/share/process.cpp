@@ -367,6 +367,7 @@ Stats Process::stats() const {
   Stats s;
   s.shared_total = shared_total;
   s.opened_total = opened_total;
+  s.unkept = unkept;
   s.live_blocks = ledger_.live();
   s.limbo = ledger_.limbo();
   for (const TransitInfo& transit : transits()) s.in_transit += transit.blocks;

@@ -106,6 +106,7 @@ class Process {
 
   std::atomic<std::uint64_t> shared_total{0};
   std::atomic<std::uint64_t> opened_total{0};
+  std::atomic<std::uint64_t> unkept{0};
 
  private:
   /// The blocks of a process that forked us, or forked the one that did.

@@ -11,6 +11,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/peer.h"
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/footprint.h"
@@ -193,6 +194,7 @@ TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
     note->write(handle.to_text());
     note->reach(2);
     queue.put(numbers(5 << 20, 3));
+    EXPECT_EQ(stats().unkept, 0u);
     note->step = 3;
     pause();
   });
@@ -200,7 +202,9 @@ TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
   Child other([&, handle = queue.handle()] {
     note->reach(4);
     Queue mine = Queue::connect(handle);
+    EXPECT_EQ(stats().unkept, 0u);
     mine.put(number(4));
+    EXPECT_EQ(stats().unkept, 1u) << "nobody keeps its memory, should it die now";
     EXPECT_TRUE(eventually([&] { return mine.empty(); }));
   });
   note->step = 2;
@@ -215,6 +219,27 @@ TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
   note->step = 4;
   EXPECT_EQ(number_in(queue.get_tensor()), 4);
   EXPECT_EQ(other.join(), 0);
+}
+
+TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue queue = Queue::create();
+  Child putter([&, handle = queue.handle()] {
+    Queue::connect(handle).put(numbers(100, 7));
+    note->step = 1;
+    note->reach(2);
+  });
+  note->reach(1);
+  putter.signal(SIGSTOP);
+  broker_patience_ms = 100;
+  expect_refusal(ErrorCode::timeout, {"did not answer", "stopped"}, [&] { queue.get_tensor(); });
+  EXPECT_EQ(queue.size(), 1u);
+  putter.signal(SIGCONT);
+  broker_patience_ms = 10'000;
+  EXPECT_EQ(number_in(queue.get_tensor()), 7);
+  note->step = 2;
+  EXPECT_EQ(putter.join(), 0);
 }
 
 TEST(Queue, PassesTensorsOnToAThirdProcess) {

@@ -30,6 +30,8 @@ struct QueueOptions {
 /// Tensors are passed, not copied: getter and putter see the same memory. What was put is delivered
 /// also when its putter has exited or was killed meanwhile, and no process harms the queue by dying.
 ///
+/// Not so memory of cudaMalloc and of Ascend, which ends with the process that allocated it.
+///
 /// A get whose tensors are lost (their owner freed them, or died and nobody kept them) throws
 /// stale_handle or owner_died; that item is gone, the queue goes on. So does one whose putter died before its
 /// stream had written them: peer_died.
@@ -60,21 +62,25 @@ class Queue {
 
   /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then),
   /// invalid_argument for memory of other libraries, unsupported for a stream that is being captured.
+  /// A queue waits for a process that is stopped (SIGSTOP, a debugger) and keeps its lock, or whose tensor is next
+  /// and has to be asked about: calls that have a timeout throw timeout then, some time after it, and those without
+  /// one after ten seconds in the second case. Nothing is lost: try again once it runs.
   void put(const Tensor& tensor, Stream stream = {});
   void put(const Message& message, Stream stream = {});
   /// The same, and lets go of the tensor, which is empty afterwards: cheaper than keeping it.
   void put(Tensor&& tensor, Stream stream = {});
-  /// False when the queue was full all the time; zero: does not wait.
+  /// False when the queue was full all the time; zero: does not wait. Throws as put() does.
   bool try_put(const Tensor& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(const Message& message, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(Tensor&& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
 
   /// Waits for a message. Throws closed when the queue is closed and empty.
   Message get(Stream stream = {});
-  /// Nothing when there was none until the timeout; zero: does not wait.
+  /// Nothing when there was none until the timeout; zero: does not wait. Throws closed when the queue is closed and
+  /// empty.
   std::optional<Message> try_get(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// try_get() for callers that keep others waiting, e.g. with an interpreter's lock: takes under a
-  /// microsecond. Nothing also when the first message is long, or when opening its tensors would mean
+  /// microsecond, but 20 ms before it throws timeout when a stopped process has the lock. Nothing also when the first message is long, or when opening its tensors would mean
   /// to ask another process; it stays the first then.
   std::optional<Message> try_get_at_once(Stream stream = {});
   /// Waits for what was put as one tensor. Throws invalid_argument, and leaves the message where it

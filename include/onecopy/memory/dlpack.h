@@ -72,7 +72,7 @@ Device from_dl(DLDevice device);
 /// The tensor as DLPack 1.x. The caller calls the deleter (or hands the struct to somebody who will);
 /// the block is kept alive until then. Throws unsupported for devices that DLPack has no number for here.
 DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor);
-/// The same in the old form. It cannot say that memory is read-only: such tensors are refused.
+/// The same in the old form. It cannot say that memory is read-only: throws read_only for such tensors.
 DLManagedTensor* to_dlpack(const Tensor& tensor);
 
 /// A tensor on the foreign memory, which is given back (deleter) with the last copy of the tensor. Takes

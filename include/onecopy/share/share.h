@@ -36,8 +36,10 @@ Handle share(const Tensor& tensor);
 
 /// The tensor that a handle names, on the same memory. The first open of an owner connects to it;
 /// later ones cost well under a microsecond.
-/// Throws stale_handle (freed meanwhile), owner_died, other_boot, other_user, bad_secret, bad_handle,
-/// out_of_descriptors, out_of_mappings; nothing is held or mapped then.
+/// Throws stale_handle (freed meanwhile), owner_died, peer_died (it lives, and cannot be reached from this network
+/// namespace), timeout (it does not answer for ten seconds: it is stopped), other_boot, other_user, bad_secret,
+/// bad_handle, version_mismatch, read_only (only lent for reading), unsupported (no way to the device),
+/// out_of_memory, out_of_descriptors, out_of_mappings; nothing is held or mapped then.
 Tensor open(const Handle& handle, Access access = Access::read_write);
 
 /// All bytes of the block that a tensor lies in, which views share: what frameworks call its storage.

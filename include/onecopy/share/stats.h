@@ -22,7 +22,10 @@ struct Stats {
   std::uint64_t owners = 0;            ///< processes we are attached to
   std::uint64_t leases = 0;            ///< claims we hold on blocks of others
   std::uint64_t deposits = 0;          ///< segments of others kept open for receivers to come
-  std::uint64_t descriptors = 0;       ///< open descriptors of the whole process
+  /// Segments put into queues that cannot keep them, counted since the start: what is still in the queue when
+  /// their process dies is lost.
+  std::uint64_t unkept = 0;
+  std::uint64_t descriptors = 0;  ///< open descriptors of the whole process
   /// How often a host waited where a stream should have: its device has no stream memory operations.
   std::uint64_t host_waits = 0;
 };

@@ -87,13 +87,19 @@ def _register_reducer(type_: type, reduce: Callable[[Any], tuple]) -> None:
     before = known.get(type_)
 
     def undo() -> None:
-        if before is None:
-            known.pop(type_, None)
+        if known.get(type_) is not reduce:
+            _leave_as_it_is(f"the reducer of {type_.__name__}")
+        elif before is None:
+            del known[type_]
         else:
             known[type_] = before
 
     ForkingPickler.register(type_, reduce)
     _undo.append(undo)
+
+
+def _leave_as_it_is(what: str) -> None:
+    logging.getLogger("onecopy").warning("%s was replaced after us and is left as it is", what)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
@@ -103,9 +109,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
     def undo() -> None:
         if vars(owner).get(name) is not value:
-            logging.getLogger("onecopy").warning(
-                "%s.%s was replaced after us and is left as it is", owner.__name__, name
-            )
+            _leave_as_it_is(f"{owner.__name__}.{name}")
         elif inherited:
             delattr(owner, name)
         else:
@@ -129,7 +133,9 @@ def _replace(function: types.FunctionType, ours: types.FunctionType) -> types.Fu
     code = ours.__code__
 
     def undo() -> None:
-        if function.__code__ is code:
+        if function.__code__ is not code:
+            _leave_as_it_is(f"{function.__module__}.{function.__qualname__}")
+        else:
             function.__code__ = before
 
     function.__code__ = code

@@ -103,6 +103,18 @@ TEST(SpinBudget, ASuccessMakesTheNextProbeComeSoon) {
   EXPECT_TRUE(budget.spin(at_once));
 }
 
+TEST(SpinBudget, ALookThatADeadlineCutShortTeachesNothing) {
+  SpinBudget budget;
+  for (int wait = 0; wait < 100; ++wait) {
+    int looks = 0;
+    const auto never = [&] { return ++looks, false; };
+    EXPECT_FALSE(budget.spin(never, std::chrono::nanoseconds(1)));
+    EXPECT_GT(looks, 0) << "after " << wait << " waits";
+    EXPECT_LE(looks, 128) << "until the second look at the clock";
+  }
+  EXPECT_TRUE(budget.spin(at_once));
+}
+
 TEST(Deadline, NeverOverflows) {
   EXPECT_EQ(deadline_after(std::chrono::nanoseconds::max()), kForever);
   EXPECT_EQ(time_left(kForever, kSleepSlice), kSleepSlice);
