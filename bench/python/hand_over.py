@@ -19,13 +19,15 @@ from samples import Samples
 
 _ROUNDS = 41
 WARM = 10
+# A scheduler that has put both processes on one processor during a pause needs 10 to 20 ms to part them.
+_SETTLED_MS = 30
 _ELEMENTS = 16
 
 # --- what the processes do --------------------------------------------------------------------------
 
 
-def lead(talk: Talk, contender: dict[str, Any], what: str) -> None:
-    """Answers each count with the nanoseconds that one of so many exchanges took."""
+def lead(talk: Talk, contender: dict[str, Any], what: str, settled_ms: float) -> None:
+    """Answers each count with the nanoseconds that one of so many exchanges took, after others for settled_ms."""
     chosen = Contender(**contender)
     usable = os.sched_getaffinity(0)
     with chosen.starting():
@@ -36,7 +38,10 @@ def lead(talk: Talk, contender: dict[str, Any], what: str) -> None:
     exchange(there, back, maker, 100)
     talk.say("ready")
     for count in talk.questions():
+        start = perf_counter_ns()
         exchange(there, back, maker, WARM)
+        while perf_counter_ns() < start + settled_ms * 1e6:
+            exchange(there, back, maker, WARM)
         talk.say(exchange(there, back, maker, count))
     there.put(None)
     follower.join()
@@ -113,12 +118,16 @@ class Other:
     faster: float | None = None
 
 
-def measure(what: str, ours: dict[Contender, int], others: list[Other], rounds: int) -> list[Samples]:
+def measure(
+    what: str, ours: dict[Contender, int], others: list[Other], rounds: int, settled_ms: float = _SETTLED_MS
+) -> list[Samples]:
     """A round asks each of them, ours first; the samples are in their order."""
     counts = ours | {other.contender: other.count for other in others}
     with contextlib.ExitStack() as stack:
         leaders = [
-            stack.enter_context(Peer(lead, contender=dataclasses.asdict(contender), what=what))
+            stack.enter_context(
+                Peer(lead, contender=dataclasses.asdict(contender), what=what, settled_ms=settled_ms)
+            )
             for contender in counts
         ]
         for leader in leaders:
@@ -184,6 +193,11 @@ def numbers(effort: Effort) -> Row:
     )
     others = [Other(contenders.STANDARD, 200, 8), Other(contenders.STANDARD_SIMPLE, 200, 3)]
     _fill(row, "ints", {contenders.OURS: 1000, contenders.OURS_SIMPLE: 1000}, others, effort)
+    both = [contenders.OURS, contenders.STANDARD_SIMPLE]
+    samples = measure("ints", dict.fromkeys(both, 200), [], effort.rounds(_ROUNDS), settled_ms=0)
+    for contender, values in zip(both, samples, strict=True):
+        times = None if contender is contenders.OURS else values.ratio_to(samples[0])
+        row.add(f"{contender.name}, right after a pause", values.median(), "ns", times, times and "ours")
     return row
 
 
