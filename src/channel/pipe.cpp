@@ -109,7 +109,9 @@ auto Pipe::End::take(TimePoint deadline, Take&& take) const {
     try {
       return take(pause);
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::timeout || pause == deadline) throw;
+      if (error.code() != ErrorCode::timeout ||
+          time_left(deadline, kLookAround) == std::chrono::nanoseconds{0})
+        throw;
       return {};
     }
   };

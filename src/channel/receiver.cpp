@@ -91,7 +91,6 @@ bool Receiver::take(Process& process, TimePoint deadline, Wants wants, Stream st
     point("queue.get.opened");
   }
   if (attempt.lost) throw lost(*attempt.lost);
-  if (contents.elsewhere) read_elsewhere(process, contents);
   put_in_order(process, contents, stream);
   point("queue.get.done");
   return true;
@@ -105,8 +104,8 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
     const auto open = [&](const ItemRow& row) { return try_open(process, row); };
     if (attempt.wants == Wants::tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
       throw_not_one_tensor();
-    const bool may_open = attempt.wants != Wants::quick_message || !ItemReader(item.bytes).is_elsewhere();
-    if (may_open && read(item.bytes, attempt.contents, open) &&
+    // What is elsewhere is long, and its tensors may be anybody's.
+    if (!ItemReader(item.bytes).is_elsewhere() && read(item.bytes, attempt.contents, open) &&
         can_be_ordered(process, attempt.contents, attempt.stream) &&
         (attempt.wants != Wants::quick_message || can_be_ordered_quickly(process, attempt.contents))) {
       point("queue.get.claimed");
@@ -126,8 +125,9 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
 /// With no lock held: this may connect to the owner, or wait for it to be known dead.
 void Receiver::open_slowly(Process& process, Attempt& attempt) {
   try {
-    read(attempt.copy, attempt.contents, [&](const ItemRow& row) { return open(process, row); });
     Contents& contents = attempt.contents;
+    read(attempt.copy, contents, [&](const ItemRow& row) { return open(process, row); });
+    if (contents.elsewhere) read_elsewhere(process, contents);
     for (const ItemPoint& p : contents.order.points)
       process.prepare_wait(contents.order.putter, contents.row(p.row).device());
   } catch (const Error& error) {
@@ -164,15 +164,10 @@ bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
 void Receiver::read_elsewhere(Process& process, Contents& contents) {
   const Tensor item = std::move(contents.first);
   if (item.device() != kCpu)
-    throw lost(
-        Error(ErrorCode::bad_handle, "an item that was written to memory of " + item.device().str()));
-  try {
-    read({item.as<std::byte>(), item.nbytes()}, contents,
-         [&](const ItemRow& row) { return open(process, row); });
-    if (contents.elsewhere) throw Error(ErrorCode::bad_handle, "an item that is elsewhere twice");
-  } catch (const Error& error) {
-    throw lost(error);
-  }
+    throw Error(ErrorCode::bad_handle, "an item that was written to memory of " + item.device().str());
+  read({item.as<std::byte>(), item.nbytes()}, contents,
+       [&](const ItemRow& row) { return open(process, row); });
+  if (contents.elsewhere) throw Error(ErrorCode::bad_handle, "an item that is elsewhere twice");
 }
 
 /// Without asking anybody. Throws unsupported while the item can stay: in a captured stream it cannot be.

@@ -45,16 +45,14 @@ inline void relax() noexcept {
 /// Thread safety: all members may be called concurrently; one thread spins at a time.
 class SpinBudget {
  public:
-  /// True as soon as ready() is; false when the budget is used up, at once when there is none. Nothing is learned
-  /// from a look that `most` cut short.
+  /// True as soon as ready() is; false when the budget or `most` is used up, at once when there is no budget.
   template <class Ready>
   bool spin(Ready&& ready, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) {
     const std::uint32_t budget = begin();
     if (budget == 0) return false;
     Turn turn{busy_};
-    const std::chrono::nanoseconds whole(budget);
-    const bool success = watch(ready, std::min(whole, most));
-    if (success || whole <= most) end(budget, success);
+    const bool success = watch(ready, std::min(std::chrono::nanoseconds(budget), most));
+    end(budget, success);
     return success;
   }
 

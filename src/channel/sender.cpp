@@ -200,8 +200,7 @@ std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uin
 std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor) {
   auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper()).root();
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  const bool deposited = deposit(process, keeper, tensor.block());
-  if (is_weak(place.kind)) process.unkept.fetch_add(1, std::memory_order_relaxed);
+  const bool deposited = deposit(process, keeper, tensor.block(), place.kind);
   point("queue.put.deposited");
   const Origin origin{keeper.owner(),      deposited ? creator_ : process.id(),
                       place.segment_size,  place.info.segment,
@@ -214,20 +213,22 @@ std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor) {
 
 /// The queue's creator keeps the segment of an owner that dies. What is the creator's own needs no
 /// keeping by itself; others serve it.
-bool Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block) {
+bool Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block,
+                     SegmentKind kind) {
   if (keeper.owner() == creator_ && creator_ != process.id()) return false;
+  bool kept = true;
   try {
     process.deposit(block, creator_, origins_.channel());
-    return true;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::owner_died &&
         error.code() != ErrorCode::unsupported)
       throw;
     // The creator is gone, or may not write what we may only read, or has too many; or we cannot pass it on. Who
     // has it open can take it all the same, and others learn why they cannot.
-    process.unkept.fetch_add(1, std::memory_order_relaxed);
-    return false;
+    kept = false;
   }
+  if (!kept || is_weak(kind)) process.unkept.fetch_add(1, std::memory_order_relaxed);
+  return kept;
 }
 
 void Sender::lock() {

@@ -98,7 +98,7 @@ class Sender {
   Outgoing outgoing(Process& process, const Tensor& tensor);
   std::uint16_t origin_of(Process& process, const Tensor& tensor, std::uint32_t segment);
   std::uint16_t add_origin(Process& process, const Tensor& tensor);
-  bool deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block);
+  bool deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block, SegmentKind kind);
   bool put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream, Tensor* given);
   /// `given` is what the blocks were taken from: it goes.
   bool put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,

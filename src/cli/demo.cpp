@@ -40,8 +40,8 @@ std::size_t count_own_files(const std::string& owner_id) {
 }
 
 std::string still_lent(const Stats& stats) {
-  return fmt::format("{}, {}, {} in limbo", plural(stats.borrowers, "borrower"),
-                     plural(stats.live_blocks, "block"), stats.limbo);
+  return fmt::format("{}, {}, {} in limbo, {} reserved", plural(stats.borrowers, "borrower"),
+                     plural(stats.live_blocks, "block"), stats.limbo, format_bytes(stats.bytes_shared));
 }
 
 }  // namespace

@@ -337,7 +337,9 @@ void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint
                                        importer_.pass_on(keeper, segment), channel);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
     // Of the host's memory what is open here will do.
-    deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment), channel);
+    if (!deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment),
+                       channel))
+      throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
   }
 }
 

@@ -62,9 +62,9 @@ class Queue {
 
   /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then),
   /// invalid_argument for memory of other libraries, unsupported for a stream that is being captured.
-  /// A queue waits for a process that is stopped (SIGSTOP, a debugger) and keeps its lock, or whose tensor is next
-  /// and has to be asked about: calls that have a timeout throw timeout then, some time after it, and those without
-  /// one after ten seconds in the second case. Nothing is lost: try again once it runs.
+  /// A queue waits for a process that is stopped (SIGSTOP, a debugger) and keeps its lock, created it, or owns what
+  /// is next and has to be asked about: calls that have a timeout throw timeout then, up to ten seconds after it,
+  /// and so do those without one that have asked for ten seconds. Nothing was put or taken: try again once it runs.
   void put(const Tensor& tensor, Stream stream = {});
   void put(const Message& message, Stream stream = {});
   /// The same, and lets go of the tensor, which is empty afterwards: cheaper than keeping it.
@@ -80,8 +80,9 @@ class Queue {
   /// empty.
   std::optional<Message> try_get(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// try_get() for callers that keep others waiting, e.g. with an interpreter's lock: takes under a
-  /// microsecond, but 20 ms before it throws timeout when a stopped process has the lock. Nothing also when the first message is long, or when opening its tensors would mean
-  /// to ask another process; it stays the first then.
+  /// microsecond, but 20 ms before it throws timeout when a stopped process has the lock. Nothing also
+  /// when the first message is long, or when opening its tensors would mean to ask another process; it
+  /// stays the first then.
   std::optional<Message> try_get_at_once(Stream stream = {});
   /// Waits for what was put as one tensor. Throws invalid_argument, and leaves the message where it
   /// is, when it is another one.
