@@ -18,8 +18,8 @@ namespace onecopy {
 class Process;
 
 /// Takes messages out of a queue and opens their tensors: claim first, then advance the head. What
-/// can be opened without asking anybody is opened under the ring's lock; for the rest the item stays
-/// where it is meanwhile, and another consumer may take it.
+/// is short and can be opened without asking anybody is opened under the ring's lock; for the rest the
+/// item stays where it is meanwhile, and another consumer may take it.
 ///
 /// Thread safety: all members may be called concurrently, but for reset().
 class Receiver {

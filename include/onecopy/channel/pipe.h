@@ -61,9 +61,10 @@ class Pipe {
   /// Throws closed, out_of_memory, invalid_argument for memory of other libraries. Streams as in queues.
   void send(const Tensor& tensor, Stream stream = {});
   void send(const Message& message, Stream stream = {});
-  /// Waits for a message. Throws closed, and what Queue::get() throws.
+  /// Waits for a message, also while a stopped process holds it up. Throws closed, and what Queue::get() throws but
+  /// timeout.
   Message recv(Stream stream = {});
-  /// Nothing when there was none until the timeout; zero: does not wait.
+  /// Nothing when there was none until the timeout; zero: does not wait. Throws as Queue::try_get() does.
   std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// As Queue::get_tensor().
   Tensor recv_tensor(Stream stream = {});
