@@ -192,6 +192,7 @@ std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uin
   }
   if (!origin) origin = add_origin(process, tensor);
   std::lock_guard lock(known_mutex_);
+  if (known_.size() == OriginTable::kCapacity) known_.clear();  // most of them of segments that are gone
   last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), *origin);
   return known_[key] = *origin;
 }

@@ -144,6 +144,7 @@ void Broker::answer(At at, Packet packet) {
       case wire::Type::join_channel: return join(c, bytes);
       case wire::Type::leave_channel: return leave(c, wire::body_of<wire::JoinChannel>(bytes));
       case wire::Type::deposit: return take_deposit(c, std::move(packet));
+      case wire::Type::withdraw: return drop_deposit(bytes);
       default: throw Error(ErrorCode::protocol, "a message that no borrower sends");
     }
   } catch (const Error& e) {
@@ -264,6 +265,11 @@ void Broker::take_deposit(Connection& c, Packet packet) {
   reply(c, wire::pack(wire::Type::deposited, wire::Deposited{}));
 }
 
+void Broker::drop_deposit(ByteSpan packet) {
+  const auto body = wire::body_of<wire::Withdraw>(packet);
+  if (deposits_.retire({wire::to_string(body.owner), body.segment})) watch_.request_tick();
+}
+
 /// The socket has closed: a sign to look, not yet a death.
 void Broker::on_hangup(At at) {
   watch_.remove(at->socket.fd());
@@ -365,6 +371,7 @@ void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& f
 void Broker::announce_retired(std::uint32_t segment) noexcept {
   const Bytes message = wire::pack(wire::Type::retire, wire::Retire{segment});
   std::lock_guard lock(mutex_);
+  for (auto& [channel, segments] : spread_) segments.erase(segment);
   for (Connection& c : connections_) {
     if (!c.attached || c.closed) continue;
     try {

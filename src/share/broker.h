@@ -124,6 +124,7 @@ class Broker {
   void send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept;
   void report_users(const wire::JoinChannel& which);
   void take_deposit(Connection& c, Packet packet);
+  void drop_deposit(ByteSpan packet);
   void on_hangup(At at);
   void bury(At at) noexcept;
   bool is_over(const Connection& c) const;

@@ -15,6 +15,8 @@ void drop_where(Map& map, Drop&& drop) {
   for (auto at = map.begin(); at != map.end();) at = drop(at->second) ? map.erase(at) : std::next(at);
 }
 
+bool is_gone(const Fd& pidfd) noexcept { return !pidfd || has_exited(pidfd); }
+
 }  // namespace
 
 bool Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
@@ -32,7 +34,7 @@ bool Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
     return false;
   }
   if (at == entries_.end()) {  // whole or not at all: the next attempt must not find half of one
-    Entry entry{origin, open_pidfd(origin), std::move(table), std::move(memory), {}};
+    Entry entry{origin, pidfd_of(key, origin), std::move(table), std::move(memory), {}};
     if (entry.memory.kind == SegmentKind::named_file)
       entry.user = backend(DeviceType::cpu)
                        .open(0, backend(DeviceType::cpu).duplicate(entry.memory, Access::read_write),
@@ -57,7 +59,30 @@ std::optional<Deposits::Opened> Deposits::open(const DepositKey& key, Access acc
   if (at == entries_.end()) return {};
   const Entry& entry = at->second;
   return Opened{entry.table.duplicate(),
-                backend(device_type(entry.memory.kind)).duplicate(entry.memory, access), is_gone(entry)};
+                backend(device_type(entry.memory.kind)).duplicate(entry.memory, access),
+                is_gone(*entry.pidfd)};
+}
+
+void Deposits::add_elsewhere(const DepositKey& key, const ProcessId& keeper) {
+  std::lock_guard lock(mutex_);
+  elsewhere_[key].insert(keeper);
+}
+
+bool Deposits::retire(const DepositKey& key) noexcept {
+  std::lock_guard lock(mutex_);
+  entries_.erase(key);
+  return retired_.insert(elsewhere_.extract(key)).inserted;
+}
+
+std::map<DepositKey, std::set<ProcessId>> Deposits::take_retired() noexcept {
+  std::lock_guard lock(mutex_);
+  return std::exchange(retired_, {});
+}
+
+void Deposits::clear() noexcept {
+  entries_.clear();
+  elsewhere_.clear();
+  retired_.clear();
 }
 
 void Deposits::add_channel(std::uint64_t channel, ChannelHooks hooks) {
@@ -87,14 +112,15 @@ void Deposits::remove_channel(std::uint64_t channel) noexcept {
   });
 }
 
-bool Deposits::is_gone(const Entry& entry) const noexcept {
-  return !entry.pidfd || has_exited(entry.pidfd);
+std::shared_ptr<const Fd> Deposits::pidfd_of(const DepositKey& key, const ProcessOrigin& origin) const {
+  const auto other = entries_.lower_bound({key.first, 0});
+  if (other != entries_.end() && other->first.first == key.first) return other->second.pidfd;
+  return std::make_shared<const Fd>(open_pidfd(origin));
 }
 
-/// A live owner's deposit stays: the owner will not hand it over again. A dead owner's stays until
-/// every queue it was made for has passed the last item put before we saw the death.
-bool Deposits::is_needed(Entry& entry) {
-  if (!is_gone(entry)) return true;
+/// A dead owner's deposit stays until every queue it was made for has passed the last item put before we saw
+/// the death. A live owner's stays: it will not be handed over again.
+bool Deposits::is_awaited(Entry& entry) {
   for (auto at = entry.channels.begin(); at != entry.channels.end();) {
     auto& [channel, put_at_death] = *at;
     const auto progress = channels_[channel].progress();
@@ -108,11 +134,15 @@ bool Deposits::is_needed(Entry& entry) {
 bool Deposits::sweep() noexcept {
   std::lock_guard lock(mutex_);
   bool waiting = false;
-  drop_where(entries_, [&](Entry& entry) {
-    if (!is_needed(entry)) return true;
-    waiting = waiting || is_gone(entry);
-    return false;
-  });
+  bool gone = false;
+  const Fd* asked = nullptr;
+  for (auto at = entries_.begin(); at != entries_.end();) {
+    Entry& entry = at->second;
+    if (const Fd* owner = entry.pidfd.get(); owner != asked) gone = is_gone(*(asked = owner));
+    const bool awaited = gone && is_awaited(entry);
+    waiting = waiting || awaited;
+    at = gone && !awaited ? entries_.erase(at) : std::next(at);
+  }
   return waiting;
 }
 

@@ -7,12 +7,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "onecopy/device/backend.h"
 #include "onecopy/os/fd.h"
+#include "onecopy/share/handle_fields.h"
 #include "share/process_origin.h"
 
 namespace onecopy {
@@ -31,8 +33,8 @@ struct ChannelHooks {
 
 /// Descriptors of other processes' segments, kept so that what is in our queues can be opened after
 /// its owner has died. A deposit made for a queue is kept while its owner lives or an item put before
-/// the death is still in that queue. Of devices' memory, which may come with thousands of descriptors, as
-/// much is kept as kMostOfDevices; the first that is not is reported.
+/// the death is still in that queue, and no longer than the owner has the segment. Of devices' memory, which
+/// may come with thousands of descriptors, as much is kept as kMostOfDevices; the first that is not is reported.
 ///
 /// Thread safety: all members may be called concurrently.
 class Deposits {
@@ -50,6 +52,14 @@ class Deposits {
            std::uint64_t channel);
   std::optional<Opened> open(const DepositKey& key, Access access) const;
 
+  /// `keeper` keeps this segment for us, and is to hear of its end.
+  void add_elsewhere(const DepositKey& key, const ProcessId& keeper);
+  /// The owner has given the segment back, and so nothing in a queue lies in it. True when its keepers elsewhere
+  /// have to hear of it.
+  bool retire(const DepositKey& key) noexcept;
+  /// What has been retired and is kept elsewhere, and by whom.
+  std::map<DepositKey, std::set<ProcessId>> take_retired() noexcept;
+
   /// A queue that is open here. `channel` is random and the same in every process.
   void add_channel(std::uint64_t channel, ChannelHooks hooks);
   void remove_channel(std::uint64_t channel) noexcept;
@@ -64,12 +74,12 @@ class Deposits {
   // Around a fork; a child has nothing to keep.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
-  void clear() noexcept { entries_.clear(); }
+  void clear() noexcept;
 
  private:
   struct Entry {
     ProcessOrigin origin;
-    Fd pidfd;
+    std::shared_ptr<const Fd> pidfd;  ///< one for all segments of an owner
     Fd table;
     ExportedMemory memory;
     std::map<std::uint64_t, std::optional<std::uint64_t>> channels;  ///< put count at the death
@@ -78,11 +88,13 @@ class Deposits {
   };
 
   bool has_room_for(const ExportedMemory& memory) const noexcept;
-  bool is_gone(const Entry& entry) const noexcept;
-  bool is_needed(Entry& entry);
+  std::shared_ptr<const Fd> pidfd_of(const DepositKey& key, const ProcessOrigin& origin) const;
+  bool is_awaited(Entry& entry);
 
   mutable std::mutex mutex_;
   std::map<DepositKey, Entry> entries_;
+  std::map<DepositKey, std::set<ProcessId>> elsewhere_;
+  std::map<DepositKey, std::set<ProcessId>> retired_;  ///< of those, what the keepers have not heard of
   std::map<std::uint64_t, ChannelHooks> channels_;
   bool refused_ = false;
 };

@@ -331,17 +331,23 @@ void Peer::join_channel(std::uint64_t channel, std::uint8_t role) {
 }
 
 void Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
-  if (disconnected_) return;
-  try {
-    socket_.try_send(wire::pack(wire::Type::leave_channel, wire::JoinChannel{channel, role}));
-  } catch (const Error&) {  // it is gone, and its queue's users with it
-  }
+  tell(wire::Type::leave_channel, wire::JoinChannel{channel, role});
 }
 
 bool Peer::acknowledge(std::uint64_t hold) noexcept {
+  return tell(wire::Type::acknowledge, wire::Acknowledge{hold});
+}
+
+bool Peer::withdraw(const DepositKey& key) noexcept {
+  return tell(wire::Type::withdraw, wire::Withdraw{wire::to_name(key.first), key.second});
+}
+
+/// What is not answered. False when the other process does not read, or is gone.
+template <class Body>
+bool Peer::tell(wire::Type type, const Body& body) noexcept {
   if (disconnected_) return false;
   try {
-    return socket_.try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
+    return socket_.try_send(wire::pack(type, body));
   } catch (const std::exception&) {
     return false;
   }
@@ -465,7 +471,12 @@ void Peer::on_readable() {
 
 void Peer::handle_unasked(Packet packet) {
   switch (wire::type_of(packet.bytes)) {
-    case wire::Type::retire: retire(wire::body_of<wire::Retire>(packet.bytes).segment); break;
+    case wire::Type::retire: {
+      const auto body = wire::body_of<wire::Retire>(packet.bytes);
+      retire(body.segment);
+      if (deposits_ && deposits_->retire({name_, body.segment})) watch_->request_tick();
+      break;
+    }
     case wire::Type::keep: {
       const auto body = wire::body_of<wire::Deposit>(packet.bytes);
       const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);

@@ -95,6 +95,8 @@ class Peer final : public SharedKeeper {
   /// Hands a segment over for safe keeping.
   void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
                const ExportedMemory& memory, std::uint64_t channel);
+  /// What was handed over is gone. Never waits. False when it could not be told.
+  bool withdraw(const DepositKey& key) noexcept;
   /// The words that this process's streams write. Throws peer_died.
   ForeignTimeline& timeline();
   /// Afterwards we have what is in that queue now, should its creator die.
@@ -160,6 +162,8 @@ class Peer final : public SharedKeeper {
   bool has_ended() const noexcept;
   void report_weak_segments() const;
   void retire(std::uint32_t segment) noexcept;
+  template <class Body>
+  bool tell(wire::Type type, const Body& body) noexcept;
   const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
   const Mapped* find_segment(std::uint32_t segment, Access access) const noexcept;
   /// False while it is not mapped. REQUIRES: the caller holds a block of it.

@@ -107,7 +107,10 @@ Process::Process()
     std::call_once(once, [] { std::atexit([] { settle_streams(); }); });
   };
   releases_.on_wait = [this] { watch_.request_tick(); };
-  segments_.on_retire = [this](std::uint32_t number) { broker_.announce_retired(number); };
+  segments_.on_retire = [this](std::uint32_t number) {
+    broker_.announce_retired(number);
+    if (deposits_.retire({name_, number})) watch_.request_tick();
+  };
   ledger_.on_limbo = [this] { watch_.request_tick(); };
   adoptions_.on_idle = [this] { watch_.request_tick(); };
   broker_.describe = [this] { return to_json(describe()); };
@@ -118,6 +121,7 @@ bool Process::tick() {
   bool more = ledger_.drain();
   more = holds_.expire() || more;
   more = deposits_.sweep() || more;
+  more = tell_of_retired() || more;
   more = importer_.sweep() || more;
   more = broker_.tick() || more;
   more = releases_.sweep() || more;
@@ -125,6 +129,19 @@ bool Process::tick() {
   const std::lock_guard lock(trimming_);
   for (Pool* pool : pools()) more = pool->trim(std::chrono::steady_clock::now()) || more;
   return remove_released_files() || more;  // after all that may have released one
+}
+
+/// True while somebody has to be told again.
+bool Process::tell_of_retired() {
+  bool again = false;
+  for (const auto& [segment, keepers] : deposits_.take_retired())
+    for (const ProcessId& keeper : keepers) {
+      Peer* peer = importer_.find(public_name(keeper));
+      if (!peer || peer->withdraw(segment) || peer->is_disconnected()) continue;
+      deposits_.add_elsewhere(segment, keeper);
+      again = deposits_.retire(segment);
+    }
+  return again;
 }
 
 /// Giving memory back takes milliseconds, and allocations need pools_mutex_.
@@ -335,6 +352,7 @@ void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint
   if (creator != id_) {
     importer_.connect(creator).deposit(key, keeper.origin(), keeper.export_table(),
                                        importer_.pass_on(keeper, segment), channel);
+    deposits_.add_elsewhere(key, creator);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
     // Of the host's memory what is open here will do.
     if (!deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment),

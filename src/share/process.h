@@ -122,6 +122,7 @@ class Process {
   /// REQUIRES: trimming_, or they may go at exit.
   std::vector<Pool*> pools() const;
   bool tick();
+  bool tell_of_retired();
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
 

@@ -26,7 +26,8 @@ bool is_answered(Type type) noexcept {
     case Type::acknowledge:
     case Type::adopt_child:
     case Type::child_hello:
-    case Type::leave_channel: return false;
+    case Type::leave_channel:
+    case Type::withdraw: return false;
     default: return true;
   }
 }

@@ -221,6 +221,99 @@ TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
   EXPECT_EQ(other.join(), 0);
 }
 
+// What is kept for the day that an owner dies ends with the segment, also while everybody lives.
+
+constexpr int kSegments = 3;
+
+/// A large tensor has a segment of its own.
+void put_large_ones(Queue& queue) {
+  for (int i = 0; i < kSegments; ++i) queue.put(numbers(5 << 20, i));
+}
+
+void take_large_ones(Queue& queue) {
+  for (int i = 0; i < kSegments; ++i) EXPECT_EQ(number_in(queue.get_tensor()), i);
+}
+
+/// Gives freed segments back until `done`.
+bool collected(const std::function<bool()>& done) {
+  return eventually([&] {
+    collect();
+    return done();
+  });
+}
+
+TEST(QueueCreator, KeepsNoSegmentThatItsOwnerHasGivenBack) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue queue = Queue::create();
+  Child lender([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    put_large_ones(mine);
+    note->step = 1;
+    EXPECT_TRUE(collected([&] { return note->step == 2; }));
+  });
+  note->reach(1);
+  EXPECT_EQ(stats().deposits, kSegments);
+  Child taker([&, handle = queue.handle()] {  // another process: the creator has no connection to the owner
+    Queue mine = Queue::connect(handle);
+    take_large_ones(mine);
+  });
+  EXPECT_EQ(taker.join(), 0);
+  EXPECT_TRUE(eventually([&] { return stats().deposits == 0; }));
+  note->step = 2;
+  EXPECT_EQ(lender.join(), 0);
+}
+
+TEST(QueueCreator, ThatGivesASegmentBackHasItKeptByNobody) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    note->reach(2);
+    put_large_ones(queue);
+    EXPECT_TRUE(collected([&] { return note->step == 3; }));
+  });
+  Queue queue = Queue::connect(Handle::from_text(note->read()));
+  const std::uint64_t before = stats().foreign_segments;
+  note->step = 2;
+  take_large_ones(queue);
+  EXPECT_TRUE(eventually([&] { return stats().deposits == 0; }));
+  EXPECT_TRUE(eventually([&] { return stats().foreign_segments == before; }));
+  note->step = 3;
+  EXPECT_EQ(creator.join(), 0);
+}
+
+TEST(QueueProducer, ThatSentOnAnothersSegmentTellsTheQueuesCreatorOfItsEnd) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue queue = Queue::create();
+  Child forwarder([&, handle = queue.handle()] {
+    Queue mine = Queue::create();
+    note->write(mine.handle().to_text());
+    Queue onward = Queue::connect(handle);
+    for (int i = 0; i < kSegments; ++i) onward.put(mine.get_tensor());
+    note->step = 2;
+    EXPECT_TRUE(collected([&] { return note->step == 3; }));
+  });
+  Child lender([&] {
+    Queue first = Queue::connect(Handle::from_text(note->read()));
+    put_large_ones(first);
+    EXPECT_TRUE(collected([&] { return note->step == 3; }));
+  });
+  note->reach(2);
+  EXPECT_EQ(stats().deposits, kSegments);
+  Child taker([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    take_large_ones(mine);
+  });
+  EXPECT_EQ(taker.join(), 0);
+  EXPECT_TRUE(eventually([&] { return stats().deposits == 0; }));
+  note->step = 3;
+  EXPECT_EQ(forwarder.join(), 0);
+  EXPECT_EQ(lender.join(), 0);
+}
+
 TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
   Watchdog watchdog;
   Shared<Note> note;
