@@ -27,6 +27,7 @@ Row rest_on_a_card();
 // What the other processes do.
 void follow_on_a_card(Parent& parent);
 void open_on_a_card(Parent& parent);
+void import_on_a_card(Parent& parent);
 void open_many_on_a_card(Parent& parent);
 
 }  // namespace onecopy::bench

@@ -119,10 +119,11 @@ Row hand_over_on_a_card(int rounds) {
   const Tensor small = card_bytes(kSmall);
   const std::int64_t large = large_bytes(std::int64_t{1} << 30, 4);
   const Tensor big = card_bytes(large);
-  OneWay same, fresh, one_gib;
+  OneWay after_pause, same, fresh, one_gib;
   Samples trips, words;
   for (int i = -2; i < rounds; ++i) {
-    if (i == 0) same = fresh = one_gib = {};  // those before were warm-ups
+    if (i == 0) after_pause = same = fresh = one_gib = {};  // those before were warm-ups
+    after_pause.measure(link, [&] { return small; });
     same.measure(link, [&] { return small; });
     one_gib.measure(link, [&] { return big; });
     fresh.measure(link, [] { return card_bytes(kSmall); });
@@ -138,6 +139,7 @@ Row hand_over_on_a_card(int rounds) {
   row.add("of which get and give back", fresh.get.median(), "ns");
   row.judge(fmt::format("put and get, {} MiB", large >> 20), one_gib.there(), "ns",
             one_gib.there() / same.there(), "4 KiB", 1.10);
+  row.add(fmt::format("put and get, the first {} after a pause", kBatch), after_pause.there(), "ns");
   row.add("round trip of both hosts, one tensor at a time", trips.median(), "ns");
   row.note(fmt::format("{} rounds of {} tensors; stats().host_waits stays 0 where streams wait for words",
                        rounds, kBatch));

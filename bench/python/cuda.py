@@ -16,7 +16,7 @@ from typing import Any
 import contenders
 from contenders import Contender
 from effort import Effort
-from hand_over import WARM, exchange, follow
+from hand_over import exchange, follow, settle
 from many_tensors import failures_noted
 from peers import Peer, Talk
 from report import Row, at_least, at_most
@@ -54,7 +54,7 @@ def lead(talk: Talk, contender: dict[str, Any], device: str) -> None:
     talk.say("ready")
     for elements, count in talk.questions():
         maker = fresh_tensors(device, elements)
-        exchange(there, back, maker, WARM)
+        settle(there, back, maker)
         talk.say(exchange(there, back, maker, count))
     there.put(None)
     follower.join()

@@ -18,9 +18,9 @@ from report import Row, at_least, at_most
 from samples import Samples
 
 _ROUNDS = 41
-WARM = 10
+_WARM = 10
 # A scheduler that has put both processes on one processor during a pause needs 10 to 20 ms to part them.
-_SETTLED_MS = 30
+SETTLED_MS = 30
 _ELEMENTS = 16
 
 # --- what the processes do --------------------------------------------------------------------------
@@ -38,10 +38,7 @@ def lead(talk: Talk, contender: dict[str, Any], what: str, settled_ms: float) ->
     exchange(there, back, maker, 100)
     talk.say("ready")
     for count in talk.questions():
-        start = perf_counter_ns()
-        exchange(there, back, maker, WARM)
-        while perf_counter_ns() < start + settled_ms * 1e6:
-            exchange(there, back, maker, WARM)
+        settle(there, back, maker, settled_ms)
         talk.say(exchange(there, back, maker, count))
     there.put(None)
     follower.join()
@@ -54,6 +51,13 @@ def exchange(there: Any, back: Any, prepare: Callable[[int], Callable[[], Any]],
         there.put(make())
         back.get()
     return (perf_counter_ns() - start) / count
+
+
+def settle(there: Any, back: Any, prepare: Callable[[int], Callable[[], Any]], for_ms: float = SETTLED_MS) -> None:
+    start = perf_counter_ns()
+    exchange(there, back, prepare, _WARM)
+    while perf_counter_ns() < start + for_ms * 1e6:
+        exchange(there, back, prepare, _WARM)
 
 
 def follow(there: Any, back: Any, strategy: str | None, usable: set[int]) -> None:
@@ -119,7 +123,7 @@ class Other:
 
 
 def measure(
-    what: str, ours: dict[Contender, int], others: list[Other], rounds: int, settled_ms: float = _SETTLED_MS
+    what: str, ours: dict[Contender, int], others: list[Other], rounds: int, settled_ms: float = SETTLED_MS
 ) -> list[Samples]:
     """A round asks each of them, ours first; the samples are in their order."""
     counts = ours | {other.contender: other.count for other in others}

@@ -15,8 +15,8 @@ using Room = std::atomic<std::size_t>;
 /// Those of segments that were opened, for passing the memory on when its owner has ended.
 inline constexpr std::size_t kMostReceived = 12;
 inline Room room_for_received{kMostReceived};
-/// One for each card, see vmm_memory.cpp.
-inline constexpr std::size_t kMostExports = 16;
+/// Those of segments that others have opened, see vmm_memory.cpp.
+inline constexpr std::size_t kMostExports = 8;
 inline Room room_for_exports{kMostExports};
 
 /// Descriptors of device memory that outlive the call that needed them. Each keeps its memory, too: a forked

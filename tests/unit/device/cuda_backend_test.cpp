@@ -242,6 +242,29 @@ TEST_F(CudaFaults, OneExportOfACardStaysOpenWhileItHasMemory) {
   });
 }
 
+TEST_F(CudaFaults, WhatOthersHaveOpenedIsNotExportedAgain) {
+  in_child([] {
+    const auto first = committed_segment();
+    const auto second = committed_segment();
+    second->export_memory(Access::read_write);
+    const CudaCalls cu;
+    cu.sim_fail("cuMemExportToShareableHandle", 304, 0, 1);
+    EXPECT_EQ(first->export_memory(Access::read_write).fds.size(), 1u);
+    EXPECT_EQ(second->export_memory(Access::read_only).fds.size(), 1u);
+  });
+}
+
+TEST_F(CudaFaults, ExportsStayOpenUpToANumber) {
+  in_child([] {
+    std::vector<std::unique_ptr<DeviceMemory>> segments;
+    for (int i = 0; i < 20; ++i) {
+      segments.push_back(committed_segment());
+      EXPECT_EQ(segments.back()->export_memory(Access::read_write).fds.size(), 1u);
+    }
+    EXPECT_EQ(descriptors_of("simulated-cuda"), 20 + 8);
+  });
+}
+
 TEST_F(CudaFaults, AnExportThatCannotStayOpenIsNoFailure) {
   in_child([] {
     const CudaCalls cu;
