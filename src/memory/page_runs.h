@@ -46,9 +46,10 @@ class PageRuns {
   std::optional<Growth> take_cold(std::uint32_t pages, std::uint32_t ahead);
   void put_back(const Growth& growth);
 
-  /// All warm runs worth giving back that were freed no later than `until`: those of at least `pages`,
-  /// and those beside a cold run, which they then join.
-  std::vector<PageRun> take_idle(PoolTime until, std::uint32_t pages);
+  /// Warm runs worth giving back that were freed no later than `until`: those of at least `pages`, and those
+  /// beside a cold run, which they then join. All of them, or of some the first pages, `most` pages in all.
+  std::vector<PageRun> take_idle(PoolTime until, std::uint32_t pages,
+                                 std::uint64_t most = ~std::uint64_t{0});
   bool has_returnable(std::uint32_t pages) const;
   /// The largest warm run, if it has at least `pages`.
   std::optional<PageRun> take_largest_warm(std::uint32_t pages);

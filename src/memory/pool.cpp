@@ -22,11 +22,11 @@ void Pool::free(const Extent& extent) noexcept {
   }
 }
 
-bool Pool::trim(std::chrono::steady_clock::time_point now) noexcept {
+Pool::Trimmed Pool::trim(std::chrono::steady_clock::time_point now, std::uint64_t most) noexcept {
   try {
-    return impl_->trim(now);
+    return impl_->trim(now, most);
   } catch (const std::bad_alloc&) {
-    return true;
+    return {0, true};
   }
 }
 

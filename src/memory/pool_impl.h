@@ -22,7 +22,7 @@ class Pool::Impl {
   Extent allocate(std::uint64_t bytes);
   /// True when from now on, and not before, something is waiting for trim().
   bool free(const Extent& extent);
-  bool trim(PoolTime now);
+  Trimmed trim(PoolTime now, std::uint64_t most);
   void trim_all();
   PoolStats stats() const;
   void prepare_fork();
@@ -72,10 +72,11 @@ class Pool::Impl {
   void taken_back(std::uint64_t bytes) noexcept;
 
   // give back
-  void reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages);
+  std::uint64_t reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages, std::uint64_t most);
   void make_room(std::uint64_t bytes);
   void decommit(const PageRun& run);
-  std::vector<std::uint32_t> take_idle_own(PoolTime until);
+  void take_idle_own(PoolTime until);
+  std::uint64_t give_back_own(std::uint64_t most);
   std::optional<std::uint32_t> take_oldest_own();
   void remove_own(std::uint32_t number);
   std::optional<std::uint32_t> take_idle_whole(PoolTime until);
@@ -98,8 +99,16 @@ class Pool::Impl {
   std::unordered_map<std::uint32_t, Segment> segments_;
   SmallExtents small_;
   PageRuns runs_;
+  /// An own segment on its way back to the system: taken out of those that can be used again.
+  struct Leaving {
+    std::uint32_t number;
+    DeviceMemory* memory;
+    std::uint64_t left;  ///< bytes that still have memory, from the segment's beginning
+  };
+  std::vector<Leaving> leaving_;
   std::uint64_t warm_own_ = 0;  // bytes of own segments not in use
   PoolTime looked_at_;          // by trim
+  bool due_ = false;            // trim has not given back all that it found
   bool waiting_ = false;        // something was freed since trim found nothing to wait for
   PoolStats stats_;
   bool abandoned_ = false;

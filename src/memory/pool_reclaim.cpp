@@ -71,23 +71,25 @@ void Pool::Impl::taken_back(std::uint64_t bytes) noexcept {
   stats_.live_bytes -= bytes;
 }
 
-bool Pool::Impl::trim(PoolTime now) {
+Pool::Trimmed Pool::Impl::trim(PoolTime now, std::uint64_t most) {
   {
     const std::lock_guard lock(mutex_);
-    if (now - looked_at_ < kLookEvery && now >= looked_at_) return waiting_;
-    if (!waiting_) return false;
+    if (!due_ && now - looked_at_ < kLookEvery && now >= looked_at_) return {0, waiting_};
+    if (!waiting_) return {};
     looked_at_ = now;
   }
-  reclaim(now, now - kDecay, min_returned_);
+  const std::uint64_t bytes = reclaim(now, now - kDecay, min_returned_, most);
   const std::lock_guard lock(mutex_);
-  return waiting_ = has_waiting();
+  due_ = bytes >= most;
+  return {bytes, waiting_ = has_waiting()};
 }
 
-void Pool::Impl::trim_all() { reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1); }
+void Pool::Impl::trim_all() { reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1, kAll); }
 
-void Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages) {
+/// How many bytes it gave back: `most` or more when it left some.
+std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages,
+                                  std::uint64_t most) {
   std::vector<PageRun> runs;
-  std::vector<std::uint32_t> own;
   {
     const std::lock_guard lock(mutex_);
     for (const PageRun& slab : small_.take_idle(now, until)) {
@@ -95,20 +97,46 @@ void Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages
       std::fill_n(segment.pages.begin() + slab.first, slab.pages, 0);
       runs_.put(slab, PageRuns::Kind::warm, std::min(now, until));
     }
-    if (!traits_.whole_segments) runs = runs_.take_idle(until, least_pages);
-    own = take_idle_own(until);
+    if (!traits_.whole_segments) runs = runs_.take_idle(until, least_pages, most / page_bytes_);
+    take_idle_own(until);
   }
-  for (const PageRun& run : runs) decommit(run);
-  for (const std::uint32_t number : own) remove_own(number);
-  for (;;) {
-    std::optional<std::uint32_t> whole;
-    {
-      const std::lock_guard lock(mutex_);
-      whole = take_idle_whole(until);
-    }
-    if (!whole) return;
-    remove_own(*whole);
+  std::uint64_t bytes = 0;
+  for (const PageRun& run : runs) {
+    decommit(run);
+    bytes += std::uint64_t{run.pages} * page_bytes_;
   }
+  while (bytes < most) {
+    const std::uint64_t more = give_back_own(most - bytes);
+    if (more == 0) break;
+    bytes += more;
+  }
+  return bytes;
+}
+
+/// Something of a segment that is leaving, or one whole segment where memory comes and goes with them. 0 when
+/// there is none.
+std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
+  Leaving leaving{};
+  std::uint64_t bytes = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    if (leaving_.empty()) return 0;
+    leaving = leaving_.back();
+    leaving_.pop_back();
+    bytes = traits_.whole_segments ? leaving.left
+                                   : std::min(leaving.left, std::max(unit_, most / unit_ * unit_));
+  }
+  leaving.left -= bytes;
+  if (leaving.left == 0) {
+    remove_own(leaving.number);
+    return bytes;
+  }
+  point("pool.decommit");
+  leaving.memory->decommit(leaving.left, bytes);
+  table_.add_committed(leaving.number, -static_cast<std::int64_t>(bytes));
+  const std::lock_guard lock(mutex_);
+  leaving_.push_back(leaving);
+  return bytes;
 }
 
 /// Where memory comes and goes with segments: one of which nothing is in use any more.
@@ -167,18 +195,19 @@ void Pool::Impl::decommit(const PageRun& run) {
   if (remove) table_.remove(run.segment);
 }
 
-std::vector<std::uint32_t> Pool::Impl::take_idle_own(PoolTime until) {
-  std::vector<std::uint32_t> idle;
-  if (warm_own_ == 0) return idle;
-  for (auto& [number, segment] : segments_)
-    if (segment.own && !segment.live && segment.freed_at <= until) idle.push_back(number);
-  for (const std::uint32_t number : idle) {
-    Segment& segment = segments_.at(number);
+void Pool::Impl::take_idle_own(PoolTime until) {
+  while (const auto whole = take_idle_whole(until)) {
+    const Segment& segment = segments_.at(*whole);
+    leaving_.push_back({segment.number, segment.memory, segment.bytes});
+  }
+  if (warm_own_ == 0) return;
+  for (auto& [number, segment] : segments_) {
+    if (!segment.own || segment.live || segment.freed_at > until) continue;
+    leaving_.push_back({number, segment.memory, segment.bytes});
     segment.live = true;  // being removed: nobody else takes it
     warm_own_ -= segment.bytes;
     note_committed(-static_cast<std::int64_t>(segment.bytes));
   }
-  return idle;
 }
 
 std::optional<std::uint32_t> Pool::Impl::take_oldest_own() {
@@ -206,7 +235,7 @@ std::uint64_t Pool::Impl::warm_bytes() const noexcept {
 }
 
 bool Pool::Impl::has_waiting() const {
-  if (small_.has_empty() || warm_own_ > 0) return true;
+  if (small_.has_empty() || warm_own_ > 0 || !leaving_.empty()) return true;
   if (!traits_.whole_segments) return runs_.has_returnable(min_returned_);
   for (const auto& [number, segment] : segments_)
     if (!segment.own &&

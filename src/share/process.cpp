@@ -126,9 +126,24 @@ bool Process::tick() {
   more = broker_.tick() || more;
   more = releases_.sweep() || more;
   more = adoptions_.sweep(std::chrono::steady_clock::now()) || more;
-  const std::lock_guard lock(trimming_);
-  for (Pool* pool : pools()) more = pool->trim(std::chrono::steady_clock::now()) || more;
+  more = trim() || more;
   return remove_released_files() || more;  // after all that may have released one
+}
+
+/// Little by little: borrowers wait for answers meanwhile, and a fork for the thread.
+bool Process::trim() {
+  constexpr std::uint64_t kAtOnce = std::uint64_t{32} << 20;
+  const std::unique_lock lock(trimming_, std::try_to_lock);
+  if (!lock) return true;  // collect() is at it
+  bool more = false;
+  std::uint64_t bytes = 0;
+  for (Pool* pool : pools()) {
+    const Pool::Trimmed trimmed = pool->trim(std::chrono::steady_clock::now(), kAtOnce);
+    more = more || trimmed.waiting;
+    bytes = std::max(bytes, trimmed.bytes);
+  }
+  if (bytes >= kAtOnce) watch_.hurry();
+  return more;
 }
 
 /// True while somebody has to be told again.

@@ -123,6 +123,7 @@ class Process {
   std::vector<Pool*> pools() const;
   bool tick();
   bool tell_of_retired();
+  bool trim();
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
 

@@ -134,8 +134,9 @@ void Watch::run() noexcept {
     if (!ticking_) {
       next_tick = now + kTickTime;
     } else if (now >= next_tick) {
+      hurried_ = false;
       tick();
-      next_tick = now + kTickTime;
+      next_tick = hurried_ ? now : now + kTickTime;
     }
   }
 }

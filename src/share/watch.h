@@ -44,6 +44,8 @@ class Watch {
   /// From now on ticks until every Tick has said that it has nothing left. Costs one load when it is
   /// ticking already.
   void request_tick() noexcept;
+  /// In a Tick: the next one comes at once, or as soon as what else there is to do is done.
+  void hurry() noexcept { hurried_ = true; }
 
   /// Ends the thread before a fork (or at exit); registrations stay. start_again() resumes.
   void stop() noexcept;
@@ -74,6 +76,7 @@ class Watch {
   std::uint64_t last_token_ = 0;
   std::atomic<bool> ticking_{false};
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> hurried_{false};
   bool wanted_ = false;
   std::thread thread_;
 };

@@ -111,6 +111,7 @@ class Pool final : public ExtentOwner {
  public:
   static constexpr std::uint64_t kOwnSegment = std::uint64_t{32} << 20;
   static constexpr std::chrono::milliseconds kDecay{1000};
+  static constexpr std::uint64_t kAll = ~std::uint64_t{0};
 
   Pool(Backend& backend, int ordinal, SegmentKind kind, std::string owner, SegmentTable& segments);
   /// The segments leave the table. REQUIRES: no extent is in use.
@@ -129,9 +130,13 @@ class Pool final : public ExtentOwner {
   /// `extent` as allocate() gave it; only its segment and offset matter.
   void free(const Extent& extent) noexcept override;
 
-  /// Gives back what has been idle for kDecay at `now`. True while something is still waiting to be
-  /// given back: call again. Cheap to call often.
-  bool trim(std::chrono::steady_clock::time_point now) noexcept;
+  struct Trimmed {
+    std::uint64_t bytes = 0;  ///< given back now
+    bool waiting = false;     ///< there is more, now or later: call again
+  };
+  /// Gives back what has been idle for kDecay at `now`, about `most` bytes of it: a GiB takes the system 0.1 s.
+  /// Cheap to call often.
+  Trimmed trim(std::chrono::steady_clock::time_point now, std::uint64_t most = kAll) noexcept;
   /// Gives back everything that is not in use.
   void trim_all() noexcept;
   PoolStats stats() const;

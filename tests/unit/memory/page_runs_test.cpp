@@ -27,6 +27,22 @@ TEST(PageRuns, TakesTheSmallestRunThatFitsAndKeepsTheRest) {
   EXPECT_FALSE(runs.take_warm(11));
 }
 
+TEST(PageRuns, WhatIsNotTakenOfAnIdleRunStaysWarmAndOfItsAge) {
+  PageRuns runs;
+  runs.put({1, 0, 40}, Kind::warm, at(1));
+  runs.put({2, 0, 50}, Kind::warm, at(1));
+  const auto taken = runs.take_idle(at(2), 32, 60);
+  ASSERT_EQ(taken.size(), 2u);
+  EXPECT_EQ(taken[0].pages + taken[1].pages, 60u);
+  EXPECT_EQ(runs.warm_pages(), 30u);
+  for (const PageRun& run : taken) runs.put(run, Kind::cold);
+  const auto rest = runs.take_idle(at(1), 32);
+  ASSERT_EQ(rest.size(), 1u) << "beside a cold run";
+  EXPECT_EQ(rest[0].segment, 2u);
+  EXPECT_EQ(rest[0].first, 20u);
+  EXPECT_EQ(rest[0].pages, 30u);
+}
+
 TEST(PageRuns, NeighboursOfOneKindAndSegmentJoin) {
   PageRuns runs;
   runs.put({1, 0, 4}, Kind::warm, at(1));

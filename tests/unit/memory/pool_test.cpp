@@ -111,16 +111,38 @@ TEST_F(PoolTest, ReturnsLargeFreedBlocksToTheSystem) {
   pool.free(own);
   pool.free(shared);
   const auto now = Clock::now();
-  EXPECT_TRUE(pool.trim(now));
+  EXPECT_TRUE(pool.trim(now).waiting);
   EXPECT_GE(resident_bytes(segments), 64 * kMiB);
   EXPECT_GE(pool.stats().warm_bytes, 64 * kMiB);
 
-  EXPECT_FALSE(pool.trim(now + 2 * Pool::kDecay));
+  EXPECT_FALSE(pool.trim(now + 2 * Pool::kDecay).waiting);
   EXPECT_LT(resident_bytes(segments), kMiB);
   EXPECT_LT(pool.stats().committed_bytes, kMiB);
   EXPECT_EQ(retired, std::vector<std::uint32_t>{own.segment});
   EXPECT_THROW(segments.info(own.segment), Error);
   EXPECT_EQ(segments.info(small.segment).number, small.segment);
+}
+
+TEST_F(PoolTest, ReturnsAsMuchAtOnceAsItIsAskedTo) {
+  const Extent own = pool.allocate(48 * kMiB);
+  const Extent shared = pool.allocate(16 * kMiB);
+  const Extent kept = pool.allocate(100);
+  pool.free(own);
+  pool.free(shared);
+  const auto later = Clock::now() + 2 * Pool::kDecay;
+  const std::uint64_t all = resident_bytes(segments);
+  std::uint64_t given_back = 0;
+  for (bool waiting = true; waiting;) {
+    const Pool::Trimmed trimmed = pool.trim(later, 8 * kMiB);
+    EXPECT_GT(trimmed.bytes, 0u);
+    EXPECT_LE(trimmed.bytes, 8 * kMiB);
+    given_back += trimmed.bytes;
+    EXPECT_EQ(all - resident_bytes(segments), given_back);
+    waiting = trimmed.waiting;
+  }
+  EXPECT_GE(given_back, 64 * kMiB);
+  EXPECT_EQ(pool.trim(later, 8 * kMiB).bytes, 0u);
+  EXPECT_EQ(segments.info(kept.segment).number, kept.segment);
 }
 
 TEST_F(PoolTest, GivesEverythingBackWhenNothingIsInUse) {
@@ -141,19 +163,19 @@ TEST_F(PoolTest, GivesEverythingBackWhenNothingIsInUse) {
 
 TEST_F(PoolTest, TrimSaysWhetherSomethingIsWaiting) {
   const auto now = Clock::now();
-  EXPECT_FALSE(pool.trim(now));
+  EXPECT_FALSE(pool.trim(now).waiting);
   const Extent extent = pool.allocate(kMiB);
   pool.free(extent);
-  EXPECT_TRUE(pool.trim(now));
-  EXPECT_TRUE(pool.trim(now + Pool::kDecay / 2));
-  EXPECT_FALSE(pool.trim(now + 3 * Pool::kDecay));
+  EXPECT_TRUE(pool.trim(now).waiting);
+  EXPECT_TRUE(pool.trim(now + Pool::kDecay / 2).waiting);
+  EXPECT_FALSE(pool.trim(now + 3 * Pool::kDecay).waiting);
 }
 
 TEST_F(PoolTest, AnEmptySlabGoesBackAfterItsDecay) {
   const Extent extent = pool.allocate(64);
   pool.free(extent);
   const auto now = Clock::now();
-  EXPECT_TRUE(pool.trim(now + 2 * Pool::kDecay));
+  EXPECT_TRUE(pool.trim(now + 2 * Pool::kDecay).waiting);
   pool.trim(now + 4 * Pool::kDecay);
   EXPECT_EQ(pool.stats().committed_bytes, 0u);
 }

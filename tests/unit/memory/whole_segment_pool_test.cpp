@@ -65,8 +65,8 @@ TEST_F(WholeSegmentPool, ASegmentIsGivenBackOnceNothingOfItIsInUse) {
   const Extent own = pool.allocate(40 * kMiB);
   pool.free(large);
   pool.free(own);
-  EXPECT_TRUE(pool.trim(Clock::now()));
-  EXPECT_FALSE(pool.trim(Clock::now() + 3 * Pool::kDecay));
+  EXPECT_TRUE(pool.trim(Clock::now()).waiting);
+  EXPECT_FALSE(pool.trim(Clock::now() + 3 * Pool::kDecay).waiting);
   EXPECT_EQ(pool.stats().committed_bytes, other.size);
   pool.free(other);
   pool.trim_all();

@@ -54,6 +54,26 @@ TEST(Watch, CallsAnEdgeHandlerOnceAChangeAndAgainWhenRearmed) {
   EXPECT_TRUE(eventually([&] { return calls == 2; }));
 }
 
+TEST(Watch, ServesWhatIsThereBetweenHurriedTicks) {
+  constexpr int kTicks = 100;  // two seconds of ordinary ones
+  Event event;
+  std::atomic<int> ticks{0}, served{0};
+  Watch watch;
+  watch.add(event.fd(), [&] {
+    event.clear();
+    ++served;
+  });
+  watch.add_tick([&] {
+    EXPECT_EQ(served, ticks) << "what the tick before has left to do is done";
+    event.set();
+    watch.hurry();
+    return ++ticks < kTicks;
+  });
+  watch.request_tick();
+  EXPECT_TRUE(eventually([&] { return served == kTicks; }));
+  EXPECT_EQ(ticks, kTicks);
+}
+
 TEST(Watch, RemovedHandlersAreNotCalledAndDestroyed) {
   Event removed, other;
   std::atomic<int> others{0};
