@@ -266,6 +266,27 @@ def test_main_is_named():
 # --- the producer is gone ---------------------------------------------------------------------------
 
 
+def count_descriptors(to, back):
+    while (tensor := to.get()) is not None:
+        del tensor
+        back.put(onecopy.stats()["descriptors"])
+
+
+def test_memory_of_torchs_own_that_has_come_and_gone_leaves_no_descriptors(fork):
+    """Each in a file of its own: the receiver kept two descriptors for each as long as the sender lived."""
+    to, back = fork.Queue(), fork.Queue()
+    receiver = fork.Process(target=count_descriptors, args=(to, back))
+    receiver.start()
+    counts = []
+    for i in range(500):
+        to.put(torch.full((16,), i).share_memory_())
+        counts.append(back.get())
+    to.put(None)
+    receiver.join()
+    assert receiver.exitcode == 0
+    assert max(counts) < counts[0] + 50
+
+
 def put_and(end, q, tensor_bytes):
     q.put(torch.full((tensor_bytes,), 7, dtype=torch.uint8))
     if end == "os._exit":
