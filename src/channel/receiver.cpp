@@ -87,7 +87,7 @@ bool Receiver::take(Process& process, TimePoint deadline, Wants wants, Stream st
     if (taken == Taken::yes) break;
     if (wants == Wants::quick_message) return false;
     point("queue.get.deferred");
-    open_slowly(process, attempt);
+    open_slowly(process, attempt, deadline);
     point("queue.get.opened");
   }
   if (attempt.lost) throw lost(*attempt.lost);
@@ -123,7 +123,8 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
 }
 
 /// With no lock held: this may connect to the owner, or wait for it to be known dead.
-void Receiver::open_slowly(Process& process, Attempt& attempt) {
+void Receiver::open_slowly(Process& process, Attempt& attempt, TimePoint deadline) {
+  const Patience patience(deadline);
   try {
     Contents& contents = attempt.contents;
     read(attempt.copy, contents, [&](const ItemRow& row) { return open(process, row); });

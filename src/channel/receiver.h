@@ -70,7 +70,7 @@ class Receiver {
   bool take(Process& process, TimePoint deadline, Wants wants, Stream stream, Contents& contents);
   static Message to_message(Contents& contents);
   bool accept(Process& process, const RingItem& item, Attempt& attempt);
-  void open_slowly(Process& process, Attempt& attempt);
+  void open_slowly(Process& process, Attempt& attempt, TimePoint deadline);
   template <class Open>
   static bool read(ByteSpan item, Contents& contents, Open&& open);
   void read_elsewhere(Process& process, Contents& contents);

@@ -105,7 +105,7 @@ bool Sender::put(Process& process, Tensor&& tensor, TimePoint deadline, Stream s
 
 bool Sender::put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream,
                      Tensor* given) {
-  const Outgoing out = outgoing(process, tensor);
+  const Outgoing out = outgoing(process, tensor, deadline);
   const ItemOrder order = tensor.device() == kCpu ? ItemOrder{} : order_of(process, {&tensor, 1}, stream);
   const Parts parts{{0, 0, 1, flags_of(true, order)}, {&out, 1}, order, {}};
   if (parts.bytes() > kMaxItemBytes) return put_elsewhere(process, parts, {tensor.block()}, deadline);
@@ -117,7 +117,7 @@ bool Sender::put(Process& process, const Message& message, TimePoint deadline, S
   std::vector<Outgoing> rows;
   std::vector<BlockRef> blocks;
   for (const Tensor& tensor : message.tensors) {
-    rows.push_back(outgoing(process, tensor));
+    rows.push_back(outgoing(process, tensor, deadline));
     blocks.push_back(tensor.block());
   }
   const ItemOrder order = order_of(process, message.tensors, stream);
@@ -158,16 +158,16 @@ bool Sender::put_elsewhere(Process& process, const Parts& parts, std::vector<Blo
   held.push_back(item.block());
   process.ledger().keep_with(item.block().number(), std::move(blocks));
   point("queue.put.kept_elsewhere");
-  const Outgoing out = outgoing(process, item);
+  const Outgoing out = outgoing(process, item, deadline);
   const auto flags = static_cast<std::uint16_t>((parts.head.flags & kItemIsOneTensor) | kItemIsElsewhere);
   return put_inline(process, {{0, 0, 1, flags}, {&out, 1}, ItemOrder{}, {}}, held, deadline);
 }
 
-Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {
+Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor, TimePoint deadline) {
   const BlockSpot spot = spot_of(process, tensor);
   Outgoing out;
   out.block_size = spot.info.size;
-  out.row.origin = origin_of(process, tensor, spot.info.segment);
+  out.row.origin = origin_of(process, tensor, spot.info.segment, deadline);
   if (out.row.origin == kWholeHandle) [[unlikely]] {
     HandleFields fields = process.share(tensor).fields();
     fields.maker = creator_;
@@ -182,7 +182,8 @@ Sender::Outgoing Sender::outgoing(Process& process, const Tensor& tensor) {
   return out;
 }
 
-std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uint32_t segment) {
+std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uint32_t segment,
+                                TimePoint deadline) {
   const Key key{&static_cast<SharedKeeper*>(tensor.block().keeper())->root(), segment, tensor.access()};
   if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
   std::optional<std::uint16_t> origin;
@@ -190,7 +191,7 @@ std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uin
     std::lock_guard lock(known_mutex_);
     if (const auto at = known_.find(key); at != known_.end()) origin = at->second;
   }
-  if (!origin) origin = add_origin(process, tensor);
+  if (!origin) origin = add_origin(process, tensor, deadline);
   std::lock_guard lock(known_mutex_);
   if (known_.size() == OriginTable::kCapacity) known_.clear();  // most of them of segments that are gone
   last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), *origin);
@@ -198,7 +199,8 @@ std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uin
 }
 
 /// Two threads may do this at once; then the segment has two entries, which does no harm.
-std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor) {
+std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, TimePoint deadline) {
+  const Patience patience(deadline);
   auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper()).root();
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
   const bool deposited = deposit(process, keeper, tensor.block(), place.kind);

@@ -95,9 +95,10 @@ class Sender {
   };
   using Key = std::tuple<const SharedKeeper*, std::uint32_t, Access>;
 
-  Outgoing outgoing(Process& process, const Tensor& tensor);
-  std::uint16_t origin_of(Process& process, const Tensor& tensor, std::uint32_t segment);
-  std::uint16_t add_origin(Process& process, const Tensor& tensor);
+  Outgoing outgoing(Process& process, const Tensor& tensor, TimePoint deadline);
+  std::uint16_t origin_of(Process& process, const Tensor& tensor, std::uint32_t segment,
+                          TimePoint deadline);
+  std::uint16_t add_origin(Process& process, const Tensor& tensor, TimePoint deadline);
   bool deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block, SegmentKind kind);
   bool put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream, Tensor* given);
   /// `given` is what the blocks were taken from: it goes.

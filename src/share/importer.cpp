@@ -47,6 +47,30 @@ Error died(const HandleFields& handle) {
 
 }  // namespace
 
+class Importer::Turn {
+ public:
+  Turn(Importer& importer, const ProcessId& process) : importer_(importer), process_(process) {
+    std::unique_lock lock(importer_.turns_);
+    const auto begin = [&] { return importer_.in_turn_.insert(process_).second; };
+    if (!importer_.turn_ended_.wait_for(lock, broker_patience(), begin))
+      throw Error(ErrorCode::timeout,
+                  "another thread is connecting to that process, and has had no answer yet");
+  }
+  ~Turn() {
+    {
+      const std::lock_guard lock(importer_.turns_);
+      importer_.in_turn_.erase(process_);
+    }
+    importer_.turn_ended_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Importer& importer_;
+  const ProcessId& process_;
+};
+
 Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds)
     : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits), holds_(holds) {}
 
@@ -133,8 +157,13 @@ Peer* Importer::find(const std::string& name) const {
 }
 
 Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wanted) {
-  std::lock_guard one_at_a_time(connecting_);
-  if (Peer* peer = find_owner(process); peer && !peer->is_disconnected()) return *peer;
+  const auto live = [&] {
+    Peer* peer = find_owner(process);
+    return peer && !peer->is_disconnected() ? peer : nullptr;
+  };
+  if (Peer* peer = live()) return *peer;
+  const Turn turn(*this, process);
+  if (Peer* peer = live()) return *peer;
   return adopt(Peer::connect(process, public_name(self_), wanted));
 }
 
@@ -159,7 +188,7 @@ Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
     std::optional<Peer::Foreign> found = ask_holders(handle, access);
     if (!found) throw died(handle);
     if (found->owner_gone) {
-      std::lock_guard one_at_a_time(connecting_);
+      const Turn turn(*this, handle.owner);
       if (Peer* peer = find_owner(handle.owner); peer && !peer->is_closed()) return *peer;
       auto frozen = Peer::frozen(handle.owner, std::move(found->table));
       frozen->map_segment(handle.segment, access, std::move(found->memory));

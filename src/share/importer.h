@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <condition_variable>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <vector>
 
 #include "onecopy/memory/tensor.h"
@@ -62,6 +64,9 @@ class Importer {
   const std::vector<Ledger*>& inherited() const noexcept { return inherited_; }
 
  private:
+  /// One thread at a time connects to a process.
+  class Turn;
+
   Peer* find_owner(const ProcessId& owner) const;
   Peer& adopt(std::unique_ptr<Peer> peer);
   Peer& reach_owner(const HandleFields& handle, Access access);
@@ -77,7 +82,9 @@ class Importer {
   Deposits& deposits_;
   Holds& holds_;
   mutable std::mutex mutex_;
-  std::mutex connecting_;  ///< one connection attempt at a time
+  std::mutex turns_;  ///< before mutex_
+  std::condition_variable turn_ended_;
+  std::set<ProcessId> in_turn_;  ///< to these a thread is connecting
   std::map<ProcessId, Peer*> by_owner_;
   std::vector<std::unique_ptr<Peer>> all_;
   std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, which may be closed by now

@@ -19,7 +19,7 @@ namespace {
 /// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
 constexpr std::chrono::seconds kDeathTakesAtMost{5};
 
-std::chrono::milliseconds patience() noexcept { return std::chrono::milliseconds(broker_patience_ms); }
+thread_local auto patience_ends = std::chrono::steady_clock::time_point::max();
 
 [[noreturn]] void throw_silent(int pid, const Error& timeout) {
   throw Error(ErrorCode::timeout,
@@ -50,6 +50,20 @@ ExportedMemory memory_in(Packet packet) {
 
 }  // namespace
 
+Patience::Patience(std::chrono::steady_clock::time_point deadline) noexcept
+    : before_(std::exchange(patience_ends, std::max(deadline, std::chrono::steady_clock::now()))) {}
+
+Patience::~Patience() { patience_ends = before_; }
+
+std::chrono::milliseconds broker_patience() noexcept {
+  using std::chrono::milliseconds;
+  constexpr milliseconds kLeast{100};
+  const milliseconds most(broker_patience_ms);
+  if (patience_ends == std::chrono::steady_clock::time_point::max()) return most;
+  const auto left = std::chrono::ceil<milliseconds>(patience_ends - std::chrono::steady_clock::now());
+  return std::min(most, std::max(left, kLeast));
+}
+
 Peer::Peer(const ProcessId& owner)
     : owner_(owner),
       name_(public_name(owner)),
@@ -59,7 +73,7 @@ Peer::Peer(const ProcessId& owner)
 std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& my_name,
                                     std::optional<Wanted> wanted) {
   std::unique_ptr<Peer> peer(new Peer(owner));
-  peer->socket_ = UnixSocket::connect(socket_name(peer->name_), patience());
+  peer->socket_ = UnixSocket::connect(socket_name(peer->name_), broker_patience());
   const PeerCredentials credentials = peer->socket_.peer();
   if (credentials.uid != geteuid())
     throw Error(ErrorCode::other_user,
@@ -90,7 +104,7 @@ std::unique_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
 void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
   const ByteSpan secret = std::as_bytes(std::span(owner_));
   const wire::Nonce mine = wire::new_nonce();
-  socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, patience());
+  socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, broker_patience());
   Packet packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
@@ -101,11 +115,11 @@ void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
                 "another process listens in the place of this handle's owner and does not know its "
                 "secret; the handle was not used");
   const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
-  socket_.send(wire::pack(wire::Type::prove, proof), {}, patience());
+  socket_.send(wire::pack(wire::Type::prove, proof), {}, broker_patience());
   if (wanted) {  // asked before the welcome has come: it saves a round trip
     Bytes question = want_segment(*wanted);
     wire::set_serial(question, ++last_serial_);
-    socket_.send(question, {}, patience());
+    socket_.send(question, {}, broker_patience());
   }
   packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::welcome);
@@ -146,12 +160,17 @@ BlockRef Peer::try_claim(std::uint32_t block, std::uint64_t generation) noexcept
   return claim(block, generation, [] { return false; });
 }
 
-BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) noexcept {
-  return claim(block, generation, [&] { return ask_owner(block, generation); });
+BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) {
+  std::optional<Error> silence;
+  BlockRef ref = claim(block, generation, [&] { return ask_owner(block, generation, silence); });
+  if (!ref && silence) throw Error(*silence);
+  return ref;
 }
 
-/// Slow, and only for blocks that the owner has let go of while another borrower passes them on.
-bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation) noexcept {
+/// Slow, and only for blocks that the owner has let go of while another borrower passes them on. An owner that does
+/// not answer has not said no: then the error is there, too.
+bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
+                     std::optional<Error>& silence) noexcept {
   try {
     if (!disconnected_) {
       const Packet packet = request(wire::pack(wire::Type::ask_limbo, wire::AskLimbo{generation, block}),
@@ -159,6 +178,10 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation) noexcept {
       return wire::body_of<wire::Limbo>(packet.bytes).yes != 0;
     }
   } catch (const Error& e) {
+    if (e.code() == ErrorCode::timeout) {
+      silence = e;
+      return false;
+    }
     if (e.code() != ErrorCode::peer_died) {
       log_warning(fmt::format("the owner did not say whether block {} is still held: {}", block, e.what()));
       return false;
@@ -422,7 +445,7 @@ Packet Peer::request(Bytes message, std::span<const int> fds, wire::Type answer)
     if (disconnected_) throw Error(ErrorCode::peer_died, "that process is gone");
     if (++last_serial_ == 0) ++last_serial_;
     wire::set_serial(message, last_serial_);
-    socket_.send(message, fds, patience());
+    socket_.send(message, fds, broker_patience());
     packet = receive_answer();
   } catch (const Error& e) {
     rearm();
@@ -438,7 +461,7 @@ Packet Peer::request(Bytes message, std::span<const int> fds, wire::Type answer)
 Packet Peer::receive_soon() {
   constexpr std::chrono::microseconds kSoon{100};
   if (auto packet = socket_.try_receive_for(kSoon)) return std::move(*packet);
-  return socket_.receive(patience());
+  return socket_.receive(broker_patience());
 }
 
 /// Answers to questions that were given up arrive late and belong to nobody.

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
+#include "onecopy/core/error.h"
 #include "onecopy/os/unix_socket.h"
 #include "share/claim_memory.h"
 #include "share/deposits.h"
@@ -20,9 +22,25 @@
 
 namespace onecopy {
 
-/// How long a broker may take to answer. It takes well under a millisecond; this long means that it is
+/// How long a broker may take to answer, at most. It takes well under a millisecond; this long means that it is
 /// stopped or starved. Tests of that lower it.
 inline std::atomic<int> broker_patience_ms{10'000};
+
+/// While one lives, this thread waits for brokers no longer than until its deadline, or a tenth of a second, which
+/// is many times what it takes them.
+class Patience {
+ public:
+  explicit Patience(std::chrono::steady_clock::time_point deadline) noexcept;
+  ~Patience();
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
+
+ private:
+  const std::chrono::steady_clock::time_point before_;
+};
+
+/// How long this thread waits for a broker now.
+std::chrono::milliseconds broker_patience() noexcept;
 
 /// Tells a process that we have no connection with that the handle with this hold has arrived, without
 /// a handshake: whoever knows the hold's number has the handle.
@@ -58,8 +76,8 @@ class Peer final : public SharedKeeper {
   /// A lease on the block if it still is what the handle said; empty when it is stale, or when only
   /// the owner can tell. Never waits.
   BlockRef try_claim(std::uint32_t block, std::uint64_t generation) noexcept;
-  /// The same, and asks the owner when it has to; empty when it is stale.
-  BlockRef claim(std::uint32_t block, std::uint64_t generation) noexcept;
+  /// The same, and asks the owner when it has to; empty when it is stale. Throws timeout when it does not answer.
+  BlockRef claim(std::uint32_t block, std::uint64_t generation);
   struct Said {  ///< what the handle says
     std::uint32_t block;
     std::uint32_t segment;
@@ -149,7 +167,7 @@ class Peer final : public SharedKeeper {
   void set_page(Mapping page);
   template <class Ask>
   BlockRef claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept;
-  bool ask_owner(std::uint32_t block, std::uint64_t generation) noexcept;
+  bool ask_owner(std::uint32_t block, std::uint64_t generation, std::optional<Error>& silence) noexcept;
   bool wait_gone() const noexcept;
   bool is_leased() const noexcept;
   Packet request(Bytes message, std::span<const int> fds, wire::Type answer);

@@ -14,6 +14,7 @@
 #include "support/die_at.h"
 #include "support/note.h"
 #include "support/numbers.h"
+#include "support/refusal.h"
 #include "support/watchdog.h"
 
 namespace onecopy {
@@ -133,6 +134,41 @@ TEST(Forwarding, AnItemThatItsForwarderDiedOnIsWaitedForToo) {
   EXPECT_EQ(last_of(second.get_tensor()), 999);
   EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
   after_transit_ms = 5000;
+}
+
+/// Only it knows that an item still holds the block.
+TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue first = Queue::create();
+  Queue second = Queue::create();
+  Child owner([&, from = first.handle()] {
+    Queue queue = Queue::connect(from);
+    queue.put(numbers(10));
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 0 && stats().limbo == 0; }));
+    queue.put(numbers(1000));
+    note->step = 1;
+    EXPECT_TRUE(eventually([] { return stats().limbo == 1; }));
+    note->step = 2;
+    note->reach(3);
+  });
+  EXPECT_EQ(last_of(first.get_tensor()), 9);  // from here on there is a connection to the owner
+  note->reach(1);
+  Child forwarder([&, from = first.handle(), to = second.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    out.put(in.get_tensor());
+    note->reach(3);
+  });
+  note->reach(2);
+  owner.signal(SIGSTOP);
+  testing::expect_refusal(ErrorCode::timeout, {"did not answer", "stopped"}, [&] { second.try_get(); });
+  EXPECT_EQ(second.size(), 1u);
+  owner.signal(SIGCONT);
+  EXPECT_EQ(last_of(second.get_tensor()), 999);
+  note->step = 3;
+  EXPECT_EQ(forwarder.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
 }
 
 /// An owner that has not opened the queue cannot see it, and keeps the block.

@@ -7,6 +7,7 @@
 
 #include <array>
 #include <cstring>
+#include <thread>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -338,6 +339,62 @@ TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
   }
   note->step = 2;
   EXPECT_EQ(putter.join(), 0);
+}
+
+/// With a patience of ten seconds for an owner that does not answer, the watchdog comes if a call uses it up.
+TEST(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue queue = Queue::create();
+  Child putter([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    mine.put(numbers(100, 7));
+    note->step = 1;
+    note->reach(2);
+  });
+  note->reach(1);
+  putter.signal(SIGSTOP);
+  for (int i = 0; i < 10; ++i)
+    for (const auto timeout : {0ms, 10ms})
+      expect_refusal(ErrorCode::timeout, {"did not answer"}, [&] { queue.try_get(timeout); });
+  putter.signal(SIGCONT);
+  EXPECT_EQ(number_in(queue.get_tensor()), 7);
+  note->step = 2;
+  EXPECT_EQ(putter.join(), 0);
+}
+
+TEST(QueueProducer, ThatIsStoppedKeepsNoOtherThreadFromItsFirstContactWithAnother) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue slow = Queue::create();
+  Queue quick = Queue::create();
+  const auto put_one = [&](const Queue& queue, int number) {
+    return [&, number, handle = queue.handle()] {
+      Queue mine = Queue::connect(handle);
+      mine.put(numbers(100, number));
+      ++note->step;
+      note->reach(3);
+    };
+  };
+  Child stopped(put_one(slow, 1));
+  Child running(put_one(quick, 2));
+  note->reach(2);
+  stopped.signal(SIGSTOP);
+  std::atomic<bool> waiting{false}, waited{false};
+  std::thread waiter([&] {
+    waiting = true;
+    EXPECT_EQ(number_in(slow.get_tensor()), 1);
+    waited = true;
+  });
+  EXPECT_TRUE(eventually([&] { return waiting.load(); }));
+  std::this_thread::sleep_for(50ms);  // for it to be in the middle of its question
+  EXPECT_EQ(number_in(quick.get_tensor()), 2);
+  EXPECT_FALSE(waited);
+  stopped.signal(SIGCONT);
+  waiter.join();
+  note->step = 3;
+  EXPECT_EQ(stopped.join(), 0);
+  EXPECT_EQ(running.join(), 0);
 }
 
 TEST(Queue, PassesTensorsOnToAThirdProcess) {
