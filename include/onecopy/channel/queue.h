@@ -63,8 +63,9 @@ class Queue {
   /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then),
   /// invalid_argument for memory of other libraries, unsupported for a stream that is being captured.
   /// A queue waits for a process that is stopped (SIGSTOP, a debugger) and keeps its lock, created it, or owns what
-  /// is next and has to be asked about: calls that have a timeout throw timeout then, up to ten seconds after it,
-  /// and so do those without one that have asked for ten seconds. Nothing was put or taken: try again once it runs.
+  /// is next and has to be asked about: calls that have a timeout throw timeout then, a tenth of a second after it
+  /// for each process that had to be asked, and so do those without one that have asked for ten seconds. Nothing was
+  /// put or taken: try again once it runs.
   void put(const Tensor& tensor, Stream stream = {});
   void put(const Message& message, Stream stream = {});
   /// The same, and lets go of the tensor, which is empty afterwards: cheaper than keeping it.
