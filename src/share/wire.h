@@ -46,7 +46,7 @@ enum class Type : std::uint32_t {
   joined,         ///< broker: what you would need, should I die, has been sent
   want_timeline,  ///< borrower: the words that your streams write
   timeline,       ///< broker: a descriptor of the page with them
-  withdraw,       ///< producer: what I deposited of this segment is gone, its owner has given it back (no answer)
+  withdraw,  ///< producer: what I deposited of this segment is gone, its owner has given it back (no answer)
 };
 
 using Nonce = std::array<std::uint8_t, 16>;

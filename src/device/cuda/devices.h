@@ -15,9 +15,9 @@ namespace onecopy::cuda {
 struct DeviceEntry {
   CUdevice device = 0;
   DeviceInfo info;
-  bool exports_descriptors = false;           ///< memory can be made that leaves as a descriptor
-  bool has_stream_words = false;              ///< streams can wait for and write 64-bit words
-  bool has_host_addresses = false;            ///< uses registered memory of the host at its own addresses
+  bool exports_descriptors = false;   ///< memory can be made that leaves as a descriptor
+  bool has_stream_words = false;      ///< streams can wait for and write 64-bit words
+  bool has_host_addresses = false;    ///< uses registered memory of the host at its own addresses
   std::atomic<int> open_exports = 0;  ///< segments that keep a descriptor, see vmm_memory.cpp
   std::once_flag retained;
   CUcontext context = nullptr;  ///< primary; see Devices::context()
