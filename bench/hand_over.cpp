@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <functional>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "rows.h"
@@ -55,16 +56,12 @@ Row hand_over_spinning(const Effort& effort, Iceoryx& iceoryx) {
           "within 5 x the raw shared-memory ping-pong");
   HandOver link;
   Samples raw, same, fresh, descriptors, other;
-  measure_in_turns(effort.rounds(kRounds), {
-                                               [&] { raw.add(link.round("spin", 2000)); },
-                                               [&] { same.add(link.round("queue", 1000)); },
-                                               [&] { fresh.add(link.round("queue fresh", 1000)); },
-                                               [&] { descriptors.add(link.round("unix spin", 50)); },
-                                               [&] {
-                                                 if (iceoryx.present())
-                                                   other.add(iceoryx.round("spin", 500));
-                                               },
-                                           });
+  std::vector<std::function<void()>> contenders = {[&] { raw.add(link.round("spin", 2000)); },
+                                                   [&] { same.add(link.round("queue", 1000)); },
+                                                   [&] { fresh.add(link.round("queue fresh", 1000)); },
+                                                   [&] { descriptors.add(link.round("unix spin", 50)); }};
+  if (iceoryx.present()) contenders.emplace_back([&] { other.add(iceoryx.round("spin", 500)); });
+  measure_in_turns(effort.rounds(kRounds), std::move(contenders));
   row.add("two words in shared memory", raw.median(), "ns");
   row.judge("Queue, the same tensor", same.median(), "ns", same.ratio_to(raw), "raw", 5);
   row.judge("Queue, a fresh tensor each time", fresh.median(), "ns", fresh.ratio_to(raw), "raw", 5);
@@ -80,17 +77,12 @@ Row hand_over_blocking(const Effort& effort, Iceoryx& iceoryx) {
           "within 1.3 x the raw futex round trip, and not slower than a byte through a pipe");
   HandOver link;
   Samples raw, pipe, same, fresh, descriptors, other;
-  measure_in_turns(effort.rounds(kRounds), {
-                                               [&] { raw.add(link.round("futex", 100)); },
-                                               [&] { same.add(link.round("queue sleep", 100)); },
-                                               [&] { pipe.add(link.round("pipe", 100)); },
-                                               [&] { fresh.add(link.round("queue sleep fresh", 100)); },
-                                               [&] { descriptors.add(link.round("unix", 50)); },
-                                               [&] {
-                                                 if (iceoryx.present())
-                                                   other.add(iceoryx.round("sleep", 50));
-                                               },
-                                           });
+  std::vector<std::function<void()>> contenders = {
+      [&] { raw.add(link.round("futex", 100)); }, [&] { same.add(link.round("queue sleep", 100)); },
+      [&] { pipe.add(link.round("pipe", 100)); }, [&] { fresh.add(link.round("queue sleep fresh", 100)); },
+      [&] { descriptors.add(link.round("unix", 50)); }};
+  if (iceoryx.present()) contenders.emplace_back([&] { other.add(iceoryx.round("sleep", 50)); });
+  measure_in_turns(effort.rounds(kRounds), std::move(contenders));
   row.add("raw futex", raw.median(), "ns");
   row.add("byte through a pipe", pipe.median(), "ns", pipe.ratio_to(raw), "futex");
   row.judge("Queue, the same tensor", same.median(), "ns", same.ratio_to(raw), "futex", 1.3);

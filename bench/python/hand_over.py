@@ -20,7 +20,7 @@ from samples import Samples
 _ROUNDS = 41
 _WARM = 10
 # A scheduler that has put both processes on one processor during a pause needs 10 to 20 ms to part them.
-SETTLED_MS = 30
+_SETTLED_MS = 30
 _ELEMENTS = 16
 
 # --- what the processes do --------------------------------------------------------------------------
@@ -53,7 +53,7 @@ def exchange(there: Any, back: Any, prepare: Callable[[int], Callable[[], Any]],
     return (perf_counter_ns() - start) / count
 
 
-def settle(there: Any, back: Any, prepare: Callable[[int], Callable[[], Any]], for_ms: float = SETTLED_MS) -> None:
+def settle(there: Any, back: Any, prepare: Callable[[int], Callable[[], Any]], for_ms: float = _SETTLED_MS) -> None:
     start = perf_counter_ns()
     exchange(there, back, prepare, _WARM)
     while perf_counter_ns() < start + for_ms * 1e6:
@@ -123,7 +123,7 @@ class Other:
 
 
 def measure(
-    what: str, ours: dict[Contender, int], others: list[Other], rounds: int, settled_ms: float = SETTLED_MS
+    what: str, ours: dict[Contender, int], others: list[Other], rounds: int, settled_ms: float = _SETTLED_MS
 ) -> list[Samples]:
     """A round asks each of them, ours first; the samples are in their order."""
     counts = ours | {other.contender: other.count for other in others}

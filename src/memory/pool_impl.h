@@ -107,8 +107,7 @@ class Pool::Impl {
   };
   std::vector<Leaving> leaving_;
   std::uint64_t warm_own_ = 0;  // bytes of own segments not in use
-  PoolTime looked_at_;          // by trim
-  bool due_ = false;            // trim has not given back all that it found
+  PoolTime looked_at_;          // by trim; long ago when it has left something that it found
   bool waiting_ = false;        // something was freed since trim found nothing to wait for
   PoolStats stats_;
   bool abandoned_ = false;

@@ -74,13 +74,13 @@ void Pool::Impl::taken_back(std::uint64_t bytes) noexcept {
 Pool::Trimmed Pool::Impl::trim(PoolTime now, std::uint64_t most) {
   {
     const std::lock_guard lock(mutex_);
-    if (!due_ && now - looked_at_ < kLookEvery && now >= looked_at_) return {0, waiting_};
+    if (now - looked_at_ < kLookEvery && now >= looked_at_) return {0, waiting_};
     if (!waiting_) return {};
     looked_at_ = now;
   }
   const std::uint64_t bytes = reclaim(now, now - kDecay, min_returned_, most);
   const std::lock_guard lock(mutex_);
-  due_ = bytes >= most;
+  if (bytes >= most) looked_at_ = {};
   return {bytes, waiting_ = has_waiting()};
 }
 

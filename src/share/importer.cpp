@@ -54,7 +54,8 @@ class Importer::Turn {
     const auto begin = [&] { return importer_.in_turn_.insert(process_).second; };
     if (!importer_.turn_ended_.wait_for(lock, broker_patience(), begin))
       throw Error(ErrorCode::timeout,
-                  "another thread is connecting to that process, and has had no answer yet");
+                  "another thread is connecting to that process, and has had no answer yet; it may be "
+                  "stopped (SIGSTOP, a debugger), try again once it runs");
   }
   ~Turn() {
     {

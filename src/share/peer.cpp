@@ -19,8 +19,6 @@ namespace {
 /// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
 constexpr std::chrono::seconds kDeathTakesAtMost{5};
 
-thread_local auto patience_ends = std::chrono::steady_clock::time_point::max();
-
 [[noreturn]] void throw_silent(int pid, const Error& timeout) {
   throw Error(ErrorCode::timeout,
               fmt::format("process {}, which holds this memory, did not answer: {}; it may be stopped "
@@ -49,20 +47,6 @@ ExportedMemory memory_in(Packet packet) {
 }
 
 }  // namespace
-
-Patience::Patience(std::chrono::steady_clock::time_point deadline) noexcept
-    : before_(std::exchange(patience_ends, std::max(deadline, std::chrono::steady_clock::now()))) {}
-
-Patience::~Patience() { patience_ends = before_; }
-
-std::chrono::milliseconds broker_patience() noexcept {
-  using std::chrono::milliseconds;
-  constexpr milliseconds kLeast{100};
-  const milliseconds most(broker_patience_ms);
-  if (patience_ends == std::chrono::steady_clock::time_point::max()) return most;
-  const auto left = std::chrono::ceil<milliseconds>(patience_ends - std::chrono::steady_clock::now());
-  return std::min(most, std::max(left, kLeast));
-}
 
 Peer::Peer(const ProcessId& owner)
     : owner_(owner),

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -15,32 +14,13 @@
 #include "share/deposits.h"
 #include "share/fork_page.h"
 #include "share/keeper.h"
+#include "share/patience.h"
 #include "share/segment_places.h"
 #include "share/timeline.h"
 #include "share/watch.h"
 #include "share/wire.h"
 
 namespace onecopy {
-
-/// How long a broker may take to answer, at most. It takes well under a millisecond; this long means that it is
-/// stopped or starved. Tests of that lower it.
-inline std::atomic<int> broker_patience_ms{10'000};
-
-/// While one lives, this thread waits for brokers no longer than until its deadline, or a tenth of a second, which
-/// is many times what it takes them.
-class Patience {
- public:
-  explicit Patience(std::chrono::steady_clock::time_point deadline) noexcept;
-  ~Patience();
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
-
- private:
-  const std::chrono::steady_clock::time_point before_;
-};
-
-/// How long this thread waits for a broker now.
-std::chrono::milliseconds broker_patience() noexcept;
 
 /// Tells a process that we have no connection with that the handle with this hold has arrived, without
 /// a handshake: whoever knows the hold's number has the handle.

@@ -76,7 +76,7 @@ class Watch {
   std::uint64_t last_token_ = 0;
   std::atomic<bool> ticking_{false};
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> hurried_{false};
+  bool hurried_ = false;  ///< the thread's own
   bool wanted_ = false;
   std::thread thread_;
 };
