@@ -17,7 +17,8 @@ namespace onecopy {
 namespace {
 
 constexpr int kPacketsATurn = 32;
-constexpr std::chrono::microseconds kSoon{100};
+/// In this time a borrower answers a challenge, also one that has to make its own tables first.
+constexpr std::chrono::microseconds kSoon{200};
 
 /// May a process still map the claim page of this inode? True when it cannot be seen.
 bool maps_inode(int pid, std::uint64_t inode) {
@@ -61,6 +62,7 @@ void Broker::listen() {
   if (listening_) return;
   std::lock_guard lock(mutex_);
   if (listening_) return;
+  ledger_.origin();                                                                 // borrowers are told
   if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
   watch_.add(listener_.fd(), [this] { accept_all(); });  // which may run before this returns
   listening_ = true;
@@ -96,7 +98,7 @@ Broker::At Broker::add_connection(UnixSocket socket) {
 void Broker::serve(At at) {
   try {
     for (int i = 0; i < kPacketsATurn; ++i) {  // the others wait; what is left is reported again
-      auto packet = at->is_challenged() ? at->socket.try_receive_for(kSoon) : at->socket.try_receive();
+      auto packet = at->socket.try_receive();
       if (!packet) return;
       answer(at, std::move(*packet));
     }
@@ -169,6 +171,23 @@ void Broker::challenge(Connection& c, ByteSpan packet) {
   const ByteSpan secret = std::as_bytes(std::span(self_));
   reply(c, wire::pack(wire::Type::challenge,
                       wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
+  try {
+    prepare(c);             // while it thinks
+  } catch (const Error&) {  // it will hear of that when it has proved itself
+  }
+  watch_.stay_awake(kSoon);
+}
+
+/// What a borrower is welcomed with, unless it has it already.
+void Broker::prepare(Connection& c) {
+  if (c.attached) return;
+  if (!c.pidfd) c.pidfd = c.socket.peer_pidfd();
+  if (!c.table) c.table = ledger_.export_table();
+  if (c.page_file) return;
+  Fd file = create_claim_file();
+  c.page = map_claims(file);
+  c.page_inode = inode_of(file);
+  c.page_file = std::move(file);
 }
 
 void Broker::welcome(Connection& c, ByteSpan packet) {
@@ -179,19 +198,19 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     throw Error(ErrorCode::bad_secret,
                 "the owner refuses: this process does not know the secret that its handles carry");
   c.name = wire::to_string(body.name);
-  c.pidfd = c.socket.peer_pidfd();
-  const Fd table = ledger_.export_table();
-  const Fd page = create_claim_file();
-  attach(c, page);
+  prepare(c);
+  attach(c);
   point("attach.done");
-  reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.get()});
+  reply(c, wire::pack(wire::Type::welcome, wire::Welcome{ledger_.origin().start_time}),
+        {c.table.get(), c.page_file.get()});
+  c.table.reset();
+  c.page_file.reset();
+  watch_.stay_awake({});
 }
 
-void Broker::attach(Connection& c, const Fd& file) {
-  c.page = map_claims(file);
-  c.page_inode = inode_of(file);
+void Broker::attach(Connection& c) {
   const Ledger::PageRef attached = ledger_.attach(claims_in(c.page));
-  std::lock_guard lock(mutex_);
+  const std::lock_guard lock(mutex_);
   c.attached = attached;
 }
 
@@ -235,7 +254,9 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
     child->credentials = {};  // the parent's, until the child says who it is
   }
   child->name = parent.name;
-  attach(*child, packet.fds[0]);
+  child->page = map_claims(packet.fds[0]);
+  child->page_inode = inode_of(packet.fds[0]);
+  attach(*child);
   point("adopt.attached");
   ledger_.attach_child(*parent.attached);
 }

@@ -92,6 +92,8 @@ class Broker {
     wire::Nonce ours{};
     bool greeted = false;
     std::string name;
+    Fd table;      ///< until it is welcome
+    Fd page_file;  ///< likewise
     Mapping page;
     std::uint64_t page_inode = 0;
     std::optional<Ledger::PageRef> attached;
@@ -101,9 +103,6 @@ class Broker {
     const Clock::time_point since = Clock::now();
     std::optional<Orphan> orphan;
     std::uint32_t serial = 0;  ///< of the question being answered
-
-    /// Its proof is on its way, and the borrower waits.
-    bool is_challenged() const noexcept { return greeted && !attached; }
   };
   using Connections = std::list<Connection>;
   using At = Connections::iterator;
@@ -113,8 +112,9 @@ class Broker {
   void serve(At at);
   void answer(At at, Packet packet);
   void challenge(Connection& c, ByteSpan packet);
+  void prepare(Connection& c);
   void welcome(Connection& c, ByteSpan packet);
-  void attach(Connection& c, const Fd& file);
+  void attach(Connection& c);
   void send_segment(Connection& c, ByteSpan packet);
   void send_foreign(Connection& c, ByteSpan packet);
   void adopt_child(Connection& parent, Packet packet);

@@ -44,7 +44,7 @@ class SharedKeeper : public BlockKeeper {
   /// Lets another device of this process use the block's segment; where the block begins for that device. REQUIRES:
   /// the caller holds it.
   virtual std::byte* allow(std::uint32_t block, Access access, int ordinal) = 0;
-  virtual ProcessOrigin origin() const noexcept = 0;
+  virtual ProcessOrigin origin() const = 0;
   /// An item with this block goes into the queue `channel`, or has been taken out of it. REQUIRES: the
   /// caller holds the block in between. Should it die then, the owner keeps the block for the receiver.
   virtual void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept = 0;

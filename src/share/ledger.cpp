@@ -14,7 +14,6 @@ namespace onecopy {
 
 Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
     : owner_(owner),
-      origin_(this_process_origin()),
       segments_(segments),
       file_(create_memfd("onecopy-blocks", kTableBytes)),
       records_(Mapping::of(file_, kTableBytes, Access::read_write)),
@@ -22,6 +21,11 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
       local_(local_memory_.as<Local>()),
       table_(records_.as<Record>(), kMaxBlocks) {
   add_seals(file_, kSealFutureWrite);  // borrowers can map it read-only at most
+}
+
+ProcessOrigin Ledger::origin() const {
+  std::call_once(origin_known_, [this] { origin_ = this_process_origin(); });
+  return origin_;
 }
 
 BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {

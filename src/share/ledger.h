@@ -86,7 +86,8 @@ class Ledger final : public SharedKeeper {
   void become_borrower(Claims page, Transits transits) noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
   Claims inherited_page() const noexcept { return inherited_; }
-  ProcessOrigin origin() const noexcept override { return origin_; }
+  /// Found out when it is first asked for, since that takes long. Throws what reading /proc throws.
+  ProcessOrigin origin() const override;
 
  private:
   /// What the owner alone knows of a block.
@@ -114,7 +115,8 @@ class Ledger final : public SharedKeeper {
   void dispose(std::vector<Freed>& freed) noexcept;
 
   ProcessId owner_;
-  ProcessOrigin origin_;
+  mutable std::once_flag origin_known_;
+  mutable ProcessOrigin origin_{};
   const SegmentTable& segments_;
   Fd file_;
   Mapping records_;

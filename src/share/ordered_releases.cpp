@@ -43,7 +43,7 @@ class OrderedReleases::Lease final : public SharedKeeper {
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override {
     return keeper().allow(block, access, ordinal);
   }
-  ProcessOrigin origin() const noexcept override { return keeper().origin(); }
+  ProcessOrigin origin() const override { return keeper().origin(); }
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
     keeper().begin_transit(block, channel);
   }

@@ -54,10 +54,9 @@ Peer::Peer(const ProcessId& owner)
       count_memory_(Mapping::anonymous(kMaxBlocks * sizeof(std::atomic<std::uint32_t>))),
       counts_(count_memory_.as<std::atomic<std::uint32_t>>()) {}
 
-std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& my_name,
-                                    std::optional<Wanted> wanted) {
-  std::unique_ptr<Peer> peer(new Peer(owner));
-  peer->socket_ = UnixSocket::connect(socket_name(peer->name_), broker_patience());
+std::unique_ptr<Peer> Peer::connect(Call call, const std::string& my_name, std::optional<Wanted> wanted) {
+  std::unique_ptr<Peer> peer(new Peer(call.to));
+  peer->socket_ = std::move(call.socket);
   const PeerCredentials credentials = peer->socket_.peer();
   if (credentials.uid != geteuid())
     throw Error(ErrorCode::other_user,
@@ -66,9 +65,8 @@ std::unique_ptr<Peer> Peer::connect(const ProcessId& owner, const std::string& m
                             credentials.uid, geteuid()));
   peer->pid_ = credentials.pid;
   peer->pidfd_ = peer->socket_.peer_pidfd();
-  peer->start_time_ = process_start_time(credentials.pid);
   try {
-    peer->handshake(my_name, wanted);
+    peer->handshake(call.nonce, my_name, wanted);
   } catch (const Error& e) {
     if (e.code() == ErrorCode::timeout) throw_silent(peer->pid_, e);
     throw;
@@ -85,10 +83,8 @@ std::unique_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
   return peer;
 }
 
-void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
+void Peer::handshake(const wire::Nonce& mine, const std::string& my_name, std::optional<Wanted> wanted) {
   const ByteSpan secret = std::as_bytes(std::span(owner_));
-  const wire::Nonce mine = wire::new_nonce();
-  socket_.send(wire::pack(wire::Type::hello, wire::Hello{mine}), {}, broker_patience());
   Packet packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
@@ -108,6 +104,7 @@ void Peer::handshake(const std::string& my_name, std::optional<Wanted> wanted) {
   packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::welcome);
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
+  start_time_ = wire::body_of<wire::Welcome>(packet.bytes).start_time;
   set_table(std::move(packet.fds[0]));
   set_page(map_claims(packet.fds[1]));
   if (!wanted) return;

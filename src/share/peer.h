@@ -10,6 +10,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/unix_socket.h"
+#include "share/call.h"
 #include "share/claim_memory.h"
 #include "share/deposits.h"
 #include "share/fork_page.h"
@@ -38,14 +39,14 @@ void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept;
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Peer final : public SharedKeeper {
  public:
-  /// Connects to a live process and attaches. Throws peer_died, other_user, bad_secret, timeout...
+  /// Attaches to the process that was called. Throws peer_died, other_user, bad_secret, timeout...
   /// Brings a segment along, if one is wanted, in the same exchange of messages.
   struct Wanted {
     std::uint32_t segment;
     Access access;
     std::int32_t number = 0;  ///< Backend::borrower_number() of the segment's kind
   };
-  static std::unique_ptr<Peer> connect(const ProcessId& owner, const std::string& my_name,
+  static std::unique_ptr<Peer> connect(Call call, const std::string& my_name,
                                        std::optional<Wanted> wanted = {});
   /// An owner that is gone, as a holder of its block table described it.
   static std::unique_ptr<Peer> frozen(const ProcessId& owner, Fd table);
@@ -121,7 +122,7 @@ class Peer final : public SharedKeeper {
   bool is_gone() const noexcept { return gone_; }
   bool is_disconnected() const noexcept { return disconnected_; }
   bool is_closed() const noexcept { return closed_; }
-  ProcessOrigin origin() const noexcept override { return {pid_, start_time_}; }
+  ProcessOrigin origin() const override { return {pid_, start_time_}; }
   std::uint64_t leases() const noexcept;
   std::size_t segments() const;
   /// Gives memory and descriptors back if the owner is gone and nothing is held. True when closed.
@@ -142,7 +143,7 @@ class Peer final : public SharedKeeper {
   using Segments = std::vector<Mapped>;
 
   explicit Peer(const ProcessId& owner);
-  void handshake(const std::string& my_name, std::optional<Wanted> wanted);
+  void handshake(const wire::Nonce& mine, const std::string& my_name, std::optional<Wanted> wanted);
   void set_table(Fd file);
   void set_page(Mapping page);
   template <class Ask>

@@ -84,17 +84,17 @@ void check_tensor(const Handle& handle) {
 
 Tensor open(const Handle& handle, Access access) {
   check_tensor(handle);
-  return Process::current().open(handle.fields(), access);
+  return Process::current_calling(handle.fields().owner).open(handle.fields(), access);
 }
 
 Tensor open(const Handle& handle, Access access, Stream stream) {
   check_tensor(handle);
-  return Process::current().open(handle.fields(), access, stream);
+  return Process::current_calling(handle.fields().owner).open(handle.fields(), access, stream);
 }
 
 Tensor open(const Handle& handle, const OpenOptions& options) {
   check_tensor(handle);
-  return Process::current().open(handle.fields(), options);
+  return Process::current_calling(handle.fields().owner).open(handle.fields(), options);
 }
 
 Tensor use_on(const Tensor& tensor, Device device) {

@@ -85,6 +85,7 @@ void Watch::request_tick() noexcept {
 void Watch::ensure_thread() {
   wanted_ = true;
   if (thread_.joinable() || stopping_) return;
+  ticking_ = true;
   const BlockedSignals blocked;
   try {
     thread_ = std::thread([this] { run(); });
@@ -95,6 +96,15 @@ void Watch::ensure_thread() {
                             e.what()),
                 e.code().value(), ErrorDomain::posix);
   }
+}
+
+void Watch::start() {
+  const std::lock_guard lock(mutex_);
+  ensure_thread();
+}
+
+void Watch::stay_awake(std::chrono::microseconds most) noexcept {
+  awake_until_ = std::chrono::steady_clock::now() + most;
 }
 
 void Watch::stop() noexcept {
@@ -125,9 +135,15 @@ void Watch::run() noexcept {
   while (!stopping_) {
     run_logged([&] {
       using std::chrono::milliseconds;
-      const auto left = std::chrono::ceil<milliseconds>(next_tick - std::chrono::steady_clock::now());
-      const auto wait = ticking_ ? std::max(left, milliseconds{0}) : milliseconds{-1};
-      for (const std::uint64_t token : poller_->wait(wait)) handle(token);
+      const auto now = std::chrono::steady_clock::now();
+      const auto left = std::chrono::ceil<milliseconds>(next_tick - now);
+      const bool awake = now < awake_until_;
+      const auto wait = awake      ? milliseconds{0}
+                        : ticking_ ? std::max(left, milliseconds{0})
+                                   : milliseconds{-1};
+      const auto tokens = poller_->wait(wait);
+      for (const std::uint64_t token : tokens) handle(token);
+      if (awake && tokens.empty()) std::this_thread::yield();
       return true;
     });
     const auto now = std::chrono::steady_clock::now();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -19,7 +20,7 @@ namespace onecopy {
 /// The one background thread of a process. It answers the broker's connections, notices deaths, and
 /// ticks every 20 ms while somebody says that there is something to wait for.
 ///
-/// It starts with the first add() or request_tick(). Handlers run on it, one at a time, without locks
+/// It starts with the first add(), request_tick() or start(), and ticks once. Handlers run on it, one at a time, without locks
 /// of the Watch; what they throw is logged. It never waits for another process.
 /// Thread safety: all members may be called concurrently, but for stop() and start_again().
 class Watch {
@@ -46,6 +47,11 @@ class Watch {
   void request_tick() noexcept;
   /// In a Tick: the next one comes at once, or as soon as what else there is to do is done.
   void hurry() noexcept { hurried_ = true; }
+
+  /// Starts the thread before it is needed.
+  void start();
+  /// On the watch thread: it stays awake that long, because somebody is about to answer.
+  void stay_awake(std::chrono::microseconds most) noexcept;
 
   /// Ends the thread before a fork (or at exit); registrations stay. start_again() resumes.
   void stop() noexcept;
@@ -76,7 +82,8 @@ class Watch {
   std::uint64_t last_token_ = 0;
   std::atomic<bool> ticking_{false};
   std::atomic<bool> stopping_{false};
-  bool hurried_ = false;  ///< the thread's own
+  bool hurried_ = false;                                 ///< the thread's own
+  std::chrono::steady_clock::time_point awake_until_{};  ///< the thread's own
   bool wanted_ = false;
   std::thread thread_;
 };

@@ -68,7 +68,9 @@ struct Prove {
   Digest proof;
   Name name;  ///< public name of the borrower
 };
-struct Welcome {};
+struct Welcome {
+  std::uint64_t start_time;  ///< of the owner, see ProcessOrigin
+};
 struct Refused {
   ErrorCode code;
 };

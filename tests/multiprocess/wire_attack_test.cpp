@@ -130,6 +130,16 @@ TEST_F(Attack, TheBrokersOwnProofCannotBeSentBack) {
   expect_refusal(ErrorCode::bad_secret, {"secret"}, [&] { wire::expect(packet.bytes, Type::welcome); });
 }
 
+/// Its claim page is in use.
+TEST_F(Attack, AnotherHelloOfABorrowerChangesNothing) {
+  Client client(owner());
+  client.attach();
+  client.greet();
+  expect_refusal(ErrorCode::bad_secret, {"secret"},
+                 [&] { wire::expect(client.prove(client.greet().nonce).bytes, Type::welcome); });
+  expect_served();
+}
+
 TEST_F(Attack, AProofWithoutAChallengeGetsNothing) {
   Client client(owner());
   expect_refusal(ErrorCode::bad_secret, {"secret"},
