@@ -113,8 +113,7 @@ void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
 
 void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& bytes) {
   if (adopted_.size() >= adopted_limit_) drop_expired_adopted(api);
-  auto& keeper = static_cast<SharedKeeper&>(*bytes.block().keeper());
-  const BlockInfo info = keeper.export_block(bytes.block().number(), bytes.access()).info;
+  const BlockInfo info = Process::current().ledger().export_spot(bytes.block().number()).info;
   const Adopted adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
   const auto [at, is_new] = adopted_.try_emplace(bytes.as<std::byte>(), adopted);
   if (is_new) return;

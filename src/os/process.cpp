@@ -4,16 +4,19 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <limits>
 #include <memory>
+#include <new>
 #include <sstream>
 
 #include "onecopy/core/error.h"
@@ -42,6 +45,16 @@ std::string_view field_after_name(std::string_view stat, int nth) {
   }
 }
 
+/// In a page that reads as zero in every child, however it was made. Null on kernels that cannot do that.
+std::atomic<int>* make_wiped_by_fork() noexcept {
+  constexpr std::size_t kPage = 4096;
+  void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return nullptr;
+  if (::madvise(page, kPage, MADV_WIPEONFORK) == 0) return new (page) std::atomic<int>(0);
+  ::munmap(page, kPage);
+  return nullptr;
+}
+
 int hex_digit(char c) noexcept {
   if (c >= '0' && c <= '9') return c - '0';
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
@@ -61,7 +74,13 @@ int cpus_in_affinity_mask() {
 
 }  // namespace
 
-int current_pid() noexcept { return ::getpid(); }
+int current_pid() noexcept {
+  static std::atomic<int>* const known = make_wiped_by_fork();
+  if (!known) return ::getpid();
+  int pid = known->load(std::memory_order_relaxed);
+  if (pid == 0) known->store(pid = ::getpid(), std::memory_order_relaxed);
+  return pid;
+}
 
 std::uint64_t process_start_time(int pid) {
   const auto stat = try_read_text(fmt::format("/proc/{}/stat", pid));

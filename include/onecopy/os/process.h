@@ -11,6 +11,7 @@ namespace onecopy {
 
 // Thread safety: all functions may be called concurrently.
 
+/// Without a system call, but for the first time in a process: this is asked for each tensor that comes or goes.
 int current_pid() noexcept;
 /// Clock ticks from boot to the start of `pid`: with the pid it names one process of this boot. 0 when
 /// there is no such process.

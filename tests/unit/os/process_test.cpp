@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -51,6 +52,19 @@ TEST(Process, AProcessThatIsGoneCannotBeWatched) {
 
 TEST(Process, WatchingWithoutADescriptorIsAnError) {
   expect_error(ErrorCode::invalid_argument, [] { has_exited(Fd()); });
+}
+
+/// It is remembered, and fork's handlers do not run in a child of a bare clone(2).
+TEST(Process, TheNumberOfAChildIsItsOwnHoweverItWasMade) {
+  EXPECT_EQ(current_pid(), ::getpid());
+  Child forked([] { EXPECT_EQ(current_pid(), ::getpid()); });
+  EXPECT_EQ(forked.join(), 0);
+  const auto cloned = static_cast<pid_t>(::syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
+  if (cloned == 0) ::_exit(current_pid() == ::getpid() ? 0 : 1);
+  ASSERT_GT(cloned, 0);
+  int status = -1;
+  EXPECT_EQ(::waitpid(cloned, &status, 0), cloned);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Process, StartTimeStaysTheSameAndLaterProcessesStartLater) {
