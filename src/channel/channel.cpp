@@ -59,7 +59,8 @@ Channel& Channel::create(std::uint64_t maxsize) {
 Channel& Channel::connect(const Handle& handle) {
   if (!handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
-  Tensor tensor = Process::current_calling(handle.fields().owner).open(handle.fields(), Access::read_write);
+  const EarlyCall early(handle.fields().owner);
+  Tensor tensor = Process::current().open(handle.fields(), Access::read_write);
   if (tensor.device() != kCpu)
     throw Error(ErrorCode::bad_handle, "a queue is memory of the host, not of " + tensor.device().str());
   point("queue.connect.opened");

@@ -17,6 +17,8 @@ namespace onecopy {
 namespace {
 
 constexpr int kPacketsATurn = 32;
+/// Strangers for whom a page is made before they have proved themselves: each is two descriptors more.
+constexpr std::size_t kMostPrepared = 16;
 /// In this time a borrower answers a challenge, also one that has to make its own tables first.
 constexpr std::chrono::microseconds kSoon{200};
 
@@ -171,23 +173,35 @@ void Broker::challenge(Connection& c, ByteSpan packet) {
   const ByteSpan secret = std::as_bytes(std::span(self_));
   reply(c, wire::pack(wire::Type::challenge,
                       wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
-  try {
-    prepare(c);             // while it thinks
-  } catch (const Error&) {  // it will hear of that when it has proved itself
-  }
+  if (c.attached) return;
+  if (challenged() <= kMostPrepared) prepare(c);  // while it thinks
   watch_.stay_awake(kSoon);
 }
 
-/// What a borrower is welcomed with, unless it has it already.
-void Broker::prepare(Connection& c) {
-  if (c.attached) return;
+/// What a borrower is welcomed with. What cannot be made now is made when it has proved itself, and it is told why
+/// not.
+void Broker::prepare(Connection& c) noexcept {
+  try {
+    make_page(c);
+  } catch (const std::exception&) {
+    c.page_file.reset();
+  }
+}
+
+void Broker::make_page(Connection& c) {
   if (!c.pidfd) c.pidfd = c.socket.peer_pidfd();
-  if (!c.table) c.table = ledger_.export_table();
   if (c.page_file) return;
   Fd file = create_claim_file();
   c.page = map_claims(file);
   c.page_inode = inode_of(file);
   c.page_file = std::move(file);
+}
+
+/// Those whose proof is on its way.
+std::size_t Broker::challenged() const {
+  return static_cast<std::size_t>(
+      std::count_if(connections_.begin(), connections_.end(),
+                    [](const Connection& c) { return c.greeted && !c.attached && !c.closed; }));
 }
 
 void Broker::welcome(Connection& c, ByteSpan packet) {
@@ -198,14 +212,14 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     throw Error(ErrorCode::bad_secret,
                 "the owner refuses: this process does not know the secret that its handles carry");
   c.name = wire::to_string(body.name);
-  prepare(c);
+  make_page(c);
+  const Fd page = std::move(c.page_file);
+  const Fd table = ledger_.export_table();
   attach(c);
   point("attach.done");
+  if (challenged() == 0) watch_.may_sleep();
   reply(c, wire::pack(wire::Type::welcome, wire::Welcome{ledger_.origin().start_time}),
-        {c.table.get(), c.page_file.get()});
-  c.table.reset();
-  c.page_file.reset();
-  watch_.stay_awake({});
+        {table.get(), page.get()});
 }
 
 void Broker::attach(Connection& c) {

@@ -92,8 +92,7 @@ class Broker {
     wire::Nonce ours{};
     bool greeted = false;
     std::string name;
-    Fd table;      ///< until it is welcome
-    Fd page_file;  ///< likewise
+    Fd page_file;  ///< made while it was challenged
     Mapping page;
     std::uint64_t page_inode = 0;
     std::optional<Ledger::PageRef> attached;
@@ -112,7 +111,9 @@ class Broker {
   void serve(At at);
   void answer(At at, Packet packet);
   void challenge(Connection& c, ByteSpan packet);
-  void prepare(Connection& c);
+  void prepare(Connection& c) noexcept;
+  void make_page(Connection& c);
+  std::size_t challenged() const;
   void welcome(Connection& c, ByteSpan packet);
   void attach(Connection& c);
   void send_segment(Connection& c, ByteSpan packet);

@@ -103,7 +103,8 @@ Bundle Bundle::open(const Handle& handle, const OpenOptions& options) {
   HandleFields fields = handle.fields();
   if (!fields.layout.is_contiguous() || fields.layout.dtype() != DType::u8)
     throw Error(ErrorCode::bad_handle, "a bundle's table is a row of bytes, not " + fields.layout.str());
-  Tensor table = Process::current_calling(fields.owner).open(fields, options.access);
+  const EarlyCall early(fields.owner);
+  Tensor table = Process::current().open(fields, options.access);
   if (table.device() != kCpu)
     throw Error(ErrorCode::bad_handle,
                 "a bundle's table is memory of the host, not of " + table.device().str());

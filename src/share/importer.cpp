@@ -165,25 +165,10 @@ Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wa
   if (Peer* peer = live()) return *peer;
   const Turn turn(*this, process);
   if (Peer* peer = live()) return *peer;
-  Call called = call(process);
+  std::optional<Call> call = EarlyCall::take(process);
+  if (!call) call.emplace(process, broker_patience());
   watch_.start();  // while the other wakes up
-  return adopt(Peer::connect(std::move(called), public_name(self_), wanted));
-}
-
-void Importer::expect(Call call) {
-  const std::lock_guard lock(mutex_);
-  early_ = std::move(call);
-}
-
-Call Importer::call(const ProcessId& process) {
-  constexpr std::chrono::seconds kStale{1};  // callers that say nothing more are hung up on
-  std::optional<Call> early;
-  {
-    const std::lock_guard lock(mutex_);
-    if (early_ && early_->to == process) early = std::exchange(early_, {});
-  }
-  if (early && Clock::now() - early->since < kStale) return *std::move(early);
-  return Call(process);
+  return adopt(Peer::connect(*std::move(call), public_name(self_), wanted));
 }
 
 /// A closed or disconnected peer of the same process stays in all_: leases and caches point at it.

@@ -33,8 +33,6 @@ class Importer {
   void acknowledge(const HandleFields& handle) noexcept;
   /// The peer for a live process; connects when there is none. Throws peer_died.
   Peer& connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
-  /// The first connect() to that process goes on from here.
-  void expect(Call call);
   /// The words of another process's streams; asks it the first time. Null when it is gone and was never
   /// asked: there is nothing to wait for any more.
   ForeignTimeline* timeline_of(const ProcessId& process);
@@ -70,7 +68,6 @@ class Importer {
   class Turn;
 
   Peer* find_owner(const ProcessId& owner) const;
-  Call call(const ProcessId& process);
   Peer& adopt(std::unique_ptr<Peer> peer);
   Peer& reach_owner(const HandleFields& handle, Access access);
   std::optional<Peer::Foreign> ask_holders(const HandleFields& handle, Access access);
@@ -88,7 +85,6 @@ class Importer {
   std::mutex turns_;  ///< before mutex_
   std::condition_variable turn_ended_;
   std::set<ProcessId> in_turn_;  ///< to these a thread is connecting
-  std::optional<Call> early_;
   std::map<ProcessId, Peer*> by_owner_;
   std::vector<std::unique_ptr<Peer>> all_;
   std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, which may be closed by now

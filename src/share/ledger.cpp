@@ -24,7 +24,7 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
 }
 
 ProcessOrigin Ledger::origin() const {
-  std::call_once(origin_known_, [this] { origin_ = this_process_origin(); });
+  std::call_once(origin_known_, [this] { origin_ = this_process_origin(); });  // not known when it throws
   return origin_;
 }
 

@@ -86,7 +86,7 @@ class Ledger final : public SharedKeeper {
   void become_borrower(Claims page, Transits transits) noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
   Claims inherited_page() const noexcept { return inherited_; }
-  /// Found out when it is first asked for, since that takes long. Throws what reading /proc throws.
+  /// The start time is found out when it is first asked for, since that takes long. Throws when it cannot be read.
   ProcessOrigin origin() const override;
 
  private:
@@ -116,7 +116,7 @@ class Ledger final : public SharedKeeper {
 
   ProcessId owner_;
   mutable std::once_flag origin_known_;
-  mutable ProcessOrigin origin_{};
+  mutable ProcessOrigin origin_;
   const SegmentTable& segments_;
   Fd file_;
   Mapping records_;

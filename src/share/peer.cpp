@@ -57,13 +57,7 @@ Peer::Peer(const ProcessId& owner)
 std::unique_ptr<Peer> Peer::connect(Call call, const std::string& my_name, std::optional<Wanted> wanted) {
   std::unique_ptr<Peer> peer(new Peer(call.to));
   peer->socket_ = std::move(call.socket);
-  const PeerCredentials credentials = peer->socket_.peer();
-  if (credentials.uid != geteuid())
-    throw Error(ErrorCode::other_user,
-                fmt::format("the owner of this handle runs as uid {}, this process as uid {}: memory "
-                            "is shared within one user only",
-                            credentials.uid, geteuid()));
-  peer->pid_ = credentials.pid;
+  peer->pid_ = call.credentials.pid;
   peer->pidfd_ = peer->socket_.peer_pidfd();
   try {
     peer->handshake(call.nonce, my_name, wanted);

@@ -47,8 +47,7 @@ SegmentKind kind_of(Strategy strategy, DeviceType type) {
 void set_strategy(Strategy strategy) { the_strategy = strategy; }
 Strategy strategy() noexcept { return the_strategy; }
 
-/// What killed processes left is removed now, or else when there is time.
-Process& Process::make_current(bool clean) {
+Process& Process::make_current() {
   if (existing() && is_raw_clone())
     throw Error(ErrorCode::unsupported,
                 "this process was made by clone(2) from one that uses onecopy, without fork's "
@@ -62,22 +61,13 @@ Process& Process::make_current(bool clean) {
     });
     auto made = std::unique_ptr<Process>(new Process());
     if (forked_from_) made->inherit(*std::exchange(forked_from_, nullptr));
-    else if (clean) made->clean_up();
+    else {
+      remove_abandoned_files();
+      remove_abandoned_sockets();
+    }
     current_ = made.release();  // never destroyed, see the class comment
   }
   return *current_;
-}
-
-Process& Process::current_calling(const ProcessId& owner) {
-  if (existing()) return current();
-  std::optional<Call> call;
-  try {
-    call.emplace(owner);
-  } catch (const Error&) {  // open() will find out why
-  }
-  Process& process = make_current(!call);
-  if (call) process.importer_.expect(*std::move(call));
-  return process;
 }
 
 /// The watch thread must not outlive static objects, and names must not outlive their use. Tensors
@@ -127,16 +117,7 @@ Process::Process()
   watch_.add_tick([this] { return tick(); });
 }
 
-/// Once.
-void Process::clean_up() {
-  std::call_once(cleaned_, [] {
-    remove_abandoned_files();
-    remove_abandoned_sockets();
-  });
-}
-
 bool Process::tick() {
-  clean_up();
   bool more = ledger_.drain();
   more = holds_.expire() || more;
   more = deposits_.sweep() || more;
@@ -193,7 +174,6 @@ Pool& Process::pool(SegmentKind kind, Device device) {
   std::lock_guard lock(pools_mutex_);
   const auto at = pools_.try_emplace(key).first;
   if (!at->second) {
-    clean_up();
     at->second = std::make_unique<Pool>(backend(device.type), device.index, kind, name_, segments_);
     at->second->on_idle = [this] { watch_.request_tick(); };
   }

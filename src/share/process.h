@@ -35,11 +35,8 @@ class Process {
   /// Throws unsupported in a process made by a raw clone(2), which ran none of our fork handlers.
   static Process& current() {
     Process* const process = existing();
-    return process && !is_raw_clone() ? *process : make_current(true);
+    return process && !is_raw_clone() ? *process : make_current();
   }
-  /// The same for who is about to open a handle of that owner: when the Process has to be made, the owner is
-  /// called first, and wakes up meanwhile.
-  static Process& current_calling(const ProcessId& owner);
   /// None when this process has not used onecopy yet.
   static Process* existing() noexcept { return current_.load(std::memory_order_acquire); }
 
@@ -121,7 +118,6 @@ class Process {
   };
 
   Process();
-  void clean_up();
   Pool& pool(SegmentKind kind, Device device);
   /// REQUIRES: trimming_, or they may go at exit.
   std::vector<Pool*> pools() const;
@@ -141,7 +137,7 @@ class Process {
     SegmentTable& segments_;
   };
 
-  static Process& make_current(bool clean);
+  static Process& make_current();
   static void at_exit() noexcept;
   // fork.cpp
   static void handle_forks();
@@ -170,8 +166,7 @@ class Process {
   const std::string name_;
   SegmentTable segments_;
   Adopted adopted_;
-  std::once_flag cleaned_;  ///< of what killed processes left
-  std::mutex trimming_;     ///< before pools_mutex_; held while memory is given back
+  std::mutex trimming_;  ///< before pools_mutex_; held while memory is given back
   mutable std::mutex pools_mutex_;
   using Pools = std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>>;
   Pools pools_;

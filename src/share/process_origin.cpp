@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/process_origin.h"
 
+#include <cerrno>
+
 #include "onecopy/core/error.h"
 #include "onecopy/os/process.h"
 
@@ -8,7 +10,10 @@ namespace onecopy {
 
 ProcessOrigin this_process_origin() {
   const int pid = current_pid();
-  return {pid, process_start_time(pid)};
+  errno = 0;
+  const std::uint64_t start_time = process_start_time(pid);
+  if (start_time == 0) throw_errno("cannot read /proc/self/stat", errno);
+  return {pid, start_time};
 }
 
 Fd open_pidfd(const ProcessOrigin& origin) {

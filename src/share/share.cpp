@@ -3,6 +3,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
+#include "share/call.h"
 #include "share/process.h"
 #include "share/process_name.h"
 
@@ -84,17 +85,20 @@ void check_tensor(const Handle& handle) {
 
 Tensor open(const Handle& handle, Access access) {
   check_tensor(handle);
-  return Process::current_calling(handle.fields().owner).open(handle.fields(), access);
+  const EarlyCall early(handle.fields().owner);
+  return Process::current().open(handle.fields(), access);
 }
 
 Tensor open(const Handle& handle, Access access, Stream stream) {
   check_tensor(handle);
-  return Process::current_calling(handle.fields().owner).open(handle.fields(), access, stream);
+  const EarlyCall early(handle.fields().owner);
+  return Process::current().open(handle.fields(), access, stream);
 }
 
 Tensor open(const Handle& handle, const OpenOptions& options) {
   check_tensor(handle);
-  return Process::current_calling(handle.fields().owner).open(handle.fields(), options);
+  const EarlyCall early(handle.fields().owner);
+  return Process::current().open(handle.fields(), options);
 }
 
 Tensor use_on(const Tensor& tensor, Device device) {

@@ -85,7 +85,6 @@ void Watch::request_tick() noexcept {
 void Watch::ensure_thread() {
   wanted_ = true;
   if (thread_.joinable() || stopping_) return;
-  ticking_ = true;
   const BlockedSignals blocked;
   try {
     thread_ = std::thread([this] { run(); });
@@ -106,6 +105,8 @@ void Watch::start() {
 void Watch::stay_awake(std::chrono::microseconds most) noexcept {
   awake_until_ = std::chrono::steady_clock::now() + most;
 }
+
+void Watch::may_sleep() noexcept { awake_until_ = {}; }
 
 void Watch::stop() noexcept {
   {

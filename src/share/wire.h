@@ -19,7 +19,7 @@
 /// for some a tail. Written and read on one host only, so bodies travel as they lie in memory.
 namespace onecopy::wire {
 
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;
 
 enum class Type : std::uint32_t {
   hello = 1,      ///< borrower: here I am

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <memory>
 #include <random>
 #include <thread>
 
@@ -316,6 +317,21 @@ TEST_F(Attack, SilentConnectionsKeepNobodyOut) {
   std::vector<UnixSocket> silent;
   for (int i = 0; i < 200; ++i) silent.push_back(dial(owner()));
   expect_served();
+}
+
+/// For a few of those who have not proved themselves yet their page is made early.
+TEST_F(Attack, GreetingsWithoutAProofCostAnOwnerLittle) {
+  constexpr std::size_t kMany = 200;
+  const std::string directory = "/proc/" + std::to_string(owner_.pid()) + "/fd";
+  const std::uint64_t before = testing::count_files(directory.c_str());
+  std::vector<std::unique_ptr<Client>> silent;
+  for (std::size_t i = 0; i < kMany; ++i) {
+    silent.push_back(std::make_unique<Client>(owner()));
+    silent.back()->greet();
+  }
+  EXPECT_LE(testing::count_files(directory.c_str()), before + kMany + 40);
+  expect_served();
+  wire::expect(silent.back()->prove(silent.back()->greet().nonce).bytes, Type::welcome);
 }
 
 TEST_F(Attack, AnotherUserIsNotEvenAnswered) {

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// The first handle that a process opens: it calls the owner before it has anything of its own.
+#include <gtest/gtest.h>
+
+#include <barrier>
+#include <thread>
+#include <vector>
+
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "share/process.h"
+#include "support/child.h"
+#include "support/eventually.h"
+#include "support/footprint.h"
+#include "support/limits.h"
+#include "support/note.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+using namespace testing;
+
+class FirstOpen : public ::testing::Test {
+ protected:
+  void TearDown() override {
+    note_->step = 2;
+    EXPECT_EQ(owner_.join(), 0);
+  }
+  /// What a new process has of the system after `body`, or after nothing when that is no use of onecopy.
+  static Footprint footprint_after(const std::function<void()>& body) {
+    Shared<Footprint> footprint;
+    Child fresh([&] {
+      EXPECT_EQ(Process::existing(), nullptr);
+      body();
+      *footprint = Footprint::now();
+    });
+    EXPECT_EQ(fresh.join(), 0);
+    return *footprint;
+  }
+
+  Shared<Note> note_;
+  Child owner_{[this] {
+    const Tensor tensor = empty(Layout(DType::u8, {1000}));
+    note_->write(share(tensor).to_text());
+    note_->reach(2);
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+  }};
+  const Handle handle_ = Handle::from_text(note_->read());
+};
+
+TEST_F(FirstOpen, ThatIsRefusedLeavesNoCallBehind) {
+  HandleFields fields = handle_.fields();
+  fields.boot[3] ^= 1;
+  const Handle of_another_boot = Handle::from_bytes(encode(fields));
+  const Footprint refused = footprint_after(
+      [&] { expect_refusal(ErrorCode::other_boot, {"restarted"}, [&] { open(of_another_boot); }); });
+  EXPECT_EQ(refused, footprint_after([] { stats(); }));
+}
+
+TEST_F(FirstOpen, ByTwoThreadsAtOnceMakesOneConnection) {
+  const auto open_in = [&](int threads) {
+    return footprint_after([&] {
+      std::barrier start(threads);
+      std::vector<std::thread> all;
+      for (int i = 0; i < threads; ++i)
+        all.emplace_back([&] {
+          start.arrive_and_wait();
+          open(handle_);
+        });
+      for (std::thread& thread : all) thread.join();
+    });
+  };
+  const Footprint by_one = open_in(1);
+  for (int round = 0; round < 10; ++round) EXPECT_EQ(open_in(4), by_one);
+}
+
+TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
+  Shared<Note> other_note;
+  Child other([&] {
+    const Tensor tensor = empty(Layout(DType::u8, {1000}));
+    tensor.as<unsigned char>()[0] = 9;
+    other_note->write(share(tensor).to_text());
+    other_note->reach(2);
+  });
+  Child borrower([&] {
+    const EarlyCall to_nobody_we_need(handle_.fields().owner);
+    EXPECT_EQ(open(Handle::from_text(other_note->read())).as<unsigned char>()[0], 9);
+    EXPECT_EQ(open(handle_).nbytes(), 1000u);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  other_note->step = 2;
+  EXPECT_EQ(other.join(), 0);
+}
+
+/// Otherwise those it tells would take it for gone.
+TEST(FirstShare, WithoutADescriptorLeftDoesNotForgetWhenTheProcessStarted) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";
+  Child owner([] {
+    const Tensor tensor = empty(Layout(DType::u8, {1000}));
+    {
+      const Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+      expect_refusal(ErrorCode::out_of_descriptors, {}, [&] { share(tensor); });
+    }
+    share(tensor);
+    EXPECT_NE(Process::current().ledger().origin().start_time, 0u);
+    EXPECT_FALSE(is_gone(Process::current().ledger().origin()));
+  });
+  EXPECT_EQ(owner.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy
