@@ -261,12 +261,15 @@ HandleFields Receiver::fields_of(const ItemRow& row) const {
   return fields;
 }
 
-/// Threads that do this at once write the same.
 void Receiver::remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access,
                         Device device) {
   SharedKeeper* keeper = process.importer().prepare(fields, access);
   if (!keeper) keeper = &process.ledger();
   Known& origin = known(row.origin);
+  if (origin.has_writer.exchange(true)) {
+    if (origin.keeper.load()) origin.keeper.store(keeper, std::memory_order_release);
+    return;
+  }
   origin.segment_size = fields.segment_size;
   origin.segment = fields.segment;
   origin.kind = fields.kind;

@@ -38,9 +38,11 @@ class Receiver {
   void reset();
 
  private:
-  /// Whose segment an origin is, once that is open here.
+  /// Whose segment an origin is, once that is open here. Written once, by who sets `has_writer`; only the keeper
+  /// may be another one later, when its owner has died.
   struct Known {
-    std::atomic<SharedKeeper*> keeper;
+    std::atomic<SharedKeeper*> keeper;  ///< null until the rest is written
+    std::atomic<bool> has_writer;
     std::uint64_t segment_size;
     std::uint32_t segment;
     SegmentKind kind;

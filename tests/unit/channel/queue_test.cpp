@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -245,6 +246,24 @@ TEST(Queue, LeavesNothingBehind) {
   }
   EXPECT_TRUE(eventually([&] { return Footprint::now() == before; }))
       << before << " now " << Footprint::now();
+}
+
+/// Both find out where it is, and write that down (ThreadSanitizer).
+TEST(Queue, TwoThreadsMayMeetASegmentForTheFirstTimeTogether) {
+  Watchdog watchdog;
+  const Tensor tensor = number(7);
+  for (int round = 0; round < 200; ++round) {
+    Queue queue = Queue::create();
+    for (int i = 0; i < 6; ++i) queue.put(tensor);
+    std::barrier start(2);
+    const auto get = [&] {
+      start.arrive_and_wait();
+      for (int i = 0; i < 3; ++i) ASSERT_EQ(number_in(queue.get_tensor()), 7);
+    };
+    std::thread other(get);
+    get();
+    other.join();
+  }
 }
 
 TEST(Queue, KeepsTheOrderOfEachOfSeveralProducers) {
