@@ -52,7 +52,6 @@ void Process::prepare_fork() {
   });
   process->watch_.stop();
   process->lock_all();
-  or_log([&] { process->ledger_.origin(); });  // the child may have to say whose memory it holds
   for (const auto& peer : process->importer_.peers_locked()) {
     if (peer->is_closed()) continue;  // for good: the importer is locked
     peer->lock_for_fork();

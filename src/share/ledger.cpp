@@ -9,11 +9,13 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/memfd.h"
+#include "onecopy/os/process.h"
 
 namespace onecopy {
 
 Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
     : owner_(owner),
+      pid_(current_pid()),
       segments_(segments),
       file_(create_memfd("onecopy-blocks", kTableBytes)),
       records_(Mapping::of(file_, kTableBytes, Access::read_write)),
@@ -24,8 +26,10 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
 }
 
 ProcessOrigin Ledger::origin() const {
-  std::call_once(origin_known_, [this] { origin_ = this_process_origin(); });  // not known when it throws
-  return origin_;
+  if (const std::uint64_t known = start_time_) return {pid_, known};
+  const ProcessOrigin origin = origin_of(pid_);
+  start_time_ = origin.start_time;
+  return origin;
 }
 
 BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {

@@ -115,8 +115,8 @@ class Ledger final : public SharedKeeper {
   void dispose(std::vector<Freed>& freed) noexcept;
 
   ProcessId owner_;
-  mutable std::once_flag origin_known_;
-  mutable ProcessOrigin origin_;
+  const int pid_;
+  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
   const SegmentTable& segments_;
   Fd file_;
   Mapping records_;

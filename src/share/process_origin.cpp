@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/process_origin.h"
 
+#include <fmt/format.h>
+
 #include <cerrno>
 
 #include "onecopy/core/error.h"
@@ -8,13 +10,14 @@
 
 namespace onecopy {
 
-ProcessOrigin this_process_origin() {
-  const int pid = current_pid();
+ProcessOrigin origin_of(int pid) {
   errno = 0;
   const std::uint64_t start_time = process_start_time(pid);
-  if (start_time == 0) throw_errno("cannot read /proc/self/stat", errno);
+  if (start_time == 0) throw_errno(fmt::format("cannot read when process {} started", pid), errno);
   return {pid, start_time};
 }
+
+ProcessOrigin this_process_origin() { return origin_of(current_pid()); }
 
 Fd open_pidfd(const ProcessOrigin& origin) {
   if (origin.pid == 0) return {};  // nobody knows it any more

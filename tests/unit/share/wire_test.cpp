@@ -40,7 +40,8 @@ TEST(Wire, AnAnswerIsKnownByItsQuestionsSerial) {
 TEST(Wire, OtherVersionsAreRefusedWithBothNumbers) {
   Bytes packet = pack(Type::hello, Hello{});
   store(packet.data() + 4, std::uint32_t{9});
-  expect_refusal(ErrorCode::version_mismatch, {"version 9", "this one 1", "same release"},
+  const std::string ours = "this one " + std::to_string(kVersion);
+  expect_refusal(ErrorCode::version_mismatch, {"version 9", ours.c_str(), "same release"},
                  [&] { type_of(packet); });
   expect_refusal(ErrorCode::protocol, {"3 bytes"}, [&] { type_of(ByteSpan(packet).first(3)); });
 }
