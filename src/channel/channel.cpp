@@ -98,7 +98,10 @@ Handle Channel::handle() { return process().share(memory_, kHandleIsQueue); }
 
 Process& Channel::current_process() { return Process::current(); }
 
-void Channel::join_again(Process& process) { ChannelRegistry::instance().join(*this, process); }
+void Channel::join_again(Process& process, TimePoint deadline) {
+  const Patience patience(deadline);
+  ChannelRegistry::instance().join(*this, process);
+}
 
 /// REQUIRES: the registry's lock. In a forked child what the parent did with the queue is forgotten.
 void Channel::settle_in(Process& process) {

@@ -43,11 +43,12 @@ class Channel {
   void note_change() noexcept {
     if (Readiness* readiness = ready_.load(std::memory_order_acquire)) readiness->refresh();
   }
-  /// This process, in which the channel is open; a forked child joins at its first use.
-  Process& process() {
+  /// This process, in which the channel is open; a forked child joins at its first use, and does not wait for the
+  /// creator much longer than until the deadline.
+  Process& process(TimePoint deadline = kForever) {
     Process& now = current_process();
     if (process_.load(std::memory_order_acquire) != &now) [[unlikely]]
-      join_again(now);
+      join_again(now, deadline);
     return now;
   }
 
@@ -56,7 +57,7 @@ class Channel {
 
   Channel(Tensor memory, const Fd& ring);
   static Process& current_process();
-  void join_again(Process& process);
+  void join_again(Process& process, TimePoint deadline);
   void settle_in(Process& process);
   void announce(Process& process);
   std::optional<std::pair<std::uint64_t, std::uint64_t>> progress() const noexcept;

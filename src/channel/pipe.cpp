@@ -166,21 +166,21 @@ void Pipe::send(const Message& message, Stream stream) { end().send(message, str
 Message Pipe::recv(Stream stream) {
   End& e = end();
   return *e.take(kForever, [&](TimePoint deadline) {
-    return e.in().receiver().get(e.in().process(), deadline, stream);
+    return e.in().receiver().get(e.in().process(deadline), deadline, stream);
   });
 }
 
 std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout, Stream stream) {
   End& e = end();
   return e.take(until(timeout), [&](TimePoint deadline) {
-    return e.in().receiver().get(e.in().process(), deadline, stream);
+    return e.in().receiver().get(e.in().process(deadline), deadline, stream);
   });
 }
 
 Tensor Pipe::recv_tensor(Stream stream) {
   End& e = end();
   return *e.take(kForever, [&](TimePoint deadline) {
-    return e.in().receiver().get_tensor(e.in().process(), deadline, stream);
+    return e.in().receiver().get_tensor(e.in().process(deadline), deadline, stream);
   });
 }
 

@@ -12,19 +12,20 @@ TimePoint as_deadline(std::chrono::nanoseconds timeout) {
 
 template <class Item>
 bool put_into(Channel& channel, Item&& item, TimePoint deadline, Stream stream) {
-  const bool put = channel.sender().put(channel.process(), std::forward<Item>(item), deadline, stream);
+  const bool put =
+      channel.sender().put(channel.process(deadline), std::forward<Item>(item), deadline, stream);
   channel.note_change();
   return put;
 }
 
 std::optional<Message> get_from(Channel& channel, TimePoint deadline, Stream stream) {
-  auto message = channel.receiver().get(channel.process(), deadline, stream);
+  auto message = channel.receiver().get(channel.process(deadline), deadline, stream);
   channel.note_change();
   return message;
 }
 
 std::optional<Tensor> get_tensor_from(Channel& channel, TimePoint deadline, Stream stream) {
-  auto tensor = channel.receiver().get_tensor(channel.process(), deadline, stream);
+  auto tensor = channel.receiver().get_tensor(channel.process(deadline), deadline, stream);
   channel.note_change();
   return tensor;
 }
@@ -68,7 +69,7 @@ std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream s
 }
 
 std::optional<Message> Queue::try_get_at_once(Stream stream) {
-  auto message = channel_->receiver().get_at_once(channel_->process(), stream);
+  auto message = channel_->receiver().get_at_once(channel_->process(kNow), stream);
   if (message) channel_->note_change();
   return message;
 }

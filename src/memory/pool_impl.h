@@ -12,7 +12,7 @@ namespace onecopy {
 /// What a Pool is made of: SmallExtents on top of PageRuns in a few large sparse segments, and
 /// segments of their own for what is large.
 ///
-/// Locks: `growth_` before `mutex_`. `mutex_` protects all that is below it and is never held during
+/// Locks: `reclaiming_` and `growth_` before `mutex_`. `mutex_` protects all that is below it and is never held during
 /// a system call. Pages out of both PageRuns and the page tables belong to the thread that took them.
 class Pool::Impl {
  public:
@@ -94,7 +94,8 @@ class Pool::Impl {
       page_bytes_;  // what segments are cut into; where they are committed whole, less than unit_
   const std::uint32_t min_returned_;  // pages: shorter runs between blocks in use stay warm
 
-  std::mutex growth_;  // one thread at a time reserves memory in shared segments
+  std::mutex reclaiming_;  // held while memory goes back: who is short of it waits for that
+  std::mutex growth_;      // one thread at a time reserves memory in shared segments
   mutable std::mutex mutex_;
   std::unordered_map<std::uint32_t, Segment> segments_;
   SmallExtents small_;

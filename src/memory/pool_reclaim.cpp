@@ -89,6 +89,7 @@ void Pool::Impl::trim_all() { reclaim(std::chrono::steady_clock::now(), PoolTime
 /// How many bytes it gave back: `most` or more when it left some.
 std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages,
                                   std::uint64_t most) {
+  const std::lock_guard whole(reclaiming_);
   std::vector<PageRun> runs;
   {
     const std::lock_guard lock(mutex_);
@@ -253,6 +254,7 @@ PoolStats Pool::Impl::stats() const {
 }
 
 void Pool::Impl::prepare_fork() {
+  reclaiming_.lock();
   growth_.lock();
   mutex_.lock();
 }
@@ -260,6 +262,7 @@ void Pool::Impl::prepare_fork() {
 void Pool::Impl::finish_fork() {
   mutex_.unlock();
   growth_.unlock();
+  reclaiming_.unlock();
 }
 
 }  // namespace onecopy

@@ -83,9 +83,7 @@ int current_pid() noexcept {
 }
 
 std::uint64_t process_start_time(int pid) {
-  // By number /proc may name another: it may be that of another pid namespace.
-  const auto stat =
-      try_read_text(pid == current_pid() ? "/proc/self/stat" : fmt::format("/proc/{}/stat", pid));
+  const auto stat = try_read_text(fmt::format("/proc/{}/stat", pid));
   if (!stat) return 0;
   const std::string_view field = field_after_name(*stat, 22 - 2);
   std::uint64_t ticks = 0;

@@ -64,7 +64,6 @@ void Broker::listen() {
   if (listening_) return;
   std::lock_guard lock(mutex_);
   if (listening_) return;
-  ledger_.origin();                                                                 // borrowers are told
   if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
   watch_.add(listener_.fd(), [this] { accept_all(); });  // which may run before this returns
   listening_ = true;
@@ -218,8 +217,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
   attach(c);
   point("attach.done");
   if (challenged() == 0) watch_.may_sleep();
-  reply(c, wire::pack(wire::Type::welcome, wire::Welcome{ledger_.origin().start_time}),
-        {table.get(), page.get()});
+  reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.get()});
 }
 
 void Broker::attach(Connection& c) {

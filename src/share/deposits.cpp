@@ -71,7 +71,17 @@ void Deposits::add_elsewhere(const DepositKey& key, const ProcessId& keeper) {
 bool Deposits::retire(const DepositKey& key) noexcept {
   std::lock_guard lock(mutex_);
   entries_.erase(key);
-  return retired_.insert(elsewhere_.extract(key)).inserted;
+  auto kept = elsewhere_.extract(key);
+  if (!kept) return false;
+  auto [at, is_new, rest] = retired_.insert(std::move(kept));
+  if (!is_new) at->second.merge(rest.mapped());
+  return true;
+}
+
+void Deposits::forget_elsewhere(const std::string& owner) noexcept {
+  const std::lock_guard lock(mutex_);
+  auto at = elsewhere_.lower_bound({owner, 0});
+  while (at != elsewhere_.end() && at->first.first == owner) at = elsewhere_.erase(at);
 }
 
 std::map<DepositKey, std::set<ProcessId>> Deposits::take_retired() noexcept {

@@ -57,6 +57,8 @@ class Deposits {
   /// The owner has given the segment back, and so nothing in a queue lies in it. True when its keepers elsewhere
   /// have to hear of it.
   bool retire(const DepositKey& key) noexcept;
+  /// That owner is gone, and retires nothing any more.
+  void forget_elsewhere(const std::string& owner) noexcept;
   /// What has been retired and is kept elsewhere, and by whom.
   std::map<DepositKey, std::set<ProcessId>> take_retired() noexcept;
 

@@ -125,8 +125,11 @@ void Process::watch_inherited(Inherited& from) {
   watch_.add(from.socket.fd(), [this, &from] {
     try {
       while (auto packet = from.socket.try_receive())
-        if (wire::type_of(packet->bytes) == wire::Type::retire)
-          from.owner->segments_.remove(wire::body_of<wire::Retire>(packet->bytes).segment);
+        if (wire::type_of(packet->bytes) == wire::Type::retire) {
+          const std::uint32_t segment = wire::body_of<wire::Retire>(packet->bytes).segment;
+          from.owner->segments_.remove(segment);
+          if (deposits_.retire({from.owner->name_, segment})) watch_.request_tick();
+        }
     } catch (const Error& e) {
       watch_.remove(from.socket.fd());
       if (e.code() != ErrorCode::peer_died) throw;

@@ -81,7 +81,15 @@ Tensor Importer::open(const HandleFields& handle, Access access) {
   for (;;) {
     Peer* peer = find_owner(handle.owner);
     if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
-    BlockRef ref = peer->claim(handle.block, handle.generation);
+    BlockRef ref;
+    try {
+      ref = peer->claim(handle.block, handle.generation);
+    } catch (const Error&) {
+      if (!peer->is_disconnected() || peer->is_gone()) throw;
+      peer =
+          &connect(handle.owner, wanted(handle, access));  // the old connection has nobody to ask any more
+      ref = peer->claim(handle.block, handle.generation);
+    }
     if (!ref && peer->is_gone()) {
       std::lock_guard no_sweep(mutex_);  // which may have been in the middle of trying to close it
       if (peer->is_closed()) continue;
@@ -163,12 +171,18 @@ Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wa
     return peer && !peer->is_disconnected() ? peer : nullptr;
   };
   if (Peer* peer = live()) return *peer;
+  const Patience in_all(Clock::now() + broker_patience());
   const Turn turn(*this, process);
   if (Peer* peer = live()) return *peer;
-  std::optional<Call> call = EarlyCall::take(process);
-  if (!call) call.emplace(process, broker_patience());
-  watch_.start();  // while the other wakes up
-  return adopt(Peer::connect(*std::move(call), public_name(self_), wanted));
+  watch_.start();
+  if (std::optional<Call> early = EarlyCall::take(process)) {
+    try {
+      return adopt(Peer::connect(*std::move(early), public_name(self_), wanted));
+    } catch (const Error& e) {  // who takes too long to answer is hung up on
+      if (e.code() != ErrorCode::peer_died) throw;
+    }
+  }
+  return adopt(Peer::connect(Call(process, broker_patience()), public_name(self_), wanted));
 }
 
 /// A closed or disconnected peer of the same process stays in all_: leases and caches point at it.

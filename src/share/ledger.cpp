@@ -25,9 +25,11 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
   add_seals(file_, kSealFutureWrite);  // borrowers can map it read-only at most
 }
 
+/// In a forked child the owner is another process, and may be gone.
 ProcessOrigin Ledger::origin() const {
   if (const std::uint64_t known = start_time_) return {pid_, known};
-  const ProcessOrigin origin = origin_of(pid_);
+  const ProcessOrigin origin =
+      pid_ == current_pid() ? this_process_origin() : ProcessOrigin{pid_, process_start_time(pid_)};
   start_time_ = origin.start_time;
   return origin;
 }

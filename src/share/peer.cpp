@@ -98,7 +98,6 @@ void Peer::handshake(const wire::Nonce& mine, const std::string& my_name, std::o
   packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::welcome);
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
-  start_time_ = wire::body_of<wire::Welcome>(packet.bytes).start_time;
   set_table(std::move(packet.fds[0]));
   set_page(map_claims(packet.fds[1]));
   if (!wanted) return;
@@ -129,6 +128,16 @@ void Peer::watch(Watch& watch, Deposits& deposits) {
     watch.add(
         socket_.fd(), [this] { on_readable(); }, true);
   if (!gone_) watch.add(pidfd_.get(), [this] { check_gone(); });
+}
+
+/// Reading /proc takes as long as a fifth of a connection. What was read while it lived is its own, and not of a
+/// later process with its number.
+ProcessOrigin Peer::origin() const {
+  if (const std::uint64_t known = start_time_) return {pid_, known};
+  const std::uint64_t start_time = process_start_time(pid_);
+  if (has_ended()) return {pid_, 0};
+  start_time_ = start_time;
+  return {pid_, start_time};
 }
 
 BlockRef Peer::try_claim(std::uint32_t block, std::uint64_t generation) noexcept {
@@ -162,11 +171,18 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
       return false;
     }
   }
-  return wait_gone();
+  if (wait_gone()) return true;
+  silence = Error(
+      ErrorCode::timeout,
+      fmt::format("process {}, which holds this memory, has closed the connection and lives; it may be "
+                  "short of descriptors, try again",
+                  pid_));
+  return false;
 }
 
 bool Peer::wait_gone() const noexcept {
-  const auto deadline = std::chrono::steady_clock::now() + kDeathTakesAtMost;
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::min<std::chrono::milliseconds>(kDeathTakesAtMost, broker_patience());
   while (!gone_ && !has_exited(pidfd_)) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -503,6 +519,7 @@ void Peer::check_gone() {
   watch_->remove(socket_.fd());
   disconnected_ = true;
   gone_ = true;
+  if (deposits_) deposits_->forget_elsewhere(name_);
   report_weak_segments();
   {
     const std::lock_guard lock(timeline_mutex_);

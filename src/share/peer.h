@@ -122,7 +122,7 @@ class Peer final : public SharedKeeper {
   bool is_gone() const noexcept { return gone_; }
   bool is_disconnected() const noexcept { return disconnected_; }
   bool is_closed() const noexcept { return closed_; }
-  ProcessOrigin origin() const override { return {pid_, start_time_}; }
+  ProcessOrigin origin() const override;
   std::uint64_t leases() const noexcept;
   std::size_t segments() const;
   /// Gives memory and descriptors back if the owner is gone and nothing is held. True when closed.
@@ -173,7 +173,7 @@ class Peer final : public SharedKeeper {
   ProcessId owner_;
   std::string name_;
   int pid_ = 0;
-  std::uint64_t start_time_ = 0;
+  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
   Fd pidfd_;
   Fd table_file_;
   Mapping table_;

@@ -152,9 +152,9 @@ bool Process::tell_of_retired() {
   for (const auto& [segment, keepers] : deposits_.take_retired())
     for (const ProcessId& keeper : keepers) {
       Peer* peer = importer_.find(public_name(keeper));
-      if (!peer || peer->withdraw(segment) || peer->is_disconnected()) continue;
+      if (!peer || peer->withdraw(segment) || peer->is_gone()) continue;
       deposits_.add_elsewhere(segment, keeper);
-      again = deposits_.retire(segment);
+      again = (deposits_.retire(segment) && !peer->is_disconnected()) || again;
     }
   return again;
 }
@@ -365,9 +365,9 @@ void Process::deposit(const BlockRef& block, const ProcessId& creator, std::uint
   if (creator == id_ && keeper.owner() == id_) return broker_.spread_deposit(segment, channel);
   const DepositKey key{public_name(keeper.owner()), segment};
   if (creator != id_) {
+    deposits_.add_elsewhere(key, creator);  // first: what times out may be served later
     importer_.connect(creator).deposit(key, keeper.origin(), keeper.export_table(),
                                        importer_.pass_on(keeper, segment), channel);
-    deposits_.add_elsewhere(key, creator);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
     // Of the host's memory what is open here will do.
     if (!deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment),

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/process_origin.h"
 
-#include <fmt/format.h>
-
 #include <cerrno>
 
 #include "onecopy/core/error.h"
@@ -10,14 +8,13 @@
 
 namespace onecopy {
 
-ProcessOrigin origin_of(int pid) {
+ProcessOrigin this_process_origin() {
+  const int pid = current_pid();
   errno = 0;
   const std::uint64_t start_time = process_start_time(pid);
-  if (start_time == 0) throw_errno(fmt::format("cannot read when process {} started", pid), errno);
+  if (start_time == 0) throw_errno("cannot read /proc for when this process started", errno);
   return {pid, start_time};
 }
-
-ProcessOrigin this_process_origin() { return origin_of(current_pid()); }
 
 Fd open_pidfd(const ProcessOrigin& origin) {
   if (origin.pid == 0) return {};  // nobody knows it any more

@@ -13,8 +13,7 @@ struct ProcessOrigin {
   std::uint64_t start_time = 0;
 };
 
-/// Throws out_of_descriptors, and system when there is no such process.
-ProcessOrigin origin_of(int pid);
+/// Throws out_of_descriptors, system.
 ProcessOrigin this_process_origin();
 /// A descriptor that tells of its exit; none when it is gone already.
 Fd open_pidfd(const ProcessOrigin& origin);

@@ -19,7 +19,7 @@
 /// for some a tail. Written and read on one host only, so bodies travel as they lie in memory.
 namespace onecopy::wire {
 
-inline constexpr std::uint32_t kVersion = 2;
+inline constexpr std::uint32_t kVersion = 1;
 
 enum class Type : std::uint32_t {
   hello = 1,      ///< borrower: here I am
@@ -68,9 +68,7 @@ struct Prove {
   Digest proof;
   Name name;  ///< public name of the borrower
 };
-struct Welcome {
-  std::uint64_t start_time;  ///< of the owner, see ProcessOrigin
-};
+struct Welcome {};
 struct Refused {
   ErrorCode code;
 };

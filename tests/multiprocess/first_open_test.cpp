@@ -8,6 +8,8 @@
 
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/broker.h"
+#include "share/call.h"
 #include "share/process.h"
 #include "support/child.h"
 #include "support/eventually.h"
@@ -42,6 +44,7 @@ class FirstOpen : public ::testing::Test {
 
   Shared<Note> note_;
   Child owner_{[this] {
+    stranger_silence_ms = 200;
     const Tensor tensor = empty(Layout(DType::u8, {1000}));
     note_->write(share(tensor).to_text());
     note_->reach(2);
@@ -92,6 +95,16 @@ TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
   EXPECT_EQ(borrower.join(), 0);
   other_note->step = 2;
   EXPECT_EQ(other.join(), 0);
+}
+
+/// Making its own tables may take a process longer than an owner waits for a stranger.
+TEST_F(FirstOpen, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
+  Child borrower([&] {
+    const EarlyCall early(handle_.fields().owner);
+    std::this_thread::sleep_for(std::chrono::milliseconds(600));
+    EXPECT_EQ(open(handle_).nbytes(), 1000u);
+  });
+  EXPECT_EQ(borrower.join(), 0);
 }
 
 /// Otherwise those it tells would take it for gone.

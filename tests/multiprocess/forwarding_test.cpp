@@ -10,8 +10,11 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/broker.h"
+#include "share/process.h"
+#include "share/process_name.h"
 #include "support/child.h"
 #include "support/die_at.h"
+#include "support/limits.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -167,6 +170,50 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
   owner.signal(SIGCONT);
   EXPECT_EQ(last_of(second.get_tensor()), 999);
   note->step = 3;
+  EXPECT_EQ(forwarder.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// It lives, and has closed the connection for want of descriptors.
+TEST(Forwarding, WhatAnOwnerHasFreedThatHungUpOnUsIsAskedForAnew) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue first = Queue::create();
+  Queue second = Queue::create();
+  Child owner([&, from = first.handle()] {
+    Queue queue = Queue::connect(from);
+    const Tensor kept = numbers(10);
+    queue.put(kept);
+    queue.put(numbers(1000));
+    note->reach(1);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 1; }));
+    testing::Limit limit(RLIMIT_NOFILE, testing::descriptors_for(0));
+    note->step = 2;
+    note->reach(3);
+    limit.lift();
+    note->step = 4;
+    note->reach(5);
+  });
+  const Tensor kept = first.get_tensor();
+  Child forwarder([&, from = first.handle(), to = second.handle()] {
+    Queue in = Queue::connect(from);
+    Queue out = Queue::connect(to);
+    out.put(in.get_tensor());
+    note->step = 1;
+    note->reach(5);
+  });
+  note->reach(2);
+  Child child([&] { EXPECT_EQ(last_of(kept), 9); });  // its page is what the owner cannot take
+  EXPECT_EQ(child.join(), 0);
+  const auto& of_owner = *Process::current().importer().find(public_name(share(kept).fields().owner));
+  EXPECT_TRUE(eventually([&] { return of_owner.is_disconnected(); }));
+  note->step = 3;
+  note->reach(4);
+  broker_patience_ms = 500;  // which is how long it may take to find out that it has not died
+  EXPECT_EQ(last_of(second.get_tensor()), 999);
+  broker_patience_ms = 10'000;
+  note->step = 5;
   EXPECT_EQ(forwarder.join(), 0);
   EXPECT_EQ(owner.join(), 0);
 }

@@ -363,6 +363,29 @@ TEST(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
   EXPECT_EQ(putter.join(), 0);
 }
 
+/// A forked child joins the queue at its first use, and its creator is to hear of that.
+TEST(QueueCreator, ThatIsStoppedKeepsAForkedChildNoLongerThanItWantedToWait) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    const Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    note->reach(2);
+  });
+  Queue queue = Queue::connect(Handle::from_text(note->read()));
+  creator.signal(SIGSTOP);
+  for (int i = 0; i < 8; ++i) {  // with ten seconds for each the watchdog comes
+    Child child([&] {
+      EXPECT_FALSE(queue.try_get_at_once());
+      EXPECT_FALSE(queue.try_get(0ms));
+    });
+    EXPECT_EQ(child.join(), 0);
+  }
+  creator.signal(SIGCONT);
+  note->step = 2;
+  EXPECT_EQ(creator.join(), 0);
+}
+
 TEST(QueueProducer, ThatIsStoppedKeepsNoOtherThreadFromItsFirstContactWithAnother) {
   Watchdog watchdog;
   Shared<Note> note;

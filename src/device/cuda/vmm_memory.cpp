@@ -116,7 +116,10 @@ class Export {
     if (!kept_.fds().empty()) return kept_.fds().front().duplicate();
     Fd fd;
     check(try_export(driver, memory, fd), "cuMemExportToShareableHandle");
-    keep(fd.duplicate());
+    try {
+      keep(fd.duplicate());
+    } catch (const Error&) {  // there is room for one descriptor; it is made anew for the next who asks
+    }
     return fd;
   }
   void close() noexcept {

@@ -4,9 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <thread>
 
 #include "conformance/scratch_directory.h"
 #include "onecopy/core/error.h"
@@ -36,7 +39,8 @@ class ScarceBackend final : public Backend {
   ForeignMemory find_foreign(const void*, std::size_t) override { return {}; }
   std::unique_ptr<DeviceMemory> adopt(const ForeignMemory&) override { return nullptr; }
 
-  std::uint64_t budget = 0;
+  std::atomic<std::uint64_t> budget = 0;
+  std::function<void()> before_decommit = [] {};
   std::uint64_t largest_segment = ~std::uint64_t{0};
 
  private:
@@ -53,6 +57,7 @@ class ScarceBackend final : public Backend {
       committed_ += bytes;
     }
     void decommit(std::size_t, std::size_t bytes) noexcept override {
+      owner_.before_decommit();
       owner_.budget += bytes;
       committed_ -= bytes;
     }
@@ -88,7 +93,7 @@ TEST_F(PoolShortage, IsAnErrorAndThenItWorksAgainWhenThereIsRoom) {
   }
   EXPECT_EQ(pool.stats().committed_bytes, before.committed_bytes);
   EXPECT_EQ(pool.stats().live_bytes, before.live_bytes);
-  EXPECT_EQ(scarce.budget, 20 * kMiB);
+  EXPECT_EQ(scarce.budget.load(), 20 * kMiB);
   pool.free(first);
   EXPECT_EQ(pool.allocate(30 * kMiB).size, 30 * kMiB);
 }
@@ -98,6 +103,24 @@ TEST_F(PoolShortage, WarmMemoryIsGivenBackBeforeARefusal) {
   pool.free(pool.allocate(36 * kMiB));
   EXPECT_EQ(pool.allocate(20 * kMiB).size, 20 * kMiB);
   EXPECT_EQ(pool.allocate(19 * kMiB).size, 19 * kMiB);
+}
+
+/// The watch thread has a part of it in hand, which is in no list meanwhile.
+TEST_F(PoolShortage, MemoryThatIsOnItsWayBackIsWaitedForBeforeARefusal) {
+  scarce.budget = 40 * kMiB;
+  pool.free(pool.allocate(36 * kMiB));
+  std::atomic<bool> on_its_way = false, may_arrive = false;
+  scarce.before_decommit = [&] {
+    on_its_way = true;
+    while (!may_arrive) std::this_thread::yield();
+  };
+  std::thread giver([&] { pool.trim(std::chrono::steady_clock::now() + std::chrono::hours(1), 8 * kMiB); });
+  while (!on_its_way) std::this_thread::yield();
+  std::thread taker([&] { EXPECT_NO_THROW(EXPECT_EQ(pool.allocate(20 * kMiB).size, 20 * kMiB)); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // for it to be refused, or to wait
+  may_arrive = true;
+  giver.join();
+  taker.join();
 }
 
 TEST_F(PoolShortage, ReservingAheadNeverMakesASmallRequestFail) {

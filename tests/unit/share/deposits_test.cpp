@@ -62,6 +62,26 @@ TEST_F(DepositsTest, AreKeptForQueuesThatAreOpenHereOnly) {
   EXPECT_EQ(deposits_.size(), 1u);
 }
 
+TEST_F(DepositsTest, ElsewhereOfASegmentThatEndsAllHearOfIt) {
+  const ProcessId one{1}, two{2};
+  deposits_.add_elsewhere(key_, one);
+  EXPECT_TRUE(deposits_.retire(key_));
+  deposits_.add_elsewhere(key_, two);  // before anybody could be told
+  EXPECT_TRUE(deposits_.retire(key_));
+  EXPECT_FALSE(deposits_.retire(key_));
+  EXPECT_EQ(deposits_.take_retired(), (std::map<DepositKey, std::set<ProcessId>>{{key_, {one, two}}}));
+}
+
+/// It retires nothing any more, and what is noted of it would stay for ever.
+TEST_F(DepositsTest, ElsewhereOfAnOwnerThatIsGoneAreForgotten) {
+  const DepositKey other{"fedcba9876543210fedcba9876543210", 3};
+  for (const DepositKey& key : {key_, {key_.first, 9}, other}) deposits_.add_elsewhere(key, ProcessId{1});
+  deposits_.forget_elsewhere(key_.first);
+  EXPECT_FALSE(deposits_.retire(key_));
+  EXPECT_FALSE(deposits_.retire({key_.first, 9}));
+  EXPECT_TRUE(deposits_.retire(other));
+}
+
 TEST_F(DepositsTest, OfDevicesAreKeptUpToANumberOfDescriptorsAndOthersAreNot) {
   deposits_.add_channel(kQueue, queue_.hooks());
   const auto add_chunks = [&](std::uint32_t segment, std::size_t chunks) {
