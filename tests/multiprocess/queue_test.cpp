@@ -315,6 +315,38 @@ TEST(QueueProducer, ThatSentOnAnothersSegmentTellsTheQueuesCreatorOfItsEnd) {
   EXPECT_EQ(lender.join(), 0);
 }
 
+TEST(QueueProducer, ThatPutItsParentsSegmentTellsTheQueuesCreatorOfItsEnd) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Queue queue = Queue::create();
+  Child parent([&, handle = queue.handle()] {
+    std::vector<Tensor> large;
+    for (int i = 0; i < kSegments; ++i) large.push_back(numbers(5 << 20, i));
+    Child child([&] {
+      Queue mine = Queue::connect(handle);
+      for (const Tensor& tensor : large) mine.put(tensor);
+      large.clear();
+      note->step = 1;
+      EXPECT_TRUE(collected([&] { return note->step == 3; }));
+    });
+    note->reach(2);
+    large.clear();
+    EXPECT_TRUE(collected([&] { return note->step == 3; }));
+    EXPECT_EQ(child.join(), 0);
+  });
+  note->reach(1);
+  EXPECT_EQ(stats().deposits, kSegments);
+  Child taker([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    take_large_ones(mine);
+  });
+  EXPECT_EQ(taker.join(), 0);
+  note->step = 2;
+  EXPECT_TRUE(eventually([&] { return stats().deposits == 0; }));
+  note->step = 3;
+  EXPECT_EQ(parent.join(), 0);
+}
+
 TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
   Watchdog watchdog;
   Shared<Note> note;
