@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -134,8 +135,11 @@ void Peer::watch(Watch& watch, Deposits& deposits) {
 /// later process with its number.
 ProcessOrigin Peer::origin() const {
   if (const std::uint64_t known = start_time_) return {pid_, known};
+  errno = 0;
   const std::uint64_t start_time = process_start_time(pid_);
+  const int error = errno;
   if (has_ended()) return {pid_, 0};
+  if (start_time == 0) throw_errno("cannot read /proc for when the owner of this memory started", error);
   start_time_ = start_time;
   return {pid_, start_time};
 }
