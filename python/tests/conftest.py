@@ -49,6 +49,12 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def forkserver_with_torch():
+    """As programs that care for the time do it: importing torch is most of what a fresh process costs."""
+    multiprocessing.set_forkserver_preload(["torch"])
+
+
 @pytest.fixture(scope="session")
 def terminal(request):
     """Where the run's standard error went before pytest captured it."""
