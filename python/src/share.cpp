@@ -68,6 +68,7 @@ Message encode(const Tree& tree) {
 Handle share_nested(nb::handle x, bool copy) {
   const NoCollection no_collection;
   Tree tree(x, copy);
+  const AdoptionRound round;  // the tree keeps all of it
   Message message = encode(tree);
   const Stream stream = stream_of(message.tensors);
   std::vector<NamedTensor> rows;

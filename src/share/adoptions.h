@@ -43,7 +43,8 @@ class Adoptions final : public ExtentOwner {
     std::uint32_t segment = 0;
     std::uint64_t blocks = 0;
     std::chrono::steady_clock::time_point idle_since;
-    bool stale = false;  ///< its addresses are another allocation's by now
+    bool stale = false;       ///< its addresses are another allocation's by now
+    std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
   };
 
   /// Where a tensor's memory is: a segment that has one more block counted in it, and where that begins.

@@ -363,6 +363,47 @@ TEST_F(CudaBetweenProcesses, OneAllocationIsDescribedByTheDriverOnce) {
   });
 }
 
+TEST_F(CudaBetweenProcesses, InARoundTheDriverIsAskedOncePerAllocation) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "counts calls of the simulator";
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto first = cu.memory(4 << 20);
+    const auto chunk = expandable(cu, 1);
+    {
+      const AdoptionRound round;
+      for (const auto at : {first, chunk}) {
+        const Tensor one = adopt(view_of(at, 10), nullptr);
+        cu.sim_fail("cuPointerGetAttributes", testing::CUDA_ERROR_UNKNOWN, 0, 1000);
+        const AdoptionRound inner;
+        const Tensor other = adopt(view_of(at + kChunk / 2, 10), nullptr);
+        EXPECT_EQ(share(other).fields().segment, share(one).fields().segment);
+        cu.sim_fail("cuPointerGetAttributes", testing::CUDA_SUCCESS, 0, 0);
+      }
+    }
+    cu.sim_fail("cuPointerGetAttributes", testing::CUDA_ERROR_UNKNOWN, 0, 1000);
+    expect_refusal(ErrorCode::system, {"cuPointerGetAttributes"},
+                   [&] { adopt(view_of(first, 10), nullptr); });
+  });
+}
+
+TEST_F(CudaBetweenProcesses, AnAddressThatWasFreedBetweenTwoRoundsIsAnotherSegment) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto first = cu.memory(4 << 20);
+    const auto adopted_in_a_round = [](testing::CUdeviceptr at) {
+      const AdoptionRound round;
+      return share(adopt(view_of(at, 10), nullptr)).fields().segment;
+    };
+    const auto segment = adopted_in_a_round(first);
+    EXPECT_EQ(adopted_in_a_round(first), segment);
+    cu.cuMemFree(first);
+    const auto second = cu.memory(4 << 20);
+    EXPECT_NE(adopted_in_a_round(second), segment);
+  });
+}
+
 TEST_F(CudaBetweenProcesses, AnAddressThatWasFreedAndGivenOutAgainIsAnotherSegment) {
   testing::in_child([] {
     const CudaCalls cu;

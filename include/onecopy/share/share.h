@@ -29,6 +29,20 @@ Tensor copy(const TensorView& source, Device device);
 /// when it is not memory of that device.
 Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
 
+/// While one lives, adopt() on this thread asks the driver about an allocation once, and not for each tensor in
+/// it: for many tensors at a time. REQUIRES: what is adopted meanwhile was allocated before, and stays so until
+/// the end.
+class AdoptionRound {
+ public:
+  AdoptionRound() noexcept;
+  ~AdoptionRound();
+  AdoptionRound(const AdoptionRound&) = delete;
+  AdoptionRound& operator=(const AdoptionRound&) = delete;
+
+ private:
+  const std::uint64_t outer_;
+};
+
 /// Names a tensor for other processes. It must have been made by empty(), copy(), adopt(), a loader, or opened
 /// here: a borrowed tensor may be shared on, also after its owner's death. Costs no system call.
 /// Throws invalid_argument for memory of other libraries (use copy()).
