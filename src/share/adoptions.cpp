@@ -108,7 +108,7 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
   const std::uint32_t number = segments_.next_number();
   segments_.add(number, memory.device, backend(memory.device.type).adopt(memory));
   segments_.add_committed(number, static_cast<std::int64_t>(memory.bytes));
-  by_segment_[number] = {memory, number, 1, {}, false, this_round};
+  by_segment_[number] = {memory, number, 1, {}, {}, false, this_round};
   by_place_[key] = number;
   return number;
 }
@@ -126,8 +126,16 @@ void Adoptions::free(const Extent& extent) noexcept {
     if (at == by_segment_.end()) return;
     idle = --at->second.blocks == 0;
     at->second.idle_since = std::chrono::steady_clock::now();
+    at->second.ask_again = at->second.idle_since + kDecay;
   }
   if (idle && on_idle) on_idle();
+}
+
+bool Adoptions::has_decayed(Adopted& idle, std::chrono::steady_clock::time_point now) noexcept {
+  if (idle.stale || now - kDecayWhileThere >= idle.idle_since) return true;
+  if (now < idle.ask_again) return false;
+  idle.ask_again = now + kAskAgain;
+  return !backend(idle.memory.device.type).is_still(idle.memory, idle.memory.base);
 }
 
 bool Adoptions::sweep(std::chrono::steady_clock::time_point now) noexcept {
@@ -136,8 +144,8 @@ bool Adoptions::sweep(std::chrono::steady_clock::time_point now) noexcept {
   {
     const std::lock_guard lock(mutex_);
     for (auto at = by_segment_.begin(); at != by_segment_.end();) {
-      const Adopted& adopted = at->second;
-      const bool drop = adopted.blocks == 0 && (adopted.stale || now - kDecay >= adopted.idle_since);
+      Adopted& adopted = at->second;
+      const bool drop = adopted.blocks == 0 && has_decayed(adopted, now);
       waiting = waiting || (adopted.blocks == 0 && !drop);
       if (!drop) {
         ++at;

@@ -15,13 +15,16 @@
 namespace onecopy {
 
 /// Memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however
-/// many tensors lie in it; it stays one for kDecay after the last of them, so that what is shared again and
-/// again is mapped once.
+/// many tensors lie in it; it stays one for a while after the last of them, so that what is shared again and
+/// again is mapped once. Borrowers have it mapped meanwhile, and should let go soon after its framework frees it: so
+/// that while is a second, and longer only as long as the driver says that the allocation is still there.
 ///
 /// Thread safety: all members may be called concurrently.
 class Adoptions final : public ExtentOwner {
  public:
   static constexpr std::chrono::milliseconds kDecay{1000};
+  static constexpr std::chrono::milliseconds kDecayWhileThere{10'000};
+  static constexpr std::chrono::milliseconds kAskAgain{250};
 
   Adoptions(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
 
@@ -32,7 +35,7 @@ class Adoptions final : public ExtentOwner {
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
   void free(const Extent& extent) noexcept override;
   bool contains(std::uint32_t segment) const;
-  /// Lets go of segments that have been idle for kDecay. True while there are idle ones left.
+  /// Lets go of segments that have been idle for long enough. True while there are idle ones left.
   bool sweep(std::chrono::steady_clock::time_point now) noexcept;
   void sweep_all() noexcept { sweep(std::chrono::steady_clock::time_point::max()); }
 
@@ -43,7 +46,8 @@ class Adoptions final : public ExtentOwner {
     std::uint32_t segment = 0;
     std::uint64_t blocks = 0;
     std::chrono::steady_clock::time_point idle_since;
-    bool stale = false;       ///< its addresses are another allocation's by now
+    std::chrono::steady_clock::time_point ask_again;  ///< whether it is there, once it is idle
+    bool stale = false;                               ///< its addresses are another allocation's by now
     std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
   };
 
@@ -55,6 +59,7 @@ class Adoptions final : public ExtentOwner {
   Place place_of(const TensorView& view, std::size_t bytes);
   std::optional<Place> enter_known(const TensorView& view, std::size_t bytes);
   std::uint32_t enter(const ForeignMemory& memory);
+  static bool has_decayed(Adopted& idle, std::chrono::steady_clock::time_point now) noexcept;
 
   SegmentTable& segments_;
   Ledger& ledger_;

@@ -10,6 +10,7 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/adoptions.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/note.h"
@@ -414,6 +415,42 @@ TEST_F(CudaBetweenProcesses, AnAddressThatWasFreedAndGivenOutAgainIsAnotherSegme
     cu.cuMemFree(first);
     const auto second = cu.memory(4 << 20);
     EXPECT_NE(share(adopt(view_of(second, 10), nullptr)).fields().segment, segment);
+  });
+}
+
+TEST_F(CudaBetweenProcesses, AnIdleAllocationStaysASegmentWhileItIsThereForAWhile) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    SegmentTable segments;
+    Ledger ledger(ProcessId{}, segments);
+    Adoptions adoptions(segments, ledger);
+    const auto idle_segment = [&](testing::CUdeviceptr at) {
+      const Tensor tensor = adoptions.adopt(view_of(at, 10), nullptr);
+      return ledger.export_spot(tensor.block().number()).info.segment;
+    };
+    const auto allocation = cu.memory(1 << 20);
+    const auto stays = idle_segment(allocation);
+    const auto freed = cu.memory(1 << 20);
+    const auto is_freed = idle_segment(freed);
+    const auto chunk = idle_segment(expandable(cu, 1));  // nothing to ask the driver by
+    cu.cuMemFree(freed);
+    const auto now = std::chrono::steady_clock::now();
+    EXPECT_TRUE(adoptions.sweep(now + Adoptions::kDecay / 2));
+    EXPECT_TRUE(adoptions.contains(is_freed));
+    EXPECT_TRUE(adoptions.contains(chunk));
+    EXPECT_TRUE(adoptions.sweep(now + Adoptions::kDecay));
+    EXPECT_TRUE(adoptions.contains(stays));
+    EXPECT_FALSE(adoptions.contains(is_freed));
+    EXPECT_FALSE(adoptions.contains(chunk));
+    EXPECT_TRUE(adoptions.sweep(now + Adoptions::kDecay + Adoptions::kAskAgain));
+    EXPECT_TRUE(adoptions.contains(stays));
+    cu.cuMemFree(allocation);
+    EXPECT_FALSE(adoptions.sweep(now + Adoptions::kDecay + 2 * Adoptions::kAskAgain));
+    EXPECT_FALSE(adoptions.contains(stays));
+    const auto forgotten = idle_segment(cu.memory(1 << 20));
+    EXPECT_FALSE(adoptions.sweep(std::chrono::steady_clock::now() + Adoptions::kDecayWhileThere));
+    EXPECT_FALSE(adoptions.contains(forgotten));
   });
 }
 
