@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
@@ -451,6 +453,26 @@ TEST_F(CudaBetweenProcesses, AnIdleAllocationStaysASegmentWhileItIsThereForAWhil
     const auto forgotten = idle_segment(cu.memory(1 << 20));
     EXPECT_FALSE(adoptions.sweep(std::chrono::steady_clock::now() + Adoptions::kDecayWhileThere));
     EXPECT_FALSE(adoptions.contains(forgotten));
+  });
+}
+
+TEST_F(CudaBetweenProcesses, AskingAboutAnAllocationSpoilsNobodysCapture) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    SegmentTable segments;
+    Ledger ledger(ProcessId{}, segments);
+    Adoptions adoptions(segments, ledger);
+    const auto at = cu.memory(1 << 20);
+    const auto stream = cu.stream();
+    EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
+              testing::CUDA_SUCCESS);
+    std::thread([&] {
+      adoptions.adopt(view_of(at, 10), nullptr);
+      EXPECT_TRUE(adoptions.sweep(std::chrono::steady_clock::now() + Adoptions::kDecay));
+    }).join();
+    testing::CUgraph graph = nullptr;
+    EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
   });
 }
 

@@ -100,11 +100,11 @@ UseContext::~UseContext() {
   if (pushed_) driver_.cuCtxPopCurrent(&ignored);
 }
 
-UseDevice::UseDevice(int ordinal) : UseContext(ordinal) {
+RelaxedCapture::RelaxedCapture(const Driver& driver) : driver_(driver) {
   if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
 }
 
-UseDevice::~UseDevice() {
+RelaxedCapture::~RelaxedCapture() {
   if (driver_.cuThreadExchangeStreamCaptureMode) driver_.cuThreadExchangeStreamCaptureMode(&mode_);
 }
 

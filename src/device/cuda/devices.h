@@ -60,15 +60,27 @@ class UseContext {
   bool pushed_ = false;  ///< most threads use one device, and it is current
 };
 
-/// The same, and lets calls through that a capture of this thread or another would otherwise forbid: memory is
-/// not part of what is captured.
-class UseDevice : private UseContext {
+/// Lets calls of this thread through that a capture, its own or another's, would otherwise forbid, and be spoilt
+/// by: memory is not part of what is captured.
+class RelaxedCapture {
  public:
-  explicit UseDevice(int ordinal);
-  ~UseDevice();
+  explicit RelaxedCapture(const Driver& driver);
+  ~RelaxedCapture();
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
+  const Driver& driver_;
   int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
+};
+
+/// Both.
+class UseDevice : private UseContext {
+ public:
+  explicit UseDevice(int ordinal) : UseContext(ordinal), relaxed_(driver_) {}
+
+ private:
+  const RelaxedCapture relaxed_;
 };
 
 /// Properties of memory on a device that can leave as a descriptor.

@@ -28,6 +28,7 @@ struct PointerFacts {
 
 PointerFacts facts_of(const Driver& driver, CUdeviceptr at) {
   PointerFacts facts;
+  const RelaxedCapture relaxed(driver);
   std::array<int, 6> wanted{
       CU_POINTER_ATTRIBUTE_MEMORY_TYPE, CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
       CU_POINTER_ATTRIBUTE_IS_MANAGED,  CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE,
@@ -291,7 +292,9 @@ bool is_still(const ForeignMemory& memory, const void* at) noexcept {
   int wanted = CU_POINTER_ATTRIBUTE_BUFFER_ID;
   unsigned long long buffer_id = 0;
   void* value = &buffer_id;
-  return Driver::get().cuPointerGetAttributes(1, &wanted, &value, reinterpret_cast<CUdeviceptr>(at)) ==
+  const Driver& driver = Driver::get();
+  const RelaxedCapture relaxed(driver);
+  return driver.cuPointerGetAttributes(1, &wanted, &value, reinterpret_cast<CUdeviceptr>(at)) ==
              CUDA_SUCCESS &&
          buffer_id == memory.identity;
 }

@@ -338,6 +338,8 @@ SIM_CALL cuPointerGetAttribute(void* out, int attribute, CUdeviceptr pointer) {
 SIM_CALL cuPointerGetAttributes(unsigned count, int* attributes, void** out, CUdeviceptr pointer) {
   SIM_ENTER(cuPointerGetAttributes);
   if (!attributes || !out) return CUDA_ERROR_INVALID_VALUE;
+  if (const CUresult refused = forbid_in_capture())
+    return refused;  // those of pools are: to be on the safe side
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const Range* range = all.find(pointer);
