@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <atomic>
 #include <vector>
 
 #include "onecopy/core/error.h"
@@ -84,9 +85,10 @@ std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, s
   const ForeignMemory& memory = known.memory;
   const auto offset = static_cast<std::size_t>(data - memory.base);
   if (memory.device != view.device || offset > memory.bytes || bytes > memory.bytes - offset) return {};
-  const bool is_checked = this_round != 0 && known.round == this_round;
-  if (!is_checked && !backend(view.device.type).is_still(memory, data)) return {};
-  known.round = this_round;
+  const bool is_asked = this_round != 0 && known.round == this_round;
+  if (!is_asked && !backend(view.device.type).is_still(memory, data)) return {};
+  known.round =
+      this_round;  // only of what can be asked about: a row of mappings is not kept by one tensor in it
   ++known.blocks;
   return Place{known.segment, memory.base};
 }
@@ -98,7 +100,7 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
   if (const auto at = by_place_.find(key); at != by_place_.end()) {
     Adopted& known = by_segment_.at(at->second);
     if (known.memory.identity == memory.identity) {
-      known.round = this_round;
+      known.freed = false;
       ++known.blocks;
       return known.segment;
     }
@@ -108,7 +110,7 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
   const std::uint32_t number = segments_.next_number();
   segments_.add(number, memory.device, backend(memory.device.type).adopt(memory));
   segments_.add_committed(number, static_cast<std::int64_t>(memory.bytes));
-  by_segment_[number] = {memory, number, 1, {}, {}, false, this_round};
+  by_segment_[number] = {memory, number, 1, {}, {}, false, false, 0};
   by_place_[key] = number;
   return number;
 }
@@ -131,20 +133,42 @@ void Adoptions::free(const Extent& extent) noexcept {
   if (idle && on_idle) on_idle();
 }
 
-bool Adoptions::has_decayed(Adopted& idle, std::chrono::steady_clock::time_point now) noexcept {
-  if (idle.stale || now - kDecayWhileThere >= idle.idle_since) return true;
-  if (now < idle.ask_again) return false;
-  idle.ask_again = now + kAskAgain;
-  return !backend(idle.memory.device.type).is_still(idle.memory, idle.memory.base);
+bool Adoptions::has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept {
+  return idle.stale || idle.freed || now - kDecayWhileThere >= idle.idle_since;
 }
 
-bool Adoptions::sweep(std::chrono::steady_clock::time_point now) noexcept {
+/// Idle allocations that it is time to ask about.
+std::vector<ForeignMemory> Adoptions::take_due(std::chrono::steady_clock::time_point now) {
+  std::vector<ForeignMemory> due;
+  const std::lock_guard lock(mutex_);
+  for (auto& [segment, adopted] : by_segment_)
+    if (adopted.blocks == 0 && !has_decayed(adopted, now) && now >= adopted.ask_again) {
+      adopted.ask_again = now + kAskAgain;
+      due.push_back(adopted.memory);
+    }
+  return due;
+}
+
+/// Without the lock, which tensors need to come and go: the driver may be busy in another thread.
+void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
+  for (const ForeignMemory& memory : take_due(now)) {
+    if (backend(memory.device.type).is_still(memory, memory.base)) continue;
+    const std::lock_guard lock(mutex_);
+    const auto at = by_place_.find({memory.base, memory.bytes});
+    if (at == by_place_.end()) continue;
+    Adopted& adopted = by_segment_.at(at->second);
+    adopted.freed = adopted.blocks == 0 && adopted.memory.identity == memory.identity;
+  }
+}
+
+bool Adoptions::sweep(std::chrono::steady_clock::time_point now) {
+  find_freed(now);
   std::vector<std::uint32_t> gone;
   bool waiting = false;
   {
     const std::lock_guard lock(mutex_);
     for (auto at = by_segment_.begin(); at != by_segment_.end();) {
-      Adopted& adopted = at->second;
+      const Adopted& adopted = at->second;
       const bool drop = adopted.blocks == 0 && has_decayed(adopted, now);
       waiting = waiting || (adopted.blocks == 0 && !drop);
       if (!drop) {

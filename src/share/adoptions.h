@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "onecopy/memory/tensor.h"
 #include "share/ledger.h"
@@ -23,7 +24,7 @@ namespace onecopy {
 class Adoptions final : public ExtentOwner {
  public:
   static constexpr std::chrono::milliseconds kDecay{1000};
-  static constexpr std::chrono::milliseconds kDecayWhileThere{10'000};
+  static constexpr std::chrono::milliseconds kDecayWhileThere{3000};
   static constexpr std::chrono::milliseconds kAskAgain{250};
 
   Adoptions(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
@@ -36,8 +37,8 @@ class Adoptions final : public ExtentOwner {
   void free(const Extent& extent) noexcept override;
   bool contains(std::uint32_t segment) const;
   /// Lets go of segments that have been idle for long enough. True while there are idle ones left.
-  bool sweep(std::chrono::steady_clock::time_point now) noexcept;
-  void sweep_all() noexcept { sweep(std::chrono::steady_clock::time_point::max()); }
+  bool sweep(std::chrono::steady_clock::time_point now);
+  void sweep_all() { sweep(std::chrono::steady_clock::time_point::max()); }
 
  private:
   using Key = std::pair<std::byte*, std::size_t>;  // base, bytes
@@ -48,6 +49,7 @@ class Adoptions final : public ExtentOwner {
     std::chrono::steady_clock::time_point idle_since;
     std::chrono::steady_clock::time_point ask_again;  ///< whether it is there, once it is idle
     bool stale = false;                               ///< its addresses are another allocation's by now
+    bool freed = false;                               ///< or nothing is known of it
     std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
   };
 
@@ -59,7 +61,9 @@ class Adoptions final : public ExtentOwner {
   Place place_of(const TensorView& view, std::size_t bytes);
   std::optional<Place> enter_known(const TensorView& view, std::size_t bytes);
   std::uint32_t enter(const ForeignMemory& memory);
-  static bool has_decayed(Adopted& idle, std::chrono::steady_clock::time_point now) noexcept;
+  std::vector<ForeignMemory> take_due(std::chrono::steady_clock::time_point now);
+  void find_freed(std::chrono::steady_clock::time_point now);
+  static bool has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept;
 
   SegmentTable& segments_;
   Ledger& ledger_;

@@ -372,21 +372,53 @@ TEST_F(CudaBetweenProcesses, InARoundTheDriverIsAskedOncePerAllocation) {
     const CudaCalls cu;
     cu.use(0);
     const auto first = cu.memory(4 << 20);
-    const auto chunk = expandable(cu, 1);
     {
       const AdoptionRound round;
-      for (const auto at : {first, chunk}) {
-        const Tensor one = adopt(view_of(at, 10), nullptr);
-        cu.sim_fail("cuPointerGetAttributes", testing::CUDA_ERROR_UNKNOWN, 0, 1000);
-        const AdoptionRound inner;
-        const Tensor other = adopt(view_of(at + kChunk / 2, 10), nullptr);
-        EXPECT_EQ(share(other).fields().segment, share(one).fields().segment);
-        cu.sim_fail("cuPointerGetAttributes", testing::CUDA_SUCCESS, 0, 0);
-      }
+      const Tensor one = adopt(view_of(first, 10), nullptr);
+      const Tensor two = adopt(view_of(first + 1000, 10), nullptr);
+      cu.sim_fail("cuPointerGetAttributes", testing::CUDA_ERROR_UNKNOWN, 0, 1000);
+      const AdoptionRound inner;
+      const Tensor three = adopt(view_of(first + kChunk / 2, 10), nullptr);
+      EXPECT_EQ(share(three).fields().segment, share(one).fields().segment);
     }
-    cu.sim_fail("cuPointerGetAttributes", testing::CUDA_ERROR_UNKNOWN, 0, 1000);
     expect_refusal(ErrorCode::system, {"cuPointerGetAttributes"},
                    [&] { adopt(view_of(first, 10), nullptr); });
+  });
+}
+
+// A round took a small tensor for part of the row of chunks that a large one lies in, and one tensor does not keep
+// the chunks of another: its handle could not be opened any more, or showed memory of long ago.
+TEST_F(CudaBetweenProcesses, InARoundATensorOfOneChunkIsNotPartOfALongerRow) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = expandable(cu, 3);
+    const AdoptionRound round;
+    const Tensor large = adopt(view_of(at, 3 * kChunk / 8), nullptr);
+    const Tensor small = adopt(view_of(at + 1024, 10), nullptr);
+    EXPECT_NE(share(small).fields().segment, share(large).fields().segment);
+    EXPECT_EQ(share(small).fields().segment_size, kChunk);
+  });
+}
+
+// Only the first chunk told a row from another.
+TEST_F(CudaBetweenProcesses, ARowOfWhichAChunkWasExchangedIsAnotherSegment) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = expandable(cu, 3);
+    const auto segment = [&] {
+      return share(adopt(view_of(at, 3 * kChunk / 8), nullptr)).fields().segment;
+    };
+    const auto before = segment();
+    EXPECT_EQ(segment(), before);
+    const auto prop = CudaCalls::exportable(0);
+    testing::CUmemGenericAllocationHandle chunk = 0;
+    EXPECT_EQ(cu.cuMemUnmap(at + kChunk, kChunk), testing::CUDA_SUCCESS);
+    EXPECT_EQ(cu.cuMemCreate(&chunk, kChunk, &prop, 0), testing::CUDA_SUCCESS);
+    EXPECT_EQ(cu.cuMemMap(at + kChunk, kChunk, 0, chunk, 0), testing::CUDA_SUCCESS);
+    cu.allow(at + kChunk, kChunk, 0);
+    EXPECT_NE(segment(), before);
   });
 }
 
@@ -438,7 +470,7 @@ TEST_F(CudaBetweenProcesses, AnIdleAllocationStaysASegmentWhileItIsThereForAWhil
     const auto chunk = idle_segment(expandable(cu, 1));  // nothing to ask the driver by
     cu.cuMemFree(freed);
     const auto now = std::chrono::steady_clock::now();
-    EXPECT_TRUE(adoptions.sweep(now + Adoptions::kDecay / 2));
+    EXPECT_TRUE(adoptions.sweep(now));
     EXPECT_TRUE(adoptions.contains(is_freed));
     EXPECT_TRUE(adoptions.contains(chunk));
     EXPECT_TRUE(adoptions.sweep(now + Adoptions::kDecay));

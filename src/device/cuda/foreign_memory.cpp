@@ -83,16 +83,19 @@ constexpr std::size_t kMostRowChunks = 252;
                   bytes, kMostRowChunks, chunk));
 }
 
-/// The chunks from the one with the first byte to the one with the last.
-Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes) {
+/// The chunks from the one with the first byte to the one with the last. Any of them may be exchanged for another at
+/// its addresses, so all make up `identity`.
+Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes, std::uint64_t& identity) {
+  constexpr std::uint64_t kMix = 0x9e37'79b9'7f4a'7c15;
   Mapping row = mapping_at(driver, at);
+  identity = facts_of(driver, row.base).buffer_id;
   std::size_t last = row.bytes;
   for (std::size_t chunks = 1; row.base + row.bytes < at + bytes; ++chunks) {
     if (chunks == kMostRowChunks) throw_too_many_chunks(bytes, last);
     const CUdeviceptr next = row.base + row.bytes;
-    if (const PointerFacts facts = facts_of(driver, next);
-        (facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0)
-      throw_not_exportable();
+    const PointerFacts facts = facts_of(driver, next);
+    if ((facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) throw_not_exportable();
+    identity = identity * kMix + facts.buffer_id;
     row.bytes += last = mapping_at(driver, next).bytes;
   }
   return row;
@@ -276,8 +279,7 @@ ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
     if (at + bytes > mapping.base + mapping.bytes) throw_beyond(bytes, mapping);
   } else if ((facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) != 0) {
     found.kind = SegmentKind::cuda_vmm;
-    mapping = row_of_mappings(driver, at, bytes);
-    found.identity = facts_of(driver, mapping.base).buffer_id;
+    mapping = row_of_mappings(driver, at, bytes, found.identity);
   } else {
     throw_not_exportable();
   }
