@@ -100,7 +100,6 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
   if (const auto at = by_place_.find(key); at != by_place_.end()) {
     Adopted& known = by_segment_.at(at->second);
     if (known.memory.identity == memory.identity) {
-      known.freed = false;
       ++known.blocks;
       return known.segment;
     }
@@ -110,7 +109,7 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
   const std::uint32_t number = segments_.next_number();
   segments_.add(number, memory.device, backend(memory.device.type).adopt(memory));
   segments_.add_committed(number, static_cast<std::int64_t>(memory.bytes));
-  by_segment_[number] = {memory, number, 1, {}, {}, false, false, 0};
+  by_segment_[number] = {memory, number, 1, {}, {}, false, 0};
   by_place_[key] = number;
   return number;
 }
@@ -134,7 +133,7 @@ void Adoptions::free(const Extent& extent) noexcept {
 }
 
 bool Adoptions::has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept {
-  return idle.stale || idle.freed || now - kDecayWhileThere >= idle.idle_since;
+  return idle.stale || now - kDecayWhileThere >= idle.idle_since;
 }
 
 /// Idle allocations that it is time to ask about.
@@ -157,7 +156,9 @@ void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
     const auto at = by_place_.find({memory.base, memory.bytes});
     if (at == by_place_.end()) continue;
     Adopted& adopted = by_segment_.at(at->second);
-    adopted.freed = adopted.blocks == 0 && adopted.memory.identity == memory.identity;
+    if (adopted.blocks != 0 || adopted.memory.identity != memory.identity) continue;
+    adopted.stale = true;
+    by_place_.erase(at);
   }
 }
 

@@ -48,8 +48,7 @@ class Adoptions final : public ExtentOwner {
     std::uint64_t blocks = 0;
     std::chrono::steady_clock::time_point idle_since;
     std::chrono::steady_clock::time_point ask_again;  ///< whether it is there, once it is idle
-    bool stale = false;                               ///< its addresses are another allocation's by now
-    bool freed = false;                               ///< or nothing is known of it
+    bool stale = false;       ///< not to be found by its place: freed, or another allocation's by now
     std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
   };
 
