@@ -17,8 +17,6 @@ namespace onecopy {
 namespace {
 
 constexpr int kPacketsATurn = 32;
-/// Strangers for whom a page is made before they have proved themselves: each is two descriptors more.
-constexpr std::size_t kMostPrepared = 16;
 /// In this time a borrower answers a challenge, also one that has to make its own tables first.
 constexpr std::chrono::microseconds kSoon{200};
 
@@ -65,6 +63,7 @@ void Broker::listen() {
   std::lock_guard lock(mutex_);
   if (listening_) return;
   if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
+  make_spare_page();
   watch_.add(listener_.fd(), [this] { accept_all(); });  // which may run before this returns
   listening_ = true;
 }
@@ -173,27 +172,16 @@ void Broker::challenge(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(wire::Type::challenge,
                       wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
   if (c.attached) return;
-  if (challenged() <= kMostPrepared) prepare(c);  // while it thinks
   watch_.stay_awake(kSoon);
 }
 
-/// What a borrower is welcomed with. What cannot be made now is made when it has proved itself, and it is told why
-/// not.
-void Broker::prepare(Connection& c) noexcept {
+/// For the next borrower, so that it need not wait. What cannot be made now is made when it has proved itself, and
+/// it is told why not.
+void Broker::make_spare_page() noexcept {
   try {
-    make_page(c);
-  } catch (const std::exception&) {
-    c.page_file.reset();
+    if (!spare_page_) spare_page_ = create_claim_file();
+  } catch (const std::exception&) {  // see above
   }
-}
-
-void Broker::make_page(Connection& c) {
-  if (!c.pidfd) c.pidfd = c.socket.peer_pidfd();
-  if (c.page_file) return;
-  Fd file = create_claim_file();
-  c.page = map_claims(file);
-  c.page_inode = inode_of(file);
-  c.page_file = std::move(file);
 }
 
 /// Those whose proof is on its way.
@@ -211,13 +199,16 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     throw Error(ErrorCode::bad_secret,
                 "the owner refuses: this process does not know the secret that its handles carry");
   c.name = wire::to_string(body.name);
-  make_page(c);
-  const Fd page = std::move(c.page_file);
+  c.pidfd = c.socket.peer_pidfd();
   const Fd table = ledger_.export_table();
+  const Fd page = spare_page_ ? std::move(spare_page_) : create_claim_file();
+  c.page = map_claims(page);
+  c.page_inode = inode_of(page);
   attach(c);
   point("attach.done");
   if (challenged() == 0) watch_.may_sleep();
   reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.get()});
+  make_spare_page();  // while it maps this one
 }
 
 void Broker::attach(Connection& c) {
@@ -529,6 +520,7 @@ ForkPage Broker::prepare_fork() {
 
 void Broker::abandon() noexcept {
   connections_.clear();
+  spare_page_.reset();
   if (listener_) Fd(listener_.release()).reset();
 }
 

@@ -92,7 +92,6 @@ class Broker {
     wire::Nonce ours{};
     bool greeted = false;
     std::string name;
-    Fd page_file;  ///< made while it was challenged
     Mapping page;
     std::uint64_t page_inode = 0;
     std::optional<Ledger::PageRef> attached;
@@ -111,8 +110,7 @@ class Broker {
   void serve(At at);
   void answer(At at, Packet packet);
   void challenge(Connection& c, ByteSpan packet);
-  void prepare(Connection& c) noexcept;
-  void make_page(Connection& c);
+  void make_spare_page() noexcept;
   std::size_t challenged() const;
   void welcome(Connection& c, ByteSpan packet);
   void attach(Connection& c);
@@ -147,6 +145,7 @@ class Broker {
   mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
+  Fd spare_page_;          ///< for the claims of the next borrower; watch thread, once it listens
   bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread
   bool starving_ = false;  ///< said so already
   Connections connections_;

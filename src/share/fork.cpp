@@ -6,10 +6,8 @@
 // exact claims replace "everything", and a new Process takes over. No owner is asked to answer.
 #include <fmt/format.h>
 #include <pthread.h>
-#include <sys/mman.h>
 
 #include <cerrno>
-#include <new>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
@@ -31,16 +29,9 @@ void or_log(F&& f) noexcept {
 }  // namespace
 
 void Process::handle_forks() {
-  make_clone_mark();
   const int error = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
   if (error != 0) throw_errno("pthread_atfork", error);
-}
-
-void Process::make_clone_mark() {
-  void* page = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) throw_errno("mmap of a page", errno);
-  clone_mark_ = new (page) std::atomic<std::uint32_t>(1);
-  madvise(page, 4096, MADV_WIPEONFORK);  // older kernels: raw clones go unnoticed
+  handled_pid_ = current_pid();
 }
 
 void Process::prepare_fork() {
@@ -81,7 +72,7 @@ void Process::finish_in_parent() {
 }
 
 void Process::finish_in_child() {
-  clone_mark_->store(1);
+  handled_pid_ = current_pid();
   Process* parent = existing();
   if (!parent) return;
   for (const auto& peer : parent->importer_.peers_locked()) {

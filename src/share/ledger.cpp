@@ -211,7 +211,13 @@ std::byte* Ledger::allow(std::uint32_t block, Access, int ordinal) {
   return segments_.allow(info.segment, ordinal) + info.offset;
 }
 
-Fd Ledger::export_table() const { return reopen_read_only(file_); }
+/// Once the table is mapped, nobody needs to write through its descriptor.
+Fd Ledger::export_table() const {
+  std::lock_guard lock(mutex_);
+  if (!file_is_read_only_) file_ = reopen_read_only(file_);
+  file_is_read_only_ = true;
+  return file_.duplicate();
+}
 
 Ledger::PageRef Ledger::attach(const Claims& page) {
   std::lock_guard lock(mutex_);

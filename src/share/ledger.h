@@ -118,7 +118,8 @@ class Ledger final : public SharedKeeper {
   const int pid_;
   mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
   const SegmentTable& segments_;
-  Fd file_;
+  mutable Fd file_;                         ///< of the table
+  mutable bool file_is_read_only_ = false;  ///< by its descriptor
   Mapping records_;
   Mapping local_memory_;
   Local* local_;

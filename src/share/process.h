@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "onecopy/memory/pool.h"
+#include "onecopy/os/process.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/adoptions.h"
@@ -141,8 +142,7 @@ class Process {
   static void at_exit() noexcept;
   // fork.cpp
   static void handle_forks();
-  static void make_clone_mark();
-  static bool is_raw_clone() noexcept { return clone_mark_->load(std::memory_order_relaxed) == 0; }
+  static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
   static void prepare_fork();
   static void finish_in_parent();
   static void finish_in_child();
@@ -154,8 +154,8 @@ class Process {
   void watch_inherited(Inherited& from);
 
   inline static std::atomic<Process*> current_{nullptr};
-  /// In a page that reads as zero in a child whose making our fork handlers have not seen.
-  inline static std::atomic<std::uint32_t>* clone_mark_ = nullptr;
+  /// Another than ours in a child whose making our fork handlers have not seen.
+  inline static int handled_pid_ = 0;
   inline static std::mutex making_;
   // In a forked child, until its own Process is made:
   inline static Process* forked_from_ = nullptr;
