@@ -63,7 +63,8 @@ struct Pipe::End {
   const Fd& file() const noexcept { return queues[0]->ring().fd(); }
   Channel& out() const noexcept { return *queues[number]; }
   Channel& in() const noexcept { return *queues[1 - number]; }
-  /// Closes both queues for everybody once one end has nobody left.
+  /// Closes both queues for everybody once one end has nobody left. False also while a process that is stopped keeps
+  /// a queue's lock.
   bool close_if_deserted() const;
   template <class Item>
   void send(const Item& item, Stream stream);
@@ -85,8 +86,13 @@ void Pipe::End::send(const Item& item, Stream stream) {
 
 bool Pipe::End::close_if_deserted() const {
   if (is_played(file(), role_of(1 - number))) return false;
-  in().ring().close();
-  out().ring().close();
+  try {
+    in().ring().close(kNow);
+    out().ring().close(kNow);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+    return false;
+  }
   return true;
 }
 
@@ -95,7 +101,7 @@ Pipe::End::~End() {
   played.reset();
   if (is_played(file(), role_of(number))) return;
   try {
-    for (const ChannelRef& queue : queues) queue->ring().close();
+    for (const ChannelRef& queue : queues) queue->ring().close(kNow);
   } catch (const Error&) {  // a damaged ring, or one whose lock is kept; they will look around
   }
 }

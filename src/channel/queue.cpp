@@ -85,7 +85,7 @@ std::uint64_t Queue::size() const { return channel_->ring().size(); }
 std::uint64_t Queue::maxsize() const { return channel_->ring().max_items(); }
 
 void Queue::close() {
-  channel_->ring().close();
+  channel_->ring().close(deadline_after(broker_patience()));
   channel_->note_change();
 }
 

@@ -206,10 +206,10 @@ void Ring::use_file(const Fd& fd) {
     throw_errno("cannot change the queue's descriptor", errno);
 }
 
-void Ring::close() {
+void Ring::close(TimePoint deadline) {
   {
     // Under the lock, so that no put commits after a getter has seen "closed and empty".
-    lock(header_->producers.mutex, kForever);
+    lock(header_->producers.mutex, deadline);
     const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
     point("ring.close.locked");
     header_->closed.store(1);

@@ -81,8 +81,9 @@ class Ring {
   /// Wakes all that wait for items, so that they look at what they wait for.
   void wake_all() noexcept { header_->items.notify_all(); }
 
-  /// Puts fail from here on; getters drain what is there. All waiters wake. May be called again.
-  void close();
+  /// Puts fail from here on; getters drain what is there. All waiters wake. May be called again. Throws timeout
+  /// when another process keeps the lock beyond the deadline (it is stopped); then the ring is still open.
+  void close(TimePoint deadline = kForever);
   bool is_closed() const noexcept { return header_->closed.load() != 0; }
 
   std::uint64_t head() const noexcept { return header_->consumers.head.load(); }
@@ -100,10 +101,10 @@ class Ring {
   std::byte* extra() const noexcept { return extra_; }
   /// Call it before a page of them is used for the first time. Throws out_of_memory.
   void reserve_extra(std::size_t offset, std::size_t size) { chunks_.reserve_extra(offset, size); }
-  /// Runs `change` under the producers' lock, for changes of the extra bytes.
+  /// Runs `change` under the producers' lock, for changes of the extra bytes. Throws timeout as close().
   template <class Change>
-  void exclusively(Change&& change) {
-    lock(header_->producers.mutex, kForever);
+  void exclusively(TimePoint deadline, Change&& change) {
+    lock(header_->producers.mutex, deadline);
     const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
     change();
   }

@@ -210,7 +210,7 @@ std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, TimePoi
                       place.kind,          tensor.access(),
                       place.identity->uuid};
   std::optional<std::uint16_t> index;
-  ring_.exclusively([&] { index = origins_.append(origin); });
+  ring_.exclusively(deadline, [&] { index = origins_.append(origin); });
   return index.value_or(kWholeHandle);
 }
 

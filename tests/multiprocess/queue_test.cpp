@@ -6,10 +6,13 @@
 #include <unistd.h>
 
 #include <array>
+#include <csignal>
 #include <cstring>
+#include <string_view>
 #include <thread>
 
 #include "onecopy/core/error.h"
+#include "onecopy/core/point.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/peer.h"
@@ -393,6 +396,35 @@ TEST(QueueProducer, ThatIsStoppedKeepsNobodyLongerThanHeWantedToWait) {
   EXPECT_EQ(number_in(queue.get_tensor()), 7);
   note->step = 2;
   EXPECT_EQ(putter.join(), 0);
+}
+
+TEST(QueueProducer, ThatIsStoppedInsideAPutKeepsNobodyLongerThanHeWantedToWait) {
+  static Note* stopping = nullptr;
+  Shared<Note> note;
+  Queue queue = Queue::create();
+  Child putter([&, handle = queue.handle()] {
+    Queue mine = Queue::connect(handle);
+    mine.put(numbers(100, 7));
+    stopping = &*note;
+    point_hook = [](const char* name) noexcept {
+      if (std::string_view(name) != "ring.put.locked" || stopping->step != 0) return;
+      stopping->step = 1;
+      std::raise(SIGSTOP);
+    };
+    mine.put(numbers(100, 8));
+  });
+  note->reach(1);
+  for (const auto timeout : {0ms, 50ms})  // of a segment that the queue does not know yet
+    expect_refusal(ErrorCode::timeout, {"stopped"}, [&] { queue.try_put(numbers(100), timeout); });
+  broker_patience_ms = 100;
+  expect_refusal(ErrorCode::timeout, {"stopped"}, [&] { queue.close(); });
+  broker_patience_ms = 10'000;
+  EXPECT_FALSE(queue.is_closed());
+  putter.signal(SIGCONT);
+  EXPECT_EQ(putter.join(), 0);
+  EXPECT_EQ(number_in(queue.get_tensor()), 7);
+  EXPECT_EQ(number_in(queue.get_tensor()), 8);
+  queue.close();
 }
 
 /// A forked child joins the queue at its first use, and its creator is to hear of that.

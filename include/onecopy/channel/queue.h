@@ -101,7 +101,8 @@ class Queue {
   /// Nobody may read or close it. The first call starts a thread that sleeps on the queue. Throws
   /// out_of_descriptors, out_of_memory.
   int ready_fd() const;
-  /// Puts fail from here on, gets drain what is there; for all processes.
+  /// Puts fail from here on, gets drain what is there; for all processes. Throws timeout when a process that is
+  /// stopped keeps the queue's lock; then the queue is still open.
   void close();
   bool is_closed() const;
 
