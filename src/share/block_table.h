@@ -35,14 +35,12 @@ class BlockTable {
   BlockTable(Record* records, std::uint32_t capacity) : records_(records), capacity_(capacity) {}
 
   Record& record(std::uint32_t block) const noexcept { return records_[block]; }
-  std::uint32_t capacity() const noexcept { return capacity_; }
   /// One past the highest block number ever used.
   std::uint32_t used() const noexcept { return used_; }
   std::size_t limbo_size() const noexcept { return limbo_.size(); }
   std::size_t live() const noexcept { return used_ - free_.size() - limbo_.size(); }
-  std::list<Page>& pages() noexcept { return pages_; }
 
-  /// Takes a free record, or capacity() when there is none. The caller fills it in and publishes it.
+  /// Takes a free record, or the capacity when there is none. The caller fills it in and publishes it.
   std::uint32_t take() {
     if (free_.empty()) {
       if (used_ == capacity_) return capacity_;

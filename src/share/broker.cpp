@@ -198,23 +198,19 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
       !equal_in_constant_time(std::as_bytes(std::span(body.proof)), std::as_bytes(std::span(expected))))
     throw Error(ErrorCode::bad_secret,
                 "the owner refuses: this process does not know the secret that its handles carry");
-  c.name = wire::to_string(body.name);
   c.pidfd = c.socket.peer_pidfd();
   const Fd table = ledger_.export_table();
   const Fd page = spare_page_ ? std::move(spare_page_) : create_claim_file();
   c.page = map_claims(page);
   c.page_inode = inode_of(page);
-  attach(c);
-  point("attach.done");
+  {
+    const std::lock_guard lock(mutex_);  // nobody tells it of a segment that went before it is welcomed
+    c.attached = ledger_.attach(claims_in(c.page));
+    point("attach.done");
+    reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.get()});
+  }
   if (challenged() == 0) watch_.may_sleep();
-  reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.get()});
   make_spare_page();  // while it maps this one
-}
-
-void Broker::attach(Connection& c) {
-  const Ledger::PageRef attached = ledger_.attach(claims_in(c.page));
-  const std::lock_guard lock(mutex_);
-  c.attached = attached;
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {
@@ -256,10 +252,12 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
     std::lock_guard lock(mutex_);
     child->credentials = {};  // the parent's, until the child says who it is
   }
-  child->name = parent.name;
   child->page = map_claims(packet.fds[0]);
   child->page_inode = inode_of(packet.fds[0]);
-  attach(*child);
+  {
+    const std::lock_guard lock(mutex_);
+    child->attached = ledger_.attach(claims_in(child->page));
+  }
   point("adopt.attached");
   ledger_.attach_child(*parent.attached);
 }
@@ -310,7 +308,8 @@ void Broker::on_hangup(At at) {
 }
 
 bool Broker::tick() {
-  if (std::exchange(starved_, false)) watch_.add(listener_.fd(), [this] { accept_all(); });
+  if (starved_) watch_.add(listener_.fd(), [this] { accept_all(); });
+  starved_ = false;
   std::vector<At> looked_after;
   {
     std::lock_guard lock(mutex_);
@@ -510,7 +509,6 @@ ForkPage Broker::prepare_fork() {
   child.socket = std::move(theirs);
   const At at = connections_.emplace(connections_.end());
   at->socket = std::move(ours);
-  at->name = public_name(self_);
   at->page = map_claims(file);
   at->page_inode = inode_of(file);
   at->attached = ledger_.attach_locked(claims_in(at->page));

@@ -91,7 +91,6 @@ class Broker {
     wire::Nonce theirs{};
     wire::Nonce ours{};
     bool greeted = false;
-    std::string name;
     Mapping page;
     std::uint64_t page_inode = 0;
     std::optional<Ledger::PageRef> attached;
@@ -113,7 +112,6 @@ class Broker {
   void make_spare_page() noexcept;
   std::size_t challenged() const;
   void welcome(Connection& c, ByteSpan packet);
-  void attach(Connection& c);
   void send_segment(Connection& c, ByteSpan packet);
   void send_foreign(Connection& c, ByteSpan packet);
   void adopt_child(Connection& parent, Packet packet);

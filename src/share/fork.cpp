@@ -28,14 +28,15 @@ void or_log(F&& f) noexcept {
 
 }  // namespace
 
-void Process::handle_forks() {
-  const int error = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
-  if (error != 0) throw_errno("pthread_atfork", error);
-  handled_pid_ = current_pid();
-}
+/// From the start of the program: were it at first use, another thread's fork could be half over by then, and its
+/// child inherit a lock that is taken.
+const int Process::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
 
+/// making_ stays locked until the fork is over: threads fork one after the other, and none of them while another
+/// makes the first Process.
 void Process::prepare_fork() {
   if (forked_from_) or_log([] { current(); });
+  making_.lock();
   Process* process = existing();
   if (!process) return;
   or_log([&] {  // the child may share on what it inherits: whoever gets that must reach us
@@ -50,7 +51,8 @@ void Process::prepare_fork() {
   }
   process->deposits_.lock();  // after the peers' sockets: what arrives there is deposited
   for (Inherited& from : process->inherited_)
-    from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
+    if (!from.is_counted_with_parent)
+      from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
   if (process->ledger_.live_locked() == 0) return;
   process->ledger_.export_all();
   or_log([&] { process->child_ = process->broker_.prepare_fork(); });
@@ -58,6 +60,7 @@ void Process::prepare_fork() {
 }
 
 void Process::finish_in_parent() {
+  const std::lock_guard forking(making_, std::adopt_lock);
   Process* process = existing();
   if (!process) return;
   process->child_.reset();
@@ -73,36 +76,46 @@ void Process::finish_in_parent() {
 
 void Process::finish_in_child() {
   handled_pid_ = current_pid();
-  Process* parent = existing();
-  if (!parent) return;
-  for (const auto& peer : parent->importer_.peers_locked()) {
+  if (Process* parent = existing()) parent->become_child();
+  making_.unlock();
+  if (forked_from_) or_log([] { current(); });  // without descriptors: at the next use
+}
+
+/// What is left of the parent in its child.
+void Process::become_child() {
+  for (const auto& peer : importer_.peers_locked()) {
     if (peer->is_closed()) continue;
     peer->finish_fork_in_child();
     peer->unlock_after_fork();
   }
-  parent->unlock_all();
-  if (!parent->child_ && parent->ledger_.live_locked() != 0)  // the table is the parent's all the same
-    or_log([&] { parent->child_ = ForkPage{private_claims(), {}}; });
-  inheritance_ = std::move(parent->inherited_);
-  if (parent->child_) inheritance_.push_back({parent, {}, {}, std::move(parent->child_)});
+  unlock_all();
+  if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's all the same
+    or_log([&] { child_ = ForkPage{private_claims(), {}}; });
+  inheritance_ = std::move(inherited_);
+  if (child_) inheritance_.push_back({this, {}, {}, std::move(child_)});
   for (Inherited& from : inheritance_) claim_inherited(from);
-  parent->abandon();
+  abandon();
   current_ = nullptr;
-  forked_from_ = parent;
-  or_log([] { current(); });  // without descriptors: at the next use
+  forked_from_ = this;
 }
 
-/// Nothing is there to claim when that owner is gone: its memory is frozen.
+/// Without a page for us that owner is gone, and its memory frozen, or it counts us with our parent, whose socket we
+/// keep: it waits for that to close.
 void Process::claim_inherited(Inherited& from) noexcept {
-  if (!from.child) return;
+  from.is_counted_with_parent = !from.child || !from.child->socket;
+  if (!from.child) from.child.emplace(ForkPage{private_claims(), {}});
   from.owner->ledger_.become_borrower(claims_in(from.child->memory), transits_in(from.child->memory));
   from.page = std::move(from.child->memory);
-  from.socket = std::move(from.child->socket);
+  if (!from.is_counted_with_parent) {
+    from.socket = std::move(from.child->socket);
+    greet_owner(from.socket);
+  }
   from.child.reset();
-  greet_owner(from.socket);
 }
 
 void Process::inherit(Process& parent) {
+  if (!inheritance_.empty() || !parent.importer_.peers().empty())
+    watch_.start();  // the first that can fail: what is inherited cannot be given back
   parent_ = &parent;
   importer_.inherit(parent.importer_);
   inherited_ = std::move(inheritance_);
@@ -112,7 +125,7 @@ void Process::inherit(Process& parent) {
 
 /// The owner tells when a segment is gone; its end is no news, the memory stays.
 void Process::watch_inherited(Inherited& from) {
-  if (!from.socket) return;
+  if (from.is_counted_with_parent) return;
   watch_.add(from.socket.fd(), [this, &from] {
     try {
       while (auto packet = from.socket.try_receive())
@@ -141,7 +154,6 @@ void Process::abandon() noexcept {
 }
 
 void Process::lock_all() {
-  making_.lock();
   pools_mutex_.lock();
   for (auto& [key, pool] : pools_) pool->prepare_fork();
   importer_.lock();
@@ -149,9 +161,17 @@ void Process::lock_all() {
   holds_.lock();
   ledger_.lock();
   segments_.prepare_fork();  // last: everybody asks it with a lock of their own held
+  for (Inherited& from : inherited_) {
+    from.owner->ledger_.lock();
+    from.owner->segments_.prepare_fork();
+  }
 }
 
 void Process::unlock_all() {
+  for (Inherited& from : inherited_) {
+    from.owner->segments_.finish_fork();
+    from.owner->ledger_.unlock();
+  }
   segments_.finish_fork();
   ledger_.unlock();
   deposits_.unlock();
@@ -160,7 +180,6 @@ void Process::unlock_all() {
   importer_.unlock();
   for (auto& [key, pool] : pools_) pool->finish_fork();
   pools_mutex_.unlock();
-  making_.unlock();
 }
 
 }  // namespace onecopy

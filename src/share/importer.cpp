@@ -14,8 +14,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
-constexpr std::chrono::seconds kPidfdLagsAtMost{5};
 constexpr std::chrono::milliseconds kLookAgain{1};
 
 Error stale(const HandleFields& handle) {
@@ -134,15 +132,22 @@ Peer* Importer::prepare(const HandleFields& handle, Access access) {
   return peer;
 }
 
+/// None of a process that has ended. One that hung up on us, or whose sockets are closed and whose device may still
+/// be at work, has not.
 ForeignTimeline* Importer::timeline_of(const ProcessId& process) {
   if (ForeignTimeline* known = known_timeline_of(process)) return known;
-  try {
-    ForeignTimeline& timeline = connect(process).timeline();
-    std::lock_guard lock(mutex_);
-    return timelines_[process] = &timeline;
-  } catch (const Error& e) {
-    if (e.code() != ErrorCode::peer_died) throw;
-    return nullptr;
+  const auto deadline = Clock::now() + kDeathTakesAtMost;
+  for (;; std::this_thread::sleep_for(kLookAgain)) {
+    try {
+      ForeignTimeline& timeline = connect(process).timeline();
+      std::lock_guard lock(mutex_);
+      return timelines_[process] = &timeline;
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::peer_died) throw;
+      const Peer* peer = find_owner(process);
+      if (!peer || peer->has_ended()) return nullptr;
+      if (Clock::now() > deadline) throw;
+    }
   }
 }
 
@@ -196,7 +201,7 @@ Peer& Importer::adopt(std::unique_ptr<Peer> peer) {
 /// The owner itself while it lives; else frozen memory from whoever holds it. In between, while its
 /// sockets are closed and its process is not yet known to be gone, look again.
 Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
-  const auto deadline = Clock::now() + kPidfdLagsAtMost;
+  const auto deadline = Clock::now() + kDeathTakesAtMost;
   for (;; std::this_thread::sleep_for(kLookAgain)) {
     try {
       return connect(handle.owner, wanted(handle, access));
@@ -223,10 +228,15 @@ std::optional<Peer::Foreign> Importer::ask_holders(const HandleFields& handle, A
   const std::string owner = public_name(handle.owner);
   if (auto kept = deposits_.open({owner, handle.segment}, access))
     return Peer::Foreign{std::move(kept->table), std::move(kept->memory), kept->owner_gone};
-  for (const Ledger* ledger : inherited_)
-    if (ledger->owner() == handle.owner)
+  for (const Ledger* ledger : inherited_) {
+    if (ledger->owner() != handle.owner) continue;
+    try {
       return Peer::Foreign{ledger->export_table(), ledger->export_segment(handle.segment, access),
                            is_gone(ledger->origin())};
+    } catch (const Error& e) {  // it was allocated after the fork: somebody else may have it
+      if (e.code() != ErrorCode::stale_handle) throw;
+    }
+  }
   if (handle.maker == handle.owner || handle.maker == self_) return {};
   try {
     return connect(handle.maker).fetch_foreign(owner, wanted(handle, access));

@@ -17,9 +17,6 @@
 namespace onecopy {
 namespace {
 
-/// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
-constexpr std::chrono::seconds kDeathTakesAtMost{5};
-
 [[noreturn]] void throw_silent(int pid, const Error& timeout) {
   throw Error(ErrorCode::timeout,
               fmt::format("process {}, which holds this memory, did not answer: {}; it may be stopped "
@@ -476,7 +473,11 @@ void Peer::rearm() {
 
 void Peer::on_readable() {
   std::unique_lock lock(socket_mutex_, std::try_to_lock);
-  if (!lock || disconnected_) return;  // a request is being answered: it rearms the watch
+  if (lock && !disconnected_) read_unasked();  // else a request is being answered: it rearms the watch
+}
+
+/// REQUIRES: socket_mutex_.
+void Peer::read_unasked() {
   try {
     while (auto packet = socket_.try_receive()) handle_unasked(std::move(*packet));
   } catch (const Error& e) {
@@ -514,15 +515,19 @@ void Peer::handle_unasked(Packet packet) {
 
 void Peer::check_gone() {
   if (!has_exited(pidfd_)) return;
-  watch_->remove(pidfd_.get());
-  try {  // what it told us last may be what we need now: segments of its own to keep
-    if (!disconnected_) on_readable();
-  } catch (const Error& e) {
-    log_warning(fmt::format("process {} has ended: {}", pid_, e.what()));
+  {
+    const std::unique_lock reading(socket_mutex_, std::try_to_lock);
+    if (!reading) return;  // a question to it, which ends now: then we are called again
+    watch_->remove(pidfd_.get());
+    try {  // what it told us last may be what we need now: segments of its own to keep
+      if (!disconnected_) read_unasked();
+    } catch (const Error& e) {
+      log_warning(fmt::format("process {} has ended: {}", pid_, e.what()));
+    }
+    watch_->remove(socket_.fd());
+    disconnected_ = true;
+    gone_ = true;
   }
-  watch_->remove(socket_.fd());
-  disconnected_ = true;
-  gone_ = true;
   if (deposits_) deposits_->forget_elsewhere(name_);
   report_weak_segments();
   {
@@ -576,13 +581,19 @@ bool Peer::try_close() noexcept {
 }
 
 void Peer::lock_for_fork() {
+  timeline_mutex_.lock();
   socket_mutex_.lock();
   segments_mutex_.lock();
+  ending_mutex_.lock();
+  if (timeline_) timeline_->lock();
 }
 
 void Peer::unlock_after_fork() {
+  if (timeline_) timeline_->unlock();
+  ending_mutex_.unlock();
   segments_mutex_.unlock();
   socket_mutex_.unlock();
+  timeline_mutex_.unlock();
 }
 
 void Peer::prepare_fork() {
@@ -596,12 +607,12 @@ void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }
 
 void Peer::finish_fork_in_child() noexcept {
   if (closed_) return;
-  if (!fork_page_) {  // the owner is going or gone: nobody reads our claims any more
+  if (!fork_page_) {  // the owner is gone, or counts us with our parent, whose socket we keep: it waits for its end
     disconnected_ = true;
     fork_page_.emplace(ForkPage{private_claims(), {}});
   }
   set_page(std::move(fork_page_->memory));
-  socket_ = std::move(fork_page_->socket);
+  if (fork_page_->socket) socket_ = std::move(fork_page_->socket);
   fork_page_.reset();
   take_over_claims(page_, highest_block_ + 1, [&](std::uint32_t block) { return counts_[block].load(); });
   if (!disconnected_) disconnected_ = !greet_owner(socket_);

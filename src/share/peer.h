@@ -120,6 +120,8 @@ class Peer final : public SharedKeeper {
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
 
   bool is_gone() const noexcept { return gone_; }
+  /// The same, asked of the kernel and not of the watch thread.
+  bool has_ended() const noexcept;
   bool is_disconnected() const noexcept { return disconnected_; }
   bool is_closed() const noexcept { return closed_; }
   ProcessOrigin origin() const override;
@@ -156,9 +158,9 @@ class Peer final : public SharedKeeper {
   Packet receive_soon();
   void rearm();
   void on_readable();
+  void read_unasked();
   void handle_unasked(Packet packet);
   void check_gone();
-  bool has_ended() const noexcept;
   void report_weak_segments() const;
   void retire(std::uint32_t segment) noexcept;
   template <class Body>

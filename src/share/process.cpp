@@ -52,16 +52,16 @@ Process& Process::make_current() {
     throw Error(ErrorCode::unsupported,
                 "this process was made by clone(2) from one that uses onecopy, without fork's "
                 "handlers; make it with fork(), posix_spawn() or exec");
+  if (forks_unhandled_ != 0) throw_errno("pthread_atfork", forks_unhandled_);
   std::lock_guard lock(making_);
   if (!current_) {
-    static std::once_flag once;
-    std::call_once(once, [] {
-      handle_forks();
-      std::atexit([] { at_exit(); });
-    });
+    static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });
+    handled_pid_ = current_pid();
     auto made = std::unique_ptr<Process>(new Process());
-    if (forked_from_) made->inherit(*std::exchange(forked_from_, nullptr));
-    else {
+    if (forked_from_) {
+      made->inherit(*forked_from_);
+      forked_from_ = nullptr;
+    } else {
       remove_abandoned_files();
       remove_abandoned_sockets();
     }

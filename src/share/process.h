@@ -114,8 +114,9 @@ class Process {
   struct Inherited {
     Process* owner;  // its copy in this process; never destroyed
     Mapping page;
-    UnixSocket socket;
+    UnixSocket socket;              // the parent's, when there was no page for us
     std::optional<ForkPage> child;  // during a fork
+    bool is_counted_with_parent = false;
   };
 
   Process();
@@ -141,11 +142,12 @@ class Process {
   static Process& make_current();
   static void at_exit() noexcept;
   // fork.cpp
-  static void handle_forks();
+  static const int forks_unhandled_;  ///< the error
   static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
   static void prepare_fork();
   static void finish_in_parent();
   static void finish_in_child();
+  void become_child();
   void lock_all();
   void unlock_all();
   void abandon() noexcept;

@@ -20,7 +20,11 @@ Fd open_pidfd(const ProcessOrigin& origin) {
   if (origin.pid == 0) return {};  // nobody knows it any more
   try {
     Fd pidfd = open_pidfd(origin.pid);
-    if (process_start_time(origin.pid) == origin.start_time) return pidfd;
+    errno = 0;
+    const std::uint64_t start_time = process_start_time(origin.pid);
+    if (start_time == origin.start_time) return pidfd;
+    if (start_time == 0 && !has_exited(pidfd))
+      throw_errno("cannot read /proc for when a process started", errno);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) throw;
   }

@@ -37,6 +37,7 @@ void Timeline::make_page() {
   if (file_) return;
   file_ = create_memfd("onecopy-timeline", kTimelineBytes);
   page_ = Mapping::of(file_, kTimelineBytes, Access::read_write);
+  words_.store(page_.as<Word>(), std::memory_order_release);
   pid_ = current_pid();
   if (on_first_mark) on_first_mark();
 }
@@ -90,11 +91,11 @@ bool Timeline::may_wait_on_host(Device device) const {
   return !is_registered(registered_, device);
 }
 
+/// Without the lock: the watch thread asks, and whoever marks may have to wait for room in a stream.
 bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
-  const std::lock_guard lock(mutex_);
   if (!point) return true;
-  return page_.data() && point.slot < kTimelineSlots &&
-         is_reached(page_.as<Word>()[point.slot].load(), point.value);
+  const Word* const words = words_.load(std::memory_order_acquire);
+  return words && point.slot < kTimelineSlots && is_reached(words[point.slot].load(), point.value);
 }
 
 bool Timeline::have_passed_all() const noexcept {

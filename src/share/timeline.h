@@ -73,6 +73,7 @@ class Timeline {
   int pid_ = 0;  ///< of whoever made the page
   Fd file_;
   Mapping page_;
+  std::atomic<const Word*> words_{nullptr};  ///< in the page
   std::map<DeviceType, bool> registered_;
   std::map<std::pair<Device, void*>, Line> lines_;
 };
@@ -92,6 +93,9 @@ class ForeignTimeline {
   /// Might wait() keep the host waiting? As long as it is not known, too.
   bool may_wait_on_host(Device device) const;
   bool has_passed(const TimelinePoint& point) const noexcept;
+  // Around a fork: the child's watch thread will call end().
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
   /// The process is gone, and its devices have stopped: nobody waits for it any more. False when streams of
   /// ours were waiting for what is never done.
   bool end() noexcept;

@@ -47,12 +47,14 @@ void Watch::add(int fd, Handler handler, bool edge) {
 }
 
 void Watch::rearm(int fd) {
+  if (!poller_) return;
   std::lock_guard lock(mutex_);
   const auto at = token_of_.find(fd);
   if (at != token_of_.end()) poller_->rearm(fd, at->second, entries_[at->second].edge);
 }
 
 void Watch::remove(int fd) noexcept {
+  if (!poller_) return;
   std::lock_guard lock(mutex_);
   const auto at = token_of_.find(fd);
   if (at == token_of_.end()) return;
@@ -73,13 +75,10 @@ void Watch::remove_tick(std::uint64_t id) noexcept {
 }
 
 void Watch::request_tick() noexcept {
-  if (ticking_.load(std::memory_order_relaxed) || ticking_.exchange(true)) return;
-  run_logged([&] {
-    std::lock_guard lock(mutex_);
-    ensure_thread();
-    return true;
-  });
-  wake_->set();
+  if (!poller_ || ticking_.load(std::memory_order_relaxed) || ticking_.exchange(true)) return;
+  std::lock_guard lock(mutex_);
+  if (try_thread()) wake_->set();
+  else ticking_ = false;  // whoever asks next tries again
 }
 
 void Watch::ensure_thread() {
@@ -95,6 +94,16 @@ void Watch::ensure_thread() {
                             e.what()),
                 e.code().value(), ErrorDomain::posix);
   }
+}
+
+/// False when no thread is to be had.
+bool Watch::try_thread() noexcept {
+  bool started = false;
+  run_logged([&] {
+    ensure_thread();
+    return started = true;
+  });
+  return started;
 }
 
 void Watch::start() {
@@ -117,12 +126,12 @@ void Watch::stop() noexcept {
   if (thread_.joinable()) thread_.join();
 }
 
-void Watch::start_again() {
+void Watch::start_again() noexcept {
   std::lock_guard lock(mutex_);
   stopping_ = false;
   wake_->clear();
   if (ticking_) wake_->set();
-  if (wanted_) ensure_thread();
+  if (wanted_ && !try_thread()) ticking_ = false;
 }
 
 void Watch::abandon() noexcept {

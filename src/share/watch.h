@@ -55,10 +55,12 @@ class Watch {
   /// The same: nobody is.
   void may_sleep() noexcept;
 
-  /// Ends the thread before a fork (or at exit); registrations stay. start_again() resumes.
+  /// Ends the thread before a fork (or at exit); registrations stay. start_again() resumes, or, when there is no
+  /// thread to be had, whoever wants something next.
   void stop() noexcept;
-  void start_again();
-  /// In a forked child, where the parent's registrations mean nothing.
+  void start_again() noexcept;
+  /// In a forked child, where the parent's registrations mean nothing, and its lock may be taken. From here on
+  /// nothing is watched: request_tick(), rearm() and remove() do nothing.
   void abandon() noexcept;
   bool runs_here() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
 
@@ -69,7 +71,9 @@ class Watch {
     std::shared_ptr<Handler> handler;  // the registry and, while it runs, the thread
   };
 
+  /// REQUIRES: mutex_, as try_thread().
   void ensure_thread();
+  bool try_thread() noexcept;
   void run() noexcept;
   void handle(std::uint64_t token) noexcept;
   void tick() noexcept;

@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <barrier>
+#include <string_view>
 #include <thread>
 #include <vector>
 
+#include "onecopy/core/point.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/broker.h"
@@ -105,6 +107,33 @@ TEST_F(FirstOpen, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
     EXPECT_EQ(open(handle_).nbytes(), 1000u);
   });
   EXPECT_EQ(borrower.join(), 0);
+}
+
+/// It is known to the owner's other threads before it has been welcomed.
+TEST(FirstShare, OfATensorIsNotDisturbedByASegmentThatGoesWhileItIsOpened) {
+  static Tensor large;
+  static std::thread remover;
+  Shared<Note> note;
+  Child owner([&] {
+    const Tensor tensor = numbers(1000);
+    large = numbers(8 << 20);
+    point_hook = [](const char* name) noexcept {
+      if (std::string_view(name) != "attach.done" || remover.joinable()) return;
+      remover = std::thread([] {
+        large.release();
+        collect();
+      });
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+    };
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    point_hook = nullptr;
+    ASSERT_TRUE(remover.joinable());
+    remover.join();
+  });
+  EXPECT_EQ(element(open(Handle::from_text(note->read())), 999), 999);
+  note->step = 2;
+  EXPECT_EQ(owner.join(), 0);
 }
 
 /// Otherwise those it tells would take it for gone.

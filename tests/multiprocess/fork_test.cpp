@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forks that meet other threads, or lack descriptors or threads. What a fork does otherwise is in share_test.cpp.
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <thread>
+
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "share/process_origin.h"
+#include "support/child.h"
+#include "support/limits.h"
+#include "support/note.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+#include "support/watchdog.h"
+
+namespace onecopy {
+namespace {
+
+using namespace testing;
+using namespace std::chrono_literals;
+
+constexpr const char* kSanitizersAndForks =
+    "sanitizers' allocators know nothing of forks beside other threads";
+constexpr const char* kSanitizerNeedsDescriptors = "sanitizers need descriptors of their own";
+
+/// A fork that does not die with its parent. It ends with the number of failures that `body` notes.
+template <class Body>
+void fork_orphan(const Body& body) {
+  if (fork() != 0) return;
+  alarm(60);
+  body();
+  _exit(0);
+}
+
+/// New tensors in whatever memory is free.
+void overwrite_free_memory() {
+  for (int i = 0; i < 100; ++i) set_element<std::int64_t>(numbers(1000), 999, 0);
+}
+
+TEST(ForkAmongThreads, TwoAtOnce) {
+  if (kSanitized) GTEST_SKIP() << kSanitizersAndForks;
+  const Watchdog watchdog;
+  Child parent([] {
+    const Tensor tensor = numbers(1000);
+    const auto fork_often = [&] {
+      for (int i = 0; i < 50; ++i)
+        EXPECT_EQ(Child([&] { EXPECT_EQ(element(tensor, 999), 999); }).join(), 0);
+    };
+    std::jthread one(fork_often);
+    std::jthread other(fork_often);
+  });
+  EXPECT_EQ(parent.join(), 0);
+}
+
+TEST(ForkAmongThreads, WhileOneMakesTheFirstTensor) {
+  if (kSanitized) GTEST_SKIP() << kSanitizersAndForks;
+  const Watchdog watchdog;
+  for (int i = 0; i < 60; ++i) {
+    Child parent([i] {
+      std::atomic<bool> go{false};
+      std::jthread first([&] {
+        while (!go) {
+        }
+        numbers(10);
+      });
+      go = true;
+      const auto begin = std::chrono::steady_clock::now();
+      while (std::chrono::steady_clock::now() - begin < i * 5us) {  // at every instruction of it, some time
+      }
+      for (int n = 0; n < 3; ++n) EXPECT_EQ(Child([] { EXPECT_EQ(element(numbers(10), 9), 9); }).join(), 0);
+    });
+    ASSERT_EQ(parent.join(), 0);
+  }
+}
+
+/// Others that this user runs would count, so it is a user of this test's own.
+TEST(Fork, WithoutThreadsToBeHadGoesOnOnceThereAre) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become a user who may have two threads";
+  if (kSanitized) GTEST_SKIP() << "sanitizers have threads of their own";
+  const Watchdog watchdog;
+  Child parent([] {
+    ASSERT_EQ(setuid(static_cast<uid_t>(100'000 + getpid())), 0);
+    Shared<Note> note;
+    Tensor tensor = numbers(1000);
+    const Tensor large = numbers(1 << 20);
+    const Handle handle = share(tensor);  // with a watch thread
+    Limit limit(RLIMIT_NPROC, 2);
+    fork_orphan([&] {
+      if (element(tensor, 999) == 999) note->step = 1;
+      note->reach(2);
+      limit.lift();
+      const Tensor own = numbers(10);
+      tensor.release();
+      if (element(own, 9) == 9) note->step = 3;
+    });
+    note->reach(1);
+    tensor.release();
+    limit.lift();
+    note->step = 2;
+    note->reach(3);
+    numbers(10);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  EXPECT_EQ(parent.join(), 0);
+}
+
+/// The owner hears nothing of the child, and its parent is no more: but their common connection is still open.
+TEST(Fork, WithoutDescriptorsForAPageTheChildKeepsWhatItsKilledParentBorrowed) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Child owner([&] {
+    Tensor tensor = numbers(1000);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    tensor.release();
+    EXPECT_EQ(stats().limbo, 1u);
+    note->step = 3;
+    note->reach(4);
+    overwrite_free_memory();
+    note->step = 5;
+    note->reach(6);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  Child parent([&] {
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    {
+      Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+      fork_orphan([&] {
+        note->reach(5);
+        if (element(tensor, 999) == 999) note->step = 6;
+      });
+    }
+    note->step = 2;
+    note->reach(3);
+    raise(SIGKILL);
+  });
+  EXPECT_EQ(parent.join(), -SIGKILL);
+  note->step = 4;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// What the child has of its parent's is not all that there is.
+TEST(Fork, AChildOpensWhatItsDeadParentMadeAfterwardsWithTheHelpOfWhoPassesItOn) {
+  constexpr std::int64_t kMany = 8 << 20;
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Child parent([&] {
+    const Tensor early = numbers(1000);
+    fork_orphan([&] {
+      const Tensor opened = open(Handle::from_text(note->read(3)));
+      if (element(opened, kMany - 1) == kMany - 1) note->step = 4;
+    });
+    const Tensor late = numbers(kMany);  // in a segment of its own
+    note->write(share(late).to_text());
+    note->reach(2);
+    raise(SIGKILL);
+  });
+  const Tensor late = open(Handle::from_text(note->read()));
+  note->step = 2;
+  EXPECT_EQ(parent.join(), -SIGKILL);
+  note->write(share(late).to_text(), 3);
+  note->reach(4);
+}
+
+TEST(ProcessOrigin, WithoutDescriptorsItIsNotKnownWhetherAProcessIsGone) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
+  Child child([] {
+    const ProcessOrigin self = this_process_origin();
+    for (const int more : {0, 1}) {  // one is needed for the process, one for its start time
+      const Limit limit(RLIMIT_NOFILE, descriptors_for(more));
+      expect_refusal(ErrorCode::out_of_descriptors, {}, [&] { is_gone(self); });
+    }
+    EXPECT_FALSE(is_gone(self));
+  });
+  EXPECT_EQ(child.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy
