@@ -2,6 +2,7 @@
 #include "onecopy/channel/queue.h"
 
 #include "channel/channel.h"
+#include "share/patience.h"
 
 namespace onecopy {
 namespace {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <filesystem>
 #include <memory>
 
 #include <fmt/format.h>
@@ -6,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "onecopy/core/error.h"
 #include "onecopy/device/janitor.h"
 #include "output_format.h"
 #include "text.h"
@@ -23,6 +25,10 @@ void print_report(const CleanupReport& report) {
 }
 
 int gc(OutputFormat format) {
+  if (!std::filesystem::is_directory(shared_directory()))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} is not a directory; set ONECOPY_SHM_DIR to one, or unset it for /dev/shm",
+                            shared_directory()));
   const CleanupReport report = remove_abandoned_files();
   if (format == OutputFormat::json)
     print_json({{"directory", shared_directory()},

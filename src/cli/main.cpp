@@ -26,7 +26,7 @@ void add_global_options(CLI::App& app) {
          "What the library reports on stderr; the same as ONECOPY_LOG")
       ->check(CLI::IsMember({"off", "error", "warning", "info", "debug"}))
       ->type_name("LEVEL");
-  app.require_subcommand(1);
+  app.fallthrough();  // also behind the command
   app.footer(
       "Examples:\n"
       "  onecopy demo                      see it work: one copy, four processes, every claim checked\n"
@@ -64,10 +64,15 @@ int main(int argc, char** argv) {
   for (auto add : {add_demo, add_share, add_open, add_ls, add_doctor, add_gc, add_bench, add_demo_borrower,
                    add_bench_peer, add_doctor_peer})
     add(app, command);
+  app.allow_extras();  // to be named below; not in the commands, which have been made
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kWrongUsage;
   }
-  return run(command);
+  if (command && app.remaining().empty()) return run(command);
+  if (app.remaining().empty()) fmt::print(stderr, "onecopy: a command is missing; see onecopy --help\n");
+  else if (command) fmt::print(stderr, "onecopy: not expected: {}\n", app.remaining().front());
+  else fmt::print(stderr, "onecopy: no command \"{}\"; see onecopy --help\n", app.remaining().front());
+  return kWrongUsage;
 }

@@ -147,8 +147,9 @@ void add_open(CLI::App& app, Command& command) {
       "  onecopy open - --sum < handle\n"
       "  onecopy open - --out copy.safetensors < handle\n"
       "\n"
-      "A handle as text holds nothing: it opens as long as somebody keeps the tensors, e.g. onecopy "
-      "share.");
+      "A handle as text holds nothing: it opens as long as the process that printed it, e.g. onecopy "
+      "share,\n"
+      "lives and keeps the tensors.");
   sub->callback([&command, options] { command = [options] { return open_handle(*options); }; });
 }
 

@@ -38,6 +38,12 @@ std::size_t max_mappings() {
 
 /// mmap says ENOMEM for three different limits; find out which.
 [[noreturn]] void throw_no_memory(std::size_t size) {
+  constexpr std::size_t kAddresses = std::size_t{1} << 47;
+  if (size >= kAddresses)
+    throw Error(
+        ErrorCode::out_of_memory,
+        fmt::format("cannot map {} bytes: a process has addresses for {} at most", size, kAddresses),
+        ENOMEM, ErrorDomain::posix);
   const std::size_t now = count_mappings();
   const std::size_t most = max_mappings();
   rlimit space{};

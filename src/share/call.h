@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "onecopy/os/unix_socket.h"
+#include "onecopy/share/handle_fields.h"
 #include "share/wire.h"
 
 namespace onecopy {

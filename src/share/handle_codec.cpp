@@ -259,6 +259,15 @@ std::string to_text(ByteSpan handle) {
   return text;
 }
 
+namespace {
+
+std::string shown(char c) {
+  return c > ' ' && c <= '~' ? fmt::format("\"{}\"", c)
+                             : fmt::format("(code {})", static_cast<unsigned char>(c));
+}
+
+}  // namespace
+
 Bytes from_text(std::string_view text) {
   text = trimmed(text);
   if (text.substr(0, kTextPrefix.size()) != kTextPrefix)
@@ -273,12 +282,10 @@ Bytes from_text(std::string_view text) {
   Bytes bytes;
   const std::size_t bad = decode_base64url(text, bytes);
   if (bad != std::string_view::npos)
-    refuse(
-        kHandle,
-        fmt::format(
-            "has a text with an impossible character (code {}) at position {}: it was cut off or changed "
-            "on its way",
-            static_cast<unsigned char>(text[bad]), bad + kTextPrefix.size()));
+    refuse(kHandle,
+           fmt::format("has a text with an impossible character {} at position {}: it was cut off or "
+                       "changed on its way",
+                       shown(text[bad]), bad + kTextPrefix.size()));
   return bytes;
 }
 

@@ -17,11 +17,24 @@ namespace {
 
 constexpr std::chrono::milliseconds kPatience{2'000};
 
+Packet answer_of(UnixSocket& socket, int pid) {
+  try {
+    return socket.receive(kPatience);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::timeout) throw;
+    throw Error(
+        e.code(),
+        fmt::format("process {} did not answer within {} s; it may be stopped (SIGSTOP, a debugger)", pid,
+                    kPatience.count() / 1000));
+  }
+}
+
 std::optional<OwnerInfo> ask(const std::string& name) {
   UnixSocket socket = UnixSocket::connect(socket_name(name), kPatience);
-  if (socket.peer().uid != geteuid()) return {};
+  const PeerCredentials peer = socket.peer();
+  if (peer.uid != geteuid()) return {};
   socket.send(wire::pack(wire::Type::want_info, wire::WantInfo{}), {}, kPatience);
-  const Packet packet = socket.receive(kPatience);
+  const Packet packet = answer_of(socket, peer.pid);
   wire::expect(packet.bytes, wire::Type::info);
   const ByteSpan text = ByteSpan(packet.bytes).subspan(sizeof(wire::Head));
   return owner_from_json({reinterpret_cast<const char*>(text.data()), text.size()});
@@ -44,7 +57,7 @@ std::vector<OwnerInfo> list_owners() {
       if (auto owner = ask(name)) owners.push_back(std::move(*owner));
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_died)  // it ended while we looked
-        log_warning(fmt::format("process {}... did not answer: {}", name.substr(0, 8), e.what()));
+        log_warning(fmt::format("not listed, {}...: {}", name.substr(0, 8), e.what()));
     }
   }
   return owners;

@@ -2,6 +2,7 @@
 // The first handle that a process opens: it calls the owner before it has anything of its own.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
 #include <string_view>
 #include <thread>
@@ -113,22 +114,24 @@ TEST_F(FirstOpen, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
 TEST(FirstShare, OfATensorIsNotDisturbedByASegmentThatGoesWhileItIsOpened) {
   static Tensor large;
   static std::thread remover;
+  static std::atomic<bool> removing{false};
   Shared<Note> note;
   Child owner([&] {
     const Tensor tensor = numbers(1000);
     large = numbers(8 << 20);
     point_hook = [](const char* name) noexcept {
-      if (std::string_view(name) != "attach.done" || remover.joinable()) return;
+      if (std::string_view(name) != "attach.done" || removing) return;
       remover = std::thread([] {
         large.release();
         collect();
       });
+      removing = true;
       std::this_thread::sleep_for(std::chrono::milliseconds(200));
     };
     note->write(share(tensor).to_text());
     note->reach(2);
     point_hook = nullptr;
-    ASSERT_TRUE(remover.joinable());
+    ASSERT_TRUE(removing);
     remover.join();
   });
   EXPECT_EQ(element(open(Handle::from_text(note->read())), 999), 999);
