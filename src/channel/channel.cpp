@@ -17,6 +17,7 @@ namespace {
 /// All processes use a queue alike, as far as its creator has to count them.
 constexpr std::uint8_t kRole = 0;
 constexpr std::chrono::seconds kReceiversMayTake{10};
+constexpr std::uint64_t kSmallestRange = 1 << 20;
 
 const ProcessId& owner_of(const Tensor& tensor) {
   return static_cast<SharedKeeper&>(*tensor.block().keeper()).owner();
@@ -26,6 +27,14 @@ std::uint64_t new_channel_id() {
   std::uint64_t id = 0;
   while (id == 0) random_bytes(std::as_writable_bytes(std::span(&id, 1)));
   return id;
+}
+
+/// Not mapped any more.
+Fd make_ring_file(const RingOptions& options) {
+  Ring ring(options);
+  OriginTable(ring).set_channel(new_channel_id());
+  point("queue.create.made");
+  return ring.fd().duplicate();
 }
 
 }  // namespace
@@ -39,21 +48,29 @@ Channel::Channel(Tensor memory, const Fd& ring)
       sender_(ring_, origins_, creator_),
       receiver_(ring_, origins_) {}
 
+/// A ring is mapped where it fits, and a queue has two mappings of it.
 Channel& Channel::create(std::uint64_t maxsize) {
   RingOptions options;
   options.name = "onecopy-queue";
   options.max_items = maxsize;
-  Ring ring(options);
-  OriginTable(ring).set_channel(new_channel_id());
-  point("queue.create.made");
-  const std::uint64_t size = file_size(ring.fd());
+  for (;; options.range /= 2) {
+    try {
+      return create(options);
+    } catch (const Error& error) {
+      if (!is_lack_of_room(error) || options.range <= kSmallestRange) throw;
+    }
+  }
+}
+
+Channel& Channel::create(const RingOptions& options) {
+  const Fd file = make_ring_file(options);
+  const std::uint64_t size = file_size(file);
   ExportedMemory memory{SegmentKind::memfd, size, {}, {}};
-  memory.fds.push_back(ring.fd().duplicate());
+  memory.fds.push_back(file.duplicate());
   Tensor tensor = Process::current().adopt(
       backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write), size);
   point("queue.create.adopted");
-  return ChannelRegistry::instance().enter(
-      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring.fd())));
+  return ChannelRegistry::instance().enter(std::unique_ptr<Channel>(new Channel(std::move(tensor), file)));
 }
 
 Channel& Channel::connect(const Handle& handle) {
@@ -76,9 +93,11 @@ void Channel::leave() noexcept {
   ChannelRegistry::instance().leave(*this);
 }
 
-Channel::~Channel() {
+/// REQUIRES: the registry's lock: who opens the same queue again from here on opens it anew.
+void Channel::close() noexcept {
   Process* process = Process::existing();
   if (!process || process_.load() != process) return;  // a forked child that never used it
+  sender_.sent().release_taken(UINT64_MAX);            // what nobody will take
   process->remove_transit(transit_);
   process->close_channel(creator_, id_, kRole);
 }
@@ -110,12 +129,26 @@ void Channel::settle_in(Process& process) {
     receiver_.reset();
     others_ = 0;
   }
+  is_announced_ = false;
+  is_announcing_.clear();
   transit_ = process.add_transit([this] { return in_transit(); });
   process_.store(&process, std::memory_order_release);
 }
 
-/// Tells the creator. It may be gone: then the queue goes on among its other users.
+/// Tells the creator, once. It may be gone: then the queue goes on among its other users. One that could not be told
+/// is told at the next use.
 void Channel::announce(Process& process) {
+  if (is_announcing_.test_and_set()) return;
+  try {
+    if (!is_announced_) is_announced_ = try_announce(process);
+  } catch (...) {
+    is_announcing_.clear();
+    throw;
+  }
+  is_announcing_.clear();
+}
+
+bool Channel::try_announce(Process& process) {
   process.broker().listen();
   ChannelHooks hooks;
   hooks.progress = [this] { return progress(); };
@@ -124,10 +157,11 @@ void Channel::announce(Process& process) {
   try {
     process.open_channel(creator_, id_, kRole, std::move(hooks));
   } catch (const Error& error) {
-    // A creator that is stopped reads it later.
-    if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::timeout) throw;
+    if (error.code() == ErrorCode::timeout) return false;
+    if (error.code() != ErrorCode::peer_died) throw;
   }
   point("queue.connect.joined");
+  return true;
 }
 
 std::optional<std::pair<std::uint64_t, std::uint64_t>> Channel::progress() const noexcept {

@@ -25,13 +25,13 @@ class Process;
 /// Thread safety: all members may be called concurrently.
 class Channel {
  public:
+  /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static Channel& create(std::uint64_t maxsize);
   static Channel& connect(const Handle& handle);
   /// One Queue object more.
   Channel& enter_again();
   /// One Queue object less.
   void leave() noexcept;
-  ~Channel();
 
   Handle handle();
   Ring& ring() noexcept { return ring_; }
@@ -47,7 +47,8 @@ class Channel {
   /// creator much longer than until the deadline.
   Process& process(TimePoint deadline = kForever) {
     Process& now = current_process();
-    if (process_.load(std::memory_order_acquire) != &now) [[unlikely]]
+    if (process_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
+        [[unlikely]]
       join_again(now, deadline);
     return now;
   }
@@ -56,10 +57,14 @@ class Channel {
   friend class ChannelRegistry;
 
   Channel(Tensor memory, const Fd& ring);
+  static Channel& create(const RingOptions& options);
+  void close() noexcept;
   static Process& current_process();
   void join_again(Process& process, TimePoint deadline);
   void settle_in(Process& process);
   void announce(Process& process);
+  /// False when the creator does not answer.
+  bool try_announce(Process& process);
   std::optional<std::pair<std::uint64_t, std::uint64_t>> progress() const noexcept;
   void count_users(std::size_t others) noexcept;
   void forget_readiness() noexcept;
@@ -80,6 +85,8 @@ class Channel {
   std::unique_ptr<Readiness> readiness_;  ///< guarded by the registry, as is changing ready_
   std::atomic<Readiness*> ready_{nullptr};
   std::atomic<Process*> process_{nullptr};
+  std::atomic<bool> is_announced_{false};  ///< to the creator
+  std::atomic_flag is_announcing_;
   std::uint64_t transit_ = 0;
   std::size_t queues_ = 0;              ///< guarded by the registry
   std::atomic<std::size_t> others_{0};  ///< in the creator: processes

@@ -109,7 +109,10 @@ void ChannelRegistry::take_unused(Channels& unused) noexcept {
     const auto next = std::next(at);
     Channel& channel = *at->second;
     const bool is_ours = channel.process_ == here;
-    if (channel.queues_ == 0 && !(is_ours && channel.is_needed())) unused.insert(channels_.extract(at));
+    if (channel.queues_ == 0 && !(is_ours && channel.is_needed())) {
+      channel.close();
+      unused.insert(channels_.extract(at));
+    }
     at = next;
   }
 }
@@ -118,9 +121,10 @@ void ChannelRegistry::join(Channel& channel, Process& process) {
   Channels unused;  // of the parent's
   {
     std::lock_guard lock(mutex_);
-    if (channel.process_ == &process) return;
-    channel.settle_in(process);
-    take_unused(unused);
+    if (channel.process_ != &process) {
+      channel.settle_in(process);
+      take_unused(unused);
+    }
     if (ticked_by_ != &process) process.watch().add_tick([this] { return tick(); });
     ticked_by_ = &process;
   }

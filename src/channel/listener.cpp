@@ -107,6 +107,7 @@ struct Listener::State {
   State(const std::string& address, ByteSpan k)
       : socket(StreamSocket::listen(address)), key(k.begin(), k.end()) {}
   std::optional<Pipe> accept(TimePoint deadline);
+  std::optional<StreamSocket> next_in_line();
   void accept_new();
   bool wait(TimePoint deadline);
   std::optional<Pipe> serve(Client& client);
@@ -116,6 +117,7 @@ struct Listener::State {
   StreamSocket socket;
   Bytes key;
   std::list<Client> clients;
+  bool is_starved = false;  ///< of descriptors, and somebody waits for one
 };
 
 std::optional<Pipe> Listener::State::accept(TimePoint deadline) {
@@ -130,8 +132,21 @@ std::optional<Pipe> Listener::State::accept(TimePoint deadline) {
   }
 }
 
+/// Without descriptors it is left to wait: those that there are are served, or their time runs out.
+std::optional<StreamSocket> Listener::State::next_in_line() {
+  try {
+    is_starved = true;
+    auto accepted = socket.try_accept();
+    is_starved = false;
+    return accepted;
+  } catch (const Error& error) {
+    if (clients.empty() || error.code() != ErrorCode::out_of_descriptors) throw;
+    return {};
+  }
+}
+
 void Listener::State::accept_new() {
-  while (auto accepted = socket.try_accept()) {
+  while (auto accepted = next_in_line()) {
     clients.push_back({std::move(*accepted)});
     Client& client = clients.back();
     Greeting greeting{{}, client.nonce};
@@ -149,7 +164,8 @@ bool Listener::State::wait(TimePoint deadline) {
   constexpr milliseconds kSlice{100};
   constexpr milliseconds kSlow{5};
   milliseconds most = kSlice;
-  std::vector<pollfd> fds{{socket.fd(), POLLIN, 0}};
+  std::vector<pollfd> fds;
+  if (!is_starved) fds.push_back({socket.fd(), POLLIN, 0});  // else it would be ready without end
   for (const Client& client : clients) {
     if (client.is_slow) most = kSlow;
     else fds.push_back({client.socket.fd(), POLLIN, 0});
@@ -227,15 +243,23 @@ Listener Listener::listen(const std::string& address, ByteSpan key) {
 
 const std::string& Listener::address() const noexcept { return state_->socket.address(); }
 
+namespace {
+
+/// Without overflow of what is counted in nanoseconds.
+TimePoint until(milliseconds timeout) {
+  constexpr milliseconds kLongest = std::chrono::hours(24 * 365 * 100);
+  return timeout > kLongest ? kForever : deadline_after(timeout);
+}
+
+}  // namespace
+
 Pipe Listener::accept() { return std::move(*state_->accept(kForever)); }
 
-std::optional<Pipe> Listener::try_accept(milliseconds timeout) {
-  return state_->accept(deadline_after(timeout));
-}
+std::optional<Pipe> Listener::try_accept(milliseconds timeout) { return state_->accept(until(timeout)); }
 
 Pipe connect(const std::string& address, ByteSpan key, milliseconds timeout) {
   check_key(key);
-  const TimePoint deadline = deadline_after(timeout);
+  const TimePoint deadline = until(timeout);
   const auto left = [&] {
     return std::chrono::duration_cast<milliseconds>(time_left(deadline, std::chrono::hours(1)));
   };

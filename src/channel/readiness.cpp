@@ -59,7 +59,7 @@ void Readiness::start_again() noexcept {
   stopping_ = false;
   try {
     start();
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     log_warning(error.what());
     event_.set();  // whoever waits for it tries, and waits for the queue itself
   }
@@ -99,8 +99,9 @@ void Readiness::run() noexcept {
 void Readiness::watch() {
   Duration pause = kFirstLook;
   while (!stopping_) {
+    const bool closed = ring_.is_closed();  // before the look: who closes after it wakes us
     refresh();
-    if (ring_.is_closed()) return;  // readable for ever
+    if (closed) return;  // readable for ever
     if (ring_.is_ready()) {
       if (pause == kFirstLook) ring_.pass_on_wake();
       wait_until_drained(pause);

@@ -17,14 +17,14 @@ namespace onecopy {
 
 using std::chrono::nanoseconds;
 
+bool is_lack_of_room(const Error& error) noexcept {
+  return error.code() == ErrorCode::out_of_memory || error.code() == ErrorCode::out_of_mappings;
+}
+
 namespace {
 
 constexpr std::uint32_t kFewestChunks = 4;
 constexpr std::uint32_t kMostChunks = 1U << 20;
-
-bool is_lack_of_room(const Error& error) {
-  return error.code() == ErrorCode::out_of_memory || error.code() == ErrorCode::out_of_mappings;
-}
 
 /// An empty ring; initialised through a mapping of all of it, to see that the range is to be had.
 Fd make_range(const RingOptions& options, std::uint32_t max_chunks) {
@@ -223,6 +223,12 @@ void Ring::close(TimePoint deadline) {
 void Ring::trim() {
   lock(header_->producers.mutex, kForever);
   const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
+  trim_locked();
+}
+
+/// The tail first: a chunk that is given back has no stamps any more to tell whether a dead producer's item was put.
+void Ring::trim_locked() {
+  settled_tail();
   chunks_.trim(head(), RingChunks::kKeep);
 }
 
@@ -230,7 +236,7 @@ void Ring::trim_idle() {
   if (chunks_.count() <= RingChunks::kKeep || !header_->producers.mutex.try_lock()) return;
   const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
   point("ring.trim.locked");
-  chunks_.trim(head(), RingChunks::kKeep);
+  trim_locked();
 }
 
 void Ring::throw_closed() { throw Error(ErrorCode::closed, "the queue is closed"); }

@@ -11,6 +11,7 @@
 #include "channel/ring_layout.h"
 #include "channel/ring_wait.h"
 #include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
 #include "onecopy/core/point.h"
 #include "onecopy/os/fd.h"
 #include "onecopy/os/mapping.h"
@@ -22,6 +23,9 @@ struct RingOptions {
   std::uint64_t max_items = 0;       ///< 0 = as many as memory allows
   std::uint64_t range = 4ULL << 30;  ///< address space for items; halved while RLIMIT_AS refuses
 };
+
+/// Then a ring of a smaller range may do.
+bool is_lack_of_room(const Error& error) noexcept;
 
 /// An item while its getter decides. `bytes` point into shared memory and are valid until then.
 struct RingItem {
@@ -159,6 +163,8 @@ class Ring {
   [[noreturn]] static void throw_closed();
   [[noreturn]] static void throw_too_long(std::size_t size);
   void trim_idle();
+  /// REQUIRES: the producers' lock.
+  void trim_locked();
 
   Fd fd_;
   Mapping memory_;

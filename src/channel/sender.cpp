@@ -134,8 +134,12 @@ bool Sender::put_inline(Process& process, const Parts& parts, std::span<const Bl
   SentItems::Blocks kind = kind_of(process, parts.rows, blocks);
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
     if (kind == SentItems::Blocks::large && sent_.ends_with(blocks)) kind = SentItems::Blocks::borrowed;
-    if (given) sent_.push(position, given->take_block());
-    else sent_.push(position, blocks);
+    if (given) {
+      sent_.reserve();  // what can fail, while the block is still the caller's
+      sent_.push(position, given->take_block());
+    } else {
+      sent_.push(position, blocks);
+    }
     // Last: a spinning getter takes the slot's cache line away again and again until the commit.
     const std::size_t size = parts.write(space.data());
     point("queue.put.encoded");

@@ -29,6 +29,11 @@ void SentItems::push(std::uint64_t position, BlockRef&& block) {
   block.detach();
 }
 
+void SentItems::reserve() {
+  if (write_.index == write_.chunk->items.size() && !write_.chunk->next)
+    write_.chunk->next = std::make_unique<Chunk>();
+}
+
 bool SentItems::ends_with(std::span<const BlockRef> blocks) const noexcept {
   if (blocks.size() != 1 || write_.index == 0) return false;
   const Sent& last = write_.chunk->items[write_.index - 1];

@@ -31,6 +31,8 @@ class SentItems {
   /// Before the item of this position can be taken. Throws bad_alloc; then nothing was kept.
   void push(std::uint64_t position, std::span<const BlockRef> blocks);
   void push(std::uint64_t position, BlockRef&& block);
+  /// Afterwards the next push() of one block throws nothing. Throws bad_alloc.
+  void reserve();
   /// Whether the last item kept is this one block: keeping it once more takes no more memory. Under the ring's
   /// lock for producers, as push().
   bool ends_with(std::span<const BlockRef> blocks) const noexcept;

@@ -66,6 +66,7 @@ std::chrono::milliseconds left_until(Clock::time_point deadline) {
 }  // namespace
 
 Child::Child(const std::vector<std::string>& arguments) {
+  std::signal(SIGPIPE, SIG_IGN);  // a child that has died is an error of ours, not our end
   auto [child_stdin, to] = make_pipe();
   auto [from, child_stdout] = make_pipe();
   pid_ = spawn(arguments, child_stdin, child_stdout);
@@ -114,7 +115,9 @@ nlohmann::json Child::hear(std::chrono::milliseconds timeout) {
   std::size_t end;
   while ((end = pending_.find('\n')) == std::string::npos) {
     pollfd poller{from_.get(), POLLIN, 0};
-    if (::poll(&poller, 1, static_cast<int>(left_until(deadline).count())) == 0)
+    const int ready = ::poll(&poller, 1, static_cast<int>(left_until(deadline).count()));
+    if (ready < 0) continue;  // a signal
+    if (ready == 0)
       throw Error(ErrorCode::timeout,
                   fmt::format("process {} gave no answer within {} ms", pid_, timeout.count()));
     std::array<char, 4096> buffer;

@@ -46,7 +46,7 @@ LoadedFile load_file(const std::string& path, const LoadProgress& progress) {
   const auto start = std::chrono::steady_clock::now();
   LoadedFile loaded;
   check_kind(path);
-  loaded.is_bundle = begins_with(path, "\x93NUMPY");
+  loaded.is_bundle = !begins_with(path, "\x93NUMPY");
   if (loaded.is_bundle) loaded.tensors = load_safetensors(path, progress);
   else loaded.tensors.emplace_back("array", load_npy(path, progress));
   for (const auto& [name, tensor] : loaded.tensors) loaded.bytes += tensor.nbytes();

@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "interrupts.h"
 #include "numbers.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
 #include "onecopy/memory/safetensors.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
@@ -60,6 +62,10 @@ std::uint64_t total_bytes(const std::vector<NamedTensor>& tensors) {
   return bytes;
 }
 
+Tensor on_host(const Tensor& tensor) {
+  return tensor.device() == kCpu ? tensor : copy(tensor.view(), kCpu);
+}
+
 void print_table(const std::vector<NamedTensor>& tensors, bool with_sum) {
   std::vector<Table::Column> columns{{"name"}, {"dtype"}, {"shape"}, {"bytes", Align::right}};
   if (with_sum) columns.insert(columns.end(), {{"sum", Align::right}, {"crc32c"}});
@@ -68,7 +74,7 @@ void print_table(const std::vector<NamedTensor>& tensors, bool with_sum) {
     std::vector<std::string> cells{tensor_name, std::string(name(tensor.dtype())),
                                    format_shape(tensor.shape()), fmt::format("{}", tensor.nbytes())};
     if (with_sum) {
-      const Summary summary = summarize(tensor);
+      const Summary summary = summarize(on_host(tensor));
       cells.push_back(format_sum(tensor.dtype(), summary.sum));
       cells.push_back(fmt::format("{:08x}", summary.checksum));
     }
@@ -86,7 +92,7 @@ nlohmann::json as_json(const NamedTensor& row, bool with_sum) {
       {"strides", std::vector<std::int64_t>(tensor.strides().begin(), tensor.strides().end())},
       {"bytes", tensor.nbytes()}};
   if (!with_sum) return entry;
-  const Summary summary = summarize(tensor);
+  const Summary summary = summarize(on_host(tensor));
   entry["sum"] = summary.sum.real();
   if (tensor.dtype() == DType::c64 || tensor.dtype() == DType::c128)
     entry["sum_imaginary"] = summary.sum.imag();
@@ -101,7 +107,8 @@ void print_as_json(const std::vector<NamedTensor>& tensors, bool with_sum) {
 }
 
 int open_handle(const OpenOptions& options) {
-  Interrupts interrupts;
+  std::optional<Interrupts> interrupts;
+  if (options.hold) interrupts.emplace();
   const Handle handle = Handle::from_text(read_handle_text(options.handle));
   const auto start = std::chrono::steady_clock::now();
   const std::vector<NamedTensor> tensors = open_all(handle);
@@ -112,15 +119,16 @@ int open_handle(const OpenOptions& options) {
   fmt::print(stderr, "{}, {}, opened in {} without copying.\n", plural(tensors.size(), "tensor"),
              format_bytes(total_bytes(tensors)), format_duration(duration));
   if (!options.out.empty()) {
+    std::vector<Tensor> readable;
     std::vector<std::pair<std::string, TensorView>> views;
-    views.reserve(tensors.size());
-    for (const auto& [tensor_name, tensor] : tensors) views.emplace_back(tensor_name, tensor.view());
+    for (const auto& [tensor_name, tensor] : tensors)
+      views.emplace_back(tensor_name, readable.emplace_back(on_host(tensor)).view());
     write_safetensors(options.out, views);
     fmt::print(stderr, "Written to {}.\n", options.out);
   }
   if (options.hold) {
     fmt::print(stderr, "Holding it until Ctrl-C.\n");
-    interrupts.wait();
+    interrupts->wait();
   }
   return 0;
 }

@@ -11,6 +11,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/memory/safetensors.h"
 #include "onecopy/os/file.h"
+#include "onecopy/os/random.h"
 #include "safetensors_dtype.h"
 #include "safetensors_json.h"
 
@@ -105,13 +106,19 @@ class PackedWriter {
   Bytes buffer_;
 };
 
-/// A file beside `path` that takes its place, or vanishes.
+std::uint64_t random_number() {
+  std::uint64_t number;
+  random_bytes(std::as_writable_bytes(std::span(&number, 1)));
+  return number;
+}
+
+/// A file beside `path` that takes its place, or vanishes. Its own: others may be writing to the same path.
 class ReplacingFile {
  public:
   explicit ReplacingFile(std::string path)
       : path_(std::move(path)),
-        temporary_(fmt::format("{}.{}.part", path_, ::getpid())),
-        fd_(open_file(temporary_, O_WRONLY | O_CREAT | O_TRUNC, 0644)) {}
+        temporary_(fmt::format("{}.{:016x}.part", path_, random_number())),
+        fd_(open_file(temporary_, O_WRONLY | O_CREAT | O_EXCL, 0644)) {}
   ~ReplacingFile() {
     if (!done_) ::unlink(temporary_.c_str());
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/os/crew.h"
 
-#include <system_error>
+#include <exception>
 
 #include "onecopy/os/blocked_signals.h"
 
@@ -11,7 +11,7 @@ Crew::Crew(std::size_t count, const std::function<void()>& work) {
   const BlockedSignals blocked;
   try {
     for (std::size_t i = 0; i < count; ++i) threads_.emplace_back(work);
-  } catch (const std::system_error&) {
+  } catch (const std::exception&) {
     // No thread to be had: those that there are do the work.
   }
 }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -20,12 +21,28 @@ namespace onecopy {
 static_assert(kSealShrink == F_SEAL_SHRINK && kSealGrow == F_SEAL_GROW);
 static_assert(kSealWrite == F_SEAL_WRITE && kSealFutureWrite == F_SEAL_FUTURE_WRITE);
 
+namespace {
+
+/// The kernel does not refuse: it kills (SIGXFSZ).
+void check_file_size_limit(const std::string& name, std::size_t size) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) != 0 || size <= limit.rlim_cur) return;
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("cannot give shared memory \"{}\" {} bytes: files of this process may have {} "
+                          "(RLIMIT_FSIZE); raise `ulimit -f`",
+                          name, size, limit.rlim_cur),
+              EFBIG, ErrorDomain::posix);
+}
+
+}  // namespace
+
 Fd create_memfd(const std::string& name, std::size_t size) {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   int raw = ::memfd_create(name.c_str(), kFlags | MFD_NOEXEC_SEAL);
   if (raw < 0 && errno == EINVAL) raw = ::memfd_create(name.c_str(), kFlags);
   if (raw < 0) throw_errno(fmt::format("cannot create shared memory \"{}\"", name), errno);
   Fd fd(raw);
+  check_file_size_limit(name, size);
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
     throw_errno(fmt::format("cannot give shared memory \"{}\" {} bytes", name, size), errno,
                 ErrorCode::invalid_argument);

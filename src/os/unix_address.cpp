@@ -65,11 +65,17 @@ int bind_once(int fd, const UnixAddress& address) noexcept {
   return ::bind(fd, address.get(), address.size()) == 0 ? 0 : errno;
 }
 
-/// Two processes that find the same abandoned file must not unlink each other's new one.
-int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::string& path, int type) {
-  const Fd directory = open_file(directory_of(path), O_RDONLY | O_DIRECTORY);
+/// From bind to listen: in between a socket looks abandoned, and two processes that find the same abandoned file must
+/// not unlink each other's new one.
+Fd lock_directory_of(const std::string& path) {
+  Fd directory = open_file(directory_of(path), O_RDONLY | O_DIRECTORY);
   while (::flock(directory.get(), LOCK_EX) != 0 && errno == EINTR) {
   }
+  return directory;
+}
+
+/// REQUIRES: the lock of its directory.
+int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::string& path, int type) {
   if (!is_abandoned(address, type)) return EADDRINUSE;
   ::unlink(path.c_str());
   return bind_once(fd.get(), address);
@@ -117,6 +123,7 @@ Fd make_unix_socket(int type) {
 BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog) {
   const UnixAddress address(name);
   if (!name.abstract) ::fchmod(fd.get(), 0600);  // Linux gives this mode to the file that bind makes
+  const Fd directory = name.abstract ? Fd() : lock_directory_of(name.text);
   int error = bind_once(fd.get(), address);
   if (error == EADDRINUSE && !name.abstract) error = replace_abandoned(fd, address, name.text, type);
   if (error != 0) throw_errno(fmt::format("cannot listen on {}", shown(name)), error);

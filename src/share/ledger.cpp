@@ -72,8 +72,8 @@ std::uint16_t Ledger::index_of(ExtentOwner& from) {
 
 void Ledger::keep_with(std::uint32_t block, std::vector<BlockRef> kept) {
   std::lock_guard lock(mutex_);
-  local_[block].keeps_others = true;
   kept_[block] = std::move(kept);
+  local_[block].keeps_others = true;
 }
 
 BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcept {

@@ -349,7 +349,13 @@ Tensor Process::order_release(const Tensor& tensor, Stream stream) {
 void Process::open_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role,
                            ChannelHooks hooks) {
   deposits_.add_channel(channel, std::move(hooks));
-  if (creator != id_) importer_.connect(creator).join_channel(channel, role);
+  if (creator == id_) return;
+  Peer& peer = importer_.connect(creator);
+  try {
+    peer.join_channel(channel, role);
+  } catch (const Error& error) {  // a creator that is stopped reads it later
+    if (error.code() != ErrorCode::timeout) throw;
+  }
 }
 
 void Process::close_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role) noexcept {

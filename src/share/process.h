@@ -90,7 +90,8 @@ class Process {
   std::string exposes(const Tensor& tensor) const;
 
   // What queues need. `channel` is random and the same in every process.
-  /// This process opens or closes a queue that `creator` made.
+  /// This process opens or closes a queue that `creator` made. Throws timeout when the creator cannot be told, and
+  /// peer_died.
   void open_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role, ChannelHooks hooks);
   void close_channel(const ProcessId& creator, std::uint64_t channel, std::uint8_t role) noexcept;
   /// Before the first item of this segment is put: lets the queue's creator keep it, or, if that is

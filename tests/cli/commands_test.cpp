@@ -45,6 +45,21 @@ TEST(Commands, WrongUsageIsStatusTwo) {
   EXPECT_EQ(run_command({"ls", "--format", "xml"}).status, 2);
 }
 
+TEST(Commands, WhatIsNotExpectedIsNamed) {
+  EXPECT_TRUE(contains(run_command({"sing"}).err, "no command \"sing\""));
+  EXPECT_TRUE(contains(run_command({}).err, "a command is missing"));
+  EXPECT_TRUE(contains(run_command({"ls", "loudly"}).err, "not expected: loudly"));
+  EXPECT_EQ(run_command({"ls", "--log-level", "error"}).status, 0);  // a global option behind its command
+}
+
+TEST(Commands, WhatIsNoFileOfTensorsIsNamed) {
+  const cli::TemporaryDirectory directory;
+  EXPECT_TRUE(contains(run_command({"share", directory.path()}).err, "is a directory"));
+  const std::string path = directory.path() + "/arrays.npz";
+  write_file(path, "PK\x03\x04 and more");
+  EXPECT_TRUE(contains(run_command({"share", path}).err, "is a zip archive"));
+}
+
 TEST(Commands, TheVersionIsAVersion) {
   const Outcome version = run_command({"--version"});
   EXPECT_EQ(version.status, 0);
@@ -277,6 +292,24 @@ TEST(Ls, ForgetsAnOwnerThatWasKilled) {
 std::size_t files_in(const std::string& path) {
   const std::filesystem::directory_iterator files(path);
   return static_cast<std::size_t>(std::distance(begin(files), end(files)));
+}
+
+TEST(Gc, RefusesADirectoryThatDoesNotExist) {
+  const Outcome gc = run_command({"gc"}, "", {{"ONECOPY_SHM_DIR", "/does/not/exist"}});
+  EXPECT_EQ(gc.status, 1);
+  EXPECT_TRUE(contains(gc.err, "/does/not/exist is not a directory"));
+}
+
+TEST(Gc, LeavesFilesAloneThatOnlyBeginLikeOurs) {
+  const cli::TemporaryDirectory memory;
+  const std::string mine = memory.path() + "/onecopy-weights.safetensors";
+  const std::string longer = memory.path() + "/onecopy-" + std::string(32, 'a') + "-1.safetensors";
+  write_file(mine, "a user's own");
+  write_file(longer, "a user's own");
+  const Outcome gc = run_command({"gc"}, "", {{"ONECOPY_SHM_DIR", memory.path()}});
+  EXPECT_EQ(gc.status, 0) << gc.err;
+  EXPECT_EQ(read_file(mine), "a user's own");
+  EXPECT_EQ(read_file(longer), "a user's own");
 }
 
 TEST(Gc, RemovesWhatAKilledOwnerLeftAndNothingElse) {

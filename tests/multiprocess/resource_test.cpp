@@ -12,6 +12,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/process.h"
@@ -70,6 +71,21 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
   EXPECT_EQ(last_byte(open(good)), 7);
   note_->step = 3;
   first = UnixSocket();
+}
+
+/// A ring is as large as fits, and a queue has two mappings of it.
+TEST_F(Shortage, OfAddressesMakesASmallerQueue) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers reserve addresses";
+  Child child([] {
+    bytes(1000, 7);  // its own tables are there
+    for (const int gib : {7, 3, 1}) {
+      const Limit limit(RLIMIT_AS, address_space_for(std::size_t(gib) << 30));
+      Queue queue = Queue::create();
+      queue.put(bytes(1000, 9));
+      EXPECT_EQ(last_byte(queue.get_tensor()), 9);
+    }
+  });
+  EXPECT_EQ(child.join(), 0);
 }
 
 /// The borrower should not look at its own limit.

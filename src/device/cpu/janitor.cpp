@@ -38,9 +38,8 @@ CleanupReport remove_abandoned_files() {
   const std::unique_ptr<DIR, CloseDirectory> listing(::opendir(directory.c_str()));
   if (!listing) return report;
   while (const dirent* entry = ::readdir(listing.get())) {
-    const std::string_view name = entry->d_name;
     const std::string path = directory + "/" + entry->d_name;
-    if (name.substr(0, kSegmentFilePrefix.size()) != kSegmentFilePrefix || !is_ours(path)) continue;
+    if (!is_segment_file(entry->d_name) || !is_ours(path)) continue;
     const long long freed = unlink_if_unused(path);
     report.files += freed >= 0 ? 1 : 0;
     report.in_use += freed < 0 ? 1 : 0;

@@ -156,6 +156,18 @@ void check_file(const Fd& fd, const std::string& path, std::uint64_t size) {
 
 }  // namespace
 
+bool is_segment_file(std::string_view name) noexcept {
+  constexpr std::size_t kOwner = 32;
+  const auto all_of = [](std::string_view text, std::string_view characters) {
+    return !text.empty() && text.find_first_not_of(characters) == std::string_view::npos;
+  };
+  if (name.substr(0, kSegmentFilePrefix.size()) != kSegmentFilePrefix) return false;
+  name.remove_prefix(kSegmentFilePrefix.size());
+  return name.size() > kOwner && name[kOwner] == '-' &&
+         all_of(name.substr(0, kOwner), "0123456789abcdef") &&
+         all_of(name.substr(kOwner + 1), "0123456789");
+}
+
 std::unique_ptr<DeviceMemory> create_named_file_memory(std::size_t bytes, const std::string& owner,
                                                        std::uint32_t number) {
   const std::string directory = shared_directory();

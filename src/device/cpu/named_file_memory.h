@@ -7,8 +7,11 @@
 
 namespace onecopy {
 
-/// Every segment file's name starts with this; the janitor touches no other.
+/// Every segment file's name starts with this.
 inline constexpr std::string_view kSegmentFilePrefix = "onecopy-";
+/// Is it a name that a process gives: "onecopy-", its own of 32 hexadecimal digits, "-", a number? The janitor touches
+/// no other file.
+bool is_segment_file(std::string_view name) noexcept;
 
 // Every process that has the file mapped holds a shared lock (flock) on it. Whoever gets the exclusive
 // lock knows that nobody has, and may unlink; whoever locks then finds no name and gives up. A kernel

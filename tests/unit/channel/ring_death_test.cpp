@@ -119,6 +119,24 @@ INSTANTIATE_TEST_SUITE_P(, DeathIn, ::testing::ValuesIn(kRingPoints), [](const a
   return name;
 });
 
+/// Its chunk is given back before anybody has moved the tail on.
+TEST(Ring, WhatADeadProducerPutLastIsCountedThoughItsChunkIsGivenBack) {
+  constexpr std::uint64_t kItems = (RingChunks::kKeep + 2) * kItemsPerChunk;
+  static std::uint64_t commits = 0;
+  Ring ring(RingOptions{});
+  testing::Child victim([&] {
+    point_hook.store([](const char* name) noexcept {
+      if (std::string_view(name) == "ring.put.committed" && ++commits == kItems) ::raise(SIGKILL);
+    });
+    for (std::uint64_t i = 0;; ++i) put_number(ring, i);
+  });
+  ASSERT_EQ(victim.join(), -SIGKILL);
+  for (std::uint64_t i = 0; i < kItems; ++i) ASSERT_EQ(take_number(ring, in_good_time()), i);
+  ring.trim();
+  EXPECT_EQ(ring.tail(), kItems);
+  expect_to_work(ring);
+}
+
 std::set<std::string>* seen = nullptr;
 void note(const char* name) noexcept { seen->insert(name); }
 

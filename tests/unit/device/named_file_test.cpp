@@ -26,7 +26,8 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 struct NamedFile : ::testing::Test {
   static std::unique_ptr<DeviceMemory> create(std::uint32_t number, std::size_t bytes = kMiB) {
-    return backend(DeviceType::cpu).create(0, bytes, SegmentKind::named_file, "0123456789abcdef", number);
+    return backend(DeviceType::cpu)
+        .create(0, bytes, SegmentKind::named_file, "0123456789abcdef0123456789abcdef", number);
   }
   static std::unique_ptr<DeviceMemory> open(ExportedMemory memory, Access access = Access::read_write) {
     return backend(DeviceType::cpu).open(0, std::move(memory), access);
@@ -86,7 +87,7 @@ class SleepingChild {
 TEST_F(NamedFile, HasANameWhileItIsUsedAndIsPrivate) {
   const auto memory = create(7);
   struct stat info {};
-  ASSERT_EQ(::stat(path("onecopy-0123456789abcdef-7").c_str(), &info), 0);
+  ASSERT_EQ(::stat(path("onecopy-0123456789abcdef0123456789abcdef-7").c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
   EXPECT_EQ(info.st_size, static_cast<off_t>(kMiB));
 }
@@ -95,7 +96,7 @@ TEST_F(NamedFile, ReservesSpaceWithoutTouching) {
   const auto memory = create(1, 8 * kMiB);
   memory->commit(kMiB, 2 * kMiB);
   struct stat info {};
-  ASSERT_EQ(::stat(path("onecopy-0123456789abcdef-1").c_str(), &info), 0);
+  ASSERT_EQ(::stat(path("onecopy-0123456789abcdef0123456789abcdef-1").c_str(), &info), 0);
   EXPECT_EQ(static_cast<std::size_t>(info.st_blocks) * 512, 2 * kMiB);
 }
 
@@ -154,12 +155,12 @@ TEST_F(NamedFile, OpeningAfterTheEndIsStale) {
   auto owner = create(1);
   const auto exported = owner->export_memory(Access::read_write);
   owner.reset();
-  EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-0123456789abcdef-1"), kMiB)); }),
+  EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-0123456789abcdef0123456789abcdef-1"), kMiB)); }),
             ErrorCode::stale_handle);
 }
 
 TEST_F(NamedFile, OpeningWhileSomebodyRemovesItIsStale) {
-  const std::string name = path("onecopy-0123456789abcdef-2");
+  const std::string name = path("onecopy-0123456789abcdef0123456789abcdef-2");
   const Fd remover(::open(name.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(::ftruncate(remover.get(), kMiB), 0);
   ASSERT_EQ(::flock(remover.get(), LOCK_EX), 0);
@@ -258,7 +259,7 @@ TEST_F(NamedFile, TheJanitorRemovesWhatKilledProcessesLeft) {
 
 TEST_F(NamedFile, TheJanitorLeavesABorrowersFileAlone) {
   SleepingChild child([] { static_cast<void>(create(1).release()); });
-  const auto borrower = open(exported_path(path("onecopy-0123456789abcdef-1"), kMiB));
+  const auto borrower = open(exported_path(path("onecopy-0123456789abcdef0123456789abcdef-1"), kMiB));
   child.kill();
   EXPECT_EQ(remove_abandoned_files().in_use, 1u);
   borrower->data()[0] = std::byte{1};

@@ -10,6 +10,8 @@
 #include "expect_error.h"
 #include "onecopy/os/file.h"
 #include "onecopy/os/mapping.h"
+#include "support/child.h"
+#include "support/limits.h"
 
 namespace onecopy {
 namespace {
@@ -20,6 +22,15 @@ TEST(Memfd, HasItsSizeAndIsClosedOnExec) {
   const Fd fd = create_memfd("test", kSize);
   EXPECT_EQ(file_size(fd), kSize);
   EXPECT_EQ(::fcntl(fd.get(), F_GETFD), FD_CLOEXEC);
+}
+
+TEST(Memfd, BeyondTheLimitOfFileSizesIsAnErrorAndNotADeath) {
+  testing::Child child([] {
+    const testing::Limit limit(RLIMIT_FSIZE, kSize);
+    create_memfd("test", kSize);
+    expect_error(ErrorCode::out_of_memory, [] { create_memfd("test", kSize + 1); });
+  });
+  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(Memfd, NobodyCanShrinkOrGrowIt) {

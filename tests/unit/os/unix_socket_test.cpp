@@ -8,7 +8,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
 #include <csignal>
+#include <optional>
 #include <string_view>
 #include <thread>
 
@@ -42,6 +46,31 @@ TEST(UnixSocket, PacketsArriveWholeAndInOrder) {
   EXPECT_EQ(text_of(b.receive(20s)), "one");
   EXPECT_EQ(text_of(b.receive(20s)), "two, longer");
   EXPECT_FALSE(b.try_receive());
+}
+
+/// Between its bind and its listen a socket looks as if it had been left behind.
+TEST(UnixSocket, OfTwoThatListenUnderOneNameAtOnceOneIsReached) {
+  const TemporaryDirectory directory;
+  const SocketName name{directory.path() + "/socket", false};
+  for (int i = 0; i < 300; ++i) {
+    std::atomic<int> ready{0};
+    std::array<std::optional<UnixSocket>, 2> listeners;
+    const auto listen = [&](std::optional<UnixSocket>& listener) {
+      ++ready;
+      while (ready != 2) {
+      }
+      try {
+        listener = UnixSocket::listen(name);
+      } catch (const Error& error) {
+        EXPECT_EQ(error.vendor_code(), EADDRINUSE) << error.what();
+      }
+    };
+    std::thread other([&] { listen(listeners[1]); });
+    listen(listeners[0]);
+    other.join();
+    ASSERT_NE(listeners[0].has_value(), listeners[1].has_value()) << "in round " << i;
+    EXPECT_NO_THROW(UnixSocket::connect(name, 20s)) << "in round " << i;
+  }
 }
 
 TEST(UnixSocket, TriesAgainForAsLongAsItIsTold) {
