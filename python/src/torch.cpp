@@ -4,6 +4,9 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
+#include <map>
+#include <utility>
+
 #include "device.h"
 #include "exports.h"
 #include "gil.h"
@@ -42,6 +45,37 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
   return without_gil([&] { return copy(view); });
 }
 
+/// Keeps memory that is copied without the GIL from being freed under the copy: of the threads that move one
+/// storage at the same time, the quickest leaves the former memory here, and it goes with the last of them.
+/// Thread safety: with the GIL held.
+class Moving {
+ public:
+  explicit Moving(const std::byte* begin) : at_(all().try_emplace(begin).first) { ++at_->second.threads; }
+  Moving(const Moving&) = delete;
+  Moving& operator=(const Moving&) = delete;
+  ~Moving() {
+    if (--at_->second.threads != 0) return;
+    const nb::object former = std::move(at_->second.former);  // goes after the entry
+    all().erase(at_);
+  }
+
+  void leave(nb::object former) { at_->second.former = std::move(former); }
+
+ private:
+  struct Entry {
+    int threads = 0;
+    nb::object former;  ///< a storage
+  };
+  using Entries = std::map<const std::byte*, Entry>;
+
+  static Entries& all() {
+    static auto* const entries = new Entries;
+    return *entries;
+  }
+
+  Entries::iterator at_;
+};
+
 /// A new storage on a whole block. REQUIRES: u8[size].
 nb::object new_storage(const Api& torch, const Tensor& bytes) {
   nb::object storage = torch.storage_of(storages().lend(torch, bytes));
@@ -52,12 +86,14 @@ nb::object new_storage(const Api& torch, const Tensor& bytes) {
 /// From here on `storage` has the memory of `bytes`. What it had before is freed, unless somebody may
 /// have a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable.
 /// False when another thread was quicker: the storage does not begin at `before` any more.
-bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes) {
+bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
+          Moving& moving) {
   nb::object lent = torch.storage_of(storages().lend(torch, bytes));
   if (torch.data(storage) != before) return false;  // from here to the exchange the GIL is kept
   const bool keep = !torch.is_resizable(storage);
   torch.exchange(storage, lent);
   storages().assign(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
+  moving.leave(std::move(lent));
   return true;
 }
 
@@ -70,6 +106,8 @@ Tensor adopted(nb::handle storage) {
 
 /// Moves a storage that is not in our memory; nothing when another thread was quicker.
 std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
+  Moving moving(begin);
+  if (torch.data(storage) != begin) return std::nullopt;
   const bool adopts = torch.is_shared_by_torch(storage);
   if (!torch.can_exchange()) {
     Tensor bytes = adopted(storage);
@@ -78,7 +116,7 @@ std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begi
     return bytes;
   }
   Tensor bytes = adopts ? adopted(storage) : copy_of(begin, size);
-  if (!give(torch, storage, begin, bytes)) return std::nullopt;
+  if (!give(torch, storage, begin, bytes, moving)) return std::nullopt;
   ++(adopts ? counters.adopted : counters.moved);
   return bytes;
 }

@@ -262,6 +262,43 @@ def test_threads_sharing_one_tensor_agree_on_its_memory():
         assert len(received) == 4 and all(r[7] == 1 for r in received)
 
 
+MANY_MOVERS = """
+import sys, threading
+import torch
+import onecopy.multiprocessing as mp
+from onecopy import _core
+
+queue = mp.get_context("fork").SimpleQueue()
+ways = {
+    "share_memory_": lambda x: x.share_memory_(),
+    "put": lambda x: queue.put(x[1:]),
+    "put_storage": lambda x: queue.put(x.untyped_storage()),
+}
+move = ways[sys.argv[1]]
+for _ in range(3):
+    x = torch.ones(32 << 20)  # 128 MiB: the first is done while the others are in the middle of it
+    start = threading.Barrier(3)
+    threads = [threading.Thread(target=lambda: (start.wait(), move(x))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    received = [queue.get() for _ in threads if sys.argv[1] != "share_memory_"]
+    assert bool((x == 1).all())
+    x.fill_(7)
+    _core.torch_open(*_core.torch_share(x))[-1] = 8
+    for got in received:
+        got = got if torch.is_tensor(got) else torch.empty(0).set_(got)
+        assert got[0] == 7 and got[-1] == 8
+    assert x[-1] == 8
+"""
+
+
+@pytest.mark.parametrize("way", ["share_memory_", "put", "put_storage"])
+def test_threads_may_share_one_large_storage_for_the_first_time_together(run_python, way):
+    run_python(MANY_MOVERS, way)
+
+
 def test_without_an_exchange_torch_moves_the_storage_and_we_adopt_it():
     program = """
 import torch
