@@ -539,6 +539,12 @@ def torch_share_storage(storage: object) -> Tensor:
     The memory of a torch.UntypedStorage on the CPU, moved in place if need be, or on CUDA, as uint8[nbytes].
     """
 
+def torch_share_block(storage: object) -> tuple[Tensor, int]:
+    """
+    The whole block that a torch.UntypedStorage lies in, as uint8[nbytes], and the byte where it begins in there:
+    not 0 when torch was given a part of a block through numpy or DLPack. Moved in place if need be.
+    """
+
 def torch_open_storage(tensor: Tensor) -> object:
     """
     The torch.UntypedStorage that has the tensor's whole block in this process.

@@ -36,6 +36,11 @@ Storages& storages() { return Storages::instance(); }
 
 Layout row_of_bytes(std::size_t count) { return Layout(DType::u8, {static_cast<std::int64_t>(count)}); }
 
+Tensor all_of_block(const Tensor& tensor) {
+  const std::span<std::byte> block = onecopy::storage(tensor);
+  return {tensor.block(), block.data(), row_of_bytes(block.size()), tensor.device(), tensor.access()};
+}
+
 /// Copies of this size and more are made without the GIL.
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 
@@ -208,10 +213,8 @@ nb::object plain(const Api& torch, const Tensor& tensor) {
     return torch.on_storage(storage, layout, offset, device);
   }
   const bool whole = offset == 0 && layout.nbytes() == block.size() && layout.is_contiguous();
-  if (!whole || block.empty() || !Api::can_import(layout.dtype())) {
-    const Tensor bytes(tensor.block(), block.data(), row_of_bytes(block.size()), device, tensor.access());
-    return torch.on_storage(new_storage(torch, bytes), layout, offset, device);
-  }
+  if (!whole || block.empty() || !Api::can_import(layout.dtype()))
+    return torch.on_storage(new_storage(torch, all_of_block(tensor)), layout, offset, device);
   nb::object opened = storages().lend(torch, tensor);
   storages().assign(torch, torch.storage_of(opened), block.data());
   return opened;
@@ -268,18 +271,19 @@ nb::object open(const Tensor& tensor, std::uint32_t flags) {
   return opened;
 }
 
-Tensor share_storage(PyObject* storage) {
+std::pair<Tensor, std::size_t> share_block_of(PyObject* storage) {
   const Api& torch = api();
-  const Device device = torch.device_of_storage(storage);
-  if (device == kCpu) return block_of(torch, storage);
-  const Range range = range_of(torch, storage);
-  const auto lent = lent_elsewhere(torch, range, device);
-  if (!lent) return block_on(device, torch, storage, range);
-  if (onecopy::storage(*lent).size() != lent->nbytes())
-    throw Error(ErrorCode::unsupported,
-                "this storage is a part of a block of onecopy, and a storage stands for a whole one; share "
-                "the tensor with onecopy.share(), or send it through a queue");
-  return *lent;
+  const Tensor bytes = block_of(torch, storage, torch.device_of_storage(storage));
+  const auto offset = static_cast<std::size_t>(bytes.as<std::byte>() - onecopy::storage(bytes).data());
+  return {all_of_block(bytes), offset};
+}
+
+Tensor share_storage(PyObject* storage) {
+  auto [block, offset] = share_block_of(storage);
+  if (offset == 0 && block.nbytes() == api().nbytes(storage)) return std::move(block);
+  throw Error(ErrorCode::unsupported,
+              "this storage is a part of a block of onecopy, and a storage stands for a whole one; share "
+              "the tensor with onecopy.share(), or send it through a queue");
 }
 
 nb::object open_storage(const Tensor& bytes) {
@@ -290,8 +294,7 @@ nb::object open_storage(const Tensor& bytes) {
     if (!is_on_host(bytes)) storages().also_in(block.data(), current_stream(bytes.device()), bytes);
     return storage;
   }
-  return new_storage(
-      torch, {bytes.block(), block.data(), row_of_bytes(block.size()), bytes.device(), bytes.access()});
+  return new_storage(torch, all_of_block(bytes));
 }
 
 void collect() {
@@ -344,6 +347,12 @@ void init_torch(nb::module_& m) {
       nb::arg("storage"),
       "The memory of a torch.UntypedStorage on the CPU, moved in place if need be, or on CUDA, as "
       "uint8[nbytes].");
+  m.def(
+      "torch_share_block", [](nb::handle storage) { return torch::share_block_of(storage.ptr()); },
+      nb::arg("storage"),
+      "The whole block that a torch.UntypedStorage lies in, as uint8[nbytes], and the byte where it begins "
+      "in there:\n"
+      "not 0 when torch was given a part of a block through numpy or DLPack. Moved in place if need be.");
   m.def("torch_open_storage", &torch::open_storage, nb::arg("tensor"),
         "The torch.UntypedStorage that has the tensor's whole block in this process.");
   m.def(

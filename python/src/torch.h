@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "module.h"
 #include "onecopy/device/backend.h"
@@ -48,7 +50,9 @@ std::optional<Shared> share(PyObject* tensor);
 /// A torch tensor on our memory. Throws bad_handle for flags that contradict the tensor.
 nb::object open(const Tensor& tensor, std::uint32_t flags);
 
-/// The same for a whole torch.UntypedStorage: a row of bytes.
+/// All of the block that a torch.UntypedStorage lies in, a row of bytes, and where in there the storage begins.
+std::pair<Tensor, std::size_t> share_block_of(PyObject* storage);
+/// The same for a storage that is a whole block. Throws unsupported for others.
 Tensor share_storage(PyObject* storage);
 nb::object open_storage(const Tensor& bytes);
 /// Lets go of blocks whose storages torch has freed without telling us: those that torch moved itself.

@@ -15,6 +15,7 @@ import torch
 from torch.multiprocessing import reductions as torch_reductions
 
 import onecopy
+import onecopy.multiprocessing as mp
 from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
 
 DTYPES = sorted(
@@ -145,6 +146,72 @@ def test_bytes_opened_once_hold_nothing_more():
     onecopy.collect()  # torch before 2.12 does not tell us when a storage is gone: we look
     with pytest.raises(onecopy.errors.StaleHandle):
         pickle.loads(message)
+
+
+# --- memory of onecopy that torch has from elsewhere --------------------------------------------------
+
+LENT = {
+    "dlpack": torch.from_dlpack,
+    "numpy": lambda ours: torch.from_numpy(ours.numpy()),
+    "a part by dlpack": lambda ours: torch.from_dlpack(ours[1:]),
+    "a part by numpy": lambda ours: torch.from_numpy(ours.numpy()[1:, 1:]),
+}
+
+
+@pytest.fixture(params=LENT.values(), ids=LENT.keys())
+def lent(request):
+    """A tensor of ours, and one of torch's on the same memory or on a part of it, up to the last element."""
+    ours = onecopy.zeros((3, 2), dtype="float32")
+    yield ours, request.param(ours)
+
+
+def test_memory_of_ours_that_came_by_dlpack_or_numpy_stays_where_it_is_when_it_is_shared(lent):
+    ours, tensor = lent
+    tensor.share_memory_()
+    tensor.fill_(9)
+    assert ours[2, 1].item() == 9
+
+
+def test_memory_of_ours_that_came_by_dlpack_or_numpy_is_what_arrives(lent, forked, spawned):
+    ours, tensor = lent
+    for peer in (forked, spawned):
+        peer(change, tensor)
+    arrived = sent(tensor)
+    assert torch.equal(arrived, tensor) and arrived.stride() == tensor.stride()
+    arrived[-1, -1] += 1
+    assert ours[2, 1].item() == 3
+
+
+def test_memory_of_ours_that_came_by_dlpack_or_numpy_is_what_a_new_process_gets(lent):
+    ours, tensor = lent
+    child = mp.get_context("spawn").Process(target=torch.Tensor.fill_, args=(tensor, 4.0))
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and ours[2, 1].item() == 4
+
+
+def test_a_storage_on_a_whole_block_of_ours_arrives_on_it():
+    ours = onecopy.zeros((3, 2), dtype="float32")
+    for tensor in (torch.from_dlpack(ours), torch.from_numpy(ours.numpy())):
+        arrived = sent(tensor.untyped_storage())
+        torch.empty(0).set_(arrived).add_(1)
+    assert ours.numpy().tolist() == [[2, 2]] * 3
+
+
+def test_a_storage_on_a_part_of_a_block_of_ours_is_refused_and_stays_there():
+    ours = onecopy.zeros((3, 2), dtype="float32")
+    tensor = torch.from_dlpack(ours[1:])
+    with pytest.raises(onecopy.errors.Unsupported, match="part of a block"):
+        sent(tensor.untyped_storage())
+    tensor.fill_(9)
+    assert ours[2, 1].item() == 9
+
+
+def test_a_tensor_that_begins_in_the_middle_of_an_element_is_refused():
+    ours = onecopy.zeros(16, dtype="uint8")
+    tensor = torch.from_numpy(ours.numpy()[2:10].view("float32"))
+    with pytest.raises(onecopy.errors.Unsupported, match="in the middle of an element"):
+        reduce_tensor(tensor)
 
 
 # --- what is said about a tensor --------------------------------------------------------------------

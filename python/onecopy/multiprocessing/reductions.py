@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .. import _core
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from . import patches
 from .holds import held, tie_to_child
 
@@ -81,7 +81,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
     Returns:
         ``(rebuild, arguments)``. For strided tensors these are at least 15, in the order of torch's CUDA
         tensors: class, size, stride, offset (elements), storage class, dtype, device ordinal, handle,
-        storage size and offset (bytes), requires_grad, and four that torch needs for its own bookkeeping.
+        storage size and offset in its block (bytes), requires_grad, and four that torch needs for its own bookkeeping.
         ``arguments[6]`` is the device to open on, as the opener numbers them; left as it is, the
         memory is opened where it is, whatever number that has there. Memory of the CPU has -1 and is opened
         on the CPU whatever it says.
@@ -89,6 +89,7 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
     Raises:
         RuntimeError: the tensor is part of an autograd graph.
         onecopy.OutOfMemory: its storage is not shared yet and there is no room for it.
+        onecopy.Unsupported: it lies in a block of onecopy, in the middle of an element.
     """
     if not patches.installed():
         from torch.multiprocessing.reductions import reduce_tensor
@@ -123,6 +124,7 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
     import torch
 
     storage = tensor.untyped_storage()
+    handle, begin = _block_handle(storage, tensor.dtype)
     arguments = (
         type(tensor),
         tensor.size(),
@@ -131,9 +133,9 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
         torch.TypedStorage,
         tensor.dtype,
         tensor.get_device(),
-        _storage_handle(storage),
+        handle,
         storage.nbytes(),
-        0,
+        begin,
         tensor.requires_grad,
         b"",
         tensor.get_device(),
@@ -170,10 +172,11 @@ def rebuild_shared_tensor(
         onecopy.OwnerDied: the process that named it is gone and nobody else holds the memory.
         onecopy.Unsupported: the memory cannot be opened on that device, or torch cannot use it here.
     """
-    del storage_cls, storage_offset_bytes, ref_counter_handle, event_handle, event_sync_required
+    del storage_cls, ref_counter_handle, event_handle, event_sync_required
     device = _device_asked(storage_handle, storage_device, named=ref_counter_offset)
     storage = _open_storage(storage_handle, storage_size_bytes, device)
-    tensor = _on_storage(storage, dtype, tensor_offset, tensor_size, tensor_stride)
+    offset = storage_offset_bytes // dtype.itemsize + tensor_offset
+    tensor = _on_storage(storage, dtype, offset, tensor_size, tensor_stride)
     return _finish(tensor, tensor_cls, requires_grad)
 
 
@@ -333,7 +336,7 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple:
         return patches.originals.reduce_storage(storage)
     if storage.nbytes() == 0:
         return rebuild_storage_empty, (type(storage),)
-    return rebuild_storage, (_storage_handle(storage), storage.nbytes())
+    return rebuild_storage, (held(_core.torch_share_storage(storage)), storage.nbytes())
 
 
 def rebuild_storage(storage_handle, storage_size_bytes):
@@ -368,8 +371,17 @@ def rebuild_typed_storage_child(storage, storage_type):
     return storage_type(wrap_storage=storage, _internal=True)
 
 
-def _storage_handle(storage: torch.UntypedStorage) -> bytes | None:
-    return held(_core.torch_share_storage(storage)) if storage.nbytes() else None
+def _block_handle(storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[bytes | None, int]:
+    """The whole block that a storage lies in, and the byte where the storage begins in there."""
+    if not storage.nbytes():
+        return None, 0
+    block, begin = _core.torch_share_block(storage)
+    if begin % dtype.itemsize:
+        raise Unsupported(
+            f"this tensor begins in the middle of an element of {dtype}, {begin} bytes into a block of onecopy, "
+            "where torch can open none; share a clone() of it"
+        )
+    return held(block), begin
 
 
 def _open_storage(handle: bytes | None, size: int, device: str | None = None) -> torch.UntypedStorage:
