@@ -236,6 +236,11 @@ nb::object Api::on_storage(nb::handle storage, const Layout& layout, std::size_t
   if (dtype.is_none())
     throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
                                             std::string(name(layout.dtype())) + "; use a newer one");
+  if (offset % size_of(layout.dtype()) != 0)
+    throw Error(
+        ErrorCode::unsupported,
+        "this tensor begins in the middle of an element, counted from where its block does, and torch "
+        "can open none there; open it without framework=\"torch\", or have a copy sent");
   nb::object tensor = empty_(no_elements_, nb::arg("dtype") = dtype, nb::arg("device") = device(where));
   tensor.attr("set_")(storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
                       tuple_of(layout.strides()));

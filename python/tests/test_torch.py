@@ -206,6 +206,13 @@ def test_our_memory_that_came_to_torch_through_numpy_or_dlpack_is_shared_where_i
     assert [ours[i, 0].item() for i in range(4)] == [1, 2, 3, 2]
 
 
+def test_what_begins_in_the_middle_of_an_element_is_refused_and_not_read_from_elsewhere():
+    ours = _core.zeros(16, "uint8")
+    for begin in (2, 5):
+        with pytest.raises(errors.Unsupported, match="in the middle of an element"):
+            through(torch.from_numpy(ours.numpy()[begin : begin + 8].view("float32")))
+
+
 def test_storages_are_shared_whole():
     tensor = torch.arange(10.0)[3:]
     block = _core.torch_share_storage(storage(tensor))
