@@ -42,7 +42,11 @@ std::optional<DType> unsigned_int(std::size_t bytes) noexcept {
 }  // namespace
 
 nb::object dtype_object(DType dtype) {
-  static const std::array<PyObject*, kCount> objects = make_objects();
+  static std::array<PyObject*, kCount> objects{};  // no initialiser: others would wait for it with the GIL
+  if (!objects.back()) {
+    const auto made = make_objects();
+    if (!objects.back()) objects = made;  // another thread may have been quicker
+  }
   return nb::borrow(objects[static_cast<std::size_t>(dtype)]);
 }
 

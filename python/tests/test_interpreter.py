@@ -137,3 +137,33 @@ def test_subinterpreters_are_refused_or_work(run_python):
         _interpreters.destroy(other)
     """
     run_python(program)
+
+
+SLOW_DTYPES = """
+    import faulthandler, threading
+    import onecopy
+
+    faulthandler.dump_traceback_later(20, exit=True)  # threads that wait for each other
+    x = onecopy.zeros(3, dtype="float32")
+    asked, answered = threading.Event(), threading.Event()
+    DType = onecopy.dtypes.DType
+
+    def made_slowly(name):
+        if not asked.is_set():
+            asked.set()
+            answered.wait()
+        return DType(name)
+
+    onecopy.dtypes.DType = made_slowly
+    first = threading.Thread(target=lambda: x.dtype)
+    first.start()
+    asked.wait()
+    assert x.dtype == "float32"
+    answered.set()
+    first.join()
+"""
+
+
+def test_threads_may_ask_for_the_first_dtype_together(run_python):
+    """Making the objects runs Python code, in which one thread may have to wait for another."""
+    run_python(SLOW_DTYPES)
