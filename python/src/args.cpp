@@ -42,6 +42,16 @@ std::string dtype_name(nb::handle value) {
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
+/// torch's tensors of some dtypes have none.
+std::string repr_if_any(nb::handle value) {
+  try {
+    return nb::repr(value).c_str();
+  } catch (nb::python_error& error) {
+    if (error.matches(PyExc_Exception)) return {};
+    throw;
+  }
+}
+
 }  // namespace
 
 void raise_type_error(const std::string& message) {
@@ -50,9 +60,10 @@ void raise_type_error(const std::string& message) {
 }
 
 std::string short_repr(nb::handle value) {
-  std::string text = nb::repr(value).c_str();
+  std::string text = repr_if_any(value);
   if (const std::size_t end = text.find('\n'); end != std::string::npos) text = text.substr(0, end) + "...";
-  if (text.size() > kLongestRepr) return fmt::format("<{} object>", nb::type_name(value.type()).c_str());
+  if (text.empty() || text.size() > kLongestRepr)
+    return fmt::format("<{} object>", nb::type_name(value.type()).c_str());
   return text;
 }
 

@@ -45,6 +45,9 @@ std::optional<DeviceType> device_type(std::string_view name) {
   return std::nullopt;
 }
 
+/// DLPack's words for these also stand for torch's integers of fewer bits, such as int4.
+bool is_int_of_bytes(DType dtype) noexcept { return dtype == DType::i8 || dtype == DType::u8; }
+
 /// For torch without the exchange table: DLPack's capsules of the first form.
 struct OldForm {
   DLManagedTensor managed;
@@ -117,6 +120,7 @@ Api::Api(nb::object torch) : module(std::move(torch)) {
   weak_ref_ = storage_type.attr("_weak_ref");
   resizable_ = storage_type.attr("resizable");
   requires_grad_ = nb::str("requires_grad");
+  dtype_ = nb::str("dtype");
   no_elements_ = nb::make_tuple(0);
   cpu_ = module.attr("device")("cpu");
 }
@@ -146,8 +150,11 @@ std::optional<Api::Placed> Api::placed_by_table(PyObject* tensor) const {
   if (dl.device.device_type != kDLCpu && dl.device.device_type != kDLCuda) return std::nullopt;
   const auto ndim = static_cast<std::size_t>(dl.ndim);
   try {
-    return Placed{Layout(from_dl(dl.dtype), std::span(dl.shape, ndim), std::span(dl.strides, ndim)),
-                  from_dl(dl.device), static_cast<std::byte*>(dl.data) + dl.byte_offset};
+    const DType dtype = from_dl(dl.dtype);
+    if (is_int_of_bytes(dtype) && !get(tensor, dtype_).is(dtypes_[static_cast<std::size_t>(dtype)]))
+      return std::nullopt;
+    return Placed{Layout(dtype, std::span(dl.shape, ndim), std::span(dl.strides, ndim)), from_dl(dl.device),
+                  static_cast<std::byte*>(dl.data) + dl.byte_offset};
   } catch (const Error&) {
     return std::nullopt;
   }

@@ -129,8 +129,8 @@ class Api {
   nb::object empty_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;
   nb::object untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_, weak_ref_,
       resizable_, swap_;
-  nb::object requires_grad_;  ///< the word
-  nb::object no_elements_;    ///< (0,)
+  nb::object requires_grad_, dtype_;  ///< the words
+  nb::object no_elements_;            ///< (0,)
   nb::object cpu_;
 };
 

@@ -374,6 +374,27 @@ def test_a_torch_tensor_alone_is_the_same_memory(queue, torch):
     assert storage_of(got) == storage_of(tensor)
 
 
+SMALL = [f"{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)]
+
+
+@pytest.mark.parametrize("name", [*SMALL, "bits8", "float4_e2m1fn_x2"])
+def test_a_torch_tensor_of_few_bits_arrives_as_what_it_is(queue, torch, name):
+    """DLPack has no word for most of them, and torch calls them int8 or uint8 there."""
+    dtype = getattr(torch, name, None)
+    if dtype is None:
+        pytest.skip("this torch has no such dtype")
+    tensor = torch.arange(6, dtype=torch.uint8).view(dtype)
+    for value in (tensor, [tensor], {1: (tensor, {1})}):
+        queue.put(value)
+        got = queue.get()
+        got = got if got.__class__ is torch.Tensor else got[0] if type(got) is list else got[1][0]
+        assert got.dtype is dtype and storage_of(got) == storage_of(tensor)
+        assert torch.equal(got.view(torch.uint8), tensor.view(torch.uint8))
+    for value in (tensor, {"x": tensor}):
+        with pytest.raises(onecopy.errors.Unsupported, match="Tensor object"):
+            onecopy.share(value)
+
+
 def test_torch_tensors_among_plain_values(queue, torch):
     base = torch.zeros(4)
     parameter = torch.nn.Parameter(torch.ones(2))
