@@ -3,8 +3,10 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
 
 #include <map>
+#include <string>
 #include <utility>
 
 #include "device.h"
@@ -102,26 +104,54 @@ bool give(const Api& torch, nb::handle storage, const std::byte* before, const T
   return true;
 }
 
-/// The file of a storage that torch has in shared memory, or puts there now, as a block of ours.
-Tensor adopted(nb::handle storage) {
+/// A storage of torch.from_file(). Writes to one that is mapped shared are meant for the file, which a block is not.
+void refuse_shared_file(nb::handle storage) {
+  const nb::object file = storage.attr("filename");
+  if (file.is_none()) return;  // mapped privately: only this process sees writes
+  throw Error(ErrorCode::unsupported,
+              "this tensor is the file " + nb::cast<std::string>(file) +
+                  ", mapped by torch.from_file(), and sharing it would part it from "
+                  "the file; map the file in the other process, too, or share a "
+                  "clone() of the tensor");
+}
+
+/// The file of a storage that torch has in shared memory, or puts there now, as a block of ours. Nothing for what
+/// torch mapped privately and calls shared all the same.
+std::optional<Tensor> adopted(nb::handle storage) {
   const nb::tuple file = nb::cast<nb::tuple>(storage.attr("_share_fd_cpu_")());
-  return adopt_file(nb::cast<int>(file[0]),
-                    nb::cast<std::size_t>(file[1]));  // the descriptor stays torch's
+  const int fd = nb::cast<int>(file[0]);  // stays torch's
+  if (fd >= 0) return adopt_file(fd, nb::cast<std::size_t>(file[1]));
+  refuse_shared_file(storage);
+  return std::nullopt;
+}
+
+/// The same by torch's means: it maps the file elsewhere than we do.
+Tensor moved_by_torch(const Api& torch, nb::handle storage) {
+  std::optional<Tensor> bytes = adopted(storage);
+  if (!bytes)
+    throw Error(
+        ErrorCode::unsupported,
+        "torch before 2.12 cannot move memory that torch.from_file() mapped; share a clone() of the "
+        "tensor");
+  storages().pair(torch, storage, *bytes);
+  return *std::move(bytes);
 }
 
 /// Moves a storage that is not in our memory; nothing when another thread was quicker.
 std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
   Moving moving(begin);
   if (torch.data(storage) != begin) return std::nullopt;
-  const bool adopts = torch.is_shared_by_torch(storage);
+  const bool is_shared = torch.is_shared_by_torch(storage);
   if (!torch.can_exchange()) {
-    Tensor bytes = adopted(storage);
-    storages().pair(torch, storage, bytes);
-    ++(adopts ? counters.adopted : counters.moved_by_torch);
+    Tensor bytes = moved_by_torch(torch, storage);
+    ++(is_shared ? counters.adopted : counters.moved_by_torch);
     return bytes;
   }
-  Tensor bytes = adopts ? adopted(storage) : copy_of(begin, size);
-  if (!give(torch, storage, begin, bytes, moving)) return std::nullopt;
+  std::optional<Tensor> bytes;
+  if (is_shared) bytes = adopted(storage);
+  const bool adopts = bytes.has_value();
+  if (!adopts) bytes = copy_of(begin, size);
+  if (!give(torch, storage, begin, *bytes, moving)) return std::nullopt;
   ++(adopts ? counters.adopted : counters.moved);
   return bytes;
 }

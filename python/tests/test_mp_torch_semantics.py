@@ -752,6 +752,18 @@ def test_tensors_of_no_elements_cross(make_queue, dtype):
         assert q.get()[1].nbytes() == empty.untyped_storage().nbytes()
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_share_memory_does_nothing_to_a_file_that_torch_mapped(tmp_path, shared):
+    path = tmp_path / "numbers"
+    path.write_bytes(bytes(64))
+    tensor = torch.from_file(str(path), shared=shared, size=16)
+    address = tensor.data_ptr()
+    assert tensor.share_memory_() is tensor
+    assert tensor.data_ptr() == address and tensor.is_shared()
+    tensor[0] = 1
+    assert any(path.read_bytes()) == shared
+
+
 def test_share_memory_says_so(strategy):
     tensor, empty = torch.randn(5, 5), torch.tensor([])
     row = tensor[2]

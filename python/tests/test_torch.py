@@ -196,6 +196,34 @@ def test_memory_that_torch_shares_already_is_adopted_not_copied():
     assert received[3] == 33
 
 
+@pytest.fixture
+def file(tmp_path):
+    """Sixteen float32, as bytes in a file."""
+    path = tmp_path / "numbers"
+    path.write_bytes(torch.arange(16.0).numpy().tobytes())
+    return path
+
+
+@wants_exchange
+def test_a_file_that_torch_mapped_privately_is_shared_like_other_memory(file):
+    tensor = torch.from_file(str(file), shared=False, size=16)
+    view = tensor[3:]
+    received = through(tensor)
+    received.add_(1)
+    assert torch.equal(tensor, torch.arange(1.0, 17.0)) and view[0] == 4
+    assert _core.torch_is_shared(storage(tensor))
+    assert file.read_bytes() == torch.arange(16.0).numpy().tobytes()
+
+
+def test_a_file_that_torch_mapped_shared_is_refused_by_name_and_stays_the_file(file):
+    tensor = torch.from_file(str(file), shared=True, size=16)
+    with pytest.raises(errors.Unsupported, match=f"{file}.*torch.from_file.*clone"):
+        share(tensor)
+    tensor[0] = 7
+    assert torch.from_file(str(file), size=16)[0] == 7
+    assert torch.equal(through(tensor.clone()), tensor)
+
+
 def test_our_memory_that_came_to_torch_through_numpy_or_dlpack_is_shared_where_it_is():
     ours = _core.zeros((4, 5), "float32")
     for there in (torch.from_numpy(ours.numpy()), torch.from_dlpack(ours[1:]), torch.from_numpy(ours.numpy()[2])):

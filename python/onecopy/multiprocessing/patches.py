@@ -231,7 +231,7 @@ def _share_memory_(self, *args, **kwargs):
     """Moves the storage into memory of onecopy, in place; without effect where it is shared already."""
     if self.device.type != "cpu" or not self.nbytes():
         return originals.share_memory_(self, *args, **kwargs)
-    if not _core.torch_is_shared(self):  # a part of a block of ours would be no storage to send
+    if not _is_shared(self):
         _core.torch_share_storage(self)
     return self
 
