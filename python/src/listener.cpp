@@ -73,9 +73,15 @@ PipeEnd accept(SharedListener& listener, nb::handle timeout) {
 
 PipeEnd connect_to(const std::string& address, nb::bytes key, nb::handle timeout) {
   const Clock::time_point deadline = deadline_of(timeout);
-  const nanoseconds left = time_to_wait(deadline, std::chrono::hours(24));
-  const auto time = std::chrono::duration_cast<milliseconds>(std::max(left, nanoseconds{0}));
-  return PipeEnd(without_gil([&] { return connect(address, span_of(key), time); }));
+  Connecting connecting(address, span_of(key));
+  const auto attempt = [&](nanoseconds time) {
+    return connecting.try_finish(std::chrono::ceil<milliseconds>(time));
+  };
+  std::optional<Pipe> pipe = without_gil([&] { return attempt(nanoseconds{0}); });
+  if (!pipe) pipe = wait_until(deadline, attempt);
+  if (pipe) return PipeEnd(*std::move(pipe));
+  throw Error(ErrorCode::timeout,
+              "the listener at " + address + " did not answer within " + nb::str(timeout).c_str() + " s");
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 
 import os
 import signal
+import socket
 import threading
 import uuid
 
@@ -132,3 +133,45 @@ def test_keyboard_interrupt_ends_accept(address):
         with pytest.raises(KeyboardInterrupt):
             listener.accept()
         timer.join()
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def silent_address(request, tmp_path):
+    """Where somebody listens who never says a word."""
+    with socket.socket(socket.AF_UNIX if request.param == "unix" else socket.AF_INET) as listener:
+        listener.bind(str(tmp_path / "socket") if request.param == "unix" else ("127.0.0.1", 0))
+        listener.listen()
+        name = listener.getsockname()
+        yield f"unix:{name}" if request.param == "unix" else f"tcp:127.0.0.1:{name[1]}"
+
+
+@pytest.mark.parametrize("timeout", [5.0, None])
+def test_keyboard_interrupt_ends_connect(silent_address, timeout):
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        _core.connect(silent_address, b"key", timeout=timeout)
+    assert interrupt.value.__context__ is None, "it came after the timeout only"
+    timer.join()
+
+
+@pytest.mark.parametrize("timeout", [0, 0.0001, 0.3])
+def test_connect_gives_up_after_its_timeout(silent_address, timeout):
+    with pytest.raises(onecopy.errors.Timeout, match=silent_address):
+        _core.connect(silent_address, b"key", timeout=timeout)
+
+
+def test_a_listener_that_hangs_up_half_way_is_gone(tmp_path):
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+
+        def say_half():
+            with listener.accept()[0] as connection:
+                connection.send(b"1COPYL01half a nonce")
+
+        thread = threading.Thread(target=say_half)
+        thread.start()
+        with pytest.raises(onecopy.errors.PeerDied):
+            _core.connect(f"unix:{tmp_path}/socket", b"key")
+        thread.join()

@@ -38,6 +38,25 @@ class Listener {
   std::unique_ptr<State> state_;
 };
 
+/// On the way to a listener: connect() for programs that have to look at something else now and then.
+/// Thread safety: one thread at a time. Move-only.
+class Connecting {
+ public:
+  /// Throws invalid_argument for an empty key.
+  Connecting(const std::string& address, ByteSpan key);
+  Connecting(Connecting&&) noexcept;
+  Connecting& operator=(Connecting&&) noexcept;
+  ~Connecting();
+
+  /// The other end of what accept() returns. Nothing when the listener has not answered by then: call it again.
+  /// Throws as connect() does, and is over then.
+  std::optional<Pipe> try_finish(std::chrono::milliseconds timeout);
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 /// The other end of what accept() returns. Throws peer_died when nobody listens there, bad_secret when
 /// the listener has another key, timeout.
 Pipe connect(const std::string& address, ByteSpan key,

@@ -83,6 +83,19 @@ TEST_P(ListenerAt, GivesUpAtTheTimeout) {
   expect_refusal(ErrorCode::invalid_argument, {"key"}, [&] { connect(listener.address(), {}); });
 }
 
+TEST_P(ListenerAt, IsAskedAgainByAClientThatWasNotAnsweredYet) {
+  Watchdog watchdog;
+  Listener listener = Listener::listen(address(), key_of("secret"));
+  Connecting connecting(listener.address(), key_of("secret"));
+  EXPECT_FALSE(connecting.try_finish(0ms));
+  EXPECT_FALSE(connecting.try_finish(5ms));
+  std::thread server([&] { listener.accept().send(Message{4, {}, {}}); });
+  std::optional<Pipe> pipe;
+  while (!pipe) pipe = connecting.try_finish(1ms);
+  EXPECT_EQ(pipe->recv().tag, 4u);
+  server.join();
+}
+
 INSTANTIATE_TEST_SUITE_P(Addresses, ListenerAt, ::testing::Values("unix", "tcp"),
                          [](const auto& form) { return std::string(form.param); });
 
