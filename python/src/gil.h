@@ -65,19 +65,32 @@ inline std::atomic<int> threads_without_gil{0};
 /// REQUIRES: the GIL is held; work() uses nothing of Python.
 template <class Work>
 auto without_gil(Work&& work) {
-  std::optional<std::invoke_result_t<Work>> result;
-  std::exception_ptr error;
-  threads_without_gil.fetch_add(1, std::memory_order_relaxed);
-  PyThreadState* const state = PyEval_SaveThread();
-  try {
-    result.emplace(work());
-  } catch (const std::exception&) {
-    error = std::current_exception();
+  if constexpr (std::is_void_v<std::invoke_result_t<Work>>) {
+    without_gil([&] { return work(), true; });
+  } else {
+    std::optional<std::invoke_result_t<Work>> result;
+    std::exception_ptr error;
+    threads_without_gil.fetch_add(1, std::memory_order_relaxed);
+    PyThreadState* const state = PyEval_SaveThread();
+    try {
+      result.emplace(work());
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+    take_gil(state);
+    threads_without_gil.fetch_sub(1, std::memory_order_relaxed);
+    if (error) std::rethrow_exception(error);
+    return std::move(*result);
   }
-  take_gil(state);
-  threads_without_gil.fetch_sub(1, std::memory_order_relaxed);
-  if (error) std::rethrow_exception(error);
-  return std::move(*result);
+}
+
+/// drop() without the GIL: letting go of what may have to wait for streams of devices or for other processes. When
+/// the interpreter goes away the GIL is kept: nobody else may have it then.
+/// REQUIRES: the GIL is held; drop() uses nothing of Python.
+template <class Drop>
+void drop_without_gil(Drop&& drop) noexcept {
+  if (is_finalizing()) drop();
+  else without_gil(drop);
 }
 
 /// When a call with this timeout gives up: None is never, what is not above zero is now.

@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "gil.h"
 #include "module.h"
 #include "onecopy/channel/pipe.h"
 
@@ -13,7 +14,8 @@ namespace onecopy::python {
 /// Thread safety: as a value; with the GIL held.
 class PipeEnd {
  public:
-  explicit PipeEnd(Pipe pipe) : pipe_(std::make_shared<Pipe>(std::move(pipe))) {}
+  explicit PipeEnd(Pipe pipe)
+      : pipe_(new Pipe(std::move(pipe)), [](Pipe* last) { drop_without_gil([=] { delete last; }); }) {}
 
   /// Throws closed.
   std::shared_ptr<Pipe> use() const;

@@ -21,6 +21,16 @@ namespace {
 
 using std::chrono::nanoseconds;
 
+/// A queue as Python has it: others run while it is left.
+class Queue : public onecopy::Queue {
+ public:
+  explicit Queue(onecopy::Queue queue) : onecopy::Queue(std::move(queue)) {}
+  Queue(Queue&&) = default;
+  ~Queue() {
+    drop_without_gil([this] { const onecopy::Queue last(std::move(*this)); });
+  }
+};
+
 bool put_until(Queue& queue, const Message& message, Clock::time_point deadline) {
   const Stream stream = stream_of(message.tensors);
   const auto attempt = [&](nanoseconds time) {
@@ -95,7 +105,7 @@ nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
 }
 
 Queue make(std::int64_t maxsize) {
-  return Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0});
+  return Queue(onecopy::Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0}));
 }
 
 nb::bytes as_bytes(const Handle& handle) {
@@ -105,7 +115,7 @@ nb::bytes as_bytes(const Handle& handle) {
 
 Queue connect_bytes(nb::bytes handle) {
   const auto bytes = std::as_bytes(std::span(handle.c_str(), handle.size()));
-  return without_gil([&] { return Queue::connect(Handle::from_bytes(bytes)); });
+  return Queue(without_gil([&] { return onecopy::Queue::connect(Handle::from_bytes(bytes)); }));
 }
 
 /// What daemon threads keep that wait when the interpreter ends is no leak to be warned of.

@@ -364,6 +364,41 @@ def test_what_the_host_waits_for_streams_is_counted(run_python):
     assert run_python(program, env=environment) == "the host waits\n[7, 7, 7] 1\n0\n"
 
 
+LAST_REFERENCE = """
+    import sys, threading, onecopy
+    from devices import Driver
+
+    last, *others = onecopy.Pipe() if "pipe" in sys.argv[1] else [onecopy.Queue()]
+    put = last.send if others else last.put
+    tensor = onecopy.zeros(4, "int32", "cuda:0")
+    gate = Driver().hold(0)
+    put(tensor)  # in a stream that stands still
+    del put
+
+    def drop():
+        global last
+        begun.set()
+        if sys.argv[1] == "closed end of a pipe":
+            last.close()
+        del last
+
+    sys.setswitchinterval(1000)  # threads change where one lets the other, and nowhere else
+    begun = threading.Event()
+    dropping = threading.Thread(target=drop)
+    dropping.start()
+    begun.wait()
+    gate.set()
+    dropping.join()
+"""
+
+
+@pytest.mark.parametrize("last", ["queue", "end of a pipe", "closed end of a pipe"])
+def test_other_threads_run_while_the_last_reference_waits_for_a_stream(run_python, last):
+    """Nothing is said on stderr: the stream came to its end, because a thread could let it."""
+    environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    run_python(LAST_REFERENCE, last, env=environment)
+
+
 def test_objects_kept_for_borrowers_survive_the_end_of_the_interpreter(run_python):
     """The owner of shared memory ends while a borrower has it: its objects are not touched any more."""
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
