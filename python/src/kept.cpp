@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kept.h"
 
+#include <pthread.h>
+
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -9,7 +11,7 @@ namespace onecopy::python {
 namespace {
 
 /// Objects that nobody needs any more.
-/// Thread safety: all members may be called concurrently; drop() needs the GIL. Never destroyed.
+/// Thread safety: all members may be called concurrently; drop() needs the GIL. Survives fork. Never destroyed.
 class Unneeded {
  public:
   static Unneeded& instance() {
@@ -42,7 +44,10 @@ class Unneeded {
   }
 
  private:
-  Unneeded() = default;
+  Unneeded() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+  }
 
   std::mutex mutex_;
   std::vector<PyObject*> objects_;
@@ -52,19 +57,21 @@ class Unneeded {
 
 }  // namespace
 
+void drop_soon(PyObject* object) noexcept { Unneeded::instance().add(object); }
+
 void drop_unneeded() { Unneeded::instance().drop(); }
 
 std::shared_ptr<const void> kept(nb::object object) {
   drop_unneeded();
   PyObject* const raw = object.ptr();
-  std::shared_ptr<const void> keeper(raw, [](const void* dropped) {
-    Unneeded::instance().add(static_cast<PyObject*>(const_cast<void*>(dropped)));
-  });
+  std::shared_ptr<const void> keeper(
+      raw, [](const void* dropped) { drop_soon(static_cast<PyObject*>(const_cast<void*>(dropped))); });
   object.release();
   return keeper;
 }
 
 void init_kept(nb::module_& m) {
+  Unneeded::instance();  // before any other lock's handlers for fork(), so that it is taken after those
   m.def("_end_of_interpreter", [] { Unneeded::instance().end(); });
   nb::module_::import_("atexit").attr("register")(m.attr("_end_of_interpreter"));
 }

@@ -12,6 +12,9 @@ namespace onecopy::python {
 /// next call of ours, or at the main thread's next step. REQUIRES: the GIL.
 std::shared_ptr<const void> kept(nb::object object);
 
+/// Gives up a reference in the same way: on any thread, with or without the GIL.
+void drop_soon(PyObject* object) noexcept;
+
 /// Lets go of what nobody needs any more. For calls of ours that wait: the main thread's next step may be long
 /// off. REQUIRES: the GIL.
 void drop_unneeded();

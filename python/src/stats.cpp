@@ -8,6 +8,7 @@
 
 #include "args.h"
 #include "gil.h"
+#include "kept.h"
 #include "module.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -119,6 +120,7 @@ void collect_older(nb::handle older_than) {
     end_holds(seconds);
   }
   torch::collect();
+  drop_unneeded();
   without_gil([] {
     collect();
     return true;

@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "kept.h"
 #include "memory/dlpack_dtype.h"
 #include "share/keeper.h"
 #include "share/process.h"
@@ -151,6 +152,7 @@ bool Storages::also_in(const std::byte* begin, Stream stream, const Tensor& byte
 }
 
 void Storages::drop_expired(const Api& api) {
+  drop_due(api);
   drop_expired_adopted(api);
   std::vector<std::pair<const std::byte*, std::uintptr_t>> all;
   {
@@ -173,6 +175,7 @@ void Storages::drop_expired(const Api& api) {
 void Storages::give_back(DLManagedTensorVersioned* managed) {
   const std::unique_ptr<Lent> lent(static_cast<Lent*>(managed->manager_ctx));
   instance().remove(*lent);
+  if (lent->former) drop_soon(lent->former);
 }  // and the block is let go of without the lock
 
 void Storages::remove(Lent& lent) noexcept {
@@ -180,22 +183,16 @@ void Storages::remove(Lent& lent) noexcept {
   const auto at = lent_.find(lent.begin);
   if (at != lent_.end() && at->second == &lent) lent_.erase(at);
   if (lent.weak != 0) free_later(lent.weak);
-  if (!lent.former) return;
-  due_objects_.push_back(lent.former);
-  is_due_ = true;
 }
 
 void Storages::drop_all_due(const Api& api) {
   std::vector<std::uintptr_t> weak;
-  std::vector<PyObject*> objects;
   {
     std::lock_guard lock(mutex_);
     is_due_ = false;
     weak.swap(due_weak_);
-    objects.swap(due_objects_);
   }
   for (const std::uintptr_t number : weak) api.free_weak(number);
-  for (PyObject* object : objects) Py_DECREF(object);
 }
 
 }  // namespace onecopy::python::torch

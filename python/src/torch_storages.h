@@ -19,7 +19,7 @@ namespace onecopy::python::torch {
 ///
 /// An entry lives as long as the memory is lent to torch: whoever frees the storage, on whatever thread
 /// and with or without the GIL, calls the DLPack deleter, and that takes the entry out and lets go of the
-/// block. Python objects that are then due wait for the next call with the GIL.
+/// block. Numbers of storages that are then due wait for the next call with the GIL.
 ///
 /// Thread safety: all members may be called concurrently; those with nb types need the GIL. Survives fork.
 /// Never destroyed: storages may outlive everything.
@@ -100,8 +100,7 @@ class Storages {
   std::size_t adopted_limit_ = 64;
   std::size_t paired_limit_ = 64;         ///< when to look for expired ones
   std::vector<std::uintptr_t> due_weak_;  ///< to be freed with the GIL
-  std::vector<PyObject*> due_objects_;
-  std::atomic<bool> is_due_ = false;  ///< there may be something in either
+  std::atomic<bool> is_due_ = false;      ///< there may be some
 };
 
 }  // namespace onecopy::python::torch

@@ -5,6 +5,8 @@ import gc
 import subprocess
 import sys
 import threading
+import time
+import weakref
 
 import pytest
 
@@ -183,6 +185,53 @@ def test_a_numpy_view_made_before_stays_valid():
     del tensor, received
     gc.collect()
     assert array.tolist() == [9, 1, 2, 3]
+
+
+def eventually(condition):
+    end = time.monotonic() + 10
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.001)
+    return condition()
+
+
+@wants_exchange
+def test_memory_that_numpy_had_goes_with_the_tensor_that_was_moved_from_it():
+    """Without another call of ours, which may be long off."""
+    array = pytest.importorskip("numpy").zeros(1000)
+    gone = weakref.ref(array)
+    tensor = torch.from_numpy(array)
+    share(tensor)
+    del array
+    assert gone() is not None
+    del tensor
+    gc.collect()
+    assert eventually(lambda: gone() is None)
+
+
+@wants_exchange
+def test_collect_frees_memory_that_numpy_had_on_any_thread(run_python):
+    """The main thread, which would do so at its next step, makes none."""
+    run_python("""
+        import gc, threading, weakref
+        import numpy, onecopy, torch
+
+        seen = []
+
+        def run():
+            array = numpy.zeros(1000)
+            gone = weakref.ref(array)
+            tensor = torch.from_numpy(array)
+            onecopy.share(tensor)
+            del array, tensor
+            gc.collect()
+            onecopy.collect()
+            seen.append(gone() is None)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        assert seen == [True]
+    """)
 
 
 def test_memory_that_torch_shares_already_is_adopted_not_copied():
