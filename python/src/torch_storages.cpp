@@ -13,6 +13,17 @@
 #include "share/process.h"
 
 namespace onecopy::python::torch {
+namespace {
+
+template <class Map>
+std::vector<typename Map::key_type> keys_of(const Map& map) {
+  std::vector<typename Map::key_type> keys;
+  keys.reserve(map.size());
+  for (const auto& [key, value] : map) keys.push_back(key);
+  return keys;
+}
+
+}  // namespace
 
 Storages& Storages::instance() {
   static Storages* storages = new Storages();
@@ -117,9 +128,7 @@ void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& by
   const BlockInfo info = Process::current().ledger().export_spot(bytes.block().number()).info;
   const Adopted adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
   const auto [at, is_new] = adopted_.try_emplace(bytes.as<std::byte>(), adopted);
-  if (is_new) return;
-  api.free_weak(at->second.weak);
-  at->second = adopted;
+  if (!is_new) api.free_weak(std::exchange(at->second, adopted).weak);
 }
 
 std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t size, Device device) {
@@ -131,12 +140,17 @@ std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t s
                 Layout(DType::u8, {static_cast<std::int64_t>(size)}), device, Access::read_write);
 }
 
+/// Looking at a storage runs Python code, finalizers maybe, and those may share and drop others: all that is kept
+/// across it are keys.
 void Storages::drop_expired_adopted(const Api& api) {
-  std::erase_if(adopted_, [&](const auto& entry) {
-    if (!api.upgrade(entry.second.weak).is_none()) return false;
-    api.free_weak(entry.second.weak);
-    return true;
-  });
+  for (const std::byte* begin : keys_of(adopted_)) {
+    const std::uintptr_t weak = adopted_.contains(begin) ? adopted_.at(begin).weak : 0;
+    if (weak == 0 || !api.upgrade(weak).is_none()) continue;
+    const auto at = adopted_.find(begin);
+    if (at == adopted_.end() || at->second.weak != weak) continue;
+    adopted_.erase(at);
+    api.free_weak(weak);
+  }
   adopted_limit_ = std::max<std::size_t>(64, adopted_.size() * 2);
 }
 
@@ -154,22 +168,35 @@ bool Storages::also_in(const std::byte* begin, Stream stream, const Tensor& byte
 void Storages::drop_expired(const Api& api) {
   drop_due(api);
   drop_expired_adopted(api);
-  std::vector<std::pair<const std::byte*, std::uintptr_t>> all;
-  {
-    std::lock_guard lock(mutex_);
-    for (const auto& [begin, paired] : paired_) all.emplace_back(begin, paired.weak);
+  for (const std::byte* begin : paired_keys()) {
+    const std::uintptr_t weak = paired_weak_at(begin);
+    if (weak != 0 && api.upgrade(weak).is_none()) take_paired(begin, weak);
   }
-  std::erase_if(all, [&](const auto& p) { return !api.upgrade(p.second).is_none(); });
-  std::vector<Tensor> freed;  // let go of without the lock
-  std::lock_guard lock(mutex_);
-  for (const auto& [begin, weak] : all) {
-    const auto at = paired_.find(begin);
-    ours_.erase(onecopy::storage(at->second.bytes).data());
-    freed.push_back(std::move(at->second.bytes));
-    free_later(weak);
-    paired_.erase(at);
-  }
+  const std::lock_guard lock(mutex_);
   paired_limit_ = std::max<std::size_t>(64, paired_.size() * 2);
+}
+
+std::vector<const std::byte*> Storages::paired_keys() const {
+  const std::lock_guard lock(mutex_);
+  return keys_of(paired_);
+}
+
+std::uintptr_t Storages::paired_weak_at(const std::byte* begin) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = paired_.find(begin);
+  return at == paired_.end() ? 0 : at->second.weak;
+}
+
+/// The block, to be let go of without the lock; nothing when another storage is there by now.
+Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
+  const std::lock_guard lock(mutex_);
+  const auto at = paired_.find(begin);
+  if (at == paired_.end() || at->second.weak != weak) return {};
+  Tensor bytes = std::move(at->second.bytes);
+  ours_.erase(onecopy::storage(bytes).data());
+  free_later(weak);
+  paired_.erase(at);
+  return bytes;
 }
 
 void Storages::give_back(DLManagedTensorVersioned* managed) {

@@ -77,6 +77,9 @@ class Storages {
 
   Storages();
   void drop_expired_adopted(const Api& api);
+  std::vector<const std::byte*> paired_keys() const;
+  std::uintptr_t paired_weak_at(const std::byte* begin) const;
+  Tensor take_paired(const std::byte* begin, std::uintptr_t weak);
   std::uintptr_t weak_at(const std::byte* begin) const;
   std::optional<Tensor> paired_block_at(const Api& api, const std::byte* begin);
   static void give_back(DLManagedTensorVersioned* managed);

@@ -2,6 +2,7 @@
 """The bridge to torch: storages move into shared memory in place, and one block is one storage."""
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -9,6 +10,7 @@ import time
 import weakref
 
 import pytest
+from devices import needs_simulator
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
@@ -432,3 +434,64 @@ assert seen.stdout.splitlines() == [values, values], (seen.stdout, seen.stderr)
 """
     done = subprocess.run([sys.executable, "-c", program, reader], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+LOOKED_AT = """
+    import ctypes, gc, sys
+    import onecopy, torch
+    from devices import CUDA, open_driver
+    from onecopy import _core
+
+    look = torch.UntypedStorage._new_with_weak_ptr
+    meanwhile = [lambda: None]
+
+    def look_and_be_interrupted(weak):
+        storage = look(weak)
+        meanwhile.pop()() if meanwhile else None
+        return storage
+
+    torch.UntypedStorage._new_with_weak_ptr = look_and_be_interrupted
+    if sys.argv[1] == "moved by torch":
+        torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
+        make = lambda: torch.zeros(10).untyped_storage()
+        is_known = lambda storage, block: _core.torch_open_storage(block)._cdata == storage._cdata
+    else:
+        driver = open_driver(CUDA)
+        is_known = lambda storage, block: block.data_ptr == storage.data_ptr()
+
+        class OnDevice(torch.UntypedStorage):
+            device = property(lambda self: torch.device("cuda", 0))
+
+        def make():
+            memory = (ctypes.c_byte * 64).from_address(driver.memory(64))
+            storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+            storage.__class__ = OnDevice
+            return storage
+
+    def share_many(count):
+        storages = [make() for _ in range(count)]
+        for storage in storages:
+            _core.torch_share_storage(storage)
+        return storages
+
+    def drop_and_share():
+        onecopy.collect()
+        kept.extend(share_many(500))
+
+    kept = share_many(20)
+    share_many(40)
+    gc.collect()
+    meanwhile.append(drop_and_share)
+    onecopy.collect()
+    assert not meanwhile and len(kept) == 520
+    share_many(1000)
+    onecopy.collect()
+    assert all(is_known(storage, _core.torch_share_storage(storage)) for storage in kept)
+"""
+
+
+@pytest.mark.parametrize("kind", ["moved by torch", "of a device"])
+def test_storages_may_be_shared_and_dropped_while_others_are_looked_at(run_python, kind):
+    """As finalizers do, which may run wherever Python code does."""
+    environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    run_python(LOOKED_AT, kind, env=environment)
