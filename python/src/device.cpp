@@ -49,7 +49,6 @@ void copy_and_wait(const TensorView& from, const TensorView& to) {
       backend(from.device.type).synchronize(from.device.index, other);
     copy_into(from, to, stream);
     if (at != kCpu) backend(at.type).synchronize(at.index, stream);
-    return true;
   });
 }
 
@@ -69,7 +68,6 @@ void fill_row(const Tensor& tensor, const Element& value) {
                   std::min(done, tensor.nbytes() - done)},
                  stream);
     backend(device.type).synchronize(device.index, stream);
-    return true;
   });
 }
 
@@ -135,8 +133,7 @@ Stream stream_of(std::span<const Tensor> tensors) {
   if (devices.size() == 1) return current_stream(devices.front());
   for (const Device device : devices) {
     const Stream stream = current_stream(device);
-    if (stream.native)
-      without_gil([&] { return backend(device.type).synchronize(device.index, stream), true; });
+    if (stream.native) without_gil([&] { backend(device.type).synchronize(device.index, stream); });
   }
   return {};
 }
@@ -154,7 +151,7 @@ void receive(std::span<Tensor> tensors) {
 void finish_work_on(const Tensor& tensor) {
   const Device device = tensor.device();
   const Stream stream = current_stream(device);
-  without_gil([&] { return backend(device.type).synchronize(device.index, stream), true; });
+  without_gil([&] { backend(device.type).synchronize(device.index, stream); });
 }
 
 Tensor handed_to(const Tensor& tensor, Stream stream) {

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <exception>
 #include <optional>
 #include <type_traits>
@@ -56,6 +57,9 @@ inline void take_gil(PyThreadState* state) {
     park();
   }
 }
+
+/// Copies of so many bytes and more are made without the GIL.
+inline constexpr std::size_t kLargeCopy = std::size_t{64} << 10;
 
 /// How many threads are inside of without_gil() now. Those that are when the interpreter ends keep what
 /// they have for ever, which is no leak of ours.

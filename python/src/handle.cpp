@@ -5,6 +5,7 @@
 #include <nanobind/stl/string.h>
 
 #include "args.h"
+#include "bytes.h"
 #include "dtype.h"
 #include "module.h"
 #include "onecopy/share/share.h"
@@ -13,10 +14,7 @@
 namespace onecopy::python {
 namespace {
 
-nb::bytes to_bytes(const Handle& handle) {
-  const Bytes bytes = handle.to_bytes();
-  return nb::bytes(bytes.data(), bytes.size());
-}
+nb::bytes to_bytes(const Handle& handle) { return to_python(handle.to_bytes()); }
 
 Handle from_bytes(nb::handle data) {
   if (nb::isinstance<Handle>(data) || nb::isinstance<nb::str>(data))

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "bytes.h"
 #include "device.h"
 #include "module.h"
 #include "onecopy/share/share.h"
@@ -7,15 +8,9 @@
 namespace onecopy::python {
 namespace {
 
-nb::bytes share_held(const Tensor& tensor) {
-  const Bytes bytes = hold(share_in_order(tensor)).to_bytes();
-  return nb::bytes(bytes.data(), bytes.size());
-}
+nb::bytes share_held(const Tensor& tensor) { return to_python(hold(share_in_order(tensor)).to_bytes()); }
 
-void end_hold_of(const nb::bytes& bytes) {
-  const auto* data = static_cast<const std::byte*>(bytes.data());
-  end_hold(Handle::from_bytes({data, bytes.size()}));
-}
+void end_hold_of(const nb::bytes& bytes) { end_hold(Handle::from_bytes(span_of(bytes))); }
 
 }  // namespace
 

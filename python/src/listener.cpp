@@ -5,10 +5,10 @@
 
 #include <memory>
 #include <optional>
-#include <span>
 #include <string>
 #include <utility>
 
+#include "bytes.h"
 #include "gil.h"
 #include "onecopy/core/error.h"
 #include "pipe.h"
@@ -57,8 +57,6 @@ std::optional<Pipe> SharedListener::accept(Clock::time_point deadline) {
     if (!listener_) throw Error(ErrorCode::closed, "another thread closed the listener");
   });
 }
-
-ByteSpan span_of(const nb::bytes& bytes) { return std::as_bytes(std::span(bytes.c_str(), bytes.size())); }
 
 SharedListener listen(const std::string& address, nb::bytes key) {
   return SharedListener(without_gil([&] { return Listener::listen(address, span_of(key)); }));

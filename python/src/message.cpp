@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "bytes.h"
 #include "device.h"
 #include "gil.h"
 #include "no_collection.h"
@@ -238,9 +239,7 @@ void init_message(nb::module_& m) {
            nb::arg("tensors") = nb::tuple())
       .def_ro("tag", &Message::tag, "The sender's own number.")
       .def_prop_ro(
-          "data",
-          [](const Message& message) { return nb::bytes(message.data.data(), message.data.size()); },
-          "Plain bytes.")
+          "data", [](const Message& message) { return to_python(message.data); }, "Plain bytes.")
       .def_prop_ro(
           "tensors",
           [](const Message& message) -> nb::typed<nb::list, Tensor> {

@@ -5,9 +5,9 @@
 #include <nanobind/stl/string.h>
 
 #include <optional>
-#include <span>
 #include <utility>
 
+#include "bytes.h"
 #include "device.h"
 #include "gil.h"
 #include "message.h"
@@ -34,7 +34,7 @@ void send(const PipeEnd& end, nb::handle object) {
   const Message message = encode_message(object);
   const Stream stream = stream_of(message.tensors);
   const std::shared_ptr<Pipe> pipe = end.use();
-  without_gil([&] { return pipe->send(message, stream), true; });
+  without_gil([&] { pipe->send(message, stream); });
 }
 
 /// attempt(pipe, time to wait) until its result is true or the deadline has passed.
@@ -69,14 +69,9 @@ PipeEnd connect_handle(const PipeHandle& handle) {
   return PipeEnd(without_gil([&] { return Pipe::connect(handle); }));
 }
 
-nb::bytes handle_bytes(const PipeHandle& handle) {
-  const Bytes bytes = handle.to_bytes();
-  return nb::bytes(bytes.data(), bytes.size());
-}
+nb::bytes handle_bytes(const PipeHandle& handle) { return to_python(handle.to_bytes()); }
 
-PipeHandle handle_from_bytes(nb::bytes bytes) {
-  return PipeHandle::from_bytes(std::as_bytes(std::span(bytes.c_str(), bytes.size())));
-}
+PipeHandle handle_from_bytes(nb::bytes bytes) { return PipeHandle::from_bytes(span_of(bytes)); }
 
 void init_handle(nb::module_& m) {
   nb::class_<PipeHandle>(m, "PipeHandle",

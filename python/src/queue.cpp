@@ -6,9 +6,9 @@
 
 #include <algorithm>
 #include <optional>
-#include <span>
 #include <utility>
 
+#include "bytes.h"
 #include "device.h"
 #include "gil.h"
 #include "message.h"
@@ -108,13 +108,8 @@ Queue make(std::int64_t maxsize) {
   return Queue(onecopy::Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0}));
 }
 
-nb::bytes as_bytes(const Handle& handle) {
-  const Bytes bytes = handle.to_bytes();
-  return nb::bytes(bytes.data(), bytes.size());
-}
-
 Queue connect_bytes(nb::bytes handle) {
-  const auto bytes = std::as_bytes(std::span(handle.c_str(), handle.size()));
+  const ByteSpan bytes = span_of(handle);
   return Queue(without_gil([&] { return onecopy::Queue::connect(Handle::from_bytes(bytes)); }));
 }
 
@@ -164,7 +159,7 @@ void init_queue(nb::module_& m) {
   expect_waiting_threads();
   queue
       .def(
-          "close", [](Queue& q) { without_gil([&] { return q.close(), true; }); },
+          "close", [](Queue& q) { without_gil([&] { q.close(); }); },
           "For all processes: puts fail from here on, gets drain what is there.")
       .def_prop_ro("closed", &Queue::is_closed, "Has any process closed it?")
       .def("size", &Queue::size, "Objects in it now; others may change it at any time.")
@@ -183,10 +178,10 @@ void init_queue(nb::module_& m) {
       .def("__len__", &Queue::size)
       .def("__bool__", [](const Queue&) { return true; })
       .def(
-          "_handle_bytes", [](const Queue& q) { return as_bytes(q.handle()); },
+          "_handle_bytes", [](const Queue& q) { return to_python(q.handle().to_bytes()); },
           "For a process that connects while this one has the queue open.")
       .def(
-          "_held_handle_bytes", [](const Queue& q) { return as_bytes(hold(q.handle())); },
+          "_held_handle_bytes", [](const Queue& q) { return to_python(hold(q.handle()).to_bytes()); },
           "For a process that connects within ten minutes.")
       .def("__repr__", [](const Queue& q) {
         return fmt::format("<onecopy.Queue {}{} objects{}>", q.size(),

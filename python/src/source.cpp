@@ -20,9 +20,6 @@
 namespace onecopy::python {
 namespace {
 
-/// Copies of so many bytes and more are made without the GIL.
-constexpr std::size_t kLarge = std::size_t{64} << 10;
-
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
 
 /// The dtype of a numpy array that the buffer protocol has no word for, but ml_dtypes has.
@@ -85,11 +82,8 @@ std::optional<Tensor> find_ours(DType dtype, const Strided& elements, Access acc
 }  // namespace
 
 void copy_with_gil(const Strided& to, const Strided& from) {
-  if (static_cast<std::size_t>(to.count()) * to.element_size < kLarge) return copy_elements(to, from);
-  without_gil([&] {
-    copy_elements(to, from);
-    return true;
-  });
+  if (static_cast<std::size_t>(to.count()) * to.element_size < kLargeCopy) return copy_elements(to, from);
+  without_gil([&] { copy_elements(to, from); });
 }
 
 std::optional<Source> Source::of(nb::handle object, const char* argument) {

@@ -121,10 +121,7 @@ void collect_older(nb::handle older_than) {
   }
   torch::collect();
   drop_unneeded();
-  without_gil([] {
-    collect();
-    return true;
-  });
+  without_gil([] { collect(); });
 }
 
 const char* strategy_name() {

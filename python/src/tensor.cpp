@@ -6,6 +6,7 @@
 
 #include "args.h"
 #include "buffer.h"
+#include "bytes.h"
 #include "device.h"
 #include "dlpack.h"
 #include "dtype.h"
@@ -290,9 +291,9 @@ nb::object array(const Tensor& tensor, nb::handle dtype, nb::handle copy) {
 
 nb::object reduce(const Tensor& tensor) {
   const Tensor shared = is_shareable(tensor) ? tensor : own_copy(tensor);
-  const Bytes bytes = hold(share_in_order(shared)).to_bytes();
+  const nb::bytes handle = to_python(hold(share_in_order(shared)).to_bytes());
   return nb::make_tuple(nb::module_::import_("onecopy._reopen").attr("tensor"),
-                        nb::make_tuple(nb::bytes(bytes.data(), bytes.size()), name(tensor.access())));
+                        nb::make_tuple(handle, name(tensor.access())));
 }
 
 // ---- the class

@@ -43,12 +43,9 @@ Tensor all_of_block(const Tensor& tensor) {
   return {tensor.block(), block.data(), row_of_bytes(block.size()), tensor.device(), tensor.access()};
 }
 
-/// Copies of this size and more are made without the GIL.
-constexpr std::size_t kLarge = std::size_t{64} << 10;
-
 Tensor copy_of(std::byte* begin, std::size_t size) {
   const TensorView view{begin, row_of_bytes(size), kCpu, Access::read_only};
-  if (size < kLarge) return copy(view);
+  if (size < kLargeCopy) return copy(view);
   return without_gil([&] { return copy(view); });
 }
 

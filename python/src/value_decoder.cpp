@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "bytes.h"
 #include "value_format.h"
 #include "values.h"
 
@@ -108,7 +109,7 @@ nb::object Decoder::read_long(Tag tag, int depth) {
 nb::object Decoder::read_long_int() {
   const ByteSpan bytes = take(number<std::uint32_t>());
   return nb::handle(reinterpret_cast<PyObject*>(&PyLong_Type))
-      .attr("from_bytes")(nb::bytes(bytes.data(), bytes.size()), "little", nb::arg("signed") = true);
+      .attr("from_bytes")(to_python(bytes), "little", nb::arg("signed") = true);
 }
 
 nb::object Decoder::read_str(std::size_t size) {

@@ -5,6 +5,7 @@
 
 #include <vector>
 
+#include "bytes.h"
 #include "onecopy/core/error.h"
 #include "torch.h"
 #include "value_format.h"
@@ -37,7 +38,7 @@ void init_values(nb::module_& m) {
         if (!encode_value(value.ptr(), message)) return nb::none();
         nb::list tensors;
         for (const Tensor& tensor : message.tensors) tensors.append(tensor);
-        return nb::make_tuple(nb::bytes(message.data.data(), message.data.size()), tensors);
+        return nb::make_tuple(to_python(message.data), tensors);
       },
       nb::arg("value").none(), "The value's bytes and tensors; None when it has to be pickled.");
   m.def(
@@ -45,7 +46,7 @@ void init_values(nb::module_& m) {
       [](nb::bytes data, nb::list tensors) {
         std::vector<Tensor> rows;
         for (const nb::handle tensor : tensors) rows.push_back(nb::cast<Tensor>(tensor));
-        return decode_value(std::as_bytes(std::span(data.c_str(), data.size())), rows);
+        return decode_value(span_of(data), rows);
       },
       nb::arg("data"), nb::arg("tensors"), "The value that _encode_values() wrote.");
 }
