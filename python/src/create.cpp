@@ -17,8 +17,9 @@ Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device) {
   const std::vector<std::int64_t> sizes = shape_arg(shape, "shape");
   const Layout layout(dtype_arg(dtype, "dtype"), sizes);
   const Device where = device_arg(device, "device");
-  if (layout.nbytes() < kLarge) return empty(layout, where);
-  return without_gil([&] { return empty(layout, where); });
+  if (where != kCpu) return empty_in_order(layout, where);
+  if (layout.nbytes() < kLarge) return empty(layout);
+  return without_gil([&] { return empty(layout); });
 }
 
 Tensor zeros(nb::handle shape, nb::handle dtype, nb::handle device) {

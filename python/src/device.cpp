@@ -110,6 +110,12 @@ void require_host(const Tensor& tensor, const char* what) {
                           tensor.device().str()));
 }
 
+/// Without the GIL: who is short of memory may wait for what a stream does that needs Python.
+Tensor empty_in_order(const Layout& layout, Device device) {
+  Tensor made = without_gil([&] { return empty(layout, device); });
+  return device == kCpu ? made : record_stream(made, current_stream(device));
+}
+
 Handle share_in_order(const Tensor& tensor, Exact exact) {
   if (is_on_host(tensor) && exact == Exact::no) return share(tensor);
   const ShareOptions options{exact, current_stream(tensor.device())};
@@ -162,7 +168,7 @@ Tensor handed_to(const Tensor& tensor, Stream stream) {
 }
 
 Tensor copied_to(const Tensor& tensor, Device device) {
-  Tensor made = without_gil([&] { return empty(Layout(tensor.dtype(), tensor.shape()), device); });
+  Tensor made = empty_in_order(Layout(tensor.dtype(), tensor.shape()), device);
   copy_elements(made, tensor);
   return made;
 }

@@ -23,6 +23,9 @@ inline bool is_on_host(const Tensor& tensor) noexcept { return tensor.device().t
 /// Throws unsupported for tensors on devices, saying what to do. `what` begins the sentence.
 void require_host(const Tensor& tensor, const char* what);
 
+/// A new tensor for the device's current stream: its memory is kept until that stream has come past the tensor's end
+/// here. On the CPU onecopy::empty().
+Tensor empty_in_order(const Layout& layout, Device device);
 /// onecopy::share(), after what is in the device's current stream.
 Handle share_in_order(const Tensor& tensor, Exact exact = Exact::no);
 /// onecopy::open(), before what comes into the current stream of the device that it is opened on. Throws

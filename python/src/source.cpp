@@ -135,7 +135,8 @@ Tensor Source::shared() const {
 }
 
 Tensor Source::copied() const {
-  Tensor copy = empty(Layout(dtype_, elements_.shape), device());
+  const Layout layout(dtype_, elements_.shape);
+  Tensor copy = device() == kCpu ? empty(layout) : empty_in_order(layout, device());
   copy_to(copy);
   return copy;
 }

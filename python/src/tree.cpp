@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "args.h"
+#include "device.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "source.h"
@@ -48,7 +49,7 @@ nb::object copy_of_torch(nb::handle x, const std::string& argument) {
   const auto device = torch::device_of(x);
   const bool is_dense = text_of(x, "layout") == "torch.strided";
   if (!device || !is_dense || nb::cast<bool>(x.attr("is_quantized"))) refuse_torch(x, argument);
-  const Tensor made = empty(
+  const Tensor made = empty_in_order(
       Layout(dtype_arg(x.attr("dtype"), argument.c_str()), shape_arg(x.attr("shape"), argument.c_str())),
       *device);
   torch::open(made, torch::kTorch).attr("copy_")(x.attr("detach")());

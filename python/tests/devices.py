@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import NamedTuple
@@ -177,6 +178,16 @@ def on_device(test=None, *, devices: int = 1):
             pytest.fail(failure, pytrace=False)
 
     return outer
+
+
+def eventually(condition, seconds: float = 10.0) -> bool:
+    """Whether it holds at last: leases end by the tick of a thread. Python code runs meanwhile."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
 
 
 # --- the driver, as another library uses it ---------------------------------------------------------

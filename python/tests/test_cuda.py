@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import os
@@ -11,7 +12,7 @@ import sys
 import time
 
 import pytest
-from devices import CUDA, Driver, ForeignArray, borrower, end_peers, needs_simulator, on_device
+from devices import CUDA, Driver, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device
 
 import onecopy
 
@@ -20,16 +21,6 @@ import onecopy
 def processes():
     yield
     end_peers()
-
-
-def eventually(condition, seconds: float = 10.0) -> bool:
-    """Whether it holds at last: leases end by the tick of a thread. Python code runs meanwhile."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 def ints(data: bytes) -> list[int]:
@@ -310,7 +301,8 @@ def test_a_lease_ends_when_the_borrowers_stream_has_come_so_far():
     borrower(open_hold_and_drop, data)
     del tensor
     onecopy.collect()
-    assert onecopy.stats()["limbo"] >= 1, "the borrower's stream may still use it"
+    # the owner's stream comes past it, and the borrower's may still use it
+    assert eventually(lambda: onecopy.collect() or onecopy.stats()["limbo"] >= 1)
     borrower(let_go)
     assert eventually(lambda: onecopy.collect() or onecopy.stats()["limbo"] == 0)
 
@@ -326,6 +318,33 @@ def open_hold_and_drop(handle: bytes) -> None:
 def let_go() -> None:
     kept["gate"].set()
     kept.clear()
+
+
+@on_device
+def test_what_is_made_here_is_kept_until_the_current_stream_has_come_past_its_end():
+    """A kernel that was started before the last reference went may still read and write it."""
+    cuda = Driver()
+    makers = {
+        "empty": lambda: onecopy.empty(1000, "float32", "cuda:0"),
+        "zeros": lambda: onecopy.zeros(1000, device="cuda:0"),
+        "full": lambda: onecopy.full(1000, 7, device="cuda:0"),
+        "to": lambda: onecopy.zeros(1000).to("cuda:0"),
+        "copy": lambda: copy.deepcopy(onecopy.zeros(1000, device="cuda:0")),
+    }
+    for name, make in makers.items():
+        tensor = make()
+        cuda.wait(0)
+        onecopy.collect()
+        before = onecopy.stats()["live_blocks"]
+        gate = cuda.hold(0)  # the default stream, which is ours as long as torch is not there
+        try:
+            del tensor
+            onecopy.collect()
+            in_use = onecopy.stats()["live_blocks"]
+        finally:
+            gate.set()
+        assert in_use == before, f"{name}: the stream may still use it"
+        assert eventually(lambda: onecopy.stats()["live_blocks"] < before)
 
 
 # --- faults -----------------------------------------------------------------------------------------

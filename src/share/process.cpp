@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <map>
+#include <thread>
 
 #include "onecopy/core/error.h"
 #include "onecopy/device/janitor.h"
@@ -17,6 +18,8 @@
 
 namespace onecopy {
 namespace {
+
+constexpr std::chrono::seconds kPatienceWithStreams{5};  // of who is short of memory that they use
 
 std::atomic<Strategy> the_strategy{Strategy::file_descriptor};
 
@@ -181,9 +184,32 @@ Pool& Process::pool(SegmentKind kind, Device device) {
   return *at->second;
 }
 
+/// Waits until a stream has come past the end of some. False when none are left to wait for, or it takes too long.
+bool Process::await_release(std::chrono::steady_clock::time_point deadline) {
+  const std::size_t waiting = releases_.size();
+  while (releases_.size() != 0 && std::chrono::steady_clock::now() < deadline) {
+    releases_.sweep();
+    if (releases_.size() < waiting) return ledger_.drain(), true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+/// What is short only because streams have still to come past what was dropped is no shortage yet.
+Extent Process::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatienceWithStreams;
+  for (bool again = device != kCpu && releases_.size() != 0;; again = await_release(deadline)) {
+    try {
+      return pool.allocate(bytes);
+    } catch (const Error& error) {
+      if (!again || error.code() != ErrorCode::out_of_memory) throw;
+    }
+  }
+}
+
 std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device device) {
   Pool& from = pool(kind_of(the_strategy, device.type), device);
-  Extent extent = from.allocate(bytes);
+  Extent extent = allocate_from(from, bytes, device);
   extent.size = bytes;  // what the pool adds by rounding belongs to nobody
   try {
     return {ledger_.add(extent, from), extent.data};

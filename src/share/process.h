@@ -122,6 +122,8 @@ class Process {
 
   Process();
   Pool& pool(SegmentKind kind, Device device);
+  Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
+  bool await_release(std::chrono::steady_clock::time_point deadline);
   /// REQUIRES: trimming_, or they may go at exit.
   std::vector<Pool*> pools() const;
   bool tick();

@@ -67,9 +67,10 @@ Handle share(const Tensor& tensor, Stream stream) { return Process::current().sh
 
 namespace {
 
+/// The stream may still have to write the copy when its last reference goes.
 Tensor copy_in_order(const Tensor& tensor, const std::optional<Stream>& stream) {
   if (!stream) return copy(tensor.view());
-  Tensor made = empty(Layout(tensor.dtype(), tensor.shape()), tensor.device());
+  Tensor made = record_stream(empty(Layout(tensor.dtype(), tensor.shape()), tensor.device()), *stream);
   copy_into(tensor.view(), made.view(), *stream);
   return made;
 }

@@ -156,6 +156,40 @@ TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {
   });
 }
 
+TEST_F(CudaOrder, ACopyThatIsDroppedIsWrittenBeforeItsMemoryIsUsedAgain) {
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor whole = bytes(1 << 20);
+    close_with(cu, stream, *gate);
+    share(whole.slice(0, 0, 4096), ShareOptions{Exact::copy, Stream{stream}});  // dropped at once
+    collect();
+    EXPECT_EQ(stats().live_blocks, 2u) << "the stream has still to write the copy";
+    gate->open = true;
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 1; }));
+  });
+}
+
+TEST_F(CudaOrder, WhoIsShortOfMemoryWaitsForWhatStreamsStillUse) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "wants a small device";
+  testing::in_child_with({{"ONECOPY_SIM_CUDA_MEMORY", "67108864"}}, [&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    constexpr std::int64_t kMostOfIt = 40 << 20;
+    Tensor tensor = record_stream(bytes(kMostOfIt), Stream{stream});
+    close_with(cu, stream, *gate);
+    tensor.release();
+    std::thread opener([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(100));
+      gate->open = true;
+    });
+    EXPECT_NO_THROW(bytes(kMostOfIt));
+    opener.join();
+  });
+}
+
 TEST_F(CudaOrder, AStreamThatIsBeingCapturedIsRefused) {
   testing::in_child([&] {
     const CudaCalls cu;

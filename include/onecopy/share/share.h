@@ -14,7 +14,8 @@
 namespace onecopy {
 
 /// A new tensor, row-major, uninitialised, in memory that other processes can open at no further
-/// cost. `layout` must be contiguous. Throws out_of_memory with the numbers.
+/// cost. `layout` must be contiguous. Throws out_of_memory with the numbers; on a device it first waits, five seconds
+/// at most, for what streams have still to come past.
 Tensor empty(const Layout& layout, Device device = kCpu);
 
 /// A tensor of our own with the same elements, row-major: the way to share foreign memory.
