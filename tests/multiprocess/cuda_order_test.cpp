@@ -190,6 +190,29 @@ TEST_F(CudaOrder, WhoIsShortOfMemoryWaitsForWhatStreamsStillUse) {
   });
 }
 
+TEST_F(CudaOrder, TheDefaultStreamsOfTwoThreadsAreTwo) {
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto own = reinterpret_cast<testing::CUstream>(2);  // CU_STREAM_PER_THREAD
+    const auto reader = cu.stream();
+    const Tensor tensor = bytes(4096);
+    close_with(cu, own, *gate);
+    const Handle first = share(tensor, Stream{own});
+    std::thread([&] {
+      cu.use(0);
+      const Tensor other = bytes(4096);
+      share(other, Stream{own});
+      cu.cuStreamSynchronize(own);
+    }).join();
+    const Tensor same = open(first, Access::read_write, Stream{reader});
+    EXPECT_EQ(cu.cuStreamQuery(reader), testing::CUDA_ERROR_NOT_READY)
+        << "this thread's stream is not there";
+    gate->open = true;
+    EXPECT_EQ(cu.cuStreamSynchronize(reader), testing::CUDA_SUCCESS);
+  });
+}
+
 TEST_F(CudaOrder, AStreamThatIsBeingCapturedIsRefused) {
   testing::in_child([&] {
     const CudaCalls cu;

@@ -67,10 +67,21 @@ bool register_words(int ordinal, void* words, std::size_t bytes) {
 
 namespace {
 
+/// The legacy stream is out of use while one is captured that waits for it.
 bool is_capturing(const Driver& driver, Stream stream) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
-  driver.cuStreamIsCapturing.must(static_cast<CUstream>(stream.native), &status);
+  const CUresult result = driver.cuStreamIsCapturing(static_cast<CUstream>(stream.native), &status);
+  if (result == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT) return true;
+  check(result, "cuStreamIsCapturing");
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/// Every thread's default stream has the same handle, and a word belongs to one stream: to the legacy one, which
+/// waits for them all and they for it.
+CUstream stream_for_words(Stream stream) {
+  constexpr std::uintptr_t kPerThread = 2;  // CU_STREAM_PER_THREAD
+  const bool is_threads = reinterpret_cast<std::uintptr_t>(stream.native) == kPerThread;
+  return is_threads ? nullptr : static_cast<CUstream>(stream.native);
 }
 
 /// A graph would write and wait for the same values at every launch.
@@ -100,8 +111,7 @@ void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, st
   const Driver& driver = Driver::get();
   const UseContext use(ordinal);
   check_not_captured(driver, stream);
-  driver.cuStreamWriteValue64.must(static_cast<CUstream>(stream.native),
-                                   device_address(driver, ordinal, &word), value,
+  driver.cuStreamWriteValue64.must(stream_for_words(stream), device_address(driver, ordinal, &word), value,
                                    CU_STREAM_WRITE_VALUE_DEFAULT);
 }
 
@@ -126,7 +136,7 @@ bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& 
   const UseContext use(ordinal);
   check_not_captured(driver, stream);
   auto later = std::make_unique<LaterStore>(LaterStore{word, value});
-  driver.cuLaunchHostFunc.must(static_cast<CUstream>(stream.native), store_now, later.get());
+  driver.cuLaunchHostFunc.must(stream_for_words(stream), store_now, later.get());
   later.release();
   return true;
 }
@@ -136,8 +146,8 @@ void wait_for_word(int ordinal, Stream stream, const std::atomic<std::uint64_t>&
   const Driver& driver = Driver::get();
   const UseContext use(ordinal);
   check_not_captured(driver, stream);
-  driver.cuStreamWaitValue64.must(static_cast<CUstream>(stream.native),
-                                  device_address(driver, ordinal, &word), value, CU_STREAM_WAIT_VALUE_GEQ);
+  driver.cuStreamWaitValue64.must(stream_for_words(stream), device_address(driver, ordinal, &word), value,
+                                  CU_STREAM_WAIT_VALUE_GEQ);
 }
 
 }  // namespace onecopy::cuda

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stream.h"
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 
 using namespace sim;
 
@@ -59,9 +61,25 @@ Stream* Stream::make(Context& context, unsigned flags) {
   return stream;
 }
 
+/// The thread's default stream in a context, which goes with the thread.
+Stream* of_this_thread(Context& context) {
+  struct Own {
+    std::map<Context*, Stream*> streams;
+    ~Own() {
+      for (const auto& [context, stream] : streams) stream->destroy();
+    }
+  };
+  thread_local Own own;
+  Stream*& stream = own.streams[&context];
+  if (stream) return stream;
+  const std::lock_guard lock(state().mutex);
+  return stream = Stream::make(context, 0);
+}
+
 Stream* Stream::find(CUstream handle) {
   const auto number = reinterpret_cast<std::uintptr_t>(handle);
-  if (number <= 2) return current() ? current()->legacy : nullptr;  // default, legacy, per thread
+  if (number == 2) return current() ? of_this_thread(*current()) : nullptr;
+  if (number < 2) return current() ? current()->legacy : nullptr;  // default, legacy
   auto* stream = reinterpret_cast<Stream*>(handle);
   const std::lock_guard lock(state().mutex);
   return state().streams.contains(stream) ? stream : nullptr;
@@ -176,6 +194,14 @@ void Stream::destroy() {
 
 namespace {
 
+/// Does a stream that waits for the context's legacy stream record?
+bool is_waited_for_in_capture(const Context& context) {
+  const std::lock_guard lock(state().mutex);
+  return std::any_of(state().streams.begin(), state().streams.end(), [&](const Stream* stream) {
+    return stream->context == &context && stream->capture && !(stream->flags & CU_STREAM_NON_BLOCKING);
+  });
+}
+
 bool is_own(CUstream handle) { return reinterpret_cast<std::uintptr_t>(handle) > 2; }
 
 }  // namespace
@@ -280,6 +306,8 @@ SIM_CALL cuStreamIsCapturing(CUstream handle, int* status) {
   SIM_ENTER(cuStreamIsCapturing);
   const Stream* stream = Stream::find(handle);
   if (!stream || !status) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream == stream->context->legacy && is_waited_for_in_capture(*stream->context))
+    return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
   *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
             : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                        : CU_STREAM_CAPTURE_STATUS_ACTIVE;
