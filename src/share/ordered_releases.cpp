@@ -16,6 +16,18 @@
 
 namespace onecopy {
 
+namespace {
+
+bool is_captured(Device device, Stream stream) noexcept {
+  try {
+    return backend(device.type).is_captured(device.index, stream);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace
+
 /// Stands between the references to a block and its keeper; belongs to them, and goes with the last.
 class OrderedReleases::Lease final : public SharedKeeper {
  public:
@@ -66,40 +78,68 @@ BlockRef OrderedReleases::order(BlockRef block, Device device, Stream stream) {
   return {lease.release(), number};
 }
 
-/// A device that fails has stopped: nothing is at work in the memory any more. Each drop ends two that wait, so
-/// that who opens and drops large tensors without a pause has a few of them at a time, and not a tick's worth.
-void OrderedReleases::drop(BlockRef block, Device device, Stream stream) noexcept {
-  std::vector<Waiting> due;  // dropped without the lock
+/// A device that fails has stopped: nothing is at work in the memory any more.
+bool OrderedReleases::mark(Unmarked& block, std::deque<Waiting>& marked) noexcept {
   try {
-    const TimelinePoint point = timeline_.mark(device, stream);
-    const bool passed = timeline_.has_passed(point);
+    const TimelinePoint point = timeline_.mark(block.device, block.stream);
+    if (!timeline_.has_passed(point)) marked.push_back({std::move(block.block), point});
+  } catch (const std::exception& e) {
+    if (is_captured(block.device, block.stream)) return false;
+    log_warning(fmt::format("a tensor was given back out of order: {}", e.what()));
+  }
+  return true;
+}
+
+/// Each drop ends two that wait, so that who opens and drops large tensors without a pause has a few of them at a
+/// time, and not a tick's worth.
+void OrderedReleases::drop(BlockRef block, Device device, Stream stream) noexcept {
+  std::deque<Waiting> marked;
+  std::vector<Waiting> due;  // dropped without the lock
+  Unmarked dropped{std::move(block), device, stream};
+  const bool is_marked = mark(dropped, marked);
+  {
     const std::lock_guard lock(mutex_);
     for (int i = 0; i < 2 && !waiting_.empty() && timeline_.has_passed(waiting_.front().point); ++i) {
       due.push_back(std::move(waiting_.front()));
       waiting_.pop_front();
     }
-    if (passed) return;
-    waiting_.push_back({std::move(block), point});
-  } catch (const std::exception& e) {
-    log_warning(fmt::format("a tensor was given back out of order: {}", e.what()));
-    return;
+    if (is_marked && marked.empty()) return;
+    if (is_marked) waiting_.push_back(std::move(marked.front()));
+    else unmarked_.push_back(std::move(dropped));
   }
   if (on_wait) on_wait();
 }
 
+/// Without the lock while the driver is asked. True while some are left.
+bool OrderedReleases::mark_again() noexcept {
+  const std::lock_guard again(marking_again_);
+  std::deque<Unmarked> unmarked;
+  std::deque<Waiting> marked;
+  {
+    const std::lock_guard lock(mutex_);
+    unmarked.swap(unmarked_);
+  }
+  std::erase_if(unmarked, [&](Unmarked& block) { return mark(block, marked); });
+  const std::lock_guard lock(mutex_);
+  std::move(marked.begin(), marked.end(), std::back_inserter(waiting_));
+  std::move(unmarked.begin(), unmarked.end(), std::back_inserter(unmarked_));
+  return !unmarked_.empty();
+}
+
 bool OrderedReleases::sweep() noexcept {
+  const bool is_unmarked = mark_again();
   std::vector<Waiting> due;  // dropped without the lock: one may stand before another
   const std::lock_guard lock(mutex_);
   const auto passed = [&](const Waiting& w) { return timeline_.has_passed(w.point); };
   const auto first = std::stable_partition(waiting_.begin(), waiting_.end(), std::not_fn(passed));
   std::move(first, waiting_.end(), std::back_inserter(due));
   waiting_.erase(first, waiting_.end());
-  return !waiting_.empty();
+  return is_unmarked || !waiting_.empty();
 }
 
 std::size_t OrderedReleases::size() const {
   const std::lock_guard lock(mutex_);
-  return waiting_.size();
+  return waiting_.size() + unmarked_.size();
 }
 
 }  // namespace onecopy

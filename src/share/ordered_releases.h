@@ -33,12 +33,23 @@ class OrderedReleases {
     BlockRef block;
     TimelinePoint point;
   };
+  /// A stream that is being captured takes no mark: the block waits for the end of that first.
+  struct Unmarked {
+    BlockRef block;
+    Device device;
+    Stream stream;
+  };
 
   void drop(BlockRef block, Device device, Stream stream) noexcept;
+  /// False when it has to be tried again.
+  bool mark(Unmarked& block, std::deque<Waiting>& marked) noexcept;
+  bool mark_again() noexcept;
 
   Timeline& timeline_;
   mutable std::mutex mutex_;
   std::deque<Waiting> waiting_;
+  std::deque<Unmarked> unmarked_;
+  std::mutex marking_again_;  ///< before mutex_; held while the driver is asked
 };
 
 }  // namespace onecopy

@@ -213,6 +213,27 @@ TEST_F(CudaOrder, TheDefaultStreamsOfTwoThreadsAreTwo) {
   });
 }
 
+TEST_F(CudaOrder, WhatIsDroppedWhileItsStreamIsCapturedIsKeptUntilTheStreamHasComePast) {
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    Tensor tensor = record_stream(bytes(4096), Stream{stream});
+    close_with(cu, stream, *gate);
+    EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
+              testing::CUDA_SUCCESS);
+    tensor.release();
+    collect();
+    EXPECT_EQ(stats().live_blocks, 1u) << "nothing says yet how far the stream has come";
+    testing::CUgraph graph = nullptr;
+    EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
+    collect();
+    EXPECT_EQ(stats().live_blocks, 1u) << "the stream is before it";
+    gate->open = true;
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 0; }));
+  });
+}
+
 TEST_F(CudaOrder, AStreamThatIsBeingCapturedIsRefused) {
   testing::in_child([&] {
     const CudaCalls cu;
