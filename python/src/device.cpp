@@ -144,13 +144,15 @@ Stream stream_of(std::span<const Tensor> tensors) {
   return {};
 }
 
-void receive(std::span<Tensor> tensors) {
+Stream stream_to_take_in() { return torch::captured_stream(); }
+
+void receive(std::span<Tensor> tensors, Stream from) {
   Device device = kCpu;
   Stream current;
   for (Tensor& tensor : tensors) {
     if (is_on_host(tensor)) continue;
     if (tensor.device() != device) current = current_stream(device = tensor.device());
-    if (current.native) tensor = in_stream(tensor, Stream{}, current);
+    tensor = in_stream(tensor, from, current);
   }
 }
 

@@ -34,8 +34,11 @@ Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> 
 /// The stream in whose order tensors leave together, through a queue or in a bundle: the current one of their
 /// device. From several devices they leave in the order of the default streams; the host waits for others.
 Stream stream_of(std::span<const Tensor> tensors);
-/// Tensors that came in the order of the default streams, for the current ones.
-void receive(std::span<Tensor> tensors);
+/// The current stream of torch's current device if that is being captured, and the default streams otherwise. Who
+/// takes an item away names it, so as to be refused before: a captured stream cannot wait for another process.
+Stream stream_to_take_in();
+/// Tensors that came in the order of `from`, for the current streams.
+void receive(std::span<Tensor> tensors, Stream from = {});
 /// Waits for what the device's current stream has in it.
 void finish_work_on(const Tensor& tensor);
 /// The same tensor for another stream, which waits for what the current one has in it.

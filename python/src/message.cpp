@@ -225,8 +225,8 @@ Message encode_message(nb::handle object) {
   return call_python([&] { return encode(object); });
 }
 
-nb::object decode_message(Message&& message) {
-  receive(message.tensors);
+nb::object decode_message(Message&& message, Stream taken_in) {
+  receive(message.tensors, taken_in);
   return call_python([&] { return decode(std::move(message)); });
 }
 

@@ -12,7 +12,7 @@ namespace onecopy::python {
 /// Tensors on devices leave in the order of stream_of(message.tensors). Throws what pickling raises, and invalid_argument for a onecopy.Message whose tag is taken.
 Message encode_message(nb::handle object);
 
-/// Throws bad_handle for a message that none of us wrote, and what unpickling raises.
-nb::object decode_message(Message&& message);
+/// `taken_in` is the stream that the get was in the order of. Throws bad_handle for a message that none of us wrote, and what unpickling raises.
+nb::object decode_message(Message&& message, Stream taken_in = {});
 
 }  // namespace onecopy::python

@@ -53,9 +53,10 @@ auto wait_in(const PipeEnd& end, Clock::time_point deadline, Attempt&& attempt) 
 }
 
 nb::object recv(const PipeEnd& end, nb::handle timeout) {
-  std::optional<Message> message =
-      wait_in(end, deadline_of(timeout), [](Pipe& pipe, nanoseconds time) { return pipe.try_recv(time); });
-  if (message) return decode_message(*std::move(message));
+  const Stream stream = stream_to_take_in();
+  std::optional<Message> message = wait_in(
+      end, deadline_of(timeout), [&](Pipe& pipe, nanoseconds time) { return pipe.try_recv(time, stream); });
+  if (message) return decode_message(*std::move(message), stream);
   throw Error(ErrorCode::timeout,
               fmt::format("nothing came through the pipe within {} s", nb::str(timeout).c_str()));
 }

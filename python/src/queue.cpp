@@ -43,11 +43,11 @@ bool put_until(Queue& queue, const Message& message, Clock::time_point deadline)
   return (on_device ? without_gil(at_once) : at_once()) || wait_until(deadline, attempt);
 }
 
-std::optional<Message> get_until(Queue& queue, Clock::time_point deadline) {
+std::optional<Message> get_until(Queue& queue, Clock::time_point deadline, Stream stream) {
   const auto attempt = [&](nanoseconds time) {
-    return unless_stopped([&] { return queue.try_get(time); });
+    return unless_stopped([&] { return queue.try_get(time, stream); });
   };
-  std::optional<Message> message = unless_stopped([&] { return queue.try_get_at_once(); });
+  std::optional<Message> message = unless_stopped([&] { return queue.try_get_at_once(stream); });
   if (message) return message;
   if (deadline != Clock::time_point::min()) return wait_until(deadline, attempt);
   if (queue.empty() && !queue.is_closed()) return {};
@@ -64,9 +64,10 @@ void put(Queue& queue, nb::handle object, nb::handle timeout) {
 }
 
 nb::object get(Queue& queue, nb::handle timeout) {
-  std::optional<Message> message = get_until(queue, deadline_of(timeout));
+  const Stream stream = stream_to_take_in();
+  std::optional<Message> message = get_until(queue, deadline_of(timeout), stream);
   if (!message) throw_timeout("nothing came through the queue", timeout);
-  return decode_message(*std::move(message));
+  return decode_message(*std::move(message), stream);
 }
 
 bool try_put(Queue& queue, nb::handle object) {
@@ -74,8 +75,9 @@ bool try_put(Queue& queue, nb::handle object) {
 }
 
 nb::object try_get(Queue& queue, nb::object otherwise) {
-  std::optional<Message> message = get_until(queue, Clock::time_point::min());
-  return message ? decode_message(*std::move(message)) : std::move(otherwise);
+  const Stream stream = stream_to_take_in();
+  std::optional<Message> message = get_until(queue, Clock::time_point::min(), stream);
+  return message ? decode_message(*std::move(message), stream) : std::move(otherwise);
 }
 
 /// For calls with `block` and `timeout`, as the standard library's queues have them.
@@ -99,9 +101,10 @@ nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::ha
 }
 
 nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
-  std::optional<Message> message = get_until(queue, deadline_if(block, timeout));
+  const Stream stream = stream_to_take_in();
+  std::optional<Message> message = get_until(queue, deadline_if(block, timeout), stream);
   if (!message) raise_from_queue("Empty");
-  return decode_message(*std::move(message));
+  return decode_message(*std::move(message), stream);
 }
 
 Queue make(std::int64_t maxsize) {

@@ -340,6 +340,11 @@ Stream current_stream(Device device) {
   return torch ? torch->current_stream(device) : Stream{};
 }
 
+Stream captured_stream() {
+  const Api* torch = Api::get();
+  return torch ? torch->captured_stream() : Stream{};
+}
+
 bool record_stream(PyObject* tensor, Stream stream) {
   const Api& torch = api();
   const nb::object storage = torch.storage_of(tensor);

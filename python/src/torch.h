@@ -59,6 +59,8 @@ nb::object open_storage(const Tensor& bytes);
 void collect();
 /// torch's current stream of a device; the default stream while torch has not used such devices.
 Stream current_stream(Device device);
+/// The current stream of torch's current CUDA device while it is being captured; the default stream otherwise.
+Stream captured_stream();
 /// Keeps the memory of a torch tensor until the stream has come past the end of its storage here, too. False for
 /// memory that is torch's own: its allocator has to be told.
 bool record_stream(PyObject* tensor, Stream stream);

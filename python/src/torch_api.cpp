@@ -15,6 +15,8 @@
 namespace onecopy::python::torch {
 namespace {
 
+constexpr std::int16_t kCurrentDevice = -1;  // for torch
+
 /// torch, if somebody imported it and that is over.
 nb::object imported_torch() {
   PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
@@ -218,9 +220,18 @@ Stream Api::current_stream(Device device) const {
       table_->current_stream(kDLCuda, device.index, &stream) == 0)
     return {stream};
   PyErr_Clear();
-  const nb::object current = part_for(device.type).attr("current_stream")(device.index);
+  const nb::object find = part_for(device.type).attr("current_stream");
+  const nb::object current = device.index == kCurrentDevice ? find() : find(device.index);
   const std::string attribute = std::string(onecopy::name(device.type)) + "_stream";
   return {reinterpret_cast<void*>(number(current.attr(attribute.c_str())))};
+}
+
+/// Default streams are never captured, and most streams are those. No device but the current one is touched.
+Stream Api::captured_stream() const {
+  const Stream stream = current_stream({DeviceType::cuda, kCurrentDevice});
+  if (!stream.native) return {};
+  const int ordinal = nb::cast<int>(part_for(DeviceType::cuda).attr("current_device")());
+  return backend(DeviceType::cuda).is_captured(ordinal, stream) ? stream : Stream{};
 }
 
 nb::object Api::device(Device device) const {

@@ -44,6 +44,8 @@ class Api {
   void use(Device device) const;
   /// Until torch has used devices of that type all its work is in the default stream.
   Stream current_stream(Device device) const;
+  /// Of CUDA: the current device's current stream while it is being captured; the default stream otherwise.
+  Stream captured_stream() const;
   /// Elements from the start of the storage to the first of the tensor.
   std::size_t offset(nb::handle tensor) const { return number(call(storage_offset_, tensor)); }
 

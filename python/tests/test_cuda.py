@@ -347,6 +347,46 @@ def test_what_is_made_here_is_kept_until_the_current_stream_has_come_past_its_en
         assert eventually(lambda: onecopy.stats()["live_blocks"] < before)
 
 
+def test_a_get_in_a_captured_stream_leaves_the_item_where_it_is(run_python):
+    """torch.cuda.graph() makes such a stream the current one."""
+    pytest.importorskip("torch")
+    environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
+    program = """
+        import ctypes, onecopy, torch
+        from types import SimpleNamespace
+        from devices import Driver
+
+        if hasattr(torch.Tensor, "__dlpack_c_exchange_api__"):  # where a torch without CUDA knows no streams
+            del torch.Tensor.__dlpack_c_exchange_api__
+        cuda = Driver()
+        captured = cuda.stream()
+        queue, (here, there) = onecopy.Queue(), onecopy.Pipe()
+        tensor = onecopy.full(3, 7, "int32", "cuda:0")
+        gate = cuda.hold(0)
+        queue.put(tensor)
+        here.send(tensor)
+        torch.cuda.is_initialized = lambda: True
+        torch.cuda.current_device = lambda: 0
+        torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=captured)
+        cuda.call("cuStreamBeginCapture_v2", ctypes.c_void_p(captured), 1)
+        for take in queue.try_get, lambda: queue.get(timeout=60), lambda: there.recv(timeout=60):
+            try:
+                take()
+            except onecopy.Unsupported as error:
+                assert "captured" in str(error), error
+            else:
+                raise AssertionError("the graph would wait at each launch")
+        host = onecopy.Queue()
+        host.put([1, "of the host"])
+        print(host.get())
+        graph = ctypes.c_void_p()
+        cuda.call("cuStreamEndCapture", ctypes.c_void_p(captured), ctypes.byref(graph))
+        gate.set()
+        print(queue.get(timeout=60).tolist(), there.recv(timeout=60).tolist())
+    """
+    assert run_python(program, env=environment) == "[1, 'of the host']\n[7, 7, 7] [7, 7, 7]\n"
+
+
 # --- faults -----------------------------------------------------------------------------------------
 
 
