@@ -3,20 +3,33 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "onecopy/share/share.h"
+#include "share/keeper.h"
 
 namespace onecopy::python {
 namespace {
 
-/// One block that has been given out, and for how many times. Belongs to those references.
+/// REQUIRES: is_shareable(tensor).
+std::vector<Stream> order_of(const Tensor& tensor) {
+  return static_cast<SharedKeeper&>(*tensor.block().keeper()).order();
+}
+
+/// One block that has been given out, and for how many times. Belongs to those references. The same block in the order
+/// of other streams is kept as well until the last goes, so that all streams that were given it are waited for.
 class Export final : public BlockKeeper {
  public:
   explicit Export(const Tensor& tensor)
-      : BlockKeeper(false), block_(tensor.block()), memory_(storage(tensor)), access_(tensor.access()) {}
+      : BlockKeeper(false),
+        block_(tensor.block()),
+        orders_{order_of(tensor)},
+        memory_(storage(tensor)),
+        access_(tensor.access()) {}
 
   void retain(std::uint32_t) noexcept override;
   void release(std::uint32_t) noexcept override;
@@ -24,7 +37,20 @@ class Export final : public BlockKeeper {
  private:
   friend class Exports;
 
+  bool has(const std::vector<Stream>& order) const {
+    return std::any_of(orders_.begin(), orders_.end(), [&](const auto& known) {
+      return std::equal(known.begin(), known.end(), order.begin(), order.end(),
+                        [](Stream a, Stream b) { return a.native == b.native; });
+    });
+  }
+  void keep(BlockRef block, std::vector<Stream> order) {
+    orders_.push_back(std::move(order));
+    others_.push_back(std::move(block));
+  }
+
   const BlockRef block_;
+  std::vector<BlockRef> others_;             ///< the same one, in the order of other streams
+  std::vector<std::vector<Stream>> orders_;  ///< of all of them
   const std::span<std::byte> memory_;
   Access access_;  ///< the most that was given out
   std::uint64_t references_ = 0;
@@ -40,9 +66,12 @@ class Exports {
 
   BlockRef add(const Tensor& tensor) {
     auto made = std::make_unique<Export>(tensor);
+    BlockRef block = tensor.block();
+    auto order = order_of(tensor);
     std::lock_guard lock(mutex_);
     auto& entry = by_address_[made->memory_.data()];
     if (!entry) entry = made.release();  // its last reference deletes it
+    else if (!entry->has(order)) entry->keep(std::move(block), std::move(order));
     if (tensor.access() == Access::read_write) entry->access_ = Access::read_write;
     ++entry->references_;
     return {entry, 0};

@@ -145,6 +145,29 @@ def test_numba_and_cupy_find_what_they_ask_for():
     assert not hasattr(onecopy.empty(1, "bfloat16", "cuda:0"), "__cuda_array_interface__")
 
 
+@on_device
+def test_every_stream_that_was_given_the_memory_by_dlpack_is_waited_for():
+    cuda = Driver()
+    tensor = onecopy.zeros(1000, device="cuda:0")
+    cuda.wait(0)
+    onecopy.collect()
+    before = onecopy.stats()["live_blocks"]
+    first, second = cuda.stream(), cuda.stream()
+    capsules = [tensor.__dlpack__(stream=stream, max_version=(1, 0)) for stream in (first, second)]
+    gate = cuda.hold(second)
+    try:
+        del tensor
+        capsules.clear()
+        cuda.wait(0)
+        cuda.wait(first)
+        onecopy.collect()
+        in_use = onecopy.stats()["live_blocks"]
+    finally:
+        gate.set()
+    assert in_use == before, "the second stream may still use it"
+    assert eventually(lambda: onecopy.stats()["live_blocks"] < before)
+
+
 # --- memory of other libraries ----------------------------------------------------------------------
 
 

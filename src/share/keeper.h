@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <span>
+#include <vector>
 
 #include "onecopy/memory/block.h"
 #include "onecopy/memory/pool.h"
@@ -33,6 +34,8 @@ class SharedKeeper : public BlockKeeper {
   /// Who counts for good; another than this one where something stands in between.
   virtual SharedKeeper& root() noexcept { return *this; }
   virtual const ProcessId& owner() const noexcept = 0;
+  /// The streams in whose order references end here, see OrderedReleases.
+  virtual std::vector<Stream> order() const { return {}; }
   /// Makes the block nameable in handles and says where it is; `access` picks the mapping when there
   /// are several. REQUIRES: the caller holds it.
   virtual BlockPlace export_block(std::uint32_t block, Access access) = 0;

@@ -42,6 +42,11 @@ class OrderedReleases::Lease final : public SharedKeeper {
   }
   SharedKeeper& root() noexcept override { return keeper().root(); }
   const ProcessId& owner() const noexcept override { return keeper().owner(); }
+  std::vector<Stream> order() const override {
+    std::vector<Stream> all = keeper().order();
+    all.push_back(stream_);
+    return all;
+  }
   BlockPlace export_block(std::uint32_t block, Access access) override {
     return keeper().export_block(block, access);
   }
