@@ -94,9 +94,23 @@ Clock::time_point deadline_if(nb::handle block, nb::handle timeout) {
   throw nb::python_error();
 }
 
-nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout) {
+/// The object's message; nothing when pickling it threw and `report`, unless that is None, was told. Only what
+/// pickling throws is the object's fault: errors of waiting are the caller's to know.
+std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
+  try {
+    return encode_message(object);
+  } catch (nb::python_error& error) {
+    if (report.is_none() || !error.matches(PyExc_Exception)) throw;
+    call_python([&] { return report(error.value(), object); });
+  }
+  return {};
+}
+
+nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
+                       nb::handle report) {
   const Clock::time_point deadline = deadline_if(block, timeout);
-  if (!put_until(queue, encode_message(object), deadline)) raise_from_queue("Full");
+  const std::optional<Message> message = encode_or_report(object, report);
+  if (message && !put_until(queue, *message, deadline)) raise_from_queue("Full");
   return nb::none();
 }
 
@@ -143,7 +157,8 @@ void init_messages(nb::class_<Queue>& queue) {
       .def("try_get", &try_get, nb::arg("default") = nb::none(),
            nb::sig("def try_get(self, default: object = None) -> typing.Any"),
            "The next object without waiting, or ``default`` when there is none. Raises as get() does.")
-      .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none())
+      .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none(),
+           nb::arg("report") = nb::none())
       .def("_get", &get_or_empty, nb::arg("block").none(), nb::arg("timeout").none());
 }
 

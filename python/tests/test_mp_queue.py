@@ -282,6 +282,54 @@ def test_a_subclass_with_the_hook_is_told_what_cannot_be_pickled():
     assert queue.empty()
 
 
+class Interrupted(Exception):
+    pass
+
+
+def interrupt(*_):
+    raise Interrupted
+
+
+@pytest.fixture
+def interrupting():
+    """SIGUSR1 raises Interrupted in the main thread."""
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    yield
+    signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("kind", ["Queue"])
+def test_what_a_signal_handler_raises_while_put_waits_is_raised_by_put(kind, interrupting, capsys):
+    full = getattr(mp.get_context("fork"), kind)(maxsize=1)
+    full.put(1)
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
+    timer.start()
+    with pytest.raises(Interrupted):
+        full.put(2)
+    timer.join()
+    assert capsys.readouterr().err == "" and full.qsize() == 1
+
+
+@pytest.mark.parametrize("kind", ["Queue"])
+@pytest.mark.parametrize("timeout, error", [("x", TypeError), (float("nan"), ValueError)])
+def test_a_timeout_that_is_none_is_an_error_of_put(kind, timeout, error, capsys):
+    queue = getattr(mp.get_context("fork"), kind)()
+    with pytest.raises(error):
+        queue.put(2, True, timeout)
+    assert capsys.readouterr().err == "" and queue.empty()
+
+
+class Unpicklable:
+    def __reduce__(self):
+        raise TypeError("this stays at home")
+
+
+def test_the_traceback_that_is_printed_names_what_failed(queue, capsys):
+    queue.put([Unpicklable()])
+    printed = capsys.readouterr().err
+    assert "in __reduce__" in printed and printed.endswith("TypeError: this stays at home\n")
+
+
 def serve(queue):
     from multiprocessing.managers import BaseManager
 

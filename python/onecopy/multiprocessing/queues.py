@@ -101,22 +101,21 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         """Put an object; tensors in it are shared with whoever gets it.
 
         Waits while the queue is full, ``timeout`` seconds at most. Raises queue.Full, ValueError when this
-        process has closed the queue, and onecopy.Error. What pickling raises is printed.
+        process has closed the queue, onecopy.Error, and what signal handlers raise meanwhile. What pickling
+        raises is printed.
         """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
-        try:
-            self._put(obj, block, timeout)
-        except Full:
-            raise
-        except Exception as error:
-            self._report(error, obj)
+        self._put(obj, block, timeout, self._report)
 
     def _report(self, error: Exception, obj: Any) -> None:
         """What cannot be pickled goes to the hook, as with the standard library's queues."""
-        if isinstance(error, Error):
-            raise error
-        self._on_queue_feeder_error(error, obj)
+        try:
+            raise error  # the hook prints the exception that is being handled
+        except Error:
+            raise
+        except Exception:
+            self._on_queue_feeder_error(error, obj)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next object.
