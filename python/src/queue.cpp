@@ -58,9 +58,18 @@ std::optional<Message> get_until(Queue& queue, Clock::time_point deadline, Strea
   throw Error(ErrorCode::timeout, fmt::format("{} within {} s", what, nb::str(timeout).c_str()));
 }
 
+/// Would an attempt without waiting fail for want of space? Then nothing need be encoded, which moves tensors.
+bool is_hopeless(const Queue& queue, Clock::time_point deadline) {
+  return deadline == Clock::time_point::min() && queue.maxsize() != 0 && queue.size() >= queue.maxsize() &&
+         !queue.is_closed();
+}
+
+bool encode_and_put(Queue& queue, nb::handle object, Clock::time_point deadline) {
+  return !is_hopeless(queue, deadline) && put_until(queue, encode_message(object), deadline);
+}
+
 void put(Queue& queue, nb::handle object, nb::handle timeout) {
-  const Clock::time_point deadline = deadline_of(timeout);
-  if (!put_until(queue, encode_message(object), deadline)) throw_timeout("the queue was full", timeout);
+  if (!encode_and_put(queue, object, deadline_of(timeout))) throw_timeout("the queue was full", timeout);
 }
 
 nb::object get(Queue& queue, nb::handle timeout) {
@@ -71,7 +80,7 @@ nb::object get(Queue& queue, nb::handle timeout) {
 }
 
 bool try_put(Queue& queue, nb::handle object) {
-  return put_until(queue, encode_message(object), Clock::time_point::min());
+  return encode_and_put(queue, object, Clock::time_point::min());
 }
 
 nb::object try_get(Queue& queue, nb::object otherwise) {
@@ -109,6 +118,7 @@ std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
 nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
                        nb::handle report) {
   const Clock::time_point deadline = deadline_if(block, timeout);
+  if (is_hopeless(queue, deadline)) raise_from_queue("Full");
   const std::optional<Message> message = encode_or_report(object, report);
   if (message && !put_until(queue, *message, deadline)) raise_from_queue("Full");
   return nb::none();

@@ -330,6 +330,21 @@ def test_the_traceback_that_is_printed_names_what_failed(queue, capsys):
     assert "in __reduce__" in printed and printed.endswith("TypeError: this stays at home\n")
 
 
+def test_put_nowait_into_a_full_queue_leaves_the_object_alone():
+    torch = pytest.importorskip("torch")
+    for kind in ("Queue", "JoinableQueue"):
+        full = getattr(mp.get_context("fork"), kind)(maxsize=1)
+        full.put(1)
+        tensor = torch.zeros(10)
+        for put in (lambda: full.put_nowait(tensor), lambda: full.put(tensor, True, 0)):
+            with pytest.raises(stdlib_queue.Full):
+                put()
+        with pytest.raises(onecopy.errors.Timeout):
+            full._core.put(tensor, 0)
+        assert not full._core.try_put(tensor)
+        assert not tensor.is_shared()
+
+
 def serve(queue):
     from multiprocessing.managers import BaseManager
 
