@@ -2,6 +2,7 @@
 #include "onecopy/channel/queue.h"
 
 #include <fmt/format.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -115,13 +116,45 @@ std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
   return {};
 }
 
-nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
-                       nb::handle report) {
+/// An object on its way into the queue, for callers that do something else with each attempt.
+/// Thread safety: none.
+struct Putting {
+  Queue& queue;  ///< kept by Python
+  Message message;
+  Clock::time_point deadline;
+};
+
+/// Nothing when `report` was told.
+std::optional<Putting> begin_put(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
+                                 nb::handle report) {
   const Clock::time_point deadline = deadline_if(block, timeout);
   if (is_hopeless(queue, deadline)) raise_from_queue("Full");
-  const std::optional<Message> message = encode_or_report(object, report);
-  if (message && !put_until(queue, *message, deadline)) raise_from_queue("Full");
+  std::optional<Message> message = encode_or_report(object, report);
+  if (!message) return {};
+  return Putting{queue, *std::move(message), deadline};
+}
+
+nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
+                       nb::handle report) {
+  const auto putting = begin_put(queue, object, block, timeout, report);
+  if (putting && !put_until(queue, putting->message, putting->deadline)) raise_from_queue("Full");
   return nb::none();
+}
+
+bool put_at_once(const Putting& putting) {
+  return put_until(putting.queue, putting.message, Clock::time_point::min());
+}
+
+/// Raises queue.Full also when there is space by now, but the deadline has passed.
+void wait_for_space(const Putting& putting) {
+  const auto attempt = [&](nanoseconds time) { return putting.queue.wait_for_space(time); };
+  if (!wait_until(putting.deadline, attempt)) raise_from_queue("Full");
+}
+
+void init_putting(nb::module_& m) {
+  nb::class_<Putting>(m, "_Putting")
+      .def("at_once", &put_at_once, "Puts the object if there is space now; is it in the queue?")
+      .def("wait_for_space", &wait_for_space, "Waits; raises queue.Full when the time is over.");
 }
 
 nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
@@ -169,12 +202,15 @@ void init_messages(nb::class_<Queue>& queue) {
            "The next object without waiting, or ``default`` when there is none. Raises as get() does.")
       .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none(),
            nb::arg("report") = nb::none())
+      .def("_begin_put", &begin_put, nb::arg("obj").none(), nb::arg("block").none(),
+           nb::arg("timeout").none(), nb::arg("report").none(), nb::keep_alive<0, 1>())
       .def("_get", &get_or_empty, nb::arg("block").none(), nb::arg("timeout").none());
 }
 
 }  // namespace
 
 void init_queue(nb::module_& m) {
+  init_putting(m);
   nb::class_<Queue> queue(
       m, "Queue", nb::is_weak_referenceable(),
       "Objects, in order, from any number of processes to any number of processes.\n\n"

@@ -4,6 +4,8 @@
 import multiprocessing.queues
 import queue as stdlib_queue
 import threading
+import time
+from pathlib import Path
 
 import pytest
 
@@ -62,6 +64,43 @@ def test_what_was_not_put_need_not_be_done(queue, capsys):
     bounded.task_done()
     bounded.join()
     queue.join()
+
+
+def put_two(queue, first_is_put):
+    queue.put(1)
+    first_is_put.put(True)
+    queue.put(2)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_producer_that_is_killed_while_it_waits_for_space_leaves_nothing_undone(method):
+    context = mp.get_context(method)
+    queue, first_is_put = context.JoinableQueue(maxsize=1), context.Queue()
+    producer = context.Process(target=put_two, args=(queue, first_is_put))
+    producer.start()
+    first_is_put.get()
+    while not is_asleep(producer.pid):
+        time.sleep(0.01)
+    producer.kill()
+    producer.join()
+    assert queue.get() == 1
+    queue.task_done()
+    assert is_joined(queue, 30), "what was never put is waited for"
+
+
+def is_asleep(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def test_put_waits_for_space_and_then_counts():
+    bounded = mp.JoinableQueue(maxsize=1)
+    putting = threading.Thread(target=lambda: [bounded.put(value) for value in range(100)])
+    putting.start()
+    for value in range(100):
+        assert bounded.get(timeout=30) == value
+        bounded.task_done()
+    putting.join()
+    bounded.join()
 
 
 def work(queue, results):

@@ -298,7 +298,7 @@ def interrupting():
     signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("kind", ["Queue"])
+@pytest.mark.parametrize("kind", ["Queue", "JoinableQueue"])
 def test_what_a_signal_handler_raises_while_put_waits_is_raised_by_put(kind, interrupting, capsys):
     full = getattr(mp.get_context("fork"), kind)(maxsize=1)
     full.put(1)
@@ -310,7 +310,7 @@ def test_what_a_signal_handler_raises_while_put_waits_is_raised_by_put(kind, int
     assert capsys.readouterr().err == "" and full.qsize() == 1
 
 
-@pytest.mark.parametrize("kind", ["Queue"])
+@pytest.mark.parametrize("kind", ["Queue", "JoinableQueue"])
 @pytest.mark.parametrize("timeout, error", [("x", TypeError), (float("nan"), ValueError)])
 def test_a_timeout_that_is_none_is_an_error_of_put(kind, timeout, error, capsys):
     queue = getattr(mp.get_context("fork"), kind)()

@@ -63,6 +63,10 @@ bool Queue::try_put(Tensor&& tensor, std::chrono::nanoseconds timeout, Stream st
   return put_into(*channel_, std::move(tensor), as_deadline(timeout), stream);
 }
 
+bool Queue::wait_for_space(std::chrono::nanoseconds timeout) const {
+  return channel_->ring().wait_to_put(as_deadline(timeout));
+}
+
 Message Queue::get(Stream stream) { return *get_from(*channel_, kForever, stream); }
 
 std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream stream) {

@@ -201,6 +201,13 @@ bool Ring::wait(TimePoint deadline) {
   return false;
 }
 
+bool Ring::wait_to_put(TimePoint deadline) {
+  do {
+    if (!is_full() || is_closed()) return true;
+  } while (wait_for_space(deadline));
+  return false;
+}
+
 void Ring::use_file(const Fd& fd) {
   if (::dup3(fd.get(), fd_.get(), O_CLOEXEC) < 0)
     throw_errno("cannot change the queue's descriptor", errno);

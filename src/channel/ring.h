@@ -74,6 +74,8 @@ class Ring {
 
   /// Waits until there is an item, or will never be one. False when neither came until the deadline.
   bool wait(TimePoint deadline);
+  /// Waits until a put need not wait for space, or will throw. False when neither came until the deadline.
+  bool wait_to_put(TimePoint deadline);
 
   /// Would take() not wait now?
   bool is_ready() const { return has_item() || is_closed(); }
@@ -155,6 +157,7 @@ class Ring {
   void lock_contended(RobustMutex& mutex, TimePoint deadline) const;
   /// Waits a slice at most. False when the deadline has passed; true means: look again.
   bool wait_for_item(TimePoint deadline);
+  bool is_full() const noexcept { return max_items_ != 0 && size() >= max_items_; }
   bool wait_for_space(TimePoint deadline);
   bool may_spin() const noexcept {
     return wait_mode_ == WaitMode::adaptive && cpus_ > 1 &&

@@ -74,6 +74,9 @@ class Queue {
   bool try_put(const Tensor& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(const Message& message, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(Tensor&& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
+  /// Puts nothing: waits until there is space, which others may take, or the queue is closed. False when it was full
+  /// all the time.
+  bool wait_for_space(std::chrono::nanoseconds timeout = {}) const;
 
   /// Waits for a message. Throws closed when the queue is closed and empty.
   Message get(Stream stream = {});

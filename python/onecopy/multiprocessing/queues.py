@@ -19,7 +19,6 @@ import threading
 from functools import cached_property
 from multiprocessing import context
 from multiprocessing.util import register_after_fork
-from queue import Full
 from typing import Any
 
 from .. import _core
@@ -179,16 +178,21 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
         """As Queue.put; the object counts as unfinished until somebody calls task_done()."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
-        # Counted first: whoever gets the object may be done with it before put returns.
+        putting = self._core._begin_put(obj, block, timeout, self._report)
+        while putting is not None and not self._counted(putting):
+            putting.wait_for_space()
+
+    def _counted(self, putting: _core._Putting) -> bool:
+        """Puts and counts if there is space.
+
+        Both under the lock that task_done takes: whoever gets the object at once is done with it only after it
+        was counted. Nobody waits for space in here: what was counted and never put could never be done.
+        """
         with self._cond:
+            if not putting.at_once():
+                return False
             self._unfinished_tasks.release()
-        try:
-            self._put(obj, block, timeout)
-        except BaseException as error:
-            self.task_done()
-            if isinstance(error, Full) or not isinstance(error, Exception):
-                raise
-            self._report(error, obj)
+            return True
 
     def task_done(self) -> None:
         """One object that was got is done with. Raises ValueError when called too many times."""

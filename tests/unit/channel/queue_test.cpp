@@ -114,6 +114,26 @@ TEST(Queue, GetTensorLeavesOtherMessagesWhereTheyAre) {
   EXPECT_EQ(queue.get().tensors.size(), 1u);
 }
 
+TEST(Queue, SpaceCanBeWaitedForWithoutPutting) {
+  Watchdog watchdog;
+  Queue queue = Queue::create({.maxsize = 1});
+  EXPECT_TRUE(queue.wait_for_space());
+  queue.put(number(1));
+  EXPECT_FALSE(queue.wait_for_space());
+  EXPECT_FALSE(queue.wait_for_space(1ms));
+  std::thread getter([&] { EXPECT_EQ(number_in(queue.get_tensor()), 1); });
+  EXPECT_TRUE(queue.wait_for_space(1h));
+  getter.join();
+  EXPECT_TRUE(queue.empty());
+}
+
+TEST(Queue, NobodyWaitsForSpaceInAClosedQueue) {
+  Queue queue = Queue::create({.maxsize = 1});
+  queue.put(number(1));
+  queue.close();
+  EXPECT_TRUE(queue.wait_for_space(1h));
+}
+
 TEST(Queue, IsBoundedByMaxsize) {
   Queue queue = Queue::create({2});
   EXPECT_EQ(queue.maxsize(), 2u);
