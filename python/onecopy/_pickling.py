@@ -10,6 +10,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from . import _core
+from ._children import keep_for_child
 
 
 class _Pickler(ForkingPickler):
@@ -40,26 +41,27 @@ def open_row(index: int, flags: int) -> Any:
     return _core._open_row(index, flags)
 
 
-def keep_for_child(thing: Any) -> bool:
+def keep_open_for_child(thing: _core.Queue | _core.PipeHandle) -> bool:
     """Keep something until the child that is being started is gone; False when none is."""
-    popen = context.get_spawning_popen()
-    if popen is None:
-        return False
-    vars(popen).setdefault("_onecopy_kept", []).append(thing)
-    return True
+    kept = [thing]
+    return keep_for_child(kept.clear)
 
 
 def reduce_queue(queue: _core.Queue) -> tuple:
     """How a queue is pickled: for a child it stays open here, for others it is held for ten minutes."""
-    kept = keep_for_child(queue)
+    kept = keep_open_for_child(queue)
     return connect_queue, (queue._handle_bytes() if kept else queue._held_handle_bytes(),)
 
 
 def reduce_pipe_end(end: _core.PipeEnd) -> tuple:
-    """How the end of a pipe is pickled: for a child only, its end counts as there until it is gone."""
+    """How the end of a pipe is pickled: for a child only.
+
+    The end counts as there until the child is gone, also when the child closes it before. That the child is gone
+    is noticed when it is waited for or asked about, and by a recv() or poll() that waits.
+    """
     context.assert_spawning(end)
     handle = end.handle()
-    keep_for_child(handle)
+    keep_open_for_child(handle)
     return connect_pipe, (handle.to_bytes(),)
 
 

@@ -37,6 +37,14 @@ void send(const PipeEnd& end, nb::handle object) {
   without_gil([&] { pipe->send(message, stream); });
 }
 
+/// What is kept for children that are gone makes their ends look alive. Without the module nothing is.
+void let_go_of_ended_children() {
+  const nb::object module = nb::steal(PyImport_GetModule(nb::str("onecopy._children").ptr()));
+  if (!module.is_valid()) return;
+  const nb::object let_go = module.attr("let_go_of_ended");
+  call_python([&] { return let_go(); });
+}
+
 /// attempt(pipe, time to wait) until its result is true or the deadline has passed.
 template <class Attempt>
 auto wait_in(const PipeEnd& end, Clock::time_point deadline, Attempt&& attempt) {
@@ -47,6 +55,7 @@ auto wait_in(const PipeEnd& end, Clock::time_point deadline, Attempt&& attempt) 
   auto result = without_gil([&] { return try_for(nanoseconds{0}); });
   if (result) return result;
   const auto look = [&] {
+    let_go_of_ended_children();
     if (end.is_closed()) throw Error(ErrorCode::closed, "another thread closed this end of the pipe");
   };
   return wait_looking(deadline, kSlice, try_for, look);

@@ -147,6 +147,40 @@ def test_the_death_of_the_other_end_is_noticed(ends):
         a.recv(timeout=30)
 
 
+class DiesWhenUnpickled:
+    def __reduce__(self):
+        return os._exit, (5,)
+
+
+def receive(end):
+    end.recv()
+
+
+CHILDREN = {
+    "ends well": (receive, ()),
+    "dies before it has the end": (receive, (DiesWhenUnpickled(),)),
+}
+
+
+@pytest.mark.parametrize("how", CHILDREN)
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("is_joined", [True, False], ids=["joined", "not joined"])
+def test_the_end_of_a_child_that_was_given_an_end_is_noticed(ends, how, method, is_joined):
+    """Also while the Process object is there, and without join() by whoever sits in recv()."""
+    a, b = ends
+    function, before = CHILDREN[how]
+    child = multiprocessing.get_context(method).Process(target=function, args=(*before, b))
+    child.start()
+    b.close()
+    a.send("you may go")
+    if is_joined:
+        child.join()
+    with pytest.raises(onecopy.errors.Closed):
+        a.recv(60)
+    child.join()
+    child.close()
+
+
 def test_keyboard_interrupt_ends_recv_and_poll(ends):
     for wait in (ends[0].recv, lambda: ends[0].poll(None)):
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))

@@ -7,7 +7,9 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
+from multiprocessing.context import set_spawning_popen
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import torch
 
 import onecopy
 import onecopy.multiprocessing as mp
+from onecopy.multiprocessing.holds import held
 
 
 def fill_row(index, tensor):
@@ -197,6 +200,49 @@ def test_what_a_child_that_was_never_started_was_to_have_is_let_go():
         process.start()
     del process
     assert onecopy.stats()["in_transit"] == before
+
+
+class EndedChild:
+    def poll(self, flag):
+        return 0
+
+
+@pytest.fixture
+def ended_child():
+    """One that a hold is tied to."""
+    child = EndedChild()
+    set_spawning_popen(child)
+    held(onecopy.zeros((1,)))
+    set_spawning_popen(None)
+    return child
+
+
+def ask_while_another_does(child, step):
+    """Asks for the child; another thread does the same after `step` instructions of ours."""
+
+    def trace(frame, event, argument):
+        nonlocal step
+        frame.f_trace_opcodes = True
+        step -= 1
+        if step == 0:
+            other = threading.Thread(target=child.poll)
+            other.start()
+            other.join()
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        child.poll()
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("step", range(1, 60))
+def test_two_threads_may_ask_for_one_child_at_the_same_time(ended_child, step):
+    before = onecopy.stats()["in_transit"]
+    ask_while_another_does(ended_child, step)
+    assert onecopy.stats()["in_transit"] == before - 1
 
 
 def keep_and_tell(tensor, pipe):

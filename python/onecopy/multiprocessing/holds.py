@@ -8,11 +8,10 @@ open: its holds end with that process.
 
 from __future__ import annotations
 
-import os
-import weakref
-from multiprocessing.context import get_spawning_popen
+from functools import partial
 
 from .. import _core
+from .._children import keep_for_child
 
 __all__ = ["held", "tie_to_child"]
 
@@ -30,35 +29,4 @@ def tie_to_child(handle: bytes) -> None:
     Without effect when no child is being started by pickling. The bytes are kept and not the Handle:
     that would keep the memory as long as the child lives.
     """
-    popen = get_spawning_popen()
-    if popen is not None:
-        _holds_of(popen).append(handle)
-
-
-def _holds_of(popen) -> list[bytes]:
-    """What was held for this child; watched from the first call on."""
-    holds = vars(popen).get("_onecopy_holds")
-    if holds is None:
-        holds = popen._onecopy_holds = []
-        _watch(popen, holds)
-    return holds
-
-
-def _watch(popen, holds: list[bytes]) -> None:
-    """Ends the holds when the child was waited for, or when nobody knows it any more."""
-    reference = weakref.ref(popen)
-    owner = os.getpid()
-
-    def end() -> None:
-        while holds and os.getpid() == owner:
-            _core._end_hold(holds.pop())
-
-    def poll(flag=os.WNOHANG):
-        popen = reference()
-        code = type(popen).poll(popen, flag)
-        if code is not None:
-            end()
-        return code
-
-    popen.poll = poll
-    weakref.finalize(popen, end).atexit = False
+    keep_for_child(partial(_core._end_hold, handle))

@@ -22,7 +22,7 @@ from multiprocessing.util import register_after_fork
 from typing import Any
 
 from .. import _core
-from .._pickling import keep_for_child
+from .._pickling import keep_open_for_child
 from ..errors import Error
 from .queue_ends import Reader, Writer
 
@@ -31,7 +31,7 @@ __all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
 
 def _state_for_child(queue: _core.Queue) -> bytes:
     """What the child that is being started connects with. Until it is gone the queue stays open here."""
-    keep_for_child(queue)
+    keep_open_for_child(queue)
     return queue._handle_bytes()
 
 
