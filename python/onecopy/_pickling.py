@@ -33,7 +33,8 @@ def dumps(obj: Any, rows: _core._Rows) -> memoryview:
 
 def loads(data: memoryview) -> Any:
     """Unpickle what :func:`dumps` made, while the message it came in is the current one."""
-    return ForkingPickler.loads(data)
+    with data:  # the memory goes with the message, and a traceback may keep this frame longer
+        return ForkingPickler.loads(data)
 
 
 def open_row(index: int, flags: int) -> Any:

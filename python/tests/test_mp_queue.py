@@ -4,6 +4,7 @@
 import asyncio
 import concurrent.futures
 import gc
+import inspect
 import multiprocessing
 import multiprocessing.queues
 import os
@@ -280,6 +281,33 @@ def test_a_subclass_with_the_hook_is_told_what_cannot_be_pickled():
     queue.put(thing)
     assert queue.reported[1] is thing and "pickle" in str(queue.reported[0])
     assert queue.empty()
+
+
+class Unreadable:
+    """Raises when it is unpickled; `ballast` makes its pickle large."""
+
+    def __init__(self, ballast):
+        self.ballast = ballast
+
+    def __setstate__(self, state):
+        raise RuntimeError("this is not to be read")
+
+
+@pytest.mark.parametrize("size", [10, 1_000_000])
+def test_a_traceback_that_is_kept_does_not_reach_the_memory_of_the_message(queue, size):
+    queue.put(Unreadable(b"x" * size))
+    with pytest.raises(RuntimeError, match="not to be read") as raised:
+        queue.get(timeout=30)
+    frames = [frame.frame for frame in traceback_of(raised.value)]
+    views = [v for frame in frames for v in frame.f_locals.values() if isinstance(v, memoryview)]
+    assert views
+    for view in views:
+        with pytest.raises(ValueError, match="released"):
+            len(view)
+
+
+def traceback_of(error):
+    return inspect.getinnerframes(error.__traceback__)
 
 
 class Interrupted(Exception):
