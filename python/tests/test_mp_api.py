@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 import multiprocessing
+import queue
+import sys
 
 import pytest
 import torch
@@ -112,6 +113,10 @@ def test_submodules_can_be_imported_under_our_name(name):
     assert getattr(mp, name) is ours
     assert set(getattr(ours, "__all__", ())) >= set(getattr(theirs, "__all__", ()))
     assert theirs.__spec__.name == f"multiprocessing.{name}", "the standard library's module was changed"
+
+
+def test_queues_has_the_exceptions_that_its_queues_raise():
+    assert mp.queues.Empty is queue.Empty and mp.queues.Full is queue.Full
 
 
 def test_reductions_have_all_of_torchs_names():

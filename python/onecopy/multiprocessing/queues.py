@@ -19,6 +19,7 @@ import threading
 from functools import cached_property
 from multiprocessing import context
 from multiprocessing.util import register_after_fork
+from queue import Empty, Full
 from typing import Any
 
 from .. import _core
@@ -26,7 +27,7 @@ from .._pickling import keep_open_for_child
 from ..errors import Error
 from .queue_ends import Reader, Writer
 
-__all__ = ["JoinableQueue", "Queue", "SimpleQueue"]
+__all__ = ["Empty", "Full", "JoinableQueue", "Queue", "SimpleQueue"]
 
 
 def _state_for_child(queue: _core.Queue) -> bytes:
