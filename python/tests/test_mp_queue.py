@@ -19,7 +19,7 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
-from onecopy.multiprocessing import queues
+from onecopy.multiprocessing import queue_ends, queues
 
 METHODS = ["fork", "spawn", "forkserver"]
 
@@ -216,6 +216,39 @@ def test_the_reader_can_be_waited_for(queue):
     assert other._reader.poll() and other._reader.recv() == "late"
     timer.join()
     assert not other._reader.poll() and not other._reader.poll(0.05)
+
+
+class Stale:
+    """A queue whose descriptor is still readable after its last object was taken."""
+
+    closed = False
+
+    def __init__(self, looks_until_next):
+        self.looks = looks_until_next
+        self.read, self.write = os.pipe()
+        os.close(self.write)
+
+    def ready_fd(self):
+        return self.read
+
+    def empty(self):
+        self.looks -= 1
+        return self.looks > 0
+
+
+def test_poll_finds_no_object_where_there_was_one_until_now():
+    taken, soon_another = Stale(10**9), Stale(4)
+    assert not queue_ends.Reader(taken).poll(0.1)
+    assert queue_ends.Reader(soon_another).poll(30)
+    os.close(taken.read)
+    os.close(soon_another.read)
+
+
+def test_poll_of_a_queue_that_others_closed_does_not_wait(queue):
+    queue._core.close()
+    assert queue._reader.poll(30) and queue._reader.poll(None) and not queue._reader.poll()
+    with pytest.raises(onecopy.errors.Closed):
+        queue._reader.recv()
 
 
 def test_the_ends_are_connections_as_far_as_others_look_at_them(queue):

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from multiprocessing.connection import wait
 from multiprocessing.context import reduction
 from typing import Any
@@ -10,6 +12,9 @@ from typing import Any
 from .. import _core
 
 _Pickler = reduction.ForkingPickler
+
+# Python waits for no longer at a time than a C int of milliseconds says.
+_SLICE = 1e6
 
 
 class _End:
@@ -50,13 +55,21 @@ class Reader(_End):
         return self._open().ready_fd()
 
     def poll(self, timeout: float | None = 0.0) -> bool:
-        """Is there an object? Waits ``timeout`` seconds for one, for ever with None."""
+        """Is there an object? Waits ``timeout`` seconds for one, for ever with None.
+
+        Another process may take it before recv() does.
+        """
         queue = self._open()
-        if not queue.empty():
-            return True
-        if timeout is not None and timeout <= 0:
-            return False
-        return bool(wait([self], timeout))
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        while queue.empty():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            if wait([self], min(left, _SLICE)) and queue.empty():
+                if queue.closed:  # recv() does not wait, it raises
+                    return True
+                time.sleep(0.001)  # it is readable a little longer than there are objects
+        return True
 
     def recv(self) -> Any:
         """The next object; waits for it."""
