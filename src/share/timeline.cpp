@@ -13,15 +13,14 @@ namespace onecopy {
 
 namespace {
 
-bool register_once(std::map<DeviceType, bool>& known, Device device, const Mapping& page) {
-  const auto at = known.find(device.type);
+bool register_once(std::map<Device, bool>& known, Device device, const Mapping& page) {
+  const auto at = known.find(device);
   if (at != known.end()) return at->second;
-  return known[device.type] =
-             backend(device.type).register_words(device.index, page.data(), kTimelineBytes);
+  return known[device] = backend(device.type).register_words(device.index, page.data(), kTimelineBytes);
 }
 
-bool is_registered(const std::map<DeviceType, bool>& known, Device device) {
-  const auto at = known.find(device.type);
+bool is_registered(const std::map<Device, bool>& known, Device device) {
+  const auto at = known.find(device);
   return at != known.end() && at->second;
 }
 
@@ -114,9 +113,10 @@ bool Timeline::settle(std::chrono::milliseconds patience) const noexcept {
   return true;
 }
 
+/// Without the lock, as above: the file is there before the words are, and stays.
 Fd Timeline::export_page() {
-  const std::lock_guard lock(mutex_);
-  if (!file_) throw Error(ErrorCode::bad_handle, "no handle of this process waits for one of its streams");
+  if (!words_.load(std::memory_order_acquire))
+    throw Error(ErrorCode::bad_handle, "no handle of this process waits for one of its streams");
   return file_.duplicate();
 }
 

@@ -54,7 +54,7 @@ class Timeline {
   /// Waits until all streams have come to their last marks, `patience` at most: what was handed over by a process
   /// that ends is only good once it is written. False when they have not.
   bool settle(std::chrono::milliseconds patience) const noexcept;
-  /// For other processes. Throws bad_handle before the first mark(): nobody can have a point to wait for.
+  /// For other processes; waits for nobody. Throws bad_handle before the first mark(): nobody can have a point to wait for.
   Fd export_page();
 
  private:
@@ -74,7 +74,7 @@ class Timeline {
   Fd file_;
   Mapping page_;
   std::atomic<const Word*> words_{nullptr};  ///< in the page
-  std::map<DeviceType, bool> registered_;
+  std::map<Device, bool> registered_;        ///< cards of one kind may differ in what their streams can
   std::map<std::pair<Device, void*>, Line> lines_;
 };
 
@@ -111,7 +111,7 @@ class ForeignTimeline {
   mutable std::mutex mutex_;
   std::map<std::uint32_t, std::uint64_t> awaited_;  ///< by slot, the latest value that streams wait for
   Mapping page_;
-  std::map<DeviceType, bool> registered_;
+  std::map<Device, bool> registered_;  ///< cards of one kind may differ in what their streams can
 };
 
 /// Has `now` reached `value`? As the devices compare.
