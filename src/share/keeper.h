@@ -58,10 +58,11 @@ class SharedKeeper : public BlockKeeper {
   ~SharedKeeper() = default;
 };
 
-/// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another.
+/// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may
+/// be right behind it, so only a tensor without bytes begins at the block's end.
 inline std::byte* begin_for(SharedKeeper& keeper, const Tensor& tensor, const BlockSpot& spot) {
   const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
-  if (offset <= spot.info.size) return spot.data;
+  if (offset < spot.info.size || (offset == spot.info.size && tensor.nbytes() == 0)) return spot.data;
   return keeper.allow(spot.info.number, tensor.access(), tensor.device().index);
 }
 
