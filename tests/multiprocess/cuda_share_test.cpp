@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What is special about CUDA memory between processes. The bodies use the driver's own calls as a framework
 // would, and no process forks after it has used a device.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -202,6 +203,20 @@ TEST_F(CudaBetweenProcesses, ATensorMayLieInSeveralChunksOfAnExpandableSegment) 
   });
   EXPECT_EQ(borrower.join(), 0);
   EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaBetweenProcesses, AProgramThatIsStartedInheritsNoDescriptorsOfChunks) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = expandable(cu, 2);
+    Backend& cuda = backend(DeviceType::cuda);
+    const auto data = reinterpret_cast<const void*>(at);
+    const auto memory = cuda.adopt(cuda.find_foreign(data, 2 * kChunk));
+    const ExportedMemory exported = memory->export_memory(Access::read_write);
+    ASSERT_EQ(exported.fds.size(), 2u);
+    for (const Fd& fd : exported.fds) EXPECT_NE(::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+  });
 }
 
 TEST_F(CudaBetweenProcesses, AsManyChunksAsAMessageTakesAreSharedAndMoreAreRefusedAtOnce) {

@@ -11,6 +11,7 @@
 #include "exported_chunks.h"
 #include "onecopy/core/error.h"
 #include "peers.h"
+#include "vmm_memory.h"
 
 namespace onecopy::cuda {
 
@@ -159,12 +160,11 @@ void AdoptedMemory::export_chunks(ExportedMemory& memory, Access access) const {
     chunks.sizes.push_back(mapping_at(driver, at).bytes);
     CUmemGenericAllocationHandle handle = 0;
     driver.cuMemRetainAllocationHandle.must(&handle, reinterpret_cast<void*>(at));
-    int fd = -1;
-    const CUresult result =
-        driver.cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+    Fd fd;
+    const CUresult result = try_export(driver, handle, fd);
     driver.cuMemRelease(handle);
     check(result, "cuMemExportToShareableHandle");
-    memory.fds.emplace_back(fd);
+    memory.fds.push_back(std::move(fd));
   }
   memory.blob = encode(chunks);
 }

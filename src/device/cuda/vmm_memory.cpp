@@ -14,6 +14,16 @@
 
 namespace onecopy::cuda {
 
+CUresult try_export(const Driver& driver, CUmemGenericAllocationHandle memory, Fd& exported) {
+  int fd = -1;
+  const CUresult result =
+      driver.cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (result != CUDA_SUCCESS) return result;
+  exported = Fd(fd);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a program that is started meanwhile would keep the memory
+  return result;
+}
+
 namespace {
 
 /// Something of the driver's that is given back at the end of a scope, unless it was taken out.
@@ -85,16 +95,6 @@ class AddressRange {
   std::vector<std::size_t> sizes_;
 };
 
-CUresult try_export(const Driver& driver, const PhysicalMemory& memory, Fd& exported) {
-  int fd = -1;
-  const CUresult result =
-      driver.cuMemExportToShareableHandle(&fd, memory.get(), CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
-  if (result != CUDA_SUCCESS) return result;
-  exported = Fd(fd);
-  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a program that is started meanwhile would keep the memory
-  return result;
-}
-
 /// The descriptor of a segment's memory. Once made it stays open, where there is room, for as long as the segment
 /// has memory: the driver takes 0.1 ms for each, and 0.8 where none is open anywhere (seen on an H200). The first
 /// segment of a card has one from the beginning, so that who opens it does not wait for that.
@@ -109,13 +109,13 @@ class Export {
   void make_first_of_card(const Driver& driver, const PhysicalMemory& memory) {
     Fd fd;
     if (device_.open_exports == 0 && driver.cuMemExportToShareableHandle &&
-        try_export(driver, memory, fd) == CUDA_SUCCESS)
+        try_export(driver, memory.get(), fd) == CUDA_SUCCESS)
       keep(std::move(fd));
   }
   Fd get(const Driver& driver, const PhysicalMemory& memory) {
     if (!kept_.fds().empty()) return kept_.fds().front().duplicate();
     Fd fd;
-    check(try_export(driver, memory, fd), "cuMemExportToShareableHandle");
+    check(try_export(driver, memory.get(), fd), "cuMemExportToShareableHandle");
     try {
       keep(fd.duplicate());
     } catch (const Error&) {  // there is room for one descriptor; it is made anew for the next who asks

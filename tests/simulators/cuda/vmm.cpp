@@ -207,7 +207,7 @@ SIM_CALL cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
   const auto at = all.handles.find(handle);
   if (at == all.handles.end() || !at->second.memory->exportable || at->second.memory->imported)
     return CUDA_ERROR_INVALID_VALUE;
-  const int fd = ::fcntl(at->second.memory->fd, F_DUPFD_CLOEXEC, 0);
+  const int fd = ::fcntl(at->second.memory->fd, F_DUPFD, 0);  // programs inherit it
   if (fd < 0) return CUDA_ERROR_UNKNOWN;
   *static_cast<int*>(out) = fd;
   return CUDA_SUCCESS;
