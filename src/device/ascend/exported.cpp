@@ -5,9 +5,6 @@
 #include <unistd.h>
 
 #include <cstring>
-#include <map>
-#include <mutex>
-#include <set>
 
 #include "devices.h"
 #include "onecopy/core/error.h"
@@ -77,22 +74,17 @@ std::int32_t own_number() {
 }
 
 void admit(const ExportedMemory& memory, std::int32_t process) {
-  static std::mutex& mutex = *new std::mutex;  // both are used until the very end
-  static auto& known = *new std::set<std::tuple<std::string, std::uint64_t, std::int32_t>>;
   const Exported exported = decode(memory);
   if (!Driver::if_loaded())  // a queue's creator, say, which has a name of the memory and nothing else
     throw Error(ErrorCode::owner_died,
                 "this process does not have the Ascend memory open that it was asked for");
   const Driver& driver = Driver::get();
-  const std::lock_guard lock(mutex);
-  if (known.contains({exported.key, exported.shareable, process})) return;
   const int ordinal = Devices::get().find(exported.device);
   const UseDevice use(ordinal < 0 ? 0 : ordinal);
   const aclError result = memory.kind == SegmentKind::ascend_key
                               ? driver.aclrtIpcMemSetImportPid(exported.key.c_str(), &process, 1)
                               : driver.aclrtMemSetPidToShareableHandle(exported.shareable, &process, 1);
   if (result != ACL_SUCCESS) throw_not_admitted(driver, result);
-  known.insert({exported.key, exported.shareable, process});
 }
 
 int prepare_to_open(int ordinal, const Exported& exported, Access access) {

@@ -38,6 +38,7 @@ bool Facts::is_admitted(std::int32_t number) const {
 }
 
 bool Facts::admit(std::int32_t number) {
+  if (is_admitted(number)) return true;
   const int at = admitted_count.fetch_add(1);
   if (at >= static_cast<int>(kMost)) return false;
   admitted[at] = number;

@@ -57,6 +57,20 @@ TEST_F(Ascend, VersionsAreOrderedAsTheyWereReleased) {
   EXPECT_FALSE(ascend::is_older("unknown", "25.3.RC1"));
 }
 
+/// The numbers of memory that is gone, and of processes, come again.
+TEST_F(Ascend, TheRuntimeIsAskedToAdmitAProcessEachTime) {
+  in_npu_child({}, [] {
+    Backend& npu = backend(DeviceType::npu);
+    const auto memory = npu.create(0, std::size_t{2} << 20, npu.traits().kind, "0123456789abcdef", 1);
+    memory->commit(0, memory->size());
+    const ExportedMemory exported = memory->export_memory(Access::read_write);
+    npu.admit(exported, 4711);
+    AclCalls().sim_fail("aclrtMemSetPidToShareableHandle", 507899, 0, 1);
+    AclCalls().sim_fail("aclrtIpcMemSetImportPid", 507899, 0, 1);
+    expect_refusal(ErrorCode::unsupported, {"admits no other process"}, [&] { npu.admit(exported, 4711); });
+  });
+}
+
 TEST_F(Ascend, AnOldCannIsNamedWithItsVersion) {
   in_npu_child({{"ONECOPY_SIM_ASCEND_CANN", "8.2.RC1"}}, [] {
     expect_no_ascend({"CANN", "8.2.RC1", "8.3.RC1 or newer"});
