@@ -84,7 +84,7 @@ BlockRef OrderedReleases::order(BlockRef block, Device device, Stream stream) {
 }
 
 /// A device that fails has stopped: nothing is at work in the memory any more.
-bool OrderedReleases::mark(Unmarked& block, std::deque<Waiting>& marked) noexcept {
+bool OrderedReleases::mark(Unmarked& block, std::vector<Waiting>& marked) noexcept {
   try {
     const TimelinePoint point = timeline_.mark(block.device, block.stream);
     if (!timeline_.has_passed(point)) marked.push_back({std::move(block.block), point});
@@ -98,7 +98,7 @@ bool OrderedReleases::mark(Unmarked& block, std::deque<Waiting>& marked) noexcep
 /// Each drop ends two that wait, so that who opens and drops large tensors without a pause has a few of them at a
 /// time, and not a tick's worth.
 void OrderedReleases::drop(BlockRef block, Device device, Stream stream) noexcept {
-  std::deque<Waiting> marked;
+  std::vector<Waiting> marked;
   std::vector<Waiting> due;  // dropped without the lock
   Unmarked dropped{std::move(block), device, stream};
   const bool is_marked = mark(dropped, marked);
@@ -118,8 +118,8 @@ void OrderedReleases::drop(BlockRef block, Device device, Stream stream) noexcep
 /// Without the lock while the driver is asked. True while some are left.
 bool OrderedReleases::mark_again() noexcept {
   const std::lock_guard again(marking_again_);
-  std::deque<Unmarked> unmarked;
-  std::deque<Waiting> marked;
+  std::vector<Unmarked> unmarked;
+  std::vector<Waiting> marked;
   {
     const std::lock_guard lock(mutex_);
     unmarked.swap(unmarked_);

@@ -42,13 +42,13 @@ class OrderedReleases {
 
   void drop(BlockRef block, Device device, Stream stream) noexcept;
   /// False when it has to be tried again.
-  bool mark(Unmarked& block, std::deque<Waiting>& marked) noexcept;
+  bool mark(Unmarked& block, std::vector<Waiting>& marked) noexcept;
   bool mark_again() noexcept;
 
   Timeline& timeline_;
   mutable std::mutex mutex_;
   std::deque<Waiting> waiting_;
-  std::deque<Unmarked> unmarked_;
+  std::vector<Unmarked> unmarked_;
   std::mutex marking_again_;  ///< before mutex_; held while the driver is asked
 };
 
