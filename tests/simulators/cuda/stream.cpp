@@ -66,7 +66,7 @@ Stream* of_this_thread(Context& context) {
   struct Own {
     std::map<Context*, Stream*> streams;
     ~Own() {
-      for (const auto& [context, stream] : streams) stream->destroy();
+      for (const auto& [of, stream_of_it] : streams) stream_of_it->destroy();
     }
   };
   thread_local Own own;
