@@ -9,10 +9,12 @@
 /// Thread safety: all functions are called with the GIL held, and let go of it while they copy a lot.
 namespace onecopy::python {
 
-/// Tensors on devices leave in the order of stream_of(message.tensors). Throws what pickling raises, and invalid_argument for a onecopy.Message whose tag is taken.
+/// Tensors on devices leave in the order of stream_of(message.tensors). Throws what pickling raises, and
+/// invalid_argument for a onecopy.Message whose tag is taken.
 Message encode_message(nb::handle object);
 
-/// `taken_in` is the stream that the get was in the order of. Throws bad_handle for a message that none of us wrote, and what unpickling raises.
+/// `taken_in` is the stream that the get was in the order of. Throws bad_handle for a message that none of us
+/// wrote, and what unpickling raises.
 nb::object decode_message(Message&& message, Stream taken_in = {});
 
 }  // namespace onecopy::python

@@ -34,8 +34,8 @@ class Ledger final : public SharedKeeper {
   /// Called (without locks) when a block enters limbo: somebody has to look again later.
   std::function<void()> on_limbo;
 
-  /// Enters an extent with one reference; it goes back to `from` in the end. Throws out_of_memory when kMaxBlocks are in use;
-  /// the extent is still the caller's then.
+  /// Enters an extent with one reference; it goes back to `from` in the end. Throws out_of_memory when kMaxBlocks
+  /// are in use; the extent is still the caller's then.
   BlockRef add(const Extent& extent, ExtentOwner& from);
   /// `kept` lives until nobody holds `block` any more, here or elsewhere.
   void keep_with(std::uint32_t block, std::vector<BlockRef> kept);

@@ -54,7 +54,8 @@ class Timeline {
   /// Waits until all streams have come to their last marks, `patience` at most: what was handed over by a process
   /// that ends is only good once it is written. False when they have not.
   bool settle(std::chrono::milliseconds patience) const noexcept;
-  /// For other processes; waits for nobody. Throws bad_handle before the first mark(): nobody can have a point to wait for.
+  /// For other processes; waits for nobody. Throws bad_handle before the first mark(): nobody can have a point
+  /// to wait for.
   Fd export_page();
 
  private:

@@ -23,8 +23,8 @@ Exported decode(const ExportedMemory& memory);
 
 /// The driver's number of this process, which in a container is not what getpid() says.
 std::int32_t own_number();
-/// Lets a process open it. The runtime is asked each time: numbers of memory and of processes come again. Throws owner_died in a process
-/// that has no Ascend memory open, unsupported when the memory's owner is gone.
+/// Lets a process open it. The runtime is asked each time: numbers of memory and of processes come again. Throws
+/// owner_died in a process that has no Ascend memory open, unsupported when the memory's owner is gone.
 void admit(const ExportedMemory& memory, std::int32_t process);
 
 /// What opening somebody else's export at `ordinal` needs: the access it was lent with, and a path between the
