@@ -155,9 +155,8 @@ def test_stats_count_memory_of_devices(vendor):
     after = onecopy.stats()
     assert after["device_segments"] == before["device_segments"] + 1
     assert after["device_bytes"] - before["device_bytes"] == 64 << 20
-    del tensor
-    onecopy.collect()
-    assert onecopy.stats()["device_bytes"] == before["device_bytes"]
+    del tensor  # its memory goes once the stream has come past it
+    assert eventually(lambda: onecopy.collect() or onecopy.stats()["device_bytes"] == before["device_bytes"])
 
 
 @on_device

@@ -35,9 +35,10 @@ case $kind in
     fi
     ;;
   add_subdirectory)
-    # All of the library is compiled once more, and here each source alone: merged ones do not miss what they forgot to
-    # include. Precompiled headers, and no optimisation, make it half as long.
-    build_and_run -DONECOPY_SOURCE="$(cd "$here/../.." && pwd)" -DONECOPY_WERROR=ON -DONECOPY_PRECOMPILE=ON \
+    # All of the library is compiled once more: many sources at a time, and not optimised, it takes half as long. With
+    # ONECOPY_ALONE=1 each source alone, as a stranger's are: merged ones do not miss what they forgot to include.
+    build_and_run -DONECOPY_SOURCE="$(cd "$here/../.." && pwd)" -DONECOPY_WERROR=ON \
+      $([ -n "${ONECOPY_ALONE:-}" ] && echo -DONECOPY_PRECOMPILE=ON || echo -DONECOPY_MERGE_SOURCES=ON) \
       -DCMAKE_CXX_FLAGS_RELEASE=-O0
     ;;
   command)
