@@ -7,10 +7,9 @@ import gc
 import os
 import subprocess
 import sys
-import time
 
 import pytest
-from devices import borrower, driver, end_peers, is_simulated, on_device
+from devices import borrower, driver, end_peers, eventually, is_simulated, on_device
 
 torch = pytest.importorskip("torch")
 
@@ -32,15 +31,6 @@ LONG = 1_000_000_000  # cycles of a GPU: about half a second
 def processes():
     yield
     end_peers()
-
-
-def eventually(condition, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
 
 
 # --- what the other process does --------------------------------------------------------------------
