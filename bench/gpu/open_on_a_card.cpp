@@ -73,7 +73,8 @@ void import_on_a_card(Parent& parent) {
   parent.talk.say("ready");
   const HandleFields handle = Handle::from_text(parent.talk.hear()).fields();
   const auto owner =
-      onecopy::Peer::connect(Call(handle.owner, broker_patience()), Process::current().name());
+      onecopy::Peer::introduce(Call(handle.owner, broker_patience()), Process::current().name());
+  owner->await_welcome();
   ExportedMemory memory = owner->fetch_memory({handle.segment, Access::read_write});
   std::unique_ptr<DeviceMemory> mapped;
   parent.talk.say(fmt::format(

@@ -179,7 +179,7 @@ void Broker::challenge(Connection& c, ByteSpan packet) {
 /// it is told why not.
 void Broker::make_spare_page() noexcept {
   try {
-    if (!spare_page_) spare_page_ = create_claim_file();
+    if (!spare_page_.file) spare_page_ = create_claim_file();
   } catch (const std::exception&) {  // see above
   }
 }
@@ -200,17 +200,17 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
                 "the owner refuses: this process does not know the secret that its handles carry");
   c.pidfd = c.socket.peer_pidfd();
   const Fd table = ledger_.export_table();
-  const Fd page = spare_page_ ? std::move(spare_page_) : create_claim_file();
-  c.page = map_claims(page);
-  c.page_inode = inode_of(page);
+  ClaimFile page = spare_page_.file ? std::move(spare_page_) : create_claim_file();
+  c.page = std::move(page.memory);
+  c.page_inode = inode_of(page.file);
   {
     const std::lock_guard lock(mutex_);  // nobody tells it of a segment that went before it is welcomed
     c.attached = ledger_.attach(claims_in(c.page));
     point("attach.done");
-    reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.get()});
+    reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.file.get()});
   }
   if (challenged() == 0) watch_.may_sleep();
-  make_spare_page();  // while it maps this one
+  watch_.request_tick();  // for another spare page: what this borrower asks next comes first
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {
@@ -308,6 +308,7 @@ void Broker::on_hangup(At at) {
 }
 
 bool Broker::tick() {
+  if (listening_) make_spare_page();
   if (starved_) watch_.add(listener_.fd(), [this] { accept_all(); });
   starved_ = false;
   std::vector<At> looked_after;
@@ -502,15 +503,15 @@ std::vector<TransitInfo> Broker::orphans() const {
 }
 
 ForkPage Broker::prepare_fork() {
-  const Fd file = create_claim_file();
-  ForkPage child{map_claims(file), {}};
+  ClaimFile page = create_claim_file();
+  ForkPage child{map_claims(page.file), {}};
   claims_in(child.memory).header().all.store(1);
   auto [ours, theirs] = UnixSocket::pair();
   child.socket = std::move(theirs);
   const At at = connections_.emplace(connections_.end());
   at->socket = std::move(ours);
-  at->page = map_claims(file);
-  at->page_inode = inode_of(file);
+  at->page = std::move(page.memory);
+  at->page_inode = inode_of(page.file);
   at->attached = ledger_.attach_locked(claims_in(at->page));
   watch_.add(at->socket.fd(), [this, at] { serve(at); });
   return child;
@@ -518,7 +519,7 @@ ForkPage Broker::prepare_fork() {
 
 void Broker::abandon() noexcept {
   connections_.clear();
-  spare_page_.reset();
+  spare_page_ = {};
   if (listener_) Fd(listener_.release()).reset();
 }
 

@@ -143,7 +143,7 @@ class Broker {
   mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
-  Fd spare_page_;          ///< for the claims of the next borrower; watch thread, once it listens
+  ClaimFile spare_page_;   ///< for the claims of the next borrower; watch thread, once it listens
   bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread
   bool starving_ = false;  ///< said so already
   Connections connections_;

@@ -44,6 +44,8 @@ EarlyCall::~EarlyCall() {
   if (call_) early = nullptr;  // nobody took it
 }
 
+bool EarlyCall::is_waiting() noexcept { return early != nullptr; }
+
 std::optional<Call> EarlyCall::take(const ProcessId& to) noexcept {
   if (!early || (*early)->to != to) return {};
   return std::exchange(*std::exchange(early, nullptr), {});

@@ -31,6 +31,8 @@ class EarlyCall {
   EarlyCall(const EarlyCall&) = delete;
   EarlyCall& operator=(const EarlyCall&) = delete;
 
+  /// Has this thread called somebody, and not taken it up?
+  static bool is_waiting() noexcept;
   /// Empty when this thread has called nobody, or somebody else.
   static std::optional<Call> take(const ProcessId& to) noexcept;
 

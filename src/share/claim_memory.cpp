@@ -34,10 +34,11 @@ void write_header(const Mapping& mapping) {
 
 }  // namespace
 
-Fd create_claim_file() {
+ClaimFile create_claim_file() {
   Fd file = create_memfd("onecopy-claims", kPageBytes);
-  write_header(Mapping::of(file, kMiddleAt, Access::read_write));
-  return file;
+  Mapping memory = Mapping::of(file, kPageBytes, Access::read_write);
+  write_header(memory);
+  return {std::move(file), std::move(memory)};
 }
 
 Mapping map_claims(const Fd& file) {

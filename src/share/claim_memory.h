@@ -19,8 +19,14 @@ inline constexpr std::size_t kTableBytes = kMaxBlocks * sizeof(Record);
 static_assert(sizeof(Record) == 32);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 
+/// A claim page and the file that others map it from.
+struct ClaimFile {
+  Fd file;
+  Mapping memory;
+};
+
 /// A new claim page: sized and sealed, so that nobody can make the other side fault.
-Fd create_claim_file();
+ClaimFile create_claim_file();
 Mapping map_claims(const Fd& file);
 /// What /proc/<pid>/maps calls the file.
 std::uint64_t inode_of(const Fd& file);

@@ -117,6 +117,7 @@ void Process::inherit(Process& parent) {
   if (!inheritance_.empty() || !parent.importer_.peers().empty())
     watch_.start();  // the first that can fail: what is inherited cannot be given back
   parent_ = &parent;
+  cleaned_up_ = parent.cleaned_up_;
   importer_.inherit(parent.importer_);
   inherited_ = std::move(inheritance_);
   for (Inherited& from : inherited_) watch_inherited(from);

@@ -13,12 +13,12 @@ namespace onecopy {
 std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept {
   announce_child(mine);
   try {
-    const Fd file = create_claim_file();
-    ForkPage child{map_claims(file), {}};
+    ClaimFile page = create_claim_file();
+    ForkPage child{std::move(page.memory), {}};
     claims_in(child.memory).header().all.store(1);
     auto [ours, theirs] = UnixSocket::pair();
     child.socket = std::move(ours);
-    const int fds[] = {file.get(), theirs.fd()};
+    const int fds[] = {page.file.get(), theirs.fd()};
     owner.send(wire::pack(wire::Type::adopt_child, wire::AdoptChild{}), fds, std::chrono::seconds(10));
     point("fork.page_sent");
     return child;

@@ -36,6 +36,14 @@ Peer::Wanted wanted(const HandleFields& handle, Access access) {
   return {handle.segment, access, backend(device_type(handle.kind)).borrower_number()};
 }
 
+/// The first look at a device takes its driver longer than a connection, and the owner needs the time to wake up.
+void look_at_device(const HandleFields& handle) noexcept {
+  try {
+    find_device(device_type(handle.kind), handle.device);
+  } catch (const std::exception&) {  // whoever maps the segment will find out why
+  }
+}
+
 Error died(const HandleFields& handle) {
   return Error(ErrorCode::owner_died,
                fmt::format("the process that owned this tensor has exited, and neither the maker of "
@@ -179,15 +187,21 @@ Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wa
   const Patience in_all(Clock::now() + broker_patience());
   const Turn turn(*this, process);
   if (Peer* peer = live()) return *peer;
-  watch_.start();
   if (std::optional<Call> early = EarlyCall::take(process)) {
     try {
-      return adopt(Peer::connect(*std::move(early), public_name(self_), wanted));
+      return attach(*std::move(early), wanted);
     } catch (const Error& e) {  // who takes too long to answer is hung up on
       if (e.code() != ErrorCode::peer_died) throw;
     }
   }
-  return adopt(Peer::connect(Call(process, broker_patience()), public_name(self_), wanted));
+  return attach(Call(process, broker_patience()), wanted);
+}
+
+Peer& Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
+  std::unique_ptr<Peer> peer = Peer::introduce(std::move(call), public_name(self_), wanted);
+  watch_.start();  // while the other looks at our proof
+  peer->await_welcome();
+  return adopt(std::move(peer));
 }
 
 /// A closed or disconnected peer of the same process stays in all_: leases and caches point at it.
@@ -202,6 +216,7 @@ Peer& Importer::adopt(std::unique_ptr<Peer> peer) {
 /// sockets are closed and its process is not yet known to be gone, look again.
 Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
   const auto deadline = Clock::now() + kDeathTakesAtMost;
+  look_at_device(handle);
   for (;; std::this_thread::sleep_for(kLookAgain)) {
     try {
       return connect(handle.owner, wanted(handle, access));

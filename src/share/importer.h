@@ -68,6 +68,7 @@ class Importer {
   class Turn;
 
   Peer* find_owner(const ProcessId& owner) const;
+  Peer& attach(Call call, std::optional<Peer::Wanted> wanted);
   Peer& adopt(std::unique_ptr<Peer> peer);
   Peer& reach_owner(const HandleFields& handle, Access access);
   std::optional<Peer::Foreign> ask_holders(const HandleFields& handle, Access access);

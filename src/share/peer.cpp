@@ -52,18 +52,28 @@ Peer::Peer(const ProcessId& owner)
       count_memory_(Mapping::anonymous(kMaxBlocks * sizeof(std::atomic<std::uint32_t>))),
       counts_(count_memory_.as<std::atomic<std::uint32_t>>()) {}
 
-std::unique_ptr<Peer> Peer::connect(Call call, const std::string& my_name, std::optional<Wanted> wanted) {
+template <class F>
+void Peer::or_say_silent(F&& f) {
+  try {
+    f();
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::timeout) throw_silent(pid_, e);
+    throw;
+  }
+}
+
+std::unique_ptr<Peer> Peer::introduce(Call call, const std::string& my_name, std::optional<Wanted> wanted) {
   std::unique_ptr<Peer> peer(new Peer(call.to));
   peer->socket_ = std::move(call.socket);
   peer->pid_ = call.credentials.pid;
   peer->pidfd_ = peer->socket_.peer_pidfd();
-  try {
-    peer->handshake(call.nonce, my_name, wanted);
-  } catch (const Error& e) {
-    if (e.code() == ErrorCode::timeout) throw_silent(peer->pid_, e);
-    throw;
-  }
+  peer->wanted_ = wanted;
+  peer->or_say_silent([&] { peer->prove(call.nonce, my_name); });
   return peer;
+}
+
+void Peer::await_welcome() {
+  or_say_silent([this] { hear_welcome(); });
 }
 
 std::unique_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
@@ -75,9 +85,9 @@ std::unique_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
   return peer;
 }
 
-void Peer::handshake(const wire::Nonce& mine, const std::string& my_name, std::optional<Wanted> wanted) {
+void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
   const ByteSpan secret = std::as_bytes(std::span(owner_));
-  Packet packet = receive_soon();
+  const Packet packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
   const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
@@ -88,21 +98,23 @@ void Peer::handshake(const wire::Nonce& mine, const std::string& my_name, std::o
                 "secret; the handle was not used");
   const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
   socket_.send(wire::pack(wire::Type::prove, proof), {}, broker_patience());
-  if (wanted) {  // asked before the welcome has come: it saves a round trip
-    Bytes question = want_segment(*wanted);
-    wire::set_serial(question, ++last_serial_);
-    socket_.send(question, {}, broker_patience());
-  }
-  packet = receive_soon();
+  if (!wanted_) return;
+  Bytes question = want_segment(*wanted_);  // asked before the welcome has come: it saves a round trip
+  wire::set_serial(question, ++last_serial_);
+  socket_.send(question, {}, broker_patience());
+}
+
+void Peer::hear_welcome() {
+  Packet packet = receive_soon();
   wire::expect(packet.bytes, wire::Type::welcome);
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
   set_table(std::move(packet.fds[0]));
   set_page(map_claims(packet.fds[1]));
-  if (!wanted) return;
+  if (!wanted_) return;
   packet = receive_answer();
   // Refused: whoever claims the block will find out why.
   if (wire::type_of(packet.bytes) == wire::Type::segment)
-    map_segment(wanted->segment, wanted->access, memory_in(std::move(packet)));
+    map_segment(wanted_->segment, wanted_->access, memory_in(std::move(packet)));
 }
 
 void Peer::set_table(Fd file) {

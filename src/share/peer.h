@@ -39,15 +39,17 @@ void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept;
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Peer final : public SharedKeeper {
  public:
-  /// Attaches to the process that was called. Throws peer_died, other_user, bad_secret, timeout...
-  /// Brings a segment along, if one is wanted, in the same exchange of messages.
   struct Wanted {
     std::uint32_t segment;
     Access access;
     std::int32_t number = 0;  ///< Backend::borrower_number() of the segment's kind
   };
-  static std::unique_ptr<Peer> connect(Call call, const std::string& my_name,
-                                       std::optional<Wanted> wanted = {});
+  /// Proves to the process that was called who we are. What is wanted comes along with its welcome. Both throw
+  /// peer_died, other_user, bad_secret, timeout...
+  static std::unique_ptr<Peer> introduce(Call call, const std::string& my_name,
+                                         std::optional<Wanted> wanted = {});
+  /// The second half, before anything else is asked: attaches. Meanwhile there is time for something else.
+  void await_welcome();
   /// An owner that is gone, as a holder of its block table described it.
   static std::unique_ptr<Peer> frozen(const ProcessId& owner, Fd table);
 
@@ -145,7 +147,10 @@ class Peer final : public SharedKeeper {
   using Segments = std::vector<Mapped>;
 
   explicit Peer(const ProcessId& owner);
-  void handshake(const wire::Nonce& mine, const std::string& my_name, std::optional<Wanted> wanted);
+  void prove(const wire::Nonce& mine, const std::string& my_name);
+  void hear_welcome();
+  template <class F>
+  void or_say_silent(F&& f);
   void set_table(Fd file);
   void set_page(Mapping page);
   template <class Ask>
@@ -200,6 +205,7 @@ class Peer final : public SharedKeeper {
 
   std::mutex socket_mutex_;  ///< held by whoever reads the socket
   UnixSocket socket_;
+  std::optional<Wanted> wanted_;   ///< with the welcome
   std::uint32_t last_serial_ = 0;  ///< of the last question, whose answer is awaited
   Watch* watch_ = nullptr;
   Deposits* deposits_ = nullptr;

@@ -13,6 +13,7 @@
 #include "onecopy/os/log.h"
 #include "onecopy/os/process.h"
 #include "onecopy/os/random.h"
+#include "share/call.h"
 #include "share/info_text.h"
 #include "share/process_name.h"
 
@@ -64,9 +65,8 @@ Process& Process::make_current() {
     if (forked_from_) {
       made->inherit(*forked_from_);
       forked_from_ = nullptr;
-    } else {
-      remove_abandoned_files();
-      remove_abandoned_sockets();
+    } else if (!EarlyCall::is_waiting()) {
+      made->clean_up();
     }
     current_ = made.release();  // never destroyed, see the class comment
   }
@@ -120,7 +120,15 @@ Process::Process()
   watch_.add_tick([this] { return tick(); });
 }
 
+/// Once: what processes that were killed have left. A process that begins by opening has it done by its watch thread.
+void Process::clean_up() {
+  if (std::exchange(cleaned_up_, true)) return;
+  remove_abandoned_files();
+  remove_abandoned_sockets();
+}
+
 bool Process::tick() {
+  clean_up();
   bool more = ledger_.drain();
   more = holds_.expire() || more;
   more = deposits_.sweep() || more;

@@ -126,6 +126,7 @@ class Process {
   bool await_release(std::chrono::steady_clock::time_point deadline);
   /// REQUIRES: trimming_, or they may go at exit.
   std::vector<Pool*> pools() const;
+  void clean_up();
   bool tick();
   bool tell_of_retired();
   bool trim();
@@ -190,6 +191,7 @@ class Process {
   std::map<std::uint64_t, TransitSource> transits_;
   std::uint64_t last_transit_ = 0;
 
+  bool cleaned_up_ = false;  ///< see clean_up(); of the watch thread, once the Process is made
   std::list<Inherited> inherited_;
   std::optional<ForkPage> child_;  ///< during a fork: what the child will hold of our blocks
 };

@@ -253,7 +253,7 @@ TEST_F(Attack, DescriptorsThatNobodyAskedForAreClosed) {
 TEST_F(Attack, AnUnsealedPageForAChildIsNotTouched) {
   Client client(owner());
   client.attach();
-  const Fd good = create_claim_file();
+  const Fd good = create_claim_file().file;
   const Fd small = create_memfd("small", 4096);
   const auto [ours, theirs] = UnixSocket::pair();
   for (const int page : {small.get(), 2}) {
@@ -458,7 +458,7 @@ TEST_F(Impostor, ThatStaysSilentIsGivenUp) {
 }
 
 TEST_F(Impostor, WhoseTableCouldShrinkIsRefused) {
-  const Fd page = create_claim_file();
+  const Fd page = create_claim_file().file;
   expect_open(ErrorCode::protocol, {"block table", "sealed"},
               [&](const ProcessId& id, UnixSocket& socket, ByteSpan hello) {
                 const Fd table = create_memfd("table", 4096);
