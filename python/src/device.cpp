@@ -144,7 +144,9 @@ Stream stream_of(std::span<const Tensor> tensors) {
   return {};
 }
 
-Stream stream_to_take_in() { return torch::captured_stream(); }
+Stream stream_to_take_in() {
+  return call_python([] { return torch::captured_stream(); });
+}
 
 void receive(std::span<Tensor> tensors, Stream from) {
   Device device = kCpu;

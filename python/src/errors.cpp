@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/core/error.h"
 
+#include "gil.h"
 #include "module.h"
 
 namespace onecopy::python {
@@ -22,6 +23,7 @@ void raise(const Error& error) {
 
 void init_errors(nb::module_&) {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    if (!pointer) park();  // no exception of C++: this is a daemon thread that the interpreter ends
     try {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {

@@ -527,7 +527,10 @@ BUSY = """
 """
 
 
-def test_daemon_threads_that_are_busy_do_not_disturb_the_exit(run_python):
-    """The interpreter ends them inside of pickling, unpickling, or on the way back from a wait."""
+@pytest.mark.parametrize("imports", ["", "torch"])
+def test_daemon_threads_that_are_busy_do_not_disturb_the_exit(run_python, imports):
+    """The interpreter ends them inside of pickling, unpickling, torch's code, or on the way back from a wait."""
+    if imports:
+        pytest.importorskip(imports, reason=f"wants {imports} installed")
     for _ in range(10):
-        run_python(BUSY)
+        run_python((f"    import {imports}" if imports else "") + BUSY)
