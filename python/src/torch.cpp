@@ -7,6 +7,7 @@
 
 #include <map>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "device.h"
@@ -64,6 +65,8 @@ class Moving {
   }
 
   void leave(nb::object former) { at_->second.former = std::move(former); }
+  /// Does some thread move the storage that begins there?
+  static bool is_under_way(const std::byte* begin) { return all().contains(begin); }
 
  private:
   struct Entry {
@@ -134,18 +137,26 @@ Tensor moved_by_torch(const Api& torch, nb::handle storage) {
   return *std::move(bytes);
 }
 
+/// One thread at a time, since torch frees what others may be copying. Nothing when there was another.
+std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::byte* begin) {
+  if (Moving::is_under_way(begin)) {
+    without_gil([] { std::this_thread::yield(); });
+    return std::nullopt;
+  }
+  const Moving moving(begin);
+  const bool is_shared = torch.is_shared_by_torch(storage);
+  Tensor bytes = moved_by_torch(torch, storage);
+  ++(is_shared ? counters.adopted : counters.moved_by_torch);
+  return bytes;
+}
+
 /// Moves a storage that is not in our memory; nothing when another thread was quicker.
 std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
+  if (!torch.can_exchange()) return move_by_torch(torch, storage, begin);
   Moving moving(begin);
   if (torch.data(storage) != begin) return std::nullopt;
-  const bool is_shared = torch.is_shared_by_torch(storage);
-  if (!torch.can_exchange()) {
-    Tensor bytes = moved_by_torch(torch, storage);
-    ++(is_shared ? counters.adopted : counters.moved_by_torch);
-    return bytes;
-  }
   std::optional<Tensor> bytes;
-  if (is_shared) bytes = adopted(storage);
+  if (torch.is_shared_by_torch(storage)) bytes = adopted(storage);
   const bool adopts = bytes.has_value();
   if (!adopts) bytes = copy_of(begin, size);
   if (!give(torch, storage, begin, *bytes, moving)) return std::nullopt;
@@ -247,6 +258,31 @@ nb::object plain(const Api& torch, const Tensor& tensor) {
   return opened;
 }
 
+/// Where memory cannot be exchanged (torch before 2.12): a tensor that has its storage to itself gets another one,
+/// with the same bytes in memory of ours. Nothing when others may have the storage, or do something to it meanwhile.
+std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
+                                 const Layout& layout) {
+  const Range range = range_of(torch, storage);
+  if (range.size == 0 || !torch.is_alone(storage) || torch.is_shared_by_torch(storage) ||
+      !torch.is_ordinary(tensor))
+    return std::nullopt;
+  if (storages().block_at(torch, range.begin) || lent_elsewhere(torch, range, kCpu)) return std::nullopt;
+  const std::size_t offset = torch.offset(tensor) * size_of(layout.dtype());
+  Moving moving(range.begin);
+  const Tensor bytes = copy_of(range.begin, range.size);
+  const auto now = torch.placed(tensor.ptr());
+  if (!torch.is_alone(storage) || !now || now->data != range.begin + offset || now->layout != layout)
+    return std::nullopt;
+  Tensor moved(bytes.block(), bytes.as<std::byte>() + offset, layout, kCpu, Access::read_write);
+  const nb::object twin = plain(torch, moved);
+  if (!torch.try_put_on_storage_of(tensor, twin)) return std::nullopt;
+  if (!torch.is_resizable(storage))  // numpy may have seen its memory
+    storages().assign(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
+  moving.leave(storage);
+  ++counters.moved;
+  return moved;
+}
+
 void check(const Tensor& tensor, std::uint32_t flags) {
   if ((flags & ~kKnownFlags) != 0 || (flags & kTorch) == 0)
     throw Error(ErrorCode::bad_handle,
@@ -279,7 +315,10 @@ std::optional<Shared> share(PyObject* object) {
     if (block)  // torch may have mapped it elsewhere
       return Shared{{block->block(), block->data(), std::move(layout), device, block->access()}, *flags};
   }
-  const Tensor bytes = block_of(torch, torch.storage_of(tensor), device);
+  const nb::object storage = torch.storage_of(tensor);
+  if (device == kCpu && !torch.can_exchange() && (*flags & (kConj | kNeg)) == 0)
+    if (auto moved = move_alone(torch, tensor, storage, layout)) return Shared{*std::move(moved), *flags};
+  const Tensor bytes = block_of(torch, storage, device);
   const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
   return Shared{{bytes.block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
                 *flags};

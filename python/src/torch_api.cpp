@@ -116,6 +116,8 @@ Api::Api(nb::object torch) : module(std::move(torch)) {
   untyped_storage_ = tensor.attr("untyped_storage");
   storage_offset_ = tensor.attr("storage_offset");
   is_conj_ = tensor.attr("is_conj");
+  is_inference_ = tensor.attr("is_inference");
+  has_names_ = nb::getattr(tensor, "has_names", nb::none());
   is_neg_ = tensor.attr("is_neg");
   data_ptr_ = storage_type.attr("data_ptr");
   nbytes_ = storage_type.attr("nbytes");
@@ -124,7 +126,31 @@ Api::Api(nb::object torch) : module(std::move(torch)) {
   requires_grad_ = nb::str("requires_grad");
   dtype_ = nb::str("dtype");
   no_elements_ = nb::make_tuple(0);
+  data_ = nb::str("data");
+  cdata_ = nb::str("_cdata");
+  use_count_ = nb::getattr(module.attr("_C"), "_storage_Use_Count", nb::none());
   cpu_ = module.attr("device")("cpu");
+  const nb::object made = empty_(no_elements_, nb::arg("device") = cpu_);
+  if (!use_count_.is_none()) of_new_ = references(storage_of(made));
+}
+
+bool Api::is_ordinary(nb::handle tensor) const {
+  const auto is = [&](const nb::object& method) { return call(method, tensor).is(nb::handle(Py_True)); };
+  return !is(is_inference_) && (has_names_.is_none() || !is(has_names_));
+}
+
+bool Api::is_alone(const nb::object& storage) const {
+  return !use_count_.is_none() && references(storage) == of_new_;
+}
+
+Api::References Api::references(const nb::object& storage) const {
+  return {number(use_count_(get(storage, cdata_))), Py_REFCNT(storage.ptr())};
+}
+
+bool Api::try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept {
+  if (PyObject_SetAttr(tensor.ptr(), data_.ptr(), twin.ptr()) == 0) return true;
+  PyErr_Clear();
+  return false;
 }
 
 const Api::ExchangeTable* Api::find_table(nb::handle tensor_type) {
@@ -186,10 +212,13 @@ nb::object Api::part_for(DeviceType type) const {
   return nb::getattr(module, std::string(onecopy::name(type)).c_str(), nb::none());
 }
 
+/// Every get() asks. Most of the time a variable of torch's answers, without a call of Python code.
 bool Api::has_used(DeviceType type) const {
   if (used_.contains(type)) return true;
   const nb::object part = part_for(type);
-  if (part.is_none() || !nb::cast<bool>(part.attr("is_initialized")())) return false;
+  if (part.is_none() || nb::getattr(part, "_initialized", nb::none()).is(nb::handle(Py_False)))
+    return false;
+  if (!nb::cast<bool>(part.attr("is_initialized")())) return false;
   used_.insert(type);
   return true;
 }

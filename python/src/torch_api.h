@@ -70,6 +70,14 @@ class Api {
   bool can_exchange() const noexcept { return !swap_.is_none(); }
   /// All tensors on either storage follow. REQUIRES: can_exchange(); same device and size.
   void exchange(nb::handle a, nb::handle b) const { swap_(a, b); }
+  /// False for tensors of inference mode, and those whose dimensions have names.
+  bool is_ordinary(nb::handle tensor) const;
+  /// Is the caller's the only reference to this storage, but for one tensor's? False also when this torch cannot tell.
+  bool is_alone(const nb::object& storage) const;
+  /// The tensor gets storage, place and layout of `twin`. What else it is stays: identity, gradient, version, hooks.
+  /// REQUIRES: is_ordinary().
+  /// False when torch refuses.
+  bool try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept;
   /// Is it in shared memory of torch's own making?
   bool is_shared_by_torch(nb::handle storage) const {
     return call(is_shared_, storage).is(nb::handle(Py_True));
@@ -98,7 +106,15 @@ class Api {
     int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** stream);
   };
 
+  /// Of a storage's: torch's and Python's.
+  struct References {
+    std::size_t torch = 0;
+    Py_ssize_t python = 0;
+    bool operator==(const References&) const = default;
+  };
+
   explicit Api(nb::object torch);
+  References references(const nb::object& storage) const;
   /// A method of torch's types, looked up once, called on an object of that type.
   static nb::object call(const nb::object& method, nb::handle self) {
     PyObject* result = PyObject_CallOneArg(method.ptr(), self.ptr());
@@ -131,8 +147,11 @@ class Api {
   nb::object empty_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;
   nb::object untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_, weak_ref_,
       resizable_, swap_;
-  nb::object requires_grad_, dtype_;  ///< the words
-  nb::object no_elements_;            ///< (0,)
+  nb::object is_inference_;
+  nb::object use_count_, has_names_;                 ///< none: this torch does not say
+  References of_new_;                                ///< the storage of a tensor that nobody else has seen
+  nb::object requires_grad_, dtype_, data_, cdata_;  ///< the words
+  nb::object no_elements_;                           ///< (0,)
   nb::object cpu_;
 };
 

@@ -5,6 +5,7 @@ import gc
 import os
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -385,6 +386,119 @@ def test_threads_may_share_one_large_storage_for_the_first_time_together(run_pyt
     run_python(MANY_MOVERS, way)
 
 
+WITHOUT_AN_EXCHANGE = """
+import gc, sys
+import torch
+torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
+import onecopy
+from onecopy import _core
+
+def through(tensor):
+    return _core.torch_open(*_core.torch_share(tensor))
+
+def moves(tensor):
+    before = _core.torch_counters()
+    received = through(tensor)
+    assert torch.equal(received, tensor) and received.data_ptr() == tensor.data_ptr()
+    assert received.stride() == tensor.stride() and received.storage_offset() == tensor.storage_offset()
+    after = _core.torch_counters()
+    return {key: after[key] - before[key] for key in after if after[key] != before[key]}
+
+BY_US, BY_TORCH = {"moved": 1}, {"moved_by_torch": 1}
+"""
+
+
+def test_without_an_exchange_a_tensor_that_has_its_storage_to_itself_costs_no_descriptor(run_python):
+    program = """
+    descriptors = _core.stats()["descriptors"]
+    kept = []
+    for make in [
+        lambda: torch.arange(6.0),
+        lambda: torch.ones(3, 4, dtype=torch.bfloat16),
+        lambda: torch.empty_strided((3, 4), (1, 3)).fill_(5),
+        lambda: torch.tensor(7),
+        lambda: torch.empty(8, dtype=torch.uint16).fill_(9),
+        lambda: torch.ones(4, dtype=torch.complex64),
+        lambda: torch.full((1 << 20,), 3.0),  # copied without the interpreter's lock
+    ]:
+        kept.append(make())
+        assert moves(kept[-1]) == BY_US, kept[-1]
+        assert moves(kept[-1]) == {}, "shared already"
+    weight = torch.nn.Parameter(torch.ones(3))
+    loss = (weight * weight).sum()  # keeps the tensor for the backward pass
+    version = weight._version
+    weight.grad = torch.ones(3)
+    assert moves(weight) == BY_US
+    assert weight._version == version and weight.requires_grad and weight.is_leaf
+    through(weight.detach()).mul_(2)  # the gradient of 2w, for the w of now
+    loss.backward()
+    assert weight.grad.tolist() == [5.0] * 3
+    assert _core.stats()["descriptors"] <= descriptors + 8
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
+def test_without_an_exchange_whoever_else_has_the_storage_sees_writes(run_python):
+    program = """
+    def view(base): return base.view(2, 3)
+    def held_storage(base): return base.untyped_storage()
+    def saved_for_backward(base): return (torch.ones(6, requires_grad=True) * base).sum()
+    for other in [view, torch.Tensor.detach, held_storage, saved_for_backward]:
+        base = torch.arange(6.0)
+        has = other(base)
+        received = through(base)
+        received.fill_(7)
+        assert base.tolist() == [7.0] * 6
+        if torch.is_tensor(has) and has.numel() == 6:
+            assert (has == 7).all(), other
+        elif not torch.is_tensor(has):
+            assert torch.empty(0).set_(has).tolist() == [7.0] * 6
+    part = torch.arange(6.0)[2:]  # its base lives on in it
+    assert moves(part) == BY_TORCH
+    with torch.inference_mode():
+        frozen = torch.ones(4)
+    assert moves(frozen) == BY_TORCH and frozen.is_inference()
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
+def test_without_an_exchange_threads_sharing_one_tensor_agree_on_its_memory(run_python):
+    """And end: four once waited for each other for ever."""
+    program = """
+    import threading
+    for size in [10, 1 << 20] * 10:
+        tensor = torch.zeros(size)
+        received = []
+        start = threading.Barrier(4)
+        threads = [threading.Thread(target=lambda: (start.wait(), received.append(through(tensor)))) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        tensor[7] = 1
+        assert len(received) == 4 and all(r[7] == 1 for r in received)
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
+def test_without_an_exchange_many_tensors_live_with_few_descriptors(run_python):
+    program = """
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    queue = onecopy.Queue()
+    kept = [torch.full((300,), float(i)) for i in range(500)]
+    for tensor in kept:
+        queue.put(tensor)
+    assert all(torch.equal(queue.get(), tensor) for tensor in kept)
+    blocks = _core.stats()["live_blocks"]
+    del kept, tensor
+    gc.collect()
+    onecopy.collect()
+    assert _core.stats()["live_blocks"] <= blocks - 499
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
 def test_without_an_exchange_torch_moves_the_storage_and_we_adopt_it():
     program = """
 import torch
@@ -398,7 +512,7 @@ assert base.tolist() == [0, 1, 7, 7, 7, 7], base
 assert received.untyped_storage()._cdata == base.untyped_storage()._cdata
 assert _core.torch_counters() == {"moved": 0, "moved_by_torch": 1, "adopted": 0}
 for i in range(300):  # torch maps the next file where the last one was
-    fresh = torch.full((10 + i,), float(i))
+    fresh = torch.full((10 + i,), float(i))[1:]
     shared = _core.torch_open(*_core.torch_share(fresh))
     assert torch.equal(shared, fresh) and shared.untyped_storage()._cdata == fresh.untyped_storage()._cdata
     del fresh, shared
