@@ -2,6 +2,7 @@
 #include "torch_api.h"
 
 #include <nanobind/stl/string.h>
+#include <pthread.h>
 
 #include <string>
 #include <string_view>
@@ -93,6 +94,8 @@ const Api* Api::get() {
   nb::object torch = imported_torch();
   if (!torch.is_valid()) return nullptr;
   api = new Api(std::move(torch));
+  // torch refuses to use a device in a child whose parent has.
+  pthread_atfork(nullptr, nullptr, [] { api->used_.clear(); });
   return api;
 }
 

@@ -141,7 +141,7 @@ class Api {
   nb::object device(Device device) const;
 
   const ExchangeTable* table_;
-  mutable std::set<DeviceType> used_;
+  mutable std::set<DeviceType> used_;  ///< of the process; a child made by fork has used none
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
       dtypes_;  ///< by DType; none: unknown to torch
   nb::object empty_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;

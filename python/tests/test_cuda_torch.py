@@ -379,6 +379,24 @@ def test_the_stream_is_torchs_current_one():
 
 
 @on_device
+class Squares(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor(index * index)
+
+
+def test_a_forked_loader_works_beside_cuda_that_is_in_use():
+    """Its workers asked torch for their stream, which torch refuses in a child: no batch ever came."""
+    torch.zeros(1, device="cuda").add_(1)
+    queue = mp.get_context("fork").Queue()
+    queue.put(1), queue.get()
+    context = mp.get_context("fork")
+    loader = torch.utils.data.DataLoader(Squares(), num_workers=2, multiprocessing_context=context)
+    assert [int(batch) for batch in loader] == [index * index for index in range(8)]
+
+
 def test_what_the_sharers_stream_does_comes_before_what_the_openers_does():
     warm = torch.zeros(1 << 20, device="cuda:0")
     warm_handle = onecopy.share(warm)

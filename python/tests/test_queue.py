@@ -500,6 +500,44 @@ def test_daemon_threads_that_wait_do_not_disturb_the_exit(run_python):
         assert run_python(DAEMON) == "end\n"
 
 
+AFTER_FORK = """
+    import os
+    import torch
+    import onecopy
+
+    class DefaultStream:
+        cuda_stream = 0
+
+    def current_stream(device=None):
+        if os.getpid() != parent:
+            raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+        asked.append(device)
+        return DefaultStream
+
+    parent, asked = os.getpid(), []
+    torch.cuda._initialized = True  # as where a device is in use
+    torch.cuda.is_initialized = lambda: os.getpid() == parent
+    torch.cuda.current_stream = current_stream
+    torch.Tensor.__dlpack_c_exchange_api__ = None  # a torch without devices answers there, whatever it is asked
+    there, back = onecopy.Queue(), onecopy.Queue()
+    there.put(0), there.get()
+    assert asked
+    child = os.fork()
+    if child == 0:
+        back.put(there.get() + 1)
+        os._exit(0)
+    there.put(41)
+    assert back.get(timeout=60) == 42
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_child_of_a_process_that_uses_a_device_gets(run_python):
+    """A get() asks torch for its stream, and torch refuses that in such a child: no loader's worker ever got an index."""
+    pytest.importorskip("torch", reason="wants torch installed")
+    run_python(AFTER_FORK)
+
+
 BUSY = """
     import random, threading, time
     import onecopy
