@@ -378,7 +378,6 @@ def test_the_stream_is_torchs_current_one():
         assert onecopy.empty(1, device="cuda:0").__cuda_array_interface__["stream"] > 1
 
 
-@on_device
 class Squares(torch.utils.data.Dataset):
     def __len__(self):
         return 8
@@ -387,6 +386,7 @@ class Squares(torch.utils.data.Dataset):
         return torch.tensor(index * index)
 
 
+@on_device
 def test_a_forked_loader_works_beside_cuda_that_is_in_use():
     """Its workers asked torch for their stream, which torch refuses in a child: no batch ever came."""
     torch.zeros(1, device="cuda").add_(1)
@@ -397,6 +397,7 @@ def test_a_forked_loader_works_beside_cuda_that_is_in_use():
     assert [int(batch) for batch in loader] == [index * index for index in range(8)]
 
 
+@on_device
 def test_what_the_sharers_stream_does_comes_before_what_the_openers_does():
     warm = torch.zeros(1 << 20, device="cuda:0")
     warm_handle = onecopy.share(warm)

@@ -424,6 +424,7 @@ def test_without_an_exchange_a_tensor_that_has_its_storage_to_itself_costs_no_de
         kept.append(make())
         assert moves(kept[-1]) == BY_US, kept[-1]
         assert moves(kept[-1]) == {}, "shared already"
+    assert _core.stats()["descriptors"] <= descriptors + 8
     weight = torch.nn.Parameter(torch.ones(3))
     loss = (weight * weight).sum()  # keeps the tensor for the backward pass
     version = weight._version
@@ -433,7 +434,6 @@ def test_without_an_exchange_a_tensor_that_has_its_storage_to_itself_costs_no_de
     through(weight.detach()).mul_(2)  # the gradient of 2w, for the w of now
     loss.backward()
     assert weight.grad.tolist() == [5.0] * 3
-    assert _core.stats()["descriptors"] <= descriptors + 8
     """
     run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
 
