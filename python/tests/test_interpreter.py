@@ -5,9 +5,12 @@ With ONECOPY_REPORT_LEAKS, every object of ours that outlives the interpreter is
 run_python fails a program that says anything there.
 """
 
+import subprocess
 import sys
 
 import pytest
+
+import onecopy
 
 
 def test_importing_drags_in_neither_numpy_nor_torch(run_python):
@@ -167,3 +170,13 @@ SLOW_DTYPES = """
 def test_threads_may_ask_for_the_first_dtype_together(run_python):
     """Making the objects runs Python code, in which one thread may have to wait for another."""
     run_python(SLOW_DTYPES)
+
+
+def test_python_dash_m_is_the_command():
+    version = subprocess.run([sys.executable, "-m", "onecopy", "--version"], capture_output=True, text=True)
+    if version.returncode != 0:  # a build that was not installed
+        assert version.stderr.startswith("this onecopy was installed without its command")
+        pytest.skip("wants the package installed with its command")
+    assert onecopy.__version__ in version.stdout
+    unknown = subprocess.run([sys.executable, "-m", "onecopy", "no-such-thing"], capture_output=True, text=True)
+    assert unknown.returncode != 0 and "no-such-thing" in unknown.stderr

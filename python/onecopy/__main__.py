@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``python -m onecopy``: the onecopy command that came with the package this interpreter imports."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+
+
+def command() -> Path | None:
+    """Where the installer put it; None for a package that was not installed, or without the command."""
+    try:
+        files = metadata.files("onecopy") or []
+    except metadata.PackageNotFoundError:
+        return None
+    places = [Path(file.locate()) for file in files if file.name == "onecopy" and file.parent.name == "bin"]
+    return next((place for place in places if os.access(place, os.X_OK)), None)
+
+
+def main() -> None:
+    """Becomes the command."""
+    found = command()
+    if found is None:
+        sys.exit("this onecopy was installed without its command: install the package with pip, or build onecopy")
+    os.execv(found, [str(found), *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()
