@@ -190,6 +190,7 @@ bool Channel::is_needed() noexcept {
 
 /// Before the parent can leave: it must see that its child has the queue too.
 void Channel::play_in_child() noexcept {
+  ring_.forget_waiting();
   try {
     ring_.use_file(play(ring_.fd(), Role::user));
   } catch (const Error& error) {

@@ -126,6 +126,11 @@ class Ring {
   const Fd& fd() const noexcept { return fd_; }
   /// Goes on with another open file of the same ring, under the same number.
   void use_file(const Fd& fd);
+  /// In a forked child: the parent's threads do not wait here.
+  void forget_waiting() noexcept {
+    item_spin_.forget_turn();
+    space_spin_.forget_turn();
+  }
 
  private:
   template <class Write>

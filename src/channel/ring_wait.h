@@ -61,6 +61,9 @@ class SpinBudget {
     was_short_.store(slept < kShort, std::memory_order_relaxed);
   }
 
+  /// In a forked child: the thread whose turn it was is its parent's.
+  void forget_turn() noexcept { busy_.store(false, std::memory_order_relaxed); }
+
   static constexpr std::uint32_t kMost = 50'000;    ///< ns, about one futex round trip
   static constexpr std::uint32_t kFirst = 4'000;    ///< ns, less is not worth it
   static constexpr std::uint32_t kProbe = 100'000;  ///< ns, the partner has to be woken first

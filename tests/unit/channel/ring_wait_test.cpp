@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "support/eventually.h"
 
 namespace onecopy {
@@ -89,6 +92,25 @@ TEST(SpinBudget, TwoThatPutEachOtherToSleepFindOutThatBothAreBusy) {
     budget.note_sleep(kShortSleep);
     return budget.spin(at_once) && budget.spin([&] { return ++looks == 200; });
   }));
+}
+
+/// A child made by fork() while a thread of its parent's watched never watched again.
+TEST(SpinBudget, AChildForgetsThatAThreadOfItsParentsIsWatching) {
+  SpinBudget budget;
+  std::atomic<bool> watching{false};
+  std::atomic<bool> enough{false};
+  std::jthread other([&] {
+    budget.spin([&] {
+      watching = true;
+      while (!enough) std::this_thread::yield();
+      return true;
+    });
+  });
+  while (!watching) std::this_thread::yield();
+  EXPECT_FALSE(budget.spin([] { return true; })) << "one thread at a time";
+  budget.forget_turn();
+  EXPECT_TRUE(budget.spin([] { return true; }));
+  enough = true;
 }
 
 TEST(SpinBudget, ASuccessMakesTheNextProbeComeSoon) {
