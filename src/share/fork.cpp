@@ -114,10 +114,10 @@ void Process::claim_inherited(Inherited& from) noexcept {
 }
 
 void Process::inherit(Process& parent) {
+  cleaned_up_ = parent.cleaned_up_;  // before there is a thread that looks
   if (!inheritance_.empty() || !parent.importer_.peers().empty())
     watch_.start();  // the first that can fail: what is inherited cannot be given back
   parent_ = &parent;
-  cleaned_up_ = parent.cleaned_up_;
   importer_.inherit(parent.importer_);
   inherited_ = std::move(inheritance_);
   for (Inherited& from : inherited_) watch_inherited(from);

@@ -199,7 +199,8 @@ Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wa
 
 Peer& Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
   std::unique_ptr<Peer> peer = Peer::introduce(std::move(call), public_name(self_), wanted);
-  watch_.start();  // while the other looks at our proof
+  watch_.start();         // while the other looks at our proof
+  watch_.request_tick();  // for what has waited for a thread: see Process::clean_up()
   peer->await_welcome();
   return adopt(std::move(peer));
 }

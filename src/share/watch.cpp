@@ -141,7 +141,6 @@ void Watch::abandon() noexcept {
 
 void Watch::run() noexcept {
   pthread_setname_np(pthread_self(), "onecopy-watch");
-  ticking_ = true;  // once, for what has waited for a thread
   auto next_tick = std::chrono::steady_clock::now() + kTickTime;
   while (!stopping_) {
     run_logged([&] {

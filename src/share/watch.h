@@ -20,8 +20,7 @@ namespace onecopy {
 /// The one background thread of a process. It answers the broker's connections, notices deaths, and
 /// ticks every 20 ms while somebody says that there is something to wait for.
 ///
-/// It starts with the first add(), request_tick() or start(), and ticks once then. Handlers run on it, one at a
-/// time, without locks
+/// It starts with the first add(), request_tick() or start(). Handlers run on it, one at a time, without locks
 /// of the Watch; what they throw is logged. It never waits for another process.
 /// Thread safety: all members may be called concurrently, but for stop() and start_again().
 class Watch {

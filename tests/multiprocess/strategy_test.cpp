@@ -18,6 +18,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/child.h"
+#include "support/eventually.h"
 #include "support/footprint.h"
 #include "support/limits.h"
 #include "support/note.h"
@@ -186,6 +187,30 @@ TEST_P(EveryStrategy, WhatAKilledProcessLeftTheNextOneRemovesAtItsStart) {
   victim.kill();
   EXPECT_EQ(files(), names(2));
   run_peers(Form::spawned, {{"next", &starting}});
+  EXPECT_EQ(files(), 0u);
+}
+
+const Body opening("strategy.opening", [](Role&) {  // its first use
+  const Tensor tensor = open(Handle::from_text(std::getenv("ONECOPY_TEST_HANDLE")));
+  EXPECT_TRUE(eventually([] { return count_files(std::getenv("ONECOPY_SHM_DIR")) == 0; }));
+});
+
+TEST_P(EveryStrategy, OneThatBeginsByOpeningRemovesItSoon) {
+  set_strategy(Strategy::file_descriptor);
+  const Tensor tensor = bytes(1000, 1);
+  const std::string handle = share(tensor).to_text();
+  set_strategy(GetParam());
+  Child victim([&] {
+    const Tensor large = bytes(40 * kMiB, 2);
+    note_->step = 1;
+    pause();
+  });
+  note_->reach(1);
+  victim.kill();
+  EXPECT_EQ(files(), names(1));
+  ::setenv("ONECOPY_TEST_HANDLE", handle.c_str(), 1);
+  run_peers(Form::spawned, {{"opener", &opening}});
+  ::unsetenv("ONECOPY_TEST_HANDLE");
   EXPECT_EQ(files(), 0u);
 }
 
