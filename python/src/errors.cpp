@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/core/error.h"
 
+#include <exception>
+
 #include "gil.h"
 #include "module.h"
 
@@ -23,7 +25,10 @@ void raise(const Error& error) {
 
 void init_errors(nb::module_&) {
   nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
-    if (!pointer) park();  // no exception of C++: this is a daemon thread that the interpreter ends
+    if (!pointer) {  // no exception of C++: this is a daemon thread that the interpreter ends
+      if (is_finalizing()) park();
+      std::terminate();
+    }
     try {
       std::rethrow_exception(pointer);
     } catch (const Error& error) {

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <pthread.h>
 
 #include <map>
 #include <string>
@@ -52,34 +53,46 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
 
 /// Keeps memory that is copied without the GIL from being freed under the copy: of the threads that move one
 /// storage at the same time, the quickest leaves the former memory here, and it goes with the last of them.
-/// Thread safety: with the GIL held.
+/// Thread safety: with the GIL held. A forked child does not wait for its parent's threads.
 class Moving {
  public:
-  explicit Moving(const std::byte* begin) : at_(all().try_emplace(begin).first) { ++at_->second.threads; }
+  explicit Moving(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
+    if (at_->second.threads++ == 0) at_->second.first = std::this_thread::get_id();
+  }
   Moving(const Moving&) = delete;
   Moving& operator=(const Moving&) = delete;
   ~Moving() {
     if (--at_->second.threads != 0) return;
     const nb::object former = std::move(at_->second.former);  // goes after the entry
-    all().erase(at_);
+    entries_.erase(at_);
   }
 
   void leave(nb::object former) { at_->second.former = std::move(former); }
-  /// Does some thread move the storage that begins there?
-  static bool is_under_way(const std::byte* begin) { return all().contains(begin); }
+  /// Does another thread move the storage that begins there?
+  static bool is_under_way(const std::byte* begin) {
+    const auto at = all()->find(begin);
+    return at != all()->end() && at->second.first != std::this_thread::get_id();
+  }
 
  private:
   struct Entry {
     int threads = 0;
+    std::thread::id first;
     nb::object former;  ///< a storage
   };
   using Entries = std::map<const std::byte*, Entry>;
 
-  static Entries& all() {
-    static auto* const entries = new Entries;
-    return *entries;
+  static Entries*& all() {
+    static Entries* entries = make();
+    return entries;
+  }
+  static Entries* make() {
+    if (const int error = pthread_atfork(nullptr, nullptr, [] { all() = new Entries; }); error != 0)
+      throw_errno("pthread_atfork", error);
+    return new Entries;
   }
 
+  Entries& entries_;
   Entries::iterator at_;
 };
 
@@ -141,6 +154,7 @@ Tensor moved_by_torch(const Api& torch, nb::handle storage) {
 std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::byte* begin) {
   if (Moving::is_under_way(begin)) {
     without_gil([] { std::this_thread::yield(); });
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
     return std::nullopt;
   }
   const Moving moving(begin);
@@ -258,6 +272,20 @@ nb::object plain(const Api& torch, const Tensor& tensor) {
   return opened;
 }
 
+/// A plain tensor there, and nothing else: in inference mode and in functorch's transforms torch makes others.
+nb::object twin_of(const Api& torch, const Tensor& tensor) {
+  try {
+    nb::object twin = plain(torch, tensor);
+    const auto placed = torch.placed(twin.ptr());
+    const bool is_there =
+        placed && placed->data == tensor.as<std::byte>() && placed->layout == tensor.layout();
+    return is_there && torch.is_tensor(twin.ptr()) && torch.is_ordinary(twin) ? twin : nb::object();
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    return {};
+  }
+}
+
 /// Where memory cannot be exchanged (torch before 2.12): a tensor that has its storage to itself gets another one,
 /// with the same bytes in memory of ours. Nothing when others may have the storage, or do something to it meanwhile.
 std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
@@ -270,13 +298,14 @@ std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::
   const std::size_t offset = torch.offset(tensor) * size_of(layout.dtype());
   Moving moving(range.begin);
   const Tensor bytes = copy_of(range.begin, range.size);
+  Tensor moved(bytes.block(), bytes.as<std::byte>() + offset, layout, kCpu, Access::read_write);
+  const nb::object twin = twin_of(torch, moved);
+  if (!twin.is_valid()) return std::nullopt;
   const auto now = torch.placed(tensor.ptr());
   if (!torch.is_alone(storage) || !now || now->data != range.begin + offset || now->layout != layout)
     return std::nullopt;
-  Tensor moved(bytes.block(), bytes.as<std::byte>() + offset, layout, kCpu, Access::read_write);
-  const nb::object twin = plain(torch, moved);
   if (!torch.try_put_on_storage_of(tensor, twin)) return std::nullopt;
-  if (!torch.is_resizable(storage))  // numpy may have seen its memory
+  if (!torch.is_resizable(storage))  // it is memory of numpy's or another library's
     storages().assign(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
   moving.leave(storage);
   ++counters.moved;

@@ -95,7 +95,8 @@ const Api* Api::get() {
   if (!torch.is_valid()) return nullptr;
   api = new Api(std::move(torch));
   // torch refuses to use a device in a child whose parent has.
-  pthread_atfork(nullptr, nullptr, [] { api->used_.clear(); });
+  if (const int error = pthread_atfork(nullptr, nullptr, [] { api->used_ = 0; }); error != 0)
+    throw_errno("pthread_atfork", error);
   return api;
 }
 
@@ -133,8 +134,13 @@ Api::Api(nb::object torch) : module(std::move(torch)) {
   cdata_ = nb::str("_cdata");
   use_count_ = nb::getattr(module.attr("_C"), "_storage_Use_Count", nb::none());
   cpu_ = module.attr("device")("cpu");
+  if (use_count_.is_none()) return;
+  const nb::object no_modes =
+      module.attr("_C").attr("DisableTorchFunction")();  // one might keep what it sees
+  no_modes.attr("__enter__")();
   const nb::object made = empty_(no_elements_, nb::arg("device") = cpu_);
-  if (!use_count_.is_none()) of_new_ = references(storage_of(made));
+  of_new_ = references(storage_of(made));
+  no_modes.attr("__exit__")(nb::none(), nb::none(), nb::none());
 }
 
 bool Api::is_ordinary(nb::handle tensor) const {
@@ -217,12 +223,13 @@ nb::object Api::part_for(DeviceType type) const {
 
 /// Every get() asks. Most of the time a variable of torch's answers, without a call of Python code.
 bool Api::has_used(DeviceType type) const {
-  if (used_.contains(type)) return true;
+  const std::uint32_t bit = std::uint32_t{1} << static_cast<unsigned>(type);
+  if ((used_ & bit) != 0) return true;
   const nb::object part = part_for(type);
   if (part.is_none() || nb::getattr(part, "_initialized", nb::none()).is(nb::handle(Py_False)))
     return false;
   if (!nb::cast<bool>(part.attr("is_initialized")())) return false;
-  used_.insert(type);
+  used_ |= bit;
   return true;
 }
 

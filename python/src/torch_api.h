@@ -2,9 +2,9 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <optional>
-#include <set>
 #include <span>
 
 #include "module.h"
@@ -75,8 +75,7 @@ class Api {
   /// Is the caller's the only reference to this storage, but for one tensor's? False also when this torch cannot tell.
   bool is_alone(const nb::object& storage) const;
   /// The tensor gets storage, place and layout of `twin`. What else it is stays: identity, gradient, version, hooks.
-  /// REQUIRES: is_ordinary().
-  /// False when torch refuses.
+  /// False when torch refuses. REQUIRES: both are plain tensors, and is_ordinary().
   bool try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept;
   /// Is it in shared memory of torch's own making?
   bool is_shared_by_torch(nb::handle storage) const {
@@ -136,12 +135,12 @@ class Api {
   std::optional<Placed> placed_by_attributes(nb::handle tensor) const;
   /// torch's module for devices of that type; none when there is none.
   nb::object part_for(DeviceType type) const;
-  /// It never stops.
+  /// Not yet in a forked child, whatever its parent has used.
   bool has_used(DeviceType type) const;
   nb::object device(Device device) const;
 
   const ExchangeTable* table_;
-  mutable std::set<DeviceType> used_;  ///< of the process; a child made by fork has used none
+  mutable std::atomic<std::uint32_t> used_{0};  ///< a bit for each DeviceType; not kept over a fork
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
       dtypes_;  ///< by DType; none: unknown to torch
   nb::object empty_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;

@@ -481,6 +481,77 @@ def test_without_an_exchange_threads_sharing_one_tensor_agree_on_its_memory(run_
     run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
 
 
+def test_without_an_exchange_a_child_does_not_wait_for_its_parents_threads(run_python):
+    """It inherited word of a copy that no thread of its is making."""
+    program = """
+    import os, threading, time
+    torch.set_num_threads(1)  # torch's own do not survive a fork
+    through(torch.ones(1))
+    tensor = torch.ones(1 << 26)
+    copier = threading.Thread(target=through, args=(tensor,))
+    copier.start()
+    time.sleep(0.02)  # most of the copy is still to come
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if through(tensor)[-1] == 1 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    copier.join()
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
+def test_without_an_exchange_tensors_stay_what_they_are_whatever_mode_shares_them(run_python):
+    """A tensor that torch makes in inference mode, or inside a transform, cannot stand in for a plain one."""
+    program = """
+    through(torch.ones(1))
+    for make in [lambda: torch.ones(3), lambda: torch.empty_strided((3, 4), (1, 3)).fill_(1)]:
+        weight = torch.nn.Parameter(make())
+        with torch.inference_mode():
+            through(weight)
+        assert not weight.is_inference()
+        (weight.view(-1) if weight.is_contiguous() else weight.t()).square().sum().backward()
+        assert (weight.grad == 2).all()
+
+        weight = torch.nn.Parameter(make())
+
+        def share_and_square(x):
+            _core.torch_share(weight)
+            return (x * x).sum()
+
+        torch.func.grad(share_and_square)(torch.ones(3))
+        assert weight.untyped_storage().nbytes() == weight.nbytes and weight.sum() == weight.numel()
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
+def test_without_an_exchange_a_finalizer_may_share_what_is_being_shared(run_python):
+    """Making containers may run the collector: the thread then waited for itself."""
+    program = """
+    class Finalized:
+        def __init__(self):
+            self.me = self
+
+        def __del__(self):
+            through(tensor)
+
+    through(torch.ones(2))
+    gc.disable()
+    gc.collect()
+    gc.freeze()
+    for threshold in range(1, 40):
+        tensor = torch.empty_strided((3, 4), (1, 3)).fill_(5)
+        gc.collect()
+        gc.set_threshold(threshold)
+        Finalized()
+        gc.enable()
+        received = through(tensor)
+        gc.disable()
+        received.fill_(threshold)
+        assert (tensor == threshold).all()
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
 def test_without_an_exchange_many_tensors_live_with_few_descriptors(run_python):
     program = """
     import resource

@@ -123,8 +123,8 @@ Process::Process()
 /// Once: what processes that were killed have left. A process that begins by opening has it done by its watch thread.
 void Process::clean_up() {
   if (std::exchange(cleaned_up_, true)) return;
-  remove_abandoned_files();
   remove_abandoned_sockets();
+  remove_abandoned_files();
 }
 
 bool Process::tick() {

@@ -123,7 +123,7 @@ def _is_carried(device: torch.device, storage: Callable[[], torch.UntypedStorage
 def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
     import torch
 
-    if tensor.device.type == "cpu":
+    if tensor.device.type == "cpu" and getattr(torch.UntypedStorage, "_swap_data_ptr_", None) is None:
         _core.torch_share(tensor)  # with torch before 2.12 cheaper than by its storage, if nobody else has that
     storage = tensor.untyped_storage()
     handle, begin = _block_handle(storage, tensor.dtype)
