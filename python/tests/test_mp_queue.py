@@ -34,6 +34,13 @@ def context(request):
     return mp.get_context(request.param)
 
 
+@pytest.mark.parametrize("kind", ["Queue", "JoinableQueue"])
+@pytest.mark.parametrize("maxsize", [2.5, "3", None])
+def test_a_bound_that_is_no_integer_is_refused_in_the_standard_librarys_words(kind, maxsize):
+    with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+        getattr(mp.get_context("fork"), kind)(maxsize)
+
+
 def test_it_is_a_queue_of_multiprocessing(queue):
     assert isinstance(queue, multiprocessing.queues.Queue) and type(queue) is queues.Queue
 

@@ -14,6 +14,7 @@ What is different, besides the speed:
 from __future__ import annotations
 
 import multiprocessing.queues
+import operator
 import os
 import threading
 from functools import cached_property
@@ -72,7 +73,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
     """
 
     def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
-        self._maxsize = max(maxsize, 0)
+        self._maxsize = max(operator.index(maxsize), 0)
         self._ignore_epipe = False
         self._opid = os.getpid()
         self._use(_core.Queue(self._maxsize))
