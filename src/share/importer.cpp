@@ -330,11 +330,13 @@ bool Importer::sweep() noexcept {
 }
 
 void Importer::inherit(Importer& parent) {
-  inherited_ = std::move(parent.inherited_);
-  by_owner_ = std::move(parent.by_owner_);
-  all_ = std::move(parent.all_);
-  for (const auto& peer : all_)
-    if (!peer->is_closed()) peer->watch(watch_, deposits_);
+  {
+    const std::lock_guard lock(mutex_);  // the watch thread may be at work already
+    inherited_ = std::move(parent.inherited_);
+    by_owner_ = std::move(parent.by_owner_);
+    all_ = std::move(parent.all_);
+  }
+  for (Peer* peer : peers()) peer->watch(watch_, deposits_);
 }
 
 }  // namespace onecopy
