@@ -389,6 +389,7 @@ def test_a_get_in_a_captured_stream_leaves_the_item_where_it_is(run_python):
         gate = cuda.hold(0)
         queue.put(tensor)
         here.send(tensor)
+        torch.cuda._initialized = True
         torch.cuda.is_initialized = lambda: True
         torch.cuda.current_device = lambda: 0
         torch.cuda.current_stream = lambda device=None: SimpleNamespace(cuda_stream=captured)
