@@ -221,12 +221,13 @@ nb::object Api::part_for(DeviceType type) const {
   return nb::getattr(module, std::string(onecopy::name(type)).c_str(), nb::none());
 }
 
-/// Every get() asks. Most of the time a variable of torch's answers, without a call of Python code.
+/// Every get() asks about CUDA. Most of the time a variable of torch's answers, without a call of Python code.
 bool Api::has_used(DeviceType type) const {
   const std::uint32_t bit = std::uint32_t{1} << static_cast<unsigned>(type);
   if ((used_ & bit) != 0) return true;
   const nb::object part = part_for(type);
-  if (part.is_none() || nb::getattr(part, "_initialized", nb::none()).is(nb::handle(Py_False)))
+  if (part.is_none()) return false;
+  if (type == DeviceType::cuda && nb::getattr(part, "_initialized", nb::none()).is(nb::handle(Py_False)))
     return false;
   if (!nb::cast<bool>(part.attr("is_initialized")())) return false;
   used_ |= bit;
