@@ -44,11 +44,12 @@ class Peer final : public SharedKeeper {
     Access access;
     std::int32_t number = 0;  ///< Backend::borrower_number() of the segment's kind
   };
-  /// Proves to the process that was called who we are. What is wanted comes along with its welcome. Both throw
-  /// peer_died, other_user, bad_secret, timeout...
+  /// The first half of a connection: proves to the process that was called who we are, and asks for what is wanted.
+  /// Throws peer_died, other_user, bad_secret, timeout...
   static std::unique_ptr<Peer> introduce(Call call, const std::string& my_name,
                                          std::optional<Wanted> wanted = {});
-  /// The second half, before anything else is asked: attaches. Meanwhile there is time for something else.
+  /// The second half: attaches, and maps what was wanted. Between the two there is time for something else. Throws
+  /// the same; nothing but the end is left for a Peer then.
   void await_welcome();
   /// An owner that is gone, as a holder of its block table described it.
   static std::unique_ptr<Peer> frozen(const ProcessId& owner, Fd table);

@@ -55,6 +55,16 @@ class EveryStrategy : public WithDirectory, public ::testing::WithParamInterface
  protected:
   EveryStrategy() { set_strategy(GetParam()); }
   ~EveryStrategy() override { set_strategy(Strategy::file_descriptor); }
+  /// What a process had when it was killed.
+  void leave_a_large_tensor() {
+    Child victim([&] {
+      const Tensor large = bytes(40 * kMiB, 2);
+      note_->step = 1;
+      pause();
+    });
+    note_->reach(1);
+    victim.kill();
+  }
   static std::uint64_t names(std::uint64_t segments) {
     return GetParam() == Strategy::file_system ? segments : 0;
   }
@@ -200,13 +210,7 @@ TEST_P(EveryStrategy, OneThatBeginsByOpeningRemovesItSoon) {
   const Tensor tensor = bytes(1000, 1);
   const std::string handle = share(tensor).to_text();
   set_strategy(GetParam());
-  Child victim([&] {
-    const Tensor large = bytes(40 * kMiB, 2);
-    note_->step = 1;
-    pause();
-  });
-  note_->reach(1);
-  victim.kill();
+  leave_a_large_tensor();
   EXPECT_EQ(files(), names(1));
   ::setenv("ONECOPY_TEST_HANDLE", handle.c_str(), 1);
   run_peers(Form::spawned, {{"opener", &opening}});
@@ -215,13 +219,7 @@ TEST_P(EveryStrategy, OneThatBeginsByOpeningRemovesItSoon) {
 }
 
 TEST_P(EveryStrategy, RemoveAbandonedFilesSaysWhatItDid) {
-  Child victim([&] {
-    const Tensor large = bytes(40 * kMiB, 2);
-    note_->step = 1;
-    pause();
-  });
-  note_->reach(1);
-  victim.kill();
+  leave_a_large_tensor();
   const CleanupReport report = remove_abandoned_files();
   EXPECT_EQ(report.files, names(1));
   EXPECT_EQ(report.bytes, names(1) * 40 * kMiB);
