@@ -39,19 +39,25 @@ void start(const Driver& driver, const Transfer& t, aclrtStream stream) {
   check(result, "copying");
 }
 
-/// Memory of the current device for the length of a scope.
+/// Memory of the current device for the length of a scope and of what the stream was given for it: aclrtFree waits
+/// for nothing. Thread safety: none.
 class Staging {
  public:
-  Staging(const Driver& driver, std::size_t bytes) : driver_(driver) {
+  Staging(const Driver& driver, std::size_t bytes, aclrtStream stream) : driver_(driver), stream_(stream) {
     driver_.aclrtMalloc.must(&at_, bytes, ACL_MEM_MALLOC_HUGE_FIRST);
   }
   Staging(const Staging&) = delete;
   Staging& operator=(const Staging&) = delete;
-  ~Staging() { driver_.aclrtFree(at_); }
+  ~Staging() {
+    // A copy may still be at work when the next one fails.
+    if (driver_.aclrtSynchronizeStream) driver_.aclrtSynchronizeStream(stream_);
+    driver_.aclrtFree(at_);
+  }
   std::byte* at() const noexcept { return static_cast<std::byte*>(at_); }
 
  private:
   const Driver& driver_;
+  const aclrtStream stream_;
   void* at_ = nullptr;
 };
 
@@ -63,7 +69,7 @@ Transfer part(const Transfer& t, std::size_t offset, std::size_t bytes) {
 /// The runtime copies between the host and own memory, and between cards, but not from one's host to the other's
 /// card. REQUIRES: the device is current.
 void by_way_of_own_card(const Driver& driver, const Transfer& t, Device card, aclrtStream stream) {
-  const Staging staging(driver, std::min(t.bytes, kPiece));
+  const Staging staging(driver, std::min(t.bytes, kPiece), stream);
   for (std::size_t done = 0; done < t.bytes;) {
     const Transfer piece = part(t, done, std::min(kPiece, t.bytes - done));
     start(driver, {staging.at(), card, piece.from, piece.from_device, piece.bytes}, stream);

@@ -17,6 +17,8 @@ struct Side {
   bool is_host = false;
   bool pageable = false;
   bool another_cards = false;
+
+  bool is_gone() const { return keep && keep->freed; }
 };
 
 bool may(const Range& range, Use use, int device) {
@@ -70,10 +72,11 @@ aclError copy(void* to, std::size_t most, const void* from, std::size_t bytes, i
     return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
   }
   const aclError result = stream->submit([target = std::move(target), source = std::move(source), bytes] {
+    if (target.is_gone() || source.is_gone()) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
     std::memmove(target.at, source.at, bytes);
+    return ACL_SUCCESS;
   });
-  if (result == ACL_SUCCESS && (pageable || waits)) stream->synchronize();
-  return result;
+  return result == ACL_SUCCESS && (pageable || waits) ? stream->synchronize() : result;
 }
 
 aclError fill(void* to, std::size_t most, int value, std::size_t bytes, Stream* stream) {
@@ -82,8 +85,11 @@ aclError fill(void* to, std::size_t most, int value, std::size_t bytes, Stream* 
   if (const aclError result = resolve(to, bytes, Use::write, stream->context->device, target))
     return result;
   if (target.pageable) return ACL_ERROR_RT_PARAM_INVALID;
-  return stream->submit(
-      [target = std::move(target), value, bytes] { std::memset(target.at, value, bytes); });
+  return stream->submit([target = std::move(target), value, bytes] {
+    if (target.is_gone()) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
+    std::memset(target.at, value, bytes);
+    return ACL_SUCCESS;
+  });
 }
 
 aclError no_stream() { return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL; }
@@ -118,6 +124,5 @@ SIM_CALL aclrtMemset(void* to, std::size_t most, std::int32_t value, std::size_t
   if (!stream) return no_stream();
   if (const aclError refused = forbid_in_capture()) return refused;
   const aclError result = fill(to, most, value, bytes, stream);
-  if (result == ACL_SUCCESS) stream->synchronize();
-  return result;
+  return result == ACL_SUCCESS ? stream->synchronize() : result;
 }

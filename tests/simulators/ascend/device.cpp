@@ -82,8 +82,7 @@ SIM_CALL aclrtSetCurrentContext(aclrtContext wanted) {
 SIM_CALL aclrtSynchronizeDevice() {
   SIM_ENTER(aclrtSynchronizeDevice);
   if (!current()) return ACL_ERROR_RT_CONTEXT_NULL;
-  Stream::synchronize_all(*current());
-  return ACL_SUCCESS;
+  return Stream::synchronize_all(*current());
 }
 
 SIM_CALL aclrtDeviceGetUuid(std::int32_t ordinal, aclrtUuid* uuid) {

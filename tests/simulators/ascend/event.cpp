@@ -96,7 +96,10 @@ SIM_CALL aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
   Stream* stream = Stream::find(stream_handle);
   if (const aclError refused = check(event, stream)) return refused;
   const std::uint64_t ticket = ++event->cell->counters().recorded;
-  return stream->submit([cell = event->cell, ticket] { cell->complete(ticket); });
+  return stream->submit([cell = event->cell, ticket] {
+    cell->complete(ticket);
+    return ACL_SUCCESS;
+  });
 }
 
 SIM_CALL aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
@@ -105,7 +108,10 @@ SIM_CALL aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
   Stream* stream = Stream::find(stream_handle);
   if (const aclError refused = check(event, stream)) return refused;
   const std::uint64_t ticket = event->cell->counters().recorded;
-  return stream->submit([cell = event->cell, ticket] { cell->wait(ticket); });
+  return stream->submit([cell = event->cell, ticket] {
+    cell->wait(ticket);
+    return ACL_SUCCESS;
+  });
 }
 
 SIM_CALL aclrtSynchronizeEvent(aclrtEvent handle) {

@@ -186,7 +186,7 @@ SIM_CALL aclrtMalloc(void** pointer, std::size_t size, int policy) {
   return ACL_SUCCESS;
 }
 
-/// At once, without waiting for streams; not while it is exported.
+/// At once, without waiting for streams, whose work on it then fails; not while it is exported.
 SIM_CALL aclrtFree(void* pointer) {
   SIM_ENTER(aclrtFree);
   if (!pointer) return ACL_ERROR_INVALID_PARAM;
@@ -196,6 +196,7 @@ SIM_CALL aclrtFree(void* pointer) {
   const auto at = all.ranges.find(address(pointer));
   if (at == all.ranges.end() || at->second.kind != RangeKind::allocation) return ACL_ERROR_RT_PARAM_INVALID;
   if (!at->second.key.empty()) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
+  at->second.memory->freed = true;
   std::memset(at->second.memory->bytes, 0xdb, at->second.size);
   free_addresses(at->first, at->second.size);
   all.ranges.erase(at);

@@ -61,7 +61,8 @@ class Memory {
   std::size_t size = 0;
   int device = 0;  ///< physical
   bool imported = false;
-  bool counted = false;  ///< against this process's share of the device
+  bool counted = false;            ///< against this process's share of the device
+  std::atomic<bool> freed{false};  ///< work that still comes to it fails
   std::byte* bytes = nullptr;
   Facts* facts = nullptr;
 

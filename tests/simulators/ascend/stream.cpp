@@ -27,15 +27,17 @@ aclError forbid_in_capture() {
   return result;
 }
 
-void Progress::advance() {
+void Progress::advance(aclError result) {
   const std::lock_guard lock(mutex_);
+  if (failure_ == ACL_SUCCESS) failure_ = result;
   ++completed_;
   changed_.notify_all();
 }
 
-void Progress::wait(std::uint64_t ticket) {
+aclError Progress::wait(std::uint64_t ticket) {
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [&] { return completed_ >= ticket; });
+  return failure_;
 }
 
 bool Progress::wait_for(std::uint64_t ticket, int milliseconds) {
@@ -60,7 +62,7 @@ Stream* Stream::find(aclrtStream handle) {
   return state().streams.contains(stream) && stream->context == current() ? stream : nullptr;
 }
 
-void Stream::synchronize_all(const Context& context) {
+aclError Stream::synchronize_all(const Context& context) {
   std::vector<std::pair<std::shared_ptr<Progress>, std::uint64_t>> waits;
   {
     const std::lock_guard lock(state().mutex);
@@ -69,7 +71,10 @@ void Stream::synchronize_all(const Context& context) {
       if (stream->context == &context) waits.emplace_back(stream->progress_, stream->submitted_);
     }
   }
-  for (const auto& [progress, ticket] : waits) progress->wait(ticket);
+  aclError result = ACL_SUCCESS;
+  for (const auto& [progress, ticket] : waits)
+    if (const aclError failure = progress->wait(ticket)) result = failure;
+  return result;
 }
 
 aclError Stream::submit(Operation operation) {
@@ -98,21 +103,21 @@ void Stream::run() {
     }
     if (settings().delay_us > 0)
       std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
-    next();
+    const aclError result = next();
     next = nullptr;  // what it held is given back before anybody can know that it is done
-    progress_->advance();
+    progress_->advance(result);
   }
   delete this;
 }
 
-void Stream::synchronize() {
+aclError Stream::synchronize() {
   std::uint64_t ticket = 0;
   {
     const std::lock_guard lock(mutex_);
     ticket = submitted_;
   }
   const std::shared_ptr<Progress> progress = progress_;
-  progress->wait(ticket);
+  return progress->wait(ticket);
 }
 
 bool Stream::synchronize_for(int milliseconds) {
@@ -185,8 +190,7 @@ SIM_CALL aclrtSynchronizeStream(aclrtStream handle) {
   Stream* stream = Stream::find(handle);
   if (!stream) return no_stream();
   if (stream->capture) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
-  stream->synchronize();
-  return ACL_SUCCESS;
+  return stream->synchronize();
 }
 
 SIM_CALL aclrtSynchronizeStreamWithTimeout(aclrtStream handle, std::int32_t milliseconds) {
@@ -202,7 +206,10 @@ SIM_CALL aclrtLaunchHostFunc(aclrtStream handle, aclrtHostFunc function, void* a
   Stream* stream = Stream::find(handle);
   if (!stream) return no_stream();
   if (!function) return ACL_ERROR_INVALID_PARAM;
-  return stream->submit([function, argument] { function(argument); });
+  return stream->submit([function, argument] {
+    function(argument);
+    return ACL_SUCCESS;
+  });
 }
 
 // ---- capture

@@ -10,7 +10,8 @@
 
 namespace sim {
 
-using Operation = std::function<void()>;
+/// What it answers is said by who waits for the stream.
+using Operation = std::function<aclError()>;
 
 /// What a stream is recording instead of doing.
 struct Capture {
@@ -23,13 +24,15 @@ struct Capture {
 /// How far a stream has come; outlives it.
 class Progress {
  public:
-  void advance();
-  void wait(std::uint64_t ticket);
+  void advance(aclError result);
+  /// Says what the first operation said that failed.
+  aclError wait(std::uint64_t ticket);
   bool wait_for(std::uint64_t ticket, int milliseconds);
   bool has_reached(std::uint64_t ticket) const { return completed_ >= ticket; }
 
  private:
   std::atomic<std::uint64_t> completed_{0};
+  aclError failure_ = ACL_SUCCESS;
   std::mutex mutex_;
   std::condition_variable changed_;
 };
@@ -40,11 +43,11 @@ struct Stream {
   /// The stream behind a handle, which must be of the current context; null otherwise. A null handle is the
   /// default stream.
   static Stream* find(aclrtStream handle);
-  static void synchronize_all(const Context& context);
+  static aclError synchronize_all(const Context& context);
 
   /// Adds an operation, or records it.
   aclError submit(Operation operation);
-  void synchronize();
+  aclError synchronize();
   bool synchronize_for(int milliseconds);
   bool is_idle() const;
   /// What is in it is still done.

@@ -32,6 +32,12 @@ class Ascend : public ::testing::Test {
 
 Tensor a_hundred(Device device = kNpu0) { return empty(Layout(DType::i64, {100}), device); }
 
+std::unique_ptr<DeviceMemory> new_segment(SegmentKind kind) {
+  auto memory = backend(DeviceType::npu).create(0, std::size_t{2} << 20, kind, "0123456789abcdef", 1);
+  memory->commit(0, memory->size());
+  return memory;
+}
+
 void expect_no_ascend(std::initializer_list<const char*> words) {
   EXPECT_TRUE(backend(DeviceType::npu).devices().empty());
   expect_refusal(ErrorCode::unsupported, words, [] { a_hundred(); });
@@ -194,6 +200,22 @@ TEST_F(Ascend, CopiesGoBetweenHostAndDevicesWithAnyStrides) {
       const Tensor back = copy(second.view(), kCpu);
       for (std::int32_t i = 0; i < 60; ++i) EXPECT_EQ(back.as<std::int32_t>()[i], i);
     });
+}
+
+/// aclrtFree waits for nothing, and the first half of such a copy goes into memory of its own.
+TEST_F(Ascend, ACopyThatFailsHalfwayTakesNoMemoryFromWorkThatGoesOn) {
+  in_npu_child({{"ONECOPY_SIM_ASCEND_DELAY_US", "20000"}}, [] {
+    const AclCalls acl;
+    acl.use(1);
+    const auto stream = acl.stream();
+    Backend& npu = backend(DeviceType::npu);
+    const auto memory = new_segment(SegmentKind::ascend_vmm);
+    const auto there = npu.open(1, memory->export_memory(Access::read_write), Access::read_write);
+    char byte = 0;
+    acl.sim_fail("aclrtMemcpyAsync", 507899, 1, 1);
+    EXPECT_THROW(npu.copy({&byte, kCpu, there->data(), kNpu1, 1}, Stream{stream}), Error);
+    EXPECT_EQ(acl.aclrtSynchronizeStream(stream), ascend::ACL_SUCCESS);
+  });
 }
 
 TEST_F(Ascend, AThreadsOwnDeviceStaysCurrent) {

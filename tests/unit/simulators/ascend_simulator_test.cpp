@@ -414,6 +414,19 @@ TEST_F(AscendSimulator, DriversWithoutEventsBetweenProcessesSaySo) {
   });
 }
 
+TEST_F(AscendSimulator, WorkFailsOnMemoryThatWasFreedUnderIt) {
+  in_npu_child({{"ONECOPY_SIM_ASCEND_DELAY_US", "20000"}}, [] {
+    const AclCalls acl;
+    acl.use(0);
+    const auto stream = acl.stream();
+    void* at = acl.memory(kHuge);
+    EXPECT_EQ(acl.aclrtMemsetAsync(at, kHuge, 6, 1, stream), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclrtFree(at), ACL_SUCCESS) << "it waits for nothing";
+    EXPECT_EQ(acl.aclrtSynchronizeStream(stream), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+    EXPECT_EQ(acl.aclrtSynchronizeDevice(), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
+  });
+}
+
 // ---- capture and faults
 
 TEST_F(AscendSimulator, CapturedWorkIsDoneWhenItIsExecuted) {
