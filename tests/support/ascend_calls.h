@@ -37,6 +37,7 @@ class AclCalls {
   using aclrtEvent = ascend::aclrtEvent;
   using aclrtContext = ascend::aclrtContext;
   using aclrtDrvMemHandle = ascend::aclrtDrvMemHandle;
+  using aclmdlRI = ascend::aclmdlRI;
   using aclrtHostFunc = ascend::aclrtHostFunc;
   using aclrtUuid = ascend::aclrtUuid;
   using aclrtMemLocation = ascend::aclrtMemLocation;

@@ -14,6 +14,7 @@ using aclrtStream = void*;
 using aclrtEvent = void*;
 using aclrtContext = void*;
 using aclrtDrvMemHandle = void*;
+using aclmdlRI = void*;
 using aclrtHostFunc = void (*)(void*);
 
 struct aclrtUuid {
@@ -107,6 +108,7 @@ inline constexpr int ACL_EVENT_RECORDED_STATUS_NOT_READY = 0;
 inline constexpr int ACL_EVENT_RECORDED_STATUS_COMPLETE = 1;
 inline constexpr int ACL_EVENT_STATUS_COMPLETE = 0;
 inline constexpr int ACL_EVENT_STATUS_NOT_READY = 1;
+inline constexpr int ACL_MODEL_RI_CAPTURE_STATUS_NONE = 0;
 inline constexpr std::uint32_t ACL_EVENT_SYNC = 0x1;
 inline constexpr std::uint32_t ACL_EVENT_IPC = 0x40;
 
@@ -149,7 +151,8 @@ inline constexpr int ACL_PKG_NAME_DRIVER = 7;
   X(aclrtIpcMemGetExportKey, (void*, std::size_t, char*, std::size_t, std::uint64_t))                     \
   X(aclrtIpcMemSetImportPid, (const char*, std::int32_t*, std::size_t))                                   \
   X(aclrtIpcMemImportByKey, (void**, const char*, std::uint64_t))                                         \
-  X(aclrtIpcMemClose, (const char*))
+  X(aclrtIpcMemClose, (const char*))                                                                      \
+  X(aclmdlRICaptureGetInfo, (aclrtStream, int*, aclmdlRI*))
 // clang-format on
 
 using GetSocName = const char*();

@@ -33,6 +33,7 @@ class AscendBackend final : public Backend {
   }
   void copy(const Transfer& transfer, Stream stream) override { ascend::enqueue(transfer, stream); }
   void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }
+  bool is_captured(int ordinal, Stream stream) override { return ascend::is_captured(ordinal, stream); }
   ForeignMemory find_foreign(const void* at, std::size_t bytes) override;
   std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) override;
 };

@@ -32,6 +32,24 @@ int kind_of(const Transfer& t) {
       result, ErrorDomain::ascend);
 }
 
+/// Default streams never are. REQUIRES: the stream's device is current.
+bool is_capturing(const Driver& driver, aclrtStream stream) {
+  int status = ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+  aclmdlRI model = nullptr;
+  return stream && driver.aclmdlRICaptureGetInfo &&
+         driver.aclmdlRICaptureGetInfo(stream, &status, &model) == ACL_SUCCESS &&
+         status != ACL_MODEL_RI_CAPTURE_STATUS_NONE;
+}
+
+/// Waiting would fail, and spoil the capture. REQUIRES: the stream's device is current.
+void wait_for(const Driver& driver, aclrtStream stream) {
+  if (is_capturing(driver, stream))
+    throw Error(ErrorCode::unsupported,
+                "this stream is being captured, and cannot be waited for, which is how Ascend tensors are "
+                "ordered with other processes; share, open and copy before the capture begins");
+  driver.aclrtSynchronizeStream.must(stream);
+}
+
 void start(const Driver& driver, const Transfer& t, aclrtStream stream) {
   const aclError result = driver.aclrtMemcpyAsync(t.to, t.bytes, t.from, t.bytes, kind_of(t), stream);
   if (result == ACL_ERROR_INVALID_PARAM || result == ACL_ERROR_RT_PARAM_INVALID)
@@ -69,6 +87,7 @@ Transfer part(const Transfer& t, std::size_t offset, std::size_t bytes) {
 /// The runtime copies between the host and own memory, and between cards, but not from one's host to the other's
 /// card. REQUIRES: the device is current.
 void by_way_of_own_card(const Driver& driver, const Transfer& t, Device card, aclrtStream stream) {
+  wait_for(driver, stream);  // a graph would come to the staging memory later
   const Staging staging(driver, std::min(t.bytes, kPiece), stream);
   for (std::size_t done = 0; done < t.bytes;) {
     const Transfer piece = part(t, done, std::min(kPiece, t.bytes - done));
@@ -81,7 +100,7 @@ void by_way_of_own_card(const Driver& driver, const Transfer& t, Device card, ac
 
 /// REQUIRES: the device that is written to is current.
 void by_way_of_the_host(const Driver& driver, const Transfer& t, aclrtStream stream) {
-  driver.aclrtSynchronizeStream.must(stream);
+  wait_for(driver, stream);
   std::vector<std::byte> host(std::min(t.bytes, kPiece));
   for (std::size_t done = 0; done < t.bytes;) {
     const Transfer piece = part(t, done, std::min(kPiece, t.bytes - done));
@@ -118,7 +137,12 @@ void enqueue(const Transfer& transfer, Stream stream) {
 void synchronize(int ordinal, Stream stream) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
-  driver.aclrtSynchronizeStream.must(stream.native);
+  wait_for(driver, stream.native);
+}
+
+bool is_captured(int ordinal, Stream stream) {
+  const UseDevice use(ordinal);
+  return is_capturing(Driver::get(), stream.native);
 }
 
 }  // namespace onecopy::ascend

@@ -67,10 +67,7 @@ aclError copy(void* to, std::size_t most, const void* from, std::size_t bytes, i
   if (const aclError result = resolve(from, bytes, Use::read, device, source)) return result;
   if (is_refused(target, source, kind, waits)) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
   const bool pageable = target.pageable || source.pageable;
-  if (pageable && stream->capture) {
-    stream->capture->invalid = true;
-    return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
-  }
+  if (pageable && stream->capture) return stream->spoil();
   const aclError result = stream->submit([target = std::move(target), source = std::move(source), bytes] {
     if (target.is_gone() || source.is_gone()) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
     std::memmove(target.at, source.at, bytes);

@@ -39,7 +39,6 @@
   X(aclrtIpcOpenEventHandle, (aclrtIpcEventHandle, aclrtEvent*))                                          \
   X(aclmdlRICaptureBegin, (aclrtStream, int))                                                             \
   X(aclmdlRICaptureEnd, (aclrtStream, void**))                                                            \
-  X(aclmdlRICaptureGetInfo, (aclrtStream, int*, void**))                                                  \
   X(aclmdlRIExecuteAsync, (void*, aclrtStream))                                                           \
   X(aclmdlRIDestroy, (void*))
 // clang-format on

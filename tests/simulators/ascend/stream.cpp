@@ -134,6 +134,11 @@ bool Stream::is_idle() const {
   return progress_->has_reached(submitted_);
 }
 
+aclError Stream::spoil() {
+  capture->invalid = true;
+  return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+}
+
 void Stream::destroy() {
   {
     const std::lock_guard lock(state().mutex);
@@ -177,10 +182,10 @@ SIM_CALL aclrtDestroyStream(aclrtStream handle) {
 
 SIM_CALL aclrtStreamQuery(aclrtStream handle, int* status) {
   SIM_ENTER(aclrtStreamQuery);
-  const Stream* stream = Stream::find(handle);
+  Stream* stream = Stream::find(handle);
   if (!stream) return no_stream();
   if (!status) return ACL_ERROR_INVALID_PARAM;
-  if (stream->capture) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+  if (stream->capture) return stream->spoil();
   *status = stream->is_idle() ? ACL_STREAM_STATUS_COMPLETE : ACL_STREAM_STATUS_NOT_READY;
   return ACL_SUCCESS;
 }
@@ -189,7 +194,7 @@ SIM_CALL aclrtSynchronizeStream(aclrtStream handle) {
   SIM_ENTER(aclrtSynchronizeStream);
   Stream* stream = Stream::find(handle);
   if (!stream) return no_stream();
-  if (stream->capture) return ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT;
+  if (stream->capture) return stream->spoil();
   return stream->synchronize();
 }
 

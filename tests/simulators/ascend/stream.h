@@ -50,6 +50,8 @@ struct Stream {
   aclError synchronize();
   bool synchronize_for(int milliseconds);
   bool is_idle() const;
+  /// What its capture does not allow makes that useless. REQUIRES: it is captured.
+  aclError spoil();
   /// What is in it is still done.
   void destroy();
 
