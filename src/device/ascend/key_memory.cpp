@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "exported.h"
-#include "known_ranges.h"
 #include "onecopy/core/error.h"
+#include "opened_keys.h"
 
 namespace onecopy::ascend {
 
@@ -164,15 +164,13 @@ ExportedMemory KeyMemory::export_memory(Access access) const {
 /// Another process's allocation, opened by its key.
 class OpenedByKey final : public DeviceMemory {
  public:
-  OpenedByKey(int ordinal, int owner, void* base, Exported exported, Access access)
-      : ordinal_(ordinal),
-        base_(base),
-        exported_(std::move(exported)),
+  OpenedByKey(int ordinal, int owner, Exported exported, Access access)
+      : exported_(std::move(exported)),
         access_(access),
-        known_(base, exported_.bytes, access, owner) {}
+        base_(OpenedKeys::get().open(ordinal, owner, exported_, access)) {}
   OpenedByKey(const OpenedByKey&) = delete;
   OpenedByKey& operator=(const OpenedByKey&) = delete;
-  ~OpenedByKey() override;
+  ~OpenedByKey() override { OpenedKeys::get().close(exported_.key); }
 
   std::byte* data() const noexcept override { return static_cast<std::byte*>(base_); }
   std::size_t size() const noexcept override { return exported_.bytes; }
@@ -185,23 +183,10 @@ class OpenedByKey final : public DeviceMemory {
   ExportedMemory export_memory(Access access) const override;
 
  private:
-  const int ordinal_;
-  void* const base_;
   const Exported exported_;
   const Access access_;
-  const KnownRange known_;
+  void* const base_;
 };
-
-OpenedByKey::~OpenedByKey() {
-  const Driver* driver = Driver::try_get();
-  if (!driver) return;
-  try {
-    const UseDevice use(ordinal_);
-    driver->aclrtIpcMemClose(exported_.key.c_str());
-  } catch (const Error&) {
-    // The device is gone, and the mapping with it.
-  }
-}
 
 /// The owner's key opens it for others, too.
 ExportedMemory OpenedByKey::export_memory(Access access) const {
@@ -217,17 +202,6 @@ ExportedMemory OpenedByKey::export_memory(Access access) const {
   return memory;
 }
 
-[[noreturn]] void throw_no_import(const Driver& driver, aclError result, bool another_cards) {
-  if (result != ACL_ERROR_RT_DRV_INTERNAL_ERROR) throw_result(result, "aclrtIpcMemImportByKey");
-  throw Error(
-      ErrorCode::owner_died,
-      fmt::format("the Ascend driver does not open this memory: its owner is gone, or it was not lent to "
-                  "this process{} ({})",
-                  another_cards ? ", or the driver is older than 25.5.2, which opens no other card's" : "",
-                  driver.describe(result)),
-      result, ErrorDomain::ascend);
-}
-
 }  // namespace
 
 std::unique_ptr<DeviceMemory> create_key_memory(int ordinal, std::size_t bytes) {
@@ -238,15 +212,8 @@ std::unique_ptr<DeviceMemory> create_key_memory(int ordinal, std::size_t bytes) 
 std::unique_ptr<DeviceMemory> open_key_memory(int ordinal, const ExportedMemory& memory, Access access) {
   Exported exported = decode(memory);
   const int owner = prepare_to_open(ordinal, exported, access);
-  const bool another_cards = owner != ordinal;
-  const Driver& driver = Driver::get();
   if (Parked::get().is_ours(exported.key)) admit(memory, own_number());
-  const UseDevice use(ordinal);
-  void* base = nullptr;
-  const aclError result = driver.aclrtIpcMemImportByKey(
-      &base, exported.key.c_str(), another_cards ? ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS : 0);
-  if (result != ACL_SUCCESS) throw_no_import(driver, result, another_cards);
-  return std::make_unique<OpenedByKey>(ordinal, owner, base, std::move(exported), access);
+  return std::make_unique<OpenedByKey>(ordinal, owner, std::move(exported), access);
 }
 
 }  // namespace onecopy::ascend

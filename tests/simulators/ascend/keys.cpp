@@ -106,21 +106,23 @@ SIM_CALL aclrtIpcMemImportByKey(void** pointer, const char* key, std::uint64_t f
   if (base == 0) return ACL_ERROR_RT_MEMORY_ALLOCATION;
   memory->facts->add_importer(::getpid());
   add_range(base, size, RangeKind::key, std::move(memory), context->device).key = key;
+  all.imports[key].push_back(base);
   *pointer = reinterpret_cast<void*>(base);
   return ACL_SUCCESS;
 }
 
-/// One import of this process; or else the export, once nobody has it open.
+/// The first import of this process that is left, whichever was meant; or else the export, once nobody has it open.
 SIM_CALL aclrtIpcMemClose(const char* key) {
   SIM_ENTER(aclrtIpcMemClose);
   if (!key) return ACL_ERROR_INVALID_PARAM;
   State& all = state();
   const std::lock_guard lock(all.mutex);
-  if (const Range* opened = find_by_key(key, RangeKind::key)) {
-    opened->memory->facts->remove_importer(::getpid());
-    const std::uintptr_t base = opened->base;
-    free_addresses(base, opened->size);
-    all.ranges.erase(base);
+  if (auto& opened = all.imports[key]; !opened.empty()) {
+    const auto at = all.ranges.find(opened.front());
+    opened.pop_front();
+    at->second.memory->facts->remove_importer(::getpid());
+    free_addresses(at->first, at->second.size);
+    all.ranges.erase(at);
     return ACL_SUCCESS;
   }
   Range* exported = find_by_key(key, RangeKind::allocation);

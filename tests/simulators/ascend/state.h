@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -117,7 +118,8 @@ struct State {
   std::map<std::uintptr_t, Range> ranges;
   std::map<std::uintptr_t, Reservation> reservations;
   std::map<void*, Handle> handles;
-  std::set<std::uint64_t> exported;  ///< numbers of this process
+  std::set<std::uint64_t> exported;                           ///< numbers of this process
+  std::map<std::string, std::deque<std::uintptr_t>> imports;  ///< addresses by key, in their order
   std::uintptr_t last_handle = 0;
   std::array<std::atomic<std::size_t>, 64> used{};  ///< bytes by physical device
   std::set<Stream*> streams;

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "device/ascend/driver.h"
+#include "device/ascend/exported.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
@@ -261,6 +262,55 @@ TEST_F(Ascend, MemoryThatWasExportedByKeyIsKeptForTheNextSegment) {
     memory = make();
     EXPECT_EQ(memory->data(), lent) << "a borrower may still have it open, so it cannot be freed";
   });
+}
+
+struct Way {
+  int ordinal;
+  Access access;
+
+  std::unique_ptr<DeviceMemory> open(const DeviceMemory& memory) const {
+    return backend(DeviceType::npu).open(ordinal, memory.export_memory(Access::read_write), access);
+  }
+  int read(const DeviceMemory& memory) const {
+    unsigned char byte = 0;
+    copy_bytes_and_wait(
+        {&byte, kCpu, memory.data(), {DeviceType::npu, static_cast<std::int16_t>(ordinal)}, 1});
+    return byte;
+  }
+};
+
+/// The runtime ends the first import of a key that is left, whichever was meant.
+void expect_it_stays(Way first, Way second, bool first_ends_first) {
+  in_npu_child({}, [=] {
+    const auto memory = new_segment(SegmentKind::ascend_key);
+    const unsigned char byte = 7;
+    copy_bytes_and_wait({memory->data(), kNpu0, &byte, kCpu, 1});
+    auto one = first.open(*memory);
+    auto other = second.open(*memory);
+    (first_ends_first ? one : other).reset();
+    EXPECT_EQ(first_ends_first ? second.read(*other) : first.read(*one), 7);
+    one.reset();
+    other.reset();
+    const AclCalls acl;
+    const auto key = ascend::decode(memory->export_memory(Access::read_only)).key;
+    acl.use(0);
+    EXPECT_EQ(acl.aclrtIpcMemClose(key.c_str()), ascend::ACL_SUCCESS);
+    EXPECT_NE(acl.aclrtIpcMemClose(key.c_str()), ascend::ACL_SUCCESS)
+        << "no import was left, only the export";
+  });
+}
+
+TEST_F(Ascend, MemoryThatIsOpenTwiceByItsKeyStaysForWhoeverHasItOpen) {
+  const Way writer{0, Access::read_write};
+  const Way reader{0, Access::read_only};
+  const Way other_card{1, Access::read_write};
+  for (const bool first_ends_first : {true, false}) {
+    expect_it_stays(writer, reader, first_ends_first);
+    expect_it_stays(reader, writer, first_ends_first);
+    expect_it_stays(writer, writer, first_ends_first);
+    expect_it_stays(writer, other_card, first_ends_first);
+    expect_it_stays(other_card, writer, first_ends_first);
+  }
 }
 
 }  // namespace

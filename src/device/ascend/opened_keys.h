@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <list>
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "exported.h"
+#include "known_ranges.h"
+
+namespace onecopy::ascend {
+
+/// The memory that this process has open by keys. To close a key ends its first import that is left, whichever was
+/// meant, so a key's imports are shared where they can be and all of them end with the last that is in use.
+/// Thread safety: all members may be called concurrently.
+class OpenedKeys {
+ public:
+  static OpenedKeys& get();
+
+  /// Where `ordinal` sees the memory, which is another address for each access. Ends with close(). Throws
+  /// owner_died, unsupported.
+  void* open(int ordinal, int owner, const Exported& exported, Access access);
+  /// Once for each open().
+  void close(const std::string& name) noexcept;
+
+ private:
+  struct Import {
+    Import(int at, int owner, void* where, std::size_t bytes, Access how)
+        : ordinal(at), access(how), base(where), known(where, bytes, how, owner) {}
+
+    const int ordinal;
+    const Access access;
+    void* const base;
+    const KnownRange known;
+  };
+  struct Key {
+    std::size_t users = 0;
+    std::list<Import> imports;  ///< in the order in which the runtime ends them
+  };
+
+  std::mutex mutex_;
+  std::map<std::string, Key> keys_;
+};
+
+}  // namespace onecopy::ascend
