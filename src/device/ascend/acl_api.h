@@ -132,6 +132,7 @@ inline constexpr int ACL_PKG_NAME_DRIVER = 7;
   X(aclrtDeviceGetBareTgid, (std::int32_t*))                                                              \
   X(aclrtDeviceCanAccessPeer, (std::int32_t*, std::int32_t, std::int32_t))                                \
   X(aclrtDeviceEnablePeerAccess, (std::int32_t, std::uint32_t))                                           \
+  X(aclrtDevicePeerAccessStatus, (std::int32_t, std::int32_t, std::int32_t*))                             \
   X(aclrtGetMemInfo, (int, std::size_t*, std::size_t*))                                                   \
   X(aclrtMalloc, (void**, std::size_t, int))                                                              \
   X(aclrtFree, (void*))                                                                                   \

@@ -31,6 +31,13 @@ aclrtContext current(const Driver& driver) {
   return driver.aclrtGetCurrentContext(&context) == ACL_SUCCESS ? context : nullptr;
 }
 
+/// By whoever was first: a framework, say.
+bool is_enabled(const Driver& driver, int from, int to) {
+  std::int32_t status = 0;
+  return driver.aclrtDevicePeerAccessStatus &&
+         driver.aclrtDevicePeerAccessStatus(from, to, &status) == ACL_SUCCESS && status == 1;
+}
+
 }  // namespace
 
 Devices& Devices::get() {
@@ -100,7 +107,9 @@ bool Devices::reach(int from, int to) {
   std::int32_t can = 0;
   driver.aclrtDeviceCanAccessPeer.must(&can, from, to);
   if (can == 0) return false;
-  driver.aclrtDeviceEnablePeerAccess.must(to, 0);
+  const aclError result = driver.aclrtDeviceEnablePeerAccess(to, 0);
+  if (result != ACL_SUCCESS && !is_enabled(driver, from, to))
+    throw_result(result, "aclrtDeviceEnablePeerAccess");
   entry.peers.insert(to);
   return true;
 }

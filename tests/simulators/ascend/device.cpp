@@ -125,8 +125,8 @@ SIM_CALL aclrtDeviceEnablePeerAccess(std::int32_t peer, std::uint32_t flags) {
   if (to < 0 || to == current()->device) return ACL_ERROR_RT_INVALID_DEVICEID;
   if (!settings().can_access(current()->device, to)) return ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
   const std::lock_guard lock(state().mutex);
-  state().peers.insert({current()->device, to});
-  return ACL_SUCCESS;
+  const bool is_new = state().peers.insert({current()->device, to}).second;
+  return is_new || !settings().peers_once ? ACL_SUCCESS : ACL_ERROR_RT_DRV_INTERNAL_ERROR;
 }
 
 SIM_CALL aclrtDeviceDisablePeerAccess(std::int32_t peer) {

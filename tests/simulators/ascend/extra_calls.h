@@ -10,7 +10,6 @@
   X(aclrtGetDevice, (std::int32_t*))                                                                      \
   X(aclrtSynchronizeDevice, ())                                                                           \
   X(aclrtDeviceDisablePeerAccess, (std::int32_t))                                                         \
-  X(aclrtDevicePeerAccessStatus, (std::int32_t, std::int32_t, std::int32_t*))                             \
   X(aclrtMallocHost, (void**, std::size_t))                                                               \
   X(aclrtFreeHost, (void*))                                                                               \
   X(aclrtMemcpy, (void*, std::size_t, const void*, std::size_t, int))                                     \

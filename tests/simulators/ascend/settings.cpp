@@ -57,6 +57,7 @@ Settings read_settings() {
   s.driver = text_of("ONECOPY_SIM_ASCEND_DRIVER", "25.5.2");
   s.delay_us = static_cast<int>(number_of("ONECOPY_SIM_ASCEND_DELAY_US", 0));
   s.peers = text_of("ONECOPY_SIM_ASCEND_PEERS", "all");
+  s.peers_once = number_of("ONECOPY_SIM_ASCEND_PEERS_ONCE", 0) != 0;
   s.number_offset = static_cast<int>(number_of("ONECOPY_SIM_ASCEND_NUMBER_OFFSET", 0));
   s.ipc_events = number_of("ONECOPY_SIM_ASCEND_IPC_EVENTS", 1) != 0;
   s.key_directory = text_of("ONECOPY_SIM_ASCEND_KEYS", "");

@@ -13,9 +13,10 @@ struct Settings {
   std::size_t memory = std::size_t{1} << 30;
   std::string cann;
   std::string driver;
-  int delay_us = 0;       ///< before each operation of a stream
-  std::string peers;      ///< "all", "none", or pairs "0-1,2-3"
-  int number_offset = 0;  ///< the driver's number of a process is its pid plus this, as in a container
+  int delay_us = 0;         ///< before each operation of a stream
+  std::string peers;        ///< "all", "none", or pairs "0-1,2-3"
+  bool peers_once = false;  ///< enabling what is enabled is an error
+  int number_offset = 0;    ///< the driver's number of a process is its pid plus this, as in a container
   bool ipc_events = true;
   std::string key_directory;  ///< where keys outlive their process; none do when it is empty
   int most_keys = 4096;

@@ -232,6 +232,28 @@ TEST_F(Ascend, AThreadsOwnDeviceStaysCurrent) {
   });
 }
 
+/// torch_npu does, and nobody says what a second time returns.
+TEST_F(Ascend, AFrameworkMayHaveEnabledPeerAccessBefore) {
+  in_npu_child({{"ONECOPY_SIM_ASCEND_PEERS_ONCE", "1"}}, [] {
+    const AclCalls acl;
+    acl.use(1);
+    EXPECT_EQ(acl.aclrtDeviceEnablePeerAccess(0, 0), ascend::ACL_SUCCESS);
+    EXPECT_NE(acl.aclrtDeviceEnablePeerAccess(0, 0), ascend::ACL_SUCCESS);
+    const auto memory = new_segment(SegmentKind::ascend_vmm);
+    EXPECT_NO_THROW(
+        backend(DeviceType::npu).open(1, memory->export_memory(Access::read_write), Access::read_write));
+  });
+}
+
+TEST_F(Ascend, PeerAccessThatCannotBeEnabledIsSaidWithItsCode) {
+  in_npu_child({{"ONECOPY_SIM_ASCEND_FAIL", "aclrtDeviceEnablePeerAccess=507899"}}, [] {
+    const auto memory = new_segment(SegmentKind::ascend_vmm);
+    expect_refusal(ErrorCode::system, {"aclrtDeviceEnablePeerAccess", "507899"}, [&] {
+      backend(DeviceType::npu).open(1, memory->export_memory(Access::read_write), Access::read_write);
+    });
+  });
+}
+
 TEST_F(Ascend, MemoryOfOthersIsRefusedInWords) {
   in_npu_child({}, [] {
     const AclCalls acl;
