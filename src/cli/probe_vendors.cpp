@@ -104,16 +104,17 @@ Finding probe_ascend() {
   Backend& npu = backend(DeviceType::npu);
   const auto devices = npu.devices();
   try {
-    const SegmentKind kind = npu.traits().kind;
+    const SegmentKind kind = npu.kind_on(0);
     const auto memory = npu.create(0, npu.granularity(), kind, "doctor", 0);
     memory->commit(0, memory->size());
     memory->export_memory(Access::read_write);
     const std::string detail =
         fmt::format("{}, first: {}", plural(devices.size(), "device"), devices.at(0).name);
     if (kind == SegmentKind::ascend_key)
-      return slower(
-          detail + ", memory leaves by key only",
-          "It is gone with the process that allocated it; a newer CANN and driver can do better.");
+      return slower(detail + ", memory leaves by key only",
+                    "It is gone with the process that allocated it; a newer CANN and driver can do better, "
+                    "unless the "
+                    "device is a virtual one.");
     return works(detail + ", memory was made and exported by shareable handle");
   } catch (const Error& e) {
     return missing(e.what(),

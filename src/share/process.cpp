@@ -41,8 +41,8 @@ BootId this_boot() {
 }
 
 /// Names are for the memory of the host.
-SegmentKind kind_of(Strategy strategy, DeviceType type) {
-  if (type != DeviceType::cpu) return backend(type).traits().kind;
+SegmentKind kind_of(Strategy strategy, Device device) {
+  if (device.type != DeviceType::cpu) return backend(device.type).kind_on(device.index);
   return strategy == Strategy::file_descriptor ? SegmentKind::memfd : SegmentKind::named_file;
 }
 
@@ -216,7 +216,7 @@ Extent Process::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
 }
 
 std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device device) {
-  Pool& from = pool(kind_of(the_strategy, device.type), device);
+  Pool& from = pool(kind_of(the_strategy, device), device);
   Extent extent = allocate_from(from, bytes, device);
   extent.size = bytes;  // what the pool adds by rounding belongs to nobody
   try {

@@ -114,8 +114,9 @@ TEST(Doctor, MakesAscendMemoryOrSaysInOneLineWhyNot) {
   EXPECT_TRUE(contains(old.at("detail").get<std::string>(), "8.3.RC1 or newer"));
   const auto refused =
       ascend_probe({{"ONECOPY_SIM_ASCEND_FAIL", "aclrtMemExportToShareableHandle=207000"}});
-  EXPECT_EQ(refused.at("verdict"), "missing");
-  EXPECT_TRUE(contains(refused.at("detail").get<std::string>(), "207000"));
+  EXPECT_EQ(refused.at("verdict"), "slower");
+  EXPECT_TRUE(contains(refused.at("detail").get<std::string>(), "by key only"));
+  EXPECT_EQ(ascend_probe({{"ONECOPY_SIM_ASCEND_VIRTUAL", "all"}}).at("verdict"), "slower");
 }
 
 TEST(Doctor, SaysInAReadableTableThatThisMachineWillDo) {

@@ -278,6 +278,27 @@ TEST_F(AscendBetweenProcesses, WithoutVirtualMemoryTheyShareByKey) {
   ::setenv("ONECOPY_ASCEND_RUNTIME", before.c_str(), 1);
 }
 
+TEST_F(AscendBetweenProcesses, VirtualDevicesShareByKey) {
+  if (!testing::is_simulated_ascend()) GTEST_SKIP() << "needs a virtual device";
+  Shared<Note> note;
+  Child owner([&] {
+    ::setenv("ONECOPY_SIM_ASCEND_VIRTUAL", "all", 1);
+    const Tensor tensor = thousand_on(kFirst);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    EXPECT_EQ(element(tensor, 7), 70);
+  });
+  Child borrower([&] {
+    ::setenv("ONECOPY_SIM_ASCEND_VIRTUAL", "all", 1);
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    EXPECT_EQ(element(tensor, 999), 999);
+    set_element<std::int64_t>(tensor, 7, 70);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
 TEST_F(AscendBetweenProcesses, WhatIsOpenOutlivesItsOwnerAndIsNotLentOn) {
   Shared<Note> note;
   Shared<Note> on;

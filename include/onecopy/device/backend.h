@@ -79,7 +79,7 @@ struct DeviceInfo {
 
 /// How a backend's memory wants to be treated.
 struct BackendTraits {
-  SegmentKind kind = SegmentKind::memfd;  ///< of new segments
+  SegmentKind kind = SegmentKind::memfd;  ///< of new segments, where kind_on() says no other
   std::size_t alignment = 64;             ///< of blocks, as the vendor's own allocator has it
   /// Physical memory comes and goes with a whole segment: commit() of a part reserves all of it, and
   /// decommit() of a part does nothing.
@@ -125,6 +125,9 @@ class Backend {
   virtual std::vector<DeviceInfo> devices() const = 0;
   /// Smallest unit of create() and commit() in bytes.
   virtual std::size_t granularity() const noexcept = 0;
+  /// The kind of segments to create() on this device, which may be less able than others. It may be tried out at
+  /// the first call. Throws what create() throws where there is no such device.
+  virtual SegmentKind kind_on(int) const { return traits().kind; }
   /// Reserves an address range of `bytes` (a multiple of granularity()); commit() fills it.
   /// `number` is the segment's number, `owner` the 32 hex digits that name its process: kinds with
   /// names use them.

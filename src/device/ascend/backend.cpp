@@ -6,6 +6,7 @@
 #include "factory.h"
 #include "key_memory.h"
 #include "onecopy/core/error.h"
+#include "segment_kind.h"
 #include "transfer.h"
 #include "vmm_memory.h"
 
@@ -23,6 +24,7 @@ class AscendBackend final : public Backend {
   BackendTraits traits() const noexcept override;
   std::vector<DeviceInfo> devices() const override;
   std::size_t granularity() const noexcept override;
+  SegmentKind kind_on(int ordinal) const override { return ascend::kind_on(ordinal); }
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
   std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -15,8 +16,9 @@ namespace onecopy::ascend {
 struct DeviceEntry {
   DeviceInfo info;  ///< total_bytes is 0 until the device is used: asking would take a context on it
   std::once_flag opened;
-  aclrtContext context = nullptr;  ///< the default one; see Devices::context()
-  std::set<int> peers;             ///< whose memory it reaches; under Devices::mutex_
+  aclrtContext context = nullptr;   ///< the default one; see Devices::context()
+  std::atomic<SegmentKind> kind{};  ///< of new segments; none until it was tried: see segment_kind.h
+  std::set<int> peers;              ///< whose memory it reaches; under Devices::mutex_
 };
 
 /// The devices of this process, as ASCEND_RT_VISIBLE_DEVICES leaves them.

@@ -160,15 +160,6 @@ class VirtualMemory final : public DeviceMemory {
   const KnownRange known_;
 };
 
-aclrtPhysicalMemProp memory_on(int ordinal) noexcept {
-  aclrtPhysicalMemProp prop{};
-  prop.handleType = ACL_MEM_HANDLE_TYPE_NONE;
-  prop.allocationType = ACL_MEM_ALLOCATION_TYPE_PINNED;
-  prop.memAttr = ACL_HBM_MEM_HUGE;
-  prop.location = {static_cast<std::uint32_t>(ordinal), ACL_MEM_LOCATION_TYPE_DEVICE};
-  return prop;
-}
-
 [[noreturn]] void throw_no_memory(const Driver& driver, int ordinal, std::size_t bytes, aclError result) {
   std::size_t free = 0;
   std::size_t total = 0;
@@ -287,6 +278,15 @@ void VirtualMemory::import(std::uint64_t number) {
 }
 
 }  // namespace
+
+aclrtPhysicalMemProp memory_on(int ordinal) noexcept {
+  aclrtPhysicalMemProp prop{};
+  prop.handleType = ACL_MEM_HANDLE_TYPE_NONE;
+  prop.allocationType = ACL_MEM_ALLOCATION_TYPE_PINNED;
+  prop.memAttr = ACL_HBM_MEM_HUGE;
+  prop.location = {static_cast<std::uint32_t>(ordinal), ACL_MEM_LOCATION_TYPE_DEVICE};
+  return prop;
+}
 
 std::unique_ptr<DeviceMemory> create_vmm_memory(int ordinal, std::size_t bytes) {
   const UseDevice use(ordinal);

@@ -11,4 +11,7 @@ std::unique_ptr<DeviceMemory> create_vmm_memory(int ordinal, std::size_t bytes);
 /// Another process's segment, or one of this process, seen from `ordinal`.
 std::unique_ptr<DeviceMemory> open_vmm_memory(int ordinal, const ExportedMemory& memory, Access access);
 
+/// The physical memory that segments are made of.
+aclrtPhysicalMemProp memory_on(int ordinal) noexcept;
+
 }  // namespace onecopy::ascend

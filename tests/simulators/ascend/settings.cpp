@@ -57,6 +57,7 @@ Settings read_settings() {
   s.driver = text_of("ONECOPY_SIM_ASCEND_DRIVER", "25.5.2");
   s.delay_us = static_cast<int>(number_of("ONECOPY_SIM_ASCEND_DELAY_US", 0));
   s.peers = text_of("ONECOPY_SIM_ASCEND_PEERS", "all");
+  s.virtuals = text_of("ONECOPY_SIM_ASCEND_VIRTUAL", "none");
   s.peers_once = number_of("ONECOPY_SIM_ASCEND_PEERS_ONCE", 0) != 0;
   s.number_offset = static_cast<int>(number_of("ONECOPY_SIM_ASCEND_NUMBER_OFFSET", 0));
   s.ipc_events = number_of("ONECOPY_SIM_ASCEND_IPC_EVENTS", 1) != 0;
@@ -112,6 +113,13 @@ bool Settings::can_access(int from, int to) const {
   const std::string other = std::to_string(to) + "-" + std::to_string(from);
   for (const std::string& pair : split(peers, ','))
     if (pair == one || pair == other) return true;
+  return false;
+}
+
+bool Settings::is_virtual(int physical) const {
+  if (virtuals == "all") return true;
+  for (const std::string& number : split(virtuals, ','))
+    if (number == std::to_string(physical)) return true;
   return false;
 }
 

@@ -15,6 +15,7 @@ struct Settings {
   std::string driver;
   int delay_us = 0;         ///< before each operation of a stream
   std::string peers;        ///< "all", "none", or pairs "0-1,2-3"
+  std::string virtuals;     ///< devices that are virtual: "all", "none", or physical numbers "0,2"
   bool peers_once = false;  ///< enabling what is enabled is an error
   int number_offset = 0;    ///< the driver's number of a process is its pid plus this, as in a container
   bool ipc_events = true;
@@ -23,6 +24,7 @@ struct Settings {
   std::vector<int> visible;  ///< physical number of each ordinal
 
   bool can_access(int from, int to) const;
+  bool is_virtual(int physical) const;
 };
 
 const Settings& settings();

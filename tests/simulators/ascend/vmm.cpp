@@ -49,6 +49,7 @@ SIM_CALL aclrtMallocPhysical(aclrtDrvMemHandle* handle, std::size_t size, const 
   if (!current()) return ACL_ERROR_RT_CONTEXT_NULL;
   const int device = physical(static_cast<int>(prop->location.id));
   if (device < 0) return ACL_ERROR_RT_INVALID_DEVICEID;
+  if (settings().is_virtual(device)) return ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
   const std::lock_guard lock(state().mutex);
   auto memory = allocate(device, size);
   if (!memory) return ACL_ERROR_RT_MEMORY_ALLOCATION;

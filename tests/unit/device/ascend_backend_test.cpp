@@ -68,7 +68,7 @@ TEST_F(Ascend, VersionsAreOrderedAsTheyWereReleased) {
 TEST_F(Ascend, TheRuntimeIsAskedToAdmitAProcessEachTime) {
   in_npu_child({}, [] {
     Backend& npu = backend(DeviceType::npu);
-    const auto memory = npu.create(0, std::size_t{2} << 20, npu.traits().kind, "0123456789abcdef", 1);
+    const auto memory = npu.create(0, std::size_t{2} << 20, npu.kind_on(0), "0123456789abcdef", 1);
     memory->commit(0, memory->size());
     const ExportedMemory exported = memory->export_memory(Access::read_write);
     npu.admit(exported, 4711);
@@ -137,6 +137,33 @@ TEST_F(Ascend, WithoutVirtualMemorySegmentsLeaveByKey) {
   in_npu_child({{"ONECOPY_ASCEND_RUNTIME", older.path()}}, [] {
     const Tensor tensor = a_hundred();
     EXPECT_EQ(share(tensor).fields().kind, SegmentKind::ascend_key);
+  });
+}
+
+/// It has the calls, which answer that it does not do it.
+TEST_F(Ascend, OfAVirtualDeviceSegmentsLeaveByKey) {
+  in_npu_child({{"ONECOPY_SIM_ASCEND_VIRTUAL", "1"}}, [] {
+    EXPECT_EQ(share(a_hundred(kNpu0)).fields().kind, SegmentKind::ascend_vmm) << "the other one is not";
+    const Tensor tensor = a_hundred(kNpu1);
+    testing::set_element<std::int64_t>(tensor, 0, 5);
+    EXPECT_EQ(element(tensor, 0), 5);
+    EXPECT_EQ(share(tensor).fields().kind, SegmentKind::ascend_key);
+  });
+}
+
+TEST_F(Ascend, WhereShareableHandlesAreRefusedSegmentsLeaveByKey) {
+  in_npu_child({{"ONECOPY_SIM_ASCEND_FAIL", "aclrtMemExportToShareableHandle=207000"}},
+               [] { EXPECT_EQ(share(a_hundred()).fields().kind, SegmentKind::ascend_key); });
+}
+
+/// Then another answer may come later, and the allocation says what is wrong.
+TEST_F(Ascend, ADeviceThatFailsIsNotTakenForAVirtualOne) {
+  in_npu_child({}, [] {
+    const AclCalls acl;
+    acl.sim_fail("aclrtMallocPhysical", 507899, 0, -1);
+    expect_refusal(ErrorCode::system, {"aclrtMallocPhysical", "507899"}, [] { a_hundred(); });
+    acl.sim_fail("aclrtMallocPhysical", 0, 0, 0);
+    EXPECT_EQ(share(a_hundred()).fields().kind, SegmentKind::ascend_vmm);
   });
 }
 
