@@ -10,6 +10,7 @@
 
 #include "dlpack_dtype.h"
 #include "onecopy/core/error.h"
+#include "onecopy/device/backend.h"
 
 namespace onecopy {
 
@@ -128,6 +129,18 @@ Owned<Managed> take_over(Managed* managed) {
   return Owned<Managed>(managed);
 }
 
+/// Any library's own device has the same number. Theirs are not met where nobody loaded the runtime of Ascend.
+Device from_extension(DLDevice device) {
+  if (!backend(DeviceType::npu).is_in_process())
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("the DLPack device ({}, {}) is some extension's; it is taken for an Ascend device "
+                    "where the ACL runtime is loaded, which it is not in this process: copy the tensor "
+                    "to the cpu first",
+                    device.device_type, device.device_id));
+  return {DeviceType::npu, static_cast<std::int16_t>(device.device_id)};
+}
+
 }  // namespace
 
 DLDevice to_dl(Device device) {
@@ -145,7 +158,7 @@ Device from_dl(DLDevice device) {
   if (device.device_type == kDLCuda && device.device_id >= 0 && device.device_id <= INT16_MAX)
     return {DeviceType::cuda, static_cast<std::int16_t>(device.device_id)};
   if (device.device_type == kDLExtDev && device.device_id >= 0 && device.device_id <= INT16_MAX)
-    return {DeviceType::npu, static_cast<std::int16_t>(device.device_id)};
+    return from_extension(device);
   const bool is_managed = device.device_type == kDLCudaManaged;
   throw Error(
       ErrorCode::unsupported,

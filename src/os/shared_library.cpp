@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+
 namespace onecopy {
 
 std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::string>& names, std::string* why) {
@@ -15,6 +17,14 @@ std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::string>&
   }
   if (why) *why = std::move(reasons);
   return std::nullopt;
+}
+
+bool SharedLibrary::is_loaded(const std::vector<std::string>& names) noexcept {
+  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    void* handle = ::dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
+    if (handle) ::dlclose(handle);  // what it was loaded by keeps it
+    return handle != nullptr;
+  });
 }
 
 void* SharedLibrary::symbol(const char* name) const noexcept { return ::dlsym(handle_, name); }

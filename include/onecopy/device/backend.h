@@ -123,6 +123,8 @@ class Backend {
   virtual BackendTraits traits() const noexcept = 0;
   /// Empty when the vendor's library or its devices are absent.
   virtual std::vector<DeviceInfo> devices() const = 0;
+  /// Can there be such memory in this process? No where nobody loaded the vendor's library; asking does not.
+  virtual bool is_in_process() const noexcept { return true; }
   /// Smallest unit of create() and commit() in bytes.
   virtual std::size_t granularity() const noexcept = 0;
   /// The kind of segments to create() on this device, which may be less able than others. It may be tried out at

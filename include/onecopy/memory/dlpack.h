@@ -66,7 +66,8 @@ inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags
 
 /// How DLPack names a device. Throws unsupported.
 DLDevice to_dl(Device device);
-/// The reverse; pinned memory of the host is the CPU's. Throws unsupported for all others.
+/// The reverse; pinned memory of the host is the CPU's, and an extension's is Ascend's where its runtime is loaded.
+/// Throws unsupported for all others.
 Device from_dl(DLDevice device);
 
 /// The tensor as DLPack 1.x. The caller calls the deleter (or hands the struct to somebody who will);

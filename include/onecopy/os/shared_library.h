@@ -18,6 +18,9 @@ class SharedLibrary {
   static std::optional<SharedLibrary> open(const std::vector<std::string>& names,
                                            std::string* why = nullptr);
 
+  /// Has this process one of them, whoever loaded it? Loads none.
+  static bool is_loaded(const std::vector<std::string>& names) noexcept;
+
   /// Null when the library has no such symbol.
   void* symbol(const char* name) const noexcept;
   /// Which of the names loaded.

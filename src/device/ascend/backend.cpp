@@ -23,6 +23,7 @@ class AscendBackend final : public Backend {
   DeviceType type() const noexcept override { return DeviceType::npu; }
   BackendTraits traits() const noexcept override;
   std::vector<DeviceInfo> devices() const override;
+  bool is_in_process() const noexcept override { return ascend::Driver::is_in_process(); }
   std::size_t granularity() const noexcept override;
   SegmentKind kind_on(int ordinal) const override { return ascend::kind_on(ordinal); }
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,

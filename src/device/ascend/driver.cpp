@@ -71,6 +71,13 @@ int rank_of(const std::vector<std::string>& parts, std::size_t at) {
   return digits == 0 ? number : number - 100'000;
 }
 
+/// ONECOPY_ASCEND_RUNTIME names another library than the system's, for tests.
+std::vector<std::string> library_names() {
+  const char* chosen = std::getenv("ONECOPY_ASCEND_RUNTIME");
+  if (chosen && *chosen) return {chosen};
+  return {"libascendcl.so", "libacl_rt.so"};
+}
+
 }  // namespace
 
 bool is_older(const std::string& version, const std::string& than) {
@@ -120,6 +127,8 @@ const Driver* Driver::try_get() noexcept {
 
 const Driver* Driver::if_loaded() noexcept { return loaded ? try_get() : nullptr; }
 
+bool Driver::is_in_process() noexcept { return loaded || SharedLibrary::is_loaded(library_names()); }
+
 Driver::Driver() {
   load();
   if (!problem_.empty()) return;
@@ -127,13 +136,9 @@ Driver::Driver() {
   pthread_atfork(nullptr, nullptr, [] { forked = true; });
 }
 
-/// ONECOPY_ASCEND_RUNTIME names another library than the system's, for tests.
 void Driver::load() {
-  const char* chosen = std::getenv("ONECOPY_ASCEND_RUNTIME");
-  std::vector<std::string> names{"libascendcl.so", "libacl_rt.so"};
-  if (chosen && *chosen) names = {chosen};
   std::string why;
-  auto library = SharedLibrary::open(names, &why);
+  auto library = SharedLibrary::open(library_names(), &why);
   if (!library) {
     problem_ =
         fmt::format("there is no ACL runtime on this machine: tried {}; source CANN's set_env.sh", why);

@@ -52,6 +52,8 @@ class Driver {
   static const Driver* try_get() noexcept;
   /// The same, and does not load it either.
   static const Driver* if_loaded() noexcept;
+  /// Whether anything in this process has loaded it, a framework, say.
+  static bool is_in_process() noexcept;
 
 #define MEMBER(CALL, PARAMETERS) Call<aclError PARAMETERS> CALL{#CALL};
   ONECOPY_ACL_CALLS(MEMBER)

@@ -7,6 +7,8 @@
 
 #include "counting_keeper.h"
 #include "onecopy/core/error.h"
+#include "support/ascend_calls.h"
+#include "support/refusal.h"
 
 namespace onecopy {
 namespace {
@@ -118,7 +120,7 @@ TEST_F(DlpackExport, MemoryOfAnAscendDeviceIsWhatTorchNpuWants) {
   EXPECT_EQ(managed->dl_tensor.data, part.data());
   EXPECT_NE(managed->dl_tensor.data, whole.data());
   EXPECT_EQ(managed->dl_tensor.byte_offset, 0u);
-  EXPECT_EQ(from_dlpack(managed).device(), device);
+  managed->deleter(managed);
 }
 
 TEST_F(DlpackExport, EveryDtypeSurvivesTheRoundTrip) {
@@ -220,6 +222,21 @@ TEST(DlpackImport, RefusesWhatItCannotHoldAndGivesItBack) {
   EXPECT_EQ(refused([](Producer& p) { p.tensor().ndim = 65; }), ErrorCode::invalid_argument);
   EXPECT_EQ(refused([](Producer& p) { p.tensor().shape = nullptr; }), ErrorCode::invalid_argument);
   EXPECT_EQ(refused([](Producer& p) { p.tensor().data = nullptr; }), ErrorCode::invalid_argument);
+}
+
+/// Every library's own device has that number.
+TEST(DlpackImport, AnExtensionsMemoryIsAscendsWhereItsRuntimeIsLoaded) {
+  testing::in_npu_child({}, [] {
+    Producer stranger;
+    stranger.tensor().device = {kDLExtDev, 1};
+    testing::expect_refusal(ErrorCode::unsupported, {"(12, 1)", "ACL runtime", "to the cpu"},
+                            [&] { from_dlpack(&stranger.managed); });
+    EXPECT_EQ(stranger.deleted, 1);
+    const testing::AclCalls loaded;  // as torch_npu does
+    Producer torch_npu;
+    torch_npu.tensor().device = {kDLExtDev, 1};
+    EXPECT_EQ(from_dlpack(&torch_npu.managed).device(), (Device{DeviceType::npu, 1}));
+  });
 }
 
 TEST(DlpackImport, NothingIsRefusedPolitely) {

@@ -23,6 +23,12 @@ TEST(SharedLibrary, MissingSymbolsAreNull) {
   EXPECT_EQ(library->symbol("no_such_symbol"), nullptr);
 }
 
+TEST(SharedLibrary, WhatIsLoadedIsKnownByAnyOfItsNames) {
+  EXPECT_FALSE(SharedLibrary::is_loaded({"libnothing-of-this-name.so", "libanl.so.1"}));
+  EXPECT_TRUE(SharedLibrary::is_loaded({"libnothing-of-this-name.so", "libc.so.6"}));
+  EXPECT_FALSE(SharedLibrary::is_loaded({}));
+}
+
 TEST(SharedLibrary, AnAbsentOneIsNoErrorAndTellsWhyForEveryName) {
   std::string why;
   EXPECT_FALSE(SharedLibrary::open({"libabsent-one.so", "libabsent-two.so"}, &why));
