@@ -20,7 +20,6 @@ namespace sim {
 namespace {
 
 constexpr char kMagic[16] = "simulated-npu-1";
-static_assert(sizeof(Facts) <= kPage);
 
 /// 16 bits of it are part of a memory's number.
 std::uint64_t random_id() {
@@ -32,7 +31,7 @@ std::uint64_t random_id() {
 
 bool Facts::is_admitted(std::int32_t number) const {
   if (unchecked != 0) return true;
-  for (int i = 0; i < admitted_count && i < static_cast<int>(kMost); ++i)
+  for (int i = 0; i < admitted_count && i < static_cast<int>(kMostAdmitted); ++i)
     if (admitted[i] == number) return true;
   return false;
 }
@@ -40,7 +39,7 @@ bool Facts::is_admitted(std::int32_t number) const {
 bool Facts::admit(std::int32_t number) {
   if (is_admitted(number)) return true;
   const int at = admitted_count.fetch_add(1);
-  if (at >= static_cast<int>(kMost)) return false;
+  if (at >= static_cast<int>(kMostAdmitted)) return false;
   admitted[at] = number;
   return true;
 }
@@ -62,7 +61,7 @@ bool Facts::has_importers() const {
 }
 
 bool Memory::map() {
-  void* at = ::mmap(nullptr, whole_pages(size) + kPage, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  void* at = ::mmap(nullptr, whole_pages(size) + kFactsBytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return false;
   bytes = static_cast<std::byte*>(at);
   facts = reinterpret_cast<Facts*>(bytes + whole_pages(size));
@@ -74,7 +73,7 @@ std::shared_ptr<Memory> Memory::create(int device, std::size_t size) {
   memory->fd = ::memfd_create("simulated-npu", MFD_CLOEXEC);
   memory->size = size;
   memory->device = device;
-  if (memory->fd < 0 || ::ftruncate(memory->fd, static_cast<off_t>(whole_pages(size) + kPage)) != 0 ||
+  if (memory->fd < 0 || ::ftruncate(memory->fd, static_cast<off_t>(whole_pages(size) + kFactsBytes)) != 0 ||
       !memory->map())
     return nullptr;
   std::memcpy(memory->facts->magic, kMagic, sizeof kMagic);
@@ -97,9 +96,9 @@ std::shared_ptr<Memory> Memory::import(std::uint64_t number) {
   memory->fd = ::open(path, O_RDWR | O_CLOEXEC);
   struct stat info {};
   if (memory->fd < 0 || ::fstat(memory->fd, &info) != 0 || !S_ISREG(info.st_mode) ||
-      info.st_size < static_cast<off_t>(2 * kPage))
+      info.st_size < static_cast<off_t>(kPage + kFactsBytes))
     return nullptr;
-  memory->size = static_cast<std::size_t>(info.st_size) - kPage;  // whole pages
+  memory->size = static_cast<std::size_t>(info.st_size) - kFactsBytes;  // whole pages
   if (!memory->map() || std::memcmp(memory->facts->magic, kMagic, sizeof kMagic) != 0 ||
       (memory->facts->id & 0xffff) != (number & 0xffff))
     return nullptr;
@@ -109,7 +108,7 @@ std::shared_ptr<Memory> Memory::import(std::uint64_t number) {
 }
 
 Memory::~Memory() {
-  if (bytes) ::munmap(bytes, whole_pages(size) + kPage);
+  if (bytes) ::munmap(bytes, whole_pages(size) + kFactsBytes);
   if (fd >= 0) ::close(fd);
   if (counted) state().used.at(static_cast<std::size_t>(device)) -= size;
 }

@@ -25,9 +25,10 @@ struct Stream;
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-/// What is known of physical memory in all processes: the last page of its memfd.
+/// What is known of physical memory in all processes: the end of its memfd.
 struct Facts {
-  static constexpr std::size_t kMost = 400;
+  static constexpr std::size_t kMostAdmitted = 32768;  // as the driver's
+  static constexpr std::size_t kMostImporters = 400;
 
   char magic[16];
   std::uint64_t id;
@@ -35,8 +36,8 @@ struct Facts {
   std::int32_t device;                       ///< physical
   std::atomic<std::int32_t> unchecked;       ///< exported without a whitelist
   std::atomic<std::int32_t> admitted_count;  ///< the whitelist
-  std::atomic<std::int32_t> admitted[kMost];
-  std::atomic<std::int32_t> importers[kMost];  ///< pids that have it open by key; 0 = free
+  std::atomic<std::int32_t> admitted[kMostAdmitted];
+  std::atomic<std::int32_t> importers[kMostImporters];  ///< pids that have it open by key; 0 = free
 
   bool is_admitted(std::int32_t number) const;
   bool admit(std::int32_t number);
@@ -152,7 +153,8 @@ Range& add_range(std::uintptr_t base, std::size_t size, RangeKind kind, std::sha
                  int device);
 
 inline std::uintptr_t address(const void* pointer) { return reinterpret_cast<std::uintptr_t>(pointer); }
-inline std::size_t whole_pages(std::size_t size) { return (size + kPage - 1) / kPage * kPage; }
+constexpr std::size_t whole_pages(std::size_t size) { return (size + kPage - 1) / kPage * kPage; }
+inline constexpr std::size_t kFactsBytes = whole_pages(sizeof(Facts));
 
 }  // namespace sim
 

@@ -4,6 +4,8 @@
 
 #include <atomic>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 #include "support/ascend_calls.h"
 #include "support/note.h"
@@ -316,6 +318,20 @@ TEST_F(AscendSimulator, ANumberNamesMemoryInAdmittedProcesses) {
   });
   EXPECT_EQ(owner.join(), 0);
   EXPECT_EQ(borrower.join(), 0);
+}
+
+TEST_F(AscendSimulator, AsManyProcessesAreAdmittedAsTheDriverAdmits) {
+  in_npu_child({}, [] {
+    const AclCalls acl;
+    acl.use(0);
+    std::uint64_t number = 0;
+    EXPECT_EQ(acl.aclrtMemExportToShareableHandle(acl.chunk(kHuge, 0), 0, 0, &number), ACL_SUCCESS);
+    std::vector<std::int32_t> processes(32768);
+    std::iota(processes.begin(), processes.end(), 1);
+    EXPECT_EQ(acl.aclrtMemSetPidToShareableHandle(number, processes.data(), processes.size()), ACL_SUCCESS);
+    std::int32_t one_more = 100'000;
+    EXPECT_NE(acl.aclrtMemSetPidToShareableHandle(number, &one_more, 1), ACL_SUCCESS);
+  });
 }
 
 TEST_F(AscendSimulator, MemoryOutlivesItsOwnerWhereItIsOpen) {
