@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What devices can share between two processes beside the memory that onecopy makes: handles of other allocators'
-// memory, keys, and events. Each is made here and used by another process of this program.
+// What devices can share between two processes: Ascend's memory, handles of other allocators' memory, keys, and
+// events. Each is made here and used by another process of this program.
 #include <chrono>
 #include <memory>
 #include <string>
@@ -16,6 +16,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/device/backend.h"
 #include "probe.h"
+#include "probe_devices.h"
 
 namespace onecopy::cli {
 namespace {
@@ -30,8 +31,10 @@ const char* const kLegacyAdvice =
     "Tensors in memory of cudaMalloc, which is torch's default, cannot be shared where they are: allocate "
     "them with "
     "onecopy.torch.memory() or in expandable segments.";
-const char* const kKeyAdvice =
-    "onecopy needs keys only where memory has no shareable handle (the line above).";
+const char* const kAscendAdvice =
+    "Tensors on these devices cannot be shared: npu-smi info says whether they run, "
+    "docs/ascend.md which driver they need.";
+const char* const kKeyAdvice = "onecopy needs keys only where memory has no shareable handle.";
 const char* const kEventAdvice =
     "onecopy orders streams without them; programs that send events of their own between processes cannot.";
 
@@ -93,9 +96,10 @@ void share_with(Child& peer, Device device, const DeviceMemory& memory) {
 }
 
 using MakeMemory = std::unique_ptr<DeviceMemory> (*)(Device device);
+using MakeFinding = Finding (*)(std::string detail, std::string advice);
 
-/// On each device of the vendor.
-Finding try_memory(DeviceType type, MakeMemory make, const char* advice) {
+/// On each device of the vendor; `otherwise` says what it is if one fails.
+Finding try_memory(DeviceType type, MakeMemory make, MakeFinding otherwise, const char* advice) {
   std::string lines;
   bool all = true;
   Child peer({"doctor-peer"});
@@ -111,7 +115,7 @@ Finding try_memory(DeviceType type, MakeMemory make, const char* advice) {
     }
     lines += (lines.empty() ? "" : "; ") + line;
   }
-  return all ? works(lines) : slower(lines, advice);
+  return all ? works(lines) : otherwise(lines, advice);
 }
 
 std::unique_ptr<DeviceMemory> memory_of_cuda_malloc(Device device) {
@@ -121,10 +125,7 @@ std::unique_ptr<DeviceMemory> memory_of_cuda_malloc(Device device) {
 }
 
 std::unique_ptr<DeviceMemory> memory_with_key(Device device) {
-  Backend& npu = backend(DeviceType::npu);
-  auto memory = npu.create(device.index, npu.granularity(), SegmentKind::ascend_key, "doctor", 0);
-  memory->commit(0, memory->size());
-  return memory;
+  return new_memory(device, SegmentKind::ascend_key);
 }
 
 Finding try_event(DeviceType type) {
@@ -138,8 +139,11 @@ Finding try_event(DeviceType type) {
   }
 }
 
-Finding try_legacy_handles() { return try_memory(DeviceType::cuda, memory_of_cuda_malloc, kLegacyAdvice); }
-Finding try_keys() { return try_memory(DeviceType::npu, memory_with_key, kKeyAdvice); }
+Finding try_legacy_handles() {
+  return try_memory(DeviceType::cuda, memory_of_cuda_malloc, slower, kLegacyAdvice);
+}
+Finding try_ascend_memory() { return try_memory(DeviceType::npu, new_memory, missing, kAscendAdvice); }
+Finding try_keys() { return try_memory(DeviceType::npu, memory_with_key, slower, kKeyAdvice); }
 Finding try_cuda_events() { return try_event(DeviceType::cuda); }
 Finding try_ascend_events() { return try_event(DeviceType::npu); }
 
@@ -152,6 +156,7 @@ std::vector<Probe> probes_between_processes() {
     probes.push_back({"CUDA events between processes", try_cuda_events});
   }
   if (!backend(DeviceType::npu).devices().empty()) {
+    probes.push_back({"Ascend memory between processes", try_ascend_memory});
     probes.push_back({"Ascend IPC keys", try_keys});
     probes.push_back({"Ascend events between processes", try_ascend_events});
   }

@@ -11,6 +11,7 @@
 #include "onecopy/device/backend.h"
 #include "onecopy/os/mapping.h"
 #include "probe.h"
+#include "probe_devices.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -24,19 +25,12 @@ std::string joined(const std::vector<std::string>& parts) {
   return text;
 }
 
-Finding list_devices() {
+Finding list_devices(DeviceType type) {
   std::vector<std::string> lines;
-  for (const DeviceInfo& info : cuda().devices())
+  for (const DeviceInfo& info : backend(type).devices())
     lines.push_back(fmt::format("{} {}, {}, {}", info.device.str(), info.name,
                                 format_bytes(info.total_bytes), info.uuid.str()));
   return works(joined(lines));
-}
-
-std::unique_ptr<DeviceMemory> new_memory(int ordinal) {
-  const std::size_t bytes = cuda().granularity();
-  auto memory = cuda().create(ordinal, bytes, cuda().traits().kind, "doctor", 0);
-  memory->commit(0, bytes);
-  return memory;
 }
 
 /// Empty when what was mapped for reading could be written.
@@ -57,7 +51,7 @@ Finding try_descriptors() {
   bool all = true;
   for (const DeviceInfo& info : cuda().devices()) {
     try {
-      const auto memory = new_memory(info.device.index);
+      const auto memory = new_memory(info.device);
       const auto mapped =
           cuda().open(info.device.index, memory->export_memory(Access::read_write), Access::read_write);
       char there = 7;
@@ -77,12 +71,12 @@ Finding try_descriptors() {
   return slower(joined(lines), "Share memory of cudaMalloc there, which ends with its process.");
 }
 
-Finding try_peers() {
+Finding try_peers(DeviceType type, const char* advice) {
   std::vector<std::string> pairs;
   bool all = true;
-  const auto devices = cuda().devices();
+  const auto devices = backend(type).devices();
   for (const DeviceInfo& owner : devices) {
-    const auto memory = new_memory(owner.device.index);
+    const auto memory = new_memory(owner.device);
     for (const DeviceInfo& user : devices) {
       if (user.device == owner.device) continue;
       try {
@@ -96,8 +90,7 @@ Finding try_peers() {
   }
   if (pairs.empty()) return works("one device only");
   if (all) return works(joined(pairs));
-  return slower(joined(pairs),
-                "Copies go by way of the host there; nvidia-smi topo -m shows how cards are linked.");
+  return slower(joined(pairs), advice);
 }
 
 /// A stream writes a word, and another waits for it.
@@ -123,14 +116,43 @@ Finding try_stream_words() {
                 "Hosts wait in place of streams that open tensors; `onecopy ls` counts how often.");
 }
 
+Finding list_cuda_devices() { return list_devices(DeviceType::cuda); }
+Finding list_ascend_devices() { return list_devices(DeviceType::npu); }
+Finding try_cuda_peers() {
+  return try_peers(DeviceType::cuda,
+                   "Copies go by way of the host there; nvidia-smi topo -m shows how cards are linked.");
+}
+Finding try_ascend_peers() {
+  return try_peers(DeviceType::npu,
+                   "Copies go by way of the host there; npu-smi info -t topo shows how cards are linked.");
+}
+
 }  // namespace
 
+std::unique_ptr<DeviceMemory> new_memory(Device device, SegmentKind kind) {
+  Backend& vendor = backend(device.type);
+  auto memory = vendor.create(device.index, vendor.granularity(), kind, "doctor", 0);
+  memory->commit(0, memory->size());
+  return memory;
+}
+
+std::unique_ptr<DeviceMemory> new_memory(Device device) {
+  return new_memory(device, backend(device.type).kind_on(device.index));
+}
+
+/// Where there are none, the line about the driver says why.
 std::vector<Probe> device_probes() {
-  if (cuda().devices().empty()) return {};  // the line about the driver says why
-  return {{"CUDA devices", list_devices},
-          {"CUDA memory as a descriptor", try_descriptors},
-          {"CUDA peers", try_peers},
-          {"CUDA order of streams", try_stream_words}};
+  std::vector<Probe> probes;
+  if (!cuda().devices().empty())
+    probes = {{"CUDA devices", list_cuda_devices},
+              {"CUDA memory as a descriptor", try_descriptors},
+              {"CUDA peers", try_cuda_peers},
+              {"CUDA order of streams", try_stream_words}};
+  if (!backend(DeviceType::npu).devices().empty()) {
+    probes.push_back({"Ascend devices", list_ascend_devices});
+    probes.push_back({"Ascend peers", try_ascend_peers});
+  }
+  return probes;
 }
 
 }  // namespace onecopy::cli

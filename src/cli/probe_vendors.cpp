@@ -98,24 +98,22 @@ Finding probe_cuda() {
       cuda, fmt::format("{} (CUDA {}.{})", library->name(), version / 1000, version % 1000 / 10));
 }
 
-/// Memory for others, made on the first device as a process that shares would make it. What is missing, too old
-/// or refused is in the error.
+/// How the memory of each device leaves, found out as a process that shares would. What is missing, too old or
+/// refused is in the error.
 Finding probe_ascend() {
   Backend& npu = backend(DeviceType::npu);
   const auto devices = npu.devices();
   try {
-    const SegmentKind kind = npu.kind_on(0);
-    const auto memory = npu.create(0, npu.granularity(), kind, "doctor", 0);
-    memory->commit(0, memory->size());
-    memory->export_memory(Access::read_write);
+    std::string by_key;
+    npu.kind_on(0);  // says why there is none
+    for (const DeviceInfo& info : devices)
+      if (npu.kind_on(info.device.index) == SegmentKind::ascend_key) by_key += " " + info.device.str();
     const std::string detail =
         fmt::format("{}, first: {}", plural(devices.size(), "device"), devices.at(0).name);
-    if (kind == SegmentKind::ascend_key)
-      return slower(detail + ", memory leaves by key only",
-                    "It is gone with the process that allocated it; a newer CANN and driver can do better, "
-                    "unless the "
-                    "device is a virtual one.");
-    return works(detail + ", memory was made and exported by shareable handle");
+    if (by_key.empty()) return works(detail + ", memory leaves by shareable handle");
+    return slower(fmt::format("{}, memory leaves by key only of{}", detail, by_key),
+                  "It is gone with the process that allocated it; a newer CANN and driver can do better, "
+                  "unless the device is a virtual one.");
   } catch (const Error& e) {
     return missing(e.what(),
                    devices.empty() ? kOnlyCpu : fmt::format("{} Check with npu-smi info.", kOnlyCpu));

@@ -116,7 +116,9 @@ TEST(Doctor, MakesAscendMemoryOrSaysInOneLineWhyNot) {
       ascend_probe({{"ONECOPY_SIM_ASCEND_FAIL", "aclrtMemExportToShareableHandle=207000"}});
   EXPECT_EQ(refused.at("verdict"), "slower");
   EXPECT_TRUE(contains(refused.at("detail").get<std::string>(), "by key only"));
-  EXPECT_EQ(ascend_probe({{"ONECOPY_SIM_ASCEND_VIRTUAL", "all"}}).at("verdict"), "slower");
+  const auto a_virtual_one = ascend_probe({{"ONECOPY_SIM_ASCEND_VIRTUAL", "1"}});
+  EXPECT_EQ(a_virtual_one.at("verdict"), "slower");
+  EXPECT_TRUE(contains(a_virtual_one.at("detail").get<std::string>(), "by key only of npu:1"));
 }
 
 TEST(Doctor, SaysInAReadableTableThatThisMachineWillDo) {
@@ -192,10 +194,33 @@ TEST(Doctor, WaitsForAnEventOfAnotherProcess) {
   EXPECT_EQ(text_of(npu, "Ascend IPC keys", "verdict"), "ok");
 }
 
+TEST(Doctor, TriesWhatAscendDevicesCanDo) {
+  const auto probes = probes_of("Ascend", {});
+  ASSERT_EQ(probes.size(), 6u);
+  for (const auto& [name, probe] : probes) EXPECT_EQ(probe.at("verdict"), "ok") << probe;
+  EXPECT_TRUE(contains(text_of(probes, "Ascend devices", "detail"), "npu:1 Ascend-simulated, 1.0 GiB"));
+  EXPECT_EQ(text_of(probes, "Ascend peers", "detail"), "npu:1 uses npu:0; npu:0 uses npu:1");
+}
+
+TEST(Doctor, OpensAscendMemoryInAnotherProcess) {
+  EXPECT_EQ(text_of(probes_of("Ascend", {}), "Ascend memory between processes", "detail"),
+            "npu:0 read by another process; npu:1 read by another process");
+  const auto refused =
+      probes_of("Ascend", {{"ONECOPY_SIM_ASCEND_FAIL", "aclrtMemImportFromShareableHandle=507899"}});
+  EXPECT_EQ(text_of(refused, "Ascend memory between processes", "verdict"), "missing");
+  EXPECT_TRUE(contains(text_of(refused, "Ascend memory between processes", "detail"), "507899"));
+}
+
+TEST(Doctor, SaysWhatAscendDevicesCannotDo) {
+  const auto apart = probes_of("Ascend", {{"ONECOPY_SIM_ASCEND_PEERS", "none"}});
+  EXPECT_EQ(text_of(apart, "Ascend peers", "verdict"), "slower");
+  EXPECT_TRUE(contains(text_of(apart, "Ascend peers", "detail"), "npu:0 cannot reach npu:1"));
+  const auto virtuals = probes_of("Ascend", {{"ONECOPY_SIM_ASCEND_VIRTUAL", "all"}});
+  EXPECT_EQ(text_of(virtuals, "Ascend memory between processes", "verdict"), "ok") << "by key";
+}
+
 TEST(Doctor, OpensAscendMemoryByItsKeyInAnotherProcess) {
   const auto probes = probes_of("Ascend", {});
-  ASSERT_EQ(probes.size(), 3u);
-  for (const auto& [name, probe] : probes) EXPECT_EQ(probe.at("verdict"), "ok") << probe;
   EXPECT_EQ(text_of(probes, "Ascend IPC keys", "detail"),
             "npu:0 read by another process; npu:1 read by another process");
   const auto refused = probes_of("Ascend", {{"ONECOPY_SIM_ASCEND_FAIL", "aclrtIpcMemImportByKey=207000"}});
