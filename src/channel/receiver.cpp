@@ -23,6 +23,11 @@ bool passes(ErrorCode code) noexcept {
          code == ErrorCode::out_of_descriptors || code == ErrorCode::timeout;
 }
 
+/// Nor is what the caller asked for: one tensor, or a stream that is being captured.
+bool is_kept(ErrorCode code) noexcept {
+  return passes(code) || code == ErrorCode::invalid_argument || code == ErrorCode::unsupported;
+}
+
 /// Never a timeout: that says that the item is still there.
 Error lost(const Error& why) {
   const ErrorCode code = why.code() == ErrorCode::timeout ? ErrorCode::peer_died : why.code();
@@ -116,7 +121,7 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
     attempt.position = item.position;
     return false;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::bad_handle) throw;
+    if (is_kept(error.code())) throw;
     attempt.lost = error;
     return true;
   }

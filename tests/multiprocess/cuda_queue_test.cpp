@@ -323,6 +323,51 @@ TEST_F(CudaQueueOrder, WhatIsReadyIsDeliveredAlthoughItsPutterWasKilled) {
   EXPECT_EQ(creator.join(), 0);
 }
 
+/// The allocation is open already, so that the tensor's place in it is found without a question to anybody.
+TEST_F(CudaQueueOrder, WhatEndedWithItsPutterIsAnErrorOnceAndTheQueueGoesOn) {
+  Child creator([&] {
+    Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    const Tensor first = queue.get_tensor();
+    const Handle handle = Handle::from_text(note->read(2));
+    note->step = 3;
+    note->reach(4);
+    EXPECT_TRUE(eventually([&] {
+      try {
+        open(handle);
+        return false;
+      } catch (const Error& error) {
+        return error.code() == ErrorCode::owner_died;
+      }
+    }));
+    expect_refusal(ErrorCode::owner_died, {"is lost"}, [&] { queue.get_tensor(); });
+    queue.put(device_bytes(16));
+    EXPECT_TRUE(queue.get_tensor());
+  });
+  Child putter([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    Queue queue = Queue::connect(Handle::from_text(note->read()));
+    const auto at = cu.memory(2 * kBytes);
+    const auto part = [&](std::int64_t offset) {
+      return adopt({reinterpret_cast<void*>(at + offset), Layout(DType::u8, {kBytes}), testing::kCuda0,
+                    Access::read_write},
+                   nullptr);
+    };
+    const Tensor first = part(0);
+    const Tensor second = part(kBytes);
+    queue.put(first);
+    queue.put(second);
+    cu.cuCtxSynchronize();
+    note->write(share(first).to_text(), 2);
+    ::pause();
+  });
+  note->reach(3);
+  putter.kill();
+  note->step = 4;
+  EXPECT_EQ(creator.join(), 0);
+}
+
 TEST_F(CudaQueueOrder, AProcessThatExitsFinishesFirstWhatItHasPut) {
   Child creator([&] {
     Queue queue = Queue::create();
