@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
+#include <utility>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
@@ -19,20 +19,6 @@ namespace {
 constexpr int kPacketsATurn = 32;
 /// In this time a borrower answers a challenge, also one that has to make its own tables first.
 constexpr std::chrono::microseconds kSoon{200};
-
-/// May a process still map the claim page of this inode? True when it cannot be seen.
-bool maps_inode(int pid, std::uint64_t inode) {
-  std::ifstream maps(fmt::format("/proc/{}/maps", pid));
-  if (!maps) return true;
-  const std::string wanted = fmt::format(" {} ", inode);
-  bool has_memory = false;
-  for (std::string line; std::getline(maps, line); has_memory = true)
-    if (line.find("onecopy-claims") != std::string::npos && line.find(wanted) != std::string::npos)
-      return true;
-  // No memory at all: it is ending, and a device may still be at work for it until its pidfd says that it
-  // has ended.
-  return maps.bad() || !has_memory;
-}
 
 bool is_shortage(const Error& e) noexcept {
   return e.code() == ErrorCode::out_of_descriptors || e.code() == ErrorCode::out_of_mappings ||
@@ -96,15 +82,21 @@ Broker::At Broker::add_connection(UnixSocket socket) {
 }
 
 void Broker::serve(At at) {
+  bool answering = false;
   try {
     for (int i = 0; i < kPacketsATurn; ++i) {  // the others wait; what is left is reported again
+      answering = false;
       auto packet = at->socket.try_receive();
       if (!packet) return;
+      answering = true;
       answer(at, std::move(*packet));
     }
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died)
       log_warning(fmt::format("a borrower (pid {}): {}", at->credentials.pid, e.what()));
+    if ((answering || e.code() != ErrorCode::peer_died) &&
+        !at->misheard)  // else it closed, and all was read
+      at->misheard = Clock::now();
     on_hangup(at);
   }
 }
@@ -246,6 +238,8 @@ void Broker::send_foreign(Connection& c, ByteSpan packet) {
 }
 
 void Broker::adopt_child(Connection& parent, Packet packet) {
+  const auto misheard = parent.misheard;
+  if (!misheard) parent.misheard = Clock::now();  // should anything fail
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a child without page or socket");
   const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
   {
@@ -260,6 +254,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   }
   point("adopt.attached");
   ledger_.attach_child(*parent.attached);
+  parent.misheard = misheard;
 }
 
 void Broker::greet_child(At at, ByteSpan packet) {
@@ -320,7 +315,8 @@ bool Broker::tick() {
   bool waiting = false;
   for (const At at : looked_after) {
     if (at->orphan ? is_delivered(*at->orphan) : !at->attached && is_over(*at)) drop(at);
-    else if (at->closed && !at->orphan && is_over(*at)) bury(at);
+    else if (at->lost && !has_unseen_children(*at)) leave_in_transit(at);
+    else if (at->closed && !at->orphan && !at->lost && is_over(*at)) bury(at);
     else waiting = true;
   }
   return waiting;
@@ -329,7 +325,7 @@ bool Broker::tick() {
 /// A stranger that has been silent too long, or a borrower that is no more.
 bool Broker::is_over(const Connection& c) const {
   if (!c.attached) return Clock::now() - c.since > std::chrono::milliseconds(stranger_silence_ms);
-  return has_exited(c.pidfd) || !maps_inode(c.credentials.pid, c.page_inode);
+  return has_exited(c.pidfd) || !maps_file(c.credentials.pid, {"onecopy-claims", c.page_inode});
 }
 
 /// Its receivers have what a dead borrower left, or have had the time. In which queues that is it has
@@ -350,11 +346,42 @@ bool Broker::is_delivered(Orphan& orphan) const {
   return now - *orphan.taken > std::chrono::milliseconds(after_transit_ms);
 }
 
+/// Its child, of which we know nothing but that there may be one; or itself, when we hung up on it and cannot see
+/// whether it lives.
+bool Broker::may_be_used_unseen(const Connection& c) const {
+  return c.misheard && (!c.pidfd || ledger_.awaits_child(*c.attached));
+}
+
+/// Its page stays attached: an awaited child counts as holding everything.
+void Broker::lose(At at) noexcept {
+  log_warning(fmt::format(
+      "what process {} had borrowed stays reserved while children of it may live that are not known here",
+      at->credentials.pid));
+  const std::lock_guard lock(mutex_);
+  at->lost.emplace(at->credentials.pid != 0);
+  watch_.request_tick();
+}
+
+/// Every borrower maps the block table. One that was connected before a child could be missed is no such child.
+bool Broker::has_unseen_children(Connection& lost) const {
+  const auto is_known = [&](int pid) {
+    return std::any_of(connections_.begin(), connections_.end(), [&](const Connection& c) {
+      return c.attached && !c.orphan && !c.lost && c.credentials.pid == pid && c.since < *lost.misheard;
+    });
+  };
+  return !lost.lost->are_all_gone({"onecopy-blocks", ledger_.table_inode()}, is_known);
+}
+
 /// The borrower is gone. What it had put into queues stays for the receivers.
 void Broker::bury(At at) noexcept {
   if (at->pidfd) watch_.remove(at->pidfd.get());
   while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
   if (!at->attached) return drop(at);
+  if (may_be_used_unseen(*at)) return lose(at);
+  leave_in_transit(at);
+}
+
+void Broker::leave_in_transit(At at) noexcept {
   Orphan orphan;
   const Transits transits = transits_in(at->page);
   orphan.blocks = ledger_.leave_in_transit(*at->attached, transits);
@@ -365,6 +392,7 @@ void Broker::bury(At at) noexcept {
   }
   std::lock_guard lock(mutex_);
   at->orphan = std::move(orphan);
+  at->lost.reset();
   at->pidfd.reset();
   watch_.request_tick();
 }
@@ -479,7 +507,7 @@ std::vector<BorrowerInfo> Broker::borrowers() const {
   std::lock_guard lock(mutex_);
   std::vector<BorrowerInfo> list;
   for (const Connection& c : connections_)
-    if (c.attached && !c.orphan)
+    if (c.attached && !c.orphan && !c.lost)
       list.push_back({c.credentials.pid, process_name(c.credentials.pid),
                       c.leaving ? 0 : ledger_.claims_of(*c.attached)});
   return list;
@@ -488,7 +516,7 @@ std::vector<BorrowerInfo> Broker::borrowers() const {
 std::size_t Broker::borrower_count() const {
   std::lock_guard lock(mutex_);
   return std::count_if(connections_.begin(), connections_.end(),
-                       [](const Connection& c) { return c.attached && !c.orphan; });
+                       [](const Connection& c) { return c.attached && !c.orphan && !c.lost; });
 }
 
 std::vector<TransitInfo> Broker::orphans() const {

@@ -20,6 +20,7 @@
 #include "share/holds.h"
 #include "share/importer.h"
 #include "share/ledger.h"
+#include "share/page_users.h"
 #include "share/timeline.h"
 #include "share/watch.h"
 
@@ -96,8 +97,12 @@ class Broker {
     std::optional<Ledger::PageRef> attached;
     std::vector<wire::JoinChannel> joined;
     bool closed = false;
+    /// Since when what it has said may not have been heard, a child's page among it: we hung up on it, or were short
+    /// of something when the page came.
+    std::optional<Clock::time_point> misheard;
     bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
+    std::optional<UnseenUsers> lost;  ///< it is gone, and may have children that we never met
     std::optional<Orphan> orphan;
     std::uint32_t serial = 0;  ///< of the question being answered
   };
@@ -125,6 +130,10 @@ class Broker {
   void on_hangup(At at);
   void bury(At at) noexcept;
   bool is_over(const Connection& c) const;
+  bool may_be_used_unseen(const Connection& c) const;
+  void lose(At at) noexcept;
+  bool has_unseen_children(Connection& lost) const;
+  void leave_in_transit(At at) noexcept;
   bool is_delivered(Orphan& orphan) const;
   void drop(At at) noexcept;
   void reply(Connection& c, Bytes message, const std::vector<int>& fds = {});
@@ -139,7 +148,7 @@ class Broker {
   Timeline& timeline_;
   Watch& watch_;
   /// The list of connections. Each is changed by the watch thread only, and what others read of it
-  /// (socket, credentials, attached, joined, closed, leaving, orphan) under this lock.
+  /// (socket, credentials, attached, joined, closed, leaving, lost, orphan) under this lock.
   mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;

@@ -219,6 +219,11 @@ Fd Ledger::export_table() const {
   return file_.duplicate();
 }
 
+std::uint64_t Ledger::table_inode() const {
+  const std::lock_guard lock(mutex_);
+  return inode_of(file_);
+}
+
 Ledger::PageRef Ledger::attach(const Claims& page) {
   std::lock_guard lock(mutex_);
   return table_.attach(page);
@@ -242,6 +247,11 @@ void Ledger::detach(PageRef page) noexcept {
     table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
   }
   dispose(freed);
+}
+
+bool Ledger::awaits_child(PageRef page) const noexcept {
+  const std::lock_guard lock(mutex_);
+  return page->claims.header().announced.load() != page->attached_children;
 }
 
 std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noexcept {

@@ -54,6 +54,7 @@ class Ledger final : public SharedKeeper {
   BlockSpot export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   Fd export_table() const override;
+  std::uint64_t table_inode() const;
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
   void end_transit(std::uint32_t block) noexcept override;
@@ -62,6 +63,8 @@ class Ledger final : public SharedKeeper {
   PageRef attach(const Claims& page);
   void attach_child(PageRef parent) noexcept;
   void detach(PageRef page) noexcept;
+  /// Has the borrower announced children whose pages have not come?
+  bool awaits_child(PageRef page) const noexcept;
   /// The borrower is gone, but items it put may still be in queues: from now on its page holds what is
   /// in `transits` and nothing else. Returns how many blocks that are.
   std::size_t leave_in_transit(PageRef page, const Transits& transits) noexcept;

@@ -145,6 +145,41 @@ TEST(Fork, WithoutDescriptorsForAPageTheChildKeepsWhatItsKilledParentBorrowed) {
   EXPECT_EQ(owner.join(), 0);
 }
 
+/// The owner hangs up on a borrower whose message it could not take.
+TEST(Fork, WhatAChildHasIsKeptThoughItsOwnerHadNoDescriptorsForItsPageAndItsParentHasEnded) {
+  if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Child owner([&] {
+    Tensor tensor = numbers(1000);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    {
+      const Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+      note->step = 3;
+      EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+    }
+    tensor.release();
+    overwrite_free_memory();
+    EXPECT_EQ(stats().limbo, 1u);
+    note->step = 4;
+    note->reach(5);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; })) << "once the child has ended";
+  });
+  Child parent([&] {
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    note->step = 2;
+    note->reach(3);
+    fork_orphan([&] {
+      note->reach(4);
+      if (element(tensor, 999) == 999) note->step = 5;
+    });
+    raise(SIGKILL);
+  });
+  EXPECT_EQ(parent.join(), -SIGKILL);
+  EXPECT_EQ(owner.join(), 0);
+}
+
 /// What the child has of its parent's is not all that there is.
 TEST(Fork, AChildOpensWhatItsDeadParentMadeAfterwardsWithTheHelpOfWhoPassesItOn) {
   constexpr std::int64_t kMany = 8 << 20;
