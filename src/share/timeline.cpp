@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "onecopy/core/error.h"
+#include "onecopy/core/point.h"
 #include "onecopy/os/memfd.h"
 #include "onecopy/os/process.h"
 
@@ -41,31 +42,35 @@ void Timeline::make_page() {
   if (on_first_mark) on_first_mark();
 }
 
-/// There is one for each stream; mark() does not come here when all are taken.
-Timeline::Line& Timeline::line_of(Device device, Stream stream) {
-  const auto slot = static_cast<std::uint32_t>(lines_.size() % kTimelineSlots);
-  return lines_.try_emplace({device, stream.native}, Line{slot, 0}).first->second;
+/// Null for a new stream when all words are taken.
+Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_write) {
+  const std::lock_guard lock(mutex_);
+  make_page();
+  const std::pair key(device, stream.native);
+  if (lines_.size() >= kTimelineSlots && !lines_.contains(key)) return nullptr;
+  streams_write = register_once(registered_, device, page_);
+  return &lines_.try_emplace(key, static_cast<std::uint32_t>(lines_.size())).first->second;
 }
 
-/// Enqueued in the order of the values, and before anybody can know of it.
+/// Enqueued in the order of the values, and before anybody can know of it. The driver may wait for room in the
+/// stream, which another of this process may have to make: nobody but users of the same stream waits with it.
 std::optional<TimelinePoint> Timeline::try_mark(Device device, Stream stream) {
-  make_page();
+  bool streams_write = false;
+  Line* const line = find_line(device, stream, streams_write);
+  if (!line) return {};
   Backend& vendor = backend(device.type);
-  const bool known = lines_.contains({device, stream.native});
-  if (!known && lines_.size() >= kTimelineSlots) return {};
-  const bool streams_write = register_once(registered_, device, page_);
-  Line& line = line_of(device, stream);
-  Word& word = page_.as<Word>()[line.slot];
-  if (streams_write) vendor.write_word(device.index, stream, word, line.last + 1);
-  else if (!vendor.write_word_by_host(device.index, stream, word, line.last + 1)) return {};
-  return TimelinePoint{line.slot, ++line.last};
+  Word& word = page_.as<Word>()[line->slot];
+  const std::lock_guard in_order(line->order);
+  const std::uint64_t value = line->last + 1;
+  point("timeline.mark");
+  if (streams_write) vendor.write_word(device.index, stream, word, value);
+  else if (!vendor.write_word_by_host(device.index, stream, word, value)) return {};
+  line->last = value;
+  return TimelinePoint{line->slot, value};
 }
 
 TimelinePoint Timeline::mark(Device device, Stream stream) {
-  {
-    const std::lock_guard lock(mutex_);
-    if (const auto point = try_mark(device, stream)) return *point;
-  }
+  if (const auto point = try_mark(device, stream)) return *point;
   ++host_waits;
   backend(device.type).synchronize(device.index, stream);
   return {};
@@ -73,16 +78,18 @@ TimelinePoint Timeline::mark(Device device, Stream stream) {
 
 void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
   Word* word = nullptr;
+  bool streams_wait = false;
   {
     const std::lock_guard lock(mutex_);
     if (!page_.data() || point.slot >= kTimelineSlots)
       throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
     word = page_.as<Word>() + point.slot;
     if (is_reached(word->load(), point.value)) return;
-    if (register_once(registered_, device, page_))
-      return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
+    streams_wait = register_once(registered_, device, page_);
   }
-  wait_on_host(*word, point.value);
+  onecopy::point("timeline.wait");
+  if (streams_wait) backend(device.type).wait_for_word(device.index, stream, *word, point.value);
+  else wait_on_host(*word, point.value);
 }
 
 bool Timeline::may_wait_on_host(Device device) const {
@@ -90,7 +97,7 @@ bool Timeline::may_wait_on_host(Device device) const {
   return !is_registered(registered_, device);
 }
 
-/// Without the lock: the watch thread asks, and whoever marks may have to wait for room in a stream.
+/// Without the lock, which may be held while a device is asked what its streams can.
 bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
   if (!point) return true;
   const Word* const words = words_.load(std::memory_order_acquire);

@@ -60,23 +60,26 @@ class Timeline {
 
  private:
   struct Line {
-    std::uint32_t slot = 0;
-    std::uint64_t last = 0;
+    explicit Line(std::uint32_t its_slot) : slot(its_slot) {}
+
+    const std::uint32_t slot;
+    std::mutex order;  ///< while a value is enqueued, which may have to wait for room in the stream
+    std::atomic<std::uint64_t> last{0};
   };
 
+  /// REQUIRES: mutex_.
   void make_page();
   bool have_passed_all() const noexcept;
-  /// REQUIRES: mutex_.
   std::optional<TimelinePoint> try_mark(Device device, Stream stream);
-  Line& line_of(Device device, Stream stream);
+  Line* find_line(Device device, Stream stream, bool& streams_write);
 
-  mutable std::mutex mutex_;
-  int pid_ = 0;  ///< of whoever made the page
+  mutable std::mutex mutex_;  ///< never held while the driver may wait
+  int pid_ = 0;               ///< of whoever made the page
   Fd file_;
   Mapping page_;
   std::atomic<const Word*> words_{nullptr};  ///< in the page
   std::map<Device, bool> registered_;        ///< cards of one kind may differ in what their streams can
-  std::map<std::pair<Device, void*>, Line> lines_;
+  std::map<std::pair<Device, void*>, Line> lines_;  ///< they stay
 };
 
 /// Another process's timeline, as those see it who wait for it.

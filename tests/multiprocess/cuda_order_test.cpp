@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <string_view>
 #include <thread>
 
+#include "onecopy/core/point.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
@@ -153,6 +156,45 @@ TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {
     EXPECT_EQ(cu.cuStreamQuery(second), testing::CUDA_ERROR_NOT_READY);
     gate->open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(second), testing::CUDA_SUCCESS);
+  });
+}
+
+std::atomic<int> about_to_enqueue{0};
+
+/// A mark in it, or a wait, has the driver keep the host until there is room. That may be made by what another
+/// stream of this process is still to be given.
+TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
+  constexpr int kRoom = 8;
+  testing::in_child_with({{"ONECOPY_SIM_CUDA_ROOM", "8"}}, [&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto full = cu.stream();
+    const auto busy = cu.stream();
+    const auto free = cu.stream();
+    const Tensor tensor = bytes(4096);
+    for (const auto stream : {full, busy}) close_with(cu, stream, *gate);
+    const Handle later = share(tensor, Stream{busy});
+    for (int i = 0; i < kRoom; ++i) fill(cu, tensor, 1, full);
+    point_hook = [](const char* name) noexcept {
+      if (std::string_view(name).starts_with("timeline.")) ++about_to_enqueue;
+    };
+    std::jthread marker([&] { share(tensor, Stream{full}); });
+    EXPECT_TRUE(eventually([] { return about_to_enqueue == 1; }));
+    std::atomic<int> done{0};
+    std::jthread others([&] {
+      share(tensor, Stream{free});
+      ++done;
+    });
+    EXPECT_TRUE(eventually([&] { return done == 1; })) << "while a mark waits for room";
+    std::jthread waiter([&] { open(later, Access::read_write, Stream{full}); });
+    EXPECT_TRUE(eventually([] { return about_to_enqueue == 3; }));
+    std::jthread more([&] {
+      open(later, Access::read_write, Stream{free});
+      ++done;
+    });
+    EXPECT_TRUE(eventually([&] { return done == 2; })) << "while a wait waits for room";
+    gate->open = true;
   });
 }
 

@@ -72,6 +72,7 @@ Settings read_settings() {
       number_of("ONECOPY_SIM_CUDA_GRANULARITY", static_cast<long long>(s.granularity)));
   s.driver_version = static_cast<int>(number_of("ONECOPY_SIM_CUDA_VERSION", s.driver_version));
   s.delay_us = static_cast<int>(number_of("ONECOPY_SIM_CUDA_DELAY_US", 0));
+  s.room = static_cast<std::size_t>(number_of("ONECOPY_SIM_CUDA_ROOM", 0));
   s.peers = text_of("ONECOPY_SIM_CUDA_PEERS", "all");
   s.missing = split(text_of("ONECOPY_SIM_CUDA_MISSING", ""), ',');
   s.visible = visible_devices(s.devices);

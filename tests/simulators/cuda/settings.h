@@ -13,8 +13,9 @@ struct Settings {
   std::size_t memory = std::size_t{1} << 30;
   std::size_t granularity = std::size_t{2} << 20;
   int driver_version = 13000;
-  int delay_us = 0;   ///< before each operation of a stream
-  std::string peers;  ///< "all", "none", or pairs "0-1,2-3"
+  int delay_us = 0;      ///< before each operation of a stream
+  std::size_t room = 0;  ///< operations that wait in a stream before whoever adds one has to; 0: any number
+  std::string peers;     ///< "all", "none", or pairs "0-1,2-3"
   std::vector<std::string> missing;
   std::vector<int> visible;  ///< physical number of each ordinal
 

@@ -131,12 +131,13 @@ CUresult Stream::submit(Operation operation) {
       }
   }
   operation = after_others(std::move(operation));
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return settings().room == 0 || queue_.size() < settings().room; });
   queue_.push_back(std::move(operation));
   ++submitted_;
   if (!has_thread_) std::thread([this] { run(); }).detach();
   has_thread_ = true;
-  changed_.notify_one();
+  changed_.notify_all();
   return CUDA_SUCCESS;
 }
 
@@ -149,6 +150,7 @@ void Stream::run() {
       if (queue_.empty()) break;
       next = std::move(queue_.front());
       queue_.pop_front();
+      changed_.notify_all();
     }
     if (settings().delay_us > 0)
       std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
@@ -183,7 +185,7 @@ void Stream::destroy() {
   std::unique_lock lock(mutex_);
   ending_ = true;
   if (has_thread_) {
-    changed_.notify_one();
+    changed_.notify_all();
     return;
   }
   lock.unlock();
