@@ -34,11 +34,12 @@ void wait_on_host(const Word& word, std::uint64_t value) {
 }  // namespace
 
 void Timeline::make_page() {
-  if (file_) return;
-  file_ = create_memfd("onecopy-timeline", kTimelineBytes);
-  page_ = Mapping::of(file_, kTimelineBytes, Access::read_write);
-  words_.store(page_.as<Word>(), std::memory_order_release);
+  if (page_) return;
+  Fd file = create_memfd("onecopy-timeline", kTimelineBytes);
+  page_ = Mapping::of(file, kTimelineBytes, Access::read_write);
+  file_ = std::move(file);
   pid_ = current_pid();
+  words_.store(page_.as<Word>(), std::memory_order_release);
   if (on_first_mark) on_first_mark();
 }
 

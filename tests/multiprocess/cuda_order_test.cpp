@@ -12,8 +12,10 @@
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/timeline.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
+#include "support/limits.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -195,6 +197,24 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
     });
     EXPECT_TRUE(eventually([&] { return done == 2; })) << "while a wait waits for room";
     gate->open = true;
+  });
+}
+
+TEST_F(CudaOrder, WithoutRoomForTheWordsAMarkIsRefusedAndTheNextIsNot) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers need addresses of their own";
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const Stream stream{cu.stream()};
+    const Tensor tensor = bytes(4096);  // the driver's own memory is there
+    Timeline timeline;
+    {
+      const testing::Limit limit(RLIMIT_AS, testing::address_space_for(0));
+      testing::expect_refusal(ErrorCode::out_of_mappings, {},
+                              [&] { timeline.mark(testing::kCuda0, stream); });
+    }
+    const TimelinePoint point = timeline.mark(testing::kCuda0, stream);
+    EXPECT_TRUE(eventually([&] { return timeline.has_passed(point); }));
   });
 }
 
