@@ -372,9 +372,10 @@ bool Peer::withdraw(const DepositKey& key) noexcept {
 /// What is not answered. False when the other process does not read, or is gone.
 template <class Body>
 bool Peer::tell(wire::Type type, const Body& body) noexcept {
-  if (disconnected_) return false;
   try {
-    return socket_.try_send(wire::pack(type, body));
+    const Bytes message = wire::pack(type, body);
+    const std::lock_guard lock(ending_mutex_);  // the socket may be let go of, and its number be another's
+    return !disconnected_ && socket_.try_send(message);
   } catch (const std::exception&) {
     return false;
   }
@@ -395,6 +396,11 @@ SegmentPlace Peer::place_of(std::uint32_t segment, Access access) {
   SegmentPlace place;
   if (!find_place(segment, access, place)) find_place(segment, other, place);
   return place;
+}
+
+Fd Peer::export_table() const {
+  const std::lock_guard lock(ending_mutex_);
+  return table_file_.duplicate();
 }
 
 std::span<std::byte> Peer::bytes_of(std::uint32_t block, Access access) {
@@ -580,14 +586,13 @@ bool Peer::try_close() noexcept {
     closed_ = false;
     return false;
   }
-  std::scoped_lock lock(socket_mutex_, segments_mutex_);
+  std::scoped_lock lock(socket_mutex_, segments_mutex_, ending_mutex_);
   socket_ = UnixSocket();
   places_.forget_all();
   for (Segments& known : segments_) known.clear();
   // A late claimer may still raise a slot and read a word before it sees that we are closed.
   for (Mapping* memory : {&table_, &page_memory_, &count_memory_}) memory->forget();
   table_file_.reset();
-  const std::lock_guard ending(ending_mutex_);
   pidfd_.reset();
   return true;
 }

@@ -119,7 +119,7 @@ class Peer final : public SharedKeeper {
   BlockPlace export_block(std::uint32_t block, Access access) override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
-  Fd export_table() const override { return table_file_.duplicate(); }
+  Fd export_table() const override;
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
 
   bool is_gone() const noexcept { return gone_; }
@@ -200,7 +200,7 @@ class Peer final : public SharedKeeper {
   SegmentPlaces places_;              ///< of some of them; written under segments_mutex_
   std::array<Segments, 2> segments_;  ///< by Access, by number
 
-  mutable std::mutex ending_mutex_;  ///< while pidfd_ is asked or let go
+  mutable std::mutex ending_mutex_;  ///< while a descriptor is used without a lock of its own, or let go of
   std::mutex timeline_mutex_;
   std::unique_ptr<ForeignTimeline> timeline_;
 
