@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
+#include "onecopy/core/point.h"
 #include "onecopy/os/crew.h"
 #include "onecopy/os/memory_limit.h"
 #include "onecopy/os/process.h"
@@ -131,10 +132,12 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
   std::size_t asked = 0;
   for (const Range& hole : missing) asked += hole.end - hole.begin;
   std::size_t done = 0;
+  point("reserve.holes_found");
   try {
     for (const Range& hole : missing) reserve_hole(file, hole, asked, done);
   } catch (...) {
-    for (const Range& hole : missing) give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
+    if (file.ours)
+      for (const Range& hole : missing) give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
     throw;
   }
 }

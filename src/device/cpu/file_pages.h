@@ -14,12 +14,13 @@ struct FilePages {
   std::byte* base;  ///< where offset 0 of the file is mapped, writable
   std::size_t size;
   std::string where;  ///< appended to errors: what is full and the way out; may be empty
+  bool ours = true;   ///< nobody else puts pages into it
 };
 
 /// Reserves and maps pages for [offset, offset + bytes), those that are there already staying as they
 /// are. Afterwards touching them cannot fail and does not fault. Asks the memory limits first, since a
 /// control group kills instead of refusing. Throws out_of_memory with the numbers; what this call had
-/// reserved is given back then.
+/// reserved is given back then, unless others may have filled it.
 void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes);
 
 /// Gives the pages back to the system; they read as zeros afterwards.

@@ -37,7 +37,7 @@ class MemfdMemory final : public DeviceMemory {
 void MemfdMemory::commit(std::size_t offset, std::size_t bytes) {
   if (access_ == Access::read_only)
     throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
-  reserve_pages({fd_, data(), size(), ""}, offset, bytes);
+  reserve_pages({fd_, data(), size(), "", kind_ != SegmentKind::shared_file}, offset, bytes);
 }
 
 void MemfdMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {

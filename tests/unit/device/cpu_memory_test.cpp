@@ -7,6 +7,7 @@
 
 #include "conformance/scratch_directory.h"
 #include "onecopy/core/error.h"
+#include "onecopy/core/point.h"
 #include "onecopy/device/backend.h"
 #include "onecopy/os/memfd.h"
 
@@ -74,6 +75,26 @@ TEST(MemfdMemory, ARefusedCommitTakesNothing) {
   memory->commit(0, kMiB);
   EXPECT_THROW(memory->commit(0, bytes), Error);
   EXPECT_EQ(resident_bytes(fd), kMiB);
+}
+
+int written_meanwhile = -1;
+
+/// Its real owner may have filled a hole since we saw it.
+TEST(SharedFileMemory, ARefusedCommitTakesNothingAwayFromWhoseFileItIs) {
+  const std::size_t bytes = (3 * backend(DeviceType::cpu).devices().at(0).total_bytes / kMiB + 1) * kMiB;
+  const Fd file = create_memfd("theirs", bytes);
+  ExportedMemory theirs;
+  theirs.kind = SegmentKind::shared_file;
+  theirs.size = bytes;
+  theirs.fds.push_back(file.duplicate());
+  const auto memory = backend(DeviceType::cpu).open(0, std::move(theirs), Access::read_write);
+  written_meanwhile = file.get();
+  point_hook = [](const char*) noexcept { EXPECT_EQ(::pwrite(written_meanwhile, "theirs", 6, 0), 6); };
+  EXPECT_THROW(memory->commit(0, bytes), Error);
+  point_hook = nullptr;
+  char text[7] = {};
+  EXPECT_EQ(::pread(file.get(), text, 6, 0), 6);
+  EXPECT_STREQ(text, "theirs");
 }
 
 TEST(MemfdMemory, CommittedPagesAreMapped) {
