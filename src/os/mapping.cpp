@@ -109,6 +109,20 @@ void Mapping::forget() noexcept {
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0L);
 }
 
+/// With one mapping too many, as the kernel allows it, even replacing one is refused, and a new one after its end is not.
+void Mapping::clear() {
+  const auto map = [this] {
+    return ::mmap(data_, size_, PROT_READ | PROT_WRITE,
+                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+  };
+  if (map() != MAP_FAILED) return;
+  ::munmap(data_, size_);
+  if (map() != MAP_FAILED) return;
+  const int error = errno;
+  data_ = nullptr;
+  throw_map_failed(std::exchange(size_, 0), error);
+}
+
 void Mapping::reset() noexcept {
   if (data_) ::munmap(data_, size_);
   data_ = nullptr;

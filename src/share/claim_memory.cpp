@@ -59,6 +59,12 @@ Mapping private_claims() {
   return mapping;
 }
 
+Mapping private_claims(Mapping in_place_of) {
+  in_place_of.clear();
+  write_header(in_place_of);
+  return in_place_of;
+}
+
 Transits transits_in(const Mapping& mapping) {
   return {mapping.as<Transits::Count>(kTransitsAt), mapping.as<Transits::Word>(kChannelsAt)};
 }

@@ -32,6 +32,8 @@ Mapping map_claims(const Fd& file);
 std::uint64_t inode_of(const Fd& file);
 /// Private memory in the form of a claim page, for owners that nobody needs to tell any more.
 Mapping private_claims();
+/// The same where another page is mapped. Never more mappings than before. Throws out_of_mappings all the same.
+Mapping private_claims(Mapping in_place_of);
 /// What lies beside the claims in the same memory.
 Transits transits_in(const Mapping& mapping);
 /// The page inside a mapping. Throws protocol when it is not one.

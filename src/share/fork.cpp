@@ -90,7 +90,11 @@ void Process::become_child() {
   }
   unlock_all();
   if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's all the same
-    or_log([&] { child_ = ForkPage{private_claims(), {}}; });
+    or_end_child([this] {
+      if (!ledger_.holds_everything())
+        throw Error(ErrorCode::out_of_mappings, "the parent had no room to note that it has a child");
+      child_ = ForkPage{private_claims(), {}};
+    });
   inheritance_ = std::move(inherited_);
   if (child_) inheritance_.push_back({this, {}, {}, std::move(child_)});
   for (Inherited& from : inheritance_) claim_inherited(from);
@@ -103,7 +107,8 @@ void Process::become_child() {
 /// keep: it waits for that to close.
 void Process::claim_inherited(Inherited& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
-  if (!from.child) from.child.emplace(ForkPage{private_claims(), {}});
+  if (!from.child)
+    or_end_child([&] { from.child.emplace(ForkPage{private_claims(std::move(from.page)), {}}); });
   from.owner->ledger_.become_borrower(claims_in(from.child->memory), transits_in(from.child->memory));
   from.page = std::move(from.child->memory);
   if (!from.is_counted_with_parent) {

@@ -2,6 +2,9 @@
 #include "share/fork_page.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
+
+#include <cstdlib>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
@@ -37,6 +40,16 @@ bool greet_owner(UnixSocket& owner) noexcept {
     return owner.try_send(wire::pack(wire::Type::child_hello, wire::ChildHello{self.pid, self.start_time}));
   } catch (const Error&) {
     return false;
+  }
+}
+
+void or_end_child(const std::function<void()>& f) noexcept {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    log_error(fmt::format("fork: {}; the child ends, since nothing would keep the memory that it inherited",
+                          e.what()));
+    ::_exit(EXIT_FAILURE);
   }
 }
 

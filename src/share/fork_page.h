@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <optional>
 
 #include "onecopy/os/mapping.h"
@@ -22,5 +23,9 @@ std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept
 
 /// In the child: tells the owner who it is. False when the owner is gone.
 bool greet_owner(UnixSocket& owner) noexcept;
+
+/// What a forked child cannot do without. When it fails the child ends and says why: without claims of its own it
+/// would read memory that its owner uses again.
+void or_end_child(const std::function<void()>& f) noexcept;
 
 }  // namespace onecopy

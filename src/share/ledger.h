@@ -85,6 +85,7 @@ class Ledger final : public SharedKeeper {
   PageRef attach_locked(const Claims& page) { return table_.attach(page); }
   /// Before, when there can be no such page: nothing that was ever exported is reused from now on.
   void hold_everything();
+  bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
   /// In the child: what is referenced becomes claims in `page`, and `all` is lowered.
   void become_borrower(Claims page, Transits transits) noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }

@@ -626,7 +626,7 @@ void Peer::finish_fork_in_child() noexcept {
   if (closed_) return;
   if (!fork_page_) {  // the owner is gone, or counts us with our parent, whose socket we keep: it waits for its end
     disconnected_ = true;
-    fork_page_.emplace(ForkPage{private_claims(), {}});
+    or_end_child([this] { fork_page_.emplace(ForkPage{private_claims(std::move(page_memory_)), {}}); });
   }
   set_page(std::move(fork_page_->memory));
   if (fork_page_->socket) socket_ = std::move(fork_page_->socket);

@@ -180,6 +180,56 @@ TEST(Fork, WhatAChildHasIsKeptThoughItsOwnerHadNoDescriptorsForItsPageAndItsPare
   EXPECT_EQ(owner.join(), 0);
 }
 
+TEST(Fork, AtTheLimitOfAddressesAChildKeepsWhatItsParentBorrowed) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need addresses of their own";
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Child owner([&] {
+    Tensor tensor = numbers(1000);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    tensor.release();
+    overwrite_free_memory();
+    EXPECT_EQ(stats().limbo, 1u);
+    note->step = 3;
+    note->reach(4);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  Child parent([&] {
+    Tensor tensor = open(Handle::from_text(note->read()));
+    Limit limit(RLIMIT_AS, address_space_for(0));
+    Child child([&] {
+      note->reach(3);
+      EXPECT_EQ(element(tensor, 999), 999);
+      limit.lift();
+      EXPECT_EQ(element(numbers(10), 9), 9);
+      tensor.release();
+    });
+    limit.lift();
+    tensor.release();
+    note->step = 2;
+    EXPECT_EQ(child.join(), 0);
+  });
+  EXPECT_EQ(parent.join(), 0);
+  note->step = 4;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// It could keep nobody from using them again.
+TEST(Fork, AtTheLimitOfAddressesAChildOfAnOwnerOfTensorsEndsWithoutASignal) {
+  if (kSanitized) GTEST_SKIP() << "sanitizers need addresses of their own";
+  Child parent([] {
+    const Tensor tensor = numbers(1000);
+    Limit limit(RLIMIT_AS, address_space_for(0));
+    Child child([] {});
+    limit.lift();
+    EXPECT_GT(child.join(), 0);
+    EXPECT_EQ(element(tensor, 999), 999);
+    EXPECT_EQ(Child([&] { EXPECT_EQ(element(tensor, 999), 999); }).join(), 0);
+  });
+  EXPECT_EQ(parent.join(), 0);
+}
+
 /// What the child has of its parent's is not all that there is.
 TEST(Fork, AChildOpensWhatItsDeadParentMadeAfterwardsWithTheHelpOfWhoPassesItOn) {
   constexpr std::int64_t kMany = 8 << 20;

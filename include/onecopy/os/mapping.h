@@ -36,6 +36,9 @@ class Mapping {
   /// Lets go of the memory and keeps the addresses, which read as zero from now on: for readers that
   /// may come late.
   void forget() noexcept;
+  /// Private zero-filled memory where this one is, which others may go on using: needs no room for another mapping.
+  /// Throws out_of_mappings.
+  void clear();
 
   /// The bytes at `offset` as a T. REQUIRES: in range, aligned for T.
   template <class T>
