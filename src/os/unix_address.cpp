@@ -11,9 +11,12 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
+#include <optional>
+#include <thread>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/file.h"
+#include "os/deadline.h"
 
 namespace onecopy {
 namespace {
@@ -66,13 +69,25 @@ int bind_once(int fd, const UnixAddress& address) noexcept {
 }
 
 /// From bind to listen: in between a socket looks abandoned, and two processes that find the same abandoned file must
-/// not unlink each other's new one.
-Fd lock_directory_of(const std::string& path) {
-  Fd directory = open_file(directory_of(path), O_RDONLY | O_DIRECTORY);
-  while (::flock(directory.get(), LOCK_EX) != 0 && errno == EINTR) {
+/// not unlink each other's new one. Any user may have the lock, and a stopped process keeps it: who has waited long
+/// goes on without.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const std::string& path)
+      : directory_(open_file(directory_of(path), O_RDONLY | O_DIRECTORY)) {
+    const Deadline deadline(kPatience);
+    while (::flock(directory_.get(), LOCK_EX | LOCK_NB) != 0 && !deadline.passed())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  return directory;
-}
+  /// By hand: a child forked meanwhile has the descriptor, too, and with it would keep the lock.
+  ~DirectoryLock() { ::flock(directory_.get(), LOCK_UN); }
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  static constexpr std::chrono::milliseconds kPatience{1000};
+  Fd directory_;
+};
 
 /// REQUIRES: the lock of its directory.
 int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::string& path, int type) {
@@ -123,7 +138,8 @@ Fd make_unix_socket(int type) {
 BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog) {
   const UnixAddress address(name);
   if (!name.abstract) ::fchmod(fd.get(), 0600);  // Linux gives this mode to the file that bind makes
-  const Fd directory = name.abstract ? Fd() : lock_directory_of(name.text);
+  std::optional<DirectoryLock> lock;
+  if (!name.abstract) lock.emplace(name.text);
   int error = bind_once(fd.get(), address);
   if (error == EADDRINUSE && !name.abstract) error = replace_abandoned(fd, address, name.text, type);
   if (error != 0) throw_errno(fmt::format("cannot listen on {}", shown(name)), error);

@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -17,6 +18,7 @@
 #include <thread>
 
 #include "expect_error.h"
+#include "onecopy/os/file.h"
 #include "onecopy/os/process.h"
 #include "support/child.h"
 #include "support/watchdog.h"
@@ -71,6 +73,19 @@ TEST(UnixSocket, OfTwoThatListenUnderOneNameAtOnceOneIsReached) {
     ASSERT_NE(listeners[0].has_value(), listeners[1].has_value()) << "in round " << i;
     EXPECT_NO_THROW(UnixSocket::connect(name, 20s)) << "in round " << i;
   }
+}
+
+/// Any user may lock a directory that all may read, and a stopped process keeps its lock.
+TEST(UnixSocket, ALockOfTheirDirectoryThatOthersKeepHoldsUpNobodyForEver) {
+  const TemporaryDirectory directory;
+  const Fd held = open_file(directory.path(), O_RDONLY | O_DIRECTORY);
+  ASSERT_EQ(::flock(held.get(), LOCK_EX), 0);
+  Child child([&] {
+    const SocketName name{directory.path() + "/socket", false};
+    const UnixSocket listener = UnixSocket::listen(name);
+    EXPECT_NO_THROW(UnixSocket::connect(name, 20s));
+  });
+  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(UnixSocket, TriesAgainForAsLongAsItIsTold) {
