@@ -206,11 +206,16 @@ Peer& Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
 }
 
 /// A closed or disconnected peer of the same process stays in all_: leases and caches point at it.
-Peer& Importer::adopt(std::unique_ptr<Peer> peer) {
-  peer->watch(watch_, deposits_);
-  std::lock_guard lock(mutex_);
-  all_.push_back(std::move(peer));
-  return *(by_owner_[all_.back()->owner()] = all_.back().get());
+Peer& Importer::adopt(std::unique_ptr<Peer> adopted) {
+  Peer& peer = *adopted;
+  {
+    const std::lock_guard lock(mutex_);
+    all_.push_back(
+        std::move(adopted));  // first: a handler of its may run already when the next cannot be added
+  }
+  peer.watch(watch_, deposits_);
+  const std::lock_guard lock(mutex_);
+  return *(by_owner_[peer.owner()] = &peer);
 }
 
 /// The owner itself while it lives; else frozen memory from whoever holds it. In between, while its
