@@ -312,7 +312,7 @@ bool Broker::tick() {
     for (At at = connections_.begin(); at != connections_.end(); ++at)
       if (at->closed || !at->attached) looked_after.push_back(at);
   }
-  bool waiting = false;
+  bool waiting = tell_all_retired();
   for (const At at : looked_after) {
     if (at->orphan ? is_delivered(*at->orphan) : !at->attached && is_over(*at)) drop(at);
     else if (at->lost && !has_unseen_children(*at)) leave_in_transit(at);
@@ -421,16 +421,42 @@ void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& f
 }
 
 void Broker::announce_retired(std::uint32_t segment) noexcept {
-  const Bytes message = wire::pack(wire::Type::retire, wire::Retire{segment});
-  std::lock_guard lock(mutex_);
-  for (auto& [channel, segments] : spread_) segments.erase(segment);
-  for (Connection& c : connections_) {
-    if (!c.attached || c.closed) continue;
-    try {
-      c.socket.try_send(message);
-    } catch (const Error&) {  // it is gone; its hangup says so too
+  bool waiting = false;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [channel, segments] : spread_) segments.erase(segment);
+    for (Connection& c : connections_) {
+      if (!c.attached || c.closed) continue;
+      c.untold.push_back(segment);
+      tell_retired(c);
+      waiting = waiting || !c.untold.empty();
     }
   }
+  if (waiting) watch_.request_tick();
+}
+
+/// As many as find room. REQUIRES: mutex_.
+void Broker::tell_retired(Connection& c) noexcept {
+  auto next = c.untold.begin();
+  try {
+    while (next != c.untold.end() && c.socket.try_send(wire::pack(wire::Type::retire, wire::Retire{*next})))
+      ++next;
+  } catch (const Error&) {  // it is gone; its hangup says so too
+    next = c.untold.end();
+  }
+  c.untold.erase(c.untold.begin(), next);
+}
+
+/// True while there are borrowers that do not read.
+bool Broker::tell_all_retired() noexcept {
+  const std::lock_guard lock(mutex_);
+  bool waiting = false;
+  for (Connection& c : connections_) {
+    if (c.closed) c.untold.clear();
+    tell_retired(c);
+    waiting = waiting || !c.untold.empty();
+  }
+  return waiting;
 }
 
 void Broker::spread_deposit(std::uint32_t segment, std::uint64_t channel) {

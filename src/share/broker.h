@@ -97,6 +97,7 @@ class Broker {
     std::optional<Ledger::PageRef> attached;
     std::vector<wire::JoinChannel> joined;
     bool closed = false;
+    std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
     /// Since when what it has said may not have been heard, a child's page among it: we hung up on it, or were short
     /// of something when the page came.
     std::optional<Clock::time_point> misheard;
@@ -124,6 +125,8 @@ class Broker {
   void join(Connection& c, ByteSpan packet);
   void leave(Connection& c, const wire::JoinChannel& which);
   void send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept;
+  void tell_retired(Connection& c) noexcept;
+  bool tell_all_retired() noexcept;
   void report_users(const wire::JoinChannel& which);
   void take_deposit(Connection& c, Packet packet);
   void drop_deposit(ByteSpan packet);
@@ -148,7 +151,7 @@ class Broker {
   Timeline& timeline_;
   Watch& watch_;
   /// The list of connections. Each is changed by the watch thread only, and what others read of it
-  /// (socket, credentials, attached, joined, closed, leaving, lost, orphan) under this lock.
+  /// (socket, credentials, attached, joined, closed, leaving, lost, orphan) and `untold` under this lock.
   mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What may sit at the other end of a broker's socket: liars, strangers, the broken and the silent.
 #include <gtest/gtest.h>
+#include <sys/ioctl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -294,6 +295,59 @@ TEST_F(Attack, AFloodThatIsNeverReadIsCutOff) {
       return e.code() == ErrorCode::peer_died;
     }
   }));
+}
+
+/// Sends small questions until the owner hangs up, and counts its answers: so many find room.
+std::size_t answers_that_find_room(const ProcessId& owner, const Bytes& question) {
+  Client client(owner);
+  client.attach();
+  std::size_t answers = 0;
+  try {
+    for (int i = 0; i < 100'000; ++i) client.socket.send(question, {}, kPatience);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::peer_died);
+  }
+  try {
+    for (;; ++answers) client.socket.receive(kPatience);
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::peer_died);
+  }
+  return answers;
+}
+
+TEST(SlowBorrower, LearnsOfASegmentThatWentWhileThereWasNoRoomToTellIt) {
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Child child([&] {
+    const Tensor tensor = filled(1000, 7);
+    Tensor large = filled(kOwnSegment, 1);
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    large.release();
+    EXPECT_TRUE(eventually([] {
+      collect();
+      return stats().segments == 1;
+    }));
+    note->step = 3;
+    note->reach(4);
+  });
+  const ProcessId owner = Handle::from_text(note->read()).fields().owner;
+  const Bytes question = wire::pack(Type::ask_limbo, wire::AskLimbo{0, 0});
+  const std::size_t most = answers_that_find_room(owner, question);
+  Client client(owner);
+  client.attach();
+  for (std::size_t i = 0; i < most; ++i) client.socket.send(question, {}, kPatience);
+  const auto all = static_cast<int>(most * wire::pack(Type::limbo, wire::Limbo{0}).size());
+  EXPECT_TRUE(eventually([&] {
+    int waiting = 0;
+    return ::ioctl(client.socket.fd(), FIONREAD, &waiting) == 0 && waiting >= all;
+  }));
+  note->step = 2;
+  note->reach(3);
+  for (std::size_t i = 0; i < most; ++i) wire::expect(client.socket.receive(kPatience).bytes, Type::limbo);
+  wire::expect(client.socket.receive(kPatience).bytes, Type::retire);
+  note->step = 4;
+  EXPECT_EQ(child.join(), 0);
 }
 
 TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
