@@ -270,13 +270,10 @@ void Broker::greet_child(At at, ByteSpan packet) {
 
 void Broker::take_deposit(Connection& c, Packet packet) {
   const auto body = wire::body_of<wire::Deposit>(packet.bytes);
-  const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
   if (packet.fds.empty()) throw Error(ErrorCode::protocol, "a deposit without descriptors");
-  ExportedMemory memory{
-      static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end()), body.device};
-  std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
+  Fd table = std::move(packet.fds[0]);
   if (!deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
-                     std::move(packet.fds[0]), std::move(memory), body.channel))
+                     std::move(table), wire::memory_in<wire::Deposit>(std::move(packet), 1), body.channel))
     throw Error(ErrorCode::unsupported, "the queue's creator keeps no more descriptors of device memory");
   point("deposit.kept");
   reply(c, wire::pack(wire::Type::deposited, wire::Deposited{}));

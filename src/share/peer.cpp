@@ -37,13 +37,6 @@ Bytes want_segment(const Peer::Wanted& wanted) {
                     wire::WantSegment{wanted.segment, wanted.access == Access::read_only, wanted.number});
 }
 
-ExportedMemory memory_in(Packet packet) {
-  const auto body = wire::body_of<wire::Segment>(packet.bytes);
-  const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
-  return {static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
-          Bytes(blob.begin(), blob.end()), body.device};
-}
-
 }  // namespace
 
 Peer::Peer(const ProcessId& owner)
@@ -114,7 +107,7 @@ void Peer::hear_welcome() {
   packet = receive_answer();
   // Refused: whoever claims the block will find out why.
   if (wire::type_of(packet.bytes) == wire::Type::segment)
-    map_segment(wanted_->segment, wanted_->access, memory_in(std::move(packet)));
+    map_segment(wanted_->segment, wanted_->access, wire::memory_in<wire::Segment>(std::move(packet), 0));
 }
 
 void Peer::set_table(Fd file) {
@@ -284,7 +277,7 @@ bool Peer::has_segment(std::uint32_t segment, Access access) const {
 }
 
 ExportedMemory Peer::fetch_memory(const Wanted& wanted) {
-  return memory_in(request(want_segment(wanted), {}, wire::Type::segment));
+  return wire::memory_in<wire::Segment>(request(want_segment(wanted), {}, wire::Type::segment), 0);
 }
 
 void Peer::fetch_segment(const Wanted& wanted) {
@@ -308,18 +301,10 @@ Peer::Foreign Peer::fetch_foreign(const std::string& owner_name, const Wanted& w
                                wanted.access == Access::read_only, wanted.number};
   Packet packet = request(wire::pack(wire::Type::want_foreign, body), {}, wire::Type::segment);
   const auto answer = wire::body_of<wire::Segment>(packet.bytes);
-  const ByteSpan blob = wire::tail_of<wire::Segment>(packet.bytes);
   if (!answer.has_table || packet.fds.empty())
     throw Error(ErrorCode::protocol, "a foreign segment came without its block table");
-  Foreign foreign{std::move(packet.fds[0]),
-                  {static_cast<SegmentKind>(answer.kind),
-                   answer.size,
-                   {},
-                   Bytes(blob.begin(), blob.end()),
-                   answer.device},
-                  answer.owner_gone != 0};
-  std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(foreign.memory.fds));
-  return foreign;
+  Fd table = std::move(packet.fds[0]);
+  return {std::move(table), wire::memory_in<wire::Segment>(std::move(packet), 1), answer.owner_gone != 0};
 }
 
 void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
@@ -516,13 +501,10 @@ void Peer::handle_unasked(Packet packet) {
     }
     case wire::Type::keep: {
       const auto body = wire::body_of<wire::Deposit>(packet.bytes);
-      const ByteSpan blob = wire::tail_of<wire::Deposit>(packet.bytes);
       if (packet.fds.empty() || !deposits_) return;
-      ExportedMemory memory{
-          static_cast<SegmentKind>(body.kind), body.size, {}, Bytes(blob.begin(), blob.end()), body.device};
-      std::move(packet.fds.begin() + 1, packet.fds.end(), std::back_inserter(memory.fds));
+      Fd table = std::move(packet.fds[0]);
       deposits_->add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
-                     std::move(packet.fds[0]), std::move(memory), body.channel);
+                     std::move(table), wire::memory_in<wire::Deposit>(std::move(packet), 1), body.channel);
       break;
     }
     default:

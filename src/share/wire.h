@@ -168,6 +168,16 @@ ByteSpan tail_of(ByteSpan packet) {
   return packet.subspan(sizeof(Head) + sizeof(Body));
 }
 
+/// What came with `segment`, `deposit` and `keep`, whose first descriptors may be others. REQUIRES: those are there.
+template <class Body>
+ExportedMemory memory_in(Packet packet, std::size_t others) {
+  const auto body = body_of<Body>(packet.bytes);
+  const ByteSpan blob = tail_of<Body>(packet.bytes);
+  packet.fds.erase(packet.fds.begin(), packet.fds.begin() + static_cast<std::ptrdiff_t>(others));
+  return {static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
+          Bytes(blob.begin(), blob.end()), body.device};
+}
+
 /// The numbers of what travels with `segment`, `deposit` and `keep`: the block table first, if it does.
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());
 
