@@ -18,6 +18,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "torch_api.h"
+#include "torch_files.h"
 #include "torch_storages.h"
 
 namespace onecopy::python::torch {
@@ -117,37 +118,11 @@ bool give(const Api& torch, nb::handle storage, const std::byte* before, const T
   return true;
 }
 
-/// A storage of torch.from_file(). Writes to one that is mapped shared are meant for the file, which a block is not.
-void refuse_shared_file(nb::handle storage) {
-  const nb::object file = storage.attr("filename");
-  if (file.is_none()) return;  // mapped privately: only this process sees writes
-  throw Error(ErrorCode::unsupported,
-              "this tensor is the file " + nb::cast<std::string>(file) +
-                  ", mapped by torch.from_file(), and sharing it would part it from "
-                  "the file; map the file in the other process, too, or share a "
-                  "clone() of the tensor");
-}
-
-/// The file of a storage that torch has in shared memory, or puts there now, as a block of ours. Nothing for what
-/// torch mapped privately and calls shared all the same.
-std::optional<Tensor> adopted(nb::handle storage) {
-  const nb::tuple file = nb::cast<nb::tuple>(storage.attr("_share_fd_cpu_")());
-  const int fd = nb::cast<int>(file[0]);  // stays torch's
-  if (fd >= 0) return adopt_file(fd, nb::cast<std::size_t>(file[1]));
-  refuse_shared_file(storage);
-  return std::nullopt;
-}
-
-/// The same by torch's means: it maps the file elsewhere than we do.
-Tensor moved_by_torch(const Api& torch, nb::handle storage) {
-  std::optional<Tensor> bytes = adopted(storage);
-  if (!bytes)
-    throw Error(
-        ErrorCode::unsupported,
-        "torch before 2.12 cannot move memory that torch.from_file() mapped; share a clone() of the "
-        "tensor");
-  storages().pair(torch, storage, *bytes);
-  return *std::move(bytes);
+/// The storage stays where torch has it, which is another mapping than ours.
+Tensor leave_to_torch(const Api& torch, nb::handle storage, Tensor bytes, std::uint64_t& counter) {
+  storages().pair(torch, storage, bytes);
+  ++counter;
+  return bytes;
 }
 
 /// One thread at a time, since torch frees what others may be copying. Nothing when there was another.
@@ -158,10 +133,13 @@ std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::b
     return std::nullopt;
   }
   const Moving moving(begin);
-  const bool is_shared = torch.is_shared_by_torch(storage);
-  Tensor bytes = moved_by_torch(torch, storage);
-  ++(is_shared ? counters.adopted : counters.moved_by_torch);
-  return bytes;
+  if (!torch.is_shared_by_torch(storage))
+    return leave_to_torch(torch, storage, move_into_file(storage), counters.moved_by_torch);
+  if (auto file = adopt_file_of(torch, storage))
+    return leave_to_torch(torch, storage, std::move(file->bytes), counters.adopted);
+  throw Error(ErrorCode::unsupported,
+              "torch before 2.12 cannot move memory that torch.from_file() mapped; share a clone() of the "
+              "tensor");
 }
 
 /// Moves a storage that is not in our memory; nothing when another thread was quicker.
@@ -169,12 +147,13 @@ std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begi
   if (!torch.can_exchange()) return move_by_torch(torch, storage, begin);
   Moving moving(begin);
   if (torch.data(storage) != begin) return std::nullopt;
-  std::optional<Tensor> bytes;
-  if (torch.is_shared_by_torch(storage)) bytes = adopted(storage);
-  const bool adopts = bytes.has_value();
-  if (!adopts) bytes = copy_of(begin, size);
-  if (!give(torch, storage, begin, *bytes, moving)) return std::nullopt;
-  ++(adopts ? counters.adopted : counters.moved);
+  std::optional<SharedFile> file;
+  if (torch.is_shared_by_torch(storage)) file = adopt_file_of(torch, storage);
+  if (file && file->has_name)
+    return leave_to_torch(torch, storage, std::move(file->bytes), counters.adopted);
+  Tensor bytes = file ? std::move(file->bytes) : copy_of(begin, size);
+  if (!give(torch, storage, begin, bytes, moving)) return std::nullopt;
+  ++(file ? counters.adopted : counters.moved);
   return bytes;
 }
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 # Remembers every function, method and registered reducer that could be changed, code included.
 SNAPSHOT = """
 import sys, types, importlib
@@ -225,28 +227,99 @@ def test_torch_sees_our_memory_as_shared(run_python):
     assert run_python("import warnings; warnings.simplefilter('ignore')\n" + SHARED) == "ok\n"
 
 
+BEFORE_2_12 = "torch.UntypedStorage._swap_data_ptr_ = None"
+
 ADOPTED = """
-import pickle
+import os, pickle
 from multiprocessing.reduction import ForkingPickler
 import torch
-import onecopy
 {early}
+import onecopy
 tensor = torch.arange(4.0)
-getattr(tensor.untyped_storage(), {share!r})()
+handle = getattr(tensor.untyped_storage(), "_share_{way}_cpu_")()
+if {way!r} == "fd":
+    handle = (os.dup(handle[0]), *handle[1:])
+# As another process has it that was given the handle: a mapping of its own.
+held = torch.empty(0).set_(getattr(torch.UntypedStorage, "_new_shared_{way}_cpu")(*handle))
 alias = tensor[1:]
-where = tensor.data_ptr()
 import onecopy.multiprocessing as mp
 assert tensor.is_shared()
 arrived = pickle.loads(ForkingPickler.dumps(tensor))
 arrived.add_(1)
 assert tensor.tolist() == [1, 2, 3, 4] and alias.tolist() == [2, 3, 4]
+assert held.tolist() == [1, 2, 3, 4], held
 counters = onecopy._core.torch_counters()
 assert counters["adopted"] == 1 and counters["moved"] == counters["moved_by_torch"] == 0, counters
 print("ok")
 """
 
 
-def test_memory_that_torch_holds_in_shared_memory_is_adopted_not_copied(run_python):
-    for share in ("_share_fd_cpu_", "_share_filename_cpu_"):
-        for early in ("", "import onecopy.multiprocessing"):
-            assert run_python(ADOPTED.format(share=share, early=early)) == "ok\n"
+@pytest.mark.parametrize("early", ["", "import onecopy.multiprocessing", BEFORE_2_12])
+@pytest.mark.parametrize("way", ["fd", "filename"])
+def test_memory_that_torch_holds_in_shared_memory_is_adopted_not_copied(run_python, way, early):
+    assert run_python(ADOPTED.format(way=way, early=early)) == "ok\n"
+
+
+HELD_BY_NAME = """
+import subprocess, sys
+import torch, torch.multiprocessing as torch_mp
+{early}
+import onecopy
+
+def look(tensors, asked, seen):
+    tensor = tensors.get()
+    seen.put("has it")
+    asked.get()
+    seen.put(tensor.tolist())
+
+OPENER = "import sys, onecopy; x = onecopy.open(sys.argv[1]); print(x.tolist()); x[1] = 8"
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch_mp.set_sharing_strategy("file_system")
+    context = torch_mp.get_context("fork")
+    tensors, asked, seen = context.Queue(), context.Queue(), context.Queue()
+    other = context.Process(target=look, args=(tensors, asked, seen))
+    other.start()
+    base = torch.arange(6.0)
+    tensors.put(base)
+    assert seen.get() == "has it"
+    handle = onecopy.share(base[2:])
+    base[2] = 7
+    command = [sys.executable, "-c", OPENER, str(handle)]
+    opened = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    asked.put("now")
+    print(opened.strip(), seen.get(), base.tolist())
+    tensors.put(base)  # torch knows its file still
+    other.join()
+"""
+
+
+@pytest.mark.parametrize("early", ["", BEFORE_2_12])
+def test_who_has_a_tensor_of_torchs_by_name_and_who_opens_its_handle_see_one_memory(run_python, early):
+    """torch made a second file of it, and the first one's holders saw no write any more."""
+    seen = run_python(HELD_BY_NAME.format(early=early), stderr=None)
+    assert seen == "[7.0, 3.0, 4.0, 5.0] [0.0, 1.0, 7.0, 8.0, 4.0, 5.0] [0.0, 1.0, 7.0, 8.0, 4.0, 5.0]\n"
+
+
+NAME_IS_GONE = """
+import os
+import torch
+{early}
+import onecopy
+tensor = torch.arange(4.0)
+_, name, _ = tensor.untyped_storage()._share_filename_cpu_()
+file = "/dev/shm" + name.decode()
+os.rename(file, file + "_away")
+try:
+    onecopy.share(tensor)
+except onecopy.errors.Unsupported as error:
+    assert name.decode() in str(error) and "clone()" in str(error), error
+    print("refused")
+os.rename(file + "_away", file)  # or torch aborts when it lets go of it
+"""
+
+
+@pytest.mark.parametrize("early", ["", BEFORE_2_12])
+def test_a_file_of_torchs_that_somebody_removed_is_not_parted_from_those_who_map_it(run_python, early):
+    assert run_python(NAME_IS_GONE.format(early=early), stderr=None) == "refused\n"

@@ -29,12 +29,14 @@ void check_is_memory(int fd) {
     refuse(fd, "it is not shared memory (a memfd or a file in /dev/shm); read it into onecopy::empty()");
 }
 
-void check_size(int fd, std::size_t size) {
+void check_size(int fd, std::size_t size, std::size_t offset) {
   struct stat file {};
   ::fstat(fd, &file);
   if (size == 0) refuse(fd, "no bytes were asked for; use onecopy::empty()");
-  if (static_cast<std::uint64_t>(file.st_size) < size)
-    refuse(fd, fmt::format("it has {} bytes, {} were asked for; ftruncate() it first", file.st_size, size));
+  const auto there = static_cast<std::uint64_t>(file.st_size);
+  if (there < size || there - size < offset)
+    refuse(fd, fmt::format("it has {} bytes, {} were asked for from byte {} on; ftruncate() it first",
+                           there, size, offset));
 }
 
 void check_is_writable(int fd) {
@@ -46,18 +48,19 @@ void check_is_writable(int fd) {
 
 }  // namespace
 
-Tensor adopt_file(int fd, std::size_t size) {
+Tensor adopt_file(int fd, std::size_t size, std::size_t offset) {
   check_is_memory(fd);
-  check_size(fd, size);
+  check_size(fd, size, offset);
   check_is_writable(fd);
   Fd own(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!own) throw_errno(fmt::format("cannot duplicate descriptor {}", fd), errno);
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  ExportedMemory memory{SegmentKind::shared_file, (size + page - 1) / page * page, {}, {}};
+  const std::size_t end = offset + size;
+  ExportedMemory memory{SegmentKind::shared_file, (end + page - 1) / page * page, {}, {}};
   memory.fds.push_back(std::move(own));
   auto mapped = backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write);
-  mapped->commit(0, size);  // up to the end of the file and no further: that would lengthen it
-  return Process::current().adopt(std::move(mapped), size, size);
+  mapped->commit(0, end);  // up to the end of the file and no further: that would lengthen it
+  return Process::current().adopt(std::move(mapped), size, end, offset);
 }
 
 }  // namespace onecopy

@@ -227,9 +227,10 @@ std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device de
   }
 }
 
-Tensor Process::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed) {
+Tensor Process::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed,
+                      std::uint64_t offset) {
   const std::uint32_t number = segments_.next_number();
-  const Extent extent{number, 0, size, memory->data()};
+  const Extent extent{number, offset, size, memory->data() + offset};
   segments_.add(number, kCpu, std::move(memory));
   segments_.add_committed(number, static_cast<std::int64_t>(committed));
   try {

@@ -53,9 +53,10 @@ class Process {
 
   /// A block of exactly `bytes` in the pool of the current strategy.
   std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
-  /// Shared memory made by other means as one segment and one block of ours: a row of its first `size`
-  /// bytes that can be shared like any tensor. `committed` of them are counted as ours.
-  Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed = 0);
+  /// Shared memory made by other means as one segment and one block of ours: a row of the `size` bytes from
+  /// `offset` on that can be shared like any tensor. `committed` bytes are counted as ours.
+  Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed = 0,
+               std::uint64_t offset = 0);
   /// Memory of a device that somebody else allocated, see onecopy::adopt().
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
     return adoptions_.adopt(view, std::move(owner));

@@ -74,10 +74,10 @@ Handle hold(const Handle& handle);
 void end_hold(const Handle& handle) noexcept;
 
 /// A file of shared memory that something else made (a memfd, a file in /dev/shm), in place, as a row
-/// of its first `size` bytes. Its pages are reserved, so that touching them cannot end in SIGBUS; it
+/// of the `size` bytes from `offset` on. Its pages are reserved, so that touching them cannot end in SIGBUS; it
 /// must not be shrunk. `fd` is duplicated and stays the caller's. Throws invalid_argument, read_only,
 /// out_of_memory, out_of_descriptors, out_of_mappings.
-Tensor adopt_file(int fd, std::size_t size);
+Tensor adopt_file(int fd, std::size_t size, std::size_t offset = 0);
 
 struct OpenOptions {
   Access access = Access::read_write;

@@ -14,6 +14,7 @@
 #include "onecopy/os/fd.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "support/child.h"
 #include "support/footprint.h"
 #include "support/limits.h"
 #include "support/refusal.h"
@@ -21,6 +22,7 @@
 namespace onecopy {
 namespace {
 
+using testing::Child;
 using testing::expect_refusal;
 using testing::Footprint;
 
@@ -109,6 +111,28 @@ TEST_P(AdoptedFile, KeepsItsLengthAndStaysTheCallers) {
   ASSERT_EQ(::fstat(fd.get(), &file), 0);
   EXPECT_EQ(file.st_size, 5000);
   EXPECT_EQ(storage(tensor).size(), 4100u);
+}
+
+/// As torch's files with names begin, which count there who has them.
+TEST_P(AdoptedFile, MayHaveAHeader) {
+  const Fd fd = GetParam()(64 + 5000);
+  ASSERT_EQ(::pwrite(fd.get(), "header", 6, 58), 6);
+  ASSERT_EQ(::pwrite(fd.get(), "hello", 5, 64), 5);
+  const Tensor tensor = adopt_file(fd.get(), 5000, 64);
+  EXPECT_EQ(storage(tensor).data(), tensor.as<std::byte>());
+  EXPECT_EQ(storage(tensor).size(), 5000u);
+  EXPECT_EQ(std::memcmp(tensor.data(), "hello", 5), 0);
+  Child borrower([text = share(tensor).to_text()] {
+    const Tensor mine = open(Handle::from_text(text));
+    EXPECT_EQ(std::memcmp(mine.data(), "hello", 5), 0);
+    mine.as<char>()[4999] = 'x';
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  char last = 0;
+  ASSERT_EQ(::pread(fd.get(), &last, 1, 64 + 4999), 1);
+  EXPECT_EQ(last, 'x');
+  expect_refusal(ErrorCode::invalid_argument, {"5064 bytes", "5000 were asked for from byte 65"},
+                 [&] { adopt_file(fd.get(), 5000, 65); });
 }
 
 /// A sparse file in a full /dev/shm ends in "Bus error" at the first touch.

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch_files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "onecopy/core/error.h"
+#include "onecopy/os/fd.h"
+#include "onecopy/share/share.h"
+
+namespace onecopy::python::torch {
+namespace {
+
+constexpr int kNoDescriptor = -1;  // torch's own word
+
+/// The descriptor that torch keeps, kNoDescriptor of a storage of torch.from_file(), nothing of one that has a name.
+std::optional<int> descriptor_of(nb::handle storage) {
+  try {
+    return nb::cast<int>(storage.attr("_get_shared_fd")());
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_RuntimeError)) throw;
+    return std::nullopt;
+  }
+}
+
+/// Writes to a file that is mapped shared are meant for the file, which a block is not.
+void refuse_shared_file(nb::handle storage) {
+  const nb::object file = storage.attr("filename");
+  if (file.is_none()) return;  // mapped privately: only this process sees writes
+  throw Error(ErrorCode::unsupported,
+              "this tensor is the file " + nb::cast<std::string>(file) +
+                  ", mapped by torch.from_file(), and sharing it would part it from "
+                  "the file; map the file in the other process, too, or share a "
+                  "clone() of the tensor");
+}
+
+[[noreturn]] void refuse_name(const std::string& path, const std::string& problem) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("torch shares this tensor's memory by the name {}, and {}; a copy would part it from "
+                  "those who have it by that name: share a clone() of the tensor",
+                  path, problem));
+}
+
+/// torch's header is in front of the bytes, and the mapping begins with the file: so much of a page lies before them.
+std::size_t header_of(const Api& torch, nb::handle storage) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  return reinterpret_cast<std::uintptr_t>(torch.data(storage)) % page;
+}
+
+/// The file that torch has for the strategy file_system. To ask for its name makes none: it is shared already.
+Tensor adopt_named(const Api& torch, nb::handle storage) {
+  const nb::tuple handle = nb::cast<nb::tuple>(storage.attr("_share_filename_cpu_")());
+  const auto size = nb::cast<std::size_t>(handle[2]);
+  const std::string path = "/dev/shm" + std::string(nb::cast<nb::bytes>(handle[1]).c_str());
+  const Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!file && (errno == EMFILE || errno == ENFILE)) throw_errno("cannot open " + path, errno);
+  if (!file) refuse_name(path, fmt::format("it cannot be opened ({})", std::strerror(errno)));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_errno("cannot examine " + path, errno);
+  const std::size_t header = header_of(torch, storage);
+  if (static_cast<std::size_t>(status.st_size) != header + size)
+    refuse_name(path, fmt::format("that has {} bytes where {} and a header of {} were expected",
+                                  status.st_size, size, header));
+  return adopt_file(file.get(), size, header);
+}
+
+}  // namespace
+
+std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage) {
+  const std::optional<int> descriptor = descriptor_of(storage);
+  if (!descriptor) return SharedFile{adopt_named(torch, storage), true};
+  if (*descriptor != kNoDescriptor)
+    return SharedFile{adopt_file(*descriptor, torch.nbytes(storage)), false};
+  refuse_shared_file(storage);
+  return std::nullopt;
+}
+
+Tensor move_into_file(nb::handle storage) {
+  const nb::tuple file = nb::cast<nb::tuple>(storage.attr("_share_fd_cpu_")());
+  return adopt_file(nb::cast<int>(file[0]),
+                    nb::cast<std::size_t>(file[1]));  // the descriptor stays torch's
+}
+
+}  // namespace onecopy::python::torch
