@@ -134,7 +134,7 @@ std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::b
   }
   const Moving moving(begin);
   if (!torch.is_shared_by_torch(storage))
-    return leave_to_torch(torch, storage, move_into_file(storage), counters.moved_by_torch);
+    return leave_to_torch(torch, storage, move_into_file(torch, storage), counters.moved_by_torch);
   if (auto file = adopt_file_of(torch, storage))
     return leave_to_torch(torch, storage, std::move(file->bytes), counters.adopted);
   throw Error(ErrorCode::unsupported,

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -13,6 +14,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/fd.h"
+#include "onecopy/os/memory_limit.h"
 #include "onecopy/share/share.h"
 
 namespace onecopy::python::torch {
@@ -72,6 +74,25 @@ Tensor adopt_named(const Api& torch, nb::handle storage) {
   return adopt_file(file.get(), size, header);
 }
 
+double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+/// torch fills the file page by page: without room it ends in SIGBUS, and a control group kills.
+void require_room(std::uint64_t bytes) {
+  struct statvfs system {};
+  const bool is_bounded = ::statvfs("/dev/shm", &system) == 0 && system.f_blocks != 0;
+  const std::uint64_t left = std::uint64_t{system.f_bavail} * system.f_frsize;
+  if (is_bounded && left < bytes)
+    throw Error(
+        ErrorCode::out_of_memory,
+        fmt::format(
+            "torch before 2.12 moves this storage of {:.1f} MiB into a file in /dev/shm, where {:.1f} "
+            "MiB of {:.1f} are left; enlarge that (docker run --shm-size), share a clone() of the "
+            "tensor, which needs none of it, or use a newer torch",
+            mebibytes(bytes), mebibytes(left),
+            mebibytes(std::uint64_t{system.f_blocks} * system.f_frsize)));
+  require_memory(bytes);
+}
+
 }  // namespace
 
 std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage) {
@@ -83,7 +104,8 @@ std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage) {
   return std::nullopt;
 }
 
-Tensor move_into_file(nb::handle storage) {
+Tensor move_into_file(const Api& torch, nb::handle storage) {
+  require_room(torch.nbytes(storage));
   const nb::tuple file = nb::cast<nb::tuple>(storage.attr("_share_fd_cpu_")());
   return adopt_file(nb::cast<int>(file[0]),
                     nb::cast<std::size_t>(file[1]));  // the descriptor stays torch's

@@ -22,7 +22,8 @@ struct SharedFile {
 /// REQUIRES: is_shared_by_torch(storage).
 std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage);
 
-/// Has torch move a storage into a file of its own, which becomes a block. REQUIRES: it is not shared yet.
-Tensor move_into_file(nb::handle storage);
+/// Has torch move a storage into a file of its own, which becomes a block. Throws out_of_memory, before torch has
+/// touched anything, when /dev/shm or the control group has no room for it. REQUIRES: it is not shared yet.
+Tensor move_into_file(const Api& torch, nb::handle storage);
 
 }  // namespace onecopy::python::torch

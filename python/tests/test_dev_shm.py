@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch before 2.12 puts storages into /dev/shm, page by page as they are copied: what does not fit there ended in
+"Bus error" (pytorch#5040, #1355), and what a control group does not allow in a kill. There is an error before."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="wants torch installed")
+
+# A view, so that torch has to move the storage; a tensor that has its storage to itself needs no file of torch's.
+PROGRAM = """
+import ctypes, os, sys
+import torch
+torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
+import onecopy
+from onecopy import _core
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+def mount_small_dev_shm():
+    NEW_MOUNTS, RECURSIVE, PRIVATE = 0x20000, 0x4000, 1 << 18
+    if (libc.unshare(NEW_MOUNTS) or libc.mount(b"none", b"/", None, RECURSIVE | PRIVATE, None)
+            or libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=4m")):
+        print("skip: wants to mount a tmpfs:", os.strerror(ctypes.get_errno()))
+        sys.exit()
+
+def refusal(tensor):
+    before = tensor.data_ptr(), os.listdir("/dev/shm")
+    try:
+        onecopy.share(tensor)
+    except onecopy.errors.OutOfMemory as error:
+        assert (tensor == 1).all() and before == (tensor.data_ptr(), os.listdir("/dev/shm"))
+        return str(error)
+"""
+
+SMALL = PROGRAM + """
+mount_small_dev_shm()
+large = torch.ones(2 << 20)  # 8 MiB
+said = refusal(large[1:])
+assert said and "8.0 MiB" in said and "/dev/shm" in said and "4.0 MiB" in said and "clone()" in said, said
+handle = onecopy.share(large[1:].clone())  # as it says
+assert (onecopy.open(handle, framework="torch") == 1).all()
+kept = []
+for _ in range(12):  # 6 MiB in all: full at some time
+    base = torch.ones(1 << 17)
+    if said := refusal(base[1:]):
+        break
+    kept.append(base)
+assert 4 <= len(kept) <= 8 and "/dev/shm" in said, (len(kept), said)
+assert _core.torch_counters()["moved_by_torch"] == len(kept)
+print("ok")
+"""
+
+LIMITED = PROGRAM + """
+with open(sys.argv[1], "w") as group:
+    group.write(str(os.getpid()))
+large = torch.ones(64 << 20)  # 256 MiB of the 400
+said = refusal(large[1:])
+assert said and "control group" in said and "256" in said, said
+print("ok")
+"""
+
+
+def test_a_storage_that_dev_shm_has_no_room_for_is_an_error_and_no_bus_error(run_python):
+    said = run_python(SMALL)
+    if said.startswith("skip: "):
+        pytest.skip(said[6:].strip())
+    assert said == "ok\n"
+
+
+@pytest.fixture
+def control_group():
+    """The file that takes processes into a group of 400 MiB."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, controllers, path = line.split(":", 2)
+        if controllers == "memory":
+            parent, limit = Path("/sys/fs/cgroup/memory" + path), "memory.limit_in_bytes"
+            break
+        if number == "0":
+            parent, limit = Path("/sys/fs/cgroup" + path), "memory.max"
+    group = parent / f"onecopy-test-{uuid.uuid4().hex[:8]}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"wants to make a control group: {error}")
+    try:
+        (group / limit).write_text(str(400 << 20))
+    except OSError as error:
+        group.rmdir()
+        pytest.skip(f"wants to limit the memory of a control group: {error}")
+    yield group / "cgroup.procs"
+    group.rmdir()
+
+
+def test_a_storage_that_the_control_group_does_not_allow_is_an_error_and_no_kill(run_python, control_group):
+    if not os.access(control_group, os.W_OK):
+        pytest.skip(f"wants to write {control_group}")
+    assert run_python(LIMITED, str(control_group)) == "ok\n"
