@@ -1,14 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "bytes.h"
 #include "device.h"
+#include "kept.h"
 #include "module.h"
 #include "onecopy/share/share.h"
+#include "share/owner_keeper.h"
+#include "share/process.h"
 
 /// For reducers, which write handles down themselves: Handle's own pickling tells nobody what it holds.
 namespace onecopy::python {
 namespace {
 
 nb::bytes share_held(const Tensor& tensor) { return to_python(hold(share_in_order(tensor)).to_bytes()); }
+
+/// The byte is nobody's to read: it goes when its hold ends, and the object with it.
+nb::bytes hold_object(nb::object object) {
+  const Tensor byte = empty(Layout(DType::u8, {1}));
+  Process::current().ledger().keep_with(byte.block().number(),
+                                        {OwnerKeeper::keep(kept(std::move(object)))});
+  return share_held(byte);
+}
 
 void end_hold_of(const nb::bytes& bytes) { end_hold(Handle::from_bytes(span_of(bytes))); }
 
@@ -17,6 +28,8 @@ void end_hold_of(const nb::bytes& bytes) { end_hold(Handle::from_bytes(span_of(b
 void init_holds(nb::module_& m) {
   m.def("_share_held", &share_held, nb::arg("tensor"),
         "Bytes of a handle that can be opened once, within ten minutes.");
+  m.def("_hold_object", &hold_object, nb::arg("object"),
+        "Bytes for _end_hold(), in any process: the object is kept until then, ten minutes at most.");
   m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: nobody will open the bytes.");
 }
 

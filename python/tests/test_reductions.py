@@ -6,12 +6,16 @@ torch's own rebuild functions raise throughout: whatever arrives came by handle.
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import pickle
 import warnings
+import weakref
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
+from devices import eventually
 from torch.multiprocessing import reductions as torch_reductions
 
 import onecopy
@@ -485,3 +489,70 @@ def test_errors_of_the_other_side_name_the_cause(forked):
     onecopy.collect()  # as above
     with pytest.raises(onecopy.StaleHandle, match="freed"):
         forked(pickle.loads, message)
+
+
+# --- events -----------------------------------------------------------------------------------------
+
+
+class Event:
+    """As torch.cuda.Event: what its handle names is there as long as the event is."""
+
+    there: set[bytes] = set()
+    device = torch.device("cuda", 0)
+
+    def __init__(self, handle: bytes = b"event") -> None:
+        self.handle = handle
+        self.there.add(handle)
+        weakref.finalize(self, self.there.discard, handle)
+
+    def ipc_handle(self) -> bytes:
+        return self.handle
+
+    @classmethod
+    def from_ipc_handle(cls, device, handle):
+        assert device == cls.device
+        return "opened", handle
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """torch's own reducer for its events, for ours: this torch may have none."""
+    monkeypatch.setitem(ForkingPickler._extra_reducers, Event, torch_reductions.reduce_event)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+
+
+def open_and_say(queue, said, go_on):
+    go_on.recv()
+    said.send(queue.get())
+
+
+@pytest.mark.parametrize("make", [mp.Queue, mp.SimpleQueue, multiprocessing.SimpleQueue, onecopy.Queue])
+def test_lmcache_3236_an_event_that_its_sender_dropped_is_there_until_it_was_opened(events, make):
+    """Nothing kept the event: a receiver that was not quick enough had a handle of no event any more."""
+    queue = make()
+    mine, theirs = multiprocessing.Pipe()
+    fork = multiprocessing.get_context("fork")
+    receiver = fork.Process(target=open_and_say, args=(queue, theirs, theirs), daemon=True)
+    receiver.start()
+    queue.put([Event(), 1])
+    gc.collect()
+    assert Event.there == {b"event"}
+    mine.send("go on")
+    assert mine.recv() == [("opened", b"event"), 1]
+    assert eventually(lambda: gc.collect() is not None and not Event.there), "and no longer"
+    receiver.join()
+
+
+def test_an_event_that_nobody_opens_goes_with_what_holds_handles(events):
+    ForkingPickler.dumps(Event(b"lost"))
+    assert Event.there == {b"lost"}
+    onecopy.collect(older_than=0)
+    assert eventually(lambda: gc.collect() is not None and not Event.there)
+
+
+def test_an_event_may_be_opened_again_while_its_maker_has_it(events):
+    event = Event(b"kept")
+    data = ForkingPickler.dumps(event)
+    assert pickle.loads(data) == pickle.loads(data) == ("opened", b"kept")
+    del event
+    assert eventually(lambda: gc.collect() is not None and not Event.there)

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/process.h"
 #include "onecopy/share/share.h"
+#include "share/owner_keeper.h"
 
 namespace onecopy {
 
@@ -16,23 +16,6 @@ namespace {
 
 std::atomic<std::uint64_t> last_round{0};
 thread_local std::uint64_t this_round = 0;
-
-/// What keeps the memory, as a block keeps another. A forked child must not drop what is its parent's.
-class OwnerKeeper final : public BlockKeeper {
- public:
-  explicit OwnerKeeper(std::shared_ptr<const void> owner) : BlockKeeper(false), owner_(std::move(owner)) {}
-
-  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
-  void release(std::uint32_t) noexcept override {
-    if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1 || current_pid() != pid_) return;
-    const std::unique_ptr<OwnerKeeper> last(this);
-  }
-
- private:
-  std::shared_ptr<const void> owner_;  // shared with the framework's own users of the memory
-  const int pid_ = current_pid();
-  std::atomic<std::uint64_t> references_{1};
-};
 
 void check_view(const TensorView& view, const ForeignMemory& memory) {
   if (memory.device != view.device)
@@ -61,10 +44,7 @@ Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owne
     free(extent);
     throw;
   }
-  auto keeper = std::make_unique<OwnerKeeper>(std::move(owner));
-  std::vector<BlockRef> kept;
-  kept.emplace_back(keeper.release(), 0);
-  ledger_.keep_with(block.number(), std::move(kept));
+  ledger_.keep_with(block.number(), {OwnerKeeper::keep(std::move(owner))});
   return {std::move(block), view.data, view.layout, view.device, view.access};
 }
 

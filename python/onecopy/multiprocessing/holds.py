@@ -9,16 +9,24 @@ open: its holds end with that process.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from .. import _core
 from .._children import keep_for_child
 
-__all__ = ["held", "tie_to_child"]
+__all__ = ["held", "held_object", "tie_to_child"]
 
 
 def held(tensor: _core.Tensor) -> bytes:
     """The bytes of a handle that can be opened once, in any process; tied to the child being started."""
     handle = _core._share_held(tensor)
+    tie_to_child(handle)
+    return handle
+
+
+def held_object(obj: Any) -> bytes:
+    """Keeps an object until whoever gets the bytes gives them to _core._end_hold(), as long as a handle is held."""
+    handle = _core._hold_object(obj)
     tie_to_child(handle)
     return handle
 

@@ -176,6 +176,7 @@ def _replace_reducers(torch_reductions: types.ModuleType) -> None:
     originals.reduce_storage = _replace(torch_reductions.reduce_storage, _reduce_storage)
     _replace(torch_reductions.reduce_typed_storage, _reduce_typed_storage)
     _replace(torch_reductions.reduce_typed_storage_child, _reduce_typed_storage_child)
+    _replace(torch_reductions.reduce_event, _reduce_event)
 
 
 def _reduce_tensor(tensor):
@@ -200,6 +201,12 @@ def _reduce_typed_storage_child(storage):
     from onecopy.multiprocessing import reductions
 
     return reductions.reduce_typed_storage_child(storage)
+
+
+def _reduce_event(event):
+    from onecopy.multiprocessing import reductions
+
+    return reductions.reduce_event(event)
 
 
 def _set_sharing_strategy(new_strategy):

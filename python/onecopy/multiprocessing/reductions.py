@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..errors import InvalidArgument, Unsupported
 from . import patches
-from .holds import held, tie_to_child
+from .holds import held, held_object, tie_to_child
 
 if TYPE_CHECKING:
     import torch
@@ -398,15 +398,23 @@ def _open_storage(handle: bytes | None, size: int, device: str | None = None) ->
 
 
 def reduce_event(event: torch.cuda.Event) -> tuple:
-    """A CUDA event made with ``interprocess=True``."""
-    return rebuild_event, (event.device, event.ipc_handle())
+    """A CUDA event made with ``interprocess=True``. It is kept until it is rebuilt, ten minutes at most."""
+    if not patches.installed():
+        from torch.multiprocessing.reductions import reduce_event
+
+        return reduce_event(event)
+    handle = event.ipc_handle()
+    return rebuild_event, (event.device, handle, held_object(event))
 
 
-def rebuild_event(device, handle):
-    """The CUDA event that another process made."""
+def rebuild_event(device, handle, hold=None):
+    """The CUDA event that another process made, which need not keep it any more."""
     import torch
 
-    return torch.cuda.Event.from_ipc_handle(device, handle)
+    event = torch.cuda.Event.from_ipc_handle(device, handle)
+    if hold is not None:
+        _core._end_hold(hold)
+    return event
 
 
 def _reduce_own(thing: _core.Tensor | _core.Handle) -> tuple:
