@@ -359,14 +359,17 @@ Tensor Process::open(const HandleFields& handle, const OpenOptions& options) {
 /// Of an adopted allocation everything can be seen, and nobody but the framework knows what is in it. Of
 /// another process's memory we do not know how it came to be.
 std::string Process::exposes(const Tensor& tensor) const {
-  constexpr std::uint64_t kRounding = 512;  // what allocators add to what is asked of them
+  constexpr std::uint64_t kRounding = 511;  // what allocators may add to what is asked of them
   if (!is_shareable(tensor)) return {};     // share() says so
   auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
   const bool ours = keeper.owner() == id_ && !adoptions_.contains(place.info.segment);
-  const std::uint64_t seen = ours || tensor.device() == kCpu ? place.info.size : place.segment_size;
+  const bool exact = ours || tensor.device() == kCpu;  // such blocks have what was asked of us
+  const std::uint64_t seen = exact ? place.info.size : place.segment_size;
   const std::uint64_t bytes = tensor.layout().extent_bytes();
-  if (seen < bytes + kRounding) return {};
+  const bool is_first = place.info.offset == 0 &&
+                        tensor.as<std::byte>() == begin_for(keeper, tensor, {place.info, place.data});
+  if (seen <= bytes + (!exact && is_first ? kRounding : 0)) return {};
   return fmt::format(
       "the tensor has {} bytes, and its handle would let others see all {} of the {} that it lies in; "
       "share "

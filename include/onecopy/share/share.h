@@ -96,7 +96,8 @@ Tensor open(const Handle& handle, const OpenOptions& options);
 Tensor use_on(const Tensor& tensor, Device device);
 
 /// What to do when others could see more than the tensor through its handle: the rest of the tensor's storage,
-/// or, for adopted memory, of the whole allocation, in which a framework may keep other tensors.
+/// or, for adopted memory, of the whole allocation, in which a framework may keep other tensors. Counted to the byte;
+/// only behind a tensor with which a framework's allocation begins up to 511 bytes are taken for rounding.
 enum class Exact : std::uint8_t {
   no,      ///< share it
   refuse,  ///< throw unsupported, with the numbers
