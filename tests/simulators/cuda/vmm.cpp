@@ -125,6 +125,14 @@ SIM_CALL cuMemAddressReserve(CUdeviceptr* pointer, std::size_t size, std::size_t
   return CUDA_SUCCESS;
 }
 
+/// For tests in the same process: bytes of addresses that are reserved now. Found by dlsym.
+extern "C" __attribute__((visibility("default"))) std::size_t sim_reserved() {
+  const std::lock_guard lock(state().mutex);
+  std::size_t bytes = 0;
+  for (const auto& [base, size] : state().reservations) bytes += size;
+  return bytes;
+}
+
 SIM_CALL cuMemAddressFree(CUdeviceptr pointer, std::size_t size) {
   SIM_ENTER(cuMemAddressFree);
   State& all = state();
