@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
+#include "share/process.h"
 #include "source.h"
 #include "strided.h"
 #include "torch.h"
@@ -79,6 +80,15 @@ Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
   });
 }
 
+/// On the device, and by the host where streams cannot wait for each other, which is counted.
+void put_before_default_stream(Device device, Stream stream) {
+  if (!stream.native) return;
+  without_gil([&] {
+    Process& process = Process::current();
+    process.wait_for(process.id(), process.mark(device, stream), device, Stream{});
+  });
+}
+
 std::uintptr_t stream_number(nb::handle value, const char* argument) {
   nb::object number = nb::borrow(value);
   for (const char* attribute : {"cuda_stream", "npu_stream", "ptr", "handle"})  // torch, cupy, numba
@@ -137,10 +147,7 @@ Stream stream_of(std::span<const Tensor> tensors) {
       devices.push_back(tensor.device());
   if (devices.empty()) return {};
   if (devices.size() == 1) return current_stream(devices.front());
-  for (const Device device : devices) {
-    const Stream stream = current_stream(device);
-    if (stream.native) without_gil([&] { backend(device.type).synchronize(device.index, stream); });
-  }
+  for (const Device device : devices) put_before_default_stream(device, current_stream(device));
   return {};
 }
 

@@ -32,7 +32,7 @@ Handle share_in_order(const Tensor& tensor, Exact exact = Exact::no);
 /// unsupported for a device that the memory cannot be used on.
 Tensor open_in_order(const Handle& handle, Access access, std::optional<Device> device = {});
 /// The stream in whose order tensors leave together, through a queue or in a bundle: the current one of their
-/// device. From several devices they leave in the order of the default streams; the host waits for others.
+/// device. From several devices they leave in the order of the default streams, which wait for the current ones before.
 Stream stream_of(std::span<const Tensor> tensors);
 /// The current stream of torch's current device if that is being captured, and the default streams otherwise. Who
 /// takes an item away names it, so as to be refused before: a captured stream cannot wait for another process.
