@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 
+#include "conformance/scratch_directory.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/process_name.h"
@@ -52,15 +53,28 @@ void with_mounts(std::string (*arrange)()) {
   if (note->step == 1) GTEST_SKIP() << note->read();
 }
 
+/// A full tmpfs at that directory. Where none could be mounted, what is there is left alone.
+std::string try_mount_full_tmpfs(const std::string& directory, const std::string& options) {
+  if (std::string why = try_mount_tmpfs(directory, options); !why.empty()) return why;
+  std::ofstream filler(directory + "/filler");
+  const std::string kilobyte(1024, 'x');
+  while (filler << kilobyte << std::flush) {
+  }
+  return {};
+}
+
 TEST(DevShm, MayBeFull) {
-  with_mounts([] {
-    const std::string why = try_mount_tmpfs("/dev/shm", "size=1m");
-    std::ofstream filler("/dev/shm/filler");
-    const std::string kilobyte(1024, 'x');
-    while (filler << kilobyte << std::flush) {
-    }
-    return why;
+  with_mounts([] { return try_mount_full_tmpfs("/dev/shm", "size=1m"); });
+}
+
+TEST(DevShm, OfTheMachineIsNotFilledWhereNothingCanBeMounted) {
+  const ScratchDirectory scratch;
+  Child user([&] {
+    const Limit mistake_is_fatal(RLIMIT_FSIZE, 1 << 20);
+    EXPECT_NE(try_mount_full_tmpfs(scratch.path(), "size=no number"), "");
+    EXPECT_EQ(count_files(scratch.path().c_str()), 0u);
   });
+  EXPECT_EQ(user.join(), 0);
 }
 
 TEST(DevShm, MayBeAsSmallAsDockers) {

@@ -15,6 +15,15 @@ namespace {
 
 std::string failed(const char* what) { return std::string(what) + ": " + std::strerror(errno); }
 
+/// In a new user namespace: who we are outside. Groups cannot be mapped before setgroups is refused.
+std::string try_keep_ids(uid_t user, gid_t group) {
+  const auto itself = [](auto id) { return std::to_string(id) + " " + std::to_string(id) + " 1"; };
+  if (!(std::ofstream("/proc/self/setgroups") << "deny" << std::flush)) return failed("setgroups");
+  if (!(std::ofstream("/proc/self/uid_map") << itself(user) << std::flush)) return failed("uid_map");
+  if (!(std::ofstream("/proc/self/gid_map") << itself(group) << std::flush)) return failed("gid_map");
+  return {};
+}
+
 }  // namespace
 
 Limit::Limit(int resource, rlim_t value) : resource_(resource) {
@@ -40,8 +49,10 @@ rlim_t address_space_for(std::size_t bytes) {
 }
 
 std::string try_private_mounts() {
-  if (::geteuid() != 0) return "only root can mount";
-  if (::unshare(CLONE_NEWNS) != 0) return failed("unshare");
+  const uid_t user = ::geteuid();
+  const gid_t group = ::getegid();
+  if (::unshare(user == 0 ? CLONE_NEWNS : CLONE_NEWUSER | CLONE_NEWNS) != 0) return failed("unshare");
+  if (std::string why = user == 0 ? "" : try_keep_ids(user, group); !why.empty()) return why;
   if (::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0) return failed("private mounts");
   return {};
 }

@@ -38,7 +38,8 @@ rlim_t descriptors_for(int count);
 /// RLIMIT_AS so that `bytes` more can be mapped now.
 rlim_t address_space_for(std::size_t bytes);
 
-/// For children of root: a mount namespace of their own. Empty when all went well, else why not.
+/// For children that have one thread: a mount namespace of their own, with a user namespace around it where they
+/// are not root's. Empty when all went well, else why not.
 std::string try_private_mounts();
 std::string try_mount_tmpfs(const std::string& directory, const std::string& options);
 
