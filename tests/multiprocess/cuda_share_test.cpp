@@ -16,6 +16,7 @@
 #include "share/adoptions.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
+#include "support/footprint.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -28,6 +29,7 @@ using testing::CudaCalls;
 using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::Footprint;
 using testing::Note;
 using testing::set_element;
 using testing::Shared;
@@ -46,18 +48,23 @@ TensorView view_of(testing::CUdeviceptr at, std::int64_t count) {
 
 constexpr std::size_t kChunk = std::size_t{2} << 20;
 
+/// One more chunk of an expandable segment, which may leave the process as these handle types.
+void map_chunk(const CudaCalls& cu, testing::CUdeviceptr at,
+               int handle_types = testing::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) {
+  auto prop = CudaCalls::exportable(0);
+  prop.requestedHandleTypes = handle_types;
+  testing::CUmemGenericAllocationHandle chunk = 0;
+  EXPECT_EQ(cu.cuMemCreate(&chunk, kChunk, &prop, 0), testing::CUDA_SUCCESS);
+  EXPECT_EQ(cu.cuMemMap(at, kChunk, 0, chunk, 0), testing::CUDA_SUCCESS);
+  cu.cuMemRelease(chunk);
+  cu.allow(at, kChunk, 0);
+}
+
 /// Addresses as an expandable segment of PyTorch has them, with the first `chunks` chunks mapped.
 testing::CUdeviceptr expandable(const CudaCalls& cu, std::size_t chunks) {
   testing::CUdeviceptr at = 0;
   cu.cuMemAddressReserve(&at, 2 * chunks * kChunk, 0, 0, 0);
-  for (std::size_t i = 0; i < chunks; ++i) {
-    const auto prop = CudaCalls::exportable(0);
-    testing::CUmemGenericAllocationHandle chunk = 0;
-    EXPECT_EQ(cu.cuMemCreate(&chunk, kChunk, &prop, 0), testing::CUDA_SUCCESS);
-    EXPECT_EQ(cu.cuMemMap(at + i * kChunk, kChunk, 0, chunk, 0), testing::CUDA_SUCCESS);
-    cu.cuMemRelease(chunk);
-  }
-  cu.allow(at, chunks * kChunk, 0);
+  for (std::size_t i = 0; i < chunks; ++i) map_chunk(cu, at + i * kChunk);
   return at;
 }
 
@@ -365,6 +372,27 @@ TEST_F(CudaBetweenProcesses, MemoryThatCannotBeSharedIsRefusedInWords) {
   });
 }
 
+TEST_F(CudaBetweenProcesses, AMappingThatCannotBeExportedIsRefusedWhereverItLiesAndLeavesNothing) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto at = expandable(cu, 2);
+    constexpr int kNone = 0;
+    map_chunk(cu, at + 2 * kChunk, kNone);
+    constexpr std::int64_t kThree = 3 * kChunk / 8;
+    const Footprint before = Footprint::now();
+    for (const auto& [first, count] :
+         {std::pair(at + 2 * kChunk, 10L), {at, kThree}, {at + 8, kThree - 1}}) {
+      expect_refusal(ErrorCode::unsupported, {"exportable handle type", "copy", "onecopy"},
+                     [view = view_of(first, count)] { adopt(view, nullptr); });
+      EXPECT_EQ(stats().segments, 0u);
+      EXPECT_EQ(Footprint::now(), before);
+    }
+    const Tensor good = adopt(view_of(at, 2 * kChunk / 8), nullptr);
+    EXPECT_EQ(share(good).fields().segment_size, 2 * kChunk) << "the chunks before it";
+  });
+}
+
 TEST_F(CudaBetweenProcesses, OneAllocationIsDescribedByTheDriverOnce) {
   if (!testing::is_simulated()) GTEST_SKIP() << "counts calls of the simulator";
   testing::in_child([] {
@@ -427,12 +455,8 @@ TEST_F(CudaBetweenProcesses, ARowOfWhichAChunkWasExchangedIsAnotherSegment) {
     };
     const auto before = segment();
     EXPECT_EQ(segment(), before);
-    const auto prop = CudaCalls::exportable(0);
-    testing::CUmemGenericAllocationHandle chunk = 0;
     EXPECT_EQ(cu.cuMemUnmap(at + kChunk, kChunk), testing::CUDA_SUCCESS);
-    EXPECT_EQ(cu.cuMemCreate(&chunk, kChunk, &prop, 0), testing::CUDA_SUCCESS);
-    EXPECT_EQ(cu.cuMemMap(at + kChunk, kChunk, 0, chunk, 0), testing::CUDA_SUCCESS);
-    cu.allow(at + kChunk, kChunk, 0);
+    map_chunk(cu, at + kChunk);
     EXPECT_NE(segment(), before);
   });
 }
