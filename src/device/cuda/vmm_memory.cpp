@@ -37,7 +37,10 @@ class PhysicalMemory {
     return *this;
   }
   ~PhysicalMemory() {
-    if (const Driver* driver = handle_ ? Driver::try_get() : nullptr) driver->cuMemRelease(handle_);
+    const Driver* driver = handle_ ? Driver::try_get() : nullptr;
+    if (!driver) return;
+    const RelaxedCapture relaxed(*driver);
+    driver->cuMemRelease(handle_);
   }
   CUmemGenericAllocationHandle get() const noexcept { return handle_; }
 
@@ -61,6 +64,7 @@ class AddressRange {
   ~AddressRange() {
     const Driver* driver = Driver::try_get();  // none at the end of the process, or in a forked child
     if (!driver) return;
+    const RelaxedCapture relaxed(*driver);
     unmap(*driver);
     driver->cuMemAddressFree(base_, bytes_);
   }
@@ -219,11 +223,12 @@ void VmmMemory::commit(std::size_t offset, std::size_t bytes) {
   if (chunks_.empty()) create_memory();
 }
 
-/// All or nothing: the memory is one allocation.
+/// All or nothing: the memory is one allocation. Called by the watch thread, too, while others capture.
 void VmmMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
   if (offset != 0 || bytes != size()) return;
   const Driver* driver = Driver::try_get();
   if (!driver) return;
+  const RelaxedCapture relaxed(*driver);
   const std::lock_guard lock(mutex_);
   export_.close();
   range_.unmap(*driver);
@@ -246,6 +251,7 @@ ExportedMemory VmmMemory::export_memory(Access access) const {
   if (access == Access::read_write && access_ == Access::read_only)
     throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
   const Driver& driver = Driver::get();
+  const RelaxedCapture relaxed(driver);
   const std::lock_guard lock(mutex_);
   if (chunks_.empty())
     throw Error(ErrorCode::invalid_argument, "the segment has no memory yet: commit it first");

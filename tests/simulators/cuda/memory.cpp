@@ -250,6 +250,7 @@ SIM_CALL cuMemHostRegister_v2(void* pointer, std::size_t size, unsigned flags) {
   SIM_ENTER(cuMemHostRegister);
   if (!pointer || size == 0 || flags > 15) return CUDA_ERROR_INVALID_VALUE;
   if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult refused = forbid_in_capture()) return refused;
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto base = reinterpret_cast<CUdeviceptr>(pointer);

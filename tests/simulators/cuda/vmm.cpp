@@ -73,6 +73,7 @@ SIM_CALL cuMemCreate(CUmemGenericAllocationHandle* handle, std::size_t size,
 
 SIM_CALL cuMemRelease(CUmemGenericAllocationHandle handle) {
   SIM_ENTER(cuMemRelease);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto at = all.handles.find(handle);
@@ -83,6 +84,7 @@ SIM_CALL cuMemRelease(CUmemGenericAllocationHandle handle) {
 
 SIM_CALL cuMemRetainAllocationHandle(CUmemGenericAllocationHandle* handle, void* pointer) {
   SIM_ENTER(cuMemRetainAllocationHandle);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   State& all = state();
   const std::lock_guard lock(all.mutex);
@@ -115,6 +117,7 @@ SIM_CALL cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp* prop,
 SIM_CALL cuMemAddressReserve(CUdeviceptr* pointer, std::size_t size, std::size_t alignment, CUdeviceptr,
                              unsigned long long flags) {
   SIM_ENTER(cuMemAddressReserve);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   if (!pointer || !is_unit(size) || flags != 0 || (alignment & (alignment - 1)) != 0)
     return CUDA_ERROR_INVALID_VALUE;
   const std::lock_guard lock(state().mutex);
@@ -135,6 +138,7 @@ extern "C" __attribute__((visibility("default"))) std::size_t sim_reserved() {
 
 SIM_CALL cuMemAddressFree(CUdeviceptr pointer, std::size_t size) {
   SIM_ENTER(cuMemAddressFree);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto at = all.reservations.find(pointer);
@@ -149,6 +153,7 @@ SIM_CALL cuMemAddressFree(CUdeviceptr pointer, std::size_t size) {
 SIM_CALL cuMemMap(CUdeviceptr pointer, std::size_t size, std::size_t offset,
                   CUmemGenericAllocationHandle handle, unsigned long long flags) {
   SIM_ENTER(cuMemMap);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   if (offset != 0 || flags != 0 || !is_unit(size) || pointer % settings().granularity != 0)
     return CUDA_ERROR_INVALID_VALUE;
   State& all = state();
@@ -165,6 +170,7 @@ SIM_CALL cuMemMap(CUdeviceptr pointer, std::size_t size, std::size_t offset,
 
 SIM_CALL cuMemUnmap(CUdeviceptr pointer, std::size_t size) {
   SIM_ENTER(cuMemUnmap);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto mapped = whole_mappings(pointer, size);
@@ -176,6 +182,7 @@ SIM_CALL cuMemUnmap(CUdeviceptr pointer, std::size_t size) {
 SIM_CALL cuMemSetAccess(CUdeviceptr pointer, std::size_t size, const CUmemAccessDesc* wanted,
                         std::size_t count) {
   SIM_ENTER(cuMemSetAccess);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   const std::lock_guard lock(state().mutex);
   const auto mapped = whole_mappings(pointer, size);
   if (!wanted || mapped.empty()) return CUDA_ERROR_INVALID_VALUE;
@@ -208,6 +215,7 @@ SIM_CALL cuMemGetAccess(unsigned long long* flags, const CUmemLocation* location
 SIM_CALL cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle handle, int type,
                                       unsigned long long flags) {
   SIM_ENTER(cuMemExportToShareableHandle);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   if (!out || flags != 0) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   State& all = state();
@@ -223,6 +231,7 @@ SIM_CALL cuMemExportToShareableHandle(void* out, CUmemGenericAllocationHandle ha
 
 SIM_CALL cuMemImportFromShareableHandle(CUmemGenericAllocationHandle* handle, void* os_handle, int type) {
   SIM_ENTER(cuMemImportFromShareableHandle);
+  if (const CUresult refused = forbid_in_capture()) return refused;
   if (!handle) return CUDA_ERROR_INVALID_VALUE;
   if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) return CUDA_ERROR_NOT_SUPPORTED;
   auto memory = Memory::import(static_cast<int>(reinterpret_cast<std::intptr_t>(os_handle)));

@@ -218,6 +218,57 @@ std::unique_ptr<DeviceMemory> committed_segment() {
   return segment;
 }
 
+/// What `work` does in this thread while another thread's capture goes on leaves the capture good.
+void expect_capture_survives(const std::function<void()>& work) {
+  const CudaCalls cu;
+  cu.use(0);
+  const auto stream = cu.stream();
+  std::atomic<bool> begun{false};
+  std::atomic<bool> done{false};
+  std::thread capturer([&] {
+    cu.use(0);
+    EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
+              testing::CUDA_SUCCESS);
+    begun = true;
+    begun.notify_all();
+    done.wait(false);
+    testing::CUgraph graph = nullptr;
+    EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
+  });
+  begun.wait(false);
+  work();
+  done = true;
+  done.notify_all();
+  capturer.join();
+}
+
+// The calls that give memory back invalidated whatever was being captured, which then failed at its end.
+TEST_F(Cuda, TheWatchThreadGivesIdleMemoryBackWithoutSpoilingACapture) {
+  in_child([] {
+    const std::uint64_t before = stats().bytes_shared;
+    Tensor tensor = empty(Layout(DType::u8, {100 << 20}), kCuda0);
+    expect_capture_survives([&] {
+      tensor.release();
+      EXPECT_TRUE(testing::eventually([&] { return stats().bytes_shared == before; }));
+    });
+  });
+}
+
+TEST_F(Cuda, MakingAndUndoingASegmentSpoilsNoCapture) {
+  in_child([] {
+    Backend& cuda = backend(DeviceType::cuda);
+    static std::uint64_t words[8192];  // registered for good
+    expect_capture_survives([&] {
+      auto made = committed_segment();
+      auto opened = cuda.open(0, made->export_memory(Access::read_write), Access::read_write);
+      opened.reset();
+      made->decommit(0, kSegment);
+      made.reset();
+      cuda.register_words(0, words, sizeof words);
+    });
+  });
+}
+
 /// How many descriptors of this process are of files with this in their names.
 std::ptrdiff_t descriptors_of(const std::string& name) {
   const auto all = std::filesystem::directory_iterator("/proc/self/fd");

@@ -484,5 +484,41 @@ TEST_F(CudaSimulator, CaptureForbidsWhatItsModeSays) {
   });
 }
 
+// Which of these a real driver refuses its manual does not say: whoever gets by without asking is safe.
+TEST_F(CudaSimulator, CaptureForbidsMappingsToOthers) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    constexpr std::size_t kBytes = 2 << 20;
+    CUmemGenericAllocationHandle handle = 0;
+    const CUdeviceptr at = cu.mapped(kBytes, 0, &handle);
+    const CUmemAccessDesc wanted{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    CUdeviceptr other = 0;
+    int fd = -1;
+    alignas(4096) static char page[4096];
+    const std::function<CUresult()> calls[] = {
+        [&] { return cu.cuMemAddressReserve(&other, kBytes, 0, 0, 0); },
+        [&] { return cu.cuMemAddressFree(at, kBytes); },
+        [&] { return cu.cuMemMap(at, kBytes, 0, handle, 0); },
+        [&] { return cu.cuMemUnmap(at, kBytes); },
+        [&] { return cu.cuMemSetAccess(at, kBytes, &wanted, 1); },
+        [&] { return cu.cuMemRelease(handle); },
+        [&] { return cu.cuMemRetainAllocationHandle(&handle, reinterpret_cast<void*>(at)); },
+        [&] { return cu.cuMemExportToShareableHandle(&fd, handle, 1, 0); },
+        [&] { return cu.cuMemImportFromShareableHandle(&handle, nullptr, 1); },
+        [&] { return cu.cuMemHostRegister(page, sizeof page, 0); }};
+    const CUstream stream = cu.stream();
+    CUgraph graph = nullptr;
+    for (const auto& call : calls) {
+      cu.cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL);
+      std::thread([&] {
+        cu.use(0);
+        EXPECT_EQ(call(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) << &call - calls;
+      }).join();
+      EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), CUDA_ERROR_STREAM_CAPTURE_INVALIDATED);
+    }
+  });
+}
+
 }  // namespace
 }  // namespace onecopy
