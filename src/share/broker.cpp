@@ -209,8 +209,16 @@ void Broker::send_segment(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::WantSegment>(packet);
   const ExportedMemory memory = ledger_.export_segment(body.segment, access_of(body.read_only));
   admit(memory, body.number);
+  note_what_is_sent(c, memory);
   const wire::Segment answer{memory.size, static_cast<std::uint8_t>(memory.kind), 0, 0, memory.device};
   reply(c, wire::pack(wire::Type::segment, answer, memory.blob), wire::descriptors(memory));
+}
+
+/// After a hangup of ours a process asks over a new connection, and its claims stand in the old one's page.
+void Broker::note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept {
+  if (device_type(memory.kind) == DeviceType::cpu) return;
+  for (Connection& other : connections_)
+    if (other.credentials.pid == c.credentials.pid) other.has_device_memory = true;
 }
 
 void Broker::send_foreign(Connection& c, ByteSpan packet) {
@@ -322,7 +330,8 @@ bool Broker::tick() {
 /// A stranger that has been silent too long, or a borrower that is no more.
 bool Broker::is_over(const Connection& c) const {
   if (!c.attached) return Clock::now() - c.since > std::chrono::milliseconds(stranger_silence_ms);
-  return has_exited(c.pidfd) || !maps_file(c.credentials.pid, {"onecopy-claims", c.page_inode});
+  return has_exited(c.pidfd) ||
+         (!c.has_device_memory && !maps_file(c.credentials.pid, {"onecopy-claims", c.page_inode}));
 }
 
 /// Its receivers have what a dead borrower left, or have had the time. In which queues that is it has
@@ -482,6 +491,7 @@ void Broker::send_keep(Connection& c, std::uint32_t segment, std::uint64_t chann
                              segment,
                              static_cast<std::uint8_t>(memory.kind),
                              memory.device};
+    note_what_is_sent(c, memory);
     send(c, wire::pack(wire::Type::keep, body, memory.blob), wire::descriptors(memory, table));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) log_warning(e.what());

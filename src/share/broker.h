@@ -36,7 +36,8 @@ inline std::atomic<int> after_transit_ms{5'000};
 /// they hold one of its handles, hands out descriptors, and lets their claims fall when they die.
 ///
 /// A borrower whose socket closes is not dead yet: its claims fall when its pidfd says that it is
-/// gone, or when it no longer maps its claim page (it has exec'ed another program).
+/// gone, or when it no longer maps its claim page (it has exec'ed another program). The latter is no
+/// sign for one that was sent memory of a device, which may still be at work.
 ///
 /// Thread safety: connections are handled on the watch thread only; members say if others may call.
 class Broker {
@@ -101,6 +102,7 @@ class Broker {
     /// Since when what it has said may not have been heard, a child's page among it: we hung up on it, or were short
     /// of something when the page came.
     std::optional<Clock::time_point> misheard;
+    std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
     bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
     std::optional<UnseenUsers> lost;  ///< it is gone, and may have children that we never met
@@ -120,6 +122,7 @@ class Broker {
   void welcome(Connection& c, ByteSpan packet);
   void send_segment(Connection& c, ByteSpan packet);
   void send_foreign(Connection& c, ByteSpan packet);
+  void note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept;
   void adopt_child(Connection& parent, Packet packet);
   void greet_child(At at, ByteSpan packet);
   void join(Connection& c, ByteSpan packet);

@@ -10,6 +10,7 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
+#include "onecopy/os/process.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
@@ -578,6 +579,49 @@ TEST_F(CudaBetweenProcesses, MemoryOfCudaMallocIsRefusedOnceItsOwnerIsGone) {
 }
 
 // ---- forks
+
+/// A borrower that opens the tensor of a note and then becomes another program, which does not end.
+Child becoming_another_program(Shared<Note>& note, int step) {
+  return Child([&note, step] {
+    const Tensor tensor = open(Handle::from_text(note->read(step)));
+    note->step = step + 1;
+    execlp("sleep", "sleep", "600", nullptr);
+  });
+}
+
+bool has_become(const Child& child, const char* program) { return process_name(child.pid()) == program; }
+
+// Its claims fell when it no longer mapped their page, while its device could still be writing.
+TEST_F(CudaBetweenProcesses, AProgramThatABorrowerBecomesHoldsItsMemoryUntilItEnds) {
+  Shared<Note> on_device;
+  Shared<Note> on_host;
+  Child device_user = becoming_another_program(on_device, 1);
+  Child host_user = becoming_another_program(on_host, 1);
+  Child owner([&] {
+    Tensor of_device = numbers(1000);
+    Tensor of_host = numbers(1000, kCpu);
+    on_device->write(share(of_device).to_text());
+    on_device->reach(2);
+    of_device.release();
+    EXPECT_EQ(stats().limbo, 1u);
+    on_device->reach(3);
+    on_host->write(share(of_host).to_text());
+    on_host->reach(3);
+    of_host.release();
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 1; }))
+        << "who has no claims on a device has none";
+    EXPECT_EQ(stats().limbo, 1u);
+    on_host->step = 4;
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0 && stats().borrowers == 0; })) << "it has ended";
+  });
+  EXPECT_TRUE(eventually([&] { return has_become(device_user, "sleep"); }));
+  on_device->step = 3;
+  EXPECT_TRUE(eventually([&] { return has_become(host_user, "sleep"); }));
+  on_host->step = 3;
+  on_host->reach(4);
+  device_user.kill();
+  EXPECT_EQ(owner.join(), 0);
+}
 
 TEST_F(CudaBetweenProcesses, AForkedChildIsToldToUseSpawn) {
   testing::in_child([] {
