@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 // A process dies by SIGKILL at each named point of sharing; the others go on as if it had been polite.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <random>
 #include <vector>
 
+#include "conformance/scratch_directory.h"
 #include "onecopy/core/error.h"
+#include "onecopy/device/janitor.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/process.h"
+#include "share/process_name.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/die_at.h"
+#include "support/footprint.h"
 #include "support/limits.h"
 #include "support/note.h"
 #include "support/numbers.h"
@@ -24,6 +31,8 @@ namespace {
 using testing::Child;
 using testing::die_at;
 using testing::eventually;
+using testing::expect_soon;
+using testing::Footprint;
 using testing::Note;
 using testing::Shared;
 
@@ -97,11 +106,60 @@ INSTANTIATE_TEST_SUITE_P(Points, BorrowerDies,
                                            "release.marked"),
                          point_name);
 
+/// Lives through somebody's death with a tensor of theirs, and has lost nothing by it: what it had after a polite
+/// owner's end it has after that one's. `lent` gets the tensor's handle, and step 9 when its owner is dead.
+class Survivor {
+ public:
+  Survivor(Note& lent, std::int64_t seed) : lent_(lent), seed_(seed) {}
+  /// It waits for the handle.
+  void start() {
+    polite_->reach(3);
+    EXPECT_EQ(polite_owner_.join(), 0);
+  }
+  int join() { return child_.join(); }
+
+ private:
+  void lend() {
+    const Tensor tensor = pattern(1);
+    polite_->write(share(tensor).to_text());
+    polite_->reach(2);
+  }
+  void live() {
+    open(Handle::from_text(polite_->read())).release();
+    polite_->step = 2;
+    const Footprint before = Footprint::settled();
+    polite_->step = 3;
+    EXPECT_TRUE(eventually([&] { return lent_.step >= 1; }));
+    hold();
+    expect_soon(before);
+  }
+  void hold() {
+    Tensor tensor;
+    try {
+      if (lent_.text[0] != 0) tensor = open(Handle::from_text(lent_.text));
+    } catch (const Error& e) {
+      EXPECT_TRUE(e.code() == ErrorCode::owner_died || e.code() == ErrorCode::peer_died) << e.what();
+    }
+    lent_.reach(9);
+    if (tensor) {
+      EXPECT_TRUE(is_pattern(tensor, seed_));
+    }
+  }
+
+  Note& lent_;
+  const std::int64_t seed_;
+  Shared<Note> polite_;
+  Child polite_owner_{[this] { lend(); }};
+  Child child_{[this] { live(); }};
+};
+
 class OwnerDies : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(OwnerDies, WhatBorrowersHoldStaysAsItIs) {
   Shared<Note> kept;
   Shared<Note> passed;
+  Survivor survivor(*kept, 21);
+  survivor.start();
   Child victim([&] {
     die_at(GetParam());
     const Tensor mine = pattern(21);
@@ -147,6 +205,7 @@ TEST_P(OwnerDies, WhatBorrowersHoldStaysAsItIs) {
   EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
   kept->step = 9;
   EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(survivor.join(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, OwnerDies,
@@ -199,7 +258,8 @@ TEST(OwnerDies, WhileItAdoptsAForkedChild) {
 
 /// Handles of many owners, replaced all the time: what a storm's processes find each other by.
 struct Board {
-  static constexpr int kPlaces = 16;
+  static constexpr int kPlacesEach = 8;
+  static constexpr int kPlaces = 3 * kPlacesEach;
   struct Place {
     std::atomic<std::uint32_t> version;  ///< odd while it is written
     std::atomic<std::int64_t> seed;
@@ -207,6 +267,8 @@ struct Board {
   };
   Place places[kPlaces];
   std::atomic<std::uint64_t> opened, wrong, unexpected;
+  std::atomic<std::uint64_t> witnessed;  ///< opened by the one that is never killed
+  std::atomic<bool> over;
 };
 
 void post(Board::Place& place, const Bytes& handle, std::int64_t seed) {
@@ -220,19 +282,22 @@ void post(Board::Place& place, const Bytes& handle, std::int64_t seed) {
   place.version = version + 2;
 }
 
-void storm_owner(Board& board, int first, std::uint64_t life) {
+void storm_owner(Board& board, int which, std::uint64_t life, useconds_t pause = 0) {
   std::vector<Tensor> kept(Board::kPlaces);
-  for (std::int64_t n = 1;; ++n) {
-    const int at = first + static_cast<int>(n % (Board::kPlaces / 2));
+  for (std::int64_t n = 1; !board.over; ++n) {
+    const int at = which * Board::kPlacesEach + static_cast<int>(n % Board::kPlacesEach);
     const auto seed = static_cast<std::int64_t>(life << 32) + n;
     Tensor tensor = pattern(seed);
     const Handle handle = share(tensor);
     post(board.places[at], handle.to_bytes(), seed);
     kept[static_cast<std::size_t>(at)] = std::move(tensor);
+    if (pause != 0) usleep(pause);
   }
 }
 
-void storm_borrow(Board& board, std::mt19937& random, std::vector<std::pair<Tensor, std::int64_t>>& held) {
+using Held = std::vector<std::pair<Tensor, std::int64_t>>;
+
+void storm_borrow(Board& board, std::mt19937& random, Held& held, std::atomic<std::uint64_t>& opened) {
   Board::Place& place = board.places[random() % Board::kPlaces];
   const std::uint32_t version = place.version;
   const std::int64_t seed = place.seed;
@@ -242,7 +307,7 @@ void storm_borrow(Board& board, std::mt19937& random, std::vector<std::pair<Tens
   try {
     const ByteSpan bytes = std::as_bytes(std::span(words)).first(128 + 16);
     Tensor tensor = open(Handle::from_bytes(bytes));
-    ++board.opened;
+    ++opened;
     if (held.size() < 8) held.emplace_back();
     auto& slot = held[random() % held.size()];
     if (slot.first && !is_pattern(slot.first, slot.second)) ++board.wrong;
@@ -272,23 +337,87 @@ std::size_t free_on_card() {
   return *free;
 }
 
-TEST(KillStorm, ThousandsOfRandomKillsLeaveNoWrongDataAndNoHang) {
+/// An owner and a borrower that are never killed. Afterwards they must have what they had before, when each had
+/// already been through the polite end of another process.
+class Witnesses {
+ public:
+  explicit Witnesses(Board& board) : board_(board) {}
+
+  /// Both are in the storm when this returns.
+  void start() { first_->reach(4); }
+  /// The others have been killed.
+  void finish() {
+    board_.over = true;
+    EXPECT_EQ(owner_.join(), 0);
+    end_->step = 2;
+    EXPECT_EQ(borrower_.join(), 0);
+    EXPECT_GT(board_.witnessed, 0u);
+  }
+
+ private:
+  static constexpr useconds_t kPause = 200;  // they need not be quick, and the others need the processor
+
+  void own() {
+    Tensor tensor = pattern(1);
+    first_->write(share(tensor).to_text());
+    first_->reach(3);  // one borrower has been and gone, the other stays
+    tensor.release();
+    const Footprint before = Footprint::settled_owner(1);
+    const std::uint64_t bytes = stats().bytes_shared;
+    first_->step = 4;
+    storm_owner(board_, 2, 0, kPause);
+    end_->reach(1);
+    expect_soon(before);
+    EXPECT_EQ(stats().borrowers, 1u);
+    EXPECT_EQ(stats().bytes_shared, bytes);
+  }
+  void borrow() {
+    polite_->reach(1);
+    open(Handle::from_text(polite_->read())).release();
+    polite_->step = 2;
+    const Footprint before = Footprint::settled();
+    first_->reach(2);
+    open(Handle::from_text(first_->text)).release();
+    first_->step = 3;
+    std::mt19937 random(0);
+    for (Held held; !board_.over; usleep(kPause)) storm_borrow(board_, random, held, board_.witnessed);
+    EXPECT_TRUE(eventually([] { return stats().owners <= 1; })) << "the dead are let go of";
+    end_->step = 1;
+    end_->reach(2);
+    expect_soon(before);
+  }
+
+  Board& board_;
+  Shared<Note> polite_;
+  Shared<Note> first_;
+  Shared<Note> end_;
+  Child owner_{[this] { own(); }};
+  Child borrower_{[this] { borrow(); }};
+  Child polite_owner_{[this] {
+    const Tensor tensor = pattern(1);
+    polite_->write(share(tensor).to_text());
+    polite_->reach(2);
+  }};
+  Child polite_borrower_{[this] {
+    open(Handle::from_text(first_->read())).release();
+    first_->step = 2;
+  }};
+};
+
+/// Processes that share with each other and are killed at any time.
+void storm(int kills, unsigned longest_life) {
   constexpr int kOwners = 2, kBorrowers = 3;
-  const bool on_host = testing::device() == kCpu;
-  const int kills = on_host ? (testing::kSanitized ? 400 : 2000) : 200;
-  // Long enough to come to work now and then: a real card's driver takes a second to start, a simulated one less.
-  const unsigned longest_life = on_host ? 2000 : is_on_a_real_card() ? 1'000'000 : 10'000;
-  const std::size_t free_before = free_on_card();
   Shared<Board> board;
+  Witnesses witnesses(*board);
+  witnesses.start();
   std::vector<std::unique_ptr<Child>> children(kOwners + kBorrowers);
   std::uint64_t life = 0;
   const auto start = [&](std::size_t which) {
     ++life;
     children[which] = std::make_unique<Child>([&board, which, l = life] {
-      if (which < kOwners) return storm_owner(*board, static_cast<int>(which) * Board::kPlaces / 2, l);
+      if (which < kOwners) return storm_owner(*board, static_cast<int>(which), l);
       std::mt19937 random(static_cast<unsigned>(l));
-      std::vector<std::pair<Tensor, std::int64_t>> held;
-      for (;;) storm_borrow(*board, random, held);
+      for (Held held;;) storm_borrow(*board, random, held, board->opened);
     });
   };
   for (std::size_t i = 0; i < children.size(); ++i) start(i);
@@ -305,10 +434,46 @@ TEST(KillStorm, ThousandsOfRandomKillsLeaveNoWrongDataAndNoHang) {
     }
   }
   children.clear();
+  witnesses.finish();
   EXPECT_EQ(board->wrong, 0u);
   EXPECT_EQ(board->unexpected, 0u);
   EXPECT_GT(board->opened, static_cast<std::uint64_t>(kills) / 2);
+}
+
+TEST(KillStorm, ThousandsOfRandomKillsLeaveNoWrongDataAndNothingBehind) {
+  const bool on_host = testing::device() == kCpu;
+  const int kills = on_host ? (testing::kSanitized ? 400 : 2000) : 200;
+  // Long enough to come to work now and then: a real card's driver takes a second to start, a simulated one less.
+  const unsigned longest_life = on_host ? 2000 : is_on_a_real_card() ? 1'000'000 : 10'000;
+  const std::size_t free_before = free_on_card();
+  const ScratchDirectory files;
+  storm(kills, longest_life);
+  EXPECT_EQ(files.files(), 0u) << "the default has no names";
   EXPECT_TRUE(eventually([&] { return free_on_card() >= free_before; })) << "memory of the card is lost";
+}
+
+/// What every start does, once what the killed have left is some seconds old.
+void clean_up_later(const std::string& sockets) {
+  for (const auto& file : std::filesystem::directory_iterator(sockets)) {
+    const timespec long_ago[2] = {{1000, 0}, {1000, 0}};
+    ::utimensat(AT_FDCWD, file.path().c_str(), long_ago, 0);
+  }
+  remove_abandoned_sockets();
+  remove_abandoned_files();
+}
+
+TEST(StormOfNames, LeavesNoFileAndNoSocketBehind) {
+  const ScratchDirectory sockets;
+  const ScratchDirectory files;
+  std::filesystem::permissions(sockets.path(), std::filesystem::perms::owner_all);
+  ::setenv("ONECOPY_RUNTIME_DIR", sockets.path().c_str(), 1);
+  set_strategy(Strategy::file_system);
+  storm(200, 10'000);
+  set_strategy(Strategy::file_descriptor);
+  clean_up_later(sockets.path());
+  EXPECT_EQ(sockets.files(), 0u);
+  EXPECT_EQ(files.files(), 0u);
+  ::unsetenv("ONECOPY_RUNTIME_DIR");
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ using testing::die_at;
 using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::expect_soon;
 using testing::Footprint;
 using testing::Form;
 using testing::Note;
@@ -627,23 +628,39 @@ std::int64_t next_that_is_left(Queue& queue) {
 
 class PutterDies : public ::testing::TestWithParam<const char*> {};
 
+void put_as_the_victim_does(const Handle& handle) {
+  Queue created = Queue::create();
+  Queue mine = Queue::connect(handle);
+  for (std::int64_t i = 0; i < 3; ++i) mine.put(number(i));
+  mine.put(Message{0, Bytes(1000), {number(3)}});
+}
+
 TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
   Watchdog watchdog;
-  Queue queue = Queue::create();
-  Child victim([&, handle = queue.handle()] {
-    die_at(GetParam());
-    Queue created = Queue::create();
-    Queue mine = Queue::connect(handle);
-    for (std::int64_t i = 0; i < 3; ++i) mine.put(number(i));
-    mine.put(Message{0, Bytes(1000), {number(3)}});
-  });
-  EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
   Shared<Note> note;
-  Child other([&, handle = queue.handle()] {
-    Queue mine = Queue::connect(handle);
-    for (std::int64_t i = 0; i < 10; ++i) mine.put(number(100 + i));
-    note->reach(1);
+  Child polite([&] {  // what it leaves behind is what a death may leave
+    put_as_the_victim_does(Handle::from_text(note->read()));
+    note->reach(2);
   });
+  Child victim([&] {
+    const Handle handle = Handle::from_text(note->read(3));
+    die_at(GetParam());
+    put_as_the_victim_does(handle);
+  });
+  Child other([&] {
+    Queue mine = Queue::connect(Handle::from_text(note->read(4)));
+    for (std::int64_t i = 0; i < 10; ++i) mine.put(number(100 + i));
+    note->reach(5);
+  });
+  Queue queue = Queue::create();
+  note->write(queue.handle().to_text());
+  for (std::int64_t i = 0; i < 4; ++i) EXPECT_EQ(number_in(queue.get().tensors.at(0)), i);
+  note->step = 2;
+  EXPECT_EQ(polite.join(), 0);
+  const Footprint before = Footprint::settled_owner();
+  note->step = 3;
+  EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
+  note->step = 4;
   std::int64_t expected = 0;
   for (std::int64_t n = -1; n != 109; ++expected) {
     n = next_that_is_left(queue);
@@ -651,9 +668,10 @@ TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
     EXPECT_EQ(n, expected);
     if (HasFailure()) break;
   }
-  note->step = 1;
+  note->step = 5;
   EXPECT_EQ(other.join(), 0);
   EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && blocks_sent() == 0; }));
+  expect_soon(before);
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, PutterDies,
@@ -670,20 +688,31 @@ class GetterDies : public ::testing::TestWithParam<const char*> {};
 TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
   Watchdog watchdog;
   Shared<Note> note;
-  Child victim([&] {
-    const Handle handle = Handle::from_text(note->read());
-    die_at(GetParam());
+  const auto get_all = [](const Handle& handle) {
     Queue mine = Queue::connect(handle);
     for (int i = 0; i < 5; ++i) mine.get();
+  };
+  Child polite([&] { get_all(Handle::from_text(note->read())); });
+  Child victim([&] {
+    const Handle handle = Handle::from_text(note->read(2));
+    die_at(GetParam());
+    get_all(handle);
   });
   Child lender([&] {
     Queue queue = Queue::create();
+    const auto put_all = [&] {
+      for (std::int64_t i = 0; i < 4; ++i) queue.put(number(i));
+      queue.put(Message{0, Bytes(1000), {number(4)}});
+    };
+    put_all();
+    note->write(queue.handle().to_text());
+    EXPECT_TRUE(eventually([&] { return queue.empty(); }));
+    const Footprint footprint = Footprint::settled_owner();
     const auto live = stats().live_blocks;
     const auto limbo = stats().limbo;
-    for (std::int64_t i = 0; i < 4; ++i) queue.put(number(i));
-    queue.put(Message{0, Bytes(1000), {number(4)}});
-    note->write(queue.handle().to_text());
-    note->reach(2);
+    put_all();
+    note->step = 2;
+    note->reach(3);
     queue.put(number(5));
     std::int64_t before = -1;
     do {
@@ -698,9 +727,11 @@ TEST_P(GetterDies, AtMostTheItemThatItHadTakenIsGone) {
       const Stats now = stats();
       return now.borrowers == 0 && now.live_blocks == live && now.limbo == limbo;
     }));
+    expect_soon(footprint);
   });
+  EXPECT_EQ(polite.join(), 0);
   EXPECT_EQ(victim.join(), -SIGKILL) << "the point was not reached";
-  note->step = 2;
+  note->step = 3;
   EXPECT_EQ(lender.join(), 0);
 }
 

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/footprint.h"
 
+#include <gtest/gtest.h>
+
 #include <filesystem>
 #include <fstream>
 #include <string>
 
 #include "onecopy/share/stats.h"
+#include "support/eventually.h"
 
 namespace onecopy::testing {
 namespace {
@@ -22,13 +25,41 @@ std::uint64_t count_lines(const char* part) {
 Footprint Footprint::now() {
   const Stats s = stats();
   return {s.descriptors,
-          count_lines("onecopy-"),
+          count_lines("onecopy-") - count_lines("onecopy-timeline"),
           s.foreign_segments,
           s.owners,
           s.leases,
           s.live_blocks,
           s.limbo,
           s.deposits};
+}
+
+Footprint Footprint::settled() {
+  EXPECT_TRUE(eventually([] {
+    collect();
+    const Stats s = stats();
+    return s.owners == 0 && s.limbo == 0 && s.deposits == 0 && s.in_transit == 0;
+  }));
+  collect();  // what was freed since
+  return now();
+}
+
+/// It keeps a claim page ready for the next, which its watch thread makes when it comes to it.
+Footprint Footprint::settled_owner(std::uint64_t borrowers) {
+  EXPECT_TRUE(eventually([&] { return stats().borrowers == borrowers; }));
+  settled();  // no pages of those that it borrowed from
+  EXPECT_TRUE(eventually([&] { return count_lines("onecopy-claims") == borrowers + 1; }));
+  return now();
+}
+
+void expect_soon(const Footprint& footprint) {
+  const bool is_reached = eventually([&] {
+    collect();
+    return Footprint::now() == footprint;
+  });
+  if (!is_reached) {
+    EXPECT_EQ(Footprint::now(), footprint);
+  }
 }
 
 std::ostream& operator<<(std::ostream& out, const Footprint& f) {

@@ -11,7 +11,9 @@ namespace onecopy::testing {
 /// leave nothing behind.
 struct Footprint {
   std::uint64_t descriptors = 0;
-  std::uint64_t mappings = 0;  ///< lines of /proc/self/maps that are onecopy's
+  /// Lines of /proc/self/maps that are onecopy's, but for timelines: streams may wait for those of the dead, and
+  /// their 64 KiB stay until this process ends.
+  std::uint64_t mappings = 0;
   std::uint64_t foreign_segments = 0;
   std::uint64_t owners = 0;
   std::uint64_t leases = 0;
@@ -20,10 +22,17 @@ struct Footprint {
   std::uint64_t deposits = 0;
 
   static Footprint now();
+  /// Once all that it had to do with others has ended, and idle memory is given back.
+  static Footprint settled();
+  /// The same of one that others borrow from, or did: so many of them are left.
+  static Footprint settled_owner(std::uint64_t borrowers = 0);
   bool operator==(const Footprint&) const = default;
 };
 
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
+
+/// It is like this again, soon: what others' deaths leave to do is done by the watch thread.
+void expect_soon(const Footprint& footprint);
 
 /// All lines of /proc/self/maps.
 std::uint64_t count_mappings();
