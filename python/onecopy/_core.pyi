@@ -504,7 +504,8 @@ def collect(older_than: float | None = None) -> None:
 
     Args:
         older_than: also stop keeping memory for handles that were pickled more seconds ago
-            than this and never opened; without it that takes ten minutes.
+            than this and never opened. Without it that takes ten minutes; what multiprocessing
+            pickled for its pipes and queues is kept until this process ends.
     """
 
 def list_owners() -> list[dict[str, Any]]:

@@ -11,7 +11,15 @@
 namespace onecopy::python {
 namespace {
 
-nb::bytes share_held(const Tensor& tensor) { return to_python(hold(share_in_order(tensor)).to_bytes()); }
+nb::bytes share_held(const Tensor& tensor) {
+  const Handle held = hold(share_in_order(tensor));
+  Process::current().holds().let_last(held.fields().hold);
+  return to_python(held.to_bytes());
+}
+
+void let_last(const nb::bytes& bytes) {
+  Process::current().holds().let_last(Handle::from_bytes(span_of(bytes)).fields().hold);
+}
 
 /// The byte is nobody's to read: it goes when its hold ends, and the object with it.
 nb::bytes hold_object(nb::object object) {
@@ -27,9 +35,11 @@ void end_hold_of(const nb::bytes& bytes) { end_hold(Handle::from_bytes(span_of(b
 
 void init_holds(nb::module_& m) {
   m.def("_share_held", &share_held, nb::arg("tensor"),
-        "Bytes of a handle that can be opened once, within ten minutes.");
+        "Bytes of a handle that can be opened once, as long as this process lives.");
   m.def("_hold_object", &hold_object, nb::arg("object"),
-        "Bytes for _end_hold(), in any process: the object is kept until then, ten minutes at most.");
+        "Bytes for _end_hold(), in any process: the object is kept until then, or as long as this process lives.");
+  m.def("_let_hold_last", &let_last, nb::arg("handle"),
+        "Lets such a hold last as long as this process, not ten minutes.");
   m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: nobody will open the bytes.");
 }
 

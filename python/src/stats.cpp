@@ -103,8 +103,7 @@ nb::list owners() {
 void end_holds(double older_than) {
   using Seconds = std::chrono::duration<double>;
   const auto age = std::chrono::duration_cast<Holds::Clock::duration>(Seconds(std::min(older_than, 1e6)));
-  if (Process* process = Process::existing())
-    process->holds().expire(Holds::Clock::now() + Holds::kLifetime - age);
+  if (Process* process = Process::existing()) process->holds().end_older(Holds::Clock::now() - age);
 }
 
 void collect_older(nb::handle older_than) {
@@ -169,7 +168,8 @@ void init_stats(nb::module_& m) {
         "\n"
         "Args:\n"
         "    older_than: also stop keeping memory for handles that were pickled more seconds ago\n"
-        "        than this and never opened; without it that takes ten minutes.");
+        "        than this and never opened. Without it that takes ten minutes; what multiprocessing\n"
+        "        pickled for its pipes and queues is kept until this process ends.");
   m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
         "All processes of this user that own or serve shared memory, this one too: ``pid``,\n"
         "``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not answer are left\n"

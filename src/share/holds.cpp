@@ -11,7 +11,7 @@ std::uint64_t Holds::add(BlockRef block, Clock::time_point now) {
   std::uint64_t nonce = 0;
   std::lock_guard lock(mutex_);
   while (nonce == 0 || holds_.contains(nonce)) random_bytes(std::as_writable_bytes(std::span(&nonce, 1)));
-  holds_[nonce] = {std::move(block), now};
+  holds_[nonce] = {.block = std::move(block), .since = now};
   return nonce;
 }
 
@@ -24,18 +24,37 @@ void Holds::end(std::uint64_t nonce) noexcept {
   holds_.erase(at);
 }
 
-bool Holds::expire(Clock::time_point now) noexcept {
-  std::vector<BlockRef> expired;
+void Holds::let_last(std::uint64_t nonce) noexcept {
+  std::lock_guard lock(mutex_);
+  if (const auto at = holds_.find(nonce); at != holds_.end()) at->second.lasts = true;
+}
+
+template <typename IsOver>
+void Holds::end_those(IsOver is_over) noexcept {
+  std::vector<BlockRef> ended;  // as above
   std::lock_guard lock(mutex_);
   for (auto at = holds_.begin(); at != holds_.end();) {
-    if (now - at->second.since < kLifetime) {
+    if (!is_over(at->second)) {
       ++at;
       continue;
     }
-    expired.push_back(std::move(at->second.block));
+    ended.push_back(std::move(at->second.block));
     at = holds_.erase(at);
   }
-  return !holds_.empty();
+}
+
+bool Holds::expire(Clock::time_point now) noexcept {
+  bool more = false;
+  end_those([&](const Hold& hold) {
+    const bool is_over = !hold.lasts && now - hold.since >= kLifetime;
+    more = more || !(hold.lasts || is_over);
+    return is_over;
+  });
+  return more;
+}
+
+void Holds::end_older(Clock::time_point than) noexcept {
+  end_those([than](const Hold& hold) { return hold.since <= than; });
 }
 
 std::vector<Holds::Clock::time_point> Holds::list() const {

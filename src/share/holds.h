@@ -12,7 +12,8 @@
 namespace onecopy {
 
 /// Blocks kept for handles that were written down to travel (pickled, sent by other means) and have
-/// not been opened yet. The first opener's acknowledgement ends a hold, time ends the others.
+/// not been opened yet. The first opener's acknowledgement ends a hold, time ends the others, but for those
+/// that were told to last: their bytes wait in a channel that may be read at any time.
 ///
 /// Thread safety: all members may be called concurrently.
 class Holds {
@@ -23,8 +24,12 @@ class Holds {
   /// Returns the nonce that ends the hold; never 0.
   std::uint64_t add(BlockRef block, Clock::time_point now = Clock::now());
   void end(std::uint64_t nonce) noexcept;
-  /// Ends what is older than kLifetime. True while there are holds.
+  /// From now on time does not end this hold. Without effect when it is over.
+  void let_last(std::uint64_t nonce) noexcept;
+  /// Ends what is older than kLifetime and does not last. True while there is more that time will end.
   bool expire(Clock::time_point now = Clock::now()) noexcept;
+  /// Ends what was made at that time or before, all of it.
+  void end_older(Clock::time_point than) noexcept;
   /// When each hold was made.
   std::vector<Clock::time_point> list() const;
 
@@ -37,7 +42,11 @@ class Holds {
   struct Hold {
     BlockRef block;
     Clock::time_point since;
+    bool lasts = false;
   };
+  template <typename IsOver>
+  void end_those(IsOver is_over) noexcept;
+
   mutable std::mutex mutex_;
   std::map<std::uint64_t, Hold> holds_;
 };

@@ -3,8 +3,12 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing.pool
 import multiprocessing.queues
+import pickle
+import time
+from multiprocessing.context import reduction
 from multiprocessing.pool import ThreadPool
 from typing import Any
 
@@ -18,6 +22,44 @@ def __getattr__(name: str) -> Any:
     return getattr(multiprocessing.pool, name)
 
 
+class _Tasks(multiprocessing.queues.SimpleQueue):
+    """A pipe of tasks: which one it is, and what there is to do, in two pickles of one message.
+
+    What cannot be unpickled is then the failure of that task. With one pickle it would end the worker, and nobody
+    would ever learn what became of the task.
+    """
+
+    def put(self, task: tuple | None) -> None:
+        buffer = io.BytesIO()
+        for part in (None,) if task is None else (task[:2], task[2:]):
+            reduction.ForkingPickler(buffer).dump(part)
+        with self._wlock:
+            self._writer.send_bytes(buffer.getbuffer())
+
+    def get(self) -> tuple | None:
+        with self._rlock:
+            message = self._reader.recv_bytes()
+        return self._read(message)
+
+    def _read(self, message: bytes) -> tuple | None:
+        buffer = io.BytesIO(message)
+        which = pickle.load(buffer)
+        if which is None:
+            return None
+        try:
+            return (*which, *pickle.load(buffer))
+        except Exception as error:
+            return (*which, _fail, (error,), {})
+
+    def take_away(self) -> None:
+        """Takes a task that nobody will do; unpickled, so that its tensors are not kept for anybody any more."""
+        self._read(self._reader.recv_bytes())
+
+
+def _fail(error: Exception) -> None:
+    raise error
+
+
 class Pool(multiprocessing.pool.Pool):
     """The standard library's pool; results are there although the worker that made them is gone.
 
@@ -26,7 +68,20 @@ class Pool(multiprocessing.pool.Pool):
     """
 
     def _setup_queues(self) -> None:
-        self._inqueue = multiprocessing.queues.SimpleQueue(ctx=self._ctx)
+        self._inqueue = _Tasks(ctx=self._ctx)
         self._outqueue = SimpleQueue(ctx=self._ctx)
-        self._quick_put = self._inqueue._writer.send
+        self._quick_put = self._inqueue.put
         self._quick_get = self._outqueue._reader.recv
+
+    @staticmethod
+    def _help_stuff_finish(inqueue, task_handler, size):
+        inqueue._rlock.acquire()
+        while task_handler.is_alive() and inqueue._reader.poll():
+            inqueue.take_away()
+            time.sleep(0)
+
+    @classmethod
+    def _terminate_pool(cls, taskqueue, inqueue, *others):
+        super()._terminate_pool(taskqueue, inqueue, *others)
+        while inqueue._reader.poll():  # no worker reads any more, and none was stopped while it did: we have the lock
+            inqueue.take_away()

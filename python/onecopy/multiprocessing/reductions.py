@@ -3,8 +3,8 @@
 
 The functions have the names and results of ``torch.multiprocessing.reductions``: each gives
 ``(rebuild, arguments)``, where ``rebuild(*arguments)`` makes the object in the other process, on the same
-memory. The arguments may be taken apart and sent by any means; they can be rebuilt once, within ten
-minutes, while this process lives.
+memory. The arguments may be taken apart and sent by any means; they can be rebuilt once, while this process
+lives.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _core
 from ..errors import InvalidArgument, Unsupported
 from . import patches
-from .holds import held, held_object, tie_to_child
+from .holds import held, held_object, let_last
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +170,7 @@ def rebuild_shared_tensor(
     """The tensor that reduce_tensor() named, on the same memory.
 
     Raises:
-        onecopy.StaleHandle: it was rebuilt before, or nobody did so for ten minutes, and its memory is free.
+        onecopy.StaleHandle: it was rebuilt before, or collect() gave it up, and its memory is free.
         onecopy.OwnerDied: the process that named it is gone and nobody else holds the memory.
         onecopy.Unsupported: the memory cannot be opened on that device, or torch cannot use it here.
     """
@@ -398,7 +398,7 @@ def _open_storage(handle: bytes | None, size: int, device: str | None = None) ->
 
 
 def reduce_event(event: torch.cuda.Event) -> tuple:
-    """A CUDA event made with ``interprocess=True``. It is kept until it is rebuilt, ten minutes at most."""
+    """A CUDA event made with ``interprocess=True``. It is kept until it is rebuilt."""
     if not patches.installed():
         from torch.multiprocessing.reductions import reduce_event
 
@@ -417,11 +417,11 @@ def rebuild_event(device, handle, hold=None):
     return event
 
 
-def _reduce_own(thing: _core.Tensor | _core.Handle) -> tuple:
-    """As pickle does it; what it holds for a child that is being started ends with that child."""
+def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple:
+    """As pickle does it, but what it holds lasts, and for a child that is being started ends with that child."""
     rebuild, arguments = thing.__reduce__()
-    tie_to_child(arguments[0])
+    let_last(arguments[0])
     return rebuild, arguments
 
 
-REDUCERS = {_core.Handle: _reduce_own, _core.Tensor: _reduce_own}
+REDUCERS = {_core.Handle: _reduce_own, _core.Tensor: _reduce_own, _core.Queue: _reduce_own}

@@ -58,6 +58,33 @@ TEST(Holds, ExpireWhenTheirTimeIsOverAndNotBefore) {
   EXPECT_EQ(keeper.references, 0);
 }
 
+TEST(Holds, LastWhenTheyAreToldTo) {
+  CountingKeeper keeper;
+  Holds holds;
+  const Holds::Clock::time_point start{};
+  const std::uint64_t lasting = holds.add(keeper.make(), start);
+  holds.add(keeper.make(), start);
+  holds.let_last(lasting);
+  holds.let_last(lasting + 1);
+  EXPECT_FALSE(holds.expire(start + 100 * Holds::kLifetime)) << "nothing is left that time will end";
+  EXPECT_EQ(holds.list(), std::vector{start});
+  EXPECT_EQ(keeper.references, 1);
+  holds.end(lasting);
+  EXPECT_EQ(keeper.references, 0);
+}
+
+TEST(Holds, OfAnAgeCanAllBeEnded) {
+  CountingKeeper keeper;
+  Holds holds;
+  const Holds::Clock::time_point start{};
+  holds.let_last(holds.add(keeper.make(), start));
+  holds.add(keeper.make(), start);
+  holds.let_last(holds.add(keeper.make(), start + 1s));
+  holds.end_older(start);
+  EXPECT_EQ(holds.list(), std::vector{start + 1s});
+  EXPECT_EQ(keeper.references, 1);
+}
+
 TEST(Holds, AreAllGivenUpByAForkedChild) {
   CountingKeeper keeper;
   Holds holds;
