@@ -325,6 +325,14 @@ def storage_bytes(function, arguments) -> bytes:
     return bytes(function(*arguments).cpu().tolist())
 
 
+@on_device
+def test_reduced_tensors_open_by_the_uuid_at_index_six():
+    """As an inference engine writes it there."""
+    function, arguments = reduce_tensor(torch.full((5,), 3.0, device="cuda:0"))
+    uuid = str(torch.cuda.get_device_properties(arguments[6]).uuid)
+    assert borrower(rebuild, function, (*arguments[:6], uuid, *arguments[7:])) == ("cuda:0", [3.0] * 5)
+
+
 @on_device(devices=2)
 def test_reduced_tensors_open_on_another_card():
     tensor = torch.full((5,), 3.0, device="cuda:0")

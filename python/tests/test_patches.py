@@ -122,7 +122,7 @@ from torch.multiprocessing.reductions import reduce_tensor as late
 for reduce in (early, late):
     rebuild, arguments = reduce(torch.ones(3))
     assert rebuild.__module__ == "onecopy.multiprocessing.reductions", rebuild
-    assert len(arguments) == 15 and arguments[6] == -1
+    assert len(arguments) == 3
     assert rebuild(*arguments).tolist() == [1, 1, 1]
 set_early("file_system")
 assert mp.get_sharing_strategy() == "file_system"

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "init_reductions",
+    "rebuild_cpu_tensor",
     "rebuild_event",
     "rebuild_lazy_tensor",
     "rebuild_meta_tensor",
@@ -79,12 +80,12 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
     """Names a tensor for another process.
 
     Returns:
-        ``(rebuild, arguments)``. For strided tensors these are at least 15, in the order of torch's CUDA
+        ``(rebuild, arguments)``. For strided tensors of devices these are at least 15, in the order of torch's CUDA
         tensors: class, size, stride, offset (elements), storage class, dtype, device ordinal, handle,
         storage size and offset in its block (bytes), requires_grad, and four that torch needs for its own bookkeeping.
-        ``arguments[6]`` is the device to open on, as the opener numbers them; left as it is, the
-        memory is opened where it is, whatever number that has there. Memory of the CPU has -1 and is opened
-        on the CPU whatever it says.
+        ``arguments[6]`` is the device to open on, as the opener numbers them, or its UUID as a str; left as it is,
+        the memory is opened where it is, whatever number that has there. For tensors of the CPU they are three, as
+        torch's are, so that programs that look at index 6 leave them alone: class, storage, and the rest.
 
     Raises:
         RuntimeError: the tensor is part of an autograd graph.
@@ -127,6 +128,10 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
         _core.torch_share(tensor)  # with torch before 2.12 cheaper than by its storage, if nobody else has that
     storage = tensor.untyped_storage()
     handle, begin = _block_handle(storage, tensor.dtype)
+    bits = (tensor.is_conj(), tensor.is_neg())
+    if tensor.device.type == "cpu":
+        metadata = (tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.requires_grad, tensor.dtype, *bits)
+        return rebuild_cpu_tensor, (type(tensor), (handle, storage.nbytes(), begin), metadata)
     arguments = (
         type(tensor),
         tensor.size(),
@@ -144,10 +149,19 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
         b"",
         False,
     )
-    bits = (tensor.is_conj(), tensor.is_neg())
     if any(bits):
         return rebuild_lazy_tensor, arguments + bits
     return rebuild_shared_tensor, arguments
+
+
+def rebuild_cpu_tensor(tensor_cls, storage, metadata):
+    """The tensor of the CPU that reduce_tensor() named, on the same memory. Raises as rebuild_shared_tensor()."""
+    handle, size_bytes, begin = storage
+    offset, size, stride, requires_grad, dtype, conj, neg = metadata
+    offset += begin // dtype.itemsize
+    opened = _open_storage(handle, size_bytes, "cpu" if handle is None else None)
+    tensor = _on_storage(opened, dtype, offset, size, stride)
+    return _finish(_lazy(tensor, conj, neg), tensor_cls, requires_grad)
 
 
 def rebuild_shared_tensor(
@@ -182,26 +196,39 @@ def rebuild_shared_tensor(
     return _finish(tensor, tensor_cls, requires_grad)
 
 
-def _device_asked(handle: bytes | None, ordinal: int, named: int) -> str | None:
+def _device_asked(handle: bytes | None, asked: int | str, named: int) -> str | None:
     """None: where the memory is. The sender's number of that device was `named`."""
+    ordinal = _ordinal_of(asked) if isinstance(asked, str) else asked
     if handle is None:  # no elements, so not onecopy's memory: one of _CARRIED
-        return "cpu" if named < 0 else f"cuda:{ordinal}"
-    if named < 0 or ordinal == named:
+        return f"cuda:{ordinal}"
+    if asked == named:
         return None
     return f"{_core.Handle.from_bytes(handle).device_type}:{ordinal}"
 
 
-def rebuild_lazy_tensor(*arguments):
-    """A tensor whose elements are to be read conjugated or negated: 15 arguments and the two bits."""
+def _ordinal_of(uuid: str) -> int:
+    """Our number of a card. Inference engines write its UUID to index 6, where processes number cards differently."""
     import torch
 
+    for ordinal in range(torch.cuda.device_count()):
+        if str(torch.cuda.get_device_properties(ordinal).uuid) == uuid.removeprefix("GPU-"):
+            return ordinal
+    raise Unsupported(f"no CUDA device of this process has the UUID {uuid}; CUDA_VISIBLE_DEVICES may hide it")
+
+
+def rebuild_lazy_tensor(*arguments):
+    """A tensor whose elements are to be read conjugated or negated: 15 arguments and the two bits."""
     *plain, conj, neg = arguments
     requires_grad = plain[10]
     plain[10] = False
-    tensor = rebuild_shared_tensor(*plain)
+    return _finish(_lazy(rebuild_shared_tensor(*plain), conj, neg), plain[0], requires_grad)
+
+
+def _lazy(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
+    import torch
+
     tensor = torch.conj(tensor) if conj else tensor
-    tensor = torch._neg_view(tensor) if neg else tensor
-    return _finish(tensor, plain[0], requires_grad)
+    return torch._neg_view(tensor) if neg else tensor
 
 
 def _on_storage(storage, dtype, offset, size, stride):
