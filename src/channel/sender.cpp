@@ -219,19 +219,23 @@ std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, TimePoi
 }
 
 /// The queue's creator keeps the segment of an owner that dies. What is the creator's own needs no
-/// keeping by itself; others serve it.
+/// keeping by itself; others serve it. One that does not answer is stopped, and is not waited for: it need not run for
+/// a put, and keeps the segment when it does again.
 bool Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block,
                      SegmentKind kind) {
   if (keeper.owner() == creator_ && creator_ != process.id()) return false;
+  constexpr std::chrono::seconds kCreatorTakesAtMost{2};
   bool kept = true;
   try {
+    const Patience patience(std::chrono::steady_clock::now() +
+                            std::min<std::chrono::milliseconds>(broker_patience(), kCreatorTakesAtMost));
     process.deposit(block, creator_, origins_.channel());
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::owner_died &&
-        error.code() != ErrorCode::unsupported)
+        error.code() != ErrorCode::unsupported && error.code() != ErrorCode::timeout)
       throw;
-    // The creator is gone, or may not write what we may only read, or has too many; or we cannot pass it on. Who
-    // has it open can take it all the same, and others learn why they cannot.
+    // The creator is gone or stopped, or may not write what we may only read, or has too many; or we cannot pass it on.
+    // Who has it open can take it all the same, and others learn why they cannot.
     kept = false;
   }
   if (!kept || is_weak(kind)) process.unkept.fetch_add(1, std::memory_order_relaxed);

@@ -451,6 +451,28 @@ TEST(QueueCreator, ThatIsStoppedKeepsAForkedChildNoLongerThanItWantedToWait) {
   EXPECT_EQ(creator.join(), 0);
 }
 
+/// Only the creator's own memory is needed for a put; that it cannot keep the segment now is counted.
+TEST(QueueCreator, ThatIsStoppedKeepsNobodyFromPuttingANewSegment) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    note->reach(2);
+    for (const int number : {7, 8, 9}) EXPECT_EQ(number_in(queue.get_tensor()), number);
+  });
+  Queue queue = Queue::connect(Handle::from_text(note->read()));
+  creator.signal(SIGSTOP);
+  const auto unkept = stats().unkept;
+  EXPECT_TRUE(queue.try_put(numbers(100, 7), 0ms));
+  EXPECT_EQ(stats().unkept, unkept + 1);
+  EXPECT_TRUE(queue.try_put(numbers(5 << 20, 8), 50ms));
+  queue.put(numbers(5 << 20, 9));
+  creator.signal(SIGCONT);
+  note->step = 2;
+  EXPECT_EQ(creator.join(), 0);
+}
+
 TEST(QueueProducer, ThatIsStoppedKeepsNoOtherThreadFromItsFirstContactWithAnother) {
   Watchdog watchdog;
   Shared<Note> note;
