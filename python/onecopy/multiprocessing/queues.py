@@ -82,6 +82,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         self._core = queue
         self._put = queue._put
         self._get = queue._get
+        self._begin_put = queue._begin_put
         self._closed = False
         self._joincancelled = False
         register_after_fork(self, Queue._after_fork)
@@ -180,7 +181,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
         """As Queue.put; the object counts as unfinished until somebody calls task_done()."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
-        putting = self._core._begin_put(obj, block, timeout, self._report)
+        putting = self._begin_put(obj, block, timeout, self._report)
         while putting is not None and not self._counted(putting):
             putting.wait_for_space()
 
@@ -219,6 +220,8 @@ class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
 
     def _use(self, queue: _core.Queue) -> None:
         self._core = queue
+        self._put = queue._put  # bound here: torch.compile calls a method of the core's classes without its object
+        self._get = queue._get
         self._closed = False
 
     def __getstate__(self) -> bytes:
@@ -232,13 +235,13 @@ class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
         """The next object; waits for it. Raises OSError when this process has closed the queue."""
         if self._closed:
             raise OSError("handle is closed")
-        return self._core._get(True, None)
+        return self._get(True, None)
 
     def put(self, obj: Any) -> None:
         """Put an object. Raises OSError when this process has closed the queue, and what pickling raises."""
         if self._closed:
             raise OSError("handle is closed")
-        self._core._put(obj, True, None)
+        self._put(obj, True, None)
 
     def empty(self) -> bool:
         """Is nothing in the queue now?"""
