@@ -19,8 +19,9 @@ constexpr std::chrono::milliseconds kLookAgain{1};
 Error stale(const HandleFields& handle) {
   return Error(ErrorCode::stale_handle,
                fmt::format("block {} of the owner no longer is what this handle names (generation {}): "
-                           "the tensor was freed before the handle was opened; keep the tensor or the "
-                           "Handle object alive until the receiver has opened it",
+                           "the tensor was freed before the handle was opened; keep the Handle object "
+                           "alive until the receiver has opened it (for a single tensor of onecopy or "
+                           "torch, keep the tensor or the Handle)",
                            handle.block, handle.generation));
 }
 
