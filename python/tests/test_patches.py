@@ -93,6 +93,12 @@ assert rebuild is reductions.rebuild_tensor
 context = mp.get_context("fork")
 assert type(context.Queue()) is multiprocessing.queues.Queue
 assert type(context.SimpleQueue()) is multiprocessing.queues.SimpleQueue
+assert isinstance(mp.Queue(), mp.queues.Queue) and isinstance(mp.SimpleQueue(), mp.queues.SimpleQueue)
+with context.Pool(1) as workers:
+    assert isinstance(workers, mp.pool.Pool)
+from onecopy.multiprocessing.pool import Pool
+from onecopy.multiprocessing.queues import JoinableQueue
+assert isinstance(context.JoinableQueue(), JoinableQueue) and Pool is multiprocessing.pool.Pool
 queue = mp.SimpleQueue()
 queue.put(torch.ones(3))
 assert queue.get().tolist() == [1, 1, 1]
@@ -105,6 +111,40 @@ print("ok")
 def test_disabled_it_is_torch_and_says_so(run_python):
     said = "ONECOPY_DISABLE is set: onecopy.multiprocessing behaves as torch.multiprocessing\n"
     assert run_python(DISABLED, env={"ONECOPY_DISABLE": "1"}, stderr=said) == "ok\n"
+
+
+OLD_TORCH = SNAPSHOT + """
+torch.__version__ = "2.4.1"
+before = snapshot()
+try:
+    import onecopy.multiprocessing
+except ImportError as error:
+    print(error)
+assert changed(before, snapshot()) == []
+"""
+
+
+def test_torch_that_is_too_old_is_named_and_left_alone(run_python):
+    assert run_python(OLD_TORCH) == "onecopy.multiprocessing needs torch 2.8 or newer, and this is 2.4.1\n"
+
+
+HALF_WAY = SNAPSHOT + """
+before = snapshot()
+import onecopy.multiprocessing as mp
+from onecopy.multiprocessing import patches
+mp.uninstall()
+patches._follow = None  # the last step
+try:
+    mp.install()
+except TypeError as error:
+    print("failed")
+assert not mp.installed()
+assert changed(before, snapshot()) == [], changed(before, snapshot())
+"""
+
+
+def test_an_install_that_fails_has_changed_nothing(run_python):
+    assert run_python(HALF_WAY) == "failed\n"
 
 
 def test_zero_does_not_disable(run_python):

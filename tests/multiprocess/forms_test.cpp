@@ -76,7 +76,7 @@ const Body forgetful("forms.forgetful", [](Role& me) {
 });
 const Body late("forms.late", [](Role& me) {
   const std::string text = me.hear("forgetful");
-  expect_refusal(ErrorCode::stale_handle, {"freed before the handle was opened", "keep the tensor"},
+  expect_refusal(ErrorCode::stale_handle, {"freed before the handle was opened", "keep the Handle object"},
                  [&] { open(Handle::from_text(text)); });
   me.tell("forgetful", "done");
 });

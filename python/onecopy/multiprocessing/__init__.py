@@ -35,8 +35,6 @@ for _name in multiprocessing.__all__:
 SUBDEBUG = multiprocessing.SUBDEBUG
 SUBWARNING = multiprocessing.SUBWARNING
 
-patches.install()
-
 if patches.has_torch():
     import torch
     from torch.multiprocessing import (
@@ -52,6 +50,15 @@ if patches.has_torch():
         ProcessRaisedException,
         SpawnContext,
     )
+
+patches.install()  # with all names there: what fails has changed nothing
+
+if patches.disabled():  # what contexts make is of the standard library's classes then
+    import multiprocessing.pool
+    import multiprocessing.queues
+
+    sys.modules[f"{__name__}.pool"] = multiprocessing.pool
+    sys.modules[f"{__name__}.queues"] = multiprocessing.queues
 
 _MODULES = frozenset(
     "connection dummy heap managers pool process queue queues reduction resource_sharer "

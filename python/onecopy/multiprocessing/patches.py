@@ -33,6 +33,18 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
+def _require_torch() -> None:
+    """Before anything is changed, or a name is missed that older versions do not have."""
+    import torch
+
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
+        raise ImportError(f"onecopy.multiprocessing needs torch 2.8 or newer, and this is {torch.__version__}")
+
+
+if has_torch():
+    _require_torch()
+
+
 def disabled() -> bool:
     """Whether the environment asks us to leave everything as it is."""
     return os.environ.get("ONECOPY_DISABLE", "") not in ("", "0")
@@ -57,9 +69,13 @@ def install() -> bool:
         return False
     with _lock:
         if not _installed:
-            _register_reducers()
-            if has_torch():
-                _patch_torch()
+            try:
+                _register_reducers()
+                if has_torch():
+                    _patch_torch()
+            except BaseException:
+                uninstall()
+                raise
             _installed = True
     return True
 
