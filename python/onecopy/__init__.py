@@ -13,6 +13,7 @@ Neither numpy nor torch is imported before something of theirs is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import _core, errors
 from ._core import (
@@ -118,6 +119,9 @@ __all__ = [
     "torch",
     "zeros",
 ]
+
+if _TYPE_CHECKING:
+    from . import torch as torch
 
 
 def __getattr__(name: str) -> object:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch.multiprocessing import (
     _get_thread_name as _get_thread_name,
+    _prctl_pr_set_pdeathsig as _prctl_pr_set_pdeathsig,
     _set_thread_name as _set_thread_name,
 )
 from torch.multiprocessing.spawn import (

@@ -12,7 +12,6 @@ from typing import Any
 
 import onecopy
 import onecopy.multiprocessing as mp
-import onecopy.torch
 from onecopy.multiprocessing.connection import Client, wait
 from onecopy.multiprocessing.reductions import reduce_tensor
 
@@ -124,12 +123,21 @@ def processes() -> None:
     mp.Queues()  # type: ignore[attr-defined]
 
 
+def of_which_classes(pool: mp.pool.Pool, context: mp.context.SpawnContext) -> None:
+    queue: mp.queues.Queue[onecopy.Tensor] = mp.Queue()
+    simple: mp.queues.SimpleQueue[int] = mp.SimpleQueue()
+    result: mp.pool.AsyncResult[int] = pool.apply_async(abs, (1,))
+    of_which_classes(mp.Pool(2), mp.get_context("spawn"))
+    print(queue, simple, result, context)
+
+
 def what_torch_has_too(queue: Queue[int]) -> None:
     mp.set_sharing_strategy("file_system")
     names: set[str] = mp.get_all_sharing_strategies()
     mp.spawn(work, args=(queue,), nprocs=2, join=True)
     mp.start_processes(work, args=(queue,), start_method="fork")
     mp.init_reductions()
+    mp._prctl_pr_set_pdeathsig(15)
     mp.uninstall()
     mp.install()
     print(names, mp.get_sharing_strategy(), mp.installed())

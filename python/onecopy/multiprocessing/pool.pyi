@@ -1,0 +1,12 @@
+# What type checkers see: the standard library's, of which ours are subclasses.
+from multiprocessing.pool import (
+    ApplyResult as ApplyResult,
+    AsyncResult as AsyncResult,
+    IMapIterator as IMapIterator,
+    IMapUnorderedIterator as IMapUnorderedIterator,
+    MapResult as MapResult,
+    Pool as Pool,
+    ThreadPool as ThreadPool,
+)
+
+__all__ = ["Pool", "ThreadPool"]

@@ -1,0 +1,9 @@
+# What type checkers see: the standard library's, of which ours are subclasses.
+from multiprocessing.queues import (
+    JoinableQueue as JoinableQueue,
+    Queue as Queue,
+    SimpleQueue as SimpleQueue,
+)
+from queue import Empty as Empty, Full as Full
+
+__all__ = ["Empty", "Full", "JoinableQueue", "Queue", "SimpleQueue"]
