@@ -180,6 +180,7 @@ Tensor block_of(const Api& torch, nb::handle storage) {
     std::byte* begin = torch.data(storage);
     if (auto known = storages().block_at(torch, begin)) return *std::move(known);
     if (size == 0) return onecopy::empty(row_of_bytes(0));  // there is nothing to have in common
+    if (!begin) refuse_no_memory();
     if (auto moved = move(torch, storage, begin, size)) return *std::move(moved);
   }
 }
@@ -378,8 +379,14 @@ void collect() {
 bool is_shared(PyObject* storage) {
   const Api* torch = Api::get();
   const auto device = torch ? device_of(storage) : std::nullopt;
-  return device && (storages().block_at(*torch, torch->data(storage)) ||
-                    lent_elsewhere(*torch, range_of(*torch, storage), *device).has_value());
+  if (!device) return false;
+  try {
+    return storages().block_at(*torch, torch->data(storage)) ||
+           lent_elsewhere(*torch, range_of(*torch, storage), *device);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return false;  // it has no memory
+  }
 }
 
 Stream current_stream(Device device) {

@@ -79,6 +79,13 @@ nb::object capsule_of(DLManagedTensorVersioned* managed) {
 
 }  // namespace
 
+void refuse_no_memory() {
+  throw Error(
+      ErrorCode::unsupported,
+      "this storage has no memory of its own; share the tensors that its tensor is made of, such as "
+      "the to_local() of a DTensor");
+}
+
 /// torch and we have the same names for types of devices.
 std::optional<Device> device_of(nb::handle object) {
   const nb::object device = object.attr("device");
@@ -310,7 +317,12 @@ nb::object Api::as_parameter(nb::handle tensor, bool requires_grad) const {
 }
 
 std::byte* Api::data(nb::handle storage) const {
-  return reinterpret_cast<std::byte*>(number(call(data_ptr_, storage)));
+  try {
+    return reinterpret_cast<std::byte*>(number(call(data_ptr_, storage)));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_RuntimeError)) throw;
+  }
+  refuse_no_memory();
 }
 
 std::uintptr_t Api::weak(nb::handle storage) const { return number(call(weak_ref_, storage)); }

@@ -15,6 +15,9 @@
 
 namespace onecopy::python::torch {
 
+/// For the storages of tensors that are made of other tensors: they have a size and no address.
+[[noreturn]] void refuse_no_memory();
+
 /// What we use of torch, looked up once per interpreter. The quick way in and out is the table of C
 /// functions that torch (2.10 and later) gives to everybody on torch.Tensor.__dlpack_c_exchange_api__;
 /// without it the attributes of tensors and DLPack capsules say the same, in more steps.
@@ -58,6 +61,7 @@ class Api {
   nb::object as_parameter(nb::handle tensor, bool requires_grad) const;
 
   nb::object storage_of(nb::handle tensor) const { return call(untyped_storage_, tensor); }
+  /// Throws unsupported for the storage of a tensor that is made of other tensors.
   std::byte* data(nb::handle storage) const;
   std::size_t nbytes(nb::handle storage) const { return number(call(nbytes_, storage)); }
   bool is_resizable(nb::handle storage) const { return call(resizable_, storage).is(nb::handle(Py_True)); }

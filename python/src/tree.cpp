@@ -60,6 +60,27 @@ nb::object copy_of_torch(nb::handle x, const std::string& argument) {
   return torch::open(made, flags);
 }
 
+[[noreturn]] void refuse_wrapper(nb::handle x, const std::string& argument) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("{} is a {}, which has no memory of its own; share the tensors that it is made of, "
+                  "such as the to_local() of a DTensor",
+                  argument, nb::type_name(x.type()).c_str()));
+}
+
+/// A tensor of a subclass as a torch.Tensor. Those that are made of other tensors stay what they are, or say that
+/// they cannot be that.
+nb::object elements_of_torch(nb::handle x, const std::string& argument) {
+  nb::object plain;
+  try {
+    plain = x.attr("as_subclass")(nb::module_::import_("torch").attr("Tensor"));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+  }
+  if (!plain.is_valid() || !torch::is_tensor(plain.ptr())) refuse_wrapper(x, argument);
+  return plain;
+}
+
 bool is_numpy_number(nb::handle x) {
   const nb::object numpy = nb::module_::import_("sys").attr("modules").attr("get")("numpy");
   return !numpy.is_none() && PyObject_IsInstance(x.ptr(), numpy.attr("generic").ptr()) == 1;
@@ -105,8 +126,7 @@ nb::object tensors_of_module(nb::handle module) {
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument) {
   if (torch::is_tensor(x.ptr())) return copy ? copy_of_torch(x, argument) : nb::borrow(x);
   if (is_instance_of_torch(x, "torch", "Tensor"))
-    return shareable_array(x.attr("as_subclass")(nb::module_::import_("torch").attr("Tensor")), copy,
-                           argument);
+    return shareable_array(elements_of_torch(x, argument), copy, argument);
   const auto source = Source::of(x, argument.c_str());
   if (!source) return {};
   if (!copy && as_onecopy_tensor(x.ptr()) && source->ours()) return nb::borrow(x);
