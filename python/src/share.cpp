@@ -27,7 +27,8 @@ namespace {
                           argument, short_repr(array)));
 }
 
-Tensor memory_of(nb::handle array) {
+/// `given`: what the caller has, of which `array` may be a view that goes at once.
+Tensor memory_of(nb::handle array, nb::handle given) {
   if (const Tensor* ours = as_onecopy_tensor(array.ptr())) return *ours;
   const auto shared = torch::share(array.ptr());
   if (!shared) refuse_array(array, "x");
@@ -36,7 +37,7 @@ Tensor memory_of(nb::handle array) {
                 "x is lazily conjugated or negated, which a handle cannot say; share x.resolve_conj()."
                 "resolve_neg(), or a bundle: share({\"x\": x})");
   if (!is_on_host(shared->tensor))
-    nb::module_::import_("onecopy._alive").attr("keep_with")(array, nb::cast(shared->tensor));
+    nb::module_::import_("onecopy._alive").attr("keep_with")(given, nb::cast(shared->tensor));
   return shared->tensor;
 }
 
@@ -47,7 +48,7 @@ Handle share_array(nb::handle x, bool copy, Exact exact) {
         "x must be an array of onecopy, torch, numpy or another library that speaks DLPack or the buffer "
         "protocol, a dict, list or tuple of such, or a torch.nn.Module, not {}",
         short_repr(x)));
-  return share_in_order(memory_of(array), exact);
+  return share_in_order(memory_of(array, x), exact);
 }
 
 /// The bundle's value as bytes, and its tensors.

@@ -44,6 +44,8 @@ std::string text_of(nb::handle x, const char* attribute) {
                           argument, text_of(x, "layout"), text_of(x, "dtype"), text_of(x, "device")));
 }
 
+bool requires_grad(nb::handle x) { return nb::cast<bool>(x.attr("requires_grad")); }
+
 /// The values only, row-major, with what else the original has to say; REQUIRES: torch::is_tensor(x).
 nb::object copy_of_torch(nb::handle x, const std::string& argument) {
   const auto device = torch::device_of(x);
@@ -55,8 +57,7 @@ nb::object copy_of_torch(nb::handle x, const std::string& argument) {
   torch::open(made, torch::kTorch).attr("copy_")(x.attr("detach")());
   std::uint32_t flags = torch::kTorch;
   if (is_instance_of_torch(x, "torch.nn", "Parameter")) flags |= torch::kParameter;
-  if (nb::cast<bool>(x.attr("requires_grad")) && nb::cast<bool>(x.attr("is_leaf")))
-    flags |= torch::kRequiresGrad;
+  if (requires_grad(x) && nb::cast<bool>(x.attr("is_leaf"))) flags |= torch::kRequiresGrad;
   return torch::open(made, flags);
 }
 
@@ -70,14 +71,31 @@ nb::object copy_of_torch(nb::handle x, const std::string& argument) {
 
 /// A tensor of a subclass as a torch.Tensor. Those that are made of other tensors stay what they are, or say that
 /// they cannot be that.
-nb::object elements_of_torch(nb::handle x, const std::string& argument) {
+nb::object elements_of_torch(nb::handle x, bool with_graph, const std::string& argument) {
   nb::object plain;
   try {
-    plain = x.attr("as_subclass")(nb::module_::import_("torch").attr("Tensor"));
+    const nb::object from = with_graph ? nb::borrow(x) : nb::object(x.attr("detach")());
+    plain = from.attr("as_subclass")(nb::module_::import_("torch").attr("Tensor"));
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
   }
   if (!plain.is_valid() || !torch::is_tensor(plain.ptr())) refuse_wrapper(x, argument);
+  return plain;
+}
+
+/// A torch.Tensor or Parameter on the memory of one of a subclass. Autograd sees no step from the one to the other:
+/// what comes of a leaf would be none.
+nb::object plain_torch(nb::handle x, bool copy, const std::string& argument) {
+  if (is_instance_of_torch(x, "torch.nn.parameter", "UninitializedTensorMixin"))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("{} has no shape and no memory yet; run the lazy module once first", argument));
+  const bool is_leaf = nb::cast<bool>(x.attr("is_leaf"));
+  nb::object plain =
+      elements_of_torch(x, !is_leaf && !copy, argument);  // torch says why it refuses a graph
+  if (!is_leaf) return plain;
+  if (is_instance_of_torch(x, "torch.nn", "Parameter"))
+    return nb::module_::import_("torch").attr("nn").attr("Parameter")(plain, requires_grad(x));
+  if (requires_grad(x)) plain.attr("requires_grad_")();
   return plain;
 }
 
@@ -126,7 +144,7 @@ nb::object tensors_of_module(nb::handle module) {
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument) {
   if (torch::is_tensor(x.ptr())) return copy ? copy_of_torch(x, argument) : nb::borrow(x);
   if (is_instance_of_torch(x, "torch", "Tensor"))
-    return shareable_array(elements_of_torch(x, argument), copy, argument);
+    return shareable_array(plain_torch(x, copy, argument), copy, argument);
   const auto source = Source::of(x, argument.c_str());
   if (!source) return {};
   if (!copy && as_onecopy_tensor(x.ptr()) && source->ours()) return nb::borrow(x);

@@ -62,3 +62,64 @@ def test_storages_without_memory_are_not_shared_and_are_refused(make):
     assert not tensor.is_shared()
     with pytest.raises(onecopy.Unsupported, match="no memory of its own"):
         tensor.share_memory_()
+
+
+class Mine(torch.Tensor):
+    pass
+
+
+class MyParameter(torch.nn.Parameter):
+    pass
+
+
+def leaf():
+    return torch.ones(2).as_subclass(Mine).requires_grad_()
+
+
+def opened(value):
+    return onecopy.open(onecopy.share({"a": value}), framework="torch").tree()["a"]
+
+
+@pytest.mark.parametrize("make", [lambda: MyParameter(torch.ones(2)), lambda: torch.nn.Parameter(leaf().detach())])
+@pytest.mark.parametrize("wants_grad", [False, True])
+def test_a_parameter_of_a_subclass_is_shared_as_a_parameter(make, wants_grad):
+    parameter = make().requires_grad_(wants_grad)
+    other = opened(parameter)
+    assert type(other) is torch.nn.Parameter and other.requires_grad == wants_grad and other.is_leaf
+    with torch.no_grad():
+        other[0] = 5
+    assert parameter.tolist() == [5, 1], "one memory"
+    assert onecopy.open(onecopy.share(parameter)).tolist() == [5, 1]
+
+
+def test_a_leaf_of_a_subclass_still_requires_grad():
+    tensor = leaf()
+    other = opened(tensor)
+    assert type(other) is torch.Tensor and other.requires_grad and other.is_leaf
+    copied = onecopy.open(onecopy.share([tensor], copy=True), framework="torch").tree()[0]
+    assert copied.requires_grad and copied.tolist() == [1, 1]
+    (tensor * 2).sum().backward()
+    assert tensor.grad.tolist() == [2, 2] and type(tensor) is Mine, "the original is what it was"
+
+
+def test_a_tensor_of_a_subclass_in_a_graph_is_refused_and_its_copy_is_not():
+    inside = leaf() * 2
+    with pytest.raises(RuntimeError, match="non-leaf tensor which requires_grad"):
+        onecopy.share(inside)
+    assert onecopy.open(onecopy.share(inside, copy=True)).tolist() == [2, 2]
+
+
+def test_a_module_with_parameters_of_a_subclass_is_shared():
+    model = torch.nn.Linear(2, 2)
+    model.weight = MyParameter(torch.ones(2, 2))
+    bundle = onecopy.open(onecopy.share(model), framework="torch")
+    assert bundle.tree()["weight"].requires_grad and bundle["weight"].tolist() == [[1, 1], [1, 1]]
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_a_lazy_module_has_to_run_once_first(copy):
+    model = torch.nn.LazyLinear(3)
+    with pytest.raises(onecopy.InvalidArgument, match='^x at "weight" .*run the lazy module once first'):
+        onecopy.share(model, copy=copy)
+    model(torch.ones(1, 2))
+    assert onecopy.open(onecopy.share(model, copy=copy))["weight"].shape == (3, 2)
