@@ -188,7 +188,8 @@ Tensor on_host(const Tensor& tensor) { return is_on_host(tensor) ? tensor : copi
 
 void copy_elements(const Tensor& to, const Tensor& from) {
   if (is_on_host(to) && is_on_host(from)) return copy_with_gil(strided(to), strided(from));
-  copy_and_wait(from.view(), to.view());
+  const bool apart = to.device() != from.device() || !overlap(strided(to), strided(from));
+  copy_and_wait(apart ? from.view() : copied_to(from, from.device()).view(), to.view());
 }
 
 void fill_elements(const Tensor& tensor, const Element& value) {

@@ -25,8 +25,11 @@ struct Strided {
 
 Strided strided(const Tensor& tensor);
 
-/// REQUIRES: the same shape and element size. Memory may overlap; the result is then any mixture.
-void copy_elements(const Strided& to, const Strided& from) noexcept;
+/// May an element of the one lie where one of the other does?
+bool overlap(const Strided& a, const Strided& b) noexcept;
+
+/// Where both overlap, as if `from` had been copied before. REQUIRES: the same shape and element size.
+void copy_elements(const Strided& to, const Strided& from);
 
 /// The bytes of one element; as many of them count as the dtype has.
 using Element = std::array<std::byte, 16>;

@@ -64,6 +64,17 @@ def test_assignment_converts_and_broadcasts_as_numpy_does():
         t[...] = np.zeros(4)
 
 
+def test_a_view_of_the_tensor_itself_is_read_before_it_is_written():
+    t = onecopy.zeros(6)
+    t[:] = np.arange(6, dtype=np.float32)
+    t[:] = t.numpy()[::-1]
+    assert t.tolist() == [5, 4, 3, 2, 1, 0]
+    square = onecopy.zeros((3, 3))
+    square[:] = np.arange(9, dtype=np.float32).reshape(3, 3)
+    square.copy_from(square.numpy().T)
+    assert square.tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+
+
 def test_sharing_an_array_copies_it_once():
     array = np.arange(6.0).reshape(2, 3)
     handle = onecopy.share(array.T)

@@ -245,6 +245,34 @@ def test_tensors_are_written_into_parts():
     assert t[1].tolist() == [0, 2, 4]
 
 
+SLICES = [slice(i, j, step) for step in (1, 2, 3) for i in range(4) for j in range(4, 8)]
+
+
+def test_parts_that_overlap_are_written_as_if_read_before():
+    for to in SLICES:
+        for source in SLICES:
+            expected = list(range(7))
+            if len(expected[to]) != len(expected[source]):
+                continue
+            expected[to] = expected[source]
+            t = counted(7)
+            t[to] = t[source]
+            assert t.tolist() == expected, (to, source)
+
+
+def test_blocks_that_overlap_are_written_as_if_read_before():
+    t = counted(4, 4)
+    t[1:, :2] = t[:-1, :2]
+    assert t.tolist() == [[0, 1, 2, 3], [0, 1, 6, 7], [4, 5, 10, 11], [8, 9, 14, 15]]
+    big = onecopy.zeros((2, 70_000), "uint8")  # is copied without the GIL
+    big[:, ::2] = 1
+    before = big.tolist()
+    big[:, 1:] = big[:, :-1]
+    assert big.tolist() == [row[:1] + row[:-1] for row in before]
+    t.copy_from(t)
+    assert t[3].tolist() == [8, 9, 14, 15]
+
+
 def test_one_element_is_a_number():
     assert float(onecopy.full((1, 1), 2.5)) == 2.5
     assert int(onecopy.full((), 7, "uint8")) == 7
