@@ -112,7 +112,7 @@ nb::object OpenBundle::array(std::size_t row, Framework framework) const {
 
 std::vector<nb::object> OpenBundle::arrays(Framework framework) const {
   const std::vector<Tensor> tensors = open_rows(size());
-  const NoCollection no_collection;
+  const NoCollection no_collection(tensors.size());
   std::vector<nb::object> arrays;
   arrays.reserve(tensors.size());
   for (std::size_t row = 0; row < tensors.size(); ++row)
@@ -128,7 +128,7 @@ nb::object OpenBundle::tree(Framework framework) const {
     return all;
   }
   const std::vector<Tensor> tensors = open_rows(value_.tensors);
-  const NoCollection no_collection;
+  const NoCollection no_collection(tensors.size());
   return decode_value(value_.value, tensors, [=](const Tensor& tensor, std::uint32_t flags) {
     return open_as(tensor, framework, flags);
   });

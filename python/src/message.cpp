@@ -212,8 +212,8 @@ nb::object decode(Message&& message) {
   }
   const std::uint32_t form = message.tag & kFormMask;
   if (form == kTensor) return decode_tensor(message, data, tensors);
-  std::optional<NoCollection> no_collection;
-  if (tensors.size() >= kManyTensors) no_collection.emplace();
+  NoCollection no_collection;
+  if (tensors.size() >= kManyTensors) no_collection.begin();
   if (message.tag >> kFlagsShift == 0 && form == kValues) return decode_value(data, tensors);
   if (message.tag >> kFlagsShift == 0 && form == kPickle) return unpickle(data, tensors);
   refuse("its tag is unknown; a C++ program's own tags are multiples of 256");

@@ -8,6 +8,7 @@ NB_MODULE(_core, m) {
   init_errors(m);
   init_leaks(m);
   init_kept(m);
+  init_no_collection(m);
   init_tensor(m);
   init_device(m);
   init_create(m);

@@ -11,6 +11,7 @@ namespace nb = nanobind;
 void init_errors(nb::module_& m);
 void init_leaks(nb::module_& m);
 void init_kept(nb::module_& m);
+void init_no_collection(nb::module_& m);
 void init_device(nb::module_& m);
 void init_tensor(nb::module_& m);
 void init_create(nb::module_& m);

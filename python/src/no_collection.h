@@ -1,25 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <Python.h>
+#include <cstddef>
 
 namespace onecopy::python {
 
-/// While it lives, Python's cyclic garbage collector does not run: making thousands of tensors, none of
-/// which is garbage, would make it walk over all objects of the program again and again.
-/// Thread safety: made and destroyed with the GIL held. Another thread that switches the collector on
-/// meanwhile wins; one that switches it off does not.
+/// While it is begun, Python's cyclic garbage collector does not run: making thousands of tensors, none of
+/// which is garbage, would make it walk over all objects of the program again and again. A child that is forked
+/// meanwhile, by whatever thread, has the collector on.
+/// Thread safety: used with the GIL held. Another thread that switches the collector on meanwhile wins; one that
+/// switches it off does not.
 class NoCollection {
  public:
-  NoCollection() noexcept : was_enabled_(PyGC_Disable()) {}
+  NoCollection() noexcept = default;
+  /// Begins if there are many objects to be made.
+  explicit NoCollection(std::size_t objects) noexcept {
+    if (objects >= kMany) begin();
+  }
   NoCollection(const NoCollection&) = delete;
   NoCollection& operator=(const NoCollection&) = delete;
-  ~NoCollection() {
-    if (was_enabled_ != 0) PyGC_Enable();
-  }
+  ~NoCollection() { end(); }
+
+  void begin() noexcept;
+  void end() noexcept;
+
+  static constexpr std::size_t kMany = 64;
 
  private:
-  const int was_enabled_;
+  bool has_switched_off_ = false;
 };
 
 }  // namespace onecopy::python

@@ -9,7 +9,6 @@
 #include "device.h"
 #include "gil.h"
 #include "module.h"
-#include "no_collection.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "torch.h"
@@ -67,7 +66,6 @@ Message encode(const Tree& tree) {
 }
 
 Handle share_nested(nb::handle x, bool copy) {
-  const NoCollection no_collection;
   Tree tree(x, copy);
   const AdoptionRound round;  // the tree keeps all of it
   Message message = encode(tree);
@@ -81,6 +79,7 @@ Handle share_nested(nb::handle x, bool copy) {
     rows.emplace_back(other.name, rows[other.leaf].second);
     value.again.push_back(other.leaf);
   }
+  tree.let_collect();
   return without_gil([&] { return share_bundle(rows, value.encode(), stream); });
 }
 

@@ -230,8 +230,10 @@ void Tree::make_room_for_many() {
 }
 
 nb::object Tree::array(nb::handle x) {
-  constexpr std::size_t kMany = 64;
-  if (leaves_.size() == kMany) make_room_for_many();
+  if (leaves_.size() == NoCollection::kMany) {
+    make_room_for_many();
+    no_collection_.begin();
+  }
   const std::uint32_t known = seen_.find_or_add(x.ptr(), static_cast<std::uint32_t>(leaves_.size()));
   if (known != SeenObjects::kNew) {
     other_names_.push_back({path_, known});

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "module.h"
+#include "no_collection.h"
 #include "seen_objects.h"
 
 namespace onecopy::python {
@@ -39,6 +40,8 @@ class Tree {
   /// In the order in which encode_value() comes across them.
   const std::vector<Leaf>& leaves() const { return leaves_; }
   std::string take_name(std::size_t leaf) { return std::move(leaves_[leaf].name); }
+  /// What is made of a large tree has been made: Python's garbage collector may run again.
+  void let_collect() noexcept { no_collection_.end(); }
   /// Arrays at a second place and more.
   const std::vector<OtherName>& other_names() const { return other_names_; }
 
@@ -59,7 +62,8 @@ class Tree {
   std::size_t most_together_ = 0;  ///< size of the largest dict, list or tuple
   std::vector<Leaf> leaves_;
   std::vector<OtherName> other_names_;
-  SeenObjects seen_;  ///< leaves by the caller's object
+  NoCollection no_collection_;  ///< once there are many leaves
+  SeenObjects seen_;            ///< leaves by the caller's object
   nb::object value_;
 };
 

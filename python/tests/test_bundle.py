@@ -201,6 +201,53 @@ def test_the_collector_is_left_as_it_was():
             gc.enable()
 
 
+def test_a_child_collects_whatever_its_parents_threads_did_when_it_was_forked(run_python):
+    program = """
+        import gc, os, threading, warnings, onecopy
+
+        warnings.simplefilter("ignore")  # that there are threads is what this is about
+        value = {str(i): onecopy.empty(1) for i in range(2000)}
+        done = threading.Event()
+
+        def share_and_open():
+            while not done.is_set():
+                onecopy.open(onecopy.share(value)).tree()
+
+        thread = threading.Thread(target=share_and_open)
+        thread.start()
+        on = 0
+        for _ in range(40):
+            pid = os.fork()
+            if pid == 0:
+                os._exit(gc.isenabled())
+            on += os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        done.set()
+        thread.join()
+        print(on, gc.isenabled())
+    """
+    assert run_python(program) == "40 True\n"
+
+
+def test_the_collector_of_a_child_that_is_forked_in_the_middle_of_it_is_left_as_it_was(run_python):
+    program = """
+        import gc, os, onecopy
+
+        class Number(float):
+            def __float__(self):
+                forked.append(os.fork())
+                return 1.0
+
+        forked = []
+        value = [[onecopy.empty(1) for _ in range(100)], Number()]
+        onecopy.share(value)
+        for pid in filter(None, forked):
+            os.waitpid(pid, 0)
+        onecopy.share(value[0])
+        print(gc.isenabled())
+    """
+    assert run_python(program) == "True\nTrue\n"
+
+
 # ---- numpy
 
 
