@@ -4,6 +4,7 @@
 #include "args.h"
 #include "device.h"
 #include "gil.h"
+#include "kept.h"
 #include "module.h"
 #include "numbers.h"
 #include "onecopy/share/share.h"
@@ -14,6 +15,7 @@ namespace {
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 
 Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device) {
+  drop_unneeded();
   const std::vector<std::int64_t> sizes = shape_arg(shape, "shape");
   const Layout layout(dtype_arg(dtype, "dtype"), sizes);
   const Device where = device_arg(device, "device");

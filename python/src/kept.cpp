@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <mutex>
 #include <utility>
 #include <vector>
@@ -23,6 +24,7 @@ class Unneeded {
   void add(PyObject* object) noexcept {
     const std::lock_guard lock(mutex_);
     objects_.push_back(object);
+    is_due_ = true;
     if (is_over_ || is_asked_) return;
     is_asked_ = Py_AddPendingCall([](void*) { return instance().drop(), 0; }, nullptr) == 0;
   }
@@ -33,10 +35,13 @@ class Unneeded {
       const std::lock_guard lock(mutex_);
       if (objects_.empty() && !is_asked_) return;
       objects.swap(objects_);
+      is_due_ = false;
       is_asked_ = false;
     }
     for (PyObject* object : objects) Py_DECREF(object);
   }
+
+  bool is_due() const noexcept { return is_due_; }
 
   void end() noexcept {
     const std::lock_guard lock(mutex_);
@@ -51,15 +56,18 @@ class Unneeded {
 
   std::mutex mutex_;
   std::vector<PyObject*> objects_;
-  bool is_asked_ = false;  ///< the interpreter will call drop()
-  bool is_over_ = false;   ///< it is about to go
+  std::atomic<bool> is_due_ = false;  ///< there are objects: read without the lock
+  bool is_asked_ = false;             ///< the interpreter will call drop()
+  bool is_over_ = false;              ///< it is about to go
 };
 
 }  // namespace
 
 void drop_soon(PyObject* object) noexcept { Unneeded::instance().add(object); }
 
-void drop_unneeded() { Unneeded::instance().drop(); }
+void drop_unneeded() {
+  if (Unneeded::instance().is_due()) Unneeded::instance().drop();
+}
 
 std::shared_ptr<const void> kept(nb::object object) {
   drop_unneeded();

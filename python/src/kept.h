@@ -15,8 +15,8 @@ std::shared_ptr<const void> kept(nb::object object);
 /// Gives up a reference in the same way: on any thread, with or without the GIL.
 void drop_soon(PyObject* object) noexcept;
 
-/// Lets go of what nobody needs any more. For calls of ours that wait: the main thread's next step may be long
-/// off. REQUIRES: the GIL.
+/// Lets go of what nobody needs any more. For calls of ours that wait, and those that make or take memory: the main
+/// thread's next step may be long off. Costs nothing when there is nothing. REQUIRES: the GIL; objects may end here.
 void drop_unneeded();
 
 }  // namespace onecopy::python

@@ -5,7 +5,6 @@
 #include <nanobind/stl/string.h>
 
 #include <cstring>
-#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -14,6 +13,7 @@
 #include "bytes.h"
 #include "device.h"
 #include "gil.h"
+#include "kept.h"
 #include "no_collection.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -222,10 +222,12 @@ nb::object decode(Message&& message) {
 }  // namespace
 
 Message encode_message(nb::handle object) {
+  drop_unneeded();
   return call_python([&] { return encode(object); });
 }
 
 nb::object decode_message(Message&& message, Stream taken_in) {
+  drop_unneeded();
   receive(message.tensors, taken_in);
   return call_python([&] { return decode(std::move(message)); });
 }

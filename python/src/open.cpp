@@ -7,6 +7,7 @@
 #include "bundle.h"
 #include "device.h"
 #include "gil.h"
+#include "kept.h"
 #include "numpy.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -23,6 +24,7 @@ nb::object to_torch_with(const Tensor& tensor, std::uint32_t flags) {
 }
 
 nb::object open_handle(nb::handle handle, nb::handle device, nb::handle access, nb::handle framework) {
+  drop_unneeded();
   const Handle from = handle_arg(handle, "handle");
   const Access how = access_arg(access, "access");
   const Framework as = framework_arg(framework, "framework");

@@ -8,6 +8,7 @@
 #include "bundle_value.h"
 #include "device.h"
 #include "gil.h"
+#include "kept.h"
 #include "module.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
@@ -91,6 +92,7 @@ Exact exact_arg(nb::handle value) {
 }
 
 Handle share_any(nb::handle x, bool copy, nb::handle exact) {
+  drop_unneeded();
   const Exact how = exact_arg(exact);
   if (!is_nested(x)) return share_array(x, copy, how);
   if (how == Exact::no) return share_nested(x, copy);

@@ -179,6 +179,41 @@ def test_what_flags_cannot_say_is_left_to_the_reducers(make):
 
 
 @wants_exchange
+def test_memory_that_numpy_had_goes_with_the_next_call_while_the_main_thread_waits(run_python):
+    program = """
+        import threading, weakref
+        import numpy, onecopy, torch
+
+        other, queue = onecopy.empty(1), onecopy.Queue()
+        handle = onecopy.share(other)
+        queue.put(1)
+        calls = {
+            "share": lambda: onecopy.share(other), "share many": lambda: onecopy.share([other]),
+            "open": lambda: onecopy.open(handle), "empty": lambda: onecopy.empty(1),
+            "put": lambda: queue.put(other), "get": queue.get,
+        }
+
+        def is_gone_after(call):
+            array = numpy.ones(1 << 20, dtype=numpy.float32)
+            former = weakref.ref(array)
+            tensor = torch.from_numpy(array)
+            onecopy.share(tensor)
+            del array, tensor
+            call()
+            return former() is None
+
+        def work():
+            print([name for name, call in calls.items() if not is_gone_after(call)])
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    """
+    pytest.importorskip("numpy")
+    assert run_python(program) == "[]\n"
+
+
+@wants_exchange
 def test_a_numpy_view_made_before_stays_valid():
     tensor = torch.arange(4.0)
     array = tensor.numpy()
