@@ -167,10 +167,10 @@ void init_bundle(nb::module_& m) {
       "for. The tensors of a nested value are named by their place in it, e.g.\n"
       "``\"layers.3.weight\"``. Made by ``open()``.")
       .def("__len__", &OpenBundle::size)
-      .def("__contains__", &contains, nb::arg("name"),
+      .def("__contains__", &contains, nb::arg("name").none(),
            nb::sig("def __contains__(self, name: object) -> bool"))
       .def("__iter__", &iterate, nb::sig("def __iter__(self) -> typing.Iterator[str]"))
-      .def("__getitem__", &get_item, nb::arg("key"),
+      .def("__getitem__", &get_item, nb::arg("key").none(),
            nb::sig("def __getitem__(self, key: str | int) -> typing.Any"),
            "The tensor of that name or row, in the framework that the bundle was opened with. Each\n"
            "call opens it anew, on the same memory.\n"
@@ -178,7 +178,7 @@ void init_bundle(nb::module_& m) {
            "Raises:\n"
            "    KeyError, IndexError: there is none.\n"
            "    StaleHandle, OwnerDied: as ``open()``.")
-      .def("get", &get, nb::arg("key"), nb::arg("default") = nb::none(),
+      .def("get", &get, nb::arg("key").none(), nb::arg("default") = nb::none(),
            nb::sig("def get(self, key: str, default: typing.Any = None) -> typing.Any"),
            "The tensor of that name, or ``default``.")
       .def("keys", &keys, nb::sig("def keys(self) -> list[str]"), "The names, in order.")

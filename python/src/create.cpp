@@ -52,7 +52,8 @@ Tensor full(nb::handle shape, nb::handle fill_value, nb::handle dtype, nb::handl
 }  // namespace
 
 void init_create(nb::module_& m) {
-  m.def("empty", &new_tensor, nb::arg("shape"), nb::arg("dtype") = "float32", nb::arg("device") = "cpu",
+  m.def("empty", &new_tensor, nb::arg("shape").none(), nb::arg("dtype").none() = "float32",
+        nb::arg("device").none() = "cpu",
         nb::sig("def empty(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
                 "typing.Any = 'cpu') -> Tensor"),
         "A new tensor in shared memory, row-major, with whatever was in the memory before.\n"
@@ -68,12 +69,13 @@ void init_create(nb::module_& m) {
         "        process was forked.\n"
         "    OutOfMemory: there is not so much memory; it is reserved here, so that writing\n"
         "        cannot fail.");
-  m.def("zeros", &zeros, nb::arg("shape"), nb::arg("dtype") = "float32", nb::arg("device") = "cpu",
+  m.def("zeros", &zeros, nb::arg("shape").none(), nb::arg("dtype").none() = "float32",
+        nb::arg("device").none() = "cpu",
         nb::sig("def zeros(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
                 "typing.Any = 'cpu') -> Tensor"),
         "``empty()``, filled with zeros.");
-  m.def("full", &full, nb::arg("shape"), nb::arg("fill_value"), nb::arg("dtype") = "float32",
-        nb::arg("device") = "cpu",
+  m.def("full", &full, nb::arg("shape").none(), nb::arg("fill_value").none(),
+        nb::arg("dtype").none() = "float32", nb::arg("device").none() = "cpu",
         nb::sig(
             "def full(shape: int | typing.Sequence[int], fill_value: bool | int | float | complex, dtype: "
             "typing.Any = 'float32', device: typing.Any = 'cpu') -> Tensor"),

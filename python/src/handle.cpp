@@ -59,14 +59,15 @@ void init_handles(nb::module_& m) {
       .def("to_bytes", &to_bytes,
            "The handle as bytes, about 150. They keep nothing alive: whoever opens them needs\n"
            "somebody who keeps the tensor meanwhile.")
-      .def_static("from_bytes", &from_bytes, nb::arg("data"),
+      .def_static("from_bytes", &from_bytes, nb::arg("data").none(),
                   nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> Handle"),
                   "Reads what ``to_bytes()`` gave.\n"
                   "\n"
                   "Raises:\n"
                   "    BadHandle: they are truncated, damaged or contradictory.\n"
                   "    VersionMismatch: they are of another version.")
-      .def_static("from_text", &from_text, nb::arg("text"), nb::sig("def from_text(text: str) -> Handle"),
+      .def_static("from_text", &from_text, nb::arg("text").none(),
+                  nb::sig("def from_text(text: str) -> Handle"),
                   "Reads what ``str()`` gave. Raises as ``from_bytes()`` does.")
       .def("__str__", &Handle::to_text,
            "``\"onecopy:...\"``: safe on command lines and in environment variables, URLs and logs.")
@@ -76,12 +77,12 @@ void init_handles(nb::module_& m) {
           [](const Handle& a, nb::handle b) {
             return nb::isinstance<Handle>(b) && nb::cast<const Handle&>(b).fields() == a.fields();
           },
-          nb::arg("other"), nb::sig("def __eq__(self, other: object) -> bool"))
+          nb::arg("other").none(), nb::sig("def __eq__(self, other: object) -> bool"))
       .def("__hash__", [](const Handle& handle) { return nb::hash(nb::object(to_bytes(handle))); })
       .def("__reduce__", &reduce, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
       .def("__copy__", [](const Handle& handle) { return handle; })
       .def(
-          "__deepcopy__", [](const Handle& handle, nb::handle) { return handle; }, nb::arg("memo"),
+          "__deepcopy__", [](const Handle& handle, nb::handle) { return handle; }, nb::arg("memo").none(),
           nb::sig("def __deepcopy__(self, memo: object) -> Handle"))
       .def_prop_ro("is_bundle", &Handle::is_bundle, "Does it name a bundle?")
       .def_prop_ro(

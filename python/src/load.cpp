@@ -45,8 +45,8 @@ nb::object npy(nb::handle path, nb::handle framework, nb::handle progress) {
 }  // namespace
 
 void init_load(nb::module_& m) {
-  m.def("load_safetensors", &safetensors, nb::arg("path"), nb::kw_only(), nb::arg("framework") = nb::none(),
-        nb::arg("progress") = nb::none(),
+  m.def("load_safetensors", &safetensors, nb::arg("path").none(), nb::kw_only(),
+        nb::arg("framework") = nb::none(), nb::arg("progress") = nb::none(),
         nb::sig("def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: "
                 "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, progress: "
                 "typing.Callable[[int, int], object] | None = None) -> dict[str, typing.Any]"),
@@ -63,7 +63,7 @@ void init_load(nb::module_& m) {
         "    BadFile: the file contradicts its format.\n"
         "    Unsupported: elements that onecopy does not have.\n"
         "    OutOfMemory, System.");
-  m.def("load_npy", &npy, nb::arg("path"), nb::kw_only(), nb::arg("framework") = nb::none(),
+  m.def("load_npy", &npy, nb::arg("path").none(), nb::kw_only(), nb::arg("framework") = nb::none(),
         nb::arg("progress") = nb::none(),
         nb::sig("def load_npy(path: str | bytes | os.PathLike[str], *, framework: "
                 "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, progress: "

@@ -64,8 +64,8 @@ Handle handle_arg(nb::handle value, const char* argument) {
 
 void init_open(nb::module_& m) {
   m.def(
-      "open", &open_handle, nb::arg("handle"), nb::arg("device") = nb::none(),
-      nb::arg("access") = "readwrite", nb::arg("framework") = nb::none(),
+      "open", &open_handle, nb::arg("handle").none(), nb::arg("device") = nb::none(),
+      nb::arg("access").none() = "readwrite", nb::arg("framework") = nb::none(),
       nb::sig("def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
               "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
               "typing.Literal['onecopy', 'torch', 'numpy'] | None = None) -> typing.Any"),

@@ -104,7 +104,7 @@ Handle share_any(nb::handle x, bool copy, nb::handle exact) {
 
 void init_share(nb::module_& m) {
   m.def("share", &share_any, nb::arg("x").none(), nb::kw_only(), nb::arg("copy") = false,
-        nb::arg("exact") = false,
+        nb::arg("exact").none() = false,
         nb::sig(
             "def share(x: typing.Any, *, copy: bool = False, exact: bool | typing.Literal['copy'] = False) "
             "-> Handle"),

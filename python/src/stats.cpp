@@ -177,7 +177,7 @@ void init_stats(nb::module_& m) {
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
         "How new memory is made: ``set_strategy()``.");
-  m.def("set_strategy", &set_strategy_by_name, nb::arg("strategy"),
+  m.def("set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
         nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
         "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
         "leak, or ``\"file_system\"``, files in /dev/shm for those who need names.");

@@ -47,7 +47,7 @@ void record(nb::handle tensor, nb::handle stream) {
 
 void init_device(nb::module_& m) {
   m.def(
-      "record_stream", &record, nb::arg("tensor"), nb::arg("stream"),
+      "record_stream", &record, nb::arg("tensor").none(), nb::arg("stream").none(),
       nb::sig("def record_stream(tensor: typing.Any, stream: typing.Any) -> None"),
       "Says that a tensor on a device is used in another stream than the one that was current when it was\n"
       "opened: its memory is kept until that stream, too, has come past the end of the tensor (for\n"

@@ -156,6 +156,7 @@ void assign_by_numpy(const Tensor& target, nb::handle value) {
 void set_item(const Tensor& tensor, nb::handle key, nb::handle value) {
   require_writable(tensor);
   const Tensor target = part(tensor, key);
+  if (value.is_none()) raise_type_error("value must be a number or an array, not None");
   if (is_number(value)) return fill_elements(target, from_number(target.dtype(), value, "value"));
   if (auto from = Source::of(value, "value");
       from && from->dtype() == target.dtype() && std::ranges::equal(from->shape(), target.shape()))
@@ -339,10 +340,11 @@ void add_description(nb::class_<Tensor>& c) {
 
 void add_views(nb::class_<Tensor>& c) {
   c.def("__len__", &length)
-      .def("__getitem__", &part, nb::arg("key"), nb::sig("def __getitem__(self, key: object) -> Tensor"),
+      .def("__getitem__", &part, nb::arg("key").none(),
+           nb::sig("def __getitem__(self, key: object) -> Tensor"),
            "A part of the tensor on the same memory. ``key``: ints, slices with positive steps,\n"
            "``...``, None, or a tuple of those.")
-      .def("__setitem__", &set_item, nb::arg("key"), nb::arg("value"),
+      .def("__setitem__", &set_item, nb::arg("key").none(), nb::arg("value").none(),
            nb::sig("def __setitem__(self, key: object, value: object) -> None"),
            "Writes a number or an array into a part of the tensor. Arrays of another dtype or shape\n"
            "are converted and broadcast by numpy.\n"
@@ -363,11 +365,12 @@ void add_views(nb::class_<Tensor>& c) {
            nb::sig("def view(self, *shape_or_dtype: int | str | typing.Sequence[int]) -> Tensor"),
            "``reshape()``, or, given a dtype, the same bytes as elements of that type.")
       .def("copy", &own_copy, "The same elements in new shared memory on the same device, row-major.")
-      .def("to", &to_device, nb::arg("device"), nb::sig("def to(self, device: typing.Any) -> Tensor"),
+      .def("to", &to_device, nb::arg("device").none(),
+           nb::sig("def to(self, device: typing.Any) -> Tensor"),
            "The tensor itself if it is on that device, or else a copy there, row-major. Waits for what\n"
            "the program's current streams still do to it, and until the copy is made.")
       .def("cpu", &on_host, "``to(\"cpu\")``.")
-      .def("copy_from", &copy_from, nb::arg("source"),
+      .def("copy_from", &copy_from, nb::arg("source").none(),
            nb::sig("def copy_from(self, source: object) -> None"),
            "Copies all elements of an array of the same dtype and shape: of onecopy, torch, numpy,\n"
            "or anything else with DLPack or the buffer protocol. Large ones without the GIL.\n"
@@ -434,7 +437,7 @@ void add_exchange(nb::class_<Tensor>& c) {
            "that was opened with ``access=\"read\"`` is a segmentation fault.")
       .def("__copy__", [](const Tensor& t) { return t; })
       .def(
-          "__deepcopy__", [](const Tensor& t, nb::handle) { return own_copy(t); }, nb::arg("memo"),
+          "__deepcopy__", [](const Tensor& t, nb::handle) { return own_copy(t); }, nb::arg("memo").none(),
           nb::sig("def __deepcopy__(self, memo: object) -> Tensor"))
       .def("__reduce__", &reduce, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"),
            "Pickles a handle, not the elements. The memory is kept until the first unpickling, ten\n"
@@ -455,7 +458,7 @@ void init_tensor(nb::module_& m) {
   add_numbers(c);
   add_exchange(c);
   c.attr("__contains__") = nb::none();  // `in` would compare identities
-  m.def("from_dlpack", &from_dlpack, nb::arg("x"), nb::kw_only(), nb::arg("device") = nb::none(),
+  m.def("from_dlpack", &from_dlpack, nb::arg("x").none(), nb::kw_only(), nb::arg("device") = nb::none(),
         nb::arg("copy") = nb::none(),
         nb::sig("def from_dlpack(x: typing.Any, *, device: typing.Any = None, copy: bool | None = None) -> "
                 "Tensor"),

@@ -58,6 +58,11 @@ def test_handles_are_values():
     assert copy.copy(a) == copy.deepcopy(a) == a
 
 
+def test_a_handle_is_not_none():
+    handle = onecopy.share(onecopy.empty(3))
+    assert handle != None and not handle == None and None not in [handle]  # noqa: E711
+
+
 def test_a_handle_keeps_the_memory_and_its_bytes_do_not():
     handle = onecopy.share(onecopy.full(3, 7))
     text = str(handle)
