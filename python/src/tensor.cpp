@@ -45,6 +45,13 @@ nb::object item(const Tensor& tensor) {
   return to_number(tensor.dtype(), on_host(tensor).as<std::byte>());
 }
 
+/// As numpy has it: who asks whether a tensor is an index, such as bytes(), takes it for an array otherwise.
+nb::object index(const Tensor& tensor) {
+  if (tensor.layout().ndim() == 0)
+    if (nb::object number = item(tensor); PyLong_CheckExact(number.ptr())) return number;
+  raise_type_error("only a 0-d tensor of ints is an index, not " + tensor.layout().str());
+}
+
 /// What a function of Python makes of an object.
 nb::object made(PyObject* object) {
   if (!object) throw nb::python_error();
@@ -392,9 +399,7 @@ void add_numbers(nb::class_<Tensor>& c) {
       .def(
           "__float__", [](const Tensor& t) { return made(PyNumber_Float(item(t).ptr())); },
           nb::sig("def __float__(self) -> float"))
-      .def(
-          "__index__", [](const Tensor& t) { return made(PyNumber_Index(item(t).ptr())); },
-          nb::sig("def __index__(self) -> int"))
+      .def("__index__", &index, nb::sig("def __index__(self) -> int"))
       .def("__repr__", &to_text);
 }
 

@@ -134,3 +134,12 @@ def test_elements_that_are_no_numbers_are_refused():
         onecopy.share((Pair * 2)())
     with pytest.raises(onecopy.Unsupported, match="format"):
         onecopy.share((ctypes.c_uint32.__ctype_be__ * 2)())
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray])
+def test_bytes_of_a_tensor_are_those_of_its_elements(kind):
+    assert kind(onecopy.full(1, 3, "int32")) == b"\3\0\0\0"
+    assert kind(onecopy.full((2, 2), 7, "uint8")) == b"\7" * 4
+    assert kind(onecopy.zeros((4, 4))) == bytes(64)
+    assert kind(onecopy.full((), 1.0)) == b"\0\0\x80\x3f"
+    assert kind(onecopy.full((), 3, "uint8")) == bytes(3), "an index: as many zeros, as with numpy"

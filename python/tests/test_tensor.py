@@ -305,8 +305,9 @@ def test_one_element_is_a_number():
     assert onecopy.full((), 1 - 2j, "complex64").item() == 1 - 2j
     with pytest.raises(onecopy.InvalidArgument, match="one element"):
         bool(onecopy.empty(2))
-    with pytest.raises(TypeError):
-        [10][onecopy.zeros(())]
+    for no_index in (onecopy.zeros(()), onecopy.zeros(1, "int64"), onecopy.zeros((), "bool")):
+        with pytest.raises(TypeError, match="0-d tensor of ints"):
+            [10][no_index]
 
 
 @pytest.mark.parametrize("dtype, code", [("float16", "e"), ("float32", "f"), ("float64", "d")])
