@@ -79,7 +79,20 @@ std::optional<Tensor> find_ours(DType dtype, const Strided& elements, Access acc
   return find_exported({elements.data, Layout(dtype, elements.shape, strides), kCpu, access});
 }
 
+bool is_masked(nb::handle object) {
+  const nb::object masked = nb::steal(PyImport_GetModule(nb::str("numpy.ma").ptr()));
+  if (!masked.is_valid() && PyErr_Occurred()) throw nb::python_error();
+  return masked.is_valid() && nb::isinstance(object, masked.attr("MaskedArray"));
+}
+
 }  // namespace
+
+void refuse_masked(nb::handle object, const char* argument) {
+  if (is_masked(object))
+    refuse(fmt::format(
+        "{} is a masked array, whose mask would be lost; share x.data and x.mask, or x.filled()",
+        argument));
+}
 
 void copy_with_gil(const Strided& to, const Strided& from) {
   if (static_cast<std::size_t>(to.count()) * to.element_size < kLargeCopy) return copy_elements(to, from);
@@ -88,6 +101,7 @@ void copy_with_gil(const Strided& to, const Strided& from) {
 
 std::optional<Source> Source::of(nb::handle object, const char* argument) {
   if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return Source(*tensor);
+  refuse_masked(object, argument);
   if (const auto dtype = extended_dtype(object))
     return of_buffer(object.attr("view")(size_of(*dtype) == 1 ? "uint8" : "uint16"), argument, dtype);
   if (PyObject_CheckBuffer(object.ptr()) && !is_on_a_device(object))

@@ -45,6 +45,9 @@ class Source {
   Strided elements_;
 };
 
+/// Throws unsupported for a numpy.ma.MaskedArray: its memory is that of all elements, also of those masked.
+void refuse_masked(nb::handle object, const char* argument);
+
 /// Copies large arrays without the GIL. REQUIRES: the same shape and element size.
 void copy_with_gil(const Strided& to, const Strided& from);
 

@@ -246,6 +246,7 @@ Tensor from_dlpack(nb::handle x, nb::handle device, nb::handle copy) {
         fmt::format("x must have a method __dlpack__, as arrays of torch, numpy, jax and cupy "
                     "do; {} has none",
                     short_repr(x)));
+  refuse_masked(x, "x");
   Tensor tensor = from_dlpack_object(x, "x");
   const Device where = device.is_none() ? tensor.device() : device_arg(device, "device");
   if (where == tensor.device())

@@ -114,6 +114,26 @@ def test_elements_that_are_no_plain_numbers_are_refused(array):
         onecopy.share(np.zeros(2, dtype=array))
 
 
+def test_masked_arrays_are_refused_and_their_parts_are_not():
+    masked = np.ma.masked_array([1.0, 2.0], mask=[0, 1])
+    t = onecopy.zeros(2, "float64")
+    for use in (onecopy.share, onecopy.from_dlpack, t.copy_from, lambda x: t.__setitem__(..., x)):
+        with pytest.raises(onecopy.Unsupported, match=r"x\.data and x\.mask, or x\.filled\(\)"):
+            use(masked)
+    with pytest.raises(onecopy.Unsupported, match=r'^x at "a\.0" is a masked array'):
+        onecopy.share({"a": [masked]})
+    assert t.tolist() == [0, 0]
+    tree = onecopy.open(onecopy.share({"data": masked.data, "mask": masked.mask})).tree()
+    assert tree["data"].tolist() == [1, 2] and tree["mask"].tolist() == [False, True]
+    assert onecopy.open(onecopy.share(masked.filled(9))).tolist() == [1, 9]
+
+
+def test_masked_arrays_cross_queues_with_their_mask():
+    queue = onecopy.Queue()
+    queue.put(np.ma.masked_array([1.0, 2.0], mask=[0, 1]))
+    assert queue.get(timeout=60).tolist() == [1, None]
+
+
 def test_numpy_scalars():
     assert onecopy.open(onecopy.share(np.float32(2.5))).tolist() == 2.5
     assert onecopy.open(onecopy.share({"n": np.int8(3), "f": np.float64(0.5)})).tree() == {"n": 3, "f": 0.5}
