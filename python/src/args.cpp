@@ -4,9 +4,6 @@
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
 
-#include <optional>
-#include <string_view>
-
 #include "onecopy/core/error.h"
 
 namespace onecopy::python {
@@ -29,15 +26,15 @@ std::int64_t size_arg(nb::handle value, const char* argument) {
 /// An attribute that is a str; none otherwise.
 std::optional<std::string> text_attr(nb::handle value, const char* attribute) {
   const nb::object found = nb::getattr(value, attribute, nb::none());
-  if (!nb::isinstance<nb::str>(found)) return std::nullopt;
-  return nb::cast<std::string>(found);
+  if (const auto text = utf8_of(found)) return std::string(*text);
+  return std::nullopt;
 }
 
-std::string dtype_name(nb::handle value) {
-  if (nb::isinstance<nb::str>(value)) return nb::cast<std::string>(value);
+std::string dtype_name(nb::handle value, const char* argument) {
+  if (nb::isinstance<nb::str>(value)) return text_of(value, argument);
   if (auto name = text_attr(value, "name")) return *name;      // numpy.dtype
   if (auto name = text_attr(value, "__name__")) return *name;  // numpy.float32
-  const std::string text = nb::str(value).c_str();             // torch.float32
+  const std::string text = text_of(nb::str(value), argument);  // torch.float32
   constexpr std::string_view prefix = "torch.";
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
@@ -45,7 +42,7 @@ std::string dtype_name(nb::handle value) {
 /// torch's tensors of some dtypes have none.
 std::string repr_if_any(nb::handle value) {
   try {
-    return nb::repr(value).c_str();
+    return std::string(utf8_of(nb::repr(value)).value_or(""));
   } catch (nb::python_error& error) {
     if (error.matches(PyExc_Exception)) return {};
     throw;
@@ -67,6 +64,23 @@ std::string short_repr(nb::handle value) {
   return text;
 }
 
+std::optional<std::string_view> utf8_of(nb::handle value) {
+  if (!nb::isinstance<nb::str>(value)) return std::nullopt;
+  Py_ssize_t size = 0;
+  if (const char* text = PyUnicode_AsUTF8AndSize(value.ptr(), &size))
+    return std::string_view(text, static_cast<std::size_t>(size));
+  if (!PyErr_ExceptionMatches(PyExc_UnicodeError)) throw nb::python_error();
+  PyErr_Clear();
+  return std::nullopt;
+}
+
+std::string text_of(nb::handle value, const char* argument) {
+  if (const auto text = utf8_of(value)) return std::string(*text);
+  if (!nb::isinstance<nb::str>(value))
+    raise_type_error(fmt::format("{} must be a str, not {}", argument, short_repr(value)));
+  refuse(fmt::format("{} is {}, which is no text: it has lone surrogates", argument, short_repr(value)));
+}
+
 std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
   if (PyIndex_Check(value.ptr())) return {size_arg(value, argument)};
   if (nb::isinstance<nb::str>(value) || PyBytes_Check(value.ptr()) || !PySequence_Check(value.ptr()))
@@ -80,7 +94,7 @@ std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
 }
 
 DType dtype_arg(nb::handle value, const char* argument) {
-  if (const auto dtype = parse_dtype(dtype_name(value))) return *dtype;
+  if (const auto dtype = parse_dtype(dtype_name(value, argument))) return *dtype;
   const std::string message = fmt::format(
       "{} must name an element type that onecopy has, such as \"float32\", \"bfloat16\" or "
       "\"int64\", not {}",
@@ -91,8 +105,9 @@ DType dtype_arg(nb::handle value, const char* argument) {
 
 Device device_arg(nb::handle value, const char* argument) {
   std::string text;
-  if (nb::isinstance<nb::str>(value)) text = nb::cast<std::string>(value);
-  else if (text_attr(value, "type") && nb::hasattr(value, "index")) text = nb::str(value).c_str();
+  if (nb::isinstance<nb::str>(value)) text = text_of(value, argument);
+  else if (text_attr(value, "type") && nb::hasattr(value, "index"))
+    text = text_of(nb::str(value), argument);
   else
     raise_type_error(fmt::format("{} must be a name such as \"cpu\", \"cuda:0\" or \"npu:0\", not {}",
                                  argument, short_repr(value)));
@@ -107,7 +122,7 @@ Access access_arg(nb::handle value, const char* argument) {
   const std::string message =
       fmt::format("{} must be \"readwrite\" or \"read\", not {}", argument, short_repr(value));
   if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
-  const auto text = nb::cast<std::string>(value);
+  const std::string text = text_of(value, argument);
   if (text == "readwrite") return Access::read_write;
   if (text == "read") return Access::read_only;
   refuse(message);
@@ -118,7 +133,7 @@ Framework framework_arg(nb::handle value, const char* argument, Framework none) 
   const std::string message = fmt::format("{} must be None, \"onecopy\", \"torch\" or \"numpy\", not {}",
                                           argument, short_repr(value));
   if (!nb::isinstance<nb::str>(value)) raise_type_error(message);
-  const auto text = nb::cast<std::string>(value);
+  const std::string text = text_of(value, argument);
   if (text == "onecopy") return Framework::onecopy;
   if (text == "torch") return Framework::torch;
   if (text == "numpy") return Framework::numpy;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "module.h"
@@ -21,6 +23,11 @@ enum class Framework : std::uint8_t { onecopy, torch, numpy };
 [[noreturn]] void raise_type_error(const std::string& message);
 /// repr(value), not longer than a line.
 std::string short_repr(nb::handle value);
+
+/// A str as UTF-8, while it lives; nothing for what is none, and for one with lone surrogates, which has no UTF-8.
+std::optional<std::string_view> utf8_of(nb::handle value);
+/// A str as UTF-8. Raises TypeError and InvalidArgument for others.
+std::string text_of(nb::handle value, const char* argument);
 
 /// An int, or a sequence of ints.
 std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument);

@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 
 #include "device.h"
 #include "gil.h"
@@ -27,9 +26,15 @@ nb::object to_str(std::string_view text) {
 
 // ---- what Python calls
 
+/// Nothing for what is no name at all.
+std::optional<std::size_t> find(const OpenBundle& bundle, nb::handle key) {
+  const auto name = utf8_of(key);
+  return name ? bundle.find(*name) : std::nullopt;
+}
+
 std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
   if (nb::isinstance<nb::str>(key)) {
-    if (const auto row = bundle.find(nb::cast<std::string_view>(key))) return *row;
+    if (const auto row = find(bundle, key)) return *row;
     PyErr_SetObject(PyExc_KeyError, key.ptr());
     throw nb::python_error();
   }
@@ -44,9 +49,7 @@ std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
   return static_cast<std::size_t>(row < 0 ? row + size : row);
 }
 
-bool contains(const OpenBundle& bundle, nb::handle key) {
-  return nb::isinstance<nb::str>(key) && bundle.find(nb::cast<std::string_view>(key));
-}
+bool contains(const OpenBundle& bundle, nb::handle key) { return find(bundle, key).has_value(); }
 
 nb::object get_item(const OpenBundle& bundle, nb::handle key) {
   return bundle.array(row_of(bundle, key), bundle.framework());

@@ -8,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "args.h"
 #include "bytes.h"
 #include "gil.h"
 #include "onecopy/core/error.h"
@@ -69,9 +70,11 @@ PipeEnd accept(SharedListener& listener, nb::handle timeout) {
               std::string("nobody connected within ") + nb::str(timeout).c_str() + " s");
 }
 
-PipeEnd connect_to(const std::string& address, nb::bytes key, nb::handle timeout) {
+PipeEnd connect_to(nb::handle to, nb::handle key, nb::handle timeout) {
+  const std::string address = text_of(to, "address");
+  if (!nb::isinstance<nb::bytes>(key)) raise_type_error("key must be bytes, not " + short_repr(key));
   const Clock::time_point deadline = deadline_of(timeout);
-  Connecting connecting(address, span_of(key));
+  Connecting connecting(address, span_of(nb::borrow<nb::bytes>(key)));
   const auto attempt = [&](nanoseconds time) {
     return connecting.try_finish(std::chrono::ceil<milliseconds>(time));
   };
@@ -110,7 +113,8 @@ void init_listener(nb::module_& m) {
         return "<onecopy.Listener at " + listener.address() + (listener.is_closed() ? ", closed>" : ">");
       });
   m.def(
-      "connect", &connect_to, nb::arg("address"), nb::arg("key"), nb::arg("timeout").none() = 10.0,
+      "connect", &connect_to, nb::arg("address").none(), nb::arg("key").none(),
+      nb::arg("timeout").none() = 10.0,
       nb::sig("def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd"),
       "The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when "
       "the listener has another key, Timeout.");

@@ -51,7 +51,10 @@ nb::object open_as(const Tensor& tensor, Framework framework, std::uint32_t flag
 
 Handle handle_arg(nb::handle value, const char* argument) {
   if (nb::isinstance<Handle>(value)) return nb::cast<const Handle&>(value);
-  if (nb::isinstance<nb::str>(value)) return Handle::from_text(nb::cast<std::string>(value));
+  if (const auto text = utf8_of(value)) return Handle::from_text(*text);
+  if (nb::isinstance<nb::str>(value))
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("{}: {} is no handle's text", argument, short_repr(value)));
   if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
     const nb::object bytes = nb::steal(PyBytes_FromObject(value.ptr()));
     if (!bytes.is_valid()) throw nb::python_error();

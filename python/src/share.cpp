@@ -87,7 +87,7 @@ Handle share_nested(nb::handle x, bool copy) {
 Exact exact_arg(nb::handle value) {
   if (value.is(nb::handle(Py_False))) return Exact::no;
   if (value.is(nb::handle(Py_True))) return Exact::refuse;
-  if (nb::isinstance<nb::str>(value) && nb::cast<std::string>(value) == "copy") return Exact::copy;
+  if (utf8_of(value) == "copy") return Exact::copy;
   raise_type_error(fmt::format("exact must be False, True or \"copy\", not {}", short_repr(value)));
 }
 

@@ -131,7 +131,7 @@ void set_strategy_by_name(nb::handle name) {
   const std::string message =
       fmt::format("strategy must be \"file_descriptor\" or \"file_system\", not {}", short_repr(name));
   if (!nb::isinstance<nb::str>(name)) raise_type_error(message);
-  const auto text = nb::cast<std::string>(name);
+  const std::string text = text_of(name, "strategy");
   if (text == "file_descriptor") return set_strategy(Strategy::file_descriptor);
   if (text == "file_system") return set_strategy(Strategy::file_system);
   throw Error(ErrorCode::invalid_argument, message);

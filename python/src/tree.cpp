@@ -3,7 +3,6 @@
 
 #include <fmt/format.h>
 #include <nanobind/stl/string.h>
-#include <nanobind/stl/string_view.h>
 
 #include <algorithm>
 #include <string_view>
@@ -30,9 +29,9 @@ bool is_instance_of_torch(nb::handle x, const char* module, const char* name) {
 
 bool is_module(nb::handle x) { return is_instance_of_torch(x, "torch.nn", "Module"); }
 
-std::string text_of(nb::handle x, const char* attribute) {
+std::string attribute_text(nb::handle x, const char* attribute) {
   const nb::object value = x.attr(attribute);
-  return nb::str(nb::handle(value)).c_str();
+  return text_of(nb::str(nb::handle(value)), attribute);
 }
 
 [[noreturn]] void refuse_torch(nb::handle x, const std::string& argument) {
@@ -41,7 +40,8 @@ std::string text_of(nb::handle x, const char* attribute) {
                           "cpu and of CUDA and Ascend devices can be shared by handle: share the dense "
                           "tensors that it consists of, or send it through a "
                           "onecopy.multiprocessing.Queue",
-                          argument, text_of(x, "layout"), text_of(x, "dtype"), text_of(x, "device")));
+                          argument, attribute_text(x, "layout"), attribute_text(x, "dtype"),
+                          attribute_text(x, "device")));
 }
 
 bool requires_grad(nb::handle x) { return nb::cast<bool>(x.attr("requires_grad")); }
@@ -49,7 +49,7 @@ bool requires_grad(nb::handle x) { return nb::cast<bool>(x.attr("requires_grad")
 /// The values only, row-major, with what else the original has to say; REQUIRES: torch::is_tensor(x).
 nb::object copy_of_torch(nb::handle x, const std::string& argument) {
   const auto device = torch::device_of(x);
-  const bool is_dense = text_of(x, "layout") == "torch.strided";
+  const bool is_dense = attribute_text(x, "layout") == "torch.strided";
   if (!device || !is_dense || nb::cast<bool>(x.attr("is_quantized"))) refuse_torch(x, argument);
   const Tensor made = empty_in_order(
       Layout(dtype_arg(x.attr("dtype"), argument.c_str()), shape_arg(x.attr("shape"), argument.c_str())),
@@ -196,7 +196,10 @@ nb::object Tree::walk_dict(nb::handle x, int depth) {
     if (!is_plain_key(key)) refuse(fmt::format("has the key {}, which is no plain value", short_repr(key)));
     const nb::object text =
         PyUnicode_CheckExact(key) ? nb::borrow(key) : nb::object(nb::str(nb::handle(key)));
-    const Step step(*this, nb::cast<std::string_view>(text));
+    const auto name = utf8_of(text);
+    if (!name)
+      refuse(fmt::format("has the key {}, which is no text: it has lone surrogates", short_repr(key)));
+    const Step step(*this, *name);
     const nb::object fit = walk(value, depth + 1);
     if (fit.is(nb::handle(value))) continue;
     changed = true;

@@ -55,8 +55,9 @@ def test_tensors_have_names_by_their_place():
 def test_what_is_not_there():
     bundle = opened([onecopy.empty(1)])
     assert None not in bundle and bundle.get(None) is None and bundle.get(None, 5) == 5
-    for key, error in (("x", KeyError), (1, IndexError), (-2, IndexError), (1.5, TypeError), (None, TypeError)):
-        with pytest.raises(error, match="^'x'|^key"):
+    assert "\ud800" not in bundle and bundle.get("\ud800") is None
+    for key, error in (("x", KeyError), ("\ud800", KeyError), (1, IndexError), (-2, IndexError), (1.5, TypeError), (None, TypeError)):
+        with pytest.raises(error, match=r"^'x'|^'\\ud800'|^key"):
             bundle[key]
 
 

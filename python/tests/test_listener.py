@@ -175,3 +175,17 @@ def test_a_listener_that_hangs_up_half_way_is_gone(tmp_path):
         with pytest.raises(onecopy.errors.PeerDied):
             _core.connect(f"unix:{tmp_path}/socket", b"key")
         thread.join()
+
+
+@pytest.mark.parametrize(
+    "address, key, error, argument",
+    [
+        (None, b"key", TypeError, "address must be a str"),
+        ("\ud800", b"key", onecopy.InvalidArgument, "address is"),
+        ("unix:@x", None, TypeError, "key must be bytes"),
+        ("unix:@x", "key", TypeError, "key must be bytes"),
+    ],
+)
+def test_what_is_no_address_or_key_is_refused_by_its_name(address, key, error, argument):
+    with pytest.raises(error, match=f"^{argument}"):
+        _core.connect(address, key)

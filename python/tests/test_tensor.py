@@ -126,6 +126,30 @@ def test_errors_name_the_argument(call, error, argument):
         call()
 
 
+LONE = "\ud800"  # a surrogate, which has no UTF-8
+
+
+@pytest.mark.parametrize(
+    "call, error",
+    [
+        (lambda: onecopy.zeros(1, LONE), onecopy.InvalidArgument),
+        (lambda: onecopy.zeros(1, device=LONE), onecopy.InvalidArgument),
+        (lambda: onecopy.zeros(1).to(LONE), onecopy.InvalidArgument),
+        (lambda: onecopy.zeros(1).view(LONE), onecopy.InvalidArgument),
+        (lambda: onecopy.set_strategy(LONE), onecopy.InvalidArgument),
+        (lambda: onecopy.open(onecopy.share(onecopy.zeros(1)), access=LONE), onecopy.InvalidArgument),
+        (lambda: onecopy.open(onecopy.share(onecopy.zeros(1)), framework=LONE), onecopy.InvalidArgument),
+        (lambda: onecopy.share(onecopy.zeros(1), exact=LONE), TypeError),
+        (lambda: onecopy.share({LONE: onecopy.zeros(1)}), onecopy.InvalidArgument),
+        (lambda: onecopy.open(LONE), onecopy.BadHandle),
+        (lambda: onecopy.Handle.from_text(LONE), onecopy.BadHandle),
+    ],
+)
+def test_text_that_is_none_is_refused_by_its_repr(call, error):
+    with pytest.raises(error, match=r"'\\ud800'"):
+        call()
+
+
 def test_too_large_a_tensor_is_refused_with_the_numbers():
     with pytest.raises(onecopy.InvalidArgument, match=r"2\^63"):
         onecopy.empty((1 << 31, 1 << 31, 8))
