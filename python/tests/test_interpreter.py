@@ -127,19 +127,38 @@ def test_leaks_are_reported_when_asked_for(run_python):
         run_python(program, env=REPORT_LEAKS)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="wants per-interpreter threads")
-def test_subinterpreters_are_refused_or_work(run_python):
+@pytest.mark.parametrize("first", ["main", "other"])
+def test_other_interpreters_are_refused_and_the_main_one_stays_what_it_was(run_python, first):
     program = """
-        import onecopy
+        import sys, textwrap
         try:
             import _interpreters
         except ImportError:
             import _xxsubinterpreters as _interpreters
-        other = _interpreters.create()
-        _interpreters.run_string(other, "try:\\n    import onecopy\\nexcept ImportError:\\n    pass")
-        _interpreters.destroy(other)
+
+        attempt = textwrap.dedent('''
+            try:
+                import onecopy
+            except ImportError as error:
+                assert "main interpreter" in str(error) or "subinterpreters" in str(error), error
+            else:
+                raise AssertionError
+        ''')
+        if sys.argv[1] == "main":
+            import onecopy
+        for _ in range(2):
+            other = _interpreters.create()
+            assert _interpreters.run_string(other, attempt) is None
+            _interpreters.destroy(other)
+        import onecopy
+        t = onecopy.full(2, 3)
+        print(onecopy.open(onecopy.share({"t": t})).tree()["t"].tolist(), t.dtype)
+        try:
+            onecopy.open(b"")
+        except onecopy.BadHandle:
+            print("refused")
     """
-    run_python(program)
+    assert run_python(program, first) == "[3.0, 3.0] float32\nrefused\n"
 
 
 SLOW_DTYPES = """
