@@ -404,6 +404,8 @@ class Bundle:
     ``"layers.3.weight"``. Made by ``open()``.
     """
 
+    __reversed__: None = None
+
     def __len__(self) -> int: ...
 
     def __contains__(self, name: object) -> bool: ...

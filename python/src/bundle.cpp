@@ -164,12 +164,13 @@ std::uint32_t OpenBundle::flags(std::size_t row) const {
 }
 
 void init_bundle(nb::module_& m) {
-  nb::class_<OpenBundle>(
+  nb::class_<OpenBundle> c(
       m, "Bundle", nb::is_final(), nb::is_weak_referenceable(),
       "Many tensors under one handle, by name: a mapping that opens a tensor when it is asked\n"
       "for. The tensors of a nested value are named by their place in it, e.g.\n"
-      "``\"layers.3.weight\"``. Made by ``open()``.")
-      .def("__len__", &OpenBundle::size)
+      "``\"layers.3.weight\"``. Made by ``open()``.");
+  c.attr("__reversed__") = nb::none();  // rows have numbers, too, and would be taken for a sequence's
+  c.def("__len__", &OpenBundle::size)
       .def("__contains__", &contains, nb::arg("name").none(),
            nb::sig("def __contains__(self, name: object) -> bool"))
       .def("__iter__", &iterate, nb::sig("def __iter__(self) -> typing.Iterator[str]"))

@@ -33,6 +33,11 @@ Tensor as_bits(const Tensor& tensor) {
 
 }  // namespace
 
+bool is_numpy_scalar(nb::handle value) {
+  const nb::object numpy = nb::module_::import_("sys").attr("modules").attr("get")("numpy");
+  return !numpy.is_none() && PyObject_IsInstance(value.ptr(), numpy.attr("generic").ptr()) == 1;
+}
+
 nb::object to_numpy(const Tensor& tensor) {
   require_host(tensor, "numpy arrays lie in");
   const nb::object asarray = nb::module_::import_("numpy").attr("asarray");

@@ -6,6 +6,10 @@
 
 namespace onecopy::python {
 
+/// Is it one of numpy's own numbers, such as numpy.int64(3)? Their item() is Python's. Imports nothing.
+/// REQUIRES: the GIL.
+bool is_numpy_scalar(nb::handle value);
+
 /// The tensor as a numpy.ndarray on the same memory, read-only if the tensor is. bfloat16 and the 8-bit
 /// floats become the types of ml_dtypes; throws unsupported without that package. Imports numpy.
 /// REQUIRES: the GIL.

@@ -20,6 +20,7 @@
 #include "open.h"
 #include "source.h"
 #include "text.h"
+#include "torch.h"
 
 namespace onecopy::python {
 namespace {
@@ -153,10 +154,16 @@ bool is_number(nb::handle value) {
   return PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr()) || PyComplex_Check(value.ptr());
 }
 
+/// torch gives numpy nothing of a type that numpy lacks. All such numbers are float32 as well.
+nb::object for_numpy(nb::handle value, const std::optional<Source>& source) {
+  const bool is_known = !source || is_native_to_numpy(source->dtype()) || !torch::is_tensor(value.ptr());
+  return is_known ? nb::borrow(value) : nb::object(value.attr("detach")().attr("float")());
+}
+
 /// numpy broadcasts and converts.
 void assign_by_numpy(const Tensor& target, nb::handle value) {
   const Tensor host = is_on_host(target) ? target : empty(Layout(target.dtype(), target.shape()));
-  to_numpy(host)[nb::ellipsis()] = nb::borrow(value);
+  to_numpy(host)[nb::ellipsis()] = value;
   if (!is_on_host(target)) copy_elements(target, host);
 }
 
@@ -165,10 +172,13 @@ void set_item(const Tensor& tensor, nb::handle key, nb::handle value) {
   const Tensor target = part(tensor, key);
   if (value.is_none()) raise_type_error("value must be a number or an array, not None");
   if (is_number(value)) return fill_elements(target, from_number(target.dtype(), value, "value"));
-  if (auto from = Source::of(value, "value");
-      from && from->dtype() == target.dtype() && std::ranges::equal(from->shape(), target.shape()))
+  if (is_numpy_scalar(value))  // numpy would wrap and truncate
+    if (const nb::object number = value.attr("item")(); is_number(number))
+      return fill_elements(target, from_number(target.dtype(), number, "value"));
+  const auto from = Source::of(value, "value");
+  if (from && from->dtype() == target.dtype() && std::ranges::equal(from->shape(), target.shape()))
     return from->copy_to(target);
-  assign_by_numpy(target, value);
+  assign_by_numpy(target, for_numpy(value, from));
 }
 
 // ---- other libraries

@@ -9,6 +9,7 @@
 
 #include "args.h"
 #include "device.h"
+#include "numpy.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "source.h"
@@ -99,18 +100,13 @@ nb::object plain_torch(nb::handle x, bool copy, const std::string& argument) {
   return plain;
 }
 
-bool is_numpy_number(nb::handle x) {
-  const nb::object numpy = nb::module_::import_("sys").attr("modules").attr("get")("numpy");
-  return !numpy.is_none() && PyObject_IsInstance(x.ptr(), numpy.attr("generic").ptr()) == 1;
-}
-
 /// int for an IntEnum, float for a number of numpy: what the codec has a word for.
 nb::object plain_of_other(nb::handle x) {
   PyObject* plain = nullptr;
   if (PyLong_Check(x.ptr())) plain = PyNumber_Long(x.ptr());
   else if (PyFloat_Check(x.ptr())) plain = PyNumber_Float(x.ptr());
   else if (PyUnicode_Check(x.ptr())) plain = PyUnicode_FromObject(x.ptr());
-  else if (is_numpy_number(x)) return x.attr("item")();
+  else if (is_numpy_scalar(x)) return x.attr("item")();
   else return {};
   if (!plain) throw nb::python_error();
   return nb::steal(plain);

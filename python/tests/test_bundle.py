@@ -52,6 +52,11 @@ def test_tensors_have_names_by_their_place():
     assert isinstance(bundle, collections.abc.Mapping)
 
 
+def test_a_bundle_is_not_reversed_by_its_rows():
+    with pytest.raises(TypeError, match="not reversible"):
+        reversed(opened({"a": onecopy.empty(1), "b": onecopy.empty(1)}))
+
+
 def test_what_is_not_there():
     bundle = opened([onecopy.empty(1)])
     assert None not in bundle and bundle.get(None) is None and bundle.get(None, 5) == 5

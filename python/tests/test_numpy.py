@@ -134,6 +134,32 @@ def test_masked_arrays_cross_queues_with_their_mask():
     assert queue.get(timeout=60).tolist() == [1, None]
 
 
+@pytest.mark.parametrize(
+    "dtype, number, error",
+    [
+        ("uint8", np.int64(256), OverflowError), ("uint8", np.int8(-1), OverflowError),
+        ("int32", np.float32(2.7), TypeError), ("float32", np.complex64(1j), TypeError),
+    ],
+)  # fmt: skip
+def test_numpy_scalars_are_written_as_numbers_are(dtype, number, error):
+    t = onecopy.full(2, 1, dtype)
+    for value in (number, number.item()):
+        with pytest.raises(error, match="value"):
+            t[0] = value
+    assert t.tolist() == [1, 1]
+    t[:] = np.uint8(7)
+    assert t.tolist() == [7, 7]
+
+
+def test_torch_tensors_of_types_that_numpy_lacks_are_converted():
+    torch = pytest.importorskip("torch")
+    t = onecopy.zeros((2, 3))
+    t[:] = torch.tensor([1.5, 2, 3], dtype=torch.bfloat16)
+    assert t.tolist() == [[1.5, 2, 3]] * 2
+    t[0] = torch.tensor(4.0, dtype=torch.bfloat16)
+    assert t.tolist() == [[4, 4, 4], [1.5, 2, 3]]
+
+
 def test_numpy_scalars():
     assert onecopy.open(onecopy.share(np.float32(2.5))).tolist() == 2.5
     assert onecopy.open(onecopy.share({"n": np.int8(3), "f": np.float64(0.5)})).tree() == {"n": 3, "f": 0.5}
