@@ -1,13 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/core/error.h"
 
+#include <nanobind/stl/string.h>
+
+#include <array>
 #include <exception>
+#include <string>
+#include <string_view>
 
 #include "gil.h"
 #include "module.h"
 
 namespace onecopy::python {
 namespace {
+
+struct Word {
+  std::string_view ours;
+  std::string_view python;
+};
+
+/// What the core's messages tell programs in C++ to write.
+constexpr std::array kWords = {
+    Word{"Access::read_only", "access=\"read\""},
+    Word{"Exact::copy", "exact=\"copy\""},
+    Word{"onecopy::copy(tensor.view())", "tensor.copy()"},
+    Word{"onecopy::", "onecopy."},
+    Word{"Bundle::open", "onecopy.open()"},
+    Word{"open it with Queue::connect", "send the onecopy.Queue itself"},
+};
+
+std::string in_words_of_python(std::string message) {
+  for (const Word& word : kWords)
+    for (std::size_t at = 0; (at = message.find(word.ours, at)) != std::string::npos;
+         at += word.python.size())
+      message.replace(at, word.ours.size(), word.python);
+  return message;
+}
 
 /// Raises the class of onecopy.errors that stands for the error's code.
 void raise(const Error& error) {
@@ -17,7 +45,7 @@ void raise(const Error& error) {
                                                               : "ascend";
   const nb::object exception =
       nb::module_::import_("onecopy.errors")
-          .attr("_make")(name(error.code()), error.what(), error.vendor_code(), domain);
+          .attr("_make")(name(error.code()), in_words_of_python(error.what()), error.vendor_code(), domain);
   PyErr_SetObject(exception.type().ptr(), exception.ptr());
 }
 

@@ -52,3 +52,14 @@ def test_errors_cross_processes(kind):
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is kind and str(again) == "what to do"
     assert (again.code, again.vendor_code, again.domain) == (kind.code, 5, "posix")
+
+
+def test_messages_say_what_to_write_in_python():
+    t = onecopy.zeros((100, 100))
+    lent = onecopy.share(onecopy.open(onecopy.share(t), access="read"))
+    with pytest.raises(onecopy.ReadOnly, match='open it with access="read"$'):
+        onecopy.open(lent)
+    with pytest.raises(onecopy.Unsupported, match=r'share a copy \(exact="copy"\)'):
+        onecopy.share(t[0], exact=True)
+    with pytest.raises(onecopy.BadHandle, match="send the onecopy.Queue itself$"):
+        onecopy.open(onecopy.Queue()._handle_bytes())
