@@ -13,7 +13,6 @@ Neither numpy nor torch is imported before something of theirs is asked for.
 from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import _core, errors
 from ._core import (
@@ -120,8 +119,10 @@ __all__ = [
     "zeros",
 ]
 
-if _TYPE_CHECKING:
+TYPE_CHECKING = False  # type checkers take it for true by its name; typing would be another import
+if TYPE_CHECKING:
     from . import torch as torch
+del TYPE_CHECKING
 
 
 def __getattr__(name: str) -> object:

@@ -37,7 +37,8 @@ void init_holds(nb::module_& m) {
   m.def("_share_held", &share_held, nb::arg("tensor"),
         "Bytes of a handle that can be opened once, as long as this process lives.");
   m.def("_hold_object", &hold_object, nb::arg("object"),
-        "Bytes for _end_hold(), in any process: the object is kept until then, or as long as this process lives.");
+        "Bytes for _end_hold(), in any process: the object is kept until then, or as long as this process "
+        "lives.");
   m.def("_let_hold_last", &let_last, nb::arg("handle"),
         "Lets such a hold last as long as this process, not ten minutes.");
   m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: nobody will open the bytes.");
