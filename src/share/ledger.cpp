@@ -229,24 +229,29 @@ Ledger::PageRef Ledger::attach(const Claims& page) {
   return table_.attach(page);
 }
 
-void Ledger::attach_child(PageRef parent) noexcept {
+/// What `change` makes reusable under the lock is disposed of without it.
+template <class Change>
+void Ledger::reclaim(Change&& change) noexcept {
   std::vector<Freed> freed;
   {
-    std::lock_guard lock(mutex_);
-    table_.attach_child(parent);
-    table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
+    const std::lock_guard lock(mutex_);
+    change([&](std::uint32_t block) { freed.push_back(take_out(block)); });
   }
   dispose(freed);
 }
 
+void Ledger::attach_child(PageRef parent) noexcept {
+  reclaim([&](auto reusable) {
+    table_.attach_child(parent);
+    table_.rescan(reusable);
+  });
+}
+
 void Ledger::detach(PageRef page) noexcept {
-  std::vector<Freed> freed;
-  {
-    std::lock_guard lock(mutex_);
+  reclaim([&](auto reusable) {
     table_.detach(page);
-    table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
-  }
-  dispose(freed);
+    table_.rescan(reusable);
+  });
 }
 
 bool Ledger::awaits_child(PageRef page) const noexcept {
@@ -255,10 +260,8 @@ bool Ledger::awaits_child(PageRef page) const noexcept {
 }
 
 std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noexcept {
-  std::vector<Freed> freed;
   std::size_t kept = 0;
-  {
-    std::lock_guard lock(mutex_);
+  reclaim([&](auto reusable) {
     for (std::uint32_t block = 0; block < table_.used(); ++block) {
       const std::uint32_t items = transits.items(block);
       page->claims.slot(block).store(items);
@@ -266,21 +269,17 @@ std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noe
     }
     page->claims.header().all.store(0);
     page->attached_children = page->claims.header().announced.load();
-    table_.rescan([&](std::uint32_t block) { freed.push_back(take_out(block)); });
-  }
-  dispose(freed);
+    table_.rescan(reusable);
+  });
   return kept;
 }
 
 bool Ledger::drain() noexcept {
-  std::vector<Freed> freed;
-  bool more;
-  {
-    std::lock_guard lock(mutex_);
-    drain_locked(freed);
+  bool more = false;
+  reclaim([&](auto reusable) {
+    table_.drain(reusable);
     more = table_.limbo_size() != 0;
-  }
-  dispose(freed);
+  });
   return more;
 }
 

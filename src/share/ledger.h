@@ -115,6 +115,8 @@ class Ledger final : public SharedKeeper {
   void leave_inherited(std::uint32_t block) noexcept;
   Freed take_out(std::uint32_t block);
   std::uint16_t index_of(ExtentOwner& from);
+  template <class Change>
+  void reclaim(Change&& change) noexcept;
   void drain_locked(std::vector<Freed>& freed);
   void dispose(std::vector<Freed>& freed) noexcept;
 
