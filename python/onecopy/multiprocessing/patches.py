@@ -18,7 +18,6 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from .. import _core
-from ..errors import Unsupported
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -172,7 +171,6 @@ class TorchOriginals:
     is_shared: Callable[[Any], bool]
     share_memory_: Callable[[Any], Any]
     new_shared: Callable[..., Any]
-    resize_: Callable[..., Any]
 
 
 originals = TorchOriginals()
@@ -242,8 +240,6 @@ def _patch_storage(untyped_storage: type) -> None:
     originals.is_shared = untyped_storage.is_shared
     originals.share_memory_ = untyped_storage.share_memory_
     originals.new_shared = untyped_storage.__dict__.get("_new_shared") or untyped_storage._new_shared
-    originals.resize_ = untyped_storage.resize_
-    _set(untyped_storage, "resize_", _resize_)
     _set(untyped_storage, "is_shared", _is_shared)
     _set(untyped_storage, "share_memory_", _share_memory_)
     _set(untyped_storage, "_new_shared", classmethod(_new_shared))
@@ -260,27 +256,6 @@ def _share_memory_(self, *args, **kwargs):
         return originals.share_memory_(self, *args, **kwargs)
     if not _is_shared(self):
         _core.torch_share_storage(self)
-    return self
-
-
-def _resize_(self, size):
-    """Changes the size; a storage in memory of onecopy can be emptied, and is a plain one of torch's then.
-
-    Others that have the memory keep it, and the next share makes another handle. As with tensors that become shared,
-    arrays that know its address (numpy's, DLPack's) do not follow.
-    """
-    if self.device.type != "cpu" or not self.nbytes() or not _core.torch_is_shared(self):
-        return originals.resize_(self, size)
-    if size == self.nbytes():
-        return self
-    import torch
-
-    if size or not hasattr(self, "_swap_data_ptr_"):
-        raise Unsupported(
-            f"memory that is shared cannot be resized, from {self.nbytes()} to {size} bytes; resize a clone() of it"
-            + (", or to 0 bytes first" if size and hasattr(self, "_swap_data_ptr_") else "")
-        )
-    self._swap_data_ptr_(torch.UntypedStorage(0))
     return self
 
 
