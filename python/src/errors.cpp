@@ -37,15 +37,16 @@ std::string in_words_of_python(std::string message) {
   return message;
 }
 
-/// Raises the class of onecopy.errors that stands for the error's code.
+/// Raises the class of onecopy.errors that stands for the error's code. What the system says names files of the user's.
 void raise(const Error& error) {
+  const std::string message =
+      error.domain() == ErrorDomain::none ? in_words_of_python(error.what()) : error.what();
   const char* domain = error.domain() == ErrorDomain::none    ? ""
                        : error.domain() == ErrorDomain::posix ? "posix"
                        : error.domain() == ErrorDomain::cuda  ? "cuda"
                                                               : "ascend";
-  const nb::object exception =
-      nb::module_::import_("onecopy.errors")
-          .attr("_make")(name(error.code()), in_words_of_python(error.what()), error.vendor_code(), domain);
+  const nb::object exception = nb::module_::import_("onecopy.errors")
+                                   .attr("_make")(name(error.code()), message, error.vendor_code(), domain);
   PyErr_SetObject(exception.type().ptr(), exception.ptr());
 }
 

@@ -78,7 +78,7 @@ nb::object elements_of_torch(nb::handle x, bool with_graph, const std::string& a
     const nb::object from = with_graph ? nb::borrow(x) : nb::object(x.attr("detach")());
     plain = from.attr("as_subclass")(nb::module_::import_("torch").attr("Tensor"));
   } catch (nb::python_error& error) {
-    if (!error.matches(PyExc_Exception)) throw;
+    if (!error.matches(PyExc_Exception) || error.matches(PyExc_MemoryError)) throw;
   }
   if (!plain.is_valid() || !torch::is_tensor(plain.ptr())) refuse_wrapper(x, argument);
   return plain;

@@ -63,3 +63,5 @@ def test_messages_say_what_to_write_in_python():
         onecopy.share(t[0], exact=True)
     with pytest.raises(onecopy.BadHandle, match="send the onecopy.Queue itself$"):
         onecopy.open(onecopy.Queue()._handle_bytes())
+    with pytest.raises(onecopy.System, match="/nowhere/onecopy::x.npy"):
+        onecopy.load_npy("/nowhere/onecopy::x.npy")

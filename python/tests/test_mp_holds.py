@@ -116,6 +116,29 @@ def test_a_task_that_cannot_be_unpickled_fails_and_its_worker_goes_on(error):
             pool.map(abs, [1, Unreadable(error)], chunksize=1)
 
 
+class OfTwoArguments(Exception):
+    """Pickles, and cannot be unpickled."""
+
+    def __init__(self, first, second) -> None:
+        super().__init__(first)
+
+
+def throw_of_two_arguments(_):
+    raise OfTwoArguments("lost", 2)
+
+
+class Unspeakable:
+    def __reduce__(self) -> tuple:
+        return throw_of_two_arguments, (0,)
+
+
+def test_a_task_whose_error_cannot_be_unpickled_either_fails_and_its_pool_goes_on():
+    with mp.get_context("fork").Pool(1) as pool:
+        with pytest.raises(RuntimeError, match="the task cannot be unpickled: OfTwoArguments: lost"):
+            pool.apply_async(abs, (Unspeakable(),)).get(30)
+        assert pool.apply(abs, (-1,)) == 1
+
+
 def test_tasks_that_a_terminated_pool_never_did_keep_nothing():
     before = onecopy.stats()["in_transit"]
     with mp.get_context("fork").Pool(1) as pool:

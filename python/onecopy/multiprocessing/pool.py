@@ -49,7 +49,7 @@ class _Tasks(multiprocessing.queues.SimpleQueue):
         try:
             return (*which, *pickle.load(buffer))
         except Exception as error:
-            return (*which, _fail, (error,), {})
+            return (*which, _fail, (_for_the_caller(error),), {})
 
     def take_away(self) -> None:
         """Takes a task that nobody will do; unpickled, so that its tensors are not kept for anybody any more."""
@@ -58,6 +58,15 @@ class _Tasks(multiprocessing.queues.SimpleQueue):
 
 def _fail(error: Exception) -> None:
     raise error
+
+
+def _for_the_caller(error: Exception) -> Exception:
+    """The error itself if the caller can unpickle it: what it cannot would end the thread that hears all results."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"the task cannot be unpickled: {type(error).__name__}: {error}")
+    return error
 
 
 class Pool(multiprocessing.pool.Pool):
@@ -82,6 +91,8 @@ class Pool(multiprocessing.pool.Pool):
 
     @classmethod
     def _terminate_pool(cls, taskqueue, inqueue, *others):
-        super()._terminate_pool(taskqueue, inqueue, *others)
-        while inqueue._reader.poll():  # no worker reads any more, and none was stopped while it did: we have the lock
-            inqueue.take_away()
+        try:
+            super()._terminate_pool(taskqueue, inqueue, *others)
+        finally:
+            while inqueue._reader.poll():  # no worker reads any more, and none was stopped while it did: we have the lock
+                inqueue.take_away()

@@ -438,10 +438,11 @@ def rebuild_event(device, handle, hold=None):
     """The CUDA event that another process made, which need not keep it any more."""
     import torch
 
-    event = torch.cuda.Event.from_ipc_handle(device, handle)
-    if hold is not None:
-        _core._end_hold(hold)
-    return event
+    try:
+        return torch.cuda.Event.from_ipc_handle(device, handle)
+    finally:
+        if hold is not None:
+            _core._end_hold(hold)
 
 
 def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple:
