@@ -121,7 +121,10 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
     attempt.position = item.position;
     return false;
   } catch (const Error& error) {
-    if (is_kept(error.code())) throw;
+    // Nor what is wrong with a device in this process: others may take the item.
+    if (is_kept(error.code()) || error.domain() == ErrorDomain::cuda ||
+        error.domain() == ErrorDomain::ascend)
+      throw;
     attempt.lost = error;
     return true;
   }

@@ -259,6 +259,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   {
     const std::lock_guard lock(mutex_);
     child->attached = ledger_.attach(claims_in(child->page));
+    child->untold = parent.untold;  // it has inherited the mappings
   }
   point("adopt.attached");
   ledger_.attach_child(*parent.attached);
@@ -269,11 +270,11 @@ void Broker::greet_child(At at, ByteSpan packet) {
   const auto body = wire::body_of<wire::ChildHello>(packet);
   if (!at->attached || at->credentials.pid != 0)
     throw Error(ErrorCode::protocol, "a child's greeting from somebody else");
-  {
-    std::lock_guard lock(mutex_);
-    at->credentials.pid = body.pid;
-  }
-  at->pidfd = open_pidfd(ProcessOrigin{body.pid, body.start_time});
+  Fd pidfd =
+      open_pidfd(ProcessOrigin{body.pid, body.start_time});  // none in another namespace, of other numbers
+  const std::lock_guard lock(mutex_);
+  if (pidfd) at->credentials.pid = body.pid;
+  at->pidfd = std::move(pidfd);
 }
 
 void Broker::take_deposit(Connection& c, Packet packet) {
@@ -322,9 +323,15 @@ bool Broker::tick() {
     if (at->orphan ? is_delivered(*at->orphan) : !at->attached && is_over(*at)) drop(at);
     else if (at->lost && !has_unseen_children(*at)) leave_in_transit(at);
     else if (at->closed && !at->orphan && !at->lost && is_over(*at)) bury(at);
-    else waiting = true;
+    else waiting = waiting || is_looked_for(*at);
   }
   return waiting;
+}
+
+/// Does it take a look to see that it is over? Otherwise its pidfd says so, or nothing ever does.
+bool Broker::is_looked_for(const Connection& c) const {
+  if (c.lost) return c.lost->are_visible();
+  return c.orphan || !c.attached || !c.pidfd || !c.has_device_memory;
 }
 
 /// A stranger that has been silent too long, or a borrower that is no more.
@@ -447,8 +454,8 @@ void Broker::tell_retired(Connection& c) noexcept {
   try {
     while (next != c.untold.end() && c.socket.try_send(wire::pack(wire::Type::retire, wire::Retire{*next})))
       ++next;
-  } catch (const Error&) {  // it is gone; its hangup says so too
-    next = c.untold.end();
+  } catch (const Error& e) {  // it is gone, which its hangup says too, or the system is short of memory
+    if (e.code() == ErrorCode::peer_died) next = c.untold.end();
   }
   c.untold.erase(c.untold.begin(), next);
 }

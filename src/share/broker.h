@@ -136,6 +136,7 @@ class Broker {
   void on_hangup(At at);
   void bury(At at) noexcept;
   bool is_over(const Connection& c) const;
+  bool is_looked_for(const Connection& c) const;
   bool may_be_used_unseen(const Connection& c) const;
   void lose(At at) noexcept;
   bool has_unseen_children(Connection& lost) const;

@@ -23,7 +23,8 @@ Seen look(int pid, const MappedFile& file) {
   errno = 0;
   std::ifstream maps(fmt::format("/proc/{}/maps", pid));
   if (!maps && (errno == ENOENT || errno == ESRCH)) return Seen::gone;
-  if (!maps) return errno == EACCES ? Seen::refused : Seen::nothing;  // short of descriptors, say
+  if (!maps)
+    return errno == EACCES || errno == EPERM ? Seen::refused : Seen::nothing;  // short of descriptors, say
   const std::string wanted = fmt::format(" {} ", file.inode);
   bool has_memory = false;
   for (std::string line; std::getline(maps, line); has_memory = true)
@@ -33,10 +34,19 @@ Seen look(int pid, const MappedFile& file) {
   return has_memory ? Seen::not_mapped : Seen::no_memory;
 }
 
-/// What may not be looked at is another user's: only root has children that become such.
+/// Also of a process that forbids others to look at it.
+bool is_of_our_user(int pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string word; status >> word;)
+    if (uid_t real = 0; word == "Uid:" && status >> real) return real == ::getuid();
+  return false;
+}
+
+/// What may not be looked at is another user's, mostly: only root has children that become such.
 bool may_use(int pid, const MappedFile& file) {
   const Seen seen = look(pid, file);
-  return seen == Seen::mapped || seen == Seen::nothing || (seen == Seen::refused && ::geteuid() == 0);
+  if (seen == Seen::refused) return ::geteuid() == 0 || is_of_our_user(pid);
+  return seen == Seen::mapped || seen == Seen::nothing;
 }
 
 /// Also when processes cannot be seen. The file is ours, so its users are younger than we are.

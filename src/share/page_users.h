@@ -24,6 +24,7 @@ class UnseenUsers {
   /// Not `visible`: processes of another namespace, of which nothing is ever known.
   explicit UnseenUsers(bool visible) : visible_(visible) {}
 
+  bool are_visible() const noexcept { return visible_; }
   /// Does nobody map the file any more but this process and those that are known? False until that was seen twice:
   /// one that forked and ended during a look may have been missed.
   bool are_all_gone(const MappedFile& file, const std::function<bool(int pid)>& is_known);
