@@ -125,6 +125,7 @@ class Survivor {
     polite_->reach(2);
   }
   void live() {
+    stats();  // what killed processes left is looked for now, and not by the watch thread after the first open
     open(Handle::from_text(polite_->read())).release();
     polite_->step = 2;
     const Footprint before = Footprint::settled();
@@ -372,6 +373,7 @@ class Witnesses {
     EXPECT_EQ(stats().bytes_shared, bytes);
   }
   void borrow() {
+    stats();  // as above
     polite_->reach(1);
     open(Handle::from_text(polite_->read())).release();
     polite_->step = 2;

@@ -40,8 +40,22 @@ Footprint Footprint::settled() {
     const Stats s = stats();
     return s.owners == 0 && s.limbo == 0 && s.deposits == 0 && s.in_transit == 0;
   }));
-  collect();  // what was freed since
-  return now();
+  return unchanging();
+}
+
+/// What the watch thread, or another, is in the middle of has an end: it looks the same for a while then.
+Footprint Footprint::unchanging() {
+  constexpr int kLooks = 10;
+  Footprint last;
+  int same = 0;
+  EXPECT_TRUE(eventually([&] {
+    collect();
+    const Footprint next = now();
+    same = next == last ? same + 1 : 0;
+    last = next;
+    return same >= kLooks;
+  }));
+  return last;
 }
 
 /// It keeps a claim page ready for the next, which its watch thread makes when it comes to it.
@@ -49,7 +63,7 @@ Footprint Footprint::settled_owner(std::uint64_t borrowers) {
   EXPECT_TRUE(eventually([&] { return stats().borrowers == borrowers; }));
   settled();  // no pages of those that it borrowed from
   EXPECT_TRUE(eventually([&] { return count_lines("onecopy-claims") == borrowers + 1; }));
-  return now();
+  return unchanging();
 }
 
 void expect_soon(const Footprint& footprint) {

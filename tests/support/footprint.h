@@ -27,6 +27,9 @@ struct Footprint {
   /// The same of one that others borrow from, or did: so many of them are left.
   static Footprint settled_owner(std::uint64_t borrowers = 0);
   bool operator==(const Footprint&) const = default;
+
+ private:
+  static Footprint unchanging();
 };
 
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint);

@@ -31,17 +31,20 @@ std::uint64_t random_id() {
 
 bool Facts::is_admitted(std::int32_t number) const {
   if (unchecked != 0) return true;
-  for (int i = 0; i < admitted_count && i < static_cast<int>(kMostAdmitted); ++i)
-    if (admitted[i] == number) return true;
+  for (std::uint32_t i = 0; i < kMostAdmitted; ++i) {
+    const std::int32_t there = admitted[(number + i) % kMostAdmitted];
+    if (there == 0 || there == number) return there == number;
+  }
   return false;
 }
 
 bool Facts::admit(std::int32_t number) {
-  if (is_admitted(number)) return true;
-  const int at = admitted_count.fetch_add(1);
-  if (at >= static_cast<int>(kMostAdmitted)) return false;
-  admitted[at] = number;
-  return true;
+  for (std::uint32_t i = 0; i < kMostAdmitted; ++i) {
+    std::int32_t there = 0;
+    if (admitted[(number + i) % kMostAdmitted].compare_exchange_strong(there, number) || there == number)
+      return true;
+  }
+  return false;
 }
 
 void Facts::add_importer(std::int32_t pid) {

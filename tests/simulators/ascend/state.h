@@ -33,10 +33,10 @@ struct Facts {
   char magic[16];
   std::uint64_t id;
   std::uint64_t size;
-  std::int32_t device;                       ///< physical
-  std::atomic<std::int32_t> unchecked;       ///< exported without a whitelist
-  std::atomic<std::int32_t> admitted_count;  ///< the whitelist
-  std::atomic<std::int32_t> admitted[kMostAdmitted];
+  std::int32_t device;                  ///< physical
+  std::atomic<std::int32_t> unchecked;  ///< exported without a whitelist
+  std::atomic<std::int32_t>
+      admitted[kMostAdmitted];  ///< the whitelist; each at its number or behind, 0 = free
   std::atomic<std::int32_t> importers[kMostImporters];  ///< pids that have it open by key; 0 = free
 
   bool is_admitted(std::int32_t number) const;
