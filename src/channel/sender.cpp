@@ -220,7 +220,7 @@ std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, TimePoi
 
 /// The queue's creator keeps the segment of an owner that dies. What is the creator's own needs no
 /// keeping by itself; others serve it. One that does not answer is stopped, and is not waited for: it need not run for
-/// a put, and keeps the segment when it does again.
+/// a put. It keeps the segment later if it was asked in time; as far as we know it does not, which is counted.
 bool Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block,
                      SegmentKind kind) {
   if (keeper.owner() == creator_ && creator_ != process.id()) return false;
