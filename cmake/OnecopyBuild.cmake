@@ -52,6 +52,8 @@ if(ONECOPY_SANITIZE)
     target_link_options(onecopy_build_flags INTERFACE
       $<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-no-pie>)
   endif()
+else()  # what others define is found when the program starts, and not in the middle of its first open
+  target_compile_options(onecopy_build_flags INTERFACE -fno-plt)
 endif()
 
 # onecopy_target(<target>): language level and flags that every target has.

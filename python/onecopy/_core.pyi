@@ -388,7 +388,8 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
         Unsupported: there is no way from that device to the memory; there is no driver for it; the
             device is hidden from this process, or was used before this process was forked.
         Timeout: its owner has not answered for ten seconds: it is stopped (SIGSTOP, a debugger).
-        PeerDied: its owner lives, and cannot be reached from this network namespace.
+        PeerDied: its owner lives, and cannot be reached from this network namespace; or the process
+            that shared it died, or its device failed, before its stream was done.
         OutOfMemory, OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, BadSecret,
         VersionMismatch.
 
@@ -401,7 +402,8 @@ class Bundle:
     """
     Many tensors under one handle, by name: a mapping that opens a tensor when it is asked
     for. The tensors of a nested value are named by their place in it, e.g.
-    ``"layers.3.weight"``. Made by ``open()``.
+    ``"layers.3.weight"``. What is no tensor, and the nested value as it was, ``tree()`` gives
+    back. Made by ``open()``.
     """
 
     __reversed__: None = None
@@ -490,8 +492,9 @@ def stats() -> dict[str, int]:
       to;
     - ``leases``: claims of this process on blocks of others;
     - ``deposits``: segments of others kept open for receivers to come;
-    - ``unkept``: segments put into queues that cannot keep them, since the start: what is still
-      in the queue when their process dies is lost;
+    - ``unkept``: segments put into queues that do not keep them: what is still in the queue
+      when their process dies is lost. It can fall again: one whose queue's creator was stopped
+      counts until a later put has asked again;
     - ``descriptors``: open descriptors of the whole process;
     - ``host_waits``: how often this process waited where a stream should have, on devices whose
       streams cannot wait for other processes;
@@ -502,7 +505,8 @@ def stats() -> dict[str, int]:
 def collect(older_than: float | None = None) -> None:
     """
     Gives back now what would be given back later: freed memory, mappings of owners that are
-    gone.
+    gone. What was dropped in default streams of devices is marked and ended, too; idle streams
+    are given a millisecond to come past those marks.
 
     Args:
         older_than: also stop keeping memory for handles that were pickled more seconds ago
@@ -592,7 +596,7 @@ class Queue:
     """
     Objects, in order, from any number of processes to any number of processes.
 
-    A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict, and tensors among them) cross without pickle. What was put is delivered also when its putter is gone by then. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows.
+    A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict, and tensors among them) cross without pickle. Tensors are those of onecopy and torch; numpy arrays are pickled, and so copied: put the onecopy.Tensor, and call ``.numpy()`` where it arrives. What was put is delivered also when its putter is gone by then; what a process had got, and was killed with, is not delivered again. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows. ``onecopy.multiprocessing.Queue`` has the interface of the standard library's.
     """
 
     def __init__(self, maxsize: int = 0) -> None: ...

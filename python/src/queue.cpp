@@ -216,8 +216,12 @@ void init_queue(nb::module_& m) {
       "Objects, in order, from any number of processes to any number of processes.\n\n"
       "A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict, "
       "and "
-      "tensors among them) cross without pickle. What was put is delivered also when its putter is gone "
-      "by then. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows.");
+      "tensors among them) cross without pickle. Tensors are those of onecopy and torch; numpy arrays are "
+      "pickled, and so copied: put the onecopy.Tensor, and call ``.numpy()`` where it arrives. What was "
+      "put is "
+      "delivered also when its putter is gone by then; what a process had got, and was killed with, is not "
+      "delivered again. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows. "
+      "``onecopy.multiprocessing.Queue`` has the interface of the standard library's.");
   queue.def(nb::new_(&make), nb::arg("maxsize") = 0);
   init_messages(queue);
   expect_waiting_threads();

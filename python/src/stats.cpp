@@ -154,8 +154,9 @@ void init_stats(nb::module_& m) {
         "  to;\n"
         "- ``leases``: claims of this process on blocks of others;\n"
         "- ``deposits``: segments of others kept open for receivers to come;\n"
-        "- ``unkept``: segments put into queues that cannot keep them, since the start: what is still\n"
-        "  in the queue when their process dies is lost;\n"
+        "- ``unkept``: segments put into queues that do not keep them: what is still in the queue\n"
+        "  when their process dies is lost. It can fall again: one whose queue's creator was stopped\n"
+        "  counts until a later put has asked again;\n"
         "- ``descriptors``: open descriptors of the whole process;\n"
         "- ``host_waits``: how often this process waited where a stream should have, on devices whose\n"
         "  streams cannot wait for other processes;\n"
@@ -164,7 +165,8 @@ void init_stats(nb::module_& m) {
   m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),
         nb::sig("def collect(older_than: float | None = None) -> None"),
         "Gives back now what would be given back later: freed memory, mappings of owners that are\n"
-        "gone.\n"
+        "gone. What was dropped in default streams of devices is marked and ended, too; idle streams\n"
+        "are given a millisecond to come past those marks.\n"
         "\n"
         "Args:\n"
         "    older_than: also stop keeping memory for handles that were pickled more seconds ago\n"

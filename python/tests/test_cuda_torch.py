@@ -48,6 +48,10 @@ def describe(handle: bytes):
     return tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device), tensor.cpu().tolist()
 
 
+def leases() -> int:
+    return onecopy.stats()["leases"]
+
+
 def add_one(handle: bytes) -> None:
     open_torch(handle).add_(1)
     torch.cuda.synchronize()
@@ -180,9 +184,11 @@ def test_a_handle_written_down_is_good_as_long_as_the_tensor():
     data = onecopy.share(tensor).to_bytes()
     gc.collect()
     onecopy.collect()
+    before = borrower(leases)
     assert borrower(describe, data)[4] == [5, 5, 5, 5]
     del tensor
     gc.collect()
+    assert eventually(lambda: borrower(leases) <= before), "the borrower's own lease ends with a tick"
     with pytest.raises(onecopy.StaleHandle):
         borrower(describe, data)
 

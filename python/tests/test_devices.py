@@ -392,6 +392,30 @@ def test_a_renumbered_device_is_found(vendor, run_python):
     assert output == f"{vendor.device(0)} [5, 5]\n"
 
 
+def test_only_the_card_that_uses_anothers_memory_gets_a_context(run_python):
+    """As sglang#22662 wants it; tests/issues/consumer_device_test.cpp has the rest."""
+    program = """
+        import ctypes, os, subprocess, sys, onecopy
+
+        def has_context(ordinal):
+            flags, active = ctypes.c_uint(), ctypes.c_int(-1)
+            driver = ctypes.CDLL(os.environ["ONECOPY_CUDA_DRIVER"])
+            assert driver.cuDevicePrimaryCtxGetState(ordinal, ctypes.byref(flags), ctypes.byref(active)) == 0
+            return active.value
+
+        if handle := sys.argv[1:]:
+            tensor = onecopy.open(*handle, "cuda:1")
+            print(tensor.device, tensor.tolist(), has_context(0), has_context(1))
+            tensor = onecopy.open(*handle)
+            print(tensor.device, tensor.tolist(), has_context(0))
+            sys.exit()
+        handle = onecopy.share(onecopy.full(2, 5, "int8", "cuda:0"))
+        subprocess.run([sys.executable, __file__, str(handle)], check=True)
+    """
+    output = run_python(program, env=needs_simulator(CUDA))
+    assert output == "cuda:1 [5, 5] 0 1\ncuda:0 [5, 5] 1\n"
+
+
 def test_cards_without_a_path_are_said_to_have_none(vendor, run_python):
     environment = needs_simulator(vendor) | {vendor.peers: "none"}
     program = """

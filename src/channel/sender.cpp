@@ -190,29 +190,65 @@ std::uint16_t Sender::origin_of(Process& process, const Tensor& tensor, std::uin
                                 TimePoint deadline) {
   const Key key{&static_cast<SharedKeeper*>(tensor.block().keeper())->root(), segment, tensor.access()};
   if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
-  std::optional<std::uint16_t> origin;
-  {
-    std::lock_guard lock(known_mutex_);
-    if (const auto at = known_.find(key); at != known_.end()) origin = at->second;
-  }
-  if (!origin) origin = add_origin(process, tensor, deadline);
-  std::lock_guard lock(known_mutex_);
-  if (known_.size() == OriginTable::kCapacity) known_.clear();  // most of them of segments that are gone
-  last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), *origin);
-  return known_[key] = *origin;
+  const std::optional<Known> known = find_known(key);
+  if (known && (!known->is_unanswered || process.is_silent(creator_))) return known->origin;
+  const Known now = ask_creator(process, tensor, deadline, known);
+  remember(process, key, now);
+  return now.origin;
+}
+
+std::optional<Sender::Known> Sender::find_known(const Key& key) {
+  const std::lock_guard lock(known_mutex_);
+  const auto at = known_.find(key);
+  if (at == known_.end()) return {};
+  remember_last(key, at->second);
+  return at->second;
+}
+
+void Sender::remember(Process& process, const Key& key, const Known& known) {
+  const std::lock_guard lock(known_mutex_);
+  if (known_.size() == OriginTable::kCapacity) forget_most(process);
+  Known& before = known_[key];
+  if (known.is_unkept && !before.is_unkept) process.unkept.fetch_add(1, std::memory_order_relaxed);
+  if (!known.is_unkept && before.is_unkept) process.unkept.fetch_sub(1, std::memory_order_relaxed);
+  before = known;
+  remember_last(key, known);
+}
+
+/// REQUIRES: known_mutex_. Most are of segments that are gone. Those that are counted stay, or are counted no more.
+void Sender::forget_most(Process& process) noexcept {
+  std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
+  if (known_.size() < OriginTable::kCapacity) return;
+  process.unkept.fetch_sub(known_.size(), std::memory_order_relaxed);
+  known_.clear();
+}
+
+/// REQUIRES: known_mutex_.
+void Sender::remember_last(const Key& key, const Known& known) noexcept {
+  if (!known.is_unanswered)
+    last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.origin);
 }
 
 /// Two threads may do this at once; then the segment has two entries, which does no harm.
-std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, TimePoint deadline) {
+Sender::Known Sender::ask_creator(Process& process, const Tensor& tensor, TimePoint deadline,
+                                  const std::optional<Known>& before) {
   const Patience patience(deadline);
   auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper()).root();
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  const bool deposited = deposit(process, keeper, tensor.block(), place.kind);
+  const Keeper kept_by = deposit(process, keeper, tensor.block());
   point("queue.put.deposited");
-  const Origin origin{keeper.owner(),      deposited ? creator_ : process.id(),
+  const bool is_unanswered = kept_by == Keeper::perhaps_creator;
+  const bool is_unkept =
+      is_unanswered || kept_by == Keeper::nobody || (kept_by == Keeper::creator && is_weak(place.kind));
+  if (before && kept_by != Keeper::creator) return {before->origin, is_unkept, is_unanswered};
+  const Origin origin{keeper.owner(),      kept_by == Keeper::creator ? creator_ : process.id(),
                       place.segment_size,  place.info.segment,
                       place.kind,          tensor.access(),
                       place.identity->uuid};
+  return {add_origin(origin, deadline), is_unkept, is_unanswered};
+}
+
+std::uint16_t Sender::add_origin(const Origin& origin, TimePoint deadline) {
   std::optional<std::uint16_t> index;
   ring_.exclusively(deadline, [&] { index = origins_.append(origin); });
   return index.value_or(kWholeHandle);
@@ -220,26 +256,25 @@ std::uint16_t Sender::add_origin(Process& process, const Tensor& tensor, TimePoi
 
 /// The queue's creator keeps the segment of an owner that dies. What is the creator's own needs no
 /// keeping by itself; others serve it. One that does not answer is stopped, and is not waited for: it need not run for
-/// a put. It keeps the segment later if it was asked in time; as far as we know it does not, which is counted.
-bool Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block,
-                     SegmentKind kind) {
-  if (keeper.owner() == creator_ && creator_ != process.id()) return false;
+/// a put. It keeps the segment later if it was asked in time; as far as we know it does not, which is counted until it
+/// has been asked again.
+Sender::Keeper Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block) {
+  if (keeper.owner() == creator_ && creator_ != process.id()) return Keeper::needless;
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};
-  bool kept = true;
   try {
     const Patience patience(std::chrono::steady_clock::now() +
                             std::min<std::chrono::milliseconds>(broker_patience(), kCreatorTakesAtMost));
     process.deposit(block, creator_, origins_.channel());
+    return Keeper::creator;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::peer_died && error.code() != ErrorCode::owner_died &&
         error.code() != ErrorCode::unsupported && error.code() != ErrorCode::timeout)
       throw;
     // The creator is gone or stopped, or may not write what we may only read, or has too many; or we cannot pass it on.
     // Who has it open can take it all the same, and others learn why they cannot.
-    kept = false;
+    const bool may_go_on = error.code() == ErrorCode::timeout && process.is_silent(creator_);
+    return may_go_on ? Keeper::perhaps_creator : Keeper::nobody;
   }
-  if (!kept || is_weak(kind)) process.unkept.fetch_add(1, std::memory_order_relaxed);
-  return kept;
 }
 
 void Sender::lock() {

@@ -94,12 +94,25 @@ class Sender {
     std::size_t write(std::byte* begin) const;
   };
   using Key = std::tuple<const SharedKeeper*, std::uint32_t, Access>;
+  /// Who keeps a segment when its owner dies; `perhaps_creator`: it has not answered, and may when it goes on.
+  enum class Keeper : std::uint8_t { creator, nobody, perhaps_creator, needless };
+  struct Known {
+    std::uint16_t origin = 0;
+    bool is_unkept = false;      ///< and counted
+    bool is_unanswered = false;  ///< the creator is to be asked again
+  };
 
   Outgoing outgoing(Process& process, const Tensor& tensor, TimePoint deadline);
   std::uint16_t origin_of(Process& process, const Tensor& tensor, std::uint32_t segment,
                           TimePoint deadline);
-  std::uint16_t add_origin(Process& process, const Tensor& tensor, TimePoint deadline);
-  bool deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block, SegmentKind kind);
+  std::optional<Known> find_known(const Key& key);
+  void remember(Process& process, const Key& key, const Known& known);
+  void forget_most(Process& process) noexcept;
+  void remember_last(const Key& key, const Known& known) noexcept;
+  Known ask_creator(Process& process, const Tensor& tensor, TimePoint deadline,
+                    const std::optional<Known>& before);
+  std::uint16_t add_origin(const Origin& origin, TimePoint deadline);
+  Keeper deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block);
   bool put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream, Tensor* given);
   /// `given` is what the blocks were taken from: it goes.
   bool put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,
@@ -112,8 +125,8 @@ class Sender {
   const ProcessId creator_;
   SentItems sent_;
   std::mutex known_mutex_;
-  std::map<Key, std::uint16_t> known_;
-  LastOrigin last_;  ///< written under known_mutex_
+  std::map<Key, Known> known_;
+  LastOrigin last_;  ///< written under known_mutex_; of what is unanswered nothing
 };
 
 }  // namespace onecopy

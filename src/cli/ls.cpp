@@ -30,7 +30,7 @@ std::vector<OwnerInfo> other_owners() {
 }
 
 void print_table(const std::vector<OwnerInfo>& owners) {
-  if (owners.empty()) return fmt::print("No process of this user shares memory.\n");
+  if (owners.empty()) return fmt::print("No process of this user that answers shares memory.\n");
   constexpr auto kRight = Align::right;
   Table table({{"pid", kRight},
                {"program"},
@@ -61,9 +61,8 @@ void print_details(const OwnerInfo& owner) {
     fmt::print("{}: {} in transit for {} ({})\n", owner.pid, plural(transit.blocks, "block"),
                age_of(transit), transit.where);
   if (owner.stats.unkept != 0)
-    fmt::print(
-        "{}: {} so far that it put into queues end with their process (the queues cannot keep them)\n",
-        owner.pid, plural(owner.stats.unkept, "segment"));
+    fmt::print("{}: {} that it put into queues end with their process (the queues do not keep them)\n",
+               owner.pid, plural(owner.stats.unkept, "segment"));
   if (owner.stats.host_waits != 0)
     fmt::print("{}: its host waited for streams {} (its devices have no stream memory operations)\n",
                owner.pid, plural(owner.stats.host_waits, "time"));

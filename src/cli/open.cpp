@@ -106,9 +106,19 @@ void print_as_json(const std::vector<NamedTensor>& tensors, bool with_sum) {
   print_json({{"tensors", std::move(rows)}, {"bytes", total_bytes(tensors)}});
 }
 
+void check_name(const std::string& out) {
+  if (out.ends_with(".npy") || out.ends_with(".npz"))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("--out writes a safetensors file, and {} is named as one of numpy; give it a name "
+                    "that ends in .safetensors",
+                    out));
+}
+
 int open_handle(const OpenOptions& options) {
   std::optional<Interrupts> interrupts;
   if (options.hold) interrupts.emplace();
+  check_name(options.out);
   const Handle handle = Handle::from_text(read_handle_text(options.handle));
   const auto start = std::chrono::steady_clock::now();
   const std::vector<NamedTensor> tensors = open_all(handle);
@@ -121,6 +131,8 @@ int open_handle(const OpenOptions& options) {
   if (!options.out.empty()) {
     std::vector<Tensor> readable;
     std::vector<std::pair<std::string, TensorView>> views;
+    readable.reserve(tensors.size());
+    views.reserve(tensors.size());
     for (const auto& [tensor_name, tensor] : tensors)
       views.emplace_back(tensor_name, readable.emplace_back(on_host(tensor)).view());
     write_safetensors(options.out, views);

@@ -20,17 +20,15 @@
 #include "share/holds.h"
 #include "share/importer.h"
 #include "share/ledger.h"
+#include "share/orphan.h"
 #include "share/page_users.h"
 #include "share/timeline.h"
 #include "share/watch.h"
 
 namespace onecopy {
 
-/// How long a stranger may be silent before it has proved that it holds a handle, and how long a block
-/// that was in a dead process's item stays held after the item was taken, since the receiver may still be
-/// reading the item. Tests lower them.
+/// How long a stranger may be silent before it has proved that it holds a handle. Tests lower it.
 inline std::atomic<int> stranger_silence_ms{5'000};
-inline std::atomic<int> after_transit_ms{5'000};
 
 /// The server inside a process: lets borrowers of the same user attach once they have proved that
 /// they hold one of its handles, hands out descriptors, and lets their claims fall when they die.
@@ -77,14 +75,14 @@ class Broker {
  private:
   using Clock = Holds::Clock;
 
-  /// A dead borrower's page, which holds only what it had in queues.
-  struct Orphan {
-    std::size_t blocks = 0;
-    Clock::time_point since = Clock::now();
-    /// The queues whose items are not all taken yet, with the number of items put before its death.
-    std::map<std::uint64_t, std::optional<std::uint64_t>> waiting_for;
-    bool knows_queues = false;
-    std::optional<Clock::time_point> taken;  ///< since when all are
+  /// A borrower that is gone, and may have children that we never met.
+  struct Lost {
+    bool is_visible;  ///< not of another namespace, of whose processes nothing is ever known
+    int times_gone = 0;
+
+    /// Are they gone, too? `unseen`: what a look has shown, if there was one. Only after two, since one that forked
+    /// and ended during a look may have been missed.
+    bool is_over(std::optional<bool> unseen) noexcept;
   };
   struct Connection {
     UnixSocket socket;
@@ -105,47 +103,64 @@ class Broker {
     std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
     bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
-    std::optional<UnseenUsers> lost;  ///< it is gone, and may have children that we never met
+    std::optional<Lost> lost;
     std::optional<Orphan> orphan;
     std::uint32_t serial = 0;  ///< of the question being answered
+
+    /// Not a stranger, and not known to be dead.
+    bool is_borrower() const noexcept { return attached && !orphan && !lost; }
   };
   using Connections = std::list<Connection>;
   using At = Connections::iterator;
 
+  // broker.cpp: connections
   void accept_all();
   At add_connection(UnixSocket socket);
   void serve(At at);
-  void answer(At at, Packet packet);
-  void challenge(Connection& c, ByteSpan packet);
-  void make_spare_page() noexcept;
-  std::size_t challenged() const;
-  void welcome(Connection& c, ByteSpan packet);
-  void send_segment(Connection& c, ByteSpan packet);
-  void send_foreign(Connection& c, ByteSpan packet);
-  void note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept;
-  void adopt_child(Connection& parent, Packet packet);
-  void greet_child(At at, ByteSpan packet);
-  void join(Connection& c, ByteSpan packet);
-  void leave(Connection& c, const wire::JoinChannel& which);
-  void send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept;
-  void tell_retired(Connection& c) noexcept;
-  bool tell_all_retired() noexcept;
-  void report_users(const wire::JoinChannel& which);
-  void take_deposit(Connection& c, Packet packet);
-  void drop_deposit(ByteSpan packet);
-  void on_hangup(At at);
-  void bury(At at) noexcept;
-  bool is_over(const Connection& c) const;
-  bool is_looked_for(const Connection& c) const;
-  bool may_be_used_unseen(const Connection& c) const;
-  void lose(At at) noexcept;
-  bool has_unseen_children(Connection& lost) const;
-  void leave_in_transit(At at) noexcept;
-  bool is_delivered(Orphan& orphan) const;
-  void drop(At at) noexcept;
   void reply(Connection& c, Bytes message, const std::vector<int>& fds = {});
   void send(Connection& c, const Bytes& message, const std::vector<int>& fds);
   void refuse(Connection& c, const Error& why);
+  void make_spare_page() noexcept;
+  void tell_retired(Connection& c) noexcept;
+  bool tell_all_retired() noexcept;
+
+  // broker_answers.cpp
+  void answer(At at, Packet packet);
+  bool answer_anybody(At at, wire::Type type, ByteSpan packet);
+  void answer_borrower(Connection& c, wire::Type type, Packet packet);
+  void challenge(Connection& c, ByteSpan packet);
+  std::size_t challenged() const;
+  void welcome(Connection& c, ByteSpan packet);
+  void send_info(Connection& c);
+  void send_limbo(Connection& c, ByteSpan packet);
+  void send_timeline(Connection& c);
+  void send_segment(Connection& c, ByteSpan packet);
+  void send_foreign(Connection& c, ByteSpan packet);
+  HeldSegment find_held(const std::string& owner, std::uint32_t segment, Access access);
+  void note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept;
+  void adopt_child(Connection& parent, Packet packet);
+  void greet_child(At at, ByteSpan packet);
+  void take_deposit(Connection& c, Packet packet);
+  void drop_deposit(ByteSpan packet);
+
+  // broker_channels.cpp
+  void join(Connection& c, ByteSpan packet);
+  void leave(Connection& c, const wire::JoinChannel& which);
+  void send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept;
+  void report_users(const wire::JoinChannel& which);
+
+  // broker_deaths.cpp
+  void on_hangup(At at);
+  bool look_after_closed();
+  bool is_over(const Connection& c) const;
+  bool is_looked_for(const Connection& c) const;
+  void bury(At at) noexcept;
+  bool may_be_used_unseen(const Connection& c) const;
+  void lose(At at) noexcept;
+  std::optional<Clock::time_point> first_misheard() const;
+  std::optional<bool> look_for_unseen();
+  void leave_in_transit(At at) noexcept;
+  void drop(At at) noexcept;
 
   const ProcessId self_;
   Ledger& ledger_;
@@ -162,6 +177,7 @@ class Broker {
   ClaimFile spare_page_;   ///< for the claims of the next borrower; watch thread, once it listens
   bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread
   bool starving_ = false;  ///< said so already
+  UnseenUsers unseen_;     ///< watch thread
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues
 };

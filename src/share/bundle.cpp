@@ -49,7 +49,7 @@ Handle share_in_order(std::span<const NamedTensor> tensors, ByteSpan structure,
   const Tensor table = empty(Layout(DType::u8, {bytes}));
   writer.finish(structure, {table.as<std::byte>(), static_cast<std::size_t>(bytes)});
   process.ledger().keep_with(table.block().number(), std::move(kept));
-  const Handle handle = process.share(table, kHandleIsBundle);
+  Handle handle = process.share(table, kHandleIsBundle);
   if (!stream) return handle;
   HandleFields fields = handle.fields();
   const TimelinePoint point = mark_all(process, tensors, *stream);
@@ -69,9 +69,9 @@ Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure, St
 }
 
 struct Bundle::State {
-  State(Tensor t, OpenOptions o, const HandleFields& handle)
+  State(Tensor t, const OpenOptions& o, const HandleFields& handle)
       : table(std::move(t)),
-        options(std::move(o)),
+        options(o),
         maker(handle.maker),
         point{handle.timeline_slot, handle.timeline_value},
         reader({table.as<std::byte>(), table.nbytes()}) {}

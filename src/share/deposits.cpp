@@ -53,14 +53,14 @@ bool Deposits::has_room_for(const ExportedMemory& memory) const noexcept {
   return kept <= kMostOfDevices;
 }
 
-std::optional<Deposits::Opened> Deposits::open(const DepositKey& key, Access access) const {
+std::optional<HeldSegment> Deposits::open(const DepositKey& key, Access access) const {
   std::lock_guard lock(mutex_);
   const auto at = entries_.find(key);
   if (at == entries_.end()) return {};
   const Entry& entry = at->second;
-  return Opened{entry.table.duplicate(),
-                backend(device_type(entry.memory.kind)).duplicate(entry.memory, access),
-                is_gone(*entry.pidfd)};
+  return HeldSegment{entry.table.duplicate(),
+                     backend(device_type(entry.memory.kind)).duplicate(entry.memory, access),
+                     is_gone(*entry.pidfd)};
 }
 
 void Deposits::add_elsewhere(const DepositKey& key, const ProcessId& keeper) {

@@ -15,6 +15,7 @@
 #include "onecopy/device/backend.h"
 #include "onecopy/os/fd.h"
 #include "onecopy/share/handle_fields.h"
+#include "share/held_segment.h"
 #include "share/process_origin.h"
 
 namespace onecopy {
@@ -41,16 +42,11 @@ class Deposits {
  public:
   static constexpr std::size_t kMostOfDevices = 256;  ///< descriptors
 
-  struct Opened {
-    Fd table;
-    ExportedMemory memory;
-    bool owner_gone = false;
-  };
   /// Keeps a segment for `channel`; without effect when no such channel is known here. False when there are
   /// too many descriptors for it.
   bool add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
            std::uint64_t channel);
-  std::optional<Opened> open(const DepositKey& key, Access access) const;
+  std::optional<HeldSegment> open(const DepositKey& key, Access access) const;
 
   /// `keeper` keeps this segment for us, and is to hear of its end.
   void add_elsewhere(const DepositKey& key, const ProcessId& keeper);

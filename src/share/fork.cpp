@@ -30,7 +30,7 @@ void or_log(F&& f) noexcept {
 
 /// From the start of the program: were it at first use, another thread's fork could be half over by then, and its
 /// child inherit a lock that is taken.
-const int Process::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
+int Process::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
 
 /// making_ stays locked until the fork is over: threads fork one after the other, and none of them while another
 /// makes the first Process.
@@ -156,12 +156,11 @@ void Process::abandon() noexcept {
   deposits_.clear();
   segments_.on_retire = nullptr;
   segments_.abandon();
-  for (auto& [key, pool] : pools_) pool->abandon();
+  pools_.abandon();
 }
 
 void Process::lock_all() {
-  pools_mutex_.lock();
-  for (auto& [key, pool] : pools_) pool->prepare_fork();
+  pools_.prepare_fork();
   importer_.lock();
   broker_.lock();
   holds_.lock();
@@ -184,8 +183,7 @@ void Process::unlock_all() {
   holds_.unlock();
   broker_.unlock();
   importer_.unlock();
-  for (auto& [key, pool] : pools_) pool->finish_fork();
-  pools_mutex_.unlock();
+  pools_.finish_fork();
 }
 
 }  // namespace onecopy

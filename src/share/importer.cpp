@@ -33,8 +33,8 @@ void check_block_number(const HandleFields& handle) {
 }
 
 /// The driver may have to know who opens the segment.
-Peer::Wanted wanted(const HandleFields& handle, Access access) {
-  return {handle.segment, access, backend(device_type(handle.kind)).borrower_number()};
+Peer::Wanted wanted(const HandleFields& handle, Access access, std::optional<Device> user = {}) {
+  return {handle.segment, access, backend(device_type(handle.kind)).borrower_number(), user};
 }
 
 /// The first look at a device takes its driver longer than a connection, and the owner needs the time to wake up.
@@ -46,10 +46,12 @@ void look_at_device(const HandleFields& handle) noexcept {
 }
 
 Error died(const HandleFields& handle) {
-  return Error(ErrorCode::owner_died,
-               fmt::format("the process that owned this tensor has exited, and neither the maker of "
-                           "the handle nor this process holds its segment {}",
-                           handle.segment));
+  return Error(
+      ErrorCode::owner_died,
+      fmt::format("the process that owned this tensor has exited (or lives in another network "
+                  "namespace, and has no common ONECOPY_RUNTIME_DIR with this one), and neither the "
+                  "maker of the handle nor this process holds its segment {}",
+                  handle.segment));
 }
 
 }  // namespace
@@ -82,19 +84,19 @@ class Importer::Turn {
 Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds)
     : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits), holds_(holds) {}
 
-Tensor Importer::open(const HandleFields& handle, Access access) {
+Tensor Importer::open(const HandleFields& handle, Access access, std::optional<Device> user) {
   check_block_number(handle);
   if (handle.owner == self_) return open_own(handle, access);
   for (;;) {
     Peer* peer = find_owner(handle.owner);
-    if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
+    if (!peer || peer->is_closed()) peer = &reach_owner(handle, access, user);
     BlockRef ref;
     try {
       ref = peer->claim(handle.block, handle.generation);
     } catch (const Error&) {
       if (!peer->is_disconnected() || peer->is_gone()) throw;
-      peer =
-          &connect(handle.owner, wanted(handle, access));  // the old connection has nobody to ask any more
+      // The old connection has nobody to ask any more.
+      peer = &connect(handle.owner, wanted(handle, access, user));
       ref = peer->claim(handle.block, handle.generation);
     }
     if (!ref && peer->is_gone()) {
@@ -106,13 +108,14 @@ Tensor Importer::open(const HandleFields& handle, Access access) {
     point("open.claimed");
     const Peer::Said said{handle.block, handle.segment, handle.segment_size, handle.storage_size,
                           handle.kind};
-    Peer::Location at = peer->locate(said, access);
+    Peer::Location at = peer->locate(said, access, user);
     while (!at) {  // the lease keeps the segment from being retired
-      fetch(*peer, handle, access);
-      at = peer->locate(said, access);
+      fetch(*peer, handle, access, user);
+      at = peer->locate(said, access, user);
     }
     if (handle.hold != 0) acknowledge(handle);
-    return {std::move(ref), at.data + handle.tensor_offset, handle.layout, at.identity->device, access};
+    return {std::move(ref), at.data + handle.tensor_offset, handle.layout,
+            user.value_or(at.identity->device), access};
   }
 }
 
@@ -136,8 +139,8 @@ void Importer::acknowledge(const HandleFields& handle) noexcept {
 Peer* Importer::prepare(const HandleFields& handle, Access access) {
   if (handle.owner == self_) return nullptr;
   Peer* peer = find_owner(handle.owner);
-  if (!peer || peer->is_closed()) peer = &reach_owner(handle, access);
-  if (!peer->has_segment(handle.segment, access)) fetch(*peer, handle, access);
+  if (!peer || peer->is_closed()) peer = &reach_owner(handle, access, {});
+  if (!peer->has_segment(handle.segment, access)) fetch(*peer, handle, access, {});
   return peer;
 }
 
@@ -221,22 +224,22 @@ Peer& Importer::adopt(std::unique_ptr<Peer> adopted) {
 
 /// The owner itself while it lives; else frozen memory from whoever holds it. In between, while its
 /// sockets are closed and its process is not yet known to be gone, look again.
-Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
+Peer& Importer::reach_owner(const HandleFields& handle, Access access, std::optional<Device> user) {
   const auto deadline = Clock::now() + kDeathTakesAtMost;
   look_at_device(handle);
   for (;; std::this_thread::sleep_for(kLookAgain)) {
     try {
-      return connect(handle.owner, wanted(handle, access));
+      return connect(handle.owner, wanted(handle, access, user));
     } catch (const Error& e) {
       if (e.code() != ErrorCode::peer_died) throw;
     }
-    std::optional<Peer::Foreign> found = ask_holders(handle, access);
+    std::optional<HeldSegment> found = ask_holders(handle, access);
     if (!found) throw died(handle);
     if (found->owner_gone) {
       const Turn turn(*this, handle.owner);
       if (Peer* peer = find_owner(handle.owner); peer && !peer->is_closed()) return *peer;
       auto frozen = Peer::frozen(handle.owner, std::move(found->table));
-      frozen->map_segment(handle.segment, access, std::move(found->memory));
+      frozen->map_segment(wanted(handle, access, user), std::move(found->memory));
       return adopt(std::move(frozen));  // last: nobody holds it yet, so any sweep may close it from here on
     }
     if (Clock::now() > deadline)
@@ -246,15 +249,14 @@ Peer& Importer::reach_owner(const HandleFields& handle, Access access) {
   }
 }
 
-std::optional<Peer::Foreign> Importer::ask_holders(const HandleFields& handle, Access access) {
+std::optional<HeldSegment> Importer::ask_holders(const HandleFields& handle, Access access) {
   const std::string owner = public_name(handle.owner);
-  if (auto kept = deposits_.open({owner, handle.segment}, access))
-    return Peer::Foreign{std::move(kept->table), std::move(kept->memory), kept->owner_gone};
+  if (auto kept = deposits_.open({owner, handle.segment}, access)) return kept;
   for (const Ledger* ledger : inherited_) {
     if (ledger->owner() != handle.owner) continue;
     try {
-      return Peer::Foreign{ledger->export_table(), ledger->export_segment(handle.segment, access),
-                           is_gone(ledger->origin())};
+      return HeldSegment{ledger->export_table(), ledger->export_segment(handle.segment, access),
+                         is_gone(ledger->origin())};
     } catch (const Error& e) {  // it was allocated after the fork: somebody else may have it
       if (e.code() != ErrorCode::stale_handle) throw;
     }
@@ -268,10 +270,11 @@ std::optional<Peer::Foreign> Importer::ask_holders(const HandleFields& handle, A
   return {};
 }
 
-void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
+void Importer::fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user) {
+  const Peer::Wanted segment = wanted(handle, access, user);
   try {
-    if (!peer.is_disconnected()) return peer.fetch_segment(wanted(handle, access));
-    if (!peer.is_gone()) return fetch_again(peer, handle, access);
+    if (!peer.is_disconnected()) return peer.fetch_segment(segment);
+    if (!peer.is_gone()) return fetch_again(peer, segment);
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) throw;
   }
@@ -279,23 +282,23 @@ void Importer::fetch(Peer& peer, const HandleFields& handle, Access access) {
   std::optional<Error> not_kept;
   if (access == Access::read_only && peer.has_segment(handle.segment, other)) {
     try {
-      return peer.map_segment(handle.segment, access, peer.export_segment(handle.segment, access));
+      return peer.map_segment(segment, peer.export_segment(handle.segment, access));
     } catch (const Error& e) {
       if (e.code() != ErrorCode::unsupported) throw;
       not_kept = e;
     }
   }
-  std::optional<Peer::Foreign> found = ask_holders(handle, access);
+  std::optional<HeldSegment> found = ask_holders(handle, access);
   if (!found) throw not_kept.value_or(died(handle));
-  peer.map_segment(handle.segment, access, std::move(found->memory));
+  peer.map_segment(segment, std::move(found->memory));
 }
 
 /// The owner closed the connection and lives: it was short of something when we last spoke. Our leases
 /// of the old connection stay good as long as this process lives.
-void Importer::fetch_again(Peer& old, const HandleFields& handle, Access access) {
-  Peer& peer = connect(handle.owner);
+void Importer::fetch_again(Peer& old, const Peer::Wanted& wanted) {
+  Peer& peer = connect(old.owner());
   if (&peer == &old) return;
-  old.map_segment(handle.segment, access, peer.fetch_memory(wanted(handle, access)));
+  old.map_segment(wanted, peer.fetch_memory(wanted));
 }
 
 ExportedMemory Importer::pass_on(const SharedKeeper& keeper, std::uint32_t segment) {

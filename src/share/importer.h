@@ -27,7 +27,8 @@ class Importer {
  public:
   Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds);
 
-  Tensor open(const HandleFields& handle, Access access);
+  /// On the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
+  Tensor open(const HandleFields& handle, Access access, std::optional<Device> user = {});
   /// Tells whoever holds the block for this handle that it need not any more. Does not wait for an
   /// answer; what gets lost is made good by the hold's expiry.
   void acknowledge(const HandleFields& handle) noexcept;
@@ -70,11 +71,11 @@ class Importer {
   Peer* find_owner(const ProcessId& owner) const;
   Peer& attach(Call call, std::optional<Peer::Wanted> wanted);
   Peer& adopt(std::unique_ptr<Peer> peer);
-  Peer& reach_owner(const HandleFields& handle, Access access);
-  std::optional<Peer::Foreign> ask_holders(const HandleFields& handle, Access access);
+  Peer& reach_owner(const HandleFields& handle, Access access, std::optional<Device> user);
+  std::optional<HeldSegment> ask_holders(const HandleFields& handle, Access access);
   std::optional<ExportedMemory> ask_owner(const ProcessId& owner, std::uint32_t segment);
-  void fetch(Peer& peer, const HandleFields& handle, Access access);
-  void fetch_again(Peer& old, const HandleFields& handle, Access access);
+  void fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user);
+  void fetch_again(Peer& old, const Peer::Wanted& wanted);
   Tensor open_own(const HandleFields& handle, Access access);
 
   const ProcessId self_;

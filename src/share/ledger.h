@@ -75,7 +75,7 @@ class Ledger final : public SharedKeeper {
   std::size_t limbo() const noexcept;
   std::size_t live() const noexcept;
 
-  // Around a fork, see process.cpp.
+  // Around a fork, see fork.cpp.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
   std::size_t live_locked() const noexcept { return table_.live(); }

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <set>
 
 namespace onecopy {
 
@@ -16,26 +17,33 @@ struct MappedFile {
 /// May the process still map it? True when it cannot be seen.
 bool maps_file(int pid, const MappedFile& file);
 
-/// Watches out for processes that use our memory without our knowledge, by a file of ours that all of them map. It
-/// takes long to look at all processes, so that is done less and less often.
+/// What a process of our borrowers maps of ours: for each connection that it has had, the table and a page of its own.
+struct BorrowerFiles {
+  MappedFile table;
+  const char* page_name;
+  std::set<std::uint64_t> pages;  ///< inodes of the pages that we know of
+  std::function<bool(int pid)>
+      is_harmless;  ///< known to be no user without our knowledge, whatever it maps
+};
+
+/// Watches out for processes that use our memory without our knowledge: those that map the table more often than they
+/// have pages that we know of. It takes long to look at all processes, so that is done less and less often, and
+/// once for all who want to know.
 /// Thread safety: used by one thread.
 class UnseenUsers {
  public:
-  /// Not `visible`: processes of another namespace, of which nothing is ever known.
-  explicit UnseenUsers(bool visible) : visible_(visible) {}
-
-  bool are_visible() const noexcept { return visible_; }
-  /// Does nobody map the file any more but this process and those that are known? False until that was seen twice:
-  /// one that forked and ended during a look may have been missed.
-  bool are_all_gone(const MappedFile& file, const std::function<bool(int pid)>& is_known);
+  /// Somebody new wants to know.
+  void hurry() noexcept;
+  bool is_due() const noexcept { return Clock::now() >= next_look_; }
+  /// Is there one but this process? Also when processes cannot be seen. One that forks and ends meanwhile may be missed.
+  bool look(const BorrowerFiles& files);
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kShortest{20};
 
-  const bool visible_;
   Clock::time_point next_look_{};
-  std::chrono::milliseconds pause_{20};
-  int times_gone_ = 0;
+  std::chrono::milliseconds pause_ = kShortest;
 };
 
 }  // namespace onecopy

@@ -6,34 +6,31 @@
 #include <memory>
 #include <mutex>
 #include <optional>
-#include <vector>
 
 #include "onecopy/core/error.h"
 #include "onecopy/os/unix_socket.h"
 #include "share/call.h"
-#include "share/claim_memory.h"
+#include "share/conversation.h"
 #include "share/deposits.h"
+#include "share/foreign_segments.h"
 #include "share/fork_page.h"
+#include "share/held_segment.h"
 #include "share/keeper.h"
+#include "share/leases.h"
 #include "share/patience.h"
-#include "share/segment_places.h"
 #include "share/timeline.h"
 #include "share/watch.h"
 #include "share/wire.h"
 
 namespace onecopy {
 
-/// Tells a process that we have no connection with that the handle with this hold has arrived, without
-/// a handshake: whoever knows the hold's number has the handle.
-void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept;
-
-/// Another process as its borrower sees it: a connection to its broker, its block table, our claim
-/// page with it, and its segments that are mapped here.
+/// Another process as its borrower sees it: a conversation with its broker, our leases of its blocks, and
+/// its segments that are mapped here.
 ///
-/// Peers are never destroyed, so that references and caches may point at them; close() gives back
-/// what a peer of a dead owner holds once no lease is left.
+/// Peers are never destroyed, so that references and caches may point at them; try_close() gives
+/// back what a peer of a dead owner holds once no lease is left.
 ///
-/// Life of the owner: alive -> disconnected (its socket closed: look) -> gone (its pidfd says so). Of
+/// Life of the owner: alive -> disconnected (the conversation is over: look) -> gone (its pidfd says so). Of
 /// an owner that is gone nothing is reused any more: its segments are frozen.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones.
@@ -42,7 +39,8 @@ class Peer final : public SharedKeeper {
   struct Wanted {
     std::uint32_t segment;
     Access access;
-    std::int32_t number = 0;  ///< Backend::borrower_number() of the segment's kind
+    std::int32_t number = 0;       ///< Backend::borrower_number() of the segment's kind
+    std::optional<Device> user{};  ///< the device of this process that it is for; none: the memory's own
   };
   /// The first half of a connection: proves to the process that was called who we are, and asks for what is wanted.
   /// Throws peer_died, other_user, bad_secret, timeout...
@@ -75,32 +73,33 @@ class Peer final : public SharedKeeper {
     const DeviceIdentity* identity = nullptr;
     explicit operator bool() const noexcept { return data != nullptr; }
   };
-  /// Empty while the block's segment is not mapped. Throws bad_handle when the handle contradicts the
-  /// owner's table.
-  Location locate(const Said& handle, Access access);
-  bool has_segment(std::uint32_t segment, Access access) const;
+  /// For the device `user` of this process, or else for the memory's own. Empty while the block's segment is not
+  /// mapped. Throws bad_handle when the handle contradicts the owner's table, unsupported when `user` has no way to it.
+  Location locate(const Said& handle, Access access, std::optional<Device> user = {});
+  bool has_segment(std::uint32_t segment, Access access) const {
+    return segments_.contains(segment, access);
+  }
   /// Asks the owner for the segment and maps it. Throws peer_died.
   void fetch_segment(const Wanted& wanted);
   /// Asks the owner for what it takes to map the segment. Throws peer_died.
   ExportedMemory fetch_memory(const Wanted& wanted);
   /// Maps a segment that somebody else handed over. REQUIRES: nobody can close this peer meanwhile, because
   /// the caller holds a block of it or nobody else knows it yet; a closed one would keep the memory for ever.
-  void map_segment(std::uint32_t segment, Access access, ExportedMemory memory);
+  void map_segment(const Wanted& wanted, ExportedMemory memory) {
+    segments_.map(wanted.segment, wanted.access, std::move(memory), wanted.user);
+  }
 
-  struct Foreign {
-    Fd table;
-    ExportedMemory memory;
-    bool owner_gone = false;
-  };
   /// Asks this process for a segment of another owner that it holds.
-  Foreign fetch_foreign(const std::string& owner_name, const Wanted& wanted);
-  /// Hands a segment over for safe keeping.
+  HeldSegment fetch_foreign(const std::string& owner_name, const Wanted& wanted);
+  /// Hands a segment over for safe keeping. Throws timeout, while is_silent() at once: it may keep it when it goes on.
   void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
                const ExportedMemory& memory, std::uint64_t channel);
   /// What was handed over is gone. Never waits. False when it could not be told.
   bool withdraw(const DepositKey& key) noexcept;
   /// The words that this process's streams write. Throws peer_died.
   ForeignTimeline& timeline();
+  /// Says so when streams of ours wait for what its streams never do. True while some wait. Never waits.
+  bool look_after_waits();
   /// Afterwards we have what is in that queue now, should its creator die.
   void join_channel(std::uint64_t channel, std::uint8_t role);
   void leave_channel(std::uint64_t channel, std::uint8_t role) noexcept;
@@ -108,28 +107,32 @@ class Peer final : public SharedKeeper {
   /// over this connection.
   bool acknowledge(std::uint64_t hold) noexcept;
 
-  void retain(std::uint32_t block) noexcept override;
+  void retain(std::uint32_t block) noexcept override { leases_.retain(block); }
   void release(std::uint32_t block) noexcept override;
   const ProcessId& owner() const noexcept override { return owner_; }
   const std::string& name() const noexcept { return name_; }
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
-    transits_.begin(block, channel);
+    leases_.transits().begin(block, channel);
   }
-  void end_transit(std::uint32_t block) noexcept override { transits_.end(block); }
+  void end_transit(std::uint32_t block) noexcept override { leases_.transits().end(block); }
   BlockPlace export_block(std::uint32_t block, Access access) override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
-  ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
+    return segments_.export_memory(segment, access);
+  }
   Fd export_table() const override;
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
 
   bool is_gone() const noexcept { return gone_; }
   /// The same, asked of the kernel and not of the watch thread.
   bool has_ended() const noexcept;
-  bool is_disconnected() const noexcept { return disconnected_; }
-  bool is_closed() const noexcept { return closed_; }
+  bool is_disconnected() const noexcept { return conversation_.is_over(); }
+  /// Has it let a question wait too long, and said nothing since?
+  bool is_silent() const noexcept { return conversation_.is_silent(); }
+  bool is_closed() const noexcept { return leases_.is_closed(); }
   ProcessOrigin origin() const override;
-  std::uint64_t leases() const noexcept;
-  std::size_t segments() const;
+  std::uint64_t leases() const noexcept { return leases_.count(); }
+  std::size_t segments() const { return segments_.count(); }
   /// Gives memory and descriptors back if the owner is gone and nothing is held. True when closed.
   bool try_close() noexcept;
 
@@ -141,73 +144,33 @@ class Peer final : public SharedKeeper {
   void finish_fork_in_child() noexcept;
 
  private:
-  struct Mapped {
-    std::unique_ptr<DeviceMemory> memory;
-    const DeviceIdentity* identity = nullptr;
-  };
-  using Segments = std::vector<Mapped>;
-
-  explicit Peer(const ProcessId& owner);
+  explicit Peer(const ProcessId& owner, UnixSocket socket = {}, int pid = 0);
   void prove(const wire::Nonce& mine, const std::string& my_name);
-  void hear_welcome();
-  template <class F>
-  void or_say_silent(F&& f);
   void set_table(Fd file);
-  void set_page(Mapping page);
-  template <class Ask>
-  BlockRef claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept;
   bool ask_owner(std::uint32_t block, std::uint64_t generation, std::optional<Error>& silence) noexcept;
   bool wait_gone() const noexcept;
-  bool is_leased() const noexcept;
-  Packet request(Bytes message, std::span<const int> fds, wire::Type answer);
-  Packet receive_answer();
-  Packet receive_soon();
-  void rearm();
-  void on_readable();
-  void read_unasked();
-  void handle_unasked(Packet packet);
+  void hear_news(Packet packet);
+  void keep(Packet packet);
   void check_gone();
+  bool look_at_words();
   void report_weak_segments() const;
-  void retire(std::uint32_t segment) noexcept;
-  template <class Body>
-  bool tell(wire::Type type, const Body& body) noexcept;
-  const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
-  const Mapped* find_segment(std::uint32_t segment, Access access) const noexcept;
-  /// False while it is not mapped. REQUIRES: the caller holds a block of it.
-  bool find_place(std::uint32_t segment, Access access, SegmentPlace& place);
-  /// Where it is mapped for `access`, or else in the other way.
-  SegmentPlace place_of(std::uint32_t segment, Access access);
 
-  ProcessId owner_;
-  std::string name_;
-  int pid_ = 0;
+  const ProcessId owner_;
+  const std::string name_;
+  const int pid_;
   mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
   Fd pidfd_;
   Fd table_file_;
-  Mapping table_;
-  const Record* records_ = nullptr;
-  Mapping page_memory_;
-  Claims page_;
-  Transits transits_;
-  Mapping count_memory_;
-  std::atomic<std::uint32_t>* counts_ = nullptr;  ///< leases by block, in private memory: for fork
-  std::atomic<std::uint32_t> highest_block_{0};
-  std::atomic<bool> disconnected_{false};
   std::atomic<bool> gone_{false};
-  std::atomic<bool> closed_{false};
-
-  mutable std::mutex segments_mutex_;
-  SegmentPlaces places_;              ///< of some of them; written under segments_mutex_
-  std::array<Segments, 2> segments_;  ///< by Access, by number
+  Leases leases_;
+  ForeignSegments segments_;
 
   mutable std::mutex ending_mutex_;  ///< while a descriptor is used without a lock of its own, or let go of
   std::mutex timeline_mutex_;
   std::unique_ptr<ForeignTimeline> timeline_;
 
-  std::mutex socket_mutex_;  ///< held by whoever reads the socket
-  UnixSocket socket_;
-  std::optional<Wanted> wanted_;   ///< with the welcome
-  std::uint32_t last_serial_ = 0;  ///< of the last question, whose answer is awaited
+  Conversation conversation_;
+  std::optional<Wanted> wanted_;  ///< with the welcome
   Watch* watch_ = nullptr;
   Deposits* deposits_ = nullptr;
 

@@ -10,17 +10,18 @@
 #include <utility>
 #include <vector>
 
-#include "onecopy/memory/pool.h"
 #include "onecopy/os/process.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/adoptions.h"
 #include "share/broker.h"
 #include "share/deposits.h"
+#include "share/errand.h"
 #include "share/holds.h"
 #include "share/importer.h"
 #include "share/ledger.h"
 #include "share/ordered_releases.h"
+#include "share/pools.h"
 #include "share/timeline.h"
 #include "share/watch.h"
 
@@ -68,9 +69,15 @@ class Process {
   /// The same for who keeps the block in another way.
   HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
   Handle hold(const Handle& handle);
-  /// Ordered in streams, see onecopy::share() and open().
+  Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }
+  /// The same for another device, or ordered in a stream; see onecopy::open().
+  Tensor open(const HandleFields& handle, const OpenOptions& options);
+  /// What others can see through the tensor's handle beyond it, in words; empty when that is nothing.
+  std::string exposes(const Tensor& tensor) const;
+
+  // What is ordered in streams.
+  /// See onecopy::share().
   Handle share(const Tensor& tensor, Stream stream);
-  Tensor open(const HandleFields& handle, Access access, Stream stream);
   Tensor order_release(const Tensor& tensor, Stream stream);
   /// A point after all that is in the stream now, for others to wait for.
   TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
@@ -85,10 +92,6 @@ class Process {
   Reached has_passed(const ProcessId& maker, const TimelinePoint& point) const;
   /// Might wait_for() keep the host waiting? REQUIRES: has_passed() knows the maker.
   bool may_wait_on_host(const ProcessId& maker, Device device) const;
-  Tensor open(const HandleFields& handle, Access access);
-  Tensor open(const HandleFields& handle, const OpenOptions& options);
-  /// What others can see through the tensor's handle beyond it, in words; empty when that is nothing.
-  std::string exposes(const Tensor& tensor) const;
 
   // What queues need. `channel` is random and the same in every process.
   /// This process opens or closes a queue that `creator` made. Throws timeout when the creator cannot be told, and
@@ -98,6 +101,8 @@ class Process {
   /// Before the first item of this segment is put: lets the queue's creator keep it, or, if that is
   /// us, whoever else has the queue open.
   void deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t channel);
+  /// Would asking this process now lead to no answer? As far as is known.
+  bool is_silent(const ProcessId& process) const;
   /// Something that keeps blocks in transit, for stats and `onecopy ls`.
   using TransitSource = std::function<TransitInfo()>;
   std::uint64_t add_transit(TransitSource source);
@@ -122,17 +127,27 @@ class Process {
   };
 
   Process();
-  Pool& pool(SegmentKind kind, Device device);
-  Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
-  bool await_release(std::chrono::steady_clock::time_point deadline);
-  /// REQUIRES: trimming_, or they may go at exit.
-  std::vector<Pool*> pools() const;
   void clean_up();
   bool tick();
-  bool tell_of_retired();
   bool trim();
+
+  // process_allocate.cpp
+  Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
+  bool await_release(std::chrono::steady_clock::time_point deadline);
+
+  // process_channels.cpp
+  bool tell_of_retired();
+
+  // process_share.cpp
+  /// On the device `user`, see Importer::open().
+  Tensor open_for(const HandleFields& handle, Access access, std::optional<Device> user);
+
+  // process_report.cpp
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
+
+  // process_streams.cpp
+  bool look_after_waits();
 
   /// Adopted segments leave the table when their block is free.
   class Adopted final : public ExtentOwner {
@@ -146,8 +161,9 @@ class Process {
 
   static Process& make_current();
   static void at_exit() noexcept;
+
   // fork.cpp
-  static const int forks_unhandled_;  ///< the error
+  static int forks_unhandled_;  ///< the error, from before main()
   static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
   static void prepare_fork();
   static void finish_in_parent();
@@ -173,17 +189,15 @@ class Process {
   const std::string name_;
   SegmentTable segments_;
   Adopted adopted_;
-  std::mutex trimming_;  ///< before pools_mutex_; held while memory is given back
-  mutable std::mutex pools_mutex_;
-  using Pools = std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>>;
   Pools pools_;
-  std::atomic<const Pools::value_type*> last_pool_{nullptr};  ///< asked for; found without the lock
   Ledger ledger_;
   Adoptions adoptions_;
   Watch watch_;
   Deposits deposits_;
   Timeline timeline_;
   OrderedReleases releases_;
+  Errand marking_{"onecopy-marks",
+                  [this] { releases_.mark_left(); }};  ///< which may wait for room in a stream
   Holds holds_;
   Importer importer_;
   Broker broker_;

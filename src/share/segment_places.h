@@ -11,12 +11,14 @@
 
 namespace onecopy {
 
-/// Where a segment is mapped in this process.
+/// Where a segment is mapped in this process; empty: nowhere.
 struct SegmentPlace {
   std::byte* data = nullptr;
   std::uint64_t size = 0;
   SegmentKind kind = SegmentKind::memfd;
   const DeviceIdentity* identity = nullptr;
+  int user = 0;  ///< the device that finds it there; for others there is ForeignSegments::allow()
+  explicit operator bool() const noexcept { return data != nullptr; }
 };
 
 /// Remembers some mapped segments for readers that take no lock. A slot changes only after its segment
@@ -26,12 +28,14 @@ struct SegmentPlace {
 /// Thread safety: find() may be called by anybody; the others by one thread at a time.
 class SegmentPlaces {
  public:
-  bool find(std::uint32_t segment, Access access, SegmentPlace& place) const noexcept {
+  /// Empty when it is not remembered.
+  SegmentPlace find(std::uint32_t segment, Access access) const noexcept {
     const std::uint64_t key = key_of(segment, access);
     const Slot& slot = slots_[key % kSlots];
-    if (slot.key.load() != key) return false;
-    place = {slot.data.load(), slot.size.load(), slot.kind.load(), slot.identity.load()};
-    return slot.key.load() == key;
+    if (slot.key.load() != key) return {};
+    const SegmentPlace place{slot.data.load(), slot.size.load(), slot.kind.load(), slot.identity.load(),
+                             slot.user.load()};
+    return slot.key.load() == key ? place : SegmentPlace{};
   }
   /// Or not, when another segment has the slot.
   void remember(std::uint32_t segment, Access access, const SegmentPlace& place) noexcept {
@@ -42,6 +46,7 @@ class SegmentPlaces {
     slot.size.store(place.size);
     slot.kind.store(place.kind);
     slot.identity.store(place.identity);
+    slot.user.store(place.user);
     slot.key.store(key);
   }
   /// For good: nobody holds a block of it any more.
@@ -63,6 +68,7 @@ class SegmentPlaces {
     std::atomic<std::uint64_t> size{0};
     std::atomic<SegmentKind> kind{SegmentKind::memfd};
     std::atomic<const DeviceIdentity*> identity{nullptr};
+    std::atomic<int> user{0};
   };
   /// Never 0.
   static std::uint64_t key_of(std::uint32_t segment, Access access) noexcept {

@@ -84,16 +84,10 @@ void check_tensor(const Handle& handle) {
 
 }  // namespace
 
-Tensor open(const Handle& handle, Access access) {
-  check_tensor(handle);
-  const EarlyCall early(handle.fields().owner);
-  return Process::current().open(handle.fields(), access);
-}
+Tensor open(const Handle& handle, Access access) { return open(handle, OpenOptions{access, {}, {}}); }
 
 Tensor open(const Handle& handle, Access access, Stream stream) {
-  check_tensor(handle);
-  const EarlyCall early(handle.fields().owner);
-  return Process::current().open(handle.fields(), access, stream);
+  return open(handle, OpenOptions{access, {}, stream});
 }
 
 Tensor open(const Handle& handle, const OpenOptions& options) {

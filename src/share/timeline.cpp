@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/timeline.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -31,6 +33,19 @@ void wait_on_host(const Word& word, std::uint64_t value) {
   while (!is_reached(word.load(), value)) std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
+/// How far the streams had come, whether or not that is the end.
+std::uint64_t without_end(std::uint64_t word) noexcept { return word & ~kTimelineEnd; }
+
+bool is_cut_off(std::uint64_t word, std::uint64_t value) noexcept {
+  return (word & kTimelineEnd) != 0 && !is_reached(without_end(word), value);
+}
+
+std::string text_of_failure(std::uint64_t word) {
+  if (word == 0) return {};
+  const bool cuda = word >> 32 == static_cast<std::uint64_t>(ErrorDomain::cuda);
+  return fmt::format("{} error {}", cuda ? "CUDA" : "ACL", static_cast<std::int32_t>(word));
+}
+
 }  // namespace
 
 void Timeline::make_page() {
@@ -46,6 +61,7 @@ void Timeline::make_page() {
 /// Null for a new stream when all words are taken.
 Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_write) {
   const std::lock_guard lock(mutex_);
+  check(device);
   make_page();
   const std::pair key(device, stream.native);
   if (lines_.size() >= kTimelineSlots && !lines_.contains(key)) return nullptr;
@@ -70,11 +86,24 @@ std::optional<TimelinePoint> Timeline::try_mark(Device device, Stream stream) {
   return TimelinePoint{line->slot, value};
 }
 
-TimelinePoint Timeline::mark(Device device, Stream stream) {
+TimelinePoint Timeline::mark_or_wait(Device device, Stream stream) {
   if (const auto point = try_mark(device, stream)) return *point;
   ++host_waits;
   backend(device.type).synchronize(device.index, stream);
   return {};
+}
+
+TimelinePoint Timeline::mark(Device device, Stream stream) {
+  try {
+    const TimelinePoint point = mark_or_wait(device, stream);
+    if (on_wait && !has_passed(point)) on_wait();
+    return point;
+  } catch (const Error&) {
+    look_after(device);
+    const std::lock_guard lock(mutex_);
+    check(device);
+    throw;
+  }
 }
 
 void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
@@ -85,12 +114,15 @@ void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
     if (!page_.data() || point.slot >= kTimelineSlots)
       throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
     word = page_.as<Word>() + point.slot;
-    if (is_reached(word->load(), point.value)) return;
+    if (has_passed(point)) return;
+    check_written(point);
     streams_wait = register_once(registered_, device, page_);
   }
   onecopy::point("timeline.wait");
-  if (streams_wait) backend(device.type).wait_for_word(device.index, stream, *word, point.value);
-  else wait_on_host(*word, point.value);
+  if (streams_wait) return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
+  wait_on_host(*word, point.value);
+  const std::lock_guard lock(mutex_);
+  check_written(point);
 }
 
 bool Timeline::may_wait_on_host(Device device) const {
@@ -102,7 +134,8 @@ bool Timeline::may_wait_on_host(Device device) const {
 bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
   if (!point) return true;
   const Word* const words = words_.load(std::memory_order_acquire);
-  return words && point.slot < kTimelineSlots && is_reached(words[point.slot].load(), point.value);
+  return words && point.slot < kTimelineSlots &&
+         is_reached(without_end(words[point.slot].load()), point.value);
 }
 
 bool Timeline::have_passed_all() const noexcept {
@@ -140,13 +173,20 @@ void ForeignTimeline::check_slot(const TimelinePoint& point) const {
     throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
 }
 
-/// What a stream had not done when its process was killed is never done.
+/// What a stream had not done when its process was killed, or its device failed, is never done.
 void ForeignTimeline::check_written(const TimelinePoint& point) const {
-  const std::uint64_t now = word(point.slot).load();
-  if ((now & kTimelineEnd) != 0 && !is_reached(now & ~kTimelineEnd, point.value))
-    throw Error(ErrorCode::peer_died,
-                "the process that handed this tensor over ended before its stream had finished what was to "
-                "be done first, so the content may be half written");
+  if (!is_cut_off(word(point.slot).load(), point.value)) return;
+  const std::string why = failure();
+  throw Error(
+      ErrorCode::peer_died,
+      fmt::format("{} before its stream had finished what was to be done first, so the content may be half "
+                  "written",
+                  why.empty() ? "the process that handed this tensor over ended"
+                              : "a device of the process that handed this tensor over failed with " + why));
+}
+
+std::string ForeignTimeline::failure() const {
+  return is_gone_() ? std::string() : text_of_failure(word(kFailureWord).load());
 }
 
 bool ForeignTimeline::streams_wait(Device device) {
@@ -169,7 +209,7 @@ bool ForeignTimeline::may_wait_on_host(Device device) const {
 void ForeignTimeline::prepare(Device device) { streams_wait(device); }
 
 bool ForeignTimeline::has_passed(const TimelinePoint& point) const noexcept {
-  return point.slot < kTimelineSlots && is_reached(word(point.slot).load() & ~kTimelineEnd, point.value);
+  return point.slot < kTimelineSlots && is_reached(without_end(word(point.slot).load()), point.value);
 }
 
 void ForeignTimeline::wait(Device device, Stream stream, const TimelinePoint& point) {
@@ -187,12 +227,19 @@ void ForeignTimeline::wait(Device device, Stream stream, const TimelinePoint& po
 }
 
 /// Every borrower of that process does it, to the same words.
-bool ForeignTimeline::end() noexcept {
+void ForeignTimeline::end() noexcept {
   for (std::uint32_t slot = 0; slot < kTimelineSlots; ++slot) word(slot).fetch_or(kTimelineEnd);
-  const std::lock_guard lock(mutex_);
-  return std::all_of(awaited_.begin(), awaited_.end(), [&](const auto& a) {
-    return has_passed({a.first, a.second});
-  });
+}
+
+ForeignTimeline::Awaited ForeignTimeline::look() noexcept {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return Awaited::something;  // the page is being registered, which may take long
+  std::erase_if(awaited_, [&](const auto& a) { return has_passed({a.first, a.second}); });
+  const bool is_never = std::erase_if(awaited_, [&](const auto& a) {
+                          return is_cut_off(word(a.first).load(), a.second);
+                        }) != 0;
+  if (is_never) return Awaited::never;
+  return awaited_.empty() ? Awaited::nothing : Awaited::something;
 }
 
 }  // namespace onecopy

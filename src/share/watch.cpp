@@ -141,6 +141,7 @@ void Watch::abandon() noexcept {
 
 void Watch::run() noexcept {
   pthread_setname_np(pthread_self(), "onecopy-watch");
+  running_ = this;
   auto next_tick = std::chrono::steady_clock::now() + kTickTime;
   while (!stopping_) {
     run_logged([&] {

@@ -62,7 +62,8 @@ class Watch {
   /// In a forked child, where the parent's registrations mean nothing, and its lock may be taken. From here on
   /// nothing is watched: request_tick(), rearm() and remove() do nothing.
   void abandon() noexcept;
-  bool runs_here() const noexcept { return std::this_thread::get_id() == thread_.get_id(); }
+  /// Is this its thread, which everybody waits for?
+  bool runs_here() const noexcept { return running_ == this; }
 
  private:
   struct Entry {
@@ -92,6 +93,7 @@ class Watch {
   std::chrono::steady_clock::time_point awake_until_{};  ///< the thread's own
   bool wanted_ = false;
   std::thread thread_;
+  inline static thread_local const Watch* running_ = nullptr;  ///< whose thread this is
 };
 
 }  // namespace onecopy

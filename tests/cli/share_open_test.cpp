@@ -124,6 +124,13 @@ TEST_F(ShareAndOpen, AHandleWhoseOwnerHasEndedIsAClearError) {
   EXPECT_TRUE(contains(open.err, "has exited"));
 }
 
+TEST_F(ShareAndOpen, AnOutFileNamedAsOneOfNumpyIsRefused) {
+  const Outcome open = run_command({"open", "onecopy:any", "--out", "copy.npy"});
+  EXPECT_EQ(open.status, 1);
+  EXPECT_TRUE(contains(open.err, "copy.npy")) << open.err;
+  EXPECT_TRUE(contains(open.err, ".safetensors")) << open.err;
+}
+
 TEST_F(ShareAndOpen, AFileThatLiesIsRefusedWithTheReason) {
   const std::string lies = safetensors_bytes(
       R"({"x":{"dtype":"F32","shape":[1000],"data_offsets":[0,4000]}})", std::string(16, '\0'));

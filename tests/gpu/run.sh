@@ -41,7 +41,8 @@ configure_and_build() {
     options+=("-DONECOPY_HEADERS=$PWD/build/headers")
   fi
   cmake "${options[@]}" && cmake --build "$BUILD" -j "$(nproc)" --target \
-    conformance_tests memory_tests device_tests multiprocess_tests simulator_tests onecopy_command onecopy_bench_gpu
+    conformance_tests memory_tests device_tests multiprocess_tests issues_tests simulator_tests onecopy_command \
+    onecopy_bench_gpu
 }
 
 # Names as ctest has them; what is about the simulator skips itself on a real driver.
@@ -50,7 +51,7 @@ GROUPS_TO_RUN=(
   "pool|^memory_tests\.WholeSegmentPool"
   "copies, capture|^device_tests\.Cuda\."
   "interface|^simulator_tests\.CudaAbi"
-  "memory of others, order|^multiprocess_tests\.Cuda"
+  "memory of others, order|^multiprocess_tests\.Cuda|^issues_tests\.Of/ConsumerDevice"
   "share and queues|^multiprocess_tests\.cuda\.[^K]"
   "200 kills|^multiprocess_tests\.cuda\.KillStorm"  # alone: it looks at the card's free memory
 )

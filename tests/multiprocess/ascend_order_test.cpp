@@ -107,5 +107,22 @@ TEST_F(AscendOrder, CopiesByWayOfOtherMemoryAreNotCaptured) {
   expect_not_captured("none", false);
 }
 
+/// Whether a lost device has written the last of it nobody can tell.
+TEST_F(AscendOrder, OfADeviceThatIsLostKeepsWhatIsGivenBackInItFromBeingUsedAgain) {
+  in_npu_child({}, [] {
+    const AclCalls acl;
+    acl.use(0);
+    const auto stream = acl.stream();
+    Tensor tensor = record_stream(bytes(4096), Stream{stream});
+    constexpr int kLostHeartbeat = 507010;
+    acl.sim_fail("aclrtSynchronizeStream", kLostHeartbeat, 0, -1);
+    tensor.release();
+    collect();
+    EXPECT_EQ(stats().live_blocks, 1u);
+    expect_refusal(ErrorCode::system, {"npu:0 has failed", "507010"},
+                   [&] { share(bytes(4096), Stream{stream}); });
+  });
+}
+
 }  // namespace
 }  // namespace onecopy

@@ -7,11 +7,13 @@
 #include <atomic>
 #include <string_view>
 #include <thread>
+#include <vector>
 
 #include "onecopy/core/point.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "share/ordered_releases.h"
 #include "share/timeline.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
@@ -55,6 +57,53 @@ TEST_F(CudaOrder, WhoDropsTensorsWithoutAPauseHasAFewOfThemAtATime) {
       cu.cuStreamSynchronize(stream);
       ASSERT_LE(stats().live_blocks, 3u) << "after " << i + 1 << " tensors";
     }
+  });
+}
+
+/// Marks that this process has made in its default stream so far, and one more.
+std::uint64_t marks(const Tensor& any) { return share(any, Stream{}).fields().timeline_value; }
+
+TEST_F(CudaOrder, ManyTensorsThatAreDroppedInTheDefaultStreamTakeFewMarks) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const Tensor kept = bytes(4096);
+    marks(kept);  // from here on it is known that streams write words
+    std::vector<Tensor> many;
+    for (int i = 0; i < 1000; ++i) many.push_back(record_stream(bytes(4096), Stream{}));
+    const std::uint64_t before = marks(kept);
+    many.clear();
+    EXPECT_LT(marks(kept) - before, 200u);
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 1; }));
+  });
+}
+
+TEST_F(CudaOrder, LargeTensorsThatAreDroppedInTheDefaultStreamDoNotWaitForManyMore) {
+  testing::in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    marks(bytes(4096));
+    for (int i = 0; i < 20; ++i) {
+      record_stream(bytes(200 << 20), Stream{}).release();
+      cu.cuStreamSynchronize(nullptr);
+      ASSERT_LE(stats().live_blocks, 4u) << "after " << i + 1 << " tensors";
+    }
+  });
+}
+
+TEST_F(CudaOrder, WhatIsDroppedInTheDefaultStreamIsKeptUntilThatHasComePast) {
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const Tensor kept = bytes(4096);
+    marks(kept);
+    Tensor tensor = record_stream(bytes(4096), Stream{});
+    close_with(cu, nullptr, *gate);
+    tensor.release();
+    collect();
+    EXPECT_EQ(stats().live_blocks, 2u) << "the stream is before its end";
+    gate->open = true;
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 1; }));
   });
 }
 
@@ -163,6 +212,12 @@ TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {
 
 std::atomic<int> about_to_enqueue{0};
 
+void count_marks() {
+  point_hook = [](const char* name) noexcept {
+    if (std::string_view(name) == "timeline.mark") ++about_to_enqueue;
+  };
+}
+
 /// A mark in it, or a wait, has the driver keep the host until there is room. That may be made by what another
 /// stream of this process is still to be given.
 TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
@@ -198,6 +253,85 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
     EXPECT_TRUE(eventually([&] { return done == 2; })) << "while a wait waits for room";
     gate->open = true;
   });
+}
+
+TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "breaks a device, as only a simulator can";
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    Timeline timeline;
+    OrderedReleases releases(timeline);
+    close_with(cu, stream, *gate);
+    releases.order(bytes(4096).block(), testing::kCuda0, Stream{stream}).reset();
+    EXPECT_TRUE(releases.sweep()) << "the stream has still to come past it";
+    cu.sim_break(0, 700);
+    timeline.look_after_devices();
+    EXPECT_FALSE(releases.sweep());
+    EXPECT_EQ(releases.size(), 0u);
+    EXPECT_EQ(stats().live_blocks, 1u) << "nobody knows what the device still does";
+    gate->open = true;
+  });
+}
+
+// What another process has taken is dropped by the watch thread: here with a stream that has no room for the mark.
+TEST_F(CudaOrder, WhatTheWatchThreadDropsKeepsNobodyFromOpening) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
+  constexpr int kRoom = 8;
+  Shared<Note> held;
+  Child owner([&] {
+    ::setenv("ONECOPY_SIM_CUDA_ROOM", "8", 1);
+    const CudaCalls cu;
+    cu.use(0);
+    const auto full = cu.stream();
+    const Tensor tensor = bytes(4096);
+    Tensor dropped = record_stream(bytes(4096), Stream{full});
+    const std::string handle = hold(share(dropped)).to_text();
+    dropped.release();
+    close_with(cu, full, *gate);
+    for (int i = 0; i < kRoom; ++i) fill(cu, tensor, 1, full);
+    count_marks();
+    held->write(handle);
+    EXPECT_TRUE(eventually([] { return about_to_enqueue == 1; })) << "a mark waits for room";
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    gate->open = true;
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 1; }));
+  });
+  Child taker([&] { open(Handle::from_text(held->read())).release(); });  // which ends the hold
+  Child opener([&] { EXPECT_TRUE(open(Handle::from_text(note->read()))); });
+  EXPECT_EQ(taker.join(), 0);
+  EXPECT_EQ(opener.join(), 0);
+  note->step = 2;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+// The watch thread marked them: nobody got an answer from this process until the stream went on.
+TEST_F(CudaOrder, WhatIsDroppedInADefaultStreamWithoutRoomKeepsNobodyFromOpening) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
+  constexpr int kRoom = 8;
+  Child owner([&] {
+    ::setenv("ONECOPY_SIM_CUDA_ROOM", "8", 1);
+    const CudaCalls cu;
+    cu.use(0);
+    const Tensor tensor = bytes(4096);
+    marks(tensor);
+    Tensor dropped = record_stream(bytes(4096), Stream{});
+    close_with(cu, nullptr, *gate);
+    for (int i = 0; i < kRoom; ++i) fill(cu, tensor, 1, nullptr);
+    count_marks();
+    dropped.release();
+    EXPECT_TRUE(eventually([] { return about_to_enqueue == 1; })) << "a mark waits for room";
+    note->write(share(tensor).to_text());
+    note->reach(2);
+    gate->open = true;
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 1; }));
+  });
+  Child opener([&] { EXPECT_TRUE(open(Handle::from_text(note->read()))); });
+  EXPECT_EQ(opener.join(), 0);
+  note->step = 2;
+  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrder, WithoutRoomForTheWordsAMarkIsRefusedAndTheNextIsNot) {

@@ -3,11 +3,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <string_view>
 #include <thread>
+#include <vector>
 
+#include "onecopy/core/point.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/process_origin.h"
@@ -177,6 +181,126 @@ TEST(Fork, WhatAChildHasIsKeptThoughItsOwnerHadNoDescriptorsForItsPageAndItsPare
     raise(SIGKILL);
   });
   EXPECT_EQ(parent.join(), -SIGKILL);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+std::atomic<int> looks{0}, looks_in_a_tick{0}, most_in_a_tick{0};
+
+/// Counts how often this process looks through all others.
+void count_looks() {
+  point_hook = [](const char* name) noexcept {
+    if (std::string_view(name) == "broker.tick") looks_in_a_tick = 0;
+    if (std::string_view(name) != "unseen.look") return;
+    ++looks;
+    most_in_a_tick = std::max<int>(most_in_a_tick, ++looks_in_a_tick);
+  };
+}
+
+/// An owner whose borrowers fork and die while it cannot hear of their children.
+class MissedChildren : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
+  }
+  /// In the owner: lends a tensor to so many borrowers and lets go of it; it has a second one.
+  void lend(int borrowers) {
+    count_looks();
+    Tensor tensor = numbers(1000);
+    other_note->write(share(other).to_text());
+    note->write(share(tensor).to_text());
+    note->reach(1 + borrowers);
+    const Limit limit(RLIMIT_NOFILE, descriptors_for(0));
+    note->step = 10;
+    EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
+  }
+  /// In a borrower: dies, and leaves a child.
+  template <class Body>
+  void borrow_and_die(const Body& child) {
+    const Tensor tensor = open(Handle::from_text(note->read()));
+    ++note->step;
+    note->reach(10);
+    fork_orphan([&] { child(tensor); });
+    raise(SIGKILL);
+  }
+  Tensor open_other() { return open(Handle::from_text(other_note->read())); }
+
+  const Watchdog watchdog;
+  Shared<Note> note;
+  Shared<Note> other_note;
+  Tensor other;
+};
+
+TEST_F(MissedChildren, ThatHaveEndedKeepNothingThoughABorrowerCameSince) {
+  Child owner([&] {
+    other = numbers(10);
+    lend(1);
+    EXPECT_EQ(stats().limbo, 1u);
+    note->step = 11;
+    note->reach(12);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+    EXPECT_EQ(stats().borrowers, 1u);
+    note->step = 13;
+  });
+  Child borrower([&] { borrow_and_die([&](const Tensor&) { note->reach(12); }); });
+  EXPECT_EQ(borrower.join(), -SIGKILL);
+  Child younger([&] {
+    note->reach(11);
+    const Tensor tensor = open_other();
+    note->step = 12;
+    note->reach(13);
+  });
+  EXPECT_EQ(younger.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// It is a borrower by itself then, and still has what it inherited.
+TEST_F(MissedChildren, ThatConnectKeepWhatTheyInherited) {
+  Child owner([&] {
+    other = numbers(5 << 20);  // a segment that it has to ask for
+    lend(1);
+    note->step = 11;
+    note->reach(12);
+    EXPECT_EQ(stats().borrowers, 1u);
+    looks = 0;
+    EXPECT_TRUE(eventually([] { return looks >= 4; }));
+    overwrite_free_memory();
+    EXPECT_EQ(stats().limbo, 1u);
+    note->step = 13;
+    note->reach(14);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  Child borrower([&] {
+    borrow_and_die([&](const Tensor& tensor) {
+      note->reach(11);
+      const Tensor second = open_other();
+      note->step = 12;
+      note->reach(13);
+      if (element(tensor, 999) == 999) note->step = 14;
+    });
+  });
+  EXPECT_EQ(borrower.join(), -SIGKILL);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(MissedChildren, OfTwoBorrowersAreLookedForAtOnce) {
+  constexpr int kBorrowers = 2;  // with two sockets less there is room for a third one's page
+  Child owner([&] {
+    other = numbers(10);
+    lend(kBorrowers);
+    note->step = 11;
+    note->reach(12);
+    EXPECT_TRUE(eventually([] { return looks >= 4; }));
+    EXPECT_EQ(most_in_a_tick, 1);
+    note->step = 13;
+    EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  });
+  std::vector<Child> borrowers;
+  for (int i = 0; i < kBorrowers; ++i)
+    borrowers.emplace_back([&] { borrow_and_die([&](const Tensor&) { note->reach(13); }); });
+  note->reach(10);
+  for (Child& borrower : borrowers) EXPECT_EQ(borrower.join(), -SIGKILL);
+  note->reach(11);
+  note->step = 12;
   EXPECT_EQ(owner.join(), 0);
 }
 

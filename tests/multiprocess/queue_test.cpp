@@ -473,6 +473,68 @@ TEST(QueueCreator, ThatIsStoppedKeepsNobodyFromPuttingANewSegment) {
   EXPECT_EQ(creator.join(), 0);
 }
 
+std::atomic<int> waits_in_vain{0};
+
+/// What it has not answered it is not asked again before it goes on; then it keeps what it was asked to keep.
+TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    const Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    note->reach(10);
+  });
+  Child putter([&] {
+    Queue queue = Queue::connect(Handle::from_text(note->read()));
+    note->step = 2;
+    note->reach(3);
+    point_hook = [](const char* name) noexcept {
+      if (std::string_view(name) == "conversation.silence") ++waits_in_vain;
+    };
+    const std::array<Tensor, 3> large{numbers(5 << 20, 1), numbers(5 << 20, 2), numbers(5 << 20, 3)};
+    for (const Tensor& tensor : large) queue.try_put(tensor, 0ms);
+    EXPECT_EQ(waits_in_vain, 1);
+    EXPECT_EQ(stats().unkept, 3u);
+    note->step = 4;
+    note->reach(5);
+    EXPECT_TRUE(eventually([&] {
+      for (const Tensor& tensor : large) queue.put(tensor);
+      return stats().unkept == 0;
+    }));
+    EXPECT_TRUE(eventually([&] { return queue.empty(); }));
+    note->step = 6;
+    note->reach(7);
+    for (const Tensor& tensor : large) queue.put(tensor);
+    note->step = 8;
+    ::pause();
+  });
+  Child receiver([&] {
+    note->reach(9);
+    Queue queue = Queue::connect(Handle::from_text(note->text));
+    for (const int number : {1, 2, 3}) EXPECT_EQ(number_in(queue.get_tensor()), number);
+  });
+  {
+    Queue queue = Queue::connect(Handle::from_text(note->read()));
+    note->reach(2);
+    creator.signal(SIGSTOP);
+    note->step = 3;
+    note->reach(4);
+    creator.signal(SIGCONT);
+    note->step = 5;
+    EXPECT_TRUE(eventually([&] {
+      queue.try_get_tensor(0ms);
+      return note->step == 6;
+    }));
+  }
+  note->step = 7;
+  note->reach(8);
+  putter.kill();
+  note->step = 9;
+  EXPECT_EQ(receiver.join(), 0);
+  note->step = 10;
+  EXPECT_EQ(creator.join(), 0);
+}
+
 TEST(QueueProducer, ThatIsStoppedKeepsNoOtherThreadFromItsFirstContactWithAnother) {
   Watchdog watchdog;
   Shared<Note> note;

@@ -25,6 +25,7 @@ class CudaCalls {
 #undef BIND
     bind(cuGetProcAddress_v2, "cuGetProcAddress_v2");
     bind(sim_fail, "sim_fail");
+    bind(sim_break, "sim_break");
     bind(sim_reserved, "sim_reserved");
   }
 
@@ -34,6 +35,7 @@ class CudaCalls {
 #undef MEMBER
   GetProcAddress* cuGetProcAddress_v2 = nullptr;
   void (*sim_fail)(const char*, int, int, int) = nullptr;
+  void (*sim_break)(int, int) = nullptr;
   std::size_t (*sim_reserved)() = nullptr;
 
   /// Initialises, and makes the device's primary context current.

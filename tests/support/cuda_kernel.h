@@ -5,9 +5,31 @@
 
 namespace onecopy::testing {
 
-/// What a kernel of that device finds there. Copies show less: the driver does them by whichever device it likes.
-inline int read_by_kernel(const CudaCalls& cu, int ordinal, const void* at) {
-  constexpr char kImage[] = R"(.version 7.0
+/// A kernel of the current device that copies a byte. Other than a copy, which the driver does by whichever device it
+/// likes, it finds only what that device may use.
+class CopyByte {
+ public:
+  explicit CopyByte(const CudaCalls& cu) : cu_(cu) {
+    void* module = nullptr;
+    EXPECT_EQ(cu_.cuModuleLoadData(&module, kImage), CUDA_SUCCESS);
+    EXPECT_EQ(cu_.cuModuleGetFunction(&kernel_, module, "copy_byte"), CUDA_SUCCESS);
+    const CUdeviceptr at = cu_.memory(1);
+    launch(at, at, nullptr);  // the first one may wait for all that the device has to do
+    EXPECT_EQ(cu_.cuCtxSynchronize(), CUDA_SUCCESS);
+  }
+
+  void launch(CUdeviceptr to, CUdeviceptr from, CUstream stream) const {
+    void* parameters[] = {&to, &from};
+    EXPECT_EQ(cu_.cuLaunchKernel(kernel_, 1, 1, 1, 1, 1, 1, 0, stream, parameters, nullptr), CUDA_SUCCESS);
+  }
+  /// When the stream has come here, nothing works on the device any more in this process.
+  void fail(CUstream stream) const {
+    constexpr CUdeviceptr kNobodys = 64;
+    launch(kNobodys, kNobodys, stream);
+  }
+
+ private:
+  static constexpr char kImage[] = R"(.version 7.0
 .target sm_50
 .address_size 64
 .visible .entry copy_byte(.param .u64 to, .param .u64 from)
@@ -23,15 +45,16 @@ inline int read_by_kernel(const CudaCalls& cu, int ordinal, const void* at) {
   ret;
 }
 )";
+
+  const CudaCalls& cu_;
+  void* kernel_ = nullptr;
+};
+
+/// What a kernel of that device finds there.
+inline int read_by_kernel(const CudaCalls& cu, int ordinal, const void* at) {
   cu.use(ordinal);
-  void* module = nullptr;
-  void* kernel = nullptr;
-  EXPECT_EQ(cu.cuModuleLoadData(&module, kImage), CUDA_SUCCESS);
-  EXPECT_EQ(cu.cuModuleGetFunction(&kernel, module, "copy_byte"), CUDA_SUCCESS);
-  CUdeviceptr to = cu.memory(1);
-  auto from = reinterpret_cast<CUdeviceptr>(at);
-  void* parameters[] = {&to, &from};
-  EXPECT_EQ(cu.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, nullptr, parameters, nullptr), CUDA_SUCCESS);
+  const CUdeviceptr to = cu.memory(1);
+  CopyByte(cu).launch(to, reinterpret_cast<CUdeviceptr>(at), nullptr);
   EXPECT_EQ(cu.cuCtxSynchronize(), CUDA_SUCCESS);
   return cu.read(to);
 }

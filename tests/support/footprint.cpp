@@ -43,7 +43,6 @@ Footprint Footprint::settled() {
   return unchanging();
 }
 
-/// What the watch thread, or another, is in the middle of has an end: it looks the same for a while then.
 Footprint Footprint::unchanging() {
   constexpr int kLooks = 10;
   Footprint last;

@@ -26,10 +26,9 @@ struct Footprint {
   static Footprint settled();
   /// The same of one that others borrow from, or did: so many of them are left.
   static Footprint settled_owner(std::uint64_t borrowers = 0);
-  bool operator==(const Footprint&) const = default;
-
- private:
+  /// Once it looks the same for a while: the watch thread, or another, is in the middle of nothing.
   static Footprint unchanging();
+  bool operator==(const Footprint&) const = default;
 };
 
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint);

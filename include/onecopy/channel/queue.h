@@ -33,8 +33,8 @@ struct QueueOptions {
 /// Not so memory of cudaMalloc and of Ascend, which ends with the process that allocated it.
 ///
 /// A get whose tensors are lost (their owner freed them, or died and nobody kept them) throws
-/// stale_handle or owner_died; that item is gone, the queue goes on. So does one whose putter died before its
-/// stream had written them: peer_died.
+/// stale_handle or owner_died; that item is gone, the queue goes on. So does one whose putter died, or its device
+/// failed, before its stream had written them: peer_died.
 ///
 /// Thread safety: all members may be called concurrently, but for moving. A forked child may use what
 /// it inherited. Move-only; destroying it means that this process leaves, once its streams have written

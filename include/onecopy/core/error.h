@@ -16,7 +16,7 @@ enum class ErrorCode : std::uint8_t {
   other_user,          ///< the peer belongs to another user
   bad_secret,          ///< the peer could not prove that it knows the handle's secret
   owner_died,          ///< the owner is gone and no other process holds the memory
-  peer_died,           ///< a process this call was waiting for is gone
+  peer_died,           ///< a process this call was waiting for is gone, or its device has failed
   stale_handle,        ///< the block was freed, or reused for something else
   out_of_memory,       ///< memory, address space or a cgroup's limit is used up
   out_of_descriptors,  ///< RLIMIT_NOFILE or the system's limit is reached

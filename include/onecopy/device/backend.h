@@ -5,11 +5,14 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
+#include "onecopy/core/error.h"
 #include "onecopy/core/tensor_view.h"
 #include "onecopy/os/fd.h"
 
@@ -135,8 +138,13 @@ class Backend {
   /// names use them.
   virtual std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                                const std::string& owner, std::uint32_t number) = 0;
-  /// Maps what another process exported. Checks sizes and seals; throws bad_handle, out_of_mappings.
-  virtual std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) = 0;
+  /// Maps what another process exported, memory of the device `home`, for the device `user`: data() is where that one
+  /// finds it, and allow() is for others. Where the vendor can, nothing is taken of `home` but the memory: no context.
+  /// Checks sizes and seals; throws bad_handle, out_of_mappings, unsupported when `user` has no way to it.
+  virtual std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) = 0;
+  std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) {
+    return open(ordinal, std::move(memory), access, ordinal);
+  }
   /// The same export again, to be passed on with no more access than `access`.
   virtual ExportedMemory duplicate(const ExportedMemory& memory, Access access) const = 0;
   /// The number by which the driver knows this process, for those who lend to it; 0 where drivers do not ask who
@@ -167,6 +175,10 @@ class Backend {
 
   /// Is what the stream is given now recorded for later, and not done? Then it cannot be ordered.
   virtual bool is_captured(int, Stream) { return false; }
+
+  /// The error after which nothing works on the device any more in this process, and what its streams had still to do
+  /// is never done; none while it works. Waits for nothing.
+  virtual std::optional<Error> failure(int) { return {}; }
 
   /// The allocation, or the row of allocations, that [at, at + bytes) lies in. Throws unsupported for
   /// memory that no other process can be given, invalid_argument for what is not this vendor's.

@@ -81,7 +81,7 @@ Tensor adopt_file(int fd, std::size_t size, std::size_t offset = 0);
 
 struct OpenOptions {
   Access access = Access::read_write;
-  /// Where it is to be used; the memory's own device when none is named.
+  /// Where it is to be used; the memory's own device when none is named. On CUDA it alone gets a context for that.
   std::optional<Device> device{};
   /// Opens in the order of this stream, as below. It belongs to `device`.
   std::optional<Stream> stream{};
@@ -117,6 +117,7 @@ Handle share(const Tensor& tensor, const ShareOptions& options);
 Handle share(const Tensor& tensor, Stream stream);
 /// What `stream` is given from now on happens after what the sharer's stream had in it, and the lease ends after
 /// what is in `stream` when the last copy of the tensor goes. The stream must live until then.
+/// Throws peer_died, too, when the sharer has died, or its device has failed, before its stream was done.
 Tensor open(const Handle& handle, Access access, Stream stream);
 /// The same tensor for use in another stream: its memory is kept until that stream has come past the end of the
 /// last copy of what is returned. The stream must live until then.

@@ -22,8 +22,9 @@ struct Stats {
   std::uint64_t owners = 0;            ///< processes we are attached to
   std::uint64_t leases = 0;            ///< claims we hold on blocks of others
   std::uint64_t deposits = 0;          ///< segments of others kept open for receivers to come
-  /// Segments put into queues that cannot keep them, counted since the start: what is still in the queue when
-  /// their process dies is lost.
+  /// Segments put into queues that do not keep them: what is still in the queue when their process dies is lost.
+  /// It can fall again: one whose queue's creator was stopped, or too busy to answer, counts until a later put has
+  /// asked again.
   std::uint64_t unkept = 0;
   std::uint64_t descriptors = 0;  ///< open descriptors of the whole process
   /// How often a host waited where a stream should have: its device has no stream memory operations.
@@ -31,7 +32,8 @@ struct Stats {
 };
 Stats stats();
 
-/// Gives back now what would be given back later: freed memory, mappings of owners that are gone.
+/// Gives back now what would be given back later: freed memory, mappings of owners that are gone. What was dropped
+/// in default streams is marked and ended, too; it gives idle streams a millisecond to come past those marks.
 void collect();
 
 struct BorrowerInfo {

@@ -71,9 +71,12 @@ inline constexpr aclError ACL_ERROR_RT_MEMORY_ALLOCATION = 207001;
 inline constexpr aclError ACL_ERROR_RT_NO_DEVICE = 207004;
 inline constexpr aclError ACL_ERROR_RT_NO_PERMISSION = 207006;
 inline constexpr aclError ACL_ERROR_RT_DEVICE_OOM = 207018;
+inline constexpr aclError ACL_ERROR_RT_LOST_HEARTBEAT = 507010;
 inline constexpr aclError ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046;
 inline constexpr aclError ACL_ERROR_RT_EVENT_SYNC_TIMEOUT = 507047;
+inline constexpr aclError ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR = 507054;
 inline constexpr aclError ACL_ERROR_RT_DRV_INTERNAL_ERROR = 507899;  ///< what misuse of IPC really returns
+inline constexpr aclError ACL_ERROR_RT_SOCKET_CLOSE = 507901;        ///< between host and device
 
 // Memory.
 inline constexpr int ACL_MEM_MALLOC_HUGE_FIRST = 0;

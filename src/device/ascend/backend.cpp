@@ -28,7 +28,7 @@ class AscendBackend final : public Backend {
   SegmentKind kind_on(int ordinal) const override { return ascend::kind_on(ordinal); }
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
-  std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;
+  std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) override;
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   std::int32_t borrower_number() override { return ascend::own_number(); }
   void admit(const ExportedMemory& memory, std::int32_t borrower) override {
@@ -37,6 +37,7 @@ class AscendBackend final : public Backend {
   void copy(const Transfer& transfer, Stream stream) override { ascend::enqueue(transfer, stream); }
   void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }
   bool is_captured(int ordinal, Stream stream) override { return ascend::is_captured(ordinal, stream); }
+  std::optional<Error> failure(int ordinal) override { return ascend::failure(ordinal); }
   ForeignMemory find_foreign(const void* at, std::size_t bytes) override;
   std::unique_ptr<DeviceMemory> adopt(const ForeignMemory& memory) override;
 };
@@ -74,7 +75,7 @@ std::unique_ptr<DeviceMemory> AscendBackend::create(int ordinal, std::size_t byt
                                          : ascend::create_key_memory(ordinal, bytes);
 }
 
-std::unique_ptr<DeviceMemory> AscendBackend::open(int ordinal, ExportedMemory memory, Access access) {
+std::unique_ptr<DeviceMemory> open_at(int ordinal, const ExportedMemory& memory, Access access) {
   switch (memory.kind) {
     case SegmentKind::ascend_vmm: return ascend::open_vmm_memory(ordinal, memory, access);
     case SegmentKind::ascend_key: return ascend::open_key_memory(ordinal, memory, access);
@@ -83,6 +84,14 @@ std::unique_ptr<DeviceMemory> AscendBackend::open(int ordinal, ExportedMemory me
                   fmt::format("segments of kind {} are not memory of Ascend devices",
                               static_cast<int>(memory.kind)));
   }
+}
+
+/// By way of the device that has the memory: nobody knows yet what a real one makes of an import by another alone.
+std::unique_ptr<DeviceMemory> AscendBackend::open(int home, ExportedMemory memory, Access access,
+                                                  int user) {
+  auto opened = open_at(home, memory, access);
+  if (user != home) opened->allow(user);
+  return opened;
 }
 
 ExportedMemory AscendBackend::duplicate(const ExportedMemory& memory, Access access) const {

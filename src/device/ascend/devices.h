@@ -18,7 +18,8 @@ struct DeviceEntry {
   std::once_flag opened;
   aclrtContext context = nullptr;   ///< the default one; see Devices::context()
   std::atomic<SegmentKind> kind{};  ///< of new segments; none until it was tried: see segment_kind.h
-  std::set<int> peers;              ///< whose memory it reaches; under Devices::mutex_
+  std::atomic<aclError> failed{ACL_SUCCESS};  ///< the error after which nothing works on it any more here
+  std::set<int> peers;                        ///< whose memory it reaches; under Devices::mutex_
 };
 
 /// The devices of this process, as ASCEND_RT_VISIBLE_DEVICES leaves them.

@@ -89,6 +89,15 @@ bool is_older(const std::string& version, const std::string& than) {
   return false;
 }
 
+bool is_final(aclError result) noexcept {
+  switch (result) {
+    case ACL_ERROR_RT_LOST_HEARTBEAT:
+    case ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR:
+    case ACL_ERROR_RT_SOCKET_CLOSE: return true;
+    default: return false;
+  }
+}
+
 void throw_result(aclError result, const std::string& what) {
   const Driver* driver = Driver::try_get();
   const std::string words = driver ? driver->describe(result) : fmt::format("ACL error {}", result);

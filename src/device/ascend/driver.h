@@ -10,6 +10,8 @@ namespace onecopy::ascend {
 /// Throws for a failed call, in words of its own for what users can do something about.
 [[noreturn]] void throw_result(aclError result, const std::string& what);
 [[noreturn]] void throw_missing(const char* call);
+/// Has this process lost the device?
+bool is_final(aclError result) noexcept;
 
 inline void check(aclError result, const char* what) {
   if (result != ACL_SUCCESS) [[unlikely]]

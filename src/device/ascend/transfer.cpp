@@ -134,10 +134,26 @@ void enqueue(const Transfer& transfer, Stream stream) {
   start(driver, transfer, stream.native);
 }
 
+/// What it says of a device that is lost is kept: nothing but a call that waits tells.
 void synchronize(int ordinal, Stream stream) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
-  wait_for(driver, stream.native);
+  try {
+    wait_for(driver, stream.native);
+  } catch (const Error& error) {
+    if (is_final(error.vendor_code())) Devices::get().at(ordinal).failed = error.vendor_code();
+    throw;
+  }
+}
+
+std::optional<Error> failure(int ordinal) {
+  const aclError failed = Devices::get().at(ordinal).failed;
+  if (failed == ACL_SUCCESS) return {};
+  return Error(ErrorCode::system,
+               fmt::format("ACL error {}; this process cannot use the device any more and has to "
+                           "be started again",
+                           failed),
+               failed, ErrorDomain::ascend);
 }
 
 bool is_captured(int ordinal, Stream stream) {

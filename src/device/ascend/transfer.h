@@ -12,5 +12,6 @@ void enqueue(const Transfer& transfer, Stream stream);
 void synchronize(int ordinal, Stream stream);
 /// False as well where the runtime does not know of captures.
 bool is_captured(int ordinal, Stream stream);
+std::optional<Error> failure(int ordinal);
 
 }  // namespace onecopy::ascend

@@ -24,7 +24,7 @@ class CpuBackend final : public Backend {
   std::size_t granularity() const noexcept override { return page_; }
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
-  std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;
+  std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) override;
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   void copy(const Transfer& transfer, Stream) override {
     std::memcpy(transfer.to, transfer.from, transfer.bytes);
@@ -73,8 +73,8 @@ std::unique_ptr<DeviceMemory> CpuBackend::create(int ordinal, std::size_t bytes,
   }
 }
 
-std::unique_ptr<DeviceMemory> CpuBackend::open(int ordinal, ExportedMemory memory, Access access) {
-  check_ordinal(ordinal);
+std::unique_ptr<DeviceMemory> CpuBackend::open(int home, ExportedMemory memory, Access access, int) {
+  check_ordinal(home);
   if (memory.size == 0 || memory.size % page_ != 0)
     throw Error(ErrorCode::bad_handle,
                 fmt::format("a segment of {} bytes is not a whole number of pages", memory.size));

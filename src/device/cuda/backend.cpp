@@ -29,7 +29,7 @@ class CudaBackend final : public Backend {
   std::size_t granularity() const noexcept override;
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
-  std::unique_ptr<DeviceMemory> open(int ordinal, ExportedMemory memory, Access access) override;
+  std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) override;
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   void copy(const Transfer& transfer, Stream stream) override { cuda::enqueue(transfer, stream); }
   void synchronize(int ordinal, Stream stream) override { cuda::synchronize(ordinal, stream); }
@@ -49,6 +49,7 @@ class CudaBackend final : public Backend {
     cuda::wait_for_word(ordinal, stream, word, value);
   }
   bool is_captured(int ordinal, Stream stream) override { return cuda::is_captured(ordinal, stream); }
+  std::optional<Error> failure(int ordinal) override { return cuda::failure(ordinal); }
   ForeignMemory find_foreign(const void* at, std::size_t bytes) override {
     return cuda::find_foreign_memory(at, bytes);
   }
@@ -92,10 +93,10 @@ std::unique_ptr<DeviceMemory> CudaBackend::create(int ordinal, std::size_t bytes
   return cuda::create_vmm_memory(ordinal, bytes);
 }
 
-std::unique_ptr<DeviceMemory> CudaBackend::open(int ordinal, ExportedMemory memory, Access access) {
+std::unique_ptr<DeviceMemory> CudaBackend::open(int home, ExportedMemory memory, Access access, int user) {
   switch (memory.kind) {
-    case SegmentKind::cuda_vmm: return cuda::open_vmm_memory(ordinal, std::move(memory), access);
-    case SegmentKind::cuda_ipc: return cuda::open_legacy_memory(ordinal, std::move(memory), access);
+    case SegmentKind::cuda_vmm: return cuda::open_vmm_memory(home, std::move(memory), access, user);
+    case SegmentKind::cuda_ipc: return cuda::open_legacy_memory(home, memory, access, user);
     default:
       throw Error(ErrorCode::unsupported, fmt::format("segments of kind {} are not memory of CUDA devices",
                                                       static_cast<int>(memory.kind)));

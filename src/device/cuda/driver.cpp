@@ -31,7 +31,9 @@ ErrorCode code_of(CUresult result) noexcept {
     case CUDA_ERROR_STUB_LIBRARY:
     case CUDA_ERROR_PEER_ACCESS_UNSUPPORTED:
     case CUDA_ERROR_NOT_SUPPORTED:
-    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: return ErrorCode::unsupported;
+    case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED:
+    case CUDA_ERROR_STREAM_CAPTURE_INVALIDATED:
+    case CUDA_ERROR_STREAM_CAPTURE_IMPLICIT: return ErrorCode::unsupported;
     case CUDA_ERROR_INVALID_DEVICE: return ErrorCode::invalid_argument;
     default: return ErrorCode::system;
   }
@@ -55,11 +57,35 @@ const char* advice(CUresult result) noexcept {
       return "; an earlier kernel or copy touched memory that it may not, and this process cannot use the "
              "device any more";
     case CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED: return "; do this before the capture begins";
-    default: return "";
+    default:
+      return is_final(result) ? "; this process cannot use the device any more and has to be started again"
+                              : "";
   }
 }
 
 }  // namespace
+
+bool is_final(CUresult result) noexcept {
+  switch (result) {
+    case CUDA_ERROR_ECC_UNCORRECTABLE:
+    case CUDA_ERROR_NVLINK_UNCORRECTABLE:
+    case CUDA_ERROR_CONTAINED:
+    case CUDA_ERROR_ILLEGAL_ADDRESS:
+    case CUDA_ERROR_LAUNCH_TIMEOUT:
+    case CUDA_ERROR_CONTEXT_IS_DESTROYED:  // cudaDeviceReset, after which the words are not registered any more
+    case CUDA_ERROR_ASSERT:
+    case CUDA_ERROR_HARDWARE_STACK_ERROR:
+    case CUDA_ERROR_ILLEGAL_INSTRUCTION:
+    case CUDA_ERROR_MISALIGNED_ADDRESS:
+    case CUDA_ERROR_INVALID_ADDRESS_SPACE:
+    case CUDA_ERROR_INVALID_PC:
+    case CUDA_ERROR_LAUNCH_FAILED:
+    case CUDA_ERROR_TENSOR_MEMORY_LEAK:
+    case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+    case CUDA_ERROR_EXTERNAL_DEVICE: return true;
+    default: return false;
+  }
+}
 
 void throw_result(CUresult result, const std::string& what) {
   const Driver* driver = Driver::try_get();

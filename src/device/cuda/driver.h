@@ -10,6 +10,8 @@ namespace onecopy::cuda {
 /// Throws for a failed call, in words of its own for what users can do something about.
 [[noreturn]] void throw_result(CUresult result, const std::string& what);
 [[noreturn]] void throw_missing(const char* call, int since);
+/// Does nothing work on the device after it any more in this process?
+bool is_final(CUresult result) noexcept;
 
 inline void check(CUresult result, const char* what) {
   if (result != CUDA_SUCCESS) [[unlikely]]

@@ -138,6 +138,7 @@ ExportedMemory AdoptedMemory::export_memory(Access access) const {
 }
 
 std::byte* AdoptedMemory::allow(int ordinal) {
+  if (ordinal == memory_.device.index) return data();
   if (kind() == SegmentKind::cuda_ipc) allow_allocations(ordinal, memory_.device.index);
   else
     allow_mapping(reinterpret_cast<CUdeviceptr>(data()), size(), ordinal, memory_.device.index,
@@ -209,8 +210,9 @@ void close_legacy_handle(CUdeviceptr base, int ordinal) noexcept {
 /// find it only where it was opened for them, at other addresses, whatever peer access there is.
 class LegacyMemory final : public DeviceMemory {
  public:
-  LegacyMemory(int ordinal, CUdeviceptr base, std::size_t bytes, Access access, CUipcMemHandle handle)
-      : ordinal_(ordinal), base_(base), bytes_(bytes), access_(access), handle_(handle) {}
+  LegacyMemory(int home, int user, CUdeviceptr base, std::size_t bytes, Access access,
+               CUipcMemHandle handle)
+      : home_(home), user_(user), base_(base), bytes_(bytes), access_(access), handle_(handle) {}
   LegacyMemory(const LegacyMemory&) = delete;
   LegacyMemory& operator=(const LegacyMemory&) = delete;
   ~LegacyMemory() override;
@@ -224,27 +226,28 @@ class LegacyMemory final : public DeviceMemory {
   std::byte* allow(int ordinal) override;
 
  private:
-  const int ordinal_;
+  const int home_;  ///< whose memory it is
+  const int user_;  ///< for whom it is at `base_`
   const CUdeviceptr base_;
   const std::size_t bytes_;
   const Access access_;
   const CUipcMemHandle handle_;
   std::mutex mutex_;
-  std::map<int, CUdeviceptr> others_;  ///< for other devices
+  std::map<int, CUdeviceptr> others_;  ///< for devices beside `user_`
 };
 
 LegacyMemory::~LegacyMemory() {
   if (!Driver::try_get()) return;
   for (const auto& [ordinal, base] : others_) close_legacy_handle(base, ordinal);
-  close_legacy_handle(base_, ordinal_);
+  close_legacy_handle(base_, user_);
 }
 
 std::byte* LegacyMemory::allow(int ordinal) {
-  if (ordinal == ordinal_) return data();
+  if (ordinal == user_) return data();
   const std::lock_guard lock(mutex_);
   auto at = others_.find(ordinal);
   if (at == others_.end()) {
-    check_path(ordinal, ordinal_);
+    check_path(ordinal, home_);
     at = others_.emplace(ordinal, open_legacy_handle(handle_, ordinal)).first;
   }
   return reinterpret_cast<std::byte*>(at->second);
@@ -305,12 +308,14 @@ std::unique_ptr<DeviceMemory> adopt_foreign_memory(const ForeignMemory& memory) 
   return std::make_unique<AdoptedMemory>(memory);
 }
 
-std::unique_ptr<DeviceMemory> open_legacy_memory(int ordinal, ExportedMemory memory, Access access) {
+std::unique_ptr<DeviceMemory> open_legacy_memory(int home, const ExportedMemory& memory, Access access,
+                                                 int user) {
   const ExportedChunks chunks = decode_chunks(memory);
   if (access == Access::read_write && chunks.access == Access::read_only)
     throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
-  const CUdeviceptr base = open_legacy_handle(chunks.handle, ordinal);
-  return std::make_unique<LegacyMemory>(ordinal, base, memory.size, access, chunks.handle);
+  check_path(user, home);
+  const CUdeviceptr base = open_legacy_handle(chunks.handle, user);
+  return std::make_unique<LegacyMemory>(home, user, base, memory.size, access, chunks.handle);
 }
 
 }  // namespace onecopy::cuda

@@ -13,7 +13,9 @@ bool is_still(const ForeignMemory& memory, const void* at) noexcept;
 /// It leaves by a legacy handle (and is *weak* then: gone with its process), or by a descriptor for each
 /// mapping, made when somebody asks.
 std::unique_ptr<DeviceMemory> adopt_foreign_memory(const ForeignMemory& memory);
-/// Another process's allocation, by its legacy handle. The driver knows no read-only form of it.
-std::unique_ptr<DeviceMemory> open_legacy_memory(int ordinal, ExportedMemory memory, Access access);
+/// Another process's allocation on the device `home`, by its legacy handle, for the device `user`. The driver knows no
+/// read-only form of it.
+std::unique_ptr<DeviceMemory> open_legacy_memory(int home, const ExportedMemory& memory, Access access,
+                                                 int user);
 
 }  // namespace onecopy::cuda

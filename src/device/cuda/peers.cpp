@@ -26,7 +26,6 @@ bool has_path(int ordinal, int owner) {
 }
 
 void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner, Access access) {
-  if (ordinal == owner) return;
   check_path(ordinal, owner);
   const UseDevice use(ordinal);
   const CUmemAccessDesc wanted{
@@ -36,7 +35,6 @@ void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner, 
 }
 
 void allow_allocations(int ordinal, int owner) {
-  if (ordinal == owner) return;
   check_path(ordinal, owner);
   const UseDevice use(ordinal);
   const CUresult result = Driver::get().cuCtxEnablePeerAccess(Devices::get().context(owner), 0);

@@ -107,6 +107,16 @@ bool is_captured(int ordinal, Stream stream) {
   return is_capturing(Driver::get(), stream);
 }
 
+std::optional<Error> failure(int ordinal) {
+  try {
+    const UseContext use(ordinal);
+    is_capturing(Driver::get(), {});  // the quickest that says so (seen on an H200), in a capture, too
+  } catch (const Error& error) {
+    if (error.domain() == ErrorDomain::cuda && is_final(error.vendor_code())) return error;
+  }
+  return {};
+}
+
 void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value) {
   const Driver& driver = Driver::get();
   const UseContext use(ordinal);
@@ -137,7 +147,7 @@ bool write_word_by_host(int ordinal, Stream stream, std::atomic<std::uint64_t>& 
   check_not_captured(driver, stream);
   auto later = std::make_unique<LaterStore>(LaterStore{word, value});
   driver.cuLaunchHostFunc.must(stream_for_words(stream), store_now, later.get());
-  later.release();
+  static_cast<void>(later.release());  // the driver has it
   return true;
 }
 

@@ -143,13 +143,15 @@ class Export {
   KeptDescriptors kept_{room_for_exports};
 };
 
-/// A segment of kind cuda_vmm, of the owner (one chunk) or of a borrower.
+/// A segment of kind cuda_vmm, of the owner (one chunk) or of a borrower. It is mapped with the context of `user`, for
+/// that device and `home`: a borrower may have no business with the latter but this memory.
 class VmmMemory final : public DeviceMemory {
  public:
-  VmmMemory(int ordinal, std::size_t bytes, Access access)
-      : ordinal_(ordinal),
+  VmmMemory(int home, int user, std::size_t bytes, Access access)
+      : home_(home),
+        user_(user),
         access_(access),
-        export_(Devices::get().at(ordinal)),
+        export_(Devices::get().at(home)),
         range_(Driver::get(), bytes) {}
 
   std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(range_.base()); }
@@ -165,10 +167,11 @@ class VmmMemory final : public DeviceMemory {
  private:
   void create_memory();
 
-  const int ordinal_;
+  const int home_;  ///< whose memory it is
+  const int user_;  ///< for whom it was mapped; `home_` in its owner
   const Access access_;
   mutable std::mutex mutex_;
-  std::set<int> allowed_;               ///< other devices
+  std::set<int> allowed_;               ///< devices beside `user_`
   std::vector<PhysicalMemory> chunks_;  // before range_: unmapped first
   std::vector<std::uint64_t> sizes_;
   mutable Export export_;
@@ -193,12 +196,12 @@ class VmmMemory final : public DeviceMemory {
 
 void VmmMemory::create_memory() {
   const Driver& driver = Driver::get();
-  const UseDevice use(ordinal_);
-  const DeviceEntry& device = Devices::get().at(ordinal_);
+  const UseDevice use(home_);
+  const DeviceEntry& device = Devices::get().at(home_);
   const CUmemAllocationProp prop = exportable_on(device);
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result = driver.cuMemCreate(&handle, size(), &prop, 0);
-  if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(driver, ordinal_, size(), result);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(driver, home_, size(), result);
   check(result, "cuMemCreate");
   PhysicalMemory memory(handle);
   range_.map(driver, size(), memory);
@@ -270,8 +273,8 @@ ExportedMemory VmmMemory::export_memory(Access access) const {
 
 std::byte* VmmMemory::allow(int ordinal) {
   const std::lock_guard lock(mutex_);
-  if (ordinal == ordinal_ || allowed_.contains(ordinal)) return data();
-  allow_mapping(range_.base(), range_.bytes(), ordinal, ordinal_, access_);
+  if (ordinal == user_ || allowed_.contains(ordinal)) return data();
+  allow_mapping(range_.base(), range_.bytes(), ordinal, home_, access_);
   allowed_.insert(ordinal);
   return data();
 }
@@ -290,13 +293,18 @@ PhysicalMemory import_chunk(const Driver& driver, const Fd& fd) {
 
 void VmmMemory::import(ExportedMemory memory) {
   const Driver& driver = Driver::get();
-  const UseDevice use(ordinal_);
+  const UseDevice use(user_);
   sizes_ = decode_chunks(memory).sizes;
   for (std::size_t i = 0; i < sizes_.size(); ++i) {
     chunks_.push_back(import_chunk(driver, memory.fds[i]));
     range_.map(driver, sizes_[i], chunks_.back());
   }
-  range_.allow(driver, Devices::get().at(ordinal_).device, access_);
+  range_.allow(driver, Devices::get().at(user_).device, access_);
+  // A copy to memory of the card that this is of is made by that card. It takes no context there.
+  if (home_ != user_) {
+    range_.allow(driver, Devices::get().at(home_).device, access_);
+    allowed_.insert(home_);
+  }
   imported_ = true;
   received_.keep(std::move(memory.fds));
 }
@@ -311,18 +319,19 @@ std::unique_ptr<DeviceMemory> create_vmm_memory(int ordinal, std::size_t bytes) 
                     "GPU or an old driver); share memory made by cudaMalloc instead",
                     ordinal));
   const UseDevice use(ordinal);
-  return std::make_unique<VmmMemory>(ordinal, bytes, Access::read_write);
+  return std::make_unique<VmmMemory>(ordinal, ordinal, bytes, Access::read_write);
 }
 
-std::unique_ptr<DeviceMemory> open_vmm_memory(int ordinal, ExportedMemory memory, Access access) {
+std::unique_ptr<DeviceMemory> open_vmm_memory(int home, ExportedMemory memory, Access access, int user) {
   const ExportedChunks chunks = decode_chunks(memory);
   if (memory.fds.size() != chunks.sizes.size())
     throw Error(ErrorCode::bad_handle, fmt::format("a CUDA segment of {} chunks came with {} descriptors",
                                                    chunks.sizes.size(), memory.fds.size()));
   if (access == Access::read_write && chunks.access == Access::read_only)
     throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
-  const UseDevice use(ordinal);
-  auto opened = std::make_unique<VmmMemory>(ordinal, memory.size, access);
+  check_path(user, home);
+  const UseDevice use(user);
+  auto opened = std::make_unique<VmmMemory>(home, user, memory.size, access);
   opened->import(std::move(memory));
   return opened;
 }

@@ -10,7 +10,7 @@ namespace onecopy::cuda {
 std::unique_ptr<DeviceMemory> create_vmm_memory(int ordinal, std::size_t bytes);
 /// A new descriptor of the memory, which a program that is started meanwhile does not inherit.
 CUresult try_export(const Driver& driver, CUmemGenericAllocationHandle memory, Fd& exported);
-/// Maps all chunks of another process's segment, side by side, for the device `ordinal`.
-std::unique_ptr<DeviceMemory> open_vmm_memory(int ordinal, ExportedMemory memory, Access access);
+/// Maps all chunks of another process's segment, memory of the device `home`, side by side for the device `user`.
+std::unique_ptr<DeviceMemory> open_vmm_memory(int home, ExportedMemory memory, Access access, int user);
 
 }  // namespace onecopy::cuda

@@ -254,6 +254,7 @@ SIM_CALL aclmdlRICaptureGetInfo(aclrtStream handle, int* status, void** model) {
   const Stream* stream = Stream::find(handle);
   if (!stream) return no_stream();
   if (!status) return ACL_ERROR_INVALID_PARAM;
+  const std::lock_guard lock(state().mutex);  // another thread may end it
   *status = !stream->capture ? 0 : stream->capture->invalid ? 2 : 1;
   if (model) *model = nullptr;
   return ACL_SUCCESS;

@@ -88,7 +88,7 @@ CUresult copy_and_wait(CUdeviceptr to, CUdeviceptr from, std::size_t bytes) {
   if (const CUresult refused = forbid_in_capture()) return refused;
   if (const CUresult result = copy(to, from, bytes, nullptr)) return result;
   Stream::find(nullptr)->synchronize();
-  return state().sticky;
+  return result_in(current());
 }
 
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
@@ -168,7 +168,7 @@ SIM_CALL cuMemsetD8_v2(CUdeviceptr at, unsigned char value, std::size_t bytes) {
   SIM_ENTER(cuMemsetD8);
   if (const CUresult result = fill(at, value, bytes, nullptr)) return result;
   Stream::find(nullptr)->synchronize();
-  return state().sticky;
+  return result_in(current());
 }
 
 // ---- stream memory operations
@@ -213,9 +213,9 @@ SIM_CALL cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr at, std::uint64_t v
   if (flags > 3) return CUDA_ERROR_INVALID_VALUE;
   Side side;
   if (const CUresult result = resolve_word(*stream, at, Use::read, side)) return result;
-  return stream->submit([side, value, flags] {
+  return stream->submit([side, value, flags, context = stream->context] {
     const auto* word = reinterpret_cast<const Word*>(side.at);
-    while (!is_reached(word->load(), value, flags))
+    while (!is_reached(word->load(), value, flags) && result_in(context) == CUDA_SUCCESS)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
   });
 }

@@ -168,14 +168,14 @@ SIM_CALL cuDevicePrimaryCtxGetState(CUdevice device, unsigned* flags, int* activ
 }
 
 SIM_CALL cuCtxPushCurrent_v2(CUcontext context) {
-  SIM_ENTER(cuCtxPushCurrent);
+  SIM_ENTER_ANYWAY(cuCtxPushCurrent);
   if (!is_context(context)) return CUDA_ERROR_INVALID_CONTEXT;
   context_stack().push_back(context);
   return CUDA_SUCCESS;
 }
 
 SIM_CALL cuCtxPopCurrent_v2(CUcontext* context) {
-  SIM_ENTER(cuCtxPopCurrent);
+  SIM_ENTER_ANYWAY(cuCtxPopCurrent);
   if (context_stack().empty()) return CUDA_ERROR_INVALID_CONTEXT;
   if (context) *context = context_stack().back();
   context_stack().pop_back();
@@ -183,14 +183,14 @@ SIM_CALL cuCtxPopCurrent_v2(CUcontext* context) {
 }
 
 SIM_CALL cuCtxGetCurrent(CUcontext* context) {
-  SIM_ENTER(cuCtxGetCurrent);
+  SIM_ENTER_ANYWAY(cuCtxGetCurrent);
   if (!context) return CUDA_ERROR_INVALID_VALUE;
   *context = handle_of(current());
   return CUDA_SUCCESS;
 }
 
 SIM_CALL cuCtxSetCurrent(CUcontext context) {
-  SIM_ENTER(cuCtxSetCurrent);
+  SIM_ENTER_ANYWAY(cuCtxSetCurrent);
   if (context && !is_context(context)) return CUDA_ERROR_INVALID_CONTEXT;
   if (!context_stack().empty()) context_stack().pop_back();
   if (context) context_stack().push_back(context);
@@ -198,7 +198,7 @@ SIM_CALL cuCtxSetCurrent(CUcontext context) {
 }
 
 SIM_CALL cuCtxGetDevice(CUdevice* device) {
-  SIM_ENTER(cuCtxGetDevice);
+  SIM_ENTER_ANYWAY(cuCtxGetDevice);
   if (!device) return CUDA_ERROR_INVALID_VALUE;
   if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
   *device = ordinal(current()->device);
@@ -210,7 +210,7 @@ SIM_CALL cuCtxSynchronize() {
   if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult refused = forbid_in_capture()) return refused;
   Stream::synchronize_all(*current());
-  return state().sticky;
+  return result_in(current());
 }
 
 // ---- peers
@@ -231,4 +231,12 @@ SIM_CALL cuCtxDisablePeerAccess(CUcontext peer) {
   if (!me || !is_context(peer)) return CUDA_ERROR_INVALID_CONTEXT;
   const std::lock_guard lock(state().mutex);
   return me->peers.erase(of(peer)->device) == 1 ? CUDA_SUCCESS : CUDA_ERROR_PEER_ACCESS_NOT_ENABLED;
+}
+
+// ---- for tests
+
+/// From now on the device's primary context has failed with this code.
+extern "C" __attribute__((visibility("default"))) void sim_break(int number, int code) {
+  const std::lock_guard lock(state().mutex);
+  of(state().primary.at(physical(number)))->failed = code;
 }

@@ -94,8 +94,16 @@ State& state() {
 CUresult enter(const char* symbol) {
   if (const int fault = injected_fault(symbol); fault != 0) return fault;
   State& all = state();
-  if (all.forked || !all.initialized) return CUDA_ERROR_NOT_INITIALIZED;
-  return all.sticky;
+  return all.forked || !all.initialized ? CUDA_ERROR_NOT_INITIALIZED : CUDA_SUCCESS;
+}
+
+CUresult enter_context(const char* symbol) {
+  const CUresult refused = enter(symbol);
+  return refused != CUDA_SUCCESS ? refused : result_in(current());
+}
+
+CUresult result_in(const Context* context) noexcept {
+  return context ? context->failed.load() : CUDA_SUCCESS;
 }
 
 }  // namespace sim

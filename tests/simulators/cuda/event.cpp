@@ -34,8 +34,10 @@ class Cell {
   Cell(const Cell&) = delete;
   Cell& operator=(const Cell&) = delete;
 
-  void wait(std::uint64_t ticket) const {
-    while (counters->completed < ticket) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  /// Until the context fails at most.
+  void wait(std::uint64_t ticket, const Context* context) const {
+    while (counters->completed < ticket && result_in(context) == CUDA_SUCCESS)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
   }
   void complete(std::uint64_t ticket) const {
     std::uint64_t before = counters->completed;
@@ -52,6 +54,7 @@ struct Event {
   bool exporter;
   std::shared_ptr<Cell> cell;
   bool captured = false;
+  const Context* recorded_in = nullptr;  ///< null where another process did, or nobody
 };
 
 Event* find(CUevent handle) {
@@ -74,6 +77,8 @@ CUresult record(CUevent handle, CUstream stream_handle) {
   if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
   event->captured = stream->capture != nullptr;
   if (event->captured) return stream->submit([] {});
+  if (const CUresult failed = result_in(stream->context)) return failed;
+  event->recorded_in = stream->context;
   const std::uint64_t ticket = ++event->cell->counters->recorded;
   return stream->submit([cell = event->cell, ticket] { cell->complete(ticket); });
 }
@@ -121,6 +126,8 @@ SIM_CALL cuEventQuery(CUevent handle) {
   const Event* event = find(handle);
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
+  if (const CUresult refused = forbid_in_capture()) return refused;
+  if (const CUresult failed = result_in(event->recorded_in)) return failed;
   const Counters& counters = *event->cell->counters;
   return counters.completed >= counters.recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -131,8 +138,9 @@ SIM_CALL cuEventSynchronize(CUevent handle) {
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   const auto cell = event->cell;
-  cell->wait(cell->counters->recorded);
-  return state().sticky;
+  const Context* const context = event->recorded_in ? event->recorded_in : current();
+  cell->wait(cell->counters->recorded, context);
+  return result_in(context);
 }
 
 SIM_CALL cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags) {
@@ -143,7 +151,8 @@ SIM_CALL cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags
   if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
   if (event->captured) return stream->capture ? stream->submit([] {}) : CUDA_ERROR_CAPTURED_EVENT;
   const std::uint64_t ticket = event->cell->counters->recorded;
-  return stream->submit([cell = event->cell, ticket] { cell->wait(ticket); });
+  return stream->submit(
+      [cell = event->cell, ticket, context = stream->context] { cell->wait(ticket, context); });
 }
 
 SIM_CALL cuIpcGetEventHandle(CUipcEventHandle* handle, CUevent event_handle) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Modules hold one kernel, copy_byte(to, from), whatever their image says. Unlike a copy it finds only what its own
-// device may use, and nothing survives what it does wrong.
+// device may use, and nothing survives what it does wrong: its context fails.
 #include <cstring>
 
 #include "stream.h"
@@ -31,12 +31,12 @@ std::byte* byte_at(CUdeviceptr at, const Context& context, bool writes) {
   return range && reaches(*range, context, writes) ? range->host(at) : nullptr;
 }
 
-void copy_byte(CUdeviceptr to, CUdeviceptr from, const Context& context) {
+void copy_byte(CUdeviceptr to, CUdeviceptr from, Context& context) {
   const std::lock_guard lock(state().mutex);
   std::byte* const target = byte_at(to, context, true);
   const std::byte* const source = byte_at(from, context, false);
   if (target && source) *target = *source;
-  else state().sticky = CUDA_ERROR_ILLEGAL_ADDRESS;
+  else context.failed = CUDA_ERROR_ILLEGAL_ADDRESS;
 }
 
 }  // namespace

@@ -67,7 +67,8 @@ struct Range {
 struct Context {
   int device = 0;  ///< physical
   std::set<int> peers;
-  Stream* legacy = nullptr;  ///< the default stream
+  Stream* legacy = nullptr;        ///< the default stream
+  std::atomic<CUresult> failed{};  ///< an error after which nothing works in it and its streams do nothing
 };
 
 /// Everything of the process, behind one lock. Never destroyed.
@@ -88,15 +89,18 @@ struct State {
   std::array<std::atomic<std::size_t>, 64> used{};  ///< bytes by physical device
   std::set<Stream*> streams;
   std::set<CUevent> events;
-  std::atomic<int> sticky{0};  ///< an error that no later call survives
 
   Range* find(CUdeviceptr at);
 };
 
 State& state();
 
-/// Faults, forks, sticky errors, cuInit: what every call asks first. 0 when it may go on.
+/// Faults, forks, cuInit: what every call asks first. 0 when it may go on.
 CUresult enter(const char* symbol);
+/// The same, and whether the current context has failed: what all ask but those that change which one is current.
+CUresult enter_context(const char* symbol);
+/// The error of a context that failed while the caller waited.
+CUresult result_in(const Context* context) noexcept;
 /// The current context of this thread; null when there is none.
 Context* current() noexcept;
 std::vector<CUcontext>& context_stack() noexcept;
@@ -114,4 +118,6 @@ inline CUcontext handle_of(Context* context) noexcept { return reinterpret_cast<
 }  // namespace sim
 
 #define SIM_ENTER(symbol) \
+  if (const int refused = sim::enter_context(#symbol); refused != 0) return refused
+#define SIM_ENTER_ANYWAY(symbol) \
   if (const int refused = sim::enter(#symbol); refused != 0) return refused

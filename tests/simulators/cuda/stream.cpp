@@ -117,6 +117,7 @@ Operation Stream::after_others(Operation operation) {
 }
 
 CUresult Stream::submit(Operation operation) {
+  if (const CUresult failed = result_in(context)) return failed;
   if (capture) {
     if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     capture->operations.push_back(std::move(operation));
@@ -154,7 +155,7 @@ void Stream::run() {
     }
     if (settings().delay_us > 0)
       std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
-    next();
+    if (result_in(context) == CUDA_SUCCESS) next();
     next = nullptr;  // what it held is given back before anybody can know that it is done
     progress_->advance();
   }
@@ -233,6 +234,8 @@ SIM_CALL cuStreamQuery(CUstream handle) {
     stream->capture->invalid = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
+  if (const CUresult refused = forbid_in_capture()) return refused;
+  if (const CUresult failed = result_in(stream->context)) return failed;
   return stream->is_idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
@@ -244,8 +247,10 @@ SIM_CALL cuStreamSynchronize(CUstream handle) {
     stream->capture->invalid = true;
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
+  if (const CUresult refused = forbid_in_capture()) return refused;
+  const Context* const context = stream->context;
   stream->synchronize();
-  return state().sticky;
+  return result_in(context);
 }
 
 SIM_CALL cuStreamGetCtx(CUstream handle, CUcontext* context) {
@@ -310,6 +315,7 @@ SIM_CALL cuStreamIsCapturing(CUstream handle, int* status) {
   if (!stream || !status) return CUDA_ERROR_INVALID_HANDLE;
   if (stream == stream->context->legacy && is_waited_for_in_capture(*stream->context))
     return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+  const std::lock_guard lock(state().mutex);  // another thread may end it
   *status = !stream->capture           ? CU_STREAM_CAPTURE_STATUS_NONE
             : stream->capture->invalid ? CU_STREAM_CAPTURE_STATUS_INVALIDATED
                                        : CU_STREAM_CAPTURE_STATUS_ACTIVE;

@@ -40,7 +40,7 @@ struct Stream {
   static Stream* find(CUstream handle);
   static void synchronize_all(const Context& context);
 
-  /// Adds an operation, or records it. An error when capturing forbids it.
+  /// Adds an operation, or records it. An error when capturing forbids it, and when the stream's context has failed.
   CUresult submit(Operation operation);
   void synchronize();
   bool is_idle() const;

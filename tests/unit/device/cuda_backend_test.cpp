@@ -242,6 +242,93 @@ void expect_capture_survives(const std::function<void()>& work) {
   capturer.join();
 }
 
+struct CallInCapture {
+  const char* name;
+  bool ends_it;
+  std::function<void(const CudaCalls&, testing::CUstream other)> call;
+};
+
+/// Of another thread, while this one captures a stream that is not blocking, globally, as torch.cuda.graph() does.
+/// As seen on an H200 with driver 580.159.
+const CallInCapture kCallsInCapture[] = {
+    {"a word written in the default stream", false,
+     [](const CudaCalls& cu, testing::CUstream) {
+       static std::uint64_t words[8192];
+       backend(DeviceType::cuda).register_words(0, words, sizeof words);
+       cu.cuStreamWriteValue64(nullptr, reinterpret_cast<testing::CUdeviceptr>(words), 1, 0);
+     }},
+    {"a query for a capture", false,
+     [](const CudaCalls& cu, testing::CUstream other) {
+       int status = 0;
+       cu.cuStreamIsCapturing(other, &status);
+     }},
+    {"a query of another stream", true,
+     [](const CudaCalls& cu, testing::CUstream other) { cu.cuStreamQuery(other); }},
+    {"a wait for another stream", true,
+     [](const CudaCalls& cu, testing::CUstream other) { cu.cuStreamSynchronize(other); }},
+    {"a query of an event", true,
+     [](const CudaCalls& cu, testing::CUstream other) {
+       testing::CUevent event = nullptr;
+       cu.cuEventCreate(&event, 0);
+       cu.cuEventRecord(event, other);
+       cu.cuEventQuery(event);
+     }},
+    {"an allocation", true,
+     [](const CudaCalls& cu, testing::CUstream) {
+       testing::CUdeviceptr at = 0;
+       cu.cuMemAlloc(&at, 4096);
+     }},
+    {"a registration of host memory", true,
+     [](const CudaCalls& cu, testing::CUstream) {
+       alignas(4096) static char page[4096];
+       cu.cuMemHostRegister(page, sizeof page, 0);
+     }},
+};
+
+TEST_F(Cuda, SomeCallsOfAnotherThreadEndACaptureAndOthersDoNot) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto captured = cu.stream();
+    const auto other = cu.stream();
+    for (const auto& [name, ends_it, call] : kCallsInCapture) {
+      EXPECT_EQ(cu.cuStreamBeginCapture(captured, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
+                testing::CUDA_SUCCESS);
+      std::thread([&, &call = call] {
+        cu.use(0);
+        call(cu, other);
+      }).join();
+      testing::CUgraph graph = nullptr;
+      EXPECT_EQ(cu.cuStreamEndCapture(captured, &graph),
+                ends_it ? testing::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : testing::CUDA_SUCCESS)
+          << name;
+    }
+  });
+}
+
+// The watch thread marks it, or the next call: a word in the default stream would end the capture of a blocking one.
+TEST_F(Cuda, WhatIsDroppedInTheDefaultStreamDuringACaptureDoesNotSpoilIt) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto in_default_stream = [] {
+      return record_stream(empty(Layout(DType::u8, {4096}), kCuda0), Stream{});
+    };
+    in_default_stream().release();  // words are registered now
+    for (const unsigned flags : {0u, unsigned{testing::CU_STREAM_NON_BLOCKING}}) {
+      const auto captured = cu.stream(flags);
+      Tensor tensor = in_default_stream();
+      EXPECT_EQ(cu.cuStreamBeginCapture(captured, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
+                testing::CUDA_SUCCESS);
+      tensor.release();
+      collect();
+      testing::CUgraph graph = nullptr;
+      EXPECT_EQ(cu.cuStreamEndCapture(captured, &graph), testing::CUDA_SUCCESS);
+      EXPECT_TRUE(testing::eventually([] { return stats().live_blocks == 0; }));
+    }
+  });
+}
+
 // The calls that give memory back invalidated whatever was being captured, which then failed at its end.
 TEST_F(Cuda, TheWatchThreadGivesIdleMemoryBackWithoutSpoilingACapture) {
   in_child([] {
@@ -265,6 +352,43 @@ TEST_F(Cuda, MakingAndUndoingASegmentSpoilsNoCapture) {
       made->decommit(0, kSegment);
       made.reset();
       cuda.register_words(0, words, sizeof words);
+    });
+  });
+}
+
+unsigned long long access_of(int ordinal, const DeviceMemory& memory) {
+  const testing::CUmemLocation location{testing::CU_MEM_LOCATION_TYPE_DEVICE, ordinal};
+  unsigned long long flags = 99;
+  const auto at = reinterpret_cast<testing::CUdeviceptr>(memory.data());
+  EXPECT_EQ(CudaCalls().cuMemGetAccess(&flags, &location, at), testing::CUDA_SUCCESS);
+  return flags;
+}
+
+void expect_opened_for_both_cards(Access access, unsigned long long flags) {
+  const auto segment = committed_segment();
+  const auto opened =
+      backend(DeviceType::cuda).open(0, segment->export_memory(access), access, kCuda1.index);
+  for (const int ordinal : {0, 1}) {
+    EXPECT_EQ(access_of(ordinal, *opened), flags);
+    EXPECT_EQ(opened->allow(ordinal), opened->data()) << "at the same addresses";
+  }
+}
+
+// A copy to memory of the card that it is of is made by that card.
+TEST_F(Cuda, MemoryThatIsOpenedForAnotherCardIsThereForItsOwnToo) {
+  if (devices_ < 2) GTEST_SKIP() << "needs two CUDA devices";
+  in_child([] {
+    expect_opened_for_both_cards(Access::read_write, testing::CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+    expect_opened_for_both_cards(Access::read_only, testing::CU_MEM_ACCESS_FLAGS_PROT_READ);
+  });
+}
+
+TEST_F(CudaFaults, MemoryIsNotOpenedForACardThatHasNoPathToIt) {
+  in_child_with({{"ONECOPY_SIM_CUDA_PEERS", "none"}}, [] {
+    const auto segment = committed_segment();
+    expect_refusal(ErrorCode::unsupported, {"cuda:1 cannot reach memory of cuda:0", "no peer access"}, [&] {
+      const Access access = Access::read_write;
+      backend(DeviceType::cuda).open(0, segment->export_memory(access), access, 1);
     });
   });
 }

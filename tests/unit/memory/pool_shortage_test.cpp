@@ -31,7 +31,7 @@ class ScarceBackend final : public Backend {
     if (bytes > largest_segment) throw Error(ErrorCode::out_of_mappings, "no address space");
     return std::make_unique<Memory>(*this, bytes);
   }
-  std::unique_ptr<DeviceMemory> open(int, ExportedMemory, Access) override { return nullptr; }
+  std::unique_ptr<DeviceMemory> open(int, ExportedMemory, Access, int) override { return nullptr; }
   BackendTraits traits() const noexcept override { return {}; }
   ExportedMemory duplicate(const ExportedMemory&, Access) const override { return {}; }
   void copy(const Transfer&, Stream) override {}

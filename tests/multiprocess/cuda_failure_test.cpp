@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// A device that fails while its process lives: an error after which nothing works on it in this process, and what its
+// streams had still to do is never done.
+#include <gtest/gtest.h>
+
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "support/child.h"
+#include "support/cuda_kernel.h"
+#include "support/cuda_streams.h"
+#include "support/note.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+#include "support/stderr_text.h"
+#include "support/watchdog.h"
+
+namespace onecopy {
+namespace {
+
+using testing::Child;
+using testing::close_with;
+using testing::CopyByte;
+using testing::CudaCalls;
+using testing::device_bytes;
+using testing::element;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::fill;
+using testing::Gate;
+using testing::kCuda0;
+using testing::Note;
+using testing::Shared;
+using testing::StderrText;
+
+using Word = std::atomic<std::uint64_t>;
+
+/// Until the word is 1. It takes no thread of the driver's: one may run the host functions of all streams.
+void close_with(const CudaCalls& cu, testing::CUstream stream, Word& gate) {
+  testing::CUdeviceptr at = 0;
+  EXPECT_EQ(cu.cuMemHostRegister(&gate, sizeof gate, testing::kHostRegisterMapped), testing::CUDA_SUCCESS);
+  EXPECT_EQ(cu.cuMemHostGetDevicePointer(&at, &gate, 0), testing::CUDA_SUCCESS);
+  EXPECT_EQ(cu.cuStreamWaitValue64(stream, at, 1, testing::CU_STREAM_WAIT_VALUE_GEQ),
+            testing::CUDA_SUCCESS);
+}
+
+class CudaFailure : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (testing::cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
+  }
+  /// Shares a tensor in the order of a stream in which the device fails once the gate is open, and lives on.
+  void share_and_fail() {
+    const CudaCalls cu;
+    cu.use(0);
+    const CopyByte kernel(cu);
+    const auto stream = cu.stream();
+    const Tensor tensor = device_bytes(4096);
+    close_with(cu, stream, *gate);
+    kernel.fail(stream);
+    note->write(share(tensor, Stream{stream}).to_text());
+    note->reach(3);
+  }
+
+  testing::Watchdog watchdog;
+  Shared<Note> note;
+  Shared<Gate> gate;
+};
+
+TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoStreamWaitingAndIsSaid) {
+  Child owner([&] { share_and_fail(); });
+  Child borrower([&] {
+    const StderrText log;
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Handle handle = Handle::from_text(note->read());
+    const Tensor tensor = open(handle, Access::read_write, Stream{stream});
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    gate->open = true;
+    EXPECT_TRUE(eventually([&] { return cu.cuStreamQuery(stream) == testing::CUDA_SUCCESS; }));
+    expect_refusal(ErrorCode::peer_died, {"failed with CUDA error 700", "half written"},
+                   [&] { open(handle, Access::read_write, Stream{stream}); });
+    EXPECT_TRUE(log.says("failed with CUDA error 700 before its streams had written")) << log.read();
+    note->step = 3;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoHostWaiting) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "takes stream memory operations away";
+  ::setenv("ONECOPY_SIM_CUDA_MISSING", "cuStreamWriteValue64,cuStreamWaitValue64", 1);
+  Child owner([&] { share_and_fail(); });
+  Child borrower([&] {
+    std::thread opener([&] {
+      EXPECT_TRUE(eventually([] { return stats().host_waits == 1; }));
+      gate->open = true;
+    });
+    expect_refusal(ErrorCode::peer_died, {"failed with CUDA error 700", "half written"},
+                   [&] { open(Handle::from_text(note->read()), Access::read_write, Stream{}); });
+    opener.join();
+    note->step = 3;
+  });
+  ::unsetenv("ONECOPY_SIM_CUDA_MISSING");
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaFailure, OfOneDeviceEndsNothingOnAnother) {
+  if (testing::cuda_devices() < 2) GTEST_SKIP() << "wants two devices";
+  Shared<Word> other_gate;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(1);
+    const auto stream = cu.stream();
+    const Tensor tensor = device_bytes(4096, {DeviceType::cuda, 1});
+    close_with(cu, stream, *other_gate);
+    fill(cu, tensor, 9, stream);
+    note->write(share(tensor, Stream{stream}).to_text());
+    cu.use(0);
+    const CopyByte kernel(cu);
+    const auto failing = cu.stream();
+    const Tensor unwritten = device_bytes(4096);
+    close_with(cu, failing, *gate);
+    kernel.fail(failing);
+    note->reach(2);
+    note->write(share(unwritten, Stream{failing}).to_text(), 3);
+    note->reach(4);
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(1);
+    const auto stream = cu.stream();
+    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    note->step = 2;
+    const Handle unwritten = Handle::from_text(note->read(3));
+    cu.use(0);
+    const auto failing = cu.stream();
+    open(unwritten, Access::read_write, Stream{failing});
+    gate->open = true;
+    EXPECT_TRUE(eventually([&] { return cu.cuStreamQuery(failing) == testing::CUDA_SUCCESS; }));
+    cu.use(1);
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
+    *other_gate = 1;
+    EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
+    EXPECT_EQ(element<unsigned char>(tensor, 4095), 9);
+    note->step = 4;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(CudaFailure, IsWhatLaterMarksOnTheDeviceSay) {
+  if (!testing::is_simulated()) GTEST_SKIP() << "breaks a device in many ways";
+  for (const int code : {214, 226, 700, 719, 721, 810, 911})
+    testing::in_child([code] {
+      const CudaCalls cu;
+      cu.use(0);
+      const auto stream = cu.stream();
+      const Tensor tensor = device_bytes(4096);
+      share(tensor, Stream{stream});
+      cu.sim_break(0, code);
+      try {
+        share(tensor, Stream{stream});
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.vendor_code(), code);
+        EXPECT_EQ(error.domain(), ErrorDomain::cuda);
+        EXPECT_NE(std::string(error.what()).find("cuda:0 has failed"), std::string::npos) << error.what();
+      }
+    });
+}
+
+TEST_F(CudaFailure, WithinOneProcessIsAnErrorForWhoWaitsForTheDevice) {
+  testing::in_child([&] {
+    const StderrText log;
+    const CudaCalls cu;
+    cu.use(0);
+    const CopyByte kernel(cu);
+    const auto stream = cu.stream();
+    const Tensor tensor = device_bytes(4096);
+    close_with(cu, stream, *gate);
+    kernel.fail(stream);
+    const Handle handle = share(tensor, Stream{stream});
+    gate->open = true;
+    EXPECT_TRUE(log.says("cuda:0 has failed")) << log.read();
+    expect_refusal(ErrorCode::system, {"cuda:0 has failed", "700"},
+                   [&] { open(handle, Access::read_write, Stream{}); });
+  });
+}
+
+/// Whether the device has written the last of it nobody can tell.
+TEST_F(CudaFailure, KeepsWhatIsGivenBackInItsStreamsFromBeingUsedAgain) {
+  testing::in_child([&] {
+    const StderrText log;
+    const CudaCalls cu;
+    cu.use(0);
+    const CopyByte kernel(cu);
+    const auto stream = cu.stream();
+    Tensor before = record_stream(device_bytes(4096), Stream{stream});
+    Tensor after = record_stream(device_bytes(4096), Stream{stream});
+    const void* const given_back[] = {before.data(), after.data()};
+    close_with(cu, stream, *gate);
+    kernel.fail(stream);
+    before.release();
+    gate->open = true;
+    EXPECT_TRUE(log.says("cuda:0 has failed")) << log.read();
+    after.release();
+    collect();
+    EXPECT_EQ(stats().live_blocks, 2u);
+    for (const Tensor& other : {device_bytes(4096), device_bytes(4096)})
+      EXPECT_TRUE(other.data() != given_back[0] && other.data() != given_back[1]);
+    EXPECT_EQ(log.read().find("out of order"), std::string::npos) << log.read();
+  });
+}
+
+}  // namespace
+}  // namespace onecopy
