@@ -18,13 +18,14 @@ Access other_than(Access access) noexcept {
 }  // namespace
 
 SegmentPlace ForeignSegments::find(std::uint32_t segment, Access access) {
-  if (const SegmentPlace place = places_.find(segment, access)) return place;
+  if (!places_) return {};
+  if (const SegmentPlace place = places_->find(segment, access)) return place;
   const std::lock_guard lock(mutex_);
   const Mapped* mapped = find_mapped(segment, access);
   if (!mapped) return {};
   const DeviceMemory& memory = *mapped->memory;
   const SegmentPlace place{memory.data(), memory.size(), memory.kind(), mapped->identity, mapped->user};
-  places_.remember(segment, access, place);
+  places_->remember(segment, access, place);
   return place;
 }
 
@@ -93,14 +94,14 @@ std::vector<std::uint32_t> ForeignSegments::weak() const {
 void ForeignSegments::retire(std::uint32_t segment) noexcept {
   std::array<std::unique_ptr<DeviceMemory>, 2> retired;  // unmapped without the lock
   const std::lock_guard lock(mutex_);
-  places_.forget(segment);
+  if (places_) places_->forget(segment);
   for (std::size_t access = 0; access < 2; ++access)
     if (segment < mapped_[access].size()) retired[access] = std::move(mapped_[access][segment].memory);
 }
 
-void ForeignSegments::clear() noexcept {
+void ForeignSegments::close() noexcept {
   const std::lock_guard lock(mutex_);
-  places_.forget_all();
+  places_.reset();
   for (Segments& known : mapped_) known.clear();
 }
 

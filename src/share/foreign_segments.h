@@ -39,8 +39,8 @@ class ForeignSegments {
 
   /// The owner has given it back, which it does only when nobody holds a block of it: nothing points there.
   void retire(std::uint32_t segment) noexcept;
-  /// REQUIRES: nobody holds a block of any.
-  void clear() noexcept;
+  /// Unmaps all, for good. REQUIRES: nobody holds a block of any.
+  void close() noexcept;
 
   // Around a fork.
   void lock() { mutex_.lock(); }
@@ -59,8 +59,9 @@ class ForeignSegments {
   const Mapped* find_any_mapped(std::uint32_t segment, Access access) const noexcept;
 
   mutable std::mutex mutex_;
-  SegmentPlaces places_;            ///< of some of them; written under mutex_
-  std::array<Segments, 2> mapped_;  ///< by Access, by number
+  std::unique_ptr<SegmentPlaces> places_ =
+      std::make_unique<SegmentPlaces>();  ///< of some; written under mutex_
+  std::array<Segments, 2> mapped_;        ///< by Access, by number
 };
 
 }  // namespace onecopy

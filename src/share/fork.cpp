@@ -12,6 +12,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/os/log.h"
 #include "share/process.h"
+#include "share/visit.h"
 
 namespace onecopy {
 namespace {
@@ -83,6 +84,7 @@ void Process::finish_in_child() {
 
 /// What is left of the parent in its child.
 void Process::become_child() {
+  Visit::forget_others();
   for (const auto& peer : importer_.peers_locked()) {
     if (peer->is_closed()) continue;
     peer->finish_fork_in_child();

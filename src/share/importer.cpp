@@ -209,12 +209,12 @@ Peer& Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
   return adopt(std::move(peer));
 }
 
-/// A closed or disconnected peer of the same process stays in all_: leases and caches point at it.
+/// A disconnected peer of the same process stays: leases and caches point at it.
 Peer& Importer::adopt(std::unique_ptr<Peer> adopted) {
   Peer& peer = *adopted;
   {
     const std::lock_guard lock(mutex_);
-    all_.push_back(
+    open_.push_back(
         std::move(adopted));  // first: a handler of its may run already when the next cannot be added
   }
   peer.watch(watch_, deposits_);
@@ -324,17 +324,21 @@ std::optional<ExportedMemory> Importer::ask_owner(const ProcessId& owner, std::u
 std::vector<Peer*> Importer::peers() const {
   std::lock_guard lock(mutex_);
   std::vector<Peer*> peers;
-  for (const auto& peer : all_)
+  for (const auto& peer : open_)
     if (!peer->is_closed()) peers.push_back(peer.get());
   return peers;
 }
 
 bool Importer::sweep() noexcept {
   std::lock_guard lock(mutex_);
-  std::erase_if(by_owner_, [](const auto& e) { return e.second->try_close(); });
   bool waiting = false;
-  for (const auto& peer : all_)
-    if (peer->is_gone() && !peer->try_close()) waiting = waiting || peer->leases() == 0;
+  for (auto at = open_.begin(); at != open_.end();) {
+    const auto peer = at++;
+    if (!(*peer)->is_gone()) continue;
+    if ((*peer)->try_close()) closed_.splice(closed_.end(), open_, peer);
+    else waiting = waiting || (*peer)->leases() == 0;
+  }
+  std::erase_if(by_owner_, [](const auto& e) { return e.second->is_closed(); });
   return waiting;
 }
 
@@ -343,7 +347,8 @@ void Importer::inherit(Importer& parent) {
     const std::lock_guard lock(mutex_);  // the watch thread may be at work already
     inherited_ = std::move(parent.inherited_);
     by_owner_ = std::move(parent.by_owner_);
-    all_ = std::move(parent.all_);
+    open_ = std::move(parent.open_);
+    closed_ = std::move(parent.closed_);
   }
   for (Peer* peer : peers()) peer->watch(watch_, deposits_);
 }

@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -25,6 +26,8 @@ namespace onecopy {
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Importer {
  public:
+  using Peers = std::list<std::unique_ptr<Peer>>;
+
   Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds);
 
   /// On the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
@@ -57,7 +60,7 @@ class Importer {
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
   /// REQUIRES: locked.
-  const std::vector<std::unique_ptr<Peer>>& peers_locked() const noexcept { return all_; }
+  const Peers& peers_locked() const noexcept { return open_; }
   /// In a forked child: takes over what the parent had borrowed.
   void inherit(Importer& parent);
   /// The parent's blocks, and its parent's, that this process holds through fork.
@@ -88,7 +91,8 @@ class Importer {
   std::condition_variable turn_ended_;
   std::set<ProcessId> in_turn_;  ///< to these a thread is connecting
   std::map<ProcessId, Peer*> by_owner_;
-  std::vector<std::unique_ptr<Peer>> all_;
+  Peers open_;
+  Peers closed_;                                     ///< caches point at them
   std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, which may be closed by now
   std::vector<Ledger*> inherited_;
 };

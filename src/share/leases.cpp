@@ -27,6 +27,8 @@ void Leases::set_page(Mapping page) {
 }
 
 std::uint64_t Leases::count() const noexcept {
+  const Visit here(this);
+  if (closed_) return 0;
   std::uint64_t sum = 0;
   for (std::uint32_t block = 0; block <= highest_block_; ++block)
     sum += counts_[block].load(std::memory_order_relaxed);
@@ -47,9 +49,15 @@ bool Leases::try_close() noexcept {
   return false;
 }
 
-/// A late claimer may still raise a slot and read a word before it sees that all is closed.
-void Leases::forget() noexcept {
-  for (Mapping* memory : {&table_, &page_memory_, &count_memory_}) memory->forget();
+/// A late claimer may still raise a slot and read a word before it sees that all is closed. Where the kernel does not
+/// tell of those, the addresses stay, and read as zero.
+bool Leases::try_forget() noexcept {
+  const Visit::Visitors visitors = Visit::visitors(this);
+  if (visitors == Visit::Visitors::some) return false;
+  for (Mapping* memory : {&table_, &page_memory_, &count_memory_})
+    if (visitors == Visit::Visitors::none) memory->reset();
+    else memory->forget();
+  return true;
 }
 
 void Leases::go_on_in_child(Mapping page) noexcept {

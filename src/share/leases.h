@@ -7,13 +7,14 @@
 #include "onecopy/os/fd.h"
 #include "onecopy/os/mapping.h"
 #include "share/claim_memory.h"
+#include "share/visit.h"
 
 namespace onecopy {
 
 /// What this process holds of another's blocks: the owner's block table, the claim page that the owner made for us, and
 /// how many leases of each block we have, once more in private memory, where a forked child finds them.
 ///
-/// Closed it holds nothing and never will, and its memory can still be read and written.
+/// Closed it holds nothing and never will. Its memory stays while a claimer that came too late may touch it (Visit).
 ///
 /// Thread safety: all members may be called concurrently, but for those that set it up or end it and around a fork.
 class Leases {
@@ -31,6 +32,8 @@ class Leases {
   template <class Ask>
   bool try_claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept {
     if (block >= kMaxBlocks) return false;
+    const Visit here(this);
+    if (closed_) return false;
     std::uint32_t highest = highest_block_.load(std::memory_order_relaxed);
     while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
     }
@@ -47,6 +50,7 @@ class Leases {
     counts_[block].fetch_add(1, std::memory_order_relaxed);
   }
   void release(std::uint32_t block) noexcept {
+    const Visit here(this);  // the record is read when nothing is held any more
     counts_[block].fetch_sub(1, std::memory_order_relaxed);
     release_claim(page_, record(block), block);
   }
@@ -55,8 +59,8 @@ class Leases {
   /// Closes it for good unless there are leases. REQUIRES: one thread at a time.
   bool try_close() noexcept;
   bool is_closed() const noexcept { return closed_; }
-  /// Gives the memory back. REQUIRES: closed.
-  void forget() noexcept;
+  /// Gives the memory back. False while a claimer may touch it: later, then. REQUIRES: closed; as try_close().
+  bool try_forget() noexcept;
 
   // Around a fork.
   Claims& page() noexcept { return page_; }

@@ -226,15 +226,15 @@ void Peer::report_weak_segments() const {
 }
 
 bool Peer::try_close() noexcept {
-  if (is_closed()) return true;
-  if (!gone_ || !leases_.try_close()) return false;
-  segments_.clear();
-  conversation_.close();
-  leases_.forget();
-  const std::lock_guard lock(ending_mutex_);
-  table_file_.reset();
-  pidfd_.reset();
-  return true;
+  if (!is_closed()) {
+    if (!gone_ || !leases_.try_close()) return false;
+    segments_.close();
+    conversation_.close();
+    const std::lock_guard lock(ending_mutex_);
+    table_file_.reset();
+    pidfd_.reset();
+  }
+  return leases_.try_forget();
 }
 
 void Peer::lock_for_fork() {

@@ -133,7 +133,8 @@ class Peer final : public SharedKeeper {
   ProcessOrigin origin() const override;
   std::uint64_t leases() const noexcept { return leases_.count(); }
   std::size_t segments() const { return segments_.count(); }
-  /// Gives memory and descriptors back if the owner is gone and nothing is held. True when closed.
+  /// Gives memory and descriptors back if the owner is gone and nothing is held. True when all is given back: then
+  /// not again.
   bool try_close() noexcept;
 
   // Around a fork. Before: a page and a connection for the child, announced to the owner.

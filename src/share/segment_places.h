@@ -56,9 +56,6 @@ class SegmentPlaces {
       if (Slot& slot = slots_[key % kSlots]; slot.key.load() == key) slot.key.store(0);
     }
   }
-  void forget_all() noexcept {
-    for (Slot& slot : slots_) slot.key.store(0);
-  }
 
  private:
   static constexpr std::size_t kSlots = 64;

@@ -2,6 +2,7 @@
 #include "support/footprint.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -79,6 +80,12 @@ std::ostream& operator<<(std::ostream& out, const Footprint& f) {
   return out << "{descriptors " << f.descriptors << ", mappings " << f.mappings << ", foreign segments "
              << f.foreign_segments << ", owners " << f.owners << ", leases " << f.leases << ", live blocks "
              << f.live_blocks << ", limbo " << f.limbo << ", deposits " << f.deposits << "}";
+}
+
+std::uint64_t address_space() {
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
 }
 
 std::uint64_t count_mappings() { return count_lines(""); }

@@ -36,6 +36,8 @@ std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
 /// It is like this again, soon: what others' deaths leave to do is done by the watch thread.
 void expect_soon(const Footprint& footprint);
 
+/// Of addresses, in bytes.
+std::uint64_t address_space();
 /// All lines of /proc/self/maps.
 std::uint64_t count_mappings();
 /// Entries of a directory; 0 when it is absent.

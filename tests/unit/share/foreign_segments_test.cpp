@@ -87,7 +87,7 @@ TEST(ForeignSegments, ThatAreRetiredAreGoneForEveryAccess) {
   EXPECT_EQ(segments.count(), 2u);
   EXPECT_FALSE(segments.find_any(1, Access::read_only));
   EXPECT_TRUE(segments.find_any(2, Access::read_only));
-  segments.clear();
+  segments.close();
   EXPECT_EQ(segments.count(), 0u);
   EXPECT_FALSE(segments.find_any(2, Access::read_only));
 }

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// A claimer of a dead owner's block against the thread that closes the owner's leases and gives their memory back:
+// Leases::try_claim(), release(), try_close() and try_forget(). A visitor's plain stores are what they are here by
+// membarrier(2).
+#include "explorer/expect.h"
+
+namespace onecopy::explorer {
+namespace {
+
+enum class Wrong {
+  nothing,
+  claimed_without_a_visit,
+  released_without_a_visit,
+  looked_before_the_visit,
+  visitors_before_the_close,
+  not_looked_again
+};
+
+template <Wrong W>
+struct Close : Scenario {
+  Process borrower;
+  Atomic<int> place;  ///< is the claimer there?
+  Atomic<int> closed;
+  Atomic<int> slot;
+  Atomic<int> memory;  ///< 1: there
+  bool holds = false;
+
+  Close() {
+    memory.store(1);
+    thread("claimer", borrower, [this] { claim(), release(), claim(); });
+    thread("closer", borrower, [this] { close(), close(); });
+  }
+
+  void touch() { require(memory.load() == 1, "memory that was given back"); }
+
+  void claim() {
+    if (W == Wrong::looked_before_the_visit && closed.load() != 0) return;
+    if (W != Wrong::claimed_without_a_visit) place.store(1);
+    if (W == Wrong::looked_before_the_visit || closed.load() == 0) claim_there();
+    place.store(0);
+  }
+  void claim_there() {
+    touch(), slot.fetch_add(1);
+    touch();  // the word
+    if (closed.load() == 0) holds = true;
+    else lower();
+  }
+  void release() {
+    if (!holds) return;
+    if (W != Wrong::released_without_a_visit) place.store(1);
+    lower();
+    place.store(0);
+  }
+  void lower() {
+    holds = false;
+    touch(), slot.fetch_sub(1);
+    touch();  // the word
+  }
+
+  bool try_close() {
+    if (slot.load() != 0) return false;
+    closed.store(1);
+    if (W == Wrong::not_looked_again || slot.load() == 0) return true;
+    closed.store(0);
+    return false;
+  }
+  void close() {
+    const bool alone = W == Wrong::visitors_before_the_close && place.load() == 0;
+    if (closed.load() == 0 && !try_close()) return;
+    if (!alone && place.load() != 0) return;
+    memory.store(0);
+  }
+  void finish() override { require(!holds || memory.load() == 1, "memory that is held"); }
+};
+
+TEST(VisitExplored, ClaimersThatComeTooLateTouchNothingThatWasGivenBack) {
+  expect_always_holds<Close<Wrong::nothing>>();
+}
+TEST(VisitMustFail, ClaimedWithoutAVisit) {
+  expect_broken<Close<Wrong::claimed_without_a_visit>>("memory that was given back");
+}
+TEST(VisitMustFail, ReleasedWithoutAVisit) {
+  expect_broken<Close<Wrong::released_without_a_visit>>("memory that was given back");
+}
+TEST(VisitMustFail, LookedBeforeTheVisit) {
+  expect_broken<Close<Wrong::looked_before_the_visit>>("memory that was given back");
+}
+TEST(VisitMustFail, VisitorsBeforeTheClose) {
+  expect_broken<Close<Wrong::visitors_before_the_close>>("memory that was given back");
+}
+TEST(VisitMustFail, SlotsNotLookedAtAgain) {
+  expect_broken<Close<Wrong::not_looked_again>>("memory that is held");
+}
+
+}  // namespace
+}  // namespace onecopy::explorer
