@@ -157,49 +157,55 @@ std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begi
   return bytes;
 }
 
-/// Where a storage is now.
+/// Where a storage, or the elements of a tensor, are now.
 struct Range {
   std::byte* begin;
   std::size_t size;
+  bool operator==(const Range&) const = default;
 };
 
 Range range_of(const Api& torch, nb::handle storage) {
   return {torch.data(storage), torch.nbytes(storage)};
 }
 
+/// The block that begins there, of memory that is lent to torch or was shared where torch has it.
+std::optional<Tensor> known_at(const Api& torch, const Range& range, Device device) {
+  auto block = storages().block_at(torch, range.begin);
+  if (!block && device != kCpu) block = storages().adopted_at(range.begin, range.size, device);
+  return block;
+}
+
 /// A storage that torch made on memory of ours which it has through numpy or DLPack: maybe a part of a block.
-std::optional<Tensor> lent_elsewhere(const Api& torch, const Range& range, Device device) {
-  if (storages().block_at(torch, range.begin)) return std::nullopt;
+std::optional<Tensor> lent_elsewhere(const Range& range, Device device) {
   return find_exported({range.begin, row_of_bytes(range.size), device, Access::read_write});
 }
 
-/// The block that a storage of the CPU lies in, moved there first if need be.
-Tensor block_of(const Api& torch, nb::handle storage) {
-  const std::size_t size = torch.nbytes(storage);
+/// A storage of the CPU is moved there, by us or by a thread that is quicker.
+Tensor moved_block(const Api& torch, nb::handle storage, Range range) {
   for (;;) {
-    std::byte* begin = torch.data(storage);
-    if (auto known = storages().block_at(torch, begin)) return *std::move(known);
-    if (size == 0) return onecopy::empty(row_of_bytes(0));  // there is nothing to have in common
-    if (!begin) refuse_no_memory();
-    if (auto moved = move(torch, storage, begin, size)) return *std::move(moved);
+    if (!range.begin) refuse_no_memory();
+    if (auto moved = move(torch, storage, range.begin, range.size)) return *std::move(moved);
+    range.begin = torch.data(storage);
+    if (auto known = storages().block_at(torch, range.begin)) return *std::move(known);
   }
 }
 
-/// The block that a storage of a device is: shared where it is, and kept while anybody has it.
-Tensor block_on(Device device, const Api& torch, nb::handle storage, const Range& range) {
-  if (auto known = storages().block_at(torch, range.begin)) return *std::move(known);
-  if (range.size == 0) return onecopy::empty(row_of_bytes(0), device);
-  if (auto known = storages().adopted_at(range.begin, range.size, device)) return *std::move(known);
+/// Memory of a device is shared where it is, and kept while anybody has it.
+Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const Range& range) {
   const TensorView view{range.begin, row_of_bytes(range.size), device, Access::read_write};
   Tensor bytes = adopt(view, kept(nb::borrow(storage)));
   storages().note_adopted(torch, storage, bytes);
   return bytes;
 }
 
-Tensor block_of(const Api& torch, nb::handle storage, Device device) {
+/// The block that a storage lies in, shared first if need be. `looked_at`: none is known there.
+Tensor block_of(const Api& torch, nb::handle storage, Device device, std::optional<Range> looked_at = {}) {
   const Range range = range_of(torch, storage);
-  if (auto lent = lent_elsewhere(torch, range, device)) return *std::move(lent);
-  return device == kCpu ? block_of(torch, storage) : block_on(device, torch, storage, range);
+  if (range != looked_at)
+    if (auto known = known_at(torch, range, device)) return *std::move(known);
+  if (auto lent = lent_elsewhere(range, device)) return *std::move(lent);
+  if (range.size == 0) return onecopy::empty(row_of_bytes(0), device);  // nothing to have in common
+  return device == kCpu ? moved_block(torch, storage, range) : adopted_block(device, torch, storage, range);
 }
 
 bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_leaf")); }
@@ -274,7 +280,7 @@ std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::
   if (range.size == 0 || !torch.is_alone(storage) || torch.is_shared_by_torch(storage) ||
       !torch.is_ordinary(tensor))
     return std::nullopt;
-  if (storages().block_at(torch, range.begin) || lent_elsewhere(torch, range, kCpu)) return std::nullopt;
+  if (known_at(torch, range, kCpu) || lent_elsewhere(range, kCpu)) return std::nullopt;
   const std::size_t offset = torch.offset(tensor) * size_of(layout.dtype());
   Moving moving(range.begin);
   const Tensor bytes = copy_of(range.begin, range.size);
@@ -318,19 +324,21 @@ std::optional<Shared> share(PyObject* object) {
   auto& [layout, device, data] = *placed;
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
+  std::optional<Range> elements;
   if (layout.numel() != 0) {  // most tensors are at the begin of a block, which says it all
-    auto block = storages().block_at(torch, data);
-    if (!block && device != kCpu) block = storages().adopted_at(data, layout.extent_bytes(), device);
-    if (block)  // torch may have mapped it elsewhere
-      return Shared{{block->block(), block->data(), std::move(layout), device, block->access()}, *flags};
+    elements = Range{data, layout.extent_bytes()};
+    if (auto block = known_at(torch, *elements, device))  // torch may have mapped it elsewhere
+      return Shared{{block->take_block(), block->data(), std::move(layout), device, block->access()},
+                    *flags};
   }
   const nb::object storage = torch.storage_of(tensor);
   if (device == kCpu && !torch.can_exchange() && (*flags & (kConj | kNeg)) == 0)
     if (auto moved = move_alone(torch, tensor, storage, layout)) return Shared{*std::move(moved), *flags};
-  const Tensor bytes = block_of(torch, storage, device);
+  Tensor bytes = block_of(torch, storage, device, elements);
   const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
-  return Shared{{bytes.block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
-                *flags};
+  return Shared{
+      {bytes.take_block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
+      *flags};
 }
 
 nb::object open(const Tensor& tensor, std::uint32_t flags) {
@@ -381,8 +389,8 @@ bool is_shared(PyObject* storage) {
   const auto device = torch ? device_of(storage) : std::nullopt;
   if (!device) return false;
   try {
-    return storages().block_at(*torch, torch->data(storage)) ||
-           lent_elsewhere(*torch, range_of(*torch, storage), *device);
+    const Range range = range_of(*torch, storage);
+    return storages().block_at(*torch, range.begin) || lent_elsewhere(range, *device);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported) throw;
     return false;  // it has no memory

@@ -118,6 +118,7 @@ Api::Api(nb::object torch) : module(std::move(torch)) {
     dtypes_[i] = nb::getattr(module, std::string(name(static_cast<DType>(i))).c_str(), nb::none());
   empty_ = module.attr("empty");
   strided_ = module.attr("strided");
+  set_ = tensor.attr("set_");
   make_subclass_ = tensor.attr("_make_subclass");
   import_capsule_ = module.attr("_C").attr("_from_dlpack");
   from_weak_ = storage_type.attr("_new_with_weak_ptr");
@@ -307,8 +308,8 @@ nb::object Api::on_storage(nb::handle storage, const Layout& layout, std::size_t
         "this tensor begins in the middle of an element, counted from where its block does, and torch "
         "can open none there; open it without framework=\"torch\", or have a copy sent");
   nb::object tensor = empty_(no_elements_, nb::arg("dtype") = dtype, nb::arg("device") = device(where));
-  tensor.attr("set_")(storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
-                      tuple_of(layout.strides()));
+  set_(tensor, storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
+       tuple_of(layout.strides()));
   return tensor;
 }
 

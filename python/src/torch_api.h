@@ -147,7 +147,7 @@ class Api {
   mutable std::atomic<std::uint32_t> used_{0};  ///< a bit for each DeviceType; not kept over a fork
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
       dtypes_;  ///< by DType; none: unknown to torch
-  nb::object empty_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;
+  nb::object empty_, set_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;
   nb::object untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_, weak_ref_,
       resizable_, swap_;
   nb::object is_inference_;
