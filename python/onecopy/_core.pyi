@@ -420,7 +420,7 @@ class Bundle:
         call opens it anew, on the same memory.
 
         Raises:
-            KeyError, IndexError: there is none.
+            KeyError, IndexError: there is none; the message says which names are near.
             StaleHandle, OwnerDied: as ``open()``.
         """
 

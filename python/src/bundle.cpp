@@ -32,11 +32,16 @@ std::optional<std::size_t> find(const OpenBundle& bundle, nb::handle key) {
   return name ? bundle.find(*name) : std::nullopt;
 }
 
+[[noreturn]] void raise_missing(const OpenBundle& bundle, nb::handle name) {
+  const nb::object kind = nb::module_::import_("onecopy._missing").attr("MissingName");
+  PyErr_SetObject(kind.ptr(), kind(name, nb::find(bundle), bundle.is_tree()).ptr());
+  throw nb::python_error();
+}
+
 std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
   if (nb::isinstance<nb::str>(key)) {
     if (const auto row = find(bundle, key)) return *row;
-    PyErr_SetObject(PyExc_KeyError, key.ptr());
-    throw nb::python_error();
+    raise_missing(bundle, key);
   }
   if (!PyIndex_Check(key.ptr()))
     raise_type_error(
@@ -124,7 +129,7 @@ std::vector<nb::object> OpenBundle::arrays(Framework framework) const {
 }
 
 nb::object OpenBundle::tree(Framework framework) const {
-  if (value_.value.empty()) {
+  if (!is_tree()) {
     nb::dict all;
     std::size_t row = 0;
     for (const nb::object& array : arrays(framework)) all[name(row++)] = array;
@@ -151,7 +156,7 @@ std::vector<Tensor> OpenBundle::open_rows(std::size_t count) const {
 
 /// Read from the value, without opening anything.
 std::uint32_t OpenBundle::flags(std::size_t row) const {
-  if (value_.value.empty()) return 0;
+  if (!is_tree()) return 0;
   if (flags_.empty()) {
     std::vector<std::uint32_t> found;
     decode_value(value_.value, std::vector<Tensor>(value_.tensors), [&](const Tensor&, std::uint32_t f) {
@@ -181,7 +186,7 @@ void init_bundle(nb::module_& m) {
            "call opens it anew, on the same memory.\n"
            "\n"
            "Raises:\n"
-           "    KeyError, IndexError: there is none.\n"
+           "    KeyError, IndexError: there is none; the message says which names are near.\n"
            "    StaleHandle, OwnerDied: as ``open()``.")
       .def("get", &get, nb::arg("key").none(), nb::arg("default") = nb::none(),
            nb::sig("def get(self, key: str, default: typing.Any = None) -> typing.Any"),

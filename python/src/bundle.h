@@ -29,6 +29,8 @@ class OpenBundle {
   nb::object array(std::size_t row, Framework framework) const;
   /// All rows, in order.
   std::vector<nb::object> arrays(Framework framework) const;
+  /// Was it made of a nested value by Python?
+  bool is_tree() const noexcept { return !value_.value.empty(); }
   /// The value that was shared; for bundles of other programs a dict of all rows by name.
   nb::object tree(Framework framework) const;
 

@@ -5,7 +5,9 @@ import collections
 import collections.abc
 import enum
 import gc
+import json
 import pickle
+import subprocess
 
 import pytest
 
@@ -64,6 +66,56 @@ def test_what_is_not_there():
     for key, error in (("x", KeyError), ("\ud800", KeyError), (1, IndexError), (-2, IndexError), (1.5, TypeError), (None, TypeError)):
         with pytest.raises(error, match=r"^'x'|^'\\ud800'|^key"):
             bundle[key]
+
+
+def test_a_name_that_is_not_there_is_told_what_is_near():
+    bundle = opened(NESTED)
+    with pytest.raises(KeyError) as error:
+        bundle["layers.0.c"]
+    assert error.value.args == ("layers.0.c",)
+    assert str(error.value) == (
+        """'layers.0.c' is the name of none of the bundle's 3 tensors; near it are 'layers.0.b', 'layers.1.0'; """
+        "tree() gives the whole value, with what is no tensor"
+    )
+
+
+def test_a_bundle_that_python_did_not_make_has_no_value_to_point_at(tmp_path):
+    from onecopy.__main__ import command
+
+    if command() is None:
+        pytest.skip("wants the package installed with its command")
+    header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
+    file = tmp_path / "w.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + b"\7")
+    with subprocess.Popen([command(), "share", file], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+        bundle = onecopy.open(program.stdout.readline().strip())
+        program.terminate()
+    assert bundle["w"].tolist() == [7]
+    with pytest.raises(KeyError, match=r"^'x' is the name of none of the bundle's 1 tensors; keys\(\) has their names$"):
+        bundle["x"]
+
+
+@pytest.mark.parametrize("key", ["epoch", "layers"])
+def test_a_key_of_the_value_that_is_no_tensor_is_found_by_tree(key):
+    with pytest.raises(KeyError, match=r"tree\(\)"):
+        opened(NESTED)[key]
+
+
+def test_the_error_for_a_name_crosses_processes():
+    with pytest.raises(KeyError) as error:
+        opened([onecopy.empty(1)])["5"]
+    there = pickle.loads(pickle.dumps(error.value))
+    assert type(there) is KeyError and there.args == (str(error.value),)
+
+
+def test_near_names_are_looked_for_only_when_the_error_is_printed(run_python):
+    """Programs try names one after the other, of twenty thousand maybe."""
+    program = """
+        import collections, sys, onecopy
+        bundle = onecopy.open(onecopy.share({"a": onecopy.empty(1)}))
+        print(collections.ChainMap(bundle, {"b": 2})["b"], "difflib" in sys.modules)
+    """
+    assert run_python(program) == "2 False\n"
 
 
 def test_another_program_opens_it(run_python):
