@@ -225,8 +225,10 @@ def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu
 
     Args:
         shape: sizes of the dimensions; one int for one dimension, () for none.
-        dtype: element type, e.g. "bfloat16"; dtypes of torch and numpy do as well.
-        device: "cpu", or a device as this process numbers it: "cuda:0", "npu:0".
+        dtype: element type, e.g. "bfloat16"; dtypes of torch and numpy do as well. Python's bool,
+            int, float and complex are "bool", "int64", "float64" and "complex128", as in numpy.
+        device: "cpu", or a device as this process numbers it: "cuda:0", "npu:0". "cuda" alone is
+            torch's current CUDA device, or "cuda:0" while torch has not used any.
 
     Raises:
         InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.

@@ -5,6 +5,8 @@
 #include <nanobind/stl/string.h>
 
 #include "onecopy/core/error.h"
+#include "onecopy/device/backend.h"
+#include "torch.h"
 
 namespace onecopy::python {
 namespace {
@@ -30,13 +32,29 @@ std::optional<std::string> text_attr(nb::handle value, const char* attribute) {
   return std::nullopt;
 }
 
+/// What numpy and torch make of Python's own types; null for others. bool has its name.
+const char* name_for_python(nb::handle type) {
+  if (type.is(nb::handle(reinterpret_cast<PyObject*>(&PyLong_Type)))) return "int64";
+  if (type.is(nb::handle(reinterpret_cast<PyObject*>(&PyFloat_Type)))) return "float64";
+  if (type.is(nb::handle(reinterpret_cast<PyObject*>(&PyComplex_Type)))) return "complex128";
+  return nullptr;
+}
+
 std::string dtype_name(nb::handle value, const char* argument) {
   if (nb::isinstance<nb::str>(value)) return text_of(value, argument);
+  if (const char* const name = name_for_python(value)) return name;
   if (auto name = text_attr(value, "name")) return *name;      // numpy.dtype
   if (auto name = text_attr(value, "__name__")) return *name;  // numpy.float32
   const std::string text = text_of(nb::str(value), argument);  // torch.float32
   constexpr std::string_view prefix = "torch.";
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
+/// "cuda" is the device that torch's "cuda" is.
+Device parse_device(std::string_view text) {
+  for (const DeviceType type : backend_types())
+    if (type != DeviceType::cpu && text == onecopy::name(type)) return {type, torch::current_ordinal(type)};
+  return Device::parse(text);
 }
 
 /// torch's tensors of some dtypes have none.
@@ -97,8 +115,9 @@ DType dtype_arg(nb::handle value, const char* argument) {
   if (const auto dtype = parse_dtype(dtype_name(value, argument))) return *dtype;
   const std::string message = fmt::format(
       "{} must name an element type that onecopy has, such as \"float32\", \"bfloat16\" or "
-      "\"int64\", not {}",
-      argument, short_repr(value));
+      "\"int64\", not {}{}",
+      argument, short_repr(value),
+      PyIndex_Check(value.ptr()) ? "; the shape is one argument, such as (2, 3)" : "");
   if (nb::isinstance<nb::str>(value)) refuse(message);
   raise_type_error(message);
 }
@@ -112,7 +131,7 @@ Device device_arg(nb::handle value, const char* argument) {
     raise_type_error(fmt::format("{} must be a name such as \"cpu\", \"cuda:0\" or \"npu:0\", not {}",
                                  argument, short_repr(value)));
   try {
-    return Device::parse(text);
+    return parse_device(text);
   } catch (const Error& error) {
     refuse(fmt::format("{}: {}", argument, error.what()));
   }

@@ -31,9 +31,9 @@ std::string text_of(nb::handle value, const char* argument);
 
 /// An int, or a sequence of ints.
 std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument);
-/// A name ("float32"), or a dtype of numpy, torch or jax.
+/// A name ("float32"), a dtype of numpy, torch or jax, or bool, int, float or complex.
 DType dtype_arg(nb::handle value, const char* argument);
-/// A name ("cpu", "cuda:0"), or a torch.device.
+/// A name ("cpu", "cuda:0", or "cuda" for torch's current device), or a torch.device.
 Device device_arg(nb::handle value, const char* argument);
 /// "readwrite" or "read".
 Access access_arg(nb::handle value, const char* argument);

@@ -397,6 +397,11 @@ bool is_shared(PyObject* storage) {
   }
 }
 
+std::int16_t current_ordinal(DeviceType type) {
+  const Api* torch = Api::get();
+  return torch ? torch->current_ordinal(type) : std::int16_t{0};
+}
+
 Stream current_stream(Device device) {
   const Api* torch = Api::get();
   return torch ? torch->current_stream(device) : Stream{};

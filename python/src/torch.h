@@ -57,6 +57,8 @@ Tensor share_storage(PyObject* storage);
 nb::object open_storage(const Tensor& bytes);
 /// Lets go of blocks whose storages torch has freed without telling us: those that torch moved itself.
 void collect();
+/// torch's current device of that type; 0 while torch has not used such devices.
+std::int16_t current_ordinal(DeviceType type);
 /// torch's current stream of a device; the default stream while torch has not used such devices.
 Stream current_stream(Device device);
 /// The current stream of torch's current CUDA device while it is being captured; the default stream otherwise.

@@ -260,6 +260,11 @@ void Api::use(Device device) const {
   }
 }
 
+std::int16_t Api::current_ordinal(DeviceType type) const {
+  if (!has_used(type)) return 0;
+  return nb::cast<std::int16_t>(part_for(type).attr("current_device")());
+}
+
 /// The exchange table's answer is a stream of CUDA whatever the device.
 Stream Api::current_stream(Device device) const {
   if (!has_used(device.type)) return {};
@@ -278,7 +283,7 @@ Stream Api::current_stream(Device device) const {
 Stream Api::captured_stream() const {
   const Stream stream = current_stream({DeviceType::cuda, kCurrentDevice});
   if (!stream.native) return {};
-  const int ordinal = nb::cast<int>(part_for(DeviceType::cuda).attr("current_device")());
+  const int ordinal = current_ordinal(DeviceType::cuda);
   return backend(DeviceType::cuda).is_captured(ordinal, stream) ? stream : Stream{};
 }
 

@@ -45,6 +45,8 @@ class Api {
   Device device_of_storage(nb::handle storage) const;
   /// Before torch makes tensors on memory of a device. Throws unsupported when this torch cannot.
   void use(Device device) const;
+  /// The current device of that type; 0 until torch has used such devices.
+  std::int16_t current_ordinal(DeviceType type) const;
   /// Until torch has used devices of that type all its work is in the default stream.
   Stream current_stream(Device device) const;
   /// Of CUDA: the current device's current stream while it is being captured; the default stream otherwise.

@@ -79,6 +79,14 @@ def test_tensors_are_made_on_the_device(vendor):
 
 
 @on_device
+def test_a_device_without_a_number_is_the_first_while_torch_has_used_none(vendor):
+    tensor = onecopy.full(3, 7, "int32", vendor.kind)
+    assert tensor.device == vendor.device()
+    assert tensor.to(vendor.kind).data_ptr == tensor.data_ptr
+    assert onecopy.open(onecopy.share(tensor), vendor.kind).device == vendor.device()
+
+
+@on_device
 def test_a_large_tensor_is_filled_to_its_last_element(vendor):
     tensor = onecopy.full(3_000_001, 42, "int32", device=vendor.device())
     assert tensor[-2:].tolist() == [42, 42]

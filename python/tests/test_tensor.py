@@ -60,6 +60,12 @@ def test_shapes_are_ints_or_sequences(shape, expected):
     assert onecopy.empty(shape).shape == expected
 
 
+@pytest.mark.parametrize("kind, name", [(bool, "bool"), (int, "int64"), (float, "float64"), (complex, "complex128")])
+def test_types_of_python_numbers_are_the_dtypes_that_numpy_and_torch_make_of_them(kind, name):
+    assert onecopy.full(1, 1, kind).dtype == name
+    assert onecopy.empty(16, "uint8").view(kind).dtype == name
+
+
 def test_memory_is_aligned_for_vector_units():
     assert all(onecopy.empty(n, "uint8").data_ptr % 64 == 0 for n in (1, 63, 64, 1000, 1 << 20))
 
@@ -73,6 +79,9 @@ def test_memory_is_aligned_for_vector_units():
         (lambda: onecopy.empty((2, -1)), onecopy.InvalidArgument, "shape"),
         (lambda: onecopy.empty(True), TypeError, "shape"),
         (lambda: onecopy.empty(1, 8), TypeError, "dtype"),
+        (lambda: onecopy.zeros(2, 3), TypeError, r"^dtype must .* not 3; the shape is one argument, such as \(2, 3\)$"),
+        (lambda: onecopy.zeros(1, str), TypeError, "^dtype must"),
+        (lambda: onecopy.zeros(1, "float"), onecopy.InvalidArgument, "^dtype must"),
         (lambda: onecopy.empty(1, "float33"), onecopy.InvalidArgument, "dtype"),
         (lambda: onecopy.empty(1, device=0), TypeError, "device"),
         (lambda: onecopy.empty(1, device="tpu"), onecopy.InvalidArgument, "device"),

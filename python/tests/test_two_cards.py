@@ -54,6 +54,21 @@ print(at_once, waits)
 """
 
 
+def test_a_device_without_a_number_is_the_one_that_is_current_in_torch(run_python):
+    program = """
+        import types
+        import onecopy, torch
+
+        torch.Tensor.__dlpack_c_exchange_api__ = None
+        torch.cuda._initialized = True
+        torch.cuda.is_initialized = lambda: True
+        torch.cuda.current_device = lambda: 1
+        torch.cuda.current_stream = lambda device=0: types.SimpleNamespace(cuda_stream=0)
+        print([onecopy.zeros(1, device=device).device for device in ("cuda", torch.device("cuda"), "cuda:0")])
+    """
+    assert run_python(program, env=needs_simulator()) == "['cuda:1', 'cuda:1', 'cuda:0']\n"
+
+
 @pytest.mark.parametrize("way", ["queue", "pipe", "bundle"])
 def test_no_host_waits_for_the_streams_of_two_cards_whose_tensors_leave_together(run_python, way):
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
