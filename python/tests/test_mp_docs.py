@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+import onecopy
+
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md"]
+PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md"]
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 
@@ -24,12 +26,38 @@ def blocks(page: str):
     return [(m["comment"], m["language"], m["text"]) for m in BLOCK.finditer(text)]
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_programs_on_a_page_are_the_examples(page):
+def programs_of(page: str) -> list[list[str]]:
+    """Those that are no example, with what the page says that they print: the text that follows."""
+    found: list[list[str]] = []
+    is_one = False
     for comment, language, text in blocks(page):
         if language == "python":
-            assert comment, "each program on a page names the example that it is"
+            is_one = comment is None
+            found += [[text, ""]] if is_one else []
+        elif language == "text" and is_one:
+            found[-1][1] += text
+    return found
+
+
+PROGRAMS = [(page, number) for page in PAGES for number in range(len(programs_of(page)))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_programs_on_a_page_are_the_examples(page):
+    """Or else they are run by themselves."""
+    for comment, language, text in blocks(page):
+        if language == "python" and comment is not None:
             assert LICENSE + text == (ROOT / comment.split()[0]).read_text()
+
+
+@pytest.mark.parametrize("page, number", PROGRAMS, ids=lambda value: str(value))
+def test_other_programs_on_a_page_print_what_it_says(page, number, run_python):
+    program, output = programs_of(page)[number]
+    if re.search(r"^(import|from) torch|import onecopy.multiprocessing", program, re.MULTILINE):
+        pytest.importorskip("torch")
+    if "numpy" in program:
+        pytest.importorskip("numpy")
+    assert run_python(program) == output
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -37,8 +65,8 @@ def test_outputs_on_a_page_are_what_the_examples_print(page):
     program = None
     for comment, language, text in blocks(page):
         if language == "python":
-            program = ROOT / comment.split()[0]
-        elif language == "text":
+            program = ROOT / comment.split()[0] if comment else None
+        elif language == "text" and program:
             assert text == program.with_suffix(".expected").read_text()
 
 
@@ -51,6 +79,12 @@ def test_examples_print_what_they_should(program):
     assert result.returncode == 0, result.stderr
     assert result.stderr == ""
     assert result.stdout == program.with_suffix(".expected").read_text()
+
+
+def test_the_page_for_python_says_what_to_do_about_every_error():
+    rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/python.md").read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`(\w+)`", row) if hasattr(onecopy.errors, name)]
+    assert sorted(named) == sorted(kind.__name__ for kind in onecopy.errors.Error.__subclasses__())
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -111,7 +111,7 @@ ignore_errors = False
 [mypy-torch.*,numpy.*]
 follow_imports = skip
 ignore_missing_imports = True
-[mypy-weights_trainer_engine,from_torch,hogwild,two_programs]
+[mypy-weights_trainer_engine,from_torch,hogwild,numpy_queue,two_programs]
 disallow_untyped_defs = False
 disallow_untyped_calls = False
 """

@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A producer and two consumers of numpy arrays: one copy of each, and no torch."""
+import multiprocessing
+import numpy as np
+import onecopy
+
+
+def consume(batches, answers):
+    for tensor in iter(batches.get, None):
+        batch = tensor.numpy()  # the producer's memory
+        answers.put(float(batch.sum()))
+        np.sqrt(batch, out=batch)
+
+
+def main():
+    context = multiprocessing.get_context("spawn")
+    batches, answers = onecopy.Queue(maxsize=4), onecopy.Queue()
+    consumers = [context.Process(target=consume, args=(batches, answers)) for _ in range(2)]
+    for consumer in consumers:
+        consumer.start()
+    tensors = [onecopy.empty((100, 1000)) for _ in range(8)]
+    for number, tensor in enumerate(tensors):
+        tensor.numpy()[:] = number**2  # filled where it lies
+        batches.put(tensor)  # the tensor: an array would be copied
+    print("sums there:", sorted(answers.get() for _ in tensors))
+    for _ in consumers:
+        batches.put(None)
+    for consumer in consumers:
+        consumer.join()
+    print("roots here:", [float(tensor.numpy().mean()) for tensor in tensors])
+
+
+if __name__ == "__main__":
+    main()
