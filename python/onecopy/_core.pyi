@@ -405,7 +405,8 @@ class Bundle:
     Many tensors under one handle, by name: a mapping that opens a tensor when it is asked
     for. The tensors of a nested value are named by their place in it, e.g.
     ``"layers.3.weight"``. What is no tensor, and the nested value as it was, ``tree()`` gives
-    back. Made by ``open()``.
+    back. Made by ``open()``: with ``framework="torch"`` for ``load_state_dict()``, which takes
+    tensors of torch only.
     """
 
     __reversed__: None = None
@@ -481,11 +482,12 @@ def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['onecop
 
 def stats() -> dict[str, int]:
     """
-    Who keeps this process's memory, and whose memory it keeps:
+    Who keeps this process's memory, and whose memory it keeps; bytes where the name says so, and
+    otherwise numbers of things:
 
     - ``shared_total``, ``opened_total``: handles made and tensors opened since the start;
     - ``live_blocks``, ``live_bytes``: allocated here and referenced here;
-    - ``limbo``: freed here, still held by borrowers;
+    - ``limbo``: blocks freed here, still held by borrowers;
     - ``in_transit``: blocks kept for receivers that have not taken them yet;
     - ``segments``, ``bytes_shared``: of our own, and the physical memory reserved in them;
     - ``device_segments``, ``device_bytes``: those among them on devices;
@@ -518,9 +520,13 @@ def collect(older_than: float | None = None) -> None:
 
 def list_owners() -> list[dict[str, Any]]:
     """
-    All processes of this user that own or serve shared memory, this one too: ``pid``,
-    ``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not answer are left
-    out.
+    All processes of this user that own or serve shared memory, this one too. Those that do not
+    answer are left out.
+
+    Returns:
+        For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),
+        ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has) and
+        ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait).
     """
 
 def strategy() -> Literal['file_descriptor', 'file_system']:
@@ -529,7 +535,8 @@ def strategy() -> Literal['file_descriptor', 'file_system']:
 def set_strategy(strategy: Literal['file_descriptor', 'file_system']) -> None:
     """
     How memory is made from now on: ``"file_descriptor"``, anonymous memory with nothing to
-    leak, or ``"file_system"``, files in /dev/shm for those who need names.
+    leak, or ``"file_system"``, files in /dev/shm for those who need names: ``gc`` of the command or
+    the next program that uses onecopy removes those of killed processes.
     """
 
 def torch_share(tensor: object) -> tuple[Tensor, int] | None:
@@ -575,7 +582,8 @@ def torch_counters() -> dict[str, int]:
 
 class Message:
     """
-    What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).
+    What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits
+    whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).
     """
 
     def __init__(self, tag: int = 0, data: bytes = ..., tensors: Iterable[Tensor] = ()) -> None: ...
@@ -596,9 +604,18 @@ class Message:
 
 class Queue:
     """
-    Objects, in order, from any number of processes to any number of processes.
+    Objects, in order, from any number of processes to any number of processes. Given to others
+    as an argument of a process or through another queue.
 
-    A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict, and tensors among them) cross without pickle. Tensors are those of onecopy and torch; numpy arrays are pickled, and so copied: put the onecopy.Tensor, and call ``.numpy()`` where it arrives. What was put is delivered also when its putter is gone by then; what a process had got, and was killed with, is not delivered again. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows. ``onecopy.multiprocessing.Queue`` has the interface of the standard library's.
+    A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list,
+    dict, and tensors among them) cross without pickle. Tensors are those of onecopy and torch;
+    numpy arrays are pickled, and so copied: put the onecopy.Tensor, and call ``.numpy()`` where
+    it arrives. What was put is delivered also when its putter is gone by then; what a process had
+    got, and was killed with, is not delivered again. ``onecopy.multiprocessing.Queue`` has the
+    interface of the standard library's.
+
+    Args:
+        maxsize: how many objects it holds at most; 0 means: as many as memory allows.
     """
 
     def __init__(self, maxsize: int = 0) -> None: ...
@@ -607,24 +624,35 @@ class Queue:
         """
         Put any object that can be pickled; tensors are shared, not copied.
 
-        Waits while the queue is full, ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed, OutOfMemory, and what pickling raises; nothing was put then.
+        Args:
+            timeout: seconds to wait at most while the queue is full; None for ever.
+
+        Raises:
+            Timeout, Closed, OutOfMemory, and what pickling raises: nothing was put then.
         """
 
     def get(self, timeout: float | None = None) -> Any:
         """
         The next object.
 
-        Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue is closed and empty, and StaleHandle, OwnerDied or PeerDied when the object's tensors are lost. OutOfDescriptors, OutOfMappings and OutOfMemory leave the object in the queue.
+        Args:
+            timeout: seconds to wait at most; None for ever.
+
+        Raises:
+            Timeout: nothing came.
+            Closed: the queue is closed and empty.
+            StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.
+            OutOfDescriptors, OutOfMappings, OutOfMemory: the object is still in the queue.
         """
 
     def try_put(self, obj: object) -> bool:
         """
-        Put without waiting; False when the queue is full. Raises as put() does.
+        Put without waiting; False when the queue is full. Raises as ``put()`` does.
         """
 
     def try_get(self, default: object = None) -> Any:
         """
-        The next object without waiting, or ``default`` when there is none. Raises as get() does.
+        The next object without waiting, or ``default`` when there is none. Raises as ``get()`` does.
         """
 
     def close(self) -> None:
@@ -642,7 +670,8 @@ class Queue:
 
     def ready_fd(self) -> int:
         """
-        A descriptor that select, poll and epoll find readable while get() would not wait. It may be so a little longer, so use try_get() then. It is nobody's to read or close.
+        A descriptor that select, poll and epoll find readable while ``get()`` would not wait. It may be
+        so a little longer, so use ``try_get()`` then. It is nobody's to read or close.
         """
 
     @property
@@ -659,23 +688,29 @@ class Queue:
 
 class PipeHandle:
     """
-    One end of a pipe, for another process to connect to. The object keeps that end alive; bytes or text do not.
+    One end of a pipe, for another process to connect to. The object keeps that end alive; bytes
+    or text do not.
     """
 
-    def to_bytes(self) -> bytes: ...
+    def to_bytes(self) -> bytes:
+        """For ``from_bytes()`` in the other process."""
 
     @staticmethod
     def from_bytes(data: bytes) -> PipeHandle:
-        """Raises BadHandle, VersionMismatch."""
+        """Reads what ``to_bytes()`` gave. Raises BadHandle, VersionMismatch."""
 
-    def __str__(self) -> str: ...
+    def __str__(self) -> str:
+        """For ``from_text()`` in the other process."""
 
     @staticmethod
     def from_text(text: str) -> PipeHandle:
-        """Raises BadHandle, VersionMismatch."""
+        """Reads what ``str()`` gave. Raises BadHandle, VersionMismatch."""
 
 def Pipe() -> tuple[PipeEnd, PipeEnd]:
-    """Both ends of a new pipe, of class PipeEnd."""
+    """
+    Both ends of a new pipe. Give one to a child, as an argument of its process, and close it here
+    then; ``handle()`` names it for others.
+    """
 
 class PipeEnd:
     """
@@ -693,24 +728,37 @@ class PipeEnd:
 
     def send(self, obj: object) -> None:
         """
-        Send any object that can be pickled; tensors are shared, not copied. Raises Closed when nobody has the other end any more (a death may be noticed some objects late), OutOfMemory.
+        Send any object that can be pickled; tensors are shared, not copied.
+
+        Raises:
+            Closed: nobody has the other end any more; a death may be noticed some objects late.
+            OutOfMemory, and what pickling raises.
         """
 
     def recv(self, timeout: float | None = None) -> Any:
         """
-        The next object. Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, and Closed when all was received and nobody has the other end any more.
+        The next object.
+
+        Args:
+            timeout: seconds to wait at most; None for ever.
+
+        Raises:
+            Timeout: nothing came.
+            Closed: all was received, and nobody has the other end any more.
+            StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.
         """
 
     def poll(self, timeout: float | None = 0.0) -> bool:
         """
-        Would recv() return or raise at once? Waits ``timeout`` seconds for it, for ever with None.
+        Would ``recv()`` return or raise at once? Waits ``timeout`` seconds for it, for ever with None.
         """
 
     def close(self) -> None:
         """This process has this end no more; all other calls raise Closed."""
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Has this process closed it?"""
 
     def __reduce__(self) -> tuple[Any, ...]: ...
 
@@ -723,13 +771,17 @@ class PipeEnd:
 class Listener:
     """
     Waits at an address for processes of this host that know the key, and makes a pipe with each.
+    Both sides prove that they know it; it is never sent.
 
-    Addresses: ``unix:/path``, ``unix:@name`` and ``tcp:127.0.0.1:port`` (port 0: any free one). Both sides prove that they know the key; it is never sent.
+    Args:
+        address: ``unix:/path``, ``unix:@name`` or ``tcp:127.0.0.1:port`` (port 0: any free one).
+        key: any bytes but none at all.
     """
 
     def __init__(self, address: str, key: bytes) -> None:
         """
-        Raises InvalidArgument for other addresses and an empty key, System when the address is taken.
+        Raises InvalidArgument for other addresses and an empty key, System when the address is
+        taken.
         """
 
     @property
@@ -738,13 +790,22 @@ class Listener:
 
     def accept(self, timeout: float | None = None) -> PipeEnd:
         """
-        The pipe with the next client. Raises Timeout, Closed, and BadSecret when a client does not know the key; the listener goes on then.
+        Our end of the pipe with the next client.
+
+        Args:
+            timeout: seconds to wait at most; None for ever.
+
+        Raises:
+            Timeout, Closed.
+            BadSecret: a client does not know the key; the listener goes on.
         """
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Nobody connects any more; pipes that were made go on."""
 
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Has this process closed it?"""
 
     def __enter__(self) -> Listener: ...
 
@@ -754,7 +815,16 @@ class Listener:
 
 def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd:
     """
-    The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when the listener has another key, Timeout.
+    The other end of what a listener accepts.
+
+    Args:
+        address, key: those of the listener.
+        timeout: seconds to wait at most; None for ever.
+
+    Raises:
+        PeerDied: nobody listens there.
+        BadSecret: the listener has another key.
+        Timeout: it did not answer.
     """
 
 __version__: str

@@ -61,7 +61,8 @@ class OwnerDied(Error):
 
 
 class PeerDied(Error, ConnectionError):
-    """A process that this call was waiting for is gone; or it died, or its device failed, before its stream was done."""
+    """A process that this call was waiting for is gone; or it died, or its device failed, before its
+    stream was done."""
 
     code = "peer_died"
 

@@ -174,7 +174,8 @@ void init_bundle(nb::module_& m) {
       "Many tensors under one handle, by name: a mapping that opens a tensor when it is asked\n"
       "for. The tensors of a nested value are named by their place in it, e.g.\n"
       "``\"layers.3.weight\"``. What is no tensor, and the nested value as it was, ``tree()`` gives\n"
-      "back. Made by ``open()``.");
+      "back. Made by ``open()``: with ``framework=\"torch\"`` for ``load_state_dict()``, which takes\n"
+      "tensors of torch only.");
   c.attr("__reversed__") = nb::none();  // rows have numbers, too, and would be taken for a sequence's
   c.def("__len__", &OpenBundle::size)
       .def("__contains__", &contains, nb::arg("name").none(),

@@ -90,19 +90,28 @@ PipeEnd connect_to(nb::handle to, nb::handle key, nb::handle timeout) {
 void init_listener(nb::module_& m) {
   nb::class_<SharedListener>(
       m, "Listener",
-      "Waits at an address for processes of this host that know the key, and makes a pipe with each.\n\n"
-      "Addresses: ``unix:/path``, ``unix:@name`` and ``tcp:127.0.0.1:port`` (port 0: any free one). Both "
-      "sides prove that they know the key; it is never sent.")
+      "Waits at an address for processes of this host that know the key, and makes a pipe with each.\n"
+      "Both sides prove that they know it; it is never sent.\n"
+      "\n"
+      "Args:\n"
+      "    address: ``unix:/path``, ``unix:@name`` or ``tcp:127.0.0.1:port`` (port 0: any free one).\n"
+      "    key: any bytes but none at all.")
       .def(nb::new_(&listen), nb::arg("address"), nb::arg("key"),
-           "Raises InvalidArgument for other addresses and an empty key, System when the address is taken.")
+           "Raises InvalidArgument for other addresses and an empty key, System when the address is\n"
+           "taken.")
       .def_prop_ro("address", &SharedListener::address, "Where to connect to, with the real port.")
       .def("accept", &accept, nb::arg("timeout") = nb::none(),
            nb::sig("def accept(self, timeout: float | None = None) -> PipeEnd"),
-           "The pipe with the next client. Raises Timeout, Closed, and BadSecret when a client does not "
-           "know "
-           "the key; the listener goes on then.")
-      .def("close", &SharedListener::close)
-      .def_prop_ro("closed", &SharedListener::is_closed)
+           "Our end of the pipe with the next client.\n"
+           "\n"
+           "Args:\n"
+           "    timeout: seconds to wait at most; None for ever.\n"
+           "\n"
+           "Raises:\n"
+           "    Timeout, Closed.\n"
+           "    BadSecret: a client does not know the key; the listener goes on.")
+      .def("close", &SharedListener::close, "Nobody connects any more; pipes that were made go on.")
+      .def_prop_ro("closed", &SharedListener::is_closed, "Has this process closed it?")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
           nb::sig("def __enter__(self) -> Listener"))
@@ -112,12 +121,19 @@ void init_listener(nb::module_& m) {
       .def("__repr__", [](const SharedListener& listener) {
         return "<onecopy.Listener at " + listener.address() + (listener.is_closed() ? ", closed>" : ">");
       });
-  m.def(
-      "connect", &connect_to, nb::arg("address").none(), nb::arg("key").none(),
-      nb::arg("timeout").none() = 10.0,
-      nb::sig("def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd"),
-      "The other end of what a listener accepts. Raises PeerDied when nobody listens there, BadSecret when "
-      "the listener has another key, Timeout.");
+  m.def("connect", &connect_to, nb::arg("address").none(), nb::arg("key").none(),
+        nb::arg("timeout").none() = 10.0,
+        nb::sig("def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd"),
+        "The other end of what a listener accepts.\n"
+        "\n"
+        "Args:\n"
+        "    address, key: those of the listener.\n"
+        "    timeout: seconds to wait at most; None for ever.\n"
+        "\n"
+        "Raises:\n"
+        "    PeerDied: nobody listens there.\n"
+        "    BadSecret: the listener has another key.\n"
+        "    Timeout: it did not answer.");
 }
 
 }  // namespace onecopy::python

@@ -235,8 +235,8 @@ nb::object decode_message(Message&& message, Stream taken_in) {
 void init_message(nb::module_& m) {
   nb::class_<Message>(
       m, "Message",
-      "What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of "
-      "32 bits whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).")
+      "What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits\n"
+      "whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).")
       .def(nb::new_(&make_message), nb::arg("tag") = 0, nb::arg("data") = nb::bytes("", 0),
            nb::arg("tensors") = nb::tuple())
       .def_ro("tag", &Message::tag, "The sender's own number.")

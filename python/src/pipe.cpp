@@ -84,15 +84,17 @@ nb::bytes handle_bytes(const PipeHandle& handle) { return to_python(handle.to_by
 PipeHandle handle_from_bytes(nb::bytes bytes) { return PipeHandle::from_bytes(span_of(bytes)); }
 
 void init_handle(nb::module_& m) {
-  nb::class_<PipeHandle>(m, "PipeHandle",
-                         "One end of a pipe, for another process to connect to. The object keeps that end "
-                         "alive; bytes or text do not.")
-      .def("to_bytes", &handle_bytes)
-      .def_static("from_bytes", &handle_from_bytes, nb::arg("data"), "Raises BadHandle, VersionMismatch.")
-      .def("__str__", &PipeHandle::to_text)
+  nb::class_<PipeHandle>(
+      m, "PipeHandle",
+      "One end of a pipe, for another process to connect to. The object keeps that end alive; bytes\n"
+      "or text do not.")
+      .def("to_bytes", &handle_bytes, "For ``from_bytes()`` in the other process.")
+      .def_static("from_bytes", &handle_from_bytes, nb::arg("data"),
+                  "Reads what ``to_bytes()`` gave. Raises BadHandle, VersionMismatch.")
+      .def("__str__", &PipeHandle::to_text, "For ``from_text()`` in the other process.")
       .def_static(
           "from_text", [](const std::string& text) { return PipeHandle::from_text(text); }, nb::arg("text"),
-          "Raises BadHandle, VersionMismatch.");
+          "Reads what ``str()`` gave. Raises BadHandle, VersionMismatch.");
 }
 
 }  // namespace
@@ -100,7 +102,8 @@ void init_handle(nb::module_& m) {
 void init_pipe(nb::module_& m) {
   init_handle(m);
   m.def("Pipe", &make_ends, nb::sig("def Pipe() -> tuple[PipeEnd, PipeEnd]"),
-        "Both ends of a new pipe, of class PipeEnd.");
+        "Both ends of a new pipe. Give one to a child, as an argument of its process, and close it here\n"
+        "then; ``handle()`` names it for others.");
   nb::class_<PipeEnd>(
       m, "PipeEnd", nb::is_weak_referenceable(),
       "One end of a connection: each end receives what the other sends, as queues do it.\n\n"
@@ -110,17 +113,28 @@ void init_pipe(nb::module_& m) {
           "handle", [](const PipeEnd& end) { return end.use()->handle(); },
           "For another process that is to have this end as well, or in our place.")
       .def("send", &send, nb::arg("obj").none(), nb::sig("def send(self, obj: object) -> None"),
-           "Send any object that can be pickled; tensors are shared, not copied. Raises Closed when nobody "
-           "has the other end any more (a death may be noticed some objects late), OutOfMemory.")
+           "Send any object that can be pickled; tensors are shared, not copied.\n"
+           "\n"
+           "Raises:\n"
+           "    Closed: nobody has the other end any more; a death may be noticed some objects late.\n"
+           "    OutOfMemory, and what pickling raises.")
       .def("recv", &recv, nb::arg("timeout") = nb::none(),
            nb::sig("def recv(self, timeout: float | None = None) -> typing.Any"),
-           "The next object. Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, and "
-           "Closed when all was received and nobody has the other end any more.")
-      .def("poll", &poll, nb::arg("timeout").none() = 0.0,
-           nb::sig("def poll(self, timeout: float | None = 0.0) -> bool"),
-           "Would recv() return or raise at once? Waits ``timeout`` seconds for it, for ever with None.")
+           "The next object.\n"
+           "\n"
+           "Args:\n"
+           "    timeout: seconds to wait at most; None for ever.\n"
+           "\n"
+           "Raises:\n"
+           "    Timeout: nothing came.\n"
+           "    Closed: all was received, and nobody has the other end any more.\n"
+           "    StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.")
+      .def(
+          "poll", &poll, nb::arg("timeout").none() = 0.0,
+          nb::sig("def poll(self, timeout: float | None = 0.0) -> bool"),
+          "Would ``recv()`` return or raise at once? Waits ``timeout`` seconds for it, for ever with None.")
       .def("close", &PipeEnd::close, "This process has this end no more; all other calls raise Closed.")
-      .def_prop_ro("closed", &PipeEnd::is_closed)
+      .def_prop_ro("closed", &PipeEnd::is_closed, "Has this process closed it?")
       .def(
           "__reduce__",
           [](nb::handle end) -> nb::object {

@@ -184,22 +184,30 @@ void init_messages(nb::class_<Queue>& queue) {
   queue
       .def("put", &put, nb::arg("obj").none(), nb::arg("timeout") = nb::none(),
            nb::sig("def put(self, obj: object, timeout: float | None = None) -> None"),
-           "Put any object that can be pickled; tensors are shared, not copied.\n\n"
-           "Waits while the queue is full, ``timeout`` seconds at most, for ever without one. Raises "
-           "Timeout, "
-           "Closed, OutOfMemory, and what pickling raises; nothing was put then.")
-      .def(
-          "get", &get, nb::arg("timeout") = nb::none(),
-          nb::sig("def get(self, timeout: float | None = None) -> typing.Any"),
-          "The next object.\n\n"
-          "Waits ``timeout`` seconds at most, for ever without one. Raises Timeout, Closed when the queue "
-          "is closed and empty, and StaleHandle, OwnerDied or PeerDied when the object's tensors are lost. "
-          "OutOfDescriptors, OutOfMappings and OutOfMemory leave the object in the queue.")
+           "Put any object that can be pickled; tensors are shared, not copied.\n"
+           "\n"
+           "Args:\n"
+           "    timeout: seconds to wait at most while the queue is full; None for ever.\n"
+           "\n"
+           "Raises:\n"
+           "    Timeout, Closed, OutOfMemory, and what pickling raises: nothing was put then.")
+      .def("get", &get, nb::arg("timeout") = nb::none(),
+           nb::sig("def get(self, timeout: float | None = None) -> typing.Any"),
+           "The next object.\n"
+           "\n"
+           "Args:\n"
+           "    timeout: seconds to wait at most; None for ever.\n"
+           "\n"
+           "Raises:\n"
+           "    Timeout: nothing came.\n"
+           "    Closed: the queue is closed and empty.\n"
+           "    StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.\n"
+           "    OutOfDescriptors, OutOfMappings, OutOfMemory: the object is still in the queue.")
       .def("try_put", &try_put, nb::arg("obj").none(), nb::sig("def try_put(self, obj: object) -> bool"),
-           "Put without waiting; False when the queue is full. Raises as put() does.")
+           "Put without waiting; False when the queue is full. Raises as ``put()`` does.")
       .def("try_get", &try_get, nb::arg("default") = nb::none(),
            nb::sig("def try_get(self, default: object = None) -> typing.Any"),
-           "The next object without waiting, or ``default`` when there is none. Raises as get() does.")
+           "The next object without waiting, or ``default`` when there is none. Raises as ``get()`` does.")
       .def("_put", &put_or_full, nb::arg("obj").none(), nb::arg("block").none(), nb::arg("timeout").none(),
            nb::arg("report") = nb::none())
       .def("_begin_put", &begin_put, nb::arg("obj").none(), nb::arg("block").none(),
@@ -213,15 +221,18 @@ void init_queue(nb::module_& m) {
   init_putting(m);
   nb::class_<Queue> queue(
       m, "Queue", nb::is_weak_referenceable(),
-      "Objects, in order, from any number of processes to any number of processes.\n\n"
-      "A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list, dict, "
-      "and "
-      "tensors among them) cross without pickle. Tensors are those of onecopy and torch; numpy arrays are "
-      "pickled, and so copied: put the onecopy.Tensor, and call ``.numpy()`` where it arrives. What was "
-      "put is "
-      "delivered also when its putter is gone by then; what a process had got, and was killed with, is not "
-      "delivered again. ``maxsize`` bounds the number of objects in it; 0 means: as many as memory allows. "
-      "``onecopy.multiprocessing.Queue`` has the interface of the standard library's.");
+      "Objects, in order, from any number of processes to any number of processes. Given to others\n"
+      "as an argument of a process or through another queue.\n"
+      "\n"
+      "A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list,\n"
+      "dict, and tensors among them) cross without pickle. Tensors are those of onecopy and torch;\n"
+      "numpy arrays are pickled, and so copied: put the onecopy.Tensor, and call ``.numpy()`` where\n"
+      "it arrives. What was put is delivered also when its putter is gone by then; what a process had\n"
+      "got, and was killed with, is not delivered again. ``onecopy.multiprocessing.Queue`` has the\n"
+      "interface of the standard library's.\n"
+      "\n"
+      "Args:\n"
+      "    maxsize: how many objects it holds at most; 0 means: as many as memory allows.");
   queue.def(nb::new_(&make), nb::arg("maxsize") = 0);
   init_messages(queue);
   expect_waiting_threads();
@@ -234,8 +245,9 @@ void init_queue(nb::module_& m) {
       .def("empty", &Queue::empty, "Is nothing in it now?")
       .def(
           "ready_fd", [](const Queue& q) { return without_gil([&] { return q.ready_fd(); }); },
-          "A descriptor that select, poll and epoll find readable while get() would not wait. It may be so "
-          "a little longer, so use try_get() then. It is nobody's to read or close.")
+          "A descriptor that select, poll and epoll find readable while ``get()`` would not wait. It may "
+          "be\n"
+          "so a little longer, so use ``try_get()`` then. It is nobody's to read or close.")
       .def_prop_ro("maxsize", &Queue::maxsize, "Its bound in objects; 0 means none.")
       .def(
           "__reduce__",

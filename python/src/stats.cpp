@@ -141,11 +141,12 @@ void set_strategy_by_name(nb::handle name) {
 
 void init_stats(nb::module_& m) {
   m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"),
-        "Who keeps this process's memory, and whose memory it keeps:\n"
+        "Who keeps this process's memory, and whose memory it keeps; bytes where the name says so, and\n"
+        "otherwise numbers of things:\n"
         "\n"
         "- ``shared_total``, ``opened_total``: handles made and tensors opened since the start;\n"
         "- ``live_blocks``, ``live_bytes``: allocated here and referenced here;\n"
-        "- ``limbo``: freed here, still held by borrowers;\n"
+        "- ``limbo``: blocks freed here, still held by borrowers;\n"
         "- ``in_transit``: blocks kept for receivers that have not taken them yet;\n"
         "- ``segments``, ``bytes_shared``: of our own, and the physical memory reserved in them;\n"
         "- ``device_segments``, ``device_bytes``: those among them on devices;\n"
@@ -173,16 +174,22 @@ void init_stats(nb::module_& m) {
         "        than this and never opened. Without it that takes ten minutes; what multiprocessing\n"
         "        pickled for its pipes and queues is kept until this process ends.");
   m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
-        "All processes of this user that own or serve shared memory, this one too: ``pid``,\n"
-        "``name``, ``stats``, ``borrowers`` and ``in_transit``. Those that do not answer are left\n"
-        "out.");
+        "All processes of this user that own or serve shared memory, this one too. Those that do not\n"
+        "answer are left out.\n"
+        "\n"
+        "Returns:\n"
+        "    For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),\n"
+        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has) and\n"
+        "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait).");
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
         "How new memory is made: ``set_strategy()``.");
-  m.def("set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
-        nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
-        "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
-        "leak, or ``\"file_system\"``, files in /dev/shm for those who need names.");
+  m.def(
+      "set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
+      nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
+      "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
+      "leak, or ``\"file_system\"``, files in /dev/shm for those who need names: ``gc`` of the command or\n"
+      "the next program that uses onecopy removes those of killed processes.");
 }
 
 }  // namespace onecopy::python

@@ -3,6 +3,7 @@
 
 import ast
 import difflib
+import doctest
 import importlib.util
 import inspect
 import os
@@ -73,11 +74,32 @@ def test_every_public_name_is_there_and_documented():
     assert public <= set(onecopy.__all__)
 
 
-@pytest.mark.parametrize("name", ["Tensor", "Handle", "Bundle"])
+CLASSES = ["Tensor", "Handle", "Bundle", "Message", "Queue", "PipeHandle", "PipeEnd", "Listener"]
+
+
+def words_of(member: object) -> str:
+    """What nanobind says without any are the signatures."""
+    lines = (inspect.getdoc(member) or "").splitlines()
+    return "\n".join(line for line in lines if "->" not in line)
+
+
+@pytest.mark.parametrize("name", CLASSES)
 def test_every_public_method_is_documented(name):
-    kind = getattr(onecopy, name)
-    undocumented = [n for n, member in vars(kind).items() if not n.startswith("_") and not inspect.getdoc(member)]
-    assert not undocumented
+    members = vars(getattr(onecopy, name)).items()
+    assert not [n for n, member in members if not n.startswith("_") and not words_of(member).strip()]
+
+
+def test_docstrings_fit_into_a_terminal():
+    documented = {name: getattr(onecopy, name) for name in onecopy.__all__}
+    for name in CLASSES:
+        documented |= {f"{name}.{n}": member for n, member in vars(documented[name]).items() if not n.startswith("_")}
+    assert not {name for name, member in documented.items() if max(map(len, words_of(member).splitlines())) > 100}
+    assert max(map(len, onecopy.__doc__.splitlines())) <= 100
+
+
+def test_the_example_in_the_docstring_of_the_package():
+    found = doctest.testmod(onecopy, extraglobs={"onecopy": onecopy})
+    assert found.attempted > 0 and found.failed == 0
 
 
 def test_pure_python_modules_are_annotated():
