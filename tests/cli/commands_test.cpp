@@ -338,6 +338,29 @@ TEST(Gc, LeavesFilesAloneThatOnlyBeginLikeOurs) {
   EXPECT_EQ(read_file(longer), "a user's own");
 }
 
+/// The file of an owner that was killed.
+void leave_a_file(const std::string& path, const CommandProcess::Environment& environment) {
+  CommandProcess killed({"share", path, "--strategy", "file_system"}, "", environment);
+  ASSERT_TRUE(contains(killed.first_line(), "onecopy:"));
+  killed.signal(SIGKILL);
+  ASSERT_EQ(killed.wait(), -SIGKILL);
+}
+
+TEST(Gc, IsDoneByTheNextThatMakesMemoryWhateverItsStrategyAndNotByLs) {
+  const Watchdog watchdog(std::chrono::seconds(110));
+  const cli::TemporaryDirectory directory;
+  const cli::TemporaryDirectory memory;
+  const CommandProcess::Environment environment{{"ONECOPY_SHM_DIR", memory.path()}};
+  const std::string path = directory.path() + "/small.safetensors";
+  write_file(path, small_file());
+  leave_a_file(path, environment);
+  ASSERT_EQ(run_command({"ls"}, "", environment).status, 0);
+  ASSERT_EQ(files_in(memory.path()), 1u);
+  const CommandProcess next({"share", path}, "", environment);
+  ASSERT_TRUE(contains(next.first_line(), "onecopy:"));
+  EXPECT_EQ(files_in(memory.path()), 0u);
+}
+
 TEST(Gc, RemovesWhatAKilledOwnerLeftAndNothingElse) {
   const Watchdog watchdog(std::chrono::seconds(110));
   const cli::TemporaryDirectory directory;
