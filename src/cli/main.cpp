@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
+#include "onecopy/os/log.h"
 
 #ifndef ONECOPY_VERSION
 #define ONECOPY_VERSION "0.1.0"
@@ -45,6 +46,7 @@ int with_output_written(int status) {
 }
 
 int run(const onecopy::cli::Command& command) {
+  if (!onecopy::start_log()) ::unsetenv("ONECOPY_LOG");  // said once is enough: not by our children too
   try {
     return with_output_written(command());
   } catch (const std::exception& error) {

@@ -8,6 +8,8 @@
 
 #include <cstdlib>
 #include <memory>
+#include <optional>
+#include <string_view>
 
 namespace onecopy {
 namespace {
@@ -28,36 +30,58 @@ class StderrSink final : public spdlog::sinks::sink {
   void set_formatter(std::unique_ptr<spdlog::formatter>) override {}
 };
 
-spdlog::level::level_enum level_from_environment() {
-  const char* text = std::getenv("ONECOPY_LOG");
-  if (!text) return spdlog::level::warn;
-  const std::string_view word = text;
+/// Nothing for a word that is no level.
+std::optional<spdlog::level::level_enum> level_of(std::string_view word) noexcept {
+  if (word == "off") return spdlog::level::off;
   if (word == "error") return spdlog::level::err;
+  if (word == "warning") return spdlog::level::warn;
   if (word == "info") return spdlog::level::info;
   if (word == "debug") return spdlog::level::debug;
-  return word == "off" ? spdlog::level::off : spdlog::level::warn;
+  return {};
 }
+
+struct Log {
+  Log() : logger("onecopy", std::make_shared<StderrSink>()) {
+    const char* text = std::getenv("ONECOPY_LOG");
+    const std::string_view word = text && *text ? text : "warning";
+    const auto level = level_of(word);
+    is_level = level.has_value();
+    logger.set_level(level.value_or(spdlog::level::warn));
+    if (!is_level)
+      logger.warn(
+          "ONECOPY_LOG is \"{}\", which is no level: off, error, warning, info or debug; going on with "
+          "warning",
+          word);
+  }
+
+  spdlog::logger logger;
+  bool is_level = true;
+};
 
 /// Never destroyed: threads may log while the process ends. Not in spdlog's registry, which belongs
 /// to the program that uses us.
-spdlog::logger& logger() {
-  static spdlog::logger* const instance = [] {
-    auto made = std::make_unique<spdlog::logger>("onecopy", std::make_shared<StderrSink>());
-    made->set_level(level_from_environment());
-    return made.release();
-  }();
+Log& log() {
+  static Log* const instance = new Log;
   return *instance;
 }
 
 void write(spdlog::level::level_enum level, const std::string& message) noexcept {
   try {
-    logger().log(level, message);
+    log().logger.log(level, message);
   } catch (...) {
     // Nothing sensible is left to do when memory is used up.
   }
 }
 
 }  // namespace
+
+bool start_log() noexcept {
+  try {
+    return log().is_level;
+  } catch (...) {
+    return true;  // as in write()
+  }
+}
 
 void log_error(const std::string& message) noexcept { write(spdlog::level::err, message); }
 void log_warning(const std::string& message) noexcept { write(spdlog::level::warn, message); }

@@ -8,6 +8,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/device/janitor.h"
+#include "onecopy/os/log.h"
 #include "onecopy/os/process.h"
 #include "onecopy/os/random.h"
 #include "share/call.h"
@@ -35,6 +36,7 @@ Process& Process::make_current() {
   if (!current_) {
     static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });
     handled_pid_ = current_pid();
+    start_log();
     auto made = std::unique_ptr<Process>(new Process());
     if (forked_from_) {
       made->inherit(*forked_from_);

@@ -102,6 +102,12 @@ Outcome run_command(const std::vector<std::string>& arguments, const std::string
   return ::testing::AssertionFailure() << "no \"" << part << "\" in: " << text;
 }
 
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
+  return found;
+}
+
 void write_file(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
 }

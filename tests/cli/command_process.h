@@ -54,6 +54,9 @@ Outcome run_command(const std::vector<std::string>& arguments, const std::string
 /// For EXPECT_TRUE: shows the text when the part is missing.
 ::testing::AssertionResult contains(const std::string& text, const std::string& part);
 
+/// How often the part is in the text.
+std::size_t count(const std::string& text, const std::string& part);
+
 void write_file(const std::string& path, const std::string& bytes);
 std::string read_file(const std::string& path);
 /// A whole safetensors file from its JSON and its data.

@@ -52,6 +52,17 @@ TEST(Commands, WhatIsNotExpectedIsNamed) {
   EXPECT_EQ(run_command({"ls", "--log-level", "error"}).status, 0);  // a global option behind its command
 }
 
+TEST(Commands, ALevelThatIsNoneIsSaidOnceAndNotByChildrenToo) {
+  const cli::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/small.safetensors";
+  write_file(path, small_file());
+  const Outcome demo = run_command({"demo", path}, "", {{"ONECOPY_LOG", "verbose"}});
+  EXPECT_EQ(demo.status, 0) << demo.out << demo.err;
+  EXPECT_EQ(count(demo.err, "ONECOPY_LOG is \"verbose\""), 1u) << demo.err;
+  const Outcome told = run_command({"ls", "--log-level", "info"}, "", {{"ONECOPY_LOG", "verbose"}});
+  EXPECT_EQ(count(told.err, "verbose"), 0u) << told.err;
+}
+
 TEST(Commands, WhatIsNoFileOfTensorsIsNamed) {
   const cli::TemporaryDirectory directory;
   EXPECT_TRUE(contains(run_command({"share", directory.path()}).err, "is a directory"));

@@ -11,12 +11,6 @@
 namespace onecopy::testing {
 namespace {
 
-std::size_t count(const std::string& text, const std::string& part) {
-  std::size_t found = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
-  return found;
-}
-
 bool is_empty(const std::string& directory) {
   return std::filesystem::directory_iterator(directory) == std::filesystem::directory_iterator();
 }

@@ -14,11 +14,11 @@
 namespace onecopy {
 namespace {
 
-/// What a process with ONECOPY_LOG=`level` writes to stderr; an empty level means not set.
-std::string logged_with(const std::string& level) {
+/// What a process with ONECOPY_LOG=`level` writes to stderr; none means not set.
+std::string logged_with(const char* level) {
   const TemporaryDirectory directory;
   testing::Child child([&] {
-    level.empty() ? ::unsetenv("ONECOPY_LOG") : ::setenv("ONECOPY_LOG", level.c_str(), 1);
+    level ? ::setenv("ONECOPY_LOG", level, 1) : ::unsetenv("ONECOPY_LOG");
     const Fd file = open_file(directory / "stderr", O_WRONLY | O_CREAT);
     ASSERT_EQ(::dup2(file.get(), STDERR_FILENO), STDERR_FILENO);
     log_debug("d");
@@ -40,8 +40,17 @@ const char kInfo[] = "[onecopy] [info] [pid] i\n";
 const char kDebug[] = "[onecopy] [debug] [pid] d\n";
 
 TEST(Log, WritesWarningsAndErrorsUnlessToldOtherwise) {
+  EXPECT_EQ(logged_with(nullptr), std::string(kWarning) + kError);
   EXPECT_EQ(logged_with(""), std::string(kWarning) + kError);
-  EXPECT_EQ(logged_with("nonsense"), std::string(kWarning) + kError);
+  EXPECT_EQ(logged_with("warning"), std::string(kWarning) + kError);
+}
+
+TEST(Log, SaysOnceThatALevelIsNone) {
+  EXPECT_EQ(
+      logged_with("verbose"),
+      "[onecopy] [warning] [pid] ONECOPY_LOG is \"verbose\", which is no level: off, error, warning, info "
+      "or debug; going on with warning\n" +
+          std::string(kWarning) + kError);
 }
 
 TEST(Log, WritesAsMuchAsTheEnvironmentSays) {
