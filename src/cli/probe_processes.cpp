@@ -101,6 +101,9 @@ Finding probe_runtime_directory() {
   const char* directory = std::getenv("ONECOPY_RUNTIME_DIR");
   if (directory == nullptr || *directory == '\0')
     return works("ONECOPY_RUNTIME_DIR is not set: abstract names, one network namespace");
+  if (*directory != '/')
+    return missing(fmt::format("{} is a relative path: another directory wherever a process is", directory),
+                   "Set ONECOPY_RUNTIME_DIR to an absolute path.");
   struct stat info {};
   if (::stat(directory, &info) != 0)
     return missing(fmt::format("{}: {}", directory, std::strerror(errno)),

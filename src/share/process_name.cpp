@@ -17,9 +17,35 @@ namespace {
 
 constexpr std::string_view kPrefix = "onecopy-";
 
-const char* runtime_directory() noexcept {
+/// None when sockets have abstract names.
+const char* runtime_directory() {
   const char* directory = std::getenv("ONECOPY_RUNTIME_DIR");
-  return directory && *directory ? directory : nullptr;
+  if (!directory || !*directory) return nullptr;
+  if (*directory != '/')
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("ONECOPY_RUNTIME_DIR is \"{}\", which names another directory wherever a process is; "
+                    "set it to an absolute path",
+                    directory));
+  return directory;
+}
+
+/// Between a listener's bind and its listen lie microseconds, in which it looks abandoned.
+bool may_be_abandoned(const SocketName& socket) noexcept {
+  std::error_code ignored;
+  const auto young = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(10);
+  struct stat info {};
+  if (::lstat(socket.text.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode) || info.st_uid != ::geteuid())
+    return false;
+  return std::filesystem::last_write_time(socket.text, ignored) <= young && !ignored;
+}
+
+void remove_if_abandoned(const SocketName& socket) {
+  try {
+    UnixSocket::connect(socket, std::chrono::milliseconds(0));
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::peer_died) ::unlink(socket.text.c_str());
+  }
 }
 
 }  // namespace
@@ -38,32 +64,24 @@ SocketName socket_name(const std::string& public_name) {
   return {fmt::format("{}{}", kPrefix, public_name), true};
 }
 
-/// Between a listener's bind and its listen lie microseconds, in which it looks abandoned.
 void remove_abandoned_sockets() noexcept {
-  const char* directory = runtime_directory();
-  if (!directory) return;
-  std::error_code ignored;
-  const auto young = std::filesystem::file_time_type::clock::now() - std::chrono::seconds(10);
-  for (const std::string& name : listening_names()) {
-    const SocketName socket = socket_name(name);
-    struct stat info {};
-    if (::lstat(socket.text.c_str(), &info) != 0 || !S_ISSOCK(info.st_mode) || info.st_uid != ::geteuid())
-      continue;
-    if (std::filesystem::last_write_time(socket.text, ignored) > young || ignored) continue;
-    try {
-      UnixSocket::connect(socket, std::chrono::milliseconds(0));
-    } catch (const Error& e) {
-      if (e.code() == ErrorCode::peer_died) ::unlink(socket.text.c_str());
-    }
+  try {
+    if (!runtime_directory()) return;
+    for (const std::string& name : listening_names())
+      if (const SocketName socket = socket_name(name); may_be_abandoned(socket))
+        remove_if_abandoned(socket);
+  } catch (const std::exception&) {  // whoever wants a socket there is told
   }
 }
 
 std::vector<std::string> listening_names() {
   std::vector<std::string> names;
   if (const char* directory = runtime_directory()) {
-    std::error_code ignored;
-    for (const auto& entry : std::filesystem::directory_iterator(directory, ignored))
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(directory, error))
       names.push_back(entry.path().filename().string());
+    if (error && error != std::errc::no_such_file_or_directory)  // the first that listens makes it
+      throw_errno(fmt::format("cannot read {} (ONECOPY_RUNTIME_DIR)", directory), error.value());
   } else {
     names = list_abstract_names(std::string(kPrefix));
   }

@@ -8,7 +8,7 @@ namespace onecopy {
 
 // Thread safety: all functions may be called concurrently, and from any number of processes.
 
-/// Where segments of kind named_file live: ONECOPY_SHM_DIR, or /dev/shm.
+/// Where segments of kind named_file live: ONECOPY_SHM_DIR, or /dev/shm. An absolute path.
 std::string shared_directory();
 
 struct CleanupReport {

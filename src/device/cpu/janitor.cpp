@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
 
 #include "named_file_memory.h"
@@ -28,6 +29,11 @@ bool is_ours(const std::string& path) noexcept {
 std::string shared_directory() {
   const char* chosen = std::getenv("ONECOPY_SHM_DIR");
   std::string directory = chosen && *chosen ? chosen : "/dev/shm";
+  if (directory.front() != '/') {  // a borrower is told the path, and may be elsewhere
+    std::error_code gone;
+    const std::string here = std::filesystem::current_path(gone).string();
+    directory = here + "/" + directory;
+  }
   while (directory.size() > 1 && directory.back() == '/') directory.pop_back();
   return directory;
 }

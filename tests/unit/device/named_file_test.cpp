@@ -279,6 +279,8 @@ TEST(SharedDirectory, IsDevShmUnlessSaidOtherwise) {
   EXPECT_EQ(shared_directory(), "/dev/shm");
   ::setenv("ONECOPY_SHM_DIR", "/somewhere//", 1);
   EXPECT_EQ(shared_directory(), "/somewhere");
+  ::setenv("ONECOPY_SHM_DIR", "here", 1);
+  EXPECT_EQ(shared_directory(), std::filesystem::current_path().string() + "/here");
   ::unsetenv("ONECOPY_SHM_DIR");
 }
 

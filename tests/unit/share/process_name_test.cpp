@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "onecopy/core/error.h"
 #include "onecopy/os/random.h"
 
 namespace onecopy {
@@ -69,6 +70,29 @@ TEST(SocketNames, LieInTheRuntimeDirectoryWhenThereIsOne) {
   EXPECT_TRUE(socket_name(name).abstract);
   ::unsetenv("ONECOPY_RUNTIME_DIR");
   std::filesystem::remove_all(directory);
+}
+
+/// Two processes that find each other there by chance of where they are would be a riddle when they do not.
+TEST(SocketNames, AreRefusedInARelativeDirectory) {
+  ::setenv("ONECOPY_RUNTIME_DIR", "sockets", 1);
+  remove_abandoned_sockets();
+  EXPECT_THROW(listening_names(), Error);
+  try {
+    socket_name(public_name(random_id()));
+    ADD_FAILURE() << "a relative path was taken";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), ErrorCode::invalid_argument);
+    EXPECT_NE(std::string(e.what()).find("ONECOPY_RUNTIME_DIR is \"sockets\""), std::string::npos)
+        << e.what();
+  }
+  ::unsetenv("ONECOPY_RUNTIME_DIR");
+}
+
+TEST(SocketNames, AreNotLookedForInWhatIsNoDirectory) {
+  ::setenv("ONECOPY_RUNTIME_DIR", "/proc/self/exe", 1);
+  remove_abandoned_sockets();
+  EXPECT_THROW(listening_names(), Error);
+  ::unsetenv("ONECOPY_RUNTIME_DIR");
 }
 
 TEST(SocketNames, OfOtherProgramsAreNotListed) {
