@@ -199,8 +199,9 @@ HandleFields fields_of(const Header& h) {
   return f;
 }
 
+constexpr std::string_view kSpace = " \t\r\n\v\f";
+
 std::string_view trimmed(std::string_view text) {
-  constexpr std::string_view kSpace = " \t\r\n\v\f";
   const std::size_t begin = text.find_first_not_of(kSpace);
   if (begin == std::string_view::npos) return {};
   return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
@@ -266,6 +267,33 @@ std::string shown(char c) {
                              : fmt::format("(code {})", static_cast<unsigned char>(c));
 }
 
+/// How many bytes the handle has that these digits begin, as far as they say; 0 when it is none of ours.
+std::size_t announced_bytes(std::string_view digits) {
+  constexpr std::string_view kMagicAndVersion = "MUNPUFkAAQ";
+  constexpr std::size_t kUntilLength = 16;  // digits of 12 bytes
+  if (digits.substr(0, kMagicAndVersion.size()) != kMagicAndVersion) return 0;
+  if (digits.size() < kUntilLength) return sizeof(Header);
+  Bytes start;
+  decode_base64url(digits.substr(0, kUntilLength), start);
+  if (start.size() < offsetof(Header, crc)) return 0;
+  const auto length = load<std::uint32_t>(start.data() + offsetof(Header, length));
+  return length <= kMaxHandleBytes ? length : 0;
+}
+
+/// What terminals do to a long line: they break it, and a part of it is not copied.
+void check_whole(std::string_view digits) {
+  const std::size_t before = kTextPrefix.size();
+  if (const std::size_t space = digits.find_first_of(kSpace); space != std::string_view::npos)
+    refuse(kHandle,
+           fmt::format("has white space at position {} of its text, which is one word: join its parts",
+                       before + space));
+  const std::size_t whole = (announced_bytes(digits) * 4 + 2) / 3;
+  if (digits.size() < whole)
+    refuse(kHandle,
+           fmt::format("is cut off: its text has {} characters and should have {}; copy the whole line",
+                       before + digits.size(), before + whole));
+}
+
 }  // namespace
 
 Bytes from_text(std::string_view text) {
@@ -279,6 +307,7 @@ Bytes from_text(std::string_view text) {
   text.remove_prefix(kTextPrefix.size());
   if (text.size() > (kMaxHandleBytes * 4 + 2) / 3)
     refuse(kHandle, fmt::format("has a text of {} characters, more than any handle", text.size()));
+  check_whole(text);
   Bytes bytes;
   const std::size_t bad = decode_base64url(text, bytes);
   if (bad != std::string_view::npos)

@@ -114,6 +114,20 @@ TEST_F(ShareAndOpen, GarbageInsteadOfAHandleIsAClearError) {
   }
 }
 
+TEST_F(ShareAndOpen, AHandleThatWasNotCopiedWholeIsSaidToBeCut) {
+  CommandProcess share({"share", make_file("two.safetensors", two_tensors())});
+  const std::string handle = share.first_line();
+  const std::string whole = std::to_string(handle.size());
+  for (std::size_t lost : {1, 2, 3, 100}) {
+    const std::string left = std::to_string(handle.size() - lost);
+    const Outcome open = run_command({"open", handle.substr(0, handle.size() - lost)});
+    EXPECT_EQ(open.status, 1);
+    EXPECT_TRUE(contains(open.err, "has " + left + " characters and should have " + whole));
+  }
+  const Outcome broken = run_command({"open", handle.substr(0, 80) + "\n  " + handle.substr(80)});
+  EXPECT_TRUE(contains(broken.err, "white space at position 80"));
+}
+
 TEST_F(ShareAndOpen, AHandleWhoseOwnerHasEndedIsAClearError) {
   CommandProcess share({"share", make_file("two.safetensors", two_tensors())});
   const std::string handle = share.first_line();

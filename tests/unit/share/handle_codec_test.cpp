@@ -316,7 +316,8 @@ TEST(HandleText, NamesWhatIsWrong) {
       {"Onecopy:AAAA", "does not begin with \"onecopy:\""},
       {"torch:AAAA", "does not begin with \"onecopy:\""},
       {"onecopy:AA+A", "character \"+\" at position 10"},
-      {"onecopy:AA A", "(code 32) at position 10"},
+      {"onecopy:AA A", "white space at position 10"},
+      {"onecopy:AA\nAA", "white space at position 10"},
       {"onecopy:AAA=", "character \"=\" at position 11"},
       {"onecopy:AAAAA", "position 12: it was cut off"},
       {"onecopy:AAB", "position 10: it was cut off"},
@@ -327,6 +328,23 @@ TEST(HandleText, NamesWhatIsWrong) {
     EXPECT_EQ(error.code(), ErrorCode::bad_handle) << text;
     EXPECT_NE(std::string(error.what()).find(message), std::string::npos) << error.what();
   }
+}
+
+/// What is lost when a long line is copied from a terminal; the length stands in the first 24 characters.
+TEST(HandleText, SaysHowMuchOfItIsMissing) {
+  const std::string text = to_text(encode(with_timeline()));
+  for (std::size_t size = 24; size < text.size(); ++size) {
+    const Error error = text_refusal(text.substr(0, size));
+    EXPECT_EQ(error.code(), ErrorCode::bad_handle);
+    ASSERT_NE(std::string(error.what())
+                  .find(fmt::format("is cut off: its text has {} characters and should have {};", size,
+                                    text.size())),
+              std::string::npos)
+        << error.what();
+  }
+  const std::string shortest = fmt::format("has 18 characters and should have {};", 8 + (128 * 4 + 2) / 3);
+  const Error error = text_refusal(text.substr(0, 18));
+  EXPECT_NE(std::string(error.what()).find(shortest), std::string::npos) << error.what();
 }
 
 TEST(HandleText, RefusesEveryTruncation) {
