@@ -9,7 +9,6 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
-#include "onecopy/os/process.h"
 #include "onecopy/share/stats.h"
 #include "output_format.h"
 #include "text.h"
@@ -20,13 +19,6 @@ namespace {
 std::string age_of(const TransitInfo& transit) {
   return format_age(std::chrono::duration_cast<std::chrono::nanoseconds>(
       std::chrono::duration<double>(transit.age_seconds)));
-}
-
-/// Everybody but this command itself.
-std::vector<OwnerInfo> other_owners() {
-  std::vector<OwnerInfo> owners = list_owners();
-  std::erase_if(owners, [](const OwnerInfo& owner) { return owner.pid == current_pid(); });
-  return owners;
 }
 
 void print_table(const std::vector<OwnerInfo>& owners) {
@@ -100,16 +92,24 @@ nlohmann::json as_json(const OwnerInfo& owner) {
           {"in_transit", std::move(transits)}};
 }
 
+void print_as_json(const OwnerList& list) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const OwnerInfo& owner : list.owners) rows.push_back(as_json(owner));
+  nlohmann::json silent = nlohmann::json::array();
+  for (const SilentOwner& owner : list.silent)
+    silent.push_back({{"pid", owner.pid}, {"socket", owner.socket}, {"why", owner.why}});
+  print_json({{"owners", std::move(rows)}, {"silent", std::move(silent)}});
+}
+
 int ls(OutputFormat format) {
-  const std::vector<OwnerInfo> owners = other_owners();
+  const OwnerList list = ask_owners();
   if (format == OutputFormat::json) {
-    nlohmann::json rows = nlohmann::json::array();
-    for (const OwnerInfo& owner : owners) rows.push_back(as_json(owner));
-    print_json({{"owners", std::move(rows)}});
+    print_as_json(list);
     return 0;
   }
-  print_table(owners);
-  for (const OwnerInfo& owner : owners) print_details(owner);
+  print_table(list.owners);
+  for (const OwnerInfo& owner : list.owners) print_details(owner);
+  for (const SilentOwner& owner : list.silent) fmt::print("Not listed: {}\n", owner.why);
   return 0;
 }
 
@@ -125,7 +125,7 @@ void add_ls(CLI::App& app, Command& command) {
       "  limbo       blocks it has freed that somebody still borrows\n"
       "  in transit  blocks held for a receiver that has not taken them yet\n"
       "Below the table: memory on devices, who borrows how many blocks, and how long blocks have been in "
-      "transit.\n"
+      "transit, and who did not answer within two seconds.\n"
       "\n"
       "Examples:\n"
       "  onecopy ls\n"

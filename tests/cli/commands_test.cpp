@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/wait.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -10,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command_process.h"
+#include "onecopy/os/unix_socket.h"
 #include "onecopy/share/share.h"
 #include "support/child.h"
 #include "support/note.h"
@@ -311,6 +314,49 @@ void expect_listed_by_its_device(const char* name) {
 TEST(Ls, SaysWhichCudaDeviceASegmentIsOn) { expect_listed_by_its_device("cuda:1"); }
 
 TEST(Ls, SaysWhichAscendDeviceASegmentIsOn) { expect_listed_by_its_device("npu:1"); }
+
+/// A directory for sockets of this test alone.
+class LsInItsOwnDirectory : public ::testing::Test {
+ protected:
+  Watchdog watchdog{std::chrono::seconds(110)};
+  cli::TemporaryDirectory directory;
+  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", directory.path()}};
+};
+
+TEST_F(LsInItsOwnDirectory, NamesWhoDoesNotAnswerBelowTheOthersAndInJson) {
+  const cli::TemporaryDirectory files;
+  const std::string path = files.path() + "/small.safetensors";
+  write_file(path, small_file());
+  const CommandProcess alive({"share", path}, "", environment);
+  const CommandProcess stopped({"share", path}, "", environment);
+  ASSERT_TRUE(contains(alive.first_line() + stopped.first_line(), "onecopy:"));
+  stopped.signal(SIGSTOP);
+  ASSERT_EQ(::waitpid(stopped.pid(), nullptr, WUNTRACED), stopped.pid());
+
+  const Outcome ls = run_command({"ls", "--format", "json"}, "", environment);
+  EXPECT_EQ(ls.status, 0);
+  EXPECT_EQ(ls.err, "");
+  const auto listing = nlohmann::json::parse(ls.out);
+  EXPECT_FALSE(owner_of(listing, alive.pid()).is_null()) << ls.out;
+  ASSERT_EQ(listing.at("silent").size(), 1u) << ls.out;
+  EXPECT_EQ(listing.at("silent")[0].at("pid"), stopped.pid());
+  EXPECT_TRUE(contains(listing.at("silent")[0].at("why").get<std::string>(), "did not answer within 2 s"));
+  EXPECT_TRUE(contains(run_command({"ls"}, "", environment).out,
+                       "Not listed: process " + std::to_string(stopped.pid()) + " did not answer"));
+}
+
+/// One after the other they would take minutes.
+TEST_F(LsInItsOwnDirectory, AsksManyThatDoNotAnswerAtTheSameTime) {
+  std::vector<UnixSocket> silent;
+  for (int i = 0; i < 100; ++i) {
+    const std::string number = std::to_string(i);
+    const std::string name = std::string(32 - number.size(), '0') + number;
+    silent.push_back(UnixSocket::listen({directory.path() + "/onecopy-" + name, false}));
+  }
+  const Outcome ls = run_command({"ls", "--format", "json"}, "", environment);
+  EXPECT_EQ(ls.status, 0) << ls.err;
+  EXPECT_EQ(nlohmann::json::parse(ls.out).at("silent").size(), silent.size());
+}
 
 TEST(Ls, ForgetsAnOwnerThatWasKilled) {
   const Watchdog watchdog(std::chrono::seconds(110));

@@ -67,8 +67,22 @@ struct OwnerInfo {
   std::vector<TransitInfo> in_transit;
 };
 
-/// Asks every owner of this user on the host; one that does not answer in time is left out and said
-/// so in a log line.
+/// One that did not say what it has.
+struct SilentOwner {
+  int pid = 0;  ///< 0 when not even that is known
+  std::string socket;
+  std::string why;
+};
+
+struct OwnerList {
+  std::vector<OwnerInfo> owners;
+  std::vector<SilentOwner> silent;
+};
+
+/// Asks every owner of this user on the host. All have the same two seconds to answer, however many there are that
+/// are stopped (those beyond the 64th wait for their turn).
+OwnerList ask_owners();
+/// The same; who does not answer in time is left out and said so in a log line.
 std::vector<OwnerInfo> list_owners();
 /// The same of this process, without a question to anybody.
 OwnerInfo this_owner();
