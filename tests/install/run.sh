@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh find_package|add_subdirectory|command BUILD_DIR: uses onecopy the way a stranger would, in a
+# run.sh find_package|add_subdirectory|command|preset BUILD_DIR: uses onecopy the way a stranger would, in a
 # directory that knows nothing of this checkout.
 set -euo pipefail
 kind=$1
@@ -48,8 +48,19 @@ case $kind in
     "$place/prefix/bin/onecopy" --help >/dev/null
     "$place/prefix/bin/onecopy" doctor
     ;;
+  preset)  # what README installs with builds what is installed and nothing else
+    cd "$here/../.."
+    "$cmake" --preset install -B "$place/build" -G Ninja
+    "$cmake" --build "$place/build" --target help >"$place/targets"
+    grep -q '^libonecopy_channel.a:' "$place/targets"
+    grep -q '^onecopy_command:' "$place/targets"
+    if grep -E '^[a-z_]*(tests?|example|bench|simulator)[a-z_]*:' "$place/targets" | grep -v '^test:'; then
+      echo "the preset install builds what is not installed"
+      exit 1
+    fi
+    ;;
   *)
-    echo "usage: $0 find_package|add_subdirectory|command BUILD_DIR" >&2
+    echo "usage: $0 find_package|add_subdirectory|command|preset BUILD_DIR" >&2
     exit 2
     ;;
 esac
