@@ -15,3 +15,14 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/onecopy-config-version.cm
                                  COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/onecopy-config.cmake ${PROJECT_BINARY_DIR}/onecopy-config-version.cmake
         DESTINATION ${ONECOPY_CONFIG_DIR})
+
+# For those who build without CMake. The libraries are archives, so whoever links them links what they call as well;
+# the file finds its prefix by where it lies, as an installed package may be moved.
+set(ONECOPY_PC_REQUIRES "fmt, spdlog")
+if(ONECOPY_HEADERS)
+  set(ONECOPY_PC_REQUIRES "")
+endif()
+set(ONECOPY_PC_DIR ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+file(RELATIVE_PATH ONECOPY_PREFIX_FROM_PC /prefix/${ONECOPY_PC_DIR} /prefix)
+configure_file(cmake/onecopy.pc.in ${PROJECT_BINARY_DIR}/onecopy.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/onecopy.pc DESTINATION ${ONECOPY_PC_DIR})

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh find_package|add_subdirectory|command|preset BUILD_DIR: uses onecopy the way a stranger would, in a
+# run.sh find_package|pkg_config|add_subdirectory|command|preset BUILD_DIR: uses onecopy the way a stranger would, in a
 # directory that knows nothing of this checkout.
 set -euo pipefail
 kind=$1
@@ -15,13 +15,17 @@ install_to() {
   "$cmake" --install "$build" --prefix "$1" >/dev/null
 }
 
+expect_42() {  # expect_42 <program>
+  local said
+  said=$("$1")
+  echo "$said"
+  [ "$said" = "the child read 42" ]
+}
+
 build_and_run() {  # build_and_run <cmake argument>...
   "$cmake" -S "$place/stranger" -B "$place/build" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@"
   "$cmake" --build "$place/build"
-  local said
-  said=$("$place/build/stranger")
-  echo "$said"
-  [ "$said" = "the child read 42" ]
+  expect_42 "$place/build/stranger"
 }
 
 case $kind in
@@ -33,6 +37,16 @@ case $kind in
       echo "the installed package names the build directory"
       exit 1
     fi
+    ;;
+  pkg_config)
+    install_to "$place/first"
+    mv "$place/first" "$place/moved"
+    PKG_CONFIG_PATH=$(dirname "$(find "$place/moved" -name onecopy.pc)")
+    export PKG_CONFIG_PATH
+    cd "$place/stranger"
+    # shellcheck disable=SC2046  # many words
+    ${CXX:-g++} -std=c++20 main.cpp -o stranger $(pkg-config --cflags --libs onecopy)
+    expect_42 ./stranger
     ;;
   add_subdirectory)
     # All of the library is compiled once more: many sources at a time, and not optimised, it takes half as long. With
@@ -60,7 +74,7 @@ case $kind in
     fi
     ;;
   *)
-    echo "usage: $0 find_package|add_subdirectory|command|preset BUILD_DIR" >&2
+    echo "usage: $0 find_package|pkg_config|add_subdirectory|command|preset BUILD_DIR" >&2
     exit 2
     ;;
 esac
