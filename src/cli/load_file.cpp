@@ -13,22 +13,65 @@
 namespace onecopy::cli {
 namespace {
 
-bool begins_with(const std::string& path, std::string_view magic) {
-  std::string start(magic.size(), '\0');
-  std::ifstream(path, std::ios::binary).read(start.data(), static_cast<std::streamsize>(start.size()));
-  return start == magic;
+std::string start_of(const std::string& path) {
+  std::string start(9, '\0');
+  std::ifstream file(path, std::ios::binary);
+  file.read(start.data(), static_cast<std::streamsize>(start.size()));
+  start.resize(static_cast<std::size_t>(file.gcount()));
+  return start;
 }
 
-/// What one may well try, and no tensors can be read from where they are.
-void check_kind(const std::string& path) {
-  if (std::filesystem::is_directory(path))
+/// What no tensors can be read from, whatever is in it.
+void check_file(const std::string& path) {
+  std::error_code absent;
+  const auto status = std::filesystem::status(path, absent);
+  if (is_directory(status))
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} is a directory; name a .safetensors or .npy file", path));
-  if (begins_with(path, "PK\x03\x04"))
-    throw Error(ErrorCode::invalid_argument,
-                fmt::format("{} is a zip archive, such as numpy.savez() and torch.save() write; save it as "
-                            ".safetensors, or one array with numpy.save()",
-                            path));
+}
+
+constexpr const char* kFromNumpy =
+    "convert it with safetensors.numpy.save_file(dict(numpy.load(FILE)), \"FILE.safetensors\"), or share "
+    "one array "
+    "that numpy.save() wrote";
+constexpr const char* kFromTorch =
+    "convert it with safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
+    "\"FILE.safetensors\")";
+
+/// The first bytes could be the length of a safetensors file's header, too: then that begins with a brace.
+bool is_pickle(const std::string& start) {
+  return start.size() > 8 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5 && start[8] != '{';
+}
+
+/// What a file is that is no safetensors file, and the way from there; empty when its beginning does not say.
+std::string other_format(const std::string& path) {
+  const std::string start = start_of(path);
+  if (start.starts_with("GGUF"))
+    return "is a GGUF file: safetensors has no types for its quantised tensors; use the model's "
+           ".safetensors files";
+  if (start.starts_with("PK\x03\x04"))
+    return fmt::format("is a zip archive, such as numpy.savez() and torch.save() write: {}",
+                       path.ends_with(".npz") ? kFromNumpy : kFromTorch);
+  if (is_pickle(start))
+    return fmt::format("is a pickle, as old versions of torch.save() write: {}", kFromTorch);
+  return {};
+}
+
+bool is_named_as_torchs(const std::string& path) {
+  return path.ends_with(".pt") || path.ends_with(".pth") || path.ends_with(".bin");
+}
+
+std::vector<NamedTensor> load_bundle(const std::string& path, const LoadProgress& progress) {
+  try {
+    return load_safetensors(path, progress);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::bad_file) throw;
+    if (const std::string format = other_format(path); !format.empty())
+      throw Error(ErrorCode::bad_file, fmt::format("{} {}", path, format));
+    if (!is_named_as_torchs(path)) throw;
+    throw Error(ErrorCode::bad_file,
+                fmt::format("{}; if torch.save() wrote it, {}", error.what(), kFromTorch));
+  }
 }
 
 }  // namespace
@@ -45,9 +88,9 @@ std::string format_speed(const LoadedFile& loaded) {
 LoadedFile load_file(const std::string& path, const LoadProgress& progress) {
   const auto start = std::chrono::steady_clock::now();
   LoadedFile loaded;
-  check_kind(path);
-  loaded.is_bundle = !begins_with(path, "\x93NUMPY");
-  if (loaded.is_bundle) loaded.tensors = load_safetensors(path, progress);
+  check_file(path);
+  loaded.is_bundle = !start_of(path).starts_with("\x93NUMPY");
+  if (loaded.is_bundle) loaded.tensors = load_bundle(path, progress);
   else loaded.tensors.emplace_back("array", load_npy(path, progress));
   for (const auto& [name, tensor] : loaded.tensors) loaded.bytes += tensor.nbytes();
   loaded.duration = std::chrono::steady_clock::now() - start;

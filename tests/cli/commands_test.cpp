@@ -66,12 +66,46 @@ TEST(Commands, ALevelThatIsNoneIsSaidOnceAndNotByChildrenToo) {
   EXPECT_EQ(count(told.err, "verbose"), 0u) << told.err;
 }
 
-TEST(Commands, WhatIsNoFileOfTensorsIsNamed) {
+TEST(Commands, ADirectoryIsNoFileOfTensors) {
   const cli::TemporaryDirectory directory;
   EXPECT_TRUE(contains(run_command({"share", directory.path()}).err, "is a directory"));
-  const std::string path = directory.path() + "/arrays.npz";
-  write_file(path, "PK\x03\x04 and more");
-  EXPECT_TRUE(contains(run_command({"share", path}).err, "is a zip archive"));
+}
+
+/// What weights come in, by what is in the file or, where that says nothing, by its name; and the way from there.
+TEST(Commands, AFileOfAnotherFormatIsNamedWithTheWayFromThere) {
+  struct Case {
+    const char* name;
+    std::string bytes;
+    const char* what;
+    const char* way;
+  };
+  const std::string pickle(
+      "\x80\x02\x8a\x0al\xfc\x9c"
+      "F\xf9 j",
+      12);
+  const cli::TemporaryDirectory directory;
+  for (const Case& c :
+       {Case{"a.npz", "PK\x03\x04 and more", "is a zip archive", "numpy.load("},
+        Case{"a.pt", "PK\x03\x04 and more", "is a zip archive", "torch.load("},
+        Case{"a.weights", pickle, "is a pickle", "torch.load("},
+        Case{"a.gguf", std::string("GGUF\3\0\0\0\1\0\0\0", 12), "is a GGUF file", ".safetensors"},
+        Case{"a.bin", std::string(64, 'b'), "not a valid safetensors file", "torch.load("}}) {
+    const std::string path = directory.path() + "/" + c.name;
+    write_file(path, c.bytes);
+    for (const char* command : {"share", "demo"}) {
+      const Outcome outcome = run_command({command, path});
+      EXPECT_EQ(outcome.status, 1) << path;
+      EXPECT_TRUE(contains(outcome.err, c.what));
+      EXPECT_TRUE(contains(outcome.err, c.way));
+    }
+  }
+}
+
+TEST(Commands, AFileIsNotRefusedForItsName) {
+  const cli::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/small.bin";
+  write_file(path, small_file());
+  EXPECT_EQ(run_command({"demo", path}).status, 0);
 }
 
 TEST(Commands, TheVersionIsAVersion) {
