@@ -28,6 +28,10 @@ void check_file(const std::string& path) {
   if (is_directory(status))
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("{} is a directory; name a .safetensors or .npy file", path));
+  if (exists(status) && !is_regular_file(status))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("{} is a pipe, a socket or a device; write what comes from it to a file first", path));
 }
 
 constexpr const char* kFromNumpy =

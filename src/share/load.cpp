@@ -3,8 +3,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 
 #include <array>
+#include <cerrno>
 #include <string_view>
 
 #include "onecopy/core/error.h"
@@ -23,10 +25,22 @@ std::uint64_t aligned(std::uint64_t offset) noexcept {
   return (offset + kAlignment - 1) / kAlignment * kAlignment;
 }
 
+/// A pipe that nobody writes to would be waited for, and none can be read in any order.
+Fd open_regular(const std::string& path) {
+  Fd fd = open_file(path, O_RDONLY | O_NONBLOCK);
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) throw_errno(fmt::format("cannot examine {}", path), errno);
+  if (!S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode))  // reading a directory says that it is one
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("{} is a pipe, a socket or a device; write what comes from it to a file first", path));
+  return fd;
+}
+
 /// Runs `body` with the file open; its errors say which file they are about.
 template <class Body>
 auto with_file(const std::string& path, Body&& body) {
-  const Fd fd = open_file(path, O_RDONLY);
+  const Fd fd = open_regular(path);
   try {
     return body(fd);
   } catch (const Error& error) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <algorithm>
@@ -69,6 +70,15 @@ TEST(Commands, ALevelThatIsNoneIsSaidOnceAndNotByChildrenToo) {
 TEST(Commands, ADirectoryIsNoFileOfTensors) {
   const cli::TemporaryDirectory directory;
   EXPECT_TRUE(contains(run_command({"share", directory.path()}).err, "is a directory"));
+}
+
+TEST(Commands, APipeIsNotWaitedFor) {
+  const Watchdog watchdog(std::chrono::seconds(110));
+  const cli::TemporaryDirectory directory;
+  const std::string path = directory.path() + "/pipe";
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_TRUE(contains(run_command({"share", path}).err, "is a pipe"));
+  EXPECT_TRUE(contains(run_command({"demo", path}).err, "is a pipe"));
 }
 
 /// What weights come in, by what is in the file or, where that says nothing, by its name; and the way from there.

@@ -18,7 +18,7 @@ using LoadProgress = std::function<void(std::uint64_t done, std::uint64_t total)
 /// Reads all tensors of a safetensors file straight into one block of shared memory, each at a
 /// multiple of 64 bytes, in the order of the file. The block lives as long as any of the tensors.
 /// Throws bad_file with the reason when the file contradicts its format, unsupported for a dtype that we do not
-/// have, out_of_memory, system.
+/// have, invalid_argument for what is no file (a pipe, a device), out_of_memory, system.
 std::vector<NamedTensor> load_safetensors(const std::string& path, const LoadProgress& progress = {});
 
 /// Reads a NumPy .npy file (any order of dimensions) into shared memory. Throws as above, and

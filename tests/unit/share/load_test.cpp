@@ -3,6 +3,7 @@
 
 #include <fcntl.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cstring>
@@ -129,6 +130,20 @@ TEST_F(Loading, ErrorsNameTheFile) {
       ADD_FAILURE() << name << " was loaded";
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST_F(Loading, APipeIsRefusedAndNotWaitedFor) {
+  const std::string pipe = path("pipe");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  for (const auto& load : {+[](const std::string& file) { load_safetensors(file); },
+                           +[](const std::string& file) { load_npy(file); }}) {
+    try {
+      load(pipe);
+      ADD_FAILURE() << "a pipe was loaded";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ErrorCode::invalid_argument) << error.what();
     }
   }
 }
