@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/utsname.h>
 
+#include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <fmt/format.h>
@@ -62,11 +65,27 @@ std::string kernel() {
   return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "?";
 }
 
+/// Columns that are left for what was seen when a line has a hundred.
+std::size_t room_for_details(const std::vector<Probed>& results) {
+  constexpr std::size_t kBefore = 11;  // the verdicts, and what is between columns
+  std::size_t longest = 0;
+  for (const Probed& result : results)
+    longest = std::max(longest, std::string_view(result.probe.name).size());
+  return 100 - kBefore - longest;
+}
+
 void print_table(const std::vector<Probed>& results, std::size_t fatal) {
   Table table({{"verdict"}, {"what"}, {"what was seen"}});
+  const std::size_t room = room_for_details(results);
   for (const Probed& result : results) {
-    table.add({painted_word(result), result.probe.name, result.finding.detail});
-    if (!result.finding.advice.empty()) table.add({"", "", dim("-> " + result.finding.advice)});
+    std::string verdict = painted_word(result);
+    std::string name = result.probe.name;
+    for (std::string& line : wrap(result.finding.detail, room))
+      table.add({std::exchange(verdict, ""), std::exchange(name, ""), std::move(line)});
+    const char* arrow = "-> ";
+    if (result.finding.advice.empty()) continue;
+    for (const std::string& line : wrap(result.finding.advice, room - 3))
+      table.add({"", "", dim(std::exchange(arrow, "   ") + line)});
   }
   fmt::print("{}\n\n{}\n", kernel(), table.str());
   if (fatal == 0) fmt::print("Everything that onecopy needs for CPU tensors works here.\n");

@@ -124,7 +124,7 @@ void add_ls(CLI::App& app, Command& command) {
       "  memory      physical memory reserved in its segments\n"
       "  limbo       blocks it has freed that somebody still borrows\n"
       "  in transit  blocks held for a receiver that has not taken them yet\n"
-      "Below the table: memory on devices, who borrows how many blocks, and how long blocks have been in "
+      "Below the table: memory on devices, who borrows how many blocks, how long blocks have been in\n"
       "transit, and who did not answer within two seconds.\n"
       "\n"
       "Examples:\n"

@@ -78,6 +78,18 @@ std::string shorten(std::string_view text, std::size_t width) {
   return fmt::format("{}…{}", text.substr(0, head), text.substr(tail));
 }
 
+std::vector<std::string> wrap(std::string_view text, std::size_t width) {
+  std::vector<std::string> lines(1);
+  while (!text.empty()) {
+    const std::string_view word = text.substr(0, text.find(' '));
+    if (!lines.back().empty() && width_of(lines.back()) + 1 + width_of(word) > width) lines.emplace_back();
+    if (!lines.back().empty()) lines.back() += ' ';
+    lines.back() += word;
+    text.remove_prefix(std::min(text.size(), word.size() + 1));
+  }
+  return lines;
+}
+
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
 std::string bold(std::string_view text) { return paint("1", text); }
 std::string green(std::string_view text) { return paint("32", text); }

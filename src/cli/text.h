@@ -23,6 +23,9 @@ std::string plural(std::uint64_t count, std::string_view noun);
 /// At most `width` columns: the middle gives way to "…".
 std::string shorten(std::string_view text, std::size_t width);
 
+/// The text in lines of at most `width` columns, broken between words; a longer word has a line of its own.
+std::vector<std::string> wrap(std::string_view text, std::size_t width);
+
 /// Is the descriptor a terminal that a person looks at?
 bool is_terminal(int fd);
 /// `text` in bold, green or red when stdout is a terminal and NO_COLOR is not set.

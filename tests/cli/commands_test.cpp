@@ -7,6 +7,7 @@
 #include <map>
 #include <regex>
 #include <set>
+#include <sstream>
 #include <string>
 
 #include <gtest/gtest.h>
@@ -183,6 +184,17 @@ TEST(Doctor, SaysInAReadableTableThatThisMachineWillDo) {
   const Outcome doctor = run_command({"doctor"});
   EXPECT_EQ(doctor.status, 0) << doctor.out;
   EXPECT_TRUE(contains(doctor.out, "Everything that onecopy needs for CPU tensors works here."));
+}
+
+TEST(Doctor, FitsIntoAHundredColumns) {
+  std::istringstream table(
+      run_command({"doctor"}, "", {{"ONECOPY_ASCEND_RUNTIME", "libnot-there.so"}}).out);
+  std::size_t lines = 0;
+  for (std::string line; std::getline(table, line); ++lines) {
+    const bool has_path = line.find('/') != std::string::npos;  // which stays whole
+    EXPECT_TRUE(has_path || line.size() <= 100) << line;
+  }
+  EXPECT_GT(lines, 20u);
 }
 
 TEST(Doctor, ReportsARuntimeDirectoryThatOthersCanEnter) {

@@ -80,7 +80,7 @@ print_failures() {
 measure() {
   mkdir -p "$RESULTS"
   printf '\n'
-  "$BUILD/bin/onecopy" doctor | grep -iE 'cuda' || true
+  "$BUILD/bin/onecopy" doctor | awk '/^[a-z]/ {shown = tolower($0) ~ /cuda/} shown'
   printf '\n'
   timeout 120 "$BUILD/bin/onecopy_bench_gpu" --out "$RESULTS"
 }

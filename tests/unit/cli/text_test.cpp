@@ -29,6 +29,14 @@ TEST(Text, LongNamesLoseTheirMiddle) {
   EXPECT_EQ(shorten("model.layers.0.weight", 9), "mode…ight");
 }
 
+TEST(Text, IsBrokenBetweenWordsOnly) {
+  using Lines = std::vector<std::string>;
+  EXPECT_EQ(wrap("tried this and that", 10), (Lines{"tried this", "and that"}));
+  EXPECT_EQ(wrap("µs µs µs", 5), (Lines{"µs µs", "µs"}));
+  EXPECT_EQ(wrap("see /proc/self/limits", 10), (Lines{"see", "/proc/self/limits"}));
+  EXPECT_EQ(wrap("", 10), Lines{""});
+}
+
 TEST(Text, ColumnsLineUpAlsoBesideCharactersOfSeveralBytes) {
   Table table({{"what"}, {"n", Align::right}});
   table.add({"µs", "7"});
