@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -38,6 +41,13 @@ void add_global_options(CLI::App& app) {
       "Exit status: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.");
 }
 
+/// A standard descriptor that is closed would be a socket or a segment next, and our lines would go there. This way
+/// they are errors, as they should be.
+void keep_standard_descriptors() noexcept {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
 /// What was printed must have arrived: a full disk is not a success.
 int with_output_written(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
@@ -60,6 +70,7 @@ int run(const onecopy::cli::Command& command) {
 
 int main(int argc, char** argv) {
   using namespace onecopy::cli;
+  keep_standard_descriptors();
   CLI::App app("onecopy: keep one copy of a tensor, and let every process use it.", "onecopy");
   Command command;
   add_global_options(app);
@@ -70,7 +81,7 @@ int main(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : kWrongUsage;
+    return app.exit(error) == 0 ? with_output_written(0) : kWrongUsage;
   }
   if (command && app.remaining().empty()) return run(command);
   if (app.remaining().empty()) fmt::print(stderr, "onecopy: a command is missing; see onecopy --help\n");

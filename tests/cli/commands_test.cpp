@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <map>
 #include <regex>
@@ -10,6 +11,7 @@
 #include <sstream>
 #include <string>
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -130,6 +132,24 @@ TEST(Commands, OutputThatCannotBeWrittenIsAFailure) {
   CommandProcess doctor({"doctor"}, "", {}, "/dev/full");
   EXPECT_EQ(doctor.wait(), 1);
   EXPECT_TRUE(contains(doctor.err(), "cannot write to stdout"));
+}
+
+TEST(Commands, AHelpThatCannotBeWrittenIsAFailure) {
+  CommandProcess help({"--help"}, "", {}, "/dev/full");
+  EXPECT_EQ(help.wait(), 1);
+}
+
+/// Their numbers would be given to what the library opens, and a table be written into a socket.
+TEST(Commands, AClosedStdoutIsNoDescriptorOfTheLibrary) {
+  for (const char* command : {"bench", "gc"}) {
+    const std::string line = fmt::format("'{}' {} 2>&1 >&-", ONECOPY_COMMAND, command);
+    FILE* shell = ::popen(line.c_str(), "r");
+    ASSERT_NE(shell, nullptr);
+    std::string said(4096, '\0');
+    said.resize(std::fread(said.data(), 1, said.size(), shell));
+    EXPECT_EQ(::pclose(shell), 1 << 8) << said;
+    EXPECT_TRUE(contains(said, "cannot write to stdout: Bad file descriptor"));
+  }
 }
 
 TEST(Doctor, TriesEverythingAndSaysSoInJson) {
