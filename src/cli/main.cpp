@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <system_error>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
@@ -48,11 +49,15 @@ void keep_standard_descriptors() noexcept {
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
 }
 
+int output_lost(int error) {
+  fmt::print(stderr, "onecopy: cannot write to stdout: {}\n", std::strerror(error));
+  return kFailed;
+}
+
 /// What was printed must have arrived: a full disk is not a success.
 int with_output_written(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
-  fmt::print(stderr, "onecopy: cannot write to stdout: {}\n", std::strerror(errno));
-  return kFailed;
+  return output_lost(errno);
 }
 
 int run(const onecopy::cli::Command& command) {
@@ -60,6 +65,8 @@ int run(const onecopy::cli::Command& command) {
   try {
     return with_output_written(command());
   } catch (const std::exception& error) {
+    const auto* failed = dynamic_cast<const std::system_error*>(&error);
+    if (failed && std::ferror(stdout) != 0) return output_lost(failed->code().value());
     std::fflush(stdout);
     fmt::print(stderr, "onecopy: {}\n", error.what());
     return kFailed;
