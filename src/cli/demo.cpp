@@ -67,7 +67,7 @@ int Demo::run(const std::string& file) {
 void Demo::check(bool holds, const std::string& claim) {
   all_hold_ = all_hold_ && holds;
   fmt::print(" {} {}\n", holds ? green("✓") : red("✗"), claim);
-  std::fflush(stdout);
+  flush_output();
   interrupts_.check();
 }
 
@@ -103,7 +103,7 @@ void Demo::measure_baseline() {
 void Demo::load() {
   fmt::print("{} one copy of {}, used by four processes\n\n", bold("onecopy demo:"),
              directory_ ? "a sample file" : shorten(file_, 60));
-  std::fflush(stdout);
+  flush_output();
   ProgressBar bar("loading");
   loaded_ = load_file(file_, [&](std::uint64_t done, std::uint64_t total) {
     bar.show(done, total);

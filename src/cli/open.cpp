@@ -125,7 +125,7 @@ int open_handle(const OpenOptions& options) {
   const auto duration = std::chrono::steady_clock::now() - start;
   if (*options.format == OutputFormat::json) print_as_json(tensors, options.sum);
   else print_table(tensors, options.sum);
-  std::fflush(stdout);
+  flush_output();
   fmt::print(stderr, "{}, {}, opened in {} without copying.\n", plural(tensors.size(), "tensor"),
              format_bytes(total_bytes(tensors)), format_duration(duration));
   if (!options.out.empty()) {

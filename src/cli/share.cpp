@@ -63,7 +63,7 @@ int share_file(const ShareOptions& options) {
       loaded.is_bundle ? share_bundle(loaded.tensors) : onecopy::share(loaded.tensors.front().second);
   explain(options.file, loaded);
   fmt::print("{}\n", handle.to_text());
-  std::fflush(stdout);
+  flush_output();
   interrupts.wait();
   fmt::print(stderr, "\n");
   say_who_still_borrows();

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <system_error>
 
 #include <fmt/format.h>
 
@@ -88,6 +90,11 @@ std::vector<std::string> wrap(std::string_view text, std::size_t width) {
     text.remove_prefix(std::min(text.size(), word.size() + 1));
   }
   return lines;
+}
+
+void flush_output() {
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0)
+    throw std::system_error(errno, std::generic_category(), "cannot write to stdout");
 }
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }

@@ -26,6 +26,10 @@ std::string shorten(std::string_view text, std::size_t width);
 /// The text in lines of at most `width` columns, broken between words; a longer word has a line of its own.
 std::vector<std::string> wrap(std::string_view text, std::size_t width);
 
+/// Hands on what was printed on stdout. Throws std::system_error when it cannot be written: before a command waits, or
+/// goes on for nobody.
+void flush_output();
+
 /// Is the descriptor a terminal that a person looks at?
 bool is_terminal(int fd);
 /// `text` in bold, green or red when stdout is a terminal and NO_COLOR is not set.

@@ -97,6 +97,13 @@ TEST_F(ShareAndOpen, ShareNamesItsBorrowersWhenItEnds) {
   EXPECT_EQ(open.wait(), 0) << open.err();
 }
 
+/// Nobody could ever open it.
+TEST_F(ShareAndOpen, ShareDoesNotHoldAFileWhoseHandleIsLost) {
+  CommandProcess share({"share", make_file("two.safetensors", two_tensors())}, "", {}, "/dev/full");
+  EXPECT_EQ(share.wait(), 1);
+  EXPECT_TRUE(contains(share.err(), "cannot write to stdout"));
+}
+
 TEST_F(ShareAndOpen, ShareSaysWhenNobodyBorrows) {
   CommandProcess share({"share", make_file("two.safetensors", two_tensors())});
   ASSERT_TRUE(contains(share.first_line(), "onecopy:"));
