@@ -46,9 +46,11 @@ int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, cons
   ::posix_spawn_file_actions_adddup2(&actions, child_stdout.get(), STDOUT_FILENO);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
-  sigset_t none;  // what Interrupts blocks here is not the child's business
-  ::sigemptyset(&none);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
+  sigset_t
+      blocked;  // Ctrl-C is for us, from the child's first instruction on; what else Interrupts blocks is not
+  ::sigemptyset(&blocked);
+  ::sigaddset(&blocked, SIGINT);
+  ::posix_spawnattr_setsigmask(&attributes, &blocked);
   ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK);
   pid_t pid = -1;
   const int error = ::posix_spawn(&pid, "/proc/self/exe", &actions, &attributes, argv.data(), environ);

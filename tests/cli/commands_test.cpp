@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <regex>
 #include <set>
@@ -19,6 +21,7 @@
 #include "onecopy/os/unix_socket.h"
 #include "onecopy/share/share.h"
 #include "support/child.h"
+#include "support/eventually.h"
 #include "support/note.h"
 #include "support/watchdog.h"
 
@@ -341,6 +344,32 @@ TEST(Bench, MeasuresEverythingItNames) {
   const auto report = nlohmann::json::parse(bench.out);
   EXPECT_GE(report.at("results").size(), 6u);
   for (const auto& result : report.at("results")) EXPECT_GT(result.at("median_ns"), 0) << result;
+}
+
+/// The child that runs the command with that name; 0 as long as there is none.
+int child_with(int parent, const std::string& name) {
+  std::ifstream list(fmt::format("/proc/{0}/task/{0}/children", parent));
+  for (int pid = 0; list >> pid;)
+    if (read_file(fmt::format("/proc/{}/cmdline", pid)).find(name) != std::string::npos) return pid;
+  return 0;
+}
+
+/// The mask of signals that a process blocks; 0 when there is no such process.
+std::uint64_t blocked_by(int pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("SigBlk:")) return std::stoull(line.substr(7), nullptr, 16);
+  return 0;
+}
+
+/// A terminal sends it to all of them; one that dies of it before it is ready would be taken for broken.
+TEST(Bench, LeavesCtrlCToTheParentFromTheStart) {
+  if (!std::filesystem::exists("/proc/self/task/" + std::to_string(::getpid()) + "/children"))
+    GTEST_SKIP() << "this kernel does not list children";
+  CommandProcess bench({"bench"});
+  int peer = 0;
+  ASSERT_TRUE(eventually([&] { return (peer = child_with(bench.pid(), "bench-peer")) != 0; }));
+  EXPECT_NE(blocked_by(peer) & 1u << (SIGINT - 1), 0u);
 }
 
 TEST(Ls, ShowsTheOwnerItsMemoryAndItsBorrower) {
