@@ -92,7 +92,9 @@ int main(int argc, char** argv) {
   }
   if (command && app.remaining().empty()) return run(command);
   if (app.remaining().empty()) fmt::print(stderr, "onecopy: a command is missing; see onecopy --help\n");
-  else if (command) fmt::print(stderr, "onecopy: not expected: {}\n", app.remaining().front());
+  else if (command)
+    fmt::print(stderr, "onecopy: not expected: {}; see onecopy {} --help\n", app.remaining().front(),
+               app.get_subcommands().front()->get_name());
   else fmt::print(stderr, "onecopy: no command \"{}\"; see onecopy --help\n", app.remaining().front());
   return kWrongUsage;
 }

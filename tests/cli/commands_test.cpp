@@ -58,7 +58,7 @@ TEST(Commands, WrongUsageIsStatusTwo) {
 TEST(Commands, WhatIsNotExpectedIsNamed) {
   EXPECT_TRUE(contains(run_command({"sing"}).err, "no command \"sing\""));
   EXPECT_TRUE(contains(run_command({}).err, "a command is missing"));
-  EXPECT_TRUE(contains(run_command({"ls", "loudly"}).err, "not expected: loudly"));
+  EXPECT_TRUE(contains(run_command({"ls", "loudly"}).err, "not expected: loudly; see onecopy ls --help"));
   EXPECT_EQ(run_command({"ls", "--log-level", "error"}).status, 0);  // a global option behind its command
 }
 
