@@ -157,7 +157,7 @@ TEST_F(Loading, AFileWithoutTensorsIsAnEmptyList) {
 std::string npy(const std::string& order, const std::string& data) {
   std::string header = "{'descr': '<i2', 'fortran_order': " + order + ", 'shape': (2, 3), }";
   header.append(117 - header.size(), ' ').push_back('\n');
-  return std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header + data;
+  return std::string("\x93NUMPY\x01\x00\x76\x00", 10).append(header).append(data);
 }
 
 TEST_F(Loading, NpyArraysKeepTheirOrder) {
