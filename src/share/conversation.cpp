@@ -140,9 +140,10 @@ Packet Conversation::receive_answer() {
 }
 
 /// What came during a question, the end of the connection included, was not read by the watch thread. Without the
-/// lock, which that tries to take.
+/// lock for reading, which that tries to take.
 void Conversation::rearm() {
-  if (watch_) watch_->rearm(socket_.fd());
+  const std::lock_guard lock(telling_mutex_);  // as in try_send()
+  if (watch_ && socket_) watch_->rearm(socket_.fd());
 }
 
 void Conversation::on_readable() {
