@@ -89,7 +89,6 @@ class BundleReader {
   BundleReader& operator=(const BundleReader&) = delete;
 
   std::size_t size() const noexcept { return row_count_; }
-  const BootId& boot() const noexcept { return boot_; }
   /// A private copy, checked.
   std::span<const BundleOrigin> origins() const noexcept { return origins_; }
 

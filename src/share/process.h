@@ -47,7 +47,6 @@ class Process {
   Ledger& ledger() noexcept { return ledger_; }
   Importer& importer() noexcept { return importer_; }
   Broker& broker() noexcept { return broker_; }
-  Deposits& deposits() noexcept { return deposits_; }
   Holds& holds() noexcept { return holds_; }
   Watch& watch() noexcept { return watch_; }
   SegmentTable& segments() noexcept { return segments_; }

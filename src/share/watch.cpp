@@ -63,15 +63,9 @@ void Watch::remove(int fd) noexcept {
   token_of_.erase(at);
 }
 
-std::uint64_t Watch::add_tick(Tick tick) {
+void Watch::add_tick(Tick tick) {
   std::lock_guard lock(mutex_);
-  ticks_[++last_token_] = std::make_shared<Tick>(std::move(tick));
-  return last_token_;
-}
-
-void Watch::remove_tick(std::uint64_t id) noexcept {
-  std::lock_guard lock(mutex_);
-  ticks_.erase(id);
+  ticks_.push_back(std::move(tick));
 }
 
 void Watch::request_tick() noexcept {
@@ -192,13 +186,13 @@ void Watch::tick() noexcept {
 }
 
 bool Watch::call_ticks() {
-  std::vector<std::shared_ptr<Tick>> ticks;
+  std::vector<Tick> ticks;  // called without the lock
   {
     std::lock_guard lock(mutex_);
-    for (const auto& [id, t] : ticks_) ticks.push_back(t);
+    ticks = ticks_;
   }
   bool more = false;
-  for (const auto& t : ticks) more = run_logged(*t) || more;
+  for (const Tick& t : ticks) more = run_logged(t) || more;
   return more;
 }
 

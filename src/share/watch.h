@@ -40,8 +40,8 @@ class Watch {
   /// is that thread.
   void remove(int fd) noexcept;
 
-  std::uint64_t add_tick(Tick tick);
-  void remove_tick(std::uint64_t id) noexcept;
+  /// For good.
+  void add_tick(Tick tick);
   /// From now on ticks until every Tick has said that it has nothing left. Costs one load when it is
   /// ticking already.
   void request_tick() noexcept;
@@ -85,7 +85,7 @@ class Watch {
   std::mutex mutex_;
   std::map<std::uint64_t, Entry> entries_;
   std::map<int, std::uint64_t> token_of_;
-  std::map<std::uint64_t, std::shared_ptr<Tick>> ticks_;
+  std::vector<Tick> ticks_;
   std::uint64_t last_token_ = 0;
   std::atomic<bool> ticking_{false};
   std::atomic<bool> stopping_{false};

@@ -141,22 +141,6 @@ TEST(Watch, TicksWhileSomebodyWantsItAndThenRests) {
   EXPECT_EQ(idle, 4);
 }
 
-TEST(Watch, ARemovedTickIsNotCalled) {
-  std::atomic<int> kept{0};
-  Watch watch;
-  const auto id = watch.add_tick([] {
-    ADD_FAILURE() << "called after its removal";
-    return false;
-  });
-  watch.add_tick([&] {
-    ++kept;
-    return false;
-  });
-  watch.remove_tick(id);
-  watch.request_tick();
-  EXPECT_TRUE(eventually([&] { return kept == 1; }));
-}
-
 TEST(Watch, StopsAroundAForkAndMissesNothing) {
   Event event;
   std::atomic<int> calls{0}, ticks{0};
