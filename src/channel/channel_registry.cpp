@@ -125,7 +125,8 @@ void ChannelRegistry::join(Channel& channel, Process& process) {
       channel.settle_in(process);
       take_unused(unused);
     }
-    if (ticked_by_ != &process) process.watch().add_tick([this] { return tick(); });
+    if (ticked_by_ != &process)
+      process.watch().add_tick([this] { return tick() ? Watch::Again::soon : Watch::Again::no; });
     ticked_by_ = &process;
   }
   channel.announce(process);

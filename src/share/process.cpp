@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "share/process.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <mutex>
@@ -98,20 +99,20 @@ void Process::clean_up() {
   remove_abandoned_files();
 }
 
-bool Process::tick() {
+Watch::Again Process::tick() {
   clean_up();
   bool more = ledger_.drain();
-  more = holds_.expire() || more;
   more = deposits_.sweep() || more;
   more = tell_of_retired() || more;
   more = importer_.sweep() || more;
   more = broker_.tick() || more;
-  more = look_after_waits() || more;
-  more = timeline_.look_after_devices() || more;
-  more = releases_.sweep() || more;
+  const Watch::Again streams = look_after_streams();
+  const bool are_held = holds_.expire();
   more = adoptions_.sweep(std::chrono::steady_clock::now()) || more;
   more = trim() || more;
-  return remove_released_files() || more;  // after all that may have released one
+  more = remove_released_files() || more;  // after all that may have released one
+  if (more) return Watch::Again::soon;
+  return are_held ? std::max(streams, Watch::Again::later) : streams;
 }
 
 bool Process::trim() {

@@ -127,7 +127,7 @@ class Process {
 
   Process();
   void clean_up();
-  bool tick();
+  Watch::Again tick();
   bool trim();
 
   // process_allocate.cpp
@@ -146,6 +146,7 @@ class Process {
   std::vector<DeviceUse> devices() const;
 
   // process_streams.cpp
+  Watch::Again look_after_streams();
   bool look_after_waits();
 
   /// Adopted segments leave the table when their block is free.

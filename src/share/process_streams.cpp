@@ -13,6 +13,16 @@ void Process::wait_for(const ProcessId& maker, const TimelinePoint& point, Devic
   if (!timeline->has_passed(point)) watch_.request_tick();  // see look_after_waits()
 }
 
+/// They take as long as they take. What comes to its mark may be one of many.
+Watch::Again Process::look_after_streams() {
+  const bool waiting = look_after_waits();
+  const bool at_work = timeline_.look_after_devices();
+  const std::size_t before = releases_.size();
+  const bool releasing = releases_.sweep();
+  if (releasing && releases_.size() < before) return Watch::Again::soon;
+  return waiting || at_work || releasing ? Watch::Again::later : Watch::Again::no;
+}
+
 /// True while streams of ours wait for other processes'.
 bool Process::look_after_waits() {
   bool waiting = false;

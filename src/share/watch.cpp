@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <system_error>
@@ -16,19 +17,20 @@ namespace onecopy {
 namespace {
 
 constexpr std::uint64_t kWakeToken = 0;
-constexpr std::chrono::milliseconds kTickTime{20};
 
+/// False when it threw.
 template <class F>
 bool run_logged(const F& f) noexcept {
   try {
-    return f();
+    f();
+    return true;
   } catch (const std::exception& e) {
     try {
       log_warning(fmt::format("onecopy's watch thread: {}", e.what()));
     } catch (const std::exception&) {  // no memory for the words either
     }
   }
-  return true;  // a tick that failed is wanted again
+  return false;
 }
 
 }  // namespace
@@ -92,12 +94,7 @@ void Watch::ensure_thread() {
 
 /// False when no thread is to be had.
 bool Watch::try_thread() noexcept {
-  bool started = false;
-  run_logged([&] {
-    ensure_thread();
-    return started = true;
-  });
-  return started;
+  return run_logged([&] { ensure_thread(); });
 }
 
 void Watch::start() {
@@ -136,30 +133,31 @@ void Watch::abandon() noexcept {
 void Watch::run() noexcept {
   pthread_setname_np(pthread_self(), "onecopy-watch");
   running_ = this;
-  auto next_tick = std::chrono::steady_clock::now() + kTickTime;
+  auto last_tick = std::chrono::steady_clock::now();  // or when there was none to wait for
   while (!stopping_) {
-    run_logged([&] {
-      using std::chrono::milliseconds;
-      const auto now = std::chrono::steady_clock::now();
-      const auto left = std::chrono::ceil<milliseconds>(next_tick - now);
-      const bool awake = now < awake_until_;
-      const auto wait = awake      ? milliseconds{0}
-                        : ticking_ ? std::max(left, milliseconds{0})
-                                   : milliseconds{-1};
-      const auto tokens = poller_->wait(wait);
-      for (const std::uint64_t token : tokens) handle(token);
-      if (awake && tokens.empty()) std::this_thread::yield();
-      return true;
-    });
+    run_logged([&] { wait_and_handle(last_tick); });
     const auto now = std::chrono::steady_clock::now();
-    if (!ticking_) {
-      next_tick = now + kTickTime;
-    } else if (now >= next_tick) {
+    if (!is_ticking()) {
+      last_tick = now;
+    } else if (now >= last_tick + pause()) {
       hurried_ = false;
       tick();
-      next_tick = hurried_ ? now : now + kTickTime;
+      last_tick = hurried_ ? now - pause() : now;
     }
   }
+}
+
+void Watch::wait_and_handle(std::chrono::steady_clock::time_point last_tick) {
+  using std::chrono::milliseconds;
+  const auto now = std::chrono::steady_clock::now();
+  const auto left = std::chrono::ceil<milliseconds>(last_tick + pause() - now);
+  const bool awake = now < awake_until_;
+  const auto wait = awake          ? milliseconds{0}
+                    : is_ticking() ? std::max(left, milliseconds{0})
+                                   : milliseconds{-1};
+  const auto tokens = poller_->wait(wait);
+  for (const std::uint64_t token : tokens) handle(token);
+  if (awake && tokens.empty()) std::this_thread::yield();
 }
 
 void Watch::handle(std::uint64_t token) noexcept {
@@ -174,26 +172,29 @@ void Watch::handle(std::uint64_t token) noexcept {
     if (at == entries_.end()) return;
     handler = at->second.handler;
   }
-  run_logged([&] {
-    (*handler)();
-    return true;
-  });
+  run_logged(*handler);
 }
 
+/// What was asked for may come soon. What has been waited for before may take longer still.
 void Watch::tick() noexcept {
-  ticking_ = false;  // whoever asks from here on is asked again
-  if (run_logged([&] { return call_ticks(); })) ticking_ = true;
+  const bool was_asked = ticking_.exchange(false);  // whoever asks from here on is asked again
+  Again again = Again::soon;                        // also for a tick that failed
+  run_logged([&] { again = call_ticks(); });
+  if (again == Again::soon) ticking_ = true;
+  if (again == Again::later) pause_ = was_asked ? kTickTime : std::min(2 * pause_, kLongestPause);
+  else pause_ = pause_.zero();
 }
 
-bool Watch::call_ticks() {
+Watch::Again Watch::call_ticks() {
   std::vector<Tick> ticks;  // called without the lock
   {
     std::lock_guard lock(mutex_);
     ticks = ticks_;
   }
-  bool more = false;
-  for (const Tick& t : ticks) more = run_logged(t) || more;
-  return more;
+  Again again = Again::no;
+  for (const Tick& t : ticks)
+    if (!run_logged([&] { again = std::max(again, t()); })) again = Again::soon;
+  return again;
 }
 
 }  // namespace onecopy

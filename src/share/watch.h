@@ -18,7 +18,8 @@
 namespace onecopy {
 
 /// The one background thread of a process. It answers the broker's connections, notices deaths, and
-/// ticks every 20 ms while somebody says that there is something to wait for.
+/// ticks every 20 ms while somebody says that there is something to wait for. When that may come later, each pause is
+/// twice as long as the one before, up to 160 ms, until somebody asks for a tick.
 ///
 /// It starts with the first add(), request_tick() or start(). Handlers run on it, one at a time, without locks
 /// of the Watch; what they throw is logged. It never waits for another process.
@@ -26,8 +27,9 @@ namespace onecopy {
 class Watch {
  public:
   using Handler = std::function<void()>;
-  /// Returns true while it wants to be called again.
-  using Tick = std::function<bool()>;
+  enum class Again : std::uint8_t { no, later, soon };
+  /// Says when it wants to be called again.
+  using Tick = std::function<Again()>;
 
   Watch();
   ~Watch();
@@ -42,8 +44,8 @@ class Watch {
 
   /// For good.
   void add_tick(Tick tick);
-  /// From now on ticks until every Tick has said that it has nothing left. Costs one load when it is
-  /// ticking already.
+  /// From now on ticks until every Tick has said that it has nothing left, the next as soon as ever. Costs one load
+  /// when that has been asked for already.
   void request_tick() noexcept;
   /// In a Tick: the next one comes at once, or as soon as what else there is to do is done.
   void hurry() noexcept { hurried_ = true; }
@@ -66,6 +68,9 @@ class Watch {
   bool runs_here() const noexcept { return running_ == this; }
 
  private:
+  static constexpr std::chrono::milliseconds kTickTime{20};
+  static constexpr std::chrono::milliseconds kLongestPause{160};
+
   struct Entry {
     int fd;
     bool edge;
@@ -76,9 +81,12 @@ class Watch {
   void ensure_thread();
   bool try_thread() noexcept;
   void run() noexcept;
+  void wait_and_handle(std::chrono::steady_clock::time_point last_tick);
   void handle(std::uint64_t token) noexcept;
+  bool is_ticking() const noexcept { return ticking_ || pause_.count() != 0; }
+  std::chrono::milliseconds pause() const noexcept { return ticking_ ? kTickTime : pause_; }
   void tick() noexcept;
-  bool call_ticks();
+  Again call_ticks();
 
   std::optional<Poller> poller_;  ///< none after abandon()
   std::optional<Event> wake_;
@@ -87,7 +95,8 @@ class Watch {
   std::map<int, std::uint64_t> token_of_;
   std::vector<Tick> ticks_;
   std::uint64_t last_token_ = 0;
-  std::atomic<bool> ticking_{false};
+  std::atomic<bool> ticking_{false};    ///< the next is asked for, or wanted soon
+  std::chrono::milliseconds pause_{0};  ///< else before the next; 0: none is wanted. The thread's own
   std::atomic<bool> stopping_{false};
   bool hurried_ = false;                                 ///< the thread's own
   std::chrono::steady_clock::time_point awake_until_{};  ///< the thread's own

@@ -18,6 +18,7 @@
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/limits.h"
+#include "support/metronome.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -32,6 +33,7 @@ using testing::element;
 using testing::eventually;
 using testing::fill;
 using testing::Gate;
+using testing::looks_in_a_while;
 using testing::Note;
 using testing::set_element;
 using testing::Shared;
@@ -193,6 +195,34 @@ TEST_F(CudaOrder, ADeadSharersStreamLeavesNobodyWaiting) {
   note->reach(2);
   owner.kill();
   EXPECT_EQ(borrower.join(), 0);
+}
+
+TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(4096);
+    close_with(cu, stream, *gate);
+    note->write(share(tensor, Stream{stream}).to_text());
+    note->reach(2);
+    EXPECT_LT(looks_in_a_while(), 45);
+    note->reach(3);
+    gate->open = true;
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    open(Handle::from_text(note->read()), Access::read_write, Stream{stream}).release();
+    note->step = 2;
+    EXPECT_LT(looks_in_a_while(), 45);
+    EXPECT_EQ(stats().leases, 1u) << "the stream has still to come to its end";
+    note->step = 3;
+    EXPECT_TRUE(eventually([] { return stats().leases == 0; }));
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {

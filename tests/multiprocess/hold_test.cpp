@@ -10,6 +10,7 @@
 #include "onecopy/share/stats.h"
 #include "support/child.h"
 #include "support/die_at.h"
+#include "support/metronome.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -22,6 +23,7 @@ using testing::Child;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::last_of;
+using testing::looks_in_a_while;
 using testing::Note;
 using testing::numbers;
 using testing::Shared;
@@ -55,6 +57,15 @@ TEST(HoldBetweenProcesses, BytesSurviveTheirMakersLettingGoOfEverything) {
   note->reach(4);
   EXPECT_EQ(last_of(tensor), 7 + 999);
   tensor.release();
+  EXPECT_EQ(maker.join(), 0);
+}
+
+TEST(HoldBetweenProcesses, BytesThatNobodyOpensAreLookedAfterEverMoreSeldom) {
+  Child maker([] {
+    held_numbers(7);
+    EXPECT_LT(looks_in_a_while(), 45);
+    EXPECT_EQ(holds(), 1u);
+  });
   EXPECT_EQ(maker.join(), 0);
 }
 

@@ -10,11 +10,16 @@
 
 #include "onecopy/os/event.h"
 #include "support/eventually.h"
+#include "support/metronome.h"
 
 namespace onecopy {
 namespace {
 
 using testing::eventually;
+using testing::Metronome;
+using Again = Watch::Again;
+
+Again soon_if(bool wanted) { return wanted ? Again::soon : Again::no; }
 
 // In each test the Watch comes last: its thread ends before what it uses.
 
@@ -67,7 +72,7 @@ TEST(Watch, ServesWhatIsThereBetweenHurriedTicks) {
     EXPECT_EQ(served, ticks) << "what the tick before has left to do is done";
     event.set();
     watch.hurry();
-    return ++ticks < kTicks;
+    return soon_if(++ticks < kTicks);
   });
   watch.request_tick();
   EXPECT_TRUE(eventually([&] { return served == kTicks; }));
@@ -129,16 +134,47 @@ TEST(Watch, WhatAHandlerThrowsStopsNothing) {
 TEST(Watch, TicksWhileSomebodyWantsItAndThenRests) {
   std::atomic<int> busy{0}, idle{0};
   Watch watch;
-  watch.add_tick([&] { return ++busy < 3; });
+  watch.add_tick([&] { return soon_if(++busy < 3); });
   watch.add_tick([&] {
     ++idle;
-    return false;
+    return Again::no;
   });
   watch.request_tick();
   EXPECT_TRUE(eventually([&] { return busy == 3 && idle == 3; }));
   watch.request_tick();
   EXPECT_TRUE(eventually([&] { return busy == 4; }));
   EXPECT_EQ(idle, 4);
+}
+
+TEST(Watch, TicksEverMoreSeldomForWhatTakesAsLongAsItTakes) {
+  std::atomic<int> ticks{0};
+  Watch watch;
+  watch.add_tick([&] {
+    ++ticks;
+    return Again::later;
+  });
+  watch.request_tick();
+  Metronome().reach(60);
+  EXPECT_LT(ticks, 45);
+  EXPECT_GE(ticks, 3) << "and yet again and again";
+}
+
+TEST(Watch, TicksAsOftenAsEverForWhatIsNewOrNeededSoon) {
+  std::atomic<int> asked{0}, soon{0};
+  Watch one, other;
+  one.add_tick([&] {
+    ++asked;
+    return Again::later;
+  });
+  other.add_tick([] { return Again::later; });
+  other.add_tick([&] {
+    ++soon;
+    return Again::soon;
+  });
+  other.request_tick();
+  Metronome([&] { one.request_tick(); }).reach(60);
+  EXPECT_GE(asked, 30);
+  EXPECT_GE(soon, 30);
 }
 
 TEST(Watch, StopsAroundAForkAndMissesNothing) {
@@ -151,7 +187,7 @@ TEST(Watch, StopsAroundAForkAndMissesNothing) {
   });
   watch.add_tick([&] {
     ++ticks;
-    return false;
+    return Again::no;
   });
   watch.stop();
   event.set();
@@ -187,7 +223,7 @@ TEST(Watch, StoppedWhileItsThreadIsBeingStartedTicksAfterwards) {
     Watch watch;
     watch.add_tick([&] {
       ticked = true;
-      return false;
+      return Again::no;
     });
     std::thread starter([&] {
       go = true;
