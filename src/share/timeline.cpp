@@ -16,17 +16,6 @@ namespace onecopy {
 
 namespace {
 
-bool register_once(std::map<Device, bool>& known, Device device, const Mapping& page) {
-  const auto at = known.find(device);
-  if (at != known.end()) return at->second;
-  return known[device] = backend(device.type).register_words(device.index, page.data(), kTimelineBytes);
-}
-
-bool is_registered(const std::map<Device, bool>& known, Device device) {
-  const auto at = known.find(device);
-  return at != known.end() && at->second;
-}
-
 /// The watch thread stores what ends it when the word's process is gone.
 void wait_on_host(const Word& word, std::uint64_t value) {
   ++host_waits;
@@ -60,12 +49,15 @@ void Timeline::make_page() {
 
 /// Null for a new stream when all words are taken.
 Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_write) {
+  {
+    const std::lock_guard lock(mutex_);
+    check(device);
+    make_page();
+  }
+  streams_write = registered_.make_known(device, page_);
   const std::lock_guard lock(mutex_);
-  check(device);
-  make_page();
   const std::pair key(device, stream.native);
   if (lines_.size() >= kTimelineSlots && !lines_.contains(key)) return nullptr;
-  streams_write = register_once(registered_, device, page_);
   return &lines_.try_emplace(key, static_cast<std::uint32_t>(lines_.size())).first->second;
 }
 
@@ -108,7 +100,6 @@ TimelinePoint Timeline::mark(Device device, Stream stream) {
 
 void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
   Word* word = nullptr;
-  bool streams_wait = false;
   {
     const std::lock_guard lock(mutex_);
     if (!page_.data() || point.slot >= kTimelineSlots)
@@ -116,8 +107,8 @@ void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
     word = page_.as<Word>() + point.slot;
     if (has_passed(point)) return;
     check_written(point);
-    streams_wait = register_once(registered_, device, page_);
   }
+  const bool streams_wait = registered_.make_known(device, page_);
   onecopy::point("timeline.wait");
   if (streams_wait) return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
   wait_on_host(*word, point.value);
@@ -125,12 +116,6 @@ void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
   check_written(point);
 }
 
-bool Timeline::may_wait_on_host(Device device) const {
-  const std::lock_guard lock(mutex_);
-  return !is_registered(registered_, device);
-}
-
-/// Without the lock, which may be held while a device is asked what its streams can.
 bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
   if (!point) return true;
   const Word* const words = words_.load(std::memory_order_acquire);
@@ -154,7 +139,7 @@ bool Timeline::settle(std::chrono::milliseconds patience) const noexcept {
   return true;
 }
 
-/// Without the lock, as above: the file is there before the words are, and stays.
+/// Without the lock: the file is there before the words are, and stays.
 Fd Timeline::export_page() {
   if (!words_.load(std::memory_order_acquire))
     throw Error(ErrorCode::bad_handle, "no handle of this process waits for one of its streams");
@@ -189,24 +174,12 @@ std::string ForeignTimeline::failure() const {
   return is_gone_() ? std::string() : text_of_failure(word(kFailureWord).load());
 }
 
-bool ForeignTimeline::streams_wait(Device device) {
-  const std::lock_guard lock(mutex_);
-  return register_once(registered_, device, page_);
-}
-
 /// Before the words are looked at once more: what end() does not find here finds that it is the end.
 void ForeignTimeline::note_awaited(const TimelinePoint& point) {
   const std::lock_guard lock(mutex_);
   std::uint64_t& latest = awaited_[point.slot];
   latest = std::max(latest, point.value);
 }
-
-bool ForeignTimeline::may_wait_on_host(Device device) const {
-  const std::lock_guard lock(mutex_);
-  return !is_registered(registered_, device);
-}
-
-void ForeignTimeline::prepare(Device device) { streams_wait(device); }
 
 bool ForeignTimeline::has_passed(const TimelinePoint& point) const noexcept {
   return point.slot < kTimelineSlots && is_reached(without_end(word(point.slot).load()), point.value);
@@ -216,7 +189,7 @@ void ForeignTimeline::wait(Device device, Stream stream, const TimelinePoint& po
   check_slot(point);
   if (!is_reached(word(point.slot).load(), point.value)) {
     if (is_gone_()) end();
-    if (streams_wait(device)) {
+    if (registered_.make_known(device, page_)) {
       note_awaited(point);
       check_written(point);
       return backend(device.type).wait_for_word(device.index, stream, word(point.slot), point.value);
@@ -232,8 +205,7 @@ void ForeignTimeline::end() noexcept {
 }
 
 ForeignTimeline::Awaited ForeignTimeline::look() noexcept {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) return Awaited::something;  // the page is being registered, which may take long
+  const std::lock_guard lock(mutex_);
   std::erase_if(awaited_, [&](const auto& a) { return has_passed({a.first, a.second}); });
   const bool is_never = std::erase_if(awaited_, [&](const auto& a) {
                           return is_cut_off(word(a.first).load(), a.second);

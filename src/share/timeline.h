@@ -14,6 +14,7 @@
 #include "onecopy/device/backend.h"
 #include "onecopy/os/fd.h"
 #include "onecopy/os/mapping.h"
+#include "share/registered_devices.h"
 
 namespace onecopy {
 
@@ -58,7 +59,7 @@ class Timeline {
   /// the host does. Throws the error of the device that was to come there, once it has failed.
   void wait(Device device, Stream stream, const TimelinePoint& point);
   /// Might wait() keep the host waiting? As long as it is not known, too.
-  bool may_wait_on_host(Device device) const;
+  bool may_wait_on_host(Device device) const { return !registered_.can_use(device); }
   /// Waits until all streams have come to their last marks, `patience` at most: what was handed over by a process
   /// that ends is only good once it is written. False when they have not.
   bool settle(std::chrono::milliseconds patience) const noexcept;
@@ -105,8 +106,8 @@ class Timeline {
   Fd file_;
   Mapping page_;
   std::atomic<const Word*> words_{nullptr};  ///< in the page
-  std::map<Device, bool> registered_;        ///< cards of one kind may differ in what their streams can
-  Lines lines_;                              ///< they stay
+  RegisteredDevices registered_;
+  Lines lines_;  ///< they stay
   std::map<Device, Failure> failed_;
   std::atomic<bool> has_failures_{false};  ///< for who takes no lock
 };
@@ -122,15 +123,21 @@ class ForeignTimeline {
   /// Throws peer_died when the process ended, or its device failed, before its stream had come there.
   void wait(Device device, Stream stream, const TimelinePoint& point);
   /// Makes the page known to the device's driver, which takes a while at the first time.
-  void prepare(Device device);
+  void prepare(Device device) { registered_.make_known(device, page_); }
   /// Might wait() keep the host waiting? As long as it is not known, too.
-  bool may_wait_on_host(Device device) const;
+  bool may_wait_on_host(Device device) const { return !registered_.can_use(device); }
   bool has_passed(const TimelinePoint& point) const noexcept;
   /// In a forked child, where no stream waits.
   void forget_awaited() noexcept { awaited_.clear(); }
   // Around a fork: the child's watch thread will call end().
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() {
+    registered_.lock();
+    mutex_.lock();
+  }
+  void unlock() {
+    mutex_.unlock();
+    registered_.unlock();
+  }
   /// The process is gone, and its devices have stopped: nobody waits for it any more.
   void end() noexcept;
   enum class Awaited : std::uint8_t { nothing, something, never };
@@ -142,7 +149,6 @@ class ForeignTimeline {
 
  private:
   Word& word(std::uint32_t slot) const noexcept { return page_.as<Word>()[slot]; }
-  bool streams_wait(Device device);
   void note_awaited(const TimelinePoint& point);
   void check_slot(const TimelinePoint& point) const;
   void check_written(const TimelinePoint& point) const;
@@ -151,7 +157,7 @@ class ForeignTimeline {
   mutable std::mutex mutex_;
   std::map<std::uint32_t, std::uint64_t> awaited_;  ///< by slot, the latest value that streams wait for
   Mapping page_;
-  std::map<Device, bool> registered_;  ///< cards of one kind may differ in what their streams can
+  RegisteredDevices registered_;
 };
 
 /// Has `now` reached `value`? As the devices compare.

@@ -81,8 +81,7 @@ bool Timeline::end_again() noexcept {
 }
 
 bool Timeline::look_after_devices() {
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) return true;  // a page is being registered, which may take long
+  std::unique_lock lock(mutex_);
   const std::set<Device> at_work = devices_at_work();
   const bool again = end_again();
   lock.unlock();

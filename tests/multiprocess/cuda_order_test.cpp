@@ -285,6 +285,36 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
   });
 }
 
+std::atomic<bool> is_registering{false};
+std::atomic<bool> may_register{false};
+
+/// While any stream is full, the driver keeps whoever registers memory waiting.
+TEST_F(CudaOrder, ADeviceThatIsToldOfTheWordsKeepsNoOthersStreamsWaiting) {
+  if (testing::cuda_devices() < 2) GTEST_SKIP() << "wants two devices";
+  testing::in_child([&] {
+    const CudaCalls cu;
+    const auto share_on = [&](std::int16_t ordinal) {
+      cu.use(ordinal);
+      share(testing::device_bytes(4096, {DeviceType::cuda, ordinal}), Stream{cu.stream()});
+    };
+    share_on(0);
+    point_hook = [](const char* name) noexcept {
+      if (std::string_view(name) != "timeline.register") return;
+      is_registering = true;
+      while (!may_register) std::this_thread::yield();
+    };
+    std::jthread first([&] { share_on(1); });
+    EXPECT_TRUE(eventually([] { return is_registering.load(); }));
+    std::atomic<bool> done{false};
+    std::jthread other([&] {
+      share_on(0);
+      done = true;
+    });
+    EXPECT_TRUE(eventually([&] { return done.load(); }));
+    may_register = true;
+  });
+}
+
 TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore) {
   if (!testing::is_simulated()) GTEST_SKIP() << "breaks a device, as only a simulator can";
   testing::in_child([&] {
