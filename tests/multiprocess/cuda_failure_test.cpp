@@ -3,6 +3,8 @@
 // streams had still to do is never done.
 #include <gtest/gtest.h>
 
+#include <optional>
+
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/child.h"
@@ -43,6 +45,24 @@ void close_with(const CudaCalls& cu, testing::CUstream stream, Word& gate) {
             testing::CUDA_SUCCESS);
 }
 
+/// The first device of this process, and a stream of its in which it fails.
+struct FailingDevice {
+  FailingDevice() {
+    cu.use(0);
+    kernel.emplace(cu);
+    stream = cu.stream();
+  }
+  /// Once the gate is open. What the stream is given from here on is never done.
+  void fail_behind(Gate& gate) {
+    close_with(cu, stream, gate);
+    kernel->fail(stream);
+  }
+
+  const CudaCalls cu;
+  std::optional<CopyByte> kernel;
+  testing::CUstream stream = nullptr;
+};
+
 class CudaFailure : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -50,14 +70,10 @@ class CudaFailure : public ::testing::Test {
   }
   /// Shares a tensor in the order of a stream in which the device fails once the gate is open, and lives on.
   void share_and_fail() {
-    const CudaCalls cu;
-    cu.use(0);
-    const CopyByte kernel(cu);
-    const auto stream = cu.stream();
+    FailingDevice device;
     const Tensor tensor = device_bytes(4096);
-    close_with(cu, stream, *gate);
-    kernel.fail(stream);
-    note->write(share(tensor, Stream{stream}).to_text());
+    device.fail_behind(*gate);
+    note->write(share(tensor, Stream{device.stream}).to_text());
     note->reach(3);
   }
 
@@ -117,14 +133,11 @@ TEST_F(CudaFailure, OfOneDeviceEndsNothingOnAnother) {
     close_with(cu, stream, *other_gate);
     fill(cu, tensor, 9, stream);
     note->write(share(tensor, Stream{stream}).to_text());
-    cu.use(0);
-    const CopyByte kernel(cu);
-    const auto failing = cu.stream();
+    FailingDevice device;
     const Tensor unwritten = device_bytes(4096);
-    close_with(cu, failing, *gate);
-    kernel.fail(failing);
+    device.fail_behind(*gate);
     note->reach(2);
-    note->write(share(unwritten, Stream{failing}).to_text(), 3);
+    note->write(share(unwritten, Stream{device.stream}).to_text(), 3);
     note->reach(4);
   });
   Child borrower([&] {
@@ -174,14 +187,10 @@ TEST_F(CudaFailure, IsWhatLaterMarksOnTheDeviceSay) {
 TEST_F(CudaFailure, WithinOneProcessIsAnErrorForWhoWaitsForTheDevice) {
   testing::in_child([&] {
     const StderrText log;
-    const CudaCalls cu;
-    cu.use(0);
-    const CopyByte kernel(cu);
-    const auto stream = cu.stream();
+    FailingDevice device;
     const Tensor tensor = device_bytes(4096);
-    close_with(cu, stream, *gate);
-    kernel.fail(stream);
-    const Handle handle = share(tensor, Stream{stream});
+    device.fail_behind(*gate);
+    const Handle handle = share(tensor, Stream{device.stream});
     gate->open = true;
     EXPECT_TRUE(log.says("cuda:0 has failed")) << log.read();
     expect_refusal(ErrorCode::system, {"cuda:0 has failed", "700"},
@@ -193,15 +202,11 @@ TEST_F(CudaFailure, WithinOneProcessIsAnErrorForWhoWaitsForTheDevice) {
 TEST_F(CudaFailure, KeepsWhatIsGivenBackInItsStreamsFromBeingUsedAgain) {
   testing::in_child([&] {
     const StderrText log;
-    const CudaCalls cu;
-    cu.use(0);
-    const CopyByte kernel(cu);
-    const auto stream = cu.stream();
-    Tensor before = record_stream(device_bytes(4096), Stream{stream});
-    Tensor after = record_stream(device_bytes(4096), Stream{stream});
+    FailingDevice device;
+    Tensor before = record_stream(device_bytes(4096), Stream{device.stream});
+    Tensor after = record_stream(device_bytes(4096), Stream{device.stream});
     const void* const given_back[] = {before.data(), after.data()};
-    close_with(cu, stream, *gate);
-    kernel.fail(stream);
+    device.fail_behind(*gate);
     before.release();
     gate->open = true;
     EXPECT_TRUE(log.says("cuda:0 has failed")) << log.read();
