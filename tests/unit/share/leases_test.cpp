@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <thread>
+
 #include "onecopy/os/memfd.h"
 
 namespace onecopy {
@@ -17,11 +20,12 @@ const auto kNobodyToAsk = [] { return false; };
 class LeasesTest : public ::testing::Test {
  protected:
   LeasesTest() {
-    Fd table = create_memfd("table", kTableBytes);
-    table_ = Mapping::of(table, kTableBytes, Access::read_write);
     table_.as<Record>()[kBlock].word = make_word(kGeneration, BlockState::exported);
-    leases.set_table(table);
-    leases.set_page(map_claims(page_.file));
+    connect(leases);
+  }
+  void connect(Leases& borrower) {
+    borrower.set_table(table_file_);
+    borrower.set_page(map_claims(page_.file));
   }
   bool try_claim(std::uint32_t block = kBlock, std::uint64_t generation = kGeneration) {
     return leases.try_claim(block, generation, kNobodyToAsk);
@@ -31,8 +35,9 @@ class LeasesTest : public ::testing::Test {
   Leases leases;
 
  private:
-  Mapping table_;
-  ClaimFile page_ = create_claim_file();
+  const Fd table_file_ = create_memfd("table", kTableBytes);
+  const Mapping table_ = Mapping::of(table_file_, kTableBytes, Access::read_write);
+  const ClaimFile page_ = create_claim_file();
 };
 
 TEST_F(LeasesTest, AreSeenByTheOwnerAsLongAsTheyLast) {
@@ -65,6 +70,33 @@ TEST_F(LeasesTest, CloseForGoodOnceThereAreNone) {
   leases.try_forget();
   EXPECT_FALSE(try_claim()) << "and nothing is touched that may be gone";
   EXPECT_TRUE(leases.is_closed());
+}
+
+/// Claimers that come too late may touch memory that has been given back, which would be a crash.
+TEST_F(LeasesTest, ThatAreClosedUnderTheirClaimersGiveTheirMemoryBackOnceTheseHaveLeft) {
+  for (int round = 0; round < 200; ++round) {
+    Leases borrowed;
+    connect(borrowed);
+    std::atomic<bool> over{false};
+    std::atomic<int> claimed{0};
+    const auto claim = [&] {
+      for (int n = 1; !over; ++n) {
+        if (n % 2048 == 0) std::this_thread::yield();  // or it would take long until nothing is held
+        if (!borrowed.try_claim(kBlock, kGeneration, kNobodyToAsk)) continue;
+        ++claimed;
+        borrowed.release(kBlock);
+      }
+      EXPECT_FALSE(borrowed.try_claim(kBlock, kGeneration, kNobodyToAsk));
+      EXPECT_EQ(borrowed.count(), 0u);
+    };
+    std::thread one(claim), two(claim);
+    while (claimed < round % 30) std::this_thread::yield();
+    while (!borrowed.try_close()) std::this_thread::yield();
+    while (!borrowed.try_forget()) std::this_thread::yield();
+    over = true;
+    one.join();
+    two.join();
+  }
 }
 
 TEST_F(LeasesTest, OfAChildAreItsOwn) {

@@ -6,8 +6,6 @@
 #include <atomic>
 #include <thread>
 
-#include "onecopy/os/memfd.h"
-#include "share/leases.h"
 #include "support/child.h"
 
 namespace onecopy {
@@ -74,43 +72,6 @@ TEST_F(VisitTest, OfManyThreadsOneAfterAnother) {
     EXPECT_EQ(Visit::visitors(&kPlace), Visitors::some);
   }
   EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
-}
-
-/// An owner's block 0 under generation 7, and a borrower's page for it.
-struct Owner {
-  Owner() { records[0].word = make_word(7, BlockState::exported); }
-  Fd table = create_memfd("onecopy-test-table", kTableBytes);
-  Mapping memory = Mapping::of(table, kTableBytes, Access::read_write);
-  Record* records = memory.as<Record>();
-};
-
-/// Claimers that come too late may touch memory that has been given back, which would be a crash.
-TEST_F(VisitTest, LeasesThatAreClosedUnderTheirClaimersGiveTheirMemoryBackOnceTheseHaveLeft) {
-  const Owner owner;
-  for (int round = 0; round < 200; ++round) {
-    Leases leases;
-    leases.set_table(owner.table);
-    leases.set_page(private_claims());
-    std::atomic<bool> over{false};
-    std::atomic<int> claimed{0};
-    const auto claim = [&] {
-      for (int n = 1; !over; ++n) {
-        if (n % 2048 == 0) std::this_thread::yield();  // or it would take long until nothing is held
-        if (!leases.try_claim(0, 7, [] { return false; })) continue;
-        ++claimed;
-        leases.release(0);
-      }
-      EXPECT_FALSE(leases.try_claim(0, 7, [] { return true; }));
-      EXPECT_EQ(leases.count(), 0u);
-    };
-    std::thread one(claim), two(claim);
-    while (claimed < round % 30) std::this_thread::yield();
-    while (!leases.try_close()) std::this_thread::yield();
-    while (!leases.try_forget()) std::this_thread::yield();
-    over = true;
-    one.join();
-    two.join();
-  }
 }
 
 }  // namespace
