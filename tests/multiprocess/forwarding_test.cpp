@@ -151,9 +151,10 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
     EXPECT_TRUE(eventually([] { return stats().live_blocks == 0 && stats().limbo == 0; }));
     queue.put(numbers(1000));
     note->step = 1;
+    note->reach(2);
     EXPECT_TRUE(eventually([] { return stats().limbo == 1; }));
-    note->step = 2;
-    note->reach(3);
+    note->step = 3;
+    note->reach(4);
   });
   EXPECT_EQ(last_of(first.get_tensor()), 9);  // from here on there is a connection to the owner
   note->reach(1);
@@ -161,15 +162,16 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
     Queue in = Queue::connect(from);
     Queue out = Queue::connect(to);
     out.put(in.get_tensor());
-    note->reach(3);
+    note->step = 2;
+    note->reach(4);
   });
-  note->reach(2);
+  note->reach(3);
   owner.signal(SIGSTOP);
   testing::expect_refusal(ErrorCode::timeout, {"did not answer", "stopped"}, [&] { second.try_get(); });
   EXPECT_EQ(second.size(), 1u);
   owner.signal(SIGCONT);
   EXPECT_EQ(last_of(second.get_tensor()), 999);
-  note->step = 3;
+  note->step = 4;
   EXPECT_EQ(forwarder.join(), 0);
   EXPECT_EQ(owner.join(), 0);
 }
