@@ -165,6 +165,7 @@ TEST_F(CudaQueueOrder, WhatWasTakenIsNotReusedBeforeTheTakersStreamHasReadIt) {
     note->write(queue.handle().to_text());
     queue.put(device_bytes(kBytes));
     note->reach(2);
+    EXPECT_TRUE(eventually([] { return stats().limbo == 1; })) << "a tick finds that it is not in transit";
     collect();
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_EQ(stats().limbo, 1u) << "the taker has let go, its stream has not";
