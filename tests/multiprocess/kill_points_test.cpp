@@ -55,8 +55,10 @@ bool is_pattern(const Tensor& tensor, std::int64_t seed) {
 
 /// Nothing is left of any borrower, and the memory is ours again.
 void expect_all_back() {
-  EXPECT_TRUE(eventually([] { return stats().borrowers == 0 && stats().limbo == 0; }));
-  EXPECT_EQ(stats().live_blocks, 0u);
+  EXPECT_TRUE(eventually([] {
+    const Stats now = stats();
+    return now.borrowers == 0 && now.limbo == 0 && now.live_blocks == 0;
+  }));
 }
 
 std::string point_name(const ::testing::TestParamInfo<const char*>& info) {
@@ -349,11 +351,11 @@ class Witnesses {
   void start() { first_->reach(4); }
   /// The others have been killed.
   void finish() {
+    EXPECT_TRUE(eventually([&] { return board_.witnessed > 0; }));
     board_.over = true;
     EXPECT_EQ(owner_.join(), 0);
     end_->step = 2;
     EXPECT_EQ(borrower_.join(), 0);
-    EXPECT_GT(board_.witnessed, 0u);
   }
 
  private:
@@ -370,8 +372,7 @@ class Witnesses {
     storm_owner(board_, 2, 0, kPause);
     end_->reach(1);
     expect_soon(before);
-    EXPECT_EQ(stats().borrowers, 1u);
-    EXPECT_EQ(stats().bytes_shared, bytes);
+    EXPECT_TRUE(eventually([&] { return stats().borrowers == 1 && stats().bytes_shared == bytes; }));
   }
   void borrow() {
     stats();  // as above
@@ -409,7 +410,7 @@ class Witnesses {
 
 /// Processes that share with each other and are killed at any time.
 void storm(int kills, unsigned longest_life) {
-  constexpr int kOwners = 2, kBorrowers = 3;
+  constexpr int kOwners = 2, kBorrowers = 3, kRound = 100;
   Shared<Board> board;
   Witnesses witnesses(*board);
   witnesses.start();
@@ -431,8 +432,8 @@ void storm(int kills, unsigned longest_life) {
     const std::size_t which = random() % children.size();
     children[which]->kill();
     start(which);
-    if (kill % 200 == 199) {
-      EXPECT_TRUE(eventually([&] { return board->opened > opened; })) << "after kill " << kill;
+    if (kill % kRound == kRound - 1) {
+      EXPECT_TRUE(eventually([&] { return board->opened > opened + kRound / 2; })) << "after kill " << kill;
       opened = board->opened;
     }
   }
@@ -440,7 +441,6 @@ void storm(int kills, unsigned longest_life) {
   witnesses.finish();
   EXPECT_EQ(board->wrong, 0u);
   EXPECT_EQ(board->unexpected, 0u);
-  EXPECT_GT(board->opened, static_cast<std::uint64_t>(kills) / 2);
 }
 
 TEST(KillStorm, ThousandsOfRandomKillsLeaveNoWrongDataAndNothingBehind) {
@@ -473,9 +473,10 @@ TEST(StormOfNames, LeavesNoFileAndNoSocketBehind) {
   set_strategy(Strategy::file_system);
   storm(200, 10'000);
   set_strategy(Strategy::file_descriptor);
-  clean_up_later(sockets.path());
-  EXPECT_EQ(sockets.files(), 0u);
-  EXPECT_EQ(files.files(), 0u);
+  EXPECT_TRUE(eventually([&] {
+    clean_up_later(sockets.path());
+    return sockets.files() == 0 && files.files() == 0;
+  }));
   ::unsetenv("ONECOPY_RUNTIME_DIR");
 }
 

@@ -85,7 +85,7 @@ TEST_P(RingStorm, TearsLosesAndRepeatsNothing) {
     workers[i] = start_worker(ring, ledger, i % 2 == 0, lives++);
     if (kill % 50 == 0) {  // The survivors go on.
       const std::uint64_t head = ring.head();
-      ASSERT_TRUE(testing::eventually([&] { return ring.head() != head; }))
+      ASSERT_TRUE(testing::eventually([&] { return ring.head() > head + 100; }))
           << "nobody takes anything after " << kill << " kills";
     }
   }
@@ -105,7 +105,6 @@ TEST_P(RingStorm, TearsLosesAndRepeatsNothing) {
     EXPECT_GE(accepted, ledger.lives[life].returned.load()) << "life " << life;
     EXPECT_LE(accepted, ledger.lives[life].returned.load() + 1) << "life " << life;
   }
-  EXPECT_GT(ring.head(), 1000U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Bound, RingStorm, ::testing::Values(1, 10, 6000),
