@@ -381,13 +381,13 @@ TEST_F(CudaBetweenProcesses, AMappingThatCannotBeExportedIsRefusedWhereverItLies
     constexpr int kNone = 0;
     map_chunk(cu, at + 2 * kChunk, kNone);
     constexpr std::int64_t kThree = 3 * kChunk / 8;
-    const Footprint before = Footprint::now();
+    const Footprint before = Footprint::unchanging();
     for (const auto& [first, count] :
          {std::pair(at + 2 * kChunk, 10L), {at, kThree}, {at + 8, kThree - 1}}) {
       expect_refusal(ErrorCode::unsupported, {"exportable handle type", "copy", "onecopy"},
                      [view = view_of(first, count)] { adopt(view, nullptr); });
       EXPECT_EQ(stats().segments, 0u);
-      EXPECT_EQ(Footprint::now(), before);
+      testing::expect_soon(before);
     }
     const Tensor good = adopt(view_of(at, 2 * kChunk / 8), nullptr);
     EXPECT_EQ(share(good).fields().segment_size, 2 * kChunk) << "the chunks before it";

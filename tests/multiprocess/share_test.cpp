@@ -251,8 +251,8 @@ TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
   EXPECT_TRUE(eventually(all_closed));
   const Footprint before = Footprint::settled();
   const std::uint64_t addresses = testing::address_space();
-  for (int batch = 0; batch < 4;
-       ++batch) {  // a fork takes five locks an owner, ThreadSanitizer knows of 64
+  // A fork takes five locks an owner, and ThreadSanitizer knows of 64.
+  for (int batch = 0; batch < 4; ++batch) {
     for (int i = 0; i < 5; ++i) open_from_a_new_owner();
     EXPECT_TRUE(eventually(all_closed));
   }
