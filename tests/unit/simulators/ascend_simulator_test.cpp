@@ -3,8 +3,10 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <vector>
 
 #include "support/ascend_calls.h"
@@ -95,19 +97,22 @@ TEST_F(AscendSimulator, CopiesMindTheSizeOfTheirTarget) {
   });
 }
 
+/// What the stream is given afterwards waits until the gate is open.
+void close_with(const AclCalls& acl, AclCalls::aclrtStream stream, std::atomic<bool>& open) {
+  const auto wait = [](void* gate) {
+    while (!*static_cast<std::atomic<bool>*>(gate))
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  };
+  EXPECT_EQ(acl.aclrtLaunchHostFunc(stream, wait, &open), ACL_SUCCESS);
+}
+
 TEST_F(AscendSimulator, StreamsWorkBehindTheHostsBack) {
   in_npu_child({}, [] {
     const AclCalls acl;
     acl.use(0);
     const auto stream = acl.stream();
     std::atomic<bool> open{false};
-    acl.aclrtLaunchHostFunc(
-        stream,
-        [](void* gate) {
-          while (!*static_cast<std::atomic<bool>*>(gate)) {
-          }
-        },
-        &open);
+    close_with(acl, stream, open);
     int status = -1;
     EXPECT_EQ(acl.aclrtStreamQuery(stream, &status), ACL_SUCCESS);
     EXPECT_EQ(status, ACL_STREAM_STATUS_NOT_READY);
@@ -385,13 +390,7 @@ TEST_F(AscendSimulator, EventsBetweenProcessesHaveTheirRules) {
     EXPECT_EQ(status, ACL_EVENT_RECORDED_STATUS_COMPLETE) << "never recorded";
     const auto stream = acl.stream();
     std::atomic<bool> open{false};
-    acl.aclrtLaunchHostFunc(
-        stream,
-        [](void* gate) {
-          while (!*static_cast<std::atomic<bool>*>(gate)) {
-          }
-        },
-        &open);
+    close_with(acl, stream, open);
     EXPECT_EQ(acl.aclrtRecordEvent(event, stream), ACL_SUCCESS);
     note->step = 1;
     note->reach(2);
@@ -431,13 +430,16 @@ TEST_F(AscendSimulator, DriversWithoutEventsBetweenProcessesSaySo) {
 }
 
 TEST_F(AscendSimulator, WorkFailsOnMemoryThatWasFreedUnderIt) {
-  in_npu_child({{"ONECOPY_SIM_ASCEND_DELAY_US", "20000"}}, [] {
+  in_npu_child({}, [] {
     const AclCalls acl;
     acl.use(0);
     const auto stream = acl.stream();
     void* at = acl.memory(kHuge);
+    std::atomic<bool> open{false};
+    close_with(acl, stream, open);
     EXPECT_EQ(acl.aclrtMemsetAsync(at, kHuge, 6, 1, stream), ACL_SUCCESS);
     EXPECT_EQ(acl.aclrtFree(at), ACL_SUCCESS) << "it waits for nothing";
+    open = true;
     EXPECT_EQ(acl.aclrtSynchronizeStream(stream), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
     EXPECT_EQ(acl.aclrtSynchronizeDevice(), ACL_ERROR_RT_DRV_INTERNAL_ERROR);
   });

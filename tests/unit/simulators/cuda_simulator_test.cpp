@@ -3,13 +3,13 @@
 #include "support/cuda_calls.h"
 #include "support/cuda_kernel.h"
 #include "support/cuda_streams.h"
+#include "support/note.h"
 
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
 #include <cstring>
 #include <thread>
@@ -18,7 +18,6 @@ namespace onecopy {
 namespace {
 
 using namespace testing;
-using namespace std::chrono_literals;
 
 constexpr std::size_t kUnit = std::size_t{2} << 20;
 
@@ -95,10 +94,7 @@ TEST_F(CudaSimulator, FindsCallsByNameAndVersion) {
   });
 }
 
-void sleep_a_little(void* done) {
-  std::this_thread::sleep_for(30ms);
-  static_cast<std::atomic<bool>*>(done)->store(true);
-}
+void set(void* done) { static_cast<std::atomic<bool>*>(done)->store(true); }
 
 TEST_F(CudaSimulator, FaultsComeWhereTheyWereAskedFor) {
   in_child_with({{"ONECOPY_SIM_CUDA_FAIL", "cuMemAlloc=2@1,cuStreamCreate=999"}}, [] {
@@ -137,7 +133,7 @@ TEST_F(CudaSimulator, AContextThatFailsDoesNothingMoreAndOthersGoOn) {
     Shared<Gate> gate;
     close_with(cu, stream, *gate);
     kernel.fail(stream);
-    cu.cuLaunchHostFunc(stream, sleep_a_little, &done);
+    cu.cuLaunchHostFunc(stream, set, &done);
     const CUevent after = event_in(cu, stream);
     gate->open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -148,7 +144,7 @@ TEST_F(CudaSimulator, AContextThatFailsDoesNothingMoreAndOthersGoOn) {
     EXPECT_EQ(cu.cuMemAlloc(&at, 64), CUDA_SUCCESS);
     EXPECT_EQ(cu.cuStreamQuery(stream), CUDA_ERROR_ILLEGAL_ADDRESS) << "of the stream's context";
     EXPECT_EQ(cu.cuStreamSynchronize(stream), CUDA_ERROR_ILLEGAL_ADDRESS);
-    EXPECT_EQ(cu.cuLaunchHostFunc(stream, sleep_a_little, &done), CUDA_ERROR_ILLEGAL_ADDRESS);
+    EXPECT_EQ(cu.cuLaunchHostFunc(stream, set, &done), CUDA_ERROR_ILLEGAL_ADDRESS);
     for (const CUevent event : {before, after}) {
       EXPECT_EQ(cu.cuEventQuery(event), CUDA_ERROR_ILLEGAL_ADDRESS) << "of the context it was recorded in";
       EXPECT_EQ(cu.cuEventSynchronize(event), CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -397,10 +393,13 @@ TEST_F(CudaSimulator, StreamsAreAsynchronousAndInOrder) {
     const CUstream stream = cu.stream();
     const CUdeviceptr at = cu.memory(4096);
     std::atomic<bool> done{false};
-    EXPECT_EQ(cu.cuLaunchHostFunc(stream, sleep_a_little, &done), CUDA_SUCCESS);
+    Gate gate;
+    close_with(cu, stream, gate);
+    EXPECT_EQ(cu.cuLaunchHostFunc(stream, set, &done), CUDA_SUCCESS);
     EXPECT_EQ(cu.cuMemsetD8Async(at, 5, 4096, stream), CUDA_SUCCESS);
     EXPECT_FALSE(done);
     EXPECT_EQ(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    gate.open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(stream), CUDA_SUCCESS);
     EXPECT_TRUE(done);
     EXPECT_EQ(cu.cuStreamQuery(stream), CUDA_SUCCESS);
@@ -416,18 +415,21 @@ TEST_F(CudaSimulator, TheDefaultStreamWaitsForBlockingStreamsOnly) {
     cu.use(0);
     const CUstream blocking = cu.stream(CU_STREAM_DEFAULT);
     const CUstream free = cu.stream();
-    std::atomic<bool> first{false};
-    std::atomic<bool> second{false};
-    cu.cuLaunchHostFunc(blocking, sleep_a_little, &first);
-    cu.cuStreamSynchronize(nullptr);
     const CUdeviceptr at = cu.memory(64);
+    std::atomic<bool> done{false};
+    Gate first, second;
+    close_with(cu, blocking, first);
+    cu.cuLaunchHostFunc(blocking, set, &done);
     cu.cuMemsetD8Async(at, 1, 64, nullptr);
+    EXPECT_EQ(cu.cuStreamQuery(nullptr), CUDA_ERROR_NOT_READY);
+    first.open = true;
     cu.cuStreamSynchronize(nullptr);
-    EXPECT_TRUE(first);
-    cu.cuLaunchHostFunc(free, sleep_a_little, &second);
+    EXPECT_TRUE(done);
+    close_with(cu, free, second);
     cu.cuMemsetD8Async(at, 1, 64, nullptr);
-    cu.cuStreamSynchronize(nullptr);
-    EXPECT_FALSE(second);
+    EXPECT_EQ(cu.cuStreamSynchronize(nullptr), CUDA_SUCCESS);
+    EXPECT_EQ(cu.cuStreamQuery(free), CUDA_ERROR_NOT_READY);
+    second.open = true;
     cu.cuStreamSynchronize(free);
   });
 }
@@ -443,10 +445,14 @@ TEST_F(CudaSimulator, EventsOrderStreams) {
     EXPECT_EQ(cu.cuEventCreate(&event, CU_EVENT_DISABLE_TIMING), CUDA_SUCCESS);
     EXPECT_EQ(cu.cuEventQuery(event), CUDA_SUCCESS) << "never recorded";
     std::atomic<bool> done{false};
-    cu.cuLaunchHostFunc(first, sleep_a_little, &done);
+    Gate gate;
+    close_with(cu, first, gate);
+    cu.cuLaunchHostFunc(first, set, &done);
     cu.cuEventRecord(event, first);
     EXPECT_EQ(cu.cuEventQuery(event), CUDA_ERROR_NOT_READY);
     cu.cuStreamWaitEvent(second, event, 0);
+    EXPECT_EQ(cu.cuStreamQuery(second), CUDA_ERROR_NOT_READY);
+    gate.open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(second), CUDA_SUCCESS);
     EXPECT_TRUE(done);
     CUipcEventHandle handle;
@@ -456,6 +462,7 @@ TEST_F(CudaSimulator, EventsOrderStreams) {
 
 TEST_F(CudaSimulator, WordsOrderStreamsOfDifferentProcesses) {
   Shared<std::atomic<std::uint64_t>> word;
+  Shared<Note> note;
   Child waiter([&] {
     const CudaCalls cu;
     cu.use(0);
@@ -468,6 +475,7 @@ TEST_F(CudaSimulator, WordsOrderStreamsOfDifferentProcesses) {
     EXPECT_EQ(cu.cuMemHostGetDevicePointer(&at, &*word, 0), CUDA_SUCCESS);
     EXPECT_EQ(cu.cuStreamWaitValue64(stream, at, 3, CU_STREAM_WAIT_VALUE_GEQ), CUDA_SUCCESS);
     EXPECT_EQ(cu.cuStreamQuery(stream), CUDA_ERROR_NOT_READY);
+    note->step = 1;
     EXPECT_EQ(cu.cuStreamSynchronize(stream), CUDA_SUCCESS);
     EXPECT_GE(word->load(), 3u);
   });
@@ -476,10 +484,12 @@ TEST_F(CudaSimulator, WordsOrderStreamsOfDifferentProcesses) {
     cu.use(1);
     const CUstream stream = cu.stream();
     cu.cuMemHostRegister(&*word, 8, kHostRegisterMapped);
-    std::atomic<bool> done{false};
-    cu.cuLaunchHostFunc(stream, sleep_a_little, &done);
+    Gate gate;
+    close_with(cu, stream, gate);
     EXPECT_EQ(cu.cuStreamWriteValue64(stream, reinterpret_cast<CUdeviceptr>(&*word), 3, 0), CUDA_SUCCESS);
     EXPECT_EQ(word->load(), 0u);
+    note->reach(1);
+    gate.open = true;
     cu.cuStreamSynchronize(stream);
   });
   EXPECT_EQ(waiter.join(), 0);
