@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -96,7 +97,7 @@ TEST(SocketNames, AreNotLookedForInWhatIsNoDirectory) {
 }
 
 TEST(SocketNames, OfOtherProgramsAreNotListed) {
-  const UnixSocket other = UnixSocket::listen({"onecopy-something-else", true});
+  const UnixSocket other = UnixSocket::listen({"onecopy-other-" + std::to_string(::getpid()), true});
   for (const std::string& name : listening_names()) EXPECT_EQ(name.size(), 32u) << name;
 }
 
