@@ -7,7 +7,6 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "support/eventually.h"
 #include "support/footprint.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
@@ -16,8 +15,8 @@ namespace onecopy {
 namespace {
 
 using namespace std::chrono_literals;
-using testing::eventually;
 using testing::expect_refusal;
+using testing::expect_soon;
 using testing::Footprint;
 using testing::Watchdog;
 
@@ -79,7 +78,7 @@ TEST(Pipe, AWaitingReceiverIsWokenByTheClose) {
 
 TEST(Pipe, LeavesNothingBehind) {
   { auto warm = Pipe::create(); }
-  const Footprint before = Footprint::now();
+  const Footprint before = Footprint::unchanging();
   {
     auto [a, b] = Pipe::create();
     for (int i = 0; i < 1000; ++i) {
@@ -87,8 +86,7 @@ TEST(Pipe, LeavesNothingBehind) {
       b.recv();
     }
   }
-  EXPECT_TRUE(eventually([&] { return Footprint::now() == before; }))
-      << before << " now " << Footprint::now();
+  expect_soon(before);
 }
 
 TEST(PipeHandle, ThatIsWrongIsRefused) {

@@ -23,6 +23,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::expect_soon;
 using testing::Footprint;
 using testing::number;
 using testing::number_in;
@@ -254,7 +255,7 @@ TEST(Queue, ShowsWhatIsInTransitWithItsAge) {
 TEST(Queue, LeavesNothingBehind) {
   Watchdog watchdog;
   { Queue warm = Queue::create(); }
-  const Footprint before = Footprint::now();
+  const Footprint before = Footprint::unchanging();
   {
     Queue queue = Queue::create();
     for (int i = 0; i < 10'000; ++i) {
@@ -264,8 +265,7 @@ TEST(Queue, LeavesNothingBehind) {
     queue.put(number(1));
     queue.get();
   }
-  EXPECT_TRUE(eventually([&] { return Footprint::now() == before; }))
-      << before << " now " << Footprint::now();
+  expect_soon(before);
 }
 
 /// Both find out where it is, and write that down (ThreadSanitizer).

@@ -27,8 +27,8 @@ Tensor bytes(std::int64_t count) { return empty(Layout(DType::u8, {count})); }
 TEST(Trim, KeepsNobodyFromAllocating) {
   testing::Watchdog watchdog;
   const Tensor kept = bytes(1 << 20);
-  bytes(16 << 20);
   point_hook = &stop_while_giving_back;
+  bytes(16 << 20);
   ASSERT_TRUE(testing::eventually([] { return giving_back.load(); }))
       << "by the watch thread, after a second";
   for (const std::int64_t count : {10, 100'000, 20 << 20, 40 << 20})
