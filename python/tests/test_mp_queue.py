@@ -142,7 +142,7 @@ def filled(context):
 
 
 def put_all_back(queue, answers):
-    answers.put([queue.get(timeout=10) for _ in range(3)])
+    answers.put([queue.get(timeout=60) for _ in range(3)])
 
 
 def count(queue, name, number):
@@ -371,8 +371,8 @@ def test_what_a_signal_handler_raises_while_put_waits_is_raised_by_put(kind, int
     full = getattr(mp.get_context("fork"), kind)(maxsize=1)
     full.put(1)
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
     with pytest.raises(Interrupted):
+        timer.start()
         full.put(2)
     timer.join()
     assert capsys.readouterr().err == "" and full.qsize() == 1
@@ -427,15 +427,15 @@ def test_it_works_inside_a_manager(queue):
     with serve(queue) as manager:
         proxy = manager.queue()
         proxy.put([1, 2])
-        assert queue.get(timeout=10) == [1, 2]
+        assert queue.get(timeout=60) == [1, 2]
         queue.put("back")
         assert proxy.get() == "back"
 
 
 def test_keyboard_interrupt_wakes_get(queue):
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         queue.get()
     timer.join()
 
@@ -449,7 +449,7 @@ def test_a_forked_child_may_use_what_its_parent_closed(queue):
     process = mp.get_context("fork").Process(target=child)
     process.start()
     process.join()
-    assert process.exitcode == 0 and queue._core.get(timeout=10) == 5
+    assert process.exitcode == 0 and queue._core.get(timeout=60) == 5
 
 
 def test_onecopy_tensors_cross_in_everything(context):
@@ -467,6 +467,6 @@ def test_onecopy_tensors_cross_in_everything(context):
 
 def add_one(tensors, answers):
     for find in (lambda t: t, lambda d: d["in a dict"], lambda p: p[1]):
-        array = find(tensors.get(timeout=10)).numpy()
+        array = find(tensors.get(timeout=60)).numpy()
         array += 1
         answers.put(int(array[0]))

@@ -89,7 +89,7 @@ def test_an_end_is_given_away_by_its_handle(ends):
     same = _core.PipeEnd.connect(_core.PipeHandle.from_bytes(handle.to_bytes()))
     a.send(1)
     a.send(2)
-    assert {again.recv(timeout=10), same.recv(timeout=10)} == {1, 2}
+    assert {again.recv(timeout=60), same.recv(timeout=60)} == {1, 2}
     with pytest.raises(onecopy.errors.BadHandle):
         _core.PipeHandle.from_bytes(b"nonsense")
     with pytest.raises(onecopy.errors.BadHandle):
@@ -184,8 +184,8 @@ def test_the_end_of_a_child_that_was_given_an_end_is_noticed(ends, how, method, 
 def test_keyboard_interrupt_ends_recv_and_poll(ends):
     for wait in (ends[0].recv, lambda: ends[0].poll(None)):
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             wait()
         timer.join()
 

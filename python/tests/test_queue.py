@@ -329,8 +329,8 @@ def test_signals_are_handled_while_waiting(queue):
             queue.get(timeout=0.4)
         assert calls == [1]
         timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         with pytest.raises(KeyboardInterrupt):
+            timer.start()
             queue.get(timeout=60)
         timer.join()
     finally:
@@ -343,8 +343,8 @@ def test_keyboard_interrupt_ends_a_put_that_waits():
     queue = _core.Queue(maxsize=1)
     queue.put(1)
     timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         queue.put(2)
     timer.join()
     assert queue.size() == 1
@@ -470,13 +470,13 @@ def test_a_receiver_imports_torch_when_it_is_sent_a_torch_tensor(queue, torch, r
 
 
 DAEMON = """
-    import sys, threading, time
+    import os, threading, time
     import onecopy
     from onecopy import _core
 
     queue, full, (a, b) = _core.Queue(), _core.Queue(1), _core.Pipe()
     full.put(1)
-    listener = _core.Listener("unix:@onecopy-exit-%d" % id(queue), b"key")
+    listener = _core.Listener("unix:@onecopy-exit-%d" % os.getpid(), b"key")
     timeouts = [0.0005 * i for i in range(40)]
     for wait in (queue.get, a.recv, listener.accept, lambda: full.put(2)):
         threading.Thread(target=wait, daemon=True).start()
