@@ -180,7 +180,7 @@ def on_device(test=None, *, devices: int = 1):
     return outer
 
 
-def eventually(condition, seconds: float = 10.0) -> bool:
+def eventually(condition, seconds: float = 60.0) -> bool:
     """Whether it holds at last: leases end by the tick of a thread. Python code runs meanwhile."""
     end = time.monotonic() + seconds
     while not condition():
@@ -188,6 +188,21 @@ def eventually(condition, seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.005)
     return True
+
+
+def settled(numbers):
+    """What it returns once it has returned the same for a while: what was dropped ends by the tick of a thread."""
+    import onecopy
+
+    seen: list = []
+
+    def is_unchanging() -> bool:
+        onecopy.collect()
+        seen.append(numbers())
+        return len(seen) >= 20 and all(again == seen[-1] for again in seen[-20:])
+
+    assert eventually(is_unchanging)
+    return seen[-1]
 
 
 # --- the driver, as another library uses it ---------------------------------------------------------

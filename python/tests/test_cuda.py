@@ -12,7 +12,7 @@ import sys
 import time
 
 import pytest
-from devices import CUDA, Driver, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device
+from devices import CUDA, Driver, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device, settled
 
 import onecopy
 
@@ -51,11 +51,8 @@ def drop_kept() -> None:
     gc.collect()
 
 
-def settle(cuda: Driver) -> None:
-    """What was dropped in the default stream is marked, and gone."""
-    for _ in range(2):
-        cuda.wait(0)
-        onecopy.collect()
+def live_blocks() -> int:
+    return onecopy.stats()["live_blocks"]
 
 
 def onecopy_row(values: list) -> onecopy.Tensor:
@@ -156,8 +153,7 @@ def test_numba_and_cupy_find_what_they_ask_for():
 def test_every_stream_that_was_given_the_memory_by_dlpack_is_waited_for():
     cuda = Driver()
     tensor = onecopy.zeros(1000, device="cuda:0")
-    settle(cuda)
-    before = onecopy.stats()["live_blocks"]
+    before = settled(live_blocks)
     first, second = cuda.stream(), cuda.stream()
     capsules = [tensor.__dlpack__(stream=stream, max_version=(1, 0)) for stream in (first, second)]
     gate = cuda.hold(second)
@@ -167,11 +163,11 @@ def test_every_stream_that_was_given_the_memory_by_dlpack_is_waited_for():
         cuda.wait(0)
         cuda.wait(first)
         onecopy.collect()
-        in_use = onecopy.stats()["live_blocks"]
+        in_use = live_blocks()
     finally:
         gate.set()
     assert in_use == before, "the second stream may still use it"
-    assert eventually(lambda: onecopy.stats()["live_blocks"] < before)
+    assert eventually(lambda: live_blocks() < before)
 
 
 # --- memory of other libraries ----------------------------------------------------------------------
@@ -220,11 +216,11 @@ def test_managed_memory_is_refused_with_the_way_out():
     at = ctypes.c_uint64()
     cuda.call("cuMemAllocManaged", ctypes.byref(at), ctypes.c_size_t(16), 1)
     array.at = at.value
-    before = onecopy.stats()["segments"]
+    before = settled(lambda: onecopy.stats()["segments"])
     for cuda.dlpack in (2, 13):  # as memory of a device, and as what it is: kDLCUDAManaged
         with pytest.raises(onecopy.Unsupported, match=r"managed.*copy"):
             onecopy.share(array)
-    assert onecopy.stats()["segments"] == before
+    assert eventually(lambda: onecopy.stats()["segments"] == before)
 
 
 def test_a_device_that_another_process_has_for_itself_is_said(run_python):
@@ -255,7 +251,7 @@ def test_what_torchs_allocator_is_given_is_shared_like_any_other_memory():
     allocate.restype, allocate.argtypes = ctypes.c_void_p, [ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
     free.restype = None
     free.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p]
-    before = onecopy.stats()["live_blocks"]
+    before = settled(live_blocks)
     begin = allocate(2 << 20, 0, None)
     assert begin % 512 == 0, "torch counts on 512 bytes"
     array = ForeignArray(cuda, 16)
@@ -268,10 +264,10 @@ def test_what_torchs_allocator_is_given_is_shared_like_any_other_memory():
     gate = cuda.hold(stream)
     free(begin, 2 << 20, 0, stream)
     onecopy.collect()
-    in_use = onecopy.stats()["live_blocks"]
+    in_use = live_blocks()
     gate.set()
     assert in_use > before, "what is in the stream may still write it"
-    assert eventually(lambda: onecopy.stats()["live_blocks"] <= before)
+    assert eventually(lambda: live_blocks() <= before)
     assert allocate(1 << 50, 0, None) is None, "torch is told by a null pointer"
 
 
@@ -281,15 +277,14 @@ def test_a_block_is_kept_as_long_as_the_tensor_object_that_named_it():
     torch = pytest.importorskip("torch")
     from onecopy._alive import keep_with
 
-    onecopy.collect()
-    before = onecopy.stats()["live_blocks"]
+    before = settled(live_blocks)
     named = torch.zeros(3)
     for _ in range(3):
         keep_with(named, onecopy.zeros(3, device="cuda:0"))
     # One for each tensor, however often it is shared; the others go once their stream has come past them.
-    assert eventually(lambda: onecopy.stats()["live_blocks"] == before + 1)
+    assert eventually(lambda: live_blocks() == before + 1)
     del named
-    assert eventually(lambda: onecopy.stats()["live_blocks"] == before)
+    assert eventually(lambda: live_blocks() == before)
 
 
 # --- between processes ------------------------------------------------------------------------------
@@ -363,17 +358,16 @@ def test_what_is_made_here_is_kept_until_the_current_stream_has_come_past_its_en
     }
     for name, make in makers.items():
         tensor = make()
-        settle(cuda)
-        before = onecopy.stats()["live_blocks"]
+        before = settled(live_blocks)
         gate = cuda.hold(0)  # the default stream, which is ours as long as torch is not there
         try:
             del tensor
             onecopy.collect()
-            in_use = onecopy.stats()["live_blocks"]
+            in_use = live_blocks()
         finally:
             gate.set()
         assert in_use == before, f"{name}: the stream may still use it"
-        assert eventually(lambda: onecopy.stats()["live_blocks"] < before)
+        assert eventually(lambda: live_blocks() < before)
 
 
 def test_a_get_in_a_captured_stream_leaves_the_item_where_it_is(run_python):

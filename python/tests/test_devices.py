@@ -8,7 +8,18 @@ import struct
 import sys
 
 import pytest
-from devices import CUDA, NPU, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device, open_driver
+from devices import (
+    CUDA,
+    NPU,
+    ForeignArray,
+    borrower,
+    end_peers,
+    eventually,
+    needs_simulator,
+    on_device,
+    open_driver,
+    settled,
+)
 
 import onecopy
 
@@ -157,14 +168,15 @@ def test_a_device_that_is_not_there_is_named(vendor):
 
 @on_device
 def test_stats_count_memory_of_devices(vendor):
-    onecopy.collect()
-    before = onecopy.stats()
+    def on_devices() -> tuple[int, int]:
+        stats = onecopy.stats()
+        return stats["device_segments"], stats["device_bytes"]
+
+    segments, size = settled(on_devices)
     tensor = onecopy.empty(64 << 20, "uint8", vendor.device())
-    after = onecopy.stats()
-    assert after["device_segments"] == before["device_segments"] + 1
-    assert after["device_bytes"] - before["device_bytes"] == 64 << 20
+    assert on_devices() == (segments + 1, size + (64 << 20))
     del tensor  # its memory goes once the stream has come past it
-    assert eventually(lambda: onecopy.collect() or onecopy.stats()["device_bytes"] == before["device_bytes"])
+    assert eventually(lambda: onecopy.collect() or on_devices() == (segments, size))
 
 
 @on_device
@@ -339,7 +351,7 @@ def list_kept():
 
 @on_device
 def test_a_stale_handle_is_never_wrong_data(vendor):
-    before = onecopy.stats()["live_blocks"]
+    before = settled(lambda: onecopy.stats()["live_blocks"])
     data = onecopy.share(onecopy.zeros(3, device=vendor.device())).to_bytes()
     assert eventually(lambda: onecopy.collect() or onecopy.stats()["live_blocks"] <= before)
     with pytest.raises(onecopy.StaleHandle):

@@ -42,7 +42,7 @@ for ordinal in range(2):
 before = onecopy.stats()["host_waits"]
 putter = threading.Thread(target=put, args=(tensors,))
 putter.start()
-at_once = eventually(lambda: not putter.is_alive(), 5)
+at_once = eventually(lambda: not putter.is_alive(), float(sys.argv[2]))
 waits = onecopy.stats()["host_waits"] - before
 current.update({0: 0, 1: 0})  # it arrives for the default streams
 threading.Timer(0.3, lambda: [gate.set() for gate in gates]).start()
@@ -72,11 +72,11 @@ def test_a_device_without_a_number_is_the_one_that_is_current_in_torch(run_pytho
 @pytest.mark.parametrize("way", ["queue", "pipe", "bundle"])
 def test_no_host_waits_for_the_streams_of_two_cards_whose_tensors_leave_together(run_python, way):
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
-    assert run_python(PROGRAM, way, env=environment) == "True 0\n"
+    assert run_python(PROGRAM, way, "60", env=environment) == "True 0\n"
 
 
 def test_a_host_that_has_to_wait_for_the_streams_of_two_cards_counts_it(run_python):
     environment = needs_simulator() | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}
     environment["ONECOPY_SIM_CUDA_MISSING"] = "cuStreamWaitValue64,cuStreamWriteValue64"
-    said = run_python(PROGRAM, "queue", env=environment)
+    said = run_python(PROGRAM, "queue", "5", env=environment)
     assert said.startswith("False ") and int(said.split()[1]) >= 1, said
