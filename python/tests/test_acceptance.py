@@ -5,6 +5,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -41,20 +42,12 @@ def test_published_program(script, nothing_left_behind, next_start):
 def test_two_programs_started_on_their_own():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    receiver = start("two_programs.py", "--mode", "receiver", "--port", port)
-    for _ in range(600):  # until it listens
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", int(port)))
-            except OSError:
-                break
-        if receiver.poll() is not None:
-            finish(receiver)
-        try:
-            receiver.wait(0.1)
-        except subprocess.TimeoutExpired:
-            continue
-    sender = start("two_programs.py", "--mode", "sender", "--port", port)
+        port = probe.getsockname()[1]
+    receiver = start("two_programs.py", "--mode", "receiver", "--port", str(port))
+    listening = f"0100007F:{port:04X} 00000000:0000 0A"  # a probe of ours could be in the way of its own bind()
+    while listening not in pathlib.Path("/proc/net/tcp").read_text():
+        assert receiver.poll() is None, receiver.communicate()
+        time.sleep(0.02)
+    sender = start("two_programs.py", "--mode", "sender", "--port", str(port))
     finish(sender)
     finish(receiver)
