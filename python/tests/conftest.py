@@ -79,7 +79,7 @@ def nothing_left_behind():
     yield
     if "onecopy" in sys.modules:  # handles that were pickled and never opened would be waited for
         sys.modules["onecopy"].collect(older_than=0)
-    for _ in range(100):
+    for _ in range(600):
         children = set(multiprocessing.active_children()) - before[0] - {p.process for p in Peer.alive}
         names = {name for name in shared_names() - before[1] if is_left(name)}
         if not children and not names:
@@ -212,6 +212,23 @@ def run_python(tmp_path):
         return result.stdout
 
     return run
+
+
+def listed_owner() -> dict:
+    """What list_owners() says of this process. Whoever is slow to answer is left out, and then it is asked again."""
+    import onecopy
+
+    while not (found := [owner for owner in onecopy.list_owners() if owner["pid"] == os.getpid()]):
+        pass
+    return found[0]
+
+
+def has_ended(pid: int | str) -> bool:
+    """Whether that process has, if its parent has waited for it or not."""
+    try:
+        return " Z " in Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 @pytest.fixture(scope="session")

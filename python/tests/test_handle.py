@@ -91,7 +91,7 @@ def test_a_handle_of_a_dead_owner_says_so():
     assert onecopy.open(onecopy.share(opened))[0].item() == 5.0, "what is open here can be shared on"
     del opened
     with pytest.raises((onecopy.OwnerDied, onecopy.StaleHandle)):
-        for _ in range(500):  # until the death is noticed
+        for _ in range(3000):  # until the death is noticed
             onecopy.collect()
             onecopy.open(text)
             time.sleep(0.02)

@@ -11,7 +11,7 @@ import time
 import weakref
 
 import pytest
-from devices import needs_simulator
+from devices import eventually, needs_simulator
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
@@ -223,13 +223,6 @@ def test_a_numpy_view_made_before_stays_valid():
     del tensor, received
     gc.collect()
     assert array.tolist() == [9, 1, 2, 3]
-
-
-def eventually(condition):
-    end = time.monotonic() + 10
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.001)
-    return condition()
 
 
 @wants_exchange
