@@ -111,7 +111,7 @@ class Attack : public ::testing::Test {
     EXPECT_EQ(borrower.join(), 0);
   }
 
-  Watchdog watchdog_{100s};
+  Watchdog watchdog_{2 * Watchdog::kLimit};
   Shared<Note> note_;
   Child owner_;
   Handle handle_;

@@ -40,11 +40,12 @@ void install_handler() {
   ::sigaction(dump_signal(), &action, nullptr);
 }
 
-bool handles_dump_signal(int pid) {
-  std::ifstream status("/proc/" + std::to_string(pid) + "/status");
+/// Whether a mask of signals in there, as "SigCgt:", has the one for dumps.
+bool has_dump_signal(const fs::path& process, const std::string& mask) {
+  std::ifstream status(process / "status");
   for (std::string line; std::getline(status, line);)
-    if (line.rfind("SigCgt:", 0) == 0)
-      return std::strtoull(line.c_str() + 7, nullptr, 16) >> (dump_signal() - 1) & 1;
+    if (line.rfind(mask, 0) == 0)
+      return std::strtoull(line.c_str() + mask.size(), nullptr, 16) >> (dump_signal() - 1) & 1;
   return false;
 }
 
@@ -62,14 +63,20 @@ void dump_kernel_view(const fs::path& task) {
                first_line(task / "syscall").c_str());
 }
 
+/// Waits for a while until it is written, so that the lines of two threads do not mix.
+void dump_stack(int pid, const fs::path& task) {
+  ::syscall(SYS_tgkill, pid, std::atoi(task.filename().c_str()), dump_signal());
+  for (int wait = 0; wait < 200 && has_dump_signal(task, "SigPnd:"); ++wait) ::usleep(10'000);
+  ::usleep(50'000);
+}
+
 void dump_process(int pid) {
-  const bool cooperates = handles_dump_signal(pid);
+  const fs::path process = "/proc/" + std::to_string(pid);
+  const bool cooperates = has_dump_signal(process, "SigCgt:");
   std::error_code error;
-  for (const auto& task : fs::directory_iterator("/proc/" + std::to_string(pid) + "/task", error)) {
+  for (const auto& task : fs::directory_iterator(process / "task", error)) {
     dump_kernel_view(task.path());
-    if (!cooperates) continue;
-    ::syscall(SYS_tgkill, pid, std::atoi(task.path().filename().c_str()), dump_signal());
-    ::usleep(50'000);  // so that the lines of two threads do not mix
+    if (cooperates) dump_stack(pid, task.path());
   }
 }
 

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <thread>
 
+#include "support/limits.h"
+
 namespace onecopy::testing {
 
 /// Ends a test that hangs: when it lives longer than `limit`, the stacks of all threads of this
@@ -15,7 +17,10 @@ namespace onecopy::testing {
 /// Thread safety: made and destroyed by the test's thread.
 class Watchdog {
  public:
-  explicit Watchdog(std::chrono::seconds limit = std::chrono::seconds(50));
+  /// What ctest gives a test, and a little less; with sanitizers it is four times as much.
+  static constexpr std::chrono::seconds kLimit{kSanitized ? 200 : 50};
+
+  explicit Watchdog(std::chrono::seconds limit = kLimit);
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
   ~Watchdog();
