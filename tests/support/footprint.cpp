@@ -4,11 +4,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 
 #include "onecopy/share/stats.h"
+#include "share/process.h"
 #include "support/eventually.h"
 
 namespace onecopy::testing {
@@ -20,6 +23,51 @@ std::uint64_t count_lines(const char* part) {
   for (std::string line; std::getline(maps, line);) lines += line.find(part) != std::string::npos;
   return lines;
 }
+
+/// The turns of this process's watch thread, which it makes one after the other while somebody counts them.
+class Turns {
+ public:
+  Turns() {
+    if (!count_) return;
+    count_->is_wanted = true;
+    process_->watch().request_tick();
+  }
+  Turns(const Turns&) = delete;
+  Turns& operator=(const Turns&) = delete;
+  ~Turns() {
+    if (count_) count_->is_wanted = false;
+  }
+  /// Until it has been through all that had happened before.
+  void wait() const {
+    if (!count_) return;
+    const int wanted = count_->made + 2;
+    EXPECT_TRUE(eventually([&] { return count_->made >= wanted; })) << "the watch thread does nothing";
+  }
+
+ private:
+  struct Count {
+    std::atomic<int> made{0};
+    std::atomic<bool> is_wanted{false};
+  };
+  /// Ticks are for good, and so is what they count in.
+  static Count* count_of(Process* process) {
+    static std::map<Process*, Count*> counts;
+    if (!process) return nullptr;
+    Count*& count = counts[process];
+    if (count) return count;
+    count = new Count;
+    process->watch().add_tick([count, &watch = process->watch()] {
+      ++count->made;
+      if (!count->is_wanted) return Watch::Again::no;
+      watch.hurry();
+      return Watch::Again::soon;
+    });
+    return count;
+  }
+
+  Process* const process_ = Process::existing();
+  Count* const count_ = count_of(process_);
+};
 
 }  // namespace
 
@@ -46,9 +94,11 @@ Footprint Footprint::settled() {
 
 Footprint Footprint::unchanging() {
   constexpr int kLooks = 10;
+  const Turns turns;
   Footprint last;
   int same = 0;
   EXPECT_TRUE(eventually([&] {
+    turns.wait();
     collect();
     const Footprint next = now();
     same = next == last ? same + 1 : 0;

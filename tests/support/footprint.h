@@ -26,7 +26,7 @@ struct Footprint {
   static Footprint settled();
   /// The same of one that others borrow from, or did: so many of them are left.
   static Footprint settled_owner(std::uint64_t borrowers = 0);
-  /// Once it looks the same for a while: the watch thread, or another, is in the middle of nothing.
+  /// Once it looks the same turn after turn of the watch thread: nobody is in the middle of anything.
   static Footprint unchanging();
   bool operator==(const Footprint&) const = default;
 };
