@@ -91,12 +91,6 @@ std::uint64_t process_start_time(int pid) {
   return ticks;
 }
 
-bool is_stopped(int pid) {
-  const auto stat = try_read_text(fmt::format("/proc/{}/stat", pid));
-  const std::string_view state = field_after_name(stat.value_or(""), 1);
-  return state == "T" || state == "t";
-}
-
 std::array<std::uint8_t, 16> boot_id() {
   const std::optional<std::string> text = try_read_text("/proc/sys/kernel/random/boot_id");
   if (!text && (errno == EMFILE || errno == ENFILE))

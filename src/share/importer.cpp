@@ -191,7 +191,6 @@ Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wa
   const Patience in_all(Clock::now() + broker_patience());
   const Turn turn(*this, process);
   if (Peer* peer = live()) return *peer;
-  silent_.refuse_stopped(process);
   if (std::optional<Call> early = EarlyCall::take(process)) {
     try {
       return attach(*std::move(early), wanted);
@@ -203,19 +202,11 @@ Peer& Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wa
 }
 
 Peer& Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
-  const ProcessId process = call.to;
-  const int pid = call.credentials.pid;
-  try {
-    std::unique_ptr<Peer> peer = Peer::introduce(std::move(call), public_name(self_), wanted);
-    watch_.start();         // while the other looks at our proof
-    watch_.request_tick();  // for what has waited for a thread: see Process::clean_up()
-    peer->await_welcome();
-    silent_.remove(process);
-    return adopt(std::move(peer));
-  } catch (const Error& e) {
-    if (e.code() == ErrorCode::timeout) silent_.add(process, pid);
-    throw;
-  }
+  std::unique_ptr<Peer> peer = Peer::introduce(std::move(call), public_name(self_), wanted);
+  watch_.start();         // while the other looks at our proof
+  watch_.request_tick();  // for what has waited for a thread: see Process::clean_up()
+  peer->await_welcome();
+  return adopt(std::move(peer));
 }
 
 /// A disconnected peer of the same process stays: leases and caches point at it.

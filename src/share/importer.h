@@ -16,7 +16,6 @@
 #include "share/holds.h"
 #include "share/ledger.h"
 #include "share/peer.h"
-#include "share/silent_processes.h"
 #include "share/watch.h"
 
 namespace onecopy {
@@ -36,8 +35,7 @@ class Importer {
   /// Tells whoever holds the block for this handle that it need not any more. Does not wait for an
   /// answer; what gets lost is made good by the hold's expiry.
   void acknowledge(const HandleFields& handle) noexcept;
-  /// The peer for a live process; connects when there is none. Throws peer_died, timeout; that at once while a process
-  /// is stopped that has been waited for in vain.
+  /// The peer for a live process; connects when there is none. Throws peer_died.
   Peer& connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
   /// The words of another process's streams; asks it the first time. Null when it is gone and was never
   /// asked: there is nothing to wait for any more.
@@ -97,7 +95,6 @@ class Importer {
   Peers closed_;                                     ///< caches point at them
   std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, which may be closed by now
   std::vector<Ledger*> inherited_;
-  SilentProcesses silent_;
 };
 
 }  // namespace onecopy

@@ -9,7 +9,6 @@
 #include <vector>
 
 #include "onecopy/core/point.h"
-#include "onecopy/os/process.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/broker.h"
@@ -123,34 +122,6 @@ TEST(FirstOpenOfAll, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
   EXPECT_EQ(borrower.join(), 0);
   note->step = 4;
   EXPECT_EQ(owner.join(), 0);
-}
-
-std::atomic<int> silences{0};
-
-TEST_F(FirstOpen, OfAStoppedOwnerWaitsOnceAndSucceedsWhenThatGoesOn) {
-  Shared<Note> stopping;
-  Child borrower([&] {
-    broker_patience_ms = 300;
-    point_hook = [](const char* name) noexcept {
-      if (std::string_view(name) == "conversation.silence") ++silences;
-    };
-    stopping->reach(1);
-    expect_refusal(ErrorCode::timeout, {"may be stopped"}, [&] { open(handle_); });
-    for (int again = 0; again < 3; ++again)
-      expect_refusal(ErrorCode::timeout, {"still stopped"}, [&] { open(handle_); });
-    EXPECT_EQ(silences, 1);
-    broker_patience_ms = 10'000;
-    stopping->step = 2;
-    stopping->reach(3);
-    EXPECT_EQ(open(handle_).nbytes(), 1000u);
-  });
-  owner_.signal(SIGSTOP);
-  stopping->step = 1;
-  stopping->reach(2);
-  owner_.signal(SIGCONT);
-  EXPECT_TRUE(eventually([&] { return !is_stopped(owner_.pid()); }));
-  stopping->step = 3;
-  EXPECT_EQ(borrower.join(), 0);
 }
 
 /// It is known to the owner's other threads before it has been welcomed.

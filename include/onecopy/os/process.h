@@ -16,8 +16,6 @@ int current_pid() noexcept;
 /// Clock ticks from boot to the start of `pid`: with the pid it names one process of this boot. 0 when
 /// there is no such process.
 std::uint64_t process_start_time(int pid);
-/// By a signal or a debugger: it does nothing until it is let go on. False when there is no such process.
-bool is_stopped(int pid);
 /// Changes at every boot of the machine.
 std::array<std::uint8_t, 16> boot_id();
 

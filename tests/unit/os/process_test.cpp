@@ -85,18 +85,6 @@ TEST(Process, StartTimeIsFoundBehindNamesWithSpacesAndBrackets) {
   EXPECT_EQ(child.join(), 0);
 }
 
-TEST(Process, ThatIsStoppedIsSoUntilItGoesOnOrEnds) {
-  Child child = sleeper();
-  EXPECT_FALSE(is_stopped(child.pid()));
-  child.signal(SIGSTOP);
-  EXPECT_TRUE(is_stopped(child.pid()));
-  child.signal(SIGCONT);
-  EXPECT_TRUE(eventually([&] { return !is_stopped(child.pid()); }));
-  child.signal(SIGSTOP);
-  child.kill();
-  EXPECT_FALSE(is_stopped(child.pid()));
-}
-
 TEST(Process, BootIdIsTheKernels) {
   const auto id = boot_id();
   EXPECT_EQ(id, boot_id());
