@@ -111,7 +111,15 @@ std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
   return shape;
 }
 
+/// numpy's dtype(">f4") has the name of the one that is not turned round.
+void check_byte_order(nb::handle dtype, const char* argument) {
+  if (nb::getattr(dtype, "isnative", nb::none()).is(nb::handle(Py_False)))
+    refuse(fmt::format("{} must be in this machine's byte order, not {}; .newbyteorder(\"=\") makes it so",
+                       argument, short_repr(dtype)));
+}
+
 DType dtype_arg(nb::handle value, const char* argument) {
+  check_byte_order(value, argument);
   if (const auto dtype = parse_dtype(dtype_name(value, argument))) return *dtype;
   const std::string message = fmt::format(
       "{} must name an element type that onecopy has, such as \"float32\", \"bfloat16\" or "

@@ -54,6 +54,14 @@ def test_array_protocol():
         t.__array__(np.dtype("int8"), copy=False)
 
 
+def test_a_dtype_of_the_other_byte_order_is_refused():
+    other = np.dtype("f4").newbyteorder("S")
+    for call in (lambda: onecopy.zeros(3, other), lambda: onecopy.zeros(3).view(other)):
+        with pytest.raises(onecopy.InvalidArgument, match=r"^dtype must be in this machine's byte order, not .*newbyteorder"):
+            call()
+    assert onecopy.zeros(3, other.newbyteorder("=")).dtype == "float32"
+
+
 def test_assignment_converts_and_broadcasts_as_numpy_does():
     t = onecopy.zeros((2, 3))
     t[...] = np.arange(3)
