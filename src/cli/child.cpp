@@ -46,8 +46,8 @@ int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, cons
   ::posix_spawn_file_actions_adddup2(&actions, child_stdout.get(), STDOUT_FILENO);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
-  sigset_t
-      blocked;  // Ctrl-C is for us, from the child's first instruction on; what else Interrupts blocks is not
+  // Ctrl-C is for us, from the child's first instruction on; what else Interrupts blocks is not the child's business.
+  sigset_t blocked;
   ::sigemptyset(&blocked);
   ::sigaddset(&blocked, SIGINT);
   ::posix_spawnattr_setsigmask(&attributes, &blocked);

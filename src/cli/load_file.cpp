@@ -36,8 +36,7 @@ void check_file(const std::string& path) {
 
 constexpr const char* kFromNumpy =
     "convert it with safetensors.numpy.save_file(dict(numpy.load(FILE)), \"FILE.safetensors\"), or share "
-    "one array "
-    "that numpy.save() wrote";
+    "one array that numpy.save() wrote";
 constexpr const char* kFromTorch =
     "convert it with safetensors.torch.save_file(torch.load(FILE, weights_only=True), "
     "\"FILE.safetensors\")";
