@@ -133,24 +133,25 @@ void Watch::abandon() noexcept {
 void Watch::run() noexcept {
   pthread_setname_np(pthread_self(), "onecopy-watch");
   running_ = this;
-  auto last_tick = std::chrono::steady_clock::now();  // or when there was none to wait for
+  if (last_tick_ == std::chrono::steady_clock::time_point::min())
+    last_tick_ = std::chrono::steady_clock::now();
   while (!stopping_) {
-    run_logged([&] { wait_and_handle(last_tick); });
+    run_logged([&] { wait_and_handle(); });
     const auto now = std::chrono::steady_clock::now();
     if (!is_ticking()) {
-      last_tick = now;
-    } else if (now >= last_tick + pause()) {
+      last_tick_ = now;
+    } else if (now >= last_tick_ + pause()) {
       hurried_ = false;
       tick();
-      last_tick = hurried_ ? now - pause() : now;
+      last_tick_ = hurried_ ? now - pause() : now;
     }
   }
 }
 
-void Watch::wait_and_handle(std::chrono::steady_clock::time_point last_tick) {
+void Watch::wait_and_handle() {
   using std::chrono::milliseconds;
   const auto now = std::chrono::steady_clock::now();
-  const auto left = std::chrono::ceil<milliseconds>(last_tick + pause() - now);
+  const auto left = std::chrono::ceil<milliseconds>(last_tick_ + pause() - now);
   const bool awake = now < awake_until_;
   const auto wait = awake          ? milliseconds{0}
                     : is_ticking() ? std::max(left, milliseconds{0})

@@ -81,7 +81,7 @@ class Watch {
   void ensure_thread();
   bool try_thread() noexcept;
   void run() noexcept;
-  void wait_and_handle(std::chrono::steady_clock::time_point last_tick);
+  void wait_and_handle();
   void handle(std::uint64_t token) noexcept;
   bool is_ticking() const noexcept { return ticking_ || pause_.count() != 0; }
   std::chrono::milliseconds pause() const noexcept { return ticking_ ? kTickTime : pause_; }
@@ -97,6 +97,8 @@ class Watch {
   std::uint64_t last_token_ = 0;
   std::atomic<bool> ticking_{false};    ///< the next is asked for, or wanted soon
   std::chrono::milliseconds pause_{0};  ///< else before the next; 0: none is wanted. The thread's own
+  /// Or when there was none to wait for. The thread's own, and the next one's: who forks often ticks as well.
+  std::chrono::steady_clock::time_point last_tick_ = std::chrono::steady_clock::time_point::min();
   std::atomic<bool> stopping_{false};
   bool hurried_ = false;                                 ///< the thread's own
   std::chrono::steady_clock::time_point awake_until_{};  ///< the thread's own

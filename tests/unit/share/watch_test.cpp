@@ -176,6 +176,21 @@ TEST(Watch, TicksAsOftenAsEverForWhatIsNewOrNeededSoon) {
   EXPECT_GE(soon, 30);
 }
 
+TEST(Watch, TicksThoughItsProcessForksAgainAndAgain) {
+  std::atomic<int> ticks{0};
+  Watch watch;
+  watch.add_tick([&] {
+    ++ticks;
+    return Again::soon;
+  });
+  watch.request_tick();
+  EXPECT_TRUE(eventually([&] {
+    watch.stop();
+    watch.start_again();
+    return ticks >= 10;
+  }));
+}
+
 TEST(Watch, StopsAroundAForkAndMissesNothing) {
   Event event;
   std::atomic<int> calls{0}, ticks{0};
