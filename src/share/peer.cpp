@@ -186,6 +186,7 @@ std::byte* Peer::allow(std::uint32_t block, Access access, int ordinal) {
 
 void Peer::check_gone() {
   if (!has_exited(pidfd_)) return;
+  Visit::prepare();                      // for when it is closed, with locks held
   if (!conversation_.try_end()) return;  // of a question to it, which ends now: then we are called again
   watch_->remove(pidfd_.get());
   gone_ = true;

@@ -15,6 +15,7 @@
 #include "share/call.h"
 #include "share/info_text.h"
 #include "share/process_name.h"
+#include "share/visit.h"
 
 namespace onecopy {
 namespace {
@@ -38,6 +39,7 @@ Process& Process::make_current() {
     static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });
     handled_pid_ = current_pid();
     start_log();
+    const Visit first(nullptr);  // what the first one makes is whole in every child
     auto made = std::unique_ptr<Process>(new Process());
     if (forked_from_) {
       made->inherit(*forked_from_);

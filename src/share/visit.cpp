@@ -15,6 +15,10 @@ namespace {
 /// A thread had no room to say where it is.
 std::atomic<bool> is_unknown{false};
 
+bool try_register() noexcept {
+  return ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+
 bool try_barrier() noexcept {
   return ::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
 }
@@ -23,7 +27,7 @@ bool try_barrier() noexcept {
 bool barrier_of_all_threads() noexcept {
   if (try_barrier()) return true;
   if (errno != EPERM) return false;  // an old kernel, or a sandbox
-  return ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0 && try_barrier();
+  return try_register() && try_barrier();
 }
 
 }  // namespace
@@ -54,11 +58,15 @@ Visit::Visitor& Visit::begin() noexcept {
   static Leaving leaving;
   static Visitor nameless;
   Visitor* const visitor = leaving.failed == 0 ? take() : nullptr;
-  if (!visitor || pthread_setspecific(leaving.key, visitor) != 0) {
-    is_unknown = true;
-    return nameless;
-  }
-  return *(mine_ = visitor);
+  if (visitor && pthread_setspecific(leaving.key, visitor) == 0) return *(mine_ = visitor);
+  if (visitor) visitor->is_taken = false;
+  is_unknown = true;
+  return nameless;
+}
+
+void Visit::prepare() noexcept {
+  static std::atomic<bool> is_prepared{false};
+  if (!is_prepared.exchange(true)) try_register();
 }
 
 Visit::Visitors Visit::visitors(const void* place) noexcept {

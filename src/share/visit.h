@@ -29,6 +29,9 @@ class Visit {
     some,
     unknown,  ///< the kernel does not tell
   };
+  /// What visitors() needs of the kernel, which in a process with threads takes it some ten milliseconds, once: to be
+  /// called where nobody waits.
+  static void prepare() noexcept;
   static Visitors visitors(const void* place) noexcept;
   /// In a forked child: the parent's other threads are not here.
   static void forget_others() noexcept;
