@@ -22,14 +22,4 @@ bool RegisteredDevices::make_known(Device device, const Mapping& page) {
   return known_[device] = can_use;
 }
 
-void RegisteredDevices::lock() {
-  registering_.lock();
-  mutex_.lock();
-}
-
-void RegisteredDevices::unlock() {
-  mutex_.unlock();
-  registering_.unlock();
-}
-
 }  // namespace onecopy

@@ -22,9 +22,9 @@ class RegisteredDevices {
   /// False as long as it is not known.
   bool can_use(Device device) const { return find(device).value_or(false); }
 
-  // Around a fork.
-  void lock();
-  void unlock();
+  // Around a fork, which does not wait for the driver: a child cannot use it.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
 
  private:
   std::optional<bool> find(Device device) const;

@@ -131,12 +131,12 @@ class ForeignTimeline {
   void forget_awaited() noexcept { awaited_.clear(); }
   // Around a fork: the child's watch thread will call end().
   void lock() {
-    registered_.lock();
     mutex_.lock();
+    registered_.lock();
   }
   void unlock() {
-    mutex_.unlock();
     registered_.unlock();
+    mutex_.unlock();
   }
   /// The process is gone, and its devices have stopped: nobody waits for it any more.
   void end() noexcept;
