@@ -35,7 +35,7 @@ class Importer {
   /// Tells whoever holds the block for this handle that it need not any more. Does not wait for an
   /// answer; what gets lost is made good by the hold's expiry.
   void acknowledge(const HandleFields& handle) noexcept;
-  /// The peer for a live process; connects when there is none. Throws peer_died.
+  /// The peer for a live process; connects when there is none. Throws peer_died, timeout.
   Peer& connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
   /// The words of another process's streams; asks it the first time. Null when it is gone and was never
   /// asked: there is nothing to wait for any more.

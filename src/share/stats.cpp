@@ -54,8 +54,8 @@ std::optional<Asked> ask(const std::string& name, Clock::time_point deadline) {
   return Asked{name, std::move(socket), peer.pid};
 }
 
-std::vector<Asked> ask_all(std::span<const std::string> names, OwnerList& list) {
-  const auto deadline = Clock::now() + kPatience;
+std::vector<Asked> ask_all(std::span<const std::string> names, Clock::time_point deadline,
+                           OwnerList& list) {
   std::vector<Asked> asked;
   for (const std::string& name : names) {
     try {
@@ -74,8 +74,7 @@ OwnerInfo answer_of(Asked& owner, Clock::time_point deadline) {
   return owner_from_json({reinterpret_cast<const char*>(text.data()), text.size()});
 }
 
-void hear_all(std::vector<Asked> asked, OwnerList& list) {
-  const auto deadline = Clock::now() + kPatience;
+void hear_all(std::vector<Asked> asked, Clock::time_point deadline, OwnerList& list) {
   for (Asked& owner : asked) {
     try {
       list.owners.push_back(answer_of(owner, deadline));
@@ -100,8 +99,10 @@ OwnerList ask_owners() {
   const std::vector<std::string> names = listening_names();
   OwnerList list;
   for (std::span<const std::string> left(names); !left.empty();
-       left = left.subspan(std::min(kAtOnce, left.size())))
-    hear_all(ask_all(left.first(std::min(kAtOnce, left.size())), list), list);
+       left = left.subspan(std::min(kAtOnce, left.size()))) {
+    const auto deadline = Clock::now() + kPatience;
+    hear_all(ask_all(left.first(std::min(kAtOnce, left.size())), deadline, list), deadline, list);
+  }
   return list;
 }
 
