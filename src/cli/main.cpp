@@ -43,10 +43,10 @@ void add_global_options(CLI::App& app) {
 }
 
 /// A standard descriptor that is closed would be a socket or a segment next, and our lines would go there. This way
-/// they are errors, as they should be.
+/// it is an error to read or write one, but for stderr: nobody wants to know.
 void keep_standard_descriptors() noexcept {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
-    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_WRONLY);
 }
 
 int output_lost(int error) {

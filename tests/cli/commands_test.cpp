@@ -155,6 +155,13 @@ TEST(Commands, AClosedStdoutIsNoDescriptorOfTheLibrary) {
   }
 }
 
+TEST(Commands, WithoutStderrTheExitStatusSaysIt) {
+  for (const auto& [arguments, status] : {std::pair{"nosuch", 2}, std::pair{"open oc1:nothing", 1}}) {
+    const int ended = std::system(fmt::format("'{}' {} 2>&-", ONECOPY_COMMAND, arguments).c_str());
+    EXPECT_EQ(ended, status << 8) << arguments;
+  }
+}
+
 TEST(Doctor, TriesEverythingAndSaysSoInJson) {
   const Outcome doctor = run_command({"doctor", "--format", "json"});
   const auto report = nlohmann::json::parse(doctor.out);
