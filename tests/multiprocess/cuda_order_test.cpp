@@ -315,6 +315,42 @@ TEST_F(CudaOrder, ADeviceThatIsToldOfTheWordsKeepsNoOthersStreamsWaiting) {
   });
 }
 
+TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Tensor tensor = bytes(4096);
+    close_with(cu, stream, *gate);
+    note->write(share(tensor, Stream{stream}).to_text());
+    note->reach(2);
+    gate->open = true;
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    const Handle handle = Handle::from_text(note->read());
+    point_hook = [](const char* name) noexcept {
+      if (std::string_view(name) != "timeline.register") return;
+      is_registering = true;
+      while (!may_register) std::this_thread::yield();
+    };
+    std::jthread opener([&] { open(handle, Access::read_write, Stream{stream}); });
+    EXPECT_TRUE(eventually([] { return is_registering.load(); }));
+    std::atomic<bool> done{false};
+    std::jthread forker([&] {
+      Child child([] {});
+      done = child.join() == 0;
+    });
+    EXPECT_TRUE(eventually([&] { return done.load(); }));
+    may_register = true;
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
 TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore) {
   if (!testing::is_simulated()) GTEST_SKIP() << "breaks a device, as only a simulator can";
   testing::in_child([&] {
