@@ -59,9 +59,9 @@ class ForeignSegments {
   const Mapped* find_any_mapped(std::uint32_t segment, Access access) const noexcept;
 
   mutable std::mutex mutex_;
-  std::unique_ptr<SegmentPlaces> places_ =
-      std::make_unique<SegmentPlaces>();  ///< of some; written under mutex_
-  std::array<Segments, 2> mapped_;        ///< by Access, by number
+  /// Of some of them; written under mutex_. None once it is closed.
+  std::unique_ptr<SegmentPlaces> places_ = std::make_unique<SegmentPlaces>();
+  std::array<Segments, 2> mapped_;  ///< by Access, by number
 };
 
 }  // namespace onecopy
