@@ -7,11 +7,11 @@
 #include <filesystem>
 #include <vector>
 
-#include "onecopy/memory/safetensors.h"
-#include "onecopy/os/file.h"
+#include "memory/safetensors.h"
 #include "onecopy/share/load.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/file.h"
 #include "rows.h"
 #include "support/memory.h"
 #include "support/samples.h"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "onecopy/channel/queue.h"
-#include "onecopy/os/process.h"
 #include "onecopy/share/share.h"
+#include "os/process.h"
 #include "rows.h"
 #include "support/cpu.h"
 

@@ -17,6 +17,33 @@ if(ONECOPY_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 endif()
 
+# onecopy_look_for(<package> <Debian package>): what is not found goes into ONECOPY_MISSING, to be said in one line.
+macro(onecopy_look_for package debian)
+  find_package(${package} QUIET)
+  if(NOT ${package}_FOUND)
+    list(APPEND ONECOPY_MISSING ${debian})
+  endif()
+endmacro()
+
+# ONECOPY_COMMIT: what is checked out here, by git; "unknown" where these sources are no checkout of their own. A
+# commit, or another branch, configures anew.
+set(ONECOPY_COMMIT unknown)
+find_program(ONECOPY_GIT git)
+mark_as_advanced(ONECOPY_GIT)
+if(ONECOPY_GIT AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
+  execute_process(COMMAND ${ONECOPY_GIT} rev-parse --short=12 HEAD WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+    OUTPUT_VARIABLE commit OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
+  execute_process(COMMAND ${ONECOPY_GIT} rev-parse --git-path logs/HEAD WORKING_DIRECTORY ${PROJECT_SOURCE_DIR}
+    OUTPUT_VARIABLE log OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  get_filename_component(log "${log}" ABSOLUTE BASE_DIR ${PROJECT_SOURCE_DIR})
+  if(NOT failed)
+    set(ONECOPY_COMMIT ${commit})
+  endif()
+  if(EXISTS ${log} AND ONECOPY_IS_TOP_LEVEL)
+    set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${log})
+  endif()
+endif()
+
 # Settings shared by all targets; never exported to consumers.
 add_library(onecopy_build_flags INTERFACE)
 target_compile_options(onecopy_build_flags INTERFACE

@@ -7,6 +7,5 @@ function(onecopy_header_target name)
 endfunction()
 
 onecopy_header_target(fmt::fmt FMT_HEADER_ONLY=1)
-onecopy_header_target(spdlog::spdlog SPDLOG_FMT_EXTERNAL=1 FMT_HEADER_ONLY=1)
 onecopy_header_target(nlohmann_json::nlohmann_json)
 onecopy_header_target(CLI11::CLI11)

@@ -8,6 +8,7 @@ if(TARGET onecopy_command)
   install(TARGETS onecopy_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(DIRECTORY include/onecopy DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(EXPORT onecopy_targets FILE onecopy_targets.cmake NAMESPACE onecopy:: DESTINATION ${ONECOPY_CONFIG_DIR})
 configure_package_config_file(cmake/onecopy-config.cmake.in ${PROJECT_BINARY_DIR}/onecopy-config.cmake
                               INSTALL_DESTINATION ${ONECOPY_CONFIG_DIR})
@@ -18,7 +19,7 @@ install(FILES ${PROJECT_BINARY_DIR}/onecopy-config.cmake ${PROJECT_BINARY_DIR}/o
 
 # For those who build without CMake. The libraries are archives, so whoever links them links what they call as well;
 # the file finds its prefix by where it lies, as an installed package may be moved.
-set(ONECOPY_PC_REQUIRES "fmt, spdlog")
+set(ONECOPY_PC_REQUIRES "fmt")
 if(ONECOPY_HEADERS)
   set(ONECOPY_PC_REQUIRES "")
 endif()

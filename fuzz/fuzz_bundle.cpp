@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "fuzz_input.h"
-#include "share/bundle_codec.h"
+#include "share/format/bundle_codec.h"
 
 namespace onecopy::fuzz {
 namespace {

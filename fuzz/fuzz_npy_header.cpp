@@ -2,7 +2,7 @@
 // Headers of .npy files: refused, or the data lies inside of the file.
 // The first two bytes of an input say how many bytes the file has after the head; the rest is the head.
 #include "fuzz_input.h"
-#include "onecopy/memory/npy.h"
+#include "memory/npy.h"
 
 namespace onecopy::fuzz {
 namespace {

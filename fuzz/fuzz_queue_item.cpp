@@ -3,7 +3,7 @@
 // again and are the same.
 #include <algorithm>
 
-#include "channel/item.h"
+#include "channel/queue/item.h"
 #include "fuzz_input.h"
 
 namespace onecopy::fuzz {
@@ -28,7 +28,11 @@ bool read_item(ByteSpan item) {
   ItemReader reader(item);
   for (std::size_t i = 0; i < reader.head().rows; ++i) check_row(reader.next_row());
   const ItemOrder order = reader.order();
-  require(order.points.size() <= reader.head().rows, "at most one point a tensor");
+  const std::size_t most = order.is_of_values() ? kMostValuePoints : reader.head().rows;
+  require(order.points.size() <= most, "at most one point a tensor, or a device");
+  for (const ItemPoint& point : order.points)
+    require(order.is_of_values() ? point.row == kNoRow : point.row < reader.head().rows,
+            "all points are of tensors of the item, or none is");
   const ByteSpan data = reader.data();
   require(data.size() == reader.head().data_bytes, "the data is as long as announced");
   require(data.data() + data.size() == item.data() + item.size(), "nothing is left over");

@@ -6,7 +6,7 @@
 
 #include "core/utf8.h"
 #include "fuzz_input.h"
-#include "onecopy/memory/safetensors.h"
+#include "memory/safetensors.h"
 
 namespace onecopy::fuzz {
 namespace {

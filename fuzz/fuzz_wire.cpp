@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a broken or foreign peer may send to a broker: packets and descriptions in JSON.
 #include "fuzz_input.h"
-#include "share/info_text.h"
-#include "share/wire.h"
+#include "share/format/info_text.h"
+#include "share/format/wire.h"
 
 namespace onecopy::fuzz {
 namespace {
@@ -34,6 +34,7 @@ void check_packet(ByteSpan packet) {
   check_body<wire::Challenge>(packet);
   check_body<wire::Prove>(packet);
   check_body<wire::WantForeign>(packet);
+  check_body<wire::WantRest>(packet);
   check_body<wire::Segment>(packet);
   check_body<wire::Deposit>(packet);
 }

@@ -15,7 +15,7 @@ from effort import Effort
 from footprint import processor_seconds
 from hand_over import Other, measure
 from peers import Peer, Talk
-from report import Row, at_least, at_most
+from report import Row, at_most
 from samples import Samples
 
 _USERS = 4

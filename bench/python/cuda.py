@@ -6,11 +6,12 @@ All processes are spawned: CUDA does not survive a fork.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import contenders
@@ -241,4 +242,123 @@ def model(effort: Effort) -> Row:
     row.judge("as a bundle", ours.median(), "ns", at_most(ours.median(), 100e6))
     if theirs:
         row.add(TORCH.name + ", a dict", theirs.median(), "ns", theirs.ratio_to(ours), "ours")
+    return row
+
+
+_ALLOCATORS = {
+    "torch's allocator": ({}, 250e6),
+    "expandable segments": (
+        dict.fromkeys(["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"], "expandable_segments:True"),
+        400e6,
+    ),
+}
+
+
+def first_model(effort: Effort) -> Row:
+    """Both processes are new for each figure."""
+    row = Row(
+        "20,000 torch tensors as above, for the first time: shared as a bundle, and opened in another process",
+        "≤ 250 ms from torch's allocator, ≤ 400 ms from expandable segments",
+    )
+    for name, (settings, limit) in _ALLOCATORS.items():
+        samples = Samples()
+        arguments = {"contender": dataclasses.asdict(OURS), "device": effort.device}
+        for _ in range(effort.rounds(_OPENS)):
+            with _environment(settings), Peer(lead_model, **arguments) as leader:
+                leader.hear()
+                samples.append(leader.ask("send"))
+        row.judge(name, samples.median(), "ns", at_most(samples.median(), limit))
+    return row
+
+
+@contextlib.contextmanager
+def _environment(settings: dict[str, str]) -> Iterator[None]:
+    """For processes that are started meanwhile."""
+    before = dict(os.environ)
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name in settings:
+            os.environ.pop(name)
+        os.environ.update({name: before[name] for name in settings if name in before})
+
+
+def reduce_many(talk: Talk, device: str) -> None:
+    """Answers "ours" or "torch" with the nanoseconds of one reduce_tensor(), of new tensors and again of the same."""
+    import torch
+    from torch.multiprocessing import reductions
+
+    import onecopy.multiprocessing.reductions as ours
+
+    functions = {"ours": ours.reduce_tensor, "torch": ours.patches.originals.reduce_tensor or reductions.reduce_tensor}
+    for asked in talk.questions():
+        reduce_one = functions[asked]
+        tensors = [torch.empty(1024, device=device) for _ in range(1000)]
+        torch.cuda.synchronize(device)
+        times = []
+        for _ in range(2):
+            kept: list[Any] = []
+            times.append(time_ns(lambda kept=kept: kept.extend(map(reduce_one, tensors))) / len(tensors))
+            torch.cuda.synchronize(device)
+        talk.say(times)
+
+
+def reduced(effort: Effort) -> Row:
+    row = Row("reduce_tensor() of a CUDA tensor of torch's allocator", "≥ 3 x faster than torch's")
+    samples = {(name, when): Samples() for name in ("ours", "torch") for when in ("first", "again")}
+    with Peer(reduce_many, device=effort.device) as peer:
+        for name in ("ours", "torch"):
+            peer.ask(name)
+        for _ in range(effort.rounds(_OPENS)):
+            for name in ("ours", "torch"):
+                for when, taken in zip(("first", "again"), peer.ask(name), strict=True):
+                    samples[name, when].append(taken)
+    for when, text in (("first", "at first"), ("again", "of the same again")):
+        ours, theirs = samples["ours", when], samples["torch", when]
+        row.add(f"ours, {text}", ours.median(), "ns")
+        bound = at_least(theirs.ratio_to(ours), 3)
+        row.judge_ratio(f"torch's, {text}", theirs.median(), "ns", "ours", bound)
+    return row
+
+
+def put_ints(talk: Talk, device: str) -> None:
+    """Answers "none", "idle" or "busy" with the nanoseconds of one put() and get() of an int in this process, which has
+    used no device, one whose stream is idle, or one whose stream has work."""
+    import torch
+
+    import onecopy
+
+    queue = onecopy.Queue()
+    kept: list[Any] = []
+
+    def exchange_ints(count: int) -> None:
+        for step in range(count):
+            queue.put(step)
+            queue.get()
+
+    for state in talk.questions():
+        if state != "none" and not kept:
+            kept.append(onecopy.share(torch.zeros(1, device=device)))
+        if kept:
+            torch.cuda.synchronize(device)
+        if state == "busy":
+            torch.cuda._sleep(200_000_000)
+        count = 300 if state == "busy" else 3000
+        talk.say(time_ns(lambda count=count: exchange_ints(count)) / count)
+        if kept:
+            torch.cuda.synchronize(device)
+
+
+def numbers(effort: Effort) -> Row:
+    row = Row("An int put and got in one process, which comes after what the current stream has", "no bound")
+    samples = {state: Samples() for state in ("none", "idle", "busy")}
+    with Peer(put_ints, device=effort.device) as peer:
+        for state, values in samples.items():
+            peer.ask(state)
+            for _ in range(effort.rounds(_OPENS)):
+                values.append(peer.ask(state))
+    row.add("no device used", samples["none"].median(), "ns")
+    row.add("the stream is idle", samples["idle"].median(), "ns")
+    row.add("the stream has work", samples["busy"].median(), "ns")
     return row

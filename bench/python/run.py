@@ -16,6 +16,7 @@ import imports
 import large
 import machine
 import many_tensors
+import rpc_calls
 from effort import Effort
 from report import Row, to_text, write_results
 
@@ -35,11 +36,16 @@ ROWS = {
     "module": many_tensors.module,
     "alive": alive.alive,
     "import": imports.times,
+    "rpc-empty": rpc_calls.empty,
+    "rpc-echo": rpc_calls.echoed,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,
     "cuda-first-open": cuda.first_open,
     "cuda-model": cuda.model,
+    "cuda-first-model": cuda.first_model,
+    "cuda-reduce": cuda.reduced,
+    "cuda-int": cuda.numbers,
 }
 
 

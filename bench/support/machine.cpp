@@ -13,7 +13,7 @@
 #include <memory>
 #include <sstream>
 
-#include "onecopy/os/process.h"
+#include "os/process.h"
 
 namespace onecopy::bench {
 namespace {

@@ -16,7 +16,7 @@
 #include <cstdlib>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/memfd.h"
+#include "os/memfd.h"
 
 extern char** environ;
 

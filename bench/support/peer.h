@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "onecopy/os/fd.h"
-#include "onecopy/os/mapping.h"
+#include "os/fd.h"
+#include "os/mapping.h"
 
 namespace onecopy::bench {
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "channel/channel.h"
+#include "channel/queue/channel.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
 

@@ -11,8 +11,8 @@
 #include <cstring>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/futex.h"
-#include "onecopy/os/memfd.h"
+#include "os/futex.h"
+#include "os/memfd.h"
 #include "support/arena.h"
 #include "support/cpu.h"
 #include "support/exchange.h"

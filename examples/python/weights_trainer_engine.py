@@ -13,7 +13,7 @@ def make_model():
 def engine(weights, requests, answers):
     with torch.device("meta"):
         model = make_model()  # no memory of its own
-    model.load_state_dict(dict(onecopy.open(weights, framework="torch")), assign=True)
+    onecopy.open(weights).load_into(model)  # its parameters and buffers are the trainer's
     for x in iter(requests.get, None):
         with torch.no_grad():
             answers.put(model(x))  # with the weights of this moment
@@ -33,7 +33,7 @@ def main():
     x = torch.randn(64, 4)
     y = x.sum(1, keepdim=True)
 
-    weights = onecopy.share(model.state_dict())  # moved into shared memory in place; one handle for all
+    weights = onecopy.share(model)  # moved into shared memory in place; one handle for all
     context = mp.get_context("spawn")
     requests, answers = context.Queue(), context.Queue()
     process = context.Process(target=engine, args=(weights, requests, answers))

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if __cplusplus <= 201703L
+#error "onecopy needs C++20: compile with -std=c++20, or with CMake link onecopy::onecopy"
+#endif
+
 /// All that a program needs to share tensors. Each part may be included alone as well.
 #include "onecopy/channel/listener.h"
 #include "onecopy/channel/pipe.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/load.h"
+#include "onecopy/share/object.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
 
-from . import _core, errors
+from . import _core, _log, _pickled, errors
 from ._core import (
     Bundle,
     Handle,
@@ -53,6 +53,7 @@ from ._core import (
     strategy,
     zeros,
 )
+from ._arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
 from .dtypes import DType
 from .errors import (
     BadFile,
@@ -61,6 +62,7 @@ from .errors import (
     Closed,
     Error,
     InvalidArgument,
+    MissingPackage,
     OtherBoot,
     OtherUser,
     OutOfDescriptors,
@@ -78,6 +80,8 @@ from .errors import (
 )
 
 _Mapping.register(Bundle)
+_pickled.register()
+_log.start()
 
 __all__ = [
     "BadFile",
@@ -91,6 +95,7 @@ __all__ = [
     "InvalidArgument",
     "Listener",
     "Message",
+    "MissingPackage",
     "OtherBoot",
     "OtherUser",
     "OutOfDescriptors",
@@ -111,15 +116,21 @@ __all__ = [
     "Unsupported",
     "VersionMismatch",
     "__version__",
+    "array",
+    "asarray",
     "collect",
     "connect",
     "empty",
+    "empty_like",
     "errors",
     "from_dlpack",
+    "from_numpy",
     "full",
     "list_owners",
     "load_npy",
     "load_safetensors",
+    "ones",
+    "ones_like",
     "open",
     "record_stream",
     "set_strategy",
@@ -128,6 +139,7 @@ __all__ = [
     "strategy",
     "torch",
     "zeros",
+    "zeros_like",
 ]
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; typing would be another import

@@ -1,11 +1,30 @@
 """The C++ core of onecopy; import onecopy instead."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import builtins
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence
+)
 import os
-from typing import Any, Literal
+from typing import (
+    Any,
+    Generic,
+    Literal,
+    NoReturn,
+    SupportsIndex,
+    overload
+)
+
+from typing_extensions import TypeVar
 
 import onecopy.dtypes
 
+
+
+_T = TypeVar("_T", default=Any)
 
 class Tensor:
     """
@@ -160,8 +179,6 @@ class Tensor:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any: ...
 
-    def __buffer__(self, flags: int, /) -> memoryview: ...
-
     def numpy(self) -> Any:
         """
         A ``numpy.ndarray`` on the same memory, not writeable when the tensor is read-only.
@@ -182,10 +199,29 @@ class Tensor:
 
     def __deepcopy__(self, memo: object) -> Tensor: ...
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __jax_array__(self) -> Any:
         """
-        Pickles a handle, not the elements. The memory is kept until the first unpickling, ten
-        minutes at most. Memory of other libraries is copied into shared memory first.
+        A ``jax.Array`` on the same memory: ``jax.numpy.asarray()`` asks for it. Nobody may write
+        to the tensor from then on, because jax takes its arrays for constant.
+        """
+
+    def memoryview(self) -> memoryview:
+        """
+        A ``memoryview`` on the same memory, for files, sockets and ``struct``. The tensor itself
+        is no buffer: ``torch.asarray()`` would take its bytes for float32.
+
+        Raises:
+            BufferError: the tensor is on a device, or its dtype has no format: see ``view()``.
+        """
+
+    def __bytes__(self) -> bytes: ...
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """
+        ``pickle`` and ``torch.save()`` write the elements: unpickling makes a new tensor. What
+        pickles for another process writes a handle instead: queues, pipes, pools and arguments of
+        multiprocessing, joblib and Ray. The memory is kept until the first unpickling then, ten
+        minutes at most; memory of other libraries is copied into shared memory first.
         """
 
     __contains__: None = None
@@ -400,7 +436,7 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
     ``stats()["host_waits"]`` counts it.
     """
 
-class Bundle:
+class Bundle(Mapping[str, Any]):
     """
     Many tensors under one handle, by name: a mapping that opens a tensor when it is asked
     for. The tensors of a nested value are named by their place in it, e.g.
@@ -408,8 +444,6 @@ class Bundle:
     back. Made by ``open()``: with ``framework="torch"`` for ``load_state_dict()``, which takes
     tensors of torch only.
     """
-
-    __reversed__: None = None
 
     def __len__(self) -> int: ...
 
@@ -427,16 +461,16 @@ class Bundle:
             StaleHandle, OwnerDied: as ``open()``.
         """
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: Any = None) -> Any:  # type: ignore[override]
         """The tensor of that name, or ``default``."""
 
-    def keys(self) -> list[str]:
+    def keys(self) -> list[str]:  # type: ignore[override]
         """The names, in order."""
 
-    def values(self) -> list[Any]:
+    def values(self) -> list[Any]:  # type: ignore[override]
         """All tensors, opened at once."""
 
-    def items(self) -> list[tuple[str, Any]]:
+    def items(self) -> list[tuple[str, Any]]:  # type: ignore[override]
         """Names and tensors, opened at once."""
 
     def tree(self, framework: Literal['onecopy', 'torch', 'numpy'] | None = None) -> Any:
@@ -450,35 +484,70 @@ class Bundle:
             framework: of the tensors; None for the one that the bundle was opened with.
         """
 
+    def load_into(self, module: Any, *, prefix: str = '', strict: bool = True) -> Any:
+        """
+        Makes the parameters and buffers of a ``torch.nn.Module`` the bundle's memory: nothing is
+        copied. Unlike ``load_state_dict(assign=True)`` it takes non-persistent buffers too, as
+        ``share(model)`` has them, so a module that was made on ``meta`` is complete. Tied tensors
+        stay one object. A parameter requires a gradient if the module's did, and has the
+        bundle's dtype. Hooks of ``load_state_dict()`` are not called.
+
+        Args:
+            module: with the same names; on ``meta``, or with values that are dropped.
+            prefix: where the module is in what was shared: "model" for share({"model": ...}).
+            strict: refuse names that only one of both has. A non-persistent buffer that is not
+                on ``meta`` may be missing, and stays what it is.
+
+        Returns:
+            The names that were passed over, as ``missing`` and ``unexpected``.
+
+        Raises:
+            InvalidArgument: names or shapes differ; the module is as it was.
+            StaleHandle, OwnerDied: as ``open()``.
+        """
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn: ...
+
     @property
     def handle(self) -> Handle:
         """The handle that the bundle was opened with."""
 
     def __repr__(self) -> str: ...
 
-def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['onecopy', 'torch', 'numpy'] | None = None, progress: Callable[[int, int], object] | None = None) -> dict[str, Any]:
+@overload
+def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['onecopy'] | None = None, progress: Callable[[int, int], object] | None = None) -> dict[str, Tensor]:
     """
     Reads all tensors of a safetensors file straight into one block of shared memory, by
     name, in the order of the file. The block lives as long as any of the tensors.
 
     Args:
-        path: the file.
+        path: the file, or a directory: of one .safetensors file, or of several and the
+            model.safetensors.index.json that names the file of each tensor. Each file is a
+            block then, and all headers are compared with the index before anything is read.
         framework: of the tensors; None for onecopy's.
-        progress: called now and then with the bytes done and the bytes in all; what it
-            raises ends the loading.
+        progress: called now and then with the bytes done and the bytes in all. The first half
+            is done while memory is reserved, the second while the file is read. What it raises
+            ends the loading.
 
     Raises:
-        BadFile: the file contradicts its format.
+        BadFile: the file contradicts its format, or a directory its index.
+        FileNotFoundError: there is no such file, or one that the index names is missing.
+        InvalidArgument: a directory that does not say which files to read.
         Unsupported: elements that onecopy does not have.
         OutOfMemory, System.
     """
+@overload
+def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['torch', 'numpy'], progress: Callable[[int, int], object] | None = None) -> dict[str, Any]: ...
 
-def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['onecopy', 'torch', 'numpy'] | None = None, progress: Callable[[int, int], object] | None = None) -> Any:
+@overload
+def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['onecopy'] | None = None, progress: Callable[[int, int], object] | None = None) -> Tensor:
     """
     Reads a NumPy .npy file, in C or Fortran order, straight into shared memory. Arguments
     and errors as ``load_safetensors()``; object arrays, records and big-endian numbers are
     Unsupported.
     """
+@overload
+def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['torch', 'numpy'], progress: Callable[[int, int], object] | None = None) -> Any: ...
 
 def stats() -> dict[str, int]:
     """
@@ -498,7 +567,7 @@ def stats() -> dict[str, int]:
     - ``deposits``: segments of others kept open for receivers to come;
     - ``unkept``: segments put into queues that do not keep them: what is still in the queue
       when their process dies is lost. It can fall again: one whose queue's creator was stopped
-      counts until a later put has asked again;
+      counts until a later put has asked again, and none counts once its queue is gone;
     - ``descriptors``: open descriptors of the whole process;
     - ``host_waits``: how often this process waited where a stream should have, on devices whose
       streams cannot wait for other processes;
@@ -602,17 +671,19 @@ class Message:
 
     def __repr__(self) -> str: ...
 
-class Queue:
+class Queue(Generic[_T]):
     """
     Objects, in order, from any number of processes to any number of processes. Given to others
     as an argument of a process or through another queue.
 
     A tensor alone and plain values (None, bool, int, float, complex, str, bytes, tuple, list,
     dict, and tensors among them) cross without pickle. Tensors are those of onecopy and torch;
-    numpy arrays are pickled, and so copied: put the onecopy.Tensor, and call ``.numpy()`` where
-    it arrives. What was put is delivered also when its putter is gone by then; what a process had
-    got, and was killed with, is not delivered again. ``onecopy.multiprocessing.Queue`` has the
-    interface of the standard library's.
+    numpy arrays on memory of onecopy cross as they do. Others of 64 KiB and more are copied once,
+    smaller ones and those of objects are pickled.
+
+    What was put is delivered also when its putter is gone by then; what a process had got, and was
+    killed with, is not delivered again. ``onecopy.multiprocessing.Queue`` has the interface of the
+    standard library's.
 
     Args:
         maxsize: how many objects it holds at most; 0 means: as many as memory allows.
@@ -620,7 +691,7 @@ class Queue:
 
     def __init__(self, maxsize: int = 0) -> None: ...
 
-    def put(self, obj: object, timeout: float | None = None) -> None:
+    def put(self, obj: _T, timeout: float | None = None) -> None:
         """
         Put any object that can be pickled; tensors are shared, not copied.
 
@@ -631,7 +702,7 @@ class Queue:
             Timeout, Closed, OutOfMemory, and what pickling raises: nothing was put then.
         """
 
-    def get(self, timeout: float | None = None) -> Any:
+    def get(self, timeout: float | None = None) -> _T:
         """
         The next object.
 
@@ -645,12 +716,12 @@ class Queue:
             OutOfDescriptors, OutOfMappings, OutOfMemory: the object is still in the queue.
         """
 
-    def try_put(self, obj: object) -> bool:
+    def try_put(self, obj: _T) -> bool:
         """
         Put without waiting; False when the queue is full. Raises as ``put()`` does.
         """
 
-    def try_get(self, default: object = None) -> Any:
+    def try_get(self, default: Any = None) -> Any:
         """
         The next object without waiting, or ``default`` when there is none. Raises as ``get()`` does.
         """
@@ -778,7 +849,7 @@ class Listener:
         key: any bytes but none at all.
     """
 
-    def __init__(self, address: str, key: bytes) -> None:
+    def __init__(self, address: object | None, key: object | None) -> None:
         """
         Raises InvalidArgument for other addresses and an empty key, System when the address is
         taken.
@@ -790,14 +861,21 @@ class Listener:
 
     def accept(self, timeout: float | None = None) -> PipeEnd:
         """
-        Our end of the pipe with the next client.
+        Our end of the pipe with the next client that knows the key. Others are refused and do not
+        end the wait: see ``refused``.
 
         Args:
             timeout: seconds to wait at most; None for ever.
 
         Raises:
             Timeout, Closed.
-            BadSecret: a client does not know the key; the listener goes on.
+        """
+
+    @property
+    def refused(self) -> int:
+        """
+        How many clients were refused so far: they do not know the key, or run as another user. The
+        first is a warning in the log.
         """
 
     def close(self) -> None:
@@ -824,6 +902,7 @@ def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd:
     Raises:
         PeerDied: nobody listens there.
         BadSecret: the listener has another key.
+        OtherUser: the listener is another user's, on a Unix socket.
         Timeout: it did not answer.
     """
 

@@ -3,15 +3,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from . import _core
+
+TYPE_CHECKING = False  # typing would be another import
+if TYPE_CHECKING:
+    from typing import Any, Literal
 
 
 def tensor(data: bytes, access: Literal["readwrite", "read"]) -> _core.Tensor:
     """Open the tensor that a pickled handle names."""
     opened: _core.Tensor = _core.open(data, access=access)
     return opened
+
+
+def saved(dtype: str, shape: tuple[int, ...], device: str, elements: Any) -> _core.Tensor:
+    """A new tensor of the elements that a pickle has."""
+    made = _core.empty(shape, dtype, device)
+    made.reshape(-1).view("uint8").copy_from(elements)
+    return made
 
 
 def handle(data: bytes) -> _core.Handle:

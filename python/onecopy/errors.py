@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+
 
 class Error(RuntimeError):
     """Base class of all errors of onecopy.
@@ -127,8 +129,15 @@ class Protocol(Error):
     code = "protocol"
 
 
+class MissingPackage(Unsupported, ModuleNotFoundError):
+    """A package of Python that the call needs is not installed, such as torch."""
+
+
 class System(Error, OSError):
-    """An operating-system call failed; see ``vendor_code``."""
+    """An operating-system call failed; see ``errno``, which is ``vendor_code``.
+
+    Some are also the class that Python has for that number: a missing file is a ``FileNotFoundError``.
+    """
 
     code = "system"
 
@@ -143,8 +152,52 @@ _BY_CODE = {
 }  # fmt: skip
 
 
+_OF_PYTHON = {
+    errno.ENOENT: FileNotFoundError,
+    errno.EACCES: PermissionError,
+    errno.EPERM: PermissionError,
+    errno.EISDIR: IsADirectoryError,
+    errno.ENOTDIR: NotADirectoryError,
+    errno.EEXIST: FileExistsError,
+}
+
+
+_made: dict[tuple[type[Error], type[Exception]], type[Error]] = {}
+
+
+def _both(ours: type[Error], pythons: type[Exception]) -> type[Error]:
+    """A class that programs catch by either name, and read as ours."""
+    bases = (ours, pythons)
+    if bases not in _made:
+        about = {"__doc__": ours.__doc__, "__module__": __name__, "__reduce__": _reduce}
+        _made[bases] = type(ours.__name__, bases, about)
+    return _made[bases]
+
+
+def _reduce(error: Error) -> tuple:
+    return _make, (error.code, error.args[0], error.vendor_code, error.domain)
+
+
 def _make(code: str, message: str, vendor_code: int, domain: str) -> Error:
-    error = _BY_CODE[code](message)
+    kind = _BY_CODE[code]
+    if kind is System and domain == "posix" and vendor_code in _OF_PYTHON:
+        kind = _both(System, _OF_PYTHON[vendor_code])
+    error = kind(message)
     error.vendor_code = vendor_code
     error.domain = domain
+    if isinstance(error, OSError) and domain == "posix":
+        error.errno = vendor_code
+    return error
+
+
+def _timeout_of_queue(kind: str, message: str) -> Error:
+    """A Timeout that is also ``queue.Empty`` or ``queue.Full``."""
+    import queue
+
+    return _both(Timeout, getattr(queue, kind))(message)
+
+
+def _missing_package(package: str, what: str, instead: str) -> Error:
+    error = MissingPackage(f"{what} needs the package {package}, which is not installed: pip install {package}{instead}")
+    error.name = package
     return error

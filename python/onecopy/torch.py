@@ -12,12 +12,11 @@ from typing import Any
 from . import _core
 from .errors import Unsupported
 
-__all__ = ["memory"]
+__all__ = ["memory", "trim"]
 
-_making = threading.Lock()
-_pools: dict[int, Any] = {}
-
-
+_lock = threading.Lock()
+_idle: dict[int, list[Any]] = {}  # pools that no thread is in, the last one left at the end; guarded by _lock
+_entered = threading.local()  # .pools: the pool that this thread is in, by device
 @contextlib.contextmanager
 def memory(device: Any = None) -> Iterator[Any]:
     """Torch's CUDA allocations of this thread come from memory of onecopy::
@@ -27,15 +26,17 @@ def memory(device: Any = None) -> Iterator[Any]:
 
     Such memory can be exported from the start, so that sharing costs nothing the first time, and other
     processes keep it when this one is killed. What its tensors let go of serves torch's next allocations in
-    here: ``torch.cuda.empty_cache()`` does not touch the pool while it lives, which is until the process
-    ends. Tensors that were made before, and threads other than this one, are not concerned. Also good for a
+    here: ``torch.cuda.empty_cache()`` does not touch the pool while it lives, which is until ``trim()`` or
+    the end of the process. Tensors that were made before, and threads other than this one, are not concerned. Also good for a
     CUDA graph's private pool: make the graph's static tensors in here.
 
     Args:
         device: ``"cuda:0"``, a ``torch.device``, a number, or None for torch's current device.
 
     Yields:
-        The ``torch.cuda.MemPool``, the same one for a device in the whole process.
+        The ``torch.cuda.MemPool``: one for each device, until ``trim()``. A thread that enters while others are
+            inside has another, as torch records to a pool from one thread only; a thread that enters again
+            stays in the one that it is in.
 
     Raises:
         Unsupported: torch cannot use CUDA in this process, or is older than 2.8; or the device cannot give
@@ -45,8 +46,65 @@ def memory(device: Any = None) -> Iterator[Any]:
 
     index = _index_of(torch, device)
     _check_device(index)
-    with torch.cuda.use_mem_pool(_pool(torch, index), device=torch.device("cuda", index)):
-        yield _pools[index]
+    entered = _entered.__dict__.setdefault("pools", {})
+    if index in entered:
+        yield entered[index]
+        return
+    pool = entered[index] = _take_pool(torch, index)
+    try:
+        with torch.cuda.use_mem_pool(pool, device=torch.device("cuda", index)):
+            yield pool
+    finally:
+        with _lock:
+            _idle.setdefault(index, []).append(entered.pop(index))
+
+
+def trim(device: Any = None) -> int:
+    """Give idle memory back now: of one device, or of all and of the host::
+
+        onecopy.torch.trim("cuda:0")
+
+    That is memory of onecopy in which nothing is in use, and what torch keeps for ``memory()``: the pools
+    that no thread is in and no graph uses end, and torch's own cache with them
+    (``torch.cuda.empty_cache()``). Tensors stay as they are, also those made in ``memory()``; so does a
+    segment of a card with anything in use in it, and whatever other processes hold. Without this call idle
+    memory goes back after about a second, but for what torch keeps.
+
+    Args:
+        device: ``"cuda:0"``, ``"cpu"``, a ``torch.device``, a number of a CUDA device, or None for all.
+
+    Returns:
+        How many bytes onecopy gave back; 0 for a device that this process has no memory on.
+
+    Raises:
+        InvalidArgument: device names none.
+    """
+    chosen = None if device is None else f"cuda:{device}" if isinstance(device, int) else str(device)
+    if chosen == "cuda":
+        chosen = f"cuda:{_index_of(_loaded_torch(), None)}"
+    _end_pools(chosen)
+    return _core._trim(chosen)
+
+
+def _end_pools(device: str | None) -> None:
+    """A pool's memory is torch's as long as the pool lives. One that a captured graph uses must not end."""
+    with _lock:
+        ended = [
+            pools.pop(at)
+            for index, pools in _idle.items()
+            if device in (None, f"cuda:{index}")
+            for at in reversed(range(len(pools)))
+            if pools[at].use_count() == 1
+        ]
+    if ended:
+        ended.clear()  # the pools go here
+        _loaded_torch().cuda.empty_cache()
+
+
+def _loaded_torch() -> Any:
+    import torch
+
+    return torch
 
 
 def _index_of(torch: Any, device: Any) -> int:
@@ -70,12 +128,13 @@ def _check_device(index: int) -> None:
     _core.empty(1, "uint8", f"cuda:{index}")
 
 
-def _pool(torch: Any, index: int) -> Any:
-    with _making:
-        if index not in _pools:
-            with torch.cuda.device(index):
-                _pools[index] = torch.cuda.MemPool(_allocator(torch).allocator())
-        return _pools[index]
+def _take_pool(torch: Any, index: int) -> Any:
+    """The pool of the device that was left last, or a new one. It does not end before it is left."""
+    with _lock:
+        if pools := _idle.get(index):
+            return pools.pop()
+    with torch.cuda.device(index):
+        return torch.cuda.MemPool(_allocator(torch).allocator())
 
 
 @functools.cache

@@ -110,7 +110,7 @@ def is_left(name: str) -> bool:
     try:
         with open(f"{SHARED}/{name}", "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, FileNotFoundError):
+    except (BlockingIOError, FileNotFoundError, IsADirectoryError):  # a directory is another run's
         return False
     return True
 

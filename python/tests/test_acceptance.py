@@ -34,6 +34,10 @@ def next_start():
     subprocess.run([sys.executable, "-c", "import onecopy; onecopy.zeros(1)"], check=True)
 
 
+def test_published_rpc_program():
+    finish(start("cuda_rpc.py", "cpu", "cpu"))
+
+
 @pytest.mark.parametrize("script", ["ipc_guide.py", "queue_and_explicit.py", "hogwild.py"])
 def test_published_program(script, nothing_left_behind, next_start):
     finish(start(script))

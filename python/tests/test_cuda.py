@@ -10,11 +10,13 @@ import os
 import struct
 import sys
 import time
+import warnings
 
 import pytest
 from devices import CUDA, Driver, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device, settled
 
 import onecopy
+import onecopy.multiprocessing
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -68,8 +70,10 @@ def onecopy_row(values: list) -> onecopy.Tensor:
 @on_device
 def test_torch_without_cuda_says_so():
     torch = pytest.importorskip("torch")
-    if torch.cuda.is_available():
-        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a torch that has CUDA tries the simulated driver, which has not all that it wants
+        if torch.cuda.is_available():
+            return
     tensor = onecopy.zeros(3, device="cuda:0")
     for refused in (tensor.torch, lambda: onecopy.open(onecopy.share(tensor), framework="torch")):
         with pytest.raises(onecopy.Unsupported, match=r"torch.*cuda:0.*\.cpu\(\)"):
@@ -320,6 +324,47 @@ def list_kept():
 
 
 @on_device
+def test_a_value_comes_after_what_the_putters_stream_did():
+    """The memory is open in both processes already: nothing but the value says that it is written."""
+    cuda = Driver()
+    tensor = onecopy.zeros(1, "int32", "cuda:0")
+    context = onecopy.multiprocessing.get_context("spawn")
+    here, there = onecopy.Pipe()
+    channels = [onecopy.Queue(), context.Queue(), context.JoinableQueue(), context.SimpleQueue()]
+    back = onecopy.Queue()
+    getter = context.Process(target=get_values, args=(onecopy.share(tensor).to_bytes(), [*channels, there], back))
+    getter.start()
+    assert back.get(timeout=60) == "ready"
+    values = [7, {"step": "ready"}, range(3), "x" * 100_000]  # the third is pickled
+    for step, (put, value) in enumerate((put, value) for put in putters(channels, here) for value in values):
+        gate = cuda.hold(0)
+        cuda.write_later(tensor.data_ptr, struct.pack("i", step), 0)
+        put(value)
+        assert not cuda.is_idle(0), "the putter has waited"
+        assert back.get(timeout=60) == (value, False), "the getter's stream waits for nothing"
+        gate.set()
+        assert back.get(timeout=60) == step
+        if value is values[-1]:
+            put("end")
+    getter.join()
+
+
+def putters(queues, end) -> list:
+    return [queue.put for queue in queues] + [end.send]
+
+
+def get_values(handle: bytes, channels: list, back: onecopy.Queue) -> None:
+    cuda, tensor = Driver(), onecopy.open(handle)
+    back.put("ready")
+    for channel in channels:
+        while (got := channel.get() if hasattr(channel, "get") else channel.recv()) != "end":
+            back.put((got, cuda.is_idle(0)))
+            back.put(tensor.tolist()[0])
+            if hasattr(channel, "task_done"):
+                channel.task_done()
+
+
+@on_device
 def test_a_lease_ends_when_the_borrowers_stream_has_come_so_far():
     tensor = onecopy.zeros(1000, "int32", "cuda:0")
     data = onecopy.share(tensor).to_bytes()
@@ -409,6 +454,34 @@ def test_a_get_in_a_captured_stream_leaves_the_item_where_it_is(run_python):
         print(queue.get(timeout=60).tolist(), there.recv(timeout=60).tolist())
     """
     assert run_python(program, env=environment) == "[1, 'of the host']\n[7, 7, 7] [7, 7, 7]\n"
+
+
+# --- memory that lies idle --------------------------------------------------------------------------
+
+
+@on_device
+def test_trim_gives_idle_memory_of_a_card_and_of_the_host_back():
+    def committed() -> tuple[int, int]:
+        stats = onecopy.stats()
+        return stats["device_bytes"], stats["bytes_shared"] - stats["device_bytes"]
+
+    onecopy.torch.trim()
+    settled(committed)
+    before = committed()
+    kept = onecopy.zeros(64 << 20, "uint8", "cuda:0")
+    for device in "cuda:0", "cpu":
+        onecopy.zeros(96 << 20, "uint8", device)  # and goes
+    Driver().wait(0)
+    assert onecopy.torch.trim("cuda:0") >= 96 << 20, "of the card"
+    assert committed()[0] == before[0] + (64 << 20), "what is in use stays"
+    assert onecopy.torch.trim("cpu") >= 96 << 20
+    assert committed()[1] == before[1]
+    assert onecopy.torch.trim() == 0, "there is nothing more"
+    assert onecopy.torch.trim(0) == 0
+    assert onecopy.torch.trim("cuda:99") == 0, "there is nothing of ours on a device that is not there"
+    with pytest.raises(onecopy.InvalidArgument, match="device"):
+        onecopy.torch.trim("nonsense")
+    assert kept[:3].tolist() == [0, 0, 0]
 
 
 # --- faults -----------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ import gc
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from devices import borrower, driver, end_peers, eventually, is_simulated, on_device, settled
@@ -536,3 +538,130 @@ def test_a_graphs_tensors_can_lie_in_it():
     graph.replay()
     torch.cuda.synchronize()
     assert set(borrower(describe, handle.to_bytes())[4]) == {5.0}
+
+
+# --- values, memory of torch in many chunks, and memory that lies idle --------------------------------
+
+
+@on_device
+@pytest.mark.parametrize("own_streams", [False, True], ids=["default streams", "own streams"])
+def test_an_int_that_says_ready_comes_after_the_kernels_before_it(own_streams):
+    queue, back = onecopy.Queue(), onecopy.Queue()
+    tensor = torch.zeros(1 << 20, dtype=torch.int32, device="cuda:0")
+    torch.cuda.synchronize()
+    borrower(keep, onecopy.share(tensor).to_bytes())
+    stream = torch.cuda.Stream() if own_streams else torch.cuda.current_stream()
+    stale = 0
+    for step in range(1, 201):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(200_000)
+            tensor.fill_(step)
+            queue.put(step)
+        borrower(get_and_read, queue, back, own_streams)
+        got, first, last = back.get(timeout=60)
+        assert got == step
+        stale += (first, last) != (step, step)
+    assert stale == 0, f"{stale} of 200 reads were stale"
+    borrower(drop_kept)
+
+
+def get_and_read(queue, back, own_streams: bool) -> None:
+    stream = torch.cuda.Stream() if own_streams else torch.cuda.current_stream()
+    with torch.cuda.stream(stream):
+        got = queue.get(timeout=60)
+        seen = kept["tensor"][[0, -1]].tolist()
+    back.put((got, *seen))
+
+
+LARGE_OWNER = """
+import sys, torch, onecopy
+tensor = torch.empty(6 << 30, dtype=torch.uint8, device="cuda:0")  # more than 252 chunks of 20 MiB
+for chunk in range(0, 6 << 30, 20 << 20):
+    tensor[chunk] = (chunk // (20 << 20)) % 251
+tensor[-1] = 99
+torch.cuda.synchronize()
+print(onecopy.share(tensor), flush=True)
+sys.stdin.read()
+"""
+
+
+@on_device
+def test_one_tensor_of_6_gib_in_expandable_segments_is_opened_where_it_is():
+    if torch.cuda.mem_get_info(0)[0] < 8 << 30:
+        pytest.skip("wants 8 GiB of the card")
+    settings = dict.fromkeys(["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"], "expandable_segments:True")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    command = [sys.executable, "-c", LARGE_OWNER]
+    with subprocess.Popen(command, text=True, env=os.environ | settings, **pipes) as owner:
+        tensor = onecopy.open(owner.stdout.readline().strip(), framework="torch")
+        at = torch.arange(0, 6 << 30, 20 << 20, device="cuda:0")
+        assert tensor[at].tolist() == [chunk % 251 for chunk in range(len(at))]
+        assert tensor[-1].item() == 99
+        assert tensor.numel() == 6 << 30
+        owner.stdin.close()
+
+
+@on_device
+def test_trim_gives_back_what_torch_keeps_of_our_memory_and_leaves_what_is_in_use():
+    onecopy.torch.trim()
+    with onecopy.torch.memory("cuda:0"):
+        small = torch.full((8,), 5.0, device="cuda:0")
+        large = torch.full((256 << 20,), 1, dtype=torch.uint8, device="cuda:0")
+    del large
+    torch.cuda.synchronize()
+    given: list[int] = []
+    assert eventually(lambda: given.append(onecopy.torch.trim("cuda:0")) or sum(given) >= 256 << 20)
+    assert small.tolist() == [5.0] * 8
+    with onecopy.torch.memory("cuda:0") as pool:
+        again = torch.full((8,), 6.0, device="cuda:0")
+        onecopy.torch.trim()
+        with onecopy.torch.memory("cuda:0") as same:
+            assert same is pool, "a pool that a thread is in does not end"
+            inner = torch.full((8,), 7.0, device="cuda:0")
+    assert (small + again + inner).tolist() == [18.0] * 8
+
+
+@on_device
+def test_two_threads_allocate_from_memory_at_once():
+    both_inside = threading.Barrier(2)
+
+    def fill(value: float) -> tuple:
+        with onecopy.torch.memory("cuda:0") as pool:
+            both_inside.wait(60)
+            return pool, torch.full((8,), value, device="cuda:0")
+
+    with ThreadPoolExecutor(2) as threads:
+        (one, first), (other, second) = threads.map(fill, (1.0, 2.0))
+    assert one is not other
+    assert (first + second).tolist() == [3.0] * 8
+    with onecopy.torch.memory("cuda:0") as again:
+        assert again in (one, other)
+
+
+@on_device
+def test_trim_leaves_a_pool_that_a_graph_uses():
+    with onecopy.torch.memory("cuda:0") as pool:
+        source = torch.zeros(1024, device="cuda:0")
+        target = torch.zeros(1024, device="cuda:0")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        target.copy_(source + 1)
+    onecopy.torch.trim()
+    source.fill_(4)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert target.unique().tolist() == [5.0]
+    with onecopy.torch.memory("cuda:0") as same:
+        assert same is pool
+
+
+@on_device
+def test_reduce_tensor_says_in_one_call_what_it_says_in_many():
+    whole = torch.arange(24.0, device="cuda:0").view(4, 6)
+    for tensor in (whole, whole[1:, 2:5], whole.t(), whole[2, 3], torch.nn.Parameter(whole[2:])):
+        rebuild_by, quick = reduce_tensor(tensor)
+        slow_by, slow = mp.reductions._reduce_shared_tensor(tensor)
+        assert rebuild_by is slow_by
+        assert (quick[:7], quick[8:]) == (slow[:7], slow[8:]), "all but the handle"
+        assert borrower(rebuild, rebuild_by, quick) == ("cuda:0", tensor.tolist())
+        mp.reductions._core._end_hold(slow[7])

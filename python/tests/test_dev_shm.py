@@ -5,10 +5,15 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+import tempfile
 import uuid
 from pathlib import Path
 
 import pytest
+from conftest import SHARED, is_left
 
 pytest.importorskip("torch", reason="wants torch installed")
 
@@ -104,3 +109,93 @@ def test_a_storage_that_the_control_group_does_not_allow_is_an_error_and_no_kill
     if not os.access(control_group, os.W_OK):
         pytest.skip(f"wants to write {control_group}")
     assert run_python(LIMITED, str(control_group)) == "ok\n"
+
+
+# With the strategy file_system, as torch before 2.12: nothing of ours may cost a descriptor for each storage.
+BY_NAME = """
+import gc, os, resource, time
+import torch
+torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+import onecopy
+import onecopy.multiprocessing as mp
+
+COUNT = 400
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+def names():
+    ours = [name for name in os.listdir(os.environ["ONECOPY_SHM_DIR"]) if name.startswith("onecopy-")]
+    return len(ours) + len([name for name in os.listdir("/dev/shm") if name.startswith(f"torch_{os.getpid()}_")])
+
+def add_one(there, back, go):
+    got = [there.get() for _ in range(COUNT)]
+    for tensor in got:
+        tensor.add_(1)
+    back.put(descriptors())
+    go.get()
+
+if __name__ == "__main__":
+    mp.set_sharing_strategy("file_system")
+    context = mp.get_context("fork")
+    there, back, go = context.Queue(), context.Queue(), context.Queue()
+    process = context.Process(target=add_one, args=(there, back, go))
+    process.start()
+    bases = [torch.ones(4) for _ in range(COUNT)]
+    for base in bases:
+        there.put(base[1:])
+    most = max(back.get(), descriptors())
+    assert all(base.tolist() == [1, 2, 2, 2] for base in bases)
+    assert onecopy._core.torch_counters()["moved_by_torch"] == COUNT
+    go.put("end")
+    process.join()
+    del base, bases
+    gc.collect()
+    deadline = time.monotonic() + 60
+    while names() and time.monotonic() < deadline:
+        onecopy.collect(older_than=0)
+        time.sleep(0.01)
+    print(most < 100, names())
+"""
+
+
+@pytest.fixture
+def directory():
+    """Of this test alone, on the file system where torch has its files."""
+    path = Path("/dev/shm") / f"tests-{uuid.uuid4()}"
+    path.mkdir()
+    yield path
+    shutil.rmtree(path)
+
+
+def test_with_file_system_a_storage_that_torch_moved_costs_a_name_and_no_descriptor(run_python, directory):
+    assert run_python(BY_NAME, env={"ONECOPY_SHM_DIR": str(directory)}) == "True 0\n"
+
+
+ELSEWHERE = """
+import os, sys
+import torch
+torch.UntypedStorage._swap_data_ptr_ = None  # as before torch 2.12
+import onecopy
+import onecopy.multiprocessing as mp
+mp.set_sharing_strategy("file_system")
+for _ in range(2):
+    base = torch.ones(4)
+    onecopy.open(onecopy.share(base[1:]), framework="torch").add_(1)
+    print(base.tolist())
+"""
+
+
+def test_names_that_cannot_be_beside_torchs_are_a_line_in_the_log(tmp_path):
+    if os.stat(tmp_path).st_dev == os.stat("/dev/shm").st_dev:
+        pytest.skip("wants a directory on another file system than /dev/shm")
+    environment = {**os.environ, "ONECOPY_SHM_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.stdout == "[1.0, 2.0, 2.0, 2.0]\n" * 2, done.stderr
+    assert done.stderr.count("each storage that torch shares by name costs a descriptor") == 1
+def test_a_folder_that_another_program_has_in_dev_shm_is_not_what_a_test_has_left():
+    with tempfile.TemporaryDirectory(prefix="onecopy-", dir=SHARED) as folder:
+        assert not is_left(Path(folder).name)

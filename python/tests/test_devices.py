@@ -102,7 +102,7 @@ def test_a_large_tensor_is_filled_to_its_last_element(vendor):
     tensor = onecopy.full(3_000_001, 42, "int32", device=vendor.device())
     assert tensor[-2:].tolist() == [42, 42]
     host = tensor.cpu()
-    assert bytes(memoryview(host).cast("B")) == struct.pack("i", 42) * 3_000_001
+    assert bytes(host.memoryview().cast("B")) == struct.pack("i", 42) * 3_000_001
 
 
 @on_device
@@ -153,7 +153,7 @@ def test_what_only_memory_of_the_cpu_can_do_is_refused_with_the_way_out(vendor):
         with pytest.raises(onecopy.Unsupported, match=rf"{vendor.device()}.*\.cpu\(\)"):
             refused()
     with pytest.raises(BufferError, match=vendor.device()):
-        memoryview(tensor)
+        tensor.memoryview()
     with pytest.raises(onecopy.Unsupported, match=vendor.device()):
         onecopy.open(onecopy.share(tensor), "cpu")
 

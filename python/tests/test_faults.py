@@ -105,7 +105,7 @@ def test_threads_share_and_open_at_once():
                 tree = mine.tree()
                 tree["t"][i % 64] = i
                 assert tree["more"][0].tolist() == [i] * 3
-                view = memoryview(tree["t"])
+                view = tree["t"].memoryview()
                 assert onecopy.open(onecopy.share(view)).data_ptr == t[row].data_ptr
         except BaseException as error:
             errors.append(error)

@@ -6,6 +6,7 @@ import struct
 import subprocess
 import sys
 import threading
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
@@ -118,8 +119,8 @@ def test_every_way_in_and_out_keeps_the_elements_and_the_memory(data):
         onecopy.from_dlpack(part),
         onecopy.open(onecopy.share(part)),
         onecopy.open(onecopy.share(part.numpy())),
-        onecopy.open(onecopy.share(memoryview(part))),
-        pickle.loads(pickle.dumps(part)),
+        onecopy.open(onecopy.share(part.memoryview())),
+        pickle.loads(ForkingPickler.dumps(part)),
         onecopy.open(onecopy.share([part]))[0],
         onecopy.open(onecopy.share((part, 1)), access="read").tree()[0],
     ]
@@ -127,7 +128,9 @@ def test_every_way_in_and_out_keeps_the_elements_and_the_memory(data):
         assert way.dtype == name and same(way, expected)
         if expected.size:
             assert way.data_ptr == part.data_ptr
-    assert memoryview(part).tobytes() == expected.tobytes()
+    assert part.memoryview().tobytes() == expected.tobytes() == bytes(part)
+    saved = pickle.loads(pickle.dumps(part))
+    assert saved.dtype == name and same(saved, expected)
 
 
 @hypothesis.given(st.data())
@@ -174,7 +177,7 @@ def other_process():
 import sys, onecopy
 for line in sys.stdin:
     t = onecopy.open(line.strip())
-    print(t.dtype, t.shape, memoryview(t.copy().reshape(-1).view("uint8")).hex(), sep=";", flush=True)
+    print(t.dtype, t.shape, t.copy().reshape(-1).view("uint8").memoryview().hex(), sep=";", flush=True)
 """
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield process
@@ -379,7 +382,7 @@ def table_of(handle) -> onecopy.Tensor:
 
 def seal(table) -> None:
     """Checksums that fit, as a malicious maker would write them."""
-    view = memoryview(table)
+    view = table.memoryview()
     view[12:16] = crc32c(view[64:])
     view[8:12] = bytes(4)
     view[8:12] = crc32c(view[:64])
@@ -401,7 +404,7 @@ VALUE = {"a": onecopy.zeros(3), "b": [onecopy.zeros(1), "text", 5], "again": [NA
 def test_a_bundle_that_its_maker_scribbles_on_never_crashes_its_reader(changes, sealed):
     handle = onecopy.share(VALUE)
     table = table_of(handle)
-    assert bytes(memoryview(table)[:5]) == b"1CBND"
+    assert bytes(table.memoryview()[:5]) == b"1CBND"
     for at, byte in changes:
         table[64 + at % (table.size - 64)] = byte
     if sealed:

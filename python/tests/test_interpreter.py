@@ -21,7 +21,7 @@ def test_importing_drags_in_neither_numpy_nor_torch(run_python):
         import onecopy
         t = onecopy.full((2, 3), 1.5, "bfloat16")
         t[0] = 2
-        repr(t), t.tolist(), t[1, 2].item(), memoryview(t.view("uint8"))
+        repr(t), t.tolist(), t[1, 2].item(), t.view("uint8").memoryview()
         tree = onecopy.open(onecopy.share({"t": [t]})).tree()
         onecopy.stats(), onecopy.list_owners(), onecopy.collect()
         new = {name.partition(".")[0] for name in set(sys.modules) - before}
@@ -37,7 +37,7 @@ PROGRAMS = {
     "tensors": "t = onecopy.zeros((2, 3)); part = t[1:]; rows = list(t)",
     "handles": "t = onecopy.zeros(3); h = onecopy.share(t); u = onecopy.open(h); v = onecopy.open(str(h), access='read')",
     "temporary": "onecopy.open(onecopy.share(onecopy.zeros(3)))",
-    "buffers": "m = memoryview(onecopy.zeros(3)); n = m[1:]",
+    "buffers": "m = onecopy.zeros(3).memoryview(); n = m[1:]",
     "capsules": "c = onecopy.zeros(3).__dlpack__(); d = onecopy.from_dlpack(onecopy.zeros(3))",
     "bundles": "b = onecopy.open(onecopy.share({'a': onecopy.zeros(3), 'l': [onecopy.zeros(1)]})); t = b.tree(); i = iter(b)",
     "pickles": "import pickle; d = pickle.dumps(onecopy.zeros(3)); t = pickle.loads(pickle.dumps(onecopy.zeros(3)))",

@@ -54,26 +54,26 @@ def test_accept_gives_up_after_its_timeout(address):
             listener.accept(timeout=0)
 
 
-def test_another_key_is_refused_on_both_sides(address):
+def test_another_key_is_refused_counted_and_does_not_end_the_wait(address):
     errors = []
 
-    def client(to):
-        try:
-            _core.connect(to, b"wrong", timeout=60)
-        except onecopy.errors.BadSecret as error:
-            errors.append(error)
+    def clients(to):
+        for _ in range(2):
+            try:
+                _core.connect(to, b"wrong", timeout=60)
+            except onecopy.errors.BadSecret as error:
+                errors.append(error)
+        _core.connect(to, b"key", timeout=60)
 
-    with _core.Listener(address, b"key") as listener:
-        thread = threading.Thread(target=client, args=(listener.address,))
-        thread.start()
-        with pytest.raises(onecopy.errors.BadSecret):
-            listener.accept(timeout=60)
-        thread.join()
-        assert len(errors) == 1
-        thread = threading.Thread(target=_core.connect, args=(listener.address, b"key"))
-        thread.start()
-        assert not listener.accept(timeout=60).closed
-        thread.join()
+    listener = _core.Listener(address, b"key")
+    assert listener.refused == 0
+    thread = threading.Thread(target=clients, args=(listener.address,))
+    thread.start()
+    assert not listener.accept(timeout=60).closed
+    thread.join()
+    assert len(errors) == 2 and listener.refused == 2
+    listener.close()
+    assert listener.refused == 2
 
 
 @pytest.mark.parametrize(

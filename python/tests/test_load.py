@@ -6,6 +6,7 @@ import os
 import pathlib
 import signal
 import struct
+import threading
 
 import pytest
 
@@ -118,6 +119,57 @@ def test_a_signal_ends_the_loading(model):
 
     with pytest.raises(KeyboardInterrupt):
         onecopy.load_safetensors(model, progress=interrupt)
+
+
+def shared_memory():
+    """Bytes that the files of our segments have."""
+    held = 0
+    for descriptor in os.scandir("/proc/self/fd"):
+        try:
+            if "onecopy" in os.readlink(descriptor):
+                held += os.stat(descriptor).st_blocks * 512
+        except OSError:
+            pass  # closed meanwhile
+    return held
+
+
+@pytest.mark.parametrize("make", [onecopy.empty, onecopy.zeros, lambda n, t: onecopy.full(n, 7, t)])
+def test_a_signal_is_handled_while_memory_is_reserved(make):
+    """The handler runs when a part of the memory is there, and what it raises ends the call."""
+    size = 512 << 20
+    onecopy.collect()
+    others = shared_memory()
+    seen = []
+
+    def stop(number, frame):
+        seen.append(shared_memory() - others)
+        raise LookupError("enough")
+
+    def send():
+        while shared_memory() - others < size // 8 and not done:
+            pass
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    main = threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, stop)
+    try:
+        for _ in range(20):  # a machine with much to do may run the other thread too late
+            onecopy.collect()
+            done = False
+            other = threading.Thread(target=send)
+            other.start()
+            with pytest.raises(LookupError, match="enough"):
+                try:
+                    make(size, "uint8")
+                finally:
+                    done = True
+                    other.join()
+            if seen[-1] < size:
+                break
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert seen[-1] < size
+    assert onecopy.stats()["bytes_shared"] < size
 
 
 @pytest.mark.parametrize("load", [onecopy.load_safetensors, onecopy.load_npy])

@@ -13,7 +13,7 @@ import pytest
 import onecopy
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md"]
+PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md", "rpc.md"]
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 

@@ -17,7 +17,6 @@ import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.connection import Client, Listener
-from pathlib import Path
 
 import pytest
 import torch

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -55,6 +58,9 @@ def changed(before, after):
 """
 
 CHANGES = SNAPSHOT + """
+first = snapshot()
+import onecopy
+assert changed(first, snapshot()) == ["ForkingPickler[onecopy._core.Tensor]"]
 before = snapshot()
 import onecopy.multiprocessing as mp
 assert mp.installed()
@@ -78,11 +84,13 @@ def documented(repository) -> set[str]:
 
 def test_the_documented_list_is_what_is_really_changed(run_python, repository):
     really = run_python(CHANGES, stderr=None).split()
-    named = {name.replace("torch.storage.", "torch.").replace("onecopy._core.", "onecopy.") for name in really}
+    spellings = {"torch.storage.": "torch.", "onecopy._core.": "onecopy.", "._reduce_event": ".reduce_event"}
+    named = {functools.reduce(lambda name, pair: name.replace(*pair), spellings.items(), name) for name in really}
     assert named == documented(repository)
 
 
 DISABLED = SNAPSHOT + """
+import onecopy
 before = snapshot()
 import onecopy.multiprocessing as mp
 assert not mp.installed()
@@ -115,6 +123,7 @@ def test_disabled_it_is_torch_and_says_so(run_python):
 
 OLD_TORCH = SNAPSHOT + """
 torch.__version__ = "2.4.1"
+import onecopy
 before = snapshot()
 try:
     import onecopy.multiprocessing
@@ -128,7 +137,127 @@ def test_torch_that_is_too_old_is_named_and_left_alone(run_python):
     assert run_python(OLD_TORCH) == "onecopy.multiprocessing needs torch 2.8 or newer, and this is 2.4.1\n"
 
 
+NEW_TORCH = """
+import torch
+torch.__version__ = "99.1.0+cpu"
+import onecopy.multiprocessing as mp
+assert mp.installed()
+"""
+
+
+def test_torch_that_is_newer_than_those_we_know_is_one_line_in_the_log(run_python):
+    from onecopy.multiprocessing import _torch_names
+
+    newest = ".".join(map(str, _torch_names.NEWEST_TESTED))
+    said = f"torch 99.1.0+cpu is newer than {newest}, the newest that onecopy was tested with\n"
+    assert run_python(NEW_TORCH, stderr=said) == ""
+
+
+def test_the_torch_of_these_tests_is_one_that_we_know():
+    import torch
+
+    from onecopy.multiprocessing import _torch_names
+
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert _torch_names.OLDEST <= version <= _torch_names.NEWEST_TESTED
+
+
+def test_the_readme_names_the_versions_of_torch_that_we_know(repository):
+    from onecopy.multiprocessing import _torch_names
+
+    readme = (repository / "README.md").read_text()
+    for version in (_torch_names.OLDEST, _torch_names.NEWEST_TESTED):
+        assert "torch " + ".".join(map(str, version)) in readme
+
+
+RENAMED = """
+import torch
+from torch.multiprocessing import reductions
+function = getattr(reductions, "reduce_event", None) or reductions._reduce_event
+for name in ("reduce_event", "_reduce_event"):
+    vars(reductions).pop(name, None)
+{names}
+before = function.__code__
+import onecopy.multiprocessing as mp
+print(function.__code__ is not before)
+mp.uninstall()
+assert function.__code__ is before
+"""
+
+
+@pytest.mark.parametrize("name", ["reduce_event", "_reduce_event"])
+def test_a_function_that_torch_made_private_is_found(run_python, name):
+    assert run_python(RENAMED.format(names=f"reductions.{name} = function")) == "True\n"
+
+
+def test_a_function_that_torch_has_not_any_more_stays_as_it_is_and_the_log_names_it(run_python):
+    import torch
+
+    said = f"torch {torch.__version__} has no torch.multiprocessing.reductions.reduce_event: CUDA events are torch's to keep\n"
+    assert run_python(RENAMED.format(names=""), stderr=said) == "False\n"
+
+
+WITHOUT_NAMES = """
+import torch, torch.multiprocessing, torch.multiprocessing.spawn as spawn
+from torch.multiprocessing import reductions
+
+names = {
+    torch._C: ("_from_dlpack", "_storage_Use_Count", "DisableTorchFunction"),
+    torch: ("_neg_view", "_nested_view_from_buffer_copy"),
+    torch.multiprocessing: ("_get_thread_name", "_set_thread_name", "_prctl_pr_set_pdeathsig"),
+    spawn: [name for name in vars(spawn) if name[:1].isupper()],
+    reductions: [name for name in vars(reductions) if name.lstrip("_").startswith(("reduce_", "rebuild_"))],
+}
+for owner, missing in names.items():
+    for name in missing:
+        delattr(owner, name)
+
+import onecopy.multiprocessing as mp
+assert mp.installed()
+queue = mp.SimpleQueue()
+tensor = torch.ones(3)
+queue.put([tensor, torch.nn.Parameter(torch.ones(2))])
+arrived, parameter = queue.get()
+arrived.add_(1)
+assert tensor.tolist() == [2, 2, 2] and type(parameter) is torch.nn.Parameter
+print("ok")
+"""
+
+
+def test_an_import_needs_none_of_torchs_private_names(run_python):
+    assert run_python(WITHOUT_NAMES, stderr=None) == "ok\n"
+
+
+REFUSED_BY_NAME = """
+import torch
+import onecopy, onecopy.multiprocessing as mp
+torch.{owner}.{name} = None
+queue = mp.SimpleQueue()
+try:
+    queue.put({value})
+    queue.get()
+except onecopy.Unsupported as error:
+    print(str(error).split(",")[0])
+"""
+
+
+@pytest.mark.parametrize(
+    "owner, name, value",
+    [
+        ("UntypedStorage", "_weak_ref", "torch.ones(2)"),
+        ("Tensor", "_neg_view", "torch.ones(2, dtype=torch.complex64).conj().imag"),
+        ("Tensor", "_indices", "torch.ones(2).to_sparse()"),
+    ],
+)
+def test_what_cannot_do_without_a_name_is_refused_and_the_name_is_said(run_python, owner, name, value):
+    import torch
+
+    program = REFUSED_BY_NAME.format(owner=owner, name=name, value=value)
+    assert run_python(program, stderr=None) == f"torch {torch.__version__} has no torch.{owner}.{name}\n"
+
+
 HALF_WAY = SNAPSHOT + """
+import onecopy
 before = snapshot()
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing import patches
@@ -294,6 +423,14 @@ print("ok")
 """
 
 
+@pytest.fixture
+def no_names_of_ended_processes():
+    """A process that ends with tensors that torch shares by name leaves their names to the next one's start."""
+    yield
+    subprocess.run([sys.executable, "-m", "onecopy", "gc"], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.usefixtures("no_names_of_ended_processes")
 @pytest.mark.parametrize("early", ["", "import onecopy.multiprocessing", BEFORE_2_12])
 @pytest.mark.parametrize("way", ["fd", "filename"])
 def test_memory_that_torch_holds_in_shared_memory_is_adopted_not_copied(run_python, way, early):
@@ -335,6 +472,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.usefixtures("no_names_of_ended_processes")
 @pytest.mark.parametrize("early", ["", BEFORE_2_12])
 def test_who_has_a_tensor_of_torchs_by_name_and_who_opens_its_handle_see_one_memory(run_python, early):
     """torch made a second file of it, and the first one's holders saw no write any more."""

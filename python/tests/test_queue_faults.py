@@ -15,7 +15,6 @@ import pytest
 
 import onecopy
 import onecopy.multiprocessing as mp
-from onecopy import _core
 
 FORK = mp.get_context("fork")
 SIZES = [1, 100, 240, 4096, 1 << 20, 64 << 20]

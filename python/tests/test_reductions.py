@@ -53,7 +53,7 @@ def quiet():
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="TypedStorage is deprecated")
         warnings.filterwarnings("ignore", message=".*nested tensors is in prototype")
-        warnings.filterwarnings("ignore", message="ComplexHalf support")
+        warnings.filterwarnings("ignore", message="B?Complex(Half|32) support")
         warnings.filterwarnings("ignore", message="Sparse invariant checks are implicitly")
         warnings.filterwarnings("ignore", message="Sparse .* tensor support is in beta")
         warnings.filterwarnings("ignore", message=".*quantized tensor creation functions")
@@ -363,31 +363,76 @@ def test_storages_of_devices_are_refused_with_torchs_words():
 # --- the arguments in one's own hands ---------------------------------------------------------------
 
 
+PLAIN = {
+    "whole": lambda x: x,
+    "view": lambda x: x[1:, 2:5],
+    "transposed": lambda x: x.t(),
+    "element": lambda x: x[2, 3],
+    "requires_grad": lambda x: x.requires_grad_(),
+    "parameter": torch.nn.Parameter,
+    "detached": lambda x: torch.nn.Parameter(x, requires_grad=False)[1:],
+    "part of ours": lambda x: torch.from_numpy(onecopy.empty(24, "float32").numpy()[4:]).copy_(x.flatten()[:20]),
+}
+
+
+# What CUDA tensors are reduced to; it can be said of a tensor of the CPU as well, where every machine can look.
+@pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
+def test_what_is_said_of_a_plain_tensor_in_one_call_rebuilds_it(make):
+    tensor = make(torch.arange(24.0).view(4, 6))
+    said = onecopy._core._reduce_plain(tensor, reductions.SharedStorage)
+    assert said[:6] == (
+        type(tensor), tensor.size(), tensor.stride(), tensor.storage_offset(), reductions.SharedStorage, torch.float32
+    )  # fmt: skip
+    assert (said[6], said[8], said[10]) == (-1, tensor.untyped_storage().nbytes(), tensor.requires_grad)
+    assert said[11:] == (b"", -1, b"", False)
+    arrived = reductions.rebuild_shared_tensor(*said)
+    assert torch.equal(arrived, tensor)
+    assert type(arrived) is type(tensor)
+    assert arrived.requires_grad == tensor.requires_grad
+    assert arrived.data_ptr() == tensor.data_ptr()
+
+
+def test_of_a_tensor_of_which_there_is_more_to_say_one_call_says_nothing():
+    class Tagged(torch.Tensor):
+        pass
+
+    hooked = torch.zeros(2, requires_grad=True)
+    hooked.register_hook(lambda gradient: gradient)
+    many = [torch.zeros(2, dtype=torch.complex64).conj(), torch.zeros(0, 3), torch.zeros(2).as_subclass(Tagged), hooked]
+    many += [torch.zeros(2).to_sparse(), torch.zeros(2, device="meta"), None, 3]
+    assert [onecopy._core._reduce_plain(one, reductions.SharedStorage) for one in many] == [None] * len(many)
+
+
 def test_arguments_of_a_tensor_of_the_cpu_are_as_few_as_torchs():
     tensor = torch.arange(24.0).view(4, 6)[1:, ::2]
     rebuild, arguments = reduce_tensor(tensor)
-    cls, (_, nbytes, _), metadata = arguments
-    assert (cls, nbytes) == (torch.Tensor, tensor.untyped_storage().nbytes())
-    assert metadata[:5] == (6, (3, 3), (6, 2), False, torch.float32)
+    cls, handle, _ = arguments
+    assert cls is torch.Tensor
+    assert onecopy.Handle.from_bytes(handle).shape == (3, 3)
     arrived = rebuild(*arguments)
     assert torch.equal(arrived, tensor) and same_storage(arrived, tensor)
 
 
+def arguments_of_a_device(tensor):
+    """As torch's tensors of CUDA have them, of memory of the CPU: a handle says itself where it is."""
+    return reductions._device_arguments(tensor, *reductions._block_handle(tensor.untyped_storage(), tensor.dtype))
+
+
 def test_what_is_written_into_the_arguments_counts():
-    rebuild, (cls, storage, (_, _, _, *rest)) = reduce_tensor(torch.arange(6.0))
-    assert rebuild(cls, storage, (1, (2,), (3,), *rest)).tolist() == [1, 4]
+    cls, _, _, _, *rest = arguments_of_a_device(torch.arange(6.0))
+    assert reductions.rebuild_shared_tensor(cls, (2,), (3,), 1, *rest).tolist() == [1, 4]
 
 
 def test_a_size_beyond_the_storage_is_refused():
-    rebuild, (cls, storage, (offset, _, *rest)) = reduce_tensor(torch.arange(6.0))
+    cls, _, *rest = arguments_of_a_device(torch.arange(6.0))
     with pytest.raises(RuntimeError):
-        rebuild(cls, storage, (offset, (7,), *rest))
+        reductions.rebuild_shared_tensor(cls, (7,), *rest)
 
 
 def test_a_handle_that_is_none_is_refused():
-    rebuild, (cls, (_, *where), metadata) = reduce_tensor(torch.arange(6.0))
+    rebuild, (cls, _, flags) = reduce_tensor(torch.arange(6.0))
     with pytest.raises(onecopy.errors.BadHandle):
-        rebuild(cls, (b"not a handle", *where), metadata)
+        rebuild(cls, b"not a handle", flags)
 
 
 def test_an_engine_that_writes_uuids_to_index_six_leaves_tensors_of_the_cpu_alone(monkeypatch):
@@ -545,7 +590,7 @@ class Event:
 @pytest.fixture
 def events(monkeypatch):
     """torch's own reducer for its events, for ours: this torch may have none."""
-    monkeypatch.setitem(ForkingPickler._extra_reducers, Event, torch_reductions.reduce_event)
+    monkeypatch.setitem(ForkingPickler._extra_reducers, Event, ForkingPickler._extra_reducers[torch.cuda.Event])
     monkeypatch.setattr(torch.cuda, "Event", Event)
 
 

@@ -4,10 +4,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
-from conftest import SHARED, listed_owner
+from conftest import SHARED, is_left, listed_owner
 
 import onecopy
 
@@ -43,6 +44,11 @@ def eventually(condition) -> None:
             return
         time.sleep(0.02)
     assert condition()
+
+
+def test_a_directory_of_another_run_is_not_taken_for_memory_that_is_left():
+    with tempfile.TemporaryDirectory(prefix="onecopy-soak-", dir=SHARED) as directory:
+        assert not is_left(os.path.basename(directory))
 
 
 def test_the_promised_numbers_are_there():

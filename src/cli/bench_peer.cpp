@@ -14,8 +14,8 @@
 #include "measure.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
 #include "onecopy/share/share.h"
+#include "os/file.h"
 #include "ping_pong.h"
 
 namespace onecopy::cli {

@@ -19,8 +19,8 @@
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
-#include "onecopy/os/process.h"
+#include "os/file.h"
+#include "os/process.h"
 
 extern char** environ;
 

@@ -7,7 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "onecopy/os/fd.h"
+#include "os/fd.h"
 
 namespace onecopy::cli {
 

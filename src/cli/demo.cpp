@@ -9,10 +9,10 @@
 
 #include "commands.h"
 #include "demo_story.h"
+#include "device/janitor.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/janitor.h"
-#include "onecopy/os/process.h"
 #include "onecopy/share/share.h"
+#include "os/process.h"
 #include "text.h"
 
 namespace onecopy::cli {

@@ -8,7 +8,7 @@
 #include "demo_story.h"
 #include "numbers.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/process.h"
+#include "os/process.h"
 #include "text.h"
 
 namespace onecopy::cli {

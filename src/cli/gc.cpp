@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "device/janitor.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/janitor.h"
 #include "output_format.h"
 #include "text.h"
 

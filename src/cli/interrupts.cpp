@@ -25,10 +25,13 @@ Interrupts::Interrupts() {
   ::signal(SIGPIPE, SIG_IGN);
 }
 
-bool Interrupts::pending() noexcept {
+bool Interrupts::pending() noexcept { return wait_for(std::chrono::nanoseconds{0}); }
+
+bool Interrupts::wait_for(std::chrono::nanoseconds time) noexcept {
   const sigset_t set = ending_signals();
-  const timespec now{};
-  if (::sigtimedwait(&set, nullptr, &now) > 0) seen_ = true;
+  const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(time);
+  const timespec most{static_cast<time_t>(seconds.count()), static_cast<long>((time - seconds).count())};
+  if (!seen_ && ::sigtimedwait(&set, nullptr, &most) > 0) seen_ = true;
   return seen_;
 }
 

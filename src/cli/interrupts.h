@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
+
 namespace onecopy::cli {
 
 /// Turns SIGINT, SIGTERM and SIGHUP into something that is asked for, so that commands end in order:
@@ -16,6 +18,8 @@ class Interrupts {
   void check();
   /// Sleeps until pending().
   void wait() noexcept;
+  /// Sleeps until pending() or until the time has passed; says whether pending().
+  bool wait_for(std::chrono::nanoseconds time) noexcept;
 
  private:
   bool seen_ = false;

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,128 +12,181 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "interrupts.h"
+#include "onecopy/core/error.h"
 #include "onecopy/share/stats.h"
 #include "output_format.h"
+#include "owner_table.h"
+#include "share/format/info_text.h"
 #include "text.h"
 
 namespace onecopy::cli {
 namespace {
 
-std::string age_of(const TransitInfo& transit) {
-  return format_age(std::chrono::duration_cast<std::chrono::nanoseconds>(
-      std::chrono::duration<double>(transit.age_seconds)));
-}
+struct LsOptions {
+  std::shared_ptr<OutputFormat> format;
+  bool details = false;
+  std::vector<int> pids;  ///< whose; empty for all
+  std::optional<std::chrono::nanoseconds> watch;
 
-void print_table(const std::vector<OwnerInfo>& owners) {
-  if (owners.empty()) return fmt::print("No process of this user that answers shares memory.\n");
-  constexpr auto kRight = Align::right;
-  Table table({{"pid", kRight},
-               {"program"},
-               {"segments", kRight},
-               {"blocks", kRight},
-               {"bytes", kRight},
-               {"memory", kRight},
-               {"limbo", kRight},
-               {"in transit", kRight},
-               {"borrowers", kRight}});
-  for (const OwnerInfo& owner : owners)
-    table.add({fmt::format("{}", owner.pid), owner.name, fmt::format("{}", owner.stats.segments),
-               fmt::format("{}", owner.stats.live_blocks), format_bytes(owner.stats.live_bytes),
-               format_bytes(owner.stats.bytes_shared), fmt::format("{}", owner.stats.limbo),
-               fmt::format("{}", owner.stats.in_transit), fmt::format("{}", owner.borrowers.size())});
-  fmt::print("{}", table.str());
-}
-
-void print_details(const OwnerInfo& owner) {
-  for (const DeviceUse& use : owner.devices)
-    if (!use.uuid.empty())
-      fmt::print("{}: {} on {}, {} ({})\n", owner.pid, plural(use.segments, "segment"), use.device,
-                 format_bytes(use.bytes), use.uuid);
-  for (const BorrowerInfo& borrower : owner.borrowers)
-    fmt::print("{}: {} ({}) borrows {}\n", owner.pid, borrower.pid, borrower.name,
-               plural(borrower.claims, "block"));
-  for (const TransitInfo& transit : owner.in_transit)
-    fmt::print("{}: {} in transit for {} ({})\n", owner.pid, plural(transit.blocks, "block"),
-               age_of(transit), transit.where);
-  if (owner.stats.unkept != 0)
-    fmt::print("{}: {} that it put into queues end with their process (the queues do not keep them)\n",
-               owner.pid, plural(owner.stats.unkept, "segment"));
-  if (owner.stats.host_waits != 0)
-    fmt::print("{}: its host waited for streams {} (its devices have no stream memory operations)\n",
-               owner.pid, plural(owner.stats.host_waits, "time"));
-}
-
-nlohmann::json as_json(const OwnerInfo& owner) {
-  nlohmann::json devices = nlohmann::json::array();
-  for (const DeviceUse& use : owner.devices)
-    devices.push_back(
-        {{"device", use.device}, {"uuid", use.uuid}, {"segments", use.segments}, {"bytes", use.bytes}});
-  nlohmann::json borrowers = nlohmann::json::array();
-  for (const BorrowerInfo& borrower : owner.borrowers)
-    borrowers.push_back({{"pid", borrower.pid}, {"name", borrower.name}, {"claims", borrower.claims}});
-  nlohmann::json transits = nlohmann::json::array();
-  for (const TransitInfo& transit : owner.in_transit)
-    transits.push_back(
-        {{"blocks", transit.blocks}, {"age_seconds", transit.age_seconds}, {"where", transit.where}});
-  const Stats& stats = owner.stats;
-  return {{"pid", owner.pid},
-          {"name", owner.name},
-          {"socket", owner.socket},
-          {"segments", stats.segments},
-          {"blocks", stats.live_blocks},
-          {"bytes", stats.live_bytes},
-          {"memory_bytes", stats.bytes_shared},
-          {"limbo", stats.limbo},
-          {"foreign_segments", stats.foreign_segments},
-          {"leases", stats.leases},
-          {"deposits", stats.deposits},
-          {"unkept", stats.unkept},
-          {"descriptors", stats.descriptors},
-          {"host_waits", stats.host_waits},
-          {"devices", std::move(devices)},
-          {"borrowers", std::move(borrowers)},
-          {"in_transit", std::move(transits)}};
-}
-
-void print_as_json(const OwnerList& list) {
-  nlohmann::json rows = nlohmann::json::array();
-  for (const OwnerInfo& owner : list.owners) rows.push_back(as_json(owner));
-  nlohmann::json silent = nlohmann::json::array();
-  for (const SilentOwner& owner : list.silent)
-    silent.push_back({{"pid", owner.pid}, {"socket", owner.socket}, {"why", owner.why}});
-  print_json({{"owners", std::move(rows)}, {"silent", std::move(silent)}});
-}
-
-int ls(OutputFormat format) {
-  const OwnerList list = ask_owners();
-  if (format == OutputFormat::json) {
-    print_as_json(list);
-    return 0;
+  bool wants(int pid) const {
+    return pids.empty() || std::find(pids.begin(), pids.end(), pid) != pids.end();
   }
-  print_table(list.owners);
-  for (const OwnerInfo& owner : list.owners) print_details(owner);
-  for (const SilentOwner& owner : list.silent) fmt::print("Not listed: {}\n", owner.why);
+};
+
+/// The one definition of an owner in JSON, and its command line.
+nlohmann::json as_json(const ListedOwner& owner) {
+  nlohmann::json row = nlohmann::json::parse(to_json(owner.info));
+  row["command"] = owner.command;
+  return row;
+}
+
+nlohmann::json as_json(const std::vector<ListedOwner>& owners, const std::vector<SilentOwner>& silent) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const ListedOwner& owner : owners) rows.push_back(as_json(owner));
+  nlohmann::json others = nlohmann::json::array();
+  for (const SilentOwner& owner : silent)
+    others.push_back({{"pid", owner.pid}, {"socket", owner.socket}, {"why", owner.why}});
+  return {{"owners", std::move(rows)}, {"silent", std::move(others)}};
+}
+
+/// Owners without memory of their own: they borrow, or have let go of what they had.
+std::string idle_line(const std::vector<ListedOwner>& idle) {
+  constexpr std::size_t kMost = 8;
+  std::string pids;
+  for (std::size_t i = 0; i < std::min(kMost, idle.size()); ++i)
+    pids += fmt::format("{}{}", i == 0 ? "" : ", ", idle[i].info.pid);
+  return fmt::format("{} {} without memory of {} own: {}{}\n", idle.size(),
+                     idle.size() == 1 ? "process" : "processes", idle.size() == 1 ? "its" : "their", pids,
+                     idle.size() > kMost ? ", ..." : "");
+}
+
+std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwner>& silent,
+                    const LsOptions& options) {
+  const auto idle_from = std::stable_partition(owners.begin(), owners.end(), [&](const ListedOwner& owner) {
+    return options.details || shares_something(owner.info);
+  });
+  const std::vector<ListedOwner> idle(idle_from, owners.end());
+  owners.erase(idle_from, owners.end());
+  std::string text = owners.empty() ? "No process of this user that answers shares memory.\n"
+                                    : owner_table(owners, line_width());
+  if (!idle.empty()) text += idle_line(idle);
+  if (options.details)
+    for (const ListedOwner& owner : owners) text += "\n" + owner_details(owner);
+  for (const SilentOwner& owner : silent) text += fmt::format("Not listed: {}\n", escaped(owner.why));
+  return text;
+}
+
+void check_asked_for(const OwnerList& list, const LsOptions& options) {
+  for (const int pid : options.pids) {
+    const auto has_pid = [&](const auto& owner) { return owner.pid == pid; };
+    if (std::none_of(list.owners.begin(), list.owners.end(), has_pid) &&
+        std::none_of(list.silent.begin(), list.silent.end(), has_pid))
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("process {} does not use onecopy, has ended, or belongs to another user; "
+                              "onecopy ls names those that there are",
+                              pid));
+  }
+}
+
+std::string look(const LsOptions& options) {
+  OwnerList list = ask_owners();
+  check_asked_for(list, options);
+  std::erase_if(list.owners, [&](const OwnerInfo& owner) { return !options.wants(owner.pid); });
+  std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
+  const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
+  if (*options.format == OutputFormat::json)
+    return json_text(as_json(owners, list.silent), options.watch ? -1 : 2) + "\n";
+  return as_text(owners, list.silent, options);
+}
+
+/// The text in the place of what the terminal shows, as much of it as fits.
+std::string redrawn(const std::string& text, std::size_t rows) {
+  std::string screen = "\033[H";
+  std::size_t from = 0;
+  for (std::size_t row = 1; row < rows && from < text.size(); ++row) {
+    const std::size_t end = text.find('\n', from);
+    screen += text.substr(from, end - from) + "\033[K\n";
+    from = end + 1;
+  }
+  return screen + "\033[J";
+}
+
+int watch(const LsOptions& options) {
+  Interrupts interrupts;
+  const bool is_table = *options.format == OutputFormat::table;
+  do {
+    const std::string text = look(options);
+    if (const auto size = is_table ? terminal_size() : std::nullopt)
+      fmt::print("{}", redrawn(text, size->rows));
+    else fmt::print("{}{}", text, is_table ? "\n" : "");
+    flush_output();
+  } while (!interrupts.wait_for(*options.watch));
   return 0;
+}
+
+int ls(const LsOptions& options) {
+  if (options.watch) return watch(options);
+  fmt::print("{}", look(options));
+  return 0;
+}
+
+int pid_in(const std::string& word) {
+  int pid = 0;
+  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), pid);
+  if (error != std::errc() || end != word.data() + word.size() || pid <= 0)
+    throw CLI::ValidationError("-v", fmt::format("{} is no pid", word));
+  return pid;
+}
+
+void add_options(CLI::App& sub, const std::shared_ptr<LsOptions>& options) {
+  sub.add_option_function<std::vector<std::string>>(
+         "-v,--verbose",
+         [options](const std::vector<std::string>& words) {
+           options->details = true;
+           for (const std::string& word : words)
+             if (word != "all") options->pids.push_back(pid_in(word));
+         },
+         "Only these processes, with their devices, borrowers and blocks in transit; all without a PID")
+      ->expected(0, CLI::detail::expected_max_vector_size)
+      ->default_str("all")
+      ->type_name("[PID...]");
+  sub.add_option_function<double>(
+         "--watch",
+         [options](double seconds) {
+           options->watch =
+               std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds));
+         },
+         "List again and again until Ctrl-C")
+      ->expected(0, 1)
+      ->default_str("2")
+      ->check(CLI::Range(0.01, 86400.0, "SECONDS"))
+      ->type_name("[SECONDS]");
 }
 
 }  // namespace
 
 void add_ls(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("ls", "List who shares what on this machine, and who borrows it");
-  auto format = add_format_option(*sub);
+  auto options = std::make_shared<LsOptions>();  // owners: the parser, which fills it in, and the command
+  options->format = add_format_option(*sub);
+  add_options(*sub, options);
   sub->footer(
-      "Asks every process of this user that shares memory:\n"
-      "  blocks      allocations alive in it, and their bytes\n"
+      "Asks every process of this user that shares memory; those with most memory come first:\n"
       "  memory      physical memory reserved in its segments\n"
-      "  limbo       blocks it has freed that somebody still borrows\n"
+      "  bytes       allocations alive in it, which are its blocks\n"
       "  in transit  blocks held for a receiver that has not taken them yet\n"
-      "Below the table: memory on devices, who borrows how many blocks, how long blocks have been in\n"
-      "transit, and who did not answer within two seconds.\n"
+      "  limbo       blocks it has freed that somebody still borrows\n"
+      "  borrowers   processes that have opened some of it\n"
+      "Below the table: processes without memory of their own, and those that did not answer within two\n"
+      "seconds. On a terminal, command lines are cut to its width; -v shows them whole.\n"
       "\n"
       "Examples:\n"
       "  onecopy ls\n"
-      "  onecopy ls --format json | jq '.owners[] | {pid, bytes}'");
-  sub->callback([&command, format] { command = [format] { return ls(*format); }; });
+      "  onecopy ls -v 4711                # devices, borrowers, what is in transit\n"
+      "  onecopy ls --watch\n"
+      "  onecopy ls --format json | jq '.owners[] | {pid, bytes: .stats.live_bytes}'");
+  sub->callback([&command, options] { command = [options] { return ls(*options); }; });
 }
 
 }  // namespace onecopy::cli

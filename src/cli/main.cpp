@@ -2,43 +2,53 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <string>
 #include <system_error>
+#include <utility>
+#include <vector>
 
 #include <fmt/format.h>
 #include <CLI/CLI.hpp>
 
 #include "commands.h"
-#include "onecopy/os/log.h"
-
-#ifndef ONECOPY_VERSION
-#define ONECOPY_VERSION "0.1.0"
-#endif
+#include "os/log.h"
 
 namespace {
 
 constexpr int kFailed = 1;
 constexpr int kWrongUsage = 2;
 
+std::string help_of(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? "onecopy --help" : fmt::format("onecopy {} --help", chosen.front()->get_name());
+}
+
+std::string what_is_wrong(const CLI::App* app, const CLI::Error& error) {
+  return fmt::format("onecopy: {}; see {}\n", error.what(), help_of(*app));
+}
+
 void add_global_options(CLI::App& app) {
-  app.set_version_flag("--version", std::string("onecopy ") + ONECOPY_VERSION);
+  app.set_version_flag("--version", "onecopy " ONECOPY_VERSION " (" ONECOPY_COMMIT ")");
   app.add_option_function<std::string>(
          "--log-level", [](const std::string& level) { ::setenv("ONECOPY_LOG", level.c_str(), 1); },
          "What the library reports on stderr; the same as ONECOPY_LOG")
       ->check(CLI::IsMember({"off", "error", "warning", "info", "debug"}))
       ->type_name("LEVEL");
   app.fallthrough();  // also behind the command
+  app.failure_message(what_is_wrong);
   app.footer(
       "Examples:\n"
       "  onecopy demo                      see it work: one copy, four processes, every claim checked\n"
       "  onecopy share model.safetensors   hold a file in shared memory and print its handle\n"
       "  onecopy open onecopy:...          open it in any other process of this user\n"
       "\n"
-      "Each command explains itself: onecopy COMMAND --help\n"
+      "Each command explains itself: onecopy help COMMAND\n"
       "Exit status: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.");
 }
 
@@ -58,6 +68,22 @@ int output_lost(int error) {
 int with_output_written(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
   return output_lost(errno);
+}
+
+bool is_command(const CLI::App& app, const std::string& word) {
+  const auto commands = app.get_subcommands([&](const CLI::App* sub) { return sub->get_name() == word; });
+  return !commands.empty();
+}
+
+/// The words of the command line; `help COMMAND` as `COMMAND --help`. Throws a ParseError for help about no command.
+std::vector<std::string> words_of(const CLI::App& app, int argc, char** argv) {
+  std::vector<std::string> words(argv + std::min(argc, 1), argv + argc);
+  if (words.empty() || words.front() != "help") return words;
+  words.erase(words.begin());
+  if (!words.empty() && !words.front().starts_with('-') && !is_command(app, words.front()))
+    throw CLI::ValidationError(fmt::format("no command \"{}\"", words.front()));
+  words.emplace_back("--help");
+  return words;
 }
 
 int run(const onecopy::cli::Command& command) {
@@ -81,20 +107,25 @@ int main(int argc, char** argv) {
   CLI::App app("onecopy: keep one copy of a tensor, and let every process use it.", "onecopy");
   Command command;
   add_global_options(app);
-  for (auto add : {add_demo, add_share, add_open, add_ls, add_doctor, add_gc, add_bench, add_demo_borrower,
-                   add_bench_peer, add_doctor_peer})
+  for (auto add : {add_demo, add_share, add_open, add_ls, add_doctor, add_gc, add_bench, add_completion,
+                   add_help, add_version, add_demo_borrower, add_bench_peer, add_doctor_peer})
     add(app, command);
   app.allow_extras();  // to be named below; not in the commands, which have been made
   try {
-    app.parse(argc, argv);
+    std::vector<std::string> words = words_of(app, argc, argv);
+    std::reverse(words.begin(), words.end());  // as the parser wants them
+    app.parse(std::move(words));
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? with_output_written(0) : kWrongUsage;
   }
   if (command && app.remaining().empty()) return run(command);
-  if (app.remaining().empty()) fmt::print(stderr, "onecopy: a command is missing; see onecopy --help\n");
-  else if (command)
-    fmt::print(stderr, "onecopy: not expected: {}; see onecopy {} --help\n", app.remaining().front(),
-               app.get_subcommands().front()->get_name());
-  else fmt::print(stderr, "onecopy: no command \"{}\"; see onecopy --help\n", app.remaining().front());
+  if (app.remaining().empty()) {
+    fmt::print("{}", app.help());
+    return with_output_written(0);
+  }
+  const std::string extra = app.remaining().front();
+  fmt::print(stderr, "onecopy: {}; see {}\n",
+             command ? fmt::format("not expected: {}", extra) : fmt::format("no command \"{}\"", extra),
+             help_of(app));
   return kWrongUsage;
 }

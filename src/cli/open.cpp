@@ -13,10 +13,10 @@
 
 #include "commands.h"
 #include "interrupts.h"
+#include "memory/safetensors.h"
 #include "numbers.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
-#include "onecopy/memory/safetensors.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "output_format.h"
@@ -67,12 +67,13 @@ Tensor on_host(const Tensor& tensor) {
 }
 
 void print_table(const std::vector<NamedTensor>& tensors, bool with_sum) {
-  std::vector<Table::Column> columns{{"name"}, {"dtype"}, {"shape"}, {"bytes", Align::right}};
+  std::vector<Table::Column> columns{
+      {"name", Align::left, true}, {"dtype"}, {"shape"}, {"bytes", Align::right}};
   if (with_sum) columns.insert(columns.end(), {{"sum", Align::right}, {"crc32c"}});
   Table table(columns);
   for (const auto& [tensor_name, tensor] : tensors) {
-    std::vector<std::string> cells{tensor_name, std::string(name(tensor.dtype())),
-                                   format_shape(tensor.shape()), fmt::format("{}", tensor.nbytes())};
+    std::vector<std::string> cells{escaped(tensor_name), std::string(name(tensor.dtype())),
+                                   format_shape(tensor.shape()), format_bytes(tensor.nbytes())};
     if (with_sum) {
       const Summary summary = summarize(on_host(tensor));
       cells.push_back(format_sum(tensor.dtype(), summary.sum));
@@ -80,7 +81,7 @@ void print_table(const std::vector<NamedTensor>& tensors, bool with_sum) {
     }
     table.add(std::move(cells));
   }
-  fmt::print("{}", table.str());
+  fmt::print("{}", table.str(line_width()));
 }
 
 nlohmann::json as_json(const NamedTensor& row, bool with_sum) {

@@ -24,8 +24,10 @@ std::shared_ptr<OutputFormat> add_format_option(CLI::App& command) {
   return format;
 }
 
-void print_json(const nlohmann::json& value) {
-  fmt::print("{}\n", value.dump(2, ' ', false, nlohmann::json::error_handler_t::replace));
+std::string json_text(const nlohmann::json& value, int indent) {
+  return value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace);
 }
+
+void print_json(const nlohmann::json& value) { fmt::print("{}\n", json_text(value, 2)); }
 
 }  // namespace onecopy::cli

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What devices can share between two processes: Ascend's memory, handles of other allocators' memory, keys, and
-// events. Each is made here and used by another process of this program.
+// What devices can share between two processes: Ascend's memory, handles of other allocators' memory, and keys. Each
+// is made here and used by another process of this program.
 #include <chrono>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <vector>
@@ -12,9 +13,9 @@
 
 #include "child.h"
 #include "commands.h"
-#include "device/shared_events.h"
+#include "device/backend.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/backend.h"
+#include "os/shared_library.h"
 #include "probe.h"
 #include "probe_devices.h"
 
@@ -35,8 +36,6 @@ const char* const kAscendAdvice =
     "Tensors on these devices cannot be shared: npu-smi info says whether they run, "
     "docs/ascend.md which driver they need.";
 const char* const kKeyAdvice = "onecopy needs keys only where memory has no shareable handle.";
-const char* const kEventAdvice =
-    "onecopy orders streams without them; programs that send events of their own between processes cannot.";
 
 // ---- the other process
 
@@ -65,10 +64,7 @@ Json answer_doctor(const Json& question) {
   const auto what = question.at("do").get<std::string>();
   if (what == "number") return {{"number", backend(type_in(question)).borrower_number()}};
   if (what == "read") return read_first_byte(question);
-  if (what != "wait") throw Error(ErrorCode::protocol, "unknown question: " + what);
-  const bool cuda = type_in(question) == DeviceType::cuda;
-  (cuda ? wait_for_cuda_event : wait_for_ascend_event)(question.at("event").get<SharedEvent>());
-  return Json::object();
+  throw Error(ErrorCode::protocol, "unknown question: " + what);
 }
 
 // ---- this one
@@ -118,6 +114,34 @@ Finding try_memory(DeviceType type, MakeMemory make, MakeFinding otherwise, cons
   return all ? works(lines) : otherwise(lines, advice);
 }
 
+/// A call of the driver by its name. The parameters are those of cuda.h but for the names of pointers' types, which
+/// clang's sanitizer tells apart.
+template <class... Parameters>
+#if defined(__clang__)
+__attribute__((no_sanitize("function")))
+#endif
+void call_cuda(const SharedLibrary& driver, const char* name, Parameters... parameters) {
+  auto* call = reinterpret_cast<int (*)(Parameters...)>(driver.symbol(name));
+  if (!call) throw Error(ErrorCode::unsupported, fmt::format("{} has no {}", driver.name(), name));
+  if (const int error = call(parameters...); error != 0)
+    throw Error(ErrorCode::unsupported, fmt::format("{} failed with error {}", name, error));
+}
+
+/// Memory as frameworks get it from cudaMalloc. It is given back when this process ends.
+void* allocate_by_cuda(int ordinal, std::size_t bytes) {
+  const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");
+  std::string why;
+  const auto driver = SharedLibrary::open({chosen && *chosen ? chosen : "libcuda.so.1"}, &why);
+  if (!driver) throw Error(ErrorCode::unsupported, "tried " + why);
+  void* context = nullptr;
+  unsigned long long address = 0;
+  call_cuda(*driver, "cuInit", 0U);
+  call_cuda(*driver, "cuDevicePrimaryCtxRetain", &context, ordinal);
+  call_cuda(*driver, "cuCtxSetCurrent", context);
+  call_cuda(*driver, "cuMemAlloc_v2", &address, bytes);
+  return reinterpret_cast<void*>(address);
+}
+
 std::unique_ptr<DeviceMemory> memory_of_cuda_malloc(Device device) {
   Backend& cuda = backend(DeviceType::cuda);
   const std::size_t bytes = cuda.granularity();
@@ -128,37 +152,21 @@ std::unique_ptr<DeviceMemory> memory_with_key(Device device) {
   return new_memory(device, SegmentKind::ascend_key);
 }
 
-Finding try_event(DeviceType type) {
-  try {
-    const SharedEvent event = type == DeviceType::cuda ? record_cuda_event() : record_ascend_event();
-    Child peer({"doctor-peer"});
-    peer.ask({{"do", "wait"}, {"device", Device{type, 0}.str()}, {"event", event}}, kFirstUse);
-    return works("recorded here, opened and waited for by another process");
-  } catch (const Error& error) {
-    return slower(error.what(), kEventAdvice);
-  }
-}
-
 Finding try_legacy_handles() {
   return try_memory(DeviceType::cuda, memory_of_cuda_malloc, slower, kLegacyAdvice);
 }
 Finding try_ascend_memory() { return try_memory(DeviceType::npu, new_memory, missing, kAscendAdvice); }
 Finding try_keys() { return try_memory(DeviceType::npu, memory_with_key, slower, kKeyAdvice); }
-Finding try_cuda_events() { return try_event(DeviceType::cuda); }
-Finding try_ascend_events() { return try_event(DeviceType::npu); }
 
 }  // namespace
 
 std::vector<Probe> probes_between_processes() {
   std::vector<Probe> probes;
-  if (!backend(DeviceType::cuda).devices().empty()) {
+  if (!backend(DeviceType::cuda).devices().empty())
     probes.push_back({"CUDA legacy handles", try_legacy_handles});
-    probes.push_back({"CUDA events between processes", try_cuda_events});
-  }
   if (!backend(DeviceType::npu).devices().empty()) {
     probes.push_back({"Ascend memory between processes", try_ascend_memory});
     probes.push_back({"Ascend IPC keys", try_keys});
-    probes.push_back({"Ascend events between processes", try_ascend_events});
   }
   return probes;
 }

@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "device/backend.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/backend.h"
-#include "onecopy/os/mapping.h"
+#include "os/mapping.h"
 #include "probe.h"
 #include "probe_devices.h"
 #include "text.h"

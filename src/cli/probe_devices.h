@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "onecopy/device/backend.h"
+#include "device/backend.h"
 
 namespace onecopy::cli {
 

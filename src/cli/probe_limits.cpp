@@ -9,8 +9,8 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/memory_limit.h"
-#include "onecopy/os/process.h"
+#include "os/memory_limit.h"
+#include "os/process.h"
 #include "probe.h"
 #include "text.h"
 

@@ -12,11 +12,11 @@
 
 #include <fmt/format.h>
 
+#include "device/janitor.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/janitor.h"
-#include "onecopy/os/fd.h"
-#include "onecopy/os/mapping.h"
-#include "onecopy/os/process.h"
+#include "os/fd.h"
+#include "os/mapping.h"
+#include "os/process.h"
 #include "probe.h"
 #include "text.h"
 

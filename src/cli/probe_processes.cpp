@@ -18,13 +18,13 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/fd.h"
-#include "onecopy/os/mapping.h"
-#include "onecopy/os/memfd.h"
-#include "onecopy/os/process.h"
-#include "onecopy/os/random.h"
-#include "onecopy/os/robust_mutex.h"
-#include "onecopy/os/unix_socket.h"
+#include "os/fd.h"
+#include "os/mapping.h"
+#include "os/memfd.h"
+#include "os/process.h"
+#include "os/random.h"
+#include "os/robust_mutex.h"
+#include "os/unix_socket.h"
 #include "probe.h"
 
 #ifndef SO_PEERPIDFD

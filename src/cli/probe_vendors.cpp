@@ -7,9 +7,9 @@
 
 #include <fmt/format.h>
 
+#include "device/backend.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/backend.h"
-#include "onecopy/os/shared_library.h"
+#include "os/shared_library.h"
 #include "probe.h"
 #include "text.h"
 

@@ -11,10 +11,10 @@
 
 #include <fmt/format.h>
 
+#include "memory/safetensors.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/safetensors.h"
-#include "onecopy/os/mapping.h"
+#include "os/mapping.h"
 
 namespace onecopy::cli {
 namespace {

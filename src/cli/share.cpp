@@ -12,9 +12,9 @@
 #include "commands.h"
 #include "interrupts.h"
 #include "load_file.h"
-#include "onecopy/os/process.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/stats.h"
+#include "os/process.h"
 #include "text.h"
 
 namespace onecopy::cli {
@@ -77,7 +77,9 @@ void add_share(CLI::App& app, Command& command) {
       app.add_subcommand("share", "Hold a safetensors or npy file in shared memory and print its handle");
   auto options =
       std::make_shared<ShareOptions>();  // owners: the parser, which fills it in, and the command
-  sub->add_option("FILE", options->file, "A .safetensors or .npy file")->required();
+  sub->add_option("FILE", options->file,
+                  "A .safetensors or .npy file, or a directory of .safetensors files with their index")
+      ->required();
   sub->add_option_function<std::string>(
          "--strategy",
          [options](const std::string& word) {
@@ -92,6 +94,7 @@ void add_share(CLI::App& app, Command& command) {
       "\n"
       "Examples:\n"
       "  onecopy share model.safetensors              # prints onecopy:... and waits\n"
+      "  onecopy share Llama-3-8B/                    # model.safetensors.index.json and all its files\n"
       "  onecopy share model.safetensors > handle &   # then: onecopy open - --sum < handle");
   sub->callback([&command, options] { command = [options] { return share_file(*options); }; });
 }

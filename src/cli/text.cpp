@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "text.h"
 
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,8 @@
 #include <system_error>
 
 #include <fmt/format.h>
+
+#include "core/utf8.h"
 
 namespace onecopy::cli {
 namespace {
@@ -36,6 +39,15 @@ std::string paint(const char* code, std::string_view text) {
 std::size_t character_start(std::string_view text, std::size_t at) {
   while (at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80) --at;
   return at;
+}
+
+/// Bytes of the character at the beginning of the text; 0 for a control character and for what is no UTF-8.
+std::size_t printable_at(std::string_view text) {
+  const auto first = static_cast<unsigned char>(text[0]);
+  if (first < 0x80) return first >= 0x20 && first != 0x7f;
+  const std::size_t bytes = first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  const bool is_control = first == 0xc2 && text.size() > 1 && static_cast<unsigned char>(text[1]) < 0xa0;
+  return bytes <= text.size() && !is_control && is_utf8(text.substr(0, bytes)) ? bytes : 0;
 }
 
 }  // namespace
@@ -80,6 +92,17 @@ std::string shorten(std::string_view text, std::size_t width) {
   return fmt::format("{}…{}", text.substr(0, head), text.substr(tail));
 }
 
+std::string escaped(std::string_view text) {
+  std::string out;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t bytes = printable_at(text.substr(at));
+    if (bytes == 0) out += fmt::format("\\x{:02x}", static_cast<unsigned char>(text[at]));
+    else out += text.substr(at, bytes);
+    at += std::max<std::size_t>(bytes, 1);
+  }
+  return out;
+}
+
 std::vector<std::string> wrap(std::string_view text, std::size_t width) {
   std::vector<std::string> lines(1);
   while (!text.empty()) {
@@ -98,6 +121,19 @@ void flush_output() {
 }
 
 bool is_terminal(int fd) { return ::isatty(fd) == 1; }
+
+std::optional<TerminalSize> terminal_size() {
+  winsize size{};
+  if (!is_terminal(STDOUT_FILENO) || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
+  if (size.ws_col == 0 || size.ws_row == 0) return {};
+  return TerminalSize{size.ws_col, size.ws_row};
+}
+
+std::size_t line_width() {
+  const auto size = terminal_size();
+  return size ? size->columns : kAnyWidth;
+}
+
 std::string bold(std::string_view text) { return paint("1", text); }
 std::string green(std::string_view text) { return paint("32", text); }
 std::string red(std::string_view text) { return paint("31", text); }
@@ -108,18 +144,33 @@ Table::Table(std::vector<Column> columns, std::string indent)
 
 void Table::add(std::vector<std::string> cells) { rows_.push_back(std::move(cells)); }
 
-std::string Table::str() const {
+std::string Table::str(std::size_t width) const {
   std::vector<std::string> titles;
   titles.reserve(columns_.size());
   for (const Column& column : columns_) titles.push_back(bold(column.title));
+  const std::vector<std::size_t> widths = widths_within(width);
+  std::string out = line(titles, widths);
+  for (auto row : rows_) {
+    for (std::size_t i = 0; i < row.size(); ++i)
+      if (columns_[i].shrinks) row[i] = shorten(row[i], widths[i]);
+    out += line(row, widths);
+  }
+  return out;
+}
+
+std::vector<std::size_t> Table::widths_within(std::size_t width) const {
   std::vector<std::size_t> widths;
-  widths.reserve(titles.size());
-  for (const std::string& title : titles) widths.push_back(width_of(title));
+  widths.reserve(columns_.size());
+  for (const Column& column : columns_) widths.push_back(width_of(column.title));
   for (const auto& row : rows_)
     for (std::size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], width_of(row[i]));
-  std::string out = line(titles, widths);
-  for (const auto& row : rows_) out += line(row, widths);
-  return out;
+  std::size_t whole = indent_.size() + 2 * (widths.size() - 1);
+  for (const std::size_t column : widths) whole += column;
+  if (whole <= width) return widths;
+  for (std::size_t i = 0; i < widths.size(); ++i)
+    if (columns_[i].shrinks)
+      widths[i] -= std::min(whole - width, widths[i] - std::min(widths[i], kLeastShrunk));
+  return widths;
 }
 
 std::string Table::line(const std::vector<std::string>& cells,

@@ -3,6 +3,8 @@
 
 #include <chrono>
 #include <cstdint>
+#include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +25,9 @@ std::string plural(std::uint64_t count, std::string_view noun);
 /// At most `width` columns: the middle gives way to "…".
 std::string shorten(std::string_view text, std::size_t width);
 
+/// Fit for a terminal: control characters, and bytes that are no UTF-8, become "\\x1b".
+std::string escaped(std::string_view text);
+
 /// The text in lines of at most `width` columns, broken between words; a longer word has a line of its own.
 std::vector<std::string> wrap(std::string_view text, std::size_t width);
 
@@ -32,6 +37,15 @@ void flush_output();
 
 /// Is the descriptor a terminal that a person looks at?
 bool is_terminal(int fd);
+struct TerminalSize {
+  std::size_t columns = 0;
+  std::size_t rows = 0;
+};
+/// Of stdout; empty when it is no terminal, or one that does not know its size.
+std::optional<TerminalSize> terminal_size();
+/// Columns that a line on stdout may have: the terminal's, else as many as it takes.
+std::size_t line_width();
+
 /// `text` in bold, green or red when stdout is a terminal and NO_COLOR is not set.
 std::string bold(std::string_view text);
 std::string green(std::string_view text);
@@ -40,22 +54,30 @@ std::string dim(std::string_view text);
 
 enum class Align { left, right };
 
+inline constexpr std::size_t kAnyWidth = std::numeric_limits<std::size_t>::max();
+
 /// Rows of text in columns that are as wide as they must be.
 class Table {
  public:
   struct Column {
     std::string title;
     Align align = Align::left;
+    bool shrinks =
+        false;  ///< its cells lose their middle where the lines would be too long; one column may
   };
   explicit Table(std::vector<Column> columns, std::string indent = "");
 
   /// REQUIRES: as many cells as there are columns.
   void add(std::vector<std::string> cells);
   bool empty() const noexcept { return rows_.empty(); }
-  /// Title line and rows, each ended by a newline; no trailing blanks.
-  std::string str() const;
+  /// Title line and rows, each ended by a newline; no trailing blanks. Where a column shrinks, lines have at most
+  /// `width` columns, as far as the others leave kLeastShrunk for it.
+  std::string str(std::size_t width = kAnyWidth) const;
 
  private:
+  static constexpr std::size_t kLeastShrunk = 12;
+
+  std::vector<std::size_t> widths_within(std::size_t width) const;
   std::string line(const std::vector<std::string>& cells, const std::vector<std::size_t>& widths) const;
 
   std::vector<Column> columns_;

@@ -9,8 +9,9 @@
 #include "ascend/factory.h"
 #include "cpu/factory.h"
 #include "cuda/factory.h"
+#include "device/backend.h"
+#include "device/reservation.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/backend.h"
 
 namespace onecopy {
 
@@ -28,7 +29,24 @@ constexpr std::array kBackends{
     Entry{DeviceType::npu, ascend_backend},
 };
 
+[[noreturn]] void throw_one_piece(DeviceType type) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} devices do not tell addresses from memory: allocate a segment", name(type)));
+}
+
 }  // namespace
+
+std::unique_ptr<Reservation> Backend::reserve(int, std::size_t) { throw_one_piece(type()); }
+
+std::unique_ptr<PhysicalChunk> Backend::create_chunk(int, std::size_t) { throw_one_piece(type()); }
+
+std::vector<std::unique_ptr<PhysicalChunk>> Backend::import_chunks(int, ExportedMemory, int) {
+  throw_one_piece(type());
+}
+
+ExportedMemory Backend::export_chunks(std::span<const std::unique_ptr<PhysicalChunk>>, Access) const {
+  throw_one_piece(type());
+}
 
 void Backend::write_word(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t) {
   throw Error(ErrorCode::unsupported,
@@ -38,6 +56,33 @@ void Backend::write_word(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t
 void Backend::wait_for_word(int, Stream, const std::atomic<std::uint64_t>&, std::uint64_t) {
   throw Error(ErrorCode::unsupported,
               fmt::format("{} devices do not wait for words of the host", name(type())));
+}
+
+std::vector<Fd> DeviceMemory::export_rest(std::size_t) const { return {}; }
+
+void require_all(const ExportedMemory& memory) {
+  if (memory.missing == 0) return;
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format(
+          "this memory of {} bytes has {} descriptors, more than one message takes: its owner hands "
+          "it out while it runs, and no other process can keep it for the time after",
+          memory.size, memory.fds.size() + memory.missing));
+}
+
+void DeviceMemory::commit(std::size_t offset, std::size_t bytes) {
+  if (access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
+  if (offset > size() || bytes > size() - offset)
+    throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
+                                                         offset, offset + bytes, size()));
+  do_commit(offset, bytes);
+}
+
+ExportedMemory DeviceMemory::export_memory(Access access) const {
+  if (access == Access::read_write && access_ == Access::read_only)
+    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+  return do_export(access);
 }
 
 std::byte* DeviceMemory::allow(int) {

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "device/backend.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy {

@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
+#include "device/backend.h"
 #include "dlpack_dtype.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/backend.h"
 
 namespace onecopy {
 

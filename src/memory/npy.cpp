@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/memory/npy.h"
+#include "memory/npy.h"
 
 #include <fmt/format.h>
 
@@ -8,8 +8,8 @@
 
 #include "npy_literal.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
-#include "onecopy/os/memfd.h"
+#include "os/file.h"
+#include "os/memfd.h"
 
 namespace onecopy {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/memory/pool.h"
+#include "memory/pool.h"
 
 #include <new>
 
@@ -30,11 +30,11 @@ Pool::Trimmed Pool::trim(std::chrono::steady_clock::time_point now, std::uint64_
   }
 }
 
-void Pool::trim_all() noexcept {
+std::uint64_t Pool::trim_all() noexcept {
   try {
-    impl_->trim_all();
+    return impl_->trim_all();
   } catch (const std::bad_alloc&) {
-    // What is left stays for the next call.
+    return 0;  // what is left stays for the next call
   }
 }
 

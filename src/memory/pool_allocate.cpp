@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "device/reserve_listener.h"
 #include "onecopy/core/error.h"
 #include "pool_impl.h"
 
@@ -153,6 +154,7 @@ void Pool::Impl::commit(const PageRuns::Growth& growth) {
     const std::lock_guard lock(mutex_);
     memory = segments_.at(run.segment).memory;
   }
+  const ReserveListener silence{{}};  // growth_ is locked
   try {
     memory->commit(offset, bytes);
   } catch (...) {
@@ -192,6 +194,7 @@ std::uint64_t Pool::Impl::next_shared(Ahead ahead) const {
 /// All its pages are warm from the beginning.
 void Pool::Impl::add_whole_segment(std::uint64_t bytes) {
   Segment& segment = create_segment(bytes, false);
+  const ReserveListener silence{{}};  // growth_ is locked
   try {
     segment.memory->commit(0, bytes);
   } catch (...) {

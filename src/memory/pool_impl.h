@@ -3,7 +3,7 @@
 
 #include <unordered_map>
 
-#include "onecopy/memory/pool.h"
+#include "memory/pool.h"
 #include "page_runs.h"
 #include "small_extents.h"
 
@@ -23,7 +23,7 @@ class Pool::Impl {
   /// True when from now on, and not before, something is waiting for trim().
   bool free(const Extent& extent);
   Trimmed trim(PoolTime now, std::uint64_t most);
-  void trim_all();
+  std::uint64_t trim_all();
   PoolStats stats() const;
   void prepare_fork();
   void finish_fork();

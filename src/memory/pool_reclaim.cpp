@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "onecopy/core/point.h"
-#include "onecopy/os/log.h"
+#include "core/point.h"
+#include "os/log.h"
 #include "pool_impl.h"
 
 namespace onecopy {
@@ -84,7 +84,9 @@ Pool::Trimmed Pool::Impl::trim(PoolTime now, std::uint64_t most) {
   return {bytes, waiting_ = has_waiting()};
 }
 
-void Pool::Impl::trim_all() { reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1, kAll); }
+std::uint64_t Pool::Impl::trim_all() {
+  return reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1, kAll);
+}
 
 /// How many bytes it gave back: `most` or more when it left some.
 std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages,

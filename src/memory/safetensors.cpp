@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/memory/safetensors.h"
+#include "memory/safetensors.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
-#include "onecopy/os/memfd.h"
+#include "os/file.h"
+#include "os/memfd.h"
 #include "safetensors_json.h"
 
 namespace onecopy {

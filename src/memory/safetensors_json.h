@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "onecopy/memory/safetensors.h"
+#include "memory/safetensors.h"
 
 namespace onecopy {
 

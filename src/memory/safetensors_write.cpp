@@ -8,10 +8,10 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "memory/safetensors.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/safetensors.h"
-#include "onecopy/os/file.h"
-#include "onecopy/os/random.h"
+#include "os/file.h"
+#include "os/random.h"
 #include "safetensors_dtype.h"
 #include "safetensors_json.h"
 

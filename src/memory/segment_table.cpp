@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <new>
+
+#include "memory/pool.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/pool.h"
 
 namespace onecopy {
 
@@ -18,7 +20,7 @@ SegmentInfo describe(std::uint32_t number, const DeviceIdentity& identity, const
 SegmentTable::~SegmentTable() {
   if (!abandoned_) return;
   // Tensors that a forked child inherited may be used until the very end of the process.
-  static auto& kept = *std::make_unique<std::vector<std::unique_ptr<DeviceMemory>>>().release();
+  static auto& kept = *std::make_unique<std::vector<std::shared_ptr<DeviceMemory>>>().release();
   for (auto& [number, entry] : entries_) kept.push_back(std::move(entry.memory));
 }
 
@@ -30,20 +32,40 @@ std::uint32_t SegmentTable::next_number() noexcept {
 void SegmentTable::add(std::uint32_t number, Device device, std::unique_ptr<DeviceMemory> memory) {
   const DeviceIdentity& identity = identity_of(device);
   const std::lock_guard lock(mutex_);
+  const std::size_t most = retired_.size() + entries_.size() + 1;
+  if (retired_.capacity() < most) retired_.reserve(2 * most);
   entries_.emplace(number, Entry{&identity, std::move(memory), 0});
 }
 
-void SegmentTable::remove(std::uint32_t number) {
-  std::unique_ptr<DeviceMemory> memory;
+void SegmentTable::remove(std::uint32_t number) noexcept {
+  std::shared_ptr<DeviceMemory> memory;
   {
     const std::lock_guard lock(mutex_);
     const auto at = entries_.find(number);
     if (at == entries_.end()) return;
     memory = std::move(at->second.memory);
     entries_.erase(at);
+    if (on_retire) retired_.push_back(number);
   }
   memory.reset();
-  if (on_retire) on_retire(number);
+  tell_retired();
+}
+
+/// Another thread may tell of the same segment: numbers are never used again, and hearing it twice does no harm.
+bool SegmentTable::tell_retired() noexcept {
+  std::unique_lock lock(mutex_);
+  while (on_retire && !retired_.empty()) {
+    const std::uint32_t number = retired_.back();
+    lock.unlock();
+    try {
+      on_retire(number);
+    } catch (const std::bad_alloc&) {
+      return true;
+    }
+    lock.lock();
+    std::erase(retired_, number);
+  }
+  return false;
 }
 
 void SegmentTable::add_committed(std::uint32_t number, std::int64_t bytes) noexcept {
@@ -60,17 +82,25 @@ const SegmentTable::Entry& SegmentTable::entry(std::uint32_t number) const {
   return at->second;
 }
 
-ExportedMemory SegmentTable::export_memory(std::uint32_t number, Access access) const {
+SegmentTable::Entry SegmentTable::find(std::uint32_t number) const {
   const std::lock_guard lock(mutex_);
-  const Entry& found = entry(number);
+  return entry(number);
+}
+
+ExportedMemory SegmentTable::export_memory(std::uint32_t number, Access access) const {
+  const Entry found = find(number);
   ExportedMemory memory = found.memory->export_memory(access);
   memory.device = found.identity->uuid;
   return memory;
 }
 
+std::vector<Fd> SegmentTable::export_rest(std::uint32_t number, std::size_t first) const {
+  const std::lock_guard lock(mutex_);
+  return entry(number).memory->export_rest(first);
+}
+
 std::byte* SegmentTable::allow(std::uint32_t number, int ordinal) const {
-  std::lock_guard lock(mutex_);
-  return entry(number).memory->allow(ordinal);
+  return find(number).memory->allow(ordinal);
 }
 
 SegmentInfo SegmentTable::info(std::uint32_t number) const {

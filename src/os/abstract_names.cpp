@@ -3,8 +3,8 @@
 #include <cstdlib>
 #include <sstream>
 
-#include "onecopy/os/file.h"
-#include "onecopy/os/unix_socket.h"
+#include "os/file.h"
+#include "os/unix_socket.h"
 
 namespace onecopy {
 namespace {

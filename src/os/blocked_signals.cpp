@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/blocked_signals.h"
+#include "os/blocked_signals.h"
 
 #include <pthread.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/bound_path.h"
+#include "os/bound_path.h"
 
 #include <unistd.h>
 

@@ -6,7 +6,7 @@
 #include <limits>
 #include <sstream>
 
-#include "onecopy/os/file.h"
+#include "os/file.h"
 
 namespace onecopy {
 namespace {

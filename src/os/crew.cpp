@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/crew.h"
+#include "os/crew.h"
 
 #include <exception>
 
-#include "onecopy/os/blocked_signals.h"
+#include "os/blocked_signals.h"
 
 namespace onecopy {
 

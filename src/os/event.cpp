@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/event.h"
+#include "os/event.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>

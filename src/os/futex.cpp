@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/futex.h"
+#include "os/futex.h"
 
 #include <linux/futex.h>
 #include <sys/syscall.h>

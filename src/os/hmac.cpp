@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/hmac.h"
+#include "os/hmac.h"
 
 #include <algorithm>
 #include <bit>

@@ -1,91 +1,117 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/log.h"
+#include "os/log.h"
 
 #include <fmt/format.h>
-#include <spdlog/logger.h>
-#include <spdlog/sinks/sink.h>
 #include <unistd.h>
 
+#include <array>
+#include <atomic>
+#include <cerrno>
 #include <cstdlib>
-#include <memory>
+#include <iterator>
 #include <optional>
-#include <string_view>
+#include <utility>
 
 namespace onecopy {
 namespace {
 
-/// Writes each line with one call and takes no lock, so a child forked while another thread logs can
-/// log too.
-class StderrSink final : public spdlog::sinks::sink {
- public:
-  void log(const spdlog::details::log_msg& message) override {
-    const auto level = spdlog::level::to_string_view(message.level);
-    const std::string line =
-        fmt::format("[onecopy] [{}] [{}] {}\n", std::string_view(level.data(), level.size()), ::getpid(),
-                    std::string_view(message.payload.data(), message.payload.size()));
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
-  }
-  void flush() override {}
-  void set_pattern(const std::string&) override {}
-  void set_formatter(std::unique_ptr<spdlog::formatter>) override {}
-};
+/// The least level that is written; `off` is above all of them.
+enum class Threshold { debug, info, warning, error, off };
 
-/// Nothing for a word that is no level.
-std::optional<spdlog::level::level_enum> level_of(std::string_view word) noexcept {
-  if (word == "off") return spdlog::level::off;
-  if (word == "error") return spdlog::level::err;
-  if (word == "warning") return spdlog::level::warn;
-  if (word == "info") return spdlog::level::info;
-  if (word == "debug") return spdlog::level::debug;
-  return {};
-}
+constexpr std::array<std::pair<std::string_view, Threshold>, 5> kWords{{{"off", Threshold::off},
+                                                                        {"error", Threshold::error},
+                                                                        {"warning", Threshold::warning},
+                                                                        {"info", Threshold::info},
+                                                                        {"debug", Threshold::debug}}};
 
-struct Log {
-  Log() : logger("onecopy", std::make_shared<StderrSink>()) {
-    const char* text = std::getenv("ONECOPY_LOG");
-    const std::string_view word = text && *text ? text : "warning";
-    const auto level = level_of(word);
-    is_level = level.has_value();
-    logger.set_level(level.value_or(spdlog::level::warn));
-    if (!is_level)
-      logger.warn(
-          "ONECOPY_LOG is \"{}\", which is no level: off, error, warning, info or debug; going on with "
-          "warning",
-          word);
-  }
-
-  spdlog::logger logger;
+/// What ONECOPY_LOG said when it was read.
+struct Setting {
+  Threshold threshold = Threshold::warning;
   bool is_level = true;
 };
 
-/// Never destroyed: threads may log while the process ends. Not in spdlog's registry, which belongs
-/// to the program that uses us.
-Log& log() {
-  static Log* const instance = new Log;
-  return *instance;
+// Plain atomics, no locks and no guarded statics: a child forked in the middle of a line can log.
+constexpr int kUnread = -1;
+constexpr int kNoLevel = 16;  // added to the threshold
+std::atomic<int> g_setting{kUnread};
+std::atomic<LogSink> g_sink{nullptr};
+
+constexpr Setting unpacked(int setting) noexcept {
+  return {static_cast<Threshold>(setting % kNoLevel), setting < kNoLevel};
 }
 
-void write(spdlog::level::level_enum level, const std::string& message) noexcept {
+std::optional<Threshold> threshold_of(std::string_view word) noexcept {
+  for (const auto& [name, threshold] : kWords)
+    if (word == name) return threshold;
+  return {};
+}
+
+constexpr std::string_view name_of(LogLevel level) noexcept {
+  switch (level) {
+    case LogLevel::debug: return "debug";
+    case LogLevel::info: return "info";
+    case LogLevel::warning: return "warning";
+    case LogLevel::error: return "error";
+  }
+  return "error";
+}
+
+/// One call a line, so that lines of several processes do not mix. Throws bad_alloc for a long line alone.
+void write_to_stderr(LogLevel level, std::string_view text) {
+  constexpr std::size_t kOnStack = 1024;
+  fmt::basic_memory_buffer<char, kOnStack> line;
+  fmt::format_to(std::back_inserter(line), "[onecopy] [{}] [{}] {}\n", name_of(level), ::getpid(), text);
+  while (::write(STDERR_FILENO, line.data(), line.size()) < 0 && errno == EINTR) {
+  }
+}
+
+void deliver(LogLevel level, std::string_view text) noexcept {
+  const int saved = errno;  // callers log between a failed call and their look at errno
   try {
-    log().logger.log(level, message);
+    const LogSink sink = g_sink.load(std::memory_order_acquire);
+    sink ? sink(level, text) : write_to_stderr(level, text);
   } catch (...) {
     // Nothing sensible is left to do when memory is used up.
   }
+  errno = saved;
+}
+
+void say_that_it_is_no_level(const char* word) noexcept {
+  try {
+    deliver(LogLevel::warning,
+            fmt::format("ONECOPY_LOG is \"{}\", which is no level: off, error, warning, info or debug; "
+                        "going on with warning",
+                        word));
+  } catch (...) {
+    // As in deliver().
+  }
+}
+
+/// Reads ONECOPY_LOG the first time.
+Setting setting() noexcept {
+  int known = g_setting.load(std::memory_order_relaxed);
+  if (known != kUnread) return unpacked(known);
+  const char* text = std::getenv("ONECOPY_LOG");
+  const auto threshold = text && *text ? threshold_of(text) : Threshold::warning;
+  const int found =
+      threshold ? static_cast<int>(*threshold) : static_cast<int>(Threshold::warning) + kNoLevel;
+  if (!g_setting.compare_exchange_strong(known, found)) return unpacked(known);
+  if (!threshold) say_that_it_is_no_level(text);
+  return unpacked(found);
+}
+
+void write(LogLevel level, std::string_view text) noexcept {
+  if (static_cast<int>(level) >= static_cast<int>(setting().threshold)) deliver(level, text);
 }
 
 }  // namespace
 
-bool start_log() noexcept {
-  try {
-    return log().is_level;
-  } catch (...) {
-    return true;  // as in write()
-  }
-}
+bool start_log() noexcept { return setting().is_level; }
+void set_log_sink(LogSink sink) noexcept { g_sink.store(sink, std::memory_order_release); }
 
-void log_error(const std::string& message) noexcept { write(spdlog::level::err, message); }
-void log_warning(const std::string& message) noexcept { write(spdlog::level::warn, message); }
-void log_info(const std::string& message) noexcept { write(spdlog::level::info, message); }
-void log_debug(const std::string& message) noexcept { write(spdlog::level::debug, message); }
+void log_error(const std::string& message) noexcept { write(LogLevel::error, message); }
+void log_warning(const std::string& message) noexcept { write(LogLevel::warning, message); }
+void log_info(const std::string& message) noexcept { write(LogLevel::info, message); }
+void log_debug(const std::string& message) noexcept { write(LogLevel::debug, message); }
 
 }  // namespace onecopy

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/mapping.h"
+#include "os/mapping.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -15,8 +15,9 @@
 #include <string>
 #include <utility>
 
+#include "core/point.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
+#include "os/file.h"
 
 namespace onecopy {
 namespace {
@@ -45,6 +46,7 @@ std::size_t max_mappings() {
         fmt::format("cannot map {} bytes: a process has addresses for {} at most", size, kAddresses),
         ENOMEM, ErrorDomain::posix);
   const std::size_t now = count_mappings();
+  point("mapping.counted");
   const std::size_t most = max_mappings();
   rlimit space{};
   ::getrlimit(RLIMIT_AS, &space);
@@ -127,6 +129,21 @@ void Mapping::reset() noexcept {
   if (data_) ::munmap(data_, size_);
   data_ = nullptr;
   size_ = 0;
+}
+
+/// Neighbours differ in access, or they would be one mapping to the kernel.
+bool has_room_for_mappings(std::size_t count) noexcept {
+  constexpr std::size_t kSmallest = 4096;
+  constexpr std::size_t kMost = 64;
+  std::array<void*, kMost> tried;
+  std::size_t made = 0;
+  for (count = std::min(count, kMost); made < count; ++made) {
+    const int access = made % 2 == 0 ? PROT_NONE : PROT_READ;
+    tried[made] = ::mmap(nullptr, kSmallest, access, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (tried[made] == MAP_FAILED) break;
+  }
+  for (std::size_t i = 0; i < made; ++i) ::munmap(tried[i], kSmallest);
+  return made == count;
 }
 
 }  // namespace onecopy

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/memfd.h"
+#include "os/memfd.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/memory_limit.h"
+#include "os/memory_limit.h"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
 #include "os/cgroup.h"
+#include "os/file.h"
 
 namespace onecopy {
 namespace {
@@ -56,12 +56,14 @@ std::string mebibytes(std::uint64_t bytes) {
   return fmt::format("{:.1f} MiB", static_cast<double>(bytes) / (1024.0 * 1024.0));
 }
 
-[[noreturn]] void throw_over_limit(std::uint64_t bytes, const MemoryLimit& limit) {
-  throw Error(ErrorCode::out_of_memory,
-              fmt::format("{} more would exceed the memory limit of the control group {}: limit {}, "
-                          "used {} without file cache; release tensors or raise the limit (of the "
-                          "container)",
-                          mebibytes(bytes), limit.cgroup, mebibytes(limit.limit), mebibytes(limit.usage)));
+[[noreturn]] void throw_over_limit(std::uint64_t bytes, std::uint64_t margin, const MemoryLimit& limit) {
+  throw Error(
+      ErrorCode::out_of_memory,
+      fmt::format("{} more would exceed the memory limit of the control group {}: limit {}, "
+                  "used {} without file cache, kept free {}; release tensors or raise the limit (of "
+                  "the container)",
+                  mebibytes(bytes), limit.cgroup, mebibytes(limit.limit), mebibytes(limit.usage),
+                  mebibytes(margin)));
 }
 
 [[noreturn]] void throw_over_machine(std::uint64_t bytes, std::uint64_t available) {
@@ -124,19 +126,22 @@ std::optional<std::uint64_t> MemoryLimits::machine_available() const {
   return (*available + value_of(*text, "SwapFree:").value_or(0)) * 1024;
 }
 
-void MemoryLimits::require(std::uint64_t bytes) const {
+void MemoryLimits::require(std::uint64_t bytes, std::uint64_t margin) const {
+  const auto fits = [&](std::uint64_t available) {
+    return available >= margin && available - margin >= bytes;
+  };
   for (const CgroupDirectory& group : state_->groups()) {
     auto limit = raw_limit(group);
-    if (!limit || limit->available() >= bytes) continue;
+    if (!limit || fits(limit->available())) continue;
     subtract_file_cache(*limit, group.v2);
-    if (limit->available() < bytes) throw_over_limit(bytes, *limit);
+    if (!fits(limit->available())) throw_over_limit(bytes, margin, *limit);
   }
   const auto available = machine_available();
-  if (available && *available < bytes) throw_over_machine(bytes, *available);
+  if (available && !fits(*available)) throw_over_machine(bytes, *available);
 }
 
 std::optional<MemoryLimit> memory_limit() { return this_machine().tightest(); }
 
-void require_memory(std::uint64_t bytes) { this_machine().require(bytes); }
+void require_memory(std::uint64_t bytes, std::uint64_t margin) { this_machine().require(bytes, margin); }
 
 }  // namespace onecopy

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/poller.h"
+#include "os/poller.h"
 
 #include <fmt/format.h>
 #include <sys/epoll.h>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/process.h"
+#include "os/process.h"
 
 #include <fmt/format.h>
 #include <poll.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -20,8 +21,8 @@
 #include <sstream>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
 #include "os/cgroup.h"
+#include "os/file.h"
 
 #ifndef SYS_pidfd_open
 #define SYS_pidfd_open 434
@@ -82,8 +83,24 @@ int current_pid() noexcept {
   return pid;
 }
 
+int number_in_proc(int pid) {
+  std::array<char, 16> self{};
+  const ssize_t length = ::readlink("/proc/self", self.data(), self.size() - 1);
+  if (length <= 0) return 0;
+  const int our_number = std::atoi(self.data());
+  if (our_number == current_pid()) return pid;
+  if (pid == current_pid()) return our_number;
+  const Fd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  if (!pidfd) return 0;
+  const auto info = try_read_text(fmt::format("/proc/self/fdinfo/{}", pidfd.get()));
+  const auto at = info ? info->find("\nPid:") : std::string::npos;
+  return at == std::string::npos ? 0 : std::max(0, std::atoi(info->c_str() + at + 5));
+}
+
 std::uint64_t process_start_time(int pid) {
-  const auto stat = try_read_text(fmt::format("/proc/{}/stat", pid));
+  const int number = number_in_proc(pid);
+  if (number == 0) return 0;
+  const auto stat = try_read_text(fmt::format("/proc/{}/stat", number));
   if (!stat) return 0;
   const std::string_view field = field_after_name(*stat, 22 - 2);
   std::uint64_t ticks = 0;
@@ -106,6 +123,11 @@ std::array<std::uint8_t, 16> boot_id() {
   if (digits != 2 * id.size())
     throw Error(ErrorCode::unsupported, "cannot read /proc/sys/kernel/random/boot_id; onecopy needs /proc");
   return id;
+}
+
+std::uint64_t pid_namespace() noexcept {
+  struct stat info {};
+  return ::stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
 }
 
 Fd open_pidfd(int pid) {

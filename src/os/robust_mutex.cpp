@@ -1,22 +1,49 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/robust_mutex.h"
+#include "os/robust_mutex.h"
 
-#include <pthread.h>
-
+#include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cerrno>
-#include <ctime>
+#include <cstdint>
 #include <new>
 
 #include "onecopy/core/error.h"
+#include "os/deadline.h"
+#include "os/futex.h"
+#include "os/lock_word.h"
+#include "os/locking_thread.h"
 
 namespace onecopy {
 namespace {
 
-pthread_mutex_t* native(std::byte* storage) noexcept {
-  static_assert(sizeof(pthread_mutex_t) <= sizeof(RobustMutex));
-  static_assert(alignof(pthread_mutex_t) <= alignof(RobustMutex));
-  return std::launder(reinterpret_cast<pthread_mutex_t*>(storage));
-}
+using std::chrono::nanoseconds;
+
+static_assert(std::endian::native == std::endian::little, "the kernel's half of a lock is its first");
+
+struct Machine {
+  using Word = std::atomic<std::uint64_t>;
+  using Thread = LockingThread;
+
+  static bool wait(const Thread&, const Word& word, std::uint32_t seen, nanoseconds longest) noexcept {
+    return futex_wait(kernels_half(word), seen, longest);
+  }
+  static void wake_one(const Word& word) noexcept { futex_wake(kernels_half(word), 1); }
+  static bool exists(std::uint32_t thread) noexcept { return LockingThread::exists(thread); }
+
+ private:
+  /// An address for the futex call alone: nothing here reads the word by half.
+  static const std::atomic<std::uint32_t>& kernels_half(const Word& word) noexcept {
+    return reinterpret_cast<const std::atomic<std::uint32_t>&>(word);
+  }
+};
+
+constexpr std::uint64_t kMagic = 0x316b636f'6c636fULL;  // "oclock1"
+
+struct Lock {
+  LockWord<Machine> word;
+  std::atomic<std::uint64_t> magic;
+};
 
 [[noreturn]] void throw_damaged(int error) {
   throw Error(ErrorCode::protocol,
@@ -24,74 +51,47 @@ pthread_mutex_t* native(std::byte* storage) noexcept {
               ErrorDomain::posix);
 }
 
-/// Of a mutex as init() makes it. glibc trusts this word: a wrong one may abort the process.
-int expected_kind() {
-  static const int kind = [] {
-    RobustMutex mutex;
-    mutex.init();
-    return reinterpret_cast<pthread_mutex_t*>(&mutex)->__data.__kind;
-  }();
-  return kind;
+Lock& lock_in(std::byte* storage) noexcept {
+  static_assert(sizeof(Lock) <= sizeof(RobustMutex));
+  static_assert(alignof(Lock) <= alignof(RobustMutex));
+  static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+  return *std::launder(reinterpret_cast<Lock*>(storage));
 }
 
-pthread_mutex_t* checked(std::byte* storage) {
-  pthread_mutex_t* mutex = native(storage);
-  if (__atomic_load_n(&mutex->__data.__kind, __ATOMIC_RELAXED) != expected_kind()) throw_damaged(EINVAL);
-  return mutex;
+LockWord<Machine>& checked(std::byte* storage) {
+  Lock& lock = lock_in(storage);
+  if (lock.magic.load(std::memory_order_relaxed) != kMagic) throw_damaged(EINVAL);
+  return lock.word;
 }
 
-/// What a lock call's result means: true for locked. The state of a dead holder is taken as it is.
-bool settle(pthread_mutex_t* mutex, int result) {
-  if (result == EOWNERDEAD) result = ::pthread_mutex_consistent(mutex);
-  if (result == EBUSY || result == ETIMEDOUT) return false;
-  if (result != 0) throw_damaged(result);
-  return true;
-}
+/// No sleep is longer: what a wake did not tell is found after it.
+constexpr std::chrono::milliseconds kSlice{100};
 
-timespec after(std::chrono::nanoseconds timeout, clockid_t clock) noexcept {
-  timespec at;
-  ::clock_gettime(clock, &at);
-  const auto nanoseconds = at.tv_nsec + timeout.count() % 1'000'000'000;
-  at.tv_sec += static_cast<time_t>(timeout.count() / 1'000'000'000 + nanoseconds / 1'000'000'000);
-  at.tv_nsec = static_cast<long>(nanoseconds % 1'000'000'000);
-  return at;
+template <class Slice>
+bool lock_slowly(LockWord<Machine>& word, Slice&& slice) {
+  LockingThread& me = LockingThread::current();
+  if (word.holder() == me.id()) throw_damaged(EDEADLK);  // no thread locks twice
+  return word.lock(me, slice);
 }
 
 }  // namespace
 
-void RobustMutex::init() {
-  pthread_mutexattr_t attributes;
-  ::pthread_mutexattr_init(&attributes);
-  ::pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-  ::pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-  const int result = ::pthread_mutex_init(native(storage_), &attributes);
-  ::pthread_mutexattr_destroy(&attributes);
-  if (result != 0) throw_errno("cannot make a lock in shared memory", result);
-}
+void RobustMutex::init() { (new (storage_) Lock)->magic.store(kMagic); }
 
 void RobustMutex::lock() {
-  pthread_mutex_t* mutex = checked(storage_);
-  settle(mutex, ::pthread_mutex_lock(mutex));
+  if (!try_lock()) lock_slowly(checked(storage_), [] { return nanoseconds(kSlice); });
 }
 
-bool RobustMutex::try_lock() {
-  pthread_mutex_t* mutex = checked(storage_);
-  return settle(mutex, ::pthread_mutex_trylock(mutex));
-}
+bool RobustMutex::try_lock() { return checked(storage_).try_lock(LockingThread::current()); }
 
-bool RobustMutex::try_lock_for(std::chrono::nanoseconds timeout) {
+bool RobustMutex::try_lock_for(nanoseconds timeout) {
   if (try_lock()) return true;
-  if (timeout.count() <= 0) return false;
-  pthread_mutex_t* mutex = native(storage_);
-#if defined(__SANITIZE_THREAD__)  // It does not see clocklock, and then takes the unlock for a mistake.
-  const timespec until = after(timeout, CLOCK_REALTIME);
-  return settle(mutex, ::pthread_mutex_timedlock(mutex, &until));
-#else
-  const timespec until = after(timeout, CLOCK_MONOTONIC);
-  return settle(mutex, ::pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &until));
-#endif
+  const auto end = std::chrono::steady_clock::now() + timeout;
+  return lock_slowly(checked(storage_), [end] {
+    return std::min<nanoseconds>(kSlice, end - std::chrono::steady_clock::now());
+  });
 }
 
-void RobustMutex::unlock() noexcept { ::pthread_mutex_unlock(native(storage_)); }
+void RobustMutex::unlock() noexcept { lock_in(storage_).word.unlock(LockingThread::current()); }
 
 }  // namespace onecopy

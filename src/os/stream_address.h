@@ -5,7 +5,7 @@
 #include <string>
 #include <variant>
 
-#include "onecopy/os/unix_socket.h"
+#include "os/unix_socket.h"
 
 namespace onecopy {
 

@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
 #include "os/deadline.h"
+#include "os/file.h"
 
 namespace onecopy {
 namespace {

@@ -4,9 +4,9 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
-#include "onecopy/os/bound_path.h"
-#include "onecopy/os/fd.h"
-#include "onecopy/os/unix_socket.h"
+#include "os/bound_path.h"
+#include "os/fd.h"
+#include "os/unix_socket.h"
 
 namespace onecopy {
 

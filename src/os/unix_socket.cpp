@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/unix_socket.h"
+#include "os/unix_socket.h"
 
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -12,9 +14,9 @@
 #include <thread>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
-#include "onecopy/os/process.h"
 #include "os/deadline.h"
+#include "os/file.h"
+#include "os/process.h"
 #include "os/unix_address.h"
 
 #ifndef SO_PEERPIDFD
@@ -219,6 +221,15 @@ Packet UnixSocket::receive(std::chrono::milliseconds timeout) {
     if (!deadline.wait_for(fd_.get(), POLLIN))
       throw Error(ErrorCode::timeout, fmt::format("the peer sent nothing within {} ms", timeout.count()));
   }
+}
+
+bool UnixSocket::is_readable() const {
+  return Deadline(std::chrono::milliseconds(0)).wait_for(fd_.get(), POLLIN);
+}
+
+std::size_t UnixSocket::unread_bytes() const noexcept {
+  int bytes = 0;
+  return ::ioctl(fd_.get(), SIOCOUTQ, &bytes) == 0 && bytes > 0 ? static_cast<std::size_t>(bytes) : 0;
 }
 
 PeerCredentials UnixSocket::peer() const { return credentials_of(fd_.get()); }

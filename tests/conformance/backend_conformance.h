@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "conformance/scratch_directory.h"
-#include "onecopy/device/backend.h"
+#include "device/backend.h"
 
 namespace onecopy {
 

@@ -8,8 +8,8 @@
 #include <optional>
 #include <stdexcept>
 
+#include "core/point.h"
 #include "explorer/fiber.h"
-#include "onecopy/core/point.h"
 
 namespace onecopy::explorer {
 namespace {

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "explorer/expect.h"
-#include "share/claim.h"
+#include "share/owner/claim.h"
 
 namespace onecopy::explorer {
 namespace {

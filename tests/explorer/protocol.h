@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "explorer/explorer.h"
-#include "share/block_table.h"
+#include "share/owner/block_table.h"
 
 /// The protocol as the scenarios use it: the code of src/share with Mistake::none, and with anything
 /// else the same with one thing wrong, so that each order that the protocol insists on has a test

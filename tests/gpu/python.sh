@@ -31,7 +31,7 @@ build() {
                  -DONECOPY_TESTS=OFF -DONECOPY_BENCH=OFF -DONECOPY_EXAMPLES=OFF -DONECOPY_CLI=OFF
                  -DPython_EXECUTABLE="$("$PYTHON" -c 'import sys; print(sys.executable)')")
   command -v ninja >/dev/null && options+=(-G Ninja)
-  if ! has_header spdlog/spdlog.h || ! has_header nlohmann/json.hpp; then
+  if ! has_header fmt/format.h || ! has_header nlohmann/json.hpp; then
     [ -d build/headers ] || { echo "run 'tests/gpu/run.sh headers' where the headers are, and bring build/headers"; return 1; }
     options+=("-DONECOPY_HEADERS=$PWD/build/headers")
   fi

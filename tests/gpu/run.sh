@@ -3,7 +3,7 @@
 # Builds from this checkout without a network, runs the device tests on the machine's own GPUs, then measures, and
 # prints a table of each. This is what ./dev gpu does.
 #
-#   tests/gpu/run.sh headers   copies the headers of fmt, spdlog, nlohmann-json and CLI11 to build/headers, for a
+#   tests/gpu/run.sh headers   copies the headers of fmt, nlohmann-json and CLI11 to build/headers, for a
 #                              machine that does not have them: take that folder along with the checkout
 #   tests/gpu/run.sh [REGEX]   builds in build/gpu and runs the device tests (those that match), then, without a
 #                              REGEX, the benchmarks, whose results go to bench/results
@@ -18,7 +18,7 @@ RESULTS=${ONECOPY_GPU_RESULTS:-bench/results}
 collect_headers() {
   local name
   mkdir -p build/headers
-  for name in fmt spdlog nlohmann CLI; do
+  for name in fmt nlohmann CLI; do
     [ -d "/usr/include/$name" ] || { echo "no /usr/include/$name here" >&2; return 1; }
     cp -r "/usr/include/$name" build/headers/
   done
@@ -36,7 +36,7 @@ configure_and_build() {
   local options=(-S . -B "$BUILD" -DCMAKE_BUILD_TYPE=Release -DONECOPY_EXAMPLES=OFF -DONECOPY_PRECOMPILE=ON
                  -DONECOPY_MERGE_SOURCES=ON)
   [ -e "$BUILD/Makefile" ] || ! command -v ninja >/dev/null || options+=(-G Ninja)
-  if ! has_header spdlog/spdlog.h || ! has_header nlohmann/json.hpp; then
+  if ! has_header fmt/format.h || ! has_header nlohmann/json.hpp; then
     [ -d build/headers ] || { echo "run 'tests/gpu/run.sh headers' where the headers are, and bring build/headers"; return 1; }
     options+=("-DONECOPY_HEADERS=$PWD/build/headers")
   fi
@@ -51,7 +51,7 @@ GROUPS_TO_RUN=(
   "pool|^memory_tests\.WholeSegmentPool"
   "copies, capture|^device_tests\.Cuda\."
   "interface|^simulator_tests\.CudaAbi"
-  "memory of others, order|^multiprocess_tests\.Cuda|^issues_tests\.Of/ConsumerDevice"
+  "memory of others, order|^multiprocess_tests\.Cuda|^multiprocess_tests\.Of/CudaManyChunks|^issues_tests\.Of/ConsumerDevice"
   "share and queues|^multiprocess_tests\.cuda\.[^K]"
   "200 kills|^multiprocess_tests\.cuda\.KillStorm"  # alone: it looks at the card's free memory
 )

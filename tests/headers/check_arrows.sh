@@ -28,11 +28,30 @@ for index in "${!layers[@]}"; do
     "$(includes "(onecopy/)?($above)/" "include/onecopy/$layer" "src/$layer")"
 done
 
+rooms=(format owner borrower broker runtime api)  # of share, from the ground up
+for index in "${!rooms[@]}"; do
+  room=${rooms[index]}
+  above=$(IFS='|'; echo "${rooms[*]:index+1}")
+  [ -z "$above" ] && continue
+  report "share/$room must not include a room of share above it:" \
+    "$(includes "share/($above)/" "src/share/$room")"
+done
+rings=(ring queue connect)  # of channel
+for index in "${!rings[@]}"; do
+  room=${rings[index]}
+  above=$(IFS='|'; echo "${rings[*]:index+1}")
+  [ -z "$above" ] && continue
+  report "channel/$room must not include a room of channel above it:" \
+    "$(includes "channel/($above)/" "src/channel/$room")"
+done
+report "share and channel have no files outside their rooms:" \
+  "$(find src/share src/channel -maxdepth 1 -type f)"
+
 report "only src/device/registry.cpp and a backend's own folder may name a backend:" \
   "$(includes 'device/(cpu|cuda|ascend)/' include src |
      grep -vE '^src/device/(registry\.cpp|cpu/|cuda/|ascend/)')"
-report "public headers include neither vendors nor the system's C headers nor fmt, spdlog, json:" \
-  "$(includes 'sys/|linux/|unistd\.h|fcntl\.h|pthread\.h|poll\.h|dlfcn\.h|signal\.h|fmt/|spdlog/|CLI/|nlohmann/|cuda|acl/' include)"
+report "public headers include neither vendors nor the system's C headers nor fmt, json:" \
+  "$(includes 'sys/|linux/|unistd\.h|fcntl\.h|pthread\.h|poll\.h|dlfcn\.h|signal\.h|fmt/|CLI/|nlohmann/|cuda|acl/' include)"
 report "every header starts with its licence and #pragma once:" \
   "$(find include src -name '*.h' | while read -r header; do
        head -n 1 "$header" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$header: no licence line"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# run.sh find_package|pkg_config|add_subdirectory|command|preset BUILD_DIR: uses onecopy the way a stranger would, in a
-# directory that knows nothing of this checkout.
+# run.sh find_package|pkg_config|add_subdirectory|headers|command|preset|missing BUILD_DIR: uses onecopy the way a
+# stranger would, in a directory that knows nothing of this checkout.
 set -euo pipefail
 kind=$1
 build=$(cd "$2" && pwd)
@@ -22,6 +22,16 @@ expect_42() {  # expect_42 <program>
   [ "$said" = "the child read 42" ]
 }
 
+expect_line() {  # expect_line <file> <text> <command that fails>...: it says so in one line
+  local file=$1 text=$2
+  shift 2
+  if "$@" >"$file" 2>&1; then
+    echo "this should have failed: $*"
+    exit 1
+  fi
+  [ "$(grep -cF -- "$text" "$file")" -ge 1 ] || { cat "$file"; exit 1; }
+}
+
 build_and_run() {  # build_and_run <cmake argument>...
   "$cmake" -S "$place/stranger" -B "$place/build" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@"
   "$cmake" --build "$place/build"
@@ -37,6 +47,10 @@ case $kind in
       echo "the installed package names the build directory"
       exit 1
     fi
+    [ -s "$place/moved/share/doc/onecopy/LICENSE" ]
+    echo '#include "onecopy/onecopy.h"' >"$place/old.cpp"
+    expect_line "$place/said" 'onecopy needs C++20: compile with -std=c++20' \
+      "${CXX:-g++}" -std=c++17 -fsyntax-only -I "$place/moved/include" "$place/old.cpp"
     ;;
   pkg_config)
     install_to "$place/first"
@@ -54,6 +68,16 @@ case $kind in
     build_and_run -DONECOPY_SOURCE="$(cd "$here/../.." && pwd)" -DONECOPY_WERROR=ON \
       $([ -n "${ONECOPY_ALONE:-}" ] && echo -DONECOPY_PRECOMPILE=ON || echo -DONECOPY_MERGE_SOURCES=ON) \
       -DCMAKE_CXX_FLAGS_RELEASE=-O0
+    ;;
+  headers)  # all of them, and no private ones
+    install_to "$place/prefix"
+    cd "$place/prefix/include"
+    "${CXX:-g++}" -std=c++20 -MM -I. onecopy/onecopy.h | tr -s ' \\' '\n' | grep '^onecopy/' | sort -u >"$place/reached"
+    find onecopy -name '*.h' | sort >"$place/installed"
+    if ! diff "$place/installed" "$place/reached"; then
+      echo "the headers marked < are installed, and onecopy.h does not reach them: they belong in src"
+      exit 1
+    fi
     ;;
   command)
     install_to "$place/prefix"
@@ -73,8 +97,13 @@ case $kind in
       exit 1
     fi
     ;;
+  missing)  # headers that are not there are named with what to install
+    expect_line "$place/said" 'apt-get install libfmt-dev libcli11-dev' \
+      "$cmake" -S "$here/../.." -B "$place/build" -G Ninja \
+      -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_CLI11=ON
+    ;;
   *)
-    echo "usage: $0 find_package|pkg_config|add_subdirectory|command|preset BUILD_DIR" >&2
+    echo "usage: $0 find_package|pkg_config|add_subdirectory|headers|command|preset|missing BUILD_DIR" >&2
     exit 2
     ;;
 esac

@@ -14,8 +14,12 @@
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <functional>
 #include <string>
+#include <string_view>
 
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "support/child.h"
 #include "support/cuda_calls.h"
@@ -106,6 +110,40 @@ TEST(Containers, Vllm55906Ucx11978ANamespaceOfProcessesIsNoBarrier) {
   note->step = 2;
   EXPECT_EQ(owner.join(), 0);
   if (refused->step == 1) GTEST_SKIP() << "wants a PID namespace: " << refused->read();
+}
+
+/// 0 when `use` is refused with the reason and the way out.
+int status_of_refused(const std::function<void()>& use) {
+  try {
+    use();
+  } catch (const Error& error) {
+    const std::string_view why = error.what();
+    const bool says_what_to_do = why.find("PID namespace") != why.npos && why.find("--pid=") != why.npos;
+    return error.code() == ErrorCode::unsupported && says_what_to_do ? 0 : 2;
+  }
+  return 1;
+}
+
+TEST(Containers, AQueueOfAnotherNamespaceOfProcessesIsRefusedAndNotDamaged) {
+  Shared<Note> refused;
+  Queue queue = Queue::create();
+  const std::string text = queue.handle().to_text();
+  in_child([&] {
+    queue.put(Message{1, {}, {}});
+    if (::unshare(CLONE_NEWPID) != 0) return refused->write(std::strerror(errno));
+    const pid_t first = ::fork();  // no Child, see above
+    if (first == 0) {
+      const int connecting = status_of_refused([&] { Queue::connect(Handle::from_text(text)); });
+      ::_exit(connecting * 10 + status_of_refused([&] { queue.put(Message{2, {}, {}}); }));
+    }
+    int status = -1;
+    EXPECT_EQ(::waitpid(first, &status, 0), first);
+    EXPECT_EQ(status, 0);
+    queue.put(Message{3, {}, {}});
+  });
+  if (refused->step == 1) GTEST_SKIP() << "wants a PID namespace: " << refused->read();
+  EXPECT_EQ(queue.get().tag, 1u);
+  EXPECT_EQ(queue.get().tag, 3u);
 }
 
 }  // namespace

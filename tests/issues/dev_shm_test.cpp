@@ -15,7 +15,7 @@
 #include "conformance/scratch_directory.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/process_name.h"
+#include "share/format/process_name.h"
 #include "support/child.h"
 #include "support/footprint.h"
 #include "support/limits.h"

@@ -3,6 +3,16 @@
 // vm.max_map_count: one mapping for each tensor. Ours are O(segments).
 #include <gtest/gtest.h>
 
+#include <malloc.h>
+#include <sys/mman.h>
+
+#include <atomic>
+#include <fstream>
+#include <optional>
+
+#include "core/point.h"
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "support/child.h"
@@ -14,6 +24,62 @@ namespace onecopy {
 namespace {
 
 using namespace testing;
+
+/// All mappings that this process may have: those that are left are made, of every second page of a range.
+class NoMappingsLeft {
+ public:
+  NoMappingsLeft() {
+    ::mallopt(M_TRIM_THRESHOLD, 1 << 30);
+    ::free(::malloc(64 << 10));
+    for (std::size_t page = 0; page < kPages; page += 2)
+      if (::mprotect(range_ + page * kPage, kPage, PROT_READ) != 0) return;
+    ADD_FAILURE() << "vm.max_map_count is above " << kPages;
+  }
+  ~NoMappingsLeft() { ::munmap(range_, kPages * kPage); }
+  static constexpr std::size_t kPages = 1 << 18;
+
+  NoMappingsLeft(const NoMappingsLeft&) = delete;
+  NoMappingsLeft& operator=(const NoMappingsLeft&) = delete;
+
+ private:
+  static constexpr std::size_t kPage = 4096;
+
+  char* range_ = static_cast<char*>(
+      ::mmap(nullptr, kPages* kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+};
+
+std::size_t most_mappings() {
+  std::size_t most = 0;
+  std::ifstream("/proc/sys/vm/max_map_count") >> most;
+  return most;
+}
+
+std::atomic<int> looks{0};
+
+TEST(MaxMapCount, AQueueThatCannotBeMappedIsRefusedAfterOneLookAtTheMappings) {
+  if (kSanitized) GTEST_SKIP() << "a sanitizer's own mappings count as well";
+  if (most_mappings() > NoMappingsLeft::kPages)
+    GTEST_SKIP() << "needs a vm.max_map_count of 262144 at most";
+  Child child([] {
+    const Tensor tensor = empty(Layout(DType::i64, {8}));
+    share(tensor);
+    point_hook = [](const char* name) noexcept { looks += std::string_view(name) == "mapping.counted"; };
+    std::optional<ErrorCode> refusal;
+    {
+      const NoMappingsLeft none;
+      try {
+        Queue::create();
+      } catch (const Error& error) {
+        refusal = error.code();
+      }
+    }
+    point_hook = nullptr;
+    EXPECT_EQ(refusal, ErrorCode::out_of_mappings);
+    EXPECT_EQ(looks, 1);
+    Queue::create();
+  });
+  EXPECT_EQ(child.join(), 0);
+}
 
 TEST(MaxMapCount, ManyOpenTensorsNeedFewMappings) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer's own mappings count as well";

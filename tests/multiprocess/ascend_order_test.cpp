@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"

@@ -9,12 +9,12 @@
 #include <thread>
 #include <vector>
 
-#include "onecopy/core/point.h"
+#include "core/point.h"
+#include "device/order/timeline.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/ordered_releases.h"
-#include "share/timeline.h"
+#include "share/owner/ordered_releases.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/limits.h"

@@ -8,12 +8,12 @@
 #include <thread>
 #include <vector>
 
-#include "onecopy/core/point.h"
+#include "core/point.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/broker.h"
-#include "share/call.h"
-#include "share/process.h"
+#include "share/borrower/call.h"
+#include "share/broker/broker.h"
+#include "share/runtime/process.h"
 #include "support/child.h"
 #include "support/eventually.h"
 #include "support/footprint.h"
@@ -90,7 +90,7 @@ TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
     other_note->reach(2);
   });
   Child borrower([&] {
-    const EarlyCall to_nobody_we_need(handle_.fields().owner);
+    const EarlyCall to_nobody_we_need(handle_.fields().owner, Process::existing() != nullptr);
     EXPECT_EQ(open(Handle::from_text(other_note->read())).as<unsigned char>()[0], 9);
     EXPECT_EQ(open(handle_).nbytes(), 1000u);
   });
@@ -113,7 +113,7 @@ TEST(FirstOpenOfAll, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
   });
   Child borrower([&] {
     const Handle handle = Handle::from_text(note->read());
-    const EarlyCall early(handle.fields().owner);
+    const EarlyCall early(handle.fields().owner, Process::existing() != nullptr);
     std::this_thread::sleep_for(std::chrono::milliseconds(600));
     note->step = 2;
     note->reach(3);

@@ -7,15 +7,17 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <optional>
 #include <string_view>
 #include <thread>
 #include <vector>
 
-#include "onecopy/core/point.h"
+#include "core/point.h"
+#include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/process.h"
-#include "share/process_origin.h"
+#include "os/process_origin.h"
+#include "share/runtime/process.h"
 #include "support/child.h"
 #include "support/footprint.h"
 #include "support/limits.h"
@@ -64,6 +66,45 @@ TEST(ForkAmongThreads, TwoAtOnce) {
     std::jthread other(fork_often);
   });
   EXPECT_EQ(parent.join(), 0);
+}
+
+std::atomic<bool> is_asked{false};
+
+/// The child has nothing of the question: it asks for itself.
+TEST(ForkAmongThreads, WhileOneAsksAnOwnerThatIsStopped) {
+  if (kSanitized) GTEST_SKIP() << kSanitizersAndForks;
+  const Watchdog watchdog;
+  Shared<Note> known, other;
+  Child owner([&] {
+    const Tensor one = numbers(1000), large = numbers(8 << 20);
+    other->write(share(large).to_text());
+    known->write(share(one).to_text());
+    known->serve_until(2);
+  });
+  const Tensor one = open(Handle::from_text(known->read()));
+  owner.signal(SIGSTOP);
+  std::atomic<bool> is_answered{false};
+  point_hook = [](const char* name) noexcept {
+    if (std::string_view(name) == "conversation.asked") is_asked = true;
+  };
+  std::thread asker([&] {
+    EXPECT_EQ(element(open(Handle::from_text(other->read())), 999), 999);
+    is_answered = true;
+  });
+  EXPECT_TRUE(eventually([] { return is_asked.load(); }));
+  point_hook = nullptr;
+  Child child([&] {
+    EXPECT_EQ(element(one, 999), 999);
+    other->reach(2);
+    EXPECT_EQ(element(open(Handle::from_text(other->text)), 999), 999);
+  });
+  EXPECT_FALSE(is_answered);
+  owner.signal(SIGCONT);
+  asker.join();
+  other->step = 2;
+  EXPECT_EQ(child.join(), 0);
+  known->step = 2;
+  EXPECT_EQ(owner.join(), 0);
 }
 
 TEST(ForkAmongThreads, WhileOneMakesTheFirstTensor) {
@@ -385,6 +426,58 @@ TEST(Fork, AChildOpensWhatItsDeadParentMadeAfterwardsWithTheHelpOfWhoPassesItOn)
   EXPECT_EQ(parent.join(), -SIGKILL);
   note->write(share(late).to_text(), 3);
   note->reach(4);
+}
+
+/// A process that has inherited nothing puts a tensor of ours into a queue of ours, lets go of it, and forks.
+class PutBeforeAFork : public ::testing::Test {
+ protected:
+  /// In the parent. Steps: 2 it is put.
+  Queue put() {
+    Queue mine = Queue::connect(Handle::from_text(note->read()));
+    mine.put(open(Handle::from_text(other_note->read())));
+    return mine;
+  }
+  void lend() {
+    other_note->write(share(tensor = numbers(1000)).to_text());
+    note->write(queue.emplace(Queue::create()).handle().to_text());
+    note->reach(2);
+  }
+
+  const Watchdog watchdog;
+  Shared<Note> note, other_note;
+  Tensor tensor;
+  std::optional<Queue> queue;
+};
+
+TEST_F(PutBeforeAFork, AChildHoldsNothingOfWhatItsParentHasInAQueueThatItHasLeft) {
+  Child parent([this] {
+    put();
+    EXPECT_NE(stats().in_transit, 0u);
+    EXPECT_EQ(Child([] { EXPECT_TRUE(eventually([] { return stats().leases == 0; })); }).join(), 0);
+    EXPECT_NE(stats().in_transit, 0u) << "its parent still does";
+    note->step = 2;
+    EXPECT_TRUE(eventually([] { return stats().in_transit == 0; }));
+  });
+  lend();
+  EXPECT_EQ(element(queue->get_tensor(), 999), 999);
+  EXPECT_EQ(parent.join(), 0);
+}
+
+/// It has the queue open, and never uses it.
+TEST_F(PutBeforeAFork, WhatIsTakenIsFreeThoughAChildLivesOn) {
+  Child parent([this] {
+    const Queue mine = put();
+    Child child([this] { note->reach(3); });
+    note->step = 2;
+    EXPECT_EQ(child.join(), 0);
+  });
+  lend();
+  tensor.release();
+  EXPECT_EQ(stats().limbo, 1u);
+  EXPECT_EQ(element(queue->get_tensor(), 999), 999);
+  EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+  note->step = 3;
+  EXPECT_EQ(parent.join(), 0);
 }
 
 TEST(ProcessOrigin, WithoutDescriptorsItIsNotKnownWhetherAProcessIsGone) {

@@ -10,13 +10,13 @@
 #include <vector>
 
 #include "conformance/scratch_directory.h"
+#include "device/janitor.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/janitor.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/process.h"
-#include "share/process_name.h"
+#include "share/format/process_name.h"
+#include "share/runtime/process.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/die_at.h"

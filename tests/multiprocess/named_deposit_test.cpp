@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "conformance/scratch_directory.h"
+#include "core/point.h"
+#include "device/janitor.h"
 #include "onecopy/channel/queue.h"
-#include "onecopy/core/point.h"
-#include "onecopy/device/janitor.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/child.h"

@@ -8,14 +8,18 @@
 #include <array>
 #include <csignal>
 #include <cstring>
+#include <optional>
 #include <string_view>
 #include <thread>
+#include <utility>
 
+#include "core/point.h"
 #include "onecopy/core/error.h"
-#include "onecopy/core/point.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/peer.h"
+#include "share/borrower/peer.h"
+#include "share/format/process_name.h"
+#include "share/runtime/process.h"
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/footprint.h"
@@ -245,6 +249,32 @@ bool collected(const std::function<bool()>& done) {
     collect();
     return done();
   });
+}
+
+/// As a program does that starts others with the queue and needs it no more itself.
+TEST(QueueCreator, ThatLetsGoBeforeOthersHaveConnectedKeepsWhatTheyPut) {
+  Watchdog watchdog;
+  Shared<Note> for_putter, for_receiver;
+  Child putter([&] {
+    Queue queue = Queue::connect(Handle::from_text(for_putter->read()));
+    queue.put(numbers(1000, 7));
+    EXPECT_EQ(stats().unkept, 0u);
+    for_putter->step = 2;
+    ::pause();
+  });
+  Child receiver([&] {
+    for_receiver->reach(2);
+    EXPECT_EQ(number_in(Queue::connect(Handle::from_text(for_receiver->text)).get_tensor()), 7);
+  });
+  {
+    Queue queue = Queue::create();
+    for_receiver->write(hold(queue.handle()).to_text());
+    for_putter->write(hold(queue.handle()).to_text());
+  }
+  for_putter->reach(2);
+  putter.kill();
+  for_receiver->step = 2;
+  EXPECT_EQ(receiver.join(), 0);
 }
 
 TEST(QueueCreator, KeepsNoSegmentThatItsOwnerHasGivenBack) {
@@ -543,6 +573,63 @@ TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   note->step = 9;
   EXPECT_EQ(receiver.join(), 0);
   note->step = 10;
+  EXPECT_EQ(creator.join(), 0);
+}
+
+/// Each has put an item, and waits for somebody who takes it.
+TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  const auto put_and_leave = [](Queue queue, int item) { queue.put(numbers(100, item)); };
+  const auto expect_nothing_kept = [] { EXPECT_TRUE(eventually([] { return blocks_sent() == 0; })); };
+  std::optional<Queue> created(Queue::create());
+  Child other([&, handle = created->handle()] {
+    created.reset();  // which the fork has copied
+    put_and_leave(Queue::connect(handle), 1);
+    note->step = 1;
+    note->reach(2);
+    expect_nothing_kept();
+    note->step = 3;
+    note->reach(4);
+  });
+  note->reach(1);
+  put_and_leave(*std::exchange(created, std::nullopt), 2);
+  EXPECT_EQ(blocks_sent(), 1u);
+  note->step = 2;
+  expect_nothing_kept();
+  note->reach(3);
+  note->step = 4;
+  EXPECT_EQ(other.join(), 0);
+}
+
+TEST(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child creator([&] {
+    {
+      const Queue queue = Queue::create();
+      note->write(queue.handle().to_text());
+      note->reach(2);
+    }
+    note->step = 3;
+    note->reach(4);
+    EXPECT_TRUE(eventually([] { return stats().live_blocks == 0; })) << "the queue has no users";
+    note->step = 5;
+  });
+  const Handle handle = Handle::from_text(note->read());
+  {
+    const Queue queue = Queue::connect(handle);
+    note->step = 2;
+    note->reach(3);
+    creator.signal(SIGSTOP);
+    const auto peer = Process::current().importer().find(public_name(handle.fields().owner));
+    ASSERT_TRUE(peer);
+    while (peer->leave_channel(0, 0)) {  // one that nobody knows, until there is no room for more
+    }
+  }
+  creator.signal(SIGCONT);
+  note->step = 4;
+  note->reach(5);  // this process lives on, and so does its connection
   EXPECT_EQ(creator.join(), 0);
 }
 

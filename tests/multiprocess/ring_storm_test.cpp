@@ -6,9 +6,9 @@
 #include <random>
 #include <vector>
 
-#include "channel/ring.h"
+#include "channel/ring/ring.h"
 #include "support/child.h"
-#include "unit/channel/ring_testing.h"
+#include "unit/channel/ring/ring_testing.h"
 
 namespace onecopy {
 namespace {

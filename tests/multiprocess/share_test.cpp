@@ -7,13 +7,17 @@
 
 #include <atomic>
 #include <csignal>
+#include <memory>
 #include <thread>
 
+#include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/stats.h"
-#include "share/claim_memory.h"
-#include "share/keeper.h"
+#include "share/format/process_name.h"
+#include "share/owner/claim_memory.h"
+#include "share/owner/keeper.h"
+#include "share/runtime/process.h"
 #include "support/child.h"
 #include "support/footprint.h"
 #include "support/note.h"
@@ -258,6 +262,48 @@ TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
   }
   expect_soon(before);
   EXPECT_TRUE(eventually([&] { return testing::address_space() < addresses + kTableBytes; }));
+}
+
+/// What this process knows of the owner of a handle.
+std::weak_ptr<Peer> peer_of(const Handle& handle) {
+  return Process::current().importer().find(public_name(handle.fields().owner));
+}
+
+TEST(ShareBetweenProcesses, DeadOwnersAreForgottenByTheirBorrowers) {
+  Shared<Note> note;
+  Child owner([&] {
+    const Handle handle = share(numbers(1000));
+    note->write(handle.to_text());
+    pause();
+  });
+  const Handle handle = Handle::from_text(note->read());
+  Tensor tensor = open(handle);
+  const std::weak_ptr<Peer> peer = peer_of(handle);
+  owner.kill();
+  EXPECT_TRUE(eventually([&] { return peer.lock()->is_gone(); }));
+  EXPECT_EQ(element(tensor, 999), 999);
+  tensor.release();
+  EXPECT_TRUE(eventually([&] { return peer.expired(); }));
+}
+
+TEST(ShareBetweenProcesses, DeadOwnersAreRememberedByQueuesThatHadItemsOfTheirs) {
+  Shared<Note> note;
+  Queue queue = Queue::create();
+  Child owner([&, to = queue.handle()] {
+    const Tensor tensor = numbers(1000);
+    const Handle handle = share(tensor);
+    note->write(handle.to_text());
+    Queue::connect(to).put(tensor);
+    pause();
+  });
+  const Handle handle = Handle::from_text(note->read());
+  Tensor tensor = queue.get_tensor();
+  const std::weak_ptr<Peer> peer = peer_of(handle);
+  owner.kill();
+  tensor.release();
+  EXPECT_TRUE(eventually([&] { return peer.lock()->is_closed(); }));
+  EXPECT_TRUE(Process::current().importer().peers().empty());  // has the sweep's lock
+  EXPECT_FALSE(peer.expired()) << "rows in the queue may name it";
 }
 
 TEST(ShareBetweenProcesses, ReadOnlyMappingsCannotBeWritten) {

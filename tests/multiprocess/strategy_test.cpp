@@ -13,7 +13,7 @@
 #include <fstream>
 
 #include "conformance/scratch_directory.h"
-#include "onecopy/device/janitor.h"
+#include "device/janitor.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"

@@ -7,8 +7,8 @@
 #include <functional>
 #include <new>
 
-#include "onecopy/os/mapping.h"
-#include "onecopy/os/memfd.h"
+#include "os/mapping.h"
+#include "os/memfd.h"
 #include "support/eventually.h"
 
 namespace onecopy::testing {

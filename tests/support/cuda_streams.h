@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "device/backend.h"
 #include "onecopy/share/share.h"
 #include "support/cuda_calls.h"
 

@@ -4,7 +4,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "onecopy/core/point.h"
+#include "core/point.h"
 
 namespace onecopy::testing {
 namespace {

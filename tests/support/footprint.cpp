@@ -11,7 +11,7 @@
 #include <string>
 
 #include "onecopy/share/stats.h"
-#include "share/process.h"
+#include "share/runtime/process.h"
 #include "support/eventually.h"
 
 namespace onecopy::testing {

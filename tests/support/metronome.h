@@ -7,8 +7,8 @@
 #include <functional>
 #include <string_view>
 
-#include "onecopy/core/point.h"
-#include "share/watch.h"
+#include "core/point.h"
+#include "os/watch.h"
 #include "support/eventually.h"
 
 namespace onecopy::testing {

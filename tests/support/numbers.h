@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "onecopy/device/backend.h"
+#include "device/backend.h"
 #include "onecopy/memory/tensor.h"
 
 namespace onecopy::testing {

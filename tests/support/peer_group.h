@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "onecopy/os/unix_socket.h"
+#include "os/unix_socket.h"
 
 namespace onecopy::testing {
 

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "onecopy/os/fd.h"
+#include "os/fd.h"
 #include "support/eventually.h"
 
 namespace onecopy::testing {

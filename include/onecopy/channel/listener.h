@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -26,11 +27,14 @@ class Listener {
 
   /// Where to connect to, with the real port.
   const std::string& address() const noexcept;
-  /// The next client. Others that are silent or slow do not hold it up. Throws bad_secret when one
-  /// does not know the key; the listener goes on.
+  /// The next client that knows the key. Others do not hold it up: those that do not know the key, and on Unix sockets
+  /// those of other users, are refused and counted. At most 64 that have not proved themselves are there at a time, or
+  /// a third of the descriptors that the process may have; beyond, the oldest are dropped.
   Pipe accept();
   /// Nothing when no client came until the timeout.
   std::optional<Pipe> try_accept(std::chrono::milliseconds timeout);
+  /// Clients that were refused so far. The first is a warning in the log. Any thread.
+  std::uint64_t refused() const noexcept;
 
  private:
   struct State;
@@ -58,7 +62,7 @@ class Connecting {
 };
 
 /// The other end of what accept() returns. Throws peer_died when nobody listens there, bad_secret when
-/// the listener has another key, timeout.
+/// the listener has another key, other_user when it is known to be another user's, timeout.
 Pipe connect(const std::string& address, ByteSpan key,
              std::chrono::milliseconds timeout = std::chrono::seconds(10));
 

@@ -11,6 +11,7 @@
 
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/bytes.h"
+#include "onecopy/device/stream.h"
 
 namespace onecopy {
 

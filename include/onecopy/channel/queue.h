@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "onecopy/core/bytes.h"
+#include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 
@@ -28,7 +29,8 @@ struct QueueOptions {
 
 /// Messages, in order, from any number of producers to any number of consumers in any processes.
 /// Tensors are passed, not copied: getter and putter see the same memory. What was put is delivered
-/// also when its putter has exited or was killed meanwhile, and no process harms the queue by dying.
+/// also when its putter has exited or was killed meanwhile, and no process harms the queue by dying. A tensor needs
+/// one of three that live until it is taken: its owner, its putter, the queue's creator.
 ///
 /// Not so memory of cudaMalloc and of Ascend, which ends with the process that allocated it.
 ///
@@ -59,6 +61,15 @@ class Queue {
   // named: what is in the putter's then is done before what the getter's is given after the get, and the
   // memory is not reused before what is in the getter's when it drops the tensor. No host waits for that.
   // A stream that is named must live as long as the tensor, and a message's tensors be on its one device.
+  //
+  // A message without tensors on devices has an order, too, once this process has shared or opened memory of a device:
+  // it comes after the work that the stream, or each such device's default stream, has at the put. A getter has it at
+  // once; what is given to the getter's streams after the get waits for that work, on every device whose memory it has
+  // opened or opens later. The stream that is named must then be of the one device that this process has used: put()
+  // throws invalid_argument where it has used several, and a get waits on the host. So does a get in a stream that is
+  // being captured. A stream that is idle costs a query and no more; one that is being captured, or whose device has
+  // failed, orders nothing, and so does one of Ascend. The message is delivered also when the work is never done, and
+  // the log says so. Work that itself waits for what the getter will do must be put into another stream.
 
   /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then),
   /// invalid_argument for memory of other libraries, unsupported for a stream that is being captured.
@@ -74,6 +85,13 @@ class Queue {
   bool try_put(const Tensor& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(const Message& message, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(Tensor&& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
+  /// try_put() for callers that keep others waiting, e.g. with an interpreter's lock: false also when the queue's
+  /// creator has to be told something first. prepare_put() does that.
+  bool try_put_at_once(const Message& message, Stream stream = {});
+  /// Puts nothing: asks the queue's creator to keep the memory of this message's tensors for receivers to come, where
+  /// it has not been asked yet. A put does so itself. Two seconds at most are waited for a creator that does not answer,
+  /// and no longer than the timeout or a tenth of a second. Throws as put() does.
+  void prepare_put(const Message& message, std::chrono::nanoseconds timeout);
   /// Puts nothing: waits until there is space, which others may take, or the queue is closed. False when it was full
   /// all the time.
   bool wait_for_space(std::chrono::nanoseconds timeout = {}) const;

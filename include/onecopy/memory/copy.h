@@ -2,7 +2,7 @@
 #pragma once
 
 #include "onecopy/core/tensor_view.h"
-#include "onecopy/device/backend.h"
+#include "onecopy/device/stream.h"
 
 namespace onecopy {
 

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 #include "onecopy/share/share.h"

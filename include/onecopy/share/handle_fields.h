@@ -11,7 +11,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/layout.h"
-#include "onecopy/device/backend.h"
+#include "onecopy/device/segment_kind.h"
 
 namespace onecopy {
 

@@ -7,7 +7,7 @@
 #include <optional>
 #include <span>
 
-#include "onecopy/device/backend.h"
+#include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 

@@ -2,8 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "onecopy/core/device.h"
 
 namespace onecopy {
 
@@ -24,7 +27,7 @@ struct Stats {
   std::uint64_t deposits = 0;          ///< segments of others kept open for receivers to come
   /// Segments put into queues that do not keep them: what is still in the queue when their process dies is lost.
   /// It can fall again: one whose queue's creator was stopped, or too busy to answer, counts until a later put has
-  /// asked again.
+  /// asked again, and none counts once its queue is closed and empty, or not open here any more.
   std::uint64_t unkept = 0;
   std::uint64_t descriptors = 0;  ///< open descriptors of the whole process
   /// How often a host waited where a stream should have: its device has no stream memory operations.
@@ -35,6 +38,11 @@ Stats stats();
 /// Gives back now what would be given back later: freed memory, mappings of owners that are gone. What was dropped
 /// in default streams is marked and ended, too; it gives idle streams a millisecond to come past those marks.
 void collect();
+
+/// The same, and says how much: idle memory of this process's pools goes back to the system and to cards now, that of
+/// one device or of all, the host included. Memory that other processes hold stays, and so does a segment of a card in
+/// which anything is in use. Returns how many bytes the pools gave back.
+std::uint64_t trim(std::optional<Device> device = {});
 
 struct BorrowerInfo {
   int pid = 0;
@@ -80,7 +88,8 @@ struct OwnerList {
 };
 
 /// Asks every owner of this user on the host. All have the same two seconds to answer, however many there are that
-/// are stopped (those beyond the 64th wait for their turn).
+/// are stopped (those beyond the 64th wait for their turn). Owners with no room for a caller are asked again at the
+/// end, for two seconds. Other users' sockets are passed over.
 OwnerList ask_owners();
 /// The same; who does not answer in time is left out and said so in a log line.
 std::vector<OwnerInfo> list_owners();

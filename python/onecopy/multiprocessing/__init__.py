@@ -37,18 +37,15 @@ SUBWARNING = multiprocessing.SUBWARNING
 
 if patches.has_torch():
     import torch
-    from torch.multiprocessing import (
-        _get_thread_name,
-        _prctl_pr_set_pdeathsig,
-        _set_thread_name,
-    )
 
-    from .spawn import (
-        ENV_VAR_PARALLEL_START,
-        ProcessContext,
-        ProcessExitedException,
-        ProcessRaisedException,
-        SpawnContext,
+    from . import _torch_names
+    from .spawn import *  # noqa: F403
+
+    # torch's own helpers, for those who look for them here; a torch without them has nobody who does
+    globals().update(
+        _torch_names.exports(
+            "torch.multiprocessing", ("_get_thread_name", "_prctl_pr_set_pdeathsig", "_set_thread_name")
+        )
     )
 
 patches.install()  # with all names there: what fails has changed nothing

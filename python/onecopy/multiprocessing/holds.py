@@ -15,30 +15,30 @@ from typing import Any
 from .. import _core
 from .._children import keep_for_child
 
-__all__ = ["held", "held_object", "let_last"]
+__all__ = ["held", "held_object", "let_last", "tie_to_child"]
 
 
 def held(tensor: _core.Tensor) -> bytes:
     """The bytes of a handle that can be opened once, in any process; tied to the child being started."""
     handle = _core._share_held(tensor)
-    _tie_to_child(handle)
+    tie_to_child(handle)
     return handle
 
 
 def held_object(obj: Any) -> bytes:
     """Keeps an object until whoever gets the bytes gives them to _core._end_hold(), as long as a handle is held."""
     handle = _core._hold_object(obj)
-    _tie_to_child(handle)
+    tie_to_child(handle)
     return handle
 
 
 def let_last(handle: bytes) -> None:
     """Keeps what these bytes hold as long, not for the ten minutes of bytes that anybody may have made."""
     _core._let_hold_last(handle)
-    _tie_to_child(handle)
+    tie_to_child(handle)
 
 
-def _tie_to_child(handle: bytes) -> None:
+def tie_to_child(handle: bytes) -> None:
     """Ends the hold of `handle` when the child that is being started now is gone.
 
     Without effect when no child is being started by pickling. The bytes are kept and not the Handle:

@@ -18,6 +18,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from .. import _core
+from ..errors import Unsupported
+from . import _torch_names
 
 __all__ = ["install", "installed", "uninstall"]
 
@@ -32,16 +34,8 @@ def has_torch() -> bool:
     return importlib.util.find_spec("torch") is not None
 
 
-def _require_torch() -> None:
-    """Before anything is changed, or a name is missed that older versions do not have."""
-    import torch
-
-    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 8):
-        raise ImportError(f"onecopy.multiprocessing needs torch 2.8 or newer, and this is {torch.__version__}")
-
-
-if has_torch():
-    _require_torch()
+if has_torch():  # before anything is changed
+    _torch_names.check_version()
 
 
 def disabled() -> bool:
@@ -167,10 +161,17 @@ class TorchOriginals:
 
     reduce_tensor: Callable[[Any], tuple]
     reduce_storage: Callable[[Any], tuple]
+    rebuild_tensor: Callable[..., Any]
+    rebuild_cuda_tensor: Callable[..., Any]
+    rebuild_storage_fd: Callable[..., Any]
+    rebuild_storage_filename: Callable[..., Any]
     set_sharing_strategy: Callable[[str], None]
     is_shared: Callable[[Any], bool]
     share_memory_: Callable[[Any], Any]
     new_shared: Callable[..., Any]
+
+    def __getattr__(self, name: str) -> Any:
+        return _torch_names.of_reductions(name)  # which raises: it is one that was not found
 
 
 originals = TorchOriginals()
@@ -179,20 +180,38 @@ originals = TorchOriginals()
 def _patch_torch() -> None:
     import torch
     import torch.multiprocessing as torch_mp
-    from torch.multiprocessing import reductions as torch_reductions
 
-    _replace_reducers(torch_reductions)
+    _replace_reductions()
     _patch_storage(torch.UntypedStorage)
     originals.set_sharing_strategy = _replace(torch_mp.set_sharing_strategy, _set_sharing_strategy)
     _follow(torch_mp.get_sharing_strategy())
 
 
-def _replace_reducers(torch_reductions: types.ModuleType) -> None:
-    originals.reduce_tensor = _replace(torch_reductions.reduce_tensor, _reduce_tensor)
-    originals.reduce_storage = _replace(torch_reductions.reduce_storage, _reduce_storage)
-    _replace(torch_reductions.reduce_typed_storage, _reduce_typed_storage)
-    _replace(torch_reductions.reduce_typed_storage_child, _reduce_typed_storage_child)
-    _replace(torch_reductions.reduce_event, _reduce_event)
+# What stays torch's where this torch does not have a function by the name that we know.
+_REDUCERS = {
+    "reduce_tensor": "what the standard library pickles has torch's own copies of tensors",
+    "reduce_storage": "storages that are sent by themselves are torch's to carry",
+    "reduce_typed_storage": "storages that know their dtype are torch's to carry",
+    "reduce_typed_storage_child": "storages of the old classes are torch's to carry",
+    "reduce_event": "CUDA events are torch's to keep",
+}
+_REBUILDERS = ("rebuild_tensor", "rebuild_cuda_tensor", "rebuild_storage_fd", "rebuild_storage_filename")
+
+
+def _replace_reductions() -> None:
+    for name, otherwise in _REDUCERS.items():
+        _replace_reduction(name, otherwise)
+    for name in _REBUILDERS:
+        _replace_reduction(name, "nobody can call it with our arguments either")
+
+
+def _replace_reduction(name: str, otherwise: str) -> None:
+    try:
+        function = _torch_names.of_reductions(name)
+    except Unsupported as error:
+        logging.getLogger("onecopy").warning("%s: %s", error, otherwise)
+        return
+    setattr(originals, name, _replace(function, globals()[f"_{name}"]))
 
 
 def _reduce_tensor(tensor):
@@ -223,6 +242,30 @@ def _reduce_event(event):
     from onecopy.multiprocessing import reductions
 
     return reductions.reduce_event(event)
+
+
+def _rebuild_tensor(*arguments, **named):
+    from onecopy.multiprocessing import reductions
+
+    return reductions._rebuild("rebuild_tensor", arguments, named)
+
+
+def _rebuild_cuda_tensor(*arguments, **named):
+    from onecopy.multiprocessing import reductions
+
+    return reductions._rebuild("rebuild_cuda_tensor", arguments, named)
+
+
+def _rebuild_storage_fd(*arguments, **named):
+    from onecopy.multiprocessing import reductions
+
+    return reductions._rebuild("rebuild_storage_fd", arguments, named)
+
+
+def _rebuild_storage_filename(*arguments, **named):
+    from onecopy.multiprocessing import reductions
+
+    return reductions._rebuild("rebuild_storage_filename", arguments, named)
 
 
 def _set_sharing_strategy(new_strategy):

@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 from .. import _core
 from ..errors import InvalidArgument, Unsupported
-from . import patches
-from .holds import held, held_object, let_last
+from . import _torch_names, patches
+from .holds import held, held_object, let_last, tie_to_child
+from .strategies import get_sharing_strategy
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
+    "SharedStorage",
     "init_reductions",
     "rebuild_cpu_tensor",
     "rebuild_event",
@@ -34,6 +36,7 @@ __all__ = [
     "rebuild_storage_empty",
     "rebuild_typed_storage",
     "rebuild_typed_storage_child",
+    "rebuild_unusual_tensor",
     "reduce_event",
     "reduce_nested_tensor",
     "reduce_sparse_tensor",
@@ -83,9 +86,10 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
         ``(rebuild, arguments)``. For strided tensors of devices these are at least 15, in the order of torch's CUDA
         tensors: class, size, stride, offset (elements), storage class, dtype, device ordinal, handle,
         storage size and offset in its block (bytes), requires_grad, and four that torch needs for its own bookkeeping.
+        torch's rebuild_cuda_tensor() takes them, too, if none of ``is_conj()`` and ``is_neg()`` holds.
         ``arguments[6]`` is the device to open on, as the opener numbers them, or its UUID as a str; left as it is,
         the memory is opened where it is, whatever number that has there. For tensors of the CPU they are three, as
-        torch's are, so that programs that look at index 6 leave them alone: class, storage, and the rest.
+        torch's are, so that programs that look at index 6 leave them alone: class, handle, and the rest.
 
     Raises:
         RuntimeError: the tensor is part of an autograd graph.
@@ -96,11 +100,21 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
         from torch.multiprocessing.reductions import reduce_tensor
 
         return reduce_tensor(tensor)
+    if (plain := _core._torch_reduce(tensor)) is not None:
+        tie_to_child(plain[1])
+        return rebuild_cpu_tensor, plain
+    if tensor.is_cuda and (plain := _core._reduce_plain(tensor, SharedStorage)) is not None:
+        tie_to_child(plain[7])
+        return rebuild_shared_tensor, plain
+    return _reduce_unusual_tensor(tensor)
+
+
+def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple:
     import torch
 
     if tensor.requires_grad and not tensor.is_leaf:
         raise InvalidArgument(_NON_LEAF)
-    torch.utils.hooks.warn_if_has_hooks(tensor)
+    _torch_names.warn_if_has_hooks(tensor)
     if tensor.is_nested and tensor.layout is torch.strided:
         return reduce_nested_tensor(tensor)
     if tensor.layout not in (torch.strided, torch.jagged):
@@ -122,26 +136,32 @@ def _is_carried(device: torch.device, storage: Callable[[], torch.UntypedStorage
 
 
 def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
-    import torch
-
-    if tensor.device.type == "cpu" and getattr(torch.UntypedStorage, "_swap_data_ptr_", None) is None:
-        _core.torch_share(tensor)  # with torch before 2.12 cheaper than by its storage, if nobody else has that
     storage = tensor.untyped_storage()
     handle, begin = _block_handle(storage, tensor.dtype)
     bits = (tensor.is_conj(), tensor.is_neg())
     if tensor.device.type == "cpu":
         metadata = (tensor.storage_offset(), tensor.size(), tensor.stride(), tensor.requires_grad, tensor.dtype, *bits)
-        return rebuild_cpu_tensor, (type(tensor), (handle, storage.nbytes(), begin), metadata)
-    arguments = (
+        return rebuild_unusual_tensor, (type(tensor), (handle, storage.nbytes(), begin), metadata)
+    arguments = _device_arguments(tensor, handle, begin)
+    if any(bits):
+        return rebuild_lazy_tensor, arguments + bits
+    return rebuild_shared_tensor, arguments
+
+
+def _device_arguments(tensor: torch.Tensor, handle: bytes | None, begin: int) -> tuple:
+    """Those of rebuild_shared_tensor(), which are those of torch's rebuild_cuda_tensor()."""
+    import torch
+
+    return (
         type(tensor),
         tensor.size(),
         tensor.stride(),
         tensor.storage_offset(),
-        torch.TypedStorage,
+        torch.TypedStorage if handle is None else SharedStorage,
         tensor.dtype,
         tensor.get_device(),
         handle,
-        storage.nbytes(),
+        tensor.untyped_storage().nbytes(),
         begin,
         tensor.requires_grad,
         b"",
@@ -149,13 +169,16 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
         b"",
         False,
     )
-    if any(bits):
-        return rebuild_lazy_tensor, arguments + bits
-    return rebuild_shared_tensor, arguments
 
 
-def rebuild_cpu_tensor(tensor_cls, storage, metadata):
+def rebuild_cpu_tensor(tensor_cls, handle, flags):
     """The tensor of the CPU that reduce_tensor() named, on the same memory. Raises as rebuild_shared_tensor()."""
+    del tensor_cls  # the flags say it: a Parameter or a Tensor
+    return _core.torch_open(_core.open(handle), flags)
+
+
+def rebuild_unusual_tensor(tensor_cls, storage, metadata):
+    """The same for subclasses, tensors with hooks, and dtypes that handles have no number for."""
     handle, size_bytes, begin = storage
     offset, size, stride, requires_grad, dtype, conj, neg = metadata
     offset += begin // dtype.itemsize
@@ -228,7 +251,7 @@ def _lazy(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
     import torch
 
     tensor = torch.conj(tensor) if conj else tensor
-    return torch._neg_view(tensor) if neg else tensor
+    return _torch_names.neg_view(tensor) if neg else tensor
 
 
 def _on_storage(storage, dtype, offset, size, stride):
@@ -281,20 +304,12 @@ def rebuild_meta_tensor(
 
 def reduce_nested_tensor(nt: torch.Tensor) -> tuple:
     """A nested tensor (strided layout) as its buffer and three tensors that describe the parts."""
-    parts = (
-        nt.values(),
-        nt._nested_tensor_size(),
-        nt._nested_tensor_strides(),
-        nt._nested_tensor_storage_offsets(),
-    )
-    return rebuild_nested_tensor, _reduce_all(parts)
+    return rebuild_nested_tensor, _reduce_all(_torch_names.nested_parts(nt))
 
 
 def rebuild_nested_tensor(*reduced):
     """A nested tensor from what reduce_nested_tensor() gave."""
-    import torch
-
-    return torch._nested_view_from_buffer_copy(*_rebuild_all(reduced))
+    return _torch_names.nested_tensor(_rebuild_all(reduced))
 
 
 def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple:
@@ -302,9 +317,8 @@ def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple:
     import torch
 
     if sparse.layout is torch.sparse_coo:
-        parts = (sparse._indices(), sparse._values())
         return rebuild_sparse_coo_tensor, (
-            *_reduce_all(parts),
+            *_reduce_all(_torch_names.sparse_coo_parts(sparse)),
             sparse.shape,
             sparse.is_coalesced(),
         )
@@ -354,6 +368,10 @@ def _rebuild_all(reduced) -> list:
 def reduce_storage(storage: torch.UntypedStorage) -> tuple:
     """Names a whole storage for another process.
 
+    Returns:
+        ``(rebuild, arguments)``: as many arguments as torch gives, three with the strategy ``file_descriptor`` and
+        four with ``file_system``, so that torch's rebuild_storage_fd() and rebuild_storage_filename() take them.
+
     Raises:
         RuntimeError: it lies on ``meta`` or on a device that onecopy does not know.
     """
@@ -365,12 +383,16 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple:
         return patches.originals.reduce_storage(storage)
     if storage.nbytes() == 0:
         return rebuild_storage_empty, (type(storage),)
-    return rebuild_storage, (held(_core.torch_share_storage(storage)), storage.nbytes())
+    handle = StorageHandle(held(_core.torch_share_storage(storage)))
+    no_manager = (b"",) if get_sharing_strategy() == "file_system" else ()
+    return rebuild_storage, (type(storage), *no_manager, handle, storage.nbytes())
 
 
-def rebuild_storage(storage_handle, storage_size_bytes):
+def rebuild_storage(storage_cls, *named):
     """The storage that reduce_storage() named; the same object for the same memory in this process."""
-    return _open_storage(storage_handle, storage_size_bytes)
+    del storage_cls
+    *_, handle, size_bytes = named
+    return _open_storage(bytes(handle), size_bytes)
 
 
 def rebuild_storage_empty(cls):
@@ -380,24 +402,98 @@ def rebuild_storage_empty(cls):
 
 def reduce_typed_storage(storage: torch.TypedStorage) -> tuple:
     """A storage that knows its dtype."""
-    return rebuild_typed_storage, (storage._untyped_storage, storage.dtype)
+    return rebuild_typed_storage, (_torch_names.untyped_storage(storage), storage.dtype)
 
 
 def rebuild_typed_storage(storage, dtype):
     """A storage that knows its dtype, on the same memory."""
     import torch
 
-    return torch.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+    return _torch_names.typed_storage(torch.TypedStorage, storage, dtype=dtype)
 
 
 def reduce_typed_storage_child(storage: torch.TypedStorage) -> tuple:
     """A storage of one of the old classes, such as torch.FloatStorage."""
-    return rebuild_typed_storage_child, (storage._untyped_storage, type(storage))
+    return rebuild_typed_storage_child, (_torch_names.untyped_storage(storage), type(storage))
 
 
 def rebuild_typed_storage_child(storage, storage_type):
     """A storage of one of the old classes, on the same memory."""
-    return storage_type(wrap_storage=storage, _internal=True)
+    return _torch_names.typed_storage(storage_type, storage)
+
+
+# --- torch's own rebuild functions, given our arguments ---------------------------------------------
+
+_MAGIC = b"1COPY\0"  # what the bytes of a handle begin with
+
+
+def _rebuild(name: str, arguments: tuple, named: dict) -> Any:
+    """What torch's function of that name does since the package was imported: our arguments are ours to open."""
+    rebuild = _ours_for(name, arguments) or getattr(patches.originals, name)
+    return rebuild(*arguments, **named)
+
+
+def _ours_for(name: str, arguments: tuple) -> Callable[..., Any] | None:
+    """Our function, if there is a handle where torch has storages, descriptors and names."""
+    place = _PLACES[name]
+    named = arguments[place] if len(arguments) > place else None
+    if isinstance(named, tuple) and named and (named[0] is None or _is_handle(named[0])):
+        return rebuild_unusual_tensor
+    return _REBUILDERS[name] if _is_handle(named) else None
+
+
+_PLACES = {"rebuild_tensor": 1, "rebuild_cuda_tensor": 7, "rebuild_storage_fd": 1, "rebuild_storage_filename": 2}
+_REBUILDERS = {
+    "rebuild_tensor": rebuild_cpu_tensor,
+    "rebuild_cuda_tensor": rebuild_shared_tensor,
+    "rebuild_storage_fd": rebuild_storage,
+    "rebuild_storage_filename": rebuild_storage,
+}
+
+
+def _is_handle(value: Any) -> bool:
+    return isinstance(value, bytes) and value.startswith(_MAGIC)
+
+
+class SharedStorage:
+    """The storage class among the arguments of a tensor of a device, where torch has ``TypedStorage``.
+
+    torch's rebuild_cuda_tensor() has it open the handle, also in a process that has not imported this package: the
+    class is pickled by its name, so that unpickling the arguments imports the package. Without onecopy over there
+    unpickling them raises ModuleNotFoundError.
+    """
+
+    @staticmethod
+    def _new_shared_cuda(device, handle, size_bytes, offset_bytes, _ref_counter_handle, named, *_event):
+        """A storage that begins where the sender's does; rebuild_shared_tensor() takes the whole block's instead."""
+        block = _core.open(handle, _device_asked(handle, device, named))
+        if offset_bytes == 0:
+            return _core.torch_open_storage(block)
+        import torch
+
+        return torch.from_dlpack(block[offset_bytes : offset_bytes + size_bytes]).untyped_storage()
+
+    @staticmethod
+    def _release_ipc_counter(*_arguments, **_named):
+        """torch found the storage in its cache: there is no counter to give back."""
+
+
+class StorageHandle(bytes):
+    """The bytes of a handle where torch has a descriptor or a name: its own functions cannot open it and say so."""
+
+    def detach(self) -> int:
+        """What rebuild_storage_fd() of torch calls first."""
+        raise Unsupported(_NOT_INSTALLED)
+
+    def __hash__(self) -> int:
+        """What rebuild_storage_filename() of torch calls first."""
+        raise Unsupported(_NOT_INSTALLED)
+
+
+_NOT_INSTALLED = (
+    "this storage was sent by onecopy: import onecopy.multiprocessing in the process that opens it, without "
+    "ONECOPY_DISABLE, or call the function that came with the arguments"
+)
 
 
 def _block_handle(storage: torch.UntypedStorage, dtype: torch.dtype) -> tuple[bytes | None, int]:
@@ -425,29 +521,27 @@ def _open_storage(handle: bytes | None, size: int, device: str | None = None) ->
 
 
 def reduce_event(event: torch.cuda.Event) -> tuple:
-    """A CUDA event made with ``interprocess=True``. It is kept until it is rebuilt."""
+    """An event made with ``interprocess=True``. It is kept until it is rebuilt."""
     if not patches.installed():
-        from torch.multiprocessing.reductions import reduce_event
-
-        return reduce_event(event)
+        return _torch_names.of_reductions("reduce_event")(event)
     handle = event.ipc_handle()
-    return rebuild_event, (event.device, handle, held_object(event))
+    return rebuild_event, (event.device, handle, held_object(event), type(event))
 
 
-def rebuild_event(device, handle, hold=None):
-    """The CUDA event that another process made, which need not keep it any more."""
+def rebuild_event(device, handle, hold=None, event_cls=None):
+    """The event that another process made, which need not keep it any more; a CUDA event without a class."""
     import torch
 
     try:
-        return torch.cuda.Event.from_ipc_handle(device, handle)
+        return (event_cls or torch.cuda.Event).from_ipc_handle(device, handle)
     finally:
         if hold is not None:
             _core._end_hold(hold)
 
 
 def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple:
-    """As pickle does it, but what it holds lasts, and for a child that is being started ends with that child."""
-    rebuild, arguments = thing.__reduce__()
+    """A handle, as channels get it, but what it holds lasts, and for a child that is being started ends with it."""
+    rebuild, arguments = thing._reduce_handle() if isinstance(thing, _core.Tensor) else thing.__reduce__()
     let_last(arguments[0])
     return rebuild, arguments
 

@@ -3,9 +3,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from . import patches
 
-if patches.has_torch():
+_NAMES = (
+    "ENV_VAR_PARALLEL_START",
+    "ProcessContext",
+    "ProcessException",
+    "ProcessExitedException",
+    "ProcessRaisedException",
+    "SpawnContext",
+    "spawn",
+    "start_processes",
+)
+
+if TYPE_CHECKING:
     from torch.multiprocessing.spawn import (
         ENV_VAR_PARALLEL_START,
         ProcessContext,
@@ -16,17 +29,11 @@ if patches.has_torch():
         spawn,
         start_processes,
     )
+if patches.has_torch():
+    from . import _torch_names
 
-    __all__ = [
-        "ENV_VAR_PARALLEL_START",
-        "ProcessContext",
-        "ProcessException",
-        "ProcessExitedException",
-        "ProcessRaisedException",
-        "SpawnContext",
-        "spawn",
-        "start_processes",
-    ]
+    globals().update(_torch_names.exports("torch.multiprocessing.spawn", _NAMES))
+    __all__ = [name for name in _NAMES if name in globals()]
 else:
     __all__ = ["spawn", "start_processes"]
 

@@ -28,7 +28,7 @@ def tensors() -> None:
     for row in t:
         row.reshape(-1).view("uint8").copy().to("cpu").cpu().copy_from(u)
     plain: bool = t.is_contiguous and t.is_shared and t.access == "read"
-    memory: memoryview = memoryview(t)
+    memory: memoryview = t.memoryview()
     device: tuple[int, int] = t.__dlpack_device__()
     again: onecopy.Tensor = onecopy.from_dlpack(t.numpy(), copy=True)
     print(shape, itemsize, number, plain, memory, bytes(t), device, again, t.torch(), t.item(), t.tolist())
@@ -144,5 +144,6 @@ def what_torch_has_too(queue: Queue[int]) -> None:
 
 
 def torchs_memory() -> None:
+    print(onecopy.torch.trim("cuda:0") + onecopy.torch.trim())
     with onecopy.torch.memory("cuda:0") as pool:
         print(pool)

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "device/vmm_segment.h"
 #include "devices.h"
 #include "exported.h"
 #include "factory.h"
 #include "key_memory.h"
 #include "onecopy/core/error.h"
+#include "physical_chunk.h"
+#include "reservation.h"
 #include "segment_kind.h"
 #include "transfer.h"
-#include "vmm_memory.h"
 
 namespace onecopy {
 
@@ -29,12 +31,24 @@ class AscendBackend final : public Backend {
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
   std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) override;
+  std::unique_ptr<Reservation> reserve(int user, std::size_t bytes) override {
+    return std::make_unique<ascend::AscendReservation>(user, bytes);
+  }
+  std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) override {
+    return ascend::create_chunk(ordinal, bytes);
+  }
+  std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory,
+                                                            int user) override;
+  ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
+                               Access access) const override;
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   std::int32_t borrower_number() override { return ascend::own_number(); }
   void admit(const ExportedMemory& memory, std::int32_t borrower) override {
     ascend::admit(memory, borrower);
   }
   void copy(const Transfer& transfer, Stream stream) override { ascend::enqueue(transfer, stream); }
+  /// There would be no word to wait for: a put of a plain value would have to wait for the stream itself.
+  bool has_work(int, Stream) noexcept override { return false; }
   void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }
   bool is_captured(int ordinal, Stream stream) override { return ascend::is_captured(ordinal, stream); }
   std::optional<Error> failure(int ordinal) override { return ascend::failure(ordinal); }
@@ -71,13 +85,36 @@ std::unique_ptr<DeviceMemory> AscendBackend::create(int ordinal, std::size_t byt
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", kAscendPage,
                             bytes));
-  return kind == SegmentKind::ascend_vmm ? ascend::create_vmm_memory(ordinal, bytes)
-                                         : ascend::create_key_memory(ordinal, bytes);
+  if (kind == SegmentKind::ascend_key) return ascend::create_key_memory(ordinal, bytes);
+  return std::make_unique<VmmSegment>(*this, kind, ordinal, bytes);
 }
 
-std::unique_ptr<DeviceMemory> open_at(int ordinal, const ExportedMemory& memory, Access access) {
+std::vector<std::unique_ptr<PhysicalChunk>> AscendBackend::import_chunks(int home, ExportedMemory memory,
+                                                                         int user) {
+  std::vector<std::unique_ptr<PhysicalChunk>> chunks;
+  chunks.push_back(ascend::import_chunk(home, memory, user));
+  return chunks;
+}
+
+/// An Ascend segment is exported as one number, so one chunk at a time.
+ExportedMemory AscendBackend::export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
+                                            Access access) const {
+  if (chunks.size() != 1)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("an Ascend segment has one chunk, not {}; export them one by one", chunks.size()));
+  return ascend::export_chunk(*chunks.front(), access);
+}
+
+std::unique_ptr<DeviceMemory> open_chunk(Backend& backend, int ordinal, ExportedMemory memory,
+                                         Access access) {
+  const int owner = ascend::prepare_to_open(ordinal, ascend::decode(memory), access);
+  return std::make_unique<VmmSegment>(backend, owner, ordinal, std::move(memory), access);
+}
+
+std::unique_ptr<DeviceMemory> open_at(Backend& backend, int ordinal, ExportedMemory memory, Access access) {
   switch (memory.kind) {
-    case SegmentKind::ascend_vmm: return ascend::open_vmm_memory(ordinal, memory, access);
+    case SegmentKind::ascend_vmm: return open_chunk(backend, ordinal, std::move(memory), access);
     case SegmentKind::ascend_key: return ascend::open_key_memory(ordinal, memory, access);
     default:
       throw Error(ErrorCode::unsupported,
@@ -89,7 +126,7 @@ std::unique_ptr<DeviceMemory> open_at(int ordinal, const ExportedMemory& memory,
 /// By way of the device that has the memory: nobody knows yet what a real one makes of an import by another alone.
 std::unique_ptr<DeviceMemory> AscendBackend::open(int home, ExportedMemory memory, Access access,
                                                   int user) {
-  auto opened = open_at(home, memory, access);
+  auto opened = open_at(*this, home, std::move(memory), access);
   if (user != home) opened->allow(user);
   return opened;
 }
@@ -120,9 +157,10 @@ std::unique_ptr<DeviceMemory> AscendBackend::adopt(const ForeignMemory& memory) 
 
 }  // namespace
 
+/// Never destroyed: threads may use the backend while static objects go.
 Backend& ascend_backend() {
-  static AscendBackend instance;
-  return instance;
+  static AscendBackend* const instance = new AscendBackend;
+  return *instance;
 }
 
 }  // namespace onecopy

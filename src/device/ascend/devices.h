@@ -7,8 +7,8 @@
 #include <set>
 #include <vector>
 
+#include "device/backend.h"
 #include "driver.h"
-#include "onecopy/device/backend.h"
 
 namespace onecopy::ascend {
 

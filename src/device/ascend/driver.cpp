@@ -2,16 +2,14 @@
 #include "driver.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 
 #include <array>
-#include <atomic>
 #include <cctype>
 #include <cstdlib>
 #include <vector>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/shared_library.h"
+#include "os/shared_library.h"
 
 namespace onecopy::ascend {
 
@@ -19,8 +17,6 @@ namespace {
 
 constexpr const char* kOldestCann = "8.3.RC1";
 constexpr const char* kOldestDriver = "25.3.RC1";  // Ascend HDK
-std::atomic<bool> forked{false};
-std::atomic<bool> loaded{false};
 
 ErrorCode code_of(aclError result) noexcept {
   switch (result) {
@@ -105,47 +101,16 @@ void throw_result(aclError result, const std::string& what) {
               ErrorDomain::ascend);
 }
 
-void throw_missing(const char* call) {
+void Vendor::throw_missing(const char* call, int) {
   throw Error(
       ErrorCode::unsupported,
       fmt::format("the ACL runtime does not have {}; onecopy needs CANN {} or newer", call, kOldestCann),
       ACL_ERROR_RT_FEATURE_NOT_SUPPORT, ErrorDomain::ascend);
 }
 
-Driver& Driver::instance() {
-  static Driver& driver = *new Driver;  // never destroyed: memory with static lifetime uses it
-  return driver;
-}
-
-const Driver& Driver::get() {
-  const Driver& driver = instance();
-  if (forked.load(std::memory_order_relaxed)) [[unlikely]]
-    throw Error(ErrorCode::unsupported,
-                "Ascend devices were used before this process was forked, and do not work in the child; "
-                "start it with spawn (multiprocessing.get_context(\"spawn\")) or exec",
-                ACL_ERROR_UNINITIALIZE, ErrorDomain::ascend);
-  if (!driver.problem_.empty())
-    throw Error(ErrorCode::unsupported, driver.problem_, driver.result_, ErrorDomain::ascend);
-  return driver;
-}
-
-const Driver* Driver::try_get() noexcept {
-  const Driver& driver = instance();
-  return driver.problem_.empty() && !forked.load(std::memory_order_relaxed) ? &driver : nullptr;
-}
-
-const Driver* Driver::if_loaded() noexcept { return loaded ? try_get() : nullptr; }
-
-bool Driver::is_in_process() noexcept { return loaded || SharedLibrary::is_loaded(library_names()); }
+bool Driver::is_in_process() noexcept { return if_loaded() || SharedLibrary::is_loaded(library_names()); }
 
 Driver::Driver() {
-  load();
-  if (!problem_.empty()) return;
-  loaded = true;
-  pthread_atfork(nullptr, nullptr, [] { forked = true; });
-}
-
-void Driver::load() {
   std::string why;
   auto library = SharedLibrary::open(library_names(), &why);
   if (!library) {

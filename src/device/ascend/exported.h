@@ -4,7 +4,7 @@
 #include <string>
 
 #include "acl_api.h"
-#include "onecopy/device/backend.h"
+#include "device/backend.h"
 
 namespace onecopy::ascend {
 

@@ -94,7 +94,7 @@ Keyed allocate(int ordinal, std::size_t bytes) {
 /// A segment of kind ascend_key, of its owner.
 class KeyMemory final : public DeviceMemory {
  public:
-  explicit KeyMemory(Keyed memory) : memory_(std::move(memory)) {}
+  explicit KeyMemory(Keyed memory) : DeviceMemory(Access::read_write), memory_(std::move(memory)) {}
   KeyMemory(const KeyMemory&) = delete;
   KeyMemory& operator=(const KeyMemory&) = delete;
   ~KeyMemory() override;
@@ -102,15 +102,11 @@ class KeyMemory final : public DeviceMemory {
   std::byte* data() const noexcept override { return static_cast<std::byte*>(memory_.base); }
   std::size_t size() const noexcept override { return memory_.bytes; }
   SegmentKind kind() const noexcept override { return SegmentKind::ascend_key; }
-  void commit(std::size_t offset, std::size_t bytes) override {
-    if (offset > size() || bytes > size() - offset)
-      throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
-                                                           offset, offset + bytes, size()));
-  }
   void decommit(std::size_t, std::size_t) noexcept override {}
-  ExportedMemory export_memory(Access access) const override;
 
  private:
+  void do_commit(std::size_t, std::size_t) override {}
+  ExportedMemory do_export(Access access) const override;
   void export_key() const;
 
   mutable std::mutex mutex_;
@@ -150,7 +146,7 @@ void KeyMemory::export_key() const {
   Parked::get().note(memory_.key);
 }
 
-ExportedMemory KeyMemory::export_memory(Access access) const {
+ExportedMemory KeyMemory::do_export(Access access) const {
   const std::lock_guard lock(mutex_);
   if (memory_.key.empty()) export_key();
   ExportedMemory memory;
@@ -165,8 +161,8 @@ ExportedMemory KeyMemory::export_memory(Access access) const {
 class OpenedByKey final : public DeviceMemory {
  public:
   OpenedByKey(int ordinal, int owner, Exported exported, Access access)
-      : exported_(std::move(exported)),
-        access_(access),
+      : DeviceMemory(access),
+        exported_(std::move(exported)),
         base_(OpenedKeys::get().open(ordinal, owner, exported_, access)) {}
   OpenedByKey(const OpenedByKey&) = delete;
   OpenedByKey& operator=(const OpenedByKey&) = delete;
@@ -175,23 +171,18 @@ class OpenedByKey final : public DeviceMemory {
   std::byte* data() const noexcept override { return static_cast<std::byte*>(base_); }
   std::size_t size() const noexcept override { return exported_.bytes; }
   SegmentKind kind() const noexcept override { return SegmentKind::ascend_key; }
-  void commit(std::size_t, std::size_t) override {
-    if (access_ == Access::read_only)
-      throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
-  }
   void decommit(std::size_t, std::size_t) noexcept override {}
-  ExportedMemory export_memory(Access access) const override;
 
  private:
+  void do_commit(std::size_t, std::size_t) override {}
+  ExportedMemory do_export(Access access) const override;
+
   const Exported exported_;
-  const Access access_;
   void* const base_;
 };
 
 /// The owner's key opens it for others, too.
-ExportedMemory OpenedByKey::export_memory(Access access) const {
-  if (access == Access::read_write && access_ == Access::read_only)
-    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+ExportedMemory OpenedByKey::do_export(Access access) const {
   Exported again = exported_;
   again.access = access;
   ExportedMemory memory;

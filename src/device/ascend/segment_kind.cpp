@@ -2,7 +2,7 @@
 #include "segment_kind.h"
 
 #include "devices.h"
-#include "vmm_memory.h"
+#include "physical_chunk.h"
 
 namespace onecopy::ascend {
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "onecopy/device/backend.h"
+#include "device/backend.h"
 
 namespace onecopy::ascend {
 

@@ -9,7 +9,9 @@
 #include "memfd_memory.h"
 #include "named_file_memory.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/memfd.h"
+#include "os/memfd.h"
+#include "physical_chunk.h"
+#include "reservation.h"
 
 namespace onecopy {
 
@@ -19,12 +21,29 @@ namespace {
 class CpuBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cpu; }
-  BackendTraits traits() const noexcept override { return {}; }
+  BackendTraits traits() const noexcept override {
+    BackendTraits traits;
+    traits.maps_one_chunk_twice = traits.maps_parts = true;
+    return traits;
+  }
   std::vector<DeviceInfo> devices() const override;
   std::size_t granularity() const noexcept override { return page_; }
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
   std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) override;
+  std::unique_ptr<Reservation> reserve(int, std::size_t bytes) override {
+    return std::make_unique<HostReservation>(bytes);
+  }
+  std::unique_ptr<PhysicalChunk> create_chunk(int, std::size_t bytes) override {
+    return create_memfd_chunk(bytes);
+  }
+  std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int, ExportedMemory memory, int) override {
+    return import_memfd_chunks(std::move(memory));
+  }
+  ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
+                               Access access) const override {
+    return export_memfd_chunks(chunks, access);
+  }
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   void copy(const Transfer& transfer, Stream) override {
     std::memcpy(transfer.to, transfer.from, transfer.bytes);
@@ -107,9 +126,10 @@ std::unique_ptr<DeviceMemory> CpuBackend::adopt(const ForeignMemory& memory) {
 
 }  // namespace
 
+/// Never destroyed: threads may use the backend while static objects go.
 Backend& cpu_backend() {
-  static CpuBackend instance;
-  return instance;
+  static CpuBackend* const instance = new CpuBackend;
+  return *instance;
 }
 
 }  // namespace onecopy

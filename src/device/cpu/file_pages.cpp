@@ -12,21 +12,27 @@
 #include <cstring>
 #include <vector>
 
+#include "core/point.h"
+#include "device/reserve_listener.h"
 #include "onecopy/core/error.h"
-#include "onecopy/core/point.h"
-#include "onecopy/os/crew.h"
-#include "onecopy/os/memory_limit.h"
-#include "onecopy/os/process.h"
+#include "os/crew.h"
+#include "os/memory_limit.h"
+#include "os/process.h"
 
 namespace onecopy {
 
 namespace {
 
-constexpr int kPopulateWrite = 23;                     // MADV_POPULATE_WRITE, Linux 5.14
-constexpr std::size_t kBatch = std::size_t{64} << 20;  // between two looks at the memory limits
-constexpr std::size_t kPiece = std::size_t{1} << 20;   // one system call
+constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+constexpr std::size_t kBatch = std::size_t{16}
+                               << 20;  // of the threads of one crew; it cannot be interrupted
+constexpr std::size_t kPiece = std::size_t{1} << 20;  // one system call
 constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
 constexpr std::size_t kMaxThreads = 4;
+
+constexpr std::size_t kBetweenLooks = std::size_t{8} << 20;  // at the memory limits
+/// What stays free for what others reserve between their look and ours: some three processes.
+constexpr std::size_t kMargin = 4 * kBetweenLooks;
 
 struct Range {
   std::size_t begin;
@@ -65,41 +71,46 @@ int reserve_piece(const FilePages& file, std::size_t offset, std::size_t bytes) 
   return errno == ENOMEM || errno == EFAULT ? errno : 0;
 }
 
-/// Takes pieces of one batch until none is left or one failed.
+bool has_margin() noexcept {
+  try {
+    require_memory(0, kMargin);
+    return true;
+  } catch (const std::exception&) {  // says the caller of the batch
+    return false;
+  }
+}
+
+/// Takes pieces of one batch until none is left, one failed, or memory runs short: others in the control group may
+/// reserve at the same time, and it kills.
 class Batch {
  public:
   Batch(const FilePages& file, Range range) : file_(file), range_(range), next_(range.begin) {}
 
   void work() noexcept {
-    while (error_.load(std::memory_order_relaxed) == 0) {
+    while (error_.load(std::memory_order_relaxed) == 0 && !is_short_) {
       const std::size_t begin = next_.fetch_add(kPiece);
       if (begin >= range_.end) return;
+      if (begin != range_.begin && (begin - range_.begin) % kBetweenLooks == 0 && !has_margin())
+        is_short_ = true;
       const int error = reserve_piece(file_, begin, std::min(kPiece, range_.end - begin));
       if (error != 0) error_.store(error, std::memory_order_relaxed);
     }
   }
   int error() const noexcept { return error_.load(std::memory_order_relaxed); }
+  /// Up to here all is reserved. REQUIRES: no error, and all work is done.
+  std::size_t end() const noexcept { return std::min(next_.load(), range_.end); }
 
  private:
   const FilePages& file_;
   const Range range_;
   std::atomic<std::size_t> next_;
   std::atomic<int> error_{0};
+  std::atomic<bool> is_short_{false};
 };
 
 std::size_t threads_for(std::size_t bytes) {
   static const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
   return std::clamp<std::size_t>(bytes / kBytesPerThread, 1, std::min(cpus, kMaxThreads));
-}
-
-/// 0 or errno.
-int reserve_batch(const FilePages& file, Range range) {
-  Batch batch(file, range);
-  {
-    const Crew crew(threads_for(range.end - range.begin) - 1, [&batch] { batch.work(); });
-    batch.work();
-  }
-  return batch.error();
 }
 
 [[noreturn]] void throw_refused(const FilePages& file, std::size_t asked, std::size_t done, int error) {
@@ -115,10 +126,16 @@ int reserve_batch(const FilePages& file, Range range) {
 void reserve_hole(const FilePages& file, Range hole, std::size_t asked, std::size_t& done) {
   while (hole.begin < hole.end) {
     const Range batch{hole.begin, std::min(hole.end, hole.begin + kBatch)};
-    require_memory(asked - done);
-    if (const int error = reserve_batch(file, batch); error != 0) throw_refused(file, asked, done, error);
-    done += batch.end - batch.begin;
-    hole.begin = batch.end;
+    require_memory(asked - done, std::min(kMargin, 8 * asked));
+    Batch pieces(file, batch);
+    {
+      const Crew crew(threads_for(batch.end - batch.begin) - 1, [&pieces] { pieces.work(); });
+      pieces.work();
+    }
+    if (pieces.error() != 0) throw_refused(file, asked, done, pieces.error());
+    done += pieces.end() - batch.begin;
+    hole.begin = pieces.end();
+    ReserveListener::tell(done, asked);
   }
 }
 

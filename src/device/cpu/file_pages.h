@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <string>
 
-#include "onecopy/os/fd.h"
+#include "os/fd.h"
 
 namespace onecopy {
 
@@ -19,8 +19,9 @@ struct FilePages {
 
 /// Reserves and maps pages for [offset, offset + bytes), those that are there already staying as they
 /// are. Afterwards touching them cannot fail and does not fault. Asks the memory limits first, since a
-/// control group kills instead of refusing. Throws out_of_memory with the numbers; what this call had
-/// reserved is given back then, unless others may have filled it.
+/// control group kills instead of refusing. Tells the thread's ReserveListener after each 64 MiB. Throws
+/// out_of_memory with the numbers, and what the listener throws; what this call had reserved is given back then,
+/// unless others may have filled it.
 void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes);
 
 /// Gives the pages back to the system; they read as zeros afterwards.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/device/janitor.h"
+#include "device/janitor.h"
 
 #include <dirent.h>
 #include <sys/stat.h>

@@ -7,8 +7,8 @@
 
 #include "file_pages.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/mapping.h"
-#include "onecopy/os/memfd.h"
+#include "os/mapping.h"
+#include "os/memfd.h"
 
 namespace onecopy {
 
@@ -18,25 +18,23 @@ namespace {
 class MemfdMemory final : public DeviceMemory {
  public:
   MemfdMemory(SegmentKind kind, Fd fd, std::size_t bytes, Access access)
-      : kind_(kind), fd_(std::move(fd)), mapping_(Mapping::of(fd_, bytes, access)), access_(access) {}
+      : DeviceMemory(access), kind_(kind), fd_(std::move(fd)), mapping_(Mapping::of(fd_, bytes, access)) {}
 
   std::byte* data() const noexcept override { return mapping_.data(); }
   std::size_t size() const noexcept override { return mapping_.size(); }
   SegmentKind kind() const noexcept override { return kind_; }
-  void commit(std::size_t offset, std::size_t bytes) override;
   void decommit(std::size_t offset, std::size_t bytes) noexcept override;
-  ExportedMemory export_memory(Access access) const override;
 
  private:
+  void do_commit(std::size_t offset, std::size_t bytes) override;
+  ExportedMemory do_export(Access access) const override;
+
   SegmentKind kind_;
   Fd fd_;
   Mapping mapping_;
-  Access access_;
 };
 
-void MemfdMemory::commit(std::size_t offset, std::size_t bytes) {
-  if (access_ == Access::read_only)
-    throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
+void MemfdMemory::do_commit(std::size_t offset, std::size_t bytes) {
   reserve_pages({fd_, data(), size(), "", kind_ != SegmentKind::shared_file}, offset, bytes);
 }
 
@@ -44,9 +42,7 @@ void MemfdMemory::decommit(std::size_t offset, std::size_t bytes) noexcept {
   give_back_pages(fd_, offset, bytes);
 }
 
-ExportedMemory MemfdMemory::export_memory(Access access) const {
-  if (access == Access::read_write && access_ == Access::read_only)
-    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+ExportedMemory MemfdMemory::do_export(Access access) const {
   ExportedMemory memory;
   memory.kind = kind_;
   memory.size = size();
@@ -54,7 +50,17 @@ ExportedMemory MemfdMemory::export_memory(Access access) const {
   return memory;
 }
 
-/// The size and the seal together are what keeps a borrower from SIGBUS.
+/// Others made it and may shrink it all the same; the last page may be in part behind its end.
+void check_shared_file(const Fd& fd, std::uint64_t size) {
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (const std::uint64_t actual = file_size(fd); actual + page <= size || actual == 0)
+    throw Error(
+        ErrorCode::bad_handle,
+        fmt::format("the shared file has {} bytes where {} were announced: it was shrunk", actual, size));
+}
+
+}  // namespace
+
 void check_memfd(const Fd& fd, std::uint64_t size) {
   int seals = 0;
   try {
@@ -70,17 +76,6 @@ void check_memfd(const Fd& fd, std::uint64_t size) {
     throw Error(ErrorCode::bad_handle,
                 fmt::format("the segment has {} bytes where {} were announced", actual, size));
 }
-
-/// Others made it and may shrink it all the same; the last page may be in part behind its end.
-void check_shared_file(const Fd& fd, std::uint64_t size) {
-  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  if (const std::uint64_t actual = file_size(fd); actual + page <= size || actual == 0)
-    throw Error(
-        ErrorCode::bad_handle,
-        fmt::format("the shared file has {} bytes where {} were announced: it was shrunk", actual, size));
-}
-
-}  // namespace
 
 std::unique_ptr<DeviceMemory> create_memfd_memory(std::size_t bytes, const std::string& owner,
                                                   std::uint32_t number) {

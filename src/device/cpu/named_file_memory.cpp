@@ -8,13 +8,16 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <cstring>
 
+#include "device/janitor.h"
 #include "file_pages.h"
+#include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/janitor.h"
-#include "onecopy/os/mapping.h"
+#include "os/mapping.h"
+#include "os/random.h"
 
 namespace onecopy {
 
@@ -50,30 +53,49 @@ bool still_named(const std::string& path, int fd) noexcept {
 
 std::string directory_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
-/// Segment of kind named_file, of the owner or of a borrower. Its descriptor holds the shared lock.
+[[noreturn]] void throw_gone(const std::string& path) {
+  throw Error(ErrorCode::stale_handle,
+              fmt::format("{} is gone: every process that used it has ended or released it", path));
+}
+
+Fd open_locked(const std::string& path, Access access) {
+  const int mode = access == Access::read_only ? O_RDONLY : O_RDWR;
+  Fd fd(::open(path.c_str(), mode | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+  if (!fd && errno == ENOENT) throw_gone(path);
+  if (!fd) throw_errno(fmt::format("cannot open {}", path), errno);
+  if (::flock(fd.get(), LOCK_SH | LOCK_NB) != 0 || !still_named(path, fd.get())) throw_gone(path);
+  return fd;
+}
+
+enum class Descriptor : std::uint8_t { keep, close };
+
+/// Segment of kind named_file, of the owner or of a borrower. Its open file holds the shared lock, and its mapping the
+/// open file: a borrower keeps no descriptor, so that the number of segments is not bounded by RLIMIT_NOFILE.
 class NamedFileMemory final : public DeviceMemory {
  public:
-  NamedFileMemory(Fd fd, std::string path, std::size_t bytes, Access access)
-      : path_(std::move(path)),
+  NamedFileMemory(Fd fd, std::string path, std::size_t bytes, Access access, Descriptor descriptor)
+      : DeviceMemory(access),
+        path_(std::move(path)),
         fd_(std::move(fd)),
-        mapping_(Mapping::of(fd_, bytes, access)),
-        access_(access) {}
+        mapping_(Mapping::of(fd_, bytes, access)) {
+    if (descriptor == Descriptor::close) fd_.reset();
+  }
   ~NamedFileMemory() override;
 
   std::byte* data() const noexcept override { return mapping_.data(); }
   std::size_t size() const noexcept override { return mapping_.size(); }
   SegmentKind kind() const noexcept override { return SegmentKind::named_file; }
-  void commit(std::size_t offset, std::size_t bytes) override;
   void decommit(std::size_t offset, std::size_t bytes) noexcept override {
-    give_back_pages(fd_, offset, bytes);
+    if (fd_) give_back_pages(fd_, offset, bytes);
   }
-  ExportedMemory export_memory(Access access) const override;
 
  private:
+  void do_commit(std::size_t offset, std::size_t bytes) override;
+  ExportedMemory do_export(Access access) const override;
+
   std::string path_;
-  Fd fd_;
+  Fd fd_;  ///< none in what was opened
   Mapping mapping_;
-  Access access_;
 };
 
 /// Tries on a new descriptor: a forked child may share the old one's lock and still use the memory.
@@ -83,18 +105,15 @@ NamedFileMemory::~NamedFileMemory() {
   unlink_once_unused(std::move(path_));
 }
 
-void NamedFileMemory::commit(std::size_t offset, std::size_t bytes) {
-  if (access_ == Access::read_only)
-    throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
+void NamedFileMemory::do_commit(std::size_t offset, std::size_t bytes) {
   const std::string directory = directory_of(path_);
-  reserve_pages({fd_, data(), size(),
+  const Fd file = fd_ ? fd_.duplicate() : open_locked(path_, Access::read_write);
+  reserve_pages({file, data(), size(),
                  fmt::format("; {} has {} bytes free: {}", directory, free_space(directory), kWayOut)},
                 offset, bytes);
 }
 
-ExportedMemory NamedFileMemory::export_memory(Access access) const {
-  if (access == Access::read_write && access_ == Access::read_only)
-    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+ExportedMemory NamedFileMemory::do_export(Access) const {
   ExportedMemory memory;
   memory.kind = SegmentKind::named_file;
   memory.size = size();
@@ -111,10 +130,26 @@ Fd create_unnamed(const std::string& directory, std::size_t bytes) {
   return fd;
 }
 
-void give_name(const Fd& fd, const std::string& directory, const std::string& path) {
+/// False when the name is taken.
+bool try_give_name(const Fd& fd, const std::string& directory, const std::string& path) {
   const std::string open_file = fmt::format("/proc/self/fd/{}", fd.get());
-  if (::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0)
-    throw_directory(directory, "name", errno);
+  if (::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
+  if (errno != EEXIST) throw_directory(directory, "name", errno);
+  return false;
+}
+
+std::string random_digits() {
+  std::array<std::byte, 8> bits{};
+  random_bytes(bits);
+  return fmt::format("{:016x}", load<std::uint64_t>(bits.data()));
+}
+
+/// The path that it got.
+std::string give_name(const Fd& fd, const std::string& directory, const std::string& name) {
+  std::string path = directory + "/" + name;
+  while (!try_give_name(fd, directory, path))
+    path = fmt::format("{}/{}-{}", directory, name, random_digits());
+  return path;
 }
 
 /// The path in an exported segment, once it is sure to name a segment file.
@@ -125,20 +160,6 @@ std::string checked_path(const Bytes& blob) {
       path.compare(slash + 1, kSegmentFilePrefix.size(), kSegmentFilePrefix) != 0)
     throw Error(ErrorCode::bad_handle, "the path of a shared file is not one that onecopy makes");
   return path;
-}
-
-[[noreturn]] void throw_gone(const std::string& path) {
-  throw Error(ErrorCode::stale_handle,
-              fmt::format("{} is gone: every process that used it has ended or released it", path));
-}
-
-Fd open_locked(const std::string& path, Access access) {
-  const int mode = access == Access::read_only ? O_RDONLY : O_RDWR;
-  Fd fd(::open(path.c_str(), mode | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-  if (!fd && errno == ENOENT) throw_gone(path);
-  if (!fd) throw_errno(fmt::format("cannot open {}", path), errno);
-  if (::flock(fd.get(), LOCK_SH | LOCK_NB) != 0 || !still_named(path, fd.get())) throw_gone(path);
-  return fd;
 }
 
 void check_file(const Fd& fd, const std::string& path, std::uint64_t size) {
@@ -158,24 +179,32 @@ void check_file(const Fd& fd, const std::string& path, std::uint64_t size) {
 
 bool is_segment_file(std::string_view name) noexcept {
   constexpr std::size_t kOwner = 32;
+  constexpr std::size_t kRandom = 16;
+  constexpr std::string_view kHexDigits = "0123456789abcdef";
   const auto all_of = [](std::string_view text, std::string_view characters) {
     return !text.empty() && text.find_first_not_of(characters) == std::string_view::npos;
   };
   if (name.substr(0, kSegmentFilePrefix.size()) != kSegmentFilePrefix) return false;
   name.remove_prefix(kSegmentFilePrefix.size());
-  return name.size() > kOwner && name[kOwner] == '-' &&
-         all_of(name.substr(0, kOwner), "0123456789abcdef") &&
-         all_of(name.substr(kOwner + 1), "0123456789");
+  if (name.size() <= kOwner || name[kOwner] != '-' || !all_of(name.substr(0, kOwner), kHexDigits))
+    return false;
+  name.remove_prefix(kOwner + 1);
+  const std::size_t dash = name.find('-');
+  if (!all_of(name.substr(0, dash), "0123456789")) return false;
+  if (dash == std::string_view::npos) return true;
+  name.remove_prefix(dash + 1);
+  return name.size() == kRandom && all_of(name, kHexDigits);
 }
 
 std::unique_ptr<DeviceMemory> create_named_file_memory(std::size_t bytes, const std::string& owner,
                                                        std::uint32_t number) {
   const std::string directory = shared_directory();
-  const std::string path = fmt::format("{}/{}{}-{}", directory, kSegmentFilePrefix, owner, number);
   Fd fd = create_unnamed(directory, bytes);
-  give_name(fd, directory, path);
+  const std::string path =
+      give_name(fd, directory, fmt::format("{}{}-{}", kSegmentFilePrefix, owner, number));
   try {
-    return std::make_unique<NamedFileMemory>(std::move(fd), path, bytes, Access::read_write);
+    return std::make_unique<NamedFileMemory>(std::move(fd), path, bytes, Access::read_write,
+                                             Descriptor::keep);
   } catch (...) {
     unlink_if_unused(path);
     throw;
@@ -186,7 +215,7 @@ std::unique_ptr<DeviceMemory> open_named_file_memory(const ExportedMemory& memor
   const std::string path = checked_path(memory.blob);
   Fd fd = open_locked(path, access);
   check_file(fd, path, memory.size);
-  return std::make_unique<NamedFileMemory>(std::move(fd), path, memory.size, access);
+  return std::make_unique<NamedFileMemory>(std::move(fd), path, memory.size, access, Descriptor::close);
 }
 
 long long unlink_if_unused(const std::string& path) noexcept {

@@ -3,21 +3,22 @@
 
 #include <string_view>
 
-#include "onecopy/device/backend.h"
+#include "device/backend.h"
 
 namespace onecopy {
 
 /// Every segment file's name starts with this.
 inline constexpr std::string_view kSegmentFilePrefix = "onecopy-";
-/// Is it a name that a process gives: "onecopy-", its own of 32 hexadecimal digits, "-", a number? The janitor touches
-/// no other file.
+/// Is it a name that a process gives: "onecopy-", its own of 32 hexadecimal digits, "-", a number, and perhaps "-" and
+/// 16 hexadecimal digits? The janitor touches no other file.
 bool is_segment_file(std::string_view name) noexcept;
 
 // Every process that has the file mapped holds a shared lock (flock) on it. Whoever gets the exclusive
 // lock knows that nobody has, and may unlink; whoever locks then finds no name and gives up. A kernel
 // drops the locks of the dead, so nothing but the name can be left behind, for the janitor.
 
-/// A file "onecopy-<owner>-<number>" in shared_directory(), which gets its name only once it is whole.
+/// A file "onecopy-<owner>-<number>" in shared_directory(), which gets its name only once it is whole. Where that name
+/// is taken, 16 random digits follow: other users may write there, and must not be able to take all our names.
 std::unique_ptr<DeviceMemory> create_named_file_memory(std::size_t bytes, const std::string& owner,
                                                        std::uint32_t number);
 /// `memory.blob` is the path. Throws stale_handle when the file is gone or going.

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "device/janitor.h"
 #include "named_file_memory.h"
-#include "onecopy/device/janitor.h"
 
 namespace onecopy {
 

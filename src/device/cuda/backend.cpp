@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include "device/vmm_segment.h"
 #include "devices.h"
 #include "exported_chunks.h"
 #include "factory.h"
 #include "foreign_memory.h"
 #include "onecopy/core/error.h"
+#include "peers.h"
+#include "physical_chunk.h"
+#include "reservation.h"
 #include "transfer.h"
-#include "vmm_memory.h"
 
 namespace onecopy {
 
@@ -18,18 +21,44 @@ using cuda::Devices;
 constexpr std::size_t kUsualGranularity = std::size_t{2} << 20;
 constexpr std::size_t kAlignment = 256;  // of cudaMalloc
 
+void check_exports(int ordinal) {
+  if (Devices::get().at(ordinal).exports_descriptors) return;
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("cuda:{} cannot give memory to other processes as descriptors (a Tegra, a virtual "
+                  "GPU or an old driver); share memory made by cudaMalloc instead",
+                  ordinal));
+}
+
 /// NVIDIA's devices: memory of ours by virtual memory management, and other allocators' in place.
 class CudaBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cuda; }
   BackendTraits traits() const noexcept override {
-    return {SegmentKind::cuda_vmm, kAlignment, true, false, "CUDA_VISIBLE_DEVICES"};
+    BackendTraits traits{SegmentKind::cuda_vmm, kAlignment, true, false, "CUDA_VISIBLE_DEVICES"};
+    traits.maps_one_chunk_twice = true;
+    return traits;
   }
   std::vector<DeviceInfo> devices() const override;
   std::size_t granularity() const noexcept override;
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
   std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) override;
+  std::unique_ptr<Reservation> reserve(int user, std::size_t bytes) override {
+    return std::make_unique<cuda::CudaReservation>(user, bytes);
+  }
+  std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) override {
+    check_exports(ordinal);
+    return cuda::create_chunk(ordinal, bytes);
+  }
+  std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory,
+                                                            int user) override {
+    return cuda::import_chunks(home, std::move(memory), user);
+  }
+  ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
+                               Access access) const override {
+    return cuda::export_chunks(chunks, access);
+  }
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   void copy(const Transfer& transfer, Stream stream) override { cuda::enqueue(transfer, stream); }
   void synchronize(int ordinal, Stream stream) override { cuda::synchronize(ordinal, stream); }
@@ -49,6 +78,7 @@ class CudaBackend final : public Backend {
     cuda::wait_for_word(ordinal, stream, word, value);
   }
   bool is_captured(int ordinal, Stream stream) override { return cuda::is_captured(ordinal, stream); }
+  bool has_work(int ordinal, Stream stream) noexcept override { return cuda::has_work(ordinal, stream); }
   std::optional<Error> failure(int ordinal) override { return cuda::failure(ordinal); }
   ForeignMemory find_foreign(const void* at, std::size_t bytes) override {
     return cuda::find_foreign_memory(at, bytes);
@@ -90,12 +120,28 @@ std::unique_ptr<DeviceMemory> CudaBackend::create(int ordinal, std::size_t bytes
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("a segment's size must be a positive multiple of {} bytes, not {}", unit, bytes));
-  return cuda::create_vmm_memory(ordinal, bytes);
+  check_exports(ordinal);
+  return std::make_unique<VmmSegment>(*this, kind, ordinal, bytes);
+}
+
+/// What a borrower must know before it maps anything.
+void check_chunks(const ExportedMemory& memory, Access access) {
+  const cuda::ExportedChunks chunks = cuda::decode_chunks(memory);
+  const bool are_all = memory.fds.size() == chunks.sizes.size();
+  const bool has_rest = memory.rest && !memory.fds.empty() && memory.fds.size() < chunks.sizes.size();
+  if (!are_all && !has_rest)
+    throw Error(ErrorCode::bad_handle, fmt::format("a CUDA segment of {} chunks came with {} descriptors",
+                                                   chunks.sizes.size(), memory.fds.size()));
+  if (access == Access::read_write && chunks.access == Access::read_only)
+    throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
 }
 
 std::unique_ptr<DeviceMemory> CudaBackend::open(int home, ExportedMemory memory, Access access, int user) {
   switch (memory.kind) {
-    case SegmentKind::cuda_vmm: return cuda::open_vmm_memory(home, std::move(memory), access, user);
+    case SegmentKind::cuda_vmm:
+      check_chunks(memory, access);
+      cuda::check_path(user, home);
+      return std::make_unique<VmmSegment>(*this, home, user, std::move(memory), access);
     case SegmentKind::cuda_ipc: return cuda::open_legacy_memory(home, memory, access, user);
     default:
       throw Error(ErrorCode::unsupported, fmt::format("segments of kind {} are not memory of CUDA devices",
@@ -117,9 +163,10 @@ ExportedMemory CudaBackend::duplicate(const ExportedMemory& memory, Access acces
 
 }  // namespace
 
+/// Never destroyed: what was dropped last is still marked by a thread while static objects go.
 Backend& cuda_backend() {
-  static CudaBackend instance;
-  return instance;
+  static CudaBackend* const instance = new CudaBackend;
+  return *instance;
 }
 
 }  // namespace onecopy

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <vector>
 
+#include "device/backend.h"
 #include "driver.h"
-#include "onecopy/device/backend.h"
 
 namespace onecopy::cuda {
 
@@ -18,7 +18,7 @@ struct DeviceEntry {
   bool exports_descriptors = false;   ///< memory can be made that leaves as a descriptor
   bool has_stream_words = false;      ///< streams can wait for and write 64-bit words
   bool has_host_addresses = false;    ///< uses registered memory of the host at its own addresses
-  std::atomic<int> open_exports = 0;  ///< segments that keep a descriptor, see vmm_memory.cpp
+  std::atomic<int> open_exports = 0;  ///< segments that keep a descriptor, see physical_chunk.cpp
   std::once_flag retained;
   CUcontext context = nullptr;  ///< primary; see Devices::context()
 };

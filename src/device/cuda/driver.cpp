@@ -2,21 +2,18 @@
 #include "driver.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <vector>
 
 #include "onecopy/core/error.h"
-#include "onecopy/os/shared_library.h"
+#include "os/shared_library.h"
 
 namespace onecopy::cuda {
 
 namespace {
 
 constexpr int kOldest = 11040;  // UUIDs of devices as they are now; virtual memory is older
-std::atomic<bool> forked{false};
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
 
@@ -94,42 +91,15 @@ void throw_result(CUresult result, const std::string& what) {
               ErrorDomain::cuda);
 }
 
-void throw_missing(const char* call, int since) {
+void Vendor::throw_missing(const char* call, int since) {
   throw Error(ErrorCode::unsupported,
               fmt::format("the CUDA driver does not have {}, which came with CUDA {}; update the driver",
                           call, version_text(since)),
               CUDA_ERROR_NOT_FOUND, ErrorDomain::cuda);
 }
 
-Driver& Driver::instance() {
-  static Driver& driver = *new Driver;  // never destroyed: memory with static lifetime uses it
-  return driver;
-}
-
-const Driver& Driver::get() {
-  const Driver& driver = instance();
-  if (forked.load(std::memory_order_relaxed)) [[unlikely]]
-    throw Error(ErrorCode::unsupported,
-                "CUDA was used before this process was forked, and does not work in the child; start it "
-                "with spawn (multiprocessing.get_context(\"spawn\")) or exec",
-                CUDA_ERROR_NOT_INITIALIZED, ErrorDomain::cuda);
-  if (!driver.problem_.empty())
-    throw Error(ErrorCode::unsupported, driver.problem_, driver.result_, ErrorDomain::cuda);
-  return driver;
-}
-
-const Driver* Driver::try_get() noexcept {
-  const Driver& driver = instance();
-  return driver.problem_.empty() && !forked.load(std::memory_order_relaxed) ? &driver : nullptr;
-}
-
-Driver::Driver() {
-  load();
-  if (problem_.empty()) pthread_atfork(nullptr, nullptr, [] { forked = true; });
-}
-
 /// ONECOPY_CUDA_DRIVER names another library than the system's, for tests.
-void Driver::load() {
+Driver::Driver() {
   const char* chosen = std::getenv("ONECOPY_CUDA_DRIVER");
   std::vector<std::string> names{"libcuda.so.1"};
   if (chosen && *chosen) names = {chosen};

@@ -21,8 +21,6 @@ struct Head {
 };
 
 constexpr std::uint32_t kVersion = 1;
-constexpr std::size_t kMostChunks = 4096;
-
 [[noreturn]] void refuse(const std::string& why) {
   throw Error(ErrorCode::bad_handle, "the description of a CUDA segment " + why);
 }

@@ -4,8 +4,8 @@
 #include <span>
 #include <vector>
 
+#include "device/backend.h"
 #include "driver_api.h"
-#include "onecopy/device/backend.h"
 
 namespace onecopy::cuda {
 
@@ -18,6 +18,11 @@ struct ExportedChunks {
 
   std::uint64_t total() const noexcept;
 };
+
+/// As many as a message describes: 320 GiB in chunks of 20 MiB, which expandable segments have.
+inline constexpr std::size_t kMostChunks = 16'384;
+/// As many as it has descriptors for, with the block table.
+inline constexpr std::size_t kMostDescriptors = 252;
 
 Bytes encode(const ExportedChunks& chunks);
 /// Throws bad_handle when the blob contradicts itself or the rest of `memory`.

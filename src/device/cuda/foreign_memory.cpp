@@ -6,12 +6,15 @@
 #include <array>
 #include <map>
 #include <mutex>
+#include <span>
+#include <vector>
 
 #include "devices.h"
 #include "exported_chunks.h"
 #include "onecopy/core/error.h"
 #include "peers.h"
-#include "vmm_memory.h"
+#include "physical_chunk.h"
+#include "recent_exports.h"
 
 namespace onecopy::cuda {
 
@@ -71,17 +74,14 @@ Mapping mapping_at(const Driver& driver, CUdeviceptr at) {
   return mapping;
 }
 
-/// Each chunk travels as a descriptor, all of a segment's in one message, which takes 253 with the block table.
-constexpr std::size_t kMostRowChunks = 252;
-
 [[noreturn]] void throw_too_many_chunks(std::size_t bytes, std::size_t chunk) {
   throw Error(
       ErrorCode::unsupported,
       fmt::format("these {} bytes lie in more than {} chunks (the last of {} bytes) of an expandable "
-                  "segment, and each needs a descriptor of its own to be shared; share a copy, "
+                  "segment, and no more can be shared as one; share a copy, "
                   "allocate the tensor with onecopy, or switch expandable segments off "
                   "(PYTORCH_ALLOC_CONF=expandable_segments:False)",
-                  bytes, kMostRowChunks, chunk));
+                  bytes, kMostChunks, chunk));
 }
 
 /// The chunks from the one with the first byte to the one with the last. Any of them may be exchanged for another at
@@ -92,7 +92,7 @@ Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes,
   identity = facts_of(driver, row.base).buffer_id;
   std::size_t last = row.bytes;
   for (std::size_t chunks = 1; row.base + row.bytes < at + bytes; ++chunks) {
-    if (chunks == kMostRowChunks) throw_too_many_chunks(bytes, last);
+    if (chunks == kMostChunks) throw_too_many_chunks(bytes, last);
     const CUdeviceptr next = row.base + row.bytes;
     const PointerFacts facts = facts_of(driver, next);
     if ((facts.handle_types & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR) == 0) throw_not_exportable();
@@ -108,26 +108,32 @@ Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes,
 }
 
 /// A framework's memory as a segment. Its maker keeps it; here is only what it takes to export it.
-class AdoptedMemory : public DeviceMemory {
+class AdoptedMemory final : public DeviceMemory {
  public:
-  explicit AdoptedMemory(const ForeignMemory& memory) : memory_(memory) {}
+  explicit AdoptedMemory(const ForeignMemory& memory) : DeviceMemory(Access::read_write), memory_(memory) {}
+  AdoptedMemory(const AdoptedMemory&) = delete;
+  AdoptedMemory& operator=(const AdoptedMemory&) = delete;
+  ~AdoptedMemory() override;
 
   std::byte* data() const noexcept override { return memory_.base; }
   std::size_t size() const noexcept override { return memory_.bytes; }
   SegmentKind kind() const noexcept override { return memory_.kind; }
-  void commit(std::size_t, std::size_t) override {}
   void decommit(std::size_t, std::size_t) noexcept override {}
-  ExportedMemory export_memory(Access access) const override;
+  std::vector<Fd> export_rest(std::size_t first) const override;
   std::byte* allow(int ordinal) override;
 
  private:
+  void do_commit(std::size_t, std::size_t) override {}
+  ExportedMemory do_export(Access access) const override;
   void export_handle(ExportedMemory& memory, Access access) const;
   void export_chunks(ExportedMemory& memory, Access access) const;
+  std::vector<std::uint64_t> chunk_sizes() const;
+  std::vector<Fd> descriptors_of(std::span<const std::uint64_t> sizes, std::size_t first) const;
 
   const ForeignMemory memory_;
 };
 
-ExportedMemory AdoptedMemory::export_memory(Access access) const {
+ExportedMemory AdoptedMemory::do_export(Access access) const {
   ExportedMemory memory;
   memory.kind = kind();
   memory.size = size();
@@ -140,9 +146,7 @@ ExportedMemory AdoptedMemory::export_memory(Access access) const {
 std::byte* AdoptedMemory::allow(int ordinal) {
   if (ordinal == memory_.device.index) return data();
   if (kind() == SegmentKind::cuda_ipc) allow_allocations(ordinal, memory_.device.index);
-  else
-    allow_mapping(reinterpret_cast<CUdeviceptr>(data()), size(), ordinal, memory_.device.index,
-                  Access::read_write);
+  else allow_mapping(reinterpret_cast<CUdeviceptr>(data()), size(), ordinal, memory_.device.index);
   return data();
 }
 
@@ -152,22 +156,42 @@ void AdoptedMemory::export_handle(ExportedMemory& memory, Access access) const {
   memory.blob = encode(chunks);
 }
 
-/// The driver counts every handle that is asked for; the descriptor keeps the memory by itself.
-void AdoptedMemory::export_chunks(ExportedMemory& memory, Access access) const {
+std::vector<std::uint64_t> AdoptedMemory::chunk_sizes() const {
   const Driver& driver = Driver::get();
-  ExportedChunks chunks{access, {}, {}};
+  std::vector<std::uint64_t> sizes;
   const auto begin = reinterpret_cast<CUdeviceptr>(data());
-  for (CUdeviceptr at = begin; at < begin + size(); at += chunks.sizes.back()) {
-    chunks.sizes.push_back(mapping_at(driver, at).bytes);
-    CUmemGenericAllocationHandle handle = 0;
-    driver.cuMemRetainAllocationHandle.must(&handle, reinterpret_cast<void*>(at));
-    Fd fd;
-    const CUresult result = try_export(driver, handle, fd);
-    driver.cuMemRelease(handle);
-    check(result, "cuMemExportToShareableHandle");
-    memory.fds.push_back(std::move(fd));
-  }
+  for (CUdeviceptr at = begin; at < begin + size(); at += sizes.back())
+    sizes.push_back(mapping_at(driver, at).bytes);
+  return sizes;
+}
+
+AdoptedMemory::~AdoptedMemory() {
+  RecentExports::instance().forget(reinterpret_cast<CUdeviceptr>(data()), size());
+}
+
+/// Those of one message.
+std::vector<Fd> AdoptedMemory::descriptors_of(std::span<const std::uint64_t> sizes,
+                                              std::size_t first) const {
+  const Driver& driver = Driver::get();
+  std::vector<Fd> fds;
+  auto at = reinterpret_cast<CUdeviceptr>(data());
+  for (std::size_t i = 0; i < sizes.size() && fds.size() < kMostDescriptors; at += sizes[i++])
+    if (i >= first)
+      fds.push_back(RecentExports::instance().get(driver, at, facts_of(driver, at).buffer_id));
+  return fds;
+}
+
+void AdoptedMemory::export_chunks(ExportedMemory& memory, Access access) const {
+  const ExportedChunks chunks{access, chunk_sizes(), {}};
+  memory.fds = descriptors_of(chunks.sizes, 0);
+  memory.missing = chunks.sizes.size() - memory.fds.size();
   memory.blob = encode(chunks);
+}
+
+std::vector<Fd> AdoptedMemory::export_rest(std::size_t first) const {
+  if (kind() != SegmentKind::cuda_vmm) return {};
+  const UseDevice use(memory_.device.index);
+  return descriptors_of(chunk_sizes(), first);
 }
 
 [[noreturn]] void throw_not_opened(CUresult result) {
@@ -212,7 +236,7 @@ class LegacyMemory final : public DeviceMemory {
  public:
   LegacyMemory(int home, int user, CUdeviceptr base, std::size_t bytes, Access access,
                CUipcMemHandle handle)
-      : home_(home), user_(user), base_(base), bytes_(bytes), access_(access), handle_(handle) {}
+      : DeviceMemory(access), home_(home), user_(user), base_(base), bytes_(bytes), handle_(handle) {}
   LegacyMemory(const LegacyMemory&) = delete;
   LegacyMemory& operator=(const LegacyMemory&) = delete;
   ~LegacyMemory() override;
@@ -220,17 +244,16 @@ class LegacyMemory final : public DeviceMemory {
   std::byte* data() const noexcept override { return reinterpret_cast<std::byte*>(base_); }
   std::size_t size() const noexcept override { return bytes_; }
   SegmentKind kind() const noexcept override { return SegmentKind::cuda_ipc; }
-  void commit(std::size_t, std::size_t) override {}
   void decommit(std::size_t, std::size_t) noexcept override {}
-  ExportedMemory export_memory(Access access) const override;
   std::byte* allow(int ordinal) override;
 
  private:
+  void do_commit(std::size_t, std::size_t) override {}
+  ExportedMemory do_export(Access access) const override;
   const int home_;  ///< whose memory it is
   const int user_;  ///< for whom it is at `base_`
   const CUdeviceptr base_;
   const std::size_t bytes_;
-  const Access access_;
   const CUipcMemHandle handle_;
   std::mutex mutex_;
   std::map<int, CUdeviceptr> others_;  ///< for devices beside `user_`
@@ -254,9 +277,7 @@ std::byte* LegacyMemory::allow(int ordinal) {
 }
 
 /// The owner's handle opens it for others, too.
-ExportedMemory LegacyMemory::export_memory(Access access) const {
-  if (access == Access::read_write && access_ == Access::read_only)
-    throw Error(ErrorCode::read_only, "a segment that was opened read-only cannot be lent for writing");
+ExportedMemory LegacyMemory::do_export(Access access) const {
   ExportedMemory memory;
   memory.kind = kind();
   memory.size = size();
@@ -291,9 +312,9 @@ ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
   return found;
 }
 
-/// Of a row of mappings any may have been exchanged; an allocation has one buffer id.
+/// An allocation, and a mapping, has one buffer id, which comes never again. Of a row of several mappings any may have
+/// been exchanged, and the row's identity is the id of none.
 bool is_still(const ForeignMemory& memory, const void* at) noexcept {
-  if (memory.kind != SegmentKind::cuda_ipc) return false;
   int wanted = CU_POINTER_ATTRIBUTE_BUFFER_ID;
   unsigned long long buffer_id = 0;
   void* value = &buffer_id;

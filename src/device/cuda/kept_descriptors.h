@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <vector>
 
-#include "onecopy/os/fd.h"
+#include "os/fd.h"
 
 namespace onecopy::cuda {
 
@@ -15,7 +15,7 @@ using Room = std::atomic<std::size_t>;
 /// Those of segments that were opened, for passing the memory on when its owner has ended.
 inline constexpr std::size_t kMostReceived = 12;
 inline Room room_for_received{kMostReceived};
-/// Those of segments that others have opened, see vmm_memory.cpp.
+/// Those of segments that others have opened, see physical_chunk.cpp.
 inline constexpr std::size_t kMostExports = 8;
 inline Room room_for_exports{kMostExports};
 

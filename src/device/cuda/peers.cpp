@@ -25,13 +25,17 @@ bool has_path(int ordinal, int owner) {
   return can != 0;
 }
 
-void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner, Access access) {
-  check_path(ordinal, owner);
-  const UseDevice use(ordinal);
+void set_access(CUdeviceptr base, std::size_t bytes, int ordinal, Access access) {
   const CUmemAccessDesc wanted{
       {CU_MEM_LOCATION_TYPE_DEVICE, Devices::get().at(ordinal).device},
       access == Access::read_only ? CU_MEM_ACCESS_FLAGS_PROT_READ : CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
   Driver::get().cuMemSetAccess.must(base, bytes, &wanted, 1);
+}
+
+void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner) {
+  check_path(ordinal, owner);
+  const UseDevice use(ordinal);
+  set_access(base, bytes, ordinal, Access::read_write);
 }
 
 void allow_allocations(int ordinal, int owner) {

@@ -107,6 +107,18 @@ bool is_captured(int ordinal, Stream stream) {
   return is_capturing(Driver::get(), stream);
 }
 
+/// A captured stream is not queried: that would end the capture. Nor may another thread's capture be harmed.
+bool has_work(int ordinal, Stream stream) noexcept {
+  try {
+    const Driver& driver = Driver::get();
+    const UseDevice use(ordinal);
+    return !is_capturing(driver, stream) &&
+           driver.cuStreamQuery(static_cast<CUstream>(stream.native)) == CUDA_ERROR_NOT_READY;
+  } catch (const Error&) {  // the device has failed, or this is a forked child
+    return false;
+  }
+}
+
 std::optional<Error> failure(int ordinal) {
   try {
     const UseContext use(ordinal);

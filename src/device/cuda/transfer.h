@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "onecopy/device/backend.h"
+#include "device/backend.h"
 
 namespace onecopy::cuda {
 
@@ -10,6 +10,7 @@ void enqueue(const Transfer& transfer, Stream stream);
 void synchronize(int ordinal, Stream stream);
 
 bool is_captured(int ordinal, Stream stream);
+bool has_work(int ordinal, Stream stream) noexcept;
 std::optional<Error> failure(int ordinal);
 bool register_words(int ordinal, void* words, std::size_t bytes);
 void write_word(int ordinal, Stream stream, std::atomic<std::uint64_t>& word, std::uint64_t value);

@@ -47,5 +47,22 @@ TEST(Text, ColumnsLineUpAlsoBesideCharactersOfSeveralBytes) {
             "plain  12\n");
 }
 
+TEST(Text, ControlCharactersAndBrokenUtf8AreEscaped) {
+  EXPECT_EQ(escaped("train µ€😀.py"), "train µ€😀.py");
+  EXPECT_EQ(escaped("a\033[1mb\n\x7f"), "a\\x1b[1mb\\x0a\\x7f");
+  EXPECT_EQ(escaped("\xff\xc3"), "\\xff\\xc3");
+  EXPECT_EQ(escaped("\xc2\x9b"), "\\xc2\\x9b") << "a control character of two bytes";
+}
+
+TEST(Text, AColumnThatShrinksMakesLinesFit) {
+  Table table({{"name", Align::left, true}, {"n", Align::right}});
+  table.add({std::string(40, 'a') + "zz", "7"});
+  EXPECT_EQ(table.str(20),
+            "name               n\n"
+            "aaaaaaaa…aaaaaazz  7\n");
+  EXPECT_EQ(table.str(3), table.str(15)) << "no column is shorter than 12";
+  EXPECT_NE(table.str().find(std::string(40, 'a')), std::string::npos);
+}
+
 }  // namespace
 }  // namespace onecopy::cli

@@ -5,11 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include "conformance/scratch_directory.h"
+#include "core/point.h"
+#include "device/backend.h"
+#include "device/reserve_listener.h"
 #include "onecopy/core/error.h"
-#include "onecopy/core/point.h"
-#include "onecopy/device/backend.h"
-#include "onecopy/os/memfd.h"
+#include "os/memfd.h"
 
 namespace onecopy {
 namespace {
@@ -18,6 +21,27 @@ constexpr std::size_t kMiB = std::size_t{1} << 20;
 
 std::unique_ptr<DeviceMemory> create(std::size_t bytes) {
   return backend(DeviceType::cpu).create(0, bytes, SegmentKind::memfd, "0123456789abcdef", 1);
+}
+
+/// Called after the destructors of all static objects that were made later: those of the backends were.
+void use_backends_at_the_end() {
+  for (const DeviceType type : backend_types()) {
+    Backend& used = backend(type);
+    if (used.type() != type || used.traits().alignment == 0) ::_exit(2);
+    used.devices();
+  }
+  ::_exit(0);
+}
+
+TEST(BackendsDeathTest, CanBeUsedWhileStaticObjectsGo) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");  // in a new program: nothing has used a backend yet
+  EXPECT_EXIT(
+      {
+        std::atexit(&use_backends_at_the_end);
+        for (const DeviceType type : backend_types()) backend(type).devices();
+        std::exit(1);
+      },
+      ::testing::ExitedWithCode(0), "");
 }
 
 std::uint64_t resident_bytes(const Fd& fd) {
@@ -37,6 +61,21 @@ ErrorCode code_of_opening(Fd fd, std::uint64_t size, Access access = Access::rea
   }
   ADD_FAILURE() << "it was opened";
   return ErrorCode::system;
+}
+
+/// Signals are handled then: whoever interrupts a long reservation waits for one batch at most.
+TEST(CpuMemory, SaysHowFarAReservationHasComeEvery16MiB) {
+  constexpr std::size_t kBytes = 100 * kMiB;
+  const auto memory = create(kBytes);
+  std::size_t before = 0;
+  const ReserveListener listener([&](std::size_t done, std::size_t total) {
+    EXPECT_EQ(total, kBytes);
+    EXPECT_GT(done, before);
+    EXPECT_LE(done - before, 16 * kMiB);
+    before = done;
+  });
+  memory->commit(0, kBytes);
+  EXPECT_EQ(before, kBytes);
 }
 
 TEST(CpuBackend, IsThereOnEveryMachine) {

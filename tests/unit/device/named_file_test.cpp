@@ -15,9 +15,9 @@
 #include <iostream>
 
 #include "conformance/scratch_directory.h"
+#include "device/backend.h"
+#include "device/janitor.h"
 #include "onecopy/core/error.h"
-#include "onecopy/device/backend.h"
-#include "onecopy/device/janitor.h"
 
 namespace onecopy {
 namespace {
@@ -179,10 +179,40 @@ TEST_F(NamedFile, PathsThatWeDidNotMakeAreRefused) {
   EXPECT_EQ(code_of([&] { open(exported_path(path("onecopy-fifo"), 4096)); }), ErrorCode::bad_handle);
 }
 
-TEST_F(NamedFile, OneNumberCannotBeMadeTwice) {
-  const auto memory = create(1);
-  EXPECT_EQ(code_of([] { create(1); }), ErrorCode::system);
-  EXPECT_EQ(directory.files(), 1u);
+TEST_F(NamedFile, ATakenNameStopsNobody) {
+  std::ofstream(path("onecopy-0123456789abcdef0123456789abcdef-1")) << "another user's";
+  auto first = create(1);
+  auto second = create(1);
+  EXPECT_EQ(directory.files(), 3u);
+  auto borrower = open(first->export_memory(Access::read_write));
+  std::memset(first->data(), 1, kMiB);
+  EXPECT_EQ(borrower->data()[kMiB - 1], std::byte{1});
+  EXPECT_EQ(second->data()[0], std::byte{0});
+  borrower.reset();
+  first.reset();
+  second.reset();
+  EXPECT_EQ(directory.files(), 1u) << "the file that took the name is not ours to remove";
+}
+
+TEST_F(NamedFile, TheJanitorKnowsNamesWithRandomDigits) {
+  std::ofstream(path("onecopy-0123456789abcdef0123456789abcdef-1")) << "x";
+  {
+    const SleepingChild owner([] {
+      for (int i = 0; i < 2; ++i) create(1).release();  // a killed owner's
+    });
+    EXPECT_EQ(remove_abandoned_files().in_use, 2u);
+  }
+  EXPECT_EQ(directory.files(), 2u);
+  EXPECT_EQ(remove_abandoned_files().files, 2u);
+  EXPECT_EQ(directory.files(), 0u);
+}
+
+TEST_F(NamedFile, TheJanitorTouchesNoNameThatIsNotQuiteOurs) {
+  const std::string ours = "onecopy-0123456789abcdef0123456789abcdef-1";
+  for (const char* rest : {"-", "-0123", "-0123456789abcdeg", "-0123456789abcdef0", "-0123456789abcdef-1"})
+    std::ofstream(path(ours + rest)) << "x";
+  EXPECT_EQ(remove_abandoned_files().files, 0u);
+  EXPECT_EQ(directory.files(), 5u);
 }
 
 TEST_F(NamedFile, AnAbsentDirectoryIsAnErrorThatNamesItAndTheWayOut) {

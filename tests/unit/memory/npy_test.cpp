@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/memory/npy.h"
+#include "memory/npy.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 
 #include "conformance/scratch_directory.h"
 #include "onecopy/core/error.h"
-#include "onecopy/os/file.h"
+#include "os/file.h"
 
 namespace onecopy {
 namespace {

@@ -12,8 +12,8 @@
 #include <thread>
 
 #include "conformance/scratch_directory.h"
+#include "memory/pool.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/pool.h"
 
 namespace onecopy {
 namespace {
@@ -46,24 +46,26 @@ class ScarceBackend final : public Backend {
  private:
   class Memory final : public DeviceMemory {
    public:
-    Memory(ScarceBackend& owner, std::size_t bytes) : owner_(owner), bytes_(bytes) {}
+    Memory(ScarceBackend& owner, std::size_t bytes)
+        : DeviceMemory(Access::read_write), owner_(owner), bytes_(bytes) {}
     ~Memory() override { owner_.budget += committed_; }
     std::byte* data() const noexcept override { return nullptr; }
     std::size_t size() const noexcept override { return bytes_; }
     SegmentKind kind() const noexcept override { return SegmentKind::memfd; }
-    void commit(std::size_t, std::size_t bytes) override {
-      if (bytes > owner_.budget) throw Error(ErrorCode::out_of_memory, "the budget is used up");
-      owner_.budget -= bytes;
-      committed_ += bytes;
-    }
     void decommit(std::size_t, std::size_t bytes) noexcept override {
       owner_.before_decommit();
       owner_.budget += bytes;
       committed_ -= bytes;
     }
-    ExportedMemory export_memory(Access) const override { return {}; }
 
    private:
+    void do_commit(std::size_t, std::size_t bytes) override {
+      if (bytes > owner_.budget) throw Error(ErrorCode::out_of_memory, "the budget is used up");
+      owner_.budget -= bytes;
+      committed_ += bytes;
+    }
+    ExportedMemory do_export(Access) const override { return {}; }
+
     ScarceBackend& owner_;
     std::size_t bytes_;
     std::uint64_t committed_ = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/memory/pool.h"
+#include "memory/pool.h"
 
 #include <gtest/gtest.h>
 

@@ -4,8 +4,8 @@
 
 #include <set>
 
+#include "memory/pool.h"
 #include "onecopy/core/error.h"
-#include "onecopy/memory/pool.h"
 
 namespace onecopy {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/crew.h"
+#include "os/crew.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -9,7 +9,7 @@
 #include <atomic>
 #include <csignal>
 
-#include "onecopy/os/blocked_signals.h"
+#include "os/blocked_signals.h"
 #include "support/child.h"
 #include "support/limits.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/fd.h"
+#include "os/fd.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/file.h"
+#include "os/file.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/futex.h"
+#include "os/futex.h"
 
 #include <gtest/gtest.h>
 
-#include "onecopy/os/mapping.h"
-#include "onecopy/os/memfd.h"
+#include "os/mapping.h"
+#include "os/memfd.h"
 #include "support/child.h"
 #include "support/watchdog.h"
 

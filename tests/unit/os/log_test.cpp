@@ -1,30 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/log.h"
+#include "os/log.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <cstdlib>
+#include <string>
+#include <thread>
 
-#include "onecopy/os/file.h"
+#include "onecopy/core/error.h"
+#include "os/file.h"
 #include "support/child.h"
+#include "support/limits.h"
 #include "temporary_directory.h"
 
 namespace onecopy {
 namespace {
 
+void log_one_of_each() {
+  log_debug("d");
+  log_info("i");
+  log_warning("w {}");
+  log_error("e");
+}
+
 /// What a process with ONECOPY_LOG=`level` writes to stderr; none means not set.
-std::string logged_with(const char* level) {
+template <class Function>
+std::string stderr_of(const char* level, Function function) {
   const TemporaryDirectory directory;
   testing::Child child([&] {
     level ? ::setenv("ONECOPY_LOG", level, 1) : ::unsetenv("ONECOPY_LOG");
     const Fd file = open_file(directory / "stderr", O_WRONLY | O_CREAT);
     ASSERT_EQ(::dup2(file.get(), STDERR_FILENO), STDERR_FILENO);
-    log_debug("d");
-    log_info("i");
-    log_warning("w {}");
-    log_error("e");
+    function();
   });
   EXPECT_EQ(child.join(), 0);
   std::string text = try_read_text(directory / "stderr").value_or("nothing");
@@ -33,6 +44,8 @@ std::string logged_with(const char* level) {
     text.replace(at, pid.size(), "pid");
   return text;
 }
+
+std::string logged_with(const char* level) { return stderr_of(level, log_one_of_each); }
 
 const char kWarning[] = "[onecopy] [warning] [pid] w {}\n";
 const char kError[] = "[onecopy] [error] [pid] e\n";
@@ -58,6 +71,85 @@ TEST(Log, WritesAsMuchAsTheEnvironmentSays) {
   EXPECT_EQ(logged_with("error"), kError);
   EXPECT_EQ(logged_with("info"), std::string(kInfo) + kWarning + kError);
   EXPECT_EQ(logged_with("debug"), std::string(kDebug) + kInfo + kWarning + kError);
+}
+
+/// A sink: a line of its own form where the test reads it.
+void note(LogLevel level, std::string_view text) {
+  const std::string line = std::to_string(static_cast<int>(level)) + " " + std::string(text) + ";";
+  if (::write(STDERR_FILENO, line.data(), line.size()) < 0) std::abort();
+}
+
+TEST(Log, ASinkGetsLevelAndTextInsteadOfStderr) {
+  const std::string noted = stderr_of("info", [] {
+    set_log_sink(note);
+    log_one_of_each();
+    set_log_sink(nullptr);
+    log_error("e");
+  });
+  EXPECT_EQ(noted, std::string("1 i;2 w {};3 e;") + kError);
+}
+
+TEST(Log, ASinkThatThrowsEndsNothing) {
+  EXPECT_EQ(
+      stderr_of(nullptr,
+                [] {
+                  set_log_sink([](LogLevel, std::string_view) { throw Error(ErrorCode::system, "no"); });
+                  log_one_of_each();
+                  set_log_sink(nullptr);
+                  log_error("e");
+                }),
+      kError);
+}
+
+TEST(Log, LeavesErrnoAlone) {
+  stderr_of(nullptr, [] {
+    ::close(STDERR_FILENO);
+    errno = EXDEV;
+    log_error("e");
+    ASSERT_EQ(errno, EXDEV);
+  });
+}
+
+// A pipe of packets: a read returns what one write wrote.
+TEST(Log, EachLineIsOneWriteHoweverLong) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_DIRECT | O_CLOEXEC), 0);
+  const Fd reader(ends[0]), writer(ends[1]);
+  const std::string text(3000, 'x');
+  testing::Child child([&] {
+    ::setenv("ONECOPY_LOG", "error", 1);
+    ASSERT_EQ(::dup2(writer.get(), STDERR_FILENO), STDERR_FILENO);
+    log_error(text);
+    log_error("e");
+  });
+  EXPECT_EQ(child.join(), 0);
+  std::string line(4096, '\0');
+  for (const std::string& expected : {text + "\n", std::string("e\n")}) {
+    const ssize_t size = ::read(reader.get(), line.data(), line.size());
+    ASSERT_GT(size, 0);
+    EXPECT_TRUE(std::string_view(line).substr(0, static_cast<std::size_t>(size)).ends_with(" " + expected));
+  }
+}
+
+TEST(Log, AChildForkedWhileAThreadLogsCanLog) {
+  if (testing::kSanitized)
+    GTEST_SKIP() << "sanitizers' allocators know nothing of forks beside other threads";
+  stderr_of("error", [] {
+    const Fd nowhere = open_file("/dev/null", O_WRONLY);
+    ASSERT_EQ(::dup2(nowhere.get(), STDERR_FILENO), STDERR_FILENO);
+    std::atomic<bool> done{false};
+    std::thread logging([&] {
+      while (!done.load()) log_error(std::string(2000, 'x'));
+    });
+    constexpr int kForks = 10;
+    for (int i = 0; i < kForks; ++i) {
+      testing::Child child([] { log_error(std::string(2000, 'y')); });
+      EXPECT_EQ(child.join(), 0);
+    }
+    done.store(true);
+    logging.join();
+    ASSERT_FALSE(::testing::Test::HasFailure());
+  });
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/mapping.h"
+#include "os/mapping.h"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "expect_error.h"
-#include "onecopy/os/memfd.h"
+#include "os/memfd.h"
 #include "support/child.h"
 
 namespace onecopy {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/memfd.h"
+#include "os/memfd.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -8,8 +8,8 @@
 #include <cerrno>
 
 #include "expect_error.h"
-#include "onecopy/os/file.h"
-#include "onecopy/os/mapping.h"
+#include "os/file.h"
+#include "os/mapping.h"
 #include "support/child.h"
 #include "support/limits.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/memory_limit.h"
+#include "os/memory_limit.h"
 
 #include <gtest/gtest.h>
 

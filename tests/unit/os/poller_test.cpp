@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/poller.h"
+#include "os/poller.h"
 
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -8,9 +8,9 @@
 #include <list>
 
 #include "expect_error.h"
-#include "onecopy/os/event.h"
-#include "onecopy/os/process.h"
-#include "onecopy/os/unix_socket.h"
+#include "os/event.h"
+#include "os/process.h"
+#include "os/unix_socket.h"
 #include "support/child.h"
 #include "support/watchdog.h"
 

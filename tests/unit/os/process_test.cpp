@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/process.h"
+#include "os/process.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -38,6 +38,29 @@ TEST(Process, PidfdSeesTheExitBeforeTheParentHasWaited) {
   child.signal(SIGKILL);
   EXPECT_TRUE(eventually([&] { return has_exited(pidfd); }));
   EXPECT_GT(process_start_time(child.pid()), 0u) << "a zombie was waited for by somebody";
+}
+
+/// Its own number there is 1, and /proc still shows the namespace before.
+TEST(Process, InAPidNamespaceWithoutAProcOfItsOwnItsStartIsKnown) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, who can make a PID namespace";
+  const std::uint64_t start = process_start_time(current_pid());
+  Child child([&] {
+    ASSERT_EQ(::unshare(CLONE_NEWPID), 0);
+    const pid_t first = ::fork();
+    if (first == 0) {
+      const pid_t second = ::fork();
+      if (second == 0) ::pause();
+      const bool is_right = current_pid() == 1 && number_in_proc(1) > 1 && process_start_time(1) >= start &&
+                            number_in_proc(second) > number_in_proc(1) &&
+                            process_start_time(second) >= process_start_time(1);
+      ::kill(second, SIGKILL);
+      ::_exit(is_right ? 0 : 1);
+    }
+    int status = -1;
+    ASSERT_EQ(::waitpid(first, &status, 0), first);
+    EXPECT_EQ(status, 0);
+  });
+  EXPECT_EQ(child.join(), 0);
 }
 
 TEST(Process, AProcessThatIsGoneCannotBeWatched) {

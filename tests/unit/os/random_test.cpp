@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/random.h"
+#include "os/random.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/shared_library.h"
+#include "os/shared_library.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/stream_socket.h"
+#include "os/stream_socket.h"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>

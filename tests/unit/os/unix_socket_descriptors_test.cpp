@@ -8,9 +8,9 @@
 #include <string_view>
 
 #include "expect_error.h"
-#include "onecopy/os/mapping.h"
-#include "onecopy/os/memfd.h"
-#include "onecopy/os/unix_socket.h"
+#include "os/mapping.h"
+#include "os/memfd.h"
+#include "os/unix_socket.h"
 #include "support/child.h"
 
 namespace onecopy {

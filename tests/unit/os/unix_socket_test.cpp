@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "onecopy/os/unix_socket.h"
+#include "os/unix_socket.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -18,8 +18,8 @@
 #include <thread>
 
 #include "expect_error.h"
-#include "onecopy/os/file.h"
-#include "onecopy/os/process.h"
+#include "os/file.h"
+#include "os/process.h"
 #include "support/child.h"
 #include "support/watchdog.h"
 #include "temporary_directory.h"
@@ -333,6 +333,33 @@ TEST(UnixSocket, ListsListeningNamesOnceAndOnlyThose) {
   const UnixSocket client = UnixSocket::connect(one, 20s);
   const auto names = list_abstract_names(fresh_name("list-").text);
   EXPECT_EQ(names, (std::vector<std::string>{one.text, two.text}));
+}
+
+TEST(UnixSocket, TellsWhoseNameItIsAlsoWhenThereIsNoRoomForACaller) {
+  const SocketName name = fresh_name("whose");
+  EXPECT_FALSE(listening_user(name.text));
+  const UnixSocket listener = UnixSocket::listen(name, 0);
+  const UnixSocket client = UnixSocket::connect(name, 20s);
+  expect_error(ErrorCode::timeout, [&] { UnixSocket::connect(name, 0ms); });
+  EXPECT_EQ(listening_user(name.text), ::geteuid());
+  EXPECT_FALSE(listening_user(name.text.substr(0, name.text.size() - 1)));
+}
+
+TEST(UnixSocket, KnowsOfPacketsThatTheOtherEndHasNotRead) {
+  auto [one, other] = UnixSocket::pair();
+  EXPECT_EQ(one.unread_bytes(), 0u);
+  EXPECT_FALSE(other.is_readable());
+  one.try_send(bytes_of("1"));
+  const std::size_t first = one.unread_bytes();
+  EXPECT_GT(first, 0u);
+  EXPECT_TRUE(other.is_readable());
+  one.try_send(bytes_of("2"));
+  EXPECT_EQ(one.unread_bytes(), 2 * first);
+  other.receive(20s);
+  other.receive(20s);
+  EXPECT_EQ(one.unread_bytes(), 0u);
+  one = UnixSocket();
+  EXPECT_TRUE(other.is_readable()) << "the end";
 }
 
 TEST(UnixSocket, ListsNoNameThatIsGone) {

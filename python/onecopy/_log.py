@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lines of the library in C++ as records of the logger ``onecopy``; on stderr, as without Python, while it has no handler."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+from . import _core
+
+_has_finalizer = False
+_NAMES = {10: "debug", 20: "info", 30: "warning", 40: "error"}
+
+
+def start() -> None:
+    """From now on, and until the process ends: by an end of the interpreter, or as children of multiprocessing do."""
+    _core._start_log()
+    atexit.register(_core._stop_log)
+    _stop_with_multiprocessing()
+    os.register_at_fork(before=_stop_with_multiprocessing)
+
+
+def _stop_with_multiprocessing() -> None:
+    """Children of multiprocessing end without atexit, by finalizers of its own."""
+    global _has_finalizer
+    util = sys.modules.get("multiprocessing.util")
+    if util is None or _has_finalizer:
+        return
+    _has_finalizer = True
+    util.Finalize(None, _core._stop_log, exitpriority=0)
+    # A child begins with none.
+    util.register_after_fork(start, lambda _: util.Finalize(None, _core._stop_log, exitpriority=0))
+
+
+def emit(level: int, text: str) -> None:
+    """One line. ``ONECOPY_LOG`` has let it through, so the logger's own level is for other lines."""
+    logging = sys.modules.get("logging")
+    logger = None if logging is None else logging.getLogger("onecopy")
+    if logger is None or not logger.hasHandlers():
+        os.write(2, f"[onecopy] [{_NAMES[level]}] [{os.getpid()}] {text}\n".encode(errors="replace"))
+    elif not logger.disabled and (level >= logger.getEffectiveLevel() or os.environ.get("ONECOPY_LOG")):
+        logger.handle(logger.makeRecord("onecopy", level, "(onecopy)", 0, text, (), None))

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How tensors are pickled: as a handle for another process, as their elements for everything else.
+
+A handle dies with its process, so a file must never have one. Picklers that write for a channel are known by the module
+that calls them, and ``ForkingPickler``, which any module may call, by its own list of reducers as well: it is on that
+list when multiprocessing was imported before onecopy, or onecopy.multiprocessing was.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from . import _core, _reopen
+
+TYPE_CHECKING = False  # typing would be another import
+if TYPE_CHECKING:
+    from typing import Any
+
+# Modules of picklers that another pickler's module may call: the caller above them decides.
+_PICKLERS = ("pickle", "cloudpickle.cloudpickle", "joblib.externals.cloudpickle.cloudpickle", "dill._dill")
+
+# Modules that pickle for another process of this machine, and have reducers of their own.
+_CHANNELS = (
+    "joblib.externals.loky.backend.reduction",
+    "joblib.pool",
+    "loky.backend.reduction",
+    "multiprocess.reduction",
+    "multiprocessing.reduction",
+    "ray.cloudpickle.cloudpickle",
+    "torch.multiprocessing.queue",
+)
+
+_TORCH_SAVE = "torch.serialization"
+
+
+def _pickling_module() -> str:
+    """The module that calls the pickler which called reduce()."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in _PICKLERS:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", ""))
+
+
+def reduce(tensor: _core.Tensor, protocol: int) -> tuple:
+    """What ``__reduce_ex__`` of a tensor returns."""
+    module = _pickling_module()
+    if module in _CHANNELS:
+        return tensor._reduce_handle()
+    host = tensor.cpu()
+    packed = host if host.is_contiguous else host.copy()
+    row = packed.reshape(-1).view("uint8")
+    return _reopen.saved, (str(tensor.dtype), tensor.shape, tensor.device, _elements(row, protocol, module))
+
+
+def _elements(row: _core.Tensor, protocol: int, module: str) -> Any:
+    """Bytes of the elements, as this pickler can write them without a detour."""
+    if module == _TORCH_SAVE:  # its pickles are of protocol 2, and tensors lie beside them in the file
+        return _alone(row.torch())
+    if protocol < 5:
+        return bytes(row)
+    from pickle import PickleBuffer
+
+    return PickleBuffer(row.memoryview())
+
+
+def _alone(tensor: Any) -> Any:
+    """``torch.save()`` writes whole storages."""
+    return tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+
+
+def register() -> None:
+    """Makes the picklers of multiprocessing write handles. A reducer that is there already stays."""
+    reduction = sys.modules.get("multiprocessing.reduction")
+    if reduction is not None:
+        reduction.ForkingPickler._extra_reducers.setdefault(_core.Tensor, _core.Tensor._reduce_handle)

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward passes through several processes: the names of ``torch.distributed.autograd``.
+
+Gradients are kept in the context, never in ``.grad``. A pass through tensors that onecopy.distributed.rpc has carried
+gives what one process would give, also where a branch is not used.
+"""
+from ._engine import Engine
+
+_engine_of_this_process = Engine()
+
+
+def is_available():
+    """True: it needs no support of torch's own."""
+    return True
+
+
+class context:  # noqa: N801 - torch's name
+    """A context for one forward and backward pass; ``with context() as context_id``. Ends it in all workers."""
+
+    def __enter__(self):
+        self.autograd_context = _new_context()
+        return self.autograd_context._context_id()
+
+    def __exit__(self, kind, value, traceback):
+        _release_context(self.autograd_context._context_id())
+
+
+def backward(context_id, roots, retain_graph=False):
+    """Computes the gradients of all leaves that the roots, scalar tensors, depend on, in every worker.
+
+    Returns when all are there. Throws RuntimeError for an unknown context, a root that is no scalar or does not require
+    gradients, and "Error on Node N: ..." for what failed in a worker."""
+    _engine_of_this_process.backward(context_id, roots, retain_graph)
+
+
+def get_gradients(context_id):
+    """{tensor: gradient} of this worker's leaves in that context."""
+    return _engine_of_this_process.retrieve(context_id).gradients()
+
+
+def _new_context():
+    return _engine_of_this_process.new_context()
+
+
+def _release_context(context_id):
+    _engine_of_this_process.release(context_id)
+
+
+def _retrieve_context(context_id):
+    return _engine_of_this_process.retrieve(context_id)
+
+
+def _current_context():
+    found = _engine_of_this_process.current()
+    if found is None:
+        raise RuntimeError("Current thread doesn't have a valid autograd context. Please wrap your code using: `with "
+                           "torch.distributed.autograd.context() as context_id` to generate a valid context")
+    return found
+
+
+def _is_valid_context(context_id):
+    if _engine_of_this_process.find(context_id) is None:
+        raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+
+
+def _get_max_id():
+    return _engine_of_this_process.max_id
+
+
+def _get_debug_info():
+    return {"num_current_backward_passes": str(_engine_of_this_process.passes),
+            "num_autograd_contexts": str(_engine_of_this_process.count())}
+
+
+def _init(worker_id):
+    _engine_of_this_process.start(worker_id, _engine_of_this_process.transport)

@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where gradients of tensors go, and the node that stands for tensors of another worker. Public torch API only."""
+import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+
+class _Receive:
+    @staticmethod
+    def forward(ctx, anchor, received):
+        ctx.received = received
+        outputs = received.take_tensors()
+        return outputs if len(outputs) > 1 else outputs[0]
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        raise RuntimeError("tensors that came by RPC get their gradients through dist_autograd.backward(), not through "
+                           "torch.autograd.backward()")
+
+
+# Programs look at the node's name, which is torch's.
+RecvRpcBackward = type("torch::distributed::autograd::RecvRpc", (torch.autograd.Function,),
+                       {"forward": staticmethod(_Receive.forward), "backward": staticmethod(_Receive.backward)})
+ReceiveNode = RecvRpcBackward._backward_cls
+LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
+
+
+class _Probe(torch.autograd.Function):
+    """Has the edges of its arguments: for sparse leaves, of which there is no view."""
+
+    @staticmethod
+    def forward(ctx, *tensors):
+        return torch.zeros(())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("nothing runs backward through a probe")
+
+
+def edge_of(tensor):
+    """The edge along which gradients of `tensor` go. REQUIRES: grad mode."""
+    if tensor.grad_fn is not None:
+        return GradientEdge(tensor.grad_fn, tensor.output_nr)
+    if tensor.layout != torch.strided:
+        node, number = _Probe.apply(tensor).grad_fn.next_functions[0]
+        return GradientEdge(node, number)
+    return get_gradient_edge(tensor)
+
+
+class Received:
+    """Tensors of one message, as outputs of one node of this worker's graph."""
+
+    def __init__(self, context_id, message_id, peer, tensors):
+        self.context_id, self.message_id, self.peer = context_id, message_id, peer
+        self.count = len(tensors)
+        self._tensors = tuple(tensors)
+        self.node = None
+
+    def take_tensors(self):
+        tensors, self._tensors = self._tensors, None
+        return tensors
+
+    def attach(self):
+        """The tensors, now outputs of a node that keeps this object."""
+        with torch.enable_grad():
+            outputs = RecvRpcBackward.apply(torch.zeros((), requires_grad=True), self)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        self.node = outputs[0].grad_fn
+        return outputs
+
+
+class Sent:
+    """Tensors that left this worker in one message, as edges of its graph. Has a node's names for them."""
+
+    def __init__(self, message_id, peer, edges):
+        self.message_id, self.peer, self.edges = message_id, peer, edges
+
+    @property
+    def next_functions(self):
+        return tuple((edge.node, edge.output_nr) for edge in self.edges)
+
+    def name(self):
+        return "torch::distributed::autograd::SendRpcBackward"

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Contexts of distributed autograd, and backward passes through all workers."""
+import collections
+import contextlib
+import itertools
+import threading
+
+import torch
+
+from ._edges import Received, Sent, edge_of
+from ._pass import LocalPass
+
+_MOST_PASSES = 4  # of one context that are remembered
+_IDS_OF_A_WORKER = 48
+
+
+class Context:
+    """What one worker knows of one context: tensors sent and received, and gradients of its leaves.
+    Thread safety: all members may be called concurrently."""
+
+    def __init__(self, engine, context_id):
+        self.engine, self.id = engine, context_id
+        self._lock = threading.Lock()
+        self._sent, self._received = collections.OrderedDict(), collections.OrderedDict()
+        self._known, self._gradients = set(), {}
+        self._passes = collections.OrderedDict()
+
+    # The names that programs use.
+    def _context_id(self):
+        return self.id
+
+    def _send_functions(self):
+        return dict(sorted(self._sent.items()))
+
+    def _recv_functions(self):
+        return {key: received.node for key, received in sorted(self._received.items())}
+
+    def _known_worker_ids(self):
+        return set(self._known)
+
+    def know(self, worker):
+        """That worker has a part of this context."""
+        if worker != self.engine.worker_id:
+            self._known.add(worker)
+
+    def record_sent(self, tensors, peer):
+        """Before tensors go to `peer`: (message id, which of them require gradients), or None."""
+        self.know(peer)
+        which = [i for i, t in enumerate(tensors) if t.requires_grad] if torch.is_grad_enabled() else []
+        if not which:
+            return None
+        sent = Sent(next(self.engine.message_ids), peer, [edge_of(tensors[i]) for i in which])
+        with self._lock:
+            self._sent[sent.message_id] = sent
+        return sent.message_id, which
+
+    def attach_received(self, recorded, tensors, peer):
+        """Makes tensors that came from `peer` part of this worker's graph, in place in the list."""
+        message_id, which = recorded
+        received = Received(self.id, message_id, peer, [tensors[i] for i in which])
+        for i, tensor in zip(which, received.attach()):
+            tensors[i] = tensor
+        with self._lock:
+            self._received[message_id] = received
+        self.know(peer)
+
+    def sent(self):
+        with self._lock:
+            return list(self._sent.values())
+
+    def accumulate(self, leaf, gradient):
+        with self._lock:
+            before = self._gradients.get(id(leaf))
+            self._gradients[id(leaf)] = (leaf, gradient if before is None else before[1] + gradient)
+
+    def gradients(self):
+        with self._lock:
+            return dict(self._gradients.values())
+
+    def local_pass(self, pass_id, retain=None, roots=()):
+        with self._lock:
+            found = self._passes.get(pass_id)
+        if found is not None:
+            return found
+        made = LocalPass(self, pass_id, retain, roots)
+        with self._lock:
+            while len(self._passes) > _MOST_PASSES:
+                self._passes.popitem(last=False)
+            return self._passes.setdefault(pass_id, made)
+
+
+class Engine:
+    """The contexts of this worker. `transport` carries gradients and marks to others (see onecopy.rpc).
+    Thread safety: all members may be called concurrently, but for start()."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._contexts = {}
+        self._local = threading.local()
+        self.passes = 0
+        self.start(0, None)
+
+    def start(self, worker_id, transport):
+        self.worker_id, self.transport = worker_id, transport
+        self._context_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
+        self.message_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
+        self._pass_ids = itertools.count(1)
+        self.max_id = (1 << _IDS_OF_A_WORKER) - 1 + (worker_id << _IDS_OF_A_WORKER)
+
+    # --- contexts
+
+    def new_context(self):
+        if self.current() is not None:
+            raise RuntimeError("Already have an autograd context id for this thread")
+        context = Context(self, next(self._context_ids))
+        with self._lock:
+            self._contexts[context.id] = context
+        self._local.context = context
+        return context
+
+    def current(self):
+        """This thread's context, or None."""
+        return getattr(self._local, "context", None)
+
+    def retrieve(self, context_id):
+        context = self.find(context_id)
+        if context is None:
+            raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+        return context
+
+    def find(self, context_id):
+        with self._lock:
+            return self._contexts.get(context_id)
+
+    def get_or_create(self, context_id):
+        with self._lock:
+            if context_id not in self._contexts:
+                self._contexts[context_id] = Context(self, context_id)
+            return self._contexts[context_id]
+
+    def release(self, context_id, must_exist=True):
+        """Here and on all workers that have a part of it."""
+        with self._lock:
+            context = self._contexts.pop(context_id, None)
+        if context is None:
+            if must_exist:
+                raise RuntimeError(f"Could not find autograd context with id: {context_id}")
+            return
+        if self.current() is context:
+            self._local.context = None
+        for worker in context._known_worker_ids():
+            self.transport.release_context(worker, context_id)
+
+    @contextlib.contextmanager
+    def within(self, context):
+        """Makes `context`, or None, the current one of this thread."""
+        before = self.current()
+        self._local.context = context
+        try:
+            yield
+        finally:
+            self._local.context = before
+
+    def count(self):
+        with self._lock:
+            return len(self._contexts)
+
+    # --- backward
+
+    def backward(self, context_id, roots, retain_graph=False):
+        _check_arguments(context_id, roots)
+        context = self.retrieve(context_id)
+        _check_roots(roots)
+        pass_id = (self.worker_id, next(self._pass_ids))
+        with self._lock:
+            self.passes += 1
+        try:
+            with self.within(context):
+                blocked = context.local_pass(pass_id, retain_graph, roots).root_arrives().wait()
+            while any(blocked.values()):
+                self._resolve(context_id, pass_id, blocked)
+        finally:
+            with self._lock:
+                self.passes -= 1
+
+    def _resolve(self, context_id, pass_id, blocked):
+        """Lets the blocked workers mark what still comes, and then go on without the rest."""
+        workers = [worker for worker, number in blocked.items() if number]
+        for future in [self.transport.mark_blocked(w, context_id, pass_id) for w in workers]:
+            future.wait()
+        for future in [self.transport.resolve(w, context_id, pass_id) for w in workers]:
+            for worker, number in future.wait().items():
+                blocked[worker] = blocked.get(worker, 0) + number
+
+    # --- for other workers; each returns a Future
+
+    def on_gradients(self, context_id, pass_id, retain, message_id, gradients):
+        context = self.retrieve(context_id)
+        with self.within(context):
+            return context.local_pass(pass_id, retain).arrive(message_id, gradients)
+
+    def on_mark(self, context_id, pass_id, retain, message_id):
+        return self.retrieve(context_id).local_pass(pass_id, retain).mark(message_id)
+
+    def on_mark_blocked(self, context_id, pass_id):
+        return self.retrieve(context_id).local_pass(pass_id).mark_blocked()
+
+    def on_resolve(self, context_id, pass_id):
+        context = self.retrieve(context_id)
+        with self.within(context):
+            return context.local_pass(pass_id).resolve()
+
+
+def _check_arguments(context_id, roots):
+    if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)) or \
+            not all(isinstance(r, torch.Tensor) for r in roots):
+        raise TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
+
+
+def _check_roots(roots):
+    if not roots:
+        raise RuntimeError("No tensors provided for gradient computation.")
+    for root in roots:
+        if not root.requires_grad:
+            raise RuntimeError("requires_grad not set on root")
+        if root.numel() != 1:
+            raise RuntimeError(f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
+        if root.grad_fn is None:
+            raise RuntimeError("root does not have a valid gradient function.")

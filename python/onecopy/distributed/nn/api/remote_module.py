@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A module that lives in another process."""
+import torch
+from torch import nn
+
+from ... import rpc as _rpc
+
+__all__ = ["RemoteModule"]
+
+
+def _make(module_class, args, kwargs, device):
+    module = module_class(*args, **kwargs)
+    if not isinstance(module, nn.Module):
+        raise ValueError(f"Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, but it returns an "
+                         f"instance of {type(module)}.")
+    return module.to(device)
+
+
+def _forward(module_rref, device, is_device_map_set, args, kwargs):
+    module = module_rref.local_value()
+    args = [_to(a, device) for a in args]
+    kwargs = {k: _to(v, device) for k, v in kwargs.items()}
+    result = module.forward(*args, **kwargs)
+    if torch.device(device).type == "cpu" or is_device_map_set:
+        return result
+    return tuple(_to(r, "cpu") for r in result) if isinstance(result, tuple) else _to(result, "cpu")
+
+
+def _to(value, device):
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+def _parameters(module_rref, recurse):
+    return [_rpc.RRef(p) for p in module_rref.local_value().parameters(recurse)]
+
+
+def _train(module_rref, mode):
+    module_rref.local_value().train(mode)
+
+
+class RemoteModule(nn.Module):
+    """A module that is made and run in another member of the group; backward() goes through it in a context of
+    onecopy.distributed.autograd.
+
+    Args:
+        remote_device: "<worker name or rank>/<device>", such as "trainer0/cpu", "ps0/cuda:1" or "rank:0/cpu".
+        module_cls: the module's class.
+        args, kwargs: for its constructor.
+    Throws ValueError for a device that cannot be read, and what the constructor throws."""
+
+    def __init__(self, remote_device, module_cls, args=None, kwargs=None):
+        super().__init__()
+        self.on, self.device = _parse(remote_device)
+        self.is_device_map_set = bool(_rpc._get_current_rpc_agent()._get_device_map(_rpc.get_worker_info(self.on)))
+        self.module_rref = _rpc.rpc_sync(self.on, _make_reference,
+                                         (module_cls, list(args or ()), dict(kwargs or {}), self.device))
+
+    def forward_async(self, *args, **kwargs):
+        """A Future of forward()'s result."""
+        return _rpc.rpc_async(self.on, _forward, (self.module_rref, self.device, self.is_device_map_set, args, kwargs))
+
+    def forward(self, *args, **kwargs):
+        """The module's forward(), run where the module is."""
+        return self.forward_async(*args, **kwargs).wait()
+
+    def remote_parameters(self, recurse=True):
+        """References to the module's parameters, as DistributedOptimizer takes them."""
+        return _rpc.rpc_sync(self.on, _parameters, args=(self.module_rref, recurse))
+
+    def get_module_rref(self):
+        """The reference to the module."""
+        return self.module_rref
+
+    def train(self, mode=True):
+        """Sets the module's mode where it is."""
+        if hasattr(self, "module_rref"):
+            _rpc.rpc_sync(self.on, _train, args=(self.module_rref, mode))
+        self.training = mode
+        return self
+
+    def _refuse(self, name):
+        raise ValueError(f"Method ``{name}`` not supported for RemoteModule: run it on the module, through "
+                         "get_module_rref().rpc_sync()")
+
+
+def _make_reference(module_class, args, kwargs, device):
+    return _rpc.RRef(_make(module_class, args, kwargs, device))
+
+
+def _parse(remote_device):
+    worker, _, device = remote_device.partition("/")
+    if not worker or not device:
+        raise ValueError(f"Could not parse remote_device: {remote_device}. The valid format is '<workername>/<device>' or "
+                         "'rank:<rank>/<device>'")
+    if worker.startswith("rank:"):
+        return int(worker.removeprefix("rank:")), device
+    return worker, device
+
+
+def _refusing(name):
+    def method(self, *args, **kwargs):
+        self._refuse(name)
+
+    method.__name__ = name
+    return method
+
+
+for _name in ("register_buffer", "register_parameter", "add_module", "apply", "cuda", "cpu", "type", "float", "double",
+              "half", "bfloat16", "to", "register_forward_pre_hook", "register_forward_hook", "state_dict", "load_state_dict",
+              "parameters", "named_parameters", "buffers", "named_buffers", "children", "named_children", "modules",
+              "named_modules", "requires_grad_", "zero_grad", "share_memory", "extra_repr"):
+    setattr(RemoteModule, _name, _refusing(_name))

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls between processes: the names of ``torch.distributed.rpc``, over shared memory and without pickle.
+
+``import onecopy.distributed.rpc as rpc`` in place of ``import torch.distributed.rpc as rpc``. docs/rpc.md says what differs.
+"""
+import itertools
+import os
+import urllib.parse
+
+import torch.distributed
+
+from ...rpc._references import PyRRef
+from .. import autograd as _autograd
+from . import api, backend_registry, constants, functions, internal, options, rref_proxy
+from .api import (
+    AllGatherStates,
+    RRef,
+    RpcAgent,
+    TensorPipeAgent,
+    WorkerInfo,
+    _all_gather,
+    _barrier,
+    _delete_all_user_and_unforked_owner_rrefs,
+    _get_current_rpc_agent,
+    _is_current_rpc_agent_set,
+    _reset_current_rpc_agent,
+    _rref_context_get_debug_info,
+    _set_and_start_rpc_agent,
+    _set_rpc_timeout,
+    _wait_all,
+    _wait_all_workers,
+    enable_gil_profiling,
+    get_rpc_timeout,
+    get_worker_info,
+    method_factory,
+    new_method,
+    remote,
+    rpc_async,
+    rpc_sync,
+    shutdown,
+)
+from .backend_registry import (
+    BackendType,
+    backend_registered,
+    construct_rpc_backend_options,
+    init_backend,
+    register_backend,
+)
+from .constants import (
+    DEFAULT_INIT_METHOD as _DEFAULT_INIT_METHOD,
+    DEFAULT_NUM_WORKER_THREADS as _DEFAULT_NUM_WORKER_THREADS,
+    DEFAULT_RPC_TIMEOUT_SEC as _DEFAULT_RPC_TIMEOUT_SEC,
+    UNSET_RPC_TIMEOUT as _UNSET_RPC_TIMEOUT,
+)
+from .options import RpcBackendOptions, TensorPipeRpcBackendOptions
+
+__all__ = [
+    "BackendType",
+    "RRef",
+    "RpcAgent",
+    "RpcBackendOptions",
+    "TensorPipeAgent",
+    "TensorPipeRpcBackendOptions",
+    "WorkerInfo",
+    "api",
+    "backend_registered",
+    "backend_registry",
+    "constants",
+    "construct_rpc_backend_options",
+    "enable_gil_profiling",
+    "functions",
+    "get_rpc_timeout",
+    "get_worker_info",
+    "init_backend",
+    "init_rpc",
+    "internal",
+    "is_available",
+    "options",
+    "register_backend",
+    "remote",
+    "rpc_async",
+    "rpc_sync",
+    "shutdown",
+]
+
+_init_counter = itertools.count()
+
+
+def is_available():
+    """True: it needs no support of torch's own."""
+    return True
+
+
+def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
+    """Joins a group of processes of this host and user, and returns when all members have.
+
+    Args:
+        name: this member's, unique in the group: letters, digits, ``-_:``.
+        rank, world_size: this member's number and how many there are; from the environment if not given.
+        rpc_backend_options: a TensorPipeRpcBackendOptions.
+    Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
+    if backend is not None and not isinstance(backend, type(BackendType.TENSORPIPE)) and \
+            not isinstance(backend, backend_registry.BackendType):
+        raise TypeError("Argument backend must be a member of BackendType")
+    if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
+        raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
+    if backend is None and rpc_backend_options is not None and not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+        raise TypeError(f"Could not infer backend for options {rpc_backend_options}")
+    backend = backend or BackendType.TENSORPIPE
+    given = rpc_backend_options or construct_rpc_backend_options(backend)
+    if _is_current_rpc_agent_set():
+        raise RuntimeError("RPC is already initialized")
+    rank, world_size = _place_in(given.init_method, rank, world_size)
+    if not world_size:
+        raise ValueError("init_rpc() needs the number of members: give world_size (groups that members join later are not "
+                         "there yet)")
+    store = next(torch.distributed.rendezvous(given.init_method, rank=rank, world_size=world_size))[0]
+    store = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_init_counter)}", store)
+    _autograd._init(rank)
+    _set_rpc_timeout(given.rpc_timeout)
+    return _init_rpc_backend(backend, store, name, rank, world_size, given)
+
+
+def _place_in(init_method, rank, world_size):
+    """Rank and size from the arguments, the init method's own, or the environment."""
+    query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(init_method).query))
+    rank = rank if rank >= 0 else int(query.get("rank", os.environ.get("RANK", -1)))
+    size = world_size or int(query.get("world_size", os.environ.get("WORLD_SIZE", 0)))
+    if rank < 0:
+        raise ValueError("init_rpc() needs this member's rank: give rank, or set RANK")
+    return rank, size
+
+
+def _init_rpc_backend(backend=BackendType.TENSORPIPE, store=None, name=None, rank=-1, world_size=None,
+                      rpc_backend_options=None):
+    init_backend(backend, store=store, name=name, rank=rank, world_size=world_size,
+                 rpc_backend_options=rpc_backend_options)
+
+
+def _get_debug_info():
+    info = _rref_context_get_debug_info()
+    info.update(api._get_current_rpc_agent().get_debug_info())
+    info.update(_autograd._get_debug_info())
+    return info

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The names of torch that may move from one version to the next, each looked up here and nowhere else.
+
+torch documents few of the names that carry tensors between processes. Where one is missing, an import of this
+package goes on: a function of torch's that is not found stays torch's own, with a line in the log, and a value that
+needs the name raises ``Unsupported`` with it. ``python/src/torch/torch_api.cpp`` is the other half, for the extension.
+
+Thread safety: all functions may be called concurrently. REQUIRES: torch can be imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import Unsupported
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "NEWEST_TESTED",
+    "OLDEST",
+    "check_version",
+    "exports",
+    "nested_parts",
+    "nested_tensor",
+    "neg_view",
+    "of_reductions",
+    "sparse_coo_parts",
+    "typed_storage",
+    "untyped_storage",
+    "warn_if_has_hooks",
+]
+
+OLDEST = (2, 8)
+NEWEST_TESTED = (2, 15)
+
+_log = logging.getLogger("onecopy")
+
+
+def check_version() -> None:
+    """Before anything is changed.
+
+    Raises:
+        ImportError: this torch is older than the oldest that we know. One that is newer than the newest we have been
+            tested with is a line in the log.
+    """
+    import torch
+
+    found = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if found < OLDEST:
+        raise ImportError(f"onecopy.multiprocessing needs torch {_dotted(OLDEST)} or newer, and this is {torch.__version__}")
+    if found > NEWEST_TESTED:
+        _log.warning(
+            "torch %s is newer than %s, the newest that onecopy was tested with",
+            torch.__version__, _dotted(NEWEST_TESTED),
+        )  # fmt: skip
+
+
+def _dotted(version: Iterable[int]) -> str:
+    return ".".join(map(str, version))
+
+
+def of_reductions(name: str) -> Any:
+    """A function of ``torch.multiprocessing.reductions``, by its name or by that with an underscore before it.
+
+    Raises:
+        Unsupported: it has neither.
+    """
+    from torch.multiprocessing import reductions
+
+    found = getattr(reductions, name, None) or getattr(reductions, f"_{name}", None)
+    if found is None:
+        raise Unsupported(_absence(f"torch.multiprocessing.reductions.{name}"))
+    return found
+
+
+def exports(module: str, names: Iterable[str]) -> dict[str, Any]:
+    """Those of the names that a module of torch's has, to be exported once more."""
+    found = importlib.import_module(module)
+    return {name: getattr(found, name) for name in names if hasattr(found, name)}
+
+
+def warn_if_has_hooks(tensor: torch.Tensor) -> None:
+    """torch's own warning that hooks stay behind; without an effect for tensors without hooks."""
+    if getattr(tensor, "_backward_hooks", None):
+        _needed("torch.utils.hooks.warn_if_has_hooks", "a tensor with hooks")(tensor)
+
+
+def neg_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory, to be read negated."""
+    return _needed("torch._neg_view", "a tensor that is to be read negated")(tensor)
+
+
+def nested_parts(nested: torch.Tensor) -> tuple:
+    """Its buffer and the three tensors that describe the parts."""
+    methods = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
+    return nested.values(), *(_needed(f"torch.Tensor.{name}", _NESTED)(nested) for name in methods)
+
+
+def nested_tensor(parts: Iterable[torch.Tensor]) -> torch.Tensor:
+    """On the parts that nested_parts() gave."""
+    return _needed("torch._nested_view_from_buffer_copy", _NESTED)(*parts)
+
+
+def sparse_coo_parts(sparse: torch.Tensor) -> tuple:
+    """Indices and values, also of a tensor that is not coalesced: torch's public methods refuse those."""
+    names = ("_indices", "_values")
+    return tuple(_needed(f"torch.Tensor.{name}", "a sparse tensor of layout coo")(sparse) for name in names)
+
+
+def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
+    """The storage below one that knows its dtype. The public way to it warns that there are such storages."""
+    return getattr(storage, "_untyped_storage", None) or storage.untyped()
+
+
+def typed_storage(cls: type, storage: torch.UntypedStorage, **dtype: torch.dtype) -> torch.TypedStorage:
+    """A storage that knows its dtype, on the memory of another one, without the warning that there are such storages."""
+    return cls(wrap_storage=storage, _internal=True, **dtype)
+
+
+_NESTED = "a nested tensor of layout strided"
+
+
+@functools.cache
+def _needed(path: str, use: str) -> Any:
+    """What torch has by that name, or a refusal of `use`."""
+    import torch
+
+    found = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split(".")[1:], torch)
+    if found is None:
+        raise Unsupported(f"{_absence(path)}, which {use} needs; send tensors of another kind, or use a torch that has it")
+    return found
+
+
+def _absence(path: str) -> str:
+    import torch
+
+    return f"torch {torch.__version__} has no {path}"

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of functions in other members, and references to their results."""
+import sys
+import threading
+
+import torch
+
+from ..distributed.autograd import _engine_of_this_process as autograd
+from . import _agent
+from ._agent import Later, handler, handlers
+from ._errors import RemoteFailure
+from ._references import Cell
+
+ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
+
+local = threading.local()  # .future_list: those that _wait_all() collects
+
+
+def call(to, function, args=None, kwargs=None, timeout=-1.0):
+    """A Future of function(*args, **kwargs), run in that member. Throws TypeError before anything is sent when a value
+    cannot cross; RuntimeError for arguments that no overload of a torch operator takes."""
+    agent = _agent.current()
+    value = _call_value(function, args, kwargs)
+    return agent.call(agent.member(to).info.id, "run", value, timeout=timeout, context=autograd.current())
+
+
+def remote(to, function, args=None, kwargs=None, timeout=-1.0):
+    """A reference, at once, to the result of function(*args, **kwargs), which stays in that member."""
+    agent = _agent.current()
+    owner = agent.member(to).info.id
+    return _remote(agent, owner, "remote", _call_value(function, args, kwargs), timeout)
+
+
+def invoke_method(rref, how, name, args, kwargs, timeout):
+    agent = rref._agent
+    value = (rref, name, list(args), kwargs)
+    if how == "remote":
+        return _remote(agent, rref._owner, "remote_method", value, timeout)
+    future = agent.call(rref._owner, "method", value, timeout=timeout, context=autograd.current())
+    return future.wait() if how == "sync" else future
+
+
+def _call_value(function, args, kwargs):
+    if not callable(function):
+        raise TypeError("function should be callable.")
+    args, kwargs = tuple(args or ()), dict(kwargs or {})
+    _check_operator(function, args, kwargs)
+    return (function, list(args), kwargs)
+
+
+def _check_operator(function, args, kwargs):
+    """Refuses here what the other would refuse: a caller that made the mistake sees it in its own stack."""
+    name = torch.jit._builtins._find_builtin(function)
+    if name is None:
+        return
+    try:
+        torch._C._jit_resolve_packet(name, *args, **kwargs)
+    except RuntimeError as error:
+        raise RuntimeError("Overloaded torch operator invoked from Python failed to match any schema\n" + str(error)) from error
+    except AttributeError:  # a torch without that function: the callee refuses
+        pass
+
+
+def _remote(agent, owner, verb, value, timeout):
+    references = agent.references
+    reference = references.new_id()
+    if owner == agent.info.id:
+        return _remote_here(agent, verb, reference, value, timeout)
+    held = references.hold(owner, reference, references.new_id())
+    references.begin(held)
+    rref = agent.rref_class._of_held(agent, held)
+    try:
+        future = agent.call(owner, verb, (reference, *value), timeout=timeout, context=autograd.current())
+    except BaseException:
+        held.is_deleted = True  # nothing was sent, and nothing is to be dropped
+        references.confirm(held)
+        raise
+    rref._created = future.then(lambda f: _note_creation(references, held, f))
+    return rref
+
+
+def _note_creation(references, held, future):
+    try:
+        future.value()
+    except Exception as error:
+        text = str(error)
+        if "more than set timeout" in text:
+            error = RuntimeError("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner "
+                                 f"node does not exist. ({text})")
+        held.error = error
+        raise
+    finally:
+        references.confirm(held)
+
+
+def _remote_here(agent, verb, reference, value, timeout):
+    """A call to oneself: the table keeps the cell while the function runs."""
+    cell = Cell()
+    agent.references.owned.enter(reference, cell)
+    agent.references.owned.count(reference, agent.info.id)
+    rref = agent.rref_class._of_cell(agent, reference, cell)
+    future = agent.call(agent.info.id, verb, (reference, *value), timeout=timeout, context=autograd.current())
+
+    def is_made(made):
+        try:
+            made.value()
+        except Exception as error:
+            cell.set(RemoteFailure(type(error), str(error)))
+        agent.references.owned.count(reference, agent.info.id, -1)
+
+    future.add_done_callback(is_made)
+    rref._created = future
+    return rref
+
+
+# --- in the member that is called
+
+
+def _run(agent, function, args, kwargs):
+    """The result, a Future of it for functions marked so, or the failure."""
+    try:
+        result = function(*args, **kwargs)
+        if getattr(function, ASYNC_MARK, False):
+            _check_future(result)
+        return result
+    except Exception as error:
+        failure = RemoteFailure.of(error, agent.info)
+        print(failure.text, file=sys.stderr)
+        return failure
+
+
+def _check_future(result):
+    if not isinstance(result, torch._C.Future):
+        raise RuntimeError("Functions decorated with @rpc.async_function must return a torch.futures.Future object, but "
+                           f"got {type(result)}")
+
+
+def _settled(future):
+    """A Future of the outcome of another, which never fails."""
+    out = torch.futures.Future()
+    future.add_done_callback(lambda _: out.set_result(None))
+    return out
+
+
+def _outcome(agent, future):
+    try:
+        return future.value() if isinstance(future, torch.futures.Future) else future.wait()
+    except Exception as error:
+        return RemoteFailure.of(error, agent.info)
+
+
+def _answer(agent, function, result):
+    if getattr(function, ASYNC_MARK, False) and isinstance(result, torch._C.Future):
+        return Later(_settled(result), lambda _: _outcome(agent, result))
+    return result
+
+
+@handler(handlers, "run")
+def _run_call(agent, caller, value):
+    function, args, kwargs = value
+    return _answer(agent, function, _run(agent, function, args, kwargs))
+
+
+def _method_of(rref, name):
+    """The method to call. The value must be here, and made: waits for it."""
+    return getattr(rref.local_value(), name)
+
+
+@handler(handlers, "method")
+def _run_method(agent, caller, value):
+    rref, name, args, kwargs = value
+    method, failure = _find_method(agent, rref, name)
+    return failure if method is None else _answer(agent, method, _run(agent, method, args, kwargs))
+
+
+def _find_method(agent, rref, name):
+    try:
+        return _method_of(rref, name), None
+    except Exception as error:
+        return None, RemoteFailure.of(error, agent.info)
+
+
+def _make(agent, cell, function, result):
+    """Puts a result into its cell. The answer says that it is there."""
+
+    def set_outcome(_):
+        cell.set(_outcome(agent, result))
+
+    if getattr(function, ASYNC_MARK, False) and isinstance(result, torch._C.Future):
+        return Later(_settled(result), set_outcome)
+    cell.set(result)
+    return None
+
+
+@handler(handlers, "remote")
+def _run_remote(agent, caller, value):
+    cell, function, args, kwargs = value
+    return _make(agent, cell, function, _run(agent, function, args, kwargs))
+
+
+@handler(handlers, "remote_method")
+def _run_remote_method(agent, caller, value):
+    cell, rref, name, args, kwargs = value
+    method, failure = _find_method(agent, rref, name)
+    result = failure if method is None else _run(agent, method, args, kwargs)
+    return _make(agent, cell, method, result)
+
+
+@handler(handlers, "fetch")
+def _fetch(agent, caller, reference):
+    cell = agent.references.owned.cell(tuple(reference))
+    return Later(cell.future, lambda value: value)
+
+
+@handler(handlers, "type")
+def _type(agent, caller, reference):
+    cell = agent.references.owned.cell(tuple(reference))
+    return Later(cell.future, lambda value: type(Cell.unwrap(value)))
+
+
+@handler(handlers, "reference_backward")
+def _reference_backward(agent, caller, value):
+    from ._references import _backward
+
+    reference, context_id, retain_graph = value
+    cell = agent.references.owned.cell(tuple(reference))
+    return Later(cell.future, lambda made: _backward(Cell.unwrap(made), context_id, retain_graph))

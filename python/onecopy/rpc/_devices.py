@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which device a tensor of a message goes to, and how it is made ready to cross."""
+import torch
+
+import onecopy
+
+CPU = torch.device("cpu")
+_SMALL = 8192  # bytes of storage that are sent whole, to keep strides
+
+
+def of(device):
+    """A torch.device for the ways in which maps name one. Throws ValueError for what is none."""
+    device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    if device.type == "cpu":
+        return CPU
+    return device if device.index is not None else torch.device(device.type, 0)
+
+
+def parse_map(devices):
+    """{device here: device there}. Throws ValueError for a map that is not one to one."""
+    parsed = {of(here): of(there) for here, there in devices.items()}
+    if len(set(parsed.values())) != len(parsed):
+        raise ValueError(f"device map only supports 1-to-1 mapping, not {devices}")
+    return parsed
+
+
+def inverse(devices):
+    return {there: here for here, there in devices.items()}
+
+
+def targets(tensors, devices, caller, receiver):
+    """Where each tensor goes, as text. Throws RuntimeError for a device that has no target."""
+    found = []
+    for tensor in tensors:
+        if tensor.device.type == "cpu":
+            found.append("cpu")
+            continue
+        target = devices.get(tensor.device)
+        if target is None:
+            raise RuntimeError(
+                f"TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
+                f"sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly "
+                f"configure device mapping. Request device mapping is not available for destination {receiver}: no entry "
+                f"for {tensor.device} of {caller}")
+        found.append(str(target))
+    return found
+
+
+def pack(tensor):
+    """A tensor with the same elements that nobody else has, or the parts of a sparse one. Strides stay where the storage is
+    small or mostly used."""
+    tensor = tensor.detach()
+    if tensor.layout == torch.sparse_coo:
+        return pack(tensor._indices()), pack(tensor._values()), tuple(tensor.shape), tensor.is_coalesced()
+    storage = tensor.untyped_storage().nbytes()
+    whole = not tensor.is_contiguous() and (storage < _SMALL or 2 * tensor.nbytes >= storage)
+    if not whole:
+        made = _fresh(tensor.shape, tensor)
+        return made.copy_(tensor)
+    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    return _fresh(flat.shape, flat).copy_(flat).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def _fresh(shape, like):
+    """In shared memory at once, on the CPU: the copy that is made anyway is the only one."""
+    if like.device.type != "cpu" or like.numel() == 0 or like.is_conj() or like.is_neg():
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return onecopy.empty(tuple(shape), str(like.dtype).removeprefix("torch.")).torch()
+
+
+def unpack(packed, target):
+    """The tensor that pack() was given, on its target. Throws TypeError for what pack() never made."""
+    if isinstance(packed, tuple):
+        indices, values, shape, is_coalesced = packed
+        # On the CPU indices that are out of range would be reads out of range.
+        return torch.sparse_coo_tensor(unpack(indices, target), unpack(values, target), shape, is_coalesced=is_coalesced,
+                                       check_invariants=target == "cpu")
+    if not isinstance(packed, torch.Tensor):
+        raise TypeError(f"a message holds a {type(packed).__name__} for a tensor, which no sender puts there")
+    return packed if str(packed.device) == target else packed.to(target)

@@ -1,0 +1,29 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Exceptions of one process, raised in another."""
+import traceback
+
+
+class RemoteFailure:
+    """What a handler raised, as it crosses: the exception's class, and a text with where and how it happened."""
+
+    __slots__ = ("kind", "text")
+
+    def __init__(self, kind, text):
+        self.kind, self.text = kind, text
+
+    @classmethod
+    def of(cls, error, worker):
+        """REQUIRES: `error` is being handled."""
+        return cls(type(error), f"On {worker}:\n{error!r}\n{traceback.format_exc()}")
+
+    def exception(self):
+        """The exception to raise here: of the same class, or a RuntimeError that says why it cannot be."""
+        text = self.text.encode("utf-8", "backslashreplace").decode("unicode_escape")
+        try:
+            made = self.kind(text)
+            if not isinstance(made, Exception):
+                raise TypeError(f"{self.kind!r} makes no exception")
+            return made
+        except BaseException as error:
+            return RuntimeError(f"Failed to create original exception type. Error msg was {error} Original exception on "
+                                f"remote side was {text}")

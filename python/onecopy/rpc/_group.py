@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The members of a group: who they are, where their inboxes are, and which have ended.
+
+The rendezvous is a torch.distributed store, which carries names and addresses. An inbox opens for processes of its user
+only, so a store that others can read gives nothing away that they could use.
+"""
+import datetime
+import json
+import os
+import re
+import select
+import threading
+import time
+
+import onecopy
+
+_A_MOMENT = datetime.timedelta(milliseconds=200)
+
+
+class WorkerInfo:
+    """A member's name and number. Equal members are equal, also after they crossed to another process."""
+
+    __slots__ = ("name", "id")
+
+    def __init__(self, name, id):
+        if not name:
+            raise RuntimeError("Worker name must be non-empty.")
+        if len(name) >= 128:
+            raise RuntimeError("Worker name must be shorter than 128 characters.")
+        if not re.fullmatch(r"[A-Za-z0-9\-_:]*", name):
+            raise RuntimeError(f"Worker name must match ^[A-Za-z0-9-_:]*$, but got {name}.")
+        self.name, self.id = name, id
+
+    def __eq__(self, other):
+        return isinstance(other, WorkerInfo) and (self.name, self.id) == (other.name, other.id)
+
+    def __hash__(self):
+        return hash((self.name, self.id))
+
+    def __repr__(self):
+        return f"WorkerInfo(id={self.id}, name={self.name})"
+
+    def __reduce__(self):
+        return WorkerInfo, (self.name, self.id)
+
+
+class Member:
+    """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which."""
+
+    def __init__(self, info, pid, inbox, device_maps):
+        self.info, self.pid, self.inbox, self.device_maps = info, pid, inbox, device_maps
+        self.has_ended, self.why_ended = False, ""
+
+
+def check_size(store, info, world_size):
+    """Throws ValueError for a rank that is not in the group, RuntimeError when others have said another size."""
+    if not 0 <= info.id < world_size:
+        raise ValueError(f"rank {info.id} of {info.name} is not in a group of {world_size}: ranks go from 0 to "
+                         f"{world_size - 1}")
+    said = store.compare_set("world_size", "", str(world_size)).decode()
+    if said != str(world_size):
+        _give_up(store, f"{info} was given the world size {world_size}, and another worker of this group {said}: give all of "
+                        "them one world_size")
+
+
+def _give_up(store, why):
+    """Throws RuntimeError here, and where others wait for this process."""
+    store.set("given_up", why)
+    raise RuntimeError(why)
+
+
+def check_given_up(store):
+    """Throws RuntimeError when another member found that this group cannot be."""
+    if store.check(["given_up"]):
+        raise RuntimeError(store.get("given_up").decode())
+
+
+def announce(store, name, rank, inbox, device_maps):
+    """Enters this process. Throws RuntimeError when the name is taken."""
+    taken = store.compare_set(f"name/{name}", "", str(rank)).decode()
+    if taken != str(rank):
+        _give_up(store, f"RPC worker name {name} is not unique. Workers {taken} and {rank} have it: give each its own")
+    maps = {to: {str(k): str(v) for k, v in devices.items()} for to, devices in device_maps.items()}
+    store.set(f"member/{rank}", json.dumps([name, os.getpid(), inbox._held_handle_bytes().hex(), maps]))
+
+
+def find(store, rank, seconds):
+    """Waits for the member of that rank. Throws RuntimeError when it does not come."""
+    key, end = f"member/{rank}", time.monotonic() + seconds
+    check_given_up(store)
+    while not store.check([key]):
+        check_given_up(store)
+        if time.monotonic() > end:
+            raise RuntimeError(f"the worker of rank {rank} has not joined the group within {seconds:g} s: has it started, "
+                               "with this world size and init method?")
+        _wait_for_key(store, key)
+    name, pid, handle, maps = json.loads(store.get(key))
+    return name, pid, bytes.fromhex(handle), maps
+
+
+def _wait_for_key(store, key):
+    try:
+        store.wait([key], _A_MOMENT)
+    except Exception:  # each kind of store has its own for this; the caller looks again
+        pass
+
+
+def connect(handle):
+    return onecopy._core._connect_queue(handle)
+
+
+class Deaths:
+    """Tells of the end of processes, from one thread.
+    Thread safety: watch() and stop() may be called by one thread."""
+
+    def __init__(self, on_end):
+        self._on_end, self._poll, self._of = on_end, select.poll(), {}
+        self._stop_reading, self._stop_writing = os.pipe()
+        self._poll.register(self._stop_reading, select.POLLIN)
+        self._thread = None
+
+    def watch(self, pid, key):
+        """False when the process has ended already."""
+        try:
+            fd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        self._of[fd] = key
+        self._poll.register(fd, select.POLLIN)
+        return True
+
+    def start(self):
+        self._thread = threading.Thread(target=self._run, name="onecopy-rpc-deaths", daemon=True)
+        self._thread.start()
+
+    def stop(self):
+        os.write(self._stop_writing, b"x")
+        if self._thread is not None:
+            self._thread.join()
+        for fd in (self._stop_reading, self._stop_writing, *self._of):
+            os.close(fd)
+
+    def _run(self):
+        while True:
+            for fd, _ in self._poll.poll():
+                if fd == self._stop_reading:
+                    return
+                self._poll.unregister(fd)
+                self._on_end(self._of[fd])

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+
+#include "binding/module.h"
+#include "onecopy/core/dtype.h"
+
+namespace onecopy::python {
+
+/// The onecopy.DType of that name. REQUIRES: the GIL.
+nb::object dtype_object(DType dtype);
+
+/// Does numpy have this type itself? Otherwise the package ml_dtypes may.
+bool is_native_to_numpy(DType dtype) noexcept;
+
+/// The element of the buffer protocol (PEP 3118), e.g. "f"; null for those it has no word for.
+const char* buffer_format(DType dtype) noexcept;
+/// The reverse, for elements in the machine's byte order; nothing for records, text, long double etc.
+std::optional<DType> parse_buffer_format(const char* format, std::size_t element_size) noexcept;
+
+}  // namespace onecopy::python

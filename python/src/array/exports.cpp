@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "array/exports.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "onecopy/share/share.h"
+#include "share/owner/keeper.h"
+
+namespace onecopy::python {
+namespace {
+
+/// REQUIRES: is_shareable(tensor).
+std::vector<Stream> order_of(const Tensor& tensor) {
+  return static_cast<SharedKeeper&>(*tensor.block().keeper()).order();
+}
+
+/// One block that has been given out, and for how many times. Belongs to those references. The same block in the order
+/// of other streams is kept as well until the last goes, so that all streams that were given it are waited for.
+class Export final : public BlockKeeper {
+ public:
+  explicit Export(const Tensor& tensor)
+      : BlockKeeper(false),
+        block_(tensor.block()),
+        orders_{order_of(tensor)},
+        memory_(storage(tensor)),
+        access_(tensor.access()) {}
+
+  void retain(std::uint32_t) noexcept override;
+  void release(std::uint32_t) noexcept override;
+
+ private:
+  friend class Exports;
+
+  bool has(const std::vector<Stream>& order) const {
+    return std::any_of(orders_.begin(), orders_.end(), [&](const auto& known) {
+      return std::equal(known.begin(), known.end(), order.begin(), order.end(),
+                        [](Stream a, Stream b) { return a.native == b.native; });
+    });
+  }
+  void keep(BlockRef block, std::vector<Stream> order) {
+    orders_.push_back(std::move(order));
+    others_.push_back(std::move(block));
+  }
+
+  const BlockRef block_;
+  std::vector<BlockRef> others_;             ///< the same one, in the order of other streams
+  std::vector<std::vector<Stream>> orders_;  ///< of all of them
+  const std::span<std::byte> memory_;
+  Access access_;  ///< the most that was given out
+  std::uint64_t references_ = 0;
+};
+
+/// Lock order: nothing else is locked while the mutex here is. Never destroyed: arrays may outlive us.
+class Exports {
+ public:
+  static Exports& instance() {
+    static Exports* const exports = new Exports;
+    return *exports;
+  }
+
+  BlockRef add(const Tensor& tensor) {
+    auto made = std::make_unique<Export>(tensor);
+    BlockRef block = tensor.block();
+    auto order = order_of(tensor);
+    std::lock_guard lock(mutex_);
+    auto& entry = by_address_[made->memory_.data()];
+    if (!entry) entry = made.release();  // its last reference deletes it
+    else if (!entry->has(order)) entry->keep(std::move(block), std::move(order));
+    if (tensor.access() == Access::read_write) entry->access_ = Access::read_write;
+    ++entry->references_;
+    return {entry, 0};
+  }
+
+  void retain(Export& entry) noexcept {
+    std::lock_guard lock(mutex_);
+    ++entry.references_;
+  }
+
+  void release(Export& entry) noexcept {
+    std::unique_ptr<Export> last;  // goes after the lock
+    std::lock_guard lock(mutex_);
+    if (--entry.references_ != 0) return;
+    by_address_.erase(entry.memory_.data());
+    last.reset(&entry);
+  }
+
+  /// The block that has all of [begin, begin + bytes), and what may be done with it.
+  std::optional<std::pair<BlockRef, Access>> find(const std::byte* begin, std::size_t bytes) {
+    std::unique_lock lock(mutex_);
+    auto after = by_address_.upper_bound(begin);
+    if (after == by_address_.begin()) return std::nullopt;
+    Export& entry = *std::prev(after)->second;
+    const auto offset = static_cast<std::size_t>(begin - entry.memory_.data());
+    if (offset > entry.memory_.size() || bytes > entry.memory_.size() - offset) return std::nullopt;
+    const Access access = entry.access_;
+    ++entry.references_;
+    lock.unlock();
+    const BlockRef keep(&entry, 0);
+    return std::pair(entry.block_, access);
+  }
+
+ private:
+  Exports() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+  }
+
+  std::mutex mutex_;
+  std::map<const std::byte*, Export*, std::less<>> by_address_;  ///< by where the block begins
+};
+
+void Export::retain(std::uint32_t) noexcept { Exports::instance().retain(*this); }
+void Export::release(std::uint32_t) noexcept { Exports::instance().release(*this); }
+
+}  // namespace
+
+Tensor exported(const Tensor& tensor) {
+  if (!is_shareable(tensor)) return tensor;
+  return {Exports::instance().add(tensor), tensor.data(), tensor.layout(), tensor.device(),
+          tensor.access()};
+}
+
+std::optional<Tensor> find_exported(const TensorView& view) {
+  if (!view.data) return std::nullopt;
+  const auto found =
+      Exports::instance().find(static_cast<const std::byte*>(view.data), view.layout.extent_bytes());
+  if (!found) return std::nullopt;
+  const auto& [block, may] = *found;
+  const Access access = may == Access::read_only ? may : view.access;
+  return Tensor(block, view.data, view.layout, view.device, access);
+}
+
+}  // namespace onecopy::python

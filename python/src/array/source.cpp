@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "array/source.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+
+#include "array/dlpack.h"
+#include "array/dtype.h"
+#include "array/exports.h"
+#include "binding/args.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "value/values.h"
+
+namespace onecopy::python {
+namespace {
+
+[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
+
+/// The dtype of a numpy array that the buffer protocol has no word for, but ml_dtypes has.
+std::optional<DType> extended_dtype(nb::handle object) {
+  if (Py_TYPE(object.ptr())->tp_name != std::string_view("numpy.ndarray")) return std::nullopt;
+  const auto dtype = parse_dtype(nb::cast<std::string>(object.attr("dtype").attr("name")));
+  if (!dtype || is_native_to_numpy(*dtype)) return std::nullopt;
+  return dtype;
+}
+
+/// As numpy's users know it, or else as the buffer protocol writes it.
+std::string name_of_elements(const Py_buffer& view) {
+  const nb::object dtype = nb::getattr(view.obj, "dtype", nb::none());
+  if (dtype.is_none()) return fmt::format("format '{}'", view.format);
+  return fmt::format("dtype {}", nb::str(dtype).c_str());
+}
+
+/// What to do about elements of such a format.
+const char* advice(std::string_view format) {
+  if (format == "O")
+    return "they are references to objects of this process: make them numbers with .astype(), or put the "
+           "array into a queue, which pickles it";
+  if (format.starts_with('T'))
+    return "share its fields one by one: {name: x[name].copy() for name in x.dtype.names}";
+  if (format.ends_with('w') || format.ends_with('s'))
+    return "put the array into a queue, which pickles it, or share its bytes: x.view(\"uint8\")";
+  return "convert them to little-endian numbers first, with .astype()";
+}
+
+/// Gives a view of the array's memory back when it goes.
+class Buffer {
+ public:
+  explicit Buffer(nb::handle memoryview) : view_(*PyMemoryView_GET_BUFFER(memoryview.ptr())) {}
+
+  DType dtype(const char* argument) const {
+    const auto dtype = parse_buffer_format(view_.format, static_cast<std::size_t>(view_.itemsize));
+    if (dtype) return *dtype;
+    refuse(fmt::format("{} has elements of the {}, {} bytes each, which cannot be shared; {}", argument,
+                       name_of_elements(view_), view_.itemsize, advice(view_.format)));
+  }
+
+  Strided elements(const char* argument) const {
+    if (view_.suboffsets && std::any_of(view_.suboffsets, view_.suboffsets + view_.ndim,
+                                        [](Py_ssize_t offset) { return offset >= 0; }))
+      refuse(
+          fmt::format("{} is made of pointers to rows, which cannot be shared; copy it first", argument));
+    return {static_cast<std::byte*>(view_.buf),
+            {view_.shape, view_.shape + view_.ndim},
+            {view_.strides, view_.strides + view_.ndim},
+            static_cast<std::size_t>(view_.itemsize)};
+  }
+
+  Access access() const { return view_.readonly ? Access::read_only : Access::read_write; }
+
+ private:
+  const Py_buffer& view_;
+};
+
+/// cupy's arrays look like buffers, and refuse to be one.
+bool is_on_a_device(nb::handle object) {
+  if (!nb::hasattr(object, "__dlpack_device__")) return false;
+  const nb::object device = object.attr("__dlpack_device__")();
+  return nb::cast<int>(device[0]) != 1;  // kDLCPU
+}
+
+/// The elements as a tensor of ours, if they are that.
+std::optional<Tensor> find_ours(DType dtype, const Strided& elements, Access access) {
+  const auto size = static_cast<std::int64_t>(elements.element_size);
+  std::vector<std::int64_t> strides;
+  for (const std::int64_t stride : elements.strides) {
+    if (stride < 0 || stride % size != 0) return std::nullopt;
+    strides.push_back(stride / size);
+  }
+  return find_exported({elements.data, Layout(dtype, elements.shape, strides), kCpu, access});
+}
+
+bool is_masked(nb::handle object) {
+  const nb::object masked = nb::steal(PyImport_GetModule(nb::str("numpy.ma").ptr()));
+  if (!masked.is_valid() && PyErr_Occurred()) throw nb::python_error();
+  return masked.is_valid() && nb::isinstance(object, masked.attr("MaskedArray"));
+}
+
+}  // namespace
+
+void refuse_masked(nb::handle object, const char* argument) {
+  if (is_masked(object))
+    refuse(fmt::format(
+        "{} is a masked array, whose mask would be lost; share x.data and x.mask, or x.filled()",
+        argument));
+}
+
+void copy_with_gil(const Strided& to, const Strided& from) {
+  if (static_cast<std::size_t>(to.count()) * to.element_size < kLargeCopy) return copy_elements(to, from);
+  without_gil([&] { copy_elements(to, from); });
+}
+
+std::optional<Source> Source::of(nb::handle object, const char* argument) {
+  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return Source(*tensor);
+  refuse_masked(object, argument);
+  if (const auto dtype = extended_dtype(object))
+    return of_buffer(object.attr("view")(size_of(*dtype) == 1 ? "uint8" : "uint16"), argument, dtype);
+  if (PyObject_CheckBuffer(object.ptr()) && !is_on_a_device(object))
+    return of_buffer(object, argument, std::nullopt);
+  if (!PyType_Check(object.ptr()) && nb::hasattr(object, "__dlpack__"))
+    return Source(from_dlpack_object(object, argument));
+  return std::nullopt;
+}
+
+Source::Source(const Tensor& tensor) : dtype_(tensor.dtype()), tensor_(tensor), elements_(strided(tensor)) {
+  if (is_shareable(tensor)) ours_ = tensor;
+}
+
+Source Source::of_buffer(nb::handle object, const char* argument, std::optional<DType> dtype) {
+  nb::object memoryview = nb::steal(PyMemoryView_FromObject(object.ptr()));
+  if (!memoryview.is_valid()) {
+    if (!PyErr_ExceptionMatches(PyExc_ValueError) && !PyErr_ExceptionMatches(PyExc_BufferError))
+      throw nb::python_error();
+    return of_no_buffer(object, argument, nb::python_error());
+  }
+  const Buffer buffer(memoryview);
+  Source source(dtype ? *dtype : buffer.dtype(argument), memoryview, buffer.elements(argument));
+  source.ours_ = find_ours(source.dtype_, source.elements_, buffer.access());
+  return source;
+}
+
+/// numpy has types, such as datetime64, that it does not show, and jax some that DLPack has and buffers have
+/// not, such as bfloat16.
+Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why) {
+  constexpr const char* kMessage = "the elements of {} cannot be shared: {}";
+  if (!nb::hasattr(object, "__dlpack__"))
+    refuse(fmt::format(kMessage, argument, nb::str(why.value()).c_str()));
+  try {
+    return Source(from_dlpack_object(object, argument));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    refuse(fmt::format(kMessage, argument, nb::str(error.value()).c_str()));
+  }
+}
+
+Tensor Source::shared() const {
+  if (ours_) return *ours_;
+  if (device() == kCpu || tensor_->nbytes() == 0) return copied();
+  return adopt(tensor_->view(), kept(nb::cast(*tensor_)));
+}
+
+Tensor Source::copied() const {
+  const Layout layout(dtype_, elements_.shape);
+  Tensor copy = device() == kCpu ? empty(layout) : empty_in_order(layout, device());
+  copy_to(copy);
+  return copy;
+}
+
+void Source::copy_to(const Tensor& target) const {
+  if (device() != kCpu) return copy_elements(target, *tensor_);
+  if (is_on_host(target)) return copy_with_gil(strided(target), elements_);
+  copy_elements(target, copied());
+}
+
+}  // namespace onecopy::python

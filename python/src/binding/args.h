@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "binding/module.h"
+#include "onecopy/core/device.h"
+#include "onecopy/core/dtype.h"
+#include "onecopy/core/tensor_view.h"
+
+/// Arguments of Python functions that accept more than one spelling. What cannot be used is refused with
+/// the argument's name: a TypeError for a wrong type, InvalidArgument (a ValueError) for a wrong value.
+/// Thread safety: all functions are called with the GIL held.
+namespace onecopy::python {
+
+/// Which library's arrays a caller wants to see.
+enum class Framework : std::uint8_t { onecopy, torch, numpy };
+
+[[noreturn]] void raise_type_error(const std::string& message);
+/// repr(value), not longer than a line.
+std::string short_repr(nb::handle value);
+
+/// A str as UTF-8, while it lives; nothing for what is none, and for one with lone surrogates, which has no UTF-8.
+std::optional<std::string_view> utf8_of(nb::handle value);
+/// A str as UTF-8. Raises TypeError and InvalidArgument for others.
+std::string text_of(nb::handle value, const char* argument);
+
+/// An int, or a sequence of ints.
+std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument);
+/// A name ("float32"), a dtype of numpy, torch or jax, or bool, int, float or complex.
+DType dtype_arg(nb::handle value, const char* argument);
+/// A name ("cpu", "cuda:0", or "cuda" for torch's current device), or a torch.device.
+Device device_arg(nb::handle value, const char* argument);
+/// "readwrite" or "read".
+Access access_arg(nb::handle value, const char* argument);
+/// "onecopy", "torch", "numpy", or None, which means `none`.
+Framework framework_arg(nb::handle value, const char* argument, Framework none = Framework::onecopy);
+/// A str, bytes or os.PathLike, as the system spells it.
+std::string path_arg(nb::handle value, const char* argument);
+
+const char* name(Access access) noexcept;
+
+/// A package of the user's. Raises MissingPackage, with `instead` as what else there is, when it is not installed.
+nb::object import_package(const char* package, const char* what, const char* instead = "");
+
+}  // namespace onecopy::python

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/bundle.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/no_collection.h"
+#include "binding/open.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "value/values.h"
+
+namespace onecopy::python {
+namespace {
+
+constexpr std::size_t kMostNamed = 4;  // names that repr() shows
+
+nb::object to_str(std::string_view text) {
+  nb::object str =
+      nb::steal(PyUnicode_FromStringAndSize(text.data(), static_cast<Py_ssize_t>(text.size())));
+  if (!str.is_valid()) throw nb::python_error();
+  return str;
+}
+
+// ---- what Python calls
+
+/// Nothing for what is no name at all.
+std::optional<std::size_t> find(const OpenBundle& bundle, nb::handle key) {
+  const auto name = utf8_of(key);
+  return name ? bundle.find(*name) : std::nullopt;
+}
+
+[[noreturn]] void raise_missing(const OpenBundle& bundle, nb::handle name) {
+  const nb::object kind = nb::module_::import_("onecopy._missing").attr("MissingName");
+  PyErr_SetObject(kind.ptr(), kind(name, nb::find(bundle), bundle.is_tree()).ptr());
+  throw nb::python_error();
+}
+
+std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
+  if (nb::isinstance<nb::str>(key)) {
+    if (const auto row = find(bundle, key)) return *row;
+    raise_missing(bundle, key);
+  }
+  if (!PyIndex_Check(key.ptr()))
+    raise_type_error(
+        fmt::format("key must be the name or the number of a tensor, not {}", short_repr(key)));
+  Py_ssize_t row = PyNumber_AsSsize_t(key.ptr(), PyExc_IndexError);
+  if (row == -1 && PyErr_Occurred()) throw nb::python_error();
+  const auto size = static_cast<Py_ssize_t>(bundle.size());
+  if (row < -size || row >= size)
+    throw nb::index_error(fmt::format("key: there is no row {} in a bundle of {}", row, size).c_str());
+  return static_cast<std::size_t>(row < 0 ? row + size : row);
+}
+
+bool contains(const OpenBundle& bundle, nb::handle key) { return find(bundle, key).has_value(); }
+
+nb::object get_item(const OpenBundle& bundle, nb::handle key) {
+  return bundle.array(row_of(bundle, key), bundle.framework());
+}
+
+nb::object get(const OpenBundle& bundle, nb::handle key, nb::handle otherwise) {
+  return contains(bundle, key) ? get_item(bundle, key) : nb::borrow(otherwise);
+}
+
+nb::list keys(const OpenBundle& bundle) {
+  nb::list names;
+  for (std::size_t row = 0; row < bundle.size(); ++row) names.append(bundle.name(row));
+  return names;
+}
+
+nb::list values_as(const OpenBundle& bundle, Framework framework) {
+  nb::list arrays;
+  for (const nb::object& array : bundle.arrays(framework)) arrays.append(array);
+  return arrays;
+}
+
+nb::list values(const OpenBundle& bundle) { return values_as(bundle, bundle.framework()); }
+
+nb::object load_into(nb::handle bundle, nb::handle module, nb::handle prefix, bool strict) {
+  const nb::object load = nb::module_::import_("onecopy._load_into").attr("load_into");
+  return call_python([&] { return load(bundle, module, text_of(prefix, "prefix"), strict); });
+}
+
+[[noreturn]] void refuse_pickle(nb::handle, nb::handle) {
+  raise_type_error(
+      "a Bundle is not pickled: send bundle.handle to another process, and save dict(bundle) or "
+      "bundle.tree(), whose tensors are written");
+}
+
+nb::list items(const OpenBundle& bundle) {
+  nb::list pairs;
+  std::size_t row = 0;
+  for (const nb::object& array : bundle.arrays(bundle.framework()))
+    pairs.append(nb::make_tuple(bundle.name(row++), array));
+  return pairs;
+}
+
+nb::object iterate(const OpenBundle& bundle) {
+  nb::object iterator = nb::steal(PyObject_GetIter(keys(bundle).ptr()));
+  if (!iterator.is_valid()) throw nb::python_error();
+  return iterator;
+}
+
+std::string to_text(const OpenBundle& bundle) {
+  std::string text = fmt::format("<onecopy.Bundle of {}", bundle.size());
+  for (std::size_t row = 0; row < bundle.size() && row < kMostNamed; ++row)
+    text += fmt::format("{} {} {}", row == 0 ? ":" : ",", nb::repr(bundle.name(row)).c_str(),
+                        bundle.layout(row).str());
+  if (bundle.size() > kMostNamed) text += ", ...";
+  return text + ">";
+}
+
+}  // namespace
+
+OpenBundle::OpenBundle(const Handle& handle, Access access, Framework framework,
+                       std::optional<Device> device)
+    : handle_(handle),
+      bundle_(without_gil([&] {
+        return Bundle::open(handle, OpenOptions{access, device, Stream{}});
+      })),
+      framework_(framework),
+      value_(BundleValue::decode(bundle_.structure(), bundle_.size())) {}
+
+nb::object OpenBundle::name(std::size_t row) const { return to_str(bundle_.name(row)); }
+
+nb::object OpenBundle::array(std::size_t row, Framework framework) const {
+  Tensor tensor = without_gil([&] { return bundle_.tensor(row); });
+  receive({&tensor, 1});
+  return open_as(tensor, framework, flags(row));
+}
+
+std::vector<nb::object> OpenBundle::arrays(Framework framework) const {
+  const std::vector<Tensor> tensors = open_rows(size());
+  const NoCollection no_collection(tensors.size());
+  std::vector<nb::object> arrays;
+  arrays.reserve(tensors.size());
+  for (std::size_t row = 0; row < tensors.size(); ++row)
+    arrays.push_back(open_as(tensors[row], framework, flags(row)));
+  return arrays;
+}
+
+nb::object OpenBundle::tree(Framework framework) const {
+  if (!is_tree()) {
+    nb::dict all;
+    std::size_t row = 0;
+    for (const nb::object& array : arrays(framework)) all[name(row++)] = array;
+    return all;
+  }
+  const std::vector<Tensor> tensors = open_rows(value_.tensors);
+  const NoCollection no_collection(tensors.size());
+  return decode_value(value_.value, tensors, [=](const Tensor& tensor, std::uint32_t flags) {
+    return open_as(tensor, framework, flags);
+  });
+}
+
+/// All at once, without the GIL: the first one may have to wait for its owner.
+std::vector<Tensor> OpenBundle::open_rows(std::size_t count) const {
+  std::vector<Tensor> tensors = without_gil([&] {
+    std::vector<Tensor> opened;
+    opened.reserve(count);
+    for (std::size_t row = 0; row < count; ++row) opened.push_back(bundle_.tensor(row));
+    return opened;
+  });
+  receive(tensors);
+  return tensors;
+}
+
+/// Read from the value, without opening anything.
+std::uint32_t OpenBundle::flags(std::size_t row) const {
+  if (!is_tree()) return 0;
+  if (flags_.empty()) {
+    std::vector<std::uint32_t> found;
+    decode_value(value_.value, std::vector<Tensor>(value_.tensors), [&](const Tensor&, std::uint32_t f) {
+      found.push_back(f);
+      return nb::none();
+    });
+    flags_ = std::move(found);
+  }
+  return flags_[value_.original(row)];
+}
+
+void init_bundle(nb::module_& m) {
+  nb::class_<OpenBundle> c(
+      m, "Bundle", nb::is_final(), nb::is_weak_referenceable(),
+      nb::sig("class Bundle(collections.abc.Mapping[str, typing.Any])"),
+      "Many tensors under one handle, by name: a mapping that opens a tensor when it is asked\n"
+      "for. The tensors of a nested value are named by their place in it, e.g.\n"
+      "``\"layers.3.weight\"``. What is no tensor, and the nested value as it was, ``tree()`` gives\n"
+      "back. Made by ``open()``: with ``framework=\"torch\"`` for ``load_state_dict()``, which takes\n"
+      "tensors of torch only.");
+  c.attr("__reversed__") = nb::none();  // rows have numbers, too, and would be taken for a sequence's
+  c.def("__len__", &OpenBundle::size)
+      .def("__contains__", &contains, nb::arg("name").none(),
+           nb::sig("def __contains__(self, name: object) -> bool"))
+      .def("__iter__", &iterate, nb::sig("def __iter__(self) -> typing.Iterator[str]"))
+      .def("__getitem__", &get_item, nb::arg("key").none(),
+           nb::sig("def __getitem__(self, key: str | int) -> typing.Any"),
+           "The tensor of that name or row, in the framework that the bundle was opened with. Each\n"
+           "call opens it anew, on the same memory.\n"
+           "\n"
+           "Raises:\n"
+           "    KeyError, IndexError: there is none; the message says which names are near.\n"
+           "    StaleHandle, OwnerDied: as ``open()``.")
+      .def("get", &get, nb::arg("key").none(), nb::arg("default") = nb::none(),
+           nb::sig("def get(self, key: str, default: typing.Any = None) -> typing.Any"),
+           "The tensor of that name, or ``default``.")
+      .def("keys", &keys, nb::sig("def keys(self) -> list[str]"), "The names, in order.")
+      .def("values", &values, nb::sig("def values(self) -> list[typing.Any]"),
+           "All tensors, opened at once.")
+      .def("items", &items, nb::sig("def items(self) -> list[tuple[str, typing.Any]]"),
+           "Names and tensors, opened at once.")
+      .def(
+          "tree",
+          [](const OpenBundle& bundle, nb::handle framework) {
+            return bundle.tree(framework_arg(framework, "framework", bundle.framework()));
+          },
+          nb::arg("framework") = nb::none(),
+          nb::sig("def tree(self, framework: typing.Literal['onecopy', 'torch', 'numpy'] | None = None) -> "
+                  "typing.Any"),
+          "The nested value that was shared, with all its tensors opened at once. What was one\n"
+          "object is one object again. torch tensors are what they were: Parameters, and with the\n"
+          "same ``requires_grad``. Subclasses of dict, list and tuple come back as dict, list and\n"
+          "tuple; a bundle that another language made as a dict.\n"
+          "\n"
+          "Args:\n"
+          "    framework: of the tensors; None for the one that the bundle was opened with.")
+      .def("load_into", &load_into, nb::arg("module").none(), nb::kw_only(), nb::arg("prefix").none() = "",
+           nb::arg("strict") = true,
+           nb::sig("def load_into(self, module: typing.Any, *, prefix: str = '', strict: bool = True) -> "
+                   "typing.Any"),
+           "Makes the parameters and buffers of a ``torch.nn.Module`` the bundle's memory: nothing is\n"
+           "copied. Unlike ``load_state_dict(assign=True)`` it takes non-persistent buffers too, as\n"
+           "``share(model)`` has them, so a module that was made on ``meta`` is complete. Tied tensors\n"
+           "stay one object. A parameter requires a gradient if the module's did, and has the\n"
+           "bundle's dtype. Hooks of ``load_state_dict()`` are not called.\n"
+           "\n"
+           "Args:\n"
+           "    module: with the same names; on ``meta``, or with values that are dropped.\n"
+           "    prefix: where the module is in what was shared: \"model\" for share({\"model\": ...}).\n"
+           "    strict: refuse names that only one of both has. A non-persistent buffer that is not\n"
+           "        on ``meta`` may be missing, and stays what it is.\n"
+           "\n"
+           "Returns:\n"
+           "    The names that were passed over, as ``missing`` and ``unexpected``.\n"
+           "\n"
+           "Raises:\n"
+           "    InvalidArgument: names or shapes differ; the module is as it was.\n"
+           "    StaleHandle, OwnerDied: as ``open()``.")
+      .def(
+          "_values",
+          [](const OpenBundle& bundle, nb::handle framework) {
+            return values_as(bundle, framework_arg(framework, "framework"));
+          },
+          nb::arg("framework"), nb::sig("def _values(self, framework: str) -> list[typing.Any]"))
+      .def("__reduce_ex__", &refuse_pickle, nb::arg("protocol"),
+           nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex) -> typing.NoReturn"))
+      .def_prop_ro(
+          "handle", [](const OpenBundle& bundle) { return bundle.handle(); },
+          nb::sig("def handle(self) -> Handle"), "The handle that the bundle was opened with.")
+      .def("__repr__", &to_text);
+}
+
+}  // namespace onecopy::python

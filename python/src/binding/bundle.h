@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "binding/args.h"
+#include "binding/module.h"
+#include "onecopy/share/bundle.h"
+#include "value/bundle_value.h"
+
+namespace onecopy::python {
+
+/// onecopy.Bundle: a bundle of tensors as its opener sees it. Rows are read when they are asked for.
+/// Thread safety: used with the GIL held.
+class OpenBundle {
+ public:
+  /// The tensors are for use on `device`, or where they are.
+  OpenBundle(const Handle& handle, Access access, Framework framework, std::optional<Device> device);
+
+  std::size_t size() const { return bundle_.size(); }
+  Framework framework() const { return framework_; }
+  const Handle& handle() const { return handle_; }
+  std::optional<std::size_t> find(std::string_view name) const { return bundle_.find(name); }
+  nb::object name(std::size_t row) const;
+  Layout layout(std::size_t row) const { return bundle_.layout(row); }
+  nb::object array(std::size_t row, Framework framework) const;
+  /// All rows, in order.
+  std::vector<nb::object> arrays(Framework framework) const;
+  /// Was it made of a nested value by Python?
+  bool is_tree() const noexcept { return !value_.value.empty(); }
+  /// The value that was shared; for bundles of other programs a dict of all rows by name.
+  nb::object tree(Framework framework) const;
+
+ private:
+  std::vector<Tensor> open_rows(std::size_t count) const;
+  std::uint32_t flags(std::size_t row) const;
+
+  Handle handle_;
+  Bundle bundle_;
+  Framework framework_;
+  BundleValue value_;
+  mutable std::vector<std::uint32_t> flags_;  ///< of all rows; read at first use
+};
+
+}  // namespace onecopy::python

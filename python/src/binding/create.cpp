@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "array/numbers.h"
+#include "binding/args.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "binding/module.h"
+#include "device/reserve_listener.h"
+#include "onecopy/share/share.h"
+
+namespace onecopy::python {
+namespace {
+
+/// Runs the handlers of signals that have come, as the main thread does. What they raise is thrown.
+/// REQUIRES: the GIL is not held.
+void handle_signals() {
+  if (::getpid() != ::gettid()) return;
+  const nb::gil_scoped_acquire acquire;
+  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+}
+
+constexpr std::size_t kLarge = std::size_t{64} << 10;
+
+Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device) {
+  drop_unneeded();
+  const std::vector<std::int64_t> sizes = shape_arg(shape, "shape");
+  const Layout layout(dtype_arg(dtype, "dtype"), sizes);
+  const Device where = device_arg(device, "device");
+  if (where != kCpu) return empty_in_order(layout, where);
+  if (layout.nbytes() < kLarge) return empty(layout);
+  return without_gil([&] {
+    const ReserveListener listener([](std::size_t, std::size_t) { handle_signals(); });
+    return empty(layout);
+  });
+}
+
+/// Calls fill(first byte, bytes) for one piece of the memory after the other; handlers of signals run between them.
+/// REQUIRES: the GIL is not held; the tensor is contiguous.
+template <class Fill>
+void fill_in_pieces(const Tensor& tensor, Fill&& fill) {
+  constexpr std::size_t kPiece = std::size_t{64} << 20;  // of whole elements
+  for (std::size_t at = 0; at < tensor.nbytes(); at += kPiece) {
+    if (at != 0) handle_signals();
+    fill(tensor.as<std::byte>() + at, std::min(kPiece, tensor.nbytes() - at));
+  }
+}
+
+Tensor zeros(nb::handle shape, nb::handle dtype, nb::handle device) {
+  Tensor tensor = new_tensor(shape, dtype, device);
+  if (!is_on_host(tensor)) {
+    fill_elements(tensor, Element{});
+    return tensor;
+  }
+  return without_gil([&] {
+    fill_in_pieces(tensor, [](std::byte* at, std::size_t bytes) { std::memset(at, 0, bytes); });
+    return tensor;
+  });
+}
+
+Tensor full(nb::handle shape, nb::handle fill_value, nb::handle dtype, nb::handle device) {
+  Tensor tensor = new_tensor(shape, dtype, device);
+  const Element value = from_number(tensor.dtype(), fill_value, "fill_value");
+  if (!is_on_host(tensor)) {
+    fill_elements(tensor, value);
+    return tensor;
+  }
+  return without_gil([&] {
+    const auto size = static_cast<std::int64_t>(size_of(tensor.dtype()));
+    fill_in_pieces(tensor, [&](std::byte* at, std::size_t bytes) {
+      fill(Strided{at, {static_cast<std::int64_t>(bytes) / size}, {size}, static_cast<std::size_t>(size)},
+           value);
+    });
+    return tensor;
+  });
+}
+
+}  // namespace
+
+void init_create(nb::module_& m) {
+  m.def("empty", &new_tensor, nb::arg("shape").none(), nb::arg("dtype").none() = "float32",
+        nb::arg("device").none() = "cpu",
+        nb::sig("def empty(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
+                "typing.Any = 'cpu') -> Tensor"),
+        "A new tensor in shared memory, row-major, with whatever was in the memory before.\n"
+        "\n"
+        "Args:\n"
+        "    shape: sizes of the dimensions; one int for one dimension, () for none.\n"
+        "    dtype: element type, e.g. \"bfloat16\"; dtypes of torch and numpy do as well. Python's bool,\n"
+        "        int, float and complex are \"bool\", \"int64\", \"float64\" and \"complex128\", as in "
+        "numpy.\n"
+        "    device: \"cpu\", or a device as this process numbers it: \"cuda:0\", \"npu:0\". \"cuda\" "
+        "alone is\n"
+        "        torch's current CUDA device, or \"cuda:0\" while torch has not used any.\n"
+        "\n"
+        "Raises:\n"
+        "    InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.\n"
+        "    Unsupported: there is no driver for the device or it is too old, or it was used before this\n"
+        "        process was forked.\n"
+        "    OutOfMemory: there is not so much memory; it is reserved here, so that writing\n"
+        "        cannot fail.");
+  m.def("zeros", &zeros, nb::arg("shape").none(), nb::arg("dtype").none() = "float32",
+        nb::arg("device").none() = "cpu",
+        nb::sig("def zeros(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
+                "typing.Any = 'cpu') -> Tensor"),
+        "``empty()``, filled with zeros.");
+  m.def("full", &full, nb::arg("shape").none(), nb::arg("fill_value").none(),
+        nb::arg("dtype").none() = "float32", nb::arg("device").none() = "cpu",
+        nb::sig(
+            "def full(shape: int | typing.Sequence[int], fill_value: bool | int | float | complex, dtype: "
+            "typing.Any = 'float32', device: typing.Any = 'cpu') -> Tensor"),
+        "``empty()``, filled with a number.\n"
+        "\n"
+        "Raises:\n"
+        "    TypeError: fill_value is no number of that dtype.\n"
+        "    OverflowError: fill_value does not fit into the dtype.");
+}
+
+}  // namespace onecopy::python

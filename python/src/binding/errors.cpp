@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/core/error.h"
+
+#include <nanobind/stl/string.h>
+
+#include <array>
+#include <exception>
+#include <string>
+#include <string_view>
+
+#include "binding/gil.h"
+#include "binding/module.h"
+
+namespace onecopy::python {
+namespace {
+
+struct Word {
+  std::string_view ours;
+  std::string_view python;
+};
+
+/// What the core's messages tell programs in C++ to write.
+constexpr std::array kWords = {
+    Word{"Access::read_only", "access=\"read\""},
+    Word{"Exact::copy", "exact=\"copy\""},
+    Word{"onecopy::copy(tensor.view())", "tensor.copy()"},
+    Word{"onecopy::", "onecopy."},
+    Word{"Bundle::open", "onecopy.open()"},
+    Word{"open it with Queue::connect", "send the onecopy.Queue itself"},
+};
+
+std::string in_words_of_python(std::string message) {
+  for (const Word& word : kWords)
+    for (std::size_t at = 0; (at = message.find(word.ours, at)) != std::string::npos;
+         at += word.python.size())
+      message.replace(at, word.ours.size(), word.python);
+  return message;
+}
+
+/// Raises the class of onecopy.errors that stands for the error's code. What the system says names files of the user's.
+void raise(const Error& error) {
+  const std::string message =
+      error.domain() == ErrorDomain::none ? in_words_of_python(error.what()) : error.what();
+  const char* domain = error.domain() == ErrorDomain::none    ? ""
+                       : error.domain() == ErrorDomain::posix ? "posix"
+                       : error.domain() == ErrorDomain::cuda  ? "cuda"
+                                                              : "ascend";
+  const nb::object exception = nb::module_::import_("onecopy.errors")
+                                   .attr("_make")(name(error.code()), message, error.vendor_code(), domain);
+  PyErr_SetObject(exception.type().ptr(), exception.ptr());
+}
+
+}  // namespace
+
+void init_errors(nb::module_&) {
+  nb::register_exception_translator([](const std::exception_ptr& pointer, void*) {
+    if (!pointer) {  // no exception of C++: this is a daemon thread that the interpreter ends
+      if (is_finalizing()) park();
+      std::terminate();
+    }
+    try {
+      std::rethrow_exception(pointer);
+    } catch (const Error& error) {
+      try {
+        raise(error);
+      } catch (nb::python_error& other) {  // an interpreter that is going away
+        other.restore();
+      }
+    }
+  });
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cxxabi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <optional>
+#include <string>
+#include <type_traits>
+
+#include "binding/kept.h"
+#include "binding/module.h"
+#include "onecopy/core/error.h"
+
+/// Waiting without the GIL, so that nothing depends on how the interpreter ends.
+namespace onecopy::python {
+
+using Clock = std::chrono::steady_clock;
+
+/// Waits for ever. Threads that want the GIL of an interpreter that is going away end here: their
+/// stacks cannot be unwound, and the process is about to exit.
+[[noreturn]] inline void park() noexcept {
+  for (;;) ::pause();
+}
+
+/// Calls something that runs Python code. A daemon thread may be ended in there when the interpreter
+/// goes away, and is parked then. Best close around the call: what lies between is unwound without the
+/// GIL.
+template <class Call>
+auto call_python(Call&& call) {
+  try {
+    return call();
+  } catch (abi::__forced_unwind&) {
+    park();
+  }
+}
+
+inline bool is_finalizing() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
+/// Takes the GIL again. CPython before 3.14 ends daemon threads here by pthread_exit, which would
+/// unwind through frames that do not let that pass, and abort the process.
+inline void take_gil(PyThreadState* state) {
+  if (is_finalizing() && ::getpid() != ::gettid()) park();
+  try {
+    PyEval_RestoreThread(state);
+  } catch (abi::__forced_unwind&) {
+    park();
+  }
+}
+
+/// Copies of so many bytes and more are made without the GIL.
+inline constexpr std::size_t kLargeCopy = std::size_t{64} << 10;
+
+/// How many threads are inside of without_gil() now. Those that are when the interpreter ends keep what
+/// they have for ever, which is no leak of ours.
+inline std::atomic<int> threads_without_gil{0};
+
+/// work() without the GIL. What it throws is thrown with the GIL held.
+/// REQUIRES: the GIL is held; work() uses nothing of Python.
+template <class Work>
+auto without_gil(Work&& work) {
+  if constexpr (std::is_void_v<std::invoke_result_t<Work>>) {
+    without_gil([&] { return work(), true; });
+  } else {
+    std::optional<std::invoke_result_t<Work>> result;
+    std::exception_ptr error;
+    threads_without_gil.fetch_add(1, std::memory_order_relaxed);
+    PyThreadState* const state = PyEval_SaveThread();
+    try {
+      result.emplace(work());
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+    take_gil(state);
+    threads_without_gil.fetch_sub(1, std::memory_order_relaxed);
+    if (error) std::rethrow_exception(error);
+    return std::move(*result);
+  }
+}
+
+/// drop() without the GIL: letting go of what may have to wait for streams of devices or for other processes. When
+/// the interpreter goes away the GIL is kept: nobody else may have it then.
+/// REQUIRES: the GIL is held; drop() uses nothing of Python.
+template <class Drop>
+void drop_without_gil(Drop&& drop) noexcept {
+  if (is_finalizing()) drop();
+  else without_gil(drop);
+}
+
+/// When a call with this number of seconds gives up: None is never, what is not above zero is now.
+/// Raises TypeError, and ValueError for NaN.
+inline Clock::time_point deadline_of_seconds(nb::handle timeout) {
+  if (timeout.is_none()) return Clock::time_point::max();
+  const double seconds = PyFloat_AsDouble(timeout.ptr());
+  if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  if (seconds != seconds) throw nb::value_error("timeout is not a number");
+  if (seconds <= 0) return Clock::time_point::min();
+  if (seconds > 1e9) return Clock::time_point::max();
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+}
+
+/// deadline_of_seconds() for calls without `block`: who gives a bool means that, and would wait for a second or not at
+/// all. `instead` says what to call. Raises TypeError.
+inline Clock::time_point deadline_of(nb::handle timeout, const char* instead = "") {
+  if (!PyBool_Check(timeout.ptr())) return deadline_of_seconds(timeout);
+  const std::string message = std::string("timeout must be seconds, or None for ever, not ") +
+                              (timeout.is(nb::handle(Py_True)) ? "True" : "False") + instead;
+  throw nb::type_error(message.c_str());
+}
+
+inline constexpr std::chrono::milliseconds kSlice{100};
+
+/// Only the main thread runs Python's signal handlers, so only it has to look for signals.
+inline std::chrono::nanoseconds longest_slice() noexcept {
+  constexpr std::chrono::hours kLong{24};
+  return ::getpid() == ::gettid() ? std::chrono::nanoseconds(kSlice) : std::chrono::nanoseconds(kLong);
+}
+
+/// What is left until the deadline, at most a slice; zero or less when it has passed.
+inline std::chrono::nanoseconds time_to_wait(Clock::time_point deadline, std::chrono::nanoseconds slice) {
+  if (deadline == Clock::time_point::max()) return slice;
+  if (deadline == Clock::time_point::min()) return std::chrono::nanoseconds{0};
+  return std::min<std::chrono::nanoseconds>(slice, deadline - Clock::now());
+}
+
+/// Calls attempt(time to wait) without the GIL until its result is true or the deadline has passed;
+/// every slice signal handlers run, and look(). What any of them throws ends the wait.
+/// REQUIRES: the GIL is held; an attempt without waiting has failed.
+template <class Attempt, class Look>
+auto wait_looking(Clock::time_point deadline, std::chrono::nanoseconds slice, Attempt&& attempt,
+                  Look&& look) {
+  using Result = std::invoke_result_t<Attempt, std::chrono::nanoseconds>;
+  for (;;) {
+    const std::chrono::nanoseconds left = time_to_wait(deadline, slice);
+    if (left <= std::chrono::nanoseconds{0}) return Result{};
+    Result result = without_gil([&] { return attempt(left); });
+    if (result) return result;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    drop_unneeded();
+    look();
+  }
+}
+
+/// What a queue or pipe does while another process is stopped, and keeps its lock or does not answer: nothing came,
+/// nothing fits.
+template <class Attempt>
+auto unless_stopped(Attempt&& attempt) -> decltype(attempt()) {
+  try {
+    return attempt();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+    return {};
+  }
+}
+
+template <class Attempt>
+auto wait_until(Clock::time_point deadline, Attempt&& attempt) {
+  return wait_looking(deadline, longest_slice(), std::forward<Attempt>(attempt), [] {});
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/handle.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include "array/dtype.h"
+#include "binding/args.h"
+#include "binding/bytes.h"
+#include "binding/module.h"
+#include "binding/open.h"
+#include "onecopy/share/share.h"
+
+namespace onecopy::python {
+namespace {
+
+nb::bytes to_bytes(const Handle& handle) { return to_python(handle.to_bytes()); }
+
+Handle from_bytes(nb::handle data) {
+  if (nb::isinstance<Handle>(data) || nb::isinstance<nb::str>(data))
+    raise_type_error(fmt::format("data must be bytes, not {}", short_repr(data)));
+  return handle_arg(data, "data");
+}
+
+Handle from_text(nb::handle text) {
+  if (!nb::isinstance<nb::str>(text))
+    raise_type_error(fmt::format("text must be a str, not {}", short_repr(text)));
+  return handle_arg(text, "text");
+}
+
+nb::object reduce(const Handle& handle) {
+  const bool keeps = static_cast<bool>(handle.block());
+  return nb::make_tuple(nb::module_::import_("onecopy._reopen").attr("handle"),
+                        nb::make_tuple(to_bytes(keeps ? hold(handle) : handle)));
+}
+
+std::string to_repr(const Handle& handle) {
+  const std::string what = handle.is_bundle()           ? "a bundle"
+                           : handle.fields().is_queue() ? "a queue"
+                                                        : handle.layout().str();
+  return fmt::format("<onecopy.Handle of {}{}>", what, handle.fields().is_read_only() ? ", read-only" : "");
+}
+
+nb::tuple shape(const Handle& handle) {
+  nb::list sizes;
+  for (const std::int64_t size : handle.layout().shape()) sizes.append(size);
+  return nb::tuple(sizes);
+}
+
+}  // namespace
+
+void init_handles(nb::module_& m) {
+  nb::class_<Handle>(
+      m, "Handle", nb::is_final(), nb::is_weak_referenceable(),
+      "The bytes that travel: enough to open a tensor, or a bundle of them, in another process.\n"
+      "Made by ``share()``, a handle keeps the memory alive; read from bytes or text, it keeps\n"
+      "nothing. Pickling one that keeps memory holds it until the first open, ten minutes at\n"
+      "most.")
+      .def("to_bytes", &to_bytes,
+           "The handle as bytes, about 150. They keep nothing alive: whoever opens them needs\n"
+           "somebody who keeps the tensor meanwhile.")
+      .def_static("from_bytes", &from_bytes, nb::arg("data").none(),
+                  nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> Handle"),
+                  "Reads what ``to_bytes()`` gave.\n"
+                  "\n"
+                  "Raises:\n"
+                  "    BadHandle: they are truncated, damaged or contradictory.\n"
+                  "    VersionMismatch: they are of another version.")
+      .def_static("from_text", &from_text, nb::arg("text").none(),
+                  nb::sig("def from_text(text: str) -> Handle"),
+                  "Reads what ``str()`` gave. Raises as ``from_bytes()`` does.")
+      .def("__str__", &Handle::to_text,
+           "``\"onecopy:...\"``: safe on command lines and in environment variables, URLs and logs.")
+      .def("__repr__", &to_repr)
+      .def(
+          "__eq__",
+          [](const Handle& a, nb::handle b) {
+            return nb::isinstance<Handle>(b) && nb::cast<const Handle&>(b).fields() == a.fields();
+          },
+          nb::arg("other").none(), nb::sig("def __eq__(self, other: object) -> bool"))
+      .def("__hash__", [](const Handle& handle) { return nb::hash(nb::object(to_bytes(handle))); })
+      .def("__reduce__", &reduce, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
+      .def("__copy__", [](const Handle& handle) { return handle; })
+      .def(
+          "__deepcopy__", [](const Handle& handle, nb::handle) { return handle; }, nb::arg("memo").none(),
+          nb::sig("def __deepcopy__(self, memo: object) -> Handle"))
+      .def_prop_ro("is_bundle", &Handle::is_bundle, "Does it name a bundle?")
+      .def_prop_ro(
+          "device_type",
+          [](const Handle& handle) { return std::string(name(handle.fields().device_type)); },
+          "The kind of device that its memory is on: ``\"cpu\"``, ``\"cuda\"``, ``\"npu\"``.")
+      .def_prop_ro("shape", &shape, nb::sig("def shape(self) -> tuple[int, ...]"),
+                   "Sizes of the tensor's dimensions.")
+      .def_prop_ro(
+          "dtype", [](const Handle& handle) { return dtype_object(handle.layout().dtype()); },
+          nb::sig("def dtype(self) -> onecopy.dtypes.DType"), "The tensor's element type.")
+      .def_prop_ro(
+          "nbytes", [](const Handle& handle) { return handle.layout().nbytes(); }, "Bytes of the tensor.")
+      .def_prop_ro(
+          "storage_nbytes", [](const Handle& handle) { return handle.fields().storage_size; },
+          "Bytes that the opener can see: those of the whole storage that the tensor is a view of.");
+}
+
+}  // namespace onecopy::python

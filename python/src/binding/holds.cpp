@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/holds.h"
+
+#include "binding/bytes.h"
+#include "binding/device.h"
+#include "binding/kept.h"
+#include "binding/module.h"
+#include "onecopy/share/object.h"
+#include "onecopy/share/share.h"
+#include "share/runtime/process.h"
+
+/// For reducers, which write handles down themselves: Handle's own pickling tells nobody what it holds.
+namespace onecopy::python {
+namespace {
+
+void let_last(const nb::bytes& bytes) {
+  Process::current().holds().let_last(Handle::from_bytes(span_of(bytes)).fields().hold);
+}
+
+nb::bytes let_it_last(const Handle& held) {
+  Process::current().holds().let_last(held.fields().hold);
+  return to_python(held.to_bytes());
+}
+
+}  // namespace
+
+nb::bytes share_held(const Tensor& tensor) { return let_it_last(hold(share_in_order(tensor))); }
+
+namespace {
+
+nb::bytes hold_object(nb::object object) {
+  return let_it_last(hold(share_object(kept(std::move(object)))));
+}
+
+void end_hold_of(const nb::bytes& bytes) { end_hold(Handle::from_bytes(span_of(bytes))); }
+
+}  // namespace
+
+void init_holds(nb::module_& m) {
+  m.def("_share_held", &share_held, nb::arg("tensor"),
+        "Bytes of a handle that can be opened once, as long as this process lives.");
+  m.def("_hold_object", &hold_object, nb::arg("object"),
+        "Bytes for _end_hold(), in any process: the object is kept until then, or as long as this process "
+        "lives.");
+  m.def("_let_hold_last", &let_last, nb::arg("handle"),
+        "Lets such a hold last as long as this process, not ten minutes.");
+  m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: nobody will open the bytes.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/kept.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+namespace onecopy::python {
+namespace {
+
+/// Objects that nobody needs any more.
+/// Thread safety: all members may be called concurrently; drop() needs the GIL. Survives fork. Never destroyed.
+class Unneeded {
+ public:
+  static Unneeded& instance() {
+    static Unneeded* const unneeded = new Unneeded;
+    return *unneeded;
+  }
+
+  /// Without the GIL. At the end of the interpreter they stay where they are.
+  void add(PyObject* object) noexcept {
+    const std::lock_guard lock(mutex_);
+    objects_.push_back(object);
+    is_due_ = true;
+    if (is_over_ || is_asked_) return;
+    is_asked_ = Py_AddPendingCall([](void*) { return instance().drop(), 0; }, nullptr) == 0;
+  }
+
+  void drop() {
+    std::vector<PyObject*> objects;
+    {
+      const std::lock_guard lock(mutex_);
+      if (objects_.empty() && !is_asked_) return;
+      objects.swap(objects_);
+      is_due_ = false;
+      is_asked_ = false;
+    }
+    for (PyObject* object : objects) Py_DECREF(object);
+  }
+
+  bool is_due() const noexcept { return is_due_; }
+
+  void end() noexcept {
+    const std::lock_guard lock(mutex_);
+    is_over_ = true;
+  }
+
+ private:
+  Unneeded() {
+    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                   [] { instance().mutex_.unlock(); });
+  }
+
+  std::mutex mutex_;
+  std::vector<PyObject*> objects_;
+  std::atomic<bool> is_due_ = false;  ///< there are objects: read without the lock
+  bool is_asked_ = false;             ///< the interpreter will call drop()
+  bool is_over_ = false;              ///< it is about to go
+};
+
+}  // namespace
+
+void drop_soon(PyObject* object) noexcept { Unneeded::instance().add(object); }
+
+void drop_unneeded() {
+  if (Unneeded::instance().is_due()) Unneeded::instance().drop();
+}
+
+std::shared_ptr<const void> kept(nb::object object) {
+  drop_unneeded();
+  PyObject* const raw = object.ptr();
+  std::shared_ptr<const void> keeper(
+      raw, [](const void* dropped) { drop_soon(static_cast<PyObject*>(const_cast<void*>(dropped))); });
+  object.release();
+  return keeper;
+}
+
+void init_kept(nb::module_& m) {
+  Unneeded::instance();  // before any other lock's handlers for fork(), so that it is taken after those
+  m.def("_end_of_interpreter", [] { Unneeded::instance().end(); });
+  nb::module_::import_("atexit").attr("register")(m.attr("_end_of_interpreter"));
+}
+
+}  // namespace onecopy::python

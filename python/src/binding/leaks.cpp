@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstdlib>
+
+#include "binding/module.h"
+
+namespace onecopy::python {
+
+/// Objects that outlive the interpreter are reported on stderr when ONECOPY_REPORT_LEAKS is set, as our
+/// tests do. Otherwise not: whatever a daemon thread holds when the interpreter ends is no fault.
+void init_leaks(nb::module_&) { nb::set_leak_warnings(std::getenv("ONECOPY_REPORT_LEAKS") != nullptr); }
+
+}  // namespace onecopy::python

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/load.h"
+
+#include <fmt/format.h>
+
+#include "binding/args.h"
+#include "binding/gil.h"
+#include "binding/module.h"
+#include "binding/open.h"
+
+namespace onecopy::python {
+namespace {
+
+/// Calls the caller's function, and the handlers of signals, on the loading thread, which has given up
+/// the GIL. What they raise ends the loading.
+LoadProgress progress_arg(nb::handle progress) {
+  if (!progress.is_none() && PyCallable_Check(progress.ptr()) == 0)
+    raise_type_error(
+        fmt::format("progress must be None or a function of two ints, not {}", short_repr(progress)));
+  return [progress](std::uint64_t done, std::uint64_t total) {
+    if (is_finalizing()) park();
+    nb::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (!progress.is_none()) progress(done, total);
+  };
+}
+
+nb::dict safetensors(nb::handle path, nb::handle framework, nb::handle progress) {
+  const std::string file = path_arg(path, "path");
+  const Framework as = framework_arg(framework, "framework");
+  const LoadProgress report = progress_arg(progress);
+  nb::dict tensors;
+  for (const auto& [name, tensor] : without_gil([&] { return load_safetensors(file, report); }))
+    tensors[nb::str(name.data(), name.size())] = open_as(tensor, as);
+  return tensors;
+}
+
+nb::object npy(nb::handle path, nb::handle framework, nb::handle progress) {
+  const std::string file = path_arg(path, "path");
+  const Framework as = framework_arg(framework, "framework");
+  const LoadProgress report = progress_arg(progress);
+  return open_as(without_gil([&] { return load_npy(file, report); }), as);
+}
+
+}  // namespace
+
+void init_load(nb::module_& m) {
+  m.def("load_safetensors", &safetensors, nb::arg("path").none(), nb::kw_only(),
+        nb::arg("framework") = nb::none(), nb::arg("progress") = nb::none(),
+        nb::sig("def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: "
+                "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, progress: "
+                "typing.Callable[[int, int], object] | None = None) -> dict[str, typing.Any]"),
+        "Reads all tensors of a safetensors file straight into one block of shared memory, by\n"
+        "name, in the order of the file. The block lives as long as any of the tensors.\n"
+        "\n"
+        "Args:\n"
+        "    path: the file, or a directory: of one .safetensors file, or of several and the\n"
+        "        model.safetensors.index.json that names the file of each tensor. Each file is a\n"
+        "        block then, and all headers are compared with the index before anything is read.\n"
+        "    framework: of the tensors; None for onecopy's.\n"
+        "    progress: called now and then with the bytes done and the bytes in all. The first half\n"
+        "        is done while memory is reserved, the second while the file is read. What it raises\n"
+        "        ends the loading.\n"
+        "\n"
+        "Raises:\n"
+        "    BadFile: the file contradicts its format, or a directory its index.\n"
+        "    FileNotFoundError: there is no such file, or one that the index names is missing.\n"
+        "    InvalidArgument: a directory that does not say which files to read.\n"
+        "    Unsupported: elements that onecopy does not have.\n"
+        "    OutOfMemory, System.");
+  m.def("load_npy", &npy, nb::arg("path").none(), nb::kw_only(), nb::arg("framework") = nb::none(),
+        nb::arg("progress") = nb::none(),
+        nb::sig("def load_npy(path: str | bytes | os.PathLike[str], *, framework: "
+                "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, progress: "
+                "typing.Callable[[int, int], object] | None = None) -> typing.Any"),
+        "Reads a NumPy .npy file, in C or Fortran order, straight into shared memory. Arguments\n"
+        "and errors as ``load_safetensors()``; object arrays, records and big-endian numbers are\n"
+        "Unsupported.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+#define PY_SSIZE_T_CLEAN
+#include "os/log.h"
+
+#include <nanobind/stl/string.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "binding/gil.h"
+#include "binding/module.h"
+#include "os/blocked_signals.h"
+
+/// Lines of the library for Python's logging. A line may come with locks of the library held and from any thread, so
+/// nothing waits for the GIL there: a thread of its own, started by the first line, hands the lines over.
+namespace onecopy::python {
+namespace {
+
+struct Line {
+  LogLevel level;
+  std::string text;
+};
+
+/// Lines on their way. Thread safety: all functions may be called concurrently. Never destroyed: its thread waits in it.
+class Lines {
+ public:
+  void push(Line line) {
+    const std::lock_guard lock(mutex_);
+    lines_.push_back(std::move(line));
+    if (!std::exchange(has_thread_, true)) start();
+    more_.notify_one();
+  }
+
+  std::vector<Line> take() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(lines_, {});
+  }
+
+ private:
+  void start() {
+    const BlockedSignals blocked;  // the thread inherits it: handlers run elsewhere
+    std::thread([this] { run(); }).detach();
+  }
+  void wait() {
+    std::unique_lock lock(mutex_);
+    more_.wait(lock, [this] { return !lines_.empty(); });
+  }
+  [[noreturn]] void run();
+
+  std::mutex mutex_;
+  std::condition_variable more_;
+  std::vector<Line> lines_;
+  bool has_thread_ = false;
+};
+
+std::atomic<Lines*> g_lines{nullptr};
+
+int level_of_python(LogLevel level) noexcept {
+  switch (level) {
+    case LogLevel::debug: return 10;
+    case LogLevel::info: return 20;
+    case LogLevel::warning: return 30;
+    case LogLevel::error: return 40;
+  }
+  return 40;
+}
+
+/// What a handler raises is the handler's to say. REQUIRES: the GIL.
+void hand_over(const std::vector<Line>& lines) {
+  try {
+    const nb::object emit = call_python([] { return nb::module_::import_("onecopy._log").attr("emit"); });
+    for (const Line& line : lines) {
+      const nb::object done = call_python([&] {
+        return nb::steal(PyObject_CallFunction(emit.ptr(), "is#", level_of_python(line.level),
+                                               line.text.data(),
+                                               static_cast<Py_ssize_t>(line.text.size())));
+      });
+      if (!done.is_valid()) throw nb::python_error();
+    }
+  } catch (nb::python_error& error) {
+    error.restore();
+    PyErr_WriteUnraisable(nullptr);
+  }
+}
+
+void Lines::run() {
+  ::pthread_setname_np(::pthread_self(), "onecopy-log");
+  for (;;) {
+    wait();
+    if (is_finalizing()) park();
+    const PyGILState_STATE state = call_python([] { return PyGILState_Ensure(); });
+    hand_over(take());
+    PyGILState_Release(state);
+  }
+}
+
+void sink(LogLevel level, std::string_view text) { g_lines.load()->push({level, std::string(text)}); }
+
+/// Lines that are left are handed over at once, and those that come later go to stderr.
+/// REQUIRES: the GIL.
+void stop() {
+  set_log_sink(nullptr);
+  if (Lines* const lines = g_lines.load()) hand_over(lines->take());
+}
+
+void log_line(const std::string& level, const std::string& text) {
+  const auto log = level == "error"     ? &log_error
+                   : level == "warning" ? &log_warning
+                   : level == "info"    ? &log_info
+                                        : &log_debug;
+  without_gil([&] { log(text); });
+}
+
+/// In a child there is no thread, and another thread's lock may be held for ever.
+void start() {
+  g_lines.store(new Lines);
+  set_log_sink(&sink);
+}
+
+}  // namespace
+
+void init_log(nb::module_& m) {
+  ::pthread_atfork(nullptr, nullptr, [] {
+    if (g_lines.load()) g_lines.store(new Lines);
+  });
+  m.def("_start_log", &start, "Lines of the library go to onecopy._log.emit() from now on.");
+  m.def("_stop_log", &stop, "They go to stderr again.");
+  m.def("_log_line", &log_line, nb::arg("level"), nb::arg("text"), "A line of the library, for tests.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/module.h"
+
+namespace {
+
+/// What we and nanobind keep is of one interpreter.
+void require_main_interpreter() {
+  if (PyInterpreterState_Get() != PyInterpreterState_Main())
+    throw nanobind::import_error(
+        "onecopy is for one interpreter of a process; use it in the main interpreter");
+}
+
+}  // namespace
+
+// What NB_MODULE makes of the name: nanobind begins anew in each interpreter that it is called in, before the
+// module's first line, and forgets the main one.
+#define PyInit__core init_by_nanobind
+
+NB_MODULE(_core, m) {
+  using namespace onecopy::python;
+  require_main_interpreter();  // from Python 3.13 on the main one is asked for the function below
+  m.doc() = "The C++ core of onecopy; import onecopy instead.";
+  m.attr("__version__") = ONECOPY_VERSION;
+  init_errors(m);
+  init_leaks(m);
+  init_log(m);
+  init_kept(m);
+  init_no_collection(m);
+  init_buffer(m);
+  init_tensor(m);
+  init_device(m);
+  init_create(m);
+  init_handles(m);
+  init_share(m);
+  init_holds(m);
+  init_reduce(m);
+  init_open(m);
+  init_bundle(m);
+  init_load(m);
+  init_stats(m);
+  init_torch(m);
+  init_values(m);
+  init_message(m);
+  init_queue(m);
+  init_pipe(m);
+  init_listener(m);
+  init_signatures(m);
+}
+
+#undef PyInit__core
+
+extern "C" NB_EXPORT PyObject* PyInit__core() {
+  try {
+    require_main_interpreter();
+  } catch (const nanobind::builtin_exception& error) {
+    PyErr_SetString(PyExc_ImportError, error.what());
+    return nullptr;
+  }
+  return init_by_nanobind();
+}

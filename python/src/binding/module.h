@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+/// The extension module onecopy._core: one init_<topic> a file, called in this order.
+namespace onecopy::python {
+
+namespace nb = nanobind;
+
+void init_errors(nb::module_& m);
+void init_leaks(nb::module_& m);
+void init_log(nb::module_& m);
+void init_kept(nb::module_& m);
+void init_no_collection(nb::module_& m);
+void init_buffer(nb::module_& m);
+void init_device(nb::module_& m);
+void init_tensor(nb::module_& m);
+void init_create(nb::module_& m);
+void init_handles(nb::module_& m);
+void init_share(nb::module_& m);
+void init_holds(nb::module_& m);
+void init_reduce(nb::module_& m);
+void init_open(nb::module_& m);
+void init_bundle(nb::module_& m);
+void init_load(nb::module_& m);
+void init_stats(nb::module_& m);
+void init_torch(nb::module_& m);
+void init_values(nb::module_& m);
+void init_message(nb::module_& m);
+void init_queue(nb::module_& m);
+void init_pipe(nb::module_& m);
+void init_listener(nb::module_& m);
+void init_signatures(nb::module_& m);
+
+}  // namespace onecopy::python

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/open.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include "array/numpy.h"
+#include "binding/bundle.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+
+namespace onecopy::python {
+namespace {
+
+constexpr std::uint32_t kOnlyTorch = torch::kConj | torch::kNeg;
+
+nb::object to_torch_with(const Tensor& tensor, std::uint32_t flags) {
+  const nb::object module = import_package("torch", "a torch.Tensor",
+                                           "; .numpy() and DLPack need none, and a onecopy.Tensor neither");
+  if (is_shareable(tensor)) return torch::open(tensor, flags | torch::kTorch);
+  return module.attr("from_dlpack")(nb::cast(tensor));
+}
+
+nb::object open_handle(nb::handle handle, nb::handle device, nb::handle access, nb::handle framework) {
+  drop_unneeded();
+  const Handle from = handle_arg(handle, "handle");
+  const Access how = access_arg(access, "access");
+  const Framework as = framework_arg(framework, "framework");
+  std::optional<Device> where;
+  if (!device.is_none()) where = device_arg(device, "device");
+  if (from.is_bundle()) return nb::cast(OpenBundle(from, how, as, where));
+  return open_as(open_in_order(from, how, where), as);
+}
+
+}  // namespace
+
+nb::object to_torch(const Tensor& tensor) { return to_torch_with(tensor, torch::kTorch); }
+
+nb::object open_as(const Tensor& tensor, Framework framework, std::uint32_t flags) {
+  if (framework == Framework::torch) return to_torch_with(tensor, flags);
+  if ((flags & kOnlyTorch) != 0)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("{} was shared while lazily conjugated or negated, which only torch understands: "
+                    "open it with framework=\"torch\", or share tensor.resolve_conj().resolve_neg()",
+                    tensor.layout().str()));
+  return framework == Framework::numpy ? to_numpy(tensor) : nb::cast(tensor);
+}
+
+Handle handle_arg(nb::handle value, const char* argument) {
+  if (nb::isinstance<Handle>(value)) return nb::cast<const Handle&>(value);
+  if (const auto text = utf8_of(value)) return Handle::from_text(*text);
+  if (nb::isinstance<nb::str>(value))
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("{}: {} is no handle's text", argument, short_repr(value)));
+  if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
+    const nb::object bytes = nb::steal(PyBytes_FromObject(value.ptr()));
+    if (!bytes.is_valid()) throw nb::python_error();
+    return Handle::from_bytes({reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(bytes.ptr())),
+                               static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr()))});
+  }
+  raise_type_error(fmt::format("{} must be a onecopy.Handle, its bytes or its text, not {}", argument,
+                               short_repr(value)));
+}
+
+void init_open(nb::module_& m) {
+  m.def(
+      "open", &open_handle, nb::arg("handle").none(), nb::arg("device") = nb::none(),
+      nb::arg("access").none() = "readwrite", nb::arg("framework") = nb::none(),
+      nb::sig("def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
+              "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
+              "typing.Literal['onecopy', 'torch', 'numpy'] | None = None) -> typing.Any"),
+      "What a handle names, on the same memory: nothing is copied.\n"
+      "\n"
+      "Args:\n"
+      "    handle: a Handle, its ``to_bytes()``, or its text.\n"
+      "    device: None for where the memory is, or the device to use it on: another device of this\n"
+      "        process and of the same vendor reaches it where it is. Devices are found by their\n"
+      "        UUIDs, whatever CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES say here and there.\n"
+      "    access: \"read\" maps the memory so that it cannot be written. numpy arrays are not\n"
+      "        writeable then; torch has no such tensors, and writing to one is a segmentation\n"
+      "        fault.\n"
+      "    framework: None for a Tensor, which other libraries take by DLPack, such as\n"
+      "        ``jax.numpy.from_dlpack()``; \"torch\" for a torch.Tensor, \"numpy\" for a numpy.ndarray.\n"
+      "\n"
+      "Returns:\n"
+      "    An array, or for a bundle's handle a Bundle whose arrays are of that framework.\n"
+      "\n"
+      "Raises:\n"
+      "    StaleHandle: the memory has been freed.\n"
+      "    OwnerDied: the process that allocated it is gone, and nobody kept it.\n"
+      "    BadHandle: these are no bytes of a handle.\n"
+      "    ReadOnly: the handle lends its memory for reading only; use ``access=\"read\"``.\n"
+      "    Unsupported: there is no way from that device to the memory; there is no driver for it; the\n"
+      "        device is hidden from this process, or was used before this process was forked.\n"
+      "    Timeout: its owner has not answered for ten seconds: it is stopped (SIGSTOP, a debugger).\n"
+      "    PeerDied: its owner lives, and cannot be reached from this network namespace; or the process\n"
+      "        that shared it died, or its device failed, before its stream was done.\n"
+      "    OutOfMemory, OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, BadSecret,\n"
+      "    VersionMismatch."
+      "\n\n"
+      "Work that the sharer had put into its current stream before ``share()`` comes before what this\n"
+      "program puts into its own current stream from now on; the host does not wait, or else\n"
+      "``stats()[\"host_waits\"]`` counts it.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/pipe.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "binding/bytes.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "onecopy/core/error.h"
+#include "value/message.h"
+
+/// onecopy.Pipe, onecopy.PipeEnd and onecopy.PipeHandle.
+namespace onecopy::python {
+
+std::shared_ptr<Pipe> PipeEnd::use() const {
+  if (!pipe_) throw Error(ErrorCode::closed, "this end of the pipe is closed");
+  return pipe_;
+}
+
+namespace {
+
+using std::chrono::nanoseconds;
+
+nb::tuple make_ends() {
+  auto [first, second] = without_gil([] { return Pipe::create(); });
+  return nb::make_tuple(nb::cast(PipeEnd(std::move(first))), nb::cast(PipeEnd(std::move(second))));
+}
+
+void send(const PipeEnd& end, nb::handle object) {
+  const Message message = encode_message(object);
+  const Stream stream = stream_of(message.tensors);
+  const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
+  const CurrentStreams in_order(at_work);
+  const std::shared_ptr<Pipe> pipe = end.use();
+  without_gil([&] { pipe->send(message, stream); });
+}
+
+/// What is kept for children that are gone makes their ends look alive. Without the module nothing is.
+void let_go_of_ended_children() {
+  const nb::object module = nb::steal(PyImport_GetModule(nb::str("onecopy._children").ptr()));
+  if (!module.is_valid()) return;
+  const nb::object let_go = module.attr("let_go_of_ended");
+  call_python([&] { return let_go(); });
+}
+
+/// attempt(pipe, time to wait) until its result is true or the deadline has passed.
+template <class Attempt>
+auto wait_in(const PipeEnd& end, Clock::time_point deadline, Attempt&& attempt) {
+  const std::shared_ptr<Pipe> pipe = end.use();
+  const auto try_for = [&](nanoseconds time) {
+    return unless_stopped([&] { return attempt(*pipe, time); });
+  };
+  auto result = without_gil([&] { return try_for(nanoseconds{0}); });
+  if (result) return result;
+  const auto look = [&] {
+    let_go_of_ended_children();
+    if (end.is_closed()) throw Error(ErrorCode::closed, "another thread closed this end of the pipe");
+  };
+  return wait_looking(deadline, kSlice, try_for, look);
+}
+
+nb::object recv(const PipeEnd& end, nb::handle timeout) {
+  const Stream stream = stream_to_take_in();
+  const std::vector<DeviceStream> current = current_streams();
+  const CurrentStreams in_order(current);
+  std::optional<Message> message = wait_in(
+      end, deadline_of(timeout), [&](Pipe& pipe, nanoseconds time) { return pipe.try_recv(time, stream); });
+  if (message) return decode_message(*std::move(message), stream);
+  throw Error(ErrorCode::timeout,
+              fmt::format("nothing came through the pipe within {} s", nb::str(timeout).c_str()));
+}
+
+bool poll(const PipeEnd& end, nb::handle timeout) {
+  if (end.use()->poll(nanoseconds{0})) return true;  // asks nobody
+  return wait_in(end, deadline_of(timeout), [](Pipe& pipe, nanoseconds time) { return pipe.poll(time); });
+}
+
+PipeEnd connect_handle(const PipeHandle& handle) {
+  return PipeEnd(without_gil([&] { return Pipe::connect(handle); }));
+}
+
+nb::bytes handle_bytes(const PipeHandle& handle) { return to_python(handle.to_bytes()); }
+
+PipeHandle handle_from_bytes(nb::bytes bytes) { return PipeHandle::from_bytes(span_of(bytes)); }
+
+void init_handle(nb::module_& m) {
+  nb::class_<PipeHandle>(
+      m, "PipeHandle",
+      "One end of a pipe, for another process to connect to. The object keeps that end alive; bytes\n"
+      "or text do not.")
+      .def("to_bytes", &handle_bytes, "For ``from_bytes()`` in the other process.")
+      .def_static("from_bytes", &handle_from_bytes, nb::arg("data"),
+                  "Reads what ``to_bytes()`` gave. Raises BadHandle, VersionMismatch.")
+      .def("__str__", &PipeHandle::to_text, "For ``from_text()`` in the other process.")
+      .def_static(
+          "from_text", [](const std::string& text) { return PipeHandle::from_text(text); }, nb::arg("text"),
+          "Reads what ``str()`` gave. Raises BadHandle, VersionMismatch.");
+}
+
+}  // namespace
+
+void init_pipe(nb::module_& m) {
+  init_handle(m);
+  m.def("Pipe", &make_ends, nb::sig("def Pipe() -> tuple[PipeEnd, PipeEnd]"),
+        "Both ends of a new pipe. Give one to a child, as an argument of its process, and close it here\n"
+        "then; ``handle()`` names it for others.");
+  nb::class_<PipeEnd>(
+      m, "PipeEnd", nb::is_weak_referenceable(),
+      "One end of a connection: each end receives what the other sends, as queues do it.\n\n"
+      "Several processes may have the same end; whoever receives first gets the object.")
+      .def_static("connect", &connect_handle, nb::arg("handle"), "The end that a PipeHandle names.")
+      .def(
+          "handle", [](const PipeEnd& end) { return end.use()->handle(); },
+          "For another process that is to have this end as well, or in our place.")
+      .def("send", &send, nb::arg("obj").none(), nb::sig("def send(self, obj: object) -> None"),
+           "Send any object that can be pickled; tensors are shared, not copied.\n"
+           "\n"
+           "Raises:\n"
+           "    Closed: nobody has the other end any more; a death may be noticed some objects late.\n"
+           "    OutOfMemory, and what pickling raises.")
+      .def("recv", &recv, nb::arg("timeout") = nb::none(),
+           nb::sig("def recv(self, timeout: float | None = None) -> typing.Any"),
+           "The next object.\n"
+           "\n"
+           "Args:\n"
+           "    timeout: seconds to wait at most; None for ever.\n"
+           "\n"
+           "Raises:\n"
+           "    Timeout: nothing came.\n"
+           "    Closed: all was received, and nobody has the other end any more.\n"
+           "    StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.")
+      .def(
+          "poll", &poll, nb::arg("timeout").none() = 0.0,
+          nb::sig("def poll(self, timeout: float | None = 0.0) -> bool"),
+          "Would ``recv()`` return or raise at once? Waits ``timeout`` seconds for it, for ever with None.")
+      .def("close", &PipeEnd::close, "This process has this end no more; all other calls raise Closed.")
+      .def_prop_ro("closed", &PipeEnd::is_closed, "Has this process closed it?")
+      .def(
+          "__reduce__",
+          [](nb::handle end) -> nb::object {
+            return nb::module_::import_("onecopy._pickling").attr("reduce_pipe_end")(end);
+          },
+          nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
+      .def(
+          "__enter__", [](nb::handle self) { return nb::borrow(self); },
+          nb::sig("def __enter__(self) -> PipeEnd"))
+      .def(
+          "__exit__", [](PipeEnd& end, const nb::args&) { end.close(); },
+          nb::sig("def __exit__(self, *args: object) -> None"))
+      .def("__repr__", [](const PipeEnd& end) {
+        return std::string(end.is_closed() ? "<onecopy.PipeEnd closed>" : "<onecopy.PipeEnd>");
+      });
+}
+
+}  // namespace onecopy::python

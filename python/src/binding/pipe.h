@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "binding/gil.h"
+#include "binding/module.h"
+#include "onecopy/channel/pipe.h"
+
+namespace onecopy::python {
+
+/// One end of a pipe as Python has it: closing it while another thread waits in it is fine, that
+/// thread notices within a slice.
+/// Thread safety: as a value; with the GIL held.
+class PipeEnd {
+ public:
+  explicit PipeEnd(Pipe pipe)
+      : pipe_(new Pipe(std::move(pipe)), [](Pipe* last) { drop_without_gil([=] { delete last; }); }) {}
+
+  /// Throws closed.
+  std::shared_ptr<Pipe> use() const;
+  void close() noexcept { pipe_.reset(); }
+  bool is_closed() const noexcept { return !pipe_; }
+
+ private:
+  std::shared_ptr<Pipe> pipe_;  ///< shared with the calls that are waiting in it
+};
+
+}  // namespace onecopy::python

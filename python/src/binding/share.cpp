@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/share.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include "array/dtype.h"
+#include "array/exports.h"
+#include "binding/args.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "binding/module.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/bundle.h"
+#include "torch/torch.h"
+#include "value/bundle_value.h"
+#include "value/tree.h"
+#include "value/values.h"
+
+namespace onecopy::python {
+namespace {
+
+[[noreturn]] void refuse_array(nb::handle array, const std::string& argument) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} is {}, which is no dense tensor of the cpu or a CUDA or Ascend device with "
+                          "plain elements; share the dense tensors that it consists of, or send it "
+                          "through a onecopy.multiprocessing.Queue",
+                          argument, short_repr(array)));
+}
+
+/// `given`: what the caller has, of which `array` may be a view that goes at once.
+Tensor memory_of(nb::handle array, nb::handle given) {
+  if (const Tensor* ours = as_onecopy_tensor(array.ptr())) return *ours;
+  const auto shared = torch::share(array.ptr());
+  if (!shared) refuse_array(array, "x");
+  if ((shared->flags & (torch::kConj | torch::kNeg)) != 0)
+    throw Error(ErrorCode::unsupported,
+                "x is lazily conjugated or negated, which a handle cannot say; share x.resolve_conj()."
+                "resolve_neg(), or a bundle: share({\"x\": x})");
+  if (!is_on_host(shared->tensor))
+    nb::module_::import_("onecopy._alive").attr("keep_with")(given, nb::cast(shared->tensor));
+  return shared->tensor;
+}
+
+/// An array as a tensor that other processes can open, and whether its memory is new; None for what is no array.
+nb::object as_tensor(nb::handle x, bool copy) {
+  drop_unneeded();
+  const nb::object array = shareable_array(x, copy, "obj");
+  if (!array.is_valid()) return nb::none();
+  const bool is_copied = !torch::is_tensor(array.ptr()) && !array.is(x);
+  Tensor tensor = memory_of(array, x);
+  const bool is_new = copy || (is_copied && !find_exported(tensor.view()));
+  return nb::make_tuple(array.is(x) && !torch::is_tensor(x.ptr()) ? array : nb::cast(std::move(tensor)),
+                        is_new);
+}
+
+Handle share_array(nb::handle x, bool copy, Exact exact) {
+  const nb::object array = shareable_array(x, copy, "x");
+  if (!array.is_valid())
+    raise_type_error(fmt::format(
+        "x must be an array of onecopy, torch, numpy or another library that speaks DLPack or the buffer "
+        "protocol, a dict, list or tuple of such, or a torch.nn.Module, not {}",
+        short_repr(x)));
+  return share_in_order(memory_of(array, x), exact);
+}
+
+/// The bundle's value as bytes, and its tensors.
+Message encode(const Tree& tree) {
+  Message message;
+  message.tensors.reserve(tree.leaves().size());
+  if (!encode_value(tree.value().ptr(), message)) {
+    for (const Tree::Leaf& leaf : tree.leaves())
+      if (torch::is_tensor(leaf.array.ptr()) && !torch::share(leaf.array.ptr()))
+        refuse_array(leaf.array, fmt::format("x at \"{}\"", leaf.name));
+    throw Error(ErrorCode::invalid_argument, "x has a str with lone surrogates, or is larger than 4 GiB");
+  }
+  if (message.tensors.size() != tree.leaves().size())
+    throw Error(ErrorCode::invalid_argument, "x was changed by another thread while it was shared");
+  return message;
+}
+
+Handle share_nested(nb::handle x, bool copy) {
+  Tree tree(x, copy);
+  const AdoptionRound round;  // the tree keeps all of it
+  Message message = encode(tree);
+  const Stream stream = stream_of(message.tensors);
+  std::vector<NamedTensor> rows;
+  rows.reserve(tree.leaves().size() + tree.other_names().size());
+  for (std::size_t i = 0; i < tree.leaves().size(); ++i)
+    rows.emplace_back(tree.take_name(i), std::move(message.tensors[i]));
+  BundleValue value{static_cast<std::uint32_t>(rows.size()), {}, std::move(message.data)};
+  for (const Tree::OtherName& other : tree.other_names()) {
+    rows.emplace_back(other.name, rows[other.leaf].second);
+    value.again.push_back(other.leaf);
+  }
+  tree.let_collect();
+  return without_gil([&] { return share_bundle(rows, value.encode(), stream); });
+}
+
+Exact exact_arg(nb::handle value) {
+  if (value.is(nb::handle(Py_False))) return Exact::no;
+  if (value.is(nb::handle(Py_True))) return Exact::refuse;
+  if (utf8_of(value) == "copy") return Exact::copy;
+  raise_type_error(fmt::format("exact must be False, True or \"copy\", not {}", short_repr(value)));
+}
+
+Handle share_any(nb::handle x, bool copy, nb::handle exact) {
+  drop_unneeded();
+  const Exact how = exact_arg(exact);
+  if (!is_nested(x)) return share_array(x, copy, how);
+  if (how == Exact::no) return share_nested(x, copy);
+  throw Error(ErrorCode::invalid_argument,
+              "exact is for one tensor at a time; share the tensors of x one by one, or a copy: copy=True");
+}
+
+}  // namespace
+
+void init_share(nb::module_& m) {
+  m.def("_as_tensor", &as_tensor, nb::arg("x").none(), nb::arg("copy"),
+        nb::sig("def _as_tensor(x: typing.Any, copy: bool) -> tuple[Tensor, bool] | None"));
+  m.def(
+      "_dtype", [](nb::handle dtype) { return dtype_object(dtype_arg(dtype, "dtype")); },
+      nb::arg("dtype").none(), nb::sig("def _dtype(dtype: typing.Any) -> onecopy.dtypes.DType"));
+  m.def("share", &share_any, nb::arg("x").none(), nb::kw_only(), nb::arg("copy") = false,
+        nb::arg("exact").none() = false,
+        nb::sig(
+            "def share(x: typing.Any, *, copy: bool = False, exact: bool | typing.Literal['copy'] = False) "
+            "-> Handle"),
+        "A handle with which other processes open the same memory.\n"
+        "\n"
+        "Memory of onecopy is shared as it is. The storage of a torch tensor is moved into shared\n"
+        "memory in place, with one copy, the first time: the tensor and all its views follow.\n"
+        "Arrays of other libraries (numpy, jax, bytearray, anything with DLPack or the buffer\n"
+        "protocol) cannot be moved: they are copied once, and later writes to the original are\n"
+        "not seen; allocate with ``empty().numpy()`` to share without a copy.\n"
+        "\n"
+        "Memory of a CUDA device is shared where it is, whoever allocated it (torch, cupy), and stays\n"
+        "allocated until nobody has it any more; on Ascend devices that is so for memory of onecopy. A\n"
+        "handle lets others see the whole allocation that the tensor lies in. What the program's\n"
+        "current stream has in it now (torch's, or else the default stream) comes before what\n"
+        "openers do.\n"
+        "\n"
+        "A dict, list or tuple, nested as you like, of arrays and plain values, or a\n"
+        "``torch.nn.Module`` (its parameters and buffers, tied ones once), becomes one handle of\n"
+        "a bundle.\n"
+        "\n"
+        "Args:\n"
+        "    x: what to share.\n"
+        "    copy: share a copy; the original stays where it is. Only values are copied, also of\n"
+        "        a tensor in the middle of an autograd graph.\n"
+        "    exact: True refuses (Unsupported, with the numbers) when others could see more than x\n"
+        "        through the handle: the rest of its storage or, for memory of another allocator on a\n"
+        "        device, of the whole allocation. \"copy\" shares a copy then. For one tensor only.\n"
+        "\n"
+        "Returns:\n"
+        "    A Handle, which keeps the memory alive.\n"
+        "\n"
+        "Raises:\n"
+        "    TypeError: x is no array and nothing with arrays in it.\n"
+        "    InvalidArgument: something inside x is neither an array nor a plain value.\n"
+        "    Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA\n"
+        "        or Ascend, memory of a device that no other process can be given, elements that are\n"
+        "        no plain numbers.\n"
+        "    RuntimeError: torch refuses to share a tensor that requires grad and is no leaf.\n"
+        "    OutOfMemory.");
+}
+
+}  // namespace onecopy::python

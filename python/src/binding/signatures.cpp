@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/module.h"
+
+namespace onecopy::python {
+namespace {
+
+/// A property named __signature__ of one of nanobind's types of functions. They refuse setattr(), as built-in types do.
+void add_signature(PyTypeObject* type, nb::object (*signature)(nb::handle)) {
+  const nb::object getter = nb::cpp_function(signature, nb::arg("function"));
+  const nb::object property = nb::handle(reinterpret_cast<PyObject*>(&PyProperty_Type))(getter);
+  if (PyDict_SetItemString(type->tp_dict, "__signature__", property.ptr()) < 0) throw nb::python_error();
+  PyType_Modified(type);
+}
+
+nb::object of_function(nb::handle function) {
+  return nb::module_::import_("onecopy._signatures").attr("of_function")(function);
+}
+
+nb::object of_bound(nb::handle method) {
+  return nb::module_::import_("onecopy._signatures").attr("of_bound")(method);
+}
+
+}  // namespace
+
+/// inspect.signature(), and so Jupyter and help(), ask an object for its __signature__. nanobind has texts only.
+void init_signatures(nb::module_& m) {
+  add_signature(Py_TYPE(nb::object(m.attr("share")).ptr()), &of_function);
+  add_signature(Py_TYPE(nb::object(m.attr("Queue").attr("put")).ptr()), &of_function);
+  add_signature(Py_TYPE(nb::object(m.attr("Message")().attr("__repr__")).ptr()), &of_bound);
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/stats.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <cmath>
+
+#include "binding/args.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "binding/module.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "share/runtime/process.h"
+#include "torch/torch.h"
+
+namespace onecopy::python {
+namespace {
+
+nb::dict to_dict(const Stats& stats) {
+  nb::dict all;
+  all["shared_total"] = stats.shared_total;
+  all["opened_total"] = stats.opened_total;
+  all["live_blocks"] = stats.live_blocks;
+  all["live_bytes"] = stats.live_bytes;
+  all["limbo"] = stats.limbo;
+  all["in_transit"] = stats.in_transit;
+  all["segments"] = stats.segments;
+  all["foreign_segments"] = stats.foreign_segments;
+  all["bytes_shared"] = stats.bytes_shared;
+  all["borrowers"] = stats.borrowers;
+  all["owners"] = stats.owners;
+  all["leases"] = stats.leases;
+  all["deposits"] = stats.deposits;
+  all["unkept"] = stats.unkept;
+  all["descriptors"] = stats.descriptors;
+  all["host_waits"] = stats.host_waits;
+  return all;
+}
+
+/// Those of `segments` and `bytes_shared` that are memory of devices.
+void add_devices(nb::dict& all) {
+  std::uint64_t segments = 0;
+  std::uint64_t bytes = 0;
+  for (const SegmentInfo& segment : Process::current().segments().list()) {
+    if (segment.device == kCpu) continue;
+    ++segments;
+    bytes += segment.committed;
+  }
+  all["device_segments"] = segments;
+  all["device_bytes"] = bytes;
+}
+
+nb::dict stats_with_torch() {
+  nb::dict all = to_dict(without_gil([] { return onecopy::stats(); }));
+  add_devices(all);
+  const nb::dict counters =
+      nb::cast<nb::dict>(nb::module_::import_("onecopy._core").attr("torch_counters")());
+  for (const auto& [name, count] : counters) all[nb::str("torch_") + nb::str(name)] = count;
+  return all;
+}
+
+nb::list borrowers(const OwnerInfo& owner) {
+  nb::list all;
+  for (const BorrowerInfo& borrower : owner.borrowers) {
+    nb::dict one;
+    one["pid"] = borrower.pid;
+    one["name"] = borrower.name;
+    one["claims"] = borrower.claims;
+    all.append(one);
+  }
+  return all;
+}
+
+nb::list transits(const OwnerInfo& owner) {
+  nb::list all;
+  for (const TransitInfo& transit : owner.in_transit) {
+    nb::dict one;
+    one["blocks"] = transit.blocks;
+    one["age_seconds"] = transit.age_seconds;
+    one["where"] = transit.where;
+    all.append(one);
+  }
+  return all;
+}
+
+nb::list owners() {
+  nb::list all;
+  for (const OwnerInfo& owner : without_gil([] { return list_owners(); })) {
+    nb::dict one;
+    one["pid"] = owner.pid;
+    one["name"] = owner.name;
+    one["stats"] = to_dict(owner.stats);
+    one["borrowers"] = borrowers(owner);
+    one["in_transit"] = transits(owner);
+    all.append(one);
+  }
+  return all;
+}
+
+/// Handles that were pickled so long ago are not waited for any more.
+void end_holds(double older_than) {
+  using Seconds = std::chrono::duration<double>;
+  const auto age = std::chrono::duration_cast<Holds::Clock::duration>(Seconds(std::min(older_than, 1e6)));
+  if (Process* process = Process::existing()) process->holds().end_older(Holds::Clock::now() - age);
+}
+
+void collect_older(nb::handle older_than) {
+  if (!older_than.is_none()) {
+    const double seconds = PyFloat_AsDouble(older_than.ptr());
+    if (seconds == -1.0 && PyErr_Occurred()) {
+      PyErr_Clear();
+      raise_type_error(fmt::format("older_than must be None or seconds, not {}", short_repr(older_than)));
+    }
+    if (!(seconds >= 0))
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("older_than must be 0 seconds or more, not {}", short_repr(older_than)));
+    end_holds(seconds);
+  }
+  torch::collect();
+  drop_unneeded();
+  without_gil([] { collect(); });
+}
+
+std::uint64_t trim_idle(nb::handle device) {
+  std::optional<Device> only;
+  if (!device.is_none()) only = device_arg(device, "device");
+  torch::collect();
+  drop_unneeded();
+  return without_gil([&] { return trim(only); });
+}
+
+const char* strategy_name() {
+  return strategy() == Strategy::file_system ? "file_system" : "file_descriptor";
+}
+
+void set_strategy_by_name(nb::handle name) {
+  const std::string message =
+      fmt::format("strategy must be \"file_descriptor\" or \"file_system\", not {}", short_repr(name));
+  if (!nb::isinstance<nb::str>(name)) raise_type_error(message);
+  const std::string text = text_of(name, "strategy");
+  if (text == "file_descriptor") return set_strategy(Strategy::file_descriptor);
+  if (text == "file_system") return set_strategy(Strategy::file_system);
+  throw Error(ErrorCode::invalid_argument, message);
+}
+
+}  // namespace
+
+void init_stats(nb::module_& m) {
+  m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"),
+        "Who keeps this process's memory, and whose memory it keeps; bytes where the name says so, and\n"
+        "otherwise numbers of things:\n"
+        "\n"
+        "- ``shared_total``, ``opened_total``: handles made and tensors opened since the start;\n"
+        "- ``live_blocks``, ``live_bytes``: allocated here and referenced here;\n"
+        "- ``limbo``: blocks freed here, still held by borrowers;\n"
+        "- ``in_transit``: blocks kept for receivers that have not taken them yet;\n"
+        "- ``segments``, ``bytes_shared``: of our own, and the physical memory reserved in them;\n"
+        "- ``device_segments``, ``device_bytes``: those among them on devices;\n"
+        "- ``foreign_segments``: of other processes, mapped here;\n"
+        "- ``borrowers``, ``owners``: processes attached to this one, and those it is attached\n"
+        "  to;\n"
+        "- ``leases``: claims of this process on blocks of others;\n"
+        "- ``deposits``: segments of others kept open for receivers to come;\n"
+        "- ``unkept``: segments put into queues that do not keep them: what is still in the queue\n"
+        "  when their process dies is lost. It can fall again: one whose queue's creator was stopped\n"
+        "  counts until a later put has asked again, and none counts once its queue is gone;\n"
+        "- ``descriptors``: open descriptors of the whole process;\n"
+        "- ``host_waits``: how often this process waited where a stream should have, on devices whose\n"
+        "  streams cannot wait for other processes;\n"
+        "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch\n"
+        "  came into shared memory.");
+  m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),
+        nb::sig("def collect(older_than: float | None = None) -> None"),
+        "Gives back now what would be given back later: freed memory, mappings of owners that are\n"
+        "gone. What was dropped in default streams of devices is marked and ended, too; idle streams\n"
+        "are given a millisecond to come past those marks.\n"
+        "\n"
+        "Args:\n"
+        "    older_than: also stop keeping memory for handles that were pickled more seconds ago\n"
+        "        than this and never opened. Without it that takes ten minutes; what multiprocessing\n"
+        "        pickled for its pipes and queues is kept until this process ends.");
+  m.def("_trim", &trim_idle, nb::arg("device").none(), "onecopy.torch.trim(), but for what torch has.");
+  m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
+        "All processes of this user that own or serve shared memory, this one too. Those that do not\n"
+        "answer are left out.\n"
+        "\n"
+        "Returns:\n"
+        "    For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),\n"
+        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has) and\n"
+        "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait).");
+  m.def("strategy", &strategy_name,
+        nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
+        "How new memory is made: ``set_strategy()``.");
+  m.def(
+      "set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
+      nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
+      "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
+      "leak, or ``\"file_system\"``, files in /dev/shm for those who need names: ``gc`` of the command or\n"
+      "the next program that uses onecopy removes those of killed processes.");
+}
+
+}  // namespace onecopy::python

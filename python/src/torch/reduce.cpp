@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a reducer of multiprocessing says of one plain torch tensor, in one call: in Python each attribute costs as much
+// as the handle.
+#include "binding/bytes.h"
+#include "binding/holds.h"
+#include "binding/module.h"
+#include "onecopy/share/share.h"
+#include "torch/torch.h"
+#include "torch/torch_api.h"
+
+namespace onecopy::python {
+namespace {
+
+/// Nothing where only Python can say it: subclasses, hooks, lazy bits, no elements, and blocks in which the storage begins
+/// in the middle of an element.
+std::optional<torch::Shared> shared_plainly(nb::handle tensor) {
+  if (!torch::is_tensor(tensor.ptr())) return std::nullopt;
+  auto shared = torch::share(tensor.ptr());
+  if (!shared || (shared->flags & (torch::kConj | torch::kNeg)) != 0) return std::nullopt;
+  if (shared->tensor.layout().numel() == 0) return std::nullopt;
+  return shared;
+}
+
+Tensor all_of_block(const Tensor& tensor) {
+  const std::span<std::byte> block = storage(tensor);
+  return {tensor.block(), block.data(), Layout(DType::u8, {static_cast<std::int64_t>(block.size())}),
+          tensor.device(), tensor.access()};
+}
+
+/// The 15 arguments of torch's CUDA tensors, as reduce_tensor() of the package describes them.
+nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
+  const auto shared = shared_plainly(tensor);
+  if (!shared) return nb::none();
+  const torch::Api& api = *torch::Api::get();
+  const nb::object storage = api.storage_of(tensor);
+  const std::size_t offset = api.offset(tensor);
+  const std::size_t itemsize = size_of(shared->tensor.dtype());
+  const Tensor block = all_of_block(shared->tensor);
+  const auto first = static_cast<std::size_t>(shared->tensor.as<std::byte>() - block.as<std::byte>());
+  if (first < offset * itemsize || first % itemsize != 0) return nb::none();
+  const nb::object device = tensor.attr("get_device")();
+  const nb::bytes none("", 0);
+  const bool requires_grad = (shared->flags & torch::kRequiresGrad) != 0;
+  return nb::make_tuple(tensor.type(), tensor.attr("size")(), tensor.attr("stride")(), offset,
+                        storage_class, tensor.attr("dtype"), device, share_held(block), api.nbytes(storage),
+                        first - offset * itemsize, requires_grad, none, device, none, false);
+}
+
+}  // namespace
+
+void init_reduce(nb::module_& m) {
+  m.def("_reduce_plain", &reduce_plain, nb::arg("tensor").none(), nb::arg("storage_class"),
+        "The arguments that rebuild a plain torch tensor in another process, once, with the class that "
+        "opens its "
+        "storage there; None for one of which there is more to say.");
+}
+
+}  // namespace onecopy::python

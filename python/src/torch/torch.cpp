@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch/torch.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <pthread.h>
+
+#include <map>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "array/exports.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/holds.h"
+#include "binding/kept.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "torch/torch_api.h"
+#include "torch/torch_files.h"
+#include "torch/torch_storages.h"
+
+namespace onecopy::python::torch {
+namespace {
+
+/// How storages came into our memory.
+struct Counters {
+  std::uint64_t moved = 0;           ///< copied once and exchanged in place
+  std::uint64_t moved_by_torch = 0;  ///< torch made a file for it, which we adopted: a descriptor each
+  std::uint64_t adopted = 0;         ///< torch had it in shared memory already
+};
+Counters counters;
+
+const Api& api() {
+  const Api* found = Api::get();
+  if (!found) throw Error(ErrorCode::unsupported, "this needs torch; import it first");
+  found->require_names();
+  return *found;
+}
+
+Storages& storages() { return Storages::instance(); }
+
+Layout row_of_bytes(std::size_t count) { return Layout(DType::u8, {static_cast<std::int64_t>(count)}); }
+
+Tensor all_of_block(const Tensor& tensor) {
+  const std::span<std::byte> block = onecopy::storage(tensor);
+  return {tensor.block(), block.data(), row_of_bytes(block.size()), tensor.device(), tensor.access()};
+}
+
+Tensor copy_of(std::byte* begin, std::size_t size) {
+  const TensorView view{begin, row_of_bytes(size), kCpu, Access::read_only};
+  if (size < kLargeCopy) return copy(view);
+  return without_gil([&] { return copy(view); });
+}
+
+/// Keeps memory that is copied without the GIL from being freed under the copy: of the threads that move one
+/// storage at the same time, the quickest leaves the former memory here, and it goes with the last of them.
+/// Thread safety: with the GIL held. A forked child does not wait for its parent's threads.
+class Moving {
+ public:
+  explicit Moving(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
+    if (at_->second.threads++ == 0) at_->second.first = std::this_thread::get_id();
+  }
+  Moving(const Moving&) = delete;
+  Moving& operator=(const Moving&) = delete;
+  ~Moving() {
+    if (--at_->second.threads != 0) return;
+    const nb::object former = std::move(at_->second.former);  // goes after the entry
+    entries_.erase(at_);
+  }
+
+  void leave(nb::object former) { at_->second.former = std::move(former); }
+  /// Does another thread move the storage that begins there?
+  static bool is_under_way(const std::byte* begin) {
+    const auto at = all()->find(begin);
+    return at != all()->end() && at->second.first != std::this_thread::get_id();
+  }
+
+ private:
+  struct Entry {
+    int threads = 0;
+    std::thread::id first;
+    nb::object former;  ///< a storage
+  };
+  using Entries = std::map<const std::byte*, Entry>;
+
+  static Entries*& all() {
+    static Entries* entries = make();
+    return entries;
+  }
+  static Entries* make() {
+    if (const int error = pthread_atfork(nullptr, nullptr, [] { all() = new Entries; }); error != 0)
+      throw_errno("pthread_atfork", error);
+    return new Entries;
+  }
+
+  Entries& entries_;
+  Entries::iterator at_;
+};
+
+/// A new storage on a whole block. REQUIRES: u8[size].
+nb::object new_storage(const Api& torch, const Tensor& bytes) {
+  nb::object storage = torch.storage_of(storages().lend(torch, bytes));
+  storages().assign(torch, storage, onecopy::storage(bytes).data());
+  return storage;
+}
+
+/// From here on `storage` has the memory of `bytes`. What it had before is freed, unless somebody may
+/// have a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable.
+/// False when another thread was quicker: the storage does not begin at `before` any more.
+bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
+          Moving& moving) {
+  nb::object lent = torch.storage_of(storages().lend(torch, bytes));
+  if (torch.data(storage) != before) return false;  // from here to the exchange the GIL is kept
+  const bool keep = !torch.is_resizable(storage);
+  torch.exchange(storage, lent);
+  storages().assign(torch, storage, onecopy::storage(bytes).data(), keep ? lent : nb::object());
+  moving.leave(std::move(lent));
+  return true;
+}
+
+/// The storage stays where torch has it, which is another mapping than ours.
+Tensor leave_to_torch(const Api& torch, nb::handle storage, Tensor bytes, std::uint64_t& counter) {
+  storages().pair(torch, storage, bytes);
+  ++counter;
+  return bytes;
+}
+
+/// One thread at a time, since torch frees what others may be copying. Nothing when there was another.
+std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::byte* begin) {
+  if (Moving::is_under_way(begin)) {
+    without_gil([] { std::this_thread::yield(); });
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    return std::nullopt;
+  }
+  const Moving moving(begin);
+  if (!torch.is_shared_by_torch(storage))
+    return leave_to_torch(torch, storage, move_into_file(torch, storage), counters.moved_by_torch);
+  if (auto file = adopt_file_of(torch, storage))
+    return leave_to_torch(torch, storage, std::move(file->bytes), counters.adopted);
+  throw Error(ErrorCode::unsupported,
+              "torch before 2.12 cannot move memory that torch.from_file() mapped; share a clone() of the "
+              "tensor");
+}
+
+/// Moves a storage that is not in our memory; nothing when another thread was quicker.
+std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
+  if (!torch.can_exchange()) return move_by_torch(torch, storage, begin);
+  Moving moving(begin);
+  if (torch.data(storage) != begin) return std::nullopt;
+  std::optional<SharedFile> file;
+  if (torch.is_shared_by_torch(storage)) file = adopt_file_of(torch, storage);
+  if (file && file->has_name)
+    return leave_to_torch(torch, storage, std::move(file->bytes), counters.adopted);
+  Tensor bytes = file ? std::move(file->bytes) : copy_of(begin, size);
+  if (!give(torch, storage, begin, bytes, moving)) return std::nullopt;
+  ++(file ? counters.adopted : counters.moved);
+  return bytes;
+}
+
+/// Where a storage, or the elements of a tensor, are now.
+struct Range {
+  std::byte* begin;
+  std::size_t size;
+  bool operator==(const Range&) const = default;
+};
+
+Range range_of(const Api& torch, nb::handle storage) {
+  return {torch.data(storage), torch.nbytes(storage)};
+}
+
+/// The block that begins there, of memory that is lent to torch or was shared where torch has it.
+std::optional<Tensor> known_at(const Api& torch, const Range& range, Device device) {
+  auto block = storages().block_at(torch, range.begin);
+  if (!block && device != kCpu) block = storages().adopted_at(range.begin, range.size, device);
+  return block;
+}
+
+/// A storage that torch made on memory of ours which it has through numpy or DLPack: maybe a part of a block.
+std::optional<Tensor> lent_elsewhere(const Range& range, Device device) {
+  return find_exported({range.begin, row_of_bytes(range.size), device, Access::read_write});
+}
+
+/// A storage of the CPU is moved there, by us or by a thread that is quicker.
+Tensor moved_block(const Api& torch, nb::handle storage, Range range) {
+  for (;;) {
+    if (!range.begin) refuse_no_memory();
+    if (auto moved = move(torch, storage, range.begin, range.size)) return *std::move(moved);
+    range.begin = torch.data(storage);
+    if (auto known = storages().block_at(torch, range.begin)) return *std::move(known);
+  }
+}
+
+/// Memory of a device is shared where it is, and kept while anybody has it.
+Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const Range& range) {
+  const TensorView view{range.begin, row_of_bytes(range.size), device, Access::read_write};
+  Tensor bytes = adopt(view, kept(nb::borrow(storage)));
+  storages().note_adopted(torch, storage, bytes);
+  return bytes;
+}
+
+/// The block that a storage lies in, shared first if need be. `looked_at`: none is known there.
+Tensor block_of(const Api& torch, nb::handle storage, Device device, std::optional<Range> looked_at = {}) {
+  const Range range = range_of(torch, storage);
+  if (range != looked_at)
+    if (auto known = known_at(torch, range, device)) return *std::move(known);
+  if (auto lent = lent_elsewhere(range, device)) return *std::move(lent);
+  if (range.size == 0) return onecopy::empty(row_of_bytes(0), device);  // nothing to have in common
+  return device == kCpu ? moved_block(torch, storage, range) : adopted_block(device, torch, storage, range);
+}
+
+bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_leaf")); }
+
+[[noreturn]] void refuse_graph() {
+  throw Error(
+      ErrorCode::invalid_argument,
+      "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
+      "crossing process boundaries.  If you just want to transfer the data, call detach() on the tensor "
+      "before serializing (e.g., putting it on the queue).");
+}
+
+/// Nothing when there is more to say than flags can: hooks.
+std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType dtype) {
+  std::uint32_t flags = kTorch;
+  if (torch.is_parameter(tensor.ptr())) flags |= kParameter;
+  if (torch.requires_grad(tensor)) {
+    if (is_in_graph(tensor)) refuse_graph();
+    if (!nb::getattr(tensor, "_backward_hooks", nb::none()).is_none()) return std::nullopt;
+    flags |= kRequiresGrad;
+  }
+  if ((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor)) flags |= kConj;
+  if (torch.is_neg(tensor)) flags |= kNeg;
+  return flags;
+}
+
+/// The storage of this process for the block that begins there. A block that is used on two devices may have the
+/// same addresses on both, and has a storage for each.
+nb::object storage_on(Device device, const Api& torch, const std::byte* begin) {
+  nb::object storage = storages().storage_at(torch, begin);
+  if (device == kCpu || !storage.is_valid()) return storage;
+  return torch.device_of_storage(storage) == device ? storage : nb::object();
+}
+
+/// A tensor on the block's own storage here, made if this is the first.
+nb::object plain(const Api& torch, const Tensor& tensor) {
+  const std::span<std::byte> block = onecopy::storage(tensor);
+  const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(tensor.data()) - block.data());
+  const Layout& layout = tensor.layout();
+  const Device device = tensor.device();
+  if (nb::object storage = storage_on(device, torch, block.data()); storage.is_valid()) {
+    if (device != kCpu) storages().also_in(block.data(), current_stream(device), tensor);
+    return torch.on_storage(storage, layout, offset, device);
+  }
+  const bool whole = offset == 0 && layout.nbytes() == block.size() && layout.is_contiguous();
+  if (!whole || block.empty() || !Api::can_import(layout.dtype()))
+    return torch.on_storage(new_storage(torch, all_of_block(tensor)), layout, offset, device);
+  nb::object opened = storages().lend(torch, tensor);
+  storages().assign(torch, torch.storage_of(opened), block.data());
+  return opened;
+}
+
+/// A plain tensor there, and nothing else: in inference mode and in functorch's transforms torch makes others.
+nb::object twin_of(const Api& torch, const Tensor& tensor) {
+  try {
+    nb::object twin = plain(torch, tensor);
+    const auto placed = torch.placed(twin.ptr());
+    const bool is_there =
+        placed && placed->data == tensor.as<std::byte>() && placed->layout == tensor.layout();
+    return is_there && torch.is_tensor(twin.ptr()) && torch.is_ordinary(twin) ? twin : nb::object();
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_Exception)) throw;
+    return {};
+  }
+}
+
+/// Where memory cannot be exchanged (torch before 2.12): a tensor that has its storage to itself gets another one,
+/// with the same bytes in memory of ours. Nothing when others may have the storage, or do something to it meanwhile.
+std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
+                                 const Layout& layout) {
+  const Range range = range_of(torch, storage);
+  if (range.size == 0 || !torch.is_alone(storage) || torch.is_shared_by_torch(storage) ||
+      !torch.is_ordinary(tensor))
+    return std::nullopt;
+  if (known_at(torch, range, kCpu) || lent_elsewhere(range, kCpu)) return std::nullopt;
+  const std::size_t offset = torch.offset(tensor) * size_of(layout.dtype());
+  Moving moving(range.begin);
+  const Tensor bytes = copy_of(range.begin, range.size);
+  Tensor moved(bytes.block(), bytes.as<std::byte>() + offset, layout, kCpu, Access::read_write);
+  const nb::object twin = twin_of(torch, moved);
+  if (!twin.is_valid()) return std::nullopt;
+  const auto now = torch.placed(tensor.ptr());
+  if (!torch.is_alone(storage) || !now || now->data != range.begin + offset || now->layout != layout)
+    return std::nullopt;
+  if (!torch.try_put_on_storage_of(tensor, twin)) return std::nullopt;
+  if (!torch.is_resizable(storage))  // it is memory of numpy's or another library's
+    storages().assign(torch, torch.storage_of(twin), bytes.as<std::byte>(), storage);
+  moving.leave(storage);
+  ++counters.moved;
+  return moved;
+}
+
+void check(const Tensor& tensor, std::uint32_t flags) {
+  if ((flags & ~kKnownFlags) != 0 || (flags & kTorch) == 0)
+    throw Error(ErrorCode::bad_handle,
+                "this says things about a torch tensor that this version does not know");
+  const bool differentiable = tensor.dtype() >= DType::f16;
+  if ((flags & kRequiresGrad) != 0 && !differentiable)
+    throw Error(ErrorCode::bad_handle, "a tensor of integers cannot require a gradient");
+}
+
+}  // namespace
+
+bool is_loaded() { return Api::get() != nullptr; }
+
+bool is_tensor(PyObject* object) {
+  const Api* torch = Api::get();
+  return torch && torch->is_tensor(object);
+}
+
+std::optional<Shared> share(PyObject* object) {
+  const Api& torch = api();
+  const nb::handle tensor(object);
+  auto placed = torch.placed(object);
+  if (!placed) return std::nullopt;
+  auto& [layout, device, data] = *placed;
+  const auto flags = flags_of(torch, tensor, layout.dtype());
+  if (!flags) return std::nullopt;
+  std::optional<Range> elements;
+  if (layout.numel() != 0) {  // most tensors are at the begin of a block, which says it all
+    elements = Range{data, layout.extent_bytes()};
+    if (auto block = known_at(torch, *elements, device))  // torch may have mapped it elsewhere
+      return Shared{{block->take_block(), block->data(), std::move(layout), device, block->access()},
+                    *flags};
+  }
+  const nb::object storage = torch.storage_of(tensor);
+  if (device == kCpu && !torch.can_exchange() && (*flags & (kConj | kNeg)) == 0)
+    if (auto moved = move_alone(torch, tensor, storage, layout)) return Shared{*std::move(moved), *flags};
+  Tensor bytes = block_of(torch, storage, device, elements);
+  const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
+  return Shared{
+      {bytes.take_block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
+      *flags};
+}
+
+nb::object open(const Tensor& tensor, std::uint32_t flags) {
+  check(tensor, flags);
+  const Api& torch = api();
+  torch.use(tensor.device());
+  nb::object opened = plain(torch, tensor);
+  if ((flags & kConj) != 0) opened = opened.attr("conj")();
+  if ((flags & kNeg) != 0) opened = torch.neg_view(opened);
+  const bool requires_grad = (flags & kRequiresGrad) != 0;
+  if ((flags & kParameter) != 0) return torch.as_parameter(opened, requires_grad);
+  if (requires_grad) opened.attr("requires_grad_")();
+  return opened;
+}
+
+std::pair<Tensor, std::size_t> share_block_of(PyObject* storage) {
+  const Api& torch = api();
+  const Tensor bytes = block_of(torch, storage, torch.device_of_storage(storage));
+  const auto offset = static_cast<std::size_t>(bytes.as<std::byte>() - onecopy::storage(bytes).data());
+  return {all_of_block(bytes), offset};
+}
+
+Tensor share_storage(PyObject* storage) {
+  auto [block, offset] = share_block_of(storage);
+  if (offset == 0 && block.nbytes() == api().nbytes(storage)) return std::move(block);
+  throw Error(ErrorCode::unsupported,
+              "this storage is a part of a block of onecopy, and a storage stands for a whole one; share "
+              "the tensor with onecopy.share(), or send it through a queue");
+}
+
+nb::object open_storage(const Tensor& bytes) {
+  const Api& torch = api();
+  torch.use(bytes.device());
+  const std::span<std::byte> block = onecopy::storage(bytes);
+  if (nb::object storage = storage_on(bytes.device(), torch, block.data()); storage.is_valid()) {
+    if (!is_on_host(bytes)) storages().also_in(block.data(), current_stream(bytes.device()), bytes);
+    return storage;
+  }
+  return new_storage(torch, all_of_block(bytes));
+}
+
+void collect() {
+  if (const Api* torch = Api::get()) storages().drop_expired(*torch);
+}
+
+bool is_shared(PyObject* storage) {
+  const Api* torch = Api::get();
+  const auto device = torch ? device_of(storage) : std::nullopt;
+  if (!device) return false;
+  try {
+    const Range range = range_of(*torch, storage);
+    return storages().block_at(*torch, range.begin) || lent_elsewhere(range, *device);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported) throw;
+    return false;  // it has no memory
+  }
+}
+
+std::int16_t current_ordinal(DeviceType type) {
+  const Api* torch = Api::get();
+  return torch ? torch->current_ordinal(type) : std::int16_t{0};
+}
+
+Stream current_stream(Device device) {
+  const Api* torch = Api::get();
+  return torch ? torch->current_stream(device) : Stream{};
+}
+
+Stream captured_stream() {
+  const Api* torch = Api::get();
+  return torch ? torch->captured_stream() : Stream{};
+}
+
+bool record_stream(PyObject* tensor, Stream stream) {
+  const Api& torch = api();
+  const nb::object storage = torch.storage_of(tensor);
+  const std::byte* begin = torch.data(storage);
+  const auto bytes = storages().block_at(torch, begin);
+  return bytes && storages().also_in(begin, stream, onecopy::record_stream(*bytes, stream));
+}
+
+}  // namespace onecopy::python::torch
+
+namespace onecopy::python {
+namespace {
+
+/// Its opener has a torch storage for the whole block, and counts elements from there. Without elements there is no
+/// block that says where in its storage a tensor begins.
+bool begins_with_an_element(const Tensor& tensor) {
+  if (tensor.layout().numel() == 0) return false;
+  const auto offset = static_cast<std::size_t>(tensor.as<std::byte>() - onecopy::storage(tensor).data());
+  return offset % size_of(tensor.dtype()) == 0;
+}
+
+/// Without a look at what makes up the tensor: its handle says it.
+nb::object reduce(nb::handle tensor) {
+  if (!torch::is_tensor(tensor.ptr()) || !nb::cast<bool>(tensor.attr("is_cpu"))) return nb::none();
+  auto shared = torch::share(tensor.ptr());
+  if (!shared || !begins_with_an_element(shared->tensor)) return nb::none();
+  return nb::make_tuple(nb::borrow(tensor.type()), share_held(shared->tensor), shared->flags);
+}
+
+}  // namespace
+
+void init_torch(nb::module_& m) {
+  m.def(
+      "torch_share",
+      [](nb::handle tensor) -> std::optional<std::pair<Tensor, std::uint32_t>> {
+        if (!torch::is_tensor(tensor.ptr())) return std::nullopt;
+        auto shared = torch::share(tensor.ptr());
+        if (!shared) return std::nullopt;
+        return std::pair(std::move(shared->tensor), shared->flags);
+      },
+      nb::arg("tensor"),
+      "The memory of a plain torch tensor of the CPU, moved into shared memory in place if it is not there "
+      "already, and\n"
+      "flags for torch_open(); of CUDA, shared where it is. None for other objects and for tensors that "
+      "need more than flags.");
+  m.def("_torch_reduce", &reduce, nb::arg("tensor"),
+        "Class, bytes of a handle that can be opened once, and flags for torch_open(), of a plain tensor "
+        "of the "
+        "CPU, shared as\n"
+        "torch_share() does it; None for others.");
+  m.def(
+      "torch_open", &torch::open, nb::arg("tensor"), nb::arg("flags") = std::uint32_t{torch::kTorch},
+      "A torch tensor on the memory of an onecopy tensor. One block is one torch storage in this process.");
+  m.def(
+      "torch_share_storage", [](nb::handle storage) { return torch::share_storage(storage.ptr()); },
+      nb::arg("storage"),
+      "The memory of a torch.UntypedStorage on the CPU, moved in place if need be, or on CUDA, as "
+      "uint8[nbytes].");
+  m.def(
+      "torch_share_block", [](nb::handle storage) { return torch::share_block_of(storage.ptr()); },
+      nb::arg("storage"),
+      "The whole block that a torch.UntypedStorage lies in, as uint8[nbytes], and the byte where it begins "
+      "in there:\n"
+      "not 0 when torch was given a part of a block through numpy or DLPack. Moved in place if need be.");
+  m.def("torch_open_storage", &torch::open_storage, nb::arg("tensor"),
+        "The torch.UntypedStorage that has the tensor's whole block in this process.");
+  m.def(
+      "torch_is_shared", [](nb::handle storage) { return torch::is_shared(storage.ptr()); },
+      nb::arg("storage"), "Does this torch.UntypedStorage lie in memory of onecopy?");
+  m.def(
+      "torch_new_shared",
+      [](std::size_t nbytes) {
+        return torch::open_storage(onecopy::empty(Layout(DType::u8, {static_cast<std::int64_t>(nbytes)})));
+      },
+      nb::arg("nbytes"),
+      "A new torch.UntypedStorage of that many bytes, uninitialised, in memory of onecopy.");
+  m.def(
+      "torch_counters",
+      []() -> nb::typed<nb::dict, nb::str, nb::int_> {
+        nb::dict result;
+        result["moved"] = torch::counters.moved;
+        result["moved_by_torch"] = torch::counters.moved_by_torch;
+        result["adopted"] = torch::counters.adopted;
+        return result;
+      },
+      "How torch storages came into shared memory: copied and exchanged in place; moved by torch's own, "
+      "slower way;\n"
+      "adopted because torch had shared them already.");
+}
+
+}  // namespace onecopy::python

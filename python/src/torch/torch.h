@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <utility>
+
+#include "binding/module.h"
+#include "device/backend.h"
+#include "onecopy/memory/tensor.h"
+
+/// The bridge to PyTorch. It is never linked and never imported by us: torch is found in sys.modules
+/// once a program has imported it.
+///
+/// A torch storage that lies in our memory is known here by the block's address: one block is one
+/// storage object in this process, whether it was moved here or opened here.
+/// Thread safety: all functions are called with the GIL held.
+namespace onecopy::python::torch {
+
+/// What else there is to say about a torch tensor besides its elements. The numbers travel in messages.
+enum Flags : std::uint32_t {
+  kTorch = 1,
+  kRequiresGrad = 2,
+  kParameter = 4,  ///< torch.nn.Parameter
+  kConj = 8,       ///< lazily conjugated
+  kNeg = 16,       ///< lazily negated
+};
+inline constexpr std::uint32_t kKnownFlags = 31;
+
+struct Shared {
+  Tensor tensor;
+  std::uint32_t flags = kTorch;
+};
+
+/// Whether this interpreter has imported torch, completely.
+bool is_loaded();
+/// Exactly torch.Tensor or torch.nn.Parameter: subclasses have more to say than we know of.
+bool is_tensor(PyObject* object);
+
+/// Where a torch.Tensor or torch.UntypedStorage is; nothing for devices that we do not know.
+std::optional<Device> device_of(nb::handle object);
+
+/// The tensor as ours. A storage of the CPU is moved into shared memory in place if it is not there already:
+/// every alias of it follows. Memory of a device is shared where it is, and kept from torch's allocator until
+/// nobody has it any more. Nothing for what is no plain strided tensor of these: the pickling reducers
+/// take care of those. Raises torch's own error for tensors inside an autograd graph.
+/// REQUIRES: is_tensor(tensor).
+std::optional<Shared> share(PyObject* tensor);
+/// A torch tensor on our memory. Throws bad_handle for flags that contradict the tensor.
+nb::object open(const Tensor& tensor, std::uint32_t flags);
+
+/// All of the block that a torch.UntypedStorage lies in, a row of bytes, and where in there the storage begins.
+std::pair<Tensor, std::size_t> share_block_of(PyObject* storage);
+/// The same for a storage that is a whole block. Throws unsupported for others.
+Tensor share_storage(PyObject* storage);
+nb::object open_storage(const Tensor& bytes);
+/// Lets go of blocks whose storages torch has freed without telling us: those that torch moved itself.
+void collect();
+/// torch's current device of that type; 0 while torch has not used such devices.
+std::int16_t current_ordinal(DeviceType type);
+/// torch's current stream of a device; the default stream while torch has not used such devices.
+Stream current_stream(Device device);
+/// The current stream of torch's current CUDA device while it is being captured; the default stream otherwise.
+Stream captured_stream();
+/// Keeps the memory of a torch tensor until the stream has come past the end of its storage here, too. False for
+/// memory that is torch's own: its allocator has to be told.
+bool record_stream(PyObject* tensor, Stream stream);
+
+/// Does the storage lie in memory of ours?
+bool is_shared(PyObject* storage);
+
+}  // namespace onecopy::python::torch

@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch/torch_api.h"
+
+#include <nanobind/stl/string.h>
+#include <pthread.h>
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "device/backend.h"
+#include "memory/dlpack_dtype.h"
+#include "onecopy/core/error.h"
+#include "torch/torch.h"
+
+namespace onecopy::python::torch {
+namespace {
+
+constexpr std::int16_t kCurrentDevice = -1;  // for torch
+
+/// torch, if somebody imported it and that is over.
+nb::object imported_torch() {
+  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
+  if (!module || module == Py_None) return {};                                 // None: forbidden to import
+  const nb::handle torch(module);
+  const nb::object spec = nb::getattr(torch, "__spec__", nb::none());
+  if (nb::cast<bool>(nb::getattr(spec, "_initializing", nb::bool_(false)))) return {};
+  return nb::borrow(torch);
+}
+
+std::vector<std::int64_t> numbers(nb::handle tuple) {
+  std::vector<std::int64_t> values;
+  for (const nb::handle value : tuple) values.push_back(nb::cast<std::int64_t>(value));
+  return values;
+}
+
+nb::tuple tuple_of(std::span<const std::int64_t> values) {
+  PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
+  if (!tuple) throw nb::python_error();
+  for (std::size_t i = 0; i < values.size(); ++i)
+    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
+  return nb::steal<nb::tuple>(tuple);
+}
+
+std::optional<DeviceType> device_type(std::string_view name) {
+  for (const DeviceType type : backend_types())
+    if (onecopy::name(type) == name) return type;
+  return std::nullopt;
+}
+
+/// DLPack's words for these also stand for torch's integers of fewer bits, such as int4.
+bool is_int_of_bytes(DType dtype) noexcept { return dtype == DType::i8 || dtype == DType::u8; }
+
+/// For torch without the exchange table: DLPack's capsules of the first form.
+struct OldForm {
+  DLManagedTensor managed;
+  DLManagedTensorVersioned* whole;
+
+  static void destroy(DLManagedTensor* self) {
+    auto* form = static_cast<OldForm*>(self->manager_ctx);
+    form->whole->deleter(form->whole);
+    delete form;
+  }
+  static void drop_capsule(PyObject* capsule) {
+    if (!PyCapsule_IsValid(capsule, "dltensor")) return;  // taken over
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    managed->deleter(managed);
+  }
+};
+
+nb::object capsule_of(DLManagedTensorVersioned* managed) {
+  auto* form = new OldForm{{managed->dl_tensor, nullptr, &OldForm::destroy}, managed};
+  form->managed.manager_ctx = form;
+  PyObject* capsule = PyCapsule_New(&form->managed, "dltensor", &OldForm::drop_capsule);
+  if (capsule) return nb::steal(capsule);
+  OldForm::destroy(&form->managed);
+  throw nb::python_error();
+}
+
+}  // namespace
+
+void refuse_no_memory() {
+  throw Error(
+      ErrorCode::unsupported,
+      "this storage has no memory of its own; share the tensors that its tensor is made of, such as "
+      "the to_local() of a DTensor");
+}
+
+/// torch and we have the same names for types of devices.
+std::optional<Device> device_of(nb::handle object) {
+  const nb::object device = object.attr("device");
+  const auto type = device_type(nb::cast<std::string>(device.attr("type")));
+  if (!type) return std::nullopt;
+  if (*type == DeviceType::cpu) return kCpu;
+  return Device{*type, nb::cast<std::int16_t>(device.attr("index"))};
+}
+
+const Api* Api::get() {
+  static const Api* api = nullptr;
+  if (api) return api;
+  nb::object torch = imported_torch();
+  if (!torch.is_valid()) return nullptr;
+  api = new Api(std::move(torch));
+  // torch refuses to use a device in a child whose parent has.
+  if (const int error = pthread_atfork(nullptr, nullptr, [] { api->used_ = 0; }); error != 0)
+    throw_errno("pthread_atfork", error);
+  return api;
+}
+
+Api::Api(nb::object torch) : module(std::move(torch)) {
+  tensor_ = module.attr("Tensor");
+  tensor_type = reinterpret_cast<PyTypeObject*>(tensor_.ptr());
+  parameter_type =
+      reinterpret_cast<PyTypeObject*>(nb::object(module.attr("nn").attr("Parameter")).release().ptr());
+  storage_type = module.attr("UntypedStorage");
+  table_ = find_table(tensor_);
+  for (auto i = static_cast<std::size_t>(kFirstDType); i < dtypes_.size(); ++i)
+    dtypes_[i] = nb::getattr(module, std::string(name(static_cast<DType>(i))).c_str(), nb::none());
+  requires_grad_ = nb::str("requires_grad");
+  dtype_ = nb::str("dtype");
+  no_elements_ = nb::make_tuple(0);
+  data_ = nb::str("data");
+  cdata_ = nb::str("_cdata");
+  cpu_ = module.attr("device")("cpu");
+  look_up_tensors();
+  look_up_storages();
+  measure_new();
+}
+
+nb::object Api::needed(nb::handle owner, const char* owner_name, const char* name) {
+  nb::object found = nb::getattr(owner, name, nb::none());
+  if (found.is_none() && absent_.empty()) absent_ = std::string(owner_name) + "." + name;
+  return found;
+}
+
+void Api::look_up_tensors() {
+  const auto of_tensor = [&](const char* name) { return needed(tensor_, "torch.Tensor", name); };
+  empty_ = needed(module, "torch", "empty");
+  strided_ = needed(module, "torch", "strided");
+  set_ = of_tensor("set_");
+  untyped_storage_ = of_tensor("untyped_storage");
+  storage_offset_ = of_tensor("storage_offset");
+  is_conj_ = of_tensor("is_conj");
+  is_inference_ = of_tensor("is_inference");
+  is_neg_ = of_tensor("is_neg");
+  has_names_ = nb::getattr(tensor_, "has_names", nb::none());
+  neg_view_ = nb::getattr(tensor_, "_neg_view", nb::none());
+  make_subclass_ = nb::getattr(tensor_, "_make_subclass", nb::none());
+  import_capsule_ = nb::getattr(module.attr("_C"), "_from_dlpack", nb::none());
+  if (import_capsule_.is_none()) import_capsule_ = needed(module, "torch", "from_dlpack");
+}
+
+void Api::look_up_storages() {
+  const auto of_storage = [&](const char* name) {
+    return needed(storage_type, "torch.UntypedStorage", name);
+  };
+  data_ptr_ = of_storage("data_ptr");
+  nbytes_ = of_storage("nbytes");
+  resizable_ = of_storage("resizable");
+  weak_ref_ = of_storage("_weak_ref");
+  from_weak_ = of_storage("_new_with_weak_ptr");
+  free_weak_ = of_storage("_free_weak_ref");
+  const nb::object base = nb::getattr(module.attr("_C"), "StorageBase", nb::none());
+  is_shared_ = needed(base, "torch._C.StorageBase", "is_shared");  // which nobody replaces
+  swap_ = nb::getattr(storage_type, "_swap_data_ptr_", nb::none());
+  descriptor_ = nb::getattr(storage_type, "_get_shared_fd", nb::none());
+  share_descriptor_ = nb::getattr(storage_type, "_share_fd_cpu_", nb::none());
+  share_name_ = nb::getattr(storage_type, "_share_filename_cpu_", nb::none());
+}
+
+/// Without one of these names a storage is never known to be somebody's alone: tensors are moved with what has them.
+void Api::measure_new() {
+  use_count_ = nb::getattr(module.attr("_C"), "_storage_Use_Count", nb::none());
+  const nb::object no_modes_type = nb::getattr(module.attr("_C"), "DisableTorchFunction", nb::none());
+  if (no_modes_type.is_none() || !nb::hasattr(storage_type, "_cdata")) use_count_ = nb::none();
+  if (use_count_.is_none() || !absent_.empty()) return;
+  const nb::object no_modes = no_modes_type();  // one might keep what it sees
+  no_modes.attr("__enter__")();
+  const nb::object made = empty_(no_elements_, nb::arg("device") = cpu_);
+  of_new_ = references(storage_of(made));
+  no_modes.attr("__exit__")(nb::none(), nb::none(), nb::none());
+}
+
+void Api::require_names() const {
+  if (absent_.empty()) return;
+  refuse_absent(absent_);
+}
+
+void Api::refuse_absent(const std::string& name) const {
+  throw Error(ErrorCode::unsupported,
+              "torch " + std::string(nb::str(module.attr("__version__")).c_str()) + " has no " + name +
+                  ", which onecopy needs for this tensor; use a version of torch that has it");
+}
+
+nb::object Api::call_if_there(const nb::object& method, const char* name, nb::handle self) const {
+  if (method.is_none()) refuse_absent(name);
+  return call(method, self);
+}
+
+nb::object Api::shared_descriptor(nb::handle storage) const {
+  return call_if_there(descriptor_, "torch.UntypedStorage._get_shared_fd", storage);
+}
+
+nb::object Api::share_by_descriptor(nb::handle storage) const {
+  return call_if_there(share_descriptor_, "torch.UntypedStorage._share_fd_cpu_", storage);
+}
+
+nb::object Api::share_by_name(nb::handle storage) const {
+  return call_if_there(share_name_, "torch.UntypedStorage._share_filename_cpu_", storage);
+}
+
+nb::object Api::neg_view(nb::handle tensor) const {
+  return call_if_there(neg_view_, "torch.Tensor._neg_view", tensor);
+}
+
+bool Api::is_ordinary(nb::handle tensor) const {
+  const auto is = [&](const nb::object& method) { return call(method, tensor).is(nb::handle(Py_True)); };
+  return !is(is_inference_) && (has_names_.is_none() || !is(has_names_));
+}
+
+bool Api::is_alone(const nb::object& storage) const {
+  return !use_count_.is_none() && references(storage) == of_new_;
+}
+
+Api::References Api::references(const nb::object& storage) const {
+  return {number(use_count_(get(storage, cdata_))), Py_REFCNT(storage.ptr())};
+}
+
+bool Api::try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept {
+  if (PyObject_SetAttr(tensor.ptr(), data_.ptr(), twin.ptr()) == 0) return true;
+  PyErr_Clear();
+  return false;
+}
+
+const Api::ExchangeTable* Api::find_table(nb::handle tensor_type) {
+  const nb::object capsule = nb::getattr(tensor_type, "__dlpack_c_exchange_api__", nb::none());
+  if (!PyCapsule_IsValid(capsule.ptr(), "dlpack_exchange_api")) return nullptr;
+  const auto* table =
+      static_cast<const ExchangeTable*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+  while (table && table->version.major > 1) table = table->previous;
+  return table && table->version.major == 1 ? table : nullptr;
+}
+
+std::optional<Api::Placed> Api::placed(PyObject* tensor) const {
+  if (table_ && table_->view_of_object)
+    if (auto placed = placed_by_table(tensor)) return placed;
+  return placed_by_attributes(tensor);
+}
+
+std::optional<Api::Placed> Api::placed_by_table(PyObject* tensor) const {
+  DLTensor dl;
+  if (table_->view_of_object(tensor, &dl) != 0) {
+    PyErr_Clear();  // sparse, quantized, meta, a dtype that DLPack does not have
+    return std::nullopt;
+  }
+  // DLPack has one number for all devices of extensions, and torch's attributes have their names.
+  if (dl.device.device_type != kDLCpu && dl.device.device_type != kDLCuda) return std::nullopt;
+  const auto ndim = static_cast<std::size_t>(dl.ndim);
+  try {
+    const DType dtype = from_dl(dl.dtype);
+    if (is_int_of_bytes(dtype) && !get(tensor, dtype_).is(dtypes_[static_cast<std::size_t>(dtype)]))
+      return std::nullopt;
+    return Placed{Layout(dtype, std::span(dl.shape, ndim), std::span(dl.strides, ndim)), from_dl(dl.device),
+                  static_cast<std::byte*>(dl.data) + dl.byte_offset};
+  } catch (const Error&) {
+    return std::nullopt;
+  }
+}
+
+std::optional<Api::Placed> Api::placed_by_attributes(nb::handle tensor) const {
+  const auto device = device_of(tensor);
+  if (!device || !tensor.attr("layout").is(strided_) || nb::cast<bool>(tensor.attr("is_nested")))
+    return std::nullopt;
+  const nb::object dtype = tensor.attr("dtype");
+  for (auto i = static_cast<std::size_t>(kFirstDType); i < dtypes_.size(); ++i)
+    if (dtypes_[i].is(dtype))
+      return Placed{
+          Layout(static_cast<DType>(i), numbers(tensor.attr("shape")), numbers(tensor.attr("stride")())),
+          *device, reinterpret_cast<std::byte*>(number(tensor.attr("data_ptr")()))};
+  return std::nullopt;
+}
+
+Device Api::device_of_storage(nb::handle storage) const {
+  if (const auto device = device_of(storage)) return *device;
+  throw Error(ErrorCode::unsupported,
+              "only storages on the cpu and on CUDA and Ascend devices can be shared");
+}
+
+/// torch.cuda; torch.npu once torch_npu was imported.
+nb::object Api::part_for(DeviceType type) const {
+  return nb::getattr(module, std::string(onecopy::name(type)).c_str(), nb::none());
+}
+
+/// Every get() asks about CUDA. Most of the time a variable of torch's answers, without a call of Python code.
+bool Api::has_used(DeviceType type) const {
+  const std::uint32_t bit = std::uint32_t{1} << static_cast<unsigned>(type);
+  if ((used_ & bit) != 0) return true;
+  const nb::object part = part_for(type);
+  if (part.is_none()) return false;
+  if (type == DeviceType::cuda && nb::getattr(part, "_initialized", nb::none()).is(nb::handle(Py_False)))
+    return false;
+  if (!nb::cast<bool>(part.attr("is_initialized")())) return false;
+  used_ |= bit;
+  return true;
+}
+
+/// Tensors on memory of others do not make torch initialise its part for the device.
+void Api::use(Device device) const {
+  if (device.type == DeviceType::cpu || has_used(device.type)) return;
+  const auto refuse = [&](const std::string& why) {
+    throw Error(ErrorCode::unsupported,
+                "torch cannot use " + device.str() + ": " + why +
+                    "; open the tensor without framework=\"torch\", or copy it to the cpu first: .cpu()");
+  };
+  const nb::object part = part_for(device.type);
+  const std::string name(onecopy::name(device.type));
+  if (part.is_none()) refuse("there is no torch." + name + ", import torch_" + name + " for it");
+  try {
+    part.attr("init")();
+  } catch (nb::python_error& error) {
+    refuse(nb::str(error.value()).c_str());
+  }
+}
+
+std::int16_t Api::current_ordinal(DeviceType type) const {
+  if (!has_used(type)) return 0;
+  return nb::cast<std::int16_t>(part_for(type).attr("current_device")());
+}
+
+/// The exchange table's answer is a stream of CUDA whatever the device.
+Stream Api::current_stream(Device device) const {
+  if (!has_used(device.type)) return {};
+  void* stream = nullptr;
+  if (device.type == DeviceType::cuda && table_ && table_->current_stream &&
+      table_->current_stream(kDLCuda, device.index, &stream) == 0)
+    return {stream};
+  PyErr_Clear();
+  const nb::object find = part_for(device.type).attr("current_stream");
+  const nb::object current = device.index == kCurrentDevice ? find() : find(device.index);
+  const std::string attribute = std::string(onecopy::name(device.type)) + "_stream";
+  return {reinterpret_cast<void*>(number(current.attr(attribute.c_str())))};
+}
+
+/// Default streams are never captured, and most streams are those. No device but the current one is touched.
+Stream Api::captured_stream() const {
+  const Stream stream = current_stream({DeviceType::cuda, kCurrentDevice});
+  if (!stream.native) return {};
+  const int ordinal = current_ordinal(DeviceType::cuda);
+  return backend(DeviceType::cuda).is_captured(ordinal, stream) ? stream : Stream{};
+}
+
+nb::object Api::device(Device device) const {
+  if (device == kCpu) return cpu_;
+  return module.attr("device")(device.str());
+}
+
+bool Api::can_import(DType dtype) noexcept { return dtype < DType::f8_e4m3fn; }
+
+nb::object Api::import(DLManagedTensorVersioned* managed) const {
+  if (!table_ || !table_->object_from_managed) return import_capsule_(capsule_of(managed));
+  void* object = nullptr;
+  if (table_->object_from_managed(managed, &object) == 0) return nb::steal(static_cast<PyObject*>(object));
+  throw nb::python_error();
+}
+
+nb::object Api::on_storage(nb::handle storage, const Layout& layout, std::size_t offset,
+                           Device where) const {
+  const nb::object& dtype = dtypes_[static_cast<std::size_t>(layout.dtype())];
+  if (dtype.is_none())
+    throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
+                                            std::string(name(layout.dtype())) + "; use a newer one");
+  if (offset % size_of(layout.dtype()) != 0)
+    throw Error(
+        ErrorCode::unsupported,
+        "this tensor begins in the middle of an element, counted from where its block does, and torch "
+        "can open none there; open it without framework=\"torch\", or have a copy sent");
+  nb::object tensor = empty_(no_elements_, nb::arg("dtype") = dtype, nb::arg("device") = device(where));
+  set_(tensor, storage, offset / size_of(layout.dtype()), tuple_of(layout.shape()),
+       tuple_of(layout.strides()));
+  return tensor;
+}
+
+nb::object Api::as_parameter(nb::handle tensor, bool requires_grad) const {
+  const nb::handle parameter(reinterpret_cast<PyObject*>(parameter_type));
+  if (make_subclass_.is_none()) return parameter(tensor, requires_grad);
+  return make_subclass_(parameter, tensor, requires_grad);
+}
+
+std::byte* Api::data(nb::handle storage) const {
+  try {
+    return reinterpret_cast<std::byte*>(number(call(data_ptr_, storage)));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_RuntimeError)) throw;
+  }
+  refuse_no_memory();
+}
+
+std::uintptr_t Api::weak(nb::handle storage) const { return number(call(weak_ref_, storage)); }
+
+nb::object Api::upgrade(std::uintptr_t weak) const { return from_weak_(weak); }
+
+void Api::free_weak(std::uintptr_t weak) const { free_weak_(weak); }
+
+}  // namespace onecopy::python::torch

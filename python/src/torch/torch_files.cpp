@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch/torch_files.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "os/fd.h"
+#include "os/log.h"
+#include "os/memory_limit.h"
+#include "share/api/adopt_by_name.h"
+
+namespace onecopy::python::torch {
+namespace {
+
+constexpr int kNoDescriptor = -1;  // torch's own word
+
+/// The descriptor that torch keeps, kNoDescriptor of a storage of torch.from_file(), nothing of one that has a name.
+std::optional<int> descriptor_of(const Api& torch, nb::handle storage) {
+  try {
+    return nb::cast<int>(torch.shared_descriptor(storage));
+  } catch (nb::python_error& error) {
+    if (!error.matches(PyExc_RuntimeError)) throw;
+    return std::nullopt;
+  }
+}
+
+/// Writes to a file that is mapped shared are meant for the file, which a block is not.
+void refuse_shared_file(nb::handle storage) {
+  const nb::object file = storage.attr("filename");
+  if (file.is_none()) return;  // mapped privately: only this process sees writes
+  throw Error(ErrorCode::unsupported,
+              "this tensor is the file " + nb::cast<std::string>(file) +
+                  ", mapped by torch.from_file(), and sharing it would part it from "
+                  "the file; map the file in the other process, too, or share a "
+                  "clone() of the tensor");
+}
+
+[[noreturn]] void refuse_name(const std::string& path, const std::string& problem) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("torch shares this tensor's memory by the name {}, and {}; a copy would part it from "
+                  "those who have it by that name: share a clone() of the tensor",
+                  path, problem));
+}
+
+/// torch's header is in front of the bytes, and the mapping begins with the file: so much of a page lies before them.
+std::size_t header_of(const Api& torch, nb::handle storage) {
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  return reinterpret_cast<std::uintptr_t>(torch.data(storage)) % page;
+}
+
+/// torch's mapping ends with the bytes; a file that was adopted before ends with its last page.
+bool is_as_long(std::size_t found, std::size_t expected) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  return found == expected || found == (expected + page - 1) / page * page;
+}
+
+/// Elsewhere than in /dev/shm its files cannot have names of ours, and each costs a descriptor.
+Tensor adopt_with_descriptor(const Fd& file, std::size_t size, std::size_t header) {
+  static std::atomic_flag is_said;
+  if (!is_said.test_and_set())
+    log_warning(
+        "ONECOPY_SHM_DIR is not on the file system of /dev/shm, where torch has its files: each storage "
+        "that torch "
+        "shares by name costs a descriptor");
+  return adopt_file(file.get(), size, header);
+}
+
+/// The file that torch has for the strategy file_system. To ask for its name makes one where the storage is not shared
+/// yet.
+Tensor adopt_named(const Api& torch, nb::handle storage) {
+  const nb::tuple handle = nb::cast<nb::tuple>(torch.share_by_name(storage));
+  const auto size = nb::cast<std::size_t>(handle[2]);
+  const std::string path = "/dev/shm" + std::string(nb::cast<nb::bytes>(handle[1]).c_str());
+  const Fd file(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NOFOLLOW));
+  if (!file && (errno == EMFILE || errno == ENFILE)) throw_errno("cannot open " + path, errno);
+  if (!file) refuse_name(path, fmt::format("it cannot be opened ({})", std::strerror(errno)));
+  struct stat status {};
+  if (::fstat(file.get(), &status) != 0) throw_errno("cannot examine " + path, errno);
+  const std::size_t header = header_of(torch, storage);
+  if (!is_as_long(static_cast<std::size_t>(status.st_size), header + size))
+    refuse_name(path, fmt::format("that has {} bytes where {} and a header of {} were expected",
+                                  status.st_size, size, header));
+  if (auto adopted = try_adopt_by_name(file, size, header)) return *std::move(adopted);
+  return adopt_with_descriptor(file, size, header);
+}
+
+double mebibytes(std::uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
+
+/// torch fills the file page by page: without room it ends in SIGBUS, and a control group kills.
+void require_room(std::uint64_t bytes) {
+  struct statvfs system {};
+  const bool is_bounded = ::statvfs("/dev/shm", &system) == 0 && system.f_blocks != 0;
+  const std::uint64_t left = std::uint64_t{system.f_bavail} * system.f_frsize;
+  if (is_bounded && left < bytes)
+    throw Error(
+        ErrorCode::out_of_memory,
+        fmt::format(
+            "torch before 2.12 moves this storage of {:.1f} MiB into a file in /dev/shm, where {:.1f} "
+            "MiB of {:.1f} are left; enlarge that (docker run --shm-size), share a clone() of the "
+            "tensor, which needs none of it, or use a newer torch",
+            mebibytes(bytes), mebibytes(left),
+            mebibytes(std::uint64_t{system.f_blocks} * system.f_frsize)));
+  require_memory(bytes);
+}
+
+}  // namespace
+
+std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage) {
+  const std::optional<int> descriptor = descriptor_of(torch, storage);
+  if (!descriptor) return SharedFile{adopt_named(torch, storage), true};
+  if (*descriptor != kNoDescriptor)
+    return SharedFile{adopt_file(*descriptor, torch.nbytes(storage)), false};
+  refuse_shared_file(storage);
+  return std::nullopt;
+}
+
+Tensor move_into_file(const Api& torch, nb::handle storage) {
+  require_room(torch.nbytes(storage));
+  if (strategy() == Strategy::file_system) return adopt_named(torch, storage);
+  const nb::tuple file = nb::cast<nb::tuple>(torch.share_by_descriptor(storage));
+  return adopt_file(nb::cast<int>(file[0]),
+                    nb::cast<std::size_t>(file[1]));  // the descriptor stays torch's
+}
+
+}  // namespace onecopy::python::torch

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of onecopy for torch's CUDA allocator. torch finds the two functions by name and calls them on any
+// thread, with or without the GIL: onecopy/torch.py says how.
+#include <fmt/format.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <exception>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "os/log.h"
+
+namespace onecopy::python {
+namespace {
+
+/// What torch has of ours, by address.
+/// Thread safety: all members may be called concurrently. Never destroyed: torch gives memory back until the end.
+class LentToTorch {
+ public:
+  static LentToTorch& instance() {
+    static LentToTorch* const lent = new LentToTorch;
+    return *lent;
+  }
+
+  void* add(Tensor tensor) {
+    void* const begin = tensor.data();
+    const std::lock_guard lock(mutex_);
+    blocks_.insert_or_assign(begin, std::move(tensor));
+    return begin;
+  }
+
+  /// Nothing for memory that is not ours.
+  Tensor take(void* begin) {
+    const std::lock_guard lock(mutex_);
+    auto node = blocks_.extract(begin);
+    return node ? std::move(node.mapped()) : Tensor{};
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<void*, Tensor> blocks_;
+};
+
+/// torch says "out of memory" itself, and tries again when it has given back what it can.
+void* allocate(ssize_t size, int device) noexcept {
+  try {
+    const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});
+    return LentToTorch::instance().add(empty(bytes, {DeviceType::cuda, static_cast<std::int16_t>(device)}));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::out_of_memory)
+      log_warning(fmt::format("no memory for torch on cuda:{}: {}", device, error.what()));
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("no memory for torch on cuda:{}: {}", device, error.what()));
+  }
+  return nullptr;
+}
+
+/// The block is free when the stream has come to here, and when no other process has it any more.
+void give_back(void* begin, void* stream) noexcept {
+  try {
+    const Tensor ordered = record_stream(LentToTorch::instance().take(begin), {stream});
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("torch's memory at {} was given back out of order: {}", begin, error.what()));
+  }
+}
+
+}  // namespace
+}  // namespace onecopy::python
+
+extern "C" {
+
+[[gnu::visibility("default")]] void* onecopy_cuda_allocate(ssize_t size, int device, void*) noexcept {
+  return onecopy::python::allocate(size, device);
+}
+
+[[gnu::visibility("default")]] void onecopy_cuda_free(void* begin, ssize_t, int, void* stream) noexcept {
+  onecopy::python::give_back(begin, stream);
+}
+}

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "torch/torch_storages.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "binding/kept.h"
+#include "memory/dlpack_dtype.h"
+#include "share/owner/keeper.h"
+#include "share/runtime/process.h"
+
+namespace onecopy::python::torch {
+namespace {
+
+template <class Map>
+std::vector<typename Map::key_type> keys_of(const Map& map) {
+  std::vector<typename Map::key_type> keys;
+  keys.reserve(map.size());
+  for (const auto& [key, value] : map) keys.push_back(key);
+  return keys;
+}
+
+}  // namespace
+
+Storages& Storages::instance() {
+  static Storages* storages = new Storages();
+  return *storages;
+}
+
+Storages::Storages() {
+  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                 [] { instance().mutex_.unlock(); });
+}
+
+nb::object Storages::lend(const Api& api, const Tensor& tensor) {
+  drop_due(api);
+  auto lent = std::make_unique<Lent>(tensor);
+  // They are only read, and stay where they are as long as torch has them. A 0-d tensor has pointers, too.
+  const Layout& layout = lent->bytes.layout();
+  lent->managed.version = {1, 1};
+  lent->managed.manager_ctx = lent.get();
+  lent->managed.deleter = &Storages::give_back;
+  lent->managed.dl_tensor = {lent->begin,
+                             to_dl(tensor.device()),
+                             static_cast<std::int32_t>(layout.ndim()),
+                             to_dl(layout.dtype()),
+                             const_cast<std::int64_t*>(layout.shape().data()),
+                             const_cast<std::int64_t*>(layout.strides().data()),
+                             0};
+  {
+    std::lock_guard lock(mutex_);
+    lent_[lent->begin] = lent.get();  // in place of one whose storage is on its way out
+  }
+  return api.import(&lent.release()->managed);
+}
+
+void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin, nb::object former) {
+  const std::uintptr_t weak = api.weak(storage);
+  std::lock_guard lock(mutex_);
+  const auto at = lent_.find(begin);
+  if (at == lent_.end()) {
+    free_later(weak);
+    return;
+  }
+  if (at->second->weak != 0) free_later(at->second->weak);
+  at->second->weak = weak;
+  if (former.is_valid()) at->second->former = former.release().ptr();
+}
+
+std::optional<Tensor> Storages::block_at(const Api& api, const std::byte* begin) {
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto at = lent_.find(begin); at != lent_.end()) return at->second->bytes;
+    if (!paired_.contains(begin)) return std::nullopt;
+  }
+  return paired_block_at(api, begin);
+}
+
+/// torch may have unmapped that storage since, and have put another one there.
+std::optional<Tensor> Storages::paired_block_at(const Api& api, const std::byte* begin) {
+  std::uintptr_t weak = 0;
+  std::optional<Tensor> bytes;
+  {
+    std::lock_guard lock(mutex_);
+    const Paired& paired = paired_.at(begin);  // entries go with the GIL only, which we hold
+    weak = paired.weak;
+    bytes = paired.bytes;
+  }
+  if (api.upgrade(weak).is_none()) bytes.reset();
+  return bytes;
+}
+
+std::uintptr_t Storages::weak_at(const std::byte* begin) const {
+  std::lock_guard lock(mutex_);
+  if (const auto at = lent_.find(begin); at != lent_.end()) return at->second->weak;
+  if (const auto at = ours_.find(begin); at != ours_.end()) return paired_.at(at->second).weak;
+  if (const auto at = adopted_.find(begin); at != adopted_.end()) return at->second.weak;
+  return 0;
+}
+
+nb::object Storages::storage_at(const Api& api, const std::byte* begin) {
+  const std::uintptr_t weak = weak_at(begin);
+  // The number stays valid: numbers are freed with the GIL only, which we hold.
+  if (weak == 0) return {};
+  nb::object storage = api.upgrade(weak);
+  return storage.is_none() ? nb::object() : storage;
+}
+
+void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
+  if (paired_.size() >= paired_limit_) drop_expired(api);
+  const std::byte* theirs = api.data(storage);
+  const std::uintptr_t weak = api.weak(storage);
+  std::lock_guard lock(mutex_);
+  if (const auto at = paired_.find(theirs); at != paired_.end()) {  // an expired one at the same address
+    ours_.erase(onecopy::storage(at->second.bytes).data());
+    free_later(at->second.weak);
+    paired_.erase(at);
+  }
+  paired_.insert({theirs, {bytes, weak}});
+  ours_[onecopy::storage(bytes).data()] = theirs;
+}
+
+void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& bytes) {
+  if (adopted_.size() >= adopted_limit_) drop_expired_adopted(api);
+  const BlockInfo info = Process::current().ledger().export_spot(bytes.block().number()).info;
+  const Adopted adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
+  const auto [at, is_new] = adopted_.try_emplace(bytes.as<std::byte>(), adopted);
+  if (!is_new) api.free_weak(std::exchange(at->second, adopted).weak);
+}
+
+std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t size, Device device) {
+  const auto at = adopted_.find(begin);
+  if (at == adopted_.end() || at->second.size != size) return std::nullopt;
+  BlockRef block = Process::current().ledger().try_open(at->second.block, at->second.generation);
+  if (!block) return std::nullopt;
+  return Tensor(std::move(block), const_cast<std::byte*>(begin),
+                Layout(DType::u8, {static_cast<std::int64_t>(size)}), device, Access::read_write);
+}
+
+/// Looking at a storage runs Python code, finalizers maybe, and those may share and drop others: all that is kept
+/// across it are keys.
+void Storages::drop_expired_adopted(const Api& api) {
+  for (const std::byte* begin : keys_of(adopted_)) {
+    const std::uintptr_t weak = adopted_.contains(begin) ? adopted_.at(begin).weak : 0;
+    if (weak == 0 || !api.upgrade(weak).is_none()) continue;
+    const auto at = adopted_.find(begin);
+    if (at == adopted_.end() || at->second.weak != weak) continue;
+    adopted_.erase(at);
+    api.free_weak(weak);
+  }
+  adopted_limit_ = std::max<std::size_t>(64, adopted_.size() * 2);
+}
+
+bool Storages::also_in(const std::byte* begin, Stream stream, const Tensor& bytes) {
+  const std::lock_guard lock(mutex_);
+  const auto at = lent_.find(begin);
+  if (at == lent_.end()) return false;
+  auto& streams = at->second->streams;
+  const bool known = std::any_of(streams.begin(), streams.end(),
+                                 [&](const auto& entry) { return entry.first == stream.native; });
+  if (!known) streams.emplace_back(stream.native, bytes);
+  return true;
+}
+
+void Storages::drop_expired(const Api& api) {
+  drop_due(api);
+  drop_expired_adopted(api);
+  for (const std::byte* begin : paired_keys()) {
+    const std::uintptr_t weak = paired_weak_at(begin);
+    if (weak != 0 && api.upgrade(weak).is_none()) take_paired(begin, weak);
+  }
+  const std::lock_guard lock(mutex_);
+  paired_limit_ = std::max<std::size_t>(64, paired_.size() * 2);
+}
+
+std::vector<const std::byte*> Storages::paired_keys() const {
+  const std::lock_guard lock(mutex_);
+  return keys_of(paired_);
+}
+
+std::uintptr_t Storages::paired_weak_at(const std::byte* begin) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = paired_.find(begin);
+  return at == paired_.end() ? 0 : at->second.weak;
+}
+
+/// The block, to be let go of without the lock; nothing when another storage is there by now.
+Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
+  const std::lock_guard lock(mutex_);
+  const auto at = paired_.find(begin);
+  if (at == paired_.end() || at->second.weak != weak) return {};
+  Tensor bytes = std::move(at->second.bytes);
+  ours_.erase(onecopy::storage(bytes).data());
+  free_later(weak);
+  paired_.erase(at);
+  return bytes;
+}
+
+void Storages::give_back(DLManagedTensorVersioned* managed) {
+  const std::unique_ptr<Lent> lent(static_cast<Lent*>(managed->manager_ctx));
+  instance().remove(*lent);
+  if (lent->former) drop_soon(lent->former);
+}  // and the block is let go of without the lock
+
+void Storages::remove(Lent& lent) noexcept {
+  std::lock_guard lock(mutex_);
+  const auto at = lent_.find(lent.begin);
+  if (at != lent_.end() && at->second == &lent) lent_.erase(at);
+  if (lent.weak != 0) free_later(lent.weak);
+}
+
+void Storages::drop_all_due(const Api& api) {
+  std::vector<std::uintptr_t> weak;
+  {
+    std::lock_guard lock(mutex_);
+    is_due_ = false;
+    weak.swap(due_weak_);
+  }
+  for (const std::uintptr_t number : weak) api.free_weak(number);
+}
+
+}  // namespace onecopy::python::torch

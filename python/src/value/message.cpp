@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "value/message.h"
+
+#include <fmt/format.h>
+#include <nanobind/stl/string.h>
+
+#include <cstring>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "array/numpy.h"
+#include "binding/bytes.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "binding/no_collection.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "torch/torch.h"
+#include "value/values.h"
+
+namespace onecopy::python {
+namespace {
+
+/// The low bits of a tag.
+enum Form : std::uint32_t {
+  kRaw = 0,     ///< a message of a C++ program, or a onecopy.Tensor
+  kTensor = 1,  ///< one tensor; its flags are in the upper 24 bits
+  kValues = 2,
+  kPickle = 3,
+};
+constexpr std::uint32_t kFormMask = 0x7f;
+constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
+constexpr std::uint32_t kTagMask = 0xff;
+constexpr int kFlagsShift = 8;
+
+/// Data from here on is written into shared memory once, and read where it lies.
+constexpr std::size_t kLargeData = std::size_t{32} << 10;
+constexpr std::size_t kCopyWithoutGil = std::size_t{256} << 10;
+
+/// Making so many objects, none of them garbage, would set off the garbage collector again and again.
+constexpr std::size_t kManyTensors = 1000;
+
+/// A row of a pickled message that is a whole torch.UntypedStorage.
+constexpr std::uint32_t kStorage = 0x100;
+
+[[noreturn]] void refuse(const char* problem) {
+  throw Error(ErrorCode::bad_handle, fmt::format("this is no message for Python: {}", problem));
+}
+
+void move_data_to_tensor(Message& message) {
+  const std::size_t size = message.data.size();
+  Tensor data = empty(Layout(DType::u8, {static_cast<std::int64_t>(size)}));
+  const auto copy = [&] { return std::memcpy(data.data(), message.data.data(), size); };
+  size >= kCopyWithoutGil ? without_gil(copy) : copy();
+  message.tensors.push_back(std::move(data));
+  message.data.clear();
+  message.tag |= kDataIsTensor;
+}
+
+/// The tensors that one pickling pass comes by, as rows of the message. The pickle names them by index.
+class Rows {
+ public:
+  explicit Rows(nb::object opener) : opener_(std::move(opener)) {}
+
+  /// A pickler's reducer_override.
+  nb::object reduce(nb::handle object);
+  std::vector<Tensor>& tensors() noexcept { return tensors_; }
+
+ private:
+  nb::object add(Tensor tensor, std::uint32_t flags) {
+    tensors_.push_back(std::move(tensor));
+    return nb::make_tuple(opener_, nb::make_tuple(tensors_.size() - 1, flags));
+  }
+
+  nb::object opener_;  ///< what the pickle calls for a row
+  std::vector<Tensor> tensors_;
+};
+
+bool is_storage(nb::handle object) {
+  if (!torch::is_loaded()) return false;
+  const nb::object type = nb::module_::import_("torch").attr("UntypedStorage");
+  if (object.type().ptr() != type.ptr()) return false;
+  return torch::device_of(object).has_value();
+}
+
+nb::object Rows::reduce(nb::handle object) {
+  if (torch::is_tensor(object.ptr())) {
+    if (auto shared = torch::share(object.ptr())) return add(std::move(shared->tensor), shared->flags);
+  } else if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) {
+    return add(*tensor, 0);
+  } else if (const auto array = SharedArray::of(object.ptr())) {
+    return add(array->tensor(), kNumpyFlag);
+  } else if (!PyType_Check(object.ptr()) && is_storage(object)) {
+    return add(torch::share_storage(object.ptr()), kStorage);
+  }
+  return nb::borrow(Py_NotImplemented);
+}
+
+/// The rows of the message that this thread is unpickling.
+thread_local std::span<const Tensor> unpickled_rows;
+
+/// Unpickling may get another message meanwhile.
+class Unpickling {
+ public:
+  explicit Unpickling(std::span<const Tensor> rows) : outer_(std::exchange(unpickled_rows, rows)) {}
+  Unpickling(const Unpickling&) = delete;
+  Unpickling& operator=(const Unpickling&) = delete;
+  ~Unpickling() { unpickled_rows = outer_; }
+
+ private:
+  std::span<const Tensor> outer_;
+};
+
+nb::object open_row(std::size_t index, std::uint32_t flags) {
+  if (index >= unpickled_rows.size()) refuse("it names a tensor that it does not have");
+  const Tensor& tensor = unpickled_rows[index];
+  return flags == kStorage ? torch::open_storage(tensor) : open_tensor(tensor, flags);
+}
+
+/// The functions of onecopy._pickling, imported when something has to be pickled and kept for ever. No
+/// static of a function: another thread would wait for its making with the GIL.
+struct Pickling {
+  PyObject* dumps = nullptr;
+  PyObject* loads = nullptr;
+  PyObject* open_row = nullptr;
+};
+
+const Pickling& pickling() {
+  static Pickling functions;
+  if (functions.open_row) return functions;
+  const nb::object module = nb::module_::import_("onecopy._pickling");
+  functions.dumps = nb::getattr(module, "dumps").release().ptr();
+  functions.loads = nb::getattr(module, "loads").release().ptr();
+  functions.open_row = nb::getattr(module, "open_row").release().ptr();
+  return functions;
+}
+
+void pickle(nb::handle object, Message& message) {
+  const nb::object rows = nb::cast(Rows(nb::borrow(pickling().open_row)));
+  const nb::handle dumps = pickling().dumps;
+  const nb::object pickled = call_python([&] { return dumps(object, rows); });
+  Py_buffer view;
+  if (PyObject_GetBuffer(pickled.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  const auto* begin = static_cast<const std::byte*>(view.buf);
+  message = {kPickle, Bytes(begin, begin + view.len), std::move(nb::inst_ptr<Rows>(rows)->tensors())};
+  PyBuffer_Release(&view);
+}
+
+nb::object unpickle(ByteSpan data, std::span<const Tensor> tensors) {
+  const Unpickling now(tensors);
+  const nb::object view =
+      nb::steal(PyMemoryView_FromMemory(reinterpret_cast<char*>(const_cast<std::byte*>(data.data())),
+                                        static_cast<Py_ssize_t>(data.size()), PyBUF_READ));
+  if (!view.is_valid()) throw nb::python_error();
+  const nb::handle loads = pickling().loads;
+  return call_python([&] { return loads(view); });
+}
+
+Message checked_raw(const Message& message) {
+  if ((message.tag & kTagMask) == 0) return message;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("a message's tag must be a multiple of 256, not {:#x}: the low byte says what "
+                          "kind of message it is",
+                          message.tag));
+}
+
+nb::object decode_raw(Message&& message) {
+  const bool is_tensor = message.tag == 0 && message.data.empty() && message.tensors.size() == 1;
+  return is_tensor ? nb::cast(std::move(message.tensors.front())) : nb::cast(std::move(message));
+}
+
+nb::object decode_tensor(const Message& message, ByteSpan data, std::span<const Tensor> tensors) {
+  if (tensors.size() != 1 || !data.empty()) refuse("it should be one tensor");
+  return open_tensor(tensors.front(), message.tag >> kFlagsShift);
+}
+
+Message make_message(std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, Tensor> tensors) {
+  const auto* begin = reinterpret_cast<const std::byte*>(data.c_str());
+  Message message{tag, Bytes(begin, begin + data.size()), {}};
+  for (const nb::handle tensor : tensors) message.tensors.push_back(nb::cast<Tensor>(tensor));
+  return message;
+}
+
+Message encode(nb::handle object) {
+  Message message;
+  if (torch::is_tensor(object.ptr())) {
+    if (auto shared = torch::share(object.ptr())) {
+      message.tag = kTensor | shared->flags << kFlagsShift;
+      message.tensors.push_back(std::move(shared->tensor));
+      return message;
+    }
+  }
+  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {kRaw, {}, {*tensor}};
+  if (const auto array = SharedArray::of(object.ptr()))
+    return {kTensor | kNumpyFlag << kFlagsShift, {}, {array->tensor()}};
+  if (nb::isinstance<Message>(object)) return checked_raw(*nb::inst_ptr<Message>(object));
+  message.tag = kValues;
+  if (!encode_value(object.ptr(), message)) pickle(object, message);
+  if (message.data.size() >= kLargeData) move_data_to_tensor(message);
+  return message;
+}
+
+nb::object decode(Message&& message) {
+  if ((message.tag & kTagMask) == kRaw) return decode_raw(std::move(message));
+  std::span<const Tensor> tensors = message.tensors;
+  ByteSpan data = message.data;
+  if ((message.tag & kDataIsTensor) != 0) {
+    if (tensors.empty() || !data.empty() || tensors.back().layout().ndim() != 1 ||
+        tensors.back().dtype() != DType::u8 || !is_on_host(tensors.back()) ||
+        !tensors.back().layout().is_contiguous())
+      refuse("its data is not where it should be");
+    data = {tensors.back().as<const std::byte>(), tensors.back().nbytes()};
+    tensors = tensors.first(tensors.size() - 1);
+  }
+  const std::uint32_t form = message.tag & kFormMask;
+  if (form == kTensor) return decode_tensor(message, data, tensors);
+  NoCollection no_collection;
+  if (tensors.size() >= kManyTensors) no_collection.begin();
+  if (message.tag >> kFlagsShift == 0 && form == kValues) return decode_value(data, tensors);
+  if (message.tag >> kFlagsShift == 0 && form == kPickle) return unpickle(data, tensors);
+  refuse("its tag is unknown; a C++ program's own tags are multiples of 256");
+}
+
+}  // namespace
+
+Message encode_message(nb::handle object) {
+  drop_unneeded();
+  return call_python([&] { return encode(object); });
+}
+
+nb::object decode_message(Message&& message, Stream taken_in) {
+  drop_unneeded();
+  receive(message.tensors, taken_in);
+  return call_python([&] { return decode(std::move(message)); });
+}
+
+void init_message(nb::module_& m) {
+  nb::class_<Message>(
+      m, "Message",
+      "What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits\n"
+      "whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).")
+      .def(nb::new_(&make_message), nb::arg("tag") = 0, nb::arg("data") = nb::bytes("", 0),
+           nb::arg("tensors") = nb::tuple())
+      .def_ro("tag", &Message::tag, "The sender's own number.")
+      .def_prop_ro(
+          "data", [](const Message& message) { return to_python(message.data); }, "Plain bytes.")
+      .def_prop_ro(
+          "tensors",
+          [](const Message& message) -> nb::typed<nb::list, Tensor> {
+            nb::list tensors;
+            for (const Tensor& tensor : message.tensors) tensors.append(nb::cast(tensor));
+            return tensors;
+          },
+          "The tensors, not copied.")
+      .def("__repr__", [](const Message& message) {
+        return fmt::format("<onecopy.Message tag={:#x}, {} bytes, {} tensors>", message.tag,
+                           message.data.size(), message.tensors.size());
+      });
+  nb::class_<Rows>(m, "_Rows").def("reduce", &Rows::reduce, nb::arg("object").none());
+  m.def(
+      "_decode_message",
+      [](std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, Tensor> tensors) {
+        return decode_message(make_message(tag, data, tensors));
+      },
+      nb::arg("tag"), nb::arg("data"), nb::arg("tensors"), "What get() makes of a message.");
+  m.def("_open_row", &open_row, nb::arg("index"), nb::arg("flags"));
+}
+
+}  // namespace onecopy::python

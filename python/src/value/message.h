@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "binding/module.h"
+#include "onecopy/channel/queue.h"
+
+/// Python objects as messages of queues and pipes, as docs/formats/python-message-v1.md has it: a tensor
+/// alone and plain values cross without pickle, anything else is pickled once, its tensors beside it.
+/// Thread safety: all functions are called with the GIL held, and let go of it while they copy a lot.
+namespace onecopy::python {
+
+/// Tensors on devices leave in the order of stream_of(message.tensors). Throws what pickling raises, and
+/// invalid_argument for a onecopy.Message whose tag is taken.
+Message encode_message(nb::handle object);
+
+/// `taken_in` is the stream that the get was in the order of. Throws bad_handle for a message that none of us
+/// wrote, and what unpickling raises.
+nb::object decode_message(Message&& message, Stream taken_in = {});
+
+}  // namespace onecopy::python

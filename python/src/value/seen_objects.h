@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "binding/module.h"
+
+namespace onecopy::python {
+
+/// The numbers of the objects that may occur again. Holds them, so that no address means two of them.
+class SeenObjects {
+ public:
+  SeenObjects() = default;
+  SeenObjects(const SeenObjects&) = delete;
+  SeenObjects& operator=(const SeenObjects&) = delete;
+  ~SeenObjects() {
+    for (const Entry& entry : entries_) Py_XDECREF(entry.object);
+  }
+
+  /// Room for this many more at once.
+  void reserve(std::size_t more) {
+    if (2 * (used_ + more) > entries_.size()) grow(std::bit_ceil(2 * (used_ + more)));
+  }
+
+  /// The object's number, or kNew after it was given `number`.
+  std::uint32_t find_or_add(PyObject* object, std::uint32_t number) {
+    if (2 * (used_ + 1) > entries_.size()) grow(entries_.empty() ? 16 : 2 * entries_.size());
+    Entry& entry = place(object);
+    if (entry.object) return entry.number;
+    Py_INCREF(object);
+    entry = {object, number};
+    ++used_;
+    return kNew;
+  }
+  static constexpr std::uint32_t kNew = ~0U;
+
+ private:
+  struct Entry {
+    PyObject* object = nullptr;
+    std::uint32_t number = 0;
+  };
+
+  Entry& place(const PyObject* object) noexcept {
+    const std::size_t mask = entries_.size() - 1;
+    std::size_t at = (reinterpret_cast<std::uintptr_t>(object) >> 4) * 0x9e3779b97f4a7c15ULL >> 32;
+    while (entries_[at & mask].object && entries_[at & mask].object != object) ++at;
+    return entries_[at & mask];
+  }
+
+  void grow(std::size_t size) {
+    std::vector<Entry> old(size);
+    old.swap(entries_);
+    for (const Entry& entry : old)
+      if (entry.object) place(entry.object) = entry;
+  }
+
+  std::vector<Entry> entries_;  ///< a power of two, open addressing
+  std::size_t used_ = 0;
+};
+
+}  // namespace onecopy::python

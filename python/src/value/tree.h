@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "binding/module.h"
+#include "binding/no_collection.h"
+#include "value/seen_objects.h"
+
+namespace onecopy::python {
+
+/// What stands for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared
+/// memory; `copy`: not on the memory of the original. An invalid object when x is no array.
+/// Throws unsupported, naming `argument`, for arrays that cannot be shared. REQUIRES: the GIL.
+nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
+
+/// Is it a dict, list, tuple or torch.nn.Module: something with arrays in it?
+bool is_nested(nb::handle x);
+
+/// A nested value made fit for sharing: only types that encode_value() takes, each array an object of
+/// its own and named by its place, e.g. "layers.3.weight".
+/// Thread safety: used with the GIL held.
+class Tree {
+ public:
+  /// Throws invalid_argument with the place of what cannot be shared.
+  Tree(nb::handle x, bool copy);
+
+  struct Leaf {
+    std::string name;
+    nb::object array;
+  };
+  struct OtherName {
+    std::string name;
+    std::uint32_t leaf;
+  };
+  nb::handle value() const { return value_; }
+  /// In the order in which encode_value() comes across them.
+  const std::vector<Leaf>& leaves() const { return leaves_; }
+  std::string take_name(std::size_t leaf) { return std::move(leaves_[leaf].name); }
+  /// What is made of a large tree has been made: Python's garbage collector may run again.
+  void let_collect() noexcept { no_collection_.end(); }
+  /// Arrays at a second place and more.
+  const std::vector<OtherName>& other_names() const { return other_names_; }
+
+ private:
+  nb::object walk(nb::handle x, int depth);
+  nb::object walk_dict(nb::handle x, int depth);
+  nb::object walk_sequence(nb::handle x, bool is_tuple, int depth);
+  nb::object array(nb::handle x);
+  /// Memory that grows by doubling would cost a fifth of the walk.
+  void make_room_for_many();
+  std::string place() const;
+  [[noreturn]] void refuse(const std::string& problem) const;
+  /// Adds a part to the path while it lives.
+  class Step;
+
+  const bool copy_;
+  std::string path_;               ///< name of where we are
+  std::size_t most_together_ = 0;  ///< size of the largest dict, list or tuple
+  std::vector<Leaf> leaves_;
+  std::vector<OtherName> other_names_;
+  NoCollection no_collection_;  ///< once there are many leaves
+  SeenObjects seen_;            ///< leaves by the caller's object
+  nb::object value_;
+};
+
+}  // namespace onecopy::python

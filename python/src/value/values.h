@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <functional>
+#include <span>
+
+#include "binding/module.h"
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/bytes.h"
+#include "onecopy/memory/tensor.h"
+
+/// Plain Python values as bytes, with the tensors among them beside the bytes. The format is in
+/// docs/formats/python-message-v1.md. Objects that occur twice are one object on the other side too.
+/// Thread safety: all functions are called with the GIL held.
+namespace onecopy::python {
+
+/// Appends the value to message.data and message.tensors; torch tensors are moved into shared memory.
+/// Takes None, bool, int, float, complex, str, bytes, tuple, list, dict, torch and onecopy tensors, of
+/// exactly these types and nested up to 32 deep. False, and the message unspecified, when there is
+/// something else in it, which has to be pickled. Throws what moving a tensor raises.
+bool encode_value(PyObject* value, Message& message);
+
+/// A tensor as it was before encoding: a torch tensor with the flags' properties, or for no flags a
+/// onecopy.Tensor. Throws bad_handle for flags that do not exist.
+nb::object open_tensor(const Tensor& tensor, std::uint32_t flags);
+
+/// What to make of a tensor and its flags.
+using TensorOpener = std::function<nb::object(const Tensor& tensor, std::uint32_t flags)>;
+
+/// The value again. Throws bad_handle for whatever encode_value() does not write.
+nb::object decode_value(ByteSpan data, std::span<const Tensor> tensors,
+                        const TensorOpener& open = open_tensor);
+
+/// The Tensor inside a onecopy.Tensor; null for all other objects.
+const Tensor* as_onecopy_tensor(PyObject* object);
+
+}  // namespace onecopy::python

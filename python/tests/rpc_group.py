@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups of processes for tests of rpc: each member does what it is told over a pipe of the standard library."""
+
+from __future__ import annotations
+
+import itertools
+import multiprocessing
+import os
+import signal
+import time
+
+PATIENCE = 60.0  # seconds: far beyond what anything takes
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_numbers = itertools.count()
+
+
+class Member:
+    """A process. What it is told runs in its main thread, one after the other."""
+
+    def __init__(self, before=None) -> None:
+        self._pipe, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=_obey, args=(theirs, before), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    def begin(self, function, *arguments) -> None:
+        """Does not wait: result() does."""
+        self._pipe.send((function, arguments))
+
+    def result(self, seconds: float = PATIENCE):
+        """What the function returned; throws what it threw, or TimeoutError when it hangs."""
+        if not self._pipe.poll(seconds):
+            raise TimeoutError(f"no answer from process {self.process.pid} in {seconds:g} s")
+        result, error = self._pipe.recv()
+        if error is not None:
+            raise error
+        return result
+
+    def __call__(self, function, *arguments):
+        self.begin(function, *arguments)
+        return self.result()
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join()
+
+    def end(self) -> int | None:
+        """Lets it return from main; its exit code."""
+        try:
+            self._pipe.send(None)
+        except OSError:
+            pass
+        self.process.join(PATIENCE)
+        code = self.process.exitcode
+        if code is None:
+            self.process.kill()
+            self.process.join()
+        self._pipe.close()
+        return code
+
+
+def _obey(pipe, before) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    if before is not None:
+        before()
+    while True:
+        try:
+            message = pipe.recv()
+        except EOFError:
+            return
+        if message is None:
+            return
+        function, arguments = message
+        try:
+            pipe.send((function(*arguments), None))
+        except Exception as error:
+            pipe.send((None, _portable(error)))
+        message = function = arguments = None
+
+
+def _portable(error: Exception) -> Exception:
+    known = isinstance(error, (RuntimeError, ValueError, TypeError, KeyError, AttributeError, PermissionError))
+    return type(error)(str(error)) if known else RuntimeError(f"{type(error).__name__}: {error}")
+
+
+def init(file: str, rank: int, size: int, name: str, options: dict) -> None:
+    """init_rpc() in a member."""
+    import onecopy.distributed.rpc as rpc
+
+    backend = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{file}", **options)
+    rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=backend)
+
+
+def shutdown(graceful: bool = True) -> None:
+    import onecopy.distributed.rpc as rpc
+
+    rpc.shutdown(graceful=graceful)
+
+
+class Group:
+    """Members "worker0" and so on, that have met. As a context manager it ends them."""
+
+    def __init__(self, directory, size: int, **options) -> None:
+        self.members = [Member() for _ in range(size)]
+        self.file = f"{directory}/rendezvous-{next(_numbers)}"
+        for rank, member in enumerate(self.members):
+            member.begin(init, self.file, rank, size, f"worker{rank}", options)
+        for member in self.members:
+            member.result()
+
+    def __getitem__(self, rank: int) -> Member:
+        return self.members[rank]
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, kind, *rest) -> None:
+        if kind is None:
+            self.leave()
+        for member in self.members:
+            if kind is not None:
+                member.process.kill()
+            member.end()
+
+    def leave(self) -> None:
+        """shutdown() of all that live."""
+        living = [m for m in self.members if m.process.is_alive()]
+        everyone = len(living) == len(self.members)
+        for member in living:
+            member.begin(shutdown, everyone)
+        for member in living:
+            member.result()
+
+
+def until(condition, what: str) -> None:
+    """Waits for a condition. Throws TimeoutError."""
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.005)

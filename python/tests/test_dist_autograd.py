@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Backward passes through three processes give what one process gives."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onecopy.distributed.autograd as dist_autograd  # noqa: E402
+import onecopy.distributed.rpc as rpc  # noqa: E402
+from rpc_group import Group  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory):
+    with Group(tmp_path_factory.mktemp("rpc"), 3) as group:
+        yield group
+
+
+def parameter(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(3, 3, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+WEIGHTS = [parameter(seed) for seed in range(4)]  # the same in all processes; each uses its own
+EMBEDDING = torch.nn.Embedding(4, 3, sparse=True, dtype=torch.float64, _weight=parameter(9).detach()[[0, 1, 2, 0]].clone())
+
+
+def remotely(to, function, *args):
+    return rpc.rpc_sync(f"worker{to}", function, args=args)
+
+
+def here(to, function, *args):
+    """The program in one process: the same function, called."""
+    return function(*args)
+
+
+# What workers compute; `call` is remotely() or here().
+
+
+def layer(i, x):
+    return torch.tanh(x @ WEIGHTS[i])
+
+
+def two_layers(i, j, x, call_name):
+    return layer(i, CALLS[call_name](j, layer, j, x))
+
+
+def twins(i, x):
+    y = layer(i, x)
+    return y, y * 2
+
+
+def hooked(i, x):
+    y = x @ WEIGHTS[i]
+    y.register_hook(lambda g: torch.tanh(g * 1.3))
+    return y
+
+
+def lookup(indices):
+    return EMBEDDING(indices)
+
+
+CALLS = {"remotely": remotely, "here": here}
+
+
+def chain(name):
+    return CALLS[name](1, two_layers, 1, 2, WEIGHTS[0] * 2, name).sum()
+
+
+def diamond(name):
+    call = CALLS[name]
+    x = WEIGHTS[0] * 0.5
+    return (call(1, layer, 1, x) * call(2, layer, 2, x)).sum()
+
+
+def unused(name):
+    first, _ = CALLS[name](1, twins, 1, WEIGHTS[0])
+    CALLS[name](2, layer, 2, first)  # its result reaches no loss
+    return first.sum()
+
+
+def residual(name):
+    x = WEIGHTS[0]
+    for _ in range(3):
+        x = x + CALLS[name](1, layer, 1, x)
+    return (x * x).sum()
+
+
+def hooks(name):
+    x = WEIGHTS[0] * 1.5
+    return (CALLS[name](1, hooked, 1, x) + CALLS[name](1, hooked, 1, x * x)).pow(2).sum()
+
+
+def sparse(name):
+    return (CALLS[name](1, lookup, torch.tensor([0, 2, 2])) @ WEIGHTS[0]).sum()
+
+
+LEAVES = [*WEIGHTS, EMBEDDING.weight]
+
+
+def as_lists(gradients):
+    """By the number of the leaf."""
+    found = {}
+    for number, leaf in enumerate(LEAVES):
+        gradient = gradients.get(leaf)
+        if gradient is not None:
+            found[number] = gradient.to_dense().tolist()
+    return found
+
+
+def gradients_there(context_id):
+    return as_lists(dist_autograd.get_gradients(context_id))
+
+
+def in_three_processes(program, times=1):
+    with dist_autograd.context() as context_id:
+        loss = program("remotely")
+        for i in range(times):
+            dist_autograd.backward(context_id, [loss], retain_graph=i + 1 < times)
+        found = gradients_there(context_id)
+        for to in (1, 2):
+            found.update(remotely(to, gradients_there, context_id))
+    assert all(leaf.grad is None for leaf in LEAVES)
+    return found
+
+
+def in_one_process(program, times=1):
+    loss = program("here")
+    for i in range(times):
+        loss.backward(retain_graph=i + 1 < times)
+    found = as_lists({leaf: leaf.grad for leaf in LEAVES if leaf.grad is not None})
+    for leaf in LEAVES:
+        leaf.grad = None
+    return found
+
+
+def compare(found, wanted):
+    assert found.keys() == wanted.keys()
+    for number, gradient in wanted.items():
+        assert torch.allclose(torch.tensor(found[number]), torch.tensor(gradient), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("program", [chain, diamond, unused, residual, hooks, sparse], ids=lambda p: p.__name__)
+def test_gradients_are_those_of_one_process(three, program):
+    compare(three[0](in_three_processes, program), in_one_process(program))
+
+
+@pytest.mark.parametrize("program", [chain, residual, unused], ids=lambda p: p.__name__)
+def test_a_retained_graph_gives_its_gradients_twice(three, program):
+    compare(three[0](in_three_processes, program, 2), in_one_process(program, 2))
+
+
+# --- contexts and errors
+
+
+def contexts():
+    return int(dist_autograd._get_debug_info()["num_autograd_contexts"])
+
+
+def error_in_backward():
+    with dist_autograd.context() as context_id:
+        loss = remotely(1, breaks, WEIGHTS[0]).sum()
+        dist_autograd.backward(context_id, [loss])
+
+
+class Breaks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("broken on purpose")
+
+
+def breaks(x):
+    return Breaks.apply(x)
+
+
+def backward_of(context_id, roots):
+    dist_autograd.backward(context_id, roots)
+
+
+def plain_backward():
+    with dist_autograd.context():
+        remotely(1, layer, 1, WEIGHTS[0]).sum().backward()
+
+
+def bad_roots(what):
+    with dist_autograd.context() as context_id:
+        roots = {"none": [], "no scalar": [WEIGHTS[0] * 1], "no gradient": [torch.ones(())]}[what]
+        dist_autograd.backward(context_id, roots)
+
+
+def test_an_error_in_a_worker_is_raised_at_the_root(three):
+    with pytest.raises(RuntimeError, match="Error on Node 1: broken on purpose"):
+        three[0](error_in_backward)
+
+
+@pytest.mark.parametrize("what, text", [("none", "No tensors provided"), ("no scalar", "is not a scalar"),
+                                        ("no gradient", "requires_grad not set on")])  # fmt: skip
+def test_roots_that_have_no_gradient_are_refused(three, what, text):
+    with pytest.raises(RuntimeError, match=text):
+        three[0](bad_roots, what)
+
+
+def test_an_unknown_context_is_refused(three):
+    with pytest.raises(RuntimeError, match="Could not find autograd context with id: 77"):
+        three[0](backward_of, 77, [])
+
+
+def test_a_plain_backward_through_a_call_says_what_to_use(three):
+    with pytest.raises(RuntimeError, match="dist_autograd.backward"):
+        three[0](plain_backward)
+
+
+def test_contexts_end_in_all_workers(three):
+    from rpc_group import until
+
+    three[0](in_three_processes, chain)
+    until(lambda: all(member(contexts) == 0 for member in three.members), "a context was left in a worker")

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was put into a queue arrives while anybody has it whom the receiver can ask: owner, putter, the queue's maker."""
+
+import os
+import signal
+import time
+
+import pytest
+
+import onecopy
+import onecopy.multiprocessing as mp
+
+FORK = mp.get_context("fork")
+SPAWN = mp.get_context("spawn")
+
+
+def train(weights, may_end):
+    weights.put(onecopy.full((1000,), 7.0))
+    may_end.wait()
+
+
+def cache(weights, requests, done, answers):
+    held = weights.get()
+    done.set()
+    while requests.get() == "put":
+        answers.put(held)
+
+
+def report(answers, results):
+    try:
+        results.put(answers.get(timeout=60).tolist()[0])
+    except Exception as error:
+        results.put(repr(error))
+
+
+def from_a_fresh_process(context, answers):
+    results = context.Queue()
+    receiver = context.Process(target=report, args=(answers, results))
+    receiver.start()
+    result = results.get(timeout=120)
+    receiver.join()
+    return result
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def context(request):
+    return mp.get_context(request.param)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_cache_hands_out_what_a_process_that_ended_has_made(context, ends):
+    """Main has made the queue; the cache's memory is a trainer's. ``ends``: the cache is killed after its last put."""
+    weights, requests, answers = context.Queue(), context.Queue(), context.Queue()
+    may_end, done = context.Event(), context.Event()
+    trainer = context.Process(target=train, args=(weights, may_end))
+    server = context.Process(target=cache, args=(weights, requests, done, answers))
+    trainer.start()
+    server.start()
+    assert done.wait(60)
+    may_end.set()
+    trainer.join()
+    for _ in range(2):
+        requests.put("put")
+        assert from_a_fresh_process(context, answers) == 7.0
+        onecopy.collect()
+    requests.put("put")
+    while answers.empty():
+        time.sleep(0.01)
+    if ends:
+        server.kill()
+        server.join()
+        onecopy.collect()
+    assert from_a_fresh_process(context, answers) == 7.0
+    requests.put("end")
+    server.join()
+
+
+def make_queue(pipe):
+    queue = onecopy.Queue()
+    pipe.send(queue)
+    pipe.recv()
+
+
+def put_new_memory(queue, size, timeout, results):
+    queue.put(onecopy.full((size,), 7, dtype="uint8"), timeout=timeout)
+    results.put(onecopy.stats()["unkept"])
+
+
+def test_a_put_waits_for_a_busy_maker_as_long_as_it_may():
+    """It need not wait for it; but what the maker has not been given is lost when the putter ends."""
+    ours, theirs = FORK.Pipe()
+    maker = FORK.Process(target=make_queue, args=(theirs,))
+    maker.start()
+    queue, results = ours.recv(), FORK.Queue()
+    unkept = None
+    for _ in range(5):  # on a busy machine the maker may take too long once
+        os.kill(maker.pid, signal.SIGSTOP)
+        putter = FORK.Process(target=put_new_memory, args=(queue, 1000, 60, results))
+        putter.start()
+        time.sleep(0.5)
+        os.kill(maker.pid, signal.SIGCONT)
+        unkept = results.get(timeout=60)
+        putter.join()
+        assert from_a_fresh_process(FORK, queue) == 7
+        if unkept == 0:
+            break
+    assert unkept == 0
+    ours.send(None)
+    maker.join()
+
+
+def test_a_stopped_maker_delivers_what_it_was_asked_to_keep():
+    ours, theirs = FORK.Pipe()
+    maker = FORK.Process(target=make_queue, args=(theirs,))
+    maker.start()
+    queue, results = ours.recv(), FORK.Queue()
+    os.kill(maker.pid, signal.SIGSTOP)
+    putter = FORK.Process(target=put_new_memory, args=(queue, 1000, 0.1, results))
+    putter.start()
+    assert results.get(timeout=60) == 1
+    putter.join()
+    os.kill(maker.pid, signal.SIGCONT)
+    assert from_a_fresh_process(FORK, queue) == 7
+    ours.send(None)
+    maker.join()
+
+
+def test_unkept_falls_when_its_queue_is_gone():
+    ours, theirs = FORK.Pipe()
+    maker = FORK.Process(target=make_queue, args=(theirs,))
+    maker.start()
+    queue = ours.recv()
+    maker.kill()
+    maker.join()
+    before = onecopy.stats()["unkept"]
+    queue.put(onecopy.full((1000,), 7.0))
+    assert queue.get(timeout=60).tolist()[0] == 7.0
+    assert onecopy.stats()["unkept"] == before + 1
+    del queue
+    deadline = time.monotonic() + 60
+    while onecopy.stats()["unkept"] != before:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

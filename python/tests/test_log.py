@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the library in C++ has to say reaches Python's logging."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+LINES = """
+    import logging, sys
+    import onecopy
+
+    class Keep(logging.Handler):
+        def emit(self, record):
+            print(record.name, record.levelname, record.getMessage(), flush=True)
+            onecopy.zeros(3)  # a handler may use the library
+
+    if "root" in sys.argv:
+        logging.getLogger().addHandler(Keep())
+    if "own" in sys.argv:
+        logging.getLogger("onecopy").addHandler(Keep())
+    onecopy._core._log_line("error", "first")
+    onecopy._core._log_line("info", "second")
+"""
+
+
+@pytest.mark.parametrize("where", ["root", "own"])
+def test_lines_reach_the_handlers_of_the_logger(run_python, where):
+    assert run_python(LINES, where) == "onecopy ERROR first\n"
+    every = run_python(LINES, where, env={"ONECOPY_LOG": "info"}).splitlines()
+    assert [line for line in every if line.endswith(("first", "second"))] == ["onecopy ERROR first", "onecopy INFO second"]
+    assert run_python(LINES, where, env={"ONECOPY_LOG": "off"}) == ""
+
+
+def test_without_a_handler_they_go_to_stderr_as_without_python():
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(LINES)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and done.stdout == ""
+    assert done.stderr.startswith("[onecopy] [error] [") and done.stderr.endswith("] first\n")
+
+
+IN_CHILD = """
+    import logging, multiprocessing, sys
+    import onecopy
+
+    def work():
+        logging.getLogger().addHandler(logging.StreamHandler(sys.stdout))
+        onecopy._core._log_line("warning", "of a child")
+
+    if __name__ == "__main__":
+        child = multiprocessing.get_context(sys.argv[1]).Process(target=work)
+        onecopy._core._log_line("debug", "not said")
+        child.start()
+        child.join()
+        assert child.exitcode == 0
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_that_ends_at_once_has_said_what_it_had_to_say(run_python, method):
+    assert run_python(IN_CHILD, method) == "of a child\n"
+
+
+WITH_THE_GIL = """
+    import logging, threading
+    import onecopy
+
+    logging.getLogger().addHandler(logging.NullHandler())
+    end = threading.Event()
+
+    def talk():
+        while not end.is_set():
+            onecopy._core._log_line("warning", "x")
+
+    threads = [threading.Thread(target=talk) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(200):
+        onecopy.open(onecopy.share(onecopy.zeros(10)))
+    end.set()
+    for thread in threads:
+        thread.join()
+    print("ok")
+    threading.Thread(target=lambda: [onecopy._core._log_line("warning", "x") for _ in range(100000)], daemon=True).start()
+"""
+
+
+def test_lines_of_many_threads_stop_nobody_and_the_interpreter_may_end_meanwhile(run_python):
+    assert run_python(WITH_THE_GIL, stderr=None) == "ok\n"

@@ -1,0 +1,355 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls between processes: results, errors, deadlines, and members that end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onecopy.distributed.rpc as rpc  # noqa: E402
+from rpc_group import Group, Member, init, shutdown, until  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    with Group(tmp_path_factory.mktemp("rpc"), 2) as group:
+        yield group
+
+
+# --- run in members
+
+
+def add(a, b=1):
+    return a + b
+
+
+def fail(text):
+    raise KeyError(text)
+
+
+def sleep(seconds):
+    time.sleep(seconds)
+
+
+def own_pid():
+    return os.getpid()
+
+
+class Unusual(Exception):
+    def __init__(self, a, b):
+        super().__init__(a, b)
+
+
+def raise_unusual():
+    raise Unusual(1, 2)
+
+
+def call(function, *args, to="worker1", **kwargs):
+    return rpc.rpc_sync(to, function, args=args, **kwargs)
+
+
+def tensor_of(*args, **kwargs):
+    return call(*args, **kwargs).tolist()
+
+
+def fill_with_five(tensor):
+    tensor.fill_(5)
+    return tensor
+
+
+def argument_after_the_call():
+    mine = torch.zeros(3)
+    theirs = call(fill_with_five, mine)
+    return mine.tolist(), theirs.tolist()
+
+
+def down(depth, me, other):
+    return depth if depth == 0 else rpc.rpc_sync(other, down, args=(depth - 1, other, me)) + 1
+
+
+def thousand_in_flight():
+    futures = [rpc.rpc_async("worker1", add, args=(i, i)) for i in range(1000)]
+    return [f.wait() for f in futures] == [2 * i for i in range(1000)]
+
+
+def times_out():
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"RPC ran for more than set timeout \(50 ms\)"):
+        rpc.rpc_sync("worker1", sleep, args=(1.0,), timeout=0.05)
+    return time.monotonic() - start < 1.0
+
+
+def callback_that_calls():
+    """A callback may call, and wait: no thread that others need runs it."""
+    first = rpc.rpc_async("worker1", add, args=(1, 1))
+    second = first.then(lambda f: rpc.rpc_sync("worker1", add, args=(f.wait(), 1)))
+    gathered = torch.futures.collect_all([rpc.rpc_async("worker1", add, args=(i,)) for i in range(3)])
+    third = gathered.then(lambda f: rpc.rpc_sync("worker1", add, args=(sum(g.wait() for g in f.wait()), 1)))
+    return second.wait(), third.wait()
+
+
+@rpc.functions.async_execution
+def later(to, value):
+    return rpc.rpc_async(to, add, args=(value, 1)).then(lambda f: f.wait() * 10)
+
+
+def shared_by_threads():
+    results = []
+
+    def work(i):
+        for j in range(20):
+            results.append(rpc.rpc_sync("worker1", add, args=(i, j)) == i + j)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return len(results) == 160 and all(results)
+
+
+# --- results and errors
+
+
+def test_a_call_returns_what_the_function_does(pair):
+    assert pair[0](call, add, 1, 2) == 3
+    assert pair[0](call, own_pid) == pair[1].process.pid
+    assert pair[0](tensor_of, torch.add, torch.ones(2), torch.ones(2)) == [2, 2]
+
+
+def test_a_member_may_call_itself(pair):
+    assert pair[1](call, own_pid) == pair[1].process.pid
+
+
+def test_the_callee_may_change_what_it_got_and_the_caller_keeps_its_own(pair):
+    assert pair[0](argument_after_the_call) == ([0, 0, 0], [5, 5, 5])
+
+
+def test_an_error_comes_back_as_its_own_class_with_the_place_in_the_text(pair):
+    with pytest.raises(KeyError, match=r"On WorkerInfo\(id=1, name=worker1\).*not there.*in fail"):
+        pair[0](call, fail, "not there")
+
+
+def test_an_error_that_cannot_be_made_here_says_so(pair):
+    with pytest.raises(RuntimeError, match="Failed to create original exception type"):
+        pair[0](call, raise_unusual)
+
+
+def test_an_unknown_member_is_named_with_those_that_there_are(pair):
+    with pytest.raises(RuntimeError, match="could not find destination nobody; the members are worker0, worker1"):
+        pair[0](call_to_nobody)
+
+
+def call_to_nobody():
+    return call(add, 1, to="nobody")
+
+
+def what_cannot_cross(function, *args):
+    with pytest.raises(TypeError) as caught:
+        call(function, *args)
+    return str(caught.value)
+
+
+def local_function():
+    return what_cannot_cross(lambda: 1)
+
+
+class Plain:
+    pass
+
+
+def plain_object():
+    return what_cannot_cross(add, {"model": [1, Plain()]})
+
+
+def test_a_function_without_a_name_is_refused_before_anything_is_sent(pair):
+    assert "local to a function" in pair[0](local_function)
+
+
+def test_a_value_that_cannot_cross_is_named_by_its_place(pair):
+    assert "['model'][1]: test_rpc.Plain cannot cross without pickle" in pair[0](plain_object)
+
+
+def test_what_runs_programs_is_not_called(pair):
+    for function in (os.system, eval, os.kill):
+        with pytest.raises((PermissionError, TypeError), match="is not called for other processes"):
+            pair[0](call, function, "1")
+
+
+def test_a_late_call_fails_at_its_deadline_and_the_next_one_works(pair):
+    assert pair[0](times_out)
+    assert pair[0](call, add, 1) == 2
+
+
+def test_callbacks_may_call_and_wait(pair):
+    assert pair[0](callback_that_calls) == (3, 7)
+
+
+def test_a_function_may_return_a_future_and_keeps_no_thread(pair):
+    assert pair[0](call, later, "worker0", 1) == 20
+
+
+def test_a_thousand_calls_at_once(pair):
+    assert pair[0](thousand_in_flight)
+
+
+def test_many_threads_call_at_once(pair):
+    assert pair[0](shared_by_threads)
+
+
+def test_calls_nested_ten_deep_need_no_more_than_one_worker_thread(tmp_path):
+    with Group(tmp_path, 2, num_worker_threads=1) as group:
+        assert group[0](down, 10, "worker0", "worker1") == 10
+
+
+# --- members that end
+
+
+def begin_sleep_and_wait():
+    rpc.rpc_sync("worker1", sleep, args=(3600,), timeout=0)
+
+
+def has_ended(rank):
+    return rpc._get_current_rpc_agent().member(rank).has_ended
+
+
+def is_busy():
+    return rpc._get_current_rpc_agent().get_debug_info()["agent.server_active_calls"] != "0"
+
+
+def test_a_call_fails_at_once_and_by_name_when_its_callee_is_killed(tmp_path):
+    with Group(tmp_path, 2) as group:
+        group[0].begin(begin_sleep_and_wait)
+        until(lambda: group[1](is_busy), "the call has not begun")
+        group[1].kill()
+        with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
+            group[0].result()
+        with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
+            group[0](call, add, 1)
+
+
+def test_a_callee_goes_on_when_its_caller_is_killed(tmp_path):
+    with Group(tmp_path, 3) as group:
+        group[0].begin(begin_sleep_and_wait)
+        until(lambda: group[1](is_busy), "the call has not begun")
+        group[0].kill()
+        until(lambda: group[1](has_ended, 0), "worker1 has not seen the end of worker0")
+        assert group[2](call, add, 1) == 2
+
+
+def test_shutdown_with_a_dead_member_ends_and_names_it(tmp_path):
+    with Group(tmp_path, 3) as group:
+        group[2].kill()
+        for rank in (0, 1):
+            group[rank].begin(shutdown)
+        for rank in (0, 1):
+            with pytest.raises(RuntimeError, match="name=worker2.* has ended"):
+                group[rank].result()
+        for member in group.members:
+            member.process.kill()
+            member.process.join()
+
+
+def test_the_last_to_shut_down_need_not_know_that_its_leader_gave_up(tmp_path):
+    with Group(tmp_path, 3) as group:
+        group[2].kill()
+        with pytest.raises(RuntimeError, match="has ended"):
+            group[0](shutdown)
+        with pytest.raises(RuntimeError, match="has ended|has left"):
+            group[1](shutdown)
+        for member in group.members:
+            member.process.kill()
+            member.process.join()
+
+
+def test_a_member_that_left_is_an_error_at_once(tmp_path):
+    with Group(tmp_path, 2) as group:
+        group[1](shutdown, False)
+        until(lambda: group[0](has_ended, 1), "worker0 has not seen that worker1 left")
+        with pytest.raises(RuntimeError, match="name=worker1.* has left the group"):
+            group[0](call, add, 1)
+        group[0](shutdown, False)
+        for member in group.members:
+            assert member.end() == 0
+        group.members.clear()
+
+
+@pytest.fixture
+def lonely():
+    members = [Member(), Member()]
+    yield members
+    for member in members:
+        member.process.kill()
+        member.end()
+
+
+def test_a_member_that_never_starts_is_named_when_the_time_is_over(tmp_path, lonely):
+    with pytest.raises(RuntimeError, match="worker of rank 1 has not joined the group within 1 s"):
+        lonely[0](init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 1})
+
+
+def test_a_name_that_is_taken(tmp_path, lonely):
+    lonely[0].begin(init, f"{tmp_path}/file", 0, 2, "same", {"rpc_timeout": 2})
+    lonely[1].begin(init, f"{tmp_path}/file", 1, 2, "same", {"rpc_timeout": 2})
+    errors = []
+    for member in lonely:
+        with pytest.raises(RuntimeError) as caught:
+            member.result()
+        errors.append(str(caught.value))
+    assert any("name same is not unique" in error for error in errors)
+
+
+def test_two_sizes_of_one_group(tmp_path, lonely):
+    lonely[0].begin(init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 2})
+    lonely[1].begin(init, f"{tmp_path}/file", 1, 3, "worker1", {"rpc_timeout": 2})
+    errors = []
+    for member in lonely:
+        with pytest.raises(RuntimeError) as caught:
+            member.result()
+        errors.append(str(caught.value))
+    assert any("world size" in error and "2" in error and "3" in error for error in errors)
+
+
+def test_a_rank_outside_of_the_group(tmp_path, lonely):
+    with pytest.raises(ValueError, match="ranks go from 0 to 1"):
+        lonely[0](init, f"{tmp_path}/file", 2, 2, "worker2", {})
+
+
+def in_a_forked_child():
+    """What calling says there."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            rpc.rpc_sync("worker1", add, args=(1,))
+            text = "it worked"
+        except RuntimeError as error:
+            text = str(error)
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return os.read(reading, 4096).decode()
+
+
+def test_a_forked_child_is_told_that_rpc_stayed_with_its_parent(pair):
+    assert "RPC does not survive fork()" in pair[0](in_a_forked_child)
+    assert pair[0](call, add, 1) == 2
+
+
+ENDS_WITHOUT_SHUTDOWN = """
+import sys
+import onecopy.distributed.rpc as rpc
+options = rpc.TensorPipeRpcBackendOptions(init_method="file://" + sys.argv[1])
+rpc.init_rpc("only", rank=0, world_size=1, rpc_backend_options=options)
+print(rpc.rpc_sync("only", len, args=([1, 2],)))
+future = rpc.rpc_async("only", max, args=(1, 2))
+"""
+
+
+def test_an_interpreter_ends_without_shutdown(run_python, tmp_path):
+    assert run_python(ENDS_WITHOUT_SHUTDOWN, f"{tmp_path}/file") == "2\n"

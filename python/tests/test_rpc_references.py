@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""References: counts, and what becomes of them when a process is killed."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import onecopy.distributed.rpc as rpc  # noqa: E402
+from rpc_group import Group, until  # noqa: E402
+
+kept = {}
+
+
+@pytest.fixture
+def three(tmp_path):
+    with Group(tmp_path, 3) as group:
+        yield group
+
+
+# --- run in members
+
+
+class Counter:
+    def __init__(self, start):
+        self.value = start
+
+    def add(self, number):
+        self.value += number
+        return self.value
+
+
+def owned():
+    gc.collect()
+    return int(rpc._rref_context_get_debug_info()["num_owner_rrefs"])
+
+
+def make(name, to, start=0):
+    kept[name] = rpc.remote(to, Counter, args=(start,))
+
+
+def keep(name, rref):
+    kept[name] = rref
+
+
+def give(name, to):
+    rpc.rpc_sync(to, keep, args=(name, kept[name]))
+
+
+def forget(name):
+    kept.pop(name, None)
+    gc.collect()
+
+
+def add(name, number):
+    return kept[name].rpc_sync().add(number)
+
+
+def confirmed(name):
+    return kept[name].confirmed_by_owner()
+
+
+def fetch_a_tensor():
+    rref = rpc.remote("worker1", torch.ones, args=([3],))
+    return rref.to_here().tolist(), rref.is_owner(), rref.owner_name()
+
+
+def raise_error():
+    raise ValueError("no value")
+
+
+def fetch_a_failure():
+    return rpc.remote("worker1", raise_error).to_here()
+
+
+def fetch(name):
+    kept[name].to_here()
+
+
+def has_ended(rank):
+    return rpc._get_current_rpc_agent().member(rank).has_ended
+
+
+def leave_others(group):
+    for member in group.members:
+        member.process.kill()
+        member.process.join()
+
+
+# --- values and counts
+
+
+def test_a_reference_brings_its_value(three):
+    assert three[0](fetch_a_tensor) == ([1, 1, 1], False, "worker1")
+
+
+def test_what_making_the_value_threw_comes_when_it_is_fetched(three):
+    with pytest.raises(ValueError, match="no value"):
+        three[0](fetch_a_failure)
+
+
+def test_a_value_lives_while_any_process_has_a_reference(three):
+    three[0](make, "c", "worker1", 5)
+    assert three[0](add, "c", 1) == 6
+    three[0](give, "c", "worker2")
+    assert three[2](confirmed, "c")
+    three[0](forget, "c")
+    assert three[2](add, "c", 1) == 7
+    assert three[1](owned) == 1
+    three[2](forget, "c")
+    until(lambda: three[1](owned) == 0, "the value has not gone with its last reference")
+
+
+def test_a_reference_goes_home_and_back(three):
+    three[0](make, "c", "worker1", 1)
+    three[0](give, "c", "worker1")
+    three[0](forget, "c")
+    assert three[1](add, "c", 2) == 3
+    three[1](give, "c", "worker0")
+    assert three[0](add, "c", 2) == 5
+    three[1](forget, "c")
+    assert three[1](owned) == 1
+    three[0](forget, "c")
+    until(lambda: three[1](owned) == 0, "the value has not gone with its last reference")
+
+
+# --- deaths
+
+
+def test_the_references_of_a_killed_process_fall(three):
+    three[0](make, "c", "worker1")
+    until(lambda: three[0](confirmed, "c"), "the owner has not answered")
+    assert three[1](owned) == 1
+    three[0].kill()
+    until(lambda: three[1](owned) == 0, "a dead process keeps a value")
+
+
+def test_a_value_whose_owner_was_killed_is_an_error_at_once(three):
+    three[0](make, "c", "worker1")
+    until(lambda: three[0](confirmed, "c"), "the owner has not answered")
+    three[1].kill()
+    until(lambda: three[0](has_ended, 1), "worker0 has not seen the end of worker1")
+    with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
+        three[0](add, "c", 1)
+    with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
+        three[0](fetch, "c")
+    three[0](forget, "c")
+
+
+def test_who_gave_a_reference_may_be_killed(three):
+    three[0](make, "c", "worker1", 1)
+    three[0](give, "c", "worker2")
+    three[0].kill()
+    until(lambda: three[1](has_ended, 0), "worker1 has not seen the end of worker0")
+    assert three[2](add, "c", 1) == 2
+    three[2](forget, "c")
+    until(lambda: three[1](owned) == 0, "the value has not gone with its last reference")

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What crosses by rpc without pickle, and what is refused."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import math
+
+import pytest
+
+torch = pytest.importorskip("torch")
+hypothesis = pytest.importorskip("hypothesis")
+from hypothesis import given, settings, strategies as st  # noqa: E402
+
+from onecopy.rpc import _devices, _functions, _values  # noqa: E402
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: int
+    y: object
+
+
+Named = collections.namedtuple("Named", "a b")
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Plain:
+    pass
+
+
+def crossed(value):
+    tensors = []
+    tree = _values.encode(value, tensors, lambda other: None)
+    arrived = [_devices.unpack(_devices.pack(t), str(t.device)) for t in tensors]
+    return _values.decode(tree, arrived, None)
+
+
+def equal(a, b):
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        if a.layout != torch.strided:
+            return a.is_coalesced() == b.is_coalesced() and equal(a.to_dense(), b.to_dense())
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(equal, a, b))
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(equal(a[k], b[k]) for k in a)
+    if isinstance(a, Point):
+        return equal((a.x, a.y), (b.x, b.y))
+    if isinstance(a, float) and math.isnan(a):
+        return math.isnan(b)
+    if isinstance(a, functools.partial):
+        return equal([a.func, a.args, a.keywords], [b.func, b.args, b.keywords])
+    return a == b
+
+
+plain = st.one_of(st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(), st.text(), st.binary())
+keys = st.one_of(st.text(), st.integers(), st.tuples(st.integers(), st.text()))
+leaves = st.one_of(
+    plain, st.complex_numbers(allow_nan=False), st.sets(st.integers()), st.frozensets(st.text()),
+    st.just(Colour.RED), st.just(torch.float16), st.just(torch.Size([2, 3])), st.just(torch.device("cpu")),
+    st.just(slice(1, None, 2)), st.just(range(3)), st.just(len), st.just(Point), st.just(torch.Tensor), st.just(bytearray(b"x")),
+    st.builds(lambda n: torch.arange(n, dtype=torch.float64), st.integers(0, 5)),
+)  # fmt: skip
+values = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.lists(inner, max_size=2).map(lambda items: ("\0", *items)),
+        st.dictionaries(keys, inner, max_size=3),
+        st.dictionaries(keys, inner, max_size=3).map(collections.OrderedDict),
+        st.builds(Point, st.integers(), inner),
+        st.builds(Named, inner, inner),
+        st.builds(lambda v: functools.partial(max, v), inner),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(values)
+def test_values_come_back_equal_and_of_their_type(value):
+    assert equal(value, crossed(value))
+
+
+@pytest.mark.parametrize("is_coalesced", [True, False])
+def test_sparse_tensors_come_back(is_coalesced):
+    tensor = torch.sparse_coo_tensor([[0, 0], [1, 1]], [1.0, 2.0], (2, 3), check_invariants=True)
+    tensor = tensor.coalesce() if is_coalesced else tensor
+    assert equal(tensor, crossed(tensor))
+
+
+def test_strides_of_small_tensors_stay():
+    tensor = torch.arange(12.0).reshape(3, 4).t()
+    assert crossed(tensor).stride() == tensor.stride()
+
+
+def test_an_error_comes_back_with_its_arguments():
+    error = crossed(KeyError("a", 1))
+    assert type(error) is KeyError and error.args == ("a", 1)
+
+
+def test_arrays_come_back():
+    numpy = pytest.importorskip("numpy")
+    array = crossed(numpy.arange(6, dtype=numpy.int16).reshape(2, 3))
+    assert array.dtype == numpy.int16 and array.tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "value, where",
+    [
+        (Plain(), r"^test_rpc_values.Plain cannot cross without pickle"),
+        ([1, {"a": Plain()}], r"^\[1\]\['a'\]: test_rpc_values.Plain cannot cross"),
+        (Point(1, [Plain()]), r"^y\[0\]: "),
+        ((1, lambda: 0), r"^\[1\]: .*local to a function"),
+    ],
+    ids=["itself", "in containers", "in a field", "a lambda"],
+)
+def test_a_refusal_says_where_the_value_is(value, where):
+    with pytest.raises(TypeError, match=where):
+        crossed(value)
+
+
+def test_a_value_that_holds_itself_is_refused():
+    value = []
+    value.append(value)
+    with pytest.raises(TypeError, match="nested deeper than"):
+        crossed(value)
+
+
+def test_pickle_crosses_where_it_is_allowed_and_nowhere_else(monkeypatch):
+    monkeypatch.setattr(_values, "_pickle_allowed", True)
+    tree = _values.encode(Plain(), [], lambda other: None)
+    assert isinstance(_values.decode(tree, [], None), Plain)
+    monkeypatch.setattr(_values, "_pickle_allowed", False)
+    with pytest.raises(PermissionError, match="came as a pickle"):
+        _values.decode(tree, [], None)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [("os", "system"), ("builtins", "eval"), ("subprocess", "Popen"), ("pickle", "loads"), ("posix", "system"),
+     ("importlib", "import_module"), ("collections", "_sys.modules"), ("tempfile", "_os.system")],
+)  # fmt: skip
+def test_names_that_run_programs_are_refused(name):
+    with pytest.raises((PermissionError, AttributeError)):
+        _functions.look_up(*name)
+
+
+# --- trees that no sender made
+
+kinds = st.one_of(st.sampled_from(sorted(_values._KINDS - {"pickle", "module"})), st.text(max_size=3))
+trees = st.recursive(
+    plain,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(max_size=3), inner, max_size=2),
+        st.lists(inner, max_size=3).map(tuple),
+        st.builds(lambda kind, parts: (_values._MARK, kind, *parts), kinds, st.lists(inner, max_size=4)),
+    ),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=1000, deadline=None, derandomize=True)
+@given(trees)
+def test_any_tree_is_a_value_or_an_error(tree):
+    try:
+        _values.decode(tree, [torch.zeros(1)], lambda *parts: None)
+    except Exception as error:
+        assert not isinstance(error, (MemoryError, RecursionError, SystemError))
+
+
+def test_a_deep_tree_is_an_error():
+    tree = 1
+    for _ in range(5000):
+        tree = [tree]
+    with pytest.raises(TypeError, match="nested too deeply"):
+        _values.decode(tree, [], None)

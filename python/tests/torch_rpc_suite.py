@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""PyTorch's own rpc tests, from the installed torch, with their import lines changed.
+
+    python torch_rpc_suite.py list|run [REGEX] [--jobs N] [--known PAGE]
+
+Their files are read where torch is installed, changed in a temporary folder, and never kept.
+"""
+import argparse
+import concurrent.futures
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+import torch
+
+PACKAGE = "onecopy_torch_rpc_tests"
+FILES = {
+    "dist_utils": "dist_utils.py",
+    "rpc_agent_test_fixture": "distributed/rpc/rpc_agent_test_fixture.py",
+    "tensorpipe_rpc_agent_test_fixture": "distributed/rpc/tensorpipe_rpc_agent_test_fixture.py",
+    "rpc_test": "distributed/rpc/rpc_test.py",
+    "dist_autograd_test": "distributed/rpc/dist_autograd_test.py",
+    "dist_optimizer_test": "distributed/rpc/dist_optimizer_test.py",
+}
+CLASSES = {
+    "autograd": ("dist_autograd_test", "DistAutogradTest"),
+    "sparse": ("dist_autograd_test", "TensorPipeAgentDistAutogradTest"),
+    "optimizer": ("dist_optimizer_test", "DistOptimizerTest"),
+    "rpc": ("rpc_test", "RpcTest"),
+    "agent": ("rpc_test", "TensorPipeAgentRpcTest"),
+}
+
+
+def changed(source):
+    """The source with torch's rpc replaced in its imports and in the names that it looks up."""
+    internal = r"torch\.testing\._internal\.(?:distributed\.rpc\.)?(dist_utils|rpc_agent_test_fixture|" \
+               r"tensorpipe_rpc_agent_test_fixture)\b"
+    source = re.sub(internal, rf"{PACKAGE}.\1", source)
+    source = source.replace("torch.testing._internal.dist_utils", f"{PACKAGE}.dist_utils")
+    names = "import onecopy.distributed.autograd, onecopy.distributed.optim, onecopy.distributed.rpc\n"
+    source = re.sub(r"^import torch$", names + f"import {PACKAGE}\nimport torch", source, count=1, flags=re.M)
+    return re.sub(r"\btorch\.distributed\.(rpc|autograd|optim)\b(?=[. ]|$)(?! first)", r"onecopy.distributed.\1", source,
+                  flags=re.M)
+
+
+RUNNER = '''
+import io, os, sys, unittest
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+import onecopy.distributed.rpc
+import {package} as package
+import torch
+from torch.testing._internal import common_distributed
+from torch.testing._internal.common_distributed import MultiProcessTestCase
+from {package}.tensorpipe_rpc_agent_test_fixture import TensorPipeRpcAgentTestFixture
+from {package}.{module} import {name}
+
+class Test_{name}(TensorPipeRpcAgentTestFixture, {name}, MultiProcessTestCase):
+    def setUp(self):
+        super().setUp()
+        # Forked before anything was started: torch is imported once, and not four times a test.
+        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+
+def run(test):
+    out = io.StringIO()
+    result = unittest.TextTestRunner(out).run(unittest.TestSuite([Test_{name}(test)]))
+    word = "skip" if result.skipped else "ok" if result.wasSuccessful() else "FAIL"
+    print(out.getvalue() if word == "FAIL" else "", flush=True)
+    print("RESULT", test, word, flush=True)
+
+if __name__ == "__main__":
+    common_distributed.TIMEOUT_DEFAULT = int(sys.argv[1])
+    for test in sys.argv[2:]:
+        run(test)
+'''
+
+
+def make_package(folder):
+    root = pathlib.Path(torch.__file__).parent / "testing" / "_internal"
+    package = pathlib.Path(folder) / PACKAGE
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    for module, path in FILES.items():
+        (package / f"{module}.py").write_text(changed((root / path).read_text()))
+    for key, (module, name) in CLASSES.items():
+        (pathlib.Path(folder) / f"run_{key}.py").write_text(RUNNER.format(package=PACKAGE, module=module, name=name))
+
+
+def all_tests(folder):
+    """(key, name) of each test."""
+    code = (f"import importlib, sys, unittest; sys.path.insert(0, {folder!r})\n"
+            f"for key, (_, name) in {CLASSES!r}.items():\n"
+            "    found = getattr(importlib.import_module('run_' + key), 'Test_' + name)\n"
+            "    for test in unittest.TestLoader().getTestCaseNames(found): print('TEST', key, test)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    return [tuple(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("TEST ")]
+
+
+def run_some(folder, key, tests, seconds):
+    """{test: (word, output)}, from one process."""
+    command = [sys.executable, f"run_{key}.py", str(seconds), *tests]
+    limit = (seconds + 30) * len(tests)
+    try:
+        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              timeout=limit, errors="replace")
+        output = done.stdout
+    except subprocess.TimeoutExpired as error:
+        output = (error.stdout or b"").decode(errors="replace")
+    found, at = {}, 0
+    for match in re.finditer(r"^RESULT (\S+) (\S+)$", output, re.M):
+        found[match[1]] = (match[2], output[at:match.start()])
+        at = match.end()
+    return {test: found.get(test, ("LOST", output[at:])) for test in tests}
+
+
+def chunks(chosen, size):
+    """(key, some of its tests) each."""
+    for key in CLASSES:
+        tests = [test for k, test in chosen if k == key]
+        for at in range(0, len(tests), size):
+            yield key, tests[at:at + size]
+
+
+def choose(folder, regex):
+    return [(key, test) for key, test in all_tests(folder) if re.search(regex, f"{key}.{test}")]
+
+
+def run(folder, chosen, jobs=2, seconds=60, size=10):
+    """Runs tests given as (key, name); yields (key.name, word, output) as they end."""
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(run_some, folder, key, tests, seconds): key for key, tests in chunks(chosen, size)}
+        for future in concurrent.futures.as_completed(futures):
+            for test, (word, output) in future.result().items():
+                yield f"{futures[future]}.{test}", word, output
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("what", choices=["list", "run"])
+    parser.add_argument("regex", nargs="?", default=".")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--logs", default=None)
+    parser.add_argument("--known", default=None, help="a page that names the tests that need not pass, as `key.name`")
+    options = parser.parse_args()
+    known = set(re.findall(r"`(\w+\.test_\w+)`", pathlib.Path(options.known).read_text())) if options.known else set()
+    with tempfile.TemporaryDirectory() as folder:
+        make_package(folder)
+        chosen = choose(folder, options.regex)
+        if options.what == "list":
+            print("\n".join(f"{key}.{test}" for key, test in chosen))
+            return 0
+        counts = {}
+        for name, word, output in run(folder, chosen, options.jobs, options.seconds):
+            word = "known" if name in known and word not in ("ok", "skip") else word
+            counts[word] = counts.get(word, 0) + 1
+            if word in ("ok", "skip", "known"):
+                continue
+            print(f"{word} {name}", flush=True)
+            if options.logs:
+                os.makedirs(options.logs, exist_ok=True)
+                (pathlib.Path(options.logs) / f"{name}.log").write_text(output)
+        print(", ".join(f"{n} {w}" for w, n in sorted(counts.items())))
+        return 0 if set(counts) <= {"ok", "skip", "known"} else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

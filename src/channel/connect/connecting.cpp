@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "channel/connect/handshake.h"
+#include "core/point.h"
+#include "onecopy/channel/listener.h"
+
+namespace onecopy {
+
+/// What the listener says is one row of bytes, of which more is there with every call.
+struct Connecting::State {
+  State(std::string a, ByteSpan k) : address(std::move(a)), key(k.begin(), k.end()) {}
+  std::optional<Pipe> finish(TimePoint deadline);
+  std::optional<Pipe> go_on(TimePoint deadline);
+  bool was_dropped() const;
+  void start_again();
+  bool reach(TimePoint deadline);
+  void check_user() const;
+  bool hear(std::size_t bytes, TimePoint deadline);
+  template <class T>
+  T heard_at(std::size_t offset) const;
+  void prove_ourselves();
+  std::size_t check_verdict() const;
+
+  std::string address;
+  Bytes key;
+  handshake::Nonce nonce = handshake::new_nonce();
+  StreamSocket socket;
+  Bytes heard;
+  bool is_greeted = false;  ///< by a listener of ours
+  bool has_proved = false;
+  int turns = 0;  ///< that ended early
+};
+
+std::optional<Pipe> Connecting::State::finish(TimePoint deadline) {
+  for (;;) {
+    try {
+      return go_on(deadline);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::peer_died || !was_dropped()) throw;
+      start_again();
+    }
+  }
+}
+
+/// A listener with too many clients drops those that took long to prove themselves.
+bool Connecting::State::was_dropped() const {
+  constexpr int kMostTurns = 20;  // a listener that drops all is not one
+  return is_greeted && heard.size() == sizeof(handshake::Greeting) && turns < kMostTurns;
+}
+
+void Connecting::State::start_again() {
+  ++turns;
+  socket = StreamSocket();
+  heard.clear();
+  nonce = handshake::new_nonce();
+  is_greeted = has_proved = false;
+}
+
+std::optional<Pipe> Connecting::State::go_on(TimePoint deadline) {
+  constexpr std::size_t kText = sizeof(handshake::Greeting) + sizeof(handshake::Verdict);
+  if (!reach(deadline) || !hear(sizeof(handshake::Greeting), deadline)) return {};
+  if (!has_proved) prove_ourselves();
+  if (!hear(kText, deadline)) return {};
+  const std::size_t text_bytes = check_verdict();
+  if (!hear(kText + text_bytes, deadline)) return {};
+  const std::string text(reinterpret_cast<const char*>(heard.data()) + kText, text_bytes);
+  Pipe pipe = Pipe::connect(PipeHandle::from_text(text));
+  point("listener.pipe_opened");
+  handshake::send(socket, handshake::Opened{1});
+  return pipe;
+}
+
+bool Connecting::State::reach(TimePoint deadline) {
+  if (socket) return true;
+  try {
+    socket = StreamSocket::connect(address, handshake::whole_ms_left(deadline, std::chrono::hours(1)));
+  } catch (const Error& error) {  // its backlog is full
+    if (error.code() != ErrorCode::timeout) throw;
+  }
+  if (socket) check_user();
+  return static_cast<bool>(socket);
+}
+
+/// It could make no pipe with us. TCP does not tell.
+void Connecting::State::check_user() const {
+  const auto peer = socket.peer();
+  if (!peer || peer->uid == ::geteuid()) return;
+  throw Error(
+      ErrorCode::other_user,
+      fmt::format(
+          "the listener at {} runs as uid {}, this process as uid {}: pipes are within one user only",
+          address, peer->uid, ::geteuid()));
+}
+
+/// False when the deadline came before so many bytes.
+bool Connecting::State::hear(std::size_t bytes, TimePoint deadline) {
+  while (heard.size() < bytes) {
+    pollfd readable{socket.fd(), POLLIN, 0};
+    const int ready = ::poll(
+        &readable, 1, static_cast<int>(handshake::whole_ms_left(deadline, handshake::kAtOnce).count()));
+    if (ready < 0 && errno != EINTR) throw_errno("poll of a connection", errno);
+    if (ready <= 0 && time_left(deadline, handshake::kAtOnce) == std::chrono::nanoseconds{0}) return false;
+    if (ready <= 0) continue;
+    const std::size_t before = heard.size();
+    const std::size_t more = std::clamp<std::size_t>(handshake::bytes_waiting(socket), 1, bytes - before);
+    heard.resize(before + more);
+    socket.receive_exactly(std::span(heard).subspan(before), handshake::kAtOnce);  // notices an end
+  }
+  return true;
+}
+
+template <class T>
+T Connecting::State::heard_at(std::size_t offset) const {
+  T value;
+  std::memcpy(&value, heard.data() + offset, sizeof value);
+  return value;
+}
+
+void Connecting::State::prove_ourselves() {
+  const auto greeting = heard_at<handshake::Greeting>(0);
+  if (std::memcmp(greeting.magic, handshake::kMagic, sizeof handshake::kMagic) != 0)
+    throw Error(ErrorCode::protocol, fmt::format("at {} listens something that is not onecopy", address));
+  is_greeted = true;
+  handshake::send(socket, handshake::Proof{nonce, handshake::prove(key, "client", greeting.nonce, nonce)});
+  has_proved = true;
+}
+
+/// How many bytes of text follow.
+std::size_t Connecting::State::check_verdict() const {
+  const auto verdict = heard_at<handshake::Verdict>(sizeof(handshake::Greeting));
+  if (!handshake::is_same(verdict.digest,
+                          handshake::prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))
+    throw Error(ErrorCode::bad_secret, fmt::format("the listener at {} has another key", address));
+  if (verdict.text_bytes > handshake::kMostText)
+    throw Error(ErrorCode::protocol, fmt::format("a pipe's handle of {} bytes", verdict.text_bytes));
+  return verdict.text_bytes;
+}
+
+Connecting::Connecting(const std::string& address, ByteSpan key) {
+  handshake::check_key(key);
+  state_ = std::make_unique<State>(address, key);
+}
+Connecting::Connecting(Connecting&&) noexcept = default;
+Connecting& Connecting::operator=(Connecting&&) noexcept = default;
+Connecting::~Connecting() = default;
+
+std::optional<Pipe> Connecting::try_finish(std::chrono::milliseconds timeout) {
+  return state_->finish(handshake::until(timeout));
+}
+
+Pipe connect(const std::string& address, ByteSpan key, std::chrono::milliseconds timeout) {
+  if (auto pipe = Connecting(address, key).try_finish(timeout)) return *std::move(pipe);
+  throw Error(ErrorCode::timeout,
+              fmt::format("the listener at {} did not answer within {} ms", address, timeout.count()));
+}
+
+}  // namespace onecopy

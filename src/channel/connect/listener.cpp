@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/channel/listener.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <list>
+#include <vector>
+
+#include "channel/connect/handshake.h"
+#include "core/point.h"
+#include "os/log.h"
+
+namespace onecopy {
+namespace {
+
+/// A client has this long for its proof, and again for opening the pipe.
+constexpr std::chrono::seconds kPatience{10};
+/// One that has not proved itself is dropped after this, when others want its place.
+constexpr std::chrono::milliseconds kGrace{300};
+
+/// How many clients may be there that have not proved themselves. Each has a descriptor, and the process needs some
+/// for other things.
+std::size_t most_unproven() noexcept {
+  constexpr rlim_t kMost = 64;
+  constexpr rlim_t kFewest = 4;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return kMost;
+  return std::clamp<rlim_t>(limit.rlim_cur / 3, kFewest, kMost);
+}
+
+}  // namespace
+
+/// Clients prove themselves side by side: nobody is waited for, each is looked at when it has said all
+/// that it has to say next.
+struct Listener::State {
+  struct Client {
+    StreamSocket socket;
+    handshake::Nonce nonce = handshake::new_nonce();
+    TimePoint since = std::chrono::steady_clock::now();
+    TimePoint deadline = deadline_after(kPatience);
+    std::array<std::byte, sizeof(handshake::Proof)> heard{};
+    std::size_t heard_bytes = 0;
+    std::optional<Pipe> ours{};          ///< once it has proved itself
+    std::optional<PipeHandle> theirs{};  ///< keeps its end until it has opened it
+    bool is_over = false;
+
+    bool hear(std::size_t wanted);
+  };
+
+  State(const std::string& address, ByteSpan k)
+      : socket(StreamSocket::listen(address)), key(k.begin(), k.end()) {}
+  std::optional<Pipe> accept(TimePoint deadline);
+  std::optional<StreamSocket> next_in_line();
+  void accept_new();
+  void greet(StreamSocket accepted);
+  bool has_room() const;
+  TimePoint next_room() const;
+  void make_room();
+  bool wait(TimePoint deadline);
+  std::optional<Pipe> serve(Client& client);
+  std::optional<Pipe> serve_or_drop(Client& client);
+  void check_proof(Client& client);
+  void refuse(const char* why);
+
+  StreamSocket socket;
+  Bytes key;
+  std::list<Client> clients;              ///< in the order in which they came
+  bool is_starved = false;                ///< of descriptors, and somebody waits for one
+  std::atomic<std::uint64_t> refused{0};  ///< clients
+};
+
+std::optional<Pipe> Listener::State::accept(TimePoint deadline) {
+  for (;;) {
+    accept_new();
+    for (auto at = clients.begin(); at != clients.end();) {
+      Client& client = *at++;
+      std::optional<Pipe> pipe = serve_or_drop(client);
+      if (pipe) return pipe;
+    }
+    make_room();
+    point("listener.turn");
+    if (!wait(deadline)) return {};
+  }
+}
+
+/// Without descriptors it is left to wait: those that there are are served, or their time runs out.
+std::optional<StreamSocket> Listener::State::next_in_line() {
+  try {
+    is_starved = true;
+    auto accepted = socket.try_accept();
+    is_starved = false;
+    return accepted;
+  } catch (const Error& error) {
+    if (clients.empty() || error.code() != ErrorCode::out_of_descriptors) throw;
+    return {};
+  }
+}
+
+/// A few at a time: those that are there already are served in between.
+void Listener::State::accept_new() {
+  constexpr int kATurn = 16;
+  for (int i = 0; i < kATurn && has_room(); ++i) {
+    auto accepted = next_in_line();
+    if (!accepted) return;
+    const auto peer = accepted->peer();
+    if (peer && peer->uid != ::geteuid()) refuse("runs as another user");
+    else greet(std::move(*accepted));
+  }
+}
+
+void Listener::State::greet(StreamSocket accepted) {
+  clients.push_back({std::move(accepted)});
+  Client& client = clients.back();
+  handshake::Greeting greeting{{}, client.nonce};
+  std::memcpy(greeting.magic, handshake::kMagic, sizeof handshake::kMagic);
+  try {
+    handshake::send(client.socket, greeting);
+  } catch (const Error&) {
+    clients.pop_back();
+  }
+}
+
+bool Listener::State::has_room() const {
+  const auto unproven =
+      std::count_if(clients.begin(), clients.end(), [](const Client& c) { return !c.ours; });
+  return static_cast<std::size_t>(unproven) < most_unproven();
+}
+
+/// Those that wait in the backlog may be more honest. Whoever is dropped too early comes again (Connecting).
+void Listener::State::make_room() {
+  if (has_room() && !is_starved) return;
+  const TimePoint now = std::chrono::steady_clock::now();
+  clients.remove_if([&](const Client& c) { return !c.ours && now - c.since > kGrace; });
+}
+
+/// When the oldest client that has not proved itself may be dropped.
+TimePoint Listener::State::next_room() const {
+  const auto oldest = std::find_if(clients.begin(), clients.end(), [](const Client& c) { return !c.ours; });
+  return oldest == clients.end() ? kForever : oldest->since + kGrace;
+}
+
+/// Until something happens; false when the deadline has passed.
+bool Listener::State::wait(TimePoint deadline) {
+  constexpr std::chrono::milliseconds kSlice{100};
+  const std::chrono::milliseconds left = handshake::whole_ms_left(deadline, kSlice);
+  if (left == std::chrono::milliseconds{0}) return false;
+  const bool listens = !is_starved && has_room();  // else it would be ready without end
+  const std::chrono::milliseconds slice =
+      listens ? left : handshake::whole_ms_left(next_room(), left) + std::chrono::milliseconds{1};
+  std::vector<pollfd> fds;
+  if (listens) fds.push_back({socket.fd(), POLLIN, 0});
+  for (const Client& client : clients) fds.push_back({client.socket.fd(), POLLIN, 0});
+  if (::poll(fds.data(), fds.size(), static_cast<int>(slice.count())) < 0 && errno != EINTR)
+    throw_errno("poll of a listener", errno);
+  return true;
+}
+
+std::optional<Pipe> Listener::State::serve_or_drop(Client& client) {
+  std::optional<Pipe> pipe;
+  const auto drop = [&] { clients.remove_if([&](const Client& c) { return &c == &client; }); };
+  try {
+    pipe = serve(client);
+  } catch (const Error& error) {
+    drop();
+    if (error.code() == ErrorCode::peer_died || error.code() == ErrorCode::timeout) return {};
+    throw;
+  }
+  if (client.is_over) drop();
+  return pipe;
+}
+
+std::optional<Pipe> Listener::State::serve(Client& client) {
+  if (!client.hear(client.ours ? sizeof(handshake::Opened) : sizeof(handshake::Proof))) {
+    client.is_over = client.is_over || std::chrono::steady_clock::now() > client.deadline;
+    return {};
+  }
+  if (!client.ours) {
+    check_proof(client);
+    return {};
+  }
+  client.is_over = true;
+  return std::move(client.ours);
+}
+
+/// Takes what has come, so that a part of a message wakes nobody again. True once there are `wanted` bytes.
+bool Listener::State::Client::hear(std::size_t wanted) {
+  while (heard_bytes < wanted) {
+    const ssize_t got = ::recv(socket.fd(), heard.data() + heard_bytes, wanted - heard_bytes, MSG_DONTWAIT);
+    if (got > 0) heard_bytes += static_cast<std::size_t>(got);
+    else if (got == 0 || (errno != EINTR && errno != EAGAIN)) return is_over = true, false;
+    else if (errno == EAGAIN) return false;
+  }
+  heard_bytes = 0;
+  return true;
+}
+
+void Listener::State::check_proof(Client& client) {
+  const auto proof = load<handshake::Proof>(client.heard.data());
+  if (!handshake::is_same(proof.digest, handshake::prove(key, "client", client.nonce, proof.nonce))) {
+    client.is_over = true;
+    refuse("does not know its key");
+    handshake::send(client.socket, handshake::Verdict{});
+    return;
+  }
+  auto [ours, theirs] = Pipe::create();
+  point("listener.pipe_made");
+  client.theirs = theirs.handle();
+  const std::string text = client.theirs->to_text();
+  handshake::send(client.socket,
+                  handshake::Verdict{static_cast<std::uint32_t>(text.size()),
+                                     handshake::prove(key, "listener", proof.nonce, client.nonce)});
+  client.socket.send_all(std::as_bytes(std::span(text)), handshake::kAtOnce);
+  point("listener.pipe_sent");
+  client.ours = std::move(ours);
+  client.deadline = deadline_after(kPatience);
+}
+
+/// Said once: any user of the host may come to a TCP port, as often as it likes.
+void Listener::State::refuse(const char* why) {
+  if (refused.fetch_add(1) != 0) return;
+  log_warning(
+      fmt::format("a client of the listener at {} {} and was refused; further ones are only counted",
+                  socket.address(), why));
+}
+
+Listener::Listener(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
+Listener::Listener(Listener&&) noexcept = default;
+Listener& Listener::operator=(Listener&&) noexcept = default;
+Listener::~Listener() = default;
+
+Listener Listener::listen(const std::string& address, ByteSpan key) {
+  handshake::check_key(key);
+  return Listener(std::make_unique<State>(address, key));
+}
+
+const std::string& Listener::address() const noexcept { return state_->socket.address(); }
+
+std::uint64_t Listener::refused() const noexcept { return state_->refused.load(); }
+
+Pipe Listener::accept() { return std::move(*state_->accept(kForever)); }
+
+std::optional<Pipe> Listener::try_accept(std::chrono::milliseconds timeout) {
+  return state_->accept(handshake::until(timeout));
+}
+
+}  // namespace onecopy

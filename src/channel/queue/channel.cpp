@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/queue/channel.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "channel/queue/channel_registry.h"
+#include "channel/ring/presence.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/memfd.h"
+#include "os/random.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+/// All processes use a queue alike, as far as its creator has to count them.
+constexpr std::uint8_t kRole = 0;
+constexpr std::chrono::seconds kReceiversMayTake{10};
+constexpr std::chrono::seconds kGuestsMayTake{10};  // from opening the queue to joining it
+constexpr std::uint64_t kSmallestRange = 1 << 20;
+
+const ProcessId& owner_of(const Tensor& tensor) {
+  return static_cast<SharedKeeper&>(*tensor.block().keeper()).owner();
+}
+
+std::uint64_t new_channel_id() {
+  std::uint64_t id = 0;
+  while (id == 0) random_bytes(std::as_writable_bytes(std::span(&id, 1)));
+  return id;
+}
+
+/// Not mapped any more.
+Fd make_ring_file(const RingOptions& options) {
+  Ring ring(options);
+  OriginTable(ring).set_channel(new_channel_id());
+  point("queue.create.made");
+  return ring.fd().duplicate();
+}
+
+}  // namespace
+
+Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& introducer)
+    : memory_(std::move(memory)),
+      ring_(play(ring, Role::user)),
+      origins_(ring_),
+      creator_(owner_of(memory_)),
+      id_(origins_.channel()),
+      sender_(ring_, origins_, creator_),
+      receiver_(ring_, origins_, {creator_, introducer}) {}
+
+/// A ring is mapped where it fits, and a queue has two mappings of it.
+Channel& Channel::create(std::uint64_t maxsize) {
+  RingOptions options;
+  options.name = "onecopy-queue";
+  options.max_items = maxsize;
+  for (;; options.range /= 2) {
+    try {
+      return create(options);
+    } catch (const Error& error) {
+      if (options.range <= kSmallestRange || !may_do_smaller(error)) throw;
+    }
+  }
+}
+
+Channel& Channel::create(const RingOptions& options) {
+  const Fd file = make_ring_file(options);
+  const std::uint64_t size = file_size(file);
+  ExportedMemory memory{SegmentKind::memfd, size, {}, {}};
+  memory.fds.push_back(file.duplicate());
+  Tensor tensor = Process::current().adopt(
+      backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write), size);
+  point("queue.create.adopted");
+  const ProcessId& creator = owner_of(tensor);
+  return ChannelRegistry::instance().enter(
+      std::unique_ptr<Channel>(new Channel(std::move(tensor), file, creator)));
+}
+
+Channel& Channel::connect(const Handle& handle) {
+  if (!handle.fields().is_queue())
+    throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
+  const EarlyCall early(handle.fields().owner, Process::existing() != nullptr);
+  Tensor tensor = Process::current().open(handle.fields(), Access::read_write);
+  if (tensor.device() != kCpu)
+    throw Error(ErrorCode::bad_handle, "a queue is memory of the host, not of " + tensor.device().str());
+  point("queue.connect.opened");
+  const Fd ring = Process::segment_file(tensor);
+  return ChannelRegistry::instance().enter(
+      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring, handle.fields().maker)));
+}
+
+Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
+
+/// Whoever leaves may end at once, without any more of our code being run.
+void Channel::leave() noexcept {
+  Process::settle_streams();
+  ChannelRegistry::instance().leave(*this);
+}
+
+/// REQUIRES: the registry's lock: who opens the same queue again from here on opens it anew.
+void Channel::close() noexcept {
+  Process* process = Process::existing();
+  if (!process || process_.load() != process) return;  // a forked child that never used it
+  sender_.sent().release_taken(UINT64_MAX);            // what nobody will take
+  process->remove_transit(transit_);
+  process->close_channel(creator_, id_, kRole);
+}
+
+int Channel::ready_fd() {
+  process();
+  return ChannelRegistry::instance().ready_fd(*this);
+}
+
+/// REQUIRES: the registry's lock, and nobody in note_change().
+void Channel::forget_readiness() noexcept {
+  ready_ = nullptr;
+  readiness_.reset();
+}
+
+Handle Channel::handle() { return process().share(memory_, kHandleIsQueue); }
+
+Process& Channel::current_process() { return Process::current(); }
+
+void Channel::join_again(Process& process, TimePoint deadline) {
+  constexpr std::chrono::seconds kCreatorTakesAtMost{2};  // it hears of it once it goes on
+  const Patience patience(std::min(deadline, std::chrono::steady_clock::now() + kCreatorTakesAtMost));
+  ChannelRegistry::instance().join(*this, process);
+}
+
+/// REQUIRES: the registry's lock. In a forked child what the parent did with the queue is forgotten.
+void Channel::settle_in(Process& process) {
+  if (Process* const parent = process_) {
+    ring_.check_namespace();
+    sender_.reset();
+    receiver_.reset(parent->id());
+    others_ = 0;
+  }
+  is_announced_ = false;
+  is_announcing_.clear();
+  transit_ = process.add_transit({[this] { return in_transit(); }, [this] { return unkept(); }});
+  process_.store(&process, std::memory_order_release);
+}
+
+/// Tells the creator, once. It may be gone: then the queue goes on among its other users. One that could not be told
+/// is told at the next use.
+void Channel::announce(Process& process) {
+  if (is_announcing_.test_and_set()) return;
+  try {
+    if (!is_announced_) is_announced_ = try_announce(process);
+  } catch (...) {
+    is_announcing_.clear();
+    throw;
+  }
+  is_announcing_.clear();
+}
+
+bool Channel::try_announce(Process& process) {
+  process.broker().listen();
+  ChannelHooks hooks;
+  hooks.progress = [this] { return progress(); };
+  if (creator_ == process.id())
+    hooks.users = [this](std::uint8_t, std::size_t users) { count_users(users); };
+  try {
+    process.open_channel(creator_, id_, kRole, std::move(hooks));
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::timeout) return false;
+    if (!is_absent(error)) throw;
+  }
+  point("queue.connect.joined");
+  return true;
+}
+
+std::optional<std::pair<std::uint64_t, std::uint64_t>> Channel::progress() const noexcept {
+  try {
+    return std::pair(ring_.put_count(), ring_.head());
+  } catch (const Error&) {  // a damaged ring: nobody will take anything out of it
+    return {};
+  }
+}
+
+void Channel::count_users(std::size_t others) noexcept {
+  others_ = others;
+  ring_.set_users(static_cast<std::uint32_t>(others + 1));
+  if (Process* process = process_) process->watch().request_tick();
+}
+
+/// Is somebody on its way with a handle, to whom the creator's keeping is promised? It opens that, which ends the hold,
+/// and joins afterwards. REQUIRES: the registry's lock.
+bool Channel::is_invited() noexcept {
+  Process* const process = process_;
+  if (!process || creator_ != process->id()) return false;
+  const auto now = std::chrono::steady_clock::now();
+  if (process->holds().contain(memory_.block())) invited_until_ = now + kGuestsMayTake;
+  return now < invited_until_;
+}
+
+/// By processes that have a Queue object. Those that keep it for its items alone do not keep it for each other.
+bool Channel::is_needed() noexcept {
+  const bool is_over = is_alone();
+  if (is_invited()) return true;
+  return !is_over && (others_ != 0 || !sender_.sent().empty());
+}
+
+/// Whoever will take our items may be on its way with a handle; nobody is on its way for ever.
+bool Channel::is_alone() noexcept {
+  const auto now = std::chrono::steady_clock::now();
+  if (is_played(ring_.fd(), Role::user)) alone_since_.reset();
+  else if (!alone_since_) alone_since_ = now;
+  return alone_since_ && now - *alone_since_ >= kReceiversMayTake;
+}
+
+/// Before the parent can leave: it must see that its child has the queue too.
+void Channel::play_in_child() noexcept {
+  ring_.forget_waiting();
+  try {
+    ring_.use_file(play(ring_.fd(), Role::user));
+  } catch (const Error& error) {
+    log_warning(fmt::format("a forked child shares its parent's place in a queue: {}", error.what()));
+  }
+}
+
+bool Channel::tick() noexcept {
+  const bool more = sender_.sent().release_taken(ring_.head(), false);
+  sender_.sent().note_age();
+  return more;
+}
+
+/// Of a queue that is gone there is nothing to be lost. What is still to be taken out of it keeps it here.
+std::uint64_t Channel::unkept() const noexcept {
+  const bool is_over = queues_ == 0 || ring_.is_closed();
+  return is_over && sender_.sent().empty() ? 0 : sender_.unkept();
+}
+
+TransitInfo Channel::in_transit() const {
+  return sender_.sent().info(fmt::format("queue {:08x}", static_cast<std::uint32_t>(id_)));
+}
+
+}  // namespace onecopy

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+
+#include "channel/queue/origins.h"
+#include "channel/queue/readiness.h"
+#include "channel/queue/receiver.h"
+#include "channel/queue/sender.h"
+#include "channel/ring/ring.h"
+#include "onecopy/memory/tensor.h"
+
+namespace onecopy {
+
+class Process;
+
+/// One queue as this process has it open, however many Queue objects there are for it. When the last
+/// of them goes and there still are items of ours to be taken, or others who rely on the creator, the
+/// channel lives on in the background until that is over.
+///
+/// Thread safety: all members may be called concurrently.
+class Channel {
+ public:
+  /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  static Channel& create(std::uint64_t maxsize);
+  static Channel& connect(const Handle& handle);
+  /// One Queue object more.
+  Channel& enter_again();
+  /// One Queue object less.
+  void leave() noexcept;
+
+  Handle handle();
+  Ring& ring() noexcept { return ring_; }
+  Sender& sender() noexcept { return sender_; }
+  Receiver& receiver() noexcept { return receiver_; }
+  /// A descriptor that is readable while the ring has items or is closed, from here on.
+  int ready_fd();
+  /// This process has put or taken something, or looked in vain.
+  void note_change() noexcept {
+    if (Readiness* readiness = ready_.load(std::memory_order_acquire)) readiness->refresh();
+  }
+  /// This process, in which the channel is open; a forked child joins at its first use, and does not wait for the
+  /// creator much longer than until the deadline.
+  Process& process(TimePoint deadline = kForever) {
+    Process& now = current_process();
+    if (process_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
+        [[unlikely]]
+      join_again(now, deadline);
+    return now;
+  }
+  /// Null when a forked child has to join first.
+  Process* joined_process() {
+    Process& now = current_process();
+    return process_.load(std::memory_order_acquire) == &now && is_announced_ ? &now : nullptr;
+  }
+
+ private:
+  friend class ChannelRegistry;
+
+  /// `introducer`: the process whose handle named the queue.
+  Channel(Tensor memory, const Fd& ring, const ProcessId& introducer);
+  static Channel& create(const RingOptions& options);
+  void close() noexcept;
+  static Process& current_process();
+  void join_again(Process& process, TimePoint deadline);
+  void settle_in(Process& process);
+  void announce(Process& process);
+  /// False when the creator does not answer.
+  bool try_announce(Process& process);
+  std::optional<std::pair<std::uint64_t, std::uint64_t>> progress() const noexcept;
+  void count_users(std::size_t others) noexcept;
+  void forget_readiness() noexcept;
+  /// By others, although no Queue object is left here.
+  bool is_needed() noexcept;
+  bool is_invited() noexcept;
+  /// Are its items, and what others may still put, nobody's any more?
+  bool is_alone() noexcept;
+  void play_in_child() noexcept;
+  /// Lets go of what was taken. True while there is more.
+  bool tick() noexcept;
+  TransitInfo in_transit() const;
+  std::uint64_t unkept() const noexcept;
+
+  Tensor memory_;  ///< the ring, as a block that others can open
+  Ring ring_;
+  OriginTable origins_;
+  const ProcessId creator_;
+  const std::uint64_t id_;
+  Sender sender_;
+  Receiver receiver_;
+  std::unique_ptr<Readiness> readiness_;  ///< guarded by the registry, as is changing ready_
+  std::atomic<Readiness*> ready_{nullptr};
+  std::atomic<Process*> process_{nullptr};
+  std::atomic<bool> is_announced_{false};  ///< to the creator
+  std::atomic_flag is_announcing_;
+  std::uint64_t transit_ = 0;
+  std::atomic<std::size_t> queues_{0};  ///< written under the registry's lock
+  std::atomic<std::size_t> others_{0};  ///< in the creator: processes
+  /// In the creator: until then who was sent a handle may come, which is held no more since it has been opened.
+  std::chrono::steady_clock::time_point invited_until_{};
+  /// Since when no process has a Queue object of it.
+  std::optional<std::chrono::steady_clock::time_point> alone_since_;
+};
+
+}  // namespace onecopy

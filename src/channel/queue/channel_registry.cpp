@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/queue/channel_registry.h"
+
+#include <pthread.h>
+
+#include <cstdlib>
+
+#include "channel/ring/presence.h"
+#include "onecopy/core/error.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+
+/// A child must not inherit a channel in the middle of a change.
+ChannelRegistry& ChannelRegistry::instance() {
+  static ChannelRegistry* const registry = [] {
+    instance_ = new ChannelRegistry();
+    if (const int error = pthread_atfork(&before_fork, &after_fork, &after_fork_in_child); error != 0)
+      throw_errno("pthread_atfork", error);
+    std::atexit([] { at_exit(); });
+    return instance_;
+  }();
+  return *registry;
+}
+
+/// No thread of ours outlives static objects.
+void ChannelRegistry::at_exit() noexcept {
+  const std::lock_guard lock(instance_->mutex_);
+  for (auto& [id, channel] : instance_->channels_)
+    if (channel->readiness_) channel->readiness_->stop();
+}
+
+void ChannelRegistry::before_fork() noexcept {
+  instance_->mutex_.lock();
+  for (auto& [id, channel] : instance_->channels_) {
+    if (channel->readiness_) {
+      channel->readiness_->stop();
+      channel->readiness_->lock();
+    }
+    channel->sender().lock();
+    channel->receiver().lock();
+  }
+}
+
+void ChannelRegistry::after_fork() noexcept {
+  for (auto& [id, channel] : instance_->channels_) {
+    channel->receiver().unlock();
+    channel->sender().unlock();
+    if (channel->readiness_) {
+      channel->readiness_->unlock();
+      channel->readiness_->start_again();
+    }
+  }
+  instance_->mutex_.unlock();
+}
+
+void ChannelRegistry::after_fork_in_child() noexcept {
+  for (auto& [id, channel] : instance_->channels_) {
+    channel->play_in_child();
+    if (channel->readiness_) channel->readiness_->unlock();
+    channel->forget_readiness();
+  }
+  after_fork();
+  instance_->let_go_of_parents();
+}
+
+/// What the parent has in queues is the parent's to hold, and so is what it had left already.
+void ChannelRegistry::let_go_of_parents() noexcept {
+  Channels unused;
+  const std::lock_guard lock(mutex_);
+  for (auto& [id, channel] : channels_) channel->sender().sent().clear();
+  take_unused(unused);
+}
+
+Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
+  Channel* channel;
+  {
+    std::lock_guard lock(mutex_);
+    auto& known = channels_[fresh->id_];
+    if (!known) known = std::move(fresh);
+    channel = known.get();
+    if (channel->queues_ == 0) play_again(channel->ring_.fd(), Role::user);
+    ++channel->queues_;
+  }
+  try {
+    channel->process();
+  } catch (...) {
+    leave(*channel);
+    throw;
+  }
+  return *channel;
+}
+
+Channel& ChannelRegistry::enter_again(Channel& channel) {
+  std::lock_guard lock(mutex_);
+  ++channel.queues_;
+  return channel;
+}
+
+void ChannelRegistry::leave(Channel& channel) noexcept {
+  Channels unused;
+  std::lock_guard lock(mutex_);
+  if (--channel.queues_ != 0) return;
+  stop_playing(channel.ring_.fd(), Role::user);
+  channel.forget_readiness();
+  channel.sender_.sent().release_taken(channel.ring_.head());
+  const bool expects_guests = take_unused(unused);
+  if (Process* const process = Process::existing(); process && expects_guests)
+    process->watch().request_tick();
+}
+
+int ChannelRegistry::ready_fd(Channel& channel) {
+  const std::lock_guard lock(mutex_);
+  if (!channel.readiness_) {
+    channel.readiness_ = std::make_unique<Readiness>(channel.ring_);
+    channel.ready_ = channel.readiness_.get();
+  }
+  return channel.readiness_->fd();
+}
+
+/// What nobody needs; for the caller to destroy once it has no lock. True while there is what only somebody on its way
+/// needs, which time ends.
+bool ChannelRegistry::take_unused(Channels& unused) noexcept {
+  const Process* const here = Process::existing();
+  bool expects_guests = false;
+  for (auto at = channels_.begin(); at != channels_.end();) {
+    const auto next = std::next(at);
+    Channel& channel = *at->second;
+    const bool is_ours = channel.process_ == here;
+    const bool is_needed = channel.queues_ != 0 || (is_ours && channel.is_needed());
+    expects_guests = expects_guests || (is_ours && channel.queues_ == 0 && channel.is_invited());
+    if (!is_needed) {
+      channel.close();
+      unused.insert(channels_.extract(at));
+    }
+    at = next;
+  }
+  return expects_guests;
+}
+
+void ChannelRegistry::join(Channel& channel, Process& process) {
+  Channels unused;  // of the parent's
+  {
+    std::lock_guard lock(mutex_);
+    if (channel.process_ != &process) {
+      channel.settle_in(process);
+      take_unused(unused);
+    }
+    if (ticked_by_ != &process) process.watch().add_tick([this] { return tick(); });
+    ticked_by_ = &process;
+  }
+  channel.announce(process);
+}
+
+/// It does not wait for the lock: before a fork it is held while the watch thread is being stopped.
+Watch::Again ChannelRegistry::tick() noexcept {
+  Channels unused;
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return Watch::Again::soon;
+  bool more = false;
+  for (auto& [id, channel] : channels_) more = channel->tick() || more;
+  const bool expects_guests = take_unused(unused);
+  if (more) return Watch::Again::soon;
+  return expects_guests ? Watch::Again::later : Watch::Again::no;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "channel/queue/channel.h"
+#include "os/watch.h"
+
+namespace onecopy {
+
+/// All channels that are open in this process. Never destroyed, like Process.
+/// Thread safety: all members may be called concurrently, but for the fork ones.
+class ChannelRegistry {
+ public:
+  static ChannelRegistry& instance();
+
+  /// The channel of this process for `fresh`'s queue: that one if it is the first. Counts one more
+  /// Queue object.
+  Channel& enter(std::unique_ptr<Channel> fresh);
+  Channel& enter_again(Channel& channel);
+  void leave(Channel& channel) noexcept;
+  /// See Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.
+  int ready_fd(Channel& channel);
+  /// Makes a channel this process's own, also after a fork.
+  void join(Channel& channel, Process& process);
+
+ private:
+  using Channels = std::map<std::uint64_t, std::unique_ptr<Channel>>;
+
+  ChannelRegistry() = default;
+  Watch::Again tick() noexcept;
+  bool take_unused(Channels& unused) noexcept;
+  void let_go_of_parents() noexcept;
+  static void at_exit() noexcept;
+  static void before_fork() noexcept;
+  static void after_fork() noexcept;
+  static void after_fork_in_child() noexcept;
+
+  inline static ChannelRegistry* instance_ = nullptr;
+
+  std::mutex mutex_;
+  Channels channels_;
+  Process* ticked_by_ = nullptr;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/layout.h"
+#include "onecopy/share/handle_fields.h"
+
+/// The bytes of a queue's item, byte by byte in docs/formats/queue-item-v1.md: a head, a row for each
+/// tensor, where streams have to come to, plain data. One small tensor fits into the cache line that its stamp is in.
+namespace onecopy {
+
+struct ItemHead {
+  std::uint32_t tag = 0;
+  std::uint32_t data_bytes = 0;
+  std::uint16_t rows = 0;
+  std::uint16_t flags = 0;
+};
+static_assert(sizeof(ItemHead) == 12);
+
+/// The only row names a block of bytes, and the item is what is in it.
+inline constexpr std::uint16_t kItemIsElsewhere = 1;
+/// It was put as a tensor, not as a message.
+inline constexpr std::uint16_t kItemIsOneTensor = 2;
+/// After the rows it says which streams of its putter have to come how far before its tensors are used.
+inline constexpr std::uint16_t kItemIsOrdered = 4;
+inline constexpr std::uint16_t kKnownItemFlags = 7;
+
+/// In place of a row: the item has no tensors on devices, and what is done after it was got comes after these points.
+inline constexpr std::uint32_t kNoRow = 0xffff'ffff;
+/// More devices than one process has.
+inline constexpr std::uint32_t kMostValuePoints = 128;
+
+/// In place of an origin's number: `block` is a length, and that many bytes of an encoded handle follow.
+inline constexpr std::uint16_t kWholeHandle = 0xffff;
+
+/// One tensor. What its segment is comes from the queue's table of origins.
+struct ItemRow {
+  std::uint64_t generation = 0;
+  std::uint64_t tensor_offset = 0;
+  std::uint32_t block = 0;
+  std::uint16_t origin = 0;
+  Layout layout;
+  ByteSpan handle;  ///< in place of all the above when origin is kWholeHandle
+};
+
+/// How far the putter's stream had come on one of the item's devices.
+struct ItemPoint {
+  std::uint64_t value = 0;
+  std::uint32_t slot = 0;  ///< of the putter's timeline
+  std::uint32_t row = 0;   ///< the first tensor on that device, or kNoRow in all of an item's
+};
+static_assert(sizeof(ItemPoint) == 16);
+
+/// What streams have to wait for before they touch an item's tensors; nothing when there are no points.
+struct ItemOrder {
+  ProcessId putter{};
+  std::vector<ItemPoint> points;  ///< one a device
+
+  /// Are the points about no tensors, but about whatever the getter does next?
+  bool is_of_values() const noexcept { return !points.empty() && points.front().row == kNoRow; }
+};
+
+std::size_t encoded_size(const ItemOrder& order) noexcept;
+/// As below. REQUIRES: there are points.
+std::byte* encode(const ItemOrder& order, std::byte* out) noexcept;
+std::size_t encoded_size(const ItemRow& row) noexcept;
+/// Writes encoded_size(row) bytes; returns the end.
+std::byte* encode(const ItemRow& row, std::byte* out) noexcept;
+
+/// Reads an item that other processes may be changing meanwhile: every byte is read once and checked
+/// before it is used. All members throw bad_handle.
+class ItemReader {
+ public:
+  explicit ItemReader(ByteSpan item);
+
+  const ItemHead& head() const noexcept { return head_; }
+  bool is_elsewhere() const noexcept { return (head_.flags & kItemIsElsewhere) != 0; }
+  /// REQUIRES: called head().rows times at most.
+  ItemRow next_row();
+  /// After all rows have been read; empty for items that are not ordered.
+  ItemOrder order();
+  /// The plain bytes, after rows and order have been read. They are still shared memory.
+  ByteSpan data() const;
+
+ private:
+  ItemHead head_;
+  ByteSpan rest_;
+  std::int64_t row_ = 0;
+};
+
+}  // namespace onecopy

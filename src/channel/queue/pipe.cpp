@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/channel/pipe.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+
+#include "channel/queue/channel.h"
+#include "channel/ring/presence.h"
+#include "core/base64.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::string_view kPrefix = "onecopy-pipe:";
+constexpr std::uint32_t kPipeMagic = 0x45504950;  // "PIPE"
+constexpr std::uint16_t kPipeVersion = 1;
+
+/// What the bytes begin with; the handles of both queues follow, what end 0 sends first.
+struct PipeHead {
+  std::uint32_t magic = kPipeMagic;
+  std::uint16_t version = kPipeVersion;
+  std::uint16_t end = 0;
+  std::uint32_t first_bytes = 0;
+};
+static_assert(sizeof(PipeHead) == 12);
+
+/// How long a receiver sleeps before it looks whether anybody is left who could send.
+constexpr std::chrono::milliseconds kLookAround{100};
+
+Role role_of(unsigned end) noexcept { return end == 0 ? Role::end_0 : Role::end_1; }
+
+struct LeaveChannel {
+  void operator()(Channel* channel) const noexcept { channel->leave(); }
+};
+using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
+
+[[noreturn]] void refuse(const char* problem) {
+  throw Error(ErrorCode::bad_handle, fmt::format("This handle of a pipe {}.", problem));
+}
+
+TimePoint until(std::chrono::nanoseconds timeout) {
+  return timeout <= std::chrono::nanoseconds{0} ? kNow : deadline_after(timeout);
+}
+
+}  // namespace
+
+struct PipeHandle::Parts {
+  unsigned end;
+  std::array<Handle, 2> queues;  ///< what end 0 sends, what end 1 sends
+  Fd played;                     ///< none when it came as bytes
+};
+
+/// The end of a pipe in this process.
+struct Pipe::End {
+  End(unsigned which, ChannelRef first, ChannelRef second)
+      : number(which), queues{std::move(first), std::move(second)}, played(play(file(), role_of(which))) {}
+  ~End();
+
+  const Fd& file() const noexcept { return queues[0]->ring().fd(); }
+  Channel& out() const noexcept { return *queues[number]; }
+  Channel& in() const noexcept { return *queues[1 - number]; }
+  /// Closes both queues for everybody once one end has nobody left. False also while a process that is stopped keeps
+  /// a queue's lock.
+  bool close_if_deserted() const;
+  template <class Item>
+  void send(const Item& item, Stream stream);
+  template <class Take>
+  auto take(TimePoint deadline, Take&& take) const;
+
+  unsigned number;
+  std::array<ChannelRef, 2> queues;
+  Fd played;
+  std::atomic<std::uint32_t> sent{0};
+};
+
+/// use(); what a closed ring says of its queue is said of the pipe.
+template <class Use>
+auto in_words_of_pipes(Use&& use) {
+  try {
+    return use();
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::closed) throw;
+    throw Error(ErrorCode::closed, "the pipe is closed: no process has its other end any more");
+  }
+}
+
+template <class Item>
+void Pipe::End::send(const Item& item, Stream stream) {
+  constexpr std::uint32_t kLookEvery = 16;  // at a dead receiver nobody else would
+  if (sent.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) close_if_deserted();
+  in_words_of_pipes([&] { out().sender().put(out().process(), item, kForever, stream); });
+}
+
+bool Pipe::End::close_if_deserted() const {
+  if (is_played(file(), role_of(1 - number))) return false;
+  try {
+    in().ring().close(kNow);
+    out().ring().close(kNow);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout) throw;
+    return false;
+  }
+  return true;
+}
+
+/// If we were the last, the others need not wait until they look around.
+Pipe::End::~End() {
+  played.reset();
+  if (is_played(file(), role_of(number))) return;
+  try {
+    for (const ChannelRef& queue : queues) queue->ring().close(kNow);
+  } catch (const Error&) {  // a damaged ring, or one whose lock is kept; they will look around
+  }
+}
+
+/// take(deadline), with a look around whenever nothing came for a while. What a dying process had sent
+/// was there before it was gone, so the last look for messages comes after that. A process that is stopped, and
+/// keeps the queue's lock or does not answer, is waited for like a message.
+template <class Take>
+auto Pipe::End::take(TimePoint deadline, Take&& take) const {
+  const auto take_until = [&](TimePoint pause) -> decltype(take(pause)) {
+    try {
+      return in_words_of_pipes([&] { return take(pause); });
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::timeout ||
+          time_left(deadline, kLookAround) == std::chrono::nanoseconds{0})
+        throw;
+      return {};
+    }
+  };
+  for (;;) {
+    const TimePoint pause = std::min(deadline, deadline_after(kLookAround));
+    if (auto taken = take_until(pause)) return taken;
+    if (pause == deadline && !in().ring().is_closed() && !close_if_deserted())
+      return decltype(take(pause)){};
+    if (pause != deadline) close_if_deserted();
+  }
+}
+
+Pipe::Pipe(std::unique_ptr<End> end) noexcept : end_(std::move(end)) {}
+Pipe::Pipe(Pipe&&) noexcept = default;
+Pipe& Pipe::operator=(Pipe&&) noexcept = default;
+Pipe::~Pipe() = default;
+
+std::pair<Pipe, Pipe> Pipe::create() {
+  Channel& first = Channel::create(0);
+  ChannelRef mine(&first);
+  Channel& second = Channel::create(0);
+  ChannelRef yours(&second);
+  auto end = std::make_unique<End>(0, ChannelRef(&first.enter_again()), ChannelRef(&second.enter_again()));
+  return {Pipe(std::move(end)), Pipe(std::make_unique<End>(1, std::move(mine), std::move(yours)))};
+}
+
+Pipe Pipe::connect(const PipeHandle& handle) {
+  const PipeHandle::Parts& parts = *handle.parts_;
+  ChannelRef first(&Channel::connect(parts.queues[0]));
+  ChannelRef second(&Channel::connect(parts.queues[1]));
+  return Pipe(std::make_unique<End>(parts.end, std::move(first), std::move(second)));
+}
+
+Pipe::End& Pipe::end() const {
+  if (!end_) throw Error(ErrorCode::closed, "this end of the pipe is closed");
+  return *end_;
+}
+
+PipeHandle Pipe::handle() const {
+  const End& e = end();
+  auto parts = std::make_unique<PipeHandle::Parts>();
+  parts->end = e.number;
+  parts->queues = {e.queues[0]->handle(), e.queues[1]->handle()};
+  parts->played = e.played.duplicate();
+  return PipeHandle(std::move(parts));
+}
+
+void Pipe::send(const Tensor& tensor, Stream stream) { end().send(tensor, stream); }
+
+void Pipe::send(const Message& message, Stream stream) { end().send(message, stream); }
+
+Message Pipe::recv(Stream stream) {
+  End& e = end();
+  return *e.take(kForever, [&](TimePoint deadline) {
+    return e.in().receiver().get(e.in().process(deadline), deadline, stream);
+  });
+}
+
+std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout, Stream stream) {
+  End& e = end();
+  return e.take(until(timeout), [&](TimePoint deadline) {
+    return e.in().receiver().get(e.in().process(deadline), deadline, stream);
+  });
+}
+
+Tensor Pipe::recv_tensor(Stream stream) {
+  End& e = end();
+  return *e.take(kForever, [&](TimePoint deadline) {
+    return e.in().receiver().get_tensor(e.in().process(deadline), deadline, stream);
+  });
+}
+
+bool Pipe::poll(std::chrono::nanoseconds timeout) {
+  End& e = end();
+  return e.take(until(timeout), [&](TimePoint deadline) { return e.in().ring().wait(deadline); });
+}
+
+void Pipe::close() noexcept { end_.reset(); }
+
+PipeHandle::PipeHandle(std::unique_ptr<Parts> parts) noexcept : parts_(std::move(parts)) {}
+PipeHandle::PipeHandle(PipeHandle&&) noexcept = default;
+PipeHandle& PipeHandle::operator=(PipeHandle&&) noexcept = default;
+PipeHandle::~PipeHandle() = default;
+
+Bytes PipeHandle::to_bytes() const {
+  const Bytes first = parts_->queues[0].to_bytes();
+  const Bytes second = parts_->queues[1].to_bytes();
+  const PipeHead head{kPipeMagic, kPipeVersion, static_cast<std::uint16_t>(parts_->end),
+                      static_cast<std::uint32_t>(first.size())};
+  Bytes bytes(sizeof head + first.size() + second.size());
+  store(bytes.data(), head);
+  std::copy(second.begin(), second.end(),
+            std::copy(first.begin(), first.end(), bytes.begin() + sizeof head));
+  return bytes;
+}
+
+PipeHandle PipeHandle::from_bytes(ByteSpan bytes) {
+  if (bytes.size() < sizeof(PipeHead)) refuse("is cut off");
+  const auto head = load<PipeHead>(bytes.data());
+  const ByteSpan rest = bytes.subspan(sizeof head);
+  if (head.magic != kPipeMagic) refuse("does not begin with \"PIPE\"");
+  if (head.version != kPipeVersion)
+    throw Error(ErrorCode::version_mismatch,
+                fmt::format("This handle of a pipe has format version {}, this "
+                            "program reads version {}.",
+                            head.version, kPipeVersion));
+  if (head.end > 1) refuse("names an end that does not exist");
+  if (head.first_bytes > rest.size()) refuse("is cut off");
+  auto parts = std::make_unique<Parts>();
+  parts->end = head.end;
+  parts->queues = {Handle::from_bytes(rest.first(head.first_bytes)),
+                   Handle::from_bytes(rest.subspan(head.first_bytes))};
+  if (!parts->queues[0].fields().is_queue() || !parts->queues[1].fields().is_queue())
+    refuse("names something that is not a queue");
+  return PipeHandle(std::move(parts));
+}
+
+std::string PipeHandle::to_text() const {
+  std::string text(kPrefix);
+  append_base64url(to_bytes(), text);
+  return text;
+}
+
+PipeHandle PipeHandle::from_text(std::string_view text) {
+  if (text.substr(0, kPrefix.size()) != kPrefix) refuse("does not begin with \"onecopy-pipe:\"");
+  Bytes bytes;
+  if (decode_base64url(text.substr(kPrefix.size()), bytes) != std::string_view::npos)
+    refuse("has a character that cannot be there");
+  return from_bytes(bytes);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/queue/readiness.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "onecopy/core/error.h"
+#include "os/blocked_signals.h"
+#include "os/log.h"
+
+namespace onecopy {
+
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Between two looks whether others have emptied the ring: longer each time.
+constexpr std::chrono::milliseconds kFirstLook = 2ms;
+constexpr std::chrono::milliseconds kLongestPause = 100ms;
+
+}  // namespace
+
+Readiness::Readiness(Ring& ring) : ring_(ring) {
+  refresh_locked();
+  start();
+}
+
+Readiness::~Readiness() { stop(); }
+
+void Readiness::start() {
+  const BlockedSignals blocked;
+  try {
+    thread_ = std::thread([this] { run(); });
+  } catch (const std::system_error& e) {
+    throw Error(
+        ErrorCode::out_of_memory,
+        fmt::format("cannot start the thread that watches a queue: {}; raise the limit of processes "
+                    "(`ulimit -u`) or of address space (`ulimit -v`)",
+                    e.what()),
+        e.code().value(), ErrorDomain::posix);
+  }
+}
+
+void Readiness::stop() noexcept {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);  // it is not between a look at stopping_ and its sleep
+    stopping_ = true;
+    drained_.notify_all();
+  }
+  ring_.wake_all();
+  thread_.join();
+}
+
+void Readiness::start_again() noexcept {
+  stopping_ = false;
+  try {
+    start();
+  } catch (const std::exception& error) {
+    log_warning(error.what());
+    event_.set();  // whoever waits for it tries, and waits for the queue itself
+  }
+}
+
+void Readiness::refresh() noexcept {
+  try {
+    const std::lock_guard lock(mutex_);
+    if (refresh_locked()) drained_.notify_all();
+  } catch (const Error&) {  // a damaged ring; getting says so
+    event_.set();
+  }
+}
+
+/// True when it has become unreadable.
+bool Readiness::refresh_locked() {
+  bool drained = false;
+  while (ring_.is_ready() != readable_) {
+    drained = readable_;
+    if (readable_) event_.clear();
+    else event_.set();
+    readable_ = !readable_;
+  }
+  return drained && !readable_;
+}
+
+void Readiness::run() noexcept {
+  pthread_setname_np(pthread_self(), "onecopy-ready");
+  try {
+    watch();
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("onecopy's watch over a queue ends: {}", error.what()));
+    event_.set();
+  }
+}
+
+void Readiness::watch() {
+  Duration pause = kFirstLook;
+  while (!stopping_) {
+    const bool closed = ring_.is_closed();  // before the look: who closes after it wakes us
+    refresh();
+    if (closed) return;  // readable for ever
+    if (ring_.is_ready()) {
+      if (pause == kFirstLook) ring_.pass_on_wake();
+      wait_until_drained(pause);
+    } else {
+      pause = kFirstLook;
+      ring_.doze([this] { return stopping_.load(); });
+    }
+  }
+}
+
+void Readiness::wait_until_drained(Duration& pause) {
+  std::unique_lock lock(mutex_);
+  if (stopping_ || !readable_) return;
+  drained_.wait_for(lock, pause);
+  pause = std::min(kLongestPause, pause * 2);
+}
+
+}  // namespace onecopy

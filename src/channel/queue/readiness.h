@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "channel/ring/ring.h"
+#include "os/event.h"
+
+namespace onecopy {
+
+/// A descriptor for select, poll and epoll that is readable while a ring has an item or is closed.
+///
+/// A thread of its own sleeps on the ring as a getter does, so putters pay what a getter costs them,
+/// and nothing while the ring has items; then it looks now and then whether others have emptied it.
+/// Users of this process say when they have taken or put something, which is quicker.
+///
+/// Thread safety: all members may be called concurrently, but for the fork ones and the destructor.
+/// Invariant: the descriptor is made unreadable only under mutex_, and the ring is looked at after that.
+class Readiness {
+ public:
+  /// Throws out_of_descriptors, out_of_memory.
+  explicit Readiness(Ring& ring);
+  ~Readiness();
+
+  int fd() const noexcept { return event_.fd(); }
+  /// Makes the descriptor say what is true now.
+  void refresh() noexcept;
+
+  /// Before a fork and at exit: ends the thread. start_again() resumes.
+  void stop() noexcept;
+  void start_again() noexcept;
+  // Around a fork, with the thread stopped. A child destroys it: the descriptor is its parent's too.
+  void lock() noexcept { mutex_.lock(); }
+  void unlock() noexcept { mutex_.unlock(); }
+
+ private:
+  using Duration = std::chrono::milliseconds;
+
+  void start();
+  void run() noexcept;
+  void watch();
+  bool refresh_locked();
+  void wait_until_drained(Duration& pause);
+
+  Ring& ring_;
+  Event event_;
+  std::mutex mutex_;
+  std::condition_variable drained_;
+  bool readable_ = false;
+  std::atomic<bool> stopping_{false};
+  std::thread thread_;
+};
+
+}  // namespace onecopy

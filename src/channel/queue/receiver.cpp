@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/queue/receiver.h"
+
+#include <fmt/format.h>
+
+#include "channel/queue/value_order.h"
+#include "onecopy/core/error.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+/// Bytes that the row's tensor reaches, from the start of its block.
+std::uint64_t reach(const ItemRow& row) {
+  std::uint64_t end = 0;
+  if (__builtin_add_overflow(row.tensor_offset, row.layout.extent_bytes(), &end) || end > INT64_MAX)
+    throw Error(ErrorCode::bad_handle, "a tensor in this queue reaches beyond any memory");
+  return end;
+}
+
+/// Not the item's fault: it stays, and can be taken when there is room, or when its stopped owner goes on.
+bool passes(ErrorCode code) noexcept {
+  return code == ErrorCode::out_of_memory || code == ErrorCode::out_of_mappings ||
+         code == ErrorCode::out_of_descriptors || code == ErrorCode::timeout;
+}
+
+/// Nor is what the caller asked for: one tensor, or a stream that is being captured.
+bool is_kept(ErrorCode code) noexcept {
+  return passes(code) || code == ErrorCode::invalid_argument || code == ErrorCode::unsupported;
+}
+
+/// Never a timeout: that says that the item is still there.
+Error lost(const Error& why) {
+  const ErrorCode code = why.code() == ErrorCode::timeout ? ErrorCode::peer_died : why.code();
+  return Error(code, fmt::format("an item was taken out of the queue and is lost: {}", why.what()),
+               why.vendor_code(), why.domain());
+}
+
+[[noreturn]] void throw_not_one_tensor() {
+  throw Error(ErrorCode::invalid_argument,
+              "the next item of the queue was put as a message, not as one tensor; use get()");
+}
+
+}  // namespace
+
+/// One call's way to an item.
+struct Receiver::Attempt {
+  Wants wants;
+  Stream stream;
+  Contents& contents;
+  std::uint64_t position = ~std::uint64_t{0};  ///< of the item that was opened slowly
+  Bytes copy;                                  ///< that item
+  std::optional<Error> lost;                   ///< why it cannot be opened
+};
+
+Receiver::Receiver(Ring& ring, const OriginTable& origins, const Keepers& keepers)
+    : ring_(ring),
+      origins_(origins),
+      keepers_(keepers),
+      known_memory_(Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known))) {}
+
+void Receiver::reset(const ProcessId& parent) {
+  keepers_[1] = parent;
+  known_memory_ = Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known));
+  known_peers_.clear();
+}
+
+std::optional<Message> Receiver::get(Process& process, TimePoint deadline, Stream stream) {
+  Contents contents;
+  if (!take(process, deadline, Wants::message, stream, contents)) return {};
+  return to_message(contents);
+}
+
+std::optional<Message> Receiver::get_at_once(Process& process, Stream stream) {
+  Contents contents;
+  if (!take(process, kNow, Wants::quick_message, stream, contents)) return {};
+  return to_message(contents);
+}
+
+Message Receiver::to_message(Contents& contents) {
+  Message message{contents.tag, std::move(contents.data), std::move(contents.others)};
+  if (contents.first) message.tensors.insert(message.tensors.begin(), std::move(contents.first));
+  return message;
+}
+
+std::optional<Tensor> Receiver::get_tensor(Process& process, TimePoint deadline, Stream stream) {
+  Contents contents;
+  if (!take(process, deadline, Wants::tensor, stream, contents)) return {};
+  return std::move(contents.first);
+}
+
+bool Receiver::take(Process& process, TimePoint deadline, Wants wants, Stream stream, Contents& contents) {
+  Attempt attempt{wants, stream, contents, ~std::uint64_t{0}, {}, {}};
+  const auto look = [&](const RingItem& item) { return accept(process, item, attempt); };
+  for (;;) {
+    const Taken taken = ring_.take(look, deadline);
+    if (taken == Taken::timed_out) return false;
+    if (taken == Taken::yes) break;
+    if (wants == Wants::quick_message) return false;
+    point("queue.get.deferred");
+    open_slowly(process, attempt, deadline);
+    point("queue.get.opened");
+  }
+  if (attempt.lost) throw lost(*attempt.lost);
+  put_in_order(process, contents, stream);
+  point("queue.get.done");
+  return true;
+}
+
+/// Under the consumers' lock: quick, and without a question to anybody.
+bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) {
+  if (attempt.position == item.position) return true;
+  try {
+    attempt.lost.reset();
+    const auto open = [&](const ItemRow& row) { return try_open(process, row); };
+    if (attempt.wants == Wants::tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
+      throw_not_one_tensor();
+    // What is elsewhere is long, and its tensors may be anybody's.
+    if (!ItemReader(item.bytes).is_elsewhere() && read(item.bytes, attempt.contents, open) &&
+        can_be_ordered(process, attempt.contents, attempt.stream) &&
+        (attempt.wants != Wants::quick_message ||
+         can_be_ordered_quickly(process, attempt.contents, attempt.stream))) {
+      point("queue.get.claimed");
+      return true;
+    }
+    if (attempt.wants == Wants::quick_message) return false;
+    attempt.copy.assign(item.bytes.begin(), item.bytes.end());
+    attempt.position = item.position;
+    return false;
+  } catch (const Error& error) {
+    // Nor what is wrong with a device in this process: others may take the item.
+    if (is_kept(error.code()) || error.domain() == ErrorDomain::cuda ||
+        error.domain() == ErrorDomain::ascend)
+      throw;
+    attempt.lost = error;
+    return true;
+  }
+}
+
+/// With no lock held: this may connect to the owner, or wait for it to be known dead.
+void Receiver::open_slowly(Process& process, Attempt& attempt, TimePoint deadline) {
+  const Patience patience(deadline);
+  try {
+    Contents& contents = attempt.contents;
+    read(attempt.copy, contents, [&](const ItemRow& row) { return open(process, row); });
+    if (contents.elsewhere) read_elsewhere(process, contents);
+    if (contents.order.is_of_values()) return ask_for(process, contents.order);
+    for (const ItemPoint& p : contents.order.points)
+      process.prepare_wait(contents.order.putter, contents.row(p.row).device());
+  } catch (const Error& error) {
+    if (passes(error.code())) throw;
+    attempt.lost = error;
+    return;
+  }
+  can_be_ordered(process, attempt.contents, attempt.stream);  // unknown: the putter is gone
+}
+
+/// False as soon as one of the tensors did not open.
+template <class Open>
+bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
+  contents.clear();
+  ItemReader reader(item);
+  contents.tag = reader.head().tag;
+  contents.elsewhere = reader.is_elsewhere();
+  for (std::size_t i = 0; i < reader.head().rows; ++i) {
+    Tensor tensor = open(reader.next_row());
+    if (!tensor) return false;
+    if (i == 0) contents.first = std::move(tensor);
+    else contents.others.push_back(std::move(tensor));
+  }
+  contents.order = reader.order();
+  for (const ItemPoint& p : contents.order.points)
+    if (p.row != kNoRow && contents.row(p.row).device() == kCpu)
+      throw Error(ErrorCode::bad_handle, "memory of the host that waits for a stream");
+  const ByteSpan data = reader.data();
+  if (!data.empty()) contents.data.assign(data.begin(), data.end());
+  return true;
+}
+
+/// The block that the item was written to keeps the tensors until they are claimed one by one.
+void Receiver::read_elsewhere(Process& process, Contents& contents) {
+  const Tensor item = std::move(contents.first);
+  if (item.device() != kCpu)
+    throw Error(ErrorCode::bad_handle, "an item that was written to memory of " + item.device().str());
+  read({item.as<std::byte>(), item.nbytes()}, contents,
+       [&](const ItemRow& row) { return open(process, row); });
+  if (contents.elsewhere) throw Error(ErrorCode::bad_handle, "an item that is elsewhere twice");
+}
+
+/// Without asking anybody. Throws unsupported while the item can stay: in a captured stream it cannot be.
+bool Receiver::can_be_ordered(Process& process, Contents& contents, Stream stream) {
+  if (contents.order.is_of_values()) return is_known(process, contents.order);
+  for (const ItemPoint& p : contents.order.points) {
+    const auto reached = process.has_passed(contents.order.putter, {p.slot, p.value});
+    if (reached == Process::Reached::unknown) return false;
+    const Device device = contents.row(p.row).device();
+    if (reached == Process::Reached::no && backend(device.type).is_captured(device.index, stream))
+      throw Error(ErrorCode::unsupported,
+                  "this stream is being captured, and the next item of the queue waits for another "
+                  "process's stream; take it before the capture, and order each launch");
+  }
+  return true;
+}
+
+/// Where streams cannot wait, the host does.
+bool Receiver::can_be_ordered_quickly(Process& process, Contents& contents, Stream stream) {
+  if (contents.order.is_of_values()) return !may_wait_on_host(process, contents.order, stream);
+  for (const ItemPoint& p : contents.order.points)
+    if (process.has_passed(contents.order.putter, {p.slot, p.value}) == Process::Reached::no &&
+        process.may_wait_on_host(contents.order.putter, contents.row(p.row).device()))
+      return false;
+  return true;
+}
+
+/// With no lock held: the driver may wait for room in the stream.
+void Receiver::put_in_order(Process& process, Contents& contents, Stream stream) {
+  if (contents.order.is_of_values()) return wait_for_values(process, contents.order, stream);
+  try {
+    for (const ItemPoint& p : contents.order.points)
+      process.wait_for(contents.order.putter, {p.slot, p.value}, contents.row(p.row).device(), stream);
+  } catch (const Error& error) {
+    throw lost(error);
+  }
+  for (std::size_t i = 0; i < contents.rows(); ++i)
+    if (Tensor& tensor = contents.row(i); tensor.device() != kCpu)
+      tensor = process.order_release(tensor, stream);
+}
+
+Tensor Receiver::try_open(Process& process, const ItemRow& row) {
+  if (row.origin == kWholeHandle) return {};
+  const Known& origin = known(row.origin);
+  SharedKeeper* keeper = origin.keeper.load(std::memory_order_acquire);
+  if (!keeper) return {};
+  BlockRef block;
+  std::byte* data = nullptr;
+  if (keeper == &process.ledger()) {
+    block = process.ledger().try_open(row.block, row.generation);
+    if (!block) return {};
+    const BlockSpot spot = process.ledger().export_spot(row.block);
+    if (spot.info.segment == origin.segment && reach(row) <= spot.info.size) data = spot.data;
+  } else {
+    Peer& peer = static_cast<Peer&>(*keeper);
+    block = peer.try_claim(row.block, row.generation);
+    if (!block) return {};
+    data = peer.locate({row.block, origin.segment, origin.segment_size, reach(row), origin.kind},
+                       origin.access)
+               .data;
+  }
+  if (!data) return {};
+  process.opened_total.fetch_add(1, std::memory_order_relaxed);
+  return {std::move(block), data + row.tensor_offset, row.layout, origin.device, origin.access};
+}
+
+Tensor Receiver::open(Process& process, const ItemRow& row) {
+  if (Tensor tensor = try_open(process, row)) return tensor;
+  const HandleFields fields = row.origin == kWholeHandle ? decode_handle(row.handle) : fields_of(row);
+  const Access access = fields.is_read_only() ? Access::read_only : Access::read_write;
+  Tensor tensor = process.importer().open(fields, access, {}, keepers_);
+  process.opened_total.fetch_add(1, std::memory_order_relaxed);
+  if (row.origin != kWholeHandle) remember(process, row, fields, access, tensor.device());
+  return tensor;
+}
+
+void Receiver::keep_for_good(std::shared_ptr<const Peer> peer) {
+  const std::lock_guard lock(known_peers_mutex_);
+  known_peers_.insert(std::move(peer));
+}
+
+HandleFields Receiver::fields_of(const ItemRow& row) const {
+  const Origin origin = origins_.read(row.origin);
+  HandleFields fields;
+  fields.owner = origin.owner;
+  fields.maker = origin.maker;
+  fields.segment = origin.segment;
+  fields.kind = origin.kind;
+  fields.device_type = device_type(origin.kind);
+  fields.device = origin.device;
+  fields.segment_size = origin.segment_size;
+  fields.block = row.block;
+  fields.generation = row.generation;
+  fields.storage_size = reach(row);
+  fields.tensor_offset = row.tensor_offset;
+  fields.flags = origin.access == Access::read_only ? kHandleIsReadOnly : 0;
+  fields.layout = row.layout;
+  return fields;
+}
+
+void Receiver::remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access,
+                        Device device) {
+  SharedKeeper* keeper = &process.ledger();
+  if (std::shared_ptr<Peer> peer = process.importer().prepare(fields, access, keepers_)) {
+    keeper = peer.get();
+    keep_for_good(std::move(peer));
+  }
+  Known& origin = known(row.origin);
+  if (origin.has_writer.exchange(true)) {
+    if (origin.keeper.load()) origin.keeper.store(keeper, std::memory_order_release);
+    return;
+  }
+  origin.segment_size = fields.segment_size;
+  origin.segment = fields.segment;
+  origin.kind = fields.kind;
+  origin.access = access;
+  origin.device = device;
+  origin.keeper.store(keeper, std::memory_order_release);
+}
+
+}  // namespace onecopy

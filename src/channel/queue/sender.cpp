@@ -1,0 +1,367 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/queue/sender.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "channel/queue/value_order.h"
+#include "onecopy/core/error.h"
+#include "share/format/process_name.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+SharedKeeper& keeper_of(const Tensor& tensor) {
+  BlockKeeper* keeper = tensor.block().keeper();
+  if (!keeper)
+    throw Error(ErrorCode::invalid_argument, "an empty tensor cannot be put into a queue; make one first");
+  if (!keeper->shareable())
+    throw Error(ErrorCode::invalid_argument,
+                "this tensor's memory belongs to another library and cannot be opened by other "
+                "processes; put onecopy::copy(tensor.view()) instead");
+  return static_cast<SharedKeeper&>(*keeper).root();
+}
+
+BlockSpot spot_of(Process& process, const Tensor& tensor) {
+  SharedKeeper& keeper = keeper_of(tensor);
+  if (&keeper == &process.ledger()) return process.ledger().export_spot(tensor.block().number());
+  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
+  return {place.info, begin_for(keeper, tensor, {place.info, place.data})};
+}
+
+template <class Rows>
+SentItems::Blocks kind_of(Process& process, const Rows& rows, std::span<const BlockRef> blocks) {
+  const auto is_large = [](const auto& row) { return row.block_size >= 64 << 10; };
+  if (std::any_of(rows.begin(), rows.end(), is_large)) return SentItems::Blocks::large;
+  const bool own = !blocks.empty() && blocks.front().keeper() == &process.ledger();
+  return own ? SentItems::Blocks::own : SentItems::Blocks::borrowed;
+}
+
+/// A point in the stream on each device that has one of the tensors, or else that this process has used.
+ItemOrder order_of(Process& process, std::span<const Tensor> tensors, Stream stream) {
+  ItemOrder order;
+  std::vector<Device> devices;
+  for (std::uint32_t row = 0; row < tensors.size(); ++row) {
+    const Device device = tensors[row].device();
+    if (device == kCpu || std::find(devices.begin(), devices.end(), device) != devices.end()) continue;
+    if (stream.native && !devices.empty())
+      throw Error(ErrorCode::invalid_argument,
+                  fmt::format("this message has tensors on {} and {}, and a stream is of one device; put "
+                              "them as two messages, or in the order of the default streams",
+                              devices.front().str(), device.str()));
+    devices.push_back(device);
+    process.note_use(device, stream);
+    if (const TimelinePoint point = process.mark(device, stream))
+      order.points.push_back({point.value, point.slot, row});
+  }
+  if (devices.empty()) return order_of_values(process, stream);
+  order.putter = process.id();
+  return order;
+}
+
+std::uint16_t flags_of(bool is_one, const ItemOrder& order) {
+  return static_cast<std::uint16_t>((is_one ? kItemIsOneTensor : 0) |
+                                    (order.points.empty() ? 0 : kItemIsOrdered));
+}
+
+void check_size(const Message& message) {
+  constexpr std::size_t kMostTensors = 65'535;
+  constexpr std::size_t kMostData = UINT32_MAX;
+  if (message.tensors.size() > kMostTensors)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a message takes {} tensors, not {}; share them as a bundle and put its handle",
+                            kMostTensors, message.tensors.size()));
+  if (message.data.size() > kMostData)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("a message takes {} bytes of data, not {}; put them into a tensor", kMostData,
+                            message.data.size()));
+}
+
+}  // namespace
+
+std::size_t Sender::Parts::bytes() const noexcept {
+  std::size_t bytes = sizeof(ItemHead) + encoded_size(order) + data.size();
+  for (const Outgoing& out : rows) bytes += encoded_size(out.row);
+  return bytes;
+}
+
+std::size_t Sender::Parts::write(std::byte* const begin) const {
+  store(begin, head);
+  std::byte* out = begin + sizeof head;
+  for (const Outgoing& outgoing : rows) out = encode(outgoing.row, out);
+  if (!order.points.empty()) out = encode(order, out);
+  if (!data.empty()) std::memcpy(out, data.data(), data.size());
+  return static_cast<std::size_t>(out - begin) + data.size();
+}
+
+bool Sender::put(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream) {
+  return put_one(process, tensor, deadline, stream, nullptr);
+}
+
+bool Sender::put(Process& process, Tensor&& tensor, TimePoint deadline, Stream stream) {
+  if (!put_one(process, tensor, deadline, stream, &tensor)) return false;
+  tensor.release();
+  return true;
+}
+
+bool Sender::put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream,
+                     Tensor* given) {
+  const Limits limits{deadline};
+  const std::optional<Outgoing> out = outgoing(process, tensor, limits);
+  const ItemOrder order = order_of(process, {&tensor, 1}, stream);
+  const Parts parts{{0, 0, 1, flags_of(true, order)}, {&*out, 1}, order, {}};
+  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(process, parts, {tensor.block()}, limits);
+  return put_inline(process, parts, {&tensor.block(), 1}, deadline, given);
+}
+
+bool Sender::put(Process& process, const Message& message, TimePoint deadline, Stream stream) {
+  return put_message(process, message, {deadline}, stream);
+}
+
+bool Sender::put_at_once(Process& process, const Message& message, Stream stream) {
+  return put_message(process, message, {kNow, false}, stream);
+}
+
+void Sender::prepare(Process& process, const Message& message, TimePoint deadline) {
+  for (const Tensor& tensor : message.tensors)
+    origin_of(process, tensor, spot_of(process, tensor).info.segment, {deadline});
+}
+
+bool Sender::put_message(Process& process, const Message& message, const Limits& limits, Stream stream) {
+  check_size(message);
+  std::vector<Outgoing> rows;
+  std::vector<BlockRef> blocks;
+  for (const Tensor& tensor : message.tensors) {
+    std::optional<Outgoing> out = outgoing(process, tensor, limits);
+    if (!out) return false;
+    rows.push_back(*std::move(out));
+    blocks.push_back(tensor.block());
+  }
+  const ItemOrder order = order_of(process, message.tensors, stream);
+  const bool is_one = rows.size() == 1 && message.tag == 0 && message.data.empty();
+  const ItemHead head{message.tag, static_cast<std::uint32_t>(message.data.size()),
+                      static_cast<std::uint16_t>(rows.size()), flags_of(is_one, order)};
+  const Parts parts{head, rows, order, message.data};
+  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(process, parts, std::move(blocks), limits);
+  return put_inline(process, parts, blocks, limits.deadline);
+}
+
+bool Sender::put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,
+                        TimePoint deadline, Tensor* given) {
+  SentItems::Blocks kind = kind_of(process, parts.rows, blocks);
+  const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
+    if (kind == SentItems::Blocks::large && sent_.ends_with(blocks)) kind = SentItems::Blocks::borrowed;
+    if (given) {
+      sent_.reserve();  // what can fail, while the block is still the caller's
+      sent_.push(position, given->take_block());
+    } else {
+      sent_.push(position, blocks);
+    }
+    // Last: a spinning getter takes the slot's cache line away again and again until the commit.
+    const std::size_t size = parts.write(space.data());
+    point("queue.put.encoded");
+    return size;
+  };
+  if (!ring_.put(write, deadline)) return false;
+  sent_.release_some(kind, [this] { return ring_.head(); });
+  if (!sent_.empty()) process.watch().request_tick();
+  point("queue.put.done");
+  return true;
+}
+
+/// The order is part of what is elsewhere: nobody touches the tensors before they have read it.
+bool Sender::put_elsewhere(Process& process, const Parts& parts, std::vector<BlockRef> blocks,
+                           const Limits& limits) {
+  const Tensor item = empty(Layout(DType::u8, {static_cast<std::int64_t>(parts.bytes())}));
+  parts.write(item.as<std::byte>());
+  point("queue.put.written_elsewhere");
+  std::vector<BlockRef> held = blocks;  // the item keeps them, but not beyond this process's death
+  held.push_back(item.block());
+  process.ledger().keep_with(item.block().number(), std::move(blocks));
+  point("queue.put.kept_elsewhere");
+  const std::optional<Outgoing> out = outgoing(process, item, limits);
+  if (!out) return false;
+  const auto flags = static_cast<std::uint16_t>((parts.head.flags & kItemIsOneTensor) | kItemIsElsewhere);
+  return put_inline(process, {{0, 0, 1, flags}, {&*out, 1}, ItemOrder{}, {}}, held, limits.deadline);
+}
+
+std::optional<Sender::Outgoing> Sender::outgoing(Process& process, const Tensor& tensor,
+                                                 const Limits& limits) {
+  const BlockSpot spot = spot_of(process, tensor);
+  const std::optional<std::uint16_t> origin = origin_of(process, tensor, spot.info.segment, limits);
+  std::optional<Outgoing> out;
+  if (!origin) [[unlikely]]
+    return out;
+  out.emplace();
+  out->block_size = spot.info.size;
+  out->row.origin = *origin;
+  if (*origin == kWholeHandle) [[unlikely]] {
+    out->handle = encode(process.share(tensor).fields());
+    out->row.handle = out->handle;
+    return out;
+  }
+  out->row.generation = spot.info.generation;
+  out->row.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
+  out->row.block = spot.info.number;
+  out->row.layout = tensor.layout();
+  return out;
+}
+
+std::optional<std::uint16_t> Sender::origin_of(Process& process, const Tensor& tensor,
+                                               std::uint32_t segment, const Limits& limits) {
+  const Key key{static_cast<SharedKeeper*>(tensor.block().keeper())->root().serial(), segment,
+                tensor.access()};
+  if (has_lost_creator()) [[unlikely]]
+    doubt_deposits();
+  if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
+  const std::optional<Known> known = find_known(key);
+  if (known && !must_ask(process, *known)) return known->origin;
+  if (!limits.may_ask) return {};
+  const Known now = ask_creator(process, tensor, limits.deadline, known);
+  remember(key, now);
+  return now.origin;
+}
+
+void Sender::rely_on_creator(Process& process) {
+  const std::shared_ptr<const Peer> creator = process.importer().find(public_name(creator_));
+  if (!creator || creator->is_disconnected()) return;
+  const std::lock_guard lock(known_mutex_);
+  if (relied_on_once_.empty() || relied_on_once_.back() != creator) relied_on_once_.push_back(creator);
+  relied_on_.store(creator.get(), std::memory_order_release);
+}
+
+/// What it was asked to keep it may have let go of since.
+bool Sender::has_lost_creator() const noexcept {
+  const Peer* const creator = relied_on_.load(std::memory_order_acquire);
+  return creator && creator->is_disconnected();
+}
+
+/// It is asked for everything again.
+void Sender::doubt_deposits() noexcept {
+  const std::lock_guard lock(known_mutex_);
+  relied_on_ = nullptr;
+  for (auto& [key, known] : known_) known.ask_again = TimePoint::min();
+  last_.remember(0, 0, Access::read_only, 0);
+}
+
+bool Sender::must_ask(Process& process, const Known& known) const {
+  return !known.is_settled() && known.ask_again <= std::chrono::steady_clock::now() &&
+         !process.is_silent(creator_);
+}
+
+std::optional<Sender::Known> Sender::find_known(const Key& key) {
+  const std::lock_guard lock(known_mutex_);
+  const auto at = known_.find(key);
+  if (at == known_.end()) return {};
+  remember_last(key, at->second);
+  return at->second;
+}
+
+void Sender::remember(const Key& key, const Known& known) {
+  const std::lock_guard lock(known_mutex_);
+  if (known_.size() == OriginTable::kCapacity) forget_most();
+  Known& before = known_[key];
+  if (known.is_unkept && !before.is_unkept) unkept_.fetch_add(1, std::memory_order_relaxed);
+  if (!known.is_unkept && before.is_unkept) unkept_.fetch_sub(1, std::memory_order_relaxed);
+  before = known;
+  remember_last(key, known);
+}
+
+/// REQUIRES: known_mutex_. Most are of segments that are gone. Those that are counted stay, or are counted no more.
+void Sender::forget_most() noexcept {
+  std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
+  if (known_.size() < OriginTable::kCapacity) return;
+  unkept_.store(0, std::memory_order_relaxed);
+  known_.clear();
+}
+
+/// REQUIRES: known_mutex_.
+void Sender::remember_last(const Key& key, const Known& known) noexcept {
+  if (known.is_settled())
+    last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.origin);
+}
+
+/// Two threads may do this at once; then the segment has two entries, which does no harm. Whoever puts holds the
+/// memory, and is named in the origin; that the creator has it, too, receivers know by themselves.
+Sender::Known Sender::ask_creator(Process& process, const Tensor& tensor, TimePoint deadline,
+                                  const std::optional<Known>& before) {
+  constexpr std::chrono::seconds kOutOfReach{10};
+  const Patience patience(deadline);
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper()).root();
+  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
+  const Keeper kept_by = deposit(process, keeper, tensor.block());
+  point("queue.put.deposited");
+  const bool is_kept = kept_by == Keeper::needless || (kept_by == Keeper::creator && !is_weak(place.kind));
+  Known known{before ? before->origin : kWholeHandle, !is_kept};
+  if (kept_by == Keeper::perhaps_creator) known.ask_again = TimePoint::min();
+  if (kept_by == Keeper::unreachable) known.ask_again = std::chrono::steady_clock::now() + kOutOfReach;
+  if (kept_by == Keeper::creator || kept_by == Keeper::needless) rely_on_creator(process);
+  if (before) return known;
+  known.origin = add_origin({keeper.owner(), process.id(), place.segment_size, place.info.segment,
+                             place.kind, tensor.access(), place.identity->uuid},
+                            deadline);
+  return known;
+}
+
+std::uint16_t Sender::add_origin(const Origin& origin, TimePoint deadline) {
+  std::optional<std::uint16_t> index;
+  ring_.exclusively(deadline, [&] { index = origins_.append(origin); });
+  return index.value_or(kWholeHandle);
+}
+
+/// The queue's creator keeps the segment of an owner that dies, for as long as we may put more of it. What is the
+/// creator's own needs no keeping by itself; others serve it. One that does not answer is stopped, and is not waited
+/// for: it need not run for a put. It keeps the segment later if it was asked in time; as far as we know it does not,
+/// which is counted until it has been asked again.
+Sender::Keeper Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block) {
+  if (keeper.owner() == creator_ && creator_ != process.id()) {
+    const auto creator = process.importer().find(public_name(creator_));
+    return creator && creator->has_left() ? Keeper::nobody : Keeper::needless;
+  }
+  constexpr std::chrono::seconds kCreatorTakesAtMost{2};
+  try {
+    const Patience patience(std::chrono::steady_clock::now() +
+                            std::min<std::chrono::milliseconds>(broker_patience(), kCreatorTakesAtMost));
+    process.deposit(block, creator_, origins_.channel());
+    return Keeper::creator;
+  } catch (const Error& error) {
+    if (!is_absent(error) && error.code() != ErrorCode::owner_died &&
+        error.code() != ErrorCode::unsupported && error.code() != ErrorCode::timeout)
+      throw;
+    return why_not_kept(process, error.code());
+  }
+}
+
+/// The creator is gone or stopped, or may not write what we may only read, or has too many; or we cannot pass it on.
+/// Who has it open can take it all the same, and others learn why they cannot.
+Sender::Keeper Sender::why_not_kept(Process& process, ErrorCode code) const {
+  if (code != ErrorCode::timeout && code != ErrorCode::peer_died) return Keeper::nobody;
+  if (code == ErrorCode::timeout && process.is_silent(creator_)) return Keeper::perhaps_creator;
+  const auto creator = process.importer().find(public_name(creator_));
+  return creator && !creator->has_left() ? Keeper::unreachable : Keeper::nobody;
+}
+
+void Sender::lock() {
+  known_mutex_.lock();
+  sent_.lock();
+}
+
+void Sender::unlock() {
+  sent_.unlock();
+  known_mutex_.unlock();
+}
+
+void Sender::reset() noexcept {
+  sent_.clear();
+  std::lock_guard lock(known_mutex_);
+  known_.clear();
+  last_.remember(0, 0, Access::read_only, 0);
+  relied_on_ = nullptr;
+  relied_on_once_.clear();
+  unkept_ = 0;
+}
+
+}  // namespace onecopy

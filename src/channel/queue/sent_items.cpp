@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/queue/sent_items.h"
+
+#include "core/point.h"
+#include "share/owner/keeper.h"
+
+namespace onecopy {
+namespace {
+
+/// What is put can be opened elsewhere, so its keeper is one of ours.
+SharedKeeper& shared(BlockKeeper* keeper) { return static_cast<SharedKeeper&>(*keeper); }
+
+}  // namespace
+
+SentItems::SentItems(std::uint64_t channel)
+    : channel_(channel),
+      chunks_(std::make_unique<Chunk>()),
+      write_{chunks_.get(), 0},
+      read_{chunks_.get(), 0} {}
+
+void SentItems::push(std::uint64_t position, std::span<const BlockRef> blocks) {
+  const Cursor end = write(position, blocks);
+  for (const BlockRef& block : blocks) block.keeper()->retain(block.number());
+  publish(end, blocks);
+}
+
+void SentItems::push(std::uint64_t position, BlockRef&& block) {
+  publish(write(position, {&block, 1}), {&block, 1});
+  block.detach();
+}
+
+void SentItems::reserve() {
+  if (write_.index == write_.chunk->items.size() && !write_.chunk->next)
+    write_.chunk->next = std::make_unique<Chunk>();
+}
+
+bool SentItems::ends_with(std::span<const BlockRef> blocks) const noexcept {
+  if (blocks.size() != 1 || write_.index == 0) return false;
+  const Sent& last = write_.chunk->items[write_.index - 1];
+  return last.keeper == blocks.front().keeper() && last.number == blocks.front().number();
+}
+
+/// Returns where the next ones go. Until publish() they do not count.
+SentItems::Cursor SentItems::write(std::uint64_t position, std::span<const BlockRef> blocks) {
+  Cursor end = write_;
+  for (const BlockRef& block : blocks) {
+    if (end.index == end.chunk->items.size()) {
+      if (!end.chunk->next) end.chunk->next = std::make_unique<Chunk>();
+      end = {end.chunk->next.get(), 0};
+    }
+    end.chunk->items[end.index++] = {position, block.keeper(), block.number()};
+  }
+  return end;
+}
+
+void SentItems::publish(Cursor end, std::span<const BlockRef> blocks) noexcept {
+  for (const BlockRef& block : blocks) shared(block.keeper()).begin_transit(block.number(), channel_);
+  write_ = end;
+  put_.store(put_.load(std::memory_order_relaxed) + blocks.size(), std::memory_order_release);
+  point("queue.put.held");
+}
+
+bool SentItems::release_taken(std::uint64_t head, bool may_wait) noexcept {
+  std::unique_lock lock(mutex_, std::defer_lock);
+  if (may_wait) lock.lock();
+  else if (!lock.try_lock()) return true;
+  release_before(head, 0, std::move(lock));
+  return !empty();
+}
+
+void SentItems::release_before(std::uint64_t head, std::size_t keep,
+                               std::unique_lock<std::mutex> lock) noexcept {
+  std::array<Sent, kAtOnce> taken;
+  std::size_t count;
+  do {
+    if (!lock) lock.lock();
+    count = take_out(head, keep, taken);
+    lock.unlock();  // nobody should wait for what the keepers do now
+    const std::span some(taken.data(), count);
+    for (const Sent& item : some) shared(item.keeper).end_transit(item.number);
+    release(some);
+  } while (count == taken.size());
+}
+
+void SentItems::release(std::span<const Sent> items) noexcept {
+  std::array<std::uint32_t, kAtOnce> numbers;
+  while (!items.empty()) {
+    std::size_t count = 0;
+    for (; count < items.size() && items[count].keeper == items.front().keeper; ++count)
+      numbers[count] = items[count].number;
+    items.front().keeper->release_all({numbers.data(), count});
+    items = items.subspan(count);
+  }
+}
+
+/// REQUIRES: mutex_, as those below.
+std::size_t SentItems::take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept {
+  std::size_t count = 0;
+  for (; count < taken.size() && size() > keep; ++count) {
+    const Sent* const item = oldest();
+    if (item->position >= head) break;
+    taken[count] = *item;
+    if (read_.index == read_.chunk->items.size()) {
+      chunks_ = std::move(chunks_->next);
+      read_ = {chunks_.get(), 0};
+    }
+    ++read_.index;
+    taken_.store(taken_.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  }
+  return count;
+}
+
+/// Null when there is none.
+const SentItems::Sent* SentItems::oldest() const noexcept {
+  if (empty()) return nullptr;
+  const Chunk& chunk = *read_.chunk;
+  return read_.index < chunk.items.size() ? &chunk.items[read_.index] : &chunk.next->items[0];
+}
+
+void SentItems::note_age() noexcept {
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  const Sent* const item = lock ? oldest() : nullptr;
+  if (!item || item->position + 1 == oldest_) return;
+  oldest_ = item->position + 1;
+  oldest_since_ = Holds::Clock::now();
+}
+
+TransitInfo SentItems::info(std::string where) const {
+  TransitInfo info{size(), 0, std::move(where)};
+  std::unique_lock lock(mutex_, std::try_to_lock);
+  const Sent* const item = lock ? oldest() : nullptr;
+  if (item && item->position + 1 == oldest_)
+    info.age_seconds = std::chrono::duration<double>(Holds::Clock::now() - oldest_since_).count();
+  return info;
+}
+
+void SentItems::clear() noexcept {
+  std::array<Sent, kAtOnce> dropped;
+  std::size_t count;
+  do {
+    const std::lock_guard lock(mutex_);
+    count = take_out(UINT64_MAX, 0, dropped);
+    release({dropped.data(), count});
+  } while (count != 0);
+  write_ = read_;
+}
+
+}  // namespace onecopy

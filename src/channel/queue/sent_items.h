@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "onecopy/memory/block.h"
+#include "onecopy/share/stats.h"
+#include "share/owner/holds.h"
+
+namespace onecopy {
+
+/// What this process has put into one queue and nobody has taken yet. It keeps the blocks until then.
+///
+/// Thread safety: all members may be called concurrently; push() by one thread at a time, in the order
+/// of positions (the ring's lock for producers sees to that). So push() takes no lock: a putter writes
+/// behind put_, whoever releases reads before it.
+class SentItems {
+ public:
+  /// `channel` is the queue's number.
+  explicit SentItems(std::uint64_t channel);
+  ~SentItems() { clear(); }
+  SentItems(const SentItems&) = delete;
+  SentItems& operator=(const SentItems&) = delete;
+
+  /// Before the item of this position can be taken. Throws bad_alloc; then nothing was kept.
+  void push(std::uint64_t position, std::span<const BlockRef> blocks);
+  void push(std::uint64_t position, BlockRef&& block);
+  /// Afterwards the next push() of one block throws nothing. Throws bad_alloc.
+  void reserve();
+  /// Whether the last item kept is this one block: keeping it once more takes no more memory. Under the ring's
+  /// lock for producers, as push().
+  bool ends_with(std::span<const BlockRef> blocks) const noexcept;
+  /// Lets go of the items before `head`. True while there are others. The watch thread does not wait
+  /// for another thread's work: it would hold up a fork.
+  bool release_taken(std::uint64_t head, bool may_wait = true) noexcept;
+  enum class Blocks : std::uint8_t { borrowed, own, large };
+  /// The same for some, if there is reason to look. Small own blocks stay a little longer: by then
+  /// whoever sent them on has let go too, and they are free at once, without a time in limbo.
+  template <class Head>
+  void release_some(Blocks blocks, Head&& head) noexcept {
+    const std::size_t keep = blocks == Blocks::own ? kMany : 0;
+    if (size() >= keep + (blocks == Blocks::large ? kManyLarge : kMany))
+      release_before(head(), keep, std::unique_lock(mutex_));
+  }
+  bool empty() const noexcept { return size() == 0; }
+  /// Notes since when the oldest has been there.
+  void note_age() noexcept;
+  /// Blocks and age, for listings.
+  TransitInfo info(std::string where) const;
+
+  // Around a fork. A child holds nothing: its parent does. What a putter was about to push is nobody's.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  void clear() noexcept;
+
+ private:
+  static constexpr std::size_t kMany = 16;
+  static constexpr std::size_t kManyLarge = 3;  ///< so that at most every other put disturbs the getter
+  static constexpr std::size_t kAtOnce = 32;
+
+  /// A reference without an owner: what lies in a chunk is not released with it.
+  struct Sent {
+    std::uint64_t position;
+    BlockKeeper* keeper;
+    std::uint32_t number;
+  };
+  struct Chunk {
+    std::array<Sent, 64> items;
+    std::unique_ptr<Chunk> next;  ///< made before any item in it counts
+  };
+  struct Cursor {
+    Chunk* chunk;
+    std::size_t index;
+  };
+
+  std::size_t size() const noexcept {
+    const std::size_t taken = taken_.load(std::memory_order_acquire);  // first: it never passes put_
+    return put_.load(std::memory_order_acquire) - taken;
+  }
+  Cursor write(std::uint64_t position, std::span<const BlockRef> blocks);
+  void publish(Cursor end, std::span<const BlockRef> blocks) noexcept;
+  /// Releases until only `keep` are left. `lock` owns mutex_, and does not when this returns.
+  void release_before(std::uint64_t head, std::size_t keep, std::unique_lock<std::mutex> lock) noexcept;
+  /// At most kAtOnce of them.
+  static void release(std::span<const Sent> items) noexcept;
+  std::size_t take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept;
+  const Sent* oldest() const noexcept;
+
+  const std::uint64_t channel_;
+  std::unique_ptr<Chunk> chunks_;  ///< from the oldest item on
+
+  // The putter's.
+  Cursor write_;
+  std::atomic<std::size_t> put_{0};  ///< blocks ever
+
+  // Of those who hold the mutex.
+  mutable std::mutex mutex_;
+  Cursor read_;
+  std::atomic<std::size_t> taken_{0};
+  std::uint64_t oldest_ = 0;
+  Holds::Clock::time_point oldest_since_{};
+};
+
+}  // namespace onecopy

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/queue/value_order.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "device/order/current_streams.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+TimelinePoint point_of(const ItemPoint& point) noexcept { return {point.slot, point.value}; }
+
+std::vector<DeviceStream> on_each(const std::vector<Device>& devices, Stream stream) {
+  std::vector<DeviceStream> streams;
+  for (const Device device : devices) streams.push_back({device, stream});
+  return streams;
+}
+
+/// Those of the scope have work, or nobody would have named them.
+std::vector<DeviceStream> streams_with_work(const Process& process, Stream stream) {
+  if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
+    return {scope->streams().begin(), scope->streams().end()};
+  const std::vector<Device> devices = process.used_devices().list();
+  if (stream.native && devices.size() > 1)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("this message has no tensors on devices, and a stream is of one of the {} that this "
+                    "process has used; put it in the order of the default streams",
+                    devices.size()));
+  std::vector<DeviceStream> streams = on_each(devices, stream);
+  std::erase_if(streams, [](const DeviceStream& s) {
+    return !backend(s.device.type).has_work(s.device.index, s.stream);
+  });
+  return streams;
+}
+
+/// A device that fails just now must not keep a process from saying so; of a captured stream nothing is done now.
+TimelinePoint mark_or_leave(Process& process, const DeviceStream& at) {
+  try {
+    return process.mark(at.device, at.stream);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported)
+      log_warning(fmt::format("a value was put before the work of a stream on {} could be marked: {}",
+                              at.device.str(), error.what()));
+    return {};
+  }
+}
+
+/// Where the getter's streams are. Nothing: one of several devices has it, and only the driver knows which.
+std::optional<std::vector<DeviceStream>> streams_to_wait(const Process& process, Stream stream) {
+  if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
+    return std::vector<DeviceStream>(scope->streams().begin(), scope->streams().end());
+  const std::vector<Device> devices = process.used_devices().list();
+  if (stream.native && devices.size() > 1) return {};
+  return on_each(devices, stream);
+}
+
+bool is_captured(const DeviceStream& at) {
+  return backend(at.device.type).is_captured(at.device.index, at.stream);
+}
+
+/// Only a captured stream and a device whose streams cannot wait make the host wait.
+void wait(Process& process, const ProcessId& putter, const TimelinePoint& point,
+          const std::optional<std::vector<DeviceStream>>& streams) {
+  if (!streams) return process.wait_on_host_for(putter, point);
+  for (const DeviceStream& at : *streams)
+    if (is_captured(at)) process.wait_on_host_for(putter, point);
+    else process.wait_for(putter, point, at.device, at.stream);
+}
+
+}  // namespace
+
+ItemOrder order_of_values(Process& process, Stream stream) {
+  ItemOrder order;
+  if (process.used_devices().empty()) return order;
+  for (const DeviceStream& at : streams_with_work(process, stream))
+    if (const TimelinePoint point = mark_or_leave(process, at))
+      order.points.push_back({point.value, point.slot, kNoRow});
+  if (order.points.size() > kMostValuePoints) order.points.resize(kMostValuePoints);
+  order.putter = process.id();
+  return order;
+}
+
+bool is_known(Process& process, const ItemOrder& values) {
+  return process.used_devices().empty() ||
+         process.has_passed(values.putter, point_of(values.points.front())) != Process::Reached::unknown;
+}
+
+void ask_for(Process& process, const ItemOrder& values) noexcept {
+  try {
+    for (const Device device : process.used_devices().list()) process.prepare_wait(values.putter, device);
+  } catch (const std::exception& error) {
+    log_warning(fmt::format(
+        "a value was got, and its putter cannot be asked how far its streams have come: {}", error.what()));
+  }
+}
+
+bool may_wait_on_host(Process& process, const ItemOrder& values, Stream stream) {
+  const auto is_passed = [&](const ItemPoint& point) {
+    return process.has_passed(values.putter, point_of(point)) == Process::Reached::yes;
+  };
+  if (std::all_of(values.points.begin(), values.points.end(), is_passed)) return false;
+  const auto streams = streams_to_wait(process, stream);
+  return !streams || std::any_of(streams->begin(), streams->end(), [&](const DeviceStream& at) {
+    return is_captured(at) || process.may_wait_on_host(values.putter, at.device);
+  });
+}
+
+void wait_for_values(Process& process, const ItemOrder& values, Stream stream) noexcept {
+  try {
+    for (const ItemPoint& p : values.points) {
+      const auto reached = process.has_passed(values.putter, point_of(p));
+      if (reached == Process::Reached::yes) continue;
+      process.remember_point(values.putter, point_of(p));
+      if (reached == Process::Reached::no && !process.used_devices().empty())
+        wait(process, values.putter, point_of(p), streams_to_wait(process, stream));
+    }
+  } catch (const std::exception& error) {
+    log_warning(
+        fmt::format("a value was got before the work of its putter's stream was done: {}", error.what()));
+  }
+}
+
+}  // namespace onecopy

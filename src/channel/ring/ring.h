@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+
+#include "channel/ring/ring_chunks.h"
+#include "channel/ring/ring_layout.h"
+#include "channel/ring/ring_wait.h"
+#include "core/point.h"
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/error.h"
+#include "os/fd.h"
+#include "os/mapping.h"
+
+namespace onecopy {
+
+struct RingOptions {
+  std::string name = "queue";        ///< for /proc/<pid>/maps
+  std::uint64_t max_items = 0;       ///< 0 = as many as memory allows
+  std::uint64_t range = 4ULL << 30;  ///< address space for items; halved while RLIMIT_AS refuses
+};
+
+/// May a ring of a smaller range do after this failure? Not when there is no room for mappings of any size.
+bool may_do_smaller(const Error& error) noexcept;
+
+/// An item while its getter decides. `bytes` point into shared memory and are valid until then.
+struct RingItem {
+  std::uint64_t position;
+  ByteSpan bytes;
+};
+
+enum class Taken : std::uint8_t {
+  yes,
+  deferred,  ///< the getter did not want it now; it stays the first
+  timed_out,
+};
+
+/// Small items, in order, between any number of producers and consumers in any processes. Grows until
+/// memory ends and survives the death of a user at any instruction.
+///
+/// Thread safety: all members may be called concurrently, except set_wait_mode().
+/// Invariants, in shared memory:
+///  - Item n exists from the moment its slot's stamp becomes n + 1 until head becomes n + 1. These two
+///    stores are the only commits; all else is derived or done again by the next one.
+///  - Slots from head on are written under the producers' lock, and only before their stamp.
+///  - A chunk is reused only after head has passed all of its items.
+///  - No lock is held while waiting, and no wait is unbounded.
+/// What other processes wrote is checked where it is used: a damaged ring is an Error (protocol).
+class Ring {
+ public:
+  /// Makes a ring. Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  explicit Ring(const RingOptions& options);
+  /// Attaches to the ring that another process or object made and whose descriptor it gave us. Throws
+  /// protocol when it is something else, unsupported as check_namespace().
+  explicit Ring(Fd fd);
+
+  /// Throws unsupported in a process of another PID namespace than the ring's maker. A forked child may be one.
+  void check_namespace() const;
+
+  /// Puts one item: `write(position, space)` fills `space` (kMaxItemBytes) and returns how much of it.
+  /// It runs under the producers' lock; when it throws, nothing was put. The item is taken once
+  /// head() > position. False when there was no space until the deadline.
+  /// Throws closed, out_of_memory (nothing has changed then), protocol.
+  template <class Write>
+  bool put(Write&& write, TimePoint deadline = kForever);
+
+  /// Offers the first item to `accept(RingItem) -> bool`, under the consumers' lock. True takes the
+  /// item out, after accept has returned; so whatever dies with this process dies before the item is
+  /// gone. False, or an exception, leaves the item the first; another consumer may take it.
+  /// Throws closed when the ring is closed and empty, protocol.
+  template <class Accept>
+  Taken take(Accept&& accept, TimePoint deadline = kForever);
+
+  /// Waits until there is an item, or will never be one. False when neither came until the deadline.
+  bool wait(TimePoint deadline);
+  /// Waits until a put need not wait for space, or will throw. False when neither came until the deadline.
+  bool wait_to_put(TimePoint deadline);
+
+  /// Would take() not wait now?
+  bool is_ready() const { return has_item() || is_closed(); }
+  /// For those who watch and take nothing: sleeps until is_ready() or `stop()`, for a slice at most.
+  template <class Stop>
+  void doze(Stop&& stop);
+  /// Wakes the next sleeper: a watcher may have been woken in a getter's place.
+  void pass_on_wake() noexcept { header_->items.notify_one(); }
+  /// Wakes all that wait for items, so that they look at what they wait for.
+  void wake_all() noexcept { header_->items.notify_all(); }
+
+  /// Puts fail from here on; getters drain what is there. All waiters wake. May be called again. Throws timeout
+  /// when another process keeps the lock beyond the deadline (it is stopped); then the ring is still open.
+  void close(TimePoint deadline = kForever);
+  bool is_closed() const noexcept { return header_->closed.load() != 0; }
+
+  std::uint64_t head() const noexcept { return header_->consumers.head.load(); }
+  std::uint64_t tail() const noexcept { return header_->producers.tail.load(); }
+  /// The tail, or one more when who put the last item died before it could move the tail on.
+  std::uint64_t put_count() const;
+  std::uint64_t size() const noexcept;
+  std::uint64_t max_items() const noexcept { return max_items_; }
+  /// Bytes of memory behind the ring now.
+  std::uint64_t committed() const noexcept { return chunks_.committed() * kChunkBytes; }
+  /// Gives drained memory back now instead of after a while.
+  void trim();
+
+  /// kExtraBytes for whatever belongs to the items: shared, zero at first, checked by its users.
+  std::byte* extra() const noexcept { return extra_; }
+  /// Call it before a page of them is used for the first time. Throws out_of_memory.
+  void reserve_extra(std::size_t offset, std::size_t size) { chunks_.reserve_extra(offset, size); }
+  /// Runs `change` under the producers' lock, for changes of the extra bytes. Throws timeout as close().
+  template <class Change>
+  void exclusively(TimePoint deadline, Change&& change) {
+    lock(header_->producers.mutex, deadline);
+    const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
+    change();
+  }
+
+  /// How many processes and threads work on the ring, as its creator knows: above the number of
+  /// processors nobody spins.
+  void set_users(std::uint32_t users) noexcept { header_->users.store(users); }
+
+  enum class WaitMode : std::uint8_t { adaptive, block };
+  void set_wait_mode(WaitMode mode) noexcept { wait_mode_ = mode; }
+
+  /// For giving the ring to another process.
+  const Fd& fd() const noexcept { return fd_; }
+  /// Goes on with another open file of the same ring, under the same number.
+  void use_file(const Fd& fd);
+  /// In a forked child: the parent's threads do not wait here.
+  void forget_waiting() noexcept {
+    item_spin_.forget_turn();
+    space_spin_.forget_turn();
+  }
+
+ private:
+  template <class Write>
+  bool try_put(Write& write, TimePoint deadline);
+  template <class Accept>
+  Taken try_take(Accept& accept, TimePoint deadline);
+
+  /// The slot of the next item and its position, or nullptr when the bound is reached.
+  RingSlot* slot_to_fill(std::uint64_t& position);
+  std::uint64_t settled_tail();
+  bool has_space(std::uint64_t tail);
+  RingSlot* first_item(std::uint64_t head) const {
+    RingSlot* slot = chunks_.find(head);
+    return slot && slot->stamp.load() == head + 1 ? slot : nullptr;
+  }
+  bool has_item() const { return first_item(head()) != nullptr; }
+  /// Throws protocol when the tail says that there is an item and its slot does not.
+  void check_empty() const;
+  static ByteSpan bytes_of(const RingSlot& slot) {
+    const std::uint32_t size = slot.size;
+    if (size > kMaxItemBytes) RingChunks::throw_damaged("item length", size);
+    return {slot.payload, size};
+  }
+
+  /// Throws timeout when another process keeps the lock beyond the deadline (it is stopped).
+  void lock(RobustMutex& mutex, TimePoint deadline) const {
+    if (!mutex.try_lock()) lock_contended(mutex, deadline);
+  }
+  void lock_contended(RobustMutex& mutex, TimePoint deadline) const;
+  /// Waits a slice at most. False when the deadline has passed; true means: look again.
+  bool wait_for_item(TimePoint deadline);
+  bool is_full() const noexcept { return max_items_ != 0 && size() >= max_items_; }
+  bool wait_for_space(TimePoint deadline);
+  bool may_spin() const noexcept {
+    return wait_mode_ == WaitMode::adaptive && cpus_ > 1 &&
+           header_->users.load(std::memory_order_relaxed) <= cpus_;
+  }
+  [[noreturn]] static void throw_closed();
+  [[noreturn]] static void throw_too_long(std::size_t size);
+  void trim_idle();
+  /// REQUIRES: the producers' lock.
+  void trim_locked();
+
+  Fd fd_;
+  Mapping memory_;
+  RingHeader* header_;
+  RingChunks chunks_;
+  std::byte* extra_;
+  std::uint64_t max_items_;
+  std::uint32_t cpus_;
+  WaitMode wait_mode_ = WaitMode::adaptive;
+  std::uint64_t head_seen_ = 0;  ///< guarded by the producers' lock; head was here at least
+  SpinBudget item_spin_;
+  SpinBudget space_spin_;
+};
+
+template <class Write>
+bool Ring::put(Write&& write, TimePoint deadline) {
+  while (!try_put(write, deadline))
+    if (!wait_for_space(deadline)) return false;
+  point("ring.put.unlocked");
+  header_->items.notify_one();
+  return true;
+}
+
+template <class Write>
+bool Ring::try_put(Write& write, TimePoint deadline) {
+  RingProducers& producers = header_->producers;
+  lock(producers.mutex, deadline);
+  const std::lock_guard guard(producers.mutex, std::adopt_lock);
+  point("ring.put.locked");
+  std::uint64_t position = 0;
+  RingSlot* slot = slot_to_fill(position);
+  if (!slot) return false;
+  const std::size_t size = write(position, std::span<std::byte>(slot->payload));
+  if (size > kMaxItemBytes) throw_too_long(size);
+  slot->size = static_cast<std::uint32_t>(size);
+  point("ring.put.written");
+  producers.intent.store(position + 1, std::memory_order_relaxed);
+  point("ring.put.intended");
+  slot->stamp.store(position + 1);  // The commit.
+  point("ring.put.committed");
+  producers.tail.store(position + 1, std::memory_order_release);
+  point("ring.put.settled");
+  return true;
+}
+
+template <class Stop>
+void Ring::doze(Stop&& stop) {
+  const std::uint32_t armed = header_->items.arm();
+  point("ring.doze.armed");
+  if (is_ready() || stop()) return;
+  if (!sleep_on(header_->items, armed, kForever)) trim_idle();
+}
+
+template <class Accept>
+Taken Ring::take(Accept&& accept, TimePoint deadline) {
+  Taken taken = Taken::timed_out;
+  do {
+    if (has_item()) taken = try_take(accept, deadline);
+    if (taken != Taken::timed_out) break;
+  } while (wait_for_item(deadline));
+  if (taken == Taken::yes) {
+    point("ring.take.unlocked");
+    if (max_items_) header_->space.notify_one();
+  }
+  return taken;
+}
+
+template <class Accept>
+Taken Ring::try_take(Accept& accept, TimePoint deadline) {
+  RingConsumers& consumers = header_->consumers;
+  lock(consumers.mutex, deadline);
+  const std::lock_guard guard(consumers.mutex, std::adopt_lock);
+  point("ring.take.locked");
+  const std::uint64_t head = consumers.head.load(std::memory_order_relaxed);
+  const RingSlot* slot = first_item(head);
+  if (!slot) return Taken::timed_out;
+  point("ring.take.found");
+  if (!accept(RingItem{head, bytes_of(*slot)})) return Taken::deferred;
+  point("ring.take.accepted");
+  // The commit. Only putters at a bound may be asleep for it.
+  consumers.head.store(head + 1, max_items_ ? std::memory_order_seq_cst : std::memory_order_release);
+  point("ring.take.committed");
+  return Taken::yes;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "os/robust_mutex.h"
+
+/// How a ring looks in shared memory. Item n lives in slot n % 1024 of the physical chunk
+/// directory[(n / 1024) % max_chunks], and is there exactly when the slot's stamp is n + 1.
+namespace onecopy {
+
+inline constexpr std::uint64_t kRingMagic = 0x31676e6972'636fULL;  // "ocring1"
+inline constexpr std::uint32_t kRingVersion = 2;
+inline constexpr std::uint64_t kItemsPerChunk = 1024;
+inline constexpr std::size_t kMaxItemBytes = 240;
+
+struct RingSlot {
+  std::atomic<std::uint64_t> stamp;  ///< position + 1 of the item it holds; storing it is the commit
+  std::uint32_t size;
+  std::uint32_t reserved;
+  std::byte payload[kMaxItemBytes];
+};
+inline constexpr std::size_t kChunkBytes = kItemsPerChunk * sizeof(RingSlot);
+
+/// What getters (or putters) sleep on. Odd while somebody may be sleeping; every arming and every wake
+/// makes a new value, so nobody falls asleep on a word that a wake has passed. Waiters are not
+/// counted: a count would drift when one of them is killed.
+struct WaitWord {
+  std::atomic<std::uint32_t> word;
+
+  /// The value to sleep on. Look again for what you wait for after this and before sleeping.
+  std::uint32_t arm() noexcept;
+  /// Wakes one sleeper if there may be any. Call it after the commit, with no lock held.
+  void notify_one() noexcept {
+    if (word.load() & 1) wake_one();
+  }
+  void notify_all() noexcept;
+
+ private:
+  void wake_one() noexcept;
+};
+
+/// Producers write the first line; consumers write the second.
+struct alignas(128) RingProducers {
+  RobustMutex mutex;
+  std::atomic<std::uint64_t> tail;    ///< items ever put; behind by one while a commit is under way
+  std::atomic<std::uint64_t> intent;  ///< tail + 1 from just before the commit until tail follows
+};
+struct alignas(128) RingConsumers {
+  RobustMutex mutex;
+  std::atomic<std::uint64_t> head;  ///< items ever taken
+};
+
+struct RingHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t max_chunks;  ///< a power of two
+  std::uint64_t max_items;   ///< 0 = as many as memory allows
+  std::atomic<std::uint32_t> closed;
+  std::atomic<std::uint32_t> users;  ///< processes and threads at work on the ring; 0 = unknown
+  std::uint64_t pid_namespace;       ///< of the maker: the locks name threads by their ids in it
+  RingProducers producers;
+  RingConsumers consumers;
+  alignas(128) WaitWord items;                     ///< getters wait for items
+  alignas(128) WaitWord space;                     ///< putters wait for space when there is a bound
+  alignas(128) std::atomic<std::uint32_t> chunks;  ///< physical chunks with memory behind them
+};
+
+static_assert(sizeof(RingSlot) == 256);
+static_assert(sizeof(RingProducers) == 128 && offsetof(RingProducers, intent) == 56);
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
+static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
+
+/// What the ring's users keep beside the items; sparse, and reserved by them before use.
+inline constexpr std::size_t kExtraBytes = (4UL << 20) + 4096;
+
+/// Where the parts are: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra,
+/// chunks.
+class RingGeometry {
+ public:
+  explicit RingGeometry(std::uint32_t max_chunks) noexcept : max_chunks_(max_chunks) {}
+
+  std::uint32_t max_chunks() const noexcept { return max_chunks_; }
+  std::size_t directory() const noexcept { return kPage; }
+  std::size_t owners() const noexcept { return directory() + whole_pages(max_chunks_ * 4UL); }
+  std::size_t extra() const noexcept { return owners() + whole_pages(max_chunks_ * 8UL); }
+  std::size_t chunk(std::uint32_t p) const noexcept { return extra() + kExtraBytes + p * kChunkBytes; }
+  std::size_t size() const noexcept { return chunk(max_chunks_); }
+
+  static constexpr std::size_t kPage = 4096;
+  static std::size_t whole_pages(std::size_t bytes) noexcept { return (bytes + kPage - 1) / kPage * kPage; }
+
+ private:
+  std::uint32_t max_chunks_;
+};
+static_assert(sizeof(RingHeader) <= RingGeometry::kPage);
+
+}  // namespace onecopy

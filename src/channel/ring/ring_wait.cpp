@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/ring/ring_wait.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+
+#include "core/point.h"
+#include "os/futex.h"
+
+namespace onecopy {
+
+using std::chrono::nanoseconds;
+
+namespace {
+
+/// Whether anybody was asleep.
+bool wake(const WaitWord& word, int count) noexcept {
+  return ::syscall(SYS_futex, &word.word, FUTEX_WAKE, count, nullptr, nullptr, 0) > 0;
+}
+
+}  // namespace
+
+TimePoint deadline_after(nanoseconds timeout) noexcept {
+  const TimePoint now = std::chrono::steady_clock::now();
+  return timeout > kForever - now ? kForever : now + timeout;
+}
+
+nanoseconds time_left(TimePoint deadline, nanoseconds most) noexcept {
+  if (deadline == kForever) return most;
+  if (deadline == kNow) return nanoseconds{0};
+  return std::clamp(nanoseconds{deadline - std::chrono::steady_clock::now()}, nanoseconds{0}, most);
+}
+
+bool sleep_on(const WaitWord& word, std::uint32_t armed, TimePoint deadline) noexcept {
+  const nanoseconds slice = time_left(deadline, kSleepSlice);
+  if (slice == nanoseconds{0}) return true;
+  return futex_wait(word.word, armed, slice) || slice < kSleepSlice;
+}
+
+std::uint32_t WaitWord::arm() noexcept {
+  std::uint32_t seen = word.load();
+  std::uint32_t next;
+  do {
+    next = seen + 1 + (seen & 1);
+  } while (!word.compare_exchange_weak(seen, next));
+  return next;
+}
+
+void WaitWord::wake_one() noexcept {
+  std::uint32_t seen = word.load();
+  do {
+    if ((seen & 1) == 0) return;
+  } while (!word.compare_exchange_weak(seen, seen + 2));
+  point("ring.wake.marked");
+  // Nobody slept, and whoever arms from here on makes a new value: then the word may become even.
+  if (!wake(*this, 1)) {
+    seen += 2;
+    word.compare_exchange_strong(seen, seen + 1);
+  }
+  point("ring.wake.woken");
+}
+
+void WaitWord::notify_all() noexcept {
+  word.fetch_add(2);
+  wake(*this, INT_MAX);
+}
+
+std::uint32_t SpinBudget::begin() noexcept {
+  std::uint32_t budget = budget_.load(std::memory_order_relaxed);
+  if (budget == 0) {
+    if (!was_short_.load(std::memory_order_relaxed)) return 0;
+    const std::uint32_t refused = refused_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (refused < probe_every_.load(std::memory_order_relaxed)) return 0;
+    budget = kProbe;
+  }
+  return busy_.exchange(true, std::memory_order_relaxed) ? 0 : budget;
+}
+
+void SpinBudget::end(std::uint32_t budget, bool success) noexcept {
+  std::uint32_t every = 1;
+  std::uint32_t next = std::min(kMost, budget * 2);
+  if (!success) {
+    every = probe_every_.load(std::memory_order_relaxed);
+    if (budget == kProbe) every = std::min(kRarest, every * 2);
+    next = budget == kProbe || budget / 2 < kFirst ? 0 : budget / 2;
+  }
+  refused_.store(0, std::memory_order_relaxed);
+  probe_every_.store(every, std::memory_order_relaxed);
+  budget_.store(next, std::memory_order_relaxed);
+}
+
+}  // namespace onecopy

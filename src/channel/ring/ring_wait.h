@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+#include "channel/ring/ring_layout.h"
+
+namespace onecopy {
+
+/// When a waiting call gives up.
+using TimePoint = std::chrono::steady_clock::time_point;
+inline constexpr TimePoint kForever = TimePoint::max();
+/// Try once, do not wait.
+inline constexpr TimePoint kNow = TimePoint::min();
+
+/// `timeout` from now, without overflow.
+TimePoint deadline_after(std::chrono::nanoseconds timeout) noexcept;
+/// What is left until `deadline`, at most `most`; zero when it has passed.
+std::chrono::nanoseconds time_left(TimePoint deadline, std::chrono::nanoseconds most) noexcept;
+
+/// No sleep is longer: whatever a killed process should have told us is noticed after it.
+inline constexpr std::chrono::milliseconds kSleepSlice{100};
+
+/// Sleeps until the word changes, the deadline or the end of a slice. False when a whole slice passed
+/// without a wake.
+bool sleep_on(const WaitWord& word, std::uint32_t armed, TimePoint deadline) noexcept;
+
+/// Tells the processor that this is a waiting loop.
+inline void relax() noexcept {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb" ::: "memory");
+#endif
+}
+
+/// How long a waiter of this process may watch a word before it sleeps: longer after each success,
+/// half after each failure, soon not at all. So a busy ring costs no system calls and an idle one no
+/// processor time. What has given up tries again after a short sleep, for as long as a woken partner needs
+/// to answer (with less, two that put each other to sleep would never find out that both are busy), and
+/// each time that this fails only after twice as many short sleeps as the time before.
+/// Thread safety: all members may be called concurrently; one thread spins at a time.
+class SpinBudget {
+ public:
+  /// True as soon as ready() is; false when the budget or `most` is used up, at once when there is no budget.
+  template <class Ready>
+  bool spin(Ready&& ready, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) {
+    const std::uint32_t budget = begin();
+    if (budget == 0) return false;
+    Turn turn{busy_};
+    const bool success = watch(ready, std::min(std::chrono::nanoseconds(budget), most));
+    end(budget, success);
+    return success;
+  }
+
+  /// After a failure: how long the sleep was then.
+  void note_sleep(std::chrono::nanoseconds slept) noexcept {
+    was_short_.store(slept < kShort, std::memory_order_relaxed);
+  }
+
+  /// In a forked child: the thread whose turn it was is its parent's.
+  void forget_turn() noexcept { busy_.store(false, std::memory_order_relaxed); }
+
+  static constexpr std::uint32_t kMost = 50'000;    ///< ns, about one futex round trip
+  static constexpr std::uint32_t kFirst = 4'000;    ///< ns, less is not worth it
+  static constexpr std::uint32_t kProbe = 100'000;  ///< ns, the partner has to be woken first
+  static constexpr std::uint32_t kRarest = 256;     ///< short sleeps: of them one is followed by a probe
+  static constexpr std::chrono::microseconds kShort{500};
+  static_assert(kProbe > kMost, "end() knows a probe by its budget");
+
+ private:
+  struct Turn {
+    std::atomic<bool>& busy;
+    ~Turn() { busy.store(false, std::memory_order_relaxed); }
+  };
+
+  /// The budget in ns and the turn, or 0.
+  std::uint32_t begin() noexcept;
+  void end(std::uint32_t budget, bool success) noexcept;
+
+  template <class Ready>
+  static bool watch(Ready& ready, std::chrono::nanoseconds budget) {
+    TimePoint end{};
+    do {
+      for (int i = 0; i < 64; ++i) {
+        if (ready()) return true;
+        relax();
+      }
+      const TimePoint now = std::chrono::steady_clock::now();
+      if (end == TimePoint{}) end = now + budget;
+      if (now >= end) return false;
+    } while (true);
+  }
+
+  std::atomic<std::uint32_t> budget_{kFirst};
+  std::atomic<std::uint32_t> refused_{0};      ///< short sleeps since the last probe
+  std::atomic<std::uint32_t> probe_every_{1};  ///< short sleeps
+  std::atomic<bool> was_short_{false};
+  std::atomic<bool> busy_{false};
+};
+
+}  // namespace onecopy

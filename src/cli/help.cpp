@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+
+namespace onecopy::cli {
+
+/// The parser takes the name of a command for that command, wherever it stands: main() has turned `help COMMAND`
+/// into `COMMAND --help` before. What is here explains `help` itself.
+void add_help(CLI::App& app, Command&) {
+  auto* sub = app.add_subcommand("help", "Explain onecopy, or one of its commands");
+  sub->add_option("COMMAND", "The command to explain");
+  sub->footer("Examples:\n  onecopy help\n  onecopy help share");
+  sub->callback([] { throw CLI::ValidationError("help", "must be the first word"); });
+}
+
+void add_version(CLI::App& app, Command& command) {
+  auto* sub = app.add_subcommand("version", "Print the version and the commit it was built from");
+  sub->footer("Example:\n  onecopy version");
+  sub->callback([&app, &command] {
+    command = [&app] {
+      fmt::print("{}\n", app.version());
+      return 0;
+    };
+  });
+}
+
+}  // namespace onecopy::cli

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "owner_table.h"
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <tuple>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "os/file.h"
+
+namespace onecopy::cli {
+namespace {
+
+std::string command_of(const OwnerInfo& owner) {
+  std::string command = command_line(owner.pid);
+  return command.empty() ? fmt::format("[{}]", escaped(owner.name)) : command;
+}
+
+std::string age(double seconds) {
+  return format_age(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
+}
+
+/// What is in transit in one place.
+struct Waiting {
+  std::uint64_t blocks = 0;
+  double youngest = 0;
+  double oldest = 0;
+};
+
+std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits) {
+  std::map<std::string, Waiting> places;
+  for (const TransitInfo& transit : transits) {
+    auto [at, is_new] =
+        places.try_emplace(transit.where, Waiting{0, transit.age_seconds, transit.age_seconds});
+    at->second.blocks += transit.blocks;
+    at->second.youngest = std::min(at->second.youngest, transit.age_seconds);
+    at->second.oldest = std::max(at->second.oldest, transit.age_seconds);
+  }
+  return places;
+}
+
+std::string ages(const Waiting& waiting) {
+  const std::string from = age(waiting.youngest);
+  const std::string to = age(waiting.oldest);
+  return from == to ? to : fmt::format("{} to {}", from, to);
+}
+
+std::vector<std::string> numbers(const Stats& stats, std::uint64_t borrowers) {
+  return {format_bytes(stats.bytes_shared),     format_bytes(stats.live_bytes),
+          fmt::format("{}", stats.live_blocks), fmt::format("{}", stats.in_transit),
+          fmt::format("{}", stats.limbo),       fmt::format("{}", borrowers)};
+}
+
+std::vector<std::string> row(std::string pid, std::vector<std::string> cells, std::string command) {
+  cells.insert(cells.begin(), std::move(pid));
+  cells.push_back(std::move(command));
+  return cells;
+}
+
+std::vector<std::string> totals(const std::vector<ListedOwner>& owners) {
+  Stats sum;
+  std::uint64_t borrowers = 0;
+  for (const ListedOwner& owner : owners) {
+    for (auto member :
+         {&Stats::bytes_shared, &Stats::live_bytes, &Stats::live_blocks, &Stats::in_transit, &Stats::limbo})
+      sum.*member += owner.info.stats.*member;
+    borrowers += owner.info.borrowers.size();
+  }
+  return row("total", numbers(sum, borrowers), plural(owners.size(), "owner"));
+}
+
+}  // namespace
+
+std::string command_line(int pid) {
+  std::string text = try_read_text(fmt::format("/proc/{}/cmdline", pid)).value_or("");
+  while (!text.empty() && text.back() == '\0') text.pop_back();
+  std::replace(text.begin(), text.end(), '\0', ' ');
+  return escaped(text);
+}
+
+std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners) {
+  const auto key = [](const OwnerInfo& owner) {
+    return std::tuple(~owner.stats.bytes_shared, ~owner.stats.live_blocks, owner.pid);
+  };
+  std::sort(owners.begin(), owners.end(),
+            [&](const OwnerInfo& a, const OwnerInfo& b) { return key(a) < key(b); });
+  std::vector<ListedOwner> listed;
+  listed.reserve(owners.size());
+  for (OwnerInfo& owner : owners) {
+    std::string command = command_of(owner);
+    listed.push_back({std::move(owner), std::move(command)});
+  }
+  return listed;
+}
+
+bool shares_something(const OwnerInfo& owner) {
+  const Stats& stats = owner.stats;
+  return stats.bytes_shared != 0 || stats.live_blocks != 0 || stats.limbo != 0 || stats.in_transit != 0;
+}
+
+std::string owner_table(const std::vector<ListedOwner>& owners, std::size_t width) {
+  constexpr auto kRight = Align::right;
+  Table table({{"pid", kRight},
+               {"memory", kRight},
+               {"bytes", kRight},
+               {"blocks", kRight},
+               {"in transit", kRight},
+               {"limbo", kRight},
+               {"borrowers", kRight},
+               {"command", Align::left, true}});
+  for (const ListedOwner& owner : owners)
+    table.add(row(fmt::format("{}", owner.info.pid), numbers(owner.info.stats, owner.info.borrowers.size()),
+                  owner.command));
+  if (owners.size() > 1) table.add(totals(owners));
+  return table.str(width);
+}
+
+std::string owner_details(const ListedOwner& owner) {
+  const OwnerInfo& info = owner.info;
+  std::string text;
+  const auto add = [&](const std::string& line) { text += fmt::format("{}: {}\n", info.pid, line); };
+  add(owner.command);
+  for (const DeviceUse& use : info.devices)
+    add(fmt::format("{} on {}, {}{}", plural(use.segments, "segment"), escaped(use.device),
+                    format_bytes(use.bytes),
+                    use.uuid.empty() ? "" : fmt::format(" ({})", escaped(use.uuid))));
+  for (const BorrowerInfo& borrower : info.borrowers)
+    add(fmt::format("{} ({}) borrows {}", borrower.pid, escaped(borrower.name),
+                    plural(borrower.claims, "block")));
+  for (const auto& [where, waiting] : by_place(info.in_transit))
+    add(fmt::format("{} in transit for {} ({})", plural(waiting.blocks, "block"), ages(waiting),
+                    escaped(where)));
+  if (info.stats.unkept != 0)
+    add(fmt::format("{} that it put into queues end with their process (the queues do not keep them)",
+                    plural(info.stats.unkept, "segment")));
+  if (info.stats.host_waits != 0)
+    add(fmt::format("its host waited for streams {} (its devices have no stream memory operations)",
+                    plural(info.stats.host_waits, "time")));
+  return text;
+}
+
+}  // namespace onecopy::cli

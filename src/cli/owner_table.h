@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "onecopy/share/stats.h"
+#include "text.h"
+
+namespace onecopy::cli {
+
+/// An owner as a person knows it.
+struct ListedOwner {
+  OwnerInfo info;
+  std::string command;  ///< its command line, escaped; its name in brackets where that cannot be read
+};
+
+/// The command line of a process from /proc, escaped; empty when it cannot be read or is empty.
+std::string command_line(int pid);
+
+/// Owners with most memory first; with their command lines.
+std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners);
+
+/// Has it memory, or anything that others may use?
+bool shares_something(const OwnerInfo& owner);
+
+/// A line for each, cut to `width` columns, and a line of totals below two and more. REQUIRES: at least one.
+std::string owner_table(const std::vector<ListedOwner>& owners, std::size_t width);
+
+/// What the table has no room for: the whole command line, memory by device, borrowers, blocks in transit by where
+/// they are. Each line starts with the pid.
+std::string owner_details(const ListedOwner& owner);
+
+}  // namespace onecopy::cli

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "physical_chunk.h"
+
+#include <fmt/format.h>
+
+#include <map>
+
+#include "exported.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::ascend {
+
+namespace {
+
+constexpr int kMade = -1;
+
+/// Memory that has a number, and where it was imported, or that it was made here: this process may not import
+/// the same memory again, nor what it exported itself.
+struct Known {
+  std::mutex mutex;
+  std::map<std::pair<std::uint64_t, int>, std::weak_ptr<Physical>> by_number;
+
+  void forget(std::uint64_t number, int imported_at) {
+    const auto at = by_number.find({number, imported_at});
+    if (at != by_number.end() && at->second.expired()) by_number.erase(at);
+  }
+};
+
+Known& known() {
+  static Known& all = *new Known;  // used until the very end
+  return all;
+}
+
+}  // namespace
+
+/// Physical memory, which all mappings of it in this process share.
+class Physical {
+ public:
+  Physical(int ordinal, int imported_at, aclrtDrvMemHandle handle, std::uint64_t number) noexcept
+      : ordinal_(ordinal), imported_at_(imported_at), handle_(handle), number_(number) {}
+  Physical(const Physical&) = delete;
+  Physical& operator=(const Physical&) = delete;
+  ~Physical() {
+    {
+      const std::lock_guard lock(known().mutex);
+      known().forget(number_, imported_at_);
+    }
+    const Driver* driver = Driver::try_get();
+    if (!driver) return;
+    try {
+      const UseDevice use(ordinal_);
+      driver->aclrtFreePhysical(handle_);
+    } catch (const Error&) {
+      // The device is gone, and the memory with it.
+    }
+  }
+
+  aclrtDrvMemHandle handle() const noexcept { return handle_; }
+  /// Exported at the first call: a second time is an error.
+  static std::uint64_t number_of(const std::shared_ptr<Physical>& memory) {
+    const std::lock_guard lock(known().mutex);
+    if (memory->number_ != 0) return memory->number_;
+    std::uint64_t number = 0;
+    Driver::get().aclrtMemExportToShareableHandle.must(memory->handle_, ACL_MEM_HANDLE_TYPE_NONE, 0,
+                                                       &number);
+    known().by_number[{number, kMade}] = memory;
+    return memory->number_ = number;
+  }
+
+ private:
+  const int ordinal_;
+  const int imported_at_;  ///< or kMade
+  const aclrtDrvMemHandle handle_;
+  std::uint64_t number_;
+};
+
+aclrtDrvMemHandle AscendChunk::handle() const noexcept { return memory_->handle(); }
+std::uint64_t AscendChunk::number() const { return Physical::number_of(memory_); }
+
+namespace {
+
+/// REQUIRES: known().mutex.
+std::shared_ptr<Physical> find_known(std::uint64_t number, int imported_at) {
+  const auto at = known().by_number.find({number, imported_at});
+  return at == known().by_number.end() ? nullptr : at->second.lock();
+}
+
+[[noreturn]] void throw_no_memory(const Driver& driver, int ordinal, std::size_t bytes, aclError result) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  driver.aclrtGetMemInfo(ACL_HBM_MEM, &free, &total);
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("cannot reserve {} bytes ({} MiB) on npu:{}: {} of its {} bytes are free ({})",
+                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
+              result, ErrorDomain::ascend);
+}
+
+bool is_out_of_memory(aclError result) noexcept {
+  return result == ACL_ERROR_RT_MEMORY_ALLOCATION || result == ACL_ERROR_RT_DEVICE_OOM;
+}
+
+[[noreturn]] void throw_not_imported(const Driver& driver, aclError result) {
+  if (result != ACL_ERROR_RT_DRV_INTERNAL_ERROR && result != ACL_ERROR_RT_PARAM_INVALID &&
+      result != ACL_ERROR_RT_INVALID_HANDLE)
+    throw_result(result, "aclrtMemImportFromShareableHandle");
+  throw Error(ErrorCode::owner_died,
+              fmt::format("no process has this Ascend memory open any more, or it was not lent to this "
+                          "process: its driver gives it up with the last process that has it open, so keep "
+                          "the owner until the tensor was opened ({})",
+                          driver.describe(result)),
+              result, ErrorDomain::ascend);
+}
+
+std::shared_ptr<Physical> import_physical(const Driver& driver, int ordinal, std::uint64_t number) {
+  const std::lock_guard lock(known().mutex);
+  for (const int where : {kMade, ordinal})
+    if (auto memory = find_known(number, where)) return memory;
+  aclrtDrvMemHandle handle = nullptr;
+  const aclError result = driver.aclrtMemImportFromShareableHandle(number, ordinal, &handle);
+  if (result != ACL_SUCCESS) throw_not_imported(driver, result);
+  auto memory = std::make_shared<Physical>(ordinal, ordinal, handle, number);
+  known().by_number[{number, ordinal}] = memory;
+  return memory;
+}
+
+}  // namespace
+
+aclrtPhysicalMemProp memory_on(int ordinal) noexcept {
+  aclrtPhysicalMemProp prop{};
+  prop.handleType = ACL_MEM_HANDLE_TYPE_NONE;
+  prop.allocationType = ACL_MEM_ALLOCATION_TYPE_PINNED;
+  prop.memAttr = ACL_HBM_MEM_HUGE;
+  prop.location = {static_cast<std::uint32_t>(ordinal), ACL_MEM_LOCATION_TYPE_DEVICE};
+  return prop;
+}
+
+std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  const aclrtPhysicalMemProp prop = memory_on(ordinal);
+  aclrtDrvMemHandle handle = nullptr;
+  const aclError result = driver.aclrtMallocPhysical(&handle, bytes, &prop, 0);
+  if (is_out_of_memory(result)) throw_no_memory(driver, ordinal, bytes, result);
+  check(result, "aclrtMallocPhysical");
+  auto memory = std::make_shared<Physical>(ordinal, kMade, handle, 0);
+  return std::make_unique<AscendChunk>(ordinal, bytes, std::move(memory));
+}
+
+std::unique_ptr<PhysicalChunk> import_chunk(int home, const ExportedMemory& memory, int user) {
+  const Exported exported = decode(memory);
+  const UseDevice use(user);
+  return std::make_unique<AscendChunk>(home, exported.bytes,
+                                       import_physical(Driver::get(), user, exported.shareable));
+}
+
+ExportedMemory export_chunk(const PhysicalChunk& chunk, Access access) {
+  const auto& memory = static_cast<const AscendChunk&>(chunk);
+  const UseDevice use(memory.ordinal());
+  ExportedMemory exported;
+  exported.device = Devices::get().at(memory.ordinal()).info.uuid;
+  exported.blob = encode({access, memory.size(), exported.device, memory.number(), {}});
+  return exported;
+}
+
+}  // namespace onecopy::ascend

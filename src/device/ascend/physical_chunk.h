@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "device/reservation.h"
+#include "devices.h"
+
+namespace onecopy::ascend {
+
+class Physical;
+
+/// Memory of aclrtMallocPhysical, of this process or imported. The runtime refuses to import one memory twice into a
+/// process, or into the one that made it, so all chunks of one memory share its handle.
+/// Thread safety: see PhysicalChunk.
+class AscendChunk final : public PhysicalChunk {
+ public:
+  /// `memory` is shared by the chunks of one memory, whichever goes last.
+  AscendChunk(int ordinal, std::size_t bytes, std::shared_ptr<Physical> memory) noexcept
+      : ordinal_(ordinal), bytes_(bytes), memory_(std::move(memory)) {}
+
+  std::size_t size() const noexcept override { return bytes_; }
+  /// The device with the memory.
+  int ordinal() const noexcept { return ordinal_; }
+  aclrtDrvMemHandle handle() const noexcept;
+  const std::shared_ptr<Physical>& memory() const noexcept { return memory_; }
+  /// By which other processes import it.
+  std::uint64_t number() const;
+
+ private:
+  const int ordinal_;
+  const std::size_t bytes_;
+  const std::shared_ptr<Physical> memory_;
+};
+
+std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
+/// `user`: the device that imports it.
+std::unique_ptr<PhysicalChunk> import_chunk(int home, const ExportedMemory& memory, int user);
+ExportedMemory export_chunk(const PhysicalChunk& chunk, Access access);
+
+/// The physical memory that segments are made of.
+aclrtPhysicalMemProp memory_on(int ordinal) noexcept;
+
+}  // namespace onecopy::ascend

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "physical_chunk.h"
+
+#include <fmt/format.h>
+
+#include "file_pages.h"
+#include "memfd_memory.h"
+#include "onecopy/core/error.h"
+#include "os/mapping.h"
+#include "os/memfd.h"
+
+namespace onecopy {
+
+std::unique_ptr<PhysicalChunk> create_memfd_chunk(std::size_t bytes) {
+  Fd fd = create_memfd("onecopy-chunk", bytes);
+  const Mapping mapping = Mapping::of(fd, bytes, Access::read_write);
+  reserve_pages({fd, mapping.data(), bytes, ""}, 0, bytes);
+  return std::make_unique<MemfdChunk>(std::move(fd), bytes);
+}
+
+std::vector<std::unique_ptr<PhysicalChunk>> import_memfd_chunks(ExportedMemory memory) {
+  std::vector<std::unique_ptr<PhysicalChunk>> chunks;
+  std::uint64_t rest = memory.size;
+  for (Fd& fd : memory.fds) {
+    const std::uint64_t bytes = file_size(fd);
+    check_memfd(fd, bytes);
+    if (bytes == 0 || bytes > rest)
+      throw Error(ErrorCode::bad_handle,
+                  fmt::format("chunks of more than the {} bytes announced came", memory.size));
+    rest -= bytes;
+    chunks.push_back(std::make_unique<MemfdChunk>(std::move(fd), bytes));
+  }
+  if (rest != 0 || chunks.empty())
+    throw Error(ErrorCode::bad_handle, fmt::format("chunks of {} bytes came where {} were announced",
+                                                   memory.size - rest, memory.size));
+  return chunks;
+}
+
+ExportedMemory export_memfd_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access) {
+  ExportedMemory memory;
+  for (const auto& chunk : chunks) {
+    const Fd& fd = static_cast<const MemfdChunk&>(*chunk).fd();
+    memory.fds.push_back(access == Access::read_only ? reopen_read_only(fd) : fd.duplicate());
+  }
+  return memory;
+}
+
+}  // namespace onecopy

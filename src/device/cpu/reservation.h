@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/reservation.h"
+
+namespace onecopy {
+
+/// Addresses of the host for memfd chunks, parts of them too. Addresses without a mapping fault.
+/// Thread safety and invariants: see Reservation.
+class HostReservation final : public Reservation {
+ public:
+  explicit HostReservation(std::size_t bytes);
+  HostReservation(const HostReservation&) = delete;
+  HostReservation& operator=(const HostReservation&) = delete;
+  ~HostReservation() override;
+
+  std::byte* base() const noexcept override { return base_; }
+  std::size_t size() const noexcept override { return bytes_; }
+  void map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) override;
+  void unmap(std::size_t at, std::size_t bytes) noexcept override;
+  void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) override;
+
+ private:
+  const std::size_t bytes_;
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "physical_chunk.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+
+#include "exported_chunks.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::cuda {
+
+CUresult try_export(const Driver& driver, CUmemGenericAllocationHandle memory, Fd& exported) {
+  int fd = -1;
+  const CUresult result =
+      driver.cuMemExportToShareableHandle(&fd, memory, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0);
+  if (result != CUDA_SUCCESS) return result;
+  exported = Fd(fd);
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);  // a program that is started meanwhile would keep the memory
+  return result;
+}
+
+AllocationHandle::~AllocationHandle() {
+  const Driver* driver = handle_ ? Driver::try_get() : nullptr;
+  if (!driver) return;
+  const RelaxedCapture relaxed(*driver);
+  driver->cuMemRelease(handle_);
+}
+
+namespace {
+
+/// Memory made here. Its descriptor stays open once it was made, where there is room: the driver takes 0.1 ms for each,
+/// and 0.8 where none is open anywhere (seen on an H200). The first chunk of a card has one from the beginning, so that
+/// its borrower does not wait for that.
+class OwnChunk final : public CudaChunk {
+ public:
+  OwnChunk(int ordinal, std::size_t bytes, AllocationHandle handle)
+      : CudaChunk(ordinal, bytes, std::move(handle)), device_(Devices::get().at(ordinal)) {}
+  OwnChunk(const OwnChunk&) = delete;
+  OwnChunk& operator=(const OwnChunk&) = delete;
+  ~OwnChunk() override { device_.open_exports -= static_cast<int>(kept_.fds().size()); }
+
+  /// Does nothing where another chunk has one, or it cannot be made: the next that asks hears why.
+  void make_first_descriptor_of_card(const Driver& driver) {
+    Fd fd;
+    if (device_.open_exports == 0 && driver.cuMemExportToShareableHandle &&
+        try_export(driver, handle(), fd) == CUDA_SUCCESS)
+      keep(std::move(fd));
+  }
+
+  Fd descriptor() const override {
+    const Driver& driver = Driver::get();
+    const RelaxedCapture relaxed(driver);
+    const std::lock_guard lock(mutex_);
+    if (!kept_.fds().empty()) return kept_.fds().front().duplicate();
+    Fd fd;
+    check(try_export(driver, handle(), fd), "cuMemExportToShareableHandle");
+    try {
+      keep(fd.duplicate());
+    } catch (const Error&) {  // there is room for one descriptor; it is made anew for the next that asks
+    }
+    return fd;
+  }
+
+ private:
+  void keep(Fd fd) const {
+    std::vector<Fd> one;
+    one.push_back(std::move(fd));
+    kept_.keep(std::move(one));
+    device_.open_exports += static_cast<int>(kept_.fds().size());
+  }
+
+  DeviceEntry& device_;
+  mutable std::mutex mutex_;
+  mutable KeptDescriptors kept_{room_for_exports};
+};
+
+/// The descriptors of all chunks that came together, or none where there was no room for all: a model in expandable
+/// segments comes with thousands.
+struct Received {
+  KeptDescriptors kept{room_for_received};
+  std::size_t chunks = 0;
+};
+
+/// Memory of another process. The driver exports only memory that was made here, so a descriptor that came is kept,
+/// for passing the memory on when its owner has ended.
+class ImportedChunk final : public CudaChunk {
+ public:
+  /// `received` is shared by the chunks that came with it, which go one by one.
+  ImportedChunk(int home, std::size_t bytes, AllocationHandle handle,
+                std::shared_ptr<const Received> received, std::size_t index)
+      : CudaChunk(home, bytes, std::move(handle)), received_(std::move(received)), index_(index) {}
+
+  Fd descriptor() const override {
+    if (index_ < received_->kept.fds().size()) return received_->kept.fds()[index_].duplicate();
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format(
+            "this process opened the segment ({} chunks) and does not own it: it keeps the descriptors of "
+            "{} "
+            "chunks in all, to pass memory on when its owner has ended, and there was no room for these; "
+            "open it in the third process while the owner runs, or send a copy",
+            received_->chunks, kMostReceived));
+  }
+
+ private:
+  const std::shared_ptr<const Received> received_;
+  const std::size_t index_;
+};
+
+[[noreturn]] void throw_out_of_memory(const Driver& driver, int ordinal, std::size_t bytes,
+                                      CUresult result) {
+  std::size_t free = 0;
+  std::size_t total = 0;
+  driver.cuMemGetInfo(&free, &total);
+  throw Error(ErrorCode::out_of_memory,
+              fmt::format("cannot reserve {} bytes ({} MiB) on cuda:{}: {} of its {} bytes are free ({})",
+                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
+              result, ErrorDomain::cuda);
+}
+
+AllocationHandle import_handle(const Driver& driver, const Fd& fd) {
+  CUmemGenericAllocationHandle handle = 0;
+  void* number = reinterpret_cast<void*>(static_cast<std::intptr_t>(fd.get()));
+  const CUresult result =
+      driver.cuMemImportFromShareableHandle(&handle, number, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
+  if (result == CUDA_ERROR_INVALID_VALUE)
+    throw Error(ErrorCode::bad_handle, "the descriptor of a CUDA segment is not CUDA memory", result,
+                ErrorDomain::cuda);
+  check(result, "cuMemImportFromShareableHandle");
+  return AllocationHandle(handle);
+}
+
+/// Those before are closed first: a large tensor has more chunks than a process may have files open.
+std::vector<Fd> rest_of(ExportedMemory& memory, std::size_t first) {
+  memory.fds.clear();
+  std::vector<Fd> rest = memory.rest(first);
+  if (rest.empty())
+    throw Error(ErrorCode::protocol,
+                fmt::format("the owner of a CUDA segment has no descriptor of its chunk {}", first));
+  return rest;
+}
+
+}  // namespace
+
+std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  const CUmemAllocationProp prop = exportable_on(Devices::get().at(ordinal));
+  CUmemGenericAllocationHandle handle = 0;
+  const CUresult result = driver.cuMemCreate(&handle, bytes, &prop, 0);
+  if (result == CUDA_ERROR_OUT_OF_MEMORY) throw_out_of_memory(driver, ordinal, bytes, result);
+  check(result, "cuMemCreate");
+  auto chunk = std::make_unique<OwnChunk>(ordinal, bytes, AllocationHandle(handle));
+  chunk->make_first_descriptor_of_card(driver);
+  return chunk;
+}
+
+std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory, int user) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(user);
+  const std::vector<std::uint64_t> sizes = decode_chunks(memory).sizes;
+  std::vector<AllocationHandle> handles;
+  std::size_t first = 0;  // of the descriptors that are here
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (i - first == memory.fds.size()) memory.fds = rest_of(memory, first = i);
+    handles.push_back(import_handle(driver, memory.fds[i - first]));
+  }
+  auto received = std::make_shared<Received>();
+  received->chunks = sizes.size();
+  if (first == 0) received->kept.keep(std::move(memory.fds));
+  std::vector<std::unique_ptr<PhysicalChunk>> chunks;
+  for (std::size_t i = 0; i < sizes.size(); ++i)
+    chunks.push_back(std::make_unique<ImportedChunk>(home, sizes[i], std::move(handles[i]), received, i));
+  return chunks;
+}
+
+ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access) {
+  ExportedMemory memory;
+  ExportedChunks exported{access, {}, {}};
+  for (const auto& chunk : chunks) {
+    memory.fds.push_back(static_cast<const CudaChunk&>(*chunk).descriptor());
+    exported.sizes.push_back(chunk->size());
+  }
+  memory.blob = encode(exported);
+  return memory;
+}
+
+}  // namespace onecopy::cuda

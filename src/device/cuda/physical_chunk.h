@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "device/reservation.h"
+#include "devices.h"
+#include "kept_descriptors.h"
+
+namespace onecopy::cuda {
+
+/// A reference to memory of the driver's.
+class AllocationHandle {
+ public:
+  AllocationHandle() = default;
+  explicit AllocationHandle(CUmemGenericAllocationHandle handle) noexcept : handle_(handle) {}
+  AllocationHandle(AllocationHandle&& other) noexcept : handle_(std::exchange(other.handle_, 0)) {}
+  AllocationHandle& operator=(AllocationHandle&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
+  ~AllocationHandle();
+  CUmemGenericAllocationHandle get() const noexcept { return handle_; }
+
+ private:
+  CUmemGenericAllocationHandle handle_ = 0;
+};
+
+/// Memory of cuMemCreate, of this process or imported.
+/// Thread safety: see PhysicalChunk.
+class CudaChunk : public PhysicalChunk {
+ public:
+  CudaChunk(int ordinal, std::size_t bytes, AllocationHandle handle) noexcept
+      : ordinal_(ordinal), bytes_(bytes), handle_(std::move(handle)) {}
+
+  std::size_t size() const noexcept override { return bytes_; }
+  /// The device with the memory.
+  int ordinal() const noexcept { return ordinal_; }
+  CUmemGenericAllocationHandle handle() const noexcept { return handle_.get(); }
+  /// One more descriptor of the memory. Throws unsupported when this process keeps none and cannot make one.
+  virtual Fd descriptor() const = 0;
+
+ private:
+  const int ordinal_;
+  const std::size_t bytes_;
+  const AllocationHandle handle_;
+};
+
+std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
+std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory, int user);
+ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access);
+
+/// A descriptor of memory of the driver's.
+CUresult try_export(const Driver& driver, CUmemGenericAllocationHandle memory, Fd& exported);
+
+}  // namespace onecopy::cuda

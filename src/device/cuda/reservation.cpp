@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "reservation.h"
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "peers.h"
+#include "physical_chunk.h"
+
+namespace onecopy::cuda {
+
+CudaReservation::CudaReservation(int user, std::size_t bytes) : user_(user), bytes_(bytes) {
+  const Driver& driver = Driver::get();
+  const UseDevice use(user);
+  const CUresult result = driver.cuMemAddressReserve(&base_, bytes, 0, 0, 0);
+  if (result != CUDA_SUCCESS)
+    throw Error(ErrorCode::out_of_mappings,
+                fmt::format("cannot reserve {} bytes of addresses for a CUDA segment: {}", bytes,
+                            driver.describe(result)),
+                result, ErrorDomain::cuda);
+}
+
+CudaReservation::~CudaReservation() {
+  const Driver* driver = Driver::try_get();  // none at the end of the process, or in a forked child
+  if (!driver) return;
+  const RelaxedCapture relaxed(*driver);
+  unmap(0, bytes_);
+  driver->cuMemAddressFree(base_, bytes_);
+}
+
+/// The driver shows whole memory only: its offset must be 0.
+void CudaReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) {
+  if (from != 0 || bytes != chunk.size())
+    throw Error(ErrorCode::unsupported,
+                fmt::format("CUDA maps memory as a whole: bytes {} to {} of {} were asked for", from,
+                            from + bytes, chunk.size()));
+  const auto& memory = static_cast<const CudaChunk&>(chunk);
+  const UseDevice use(user_);
+  const auto added = mapped_.try_emplace(at, Mapped{bytes, memory.ordinal()}).first;
+  const CUresult result = Driver::get().cuMemMap(base_ + at, bytes, 0, memory.handle(), 0);
+  if (result == CUDA_SUCCESS) return;
+  mapped_.erase(added);
+  throw_result(result, "cuMemMap");
+}
+
+/// The caller may be any thread, also while others capture.
+void CudaReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
+  const Driver* driver = Driver::try_get();
+  if (!driver) return;
+  const RelaxedCapture relaxed(*driver);
+  const auto end = mapped_.lower_bound(at + bytes);
+  auto next = mapped_.lower_bound(at);
+  while (next != end) {
+    driver->cuMemUnmap(base_ + next->first, next->second.bytes);
+    next = mapped_.erase(next);
+  }
+}
+
+/// A device that only has the memory needs no context of its own for that.
+void CudaReservation::allow(int ordinal, std::size_t at, std::size_t bytes, Access access) {
+  bool has_memory = false;
+  const auto end = mapped_.lower_bound(at + bytes);
+  for (auto next = mapped_.lower_bound(at); next != end; ++next) {
+    check_path(ordinal, next->second.owner);
+    has_memory = has_memory || next->second.owner == ordinal;
+  }
+  const UseDevice use(has_memory ? user_ : ordinal);
+  set_access(base_ + at, bytes, ordinal, access);
+}
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+
+#include "device/reservation.h"
+#include "driver.h"
+
+namespace onecopy::cuda {
+
+/// Addresses of cuMemAddressReserve.
+/// Thread safety and invariants: see Reservation.
+class CudaReservation final : public Reservation {
+ public:
+  /// For the device `user`, in whose context all calls are made but those for other devices.
+  CudaReservation(int user, std::size_t bytes);
+  CudaReservation(const CudaReservation&) = delete;
+  CudaReservation& operator=(const CudaReservation&) = delete;
+  ~CudaReservation() override;
+
+  std::byte* base() const noexcept override { return reinterpret_cast<std::byte*>(base_); }
+  std::size_t size() const noexcept override { return bytes_; }
+  void map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) override;
+  void unmap(std::size_t at, std::size_t bytes) noexcept override;
+  void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) override;
+
+ private:
+  struct Mapped {
+    std::size_t bytes;
+    int owner;  ///< the device with the memory
+  };
+
+  const int user_;
+  const std::size_t bytes_;
+  CUdeviceptr base_ = 0;
+  std::map<std::size_t, Mapped> mapped_;  ///< by offset
+};
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/order/registered_devices.h"
+
+#include "core/point.h"
+
+namespace onecopy {
+
+std::optional<bool> RegisteredDevices::find(Device device) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = known_.find(device);
+  if (at == known_.end()) return {};
+  return at->second;
+}
+
+bool RegisteredDevices::make_known(Device device, const Mapping& page) {
+  if (const auto known = find(device)) return *known;
+  const std::lock_guard one_at_a_time(registering_);
+  if (const auto known = find(device)) return *known;
+  point("timeline.register");
+  const bool can_use = backend(device.type).register_words(device.index, page.data(), page.size());
+  const std::lock_guard lock(mutex_);
+  return known_[device] = can_use;
+}
+
+}  // namespace onecopy

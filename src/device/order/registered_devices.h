@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "device/backend.h"
+#include "os/mapping.h"
+
+namespace onecopy {
+
+/// Which devices' drivers know a page of words, and whether their streams can write it and wait for it: cards of one
+/// kind may differ in that.
+///
+/// Thread safety: all members may be called concurrently. Only make_known() waits, for the driver: as long as any of the
+/// process's streams is full.
+class RegisteredDevices {
+ public:
+  /// Makes the page known to the device's driver, the first time. Can its streams use it?
+  bool make_known(Device device, const Mapping& page);
+  /// False as long as it is not known.
+  bool can_use(Device device) const { return find(device).value_or(false); }
+
+  // Around a fork, which does not wait for the driver: a child cannot use it.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+ private:
+  std::optional<bool> find(Device device) const;
+
+  std::mutex registering_;  ///< before mutex_; held while the driver waits
+  mutable std::mutex mutex_;
+  std::map<Device, bool> known_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/order/timeline.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/memfd.h"
+#include "os/process.h"
+
+namespace onecopy {
+
+namespace {
+
+/// The watch thread stores what ends it when the word's process is gone.
+void wait_on_host(const Word& word, std::uint64_t value) {
+  ++host_waits;
+  while (!is_reached(word.load(), value)) std::this_thread::sleep_for(std::chrono::microseconds(50));
+}
+
+/// How far the streams had come, whether or not that is the end.
+std::uint64_t without_end(std::uint64_t word) noexcept { return word & ~kTimelineEnd; }
+
+bool is_cut_off(std::uint64_t word, std::uint64_t value) noexcept {
+  return (word & kTimelineEnd) != 0 && !is_reached(without_end(word), value);
+}
+
+std::string text_of_failure(std::uint64_t word) {
+  if (word == 0) return {};
+  const bool cuda = word >> 32 == static_cast<std::uint64_t>(ErrorDomain::cuda);
+  return fmt::format("{} error {}", cuda ? "CUDA" : "ACL", static_cast<std::int32_t>(word));
+}
+
+}  // namespace
+
+void Timeline::make_page() {
+  if (page_) return;
+  Fd file = create_memfd("onecopy-timeline", kTimelineBytes);
+  page_ = Mapping::of(file, kTimelineBytes, Access::read_write);
+  file_ = std::move(file);
+  pid_ = current_pid();
+  words_.store(page_.as<Word>(), std::memory_order_release);
+  if (on_first_mark) on_first_mark();
+}
+
+/// Null for a new stream when all words are taken.
+Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_write) {
+  {
+    const std::lock_guard lock(mutex_);
+    check(device);
+    make_page();
+  }
+  streams_write = registered_.make_known(device, page_);
+  const std::lock_guard lock(mutex_);
+  const std::pair key(device, stream.native);
+  if (lines_.size() >= kTimelineSlots && !lines_.contains(key)) return nullptr;
+  return &lines_.try_emplace(key, static_cast<std::uint32_t>(lines_.size())).first->second;
+}
+
+/// Enqueued in the order of the values, and before anybody can know of it. The driver may wait for room in the
+/// stream, which another of this process may have to make: nobody but users of the same stream waits with it.
+std::optional<TimelinePoint> Timeline::try_mark(Device device, Stream stream) {
+  bool streams_write = false;
+  Line* const line = find_line(device, stream, streams_write);
+  if (!line) return {};
+  Backend& vendor = backend(device.type);
+  Word& word = page_.as<Word>()[line->slot];
+  const std::lock_guard in_order(line->order);
+  const std::uint64_t value = line->last + 1;
+  point("timeline.mark");
+  if (streams_write) vendor.write_word(device.index, stream, word, value);
+  else if (!vendor.write_word_by_host(device.index, stream, word, value)) return {};
+  line->last = value;
+  return TimelinePoint{line->slot, value};
+}
+
+TimelinePoint Timeline::mark_or_wait(Device device, Stream stream) {
+  if (const auto point = try_mark(device, stream)) return *point;
+  ++host_waits;
+  backend(device.type).synchronize(device.index, stream);
+  return {};
+}
+
+TimelinePoint Timeline::mark(Device device, Stream stream) {
+  try {
+    const TimelinePoint point = mark_or_wait(device, stream);
+    if (on_wait && !has_passed(point)) on_wait();
+    return point;
+  } catch (const Error&) {
+    look_after(device);
+    const std::lock_guard lock(mutex_);
+    check(device);
+    throw;
+  }
+}
+
+void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
+  Word* word = nullptr;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!page_.data() || point.slot >= kTimelineSlots)
+      throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
+    word = page_.as<Word>() + point.slot;
+    if (has_passed(point)) return;
+    check_written(point);
+  }
+  const bool streams_wait = registered_.make_known(device, page_);
+  onecopy::point("timeline.wait");
+  if (streams_wait) return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
+  wait_on_host(*word, point.value);
+  const std::lock_guard lock(mutex_);
+  check_written(point);
+}
+
+void Timeline::wait_on_host_for(const TimelinePoint& point) const {
+  const Word* const words = words_.load(std::memory_order_acquire);
+  if (words && point.slot < kTimelineSlots) wait_on_host(words[point.slot], point.value);
+}
+
+bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
+  if (!point) return true;
+  const Word* const words = words_.load(std::memory_order_acquire);
+  return words && point.slot < kTimelineSlots &&
+         is_reached(without_end(words[point.slot].load()), point.value);
+}
+
+bool Timeline::have_passed_all() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return pid_ != current_pid() || std::all_of(lines_.begin(), lines_.end(), [&](const auto& line) {
+           return is_reached(page_.as<Word>()[line.second.slot].load(), line.second.last);
+         });
+}
+
+bool Timeline::settle(std::chrono::milliseconds patience) const noexcept {
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  while (!have_passed_all()) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+  return true;
+}
+
+/// Without the lock: the file is there before the words are, and stays.
+Fd Timeline::export_page() {
+  if (!words_.load(std::memory_order_acquire))
+    throw Error(ErrorCode::bad_handle, "no handle of this process waits for one of its streams");
+  return file_.duplicate();
+}
+
+ForeignTimeline::ForeignTimeline(const Fd& page, std::function<bool()> is_gone)
+    : is_gone_(std::move(is_gone)) {
+  if (file_size(page) != kTimelineBytes || (seals_of(page) & kSealShrink) == 0)
+    throw Error(ErrorCode::protocol, "a timeline of the wrong size, or not sealed against shrinking");
+  page_ = Mapping::of(page, kTimelineBytes, Access::read_write);
+}
+
+void ForeignTimeline::check_slot(const TimelinePoint& point) const {
+  if (point.slot >= kTimelineSlots)
+    throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
+}
+
+/// What a stream had not done when its process was killed, or its device failed, is never done.
+void ForeignTimeline::check_written(const TimelinePoint& point) const {
+  if (!is_cut_off(word(point.slot).load(), point.value)) return;
+  const std::string why = failure();
+  throw Error(
+      ErrorCode::peer_died,
+      fmt::format("{} before its stream had finished what was to be done first, so the content may be half "
+                  "written",
+                  why.empty() ? "the process that handed this tensor over ended"
+                              : "a device of the process that handed this tensor over failed with " + why));
+}
+
+std::string ForeignTimeline::failure() const {
+  return is_gone_() ? std::string() : text_of_failure(word(kFailureWord).load());
+}
+
+/// Before the words are looked at once more: what end() does not find here finds that it is the end.
+void ForeignTimeline::note_awaited(const TimelinePoint& point) {
+  const std::lock_guard lock(mutex_);
+  std::uint64_t& latest = awaited_[point.slot];
+  latest = std::max(latest, point.value);
+}
+
+bool ForeignTimeline::has_passed(const TimelinePoint& point) const noexcept {
+  return point.slot < kTimelineSlots && is_reached(without_end(word(point.slot).load()), point.value);
+}
+
+void ForeignTimeline::wait(Device device, Stream stream, const TimelinePoint& point) {
+  check_slot(point);
+  if (!is_reached(word(point.slot).load(), point.value)) {
+    if (is_gone_()) end();
+    if (registered_.make_known(device, page_)) {
+      note_awaited(point);
+      check_written(point);
+      return backend(device.type).wait_for_word(device.index, stream, word(point.slot), point.value);
+    }
+    wait_on_host(word(point.slot), point.value);
+  }
+  check_written(point);
+}
+
+void ForeignTimeline::wait_on_host_for(const TimelinePoint& point) {
+  check_slot(point);
+  if (is_gone_()) end();
+  wait_on_host(word(point.slot), point.value);
+  check_written(point);
+}
+
+/// Every borrower of that process does it, to the same words.
+void ForeignTimeline::end() noexcept {
+  for (std::uint32_t slot = 0; slot < kTimelineSlots; ++slot) word(slot).fetch_or(kTimelineEnd);
+}
+
+ForeignTimeline::Awaited ForeignTimeline::look() noexcept {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(awaited_, [&](const auto& a) { return has_passed({a.first, a.second}); });
+  const bool is_never = std::erase_if(awaited_, [&](const auto& a) {
+                          return is_cut_off(word(a.first).load(), a.second);
+                        }) != 0;
+  if (is_never) return Awaited::never;
+  return awaited_.empty() ? Awaited::nothing : Awaited::something;
+}
+
+}  // namespace onecopy

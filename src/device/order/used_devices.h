@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <mutex>
+#include <vector>
+
+#include "onecopy/core/device.h"
+
+namespace onecopy {
+
+/// The devices whose memory this process has shared or opened. They only become more.
+///
+/// Thread safety: all members may be called concurrently. A forked child has none of its own yet, and makes another one.
+class UsedDevices {
+ public:
+  /// True for a device that was not there before.
+  bool note(Device device) {
+    if (last_.load(std::memory_order_relaxed) == packed(device)) return false;
+    const std::lock_guard lock(mutex_);
+    last_.store(packed(device), std::memory_order_relaxed);
+    for (const Device known : devices_)
+      if (known == device) return false;
+    devices_.push_back(device);
+    count_.store(devices_.size(), std::memory_order_release);
+    return true;
+  }
+  bool empty() const noexcept { return count_.load(std::memory_order_acquire) == 0; }
+  std::vector<Device> list() const {
+    const std::lock_guard lock(mutex_);
+    return devices_;
+  }
+
+ private:
+  /// 0 is the CPU, which is never noted.
+  static std::uint32_t packed(Device device) noexcept {
+    return static_cast<std::uint32_t>(device.type) << 16 | static_cast<std::uint16_t>(device.index);
+  }
+
+  std::atomic<std::uint32_t> last_{0};  ///< most processes use one device
+  std::atomic<std::size_t> count_{0};
+  mutable std::mutex mutex_;
+  std::vector<Device> devices_;
+};
+
+}  // namespace onecopy

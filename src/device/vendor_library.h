@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <string>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+
+template <class Vendor, class Signature>
+class VendorCall;
+
+/// One call of a vendor's library, which an older library lacks. `Vendor` throws for it: check(result, name) for failed
+/// calls, throw_missing(name, since) for calls that are not there.
+/// Thread safety: const members may be called concurrently.
+template <class Vendor, class Result, class... Arguments>
+class VendorCall<Vendor, Result(Arguments...)> {
+ public:
+  explicit VendorCall(const char* name, int since = 0) noexcept : name_(name), since_(since) {}
+
+  explicit operator bool() const noexcept { return address_ != nullptr; }
+  void bind(void* address) noexcept { address_ = reinterpret_cast<Result (*)(Arguments...)>(address); }
+  const char* name() const noexcept { return name_; }
+  /// The vendor's version that brought the call; 0 where the vendor does not number them.
+  int since() const noexcept { return since_; }
+
+  /// Returns the plain result. Throws unsupported when the library lacks the call.
+  Result operator()(Arguments... arguments) const {
+    if (!address_) [[unlikely]]
+      Vendor::throw_missing(name_, since_);
+    return address_(arguments...);
+  }
+  /// Throws for every result but success.
+  void must(Arguments... arguments) const { Vendor::check((*this)(arguments...), name_); }
+
+ private:
+  const char* name_;
+  int since_;
+  Result (*address_)(Arguments...) = nullptr;
+};
+
+/// A vendor's library: loaded at first use, never unloaded, and out of use in a child that is forked afterwards.
+/// `Library` derives from it and is its friend. Its constructor loads, and leaves problem_ empty on success; it names
+/// kDomain, kForkedCode and kForkedText.
+/// Thread safety: all members may be called concurrently.
+template <class Library>
+class VendorLibrary {
+ public:
+  /// Throws unsupported, saying what is missing, and in a child forked after the first use.
+  static const Library& get() {
+    const Library& library = instance();
+    if (forked_.load(std::memory_order_relaxed)) [[unlikely]]
+      throw Error(ErrorCode::unsupported, Library::kForkedText, Library::kForkedCode, Library::kDomain);
+    if (!library.problem_.empty())
+      throw Error(ErrorCode::unsupported, library.problem_, library.result_, Library::kDomain);
+    return library;
+  }
+  /// Null in place of throwing; for destructors and questions.
+  static const Library* try_get() noexcept {
+    const Library& library = instance();
+    return library.problem_.empty() && !forked_.load(std::memory_order_relaxed) ? &library : nullptr;
+  }
+  /// Null, too, before the first get() or try_get(): loads nothing.
+  static const Library* if_loaded() noexcept {
+    return loaded_.load(std::memory_order_relaxed) ? try_get() : nullptr;
+  }
+
+ protected:
+  std::string problem_;  ///< the reason why it cannot be used
+  int result_ = 0;       ///< the vendor's code for it
+
+ private:
+  static Library& instance() {
+    static Library& library = make();  // never destroyed: memory with static lifetime uses it
+    return library;
+  }
+  static Library& make() {
+    Library& library = *new Library;
+    if (!library.problem_.empty()) return library;
+    loaded_ = true;
+    pthread_atfork(nullptr, nullptr, [] { forked_ = true; });
+    return library;
+  }
+
+  inline static std::atomic<bool> loaded_{false};
+  inline static std::atomic<bool> forked_{false};
+};
+
+}  // namespace onecopy

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "device/backend.h"
+#include "device/reservation.h"
+
+namespace onecopy {
+
+/// A segment of mapped chunks, for backends that tell addresses from memory. The owner's has one chunk, from commit()
+/// to decommit() of the whole; a borrower's has the chunks that it was lent.
+///
+/// Thread safety: see DeviceMemory.
+/// Invariant: chunks_ fill the reservation from its beginning without gaps, or there are none.
+class VmmSegment final : public DeviceMemory {
+ public:
+  /// Of the owner.
+  VmmSegment(Backend& backend, SegmentKind kind, int ordinal, std::size_t bytes);
+  /// Of a borrower: memory of the device `home`, mapped for that device and for `user`. The caller has checked that
+  /// `user` has a way to it. Throws what Backend::open() throws.
+  VmmSegment(Backend& backend, int home, int user, ExportedMemory memory, Access access);
+
+  std::byte* data() const noexcept override { return reservation_->base(); }
+  std::size_t size() const noexcept override { return reservation_->size(); }
+  SegmentKind kind() const noexcept override { return kind_; }
+  void decommit(std::size_t offset, std::size_t bytes) noexcept override;
+  std::byte* allow(int ordinal) override;
+
+ private:
+  void do_commit(std::size_t offset, std::size_t bytes) override;
+  ExportedMemory do_export(Access access) const override;
+
+  Backend& backend_;
+  const SegmentKind kind_;
+  const int home_;  ///< the device with the memory
+  const int user_;  ///< the device it was mapped for; `home_` in the owner
+  mutable std::mutex mutex_;
+  std::set<int> allowed_;  ///< devices beside `user_`
+  std::vector<std::unique_ptr<PhysicalChunk>> chunks_;
+  const std::unique_ptr<Reservation> reservation_;  // after chunks_: unmapped first
+};
+
+}  // namespace onecopy

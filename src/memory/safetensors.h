@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/tensor_view.h"
+#include "os/fd.h"
+
+namespace onecopy {
+
+struct SafetensorsEntry {
+  std::string name;
+  DType dtype = DType::u8;
+  std::vector<std::int64_t> shape;
+  std::uint64_t begin = 0;  ///< of the bytes, counted from SafetensorsHeader::data_offset
+  std::uint64_t end = 0;
+};
+
+/// What stands before the data of a safetensors file.
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes, which follow without gaps
+  std::map<std::string, std::string> metadata;
+  std::uint64_t data_offset = 0;  ///< where the data begins in the file
+  std::uint64_t file_size = 0;
+};
+
+inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
+
+// Thread safety: all functions may be called concurrently. Reading is strict: a file that contradicts
+// itself is refused as bad_file with the reason, and one with elements we do not have as unsupported.
+
+/// `json` is the header without the eight bytes of its length, `file_size` that of the whole file.
+SafetensorsHeader parse_safetensors_header(ByteSpan json, std::uint64_t file_size);
+SafetensorsHeader read_safetensors_header(const Fd& file);
+
+/// The weight_map of a `model.safetensors.index.json`: names of tensors, and of the file in the index's own directory
+/// that each one is in. Throws bad_file also when it names a tensor twice, or a file of another directory.
+std::map<std::string, std::string> read_safetensors_index(const Fd& file);
+
+/// Writes tensors of the CPU, strided ones packed. The file appears whole or not at all. Throws
+/// invalid_argument (the same name twice), unsupported (a device, or a dtype the format has no name
+/// for), out_of_memory (no room), system.
+void write_safetensors(const std::string& path, std::span<const std::pair<std::string, TensorView>> tensors,
+                       const std::map<std::string, std::string>& metadata = {});
+
+}  // namespace onecopy

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace onecopy {
+
+// Lines on stderr, "[onecopy] [warning] ..." with the pid, each in one write(2). ONECOPY_LOG = off, error, warning
+// (the default), info or debug says how much. Thread safety: may be called concurrently, and in a child forked while
+// another thread logs. Nothing throws; errno stays.
+
+enum class LogLevel { debug, info, warning, error };
+
+/// Receives each line that ONECOPY_LOG lets through: its level and its text, without prefix and line break. It is
+/// called by any thread, also with locks of the library held: it must not wait for a thread that calls onecopy, and
+/// must not call onecopy. What it throws is dropped.
+using LogSink = void (*)(LogLevel level, std::string_view text);
+
+/// Lines go to `sink` from now on, in place of stderr; nullptr means stderr again. A line that another thread has
+/// begun may still go to the sink before: it must stay callable. Forked children keep the sink.
+void set_log_sink(LogSink sink) noexcept;
+
+/// Reads ONECOPY_LOG now, where the first line would. False when it is no level, which is said once, or was.
+bool start_log() noexcept;
+
+void log_error(const std::string& message) noexcept;
+void log_warning(const std::string& message) noexcept;
+void log_info(const std::string& message) noexcept;
+void log_debug(const std::string& message) noexcept;
+
+}  // namespace onecopy

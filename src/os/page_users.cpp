@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/page_users.h"
+
+#include <dirent.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "core/point.h"
+#include "os/process.h"
+
+namespace onecopy {
+namespace {
+
+enum class Seen : std::uint8_t { memory, no_memory, refused, gone, nothing };
+
+/// Calls `note` with each line of what the process maps that has this number in /proc.
+template <class Note>
+Seen look(int number, const Note& note) {
+  errno = 0;
+  std::ifstream maps(fmt::format("/proc/{}/maps", number));
+  if (!maps && (errno == ENOENT || errno == ESRCH)) return Seen::gone;
+  if (!maps)
+    return errno == EACCES || errno == EPERM ? Seen::refused : Seen::nothing;  // short of descriptors, say
+  bool has_memory = false;
+  for (std::string line; std::getline(maps, line); has_memory = true) note(line);
+  if (maps.bad()) return Seen::nothing;
+  return has_memory ? Seen::memory : Seen::no_memory;
+}
+
+/// Of the file that a line is about, when its name has that in it; else 0, which no file has.
+std::uint64_t inode_in(const std::string& line, const char* name) {
+  if (line.find(name) == std::string::npos) return 0;
+  std::istringstream fields(line);
+  std::string address, access, offset, device;
+  std::uint64_t inode = 0;
+  fields >> address >> access >> offset >> device >> inode;
+  return inode;
+}
+
+bool is_of(const std::string& line, const MappedFile& file) {
+  return inode_in(line, file.name) == file.inode;
+}
+
+/// The access comes after the addresses: "rw-s".
+bool is_for_writing(const std::string& line) {
+  const auto access = line.find(' ');
+  return access != std::string::npos && line.compare(access, 3, " rw") == 0;
+}
+
+/// Also of a process that forbids others to look at it.
+bool is_of_our_user(int pid) {
+  std::ifstream status(fmt::format("/proc/{}/status", pid));
+  for (std::string word; status >> word;)
+    if (uid_t real = 0; word == "Uid:" && status >> real) return real == ::getuid();
+  return false;
+}
+
+/// What may not be looked at is another user's, mostly: only root has children that become such.
+bool may_be_unseen(int pid, const BorrowerFiles& files) {
+  std::size_t tables = 0;
+  std::set<std::uint64_t> pages;
+  const Seen seen = look(pid, [&](const std::string& line) {
+    if (is_of(line, files.table)) ++tables;
+    if (const std::uint64_t page = inode_in(line, files.page_name); files.pages.contains(page))
+      pages.insert(page);
+  });
+  if (seen == Seen::refused) return ::geteuid() == 0 || is_of_our_user(pid);
+  return seen == Seen::nothing || tables > pages.size();
+}
+
+/// Else /proc does not show what we look for.
+bool is_mapped_here(const MappedFile& file) {
+  bool is_mapped = false;
+  look(number_in_proc(current_pid()),
+       [&](const std::string& line) { is_mapped = is_mapped || is_of(line, file); });
+  return is_mapped;
+}
+
+}  // namespace
+
+/// One without any memory is ending, and a device may still be at work for it until its pidfd says that it has ended.
+bool maps_file(int pid, const MappedFile& file) {
+  const int number = number_in_proc(pid);
+  if (number == 0) return true;
+  bool is_mapped = false;
+  const Seen seen =
+      look(number, [&](const std::string& line) { is_mapped = is_mapped || is_of(line, file); });
+  return is_mapped || seen != Seen::memory;
+}
+
+/// The seal of a table lets nobody else map it for writing: what the new program of the same process borrows anew is
+/// mapped for reading.
+bool may_own_table(int pid, std::uint64_t inode) {
+  const MappedFile table{"onecopy-blocks", inode};
+  bool is_owned = false;
+  const Seen seen = look(pid, [&](const std::string& line) {
+    is_owned = is_owned || (is_of(line, table) && is_for_writing(line));
+  });
+  return is_owned || seen != Seen::memory;
+}
+
+/// The table is ours, so its users are younger than we are.
+bool UnseenUsers::look(const BorrowerFiles& files) {
+  point("unseen.look");
+  looks_.looked();
+  const std::unique_ptr<DIR, int (*)(DIR*)> all(::opendir("/proc"), &::closedir);
+  const std::uint64_t ours = process_start_time(current_pid());
+  if (!all || !is_mapped_here(files.table)) return true;
+  while (const dirent* entry = ::readdir(all.get())) {
+    const int pid = std::atoi(entry->d_name);
+    if (pid <= 0 || pid == current_pid() || files.is_harmless(pid)) continue;
+    const std::uint64_t theirs = process_start_time(pid);  // 0: it cannot be read
+    if ((theirs == 0 || theirs >= ours) && may_be_unseen(pid, files)) return true;
+  }
+  return false;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/bundle.h"
+
+#include <fmt/format.h>
+
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "share/format/bundle_codec.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+
+namespace {
+
+/// One point for all: where the tensors are on several devices, the first one's stream waits for the others'.
+TimelinePoint mark_all(Process& process, std::span<const NamedTensor> tensors, Stream stream) {
+  std::set<Device> devices;
+  for (const auto& [name, tensor] : tensors)
+    if (tensor.device() != kCpu) devices.insert(tensor.device());
+  if (devices.empty()) return {};
+  if (stream.native && devices.size() > 1)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("this bundle has tensors on {} devices, and a stream is of one; share a bundle for "
+                    "each, or in the order of the default streams",
+                    devices.size()));
+  const Device first = *devices.begin();
+  for (const Device device : devices)
+    if (device != first) process.wait_for(process.id(), process.mark(device, stream), first, stream);
+  return process.mark(first, stream);
+}
+
+Handle share_in_order(std::span<const NamedTensor> tensors, ByteSpan structure,
+                      const std::optional<Stream>& stream) {
+  Process& process = Process::current();
+  BundleWriter writer;
+  writer.reserve(tensors.size());
+  std::vector<BlockRef> kept;
+  kept.reserve(tensors.size());
+  for (const auto& [name, tensor] : tensors) {
+    writer.add(name, process.name_in_handle(tensor));
+    kept.push_back(tensor.block());
+  }
+  const auto bytes = static_cast<std::int64_t>(writer.finished_size(structure.size()));
+  const Tensor table = empty(Layout(DType::u8, {bytes}));
+  writer.finish(structure, {table.as<std::byte>(), static_cast<std::size_t>(bytes)});
+  process.ledger().keep_with(table.block().number(), std::move(kept));
+  Handle handle = process.share(table, kHandleIsBundle);
+  if (!stream) return handle;
+  HandleFields fields = handle.fields();
+  const TimelinePoint point = mark_all(process, tensors, *stream);
+  fields.timeline_slot = point.slot;
+  fields.timeline_value = point.value;
+  return {std::move(fields), handle.block()};
+}
+
+}  // namespace
+
+Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure) {
+  return share_in_order(tensors, structure, {});
+}
+
+Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure, Stream stream) {
+  return share_in_order(tensors, structure, stream);
+}
+
+struct Bundle::State {
+  State(Tensor t, const OpenOptions& o, const HandleFields& handle)
+      : table(std::move(t)),
+        options(o),
+        maker(handle.maker),
+        point{handle.timeline_slot, handle.timeline_value},
+        reader({table.as<std::byte>(), table.nbytes()}) {}
+
+  /// Once for each device that the tensors are on: the point covers them all.
+  void wait(Process& process, Device device) {
+    const std::lock_guard lock(mutex);
+    if (!point || waited.contains(device)) return;
+    process.wait_for(maker, point, device, *options.stream);
+    waited.insert(device);
+  }
+
+  Tensor table;
+  OpenOptions options;
+  ProcessId maker;
+  TimelinePoint point;
+  BundleReader reader;
+  std::mutex mutex;
+  std::set<Device> waited;  ///< guarded by the mutex
+};
+
+Bundle Bundle::open(const Handle& handle, Access access) {
+  return open(handle, OpenOptions{access, {}, {}});
+}
+
+Bundle Bundle::open(const Handle& handle, const OpenOptions& options) {
+  if (!handle.is_bundle())
+    throw Error(ErrorCode::bad_handle, "this handle names a single tensor; open it with open()");
+  HandleFields fields = handle.fields();
+  if (!fields.layout.is_contiguous() || fields.layout.dtype() != DType::u8)
+    throw Error(ErrorCode::bad_handle, "a bundle's table is a row of bytes, not " + fields.layout.str());
+  const EarlyCall early(fields.owner, Process::existing() != nullptr);
+  Tensor table = Process::current().open(fields, options.access);
+  if (table.device() != kCpu)
+    throw Error(ErrorCode::bad_handle,
+                "a bundle's table is memory of the host, not of " + table.device().str());
+  return Bundle(std::make_unique<State>(std::move(table), options, handle.fields()));
+}
+
+Bundle::Bundle(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
+Bundle::Bundle(Bundle&&) noexcept = default;
+Bundle& Bundle::operator=(Bundle&&) noexcept = default;
+Bundle::~Bundle() = default;
+
+std::size_t Bundle::size() const noexcept { return state_->reader.size(); }
+std::string_view Bundle::name(std::size_t row) const { return state_->reader.name(row); }
+Layout Bundle::layout(std::size_t row) const { return state_->reader.row(row).layout; }
+Tensor Bundle::tensor(std::size_t row) const {
+  Process& process = Process::current();
+  Tensor tensor = process.open(state_->reader.fields(row), state_->options);
+  if (state_->options.stream && tensor.device() != kCpu) state_->wait(process, tensor.device());
+  return tensor;
+}
+std::optional<std::size_t> Bundle::find(std::string_view name) const { return state_->reader.find(name); }
+ByteSpan Bundle::structure() const noexcept { return state_->reader.structure(); }
+
+}  // namespace onecopy

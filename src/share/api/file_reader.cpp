@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/api/file_reader.h"
+
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "os/crew.h"
+#include "os/process.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::uint64_t kBatchBytes = std::uint64_t{4} << 20;
+constexpr std::size_t kBatchParts = 256;
+constexpr std::uint64_t kBytesPerThread = std::uint64_t{16} << 20;
+constexpr std::uint64_t kMaxThreads = 4;
+
+std::size_t helpers_for(std::uint64_t bytes) {
+  const auto cpus = static_cast<std::uint64_t>(std::max(1, usable_cpus()));
+  const std::uint64_t threads = std::clamp<std::uint64_t>(bytes / kBytesPerThread, 1, kMaxThreads);
+  return static_cast<std::size_t>(std::min(threads, cpus)) - 1;
+}
+
+}  // namespace
+
+FileReader::FileReader(const Fd& fd, std::string name, std::span<const FilePiece> pieces)
+    : fd_(fd), name_(std::move(name)) {
+  for (FilePiece piece : pieces) {
+    total_ += piece.bytes;
+    while (piece.bytes > 0) {
+      const FilePiece part{piece.from, std::min(piece.bytes, kBatchBytes), piece.to};
+      add(part);
+      piece = {piece.from + part.bytes, piece.bytes - part.bytes, piece.to + part.bytes};
+    }
+  }
+}
+
+void FileReader::add(FilePiece part) {
+  const bool follows = !batches_.empty() && batches_.back().count < kBatchParts &&
+                       batches_.back().from + batches_.back().bytes == part.from &&
+                       batches_.back().bytes + part.bytes <= kBatchBytes;
+  if (!follows) batches_.push_back({part.from, 0, parts_.size(), 0});
+  batches_.back().bytes += part.bytes;
+  ++batches_.back().count;
+  parts_.push_back(part);
+}
+
+void FileReader::run(const LoadProgress& progress) {
+  {
+    const Crew crew(helpers_for(total_), [this] { help(); });
+    try {
+      while (step())
+        if (progress) progress(done_.load(), total_);
+    } catch (...) {
+      fail(std::current_exception());
+    }
+  }
+  if (error_) std::rethrow_exception(error_);
+  if (progress) progress(total_, total_);
+}
+
+void FileReader::help() noexcept {
+  try {
+    while (step()) {
+    }
+  } catch (...) {
+    fail(std::current_exception());
+  }
+}
+
+bool FileReader::step() {
+  if (failed_.load()) return false;
+  const std::size_t index = next_.fetch_add(1);
+  if (index >= batches_.size()) return false;
+  read(batches_[index]);
+  done_.fetch_add(batches_[index].bytes);
+  return true;
+}
+
+void FileReader::read(const Batch& batch) {
+  std::array<iovec, kBatchParts> parts;
+  for (std::size_t i = 0; i < batch.count; ++i)
+    parts[i] = {parts_[batch.first + i].to, parts_[batch.first + i].bytes};
+  std::size_t first = 0;
+  for (std::uint64_t done = 0; done < batch.bytes;) {
+    const auto count = static_cast<int>(batch.count - first);
+    const ssize_t got = ::preadv(fd_.get(), &parts[first], count, static_cast<off_t>(batch.from + done));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) throw_errno(fmt::format("cannot read {}", name_), errno);
+    if (got == 0)
+      throw Error(ErrorCode::bad_file,
+                  fmt::format("{} ended at byte {}, {} bytes too early: was it written to meanwhile?",
+                              name_, batch.from + done, batch.bytes - done));
+    done += static_cast<std::uint64_t>(got);
+    for (auto left = static_cast<std::size_t>(got); left > 0;) {
+      const std::size_t taken = std::min(left, parts[first].iov_len);
+      parts[first] = {static_cast<std::byte*>(parts[first].iov_base) + taken, parts[first].iov_len - taken};
+      left -= taken;
+      if (parts[first].iov_len == 0) ++first;
+    }
+  }
+}
+
+void FileReader::fail(std::exception_ptr error) noexcept {
+  failed_.store(true);
+  const std::lock_guard lock(mutex_);
+  if (!error_) error_ = std::move(error);
+}
+
+}  // namespace onecopy

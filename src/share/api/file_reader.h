@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "onecopy/share/load.h"
+#include "os/fd.h"
+
+namespace onecopy {
+
+/// Bytes of a file and where they go.
+struct FilePiece {
+  std::uint64_t from = 0;
+  std::uint64_t bytes = 0;
+  std::byte* to = nullptr;
+};
+
+/// Fills memory from a file: pieces that follow each other in the file are read by one call, large
+/// ones in parts, by a few threads when there is enough to do (one thread cannot copy out of the page
+/// cache as fast as memory allows).
+/// Thread safety: none; run() is called once.
+class FileReader {
+ public:
+  /// `pieces` in ascending order of `from`. `name` is for messages.
+  FileReader(const Fd& fd, std::string name, std::span<const FilePiece> pieces);
+
+  /// Throws bad_file when the file ends early, system when it cannot be read, what `progress` throws.
+  void run(const LoadProgress& progress);
+
+ private:
+  /// Parts that follow each other in the file.
+  struct Batch {
+    std::uint64_t from = 0;
+    std::uint64_t bytes = 0;
+    std::size_t first = 0;
+    std::size_t count = 0;
+  };
+
+  void add(FilePiece part);
+  void help() noexcept;
+  /// Reads one batch; false when none is left or somebody failed.
+  bool step();
+  void read(const Batch& batch);
+  void fail(std::exception_ptr error) noexcept;
+
+  const Fd& fd_;
+  std::string name_;
+  std::uint64_t total_ = 0;
+  std::vector<FilePiece> parts_;
+  std::vector<Batch> batches_;
+  std::atomic<std::size_t> next_{0};
+  std::atomic<std::uint64_t> done_{0};
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/stats.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <span>
+#include <thread>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "share/borrower/call.h"
+#include "share/format/info_text.h"
+#include "share/format/process_name.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kAskersWait{2'000};
+
+std::chrono::milliseconds left_until(Clock::time_point deadline) {
+  return std::max(std::chrono::milliseconds(0),
+                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+}
+
+/// An owner with a question on its way.
+struct Asked {
+  std::string name;
+  UnixSocket socket;
+  int pid = 0;
+};
+
+void add_silent(OwnerList& list, const std::string& name, int pid, const Error& error) {
+  if (error.code() == ErrorCode::peer_died) return;  // it ended while we looked
+  if (error.code() != ErrorCode::timeout || pid == 0)
+    return list.silent.push_back({pid, name, error.what()});
+  list.silent.push_back(
+      {pid, name,
+       fmt::format("process {} did not answer within {} s; it may be stopped (SIGSTOP, a debugger)", pid,
+                   kAskersWait.count() / 1000)});
+}
+
+/// Without waiting: one that has no room for a caller must not keep the others' answers. Throws timeout then.
+Asked ask(const std::string& name) {
+  UnixSocket socket = dial(name, std::chrono::milliseconds(0));
+  const PeerCredentials peer = socket.peer();
+  socket.send(wire::pack(wire::Type::want_info, wire::WantInfo{}), {}, std::chrono::milliseconds(0));
+  return {name, std::move(socket), peer.pid};
+}
+
+/// Those that have no room for a caller now are left in `busy`.
+std::vector<Asked> ask_all(std::span<const std::string> names, OwnerList& list,
+                           std::vector<std::string>& busy) {
+  std::vector<Asked> asked;
+  for (const std::string& name : names) {
+    try {
+      asked.push_back(ask(name));
+    } catch (const Error& e) {
+      if (e.code() == ErrorCode::timeout) busy.push_back(name);
+      else if (e.code() != ErrorCode::other_user) add_silent(list, name, 0, e);
+    }
+  }
+  return asked;
+}
+
+OwnerInfo answer_of(Asked& owner, Clock::time_point deadline) {
+  const Packet packet = owner.socket.receive(left_until(deadline));
+  wire::expect(packet.bytes, wire::Type::info);
+  const ByteSpan text = ByteSpan(packet.bytes).subspan(sizeof(wire::Head));
+  return owner_from_json({reinterpret_cast<const char*>(text.data()), text.size()});
+}
+
+void hear_all(std::vector<Asked> asked, Clock::time_point deadline, OwnerList& list) {
+  for (Asked& owner : asked) {
+    try {
+      list.owners.push_back(answer_of(owner, deadline));
+    } catch (const Error& e) {
+      add_silent(list, owner.name, owner.pid, e);
+    }
+  }
+}
+
+/// When all others have answered: again and again, until there is room for a caller or the time is up.
+void ask_again(std::vector<std::string> busy, OwnerList& list) {
+  constexpr std::chrono::milliseconds kPause{10};
+  const auto deadline = Clock::now() + kAskersWait;
+  while (!busy.empty() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(kPause);
+    const std::vector<std::string> names = std::exchange(busy, {});
+    hear_all(ask_all(names, list, busy), deadline, list);
+  }
+  for (const std::string& name : busy)
+    list.silent.push_back(
+        {0, name,
+         fmt::format("the process that listens on @onecopy-{} took no call within {} s; it "
+                     "may be stopped (SIGSTOP, a debugger)",
+                     name, kAskersWait.count() / 1000)});
+}
+
+}  // namespace
+
+Stats stats() { return Process::current().stats(); }
+
+void collect() {
+  if (Process* process = Process::existing()) process->collect();
+}
+
+std::uint64_t trim(std::optional<Device> device) {
+  Process* const process = Process::existing();
+  return process ? process->give_back(device) : 0;
+}
+
+OwnerInfo this_owner() { return Process::current().describe(); }
+
+OwnerList ask_owners() {
+  constexpr std::size_t kAtOnce = 64;  // a descriptor each
+  const std::vector<std::string> names = listening_names();
+  OwnerList list;
+  std::vector<std::string> busy;
+  for (std::span<const std::string> left(names); !left.empty();
+       left = left.subspan(std::min(kAtOnce, left.size()))) {
+    const auto deadline = Clock::now() + kAskersWait;
+    hear_all(ask_all(left.first(std::min(kAtOnce, left.size())), list, busy), deadline, list);
+  }
+  ask_again(std::move(busy), list);
+  return list;
+}
+
+std::vector<OwnerInfo> list_owners() {
+  OwnerList list = ask_owners();
+  for (const SilentOwner& owner : list.silent)
+    log_warning(fmt::format("not listed, {}...: {}", owner.socket.substr(0, 8), owner.why));
+  return std::move(list.owners);
+}
+
+}  // namespace onecopy

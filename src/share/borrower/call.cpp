@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/call.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <exception>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "share/format/process_name.h"
+
+namespace onecopy {
+namespace {
+
+thread_local std::optional<Call>* early = nullptr;
+
+void require_our_user(unsigned uid) {
+  if (uid == geteuid()) return;
+  throw Error(
+      ErrorCode::other_user,
+      fmt::format("the owner of this handle runs as uid {}, this process as uid {}: memory is shared "
+                  "within one user only (or the owner has ended and that user has taken its name)",
+                  uid, geteuid()));
+}
+
+UnixSocket connect_to_our_user(const SocketName& name, std::chrono::milliseconds patience) {
+  UnixSocket socket = UnixSocket::connect(name, patience);
+  require_our_user(socket.peer().uid);
+  return socket;
+}
+
+}  // namespace
+
+UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
+  const SocketName to = socket_name(name);
+  for (auto wait = std::chrono::milliseconds(0);; wait = patience) {
+    try {
+      return connect_to_our_user(to, wait);
+    } catch (const Error& e) {  // its queue is full: whose is it?
+      if (e.code() != ErrorCode::timeout) throw;
+      if (const auto user = to.abstract ? listening_user(to.text) : std::nullopt) require_our_user(*user);
+      if (wait == patience) throw;
+    }
+  }
+}
+
+Call::Call(const ProcessId& called, std::chrono::milliseconds patience)
+    : to(called),
+      socket(dial(public_name(called), patience)),
+      credentials(socket.peer()),
+      nonce(wire::new_nonce()) {
+  socket.send(wire::pack(wire::Type::hello, wire::Hello{nonce}), {}, patience);
+}
+
+EarlyCall::EarlyCall(const ProcessId& to, bool has_tables) noexcept {
+  if (has_tables || early) return;
+  try {
+    call_.emplace(to, std::chrono::milliseconds(0));
+    early = &call_;
+  } catch (const std::exception&) {  // see above
+  }
+}
+
+EarlyCall::~EarlyCall() {
+  if (call_) early = nullptr;  // nobody took it
+}
+
+bool EarlyCall::is_waiting() noexcept { return early != nullptr; }
+
+std::optional<Call> EarlyCall::take(const ProcessId& to) noexcept {
+  if (!early || (*early)->to != to) return {};
+  return std::exchange(*std::exchange(early, nullptr), {});
+}
+
+}  // namespace onecopy

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/conversation.h"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/deadline.h"
+#include "os/log.h"
+#include "os/patience.h"
+#include "share/borrower/call.h"
+#include "share/owner/fork_page.h"
+
+namespace onecopy {
+namespace {
+
+bool is_news(const Packet& packet) {
+  const wire::Type type = wire::type_of(packet.bytes);
+  return type == wire::Type::retire || type == wire::Type::keep;
+}
+
+}  // namespace
+
+Conversation::Conversation(UnixSocket socket, int pid)
+    : pid_(pid), socket_(std::move(socket)), is_over_(!socket_) {}
+
+/// One thread at a time asks. A fork waits for none of them, and in its child there is none.
+class Conversation::Turn {
+ public:
+  explicit Turn(Conversation& conversation) noexcept : asking_(conversation.asking_) {
+    while (asking_.exchange(1) != 0) asking_.wait(1);
+  }
+  ~Turn() {
+    asking_ = 0;
+    asking_.notify_one();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  std::atomic<int>& asking_;
+};
+
+template <class F>
+auto Conversation::or_say_silent(F&& f) {
+  try {
+    return f();
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::timeout) throw;
+    throw Error(ErrorCode::timeout,
+                fmt::format("process {}, which holds this memory, did not answer: {}; it may be stopped "
+                            "(SIGSTOP, a debugger) or short of CPU, open the handle again once it runs",
+                            pid_, e.what()));
+  }
+}
+
+void Conversation::say(const Bytes& message) {
+  or_say_silent([&] { socket_.send(message, {}, broker_patience()); });
+}
+
+void Conversation::ask_ahead(Bytes question) {
+  number(question);
+  or_say_silent([&] { send_question(question, {}); });
+}
+
+Packet Conversation::hear() {
+  return or_say_silent([&] { return receive_soon(); });
+}
+
+Packet Conversation::hear_answer() {
+  return or_say_silent([&] { return receive_answer(); });
+}
+
+void Conversation::watch(Watch& watch) {
+  watch_ = &watch;
+  if (is_over_) return;
+  watch.add(
+      socket_.fd(), [this] { on_readable(); }, true);
+}
+
+Packet Conversation::ask(Bytes question, wire::Type answer, std::span<const int> fds,
+                         WhenSilent when_silent) {
+  Packet packet;
+  try {
+    const Turn turn(*this);
+    {
+      const std::lock_guard lock(mutex_);
+      if (is_over_) throw Error(ErrorCode::peer_died, "that process is gone");
+      if (is_silent_ && when_silent == WhenSilent::leave) ask_and_leave(std::move(question), fds);
+      number(question);
+    }
+    packet = or_say_silent([&] {
+      send_question(question, fds);
+      return receive_answer();
+    });
+  } catch (const Error&) {
+    rearm();
+    throw;
+  }
+  rearm();
+  wire::expect(packet.bytes, answer);
+  return packet;
+}
+
+bool Conversation::try_send(const Bytes& message) {
+  const std::lock_guard lock(telling_mutex_);  // the socket may be let go of, and its number be another's
+  return !is_over_ && socket_.try_send(message);
+}
+
+void Conversation::number(Bytes& question) {
+  if (++last_serial_ == 0) ++last_serial_;
+  wire::set_serial(question, last_serial_);
+}
+
+/// Without mutex_, as what follows: a fork takes it, and does not wait for the broker.
+void Conversation::send_question(const Bytes& question, std::span<const int> fds) {
+  socket_.send(question, fds, broker_patience());
+  point("conversation.asked");
+}
+
+/// It is read, and answered, when the broker goes on; unless what it has not read yet leaves no room. Throws timeout.
+void Conversation::ask_and_leave(Bytes question, std::span<const int> fds) {
+  number(question);
+  socket_.try_send(question, fds);
+  throw Error(
+      ErrorCode::timeout,
+      fmt::format(
+          "process {} has not answered an earlier question yet; it may be stopped (SIGSTOP, a debugger)",
+          pid_));
+}
+
+/// Without mutex_ while nothing is there. A broker that is not busy answers in less time than it takes to fall asleep and be woken.
+Packet Conversation::receive_soon() {
+  constexpr std::chrono::microseconds kSoon{100};
+  const auto begin = std::chrono::steady_clock::now();
+  do {
+    if (auto packet = try_hear()) return std::move(*packet);
+    std::this_thread::yield();
+  } while (std::chrono::steady_clock::now() - begin < kSoon);
+  const auto patience = broker_patience();
+  const Deadline deadline(patience);
+  for (;;) {
+    if (auto packet = try_hear()) return std::move(*packet);
+    if (!deadline.wait_for(socket_.fd(), POLLIN)) fall_silent(patience);
+  }
+}
+
+/// What was sent will be answered, which is the end of the silence.
+void Conversation::fall_silent(std::chrono::milliseconds patience) {
+  is_silent_ = true;
+  point("conversation.silence");
+  throw Error(ErrorCode::timeout, fmt::format("it sent nothing within {} ms", patience.count()));
+}
+
+/// The next packet that is no news, if it is there.
+std::optional<Packet> Conversation::try_hear() {
+  const std::lock_guard lock(mutex_);
+  while (auto packet = socket_.try_receive()) {
+    is_silent_ = false;
+    if (!is_news(*packet)) return packet;
+    on_news(std::move(*packet));
+  }
+  return {};
+}
+
+/// Answers to questions that were given up arrive late and belong to nobody.
+Packet Conversation::receive_answer() {
+  for (;;) {
+    Packet packet = receive_soon();
+    if (wire::serial_of(packet.bytes) == last_serial_) return packet;
+  }
+}
+
+/// What came during a question, the end of the connection included, was not read by the watch thread. Without the
+/// lock for reading, which that tries to take.
+void Conversation::rearm() {
+  const std::lock_guard lock(telling_mutex_);  // as in try_send()
+  if (watch_ && socket_) watch_->rearm(socket_.fd());
+}
+
+void Conversation::on_readable() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (lock && asking_ == 0 && !is_over_)
+    hear_news();  // else a question is being answered: it rearms the watch
+}
+
+/// REQUIRES: mutex_.
+void Conversation::hear_news() {
+  try {
+    while (auto packet = socket_.try_receive()) {
+      is_silent_ = false;
+      if (is_news(*packet)) on_news(std::move(*packet));
+      else if (wire::serial_of(packet->bytes) == 0)
+        throw Error(ErrorCode::protocol, "an owner sent something it was not asked for");
+    }
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::out_of_descriptors) rearm();  // one packet is lost, the others are not
+    if (e.code() != ErrorCode::peer_died) throw;
+    is_over_ = true;
+    watch_->remove(socket_.fd());
+    watch_->request_tick();  // to see what has become of its process
+  }
+}
+
+bool Conversation::try_end() {
+  const std::unique_lock reading(mutex_, std::try_to_lock);
+  if (!reading || asking_ != 0) return false;
+  try {
+    if (!is_over_) hear_news();
+  } catch (const Error& e) {
+    log_warning(fmt::format("process {} has ended: {}", pid_, e.what()));
+  }
+  watch_->remove(socket_.fd());
+  is_over_ = true;
+  return true;
+}
+
+void Conversation::close() noexcept {
+  const std::scoped_lock lock(mutex_, telling_mutex_);
+  socket_ = UnixSocket();
+}
+
+void Conversation::lock() {
+  mutex_.lock();
+  telling_mutex_.lock();
+}
+
+void Conversation::unlock() {
+  telling_mutex_.unlock();
+  mutex_.unlock();
+}
+
+void Conversation::go_on_in_child(UnixSocket socket) noexcept {
+  asking_ = 0;
+  is_silent_ = false;
+  if (socket) socket_ = std::move(socket);
+  else is_over_ = true;
+  if (!is_over_) is_over_ = !greet_owner(socket_);
+}
+
+void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept {
+  constexpr std::chrono::milliseconds kPatience{100};  // its socket's queue is full
+  try {
+    dial(name, kPatience).try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
+  } catch (const std::exception&) {  // it is gone, and its holds with it; or they expire
+  }
+}
+
+}  // namespace onecopy

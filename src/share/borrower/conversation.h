@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "os/unix_socket.h"
+#include "os/watch.h"
+#include "share/format/wire.h"
+
+namespace onecopy {
+
+/// A connection to another process's broker: questions with their answers, one at a time, and what needs none.
+/// What the broker says unasked is news: it is heard while an answer is awaited, or else on the watch thread.
+///
+/// It is over when the broker closes it or its process is gone, and does not begin again.
+///
+/// Thread safety: all members may be called concurrently, but for those of the introduction and around a fork.
+/// on_news runs with the lock for reading held: it may take locks that nobody has who asks, and must not ask.
+class Conversation {
+ public:
+  /// Without a socket it is over from the start. `pid` is for what errors say.
+  Conversation(UnixSocket socket, int pid);
+
+  /// Set before anything is heard.
+  std::function<void(Packet)> on_news;
+
+  // The introduction, before anybody else knows of this. All throw peer_died, timeout.
+  void say(const Bytes& message);
+  /// Asks; hear_answer() says what the answer is. It saves a round trip.
+  void ask_ahead(Bytes question);
+  Packet hear();
+  Packet hear_answer();
+
+  /// Hears news on the watch thread from here on.
+  void watch(Watch& watch);
+  enum class WhenSilent : std::uint8_t { wait, leave };
+  /// The answer, which is of that type. Throws what the broker refuses with, peer_died, timeout. A broker that is
+  /// silent can be asked and left, which is a timeout at once.
+  Packet ask(Bytes question, wire::Type answer, std::span<const int> fds = {},
+             WhenSilent when_silent = WhenSilent::wait);
+  /// Has it let a question wait too long, and said nothing since?
+  bool is_silent() const noexcept { return is_silent_; }
+  /// What is not answered. Never waits. False when the broker does not read, or is gone.
+  template <class Body>
+  bool tell(wire::Type type, const Body& body) noexcept {
+    try {
+      return try_send(wire::pack(type, body));
+    } catch (const std::exception&) {
+      return false;
+    }
+  }
+  bool is_over() const noexcept { return is_over_; }
+
+  /// The process is gone: hears what it said last, which may be what we need now. False while a question is being
+  /// asked, which ends now. Watch thread.
+  bool try_end();
+  /// Gives the descriptor back. REQUIRES: it is over.
+  void close() noexcept;
+
+  // Around a fork.
+  void lock();
+  void unlock();
+  /// REQUIRES: locked.
+  UnixSocket& socket() noexcept { return socket_; }
+  /// In the child: goes on over a connection of its own. Without one nothing more is said, and the parent's stays
+  /// open: its broker counts us with our parent as long as it is.
+  void go_on_in_child(UnixSocket socket) noexcept;
+
+ private:
+  class Turn;
+
+  template <class F>
+  auto or_say_silent(F&& f);
+  bool try_send(const Bytes& message);
+  void number(Bytes& question);
+  void send_question(const Bytes& question, std::span<const int> fds);
+  [[noreturn]] void ask_and_leave(Bytes question, std::span<const int> fds);
+  Packet receive_soon();
+  std::optional<Packet> try_hear();
+  [[noreturn]] void fall_silent(std::chrono::milliseconds patience);
+  Packet receive_answer();
+  void rearm();
+  void on_readable();
+  void hear_news();
+
+  const int pid_;
+  std::mutex mutex_;          ///< while the socket is read; never while its broker is waited for
+  std::mutex telling_mutex_;  ///< after mutex_; while the socket is used without it, or let go of
+  UnixSocket socket_;
+  std::atomic<bool> is_over_;
+  std::atomic<bool> is_silent_{false};
+  std::atomic<int> asking_{0};     ///< 1 while a thread asks, which then hears the news as well
+  std::uint32_t last_serial_ = 0;  ///< of the last question, whose answer is awaited
+  Watch* watch_ = nullptr;
+};
+
+/// Tells a process that we have no connection with that the handle with this hold has arrived, without
+/// a handshake: whoever knows the hold's number has the handle.
+void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept;
+
+}  // namespace onecopy

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/foreign_segments.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+namespace {
+
+Access other_than(Access access) noexcept {
+  return access == Access::read_write ? Access::read_only : Access::read_write;
+}
+
+}  // namespace
+
+SegmentPlace ForeignSegments::find(std::uint32_t segment, Access access) {
+  if (!places_) return {};
+  if (const SegmentPlace place = places_->find(segment, access)) return place;
+  const std::lock_guard lock(mutex_);
+  const Mapped* mapped = find_mapped(segment, access);
+  if (!mapped) return {};
+  const DeviceMemory& memory = *mapped->memory;
+  const SegmentPlace place{memory.data(), memory.size(), memory.kind(), mapped->identity, mapped->user};
+  places_->remember(segment, access, place);
+  return place;
+}
+
+SegmentPlace ForeignSegments::find_any(std::uint32_t segment, Access access) {
+  if (const SegmentPlace place = find(segment, access)) return place;
+  return find(segment, other_than(access));
+}
+
+bool ForeignSegments::contains(std::uint32_t segment, Access access) const {
+  const std::lock_guard lock(mutex_);
+  return find_mapped(segment, access) != nullptr;
+}
+
+void ForeignSegments::map(std::uint32_t segment, Access access, ExportedMemory memory,
+                          std::optional<Device> user) {
+  const DeviceIdentity& identity = identity_of(find_device(device_type(memory.kind), memory.device));
+  const Device home = identity.device;
+  const int ordinal = user && user->type == home.type ? user->index : home.index;
+  std::unique_ptr<DeviceMemory> mapped =
+      backend(home.type).open(home.index, std::move(memory), access, ordinal);
+  point("open.mapped");
+  const std::lock_guard lock(mutex_);
+  Segments& known = mapped_[static_cast<std::size_t>(access)];
+  if (segment >= known.size()) known.resize(segment + 1);
+  if (!known[segment].memory)  // another thread may have been faster
+    known[segment] = {std::move(mapped), &identity, ordinal};
+}
+
+ExportedMemory ForeignSegments::export_memory(std::uint32_t segment, Access access) const {
+  const std::lock_guard lock(mutex_);
+  const Mapped* mapped = find_mapped(segment, Access::read_write);
+  if (!mapped && access == Access::read_only) mapped = find_mapped(segment, access);
+  if (!mapped)
+    throw Error(ErrorCode::owner_died,
+                fmt::format("segment {} of that owner is not mapped here {}", segment,
+                            access == Access::read_write ? "for writing" : "any more"));
+  ExportedMemory memory = mapped->memory->export_memory(access);
+  memory.device = mapped->identity->uuid;
+  return memory;
+}
+
+std::byte* ForeignSegments::allow(std::uint32_t segment, Access access, int ordinal) {
+  const std::lock_guard lock(mutex_);
+  const Mapped* mapped = find_any_mapped(segment, access);
+  return mapped ? mapped->memory->allow(ordinal) : nullptr;
+}
+
+std::size_t ForeignSegments::count() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t count = 0;
+  for (const Segments& known : mapped_)
+    count += std::count_if(known.begin(), known.end(), [](const Mapped& m) { return m.memory != nullptr; });
+  return count;
+}
+
+bool ForeignSegments::uses_devices() const {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(mapped_.begin(), mapped_.end(), [](const Segments& known) {
+    return std::any_of(known.begin(), known.end(), [](const Mapped& m) {
+      return m.memory && device_type(m.memory->kind()) != DeviceType::cpu;
+    });
+  });
+}
+
+std::vector<std::uint32_t> ForeignSegments::weak() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint32_t> numbers;
+  for (const Segments& known : mapped_)
+    for (std::size_t segment = 0; segment < known.size(); ++segment)
+      if (known[segment].memory && is_weak(known[segment].memory->kind()))
+        numbers.push_back(static_cast<std::uint32_t>(segment));
+  return numbers;
+}
+
+void ForeignSegments::retire(std::uint32_t segment) noexcept {
+  std::array<std::unique_ptr<DeviceMemory>, 2> retired;  // unmapped without the lock
+  const std::lock_guard lock(mutex_);
+  if (places_) places_->forget(segment);
+  for (std::size_t access = 0; access < 2; ++access)
+    if (segment < mapped_[access].size()) retired[access] = std::move(mapped_[access][segment].memory);
+}
+
+void ForeignSegments::close() noexcept {
+  const std::lock_guard lock(mutex_);
+  places_.reset();
+  for (Segments& known : mapped_) known = Segments();  // its capacity as well: closed peers stay
+}
+
+const ForeignSegments::Mapped* ForeignSegments::find_mapped(std::uint32_t segment,
+                                                            Access access) const noexcept {
+  const Segments& known = mapped_[static_cast<std::size_t>(access)];
+  return segment < known.size() && known[segment].memory ? &known[segment] : nullptr;
+}
+
+const ForeignSegments::Mapped* ForeignSegments::find_any_mapped(std::uint32_t segment,
+                                                                Access access) const noexcept {
+  const Mapped* mapped = find_mapped(segment, access);
+  return mapped ? mapped : find_mapped(segment, other_than(access));
+}
+
+}  // namespace onecopy

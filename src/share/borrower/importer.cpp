@@ -1,0 +1,474 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/importer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "share/format/process_name.h"
+
+namespace onecopy {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kLookAgain{1};
+constexpr int kCalls = 3;                                   // of a broker that hangs up
+constexpr std::chrono::milliseconds kLongestLookAgain{20};  ///< those who are asked may have to read /proc
+
+Error stale(const HandleFields& handle) {
+  return Error(ErrorCode::stale_handle,
+               fmt::format("block {} of the owner no longer is what this handle names (generation {}): "
+                           "the tensor was freed before the handle was opened; keep the Handle object "
+                           "alive until the receiver has opened it (for a single tensor of onecopy or "
+                           "torch, keep the tensor or the Handle)",
+                           handle.block, handle.generation));
+}
+
+/// The owner and the handle must agree on where the memory is before it is touched.
+void check_block_number(const HandleFields& handle) {
+  if (handle.block >= kMaxBlocks)
+    throw Error(ErrorCode::bad_handle, fmt::format("the handle names block {}; a process has at most {}",
+                                                   handle.block, kMaxBlocks));
+}
+
+/// The driver may have to know who opens the segment.
+Peer::Wanted wanted(const HandleFields& handle, Access access, std::optional<Device> user = {}) {
+  return {handle.segment, access, backend(device_type(handle.kind)).borrower_number(), user};
+}
+
+/// The first look at a device takes its driver longer than a connection, and the owner needs the time to wake up.
+void look_at_device(const HandleFields& handle) noexcept {
+  try {
+    find_device(device_type(handle.kind), handle.device);
+  } catch (const std::exception&) {  // whoever maps the segment will find out why
+  }
+}
+
+Error died(const HandleFields& handle) {
+  return Error(
+      ErrorCode::owner_died,
+      fmt::format("the process that owned this tensor has exited (or lives in another network "
+                  "namespace, and has no common ONECOPY_RUNTIME_DIR with this one), and neither the "
+                  "maker of the handle nor this process holds its segment {}; keep that process running "
+                  "until others have opened the tensor, or put the tensor into a queue, which keeps it",
+                  handle.segment));
+}
+
+}  // namespace
+
+class Importer::Turn {
+ public:
+  Turn(Importer& importer, const ProcessId& process) : importer_(importer), process_(process) {
+    std::unique_lock lock(importer_.turns_);
+    const auto begin = [&] { return importer_.in_turn_.insert(process_).second; };
+    if (!importer_.turn_ended_.wait_for(lock, broker_patience(), begin))
+      throw Error(ErrorCode::timeout,
+                  "another thread is connecting to that process, and has had no answer yet; it may be "
+                  "stopped (SIGSTOP, a debugger), try again once it runs");
+  }
+  ~Turn() {
+    {
+      const std::lock_guard lock(importer_.turns_);
+      importer_.in_turn_.erase(process_);
+    }
+    importer_.turn_ended_.notify_all();
+  }
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+
+ private:
+  Importer& importer_;
+  const ProcessId& process_;
+};
+
+Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds)
+    : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits), holds_(holds) {}
+
+Tensor Importer::open(const HandleFields& handle, Access access, std::optional<Device> user,
+                      Holders holders) {
+  check_block_number(handle);
+  if (handle.owner == self_) return open_own(handle, access);
+  for (;;) {
+    PeerRef peer = find_owner(handle.owner);
+    if (!peer || peer->is_closed()) peer = reach_owner(handle, access, user, holders);
+    BlockRef ref;
+    try {
+      ref = peer->claim(handle.block, handle.generation);
+    } catch (const Error&) {
+      if (!peer->is_disconnected() || peer->is_gone()) throw;
+      // The old connection has nobody to ask any more.
+      peer = connect(handle.owner, wanted(handle, access, user));
+      ref = peer->claim(handle.block, handle.generation);
+    }
+    if (!ref && peer->is_gone()) {
+      std::lock_guard no_sweep(mutex_);  // which may have been in the middle of trying to close it
+      if (peer->is_closed()) continue;
+      ref = peer->claim(handle.block, handle.generation);
+    }
+    if (!ref) throw stale(handle);
+    point("open.claimed");
+    const Peer::Said said{handle.block, handle.segment, handle.segment_size, handle.storage_size,
+                          handle.kind};
+    Peer::Location at = peer->locate(said, access, user);
+    while (!at) {  // the lease keeps the segment from being retired
+      fetch(*peer, handle, access, user, holders);
+      at = peer->locate(said, access, user);
+    }
+    if (handle.hold != 0) acknowledge(handle);
+    return {std::move(ref), at.data + handle.tensor_offset, handle.layout,
+            user.value_or(at.identity->device), access};
+  }
+}
+
+Tensor Importer::open_own(const HandleFields& handle, Access access) {
+  BlockRef ref = ledger_.try_open(handle.block, handle.generation);
+  if (!ref) throw stale(handle);
+  const BlockPlace place = ledger_.export_block(handle.block, access);
+  if (place.info.segment != handle.segment || handle.storage_size > place.info.size ||
+      place.kind != handle.kind || place.segment_size != handle.segment_size)
+    throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
+  if (handle.hold != 0) acknowledge(handle);
+  return {std::move(ref), place.data + handle.tensor_offset, handle.layout, place.identity->device, access};
+}
+
+void Importer::acknowledge(const HandleFields& handle) noexcept {
+  if (handle.maker == self_) return holds_.end(handle.hold);
+  const PeerRef maker = find_owner(handle.maker);
+  if (!maker || !maker->acknowledge(handle.hold)) acknowledge_to(public_name(handle.maker), handle.hold);
+}
+
+Importer::PeerRef Importer::prepare(const HandleFields& handle, Access access, Holders holders) {
+  if (handle.owner == self_) return nullptr;
+  PeerRef peer = find_owner(handle.owner);
+  if (!peer || peer->is_closed()) peer = reach_owner(handle, access, {}, holders);
+  while (!peer->has_segment(handle.segment, access)) fetch(*peer, handle, access, {}, holders);
+  return peer;
+}
+
+/// None of a process that has ended. One that hung up on us, or whose sockets are closed and whose device may still
+/// be at work, has not.
+ForeignTimeline* Importer::timeline_of(const ProcessId& process) {
+  if (ForeignTimeline* known = known_timeline_of(process)) return known;
+  const auto deadline = Clock::now() + kDeathTakesAtMost;
+  for (;; std::this_thread::sleep_for(kLookAgain)) {
+    try {
+      ForeignTimeline& timeline = connect(process)->timeline();
+      std::lock_guard lock(mutex_);
+      return timelines_[process] = &timeline;
+    } catch (const Error& e) {
+      if (!is_absent(e)) throw;
+      const PeerRef peer = find_owner(process);
+      if (!peer || peer->has_ended()) return nullptr;
+      if (Clock::now() > deadline) throw;
+    }
+  }
+}
+
+ForeignTimeline* Importer::known_timeline_of(const ProcessId& process) const {
+  std::lock_guard lock(mutex_);
+  const auto at = timelines_.find(process);
+  return at == timelines_.end() ? nullptr : at->second;
+}
+
+Importer::PeerRef Importer::find_owner(const ProcessId& owner) const {
+  std::lock_guard lock(mutex_);
+  const auto at = by_owner_.find(owner);
+  return at == by_owner_.end() ? nullptr : at->second;
+}
+
+Importer::PeerRef Importer::find(const std::string& name) const {
+  std::lock_guard lock(mutex_);
+  for (const auto& [id, peer] : by_owner_)
+    if (peer->name() == name && !peer->is_closed()) return peer;
+  return nullptr;
+}
+
+Importer::PeerRef Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wanted) {
+  const auto live = [&] {
+    PeerRef peer = find_owner(process);
+    return peer && !peer->is_disconnected() ? peer : nullptr;
+  };
+  if (PeerRef peer = live()) return peer;
+  const Patience in_all(Clock::now() + broker_patience());
+  const Turn turn(*this, process);
+  if (PeerRef peer = live()) return peer;
+  const PeerRef known = find_owner(process);
+  if (known && known->has_ended())  // another may listen under its name
+    throw Error(ErrorCode::peer_died, "that process has ended");
+  if (std::optional<Call> early = EarlyCall::take(process))
+    if (PeerRef peer = try_attach(*std::move(early), wanted)) return peer;
+  for (int calls = 0; calls < kCalls; ++calls)
+    if (PeerRef peer = try_attach(Call(process, broker_patience()), wanted)) return peer;
+  throw Error(
+      ErrorCode::timeout,
+      fmt::format("the owner of this memory lives and has hung up {} times; it may be short of CPU, "
+                  "try again",
+                  kCalls));
+}
+
+/// Null when the broker hung up: it does on a caller that takes too long. A process that has ended refuses the next
+/// call.
+Importer::PeerRef Importer::try_attach(Call call, std::optional<Peer::Wanted> wanted) {
+  try {
+    return attach(std::move(call), wanted);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
+    return nullptr;
+  }
+}
+
+Importer::PeerRef Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
+  PeerRef peer = Peer::introduce(std::move(call), public_name(self_), wanted);
+  watch_.start();         // while the other looks at our proof
+  watch_.request_tick();  // for what has waited for a thread: see Process::clean_up()
+  peer->await_welcome();
+  return adopt(std::move(peer));
+}
+
+/// A disconnected peer of the same process stays: there are leases of its.
+Importer::PeerRef Importer::adopt(PeerRef peer) {
+  {
+    const std::lock_guard lock(mutex_);
+    open_.push_back(peer);  // first: a handler of its may run already when the next cannot be added
+  }
+  peer->watch(watch_, deposits_);
+  const std::lock_guard lock(mutex_);
+  by_owner_[peer->owner()] = peer;
+  return peer;
+}
+
+/// The owner itself while it lives; else frozen memory from whoever holds it. In between, while its
+/// sockets are closed and its process is not yet known to be gone, or its program to have become another, look again.
+/// Another user's socket under its name is as good as none; one that does not answer may be such, or the owner, stopped.
+Importer::PeerRef Importer::reach_owner(const HandleFields& handle, Access access,
+                                        std::optional<Device> user, Holders holders) {
+  const auto deadline = Clock::now() + kDeathTakesAtMost;
+  look_at_device(handle);
+  for (auto pause = kLookAgain;; pause = std::min(2 * pause, kLongestLookAgain)) {
+    std::optional<Error> why;  // if it is another reason than that the owner has ended
+    try {
+      return connect(handle.owner, wanted(handle, access, user));
+    } catch (const Error& e) {
+      if (!is_absent(e) && e.code() != ErrorCode::timeout) throw;
+      if (e.code() != ErrorCode::peer_died) why = e;
+    }
+    const bool is_silent = why && why->code() == ErrorCode::timeout;
+    std::optional<HeldSegment> found =
+        is_silent ? ask_holders_soon(handle, access, holders) : ask_holders(handle, access, holders);
+    if (!found || (is_silent && !found->owner_gone)) throw why.value_or(died(handle));
+    if (found->owner_gone) {
+      const Turn turn(*this, handle.owner);
+      if (PeerRef peer = find_owner(handle.owner); peer && !peer->is_closed()) return peer;
+      auto frozen = Peer::frozen(handle.owner, std::move(found->table));
+      frozen->map_segment(wanted(handle, access, user), std::move(found->memory));
+      return adopt(std::move(frozen));  // last: nobody holds it yet, so any sweep may close it from here on
+    }
+    if (Clock::now() > deadline)
+      throw Error(ErrorCode::peer_died,
+                  "the owner of this tensor lives but cannot be reached from here; processes in "
+                  "different network namespaces need a common ONECOPY_RUNTIME_DIR");
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+/// Those that are not known to be silent come first.
+std::vector<ProcessId> Importer::to_be_asked(const HandleFields& handle, Holders holders) const {
+  std::vector<ProcessId> asked(holders.begin(), holders.end());
+  asked.push_back(handle.maker);
+  std::set<ProcessId> seen{handle.owner, self_};
+  std::erase_if(asked, [&](const ProcessId& holder) { return !seen.insert(holder).second; });
+  std::stable_partition(asked.begin(), asked.end(), [&](const ProcessId& holder) {
+    const PeerRef peer = find_owner(holder);
+    return !peer || peer->is_disconnected() || !peer->is_silent();
+  });
+  return asked;
+}
+
+/// Asks the holders when the time is up: in a tenth of a second each.
+std::optional<HeldSegment> Importer::ask_holders_soon(const HandleFields& handle, Access access,
+                                                      Holders holders) {
+  const Patience at_most(Clock::now());
+  return ask_holders(handle, access, holders);
+}
+
+/// Nothing when it is gone or does not have it; nor when it may have it, and `why` says what is in the way.
+std::optional<HeldSegment> Importer::ask_holder(const ProcessId& holder, const HandleFields& handle,
+                                                Access access, std::optional<Error>& why) {
+  try {
+    return connect(holder)->fetch_foreign(public_name(handle.owner), wanted(handle, access));
+  } catch (const Error& e) {
+    const bool may_have_it = e.code() == ErrorCode::timeout || e.code() == ErrorCode::unsupported;
+    if (!may_have_it && !is_absent(e) && e.code() != ErrorCode::owner_died) throw;
+    if (may_have_it && (!why || e.code() == ErrorCode::timeout)) why = e;
+    return {};
+  }
+}
+
+/// Nothing when they have all said that they do not have it. Throws timeout when one that may have it does not answer,
+/// unsupported when one has it and cannot pass it on.
+std::optional<HeldSegment> Importer::ask_holders(const HandleFields& handle, Access access,
+                                                 Holders holders) {
+  constexpr std::chrono::milliseconds kOneOfManyTakesAtMost{2000};
+  std::optional<Error> why;
+  try {
+    if (auto held = find_held(public_name(handle.owner), handle.segment, access)) return held;
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported) throw;
+    why = e;
+  }
+  const std::vector<ProcessId> asked = to_be_asked(handle, holders);
+  for (const ProcessId& holder : asked) {
+    const auto most = &holder == &asked.back() ? broker_patience_ms.load() : kOneOfManyTakesAtMost.count();
+    const Patience patience(Clock::now() + std::min(broker_patience(), std::chrono::milliseconds(most)));
+    if (auto held = ask_holder(holder, handle, access, why)) return held;
+  }
+  if (why) throw Error(*why);
+  return {};
+}
+
+void Importer::fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user,
+                     Holders holders) {
+  const Peer::Wanted segment = wanted(handle, access, user);
+  if (try_fetch(peer, segment)) return;
+  const Access other = access == Access::read_only ? Access::read_write : Access::read_only;
+  std::optional<Error> not_kept;
+  if (access == Access::read_only && peer.has_segment(handle.segment, other)) {
+    try {
+      return peer.map_segment(segment, peer.export_segment(handle.segment, access));
+    } catch (const Error& e) {
+      if (e.code() != ErrorCode::unsupported) throw;
+      not_kept = e;
+    }
+  }
+  std::optional<HeldSegment> found = ask_holders(handle, access, holders);
+  if (!found) throw not_kept.value_or(died(handle));
+  peer.map_segment(segment, std::move(found->memory));
+}
+
+/// From the owner itself. False when it is gone; true also when it has to be asked again.
+bool Importer::try_fetch(Peer& peer, const Peer::Wanted& wanted) {
+  const auto is_answered = [](auto&& ask) {
+    try {
+      ask();
+      return true;
+    } catch (const Error& e) {
+      if (!is_absent(e)) throw;
+      return false;
+    }
+  };
+  if (!peer.is_disconnected() && is_answered([&] { peer.fetch_segment(wanted); })) return true;
+  return !peer.has_ended() && is_answered([&] { fetch_again(peer, wanted); });
+}
+
+/// The owner closed the connection and lives: it was short of something when we last spoke. Our leases
+/// of the old connection stay good as long as this process lives.
+void Importer::fetch_again(Peer& old, const Peer::Wanted& wanted) {
+  const PeerRef peer = connect(old.owner());
+  if (peer.get() == &old)
+    return std::this_thread::sleep_for(kLookAgain);  // the watch thread has yet to see the end
+  old.map_segment(wanted, peer->fetch_memory(wanted));
+}
+
+ExportedMemory Importer::pass_on(const SharedKeeper& keeper, std::uint32_t segment) {
+  try {
+    ExportedMemory memory = keeper.export_segment(segment, Access::read_write);
+    require_all(memory);
+    return memory;
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::unsupported || keeper.owner() == self_) throw;
+    auto memory = ask_owner(keeper.owner(), segment);
+    if (!memory) throw;
+    require_all(*memory);
+    return *std::move(memory);
+  }
+}
+
+/// Empty when it is gone.
+std::optional<ExportedMemory> Importer::ask_owner(const ProcessId& owner, std::uint32_t segment) {
+  try {
+    return connect(owner)->fetch_memory({segment, Access::read_write});
+  } catch (const Error& e) {
+    if (!is_absent(e)) throw;
+    return {};
+  }
+}
+
+std::vector<Importer::PeerRef> Importer::peers() const {
+  std::lock_guard lock(mutex_);
+  std::vector<PeerRef> peers;
+  for (const auto& peer : open_)
+    if (!peer->is_closed()) peers.push_back(peer);
+  return peers;
+}
+
+bool Importer::look_after_hangups() {
+  bool again = false;
+  for (const PeerRef& peer : peers()) again = peer->look_after_hangup() || again;
+  return again;
+}
+
+bool Importer::sweep() noexcept {
+  std::lock_guard lock(mutex_);
+  bool waiting = false;
+  std::set<std::string> closed;
+  for (auto at = open_.begin(); at != open_.end();) {
+    const auto peer = at++;
+    if (!(*peer)->is_gone()) continue;
+    if ((*peer)->try_close()) closed_.splice(closed_.end(), open_, peer);
+    else waiting = waiting || (*peer)->leases() == 0;
+    if (!(*peer)->is_closed()) continue;
+    closed.insert((*peer)->name());
+    const auto known = by_owner_.find((*peer)->owner());
+    if (known == by_owner_.end() || known->second != *peer) (*peer)->forget_process();
+  }
+  forget_ended();
+  let_go_of_closed(closed);
+  destroy_forgotten();
+  return waiting;
+}
+
+/// While its process lives, as another program, a device may still be at work for it: see timeline_of(). REQUIRES:
+/// mutex_.
+void Importer::forget_ended() noexcept {
+  std::erase_if(by_owner_, [](const auto& e) {
+    if (!e.second->is_closed() || !e.second->has_ended()) return false;
+    e.second->forget_process();
+    return true;
+  });
+}
+
+/// On the watch thread, which may still be in the middle of a handler of theirs elsewhere. Whoever forgets one later
+/// has it destroyed by the sweep after the next end of an owner. REQUIRES: mutex_.
+void Importer::destroy_forgotten() noexcept {
+  if (!watch_.runs_here()) return;
+  std::erase_if(closed_, [](const PeerRef& peer) { return peer.use_count() == 1 && peer->can_go(); });
+}
+
+/// Unless there is another way in which this process holds blocks of theirs. REQUIRES: mutex_.
+void Importer::let_go_of_closed(const std::set<std::string>& owners) noexcept {
+  for (const std::string& owner : owners) {
+    const auto is_open = [&](const auto& peer) { return peer->name() == owner && !peer->is_closed(); };
+    const auto is_its = [&](const Ledger* ledger) { return public_name(ledger->owner()) == owner; };
+    if (std::any_of(open_.begin(), open_.end(), is_open) ||
+        std::any_of(inherited_.begin(), inherited_.end(), is_its))
+      continue;
+    if (deposits_.let_go_of(owner)) watch_.request_tick();
+  }
+}
+
+void Importer::inherit(Importer& parent) {
+  {
+    const std::lock_guard lock(mutex_);  // the watch thread may be at work already
+    inherited_ = std::move(parent.inherited_);
+    by_owner_ = std::move(parent.by_owner_);
+    open_ = std::move(parent.open_);
+    closed_ = std::move(parent.closed_);
+  }
+  for (const PeerRef& peer : peers()) peer->watch(watch_, deposits_);
+}
+
+}  // namespace onecopy

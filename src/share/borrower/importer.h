@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/memory/tensor.h"
+#include "os/watch.h"
+#include "share/borrower/deposits.h"
+#include "share/borrower/peer.h"
+#include "share/owner/holds.h"
+#include "share/owner/ledger.h"
+
+namespace onecopy {
+
+/// Opens handles: finds or makes the peer for a handle's owner, claims the block, maps its segment
+/// from whoever still holds it (the owner, the maker of the handle, our own deposits).
+///
+/// Thread safety: all members may be called concurrently, but for the fork ones.
+class Importer {
+ public:
+  using PeerRef = std::shared_ptr<Peer>;
+  using Peers = std::list<PeerRef>;
+  using Holders = std::span<const ProcessId>;
+
+  Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds);
+
+  /// On the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
+  /// `holders` are asked for frozen memory as well as the maker of the handle.
+  Tensor open(const HandleFields& handle, Access access, std::optional<Device> user = {},
+              Holders holders = {});
+  /// Tells whoever holds the block for this handle that it need not any more. Does not wait for an
+  /// answer; what gets lost is made good by the hold's expiry.
+  void acknowledge(const HandleFields& handle) noexcept;
+  /// The peer for a live process; connects when there is none. Throws peer_died, timeout.
+  PeerRef connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
+  /// The words of another process's streams; asks it the first time. Null when it is gone and was never
+  /// asked: there is nothing to wait for any more.
+  ForeignTimeline* timeline_of(const ProcessId& process);
+  /// The same without a question; null when one would have to be asked.
+  ForeignTimeline* known_timeline_of(const ProcessId& process) const;
+  /// A peer by its public name; null when we have none.
+  PeerRef find(const std::string& name) const;
+  /// Makes sure that the owner's peer exists and the segment is mapped, which may take a connection
+  /// and so is kept off hot paths and locks. Null: it is our own.
+  PeerRef prepare(const HandleFields& handle, Access access, Holders holders = {});
+
+  /// Another owner's segment, in the first of all the ways in which this process has it: kept for a queue, opened,
+  /// inherited through fork. Nothing when it has it in none. Throws unsupported when it cannot pass on what it has.
+  std::optional<HeldSegment> find_held(const std::string& owner, std::uint32_t segment,
+                                       Access access) const;
+  /// What a third process needs to map a segment of the keeper's, also after this process and the owner have
+  /// died. A borrower may not have kept it; then the owner is asked. Throws unsupported when it is gone.
+  ExportedMemory pass_on(const SharedKeeper& keeper, std::uint32_t segment);
+
+  std::vector<PeerRef> peers() const;
+  /// Lets go of owners that are gone and not leased from. True while there are such owners left.
+  bool sweep() noexcept;
+  /// Sees which owners that hung up are gone. True while it has to be called again soon. Watch thread.
+  bool look_after_hangups();
+
+  // Around a fork.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  /// REQUIRES: locked.
+  const Peers& peers_locked() const noexcept { return open_; }
+  /// In a forked child: takes over what the parent had borrowed.
+  void inherit(Importer& parent);
+  /// The parent's blocks, and its parent's, that this process holds through fork.
+  void add_inherited(Ledger& ledger) { inherited_.push_back(&ledger); }
+  const std::vector<Ledger*>& inherited() const noexcept { return inherited_; }
+
+ private:
+  /// One thread at a time connects to a process.
+  class Turn;
+
+  PeerRef find_owner(const ProcessId& owner) const;
+  PeerRef try_attach(Call call, std::optional<Peer::Wanted> wanted);
+  PeerRef attach(Call call, std::optional<Peer::Wanted> wanted);
+  PeerRef adopt(PeerRef peer);
+  PeerRef reach_owner(const HandleFields& handle, Access access, std::optional<Device> user,
+                      Holders holders);
+  std::vector<ProcessId> to_be_asked(const HandleFields& handle, Holders holders) const;
+  std::optional<HeldSegment> ask_holder(const ProcessId& holder, const HandleFields& handle, Access access,
+                                        std::optional<Error>& why);
+  std::optional<HeldSegment> ask_holders_soon(const HandleFields& handle, Access access, Holders holders);
+  std::optional<HeldSegment> ask_holders(const HandleFields& handle, Access access, Holders holders);
+  std::optional<ExportedMemory> ask_owner(const ProcessId& owner, std::uint32_t segment);
+  void fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user,
+             Holders holders);
+  bool try_fetch(Peer& peer, const Peer::Wanted& wanted);
+  void forget_ended() noexcept;
+  void destroy_forgotten() noexcept;
+  void let_go_of_closed(const std::set<std::string>& owners) noexcept;
+  void fetch_again(Peer& old, const Peer::Wanted& wanted);
+  Tensor open_own(const HandleFields& handle, Access access);
+
+  const ProcessId self_;
+  Ledger& ledger_;
+  Watch& watch_;
+  Deposits& deposits_;
+  Holds& holds_;
+  mutable std::mutex mutex_;
+  std::mutex turns_;  ///< before mutex_
+  std::condition_variable turn_ended_;
+  std::set<ProcessId> in_turn_;  ///< to these a thread is connecting
+  std::map<ProcessId, PeerRef> by_owner_;
+  Peers open_;
+  Peers closed_;                                     ///< somebody may remember them
+  std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, which may be closed by now
+  std::vector<Ledger*> inherited_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/leases.h"
+
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/memfd.h"
+#include "share/owner/fork_page.h"
+
+namespace onecopy {
+
+Leases::Leases()
+    : count_memory_(Mapping::anonymous(kMaxBlocks * sizeof(std::atomic<std::uint32_t>))),
+      counts_(count_memory_.as<std::atomic<std::uint32_t>>()) {}
+
+void Leases::set_table(const Fd& file) {
+  if (file_size(file) != kTableBytes || (seals_of(file) & kSealShrink) == 0)
+    throw Error(ErrorCode::protocol, "a block table of the wrong size, or not sealed against shrinking");
+  table_ = Mapping::of(file, kTableBytes, Access::read_only);
+  records_ = table_.as<const Record>();
+}
+
+void Leases::set_page(Mapping page) {
+  page_ = claims_in(page);
+  transits_ = transits_in(page);
+  page_memory_ = std::move(page);
+}
+
+std::uint64_t Leases::count() const noexcept {
+  const Visit here(this);
+  if (closed_) return 0;
+  std::uint64_t sum = 0;
+  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+    sum += counts_[block].load(std::memory_order_relaxed);
+  return sum;
+}
+
+bool Leases::any() const noexcept {
+  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+    if (page_.slot(block).load() != 0) return true;
+  return false;
+}
+
+bool Leases::try_close() noexcept {
+  if (any()) return false;
+  closed_ = true;
+  if (!any()) return true;
+  closed_ = false;
+  return false;
+}
+
+/// A late claimer may still raise a slot and read a word before it sees that all is closed. Where the kernel does not
+/// tell of those, the addresses stay, and read as zero.
+bool Leases::try_forget() noexcept {
+  const Visit::Visitors visitors = Visit::visitors(this);
+  if (visitors == Visit::Visitors::some) return false;
+  for (Mapping* memory : {&table_, &page_memory_, &count_memory_})
+    if (visitors == Visit::Visitors::none) memory->reset();
+    else memory->forget();
+  return true;
+}
+
+void Leases::go_on_in_child(Mapping page) noexcept {
+  if (!page) or_end_child([&] { page = private_claims(std::move(page_memory_)); });
+  set_page(std::move(page));
+  take_over_claims(page_, highest_block_ + 1, [&](std::uint32_t block) { return counts_[block].load(); });
+}
+
+}  // namespace onecopy

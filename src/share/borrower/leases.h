@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "os/fd.h"
+#include "os/mapping.h"
+#include "share/borrower/visit.h"
+#include "share/owner/claim_memory.h"
+
+namespace onecopy {
+
+/// What this process holds of another's blocks: the owner's block table, the claim page that the owner made for us, and
+/// how many leases of each block we have, once more in private memory, where a forked child finds them.
+///
+/// Closed it holds nothing and never will. Its memory stays while a claimer that came too late may touch it (Visit).
+///
+/// Thread safety: all members may be called concurrently, but for those that set it up or end it and around a fork.
+class Leases {
+ public:
+  Leases();
+
+  // REQUIRES: both, before anything else. They throw protocol when the other side made them wrong.
+  void set_table(const Fd& file);
+  void set_page(Mapping page);
+
+  const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
+  Transits& transits() noexcept { return transits_; }
+
+  /// One more lease if the block still is what the handle said; see onecopy::try_claim() for `ask`.
+  template <class Ask>
+  bool try_claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept {
+    if (block >= kMaxBlocks) return false;
+    const Visit here(this);
+    if (closed_) return false;
+    std::uint32_t highest = highest_block_.load(std::memory_order_relaxed);
+    while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
+    }
+    if (!onecopy::try_claim(page_, record(block), block, generation, ask)) return false;
+    if (closed_) {  // read after the slot was raised: try_close() does it the other way round
+      release_claim(page_, record(block), block);
+      return false;
+    }
+    counts_[block].fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+  void retain(std::uint32_t block) noexcept {
+    page_.slot(block).fetch_add(1);
+    counts_[block].fetch_add(1, std::memory_order_relaxed);
+  }
+  /// All may be gone after it, but not before `afterwards` has returned.
+  template <class Afterwards>
+  void release(std::uint32_t block, Afterwards&& afterwards) noexcept {
+    const Visit here(this);  // the record is read when nothing is held any more
+    counts_[block].fetch_sub(1, std::memory_order_relaxed);
+    release_claim(page_, record(block), block);
+    afterwards();
+  }
+  void release(std::uint32_t block) noexcept {
+    release(block, []() noexcept {});
+  }
+  std::uint64_t count() const noexcept;
+
+  /// Closes it for good unless there are leases. REQUIRES: one thread at a time.
+  bool try_close() noexcept;
+  bool is_closed() const noexcept { return closed_; }
+  /// Gives the memory back. False while a claimer may touch it: later, then. REQUIRES: closed; as try_close().
+  bool try_forget() noexcept;
+  /// Is no claimer or releaser at work on this any more, as far as the kernel tells?
+  bool has_no_visitors() const noexcept { return Visit::visitors(this) == Visit::Visitors::none; }
+
+  // Around a fork.
+  Claims& page() noexcept { return page_; }
+  /// In the child: the same leases in a page of its own; without one, in memory that no owner sees.
+  void go_on_in_child(Mapping page) noexcept;
+
+ private:
+  bool any() const noexcept;
+
+  Mapping table_;
+  const Record* records_ = nullptr;
+  Mapping page_memory_;
+  Claims page_;
+  Transits transits_;
+  Mapping count_memory_;
+  std::atomic<std::uint32_t>* counts_ = nullptr;  ///< by block
+  std::atomic<std::uint32_t> highest_block_{0};
+  std::atomic<bool> closed_{false};
+};
+
+}  // namespace onecopy

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/peer.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/page_users.h"
+#include "os/process.h"
+#include "share/format/process_name.h"
+
+namespace onecopy {
+namespace {
+
+[[noreturn]] void throw_weak(int pid, std::uint32_t segment) {
+  throw Error(
+      ErrorCode::owner_died,
+      fmt::format("process {}, which allocated segment {} with its device's own allocator, has ended, and "
+                  "such memory ends with its process; allocate with onecopy what must outlive it",
+                  pid, segment));
+}
+
+}  // namespace
+
+Peer::Peer(const ProcessId& owner, UnixSocket socket, int pid)
+    : owner_(owner), name_(public_name(owner)), pid_(pid), conversation_(std::move(socket), pid) {
+  conversation_.on_news = [this](Packet packet) { hear_news(std::move(packet)); };
+}
+
+std::shared_ptr<Peer> Peer::introduce(Call call, const std::string& my_name, std::optional<Wanted> wanted) {
+  Fd pidfd = call.socket.peer_pidfd();
+  std::shared_ptr<Peer> peer(new Peer(call.to, std::move(call.socket), call.credentials.pid));
+  peer->pidfd_ = std::move(pidfd);
+  peer->wanted_ = wanted;
+  peer->prove(call.nonce, my_name);
+  return peer;
+}
+
+std::shared_ptr<Peer> Peer::frozen(const ProcessId& owner, Fd table) {
+  std::shared_ptr<Peer> peer(new Peer(owner));
+  peer->gone_ = true;
+  peer->set_table(std::move(table));
+  peer->leases_.set_page(private_claims());
+  return peer;
+}
+
+void Peer::set_table(Fd file) {
+  leases_.set_table(file);
+  table_inode_ = inode_of(file);
+  table_file_ = std::move(file);
+}
+
+void Peer::watch(Watch& watch, Deposits& deposits) {
+  watch_ = &watch;
+  deposits_ = &deposits;
+  conversation_.watch(watch);
+  if (!gone_) watch.add(pidfd_.get(), [this] { check_gone(); });
+}
+
+/// Reading /proc takes as long as a fifth of a connection. What was read while it lived is its own, and not of a
+/// later process with its number.
+ProcessOrigin Peer::origin() const {
+  if (const std::uint64_t known = start_time_) return {pid_, known};
+  errno = 0;
+  const std::uint64_t start_time = process_start_time(pid_);
+  const int error = errno;
+  if (has_ended()) return {pid_, 0};
+  if (start_time == 0) throw_errno("cannot read /proc for when the owner of this memory started", error);
+  start_time_ = start_time;
+  return {pid_, start_time};
+}
+
+BlockRef Peer::try_claim(std::uint32_t block, std::uint64_t generation) noexcept {
+  if (!leases_.try_claim(block, generation, [] { return false; })) return {};
+  return {this, block};
+}
+
+BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) {
+  std::optional<Error> silence;
+  if (leases_.try_claim(block, generation, [&] { return ask_owner(block, generation, silence); }))
+    return {this, block};
+  if (silence) throw Error(*silence);
+  return {};
+}
+
+/// Slow, and only for blocks that the owner has let go of while another borrower passes them on. An owner that does
+/// not answer has not said no: then the error is there, too.
+bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
+                     std::optional<Error>& silence) noexcept {
+  try {
+    if (!is_disconnected()) {
+      const Packet packet = conversation_.ask(
+          wire::pack(wire::Type::ask_limbo, wire::AskLimbo{generation, block}), wire::Type::limbo);
+      return wire::body_of<wire::Limbo>(packet.bytes).yes != 0;
+    }
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::timeout) {
+      silence = e;
+      return false;
+    }
+    if (e.code() != ErrorCode::peer_died) {
+      log_warning(fmt::format("the owner did not say whether block {} is still held: {}", block, e.what()));
+      return false;
+    }
+  }
+  if (wait_gone()) return true;
+  silence = Error(
+      ErrorCode::timeout,
+      fmt::format("process {}, which holds this memory, has closed the connection and lives; it may be "
+                  "short of descriptors, try again",
+                  pid_));
+  return false;
+}
+
+bool Peer::wait_gone() const noexcept {
+  constexpr std::chrono::milliseconds kLongestPause{20};
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::min<std::chrono::milliseconds>(kDeathTakesAtMost, broker_patience());
+  for (std::chrono::milliseconds pause{1}; !is_frozen(); pause = std::min(2 * pause, kLongestPause)) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(pause);
+  }
+  return true;
+}
+
+bool Peer::is_frozen() const noexcept { return has_ended() || (!uses_devices() && has_left()); }
+
+/// Also when it is being asked for its words.
+bool Peer::uses_devices() const noexcept {
+  const std::unique_lock lock(timeline_mutex_, std::try_to_lock);
+  return !lock || timeline_ || segments_.uses_devices();
+}
+
+void Peer::release(std::uint32_t block) noexcept {
+  leases_.release(block, [this]() noexcept {
+    if (gone_ && watch_) watch_->request_tick();  // perhaps it was the last one
+  });
+}
+
+Peer::Location Peer::locate(const Said& handle, Access access, std::optional<Device> user) {
+  const Record& r = leases_.record(handle.block);
+  if (r.segment != handle.segment || handle.storage_size > r.size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the handle says segment {} with {} bytes, its owner's table says segment "
+                            "{} with {} bytes",
+                            handle.segment, handle.storage_size, r.segment, r.size));
+  const SegmentPlace place = segments_.find(r.segment, access);
+  if (!place) return {};
+  if (gone_ && is_weak(place.kind)) throw_weak(pid_, r.segment);
+  if (place.kind != handle.kind || place.size != handle.segment_size)
+    throw Error(ErrorCode::bad_handle,
+                fmt::format("the handle says that segment {} is of kind {} and has {} bytes; it is of kind "
+                            "{} and has {} bytes",
+                            r.segment, static_cast<int>(handle.kind), handle.segment_size,
+                            static_cast<int>(place.kind), place.size));
+  if (r.offset > place.size || r.size > place.size - r.offset)
+    throw Error(ErrorCode::protocol, "the owner's table names memory outside of its segment");
+  const int ordinal = user.value_or(place.identity->device).index;
+  std::byte* const begin = ordinal == place.user ? place.data : segments_.allow(r.segment, access, ordinal);
+  return {begin + r.offset, place.identity};
+}
+
+bool Peer::has_ended() const noexcept {
+  const std::lock_guard lock(ending_mutex_);
+  return !pidfd_ || has_exited(pidfd_);
+}
+
+/// One that cannot be looked at is there until its pidfd says otherwise.
+bool Peer::has_left() const noexcept {
+  if (gone_ || has_ended()) return true;
+  try {
+    return is_disconnected() && !may_own_table(pid_, table_inode_);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+Fd Peer::export_table() const {
+  const std::lock_guard lock(ending_mutex_);
+  return table_file_.duplicate();
+}
+
+std::span<std::byte> Peer::bytes_of(std::uint32_t block, Access access) {
+  const Record& r = leases_.record(block);
+  return {segments_.find_any(r.segment, access).data + r.offset, r.size};
+}
+
+BlockPlace Peer::export_block(std::uint32_t block, Access access) {
+  const Record& r = leases_.record(block);
+  const SegmentPlace place = segments_.find_any(r.segment, access);
+  if (gone_ && is_weak(place.kind)) throw_weak(pid_, r.segment);
+  return {{block, held_generation(r.word.load()), r.segment, r.offset, r.size},
+          place.kind,
+          place.size,
+          place.data + r.offset,
+          place.identity};
+}
+
+std::byte* Peer::allow(std::uint32_t block, Access access, int ordinal) {
+  const Record& r = leases_.record(block);
+  std::byte* const segment = segments_.allow(r.segment, access, ordinal);
+  return segment ? segment + r.offset : nullptr;
+}
+
+void Peer::check_gone() {
+  if (has_exited(pidfd_)) end();
+}
+
+/// An exec has unmapped everything before the sockets close, so that one look sees it; one that hung up and lives on is
+/// looked at now and then, when there is a tick.
+bool Peer::look_after_hangup() {
+  constexpr std::chrono::seconds kPause{1};
+  const auto now = std::chrono::steady_clock::now();
+  if (gone_ || !is_disconnected() || now < next_look_) return false;
+  if (!uses_devices() && has_left()) return !end();
+  next_look_ = now + kPause;
+  return false;
+}
+
+/// False while somebody asks it a question, which ends now: then again.
+bool Peer::end() {
+  Visit::prepare();  // for when it is closed, with locks held
+  if (!conversation_.try_end()) return false;
+  watch_->remove(pidfd_.get());
+  gone_ = true;
+  report_weak_segments();
+  {
+    const std::lock_guard lock(timeline_mutex_);
+    if (timeline_) timeline_->end();  // nothing of its is written any more
+    look_at_words();
+  }
+  watch_->request_tick();
+  return true;
+}
+
+/// True while streams of ours wait for them. REQUIRES: timeline_mutex_.
+bool Peer::look_at_words() {
+  const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::Awaited::nothing;
+  if (awaited == ForeignTimeline::Awaited::never) {
+    const std::string why = timeline_->failure();
+    log_warning(
+        fmt::format("{} before its streams had written what streams of this process wait for; those go on, "
+                    "with what is there",
+                    why.empty() ? fmt::format("process {} ended", pid_)
+                                : fmt::format("a device of process {} failed with {}", pid_, why)));
+  }
+  return awaited != ForeignTimeline::Awaited::nothing;
+}
+
+bool Peer::look_after_waits() {
+  const std::unique_lock lock(timeline_mutex_, std::try_to_lock);
+  return !lock || look_at_words();  // else it is being asked for its words
+}
+
+/// Whoever still uses tensors in them should know why they fail.
+void Peer::report_weak_segments() const {
+  for (const std::uint32_t segment : segments_.weak())
+    log_warning(fmt::format("process {} has ended; tensors opened from its segment {} are invalid now",
+                            pid_, segment));
+}
+
+bool Peer::try_close() noexcept {
+  if (!is_closed()) {
+    if (!gone_ || !leases_.try_close()) return false;
+    segments_.close();
+    conversation_.close();
+    const std::lock_guard lock(ending_mutex_);
+    table_file_.reset();
+  }
+  return leases_.try_forget();
+}
+
+bool Peer::can_go() noexcept {
+  const std::lock_guard lock(timeline_mutex_);
+  return !timeline_ && leases_.has_no_visitors();
+}
+
+void Peer::forget_process() noexcept {
+  const std::lock_guard lock(ending_mutex_);
+  pidfd_.reset();
+}
+
+void Peer::lock_for_fork() {
+  timeline_mutex_.lock();
+  conversation_.lock();
+  segments_.lock();
+  ending_mutex_.lock();
+  if (timeline_) timeline_->lock();
+}
+
+void Peer::unlock_after_fork() {
+  if (timeline_) timeline_->unlock();
+  ending_mutex_.unlock();
+  segments_.unlock();
+  conversation_.unlock();
+  timeline_mutex_.unlock();
+}
+
+void Peer::prepare_fork() {
+  if (is_closed() || gone_) return;
+  if (is_disconnected())  // it may live: without the child's page it counts everything of ours as held
+    announce_child(leases_.page());
+  else fork_page_ = send_child_page(leases_.page(), conversation_.socket());
+}
+
+void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }
+
+void Peer::finish_fork_in_child() noexcept {
+  if (is_closed()) return;
+  // None when the owner is gone, or counts us with our parent.
+  ForkPage mine = std::exchange(fork_page_, {}).value_or(ForkPage{});
+  leases_.go_on_in_child(std::move(mine.memory));
+  conversation_.go_on_in_child(std::move(mine.socket));
+  if (timeline_) timeline_->forget_awaited();
+}
+
+}  // namespace onecopy

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include "device/order/timeline.h"
+#include "onecopy/core/error.h"
+#include "os/patience.h"
+#include "os/unix_socket.h"
+#include "os/watch.h"
+#include "share/borrower/call.h"
+#include "share/borrower/conversation.h"
+#include "share/borrower/deposits.h"
+#include "share/borrower/foreign_segments.h"
+#include "share/borrower/held_segment.h"
+#include "share/borrower/leases.h"
+#include "share/format/wire.h"
+#include "share/owner/fork_page.h"
+#include "share/owner/keeper.h"
+
+namespace onecopy {
+
+/// Another process as its borrower sees it: a conversation with its broker, our leases of its blocks, and
+/// its segments that are mapped here.
+///
+/// try_close() gives back what a peer of a dead owner holds once no lease is left. The peer itself goes with the last
+/// std::shared_ptr to it: who remembers one has such, and blocks need none, since they are leases.
+///
+/// Life of the owner: alive -> disconnected (the conversation is over: look) -> gone (its pidfd says so, or of an owner
+/// that has nothing of a device here, that its process has become another program). Of an owner that is gone nothing
+/// is reused any more: its segments are frozen.
+///
+/// Thread safety: all members may be called concurrently, but for the fork ones.
+class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer> {
+ public:
+  struct Wanted {
+    std::uint32_t segment;
+    Access access;
+    std::int32_t number = 0;       ///< Backend::borrower_number() of the segment's kind
+    std::optional<Device> user{};  ///< the device of this process that it is for; none: the memory's own
+  };
+  /// The first half of a connection: proves to the process that was called who we are, and asks for what is wanted.
+  /// Throws peer_died, other_user, bad_secret, timeout...
+  static std::shared_ptr<Peer> introduce(Call call, const std::string& my_name,
+                                         std::optional<Wanted> wanted = {});
+  /// The second half: attaches, and maps what was wanted. Between the two there is time for something else. Throws
+  /// the same; nothing but the end is left for a Peer then.
+  void await_welcome();
+  /// An owner that is gone, as a holder of its block table described it.
+  static std::shared_ptr<Peer> frozen(const ProcessId& owner, Fd table);
+
+  /// Puts the connection and the pidfd under watch.
+  void watch(Watch& watch, Deposits& deposits);
+
+  /// A lease on the block if it still is what the handle said; empty when it is stale, or when only
+  /// the owner can tell. Never waits.
+  BlockRef try_claim(std::uint32_t block, std::uint64_t generation) noexcept;
+  /// The same, and asks the owner when it has to; empty when it is stale. Throws timeout when it does not answer.
+  BlockRef claim(std::uint32_t block, std::uint64_t generation);
+  struct Said {  ///< what the handle says
+    std::uint32_t block;
+    std::uint32_t segment;
+    std::uint64_t segment_size;
+    std::uint64_t storage_size;
+    SegmentKind kind;
+  };
+  /// Where a claimed block lies in this process.
+  struct Location {
+    std::byte* data = nullptr;
+    const DeviceIdentity* identity = nullptr;
+    explicit operator bool() const noexcept { return data != nullptr; }
+  };
+  /// For the device `user` of this process, or else for the memory's own. Empty while the block's segment is not
+  /// mapped. Throws bad_handle when the handle contradicts the owner's table, unsupported when `user` has no way to it.
+  Location locate(const Said& handle, Access access, std::optional<Device> user = {});
+  bool has_segment(std::uint32_t segment, Access access) const {
+    return segments_.contains(segment, access);
+  }
+  /// Asks the owner for the segment and maps it. Throws peer_died.
+  void fetch_segment(const Wanted& wanted);
+  /// Asks the owner for what it takes to map the segment. Throws peer_died.
+  ExportedMemory fetch_memory(const Wanted& wanted);
+  /// Maps a segment that somebody else handed over. REQUIRES: nobody can close this peer meanwhile, because
+  /// the caller holds a block of it or nobody else knows it yet; a closed one would keep the memory for ever.
+  void map_segment(const Wanted& wanted, ExportedMemory memory) {
+    segments_.map(wanted.segment, wanted.access, std::move(memory), wanted.user);
+  }
+
+  /// Asks this process for a segment of another owner that it holds.
+  HeldSegment fetch_foreign(const std::string& owner_name, const Wanted& wanted);
+  /// Hands a segment over for safe keeping. Throws timeout, while is_silent() at once: it may keep it when it goes on.
+  void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
+               const ExportedMemory& memory, std::uint64_t channel, std::uint64_t number);
+  /// What was handed over is gone. Never waits. False when it could not be told.
+  bool withdraw(const DepositKey& key) noexcept;
+  /// What was handed over up to this number is not needed for us any more. The same.
+  bool let_go(const DepositKey& key, std::uint64_t number) noexcept;
+  /// The words that this process's streams write. Throws peer_died.
+  ForeignTimeline& timeline();
+  /// Says so when streams of ours wait for what its streams never do. True while some wait. Never waits.
+  bool look_after_waits();
+  /// Afterwards we have what is in that queue now, should its creator die.
+  void join_channel(std::uint64_t channel, std::uint8_t role);
+  /// False when the creator does not read, or is gone.
+  bool leave_channel(std::uint64_t channel, std::uint8_t role) noexcept;
+  /// Tells the maker of a handle that it has arrived. Never waits. False when it could not be told
+  /// over this connection.
+  bool acknowledge(std::uint64_t hold) noexcept;
+
+  void retain(std::uint32_t block) noexcept override { leases_.retain(block); }
+  void release(std::uint32_t block) noexcept override;
+  const ProcessId& owner() const noexcept override { return owner_; }
+  const std::string& name() const noexcept { return name_; }
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
+    leases_.transits().begin(block, channel);
+  }
+  void end_transit(std::uint32_t block) noexcept override { leases_.transits().end(block); }
+  BlockPlace export_block(std::uint32_t block, Access access) override;
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
+    return segments_.export_memory(segment, access);
+  }
+  Fd export_table() const override;
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
+
+  bool is_gone() const noexcept { return gone_; }
+  /// Has its process ended? Asks the kernel and not the watch thread.
+  bool has_ended() const noexcept;
+  /// The same of its program, which also ends when the process becomes another by exec. Its device may still be at work.
+  /// Reads /proc once the conversation is over.
+  bool has_left() const noexcept;
+  /// Once the conversation is over: sees whether it is gone. True while it has to be called again soon. Watch thread.
+  bool look_after_hangup();
+  bool is_disconnected() const noexcept { return conversation_.is_over(); }
+  /// Has it let a question wait too long, and said nothing since?
+  bool is_silent() const noexcept { return conversation_.is_silent(); }
+  bool is_closed() const noexcept { return leases_.is_closed(); }
+  ProcessOrigin origin() const override;
+  std::uint64_t leases() const noexcept { return leases_.count(); }
+  std::size_t segments() const { return segments_.count(); }
+  /// Gives memory and descriptors back if the owner is gone and nothing is held. True when all is given back: then
+  /// not again.
+  bool try_close() noexcept;
+  /// May it be destroyed where nobody remembers it? Not one whose words streams may wait for. REQUIRES: try_close()
+  /// has given all back.
+  bool can_go() noexcept;
+  /// Gives the process's descriptor back. REQUIRES: it is closed.
+  void forget_process() noexcept;
+
+  // Around a fork. Before: a page and a connection for the child, announced to the owner.
+  void lock_for_fork();
+  void unlock_after_fork();
+  void prepare_fork();
+  void finish_fork_in_parent() noexcept;
+  void finish_fork_in_child() noexcept;
+
+ private:
+  explicit Peer(const ProcessId& owner, UnixSocket socket = {}, int pid = 0);
+  void prove(const wire::Nonce& mine, const std::string& my_name);
+  ExportedMemory with_rest(ExportedMemory memory, std::uint32_t segment);
+  void set_table(Fd file);
+  bool ask_owner(std::uint32_t block, std::uint64_t generation, std::optional<Error>& silence) noexcept;
+  bool wait_gone() const noexcept;
+  bool is_frozen() const noexcept;
+  bool uses_devices() const noexcept;
+  void hear_news(Packet packet);
+  void keep(Packet packet);
+  void check_gone();
+  bool end();
+  bool look_at_words();
+  void report_weak_segments() const;
+
+  const ProcessId owner_;
+  const std::string name_;
+  const int pid_;
+  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
+  Fd pidfd_;
+  Fd table_file_;
+  std::uint64_t table_inode_ = 0;
+  std::atomic<bool> gone_{false};
+  Leases leases_;
+  ForeignSegments segments_;
+
+  mutable std::mutex ending_mutex_;  ///< while a descriptor is used without a lock of its own, or let go of
+  mutable std::mutex timeline_mutex_;
+  std::unique_ptr<ForeignTimeline> timeline_;
+
+  Conversation conversation_;
+  std::optional<Wanted> wanted_;  ///< with the welcome
+  std::chrono::steady_clock::time_point next_look_{};
+  Watch* watch_ = nullptr;
+  Deposits* deposits_ = nullptr;
+
+  std::optional<ForkPage> fork_page_;
+};
+
+}  // namespace onecopy

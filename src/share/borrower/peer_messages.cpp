@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a borrower and the broker of another process say to each other, and what it means.
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "share/borrower/peer.h"
+
+namespace onecopy {
+namespace {
+
+Bytes want_segment(const Peer::Wanted& wanted) {
+  return wire::pack(wire::Type::want_segment,
+                    wire::WantSegment{wanted.segment, wanted.access == Access::read_only, wanted.number});
+}
+
+}  // namespace
+
+void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
+  const ByteSpan secret = std::as_bytes(std::span(owner_));
+  const Packet packet = conversation_.hear();
+  wire::expect(packet.bytes, wire::Type::challenge);
+  const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
+  const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
+  if (!equal_in_constant_time(std::as_bytes(std::span(challenge.proof)),
+                              std::as_bytes(std::span(expected))))
+    throw Error(ErrorCode::bad_secret,
+                "another process listens in the place of this handle's owner and does not know its "
+                "secret; the handle was not used");
+  const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
+  conversation_.say(wire::pack(wire::Type::prove, proof));
+  if (wanted_) conversation_.ask_ahead(want_segment(*wanted_));  // before the welcome has come
+}
+
+void Peer::await_welcome() {
+  Packet packet = conversation_.hear();
+  wire::expect(packet.bytes, wire::Type::welcome);
+  if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
+  set_table(std::move(packet.fds[0]));
+  leases_.set_page(map_claims(packet.fds[1]));
+  if (!wanted_) return;
+  packet = conversation_.hear_answer();
+  // Refused: whoever claims the block will find out why.
+  if (wire::type_of(packet.bytes) == wire::Type::segment)
+    map_segment(*wanted_,
+                with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted_->segment));
+}
+
+ExportedMemory Peer::fetch_memory(const Wanted& wanted) {
+  Packet packet = conversation_.ask(want_segment(wanted), wire::Type::segment);
+  return with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted.segment);
+}
+
+ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
+  if (memory.missing == 0) return memory;
+  memory.rest = [self = shared_from_this(), segment](std::size_t first) {
+    const wire::WantRest body{segment, static_cast<std::uint32_t>(first)};
+    return self->conversation_.ask(wire::pack(wire::Type::want_rest, body), wire::Type::rest).fds;
+  };
+  return memory;
+}
+
+void Peer::fetch_segment(const Wanted& wanted) { map_segment(wanted, fetch_memory(wanted)); }
+
+HeldSegment Peer::fetch_foreign(const std::string& owner_name, const Wanted& wanted) {
+  const wire::WantForeign body{wire::to_name(owner_name), wanted.segment,
+                               wanted.access == Access::read_only, wanted.number};
+  Packet packet = conversation_.ask(wire::pack(wire::Type::want_foreign, body), wire::Type::segment);
+  const auto answer = wire::body_of<wire::Segment>(packet.bytes);
+  if (!answer.has_table || packet.fds.empty())
+    throw Error(ErrorCode::protocol, "a foreign segment came without its block table");
+  Fd table = std::move(packet.fds[0]);
+  return {std::move(table), wire::memory_in<wire::Segment>(std::move(packet), 1), answer.owner_gone != 0};
+}
+
+void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
+                   const ExportedMemory& memory, std::uint64_t channel, std::uint64_t number) {
+  const wire::Deposit body{wire::to_name(key.first),
+                           origin.pid,
+                           origin.start_time,
+                           memory.size,
+                           channel,
+                           number,
+                           key.second,
+                           static_cast<std::uint8_t>(memory.kind),
+                           memory.device};
+  conversation_.ask(wire::pack(wire::Type::deposit, body, memory.blob), wire::Type::deposited,
+                    wire::descriptors(memory, table), Conversation::WhenSilent::leave);
+}
+
+ForeignTimeline& Peer::timeline() {
+  {
+    const std::lock_guard lock(timeline_mutex_);
+    if (timeline_) return *timeline_;
+  }  // a fork takes it, and does not wait for the owner
+  const Packet packet =
+      conversation_.ask(wire::pack(wire::Type::want_timeline, wire::WantInfo{}), wire::Type::timeline);
+  if (packet.fds.size() != 1) throw Error(ErrorCode::protocol, "a timeline without its descriptor");
+  const std::lock_guard lock(timeline_mutex_);
+  if (timeline_) return *timeline_;  // another thread has asked, too
+  timeline_ = std::make_unique<ForeignTimeline>(packet.fds[0], [this] { return has_ended(); });
+  if (gone_) timeline_->end();
+  return *timeline_;
+}
+
+void Peer::join_channel(std::uint64_t channel, std::uint8_t role) {
+  conversation_.ask(wire::pack(wire::Type::join_channel, wire::JoinChannel{channel, role}),
+                    wire::Type::joined);
+}
+
+bool Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
+  return conversation_.tell(wire::Type::leave_channel, wire::JoinChannel{channel, role});
+}
+
+bool Peer::acknowledge(std::uint64_t hold) noexcept {
+  return conversation_.tell(wire::Type::acknowledge, wire::Acknowledge{hold});
+}
+
+bool Peer::withdraw(const DepositKey& key) noexcept {
+  return conversation_.tell(wire::Type::withdraw, wire::Withdraw{wire::to_name(key.first), key.second});
+}
+
+bool Peer::let_go(const DepositKey& key, std::uint64_t number) noexcept {
+  return conversation_.tell(wire::Type::let_go, wire::LetGo{wire::to_name(key.first), key.second, number});
+}
+
+void Peer::hear_news(Packet packet) {
+  if (wire::type_of(packet.bytes) == wire::Type::keep) return keep(std::move(packet));
+  const std::uint32_t segment = wire::body_of<wire::Retire>(packet.bytes).segment;
+  segments_.retire(segment);
+  if (deposits_ && deposits_->retire({name_, segment})) watch_->request_tick();
+}
+
+void Peer::keep(Packet packet) {
+  const auto body = wire::body_of<wire::Deposit>(packet.bytes);
+  if (packet.fds.empty() || !deposits_) return;
+  Fd table = std::move(packet.fds[0]);
+  deposits_->add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
+                 std::move(table), wire::memory_in<wire::Deposit>(std::move(packet), 1), body.channel);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/visit.h"
+
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <new>
+
+namespace onecopy {
+namespace {
+
+/// A thread had no room to say where it is.
+std::atomic<bool> is_unknown{false};
+
+bool try_register() noexcept {
+  return ::syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+
+bool try_barrier() noexcept {
+  return ::syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0, 0) == 0;
+}
+
+/// From here on every thread's earlier stores are seen, and every thread's later loads see ours.
+bool barrier_of_all_threads() noexcept {
+  if (try_barrier()) return true;
+  if (errno != EPERM) return false;  // an old kernel, or a sandbox
+  return try_register() && try_barrier();
+}
+
+}  // namespace
+
+/// At a thread's end another may have its visitor.
+struct Visit::Leaving {
+  Leaving() noexcept : failed(pthread_key_create(&key, &leave)) {}
+  static void leave(void* visitor) noexcept {
+    mine_ = nullptr;
+    static_cast<Visitor*>(visitor)->is_taken.store(false, std::memory_order_release);
+  }
+  pthread_key_t key{};
+  const int failed;
+};
+
+Visit::Visitor* Visit::take() noexcept {
+  for (Visitor* v = all_.load(std::memory_order_acquire); v; v = v->next)
+    if (!v->is_taken.load(std::memory_order_relaxed) && !v->is_taken.exchange(true)) return v;
+  auto* v = new (std::nothrow) Visitor;
+  if (!v) return nullptr;
+  v->next = all_.load(std::memory_order_relaxed);
+  while (!all_.compare_exchange_weak(v->next, v)) {
+  }
+  return v;
+}
+
+Visit::Visitor& Visit::begin() noexcept {
+  static Leaving leaving;
+  static Visitor nameless;
+  Visitor* const visitor = leaving.failed == 0 ? take() : nullptr;
+  if (visitor && pthread_setspecific(leaving.key, visitor) == 0) return *(mine_ = visitor);
+  if (visitor) visitor->is_taken = false;
+  is_unknown = true;
+  return nameless;
+}
+
+void Visit::prepare() noexcept {
+  static std::atomic<bool> is_prepared{false};
+  if (!is_prepared.exchange(true)) try_register();
+}
+
+Visit::Visitors Visit::visitors(const void* place) noexcept {
+  if (!barrier_of_all_threads() || is_unknown) return Visitors::unknown;
+  for (const Visitor* v = all_.load(std::memory_order_acquire); v; v = v->next)
+    if (v->place.load(std::memory_order_acquire) == place) return Visitors::some;
+  return Visitors::none;
+}
+
+void Visit::forget_others() noexcept {
+  for (Visitor* v = all_.load(std::memory_order_relaxed); v; v = v->next) {
+    if (v == mine_) continue;
+    v->place.store(nullptr, std::memory_order_relaxed);
+    v->is_taken.store(false, std::memory_order_relaxed);
+  }
+}
+
+}  // namespace onecopy

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/broker/broker.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/process.h"
+#include "share/format/process_name.h"
+
+namespace onecopy {
+namespace {
+
+constexpr int kPacketsATurn = 32;
+constexpr int kAcceptsATurn = 64;
+
+bool is_shortage(const Error& e) noexcept {
+  return e.code() == ErrorCode::out_of_descriptors || e.code() == ErrorCode::out_of_mappings ||
+         e.code() == ErrorCode::out_of_memory;
+}
+
+}  // namespace
+
+Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
+               Timeline& timeline, Watch& watch)
+    : self_(self),
+      ledger_(ledger),
+      importer_(importer),
+      deposits_(deposits),
+      holds_(holds),
+      timeline_(timeline),
+      watch_(watch) {}
+
+void Broker::listen() {
+  if (listening_) return;
+  std::lock_guard lock(mutex_);
+  if (listening_) return;
+  if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
+  make_spare_page();
+  watch_.add(listener_.fd(), [this] { accept_some(); });  // which may run before this returns
+  listening_ = true;
+}
+
+/// As many as a turn may take: whoever connects without end must not keep the watch thread. The rest is reported again.
+void Broker::accept_some() {
+  try {
+    for (int i = 0; i < kAcceptsATurn && !watch_.is_stopping(); ++i) {
+      auto socket = listener_.try_accept();
+      if (!socket) break;
+      point("broker.accepted");
+      if (socket->peer().uid != geteuid()) continue;  // closes it
+      add_connection(std::move(*socket));
+    }
+    starving_ = false;
+  } catch (const Error& e) {
+    if (!is_shortage(e)) throw;
+    if (!starving_) log_warning(fmt::format("borrowers have to wait: {}", e.what()));
+    starving_ = true;
+    watch_.remove(listener_.fd());  // it would be reported without end; tick() looks again
+    starved_ = true;
+    watch_.request_tick();
+  }
+}
+
+Broker::At Broker::add_connection(UnixSocket socket) {
+  std::lock_guard lock(mutex_);
+  const At at = connections_.emplace(connections_.end());
+  at->credentials = socket.peer();
+  at->socket = std::move(socket);
+  watch_.add(at->socket.fd(), [this, at] { serve(at); });
+  watch_.request_tick();  // it may say nothing
+  return at;
+}
+
+void Broker::serve(At at) {
+  if (!at->attached && !at->looked_at) at->looked_at = Clock::now();
+  bool answering = false;
+  try {
+    for (int i = 0; i < kPacketsATurn; ++i) {  // the others wait; what is left is reported again
+      answering = false;
+      auto packet = at->socket.try_receive();
+      if (!packet) return;
+      answering = true;
+      answer(at, std::move(*packet));
+    }
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died)
+      log_warning(fmt::format("a borrower (pid {}): {}", at->credentials.pid, e.what()));
+    if ((answering || e.code() != ErrorCode::peer_died) &&
+        !at->misheard)  // else it closed, and all was read
+      at->misheard = Clock::now();
+    on_hangup(at);
+  }
+}
+
+/// A borrower that is told of a shortage should not look for it at home.
+void Broker::refuse(Connection& c, const Error& why) {
+  if (!is_shortage(why)) return reply(c, wire::refuse(why));
+  reply(c, wire::refuse(
+               Error(why.code(), fmt::format("process {}, which holds this memory, cannot hand it out: {}",
+                                             current_pid(), why.what()))));
+}
+
+/// For the next borrower, so that it need not wait. What cannot be made now is made when it has proved itself, and
+/// it is told why not.
+void Broker::make_spare_page() noexcept {
+  try {
+    if (!spare_page_.file) spare_page_ = create_claim_file();
+  } catch (const std::exception&) {  // see above
+  }
+}
+
+bool Broker::tick() {
+  point("broker.tick");
+  if (listening_) make_spare_page();
+  if (starved_) watch_.add(listener_.fd(), [this] { accept_some(); });
+  starved_ = false;
+  const bool untold = tell_all_retired();
+  return look_after_closed() || untold;
+}
+
+void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {
+  wire::set_serial(message, c.serial);
+  send(c, message, fds);
+}
+
+/// To one that has closed its end nothing need be sent; what it has said before is still to be heard.
+void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& fds) {
+  bool is_sent = true;
+  try {
+    is_sent = c.socket.try_send(message, fds);
+  } catch (const Error& e) {
+    if (e.code() != ErrorCode::peer_died) throw;
+  }
+  if (!is_sent) throw Error(ErrorCode::peer_died, "a borrower does not read its answers");
+}
+
+void Broker::announce_retired(std::uint32_t segment) {
+  bool waiting = false;
+  {
+    std::lock_guard lock(mutex_);
+    for (auto& [channel, segments] : spread_) segments.erase(segment);
+    for (Connection& c : connections_) {
+      if (!c.attached || c.closed) continue;
+      c.untold.push_back(segment);
+      tell_retired(c);
+      waiting = waiting || !c.untold.empty();
+    }
+  }
+  if (waiting) watch_.request_tick();
+}
+
+/// As many as find room. REQUIRES: mutex_.
+void Broker::tell_retired(Connection& c) noexcept {
+  auto next = c.untold.begin();
+  try {
+    while (next != c.untold.end() && c.socket.try_send(wire::pack(wire::Type::retire, wire::Retire{*next})))
+      ++next;
+  } catch (const Error& e) {  // it is gone, which its hangup says too, or the system is short of memory
+    if (e.code() == ErrorCode::peer_died) next = c.untold.end();
+  } catch (const std::bad_alloc&) {  // so are we: later
+  }
+  c.untold.erase(c.untold.begin(), next);
+}
+
+/// True while there are borrowers that do not read.
+bool Broker::tell_all_retired() noexcept {
+  const std::lock_guard lock(mutex_);
+  bool waiting = false;
+  for (Connection& c : connections_) {
+    if (c.closed) c.untold.clear();
+    tell_retired(c);
+    waiting = waiting || !c.untold.empty();
+  }
+  return waiting;
+}
+
+std::vector<BorrowerInfo> Broker::borrowers() const {
+  std::lock_guard lock(mutex_);
+  std::vector<BorrowerInfo> list;
+  for (const Connection& c : connections_)
+    if (c.is_borrower())
+      list.push_back({c.credentials.pid, process_name(c.credentials.pid),
+                      c.leaving ? 0 : ledger_.claims_of(*c.attached)});
+  return list;
+}
+
+std::size_t Broker::borrower_count() const {
+  std::lock_guard lock(mutex_);
+  return std::count_if(connections_.begin(), connections_.end(),
+                       [](const Connection& c) { return c.is_borrower(); });
+}
+
+ForkPage Broker::prepare_fork() {
+  ClaimFile page = create_claim_file();
+  ForkPage child{map_claims(page.file), {}};
+  claims_in(child.memory).header().all.store(1);
+  auto [ours, theirs] = UnixSocket::pair();
+  child.socket = std::move(theirs);
+  const At at = connections_.emplace(connections_.end());
+  at->socket = std::move(ours);
+  at->page = std::move(page.memory);
+  at->page_inode = inode_of(page.file);
+  at->attached = ledger_.attach_locked(claims_in(at->page));
+  watch_.add(at->socket.fd(), [this, at] { serve(at); });
+  return child;
+}
+
+void Broker::abandon() noexcept {
+  connections_.clear();
+  spare_page_ = {};
+  if (listener_) Fd(listener_.release()).reset();
+}
+
+}  // namespace onecopy

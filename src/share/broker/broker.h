@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "device/order/timeline.h"
+#include "onecopy/share/stats.h"
+#include "os/backoff.h"
+#include "os/mapping.h"
+#include "os/page_users.h"
+#include "os/unix_socket.h"
+#include "os/watch.h"
+#include "share/borrower/deposits.h"
+#include "share/borrower/importer.h"
+#include "share/broker/orphan.h"
+#include "share/owner/fork_page.h"
+#include "share/owner/holds.h"
+#include "share/owner/ledger.h"
+
+namespace onecopy {
+
+/// How long a stranger may be silent before it has proved that it holds a handle, from the broker's first look at its
+/// connection. Tests lower it.
+inline std::atomic<int> stranger_silence_ms{5'000};
+
+/// The server inside a process: lets borrowers of the same user attach once they have proved that
+/// they hold one of its handles, hands out descriptors, and lets their claims fall when they die.
+///
+/// A borrower whose socket closes is not dead yet: its claims fall when its pidfd says that it is
+/// gone, or when it no longer maps its claim page (it has exec'ed another program). The latter is no
+/// sign for one that was sent memory of a device, which may still be at work.
+///
+/// Thread safety: connections are handled on the watch thread only; members say if others may call.
+class Broker {
+ public:
+  Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
+         Timeline& timeline, Watch& watch);
+
+  /// Starts listening at the first call. Any thread.
+  void listen();
+  /// At exit, with the watch stopped: a socket with a path leaves its directory.
+  void stop_listening() noexcept { listener_ = UnixSocket(); }
+  /// What `want_info` is answered with. Set before listen().
+  std::function<std::string()> describe;
+
+  /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
+  void announce_retired(std::uint32_t segment);
+  /// Gives a segment of ours to everybody who has `channel` open or will have, to be kept should we
+  /// die. Any thread.
+  void spread_deposit(std::uint32_t segment, std::uint64_t channel);
+  void forget_channel(std::uint64_t channel) noexcept;
+  std::vector<BorrowerInfo> borrowers() const;
+  std::size_t borrower_count() const;
+  /// What dead borrowers left in queues.
+  std::vector<TransitInfo> orphans() const;
+  /// Looks after borrowers whose socket has closed but whose process has not ended. True while there
+  /// are any. Watch thread.
+  bool tick();
+
+  // Around a fork, with the watch stopped.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  /// Attaches the page of the coming child, which gets what is returned.
+  ForkPage prepare_fork();
+  /// In the child: closes what it inherited.
+  void abandon() noexcept;
+
+ private:
+  using Clock = Holds::Clock;
+
+  /// A borrower that is gone, and may have children that we never met.
+  struct Lost {
+    bool is_visible;  ///< not of another namespace, of whose processes nothing is ever known
+    int times_gone = 0;
+
+    /// Are they gone, too? `unseen`: what a look has shown, if there was one. Only after two, since one that forked
+    /// and ended during a look may have been missed.
+    bool is_over(std::optional<bool> unseen) noexcept;
+  };
+  struct Connection {
+    UnixSocket socket;
+    PeerCredentials credentials;
+    Fd pidfd;
+    wire::Nonce theirs{};
+    wire::Nonce ours{};
+    bool greeted = false;
+    Mapping page;
+    std::uint64_t page_inode = 0;
+    std::optional<Ledger::PageRef> attached;
+    std::vector<wire::JoinChannel> joined;
+    bool closed = false;
+    std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
+    /// Since when what it has said may not have been heard, a child's page among it: we hung up on it, or were short
+    /// of something when the page came.
+    std::optional<Clock::time_point> misheard;
+    std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
+    bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
+    const Clock::time_point since = Clock::now();
+    std::optional<Clock::time_point>
+        looked_at;  ///< a stranger: since when its words are heard; watch thread
+    Backoff looks;  ///< at what it maps, once it is closed; watch thread
+    std::optional<Lost> lost;
+    std::optional<Orphan> orphan;
+    std::uint32_t serial = 0;  ///< of the question being answered
+
+    /// Not a stranger, and not known to be dead.
+    bool is_borrower() const noexcept { return attached && !orphan && !lost; }
+  };
+  using Connections = std::list<Connection>;
+  using At = Connections::iterator;
+
+  // broker.cpp: connections
+  void accept_some();
+  At add_connection(UnixSocket socket);
+  void serve(At at);
+  void reply(Connection& c, Bytes message, const std::vector<int>& fds = {});
+  void send(Connection& c, const Bytes& message, const std::vector<int>& fds);
+  void refuse(Connection& c, const Error& why);
+  void make_spare_page() noexcept;
+  void tell_retired(Connection& c) noexcept;
+  bool tell_all_retired() noexcept;
+
+  // broker_answers.cpp
+  void answer(At at, Packet packet);
+  bool answer_anybody(At at, wire::Type type, ByteSpan packet);
+  void answer_borrower(Connection& c, wire::Type type, Packet packet);
+  void challenge(Connection& c, ByteSpan packet);
+  std::size_t challenged() const;
+  void welcome(Connection& c, ByteSpan packet);
+  void send_info(Connection& c);
+  void send_limbo(Connection& c, ByteSpan packet);
+  void send_timeline(Connection& c);
+  void send_segment(Connection& c, ByteSpan packet);
+  void send_rest(Connection& c, ByteSpan packet);
+  void send_foreign(Connection& c, ByteSpan packet);
+  void note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept;
+  void adopt_child(Connection& parent, Packet packet);
+  void greet_child(At at, ByteSpan packet);
+  void take_deposit(Connection& c, Packet packet);
+  void drop_deposit(ByteSpan packet);
+  void let_go_of_deposit(const Connection& c, ByteSpan packet);
+
+  // broker_channels.cpp
+  void join(Connection& c, ByteSpan packet);
+  void leave(Connection& c, const wire::JoinChannel& which);
+  void send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept;
+  void report_users(const wire::JoinChannel& which);
+
+  // broker_deaths.cpp
+  void on_hangup(At at);
+  bool look_after_closed();
+  bool is_silent(Connection& c) const;
+  bool is_over(Connection& c) const;
+  bool is_looked_for(const Connection& c) const;
+  void bury(At at) noexcept;
+  bool may_be_used_unseen(const Connection& c) const;
+  void lose(At at) noexcept;
+  std::optional<Clock::time_point> first_misheard() const;
+  std::optional<bool> look_for_unseen();
+  void leave_in_transit(At at) noexcept;
+  void drop(At at) noexcept;
+
+  const ProcessId self_;
+  Ledger& ledger_;
+  Importer& importer_;
+  Deposits& deposits_;
+  Holds& holds_;
+  Timeline& timeline_;
+  Watch& watch_;
+  /// The list of connections. Each is changed by the watch thread only, and what others read of it
+  /// (socket, credentials, attached, joined, closed, leaving, lost, orphan) and `untold` under this lock.
+  mutable std::mutex mutex_;
+  std::atomic<bool> listening_{false};
+  UnixSocket listener_;
+  ClaimFile spare_page_;   ///< for the claims of the next borrower; watch thread, once it listens
+  bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread
+  bool starving_ = false;  ///< said so already
+  UnseenUsers unseen_;     ///< watch thread
+  Connections connections_;
+  std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues
+};
+
+}  // namespace onecopy

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// What borrowers ask, and what they are answered.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/process.h"
+#include "share/broker/broker.h"
+#include "share/format/process_name.h"
+
+namespace onecopy {
+namespace {
+
+/// In this time a borrower answers a challenge, also one that has to make its own tables first.
+constexpr std::chrono::microseconds kSoon{200};
+
+/// Where the driver keeps a list of who may open the memory.
+void admit(const ExportedMemory& memory, std::int32_t number) {
+  if (number != 0) backend(device_type(memory.kind)).admit(memory, number);
+}
+
+Access access_of(std::uint8_t read_only) { return read_only ? Access::read_only : Access::read_write; }
+
+}  // namespace
+
+void Broker::answer(At at, Packet packet) {
+  Connection& c = *at;
+  bool answered = true;
+  c.serial = 0;
+  try {
+    const wire::Type type = wire::type_of(packet.bytes);
+    c.serial = wire::serial_of(packet.bytes);
+    answered = wire::is_answered(type);
+    if (answer_anybody(at, type, packet.bytes)) return;
+    if (!c.attached) throw Error(ErrorCode::bad_secret, "prove that you hold a handle first");
+    answer_borrower(c, type, std::move(packet));
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::peer_died) throw;
+    if (answered) return refuse(c, e);
+    log_warning(fmt::format("a borrower (pid {}): {}", c.credentials.pid, e.what()));
+  }
+}
+
+/// What needs no proof, or is one. False when it is nothing of that.
+bool Broker::answer_anybody(At at, wire::Type type, ByteSpan packet) {
+  switch (type) {
+    case wire::Type::hello: return challenge(*at, packet), true;
+    case wire::Type::prove: return welcome(*at, packet), true;
+    case wire::Type::child_hello: return greet_child(at, packet), true;
+    case wire::Type::acknowledge: return holds_.end(wire::body_of<wire::Acknowledge>(packet).hold), true;
+    case wire::Type::want_info: return send_info(*at), true;
+    default: return false;
+  }
+}
+
+void Broker::answer_borrower(Connection& c, wire::Type type, Packet packet) {
+  const ByteSpan bytes = packet.bytes;
+  switch (type) {
+    case wire::Type::want_segment: return send_segment(c, bytes);
+    case wire::Type::want_rest: return send_rest(c, bytes);
+    case wire::Type::want_foreign: return send_foreign(c, bytes);
+    case wire::Type::ask_limbo: return send_limbo(c, bytes);
+    case wire::Type::want_timeline: return send_timeline(c);
+    case wire::Type::adopt_child: return adopt_child(c, std::move(packet));
+    case wire::Type::join_channel: return join(c, bytes);
+    case wire::Type::leave_channel: return leave(c, wire::body_of<wire::JoinChannel>(bytes));
+    case wire::Type::deposit: return take_deposit(c, std::move(packet));
+    case wire::Type::withdraw: return drop_deposit(bytes);
+    case wire::Type::let_go: return let_go_of_deposit(c, bytes);
+    default: throw Error(ErrorCode::protocol, "a message that no borrower sends");
+  }
+}
+
+void Broker::send_info(Connection& c) {
+  const std::string text = describe ? describe() : std::string();
+  reply(c, wire::pack(wire::Type::info, wire::WantInfo{}, std::as_bytes(std::span(text))));
+}
+
+void Broker::send_limbo(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::AskLimbo>(packet);
+  const wire::Limbo answer{ledger_.is_kept(body.block, body.generation)};
+  reply(c, wire::pack(wire::Type::limbo, answer));
+}
+
+void Broker::send_timeline(Connection& c) {
+  const Fd page = timeline_.export_page();
+  reply(c, wire::pack(wire::Type::timeline, wire::Deposited{}), {page.get()});
+}
+
+void Broker::challenge(Connection& c, ByteSpan packet) {
+  c.theirs = wire::body_of<wire::Hello>(packet).nonce;
+  c.ours = wire::new_nonce();
+  c.greeted = true;
+  const ByteSpan secret = std::as_bytes(std::span(self_));
+  reply(c, wire::pack(wire::Type::challenge,
+                      wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
+  if (c.attached) return;
+  watch_.stay_awake(kSoon);
+}
+
+/// Those whose proof is on its way.
+std::size_t Broker::challenged() const {
+  return static_cast<std::size_t>(
+      std::count_if(connections_.begin(), connections_.end(),
+                    [](const Connection& c) { return c.greeted && !c.attached && !c.closed; }));
+}
+
+void Broker::welcome(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::Prove>(packet);
+  const Digest expected = wire::prove(std::as_bytes(std::span(self_)), "borrower", c.theirs, c.ours);
+  if (!c.greeted || c.attached ||
+      !equal_in_constant_time(std::as_bytes(std::span(body.proof)), std::as_bytes(std::span(expected))))
+    throw Error(ErrorCode::bad_secret,
+                "the owner refuses: this process does not know the secret that its handles carry");
+  c.pidfd = c.socket.peer_pidfd();
+  const Fd table = ledger_.export_table();
+  ClaimFile page = spare_page_.file ? std::move(spare_page_) : create_claim_file();
+  c.page = std::move(page.memory);
+  c.page_inode = inode_of(page.file);
+  {
+    const std::lock_guard lock(mutex_);  // nobody tells it of a segment that went before it is welcomed
+    c.attached = ledger_.attach(claims_in(c.page));
+    point("attach.done");
+    reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.file.get()});
+  }
+  if (challenged() == 0) watch_.may_sleep();
+  watch_.request_tick();  // for another spare page: what this borrower asks next comes first
+}
+
+void Broker::send_segment(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::WantSegment>(packet);
+  const ExportedMemory memory = ledger_.export_segment(body.segment, access_of(body.read_only));
+  admit(memory, body.number);
+  note_what_is_sent(c, memory);
+  const wire::Segment answer{memory.size,   static_cast<std::uint8_t>(memory.kind),    0, 0,
+                             memory.device, static_cast<std::uint32_t>(memory.missing)};
+  reply(c, wire::pack(wire::Type::segment, answer, memory.blob), wire::descriptors(memory));
+}
+
+void Broker::send_rest(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::WantRest>(packet);
+  const std::vector<Fd> fds = ledger_.export_rest(body.segment, body.first);
+  std::vector<int> numbers;
+  for (const Fd& fd : fds) numbers.push_back(fd.get());
+  reply(c, wire::pack(wire::Type::rest, wire::Rest{}), numbers);
+}
+
+/// After a hangup of ours a process asks over a new connection, and its claims stand in the old one's page.
+void Broker::note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept {
+  if (device_type(memory.kind) == DeviceType::cpu) return;
+  for (Connection& other : connections_)
+    if (other.credentials.pid == c.credentials.pid) other.has_device_memory = true;
+}
+
+void Broker::send_foreign(Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::WantForeign>(packet);
+  const auto found =
+      importer_.find_held(wire::to_string(body.owner), body.segment, access_of(body.read_only));
+  if (!found)
+    throw Error(
+        ErrorCode::owner_died,
+        "the maker of this handle does not hold the memory any more; keep the tensor or the Handle there "
+        "until others have opened it");
+  admit(found->memory, body.number);
+  const wire::Segment answer{found->memory.size, static_cast<std::uint8_t>(found->memory.kind), 1,
+                             found->owner_gone, found->memory.device};
+  reply(c, wire::pack(wire::Type::segment, answer, found->memory.blob),
+        wire::descriptors(found->memory, found->table));
+}
+
+void Broker::adopt_child(Connection& parent, Packet packet) {
+  const auto misheard = parent.misheard;
+  if (!misheard) parent.misheard = Clock::now();  // should anything fail
+  if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a child without page or socket");
+  const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
+  {
+    std::lock_guard lock(mutex_);
+    child->credentials = {};  // the parent's, until the child says who it is
+  }
+  child->page = map_claims(packet.fds[0]);
+  child->page_inode = inode_of(packet.fds[0]);
+  {
+    const std::lock_guard lock(mutex_);
+    child->attached = ledger_.attach(claims_in(child->page));
+    child->untold = parent.untold;  // it has inherited the mappings
+  }
+  point("adopt.attached");
+  ledger_.attach_child(*parent.attached);
+  parent.misheard = misheard;
+}
+
+void Broker::greet_child(At at, ByteSpan packet) {
+  const auto body = wire::body_of<wire::ChildHello>(packet);
+  if (!at->attached || at->credentials.pid != 0)
+    throw Error(ErrorCode::protocol, "a child's greeting from somebody else");
+  Fd pidfd =
+      open_pidfd(ProcessOrigin{body.pid, body.start_time});  // none in another namespace, of other numbers
+  const std::lock_guard lock(mutex_);
+  if (pidfd) at->credentials.pid = body.pid;
+  at->pidfd = std::move(pidfd);
+}
+
+void Broker::take_deposit(Connection& c, Packet packet) {
+  const auto body = wire::body_of<wire::Deposit>(packet.bytes);
+  if (packet.fds.empty()) throw Error(ErrorCode::protocol, "a deposit without descriptors");
+  Fd table = std::move(packet.fds[0]);
+  if (!deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
+                     std::move(table), wire::memory_in<wire::Deposit>(std::move(packet), 1), body.channel,
+                     DepositClaim{&c, body.number}))
+    throw Error(ErrorCode::unsupported,
+                "the queue's creator does not have it open any more, or keeps no more descriptors of "
+                "device memory");
+  point("deposit.kept");
+  reply(c, wire::pack(wire::Type::deposited, wire::Deposited{}));
+}
+
+void Broker::drop_deposit(ByteSpan packet) {
+  const auto body = wire::body_of<wire::Withdraw>(packet);
+  if (deposits_.retire({wire::to_string(body.owner), body.segment})) watch_.request_tick();
+}
+
+void Broker::let_go_of_deposit(const Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::LetGo>(packet);
+  deposits_.let_go({wire::to_string(body.owner), body.segment}, {&c, body.number});
+  watch_.request_tick();
+}
+
+}  // namespace onecopy

@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <functional>
+
+#include "core/utf8.h"
+#include "onecopy/core/error.h"
+#include "share/format/bundle_codec.h"
+#include "share/format/bundle_format.h"
+#include "share/format/field_checks.h"
+
+namespace onecopy {
+
+using namespace bundle_format;
+
+namespace {
+
+constexpr Subject kTable{"bundle's table"};
+
+Header checked_header(ByteSpan table) {
+  Header h;
+  if (table.size() < sizeof h)
+    refuse(kTable,
+           fmt::format("is cut off: it has {} bytes, and its header alone has {}", table.size(), sizeof h));
+  copy_once(&h, table.data(), sizeof h);
+  if (std::memcmp(h.magic, kMagic, sizeof kMagic) != 0)
+    refuse(kTable, "is none: it does not begin with \"1CBND\"");
+  if (h.version != kVersion)
+    throw Error(
+        ErrorCode::version_mismatch,
+        fmt::format("This bundle has format version {}, this program reads version {}: use the same "
+                    "version of onecopy on both sides.",
+                    h.version, kVersion));
+  if (const std::uint32_t crc = header_checksum(h); crc != h.header_crc)
+    refuse(kTable, fmt::format("is damaged: the checksum of its header is {:08x}, it should be {:08x}", crc,
+                               h.header_crc));
+  if (h.length != table.size())
+    refuse(kTable, fmt::format("says that it has {} bytes, but {} are here", h.length, table.size()));
+  return h;
+}
+
+/// Cuts the sections off the front of what follows the header.
+class SectionCutter {
+ public:
+  explicit SectionCutter(ByteSpan rest) : rest_(rest) {}
+
+  ByteSpan cut(std::uint64_t count, std::uint64_t each, const char* what) {
+    if (count > rest_.size() / each)
+      refuse(kTable, fmt::format("says that its {} take {} x {} bytes, but only {} are left for them", what,
+                                 count, each, rest_.size()));
+    const ByteSpan section = rest_.first(count * each);
+    rest_ = rest_.subspan(section.size());
+    return section;
+  }
+  std::size_t left() const noexcept { return rest_.size(); }
+
+ private:
+  ByteSpan rest_;
+};
+
+BundleOrigin checked_origin(const std::byte* at, std::size_t number) {
+  Origin o;
+  copy_once(&o, at, sizeof o);
+  const Subject subject{"Origin", static_cast<std::int64_t>(number)};
+  check_segment(subject, o.device_type, o.device, o.kind, o.segment, o.segment_size);
+  if (o.reserved != 0) refuse(subject, fmt::format("has {} in its reserved bytes", o.reserved));
+  return {o.owner,
+          o.maker,
+          o.device,
+          o.segment,
+          static_cast<DeviceType>(o.device_type),
+          static_cast<SegmentKind>(o.kind),
+          o.segment_size};
+}
+
+Subject row_subject(std::size_t row) noexcept { return {"Row", static_cast<std::int64_t>(row)}; }
+
+/// A private copy, so that nothing in it can change between check and use.
+Row row_bytes(ByteSpan rows, std::size_t row) {
+  if (row >= rows.size() / kBundleRowSize)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("There is no row {}: the bundle has {}.", row, rows.size() / kBundleRowSize));
+  Row r;
+  copy_once(&r, rows.data() + row * kBundleRowSize, sizeof r);
+  return r;
+}
+
+/// Nothing when the name lies outside of its section or is not UTF-8.
+std::optional<std::string_view> name_in(ByteSpan names, const Row& r) noexcept {
+  if (r.name_offset > names.size() || r.name_length > names.size() - r.name_offset) return std::nullopt;
+  const std::string_view name(reinterpret_cast<const char*>(names.data()) + r.name_offset, r.name_length);
+  return is_utf8(name) ? std::optional(name) : std::nullopt;
+}
+
+std::size_t hash_of(std::string_view name) noexcept { return std::hash<std::string_view>{}(name); }
+
+}  // namespace
+
+BundleReader::BundleReader(ByteSpan table) {
+  const Header h = checked_header(table);
+  boot_ = h.boot;
+  row_count_ = h.rows;
+  SectionCutter sections(table.subspan(sizeof h));
+  origin_section_ = sections.cut(h.origins, kBundleOriginSize, "origins");
+  row_section_ = sections.cut(h.rows, kBundleRowSize, "rows");
+  dim_section_ = sections.cut(h.dims_length, 1, "dimensions");
+  name_section_ = sections.cut(h.names_length, 1, "names");
+  structure_ = sections.cut(h.structure_length, 1, "structure bytes");
+  if (sections.left() != 0)
+    refuse(kTable, fmt::format("has {} bytes after its last section", sections.left()));
+  if (std::max(dim_section_.size(), name_section_.size()) > kMaxSection)
+    refuse(kTable, "has a section of more than 4 GiB");
+  if (const std::uint32_t crc = crc32c(table.subspan(sizeof h)); crc != h.sections_crc)
+    refuse(kTable, fmt::format("is damaged: the checksum of its rows is {:08x}, it should be {:08x}", crc,
+                               h.sections_crc));
+  read_origins();
+}
+
+void BundleReader::read_origins() {
+  const std::size_t count = origin_section_.size() / kBundleOriginSize;
+  origins_.reserve(count);
+  for (std::size_t i = 0; i < count; ++i)
+    origins_.push_back(checked_origin(origin_section_.data() + i * kBundleOriginSize, i));
+}
+
+std::string_view BundleReader::name(std::size_t row) const {
+  const Row r = row_bytes(row_section_, row);
+  if (const auto name = name_in(name_section_, r)) return *name;
+  refuse(row_subject(row),
+         fmt::format("has a name of {} bytes at byte {} that is not UTF-8 or lies outside of the "
+                     "{} bytes of names",
+                     r.name_length, r.name_offset, name_section_.size()));
+}
+
+std::optional<std::string_view> BundleReader::try_name(std::size_t row) const {
+  return name_in(name_section_, row_bytes(row_section_, row));
+}
+
+BundleRow BundleReader::row(std::size_t row) const {
+  const Row r = row_bytes(row_section_, row);
+  const Subject subject = row_subject(row);
+  if (r.origin >= origins_.size())
+    refuse(subject, fmt::format("names origin {}, but there are {}", r.origin, origins_.size()));
+  if ((r.flags & ~kHandleIsReadOnly) != 0) refuse(subject, fmt::format("has unknown flags {:#x}", r.flags));
+  check_block(subject, r.generation, r.storage_size, origins_[r.origin].segment_size);
+  check_ndim(subject, r.ndim);
+  const std::size_t dims = kDimSize * r.ndim;
+  if (r.dims_offset > dim_section_.size() || dims > dim_section_.size() - r.dims_offset)
+    refuse(subject, fmt::format("has {} dimensions at byte {} of a section of {} bytes", r.ndim,
+                                r.dims_offset, dim_section_.size()));
+  return {r.origin,
+          r.block,
+          r.generation,
+          r.storage_size,
+          r.tensor_offset,
+          r.flags,
+          checked_layout(subject, r.dtype, r.ndim, dim_section_.data() + r.dims_offset, r.tensor_offset,
+                         r.storage_size)};
+}
+
+HandleFields BundleReader::fields(std::size_t number) const {
+  BundleRow r = row(number);
+  const BundleOrigin& o = origins_[r.origin];
+  HandleFields f;
+  f.boot = boot_;
+  f.owner = o.owner;
+  f.maker = o.maker;
+  f.device_type = o.device_type;
+  f.device = o.device;
+  f.segment = o.segment;
+  f.kind = o.kind;
+  f.segment_size = o.segment_size;
+  f.block = r.block;
+  f.generation = r.generation;
+  f.storage_size = r.storage_size;
+  f.tensor_offset = r.tensor_offset;
+  f.flags = r.flags;
+  f.layout = std::move(r.layout);
+  return f;
+}
+
+/// Rows whose names cannot be read are left out: name() says what is wrong with them.
+void BundleReader::build_index() const {
+  std::vector<std::uint32_t> index(std::bit_ceil(std::size_t{row_count_} * 2 + 1));
+  for (std::uint32_t row = 0; row < row_count_; ++row) {
+    const auto found = try_name(row);
+    if (!found) continue;
+    std::size_t at = hash_of(*found) & (index.size() - 1);
+    while (index[at] != 0 && try_name(index[at] - 1) != found) at = (at + 1) & (index.size() - 1);
+    if (index[at] == 0) index[at] = row + 1;
+  }
+  index_ = std::move(index);
+}
+
+std::optional<std::size_t> BundleReader::find(std::string_view wanted) const {
+  if (!indexed_.load(std::memory_order_acquire)) {
+    const std::lock_guard lock(index_mutex_);
+    if (!indexed_.load(std::memory_order_relaxed)) build_index();
+    indexed_.store(true, std::memory_order_release);
+  }
+  for (std::size_t at = hash_of(wanted) & (index_.size() - 1); index_[at] != 0;
+       at = (at + 1) & (index_.size() - 1))
+    if (try_name(index_[at] - 1) == wanted) return index_[at] - 1;
+  return std::nullopt;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// docs/formats/handle-v1.md describes these bytes.
+#include <fmt/format.h>
+
+#include <cstring>
+#include <utility>
+
+#include "core/base64.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/handle_fields.h"
+#include "share/format/field_checks.h"
+
+namespace onecopy {
+namespace {
+
+constexpr char kHandleMagic[6] = {'1', 'C', 'O', 'P', 'Y', '\0'};
+constexpr std::uint16_t kHandleVersion = 1;
+constexpr std::string_view kTextPrefix = "onecopy:";
+constexpr std::uint32_t kKnownFlags = kHandleIsBundle | kHandleIsReadOnly | kHandleIsQueue;
+constexpr Subject kHandle{};
+
+struct HandleHeader {
+  char magic[6];
+  std::uint16_t version;
+  std::uint32_t length;
+  std::uint32_t crc;
+  BootId boot;
+  ProcessId owner;
+  ProcessId maker;
+  Uuid device;
+  std::uint8_t device_type;
+  std::uint8_t kind;
+  std::uint8_t dtype;
+  std::uint8_t ndim;
+  std::uint32_t segment;
+  std::uint64_t segment_size;
+  std::uint32_t block;
+  std::uint32_t flags;
+  std::uint64_t generation;
+  std::uint64_t storage_size;
+  std::uint64_t tensor_offset;
+  std::uint64_t hold;
+};
+static_assert(sizeof(HandleHeader) == 128 && std::is_trivially_copyable_v<HandleHeader>);
+static_assert(std::has_unique_object_representations_v<HandleHeader>, "no padding may travel");
+
+constexpr std::size_t kHandleDimSize = 16;
+constexpr std::uint16_t kMustUnderstand = 1;
+constexpr std::uint16_t kTimelineTag = 1;
+
+struct PartHeader {
+  std::uint16_t tag;
+  std::uint16_t flags;
+  std::uint32_t length;  ///< of what follows
+};
+static_assert(sizeof(PartHeader) == 8);
+
+struct TimelinePart {
+  std::uint32_t slot;
+  std::uint32_t reserved;
+  std::uint64_t value;
+};
+static_assert(sizeof(TimelinePart) == 16);
+
+bool has_timeline(const HandleFields& f) noexcept { return f.timeline_slot != 0 || f.timeline_value != 0; }
+
+std::uint32_t checksum(const HandleHeader& header_without_crc, ByteSpan rest) noexcept {
+  const auto head = std::as_bytes(std::span(&header_without_crc, 1));
+  return crc32c(rest, crc32c(head));
+}
+
+HandleHeader handle_header_of(const HandleFields& f, std::size_t length) noexcept {
+  HandleHeader h;
+  std::memcpy(h.magic, kHandleMagic, sizeof kHandleMagic);
+  h.version = kHandleVersion;
+  h.length = static_cast<std::uint32_t>(length);
+  h.crc = 0;
+  h.boot = f.boot;
+  h.owner = f.owner;
+  h.maker = f.maker;
+  h.device = f.device;
+  h.device_type = static_cast<std::uint8_t>(f.device_type);
+  h.kind = static_cast<std::uint8_t>(f.kind);
+  h.dtype = static_cast<std::uint8_t>(f.layout.dtype());
+  h.ndim = static_cast<std::uint8_t>(f.layout.ndim());
+  h.segment = f.segment;
+  h.segment_size = f.segment_size;
+  h.block = f.block;
+  h.flags = f.flags;
+  h.generation = f.generation;
+  h.storage_size = f.storage_size;
+  h.tensor_offset = f.tensor_offset;
+  h.hold = f.hold;
+  return h;
+}
+
+[[noreturn]] void refuse_start(ByteSpan bytes) {
+  if (bytes.size() >= kTextPrefix.size() &&
+      std::memcmp(bytes.data(), kTextPrefix.data(), kTextPrefix.size()) == 0)
+    refuse(kHandle, "is in its text form; turn it into bytes with from_text first");
+  if (bytes.size() < sizeof(HandleHeader))
+    refuse(kHandle, fmt::format("is cut off: it has {} bytes, and the header alone has {}", bytes.size(),
+                                sizeof(HandleHeader)));
+  throw Error(ErrorCode::bad_handle, "These bytes are not a handle: they do not begin with \"1COPY\".");
+}
+
+[[noreturn]] void refuse_version(std::uint16_t version) {
+  throw Error(ErrorCode::version_mismatch,
+              fmt::format("This handle has format version {}, this program reads version {}: use the same "
+                          "version of onecopy on both sides.",
+                          version, kHandleVersion));
+}
+
+/// The header, once its length, version and checksum are known to be right. A version is worth
+/// reporting before the length: another version may have another header.
+HandleHeader checked_handle_header(ByteSpan bytes) {
+  if (bytes.size() < offsetof(HandleHeader, length) ||
+      std::memcmp(bytes.data(), kHandleMagic, sizeof kHandleMagic) != 0)
+    refuse_start(bytes);
+  if (const auto version = load<std::uint16_t>(bytes.data() + offsetof(HandleHeader, version));
+      version != kHandleVersion)
+    refuse_version(version);
+  if (bytes.size() < sizeof(HandleHeader)) refuse_start(bytes);
+  HandleHeader h;
+  copy_once(&h, bytes.data(), sizeof h);
+  if (h.length != bytes.size())
+    refuse(
+        kHandle,
+        fmt::format("says that it has {} bytes, but {} are here: it was cut off or something was appended",
+                    h.length, bytes.size()));
+  if (h.length > kMaxHandleBytes)
+    refuse(kHandle, fmt::format("has {} bytes; the most is {}", h.length, kMaxHandleBytes));
+  const std::uint32_t crc = std::exchange(h.crc, 0);
+  if (const std::uint32_t actual = checksum(h, bytes.subspan(sizeof h)); actual != crc)
+    refuse(
+        kHandle,
+        fmt::format("is damaged: its checksum is {:08x}, it should be {:08x}; ask its maker for it again",
+                    actual, crc));
+  return h;
+}
+
+void read_timeline(const PartHeader& part, const std::byte* bytes, HandleFields& f) {
+  TimelinePart timeline;
+  if (part.length != sizeof timeline || part.flags != kMustUnderstand)
+    refuse(kHandle,
+           fmt::format("has a timeline part of {} bytes with flags {}; it should be {} bytes with flags {}",
+                       part.length, part.flags, sizeof timeline, kMustUnderstand));
+  if (has_timeline(f)) refuse(kHandle, "has two timeline parts");
+  copy_once(&timeline, bytes, sizeof timeline);
+  if (timeline.reserved != 0)
+    refuse(kHandle, fmt::format("has {} in the reserved bytes of its timeline part", timeline.reserved));
+  if (timeline.value > kMaxHandleGeneration)
+    refuse(kHandle, fmt::format("waits for timeline value {}; values have 62 bits", timeline.value));
+  f.timeline_slot = timeline.slot;
+  f.timeline_value = timeline.value;
+  if (!has_timeline(f)) refuse(kHandle, "has a timeline part that names nothing to wait for");
+}
+
+void read_parts(ByteSpan bytes, HandleFields& f) {
+  while (!bytes.empty()) {
+    PartHeader part;
+    if (bytes.size() < sizeof part)
+      refuse(kHandle, fmt::format("has {} stray bytes after its last part", bytes.size()));
+    copy_once(&part, bytes.data(), sizeof part);
+    bytes = bytes.subspan(sizeof part);
+    if (part.length > bytes.size())
+      refuse(kHandle, fmt::format("has a part with tag {} of {} bytes where only {} are left", part.tag,
+                                  part.length, bytes.size()));
+    if ((part.flags & ~kMustUnderstand) != 0)
+      refuse(kHandle, fmt::format("has unknown flags {:#x} on its part with tag {}", part.flags, part.tag));
+    if (part.tag == kTimelineTag) read_timeline(part, bytes.data(), f);
+    else if (part.flags & kMustUnderstand)
+      throw Error(
+          ErrorCode::version_mismatch,
+          fmt::format(
+              "This handle has a part with tag {} that must be understood and that this program does "
+              "not know: use the same version of onecopy on both sides.",
+              part.tag));
+    bytes = bytes.subspan(part.length);
+  }
+}
+
+HandleFields fields_of(const HandleHeader& h) {
+  HandleFields f;
+  f.boot = h.boot;
+  f.owner = h.owner;
+  f.maker = h.maker;
+  f.device_type = static_cast<DeviceType>(h.device_type);
+  f.device = h.device;
+  f.segment = h.segment;
+  f.kind = static_cast<SegmentKind>(h.kind);
+  f.segment_size = h.segment_size;
+  f.block = h.block;
+  f.generation = h.generation;
+  f.storage_size = h.storage_size;
+  f.tensor_offset = h.tensor_offset;
+  f.hold = h.hold;
+  f.flags = h.flags;
+  return f;
+}
+
+constexpr std::string_view kSpace = " \t\r\n\v\f";
+
+std::string_view trimmed(std::string_view text) {
+  const std::size_t begin = text.find_first_not_of(kSpace);
+  if (begin == std::string_view::npos) return {};
+  return text.substr(begin, text.find_last_not_of(kSpace) - begin + 1);
+}
+
+}  // namespace
+
+std::size_t encoded_size(const HandleFields& f) noexcept {
+  return sizeof(HandleHeader) + kHandleDimSize * f.layout.ndim() +
+         (has_timeline(f) ? sizeof(PartHeader) + sizeof(TimelinePart) : 0);
+}
+
+void encode(const HandleFields& f, std::span<std::byte> out) noexcept {
+  HandleHeader h = handle_header_of(f, out.size());
+  store_dims(f.layout, out.data() + sizeof h);
+  if (has_timeline(f)) {
+    std::byte* at = out.data() + sizeof h + kHandleDimSize * f.layout.ndim();
+    store(at, PartHeader{kTimelineTag, kMustUnderstand, sizeof(TimelinePart)});
+    store(at + sizeof(PartHeader), TimelinePart{f.timeline_slot, 0, f.timeline_value});
+  }
+  h.crc = checksum(h, out.subspan(sizeof h));
+  store(out.data(), h);
+}
+
+void encode(const HandleFields& f, Bytes& out) {
+  const std::size_t begin = out.size();
+  out.resize(begin + encoded_size(f));
+  encode(f, std::span(out).subspan(begin));
+}
+
+Bytes encode(const HandleFields& f) {
+  Bytes out;
+  encode(f, out);
+  return out;
+}
+
+HandleFields decode_handle(ByteSpan bytes) {
+  const HandleHeader h = checked_handle_header(bytes);
+  check_segment(kHandle, h.device_type, h.device, h.kind, h.segment, h.segment_size);
+  check_block(kHandle, h.generation, h.storage_size, h.segment_size);
+  if ((h.flags & ~kKnownFlags) != 0)
+    refuse(kHandle, fmt::format("has unknown flags {:#x}", h.flags & ~kKnownFlags));
+  check_ndim(kHandle, h.ndim);
+  ByteSpan rest = bytes.subspan(sizeof h);
+  if (rest.size() < kHandleDimSize * h.ndim)
+    refuse(kHandle, fmt::format("has {} dimensions but only {} bytes for them", h.ndim, rest.size()));
+  HandleFields f = fields_of(h);
+  f.layout = checked_layout(kHandle, h.dtype, h.ndim, rest.data(), h.tensor_offset, h.storage_size);
+  read_parts(rest.subspan(kHandleDimSize * h.ndim), f);
+  return f;
+}
+
+std::string to_text(ByteSpan handle) {
+  std::string text(kTextPrefix);
+  append_base64url(handle, text);
+  return text;
+}
+
+namespace {
+
+std::string shown(char c) {
+  return c > ' ' && c <= '~' ? fmt::format("\"{}\"", c)
+                             : fmt::format("(code {})", static_cast<unsigned char>(c));
+}
+
+/// How many bytes the handle has that these digits begin, as far as they say; 0 when it is none of ours.
+std::size_t announced_bytes(std::string_view digits) {
+  constexpr std::string_view kMagicAndVersion = "MUNPUFkAAQ";
+  constexpr std::size_t kUntilLength = 16;  // digits of 12 bytes
+  if (digits.substr(0, kMagicAndVersion.size()) != kMagicAndVersion) return 0;
+  if (digits.size() < kUntilLength) return sizeof(HandleHeader);
+  Bytes start;
+  decode_base64url(digits.substr(0, kUntilLength), start);
+  if (start.size() < offsetof(HandleHeader, crc)) return 0;
+  const auto length = load<std::uint32_t>(start.data() + offsetof(HandleHeader, length));
+  return length <= kMaxHandleBytes ? length : 0;
+}
+
+/// What terminals do to a long line: they break it, and a part of it is not copied.
+void check_whole(std::string_view digits) {
+  const std::size_t before = kTextPrefix.size();
+  if (const std::size_t space = digits.find_first_of(kSpace); space != std::string_view::npos)
+    refuse(kHandle,
+           fmt::format("has white space at position {} of its text, which is one word: join its parts",
+                       before + space));
+  const std::size_t whole = (announced_bytes(digits) * 4 + 2) / 3;
+  if (digits.size() < whole)
+    refuse(kHandle,
+           fmt::format("is cut off: its text has {} characters and should have {}; copy the whole line",
+                       before + digits.size(), before + whole));
+}
+
+}  // namespace
+
+Bytes from_text(std::string_view text) {
+  text = trimmed(text);
+  if (text.substr(0, kTextPrefix.size()) != kTextPrefix)
+    throw Error(
+        ErrorCode::bad_handle,
+        text.empty()
+            ? "The text of a handle is empty."
+            : fmt::format("This is not the text of a handle: it does not begin with \"{}\".", kTextPrefix));
+  text.remove_prefix(kTextPrefix.size());
+  if (text.size() > (kMaxHandleBytes * 4 + 2) / 3)
+    refuse(kHandle, fmt::format("has a text of {} characters, more than any handle", text.size()));
+  check_whole(text);
+  Bytes bytes;
+  const std::size_t bad = decode_base64url(text, bytes);
+  if (bad != std::string_view::npos)
+    refuse(kHandle,
+           fmt::format("has a text with an impossible character {} at position {}: it was cut off or "
+                       "changed on its way",
+                       shown(text[bad]), bad + kTextPrefix.size()));
+  return bytes;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/format/info_text.h"
+
+#include <array>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 16> kFields{{
+    {"shared_total", &Stats::shared_total},
+    {"opened_total", &Stats::opened_total},
+    {"live_blocks", &Stats::live_blocks},
+    {"live_bytes", &Stats::live_bytes},
+    {"limbo", &Stats::limbo},
+    {"in_transit", &Stats::in_transit},
+    {"segments", &Stats::segments},
+    {"foreign_segments", &Stats::foreign_segments},
+    {"bytes_shared", &Stats::bytes_shared},
+    {"borrowers", &Stats::borrowers},
+    {"owners", &Stats::owners},
+    {"leases", &Stats::leases},
+    {"deposits", &Stats::deposits},
+    {"unkept", &Stats::unkept},
+    {"descriptors", &Stats::descriptors},
+    {"host_waits", &Stats::host_waits},
+}};
+
+[[noreturn]] void refuse(const std::string& why) {
+  throw Error(ErrorCode::protocol, "a process described itself in an unknown way: " + why);
+}
+
+/// A value is copied and freed level by level on the stack: it must not be deep enough to exhaust it.
+void check_nesting(const std::string& text) {
+  constexpr int kMostNested = 8;
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '"') in_string = !in_string;
+    else if (in_string) i += c == '\\';
+    else if (c == '[' || c == '{') ++depth;
+    else if (c == ']' || c == '}') --depth;
+    if (depth > kMostNested) refuse("it is nested too deeply");
+  }
+}
+
+/// Zero when it is missing. Only what was written as an integer is taken: what becomes of 1e99 or -1.5 in
+/// one is not defined.
+template <class Integer>
+Integer integer(const json& object, const char* name) {
+  if (object.is_object() && !object.contains(name)) return 0;
+  const auto value = object.at(name).get_ref<const json::number_unsigned_t&>();
+  if (!std::in_range<Integer>(value)) refuse(std::string(name) + " is too large");
+  return static_cast<Integer>(value);
+}
+
+double age(const json& object) {
+  constexpr double kLongest = 1e9;
+  const double seconds = object.value("age_seconds", 0.0);
+  if (!(seconds >= 0 && seconds <= kLongest)) refuse("age_seconds is no time that can have passed");
+  return seconds;
+}
+
+std::uint64_t count(const json& object, const char* name) { return integer<std::uint64_t>(object, name); }
+
+}  // namespace
+
+std::string to_json(const OwnerInfo& info) {
+  json text{{"pid", info.pid}, {"name", info.name}, {"socket", info.socket}};
+  for (const auto& [name, field] : kFields) text["stats"][name] = info.stats.*field;
+  text["devices"] = json::array();
+  for (const DeviceUse& d : info.devices)
+    text["devices"].push_back(
+        {{"device", d.device}, {"uuid", d.uuid}, {"segments", d.segments}, {"bytes", d.bytes}});
+  text["borrowers"] = json::array();
+  for (const BorrowerInfo& b : info.borrowers)
+    text["borrowers"].push_back({{"pid", b.pid}, {"name", b.name}, {"claims", b.claims}});
+  text["transit"] = json::array();
+  for (const TransitInfo& t : info.in_transit)
+    text["transit"].push_back({{"blocks", t.blocks}, {"age_seconds", t.age_seconds}, {"where", t.where}});
+  return text.dump(-1, ' ', false, json::error_handler_t::replace);
+}
+
+OwnerInfo owner_from_json(const std::string& text) {
+  try {
+    check_nesting(text);
+    const json root = json::parse(text);
+    OwnerInfo info;
+    info.name = root.value("name", "");
+    info.socket = root.value("socket", "");
+    info.pid = integer<int>(root, "pid");
+    const json stats = root.value("stats", json::object());
+    for (const auto& [name, field] : kFields) info.stats.*field = count(stats, name);
+    for (const json& d : root.value("devices", json::array()))
+      info.devices.push_back(
+          {d.value("device", ""), d.value("uuid", ""), count(d, "segments"), count(d, "bytes")});
+    for (const json& b : root.value("borrowers", json::array()))
+      info.borrowers.push_back({integer<int>(b, "pid"), b.value("name", ""), count(b, "claims")});
+    for (const json& t : root.value("transit", json::array()))
+      info.in_transit.push_back({count(t, "blocks"), age(t), t.value("where", "")});
+    return info;
+  } catch (const json::exception& e) {
+    refuse(e.what());
+  }
+}
+
+}  // namespace onecopy

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "device/backend.h"
+#include "onecopy/core/bytes.h"
+#include "onecopy/core/device.h"
+#include "onecopy/core/error.h"
+#include "os/hmac.h"
+#include "os/unix_socket.h"
+
+/// What brokers and peers say to each other, one packet a message: {type, version}, a fixed body, and
+/// for some a tail. Written and read on one host only, so bodies travel as they lie in memory.
+namespace onecopy::wire {
+
+inline constexpr std::uint32_t kVersion = 2;
+
+enum class Type : std::uint32_t {
+  hello = 1,      ///< borrower: here I am
+  challenge,      ///< broker: prove it; and my own proof
+  prove,          ///< borrower: my proof
+  welcome,        ///< broker: block table and claim page
+  refused,        ///< broker: an error code and its text, instead of any answer
+  want_segment,   ///< borrower: descriptors of a segment of yours
+  want_foreign,   ///< borrower: descriptors of a segment of another owner that you hold
+  segment,        ///< broker: the answer to both
+  ask_limbo,      ///< borrower, its slot raised: is this block still held, though you have freed it?
+  limbo,          ///< broker: yes or no
+  acknowledge,    ///< anybody who knows its number: the handle with this hold has arrived (no answer)
+  adopt_child,    ///< borrower: a claim page and a socket for a child I am about to fork (no answer)
+  child_hello,    ///< that child, over that socket: my pid (no answer)
+  deposit,        ///< producer: keep this segment for whoever takes it out of your queue
+  deposited,      ///< broker: done
+  join_channel,   ///< borrower: I have your queue open; before the answer comes `keep` for what is in use
+  leave_channel,  ///< borrower: not any more (no answer)
+  keep,           ///< broker, unasked: keep this segment, I may die before you take the item
+  retire,         ///< owner, unasked: this segment is gone, drop your mapping
+  want_info,      ///< anybody of the same user: who are you
+  info,           ///< broker: JSON
+  joined,         ///< broker: what you would need, should I die, has been sent
+  want_timeline,  ///< borrower: the words that your streams write
+  timeline,       ///< broker: a descriptor of the page with them
+  withdraw,  ///< producer: what I deposited of this segment is gone, its owner has given it back (no answer)
+  want_rest,  ///< borrower: more descriptors of a segment of yours that has more than one message takes
+  rest,       ///< owner: those, and nothing else
+  let_go,     ///< producer: I hold nothing of this segment any more, and put no more of it (no answer)
+};
+
+using Nonce = std::array<std::uint8_t, 16>;
+using Name = std::array<char, 32>;
+
+struct Head {
+  Type type;
+  std::uint32_t version = kVersion;
+  std::uint32_t serial = 0;  ///< an answer has its question's; 0 = not asked for
+};
+struct Hello {
+  Nonce nonce;
+};
+struct Challenge {
+  Nonce nonce;
+  Digest proof;
+};
+struct Prove {
+  Digest proof;
+  Name name;  ///< public name of the borrower
+};
+struct Welcome {};
+struct Refused {
+  ErrorCode code;
+};
+struct WantSegment {
+  std::uint32_t segment;
+  std::uint8_t read_only;
+  std::int32_t number = 0;  ///< Backend::borrower_number()
+};
+struct WantRest {
+  std::uint32_t segment;
+  std::uint32_t first;  ///< the number of the first descriptor wanted
+};
+struct WantForeign {
+  Name owner;
+  std::uint32_t segment;
+  std::uint8_t read_only;
+  std::int32_t number = 0;
+};
+/// Descriptors: the block table first when `has_table`, then the segment's own. Tail: vendor bytes.
+struct Segment {
+  std::uint64_t size;
+  std::uint8_t kind;
+  std::uint8_t has_table;
+  std::uint8_t owner_gone;
+  Uuid device;
+  std::uint32_t missing = 0;  ///< descriptors that this message has no room for: want_rest
+};
+struct AskLimbo {
+  std::uint64_t generation;
+  std::uint32_t block;
+};
+struct Limbo {
+  std::uint8_t yes;
+};
+struct Acknowledge {
+  std::uint64_t hold;
+};
+struct AdoptChild {};
+struct ChildHello {
+  std::int32_t pid;
+  std::uint64_t start_time;
+};
+/// Descriptors: block table, then the segment's own. Tail: vendor bytes.
+struct Deposit {
+  Name owner;
+  std::int32_t owner_pid;
+  std::uint64_t owner_start;
+  std::uint64_t size;
+  std::uint64_t channel;  ///< which queue; random, the same everywhere
+  std::uint64_t number;   ///< of the producer's claim, which grows; 0 in `keep`: the owner's own has none
+  std::uint32_t segment;
+  std::uint8_t kind;
+  Uuid device;
+};
+struct Rest {};
+struct Deposited {};
+struct Withdraw {
+  Name owner;
+  std::uint32_t segment;
+};
+struct LetGo {
+  Name owner;
+  std::uint32_t segment;
+  std::uint64_t number;  ///< of the last claim that ends
+};
+struct JoinChannel {  // and leave
+  std::uint64_t channel;
+  std::uint8_t role;
+};
+struct Joined {};
+struct Retire {
+  std::uint32_t segment;
+};
+struct WantInfo {};
+
+template <class Body>
+Bytes pack(Type type, const Body& body, ByteSpan tail = {}) {
+  static_assert(std::is_trivially_copyable_v<Body>);
+  const std::size_t fixed = std::is_empty_v<Body> ? 0 : sizeof(Body);
+  Bytes bytes(sizeof(Head) + fixed + tail.size());
+  store(bytes.data(), Head{type});
+  if constexpr (!std::is_empty_v<Body>) store(bytes.data() + sizeof(Head), body);
+  std::copy(tail.begin(), tail.end(), bytes.begin() + static_cast<std::ptrdiff_t>(sizeof(Head) + fixed));
+  return bytes;
+}
+
+/// Throws protocol, version_mismatch.
+Type type_of(ByteSpan packet);
+/// False for what is sent without waiting for anything: refusing it would be taken for an answer to
+/// something else.
+bool is_answered(Type type) noexcept;
+/// REQUIRES: type_of() did not throw.
+std::uint32_t serial_of(ByteSpan packet) noexcept;
+void set_serial(Bytes& packet, std::uint32_t serial) noexcept;
+/// Throws protocol when the packet is too short.
+void require_size(ByteSpan packet, std::size_t size);
+/// Turns a `refused` into the Error it carries, and any other type than `expected` into protocol.
+void expect(ByteSpan packet, Type expected);
+Bytes refuse(const Error& error);
+
+template <class Body>
+Body body_of(ByteSpan packet) {
+  require_size(packet, sizeof(Head) + sizeof(Body));
+  return load<Body>(packet.data() + sizeof(Head));
+}
+template <class Body>
+ByteSpan tail_of(ByteSpan packet) {
+  require_size(packet, sizeof(Head) + sizeof(Body));
+  return packet.subspan(sizeof(Head) + sizeof(Body));
+}
+
+/// What came with `segment`, `deposit` and `keep`, whose first descriptors may be others. REQUIRES: those are there.
+template <class Body>
+ExportedMemory memory_in(Packet packet, std::size_t others) {
+  const auto body = body_of<Body>(packet.bytes);
+  const ByteSpan blob = tail_of<Body>(packet.bytes);
+  packet.fds.erase(packet.fds.begin(), packet.fds.begin() + static_cast<std::ptrdiff_t>(others));
+  ExportedMemory memory{static_cast<SegmentKind>(body.kind), body.size, std::move(packet.fds),
+                        Bytes(blob.begin(), blob.end()), body.device};
+  if constexpr (requires { body.missing; }) memory.missing = body.missing;
+  return memory;
+}
+
+/// The numbers of what travels with `segment`, `deposit` and `keep`: the block table first, if it does.
+std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());
+
+Name to_name(const std::string& public_name);
+std::string to_string(const Name& name);
+
+Nonce new_nonce();
+/// Both sides prove that they know the id without sending it; `role` keeps the answers apart.
+Digest prove(ByteSpan id, std::string_view role, const Nonce& mine, const Nonce& theirs);
+
+}  // namespace onecopy::wire

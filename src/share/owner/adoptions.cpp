@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/owner/adoptions.h"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <iterator>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "share/owner/owner_keeper.h"
+
+namespace onecopy {
+
+namespace {
+
+std::atomic<std::uint64_t> last_round{0};
+thread_local std::uint64_t this_round = 0;
+
+void check_view(const TensorView& view, const ForeignMemory& memory) {
+  if (memory.device != view.device)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("the memory is on {}, not on {}", memory.device.str(), view.device.str()));
+}
+
+}  // namespace
+
+AdoptionRound::AdoptionRound() noexcept : outer_(this_round) {
+  if (outer_ == 0) this_round = ++last_round;
+}
+
+AdoptionRound::~AdoptionRound() { this_round = outer_; }
+
+Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owner) {
+  const std::size_t bytes = view.layout.extent_bytes();
+  if (bytes == 0) throw Error(ErrorCode::invalid_argument, "an empty tensor has no memory to share");
+  const Place place = place_of(view, bytes);
+  auto* data = static_cast<std::byte*>(view.data);
+  const Extent extent{place.segment, static_cast<std::uint64_t>(data - place.base), bytes, data};
+  BlockRef block;
+  try {
+    block = ledger_.add(extent, *this);
+  } catch (...) {
+    free(extent);
+    throw;
+  }
+  ledger_.keep_with(block.number(), {OwnerKeeper::keep(std::move(owner))});
+  return {std::move(block), view.data, view.layout, view.device, view.access};
+}
+
+Adoptions::Place Adoptions::place_of(const TensorView& view, std::size_t bytes) {
+  if (const auto known = enter_known(view, bytes)) return *known;
+  const ForeignMemory memory = backend(view.device.type).find_foreign(view.data, bytes);
+  check_view(view, memory);
+  return {enter(memory), memory.base};
+}
+
+/// Most tensors share their allocation with others, and the driver is slow to describe it. A round asks about each once:
+/// what can be asked about is kept by any tensor in it. Not so a row of several mappings.
+std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  Adopted* const known = find_known(view, bytes);
+  if (!known) return {};
+  known->round = this_round;
+  ++known->blocks;
+  return Place{known->segment, known->memory.base};
+}
+
+/// REQUIRES: mutex_. Several rows may begin at the same place: the longest is asked about first.
+Adoptions::Adopted* Adoptions::find_known(const TensorView& view, std::size_t bytes) {
+  auto* const data = static_cast<std::byte*>(view.data);
+  auto at = by_place_.upper_bound({data, SIZE_MAX});
+  if (at == by_place_.begin()) return nullptr;
+  const std::byte* const base = std::prev(at)->first.first;
+  while (at != by_place_.begin() && (--at)->first.first == base) {
+    Adopted& known = by_segment_.at(at->second);
+    const ForeignMemory& memory = known.memory;
+    const auto offset = static_cast<std::size_t>(data - memory.base);
+    if (memory.device != view.device || offset > memory.bytes || bytes > memory.bytes - offset) continue;
+    const bool is_asked = this_round != 0 && known.round == this_round;
+    if (is_asked || backend(view.device.type).is_still(memory, data)) return &known;
+  }
+  return nullptr;
+}
+
+/// The segment's number, with one more block counted in it.
+std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
+  const std::lock_guard lock(mutex_);
+  const Key key{memory.base, memory.bytes};
+  if (const auto at = by_place_.find(key); at != by_place_.end()) {
+    Adopted& known = by_segment_.at(at->second);
+    if (known.memory.identity == memory.identity) {
+      ++known.blocks;
+      return known.segment;
+    }
+    known.stale = true;
+    by_place_.erase(at);
+  }
+  const std::uint32_t number = segments_.next_number();
+  segments_.add(number, memory.device, backend(memory.device.type).adopt(memory));
+  segments_.add_committed(number, static_cast<std::int64_t>(memory.bytes));
+  by_segment_[number] = {memory, number, 1, {}, {}, false, 0};
+  by_place_[key] = number;
+  return number;
+}
+
+bool Adoptions::contains(std::uint32_t segment) const {
+  const std::lock_guard lock(mutex_);
+  return by_segment_.contains(segment);
+}
+
+void Adoptions::free(const Extent& extent) noexcept {
+  bool idle = false;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto at = by_segment_.find(extent.segment);
+    if (at == by_segment_.end()) return;
+    idle = --at->second.blocks == 0;
+    at->second.idle_since = std::chrono::steady_clock::now();
+    at->second.ask_again = at->second.idle_since + kDecay;
+  }
+  if (idle && on_idle) on_idle();
+}
+
+bool Adoptions::has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept {
+  return idle.stale || now - kDecayWhileThere >= idle.idle_since;
+}
+
+/// Idle allocations that it is time to ask about.
+std::vector<ForeignMemory> Adoptions::take_due(std::chrono::steady_clock::time_point now) {
+  std::vector<ForeignMemory> due;
+  const std::lock_guard lock(mutex_);
+  for (auto& [segment, adopted] : by_segment_)
+    if (adopted.blocks == 0 && !has_decayed(adopted, now) && now >= adopted.ask_again) {
+      adopted.ask_again = now + kAskAgain;
+      due.push_back(adopted.memory);
+    }
+  return due;
+}
+
+/// Without the lock, which tensors need to come and go: the driver may be busy in another thread.
+void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
+  for (const ForeignMemory& memory : take_due(now)) {
+    if (backend(memory.device.type).is_still(memory, memory.base)) continue;
+    const std::lock_guard lock(mutex_);
+    const auto at = by_place_.find({memory.base, memory.bytes});
+    if (at == by_place_.end()) continue;
+    Adopted& adopted = by_segment_.at(at->second);
+    if (adopted.blocks != 0 || adopted.memory.identity != memory.identity) continue;
+    adopted.stale = true;
+    by_place_.erase(at);
+  }
+}
+
+bool Adoptions::sweep(std::chrono::steady_clock::time_point now) {
+  find_freed(now);
+  std::vector<std::uint32_t> gone;
+  bool waiting = false;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto at = by_segment_.begin(); at != by_segment_.end();) {
+      const Adopted& adopted = at->second;
+      const bool drop = adopted.blocks == 0 && has_decayed(adopted, now);
+      waiting = waiting || (adopted.blocks == 0 && !drop);
+      if (!drop) {
+        ++at;
+        continue;
+      }
+      if (!adopted.stale) by_place_.erase({adopted.memory.base, adopted.memory.bytes});
+      gone.push_back(adopted.segment);
+      at = by_segment_.erase(at);
+    }
+  }
+  for (const std::uint32_t segment : gone) segments_.remove(segment);
+  return waiting;
+}
+
+}  // namespace onecopy

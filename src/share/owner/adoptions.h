@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "onecopy/memory/tensor.h"
+#include "share/owner/ledger.h"
+
+namespace onecopy {
+
+/// Memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however
+/// many tensors lie in it; it stays one for a while after the last of them, so that what is shared again and
+/// again is mapped once. Borrowers have it mapped meanwhile, and should let go soon after its framework frees it: so
+/// that while is a second, and longer only as long as the driver says that the allocation is still there.
+///
+/// Thread safety: all members may be called concurrently.
+class Adoptions final : public ExtentOwner {
+ public:
+  static constexpr std::chrono::milliseconds kDecay{1000};
+  static constexpr std::chrono::milliseconds kDecayWhileThere{3000};
+  static constexpr std::chrono::milliseconds kAskAgain{250};
+
+  Adoptions(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
+
+  /// Called (without locks) when a segment begins to lie idle: somebody has to call sweep().
+  std::function<void()> on_idle;
+
+  /// `owner` is dropped once nobody holds the block any more.
+  Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
+  void free(const Extent& extent) noexcept override;
+  bool contains(std::uint32_t segment) const;
+  /// Lets go of segments that have been idle for long enough. True while there are idle ones left.
+  bool sweep(std::chrono::steady_clock::time_point now);
+  void sweep_all() { sweep(std::chrono::steady_clock::time_point::max()); }
+
+ private:
+  using Key = std::pair<std::byte*, std::size_t>;  // base, bytes
+  struct Adopted {
+    ForeignMemory memory;
+    std::uint32_t segment = 0;
+    std::uint64_t blocks = 0;
+    std::chrono::steady_clock::time_point idle_since;
+    std::chrono::steady_clock::time_point ask_again;  ///< whether it is there, once it is idle
+    bool stale = false;       ///< not to be found by its place: freed, or another allocation's by now
+    std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
+  };
+
+  /// Where a tensor's memory is: a segment that has one more block counted in it, and where that begins.
+  struct Place {
+    std::uint32_t segment = 0;
+    std::byte* base = nullptr;
+  };
+  Place place_of(const TensorView& view, std::size_t bytes);
+  std::optional<Place> enter_known(const TensorView& view, std::size_t bytes);
+  Adopted* find_known(const TensorView& view, std::size_t bytes);
+  std::uint32_t enter(const ForeignMemory& memory);
+  std::vector<ForeignMemory> take_due(std::chrono::steady_clock::time_point now);
+  void find_freed(std::chrono::steady_clock::time_point now);
+  static bool has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept;
+
+  SegmentTable& segments_;
+  Ledger& ledger_;
+  mutable std::mutex mutex_;
+  std::map<Key, std::uint32_t> by_place_;
+  std::map<std::uint32_t, Adopted> by_segment_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/point.h"
+
+/// The claim protocol, borrower's side and shared words. docs/protocol.md argues every interleaving;
+/// tests/explorer runs this very code through them. Two words decide everything:
+///
+///   the block's word, written only by the owner:   {generation:62, state:2}
+///   the borrower's slot, written only by it:       how many claims this borrower holds
+///
+/// Claim:   slot += 1, then read the word.     Free: word = closing, then read the slots.
+/// Whichever comes second sees the other: either the claimer sees `closing` and backs off, or the
+/// owner sees the slot and waits. All operations on the two words are sequentially consistent.
+namespace onecopy {
+
+enum class BlockState : std::uint64_t { free = 0, live = 1, exported = 2, closing = 3 };
+
+constexpr std::uint64_t kMaxGeneration = (std::uint64_t{1} << 62) - 1;
+
+constexpr std::uint64_t make_word(std::uint64_t generation, BlockState state) noexcept {
+  return generation << 2 | static_cast<std::uint64_t>(state);
+}
+constexpr BlockState state_of(std::uint64_t word) noexcept { return static_cast<BlockState>(word & 3); }
+constexpr std::uint64_t generation_of(std::uint64_t word) noexcept { return word >> 2; }
+/// The generation in the handles of whoever holds the block: a closing word shows the next one already.
+constexpr std::uint64_t held_generation(std::uint64_t word) noexcept {
+  return (generation_of(word) - (state_of(word) == BlockState::closing ? 1 : 0)) & kMaxGeneration;
+}
+/// What the word is between the owner's free of that generation and the end of the last claim.
+constexpr std::uint64_t closing_word(std::uint64_t generation) noexcept {
+  return make_word((generation + 1) & kMaxGeneration, BlockState::closing);
+}
+/// May somebody still hold the block under that generation?
+constexpr bool is_held_as(std::uint64_t word, std::uint64_t generation) noexcept {
+  return word == make_word(generation, BlockState::exported) || word == closing_word(generation);
+}
+
+/// What the protocol needs from the machine. Tests put their own in its place.
+struct RealPlatform {
+  template <class T>
+  using Atomic = std::atomic<T>;
+};
+
+/// One block as its owner describes it to borrowers. Lives in the owner's block table.
+/// Everything but `word` is written while the block is free or live, so whoever has claimed it may
+/// read the rest.
+template <class P>
+struct BlockRecord {
+  typename P::template Atomic<std::uint64_t> word;
+  std::uint64_t offset;   ///< bytes from the start of the segment
+  std::uint64_t size;     ///< bytes
+  std::uint32_t segment;  ///< number of the segment, 0 = never used
+  std::uint32_t reserved;
+};
+
+/// "Look again" marks of one borrower: a bit per block, under two levels of summary. A mark never
+/// means "free now". Marking goes upwards, taking goes downwards, so a mark is never lost: whoever
+/// finds a bit already set knows that its taker has yet to come past.
+/// Sizes for 4 Mi blocks: one top word, 1,024 middle words, 65,536 leaf words.
+template <class P>
+class Hints {
+ public:
+  using Word = typename P::template Atomic<std::uint64_t>;
+
+  Hints(Word* top, Word* middle, Word* leaves) noexcept : top_(top), middle_(middle), leaves_(leaves) {}
+
+  void mark(std::uint32_t block) noexcept {
+    raise(leaves_[block >> 6], block & 63);
+    raise(middle_[block >> 12], block >> 6 & 63);
+    raise(*top_, block >> 16 & 63);
+  }
+
+  bool any() const noexcept { return top_->load() != 0; }
+
+  /// Calls visit(block) for each mark and takes it away.
+  template <class Visit>
+  void take(Visit&& visit) noexcept {
+    each_bit(top_->exchange(0), [&](std::uint32_t i) {
+      for (std::uint32_t m = i * 16; m < i * 16 + 16; ++m) take_middle(m, visit);
+    });
+  }
+
+ private:
+  template <class Visit>
+  void take_middle(std::uint32_t m, Visit& visit) noexcept {
+    if (middle_[m].load() == 0) return;
+    each_bit(middle_[m].exchange(0), [&](std::uint32_t i) {
+      const std::uint32_t leaf = m * 64 + i;
+      each_bit(leaves_[leaf].exchange(0), [&](std::uint32_t bit) { visit(leaf * 64 + bit); });
+    });
+  }
+
+  static void raise(Word& word, std::uint32_t bit) noexcept {
+    const std::uint64_t mask = std::uint64_t{1} << bit;
+    if ((word.load() & mask) == 0) word.fetch_or(mask);
+  }
+
+  template <class Visit>
+  static void each_bit(std::uint64_t bits, Visit&& visit) noexcept {
+    for (; bits != 0; bits &= bits - 1) visit(static_cast<std::uint32_t>(__builtin_ctzll(bits)));
+  }
+
+  Word* top_;
+  Word* middle_;
+  Word* leaves_;
+};
+
+/// First cache lines of a claim page.
+template <class P>
+struct ClaimPageHeader {
+  std::uint64_t magic;
+  std::uint32_t version;
+  std::uint32_t capacity;  ///< blocks
+  /// Non-zero: every slot counts as held. Raised while a forked child copies its claims.
+  alignas(64) typename P::template Atomic<std::uint32_t> all;
+  /// How many claim pages this borrower has prepared for children of its own.
+  typename P::template Atomic<std::uint32_t> announced;
+  /// Non-zero: look at everything in limbo again.
+  alignas(64) typename P::template Atomic<std::uint32_t> rescan;
+  typename P::template Atomic<std::uint64_t> top;
+};
+
+/// A borrower's claim page, as both sides see it. Thread safety: all members may be called
+/// concurrently by any thread of owner and borrower.
+template <class P>
+class ClaimPage {
+ public:
+  using Slot = typename P::template Atomic<std::uint32_t>;
+
+  ClaimPage() noexcept : ClaimPage(nullptr, nullptr, nullptr, nullptr) {}
+  ClaimPage(ClaimPageHeader<P>* header, Slot* slots, typename Hints<P>::Word* middle,
+            typename Hints<P>::Word* leaves) noexcept
+      : header_(header), slots_(slots), hints_(header ? &header->top : nullptr, middle, leaves) {}
+
+  ClaimPageHeader<P>& header() const noexcept { return *header_; }
+  Slot& slot(std::uint32_t block) const noexcept { return slots_[block]; }
+  Hints<P>& hints() noexcept { return hints_; }
+  explicit operator bool() const noexcept { return header_ != nullptr; }
+
+ private:
+  ClaimPageHeader<P>* header_;
+  Slot* slots_;
+  Hints<P> hints_;
+};
+
+/// Gives one claim back. The last one out of a closing block asks the owner to look again.
+template <class P>
+void release_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block) noexcept {
+  point("release.begin");
+  const bool last = page.slot(block).fetch_sub(1) == 1;
+  point("release.slot_lowered");
+  if (last && state_of(record.word.load()) == BlockState::closing) {
+    page.hints().mark(block);
+    point("release.marked");
+  }
+}
+
+/// Claims `block` if it is still what the handle said. The count in the slot, not one in front of
+/// it, is what makes threads of one borrower safe. False: stale, and nothing is held.
+///
+/// The owner may have freed a block that another borrower still holds and shares on. Its memory is
+/// good as long as it is in limbo, which only the owner knows: `ask` asks it (BlockTable::is_in_limbo
+/// under the owner's lock). The slot is up before the question, so a yes stays true: the owner looks
+/// at the slot before the block leaves limbo. For an owner that is gone `ask` says yes, and the word,
+/// read again, has the answer: it left `closing` before the memory could be used. `ask` must not throw.
+template <class P, class Ask>
+[[nodiscard]] bool try_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block,
+                             std::uint64_t generation, Ask&& ask) noexcept {
+  point("claim.begin");
+  page.slot(block).fetch_add(1);
+  point("claim.slot_raised");
+  const std::uint64_t word = record.word.load();
+  if (word == make_word(generation, BlockState::exported) ||
+      (word == closing_word(generation) && ask() && is_held_as(record.word.load(), generation))) {
+    point("claim.done");
+    return true;
+  }
+  release_claim(page, record, block);
+  return false;
+}
+
+template <class P>
+[[nodiscard]] bool try_claim(ClaimPage<P>& page, const BlockRecord<P>& record, std::uint32_t block,
+                             std::uint64_t generation) noexcept {
+  return try_claim(page, record, block, generation, [] { return false; });
+}
+
+/// Before a fork, and before the child's page is on its way: until it has arrived, the owner counts
+/// every block as held. A page that never arrives leaves it so until this process ends.
+template <class P>
+void announce_child(ClaimPage<P>& page) noexcept {
+  page.header().announced.fetch_add(1);
+  point("fork.announced");
+}
+
+/// In a forked child, whose page was born with `all` raised: count(block) claims of each block below
+/// `end` are its own from here on.
+template <class P, class Count>
+void take_over_claims(ClaimPage<P>& page, std::uint32_t end, Count&& count) noexcept {
+  for (std::uint32_t block = 0; block < end; ++block)
+    if (const std::uint32_t claims = count(block); claims != 0) page.slot(block).store(claims);
+  point("fork.slots_set");
+  page.header().all.store(0);
+  point("fork.all_lowered");
+  page.header().rescan.store(1);
+}
+
+}  // namespace onecopy

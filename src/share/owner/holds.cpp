@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/owner/holds.h"
+
+#include <algorithm>
+#include <span>
+
+#include "os/random.h"
+
+namespace onecopy {
+
+std::uint64_t Holds::add(BlockRef block, Clock::time_point now) {
+  std::uint64_t nonce = 0;
+  std::lock_guard lock(mutex_);
+  while (nonce == 0 || holds_.contains(nonce)) random_bytes(std::as_writable_bytes(std::span(&nonce, 1)));
+  holds_[nonce] = {.block = std::move(block), .since = now};
+  return nonce;
+}
+
+void Holds::end(std::uint64_t nonce) noexcept {
+  BlockRef ended;  // declared before the lock, so released after it
+  std::lock_guard lock(mutex_);
+  const auto at = holds_.find(nonce);
+  if (at == holds_.end()) return;
+  ended = std::move(at->second.block);
+  holds_.erase(at);
+}
+
+void Holds::let_last(std::uint64_t nonce) noexcept {
+  std::lock_guard lock(mutex_);
+  if (const auto at = holds_.find(nonce); at != holds_.end()) at->second.lasts = true;
+}
+
+template <typename IsOver>
+void Holds::end_those(IsOver is_over) noexcept {
+  std::vector<BlockRef> ended;  // as above
+  std::lock_guard lock(mutex_);
+  for (auto at = holds_.begin(); at != holds_.end();) {
+    if (!is_over(at->second)) {
+      ++at;
+      continue;
+    }
+    ended.push_back(std::move(at->second.block));
+    at = holds_.erase(at);
+  }
+}
+
+bool Holds::expire(Clock::time_point now) noexcept {
+  bool more = false;
+  end_those([&](const Hold& hold) {
+    const bool is_over = !hold.lasts && now - hold.since >= kLifetime;
+    more = more || !(hold.lasts || is_over);
+    return is_over;
+  });
+  return more;
+}
+
+void Holds::end_older(Clock::time_point than) noexcept {
+  end_those([than](const Hold& hold) { return hold.since <= than; });
+}
+
+bool Holds::contain(const BlockRef& block) const noexcept {
+  const std::lock_guard lock(mutex_);
+  return std::any_of(holds_.begin(), holds_.end(), [&](const auto& entry) {
+    const BlockRef& held = entry.second.block;
+    return held.keeper() == block.keeper() && held.number() == block.number();
+  });
+}
+
+std::vector<Holds::Clock::time_point> Holds::list() const {
+  std::lock_guard lock(mutex_);
+  std::vector<Clock::time_point> since;
+  for (const auto& [nonce, hold] : holds_) since.push_back(hold.since);
+  return since;
+}
+
+void Holds::clear() noexcept {
+  std::map<std::uint64_t, Hold> ended;
+  std::lock_guard lock(mutex_);
+  ended.swap(holds_);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "onecopy/memory/block.h"
+
+namespace onecopy {
+
+/// Blocks kept for handles that were written down to travel (pickled, sent by other means) and have
+/// not been opened yet. The first opener's acknowledgement ends a hold, time ends the others, but for those
+/// that were told to last: their bytes wait in a channel that may be read at any time.
+///
+/// Thread safety: all members may be called concurrently.
+class Holds {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::minutes kLifetime{10};
+
+  /// Returns the nonce that ends the hold; never 0.
+  std::uint64_t add(BlockRef block, Clock::time_point now = Clock::now());
+  void end(std::uint64_t nonce) noexcept;
+  /// From now on time does not end this hold. Without effect when it is over.
+  void let_last(std::uint64_t nonce) noexcept;
+  /// Ends what is older than kLifetime and does not last. True while there is more that time will end.
+  bool expire(Clock::time_point now = Clock::now()) noexcept;
+  /// Ends what was made at that time or before, all of it.
+  void end_older(Clock::time_point than) noexcept;
+  /// Is this block held for somebody?
+  bool contain(const BlockRef& block) const noexcept;
+  /// When each hold was made.
+  std::vector<Clock::time_point> list() const;
+
+  // Around a fork; a child holds nothing for others.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  void clear() noexcept;
+
+ private:
+  struct Hold {
+    BlockRef block;
+    Clock::time_point since;
+    bool lasts = false;
+  };
+  template <typename IsOver>
+  void end_those(IsOver is_over) noexcept;
+
+  mutable std::mutex mutex_;
+  std::map<std::uint64_t, Hold> holds_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "memory/pool.h"
+#include "onecopy/memory/block.h"
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/handle_fields.h"
+#include "os/process_origin.h"
+
+namespace onecopy {
+
+/// Everything a handle says about a block's memory.
+struct BlockPlace {
+  BlockInfo info;
+  SegmentKind kind = SegmentKind::memfd;
+  std::uint64_t segment_size = 0;
+  std::byte* data = nullptr;  ///< where the block begins in this process
+  const DeviceIdentity* identity = nullptr;
+};
+
+/// The part of it that says where a block is, and costs no lock.
+struct BlockSpot {
+  BlockInfo info;
+  std::byte* data = nullptr;
+};
+
+/// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones.
+class SharedKeeper : public BlockKeeper {
+ public:
+  /// Who counts for good; another than this one where something stands in between.
+  virtual SharedKeeper& root() noexcept { return *this; }
+  /// Never another's in this process and its forks, also once this one is destroyed: what caches compare. Never 0.
+  std::uint64_t serial() const noexcept { return serial_; }
+  virtual const ProcessId& owner() const noexcept = 0;
+  /// The streams in whose order references end here, see OrderedReleases.
+  virtual std::vector<Stream> order() const { return {}; }
+  /// Makes the block nameable in handles and says where it is; `access` picks the mapping when there
+  /// are several. REQUIRES: the caller holds it.
+  virtual BlockPlace export_block(std::uint32_t block, Access access) = 0;
+  /// All bytes of the block, in this process. REQUIRES: the caller holds it.
+  virtual std::span<std::byte> bytes_of(std::uint32_t block, Access access) = 0;
+  /// What another process needs to map a segment of this owner, and the owner's block table.
+  virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
+  virtual Fd export_table() const = 0;
+  /// Lets another device of this process use the block's segment; where the block begins for that device. REQUIRES:
+  /// the caller holds it.
+  virtual std::byte* allow(std::uint32_t block, Access access, int ordinal) = 0;
+  virtual ProcessOrigin origin() const = 0;
+  /// An item with this block goes into the queue `channel`, or has been taken out of it. REQUIRES: the
+  /// caller holds the block in between. Should it die then, the owner keeps the block for the receiver.
+  virtual void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept = 0;
+  virtual void end_transit(std::uint32_t block) noexcept = 0;
+
+ protected:
+  SharedKeeper() noexcept : BlockKeeper(true) {}
+  ~SharedKeeper() = default;
+
+ private:
+  inline static std::atomic<std::uint64_t> last_serial_{0};
+  const std::uint64_t serial_ = ++last_serial_;
+};
+
+/// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may
+/// be right behind it, so only a tensor without bytes begins at the block's end.
+inline std::byte* begin_for(SharedKeeper& keeper, const Tensor& tensor, const BlockSpot& spot) {
+  const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
+  if (offset < spot.info.size || (offset == spot.info.size && tensor.nbytes() == 0)) return spot.data;
+  return keeper.allow(spot.info.number, tensor.access(), tensor.device().index);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/owner/ledger.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "os/memfd.h"
+#include "os/process.h"
+
+namespace onecopy {
+
+Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
+    : owner_(owner),
+      pid_(current_pid()),
+      segments_(segments),
+      file_(create_memfd("onecopy-blocks", kTableBytes)),
+      records_(Mapping::of(file_, kTableBytes, Access::read_write)),
+      local_memory_(Mapping::anonymous(kMaxBlocks * sizeof(Local))),
+      local_(local_memory_.as<Local>()),
+      table_(records_.as<Record>(), kMaxBlocks) {
+  add_seals(file_, kSealFutureWrite);  // borrowers can map it read-only at most
+}
+
+/// In a forked child the owner is another process, and may be gone.
+ProcessOrigin Ledger::origin() const {
+  if (const std::uint64_t known = start_time_) return {pid_, known};
+  const ProcessOrigin origin =
+      pid_ == current_pid() ? this_process_origin() : ProcessOrigin{pid_, process_start_time(pid_)};
+  start_time_ = origin.start_time;
+  return origin;
+}
+
+BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
+  std::unique_lock lock(mutex_);
+  table_.drain([&](std::uint32_t block) { reusable_.push_back(block); });
+  if (!reusable_.empty()) {
+    dispose(lock);
+    lock.lock();
+  }
+  make_room();
+  const std::uint16_t source = index_of(from);
+  const std::uint32_t block = table_.take();
+  if (block != kMaxBlocks) {
+    Record& r = table_.record(block);
+    r.segment = extent.segment;
+    r.offset = extent.offset;
+    r.size = extent.size;
+    Local& local = local_[block];
+    local.source = source;
+    local.keeps_others = false;
+    local.data = extent.data;
+    local.refs.store(1, std::memory_order_relaxed);
+    table_.publish(block);
+  }
+  lock.unlock();
+  if (block == kMaxBlocks)
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("all {} blocks of this process are in use, {} of them waiting for "
+                            "borrowers; release tensors, or put small ones into one larger tensor",
+                            kMaxBlocks, limbo()));
+  return {this, block};
+}
+
+/// For every block, so that letting go of one never allocates. REQUIRES: mutex_.
+void Ledger::make_room() {
+  constexpr std::size_t kLeast = 64;
+  if (reusable_.capacity() <= table_.used())
+    reusable_.reserve(std::max(kLeast, std::size_t{2} * table_.used()));
+}
+
+std::uint16_t Ledger::index_of(ExtentOwner& from) {
+  const auto at = std::find(sources_.begin(), sources_.end(), &from);
+  if (at != sources_.end()) return static_cast<std::uint16_t>(at - sources_.begin());
+  sources_.push_back(&from);
+  return static_cast<std::uint16_t>(sources_.size() - 1);
+}
+
+void Ledger::keep_with(std::uint32_t block, std::vector<BlockRef> kept) {
+  std::lock_guard lock(mutex_);
+  kept_[block] = std::move(kept);
+  local_[block].keeps_others = true;
+}
+
+BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcept {
+  if (block >= kMaxBlocks) return {};
+  const auto matches = [&] {
+    return table_.record(block).word.load() == make_word(generation, BlockState::exported);
+  };
+  auto& refs = local_[block].refs;
+  for (;; std::this_thread::yield()) {
+    std::uint32_t held = refs.load();
+    while (held != 0 && !refs.compare_exchange_weak(held, held + 1)) {
+    }
+    if (held != 0) {
+      BlockRef ref(this, block);
+      return matches() ? std::move(ref) : BlockRef();
+    }
+    if (inherited_) return {};
+    if (BlockRef ref = try_revive(block, generation)) return ref;
+    if (!matches()) return {};
+    // Its last reference is on its way to the lock, and the block to limbo.
+  }
+}
+
+/// A receiver sends back what we have let go of: it is ours again.
+BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
+  std::lock_guard lock(mutex_);
+  if (!table_.try_revive(block, generation)) return {};
+  local_[block].refs.store(1);
+  return {this, block};
+}
+
+/// A borrower that read `closing` may ask after this process has revived the block: then the block is not in limbo any
+/// more, and is kept all the same. The borrower's slot is up, so the next free looks at it.
+bool Ledger::is_kept(std::uint32_t block, std::uint64_t generation) const noexcept {
+  std::lock_guard lock(mutex_);
+  return table_.is_in_limbo(block, generation) ||
+         (block < kMaxBlocks &&
+          table_.record(block).word.load() == make_word(generation, BlockState::exported));
+}
+
+void Ledger::retain(std::uint32_t block) noexcept {
+  local_[block].refs.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool Ledger::drop_reference(std::uint32_t block) noexcept {
+  return local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) == 1;
+}
+
+void Ledger::release(std::uint32_t block) noexcept {
+  if (!drop_reference(block)) return;
+  if (inherited_) leave_inherited(block);
+  else last_references({&block, 1});
+}
+
+void Ledger::release_all(std::span<const std::uint32_t> blocks) noexcept {
+  constexpr std::size_t kAtOnce = 32;
+  std::array<std::uint32_t, kAtOnce> last;
+  while (!blocks.empty()) {
+    std::size_t count = 0;
+    for (const std::uint32_t block : blocks.first(std::min(blocks.size(), kAtOnce)))
+      if (drop_reference(block)) last[count++] = block;
+    blocks = blocks.subspan(std::min(blocks.size(), kAtOnce));
+    const std::span gone(last.data(), count);
+    if (!inherited_) last_references(gone);
+    else
+      for (const std::uint32_t block : gone) leave_inherited(block);
+  }
+}
+
+/// What `change` makes reusable under the lock is disposed of without it.
+template <class Change>
+void Ledger::reclaim(Change&& change) noexcept {
+  std::unique_lock lock(mutex_);
+  change([&](std::uint32_t block) { reusable_.push_back(block); });
+  dispose(lock);
+}
+
+void Ledger::last_references(std::span<const std::uint32_t> blocks) noexcept {
+  if (blocks.empty()) return;
+  bool limbo = false;
+  reclaim([&](auto reusable) {
+    for (const std::uint32_t block : blocks)
+      if (table_.free_block(block)) reusable(block);
+      else limbo = true;
+    table_.drain(reusable);
+  });
+  if (limbo && on_limbo) on_limbo();
+}
+
+void Ledger::leave_inherited(std::uint32_t block) noexcept {
+  std::vector<BlockRef> kept;
+  if (local_[block].keeps_others) {
+    std::lock_guard lock(mutex_);
+    kept = std::move(kept_[block]);
+    kept_.erase(block);
+  }
+  release_claim(inherited_, table_.record(block), block);
+}
+
+Ledger::Freed Ledger::take_out(std::uint32_t block) noexcept {
+  const Record& r = table_.record(block);
+  Local& local = local_[block];
+  Freed freed{{r.segment, r.offset, r.size, local.data}, sources_[local.source], {}};
+  if (local.keeps_others) {
+    const auto kept = kept_.find(block);
+    freed.kept = std::move(kept->second);
+    kept_.erase(kept);
+  }
+  table_.give_back(block);
+  return freed;
+}
+
+/// All that is reusable goes back, without the lock: what the blocks kept, too.
+void Ledger::dispose(std::unique_lock<std::mutex>& lock) noexcept {
+  while (dispose_some(lock)) lock.lock();
+}
+
+/// Lets go of the lock. True when there is more.
+bool Ledger::dispose_some(std::unique_lock<std::mutex>& lock) noexcept {
+  constexpr std::size_t kAtOnce = 8;
+  if (reusable_.empty()) {
+    lock.unlock();
+    return false;
+  }
+  std::array<Freed, kAtOnce> freed;
+  std::size_t count = 0;
+  for (; count < kAtOnce && !reusable_.empty(); reusable_.pop_back())
+    freed[count++] = take_out(reusable_.back());
+  const bool more = !reusable_.empty();
+  lock.unlock();
+  for (const Freed& f : std::span(freed).first(count)) f.from->free(f.extent);
+  return more;
+}
+
+std::span<std::byte> Ledger::bytes_of(std::uint32_t block, Access) {
+  return {local_[block].data, table_.record(block).size};
+}
+
+BlockPlace Ledger::export_block(std::uint32_t block, Access) {
+  const BlockSpot spot = export_spot(block);
+  const SegmentInfo segment = segments_.info(spot.info.segment);
+  return {spot.info, segment.kind, segment.size, spot.data, segment.identity};
+}
+
+BlockSpot Ledger::export_spot(std::uint32_t block) noexcept {
+  const Record& r = table_.record(block);
+  return {{block, table_.export_block(block), r.segment, r.offset, r.size}, local_[block].data};
+}
+
+ExportedMemory Ledger::export_segment(std::uint32_t segment, Access access) const {
+  return segments_.export_memory(segment, access);
+}
+
+std::byte* Ledger::allow(std::uint32_t block, Access, int ordinal) {
+  const BlockInfo info = export_spot(block).info;
+  return segments_.allow(info.segment, ordinal) + info.offset;
+}
+
+/// Once the table is mapped, nobody needs to write through its descriptor.
+Fd Ledger::export_table() const {
+  std::lock_guard lock(mutex_);
+  if (!file_is_read_only_) file_ = reopen_read_only(file_);
+  file_is_read_only_ = true;
+  return file_.duplicate();
+}
+
+std::uint64_t Ledger::table_inode() const {
+  const std::lock_guard lock(mutex_);
+  return inode_of(file_);
+}
+
+Ledger::PageRef Ledger::attach(const Claims& page) {
+  std::lock_guard lock(mutex_);
+  return table_.attach(page);
+}
+
+void Ledger::attach_child(PageRef parent) noexcept {
+  reclaim([&](auto reusable) {
+    table_.attach_child(parent);
+    table_.rescan(reusable);
+  });
+}
+
+void Ledger::detach(PageRef page) noexcept {
+  reclaim([&](auto reusable) {
+    table_.detach(page);
+    table_.rescan(reusable);
+  });
+}
+
+bool Ledger::awaits_child(PageRef page) const noexcept {
+  const std::lock_guard lock(mutex_);
+  return page->claims.header().announced.load() != page->attached_children;
+}
+
+std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noexcept {
+  std::size_t kept = 0;
+  reclaim([&](auto reusable) {
+    for (std::uint32_t block = 0; block < table_.used(); ++block) {
+      const std::uint32_t items = transits.items(block);
+      page->claims.slot(block).store(items);
+      kept += items != 0;
+    }
+    page->claims.header().all.store(0);
+    page->attached_children = page->claims.header().announced.load();
+    table_.rescan(reusable);
+  });
+  return kept;
+}
+
+bool Ledger::drain() noexcept {
+  bool more = false;
+  reclaim([&](auto reusable) {
+    table_.drain(reusable);
+    more = table_.limbo_size() != 0;
+  });
+  return more;
+}
+
+std::uint64_t Ledger::claims_of(PageRef page) const noexcept {
+  std::lock_guard lock(mutex_);
+  std::uint64_t claims = 0;
+  for (std::uint32_t block = 0; block < table_.used(); ++block)
+    claims += page->claims.slot(block).load(std::memory_order_relaxed) != 0;
+  return claims;
+}
+
+std::size_t Ledger::limbo() const noexcept {
+  std::lock_guard lock(mutex_);
+  return table_.limbo_size();
+}
+
+std::size_t Ledger::live() const noexcept {
+  std::lock_guard lock(mutex_);
+  return table_.live();
+}
+
+void Ledger::hold_everything() {
+  if (everything_) return;
+  everything_ = private_claims();
+  claims_in(everything_).header().all.store(1);
+  table_.attach(claims_in(everything_));
+}
+
+void Ledger::export_all() noexcept {
+  for (std::uint32_t block = 0; block < table_.used(); ++block)
+    if (local_[block].refs.load() != 0) table_.export_block(block);
+}
+
+/// Our own blocks are kept by those we gave their segments to, should we die.
+void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
+  if (inherited_) transits_.begin(block, channel);
+}
+
+void Ledger::end_transit(std::uint32_t block) noexcept {
+  if (inherited_) transits_.end(block);
+}
+
+void Ledger::become_borrower(Claims page, Transits transits) noexcept {
+  inherited_ = page;
+  transits_ = transits;
+  take_over_claims(page, table_.used(),
+                   [&](std::uint32_t block) { return std::uint32_t{local_[block].refs.load() != 0}; });
+}
+
+}  // namespace onecopy

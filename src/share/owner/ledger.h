@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "memory/pool.h"
+#include "os/fd.h"
+#include "os/mapping.h"
+#include "os/process_origin.h"
+#include "share/owner/block_table.h"
+#include "share/owner/claim_memory.h"
+#include "share/owner/keeper.h"
+
+namespace onecopy {
+
+/// The owner's book of its blocks: who holds them here (a count in private memory) and elsewhere (the
+/// claim protocol), and the table that borrowers read.
+///
+/// After a fork the child's copy speaks for the child: its blocks are the parent's, and what the
+/// child inherited is one claim a block in a claim page of its own (see become_borrower).
+///
+/// Thread safety: all members may be called concurrently, but for the fork ones, which are called
+/// with lock() held by the only thread there is.
+class Ledger final : public SharedKeeper {
+ public:
+  using PageRef = BlockTable<RealPlatform>::PageRef;
+
+  Ledger(const ProcessId& owner, const SegmentTable& segments);
+
+  /// Called (without locks) when a block enters limbo: somebody has to look again later.
+  std::function<void()> on_limbo;
+
+  /// Enters an extent with one reference; it goes back to `from` in the end. Throws out_of_memory when kMaxBlocks
+  /// are in use; the extent is still the caller's then.
+  BlockRef add(const Extent& extent, ExtentOwner& from);
+  /// `kept` lives until nobody holds `block` any more, here or elsewhere.
+  void keep_with(std::uint32_t block, std::vector<BlockRef> kept);
+  /// Another reference for a handle that came back to its owner; empty when it is stale.
+  BlockRef try_open(std::uint32_t block, std::uint64_t generation) noexcept;
+  /// Freed here and still held by a borrower, or taken back since? Answers a borrower that has raised its slot.
+  bool is_kept(std::uint32_t block, std::uint64_t generation) const noexcept;
+
+  void retain(std::uint32_t block) noexcept override;
+  void release(std::uint32_t block) noexcept override;
+  void release_all(std::span<const std::uint32_t> blocks) noexcept override;
+  const ProcessId& owner() const noexcept override { return owner_; }
+  BlockPlace export_block(std::uint32_t block, Access access) override;
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
+  /// The same for those who know the segment already.
+  BlockSpot export_spot(std::uint32_t block) noexcept;
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
+  std::vector<Fd> export_rest(std::uint32_t segment, std::size_t first) const {
+    return segments_.export_rest(segment, first);
+  }
+  Fd export_table() const override;
+  std::uint64_t table_inode() const;
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override;
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
+  void end_transit(std::uint32_t block) noexcept override;
+
+  /// A borrower's page comes, and goes once its process is gone.
+  PageRef attach(const Claims& page);
+  void attach_child(PageRef parent) noexcept;
+  void detach(PageRef page) noexcept;
+  /// Has the borrower announced children whose pages have not come?
+  bool awaits_child(PageRef page) const noexcept;
+  /// The borrower is gone, but items it put may still be in queues: from now on its page holds what is
+  /// in `transits` and nothing else. Returns how many blocks that are.
+  std::size_t leave_in_transit(PageRef page, const Transits& transits) noexcept;
+  /// Looks at the borrowers' marks. True while something is in limbo.
+  bool drain() noexcept;
+
+  std::uint64_t claims_of(PageRef page) const noexcept;
+  std::size_t limbo() const noexcept;
+  std::size_t live() const noexcept;
+
+  // Around a fork, see fork.cpp.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  std::size_t live_locked() const noexcept { return table_.live(); }
+  /// Before: whatever is alive may be held by the child, so freeing it must look. REQUIRES: locked.
+  void export_all() noexcept;
+  /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
+  PageRef attach_locked(const Claims& page) { return table_.attach(page); }
+  /// Before, when there can be no such page: nothing that was ever exported is reused from now on.
+  void hold_everything();
+  bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
+  /// In the child: what is referenced becomes claims in `page`, and `all` is lowered.
+  void become_borrower(Claims page, Transits transits) noexcept;
+  bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
+  Claims inherited_page() const noexcept { return inherited_; }
+  /// The start time is found out when it is first asked for, since that takes long. Throws when it cannot be read.
+  ProcessOrigin origin() const override;
+
+ private:
+  /// What the owner alone knows of a block.
+  struct Local {
+    std::atomic<std::uint32_t> refs;
+    std::uint16_t source;
+    bool keeps_others;
+    std::byte* data;
+  };
+  static_assert(sizeof(Local) == 16);
+
+  struct Freed {
+    Extent extent;
+    ExtentOwner* from = nullptr;
+    std::vector<BlockRef> kept;
+  };
+
+  BlockRef try_revive(std::uint32_t block, std::uint64_t generation) noexcept;
+  bool drop_reference(std::uint32_t block) noexcept;
+  void last_references(std::span<const std::uint32_t> blocks) noexcept;
+  void leave_inherited(std::uint32_t block) noexcept;
+  Freed take_out(std::uint32_t block) noexcept;
+  void make_room();
+  std::uint16_t index_of(ExtentOwner& from);
+  template <class Change>
+  void reclaim(Change&& change) noexcept;
+  void dispose(std::unique_lock<std::mutex>& lock) noexcept;
+  bool dispose_some(std::unique_lock<std::mutex>& lock) noexcept;
+
+  ProcessId owner_;
+  const int pid_;
+  mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
+  const SegmentTable& segments_;
+  mutable Fd file_;                         ///< of the table
+  mutable bool file_is_read_only_ = false;  ///< by its descriptor
+  Mapping records_;
+  Mapping local_memory_;
+  Local* local_;
+  mutable std::mutex mutex_;
+  BlockTable<RealPlatform> table_;
+  std::vector<std::uint32_t> reusable_;  ///< and not yet taken out; has room for all blocks
+  std::vector<ExtentOwner*> sources_;
+  std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_;
+  Mapping everything_;  ///< see hold_everything()
+  Claims inherited_;
+  Transits transits_;  ///< of a forked child
+};
+
+}  // namespace onecopy

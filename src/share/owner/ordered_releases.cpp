@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/owner/ordered_releases.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/process.h"
+
+namespace onecopy {
+
+/// Stands between the references to a block and its keeper; belongs to them, and goes with the last.
+class OrderedReleases::Lease final : public SharedKeeper {
+ public:
+  Lease(OrderedReleases& releases, BlockRef block, Device device, Stream stream)
+      : releases_(releases), block_(std::move(block)), device_(device), stream_(stream) {}
+
+  void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
+  void release(std::uint32_t) noexcept override {
+    if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+    const std::unique_ptr<Lease> last(this);
+    if (current_pid() == pid_) releases_.drop({std::move(block_), device_, stream_});
+  }
+  SharedKeeper& root() noexcept override { return keeper().root(); }
+  const ProcessId& owner() const noexcept override { return keeper().owner(); }
+  std::vector<Stream> order() const override {
+    std::vector<Stream> all = keeper().order();
+    all.push_back(stream_);
+    return all;
+  }
+  BlockPlace export_block(std::uint32_t block, Access access) override {
+    return keeper().export_block(block, access);
+  }
+  std::span<std::byte> bytes_of(std::uint32_t block, Access access) override {
+    return keeper().bytes_of(block, access);
+  }
+  ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
+    return keeper().export_segment(segment, access);
+  }
+  Fd export_table() const override { return keeper().export_table(); }
+  std::byte* allow(std::uint32_t block, Access access, int ordinal) override {
+    return keeper().allow(block, access, ordinal);
+  }
+  ProcessOrigin origin() const override { return keeper().origin(); }
+  void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
+    keeper().begin_transit(block, channel);
+  }
+  void end_transit(std::uint32_t block) noexcept override { keeper().end_transit(block); }
+
+ private:
+  SharedKeeper& keeper() const noexcept { return static_cast<SharedKeeper&>(*block_.keeper()); }
+
+  OrderedReleases& releases_;
+  BlockRef block_;
+  const Device device_;
+  const Stream stream_;
+  const int pid_ = current_pid();
+  std::atomic<std::uint64_t> references_{1};
+};
+
+BlockRef OrderedReleases::order(BlockRef block, Device device, Stream stream) {
+  const std::uint32_t number = block.number();
+  auto lease = std::make_unique<Lease>(*this, std::move(block), device, stream);
+  return {lease.release(), number};
+}
+
+/// Nothing when there is no telling how far the stream is, for now: it is captured, or its device has failed. That a
+/// capture is over by the time one asks for it means nothing, so the error itself says it.
+std::optional<TimelinePoint> OrderedReleases::mark(Device device, Stream stream) noexcept {
+  try {
+    return timeline_.mark(device, stream);
+  } catch (const Error& e) {
+    if (e.code() == ErrorCode::unsupported || timeline_.has_failed(device)) return {};
+    log_warning(fmt::format("a tensor was given back out of order: {}", e.what()));
+  } catch (const std::exception& e) {
+    log_warning(fmt::format("a tensor was given back out of order: {}", e.what()));
+  }
+  return TimelinePoint{};
+}
+
+void OrderedReleases::mark_all(std::vector<Dropped> blocks) noexcept {
+  while (!blocks.empty()) {
+    const Device device = blocks.back().device;
+    const Stream stream = blocks.back().stream;
+    const auto first = std::stable_partition(blocks.begin(), blocks.end(), [&](const Dropped& d) {
+      return d.device != device || d.stream.native != stream.native;
+    });
+    const auto point = mark(device, stream);
+    if (!point || !timeline_.has_passed(*point)) {
+      const std::lock_guard lock(mutex_);
+      for (auto at = first; at != blocks.end(); ++at)
+        if (point) waiting_.push_back({std::move(at->block), *point, device});
+        else unmarked_.push_back(std::move(*at));
+    } else {
+      size_ -= static_cast<std::size_t>(blocks.end() - first);
+    }
+    blocks.erase(first, blocks.end());
+  }
+}
+
+/// REQUIRES: mutex_. Moves the blocks of those that are chosen, and counts them no more.
+template <class Entries, class IsChosen>
+void OrderedReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) {
+  const auto first = std::stable_partition(from.begin(), from.end(), std::not_fn(is_chosen));
+  for (auto at = first; at != from.end(); ++at) to.push_back(std::move(at->block));
+  size_ -= static_cast<std::size_t>(from.end() - first);
+  from.erase(first, from.end());
+}
+
+/// REQUIRES: mutex_, and that nothing that waits has passed.
+void OrderedReleases::hold_those_of_failed_devices() {
+  const auto has_failed = [this](const auto& entry) { return timeline_.has_failed(entry.device); };
+  take(waiting_, held_, has_failed);
+  take(unmarked_, held_, has_failed);
+}
+
+/// So that who opens and drops tensors without a pause has a few of them at a time, and not a tick's worth.
+void OrderedReleases::end_two() noexcept {
+  std::vector<Waiting> due;  // dropped without the lock
+  const std::lock_guard lock(mutex_);
+  for (int i = 0; i < 2 && !waiting_.empty() && timeline_.has_passed(waiting_.front().point); ++i) {
+    due.push_back(std::move(waiting_.front()));
+    waiting_.pop_front();
+    --size_;
+  }
+}
+
+void OrderedReleases::drop(Dropped block) noexcept {
+  ++size_;
+  if (must_not_wait && must_not_wait()) leave(std::move(block));
+  // The default stream is there when a mark comes later. Hosts that may have to wait for a mark do so here.
+  else if (!block.stream.native && !timeline_.may_wait_on_host(block.device)) collect(std::move(block));
+  else {
+    std::vector<Dropped> alone;
+    alone.push_back(std::move(block));
+    mark_all(std::move(alone));
+  }
+  end_two();
+  if (on_wait && size() != 0) on_wait();
+}
+
+void OrderedReleases::leave(Dropped block) noexcept {
+  const std::lock_guard lock(mutex_);
+  unmarked_.push_back(std::move(block));
+}
+
+/// A mark takes a microsecond of the host and two of the stream. Much memory does not wait for more of it.
+void OrderedReleases::collect(Dropped block) noexcept {
+  constexpr std::size_t kMany = 64;
+  constexpr std::size_t kMuch = std::size_t{256} << 20;
+  auto& keeper = static_cast<SharedKeeper&>(*block.block.keeper());
+  const std::size_t size = keeper.bytes_of(block.block.number(), Access::read_write).size();
+  bool are_enough = false;
+  {
+    const std::lock_guard lock(mutex_);
+    collected_.push_back(std::move(block));
+    collected_bytes_ += size;
+    are_enough = collected_.size() >= kMany || (collected_.size() > 1 && collected_bytes_ > kMuch);
+  }
+  if (are_enough) mark_collected();
+}
+
+void OrderedReleases::mark_collected() noexcept {
+  std::vector<Dropped> collected;
+  {
+    const std::lock_guard lock(mutex_);
+    collected.swap(collected_);
+    collected_bytes_ = 0;
+  }
+  mark_all(std::move(collected));
+}
+
+void OrderedReleases::mark_left() noexcept {
+  std::vector<Dropped> unmarked;
+  {
+    const std::lock_guard lock(mutex_);
+    unmarked.swap(unmarked_);
+  }
+  mark_all(std::move(unmarked));
+  mark_collected();
+}
+
+bool OrderedReleases::sweep() noexcept {
+  std::vector<BlockRef> due;  // dropped without the lock: one may stand before another
+  bool are_left = false;
+  {
+    const std::lock_guard lock(mutex_);
+    take(waiting_, due, [this](const Waiting& w) { return timeline_.has_passed(w.point); });
+    hold_those_of_failed_devices();
+    are_left = !unmarked_.empty() || !collected_.empty();
+  }
+  if (are_left && on_left) on_left();
+  return size_ != 0;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "device/order/timeline.h"
+#include "share/owner/keeper.h"
+
+namespace onecopy {
+
+/// Leases that end only once a stream has done all that was in it when the last reference went: what the stream
+/// still reads or writes is not used for anything else before. Nobody waits for that. Of a device that has failed
+/// nobody knows what it still does: what was to end in its streams, and had not, ends with the process.
+///
+/// Thread safety: all members may be called concurrently.
+class OrderedReleases {
+ public:
+  explicit OrderedReleases(Timeline& timeline) : timeline_(timeline) {}
+
+  /// Called (without locks) when something is waiting: somebody has to call sweep() until it says no more.
+  std::function<void()> on_wait;
+  /// Called (without locks) when something is not marked: somebody has to call mark_left().
+  std::function<void()> on_left;
+  /// Is this a thread that may not wait for room in a stream, as every mark may? What it drops is left.
+  std::function<bool()> must_not_wait;
+
+  /// The same block; dropping it is ordered in the stream, which must live as long.
+  BlockRef order(BlockRef block, Device device, Stream stream);
+  /// Marks the ends of what was dropped and is not marked yet: in default streams, for which there is no hurry, while
+  /// a stream was captured, and by threads that may not wait. May wait for room in a stream.
+  void mark_left() noexcept;
+  /// Ends what has become due. True while something is waiting. Waits for nothing.
+  bool sweep() noexcept;
+  /// How many wait; what a failed device keeps does not.
+  std::size_t size() const noexcept { return size_; }
+
+ private:
+  class Lease;
+  struct Dropped {
+    BlockRef block;
+    Device device;
+    Stream stream;
+  };
+  struct Waiting {
+    BlockRef block;
+    TimelinePoint point;
+    Device device;
+  };
+
+  void drop(Dropped block) noexcept;
+  void collect(Dropped block) noexcept;
+  void leave(Dropped block) noexcept;
+  void mark_collected() noexcept;
+  void end_two() noexcept;
+  /// One mark for all that were dropped in one stream. Without the lock while the driver is asked.
+  void mark_all(std::vector<Dropped> blocks) noexcept;
+  std::optional<TimelinePoint> mark(Device device, Stream stream) noexcept;
+  template <class Entries, class IsChosen>
+  void take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen);
+  void hold_those_of_failed_devices();
+
+  Timeline& timeline_;
+  std::atomic<std::size_t> size_{0};  ///< also counts those that are just being marked
+  std::mutex mutex_;
+  std::vector<Dropped> collected_;  ///< in default streams, and not marked yet
+  std::size_t collected_bytes_ = 0;
+  std::deque<Waiting> waiting_;
+  std::vector<Dropped> unmarked_;  ///< a captured stream takes no mark, and some threads may make none
+  std::vector<BlockRef> held_;     ///< until the process ends
+};
+
+}  // namespace onecopy

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "memory/pool.h"
+
+namespace onecopy {
+
+/// A process's pools: one for each kind of segment on each device, made when it is first asked for, and kept.
+///
+/// Thread safety: all members may be called concurrently, but for those about fork.
+/// Locks: `trimming_` before `mutex_`. Giving memory back takes milliseconds, and is done without the latter, which
+/// allocations need.
+class Pools {
+ public:
+  static constexpr std::uint64_t kAtOnce = std::uint64_t{32} << 20;
+
+  Pools(const std::string& owner, SegmentTable& segments) : owner_(owner), segments_(segments) {}
+
+  /// See Pool::on_idle. Set before the first pool.
+  std::function<void()> on_idle;
+
+  Pool& of(SegmentKind kind, Device device);
+  std::uint64_t live_bytes() const;
+
+  /// Little by little, about kAtOnce bytes of each pool: borrowers wait for answers meanwhile, and a fork for the
+  /// thread. `bytes` is what the pool gave back that gave back most.
+  Pool::Trimmed trim();
+  /// All at once, of one device or of all; returns how many bytes.
+  std::uint64_t trim_all(std::optional<Device> device = {});
+  /// Ends the pools of that kind. REQUIRES: no block is in use.
+  void end(SegmentKind kind);
+
+  // Around a fork.
+  void prepare_fork();
+  void finish_fork();
+  /// See Pool::abandon().
+  void abandon() noexcept;
+
+ private:
+  using ByPlace = std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>>;
+
+  /// REQUIRES: trimming_, or they may end.
+  std::vector<Pool*> all(std::optional<Device> device = {}) const;
+
+  const std::string& owner_;
+  SegmentTable& segments_;
+  std::mutex trimming_;  ///< held while memory is given back
+  mutable std::mutex mutex_;
+  ByPlace pools_;
+  std::atomic<const ByPlace::value_type*> last_{nullptr};  ///< asked for; found without the lock
+};
+
+}  // namespace onecopy

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/owner/transits.h"
+
+namespace onecopy {
+
+void Transits::note(std::uint64_t channel) noexcept {
+  for (std::size_t i = 0; i < kWords - 1; ++i) {
+    std::uint64_t found = 0;
+    if (channels_[i].compare_exchange_strong(found, channel) || found == channel) return;
+  }
+  channels_[kWords - 1] = 1;
+}
+
+std::optional<std::vector<std::uint64_t>> Transits::channels() const {
+  if (channels_[kWords - 1].load() != 0) return {};
+  std::vector<std::uint64_t> list;
+  for (std::size_t i = 0; i < kWords - 1; ++i)
+    if (const std::uint64_t channel = channels_[i].load(); channel != 0) list.push_back(channel);
+  return list;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a fork does to a Process.
+//
+// Before: the watch thread stops, every lock is taken, and each owner (ourselves included) gets a
+// claim page in which the child counts as holding everything. After, in the child, which is alone:
+// exact claims replace "everything", and a new Process takes over. No owner is asked to answer.
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <cerrno>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "share/borrower/visit.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+void warn(const char* why) noexcept {
+  try {
+    log_warning(fmt::format("fork: {}; freed memory that the child may use stays reserved", why));
+  } catch (const std::exception&) {  // no memory for the words either
+  }
+}
+
+/// No exception may pass through fork().
+template <class F>
+void or_log(F&& f) noexcept {
+  try {
+    f();
+  } catch (const std::exception& e) {
+    warn(e.what());
+  }
+}
+
+}  // namespace
+
+/// From the start of the program: were it at first use, another thread's fork could be half over by then, and its
+/// child inherit a lock that is taken.
+int Process::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
+
+/// making_ stays locked until the fork is over: threads fork one after the other, and none of them while another
+/// makes the first Process.
+void Process::prepare_fork() {
+  if (forked_from_) or_log([] { current(); });
+  making_.lock();
+  Process* process = existing();
+  if (!process) return;
+  or_log([&] {  // the child may share on what it inherits: whoever gets that must reach us
+    if (process->ledger_.live() != 0) process->broker_.listen();
+  });
+  process->watch_.stop();
+  process->lock_all();
+  for (const auto& peer : process->importer_.peers_locked()) {
+    if (peer->is_closed()) continue;  // for good: the importer is locked
+    peer->lock_for_fork();
+    peer->prepare_fork();
+  }
+  process->deposits_.lock();  // after the peers' sockets: what arrives there is deposited
+  for (Inherited& from : process->inherited_)
+    if (!from.is_counted_with_parent)
+      from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
+  if (process->ledger_.live_locked() == 0) return;
+  process->ledger_.export_all();
+  or_log([&] { process->child_ = process->broker_.prepare_fork(); });
+  if (!process->child_) or_log([&] { process->ledger_.hold_everything(); });
+  or_log([&] { process->child_place_.emplace_back().owner = process; });
+}
+
+void Process::finish_in_parent() {
+  const std::lock_guard forking(making_, std::adopt_lock);
+  Process* process = existing();
+  if (!process) return;
+  process->child_.reset();
+  process->child_place_.clear();
+  for (Inherited& from : process->inherited_) from.child.reset();
+  for (const auto& peer : process->importer_.peers_locked()) {
+    if (peer->is_closed()) continue;
+    peer->finish_fork_in_parent();
+    peer->unlock_after_fork();
+  }
+  process->unlock_all();
+  process->watch_.start_again();
+}
+
+void Process::finish_in_child() {
+  handled_pid_ = current_pid();
+  if (Process* parent = existing()) parent->become_child();
+  making_.unlock();
+  if (forked_from_) or_log([] { current(); });  // without descriptors: at the next use
+}
+
+/// What is left of the parent in its child.
+void Process::become_child() {
+  Visit::forget_others();
+  for (const auto& peer : importer_.peers_locked()) {
+    if (peer->is_closed()) continue;
+    peer->finish_fork_in_child();
+    peer->unlock_after_fork();
+  }
+  unlock_all();
+  if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's all the same
+    or_end_child([this] {
+      if (!ledger_.holds_everything())
+        throw Error(ErrorCode::out_of_mappings, "the parent had no room to note that it has a child");
+      child_ = ForkPage{private_claims(), {}};
+    });
+  inheritance_ = std::move(inherited_);
+  if (child_) {
+    if (child_place_.empty()) or_end_child([this] { child_place_.emplace_back().owner = this; });
+    child_place_.back().child = std::move(child_);
+    inheritance_.splice(inheritance_.end(), child_place_);
+  }
+  for (Inherited& from : inheritance_) claim_inherited(from);
+  abandon();
+  current_ = nullptr;
+  forked_from_ = this;
+}
+
+/// Without a page for us that owner is gone, and its memory frozen, or it counts us with our parent, whose socket we
+/// keep: it waits for that to close.
+void Process::claim_inherited(Inherited& from) noexcept {
+  from.is_counted_with_parent = !from.child || !from.child->socket;
+  if (!from.child)
+    or_end_child([&] { from.child.emplace(ForkPage{private_claims(std::move(from.page)), {}}); });
+  from.owner->ledger_.become_borrower(claims_in(from.child->memory), transits_in(from.child->memory));
+  from.page = std::move(from.child->memory);
+  if (!from.is_counted_with_parent) {
+    from.socket = std::move(from.child->socket);
+    greet_owner(from.socket);
+  }
+  from.child.reset();
+}
+
+void Process::inherit(Process& parent) {
+  cleaned_up_ = parent.cleaned_up_;  // before there is a thread that looks
+  if (!inheritance_.empty() || !parent.importer_.peers().empty())
+    watch_.start();  // the first that can fail: what is inherited cannot be given back
+  parent_ = &parent;
+  importer_.inherit(parent.importer_);
+  inherited_ = std::move(inheritance_);
+  for (Inherited& from : inherited_) or_log([&] { watch_inherited(from); });
+  if (parent.ledger_.is_inherited()) importer_.add_inherited(parent.ledger_);
+}
+
+/// The owner tells when a segment is gone; its end is no news, the memory stays.
+void Process::watch_inherited(Inherited& from) {
+  if (from.is_counted_with_parent) return;
+  watch_.add(from.socket.fd(), [this, &from] {
+    try {
+      while (auto packet = from.socket.try_receive())
+        if (wire::type_of(packet->bytes) == wire::Type::retire) {
+          const std::uint32_t segment = wire::body_of<wire::Retire>(packet->bytes).segment;
+          from.owner->segments_.remove(segment);
+          if (deposits_.retire({from.owner->name_, segment})) watch_.request_tick();
+        }
+    } catch (const Error& e) {
+      watch_.remove(from.socket.fd());
+      if (e.code() != ErrorCode::peer_died) throw;
+    }
+  });
+}
+
+/// In the child's copy of its parent: what only the parent may do stops here, which is answering,
+/// holding for others and returning memory.
+void Process::abandon() noexcept {
+  watch_.abandon();
+  broker_.abandon();
+  holds_.clear();
+  deposits_.clear();
+  segments_.on_retire = nullptr;
+  segments_.abandon();
+  pools_.abandon();
+}
+
+void Process::lock_all() {
+  pools_.prepare_fork();
+  importer_.lock();
+  broker_.lock();
+  holds_.lock();
+  ledger_.lock();
+  segments_.prepare_fork();  // last: everybody asks it with a lock of their own held
+  for (Inherited& from : inherited_) {
+    from.owner->ledger_.lock();
+    from.owner->segments_.prepare_fork();
+  }
+}
+
+void Process::unlock_all() {
+  for (Inherited& from : inherited_) {
+    from.owner->segments_.finish_fork();
+    from.owner->ledger_.unlock();
+  }
+  segments_.finish_fork();
+  ledger_.unlock();
+  deposits_.unlock();
+  holds_.unlock();
+  broker_.unlock();
+  importer_.unlock();
+  pools_.finish_fork();
+}
+
+}  // namespace onecopy

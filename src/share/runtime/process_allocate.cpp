@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of this process: from its pools, or made by other means.
+#include <chrono>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::chrono::seconds kPatienceWithStreams{5};  // of who is short of memory that they use
+
+std::atomic<Strategy> the_strategy{Strategy::file_descriptor};
+
+/// Names are for the memory of the host.
+SegmentKind kind_of(Strategy strategy, Device device) {
+  if (device.type != DeviceType::cpu) return backend(device.type).kind_on(device.index);
+  return strategy == Strategy::file_descriptor ? SegmentKind::memfd : SegmentKind::named_file;
+}
+
+}  // namespace
+
+void set_strategy(Strategy strategy) { the_strategy = strategy; }
+Strategy strategy() noexcept { return the_strategy; }
+
+/// Waits until a stream has come past the end of some. False when none are left to wait for, or it takes too long.
+bool Process::await_release(std::chrono::steady_clock::time_point deadline) {
+  const std::size_t waiting = releases_.size();
+  while (releases_.size() != 0 && std::chrono::steady_clock::now() < deadline) {
+    releases_.sweep();
+    if (releases_.size() < waiting) return ledger_.drain(), true;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return false;
+}
+
+/// What is short only because streams have still to come past what was dropped is no shortage yet.
+Extent Process::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatienceWithStreams;
+  for (bool again = device != kCpu && releases_.size() != 0;; again = await_release(deadline)) {
+    try {
+      return pool.allocate(bytes);
+    } catch (const Error& error) {
+      if (!again || error.code() != ErrorCode::out_of_memory) throw;
+    }
+  }
+}
+
+std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device device) {
+  Pool& from = pools_.of(kind_of(the_strategy, device), device);
+  Extent extent = allocate_from(from, bytes, device);
+  extent.size = bytes;  // what the pool adds by rounding belongs to nobody
+  try {
+    return {ledger_.add(extent, from), extent.data};
+  } catch (...) {
+    from.free(extent);
+    throw;
+  }
+}
+
+Tensor Process::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed,
+                      std::uint64_t offset) {
+  const std::uint32_t number = segments_.next_number();
+  const Extent extent{number, offset, size, memory->data() + offset};
+  segments_.add(number, kCpu, std::move(memory));
+  segments_.add_committed(number, static_cast<std::int64_t>(committed));
+  try {
+    const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});
+    return {ledger_.add(extent, adopted_), extent.data, bytes, kCpu, Access::read_write};
+  } catch (...) {
+    adopted_.free(extent);
+    throw;
+  }
+}
+
+Fd Process::segment_file(const Tensor& tensor) {
+  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
+  const std::uint32_t segment = keeper.export_block(tensor.block().number(), tensor.access()).info.segment;
+  return std::move(keeper.export_segment(segment, tensor.access()).fds.at(0));
+}
+
+void Process::Adopted::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
+
+}  // namespace onecopy

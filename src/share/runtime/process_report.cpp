@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// What this process says of itself: stats, and what `onecopy ls` asks for.
+#include <dirent.h>
+
+#include <map>
+#include <memory>
+
+#include "os/process.h"
+#include "share/runtime/process.h"
+
+namespace onecopy {
+namespace {
+
+/// Of this process, the one that lists them included. 0 when /proc cannot be read.
+std::uint64_t count_descriptors() noexcept {
+  const std::unique_ptr<DIR, int (*)(DIR*)> all(::opendir("/proc/self/fd"), &::closedir);
+  std::uint64_t count = 0;
+  while (const dirent* entry = all ? ::readdir(all.get()) : nullptr) count += entry->d_name[0] != '.';
+  return count;
+}
+
+}  // namespace
+
+std::uint64_t Process::add_transit(TransitSource source) {
+  std::lock_guard lock(transits_mutex_);
+  transits_[++last_transit_] = std::move(source);
+  return last_transit_;
+}
+
+void Process::remove_transit(std::uint64_t id) noexcept {
+  std::lock_guard lock(transits_mutex_);
+  transits_.erase(id);
+}
+
+std::vector<TransitInfo> Process::transits() const {
+  std::vector<TransitInfo> list = broker_.orphans();
+  const auto now = Holds::Clock::now();
+  for (const auto since : holds_.list())
+    list.push_back({1, std::chrono::duration<double>(now - since).count(), "handle"});
+  std::lock_guard lock(transits_mutex_);
+  for (const auto& [id, source] : transits_)
+    if (TransitInfo info = source.info(); info.blocks != 0) list.push_back(std::move(info));
+  return list;
+}
+
+std::uint64_t Process::unkept() const {
+  std::uint64_t sum = 0;
+  const std::lock_guard lock(transits_mutex_);
+  for (const auto& [id, source] : transits_) sum += source.unkept();
+  return sum;
+}
+
+Stats Process::stats() const {
+  Stats s;
+  s.shared_total = shared_total;
+  s.opened_total = opened_total;
+  s.unkept = unkept();
+  s.live_blocks = ledger_.live();
+  s.limbo = ledger_.limbo();
+  for (const TransitInfo& transit : transits()) s.in_transit += transit.blocks;
+  for (const SegmentInfo& segment : segments_.list()) {
+    ++s.segments;
+    s.bytes_shared += segment.committed;
+  }
+  for (const auto& peer : importer_.peers()) {
+    ++s.owners;
+    s.foreign_segments += peer->segments();
+    s.leases += peer->leases();
+  }
+  s.borrowers = broker_.borrower_count();
+  s.deposits = deposits_.size();
+  s.host_waits = host_waits;
+  s.live_bytes = pools_.live_bytes();
+  s.descriptors = count_descriptors();
+  return s;
+}
+
+std::vector<DeviceUse> Process::devices() const {
+  std::map<Device, DeviceUse> found;
+  for (const SegmentInfo& segment : segments_.list()) {
+    DeviceUse& use = found[segment.device];
+    use.device = segment.device.str();
+    if (segment.identity && segment.device != kCpu) use.uuid = segment.identity->uuid.str();
+    ++use.segments;
+    use.bytes += segment.committed;
+  }
+  std::vector<DeviceUse> list;
+  list.reserve(found.size());
+  for (auto& [device, use] : found) list.push_back(std::move(use));
+  return list;
+}
+
+OwnerInfo Process::describe() const {
+  OwnerInfo info;
+  info.pid = current_pid();
+  info.name = process_name(info.pid);
+  info.socket = name_;
+  info.stats = stats();
+  info.devices = devices();
+  info.borrowers = broker_.borrowers();
+  info.in_transit = transits();
+  return info;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <sstream>
+#include <string>
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "command_process.h"
+#include "os/fd.h"
+#include "support/eventually.h"
+#include "support/watchdog.h"
+
+namespace onecopy::testing {
+namespace {
+
+/// Owners that only these tests see: their sockets are in a directory of their own.
+class LsOfOwners : public ::testing::Test {
+ protected:
+  Outcome ls(std::vector<std::string> arguments) const {
+    arguments.insert(arguments.begin(), "ls");
+    return run_command(arguments, "", environment);
+  }
+  /// The argument of `onecopy share`: a file with a tensor of that many bytes.
+  std::string file(const std::string& name, std::size_t bytes) const {
+    const std::string size = std::to_string(bytes);
+    write_file(files_.path() + "/" + name, safetensors_bytes(R"({"x":{"dtype":"U8","shape":[)" + size +
+                                                                 R"(],"data_offsets":[0,)" + size + "]}}",
+                                                             std::string(bytes, 'x')));
+    return files_.path() + "/" + name;
+  }
+
+ private:
+  Watchdog watchdog_{std::chrono::seconds(110)};
+  cli::TemporaryDirectory files_;
+  cli::TemporaryDirectory sockets_;
+
+ protected:
+  const CommandProcess::Environment environment{{"ONECOPY_RUNTIME_DIR", sockets_.path()}};
+};
+
+/// The place of each owner's line in the table.
+std::size_t place_of(const std::string& table, int pid) { return table.find(std::to_string(pid) + " "); }
+
+TEST_F(LsOfOwners, ThatHaveMostMemoryComeFirstAndTotalsLast) {
+  const CommandProcess small({"share", file("small", 64)}, "", environment);
+  const CommandProcess large({"share", file("large", 4 << 20)}, "", environment);
+  ASSERT_TRUE(contains(small.first_line() + large.first_line(), "onecopy:"));
+  const std::string table = ls({}).out;
+  EXPECT_LT(place_of(table, large.pid()), place_of(table, small.pid())) << table;
+  EXPECT_LT(place_of(table, small.pid()), table.find("total ")) << table;
+  EXPECT_TRUE(contains(table, "2 owners"));
+}
+
+TEST_F(LsOfOwners, HasALineForEachWithItsCommandLine) {
+  const std::string path = file("small", 64);
+  const CommandProcess share({"share", path}, "", environment);
+  const CommandProcess open({"open", share.first_line(), "--hold"}, "", environment);
+  ASSERT_TRUE(open.says("Holding"));
+  const std::string table = ls({}).out;
+  EXPECT_EQ(count(table, std::to_string(share.pid())), 1u) << table;
+  EXPECT_TRUE(contains(table, "onecopy share " + path));
+}
+
+TEST_F(LsOfOwners, GivesDetailsOfTheProcessesAskedForOnly) {
+  const CommandProcess share({"share", file("small", 64)}, "", environment);
+  const CommandProcess other({"share", file("other", 64)}, "", environment);
+  const CommandProcess open({"open", share.first_line(), "--hold"}, "", environment);
+  ASSERT_TRUE(contains(other.first_line(), "onecopy:"));
+  ASSERT_TRUE(open.says("Holding"));
+  const std::string pid = std::to_string(share.pid());
+  const std::string borrower = std::to_string(open.pid()) + " (onecopy) borrows";
+  const Outcome one = ls({"-v", pid});
+  EXPECT_EQ(one.status, 0) << one.err;
+  EXPECT_TRUE(contains(one.out, pid + ": " + borrower));
+  EXPECT_EQ(count(one.out, std::to_string(other.pid()) + ":"), 0u) << one.out;
+  const std::string all = ls({"-v"}).out;
+  EXPECT_TRUE(contains(all, borrower));
+  EXPECT_TRUE(contains(all, std::to_string(other.pid()) + ": "));
+  EXPECT_EQ(count(ls({}).out, "borrows"), 0u);
+}
+
+TEST_F(LsOfOwners, RefusesAPidThatNoOwnerHas) {
+  const Outcome none = ls({"-v", "1"});
+  EXPECT_EQ(none.status, 1);
+  EXPECT_TRUE(contains(none.err, "onecopy: process 1 does not use onecopy"));
+  EXPECT_TRUE(contains(ls({"-v", "weights"}).err, "weights is no pid"));
+}
+
+TEST_F(LsOfOwners, WatchesUntilCtrlC) {
+  const CommandProcess share({"share", file("small", 64)}, "", environment);
+  ASSERT_TRUE(contains(share.first_line(), "onecopy:"));
+  CommandProcess watch({"ls", "--watch", "0.01"}, "", environment);
+  EXPECT_TRUE(eventually([&] { return count(watch.out(), std::to_string(share.pid())) >= 3; }))
+      << watch.err();
+  watch.signal(SIGINT);
+  EXPECT_EQ(watch.wait(), 0) << watch.err();
+}
+
+TEST_F(LsOfOwners, WatchedInJsonIsALineForEachLook) {
+  CommandProcess watch({"ls", "--watch", "0.01", "--format", "json"}, "", environment);
+  ASSERT_TRUE(eventually([&] { return count(watch.out(), "\n") >= 3; })) << watch.err();
+  watch.signal(SIGTERM);
+  EXPECT_EQ(watch.wait(), 0);
+  std::istringstream lines(watch.out());
+  for (std::string line; std::getline(lines, line);)
+    EXPECT_TRUE(nlohmann::json::parse(line).contains("owners")) << line;
+}
+
+/// A terminal of that many columns: what is written to its name is read from it.
+class Terminal {
+ public:
+  explicit Terminal(unsigned short columns) : master_(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
+    EXPECT_EQ(::grantpt(master_.get()), 0);
+    EXPECT_EQ(::unlockpt(master_.get()), 0);
+    const winsize size{50, columns, 0, 0};
+    EXPECT_EQ(::ioctl(master_.get(), TIOCSWINSZ, &size), 0);
+    name_ = ::ptsname(master_.get());
+    slave_ = Fd(::open(name_.c_str(), O_RDWR | O_NOCTTY | O_CLOEXEC));  // or the master reads an end
+    ::fcntl(master_.get(), F_SETFL, O_NONBLOCK);
+  }
+
+  const std::string& name() const noexcept { return name_; }
+  /// What has been written to it by now.
+  std::string text() const {
+    std::string all;
+    char part[4096];
+    for (ssize_t got; (got = ::read(master_.get(), part, sizeof part)) > 0;)
+      all.append(part, static_cast<std::size_t>(got));
+    return all;
+  }
+
+ private:
+  Fd master_;
+  Fd slave_;
+  std::string name_;
+};
+
+/// What the command writes to a terminal of that many columns, in lines without their colours.
+std::vector<std::string> lines_on_terminal(unsigned short columns,
+                                           const std::vector<std::string>& arguments,
+                                           CommandProcess::Environment environment) {
+  const Terminal terminal(columns);
+  environment.emplace_back("NO_COLOR", "1");
+  CommandProcess command(arguments, "", environment, terminal.name());
+  EXPECT_EQ(command.wait(), 0) << command.err();
+  std::istringstream text(terminal.text());
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(text, line);) lines.push_back(line.substr(0, line.find('\r')));
+  return lines;
+}
+
+std::size_t columns_of(const std::string& line) {
+  std::size_t columns = 0;
+  for (const char c : line) columns += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
+  return columns;
+}
+
+TEST_F(LsOfOwners, CutsCommandLinesToTheTerminal) {
+  const std::string path = file(std::string(150, 'n'), 64);
+  const CommandProcess share({"share", path}, "", environment);
+  ASSERT_TRUE(contains(share.first_line(), "onecopy:"));
+  const auto lines = lines_on_terminal(100, {"ls"}, environment);
+  ASSERT_GE(lines.size(), 2u);
+  for (const std::string& line : lines) EXPECT_LE(columns_of(line), 100u) << line;
+  EXPECT_TRUE(contains(lines[1], std::to_string(share.pid())));
+  EXPECT_TRUE(contains(ls({}).out, path)) << "what is no terminal gets all of it";
+}
+
+TEST_F(LsOfOwners, NamesOfTensorsAreCutToTheTerminalToo) {
+  const std::string name = std::string(97, 'n') + ".weight";
+  const std::string path = file("long", 64);
+  write_file(path, safetensors_bytes(
+                       R"({")" + name + R"(":{"dtype":"U8","shape":[2048],"data_offsets":[0,2048]}})",
+                       std::string(2048, 'x')));
+  const CommandProcess share({"share", path}, "", environment);
+  const auto lines = lines_on_terminal(80, {"open", share.first_line()}, environment);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_LE(columns_of(lines[1]), 80u) << lines[1];
+  EXPECT_TRUE(contains(lines[1], "2.0 KiB"));
+  EXPECT_TRUE(contains(run_command({"open", share.first_line()}, "", environment).out, name));
+}
+
+}  // namespace
+}  // namespace onecopy::testing

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// A control group kills whoever exceeds its memory, so what several processes reserve at once must stay below.
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "support/child.h"
+#include "support/refusal.h"
+#include "support/watchdog.h"
+
+namespace onecopy {
+namespace {
+
+using namespace testing;
+
+/// A group of its own for this test's processes, in whichever hierarchy there is.
+class MemoryGroup {
+ public:
+  explicit MemoryGroup(std::uint64_t limit) {
+    const std::string name = "/onecopy-test-" + std::to_string(::getpid());
+    try_make("/sys/fs/cgroup" + name, "/memory.max", limit);
+    if (path_.empty()) try_make("/sys/fs/cgroup/memory" + name, "/memory.limit_in_bytes", limit);
+  }
+  ~MemoryGroup() {
+    if (!path_.empty()) {
+      EXPECT_TRUE(eventually([&] { return ::rmdir(path_.c_str()) == 0; }));
+    }
+  }
+  explicit operator bool() const noexcept { return !path_.empty(); }
+  void join() const { ASSERT_TRUE(std::ofstream(path_ + "/cgroup.procs") << ::getpid() << std::endl); }
+
+ private:
+  void try_make(const std::string& path, const char* file, std::uint64_t limit) {
+    if (::mkdir(path.c_str(), 0755) != 0) return;
+    if (::access((path + file).c_str(), W_OK) == 0 && (std::ofstream(path + file) << limit << std::endl))
+      path_ = path;
+    else ::rmdir(path.c_str());
+  }
+
+  std::string path_;
+};
+
+TEST(MemoryGroup, IsNotExceededByAllocatorsThatFillItAtTheSameTime) {
+  const MemoryGroup group(std::uint64_t{400} << 20);
+  if (!group) GTEST_SKIP() << "needs root and a control group with a memory controller";
+  const Watchdog watchdog(2 * Watchdog::kLimit);
+  const auto fill_often = [&] {
+    group.join();
+    for (int round = 0; round < 8; ++round) {
+      std::vector<Tensor> tensors;
+      expect_refusal(ErrorCode::out_of_memory, {"control group", "kept free"}, [&] {
+        for (;;) tensors.push_back(empty(Layout(DType::u8, {48 << 20})));
+      });
+      tensors.clear();
+      collect();
+    }
+  };
+  Child first(fill_often);
+  Child second(fill_often);
+  Child third(fill_often);
+  EXPECT_EQ(first.join(), 0);
+  EXPECT_EQ(second.join(), 0);
+  EXPECT_EQ(third.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy

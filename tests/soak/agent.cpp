@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "soak/agent.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "onecopy/share/stats.h"
+#include "soak/pattern.h"
+
+namespace onecopy::soak {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAnyTime{-1};
+constexpr milliseconds kAnswerTakes{60'000};
+
+Layout row(std::uint64_t bytes) { return {DType::u8, {static_cast<std::int64_t>(bytes)}}; }
+
+/// The same bytes so many times: a number that goes with a tensor through a queue.
+Tensor repeated(const Tensor& tensor, std::uint64_t times) {
+  const std::int64_t bytes = tensor.shape()[0];
+  return tensor.with_layout({DType::u8, {static_cast<std::int64_t>(times), bytes}, {0, 1}});
+}
+
+std::vector<Crash> reap_children() {
+  std::vector<Crash> crashes;
+  int status = 0;
+  for (int pid; (pid = ::waitpid(-1, &status, WNOHANG)) > 0;)
+    if (WIFSIGNALED(status)) crashes.push_back({pid, WTERMSIG(status)});
+  return crashes;
+}
+
+std::uint64_t count_threads() {
+  std::uint64_t threads = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    (void)task;
+    ++threads;
+  }
+  return threads;
+}
+
+std::uint64_t count_mappings() {
+  std::ifstream maps("/proc/self/maps");
+  std::uint64_t mappings = 0;
+  for (std::string line; std::getline(maps, line);)
+    mappings += line.find("onecopy-") != std::string::npos ? 1 : 0;
+  return mappings;
+}
+
+std::string who_has_what() {
+  const OwnerInfo self = this_owner();
+  std::string text;
+  for (const BorrowerInfo& b : self.borrowers)
+    text += fmt::format("; pid {} has {} blocks", b.pid, b.claims);
+  for (const TransitInfo& t : self.in_transit)
+    text += fmt::format("; {} blocks in {} for {:.1f} s", t.blocks, t.where, t.age_seconds);
+  return text;
+}
+
+/// In the order of Left.
+std::vector<std::uint64_t> what_is_left() {
+  const Stats s = stats();
+  return {s.owners,      s.leases,    s.limbo,       s.deposits,       s.in_transit,
+          s.live_blocks, s.borrowers, s.descriptors, count_mappings(), count_threads()};
+}
+
+std::vector<std::uint64_t> settle(milliseconds patience, std::uint64_t others) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (;; std::this_thread::sleep_for(milliseconds(5))) {
+    collect();
+    const Stats s = stats();
+    const bool is_alone = s.leases + s.limbo + s.deposits + s.in_transit + s.live_blocks == 0;
+    if (is_alone && s.borrowers <= kWaysToKnow * others && s.owners <= others) break;
+    if (std::chrono::steady_clock::now() > end) break;
+  }
+  return what_is_left();
+}
+
+}  // namespace
+
+void Agent::serve() {
+  say_hello();
+  try {
+    while (!has_ended_) run_batch(director_.receive(kAnyTime));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::peer_died)
+      std::fprintf(stderr, "agent %d: %s\n", ::getpid(), error.what());
+    ::_exit(error.code() == ErrorCode::peer_died ? 0 : 3);
+  }
+}
+
+void Agent::run_batch(Packet packet) {
+  const std::vector<Command> batch = decode_batch(packet.bytes);
+  Answer answer;
+  is_child_ = false;
+  for (const Command& command : batch) {
+    answer.results.push_back(try_run(command, packet.fds));
+    if (is_child_) return say_hello();
+  }
+  answer.crashes = reap_children();
+  director_.send(encode(answer), {}, kAnswerTakes);
+  if (!batch.empty()) end_as(batch.back().op);
+}
+
+Result Agent::try_run(const Command& command, std::vector<Fd>& fds) {
+  const auto begin = std::chrono::steady_clock::now();
+  Result result;
+  try {
+    result = run(command, fds);
+  } catch (const Error& error) {
+    result.kind = Result::Kind::refused;
+    result.code = error.code();
+    result.text = error.what();
+  }
+  const auto took = std::chrono::steady_clock::now() - begin;
+  result.micros =
+      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::microseconds>(took).count());
+  return result;
+}
+
+Result Agent::run(const Command& c, std::vector<Fd>& fds) {
+  Result result;
+  switch (c.op) {
+    case Op::allocate: {
+      set_strategy(c.named ? Strategy::file_system : Strategy::file_descriptor);
+      const Tensor made = empty(row(c.size));
+      fill(made, c.block, 0);
+      tensors_[c.ref] = made;
+      break;
+    }
+    case Op::share: result.bytes = onecopy::share(tensors_.at(c.ref)).to_bytes(); break;
+    case Op::keep: handles_[c.other] = onecopy::share(tensors_.at(c.ref)); break;
+    case Op::open: {
+      // By way of the text, as a user would: both forms are decoded.
+      const Handle handle = Handle::from_text(Handle::from_bytes(c.bytes).to_text());
+      tensors_[c.ref] = onecopy::open(handle);
+      result.seen.push_back(read(tensors_[c.ref]));
+      break;
+    }
+    case Op::check: result.seen.push_back(read(tensors_.at(c.ref))); break;
+    case Op::write: fill(tensors_.at(c.ref), c.block, c.version); break;
+    case Op::drop:
+      if (tensors_.erase(c.ref) == 0) handles_.erase(c.ref);
+      break;
+    case Op::create_queue:
+      queues_.insert_or_assign(c.queue, Queue::create());
+      result.bytes = queues_.at(c.queue).handle().to_bytes();
+      break;
+    case Op::connect:
+      queues_.insert_or_assign(c.queue, Queue::connect(Handle::from_bytes(c.bytes)));
+      result.bytes = queues_.at(c.queue).handle().to_bytes();
+      break;
+    case Op::put: put(c, result); break;
+    case Op::get: get(c, result); break;
+    case Op::leave: queues_.erase(c.queue); break;
+    case Op::fork: is_child_ = fork_with(fds); break;
+    case Op::settle:
+      result.numbers = settle(milliseconds(c.wait_ms), c.size);
+      result.text = who_has_what();
+      break;
+    case Op::exec:
+    case Op::exit:
+    case Op::exit_at_once: break;  // once it has answered
+  }
+  return result;
+}
+
+void Agent::put(const Command& c, Result& result) {
+  Queue& queue = queues_.at(c.queue);
+  bool is_put = false;
+  if (c.tag == 0) {
+    is_put = queue.try_put(repeated(tensors_.at(c.refs.front()), c.size), milliseconds(c.wait_ms));
+  } else {
+    Message message{c.tag, Bytes(c.size), {}};
+    for (const std::uint64_t ref : c.refs) message.tensors.push_back(tensors_.at(ref));
+    is_put = queue.try_put(message, milliseconds(c.wait_ms));
+  }
+  if (!is_put) result.kind = Result::Kind::nothing;
+  result.unkept = stats().unkept;
+}
+
+void Agent::get(const Command& c, Result& result) {
+  auto message = queues_.at(c.queue).try_get(milliseconds(c.wait_ms));
+  if (!message) {
+    result.kind = Result::Kind::nothing;
+    return;
+  }
+  result.tag = message->tag;
+  const auto& tensors = message->tensors;
+  const bool is_plain = message->tag == 0 && tensors.size() == 1;
+  result.data_bytes = is_plain ? static_cast<std::uint64_t>(tensors[0].shape()[0]) : message->data.size();
+  std::uint64_t ref = c.ref;
+  for (const Tensor& tensor : tensors) {
+    result.seen.push_back(read(tensor));
+    tensors_[ref++] = tensor.with_layout(row(storage(tensor).size()));
+  }
+}
+
+/// True in the child. Its socket to the director is the one that came with the command.
+bool Agent::fork_with(std::vector<Fd>& fds) {
+  UnixSocket socket(std::move(fds.at(0)));
+  std::fflush(nullptr);
+  const int pid = ::fork();
+  if (pid < 0) throw_errno("fork", errno);
+  if (pid == 0) director_ = std::move(socket);
+  return pid == 0;
+}
+
+void Agent::say_hello() {
+  const Hello hello{::getpid()};
+  director_.send(std::as_bytes(std::span(&hello, 1)), {}, kAnswerTakes);
+}
+
+void Agent::end_as(Op op) {
+  if (op == Op::exit_at_once) ::_exit(0);
+  if (op == Op::exit) has_ended_ = true;
+  if (op != Op::exec) return;
+  const int fd = director_.fd();
+  ::fcntl(fd, F_SETFD, 0);
+  std::string program = "/proc/self/exe", argument = "--agent=" + std::to_string(fd);
+  char* const argv[] = {program.data(), argument.data(), nullptr};
+  ::execv(program.c_str(), argv);
+  std::perror("execv of the soak");
+  ::_exit(3);
+}
+
+}  // namespace onecopy::soak

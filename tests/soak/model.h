@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "soak/commands.h"
+
+namespace onecopy::soak {
+
+using Id = std::uint64_t;
+
+/// Of bytes: nothing is kept by them.
+struct TextHandle {
+  Id maker = 0;
+  Bytes bytes;
+};
+
+struct Block {
+  Id owner = 0;
+  std::uint64_t size = 0;
+  std::uint64_t version = 0;
+  std::vector<TextHandle> handles;
+};
+
+struct Item {
+  Id putter = 0;
+  std::uint32_t tag = 0;
+  std::uint64_t data_bytes = 0;
+  std::vector<Id> blocks;
+  bool is_kept = false;     ///< the queue's creator has all that it needs
+  bool is_perhaps = false;  ///< its putter or a getter was killed in the middle: it may not be there
+  bool is_elsewhere() const { return tag != 0 && 12 + 28 * blocks.size() + data_bytes > 240; }
+};
+
+struct QueueModel {
+  Id creator = 0;
+  std::map<Id, Bytes> users;  ///< each with its own handle
+  std::deque<Item> items;
+};
+
+struct Holding {
+  Id block = 0;
+  bool is_handle = false;  ///< a Handle object, which holds and cannot be read
+};
+
+struct AgentModel {
+  int forks = 0;          ///< from the program that was started
+  bool is_dying = false;  ///< in this round, at no known point
+  std::map<Id, Holding> holds;
+};
+
+/// What should be: who holds which block, what is in which queue, and who could serve it.
+///
+/// Thread safety: used by one thread.
+/// Invariants: a dead agent is not in `agents`, in no queue's users and in no block's holders.
+class Model {
+ public:
+  std::map<Id, AgentModel> agents;
+  std::map<Id, Block> blocks;
+  std::map<Id, QueueModel> queues;
+  std::map<Id, std::string> ended;  ///< how each agent has ended
+
+  /// For people: whether it lives, or how it ended.
+  std::string story_of(Id agent) const;
+  /// Alive until the end of this round.
+  bool is_firm(Id agent) const;
+  bool holds(Id agent, Id block) const;
+  /// Somebody who outlives this round has it.
+  bool is_held(Id block) const;
+  bool is_used(Id block) const;
+
+  // What the library promises.
+  /// While the owner lives it serves a block that any process holds. Afterwards a process that holds it opens it itself,
+  /// and is asked by those whose handle it made.
+  bool must_open(Id agent, Id block, Id maker) const;
+  /// A living process that has the queue open serves it if it made the handle, or the queue.
+  bool must_connect(Id queue, Id maker) const;
+  /// An item is delivered while its putter lives; or the owner of each of its blocks; or the queue's creator, which keeps
+  /// what was put while it lived. What was too long for its slot is a block of the putter.
+  bool must_deliver(Id agent, const QueueModel& queue, const Item& item) const;
+  /// Does somebody alive have all of it, whom the getter cannot know?
+  bool is_held_elsewhere(const Item& item) const;
+
+  // What happened.
+  void fork(Id parent, Id child);
+  void end(Id agent, const std::string& how);
+  std::size_t held_bytes() const;
+  /// Of blocks that nobody holds, a few stay: their handles must not open anything else.
+  void forget_old_blocks(std::size_t keep);
+
+ private:
+  bool serves(Id agent, const QueueModel& queue, const Item& item, Id owner) const;
+};
+
+}  // namespace onecopy::soak

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "onecopy/memory/tensor.h"
+#include "soak/commands.h"
+
+namespace onecopy::soak {
+
+// A block says which it is: its number and version in the first two words, and in the others a pattern of those two
+// and the place. All of a tensor's block is written and read, also what the tensor does not reach; of blocks above
+// 64 KiB a word in each 512 bytes.
+
+inline constexpr std::uint64_t kLeastBytes = 64;
+
+void fill(const Tensor& tensor, std::uint64_t block, std::uint64_t version);
+Seen read(const Tensor& tensor);
+
+}  // namespace onecopy::soak

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/conversation.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/patience.h"
+#include "support/eventually.h"
+#include "support/refusal.h"
+
+namespace onecopy {
+namespace {
+
+using testing::eventually;
+using testing::expect_refusal;
+
+Bytes question() { return wire::pack(wire::Type::ask_limbo, wire::AskLimbo{1, 0}); }
+
+Bytes answer(const Packet& asked, bool yes) {
+  Bytes bytes = wire::pack(wire::Type::limbo, wire::Limbo{yes});
+  wire::set_serial(bytes, wire::serial_of(asked.bytes));
+  return bytes;
+}
+
+Bytes retired(std::uint32_t segment) { return wire::pack(wire::Type::retire, wire::Retire{segment}); }
+
+class ConversationTest : public ::testing::Test {
+ protected:
+  ConversationTest() {
+    conversation.on_news = [this](const Packet& packet) {
+      last_retired = wire::body_of<wire::Retire>(packet.bytes).segment;
+    };
+  }
+  ~ConversationTest() override { broker_patience_ms = 10'000; }
+  bool ask() {
+    return wire::body_of<wire::Limbo>(conversation.ask(question(), wire::Type::limbo).bytes).yes != 0;
+  }
+  Packet hear_question() { return broker.receive(testing::kPatience); }
+
+  std::pair<UnixSocket, UnixSocket> sockets = UnixSocket::pair();
+  UnixSocket& broker = sockets.second;
+  std::atomic<std::uint32_t> last_retired{0};
+  Conversation conversation{std::move(sockets.first), 1};
+  Watch watch;
+};
+
+TEST_F(ConversationTest, GivesEachQuestionItsOwnAnswerAlsoWhenOneComesTooLate) {
+  broker_patience_ms = 50;
+  expect_refusal(ErrorCode::timeout, {"process 1", "did not answer"}, [&] { ask(); });
+  EXPECT_TRUE(conversation.is_silent());
+  expect_refusal(ErrorCode::timeout, {"earlier question"}, [&] {
+    conversation.ask(question(), wire::Type::limbo, {}, Conversation::WhenSilent::leave);
+  });
+  broker_patience_ms = 10'000;
+  std::thread goes_on([&] {
+    for (const bool yes : {false, false, true})
+      broker.send(answer(hear_question(), yes), {}, testing::kPatience);
+  });
+  EXPECT_TRUE(ask());
+  EXPECT_FALSE(conversation.is_silent());
+  goes_on.join();
+}
+
+TEST_F(ConversationTest, HearsNewsWhileAnAnswerIsAwaitedAndOnTheWatchThread) {
+  std::thread brokers([&] {
+    const Packet asked = hear_question();
+    broker.send(retired(3), {}, testing::kPatience);
+    broker.send(answer(asked, true), {}, testing::kPatience);
+  });
+  EXPECT_TRUE(ask());
+  EXPECT_EQ(last_retired, 3u);
+  brokers.join();
+  conversation.watch(watch);
+  broker.send(retired(4), {}, testing::kPatience);
+  EXPECT_TRUE(eventually([&] { return last_retired == 4; }));
+}
+
+TEST_F(ConversationTest, IsOverOnceTheBrokerHasHungUpAndAllItSaidIsHeard) {
+  broker.send(retired(5), {}, testing::kPatience);
+  broker = UnixSocket();
+  EXPECT_FALSE(conversation.is_over());
+  conversation.watch(watch);
+  EXPECT_TRUE(eventually([&] { return conversation.is_over(); }));
+  EXPECT_EQ(last_retired, 5u);
+  expect_refusal(ErrorCode::peer_died, {"gone"}, [&] { ask(); });
+  EXPECT_FALSE(conversation.tell(wire::Type::acknowledge, wire::Acknowledge{1}));
+}
+
+TEST_F(ConversationTest, CanBeLockedForAForkWhileAnAnswerIsAwaited) {
+  std::atomic<bool> is_over{false};
+  std::thread asker([&] {
+    try {
+      EXPECT_TRUE(ask());
+    } catch (const Error& error) {
+      ADD_FAILURE() << error.what();
+    }
+    is_over = true;
+  });
+  const Packet asked = hear_question();
+  conversation.lock();
+  EXPECT_FALSE(is_over);
+  conversation.unlock();
+  broker.send(answer(asked, true), {}, testing::kPatience);
+  asker.join();
+}
+
+TEST_F(ConversationTest, LetsOneThreadAskAtATime) {
+  std::thread brokers([&] {
+    for (int i = 0; i < 200; ++i) broker.send(answer(hear_question(), true), {}, testing::kPatience);
+  });
+  std::thread other([&] {
+    for (int i = 0; i < 100; ++i) EXPECT_TRUE(ask());
+  });
+  for (int i = 0; i < 100; ++i) EXPECT_TRUE(ask());
+  other.join();
+  brokers.join();
+}
+
+TEST(Conversation, WithoutASocketIsOverFromTheStart) {
+  Conversation conversation(UnixSocket(), 1);
+  EXPECT_TRUE(conversation.is_over());
+  EXPECT_FALSE(conversation.tell(wire::Type::acknowledge, wire::Acknowledge{1}));
+}
+
+/// Its descriptor's number may be another's at once: ThreadSanitizer sees who still looks at it.
+TEST(Conversation, MayBeClosedWhileSomebodyAsks) {
+  for (int round = 0; round < 20; ++round) {
+    Watch watch;
+    auto [ours, theirs] = UnixSocket::pair();
+    Conversation conversation(std::move(ours), 1);
+    conversation.watch(watch);
+    theirs = UnixSocket();
+    ASSERT_TRUE(eventually([&] { return conversation.is_over(); }));
+    std::atomic<int> asked{0};
+    std::thread asker([&] {
+      for (; asked < 100; ++asked)
+        expect_refusal(ErrorCode::peer_died, {"gone"},
+                       [&] { conversation.ask(question(), wire::Type::limbo); });
+    });
+    EXPECT_TRUE(eventually([&] { return asked > 0; }));
+    conversation.close();
+    asker.join();
+  }
+}
+
+}  // namespace
+}  // namespace onecopy

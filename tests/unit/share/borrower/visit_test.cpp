@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/borrower/visit.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "support/child.h"
+
+namespace onecopy {
+namespace {
+
+using testing::Child;
+using Visitors = Visit::Visitors;
+
+const int kPlace = 0;
+const int kOther = 0;
+
+/// A thread that is at kPlace until it is told to leave.
+class Visitor {
+ public:
+  Visitor() { is_there_.wait(false); }
+  ~Visitor() { leave(); }
+  void leave() {
+    may_leave_ = true;
+    may_leave_.notify_all();
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::atomic<bool> is_there_{false}, may_leave_{false};
+  std::thread thread_{[this] {
+    const Visit here(&kPlace);
+    is_there_ = true;
+    is_there_.notify_all();
+    may_leave_.wait(false);
+  }};
+};
+
+bool kernel_tells() { return Visit::visitors(&kPlace) != Visitors::unknown; }
+
+class VisitTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!kernel_tells()) GTEST_SKIP() << "wants a kernel with membarrier(2), private expedited";
+  }
+};
+
+TEST_F(VisitTest, OfAnotherThreadIsSeenUntilItEnds) {
+  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+  Visitor visitor;
+  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::some);
+  EXPECT_EQ(Visit::visitors(&kOther), Visitors::none);
+  visitor.leave();
+  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+}
+
+TEST_F(VisitTest, OfAThreadThatAForkLeftBehindIsForgottenInTheChild) {
+  Visitor visitor;
+  Child child([] {
+    EXPECT_EQ(Visit::visitors(&kPlace), Visitors::some);
+    Visit::forget_others();
+    EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+  });
+  EXPECT_EQ(child.join(), 0);
+}
+
+TEST_F(VisitTest, OfManyThreadsOneAfterAnother) {
+  for (int i = 0; i < 100; ++i) {
+    Visitor visitor;
+    EXPECT_EQ(Visit::visitors(&kPlace), Visitors::some);
+  }
+  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+}
+
+}  // namespace
+}  // namespace onecopy

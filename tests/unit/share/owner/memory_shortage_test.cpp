@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where malloc fails: what is let go of goes all the same, and nothing ends the process.
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <new>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "share/runtime/process.h"
+#include "support/child.h"
+#include "support/eventually.h"
+#include "support/limits.h"
+#include "support/note.h"
+#include "unit/os/failing_allocations.h"
+
+namespace onecopy {
+namespace {
+
+using testing::allocations_left;
+using testing::Child;
+using testing::eventually;
+using testing::Note;
+using testing::Shared;
+
+constexpr std::int64_t kOwnSegment = std::int64_t{40} << 20;
+
+Tensor bytes(std::int64_t count) { return empty(Layout(DType::u8, {count})); }
+
+/// `f` with so many allocations.
+template <class F>
+void with_allocations(int count, F&& f) {
+  allocations_left = count;
+  f();
+  allocations_left = -1;
+}
+
+TEST(MemoryShortage, TensorsAreLetGoOf) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  Child child([] {
+    const std::size_t before = Process::current().ledger().live();
+    for (const std::int64_t size : {std::int64_t{100}, std::int64_t{1} << 20, kOwnSegment}) {
+      std::vector<Tensor> one_by_one, shared;
+      for (int i = 0; i < 10; ++i) one_by_one.push_back(bytes(size));
+      for (int i = 0; i < 10; ++i) share(shared.emplace_back(bytes(size)));
+      with_allocations(0, [&] {
+        for (Tensor& tensor : one_by_one) tensor.release();
+        for (Tensor& tensor : shared) tensor.release();
+      });
+    }
+    EXPECT_EQ(Process::current().ledger().live(), before);
+  });
+  EXPECT_EQ(child.join(), 0);
+}
+
+TEST(MemoryShortage, BorrowersHearOfSegmentsThatWereGivenBackMeanwhile) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  constexpr int kRounds = 40;
+  Shared<Note> note;  // steps: 2 n + 1 the owner has shared a segment, 2 n + 2 the borrower has opened it
+  Child borrower([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      Tensor tensor = open(Handle::from_text(note->read(2 * round + 1)));
+      EXPECT_EQ(stats().foreign_segments, 1u);
+      tensor.release();
+      note->step = 2 * round + 2;
+      EXPECT_TRUE(eventually([] { return stats().foreign_segments == 0; })) << "round " << round;
+    }
+  });
+  Child owner([&] {
+    for (int round = 0; round < kRounds; ++round) {
+      Tensor tensor = bytes(kOwnSegment);
+      note->write(share(tensor).to_text(), 2 * round + 1);
+      note->reach(2 * round + 2);
+      tensor.release();
+      EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
+      with_allocations(round, [] {
+        try {
+          trim();
+        } catch (const std::bad_alloc&) {  // what is left is for the next
+        }
+      });
+      trim();
+    }
+    note->serve_until(kRounds * 2 + 1);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  note->step = kRounds * 2 + 1;
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// The number of failures in a child that is forked with so many allocations; minus a signal.
+int fork_with(int allocations, const Tensor& inherited) {
+  allocations_left = allocations;
+  const pid_t pid = ::fork();
+  allocations_left = -1;
+  if (pid == 0) {
+    ::alarm(60);
+    try {
+      if (inherited.as<char>()[0] != 7) ::_exit(2);
+      bytes(100);
+    } catch (const Error&) {
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return WIFSIGNALED(status) ? -WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+TEST(MemoryShortage, AForkedChildIsNotAborted) {
+  if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
+  Child parent([] {
+    const Tensor tensor = bytes(100);
+    tensor.as<char>()[0] = 7;
+    share(tensor);
+    for (int allocations = 0; allocations < 150; ++allocations)
+      EXPECT_GE(fork_with(allocations, tensor), 0) << "with " << allocations << " allocations";
+    bytes(100);
+  });
+  EXPECT_EQ(parent.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy

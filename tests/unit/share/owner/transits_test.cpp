@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/owner/transits.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "share/owner/claim_memory.h"
+
+namespace onecopy {
+namespace {
+
+using List = std::vector<std::uint64_t>;
+
+TEST(Transits, CountItemsAndNoteEachQueueOnce) {
+  const Mapping page = private_claims();
+  Transits transits = transits_in(page);
+  EXPECT_EQ(transits.channels(), List{});
+  transits.begin(5, 77);
+  transits.begin(5, 88);
+  transits.begin(6, 77);
+  EXPECT_EQ(transits.items(5), 2u);
+  EXPECT_EQ(transits.items(6), 1u);
+  EXPECT_EQ(transits.channels(), (List{77, 88}));
+  transits.end(5);
+  EXPECT_EQ(transits.items(5), 1u);
+  EXPECT_EQ(transits.channels(), (List{77, 88}));
+}
+
+TEST(Transits, DoNotGoBelowZeroInAForkedChild) {
+  const Mapping page = private_claims();
+  Transits transits = transits_in(page);
+  transits.end(3);
+  EXPECT_EQ(transits.items(3), 0u);
+}
+
+TEST(Transits, SayWhenTheQueuesWereTooMany) {
+  const Mapping page = private_claims();
+  Transits transits = transits_in(page);
+  for (std::uint64_t channel = 1; channel < Transits::kWords; ++channel) transits.begin(0, channel);
+  ASSERT_TRUE(transits.channels());
+  EXPECT_EQ(transits.channels()->size(), Transits::kWords - 1);
+  transits.begin(0, 1);
+  EXPECT_TRUE(transits.channels());
+  transits.begin(0, 1000);
+  EXPECT_FALSE(transits.channels());
+}
+
+TEST(Transits, OfSeveralThreadsAreAllNoted) {
+  const Mapping page = private_claims();
+  Transits transits = transits_in(page);
+  std::vector<std::thread> threads;
+  for (std::uint64_t t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      for (std::uint64_t i = 0; i < 10; ++i) transits.begin(9, 1 + (t + i) % 12);
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(transits.items(9), 40u);
+  List channels = *transits.channels();
+  std::sort(channels.begin(), channels.end());
+  EXPECT_EQ(channels, (List{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}));
+}
+
+}  // namespace
+}  // namespace onecopy
