@@ -508,6 +508,30 @@ def test_without_an_exchange_threads_sharing_one_tensor_agree_on_its_memory(run_
     run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
 
 
+def test_without_an_exchange_a_thread_that_looked_first_does_not_copy_what_another_has_moved(run_python):
+    """torch's methods let other threads run: one moved the storage, torch freed its memory, and the copy read that."""
+    program = """
+    import threading
+    is_inference = torch.Tensor.is_inference
+    received = []
+
+    def other_thread_first(tensor):
+        if threading.current_thread() is threading.main_thread() and tensor is contested and not other.ident:
+            other.start()
+            other.join(0.5)  # it waits for this thread by now, or is through
+        return is_inference(tensor)
+
+    torch.Tensor.is_inference = other_thread_first
+    contested = torch.zeros(1 << 20)
+    other = threading.Thread(target=lambda: received.append(through(contested)))
+    received.append(through(contested))
+    other.join()
+    contested[7] = 1
+    assert len(received) == 2 and all(r[7] == 1 for r in received)
+    """
+    run_python(WITHOUT_AN_EXCHANGE + textwrap.dedent(program))
+
+
 def test_without_an_exchange_a_child_does_not_wait_for_its_parents_threads(run_python):
     """It inherited word of a copy that no thread of its is making."""
     program = """

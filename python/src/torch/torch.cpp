@@ -71,6 +71,8 @@ class Moving {
     entries_.erase(at_);
   }
 
+  /// May another thread free the memory before this one is done? torch's own way to move a storage does.
+  bool is_beside_another() const { return at_->second.threads > 1; }
   void leave(nb::object former) { at_->second.former = std::move(former); }
   /// Does another thread move the storage that begins there?
   static bool is_under_way(const std::byte* begin) {
@@ -275,17 +277,25 @@ nb::object twin_of(const Api& torch, const Tensor& tensor) {
   }
 }
 
+/// Is it a storage that this thread may copy and leave, in memory that no block is known for?
+bool is_to_be_moved_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
+                          const Range& range) {
+  return !torch.is_shared_by_torch(storage) && torch.is_ordinary(tensor) && !known_at(torch, range, kCpu) &&
+         !lent_elsewhere(range, kCpu) && torch.is_alone(storage) && range_of(torch, storage) == range;
+}
+
 /// Where memory cannot be exchanged (torch before 2.12): a tensor that has its storage to itself gets another one,
 /// with the same bytes in memory of ours. Nothing when others may have the storage, or do something to it meanwhile.
+/// Many of torch's methods let other threads run. Those that share this tensor wait from `moving` on; one that was
+/// there before may have torch free the memory, and this thread must not read it.
 std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
                                  const Layout& layout) {
   const Range range = range_of(torch, storage);
-  if (range.size == 0 || !torch.is_alone(storage) || torch.is_shared_by_torch(storage) ||
-      !torch.is_ordinary(tensor))
-    return std::nullopt;
-  if (known_at(torch, range, kCpu) || lent_elsewhere(range, kCpu)) return std::nullopt;
-  const std::size_t offset = torch.offset(tensor) * size_of(layout.dtype());
+  if (range.size == 0 || !torch.is_alone(storage)) return std::nullopt;
   Moving moving(range.begin);
+  if (moving.is_beside_another() || !is_to_be_moved_alone(torch, tensor, storage, range))
+    return std::nullopt;
+  const std::size_t offset = torch.offset(tensor) * size_of(layout.dtype());
   const Tensor bytes = copy_of(range.begin, range.size);
   Tensor moved(bytes.block(), bytes.as<std::byte>() + offset, layout, kCpu, Access::read_write);
   const nb::object twin = twin_of(torch, moved);
