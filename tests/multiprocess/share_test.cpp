@@ -8,12 +8,15 @@
 #include <atomic>
 #include <csignal>
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/stats.h"
+#include "os/memfd.h"
 #include "share/format/process_name.h"
 #include "share/owner/claim_memory.h"
 #include "share/owner/keeper.h"
@@ -22,6 +25,7 @@
 #include "support/footprint.h"
 #include "support/note.h"
 #include "support/numbers.h"
+#include "support/refusal.h"
 #include "support/watchdog.h"
 
 namespace onecopy {
@@ -30,6 +34,7 @@ namespace {
 using testing::Child;
 using testing::element;
 using testing::eventually;
+using testing::expect_refusal;
 using testing::Footprint;
 using testing::Note;
 using testing::numbers;
@@ -144,6 +149,53 @@ TEST(ShareBetweenProcesses, MemoryOutlivesItsOwner) {
   owner.kill();
   EXPECT_EQ(element(tensor, 999), 999);
   EXPECT_EQ(open(handle).data(), tensor.data());
+}
+
+constexpr std::size_t kSegments = 40;
+
+/// Each in a segment of its own. Element 0 of number i is i.
+std::vector<NamedTensor> in_many_segments() {
+  std::vector<NamedTensor> tensors;
+  for (std::size_t i = 0; i < kSegments; ++i) {
+    const Fd file = create_memfd("a-segment", 4096);
+    tensors.emplace_back(std::to_string(i), adopt_file(file.get(), 4096));
+    *tensors.back().second.as<std::uint8_t>() = static_cast<std::uint8_t>(i);
+  }
+  return tensors;
+}
+
+void expect_whole(const std::vector<Tensor>& tensors) {
+  ASSERT_EQ(tensors.size(), kSegments);
+  for (std::size_t i = 0; i < kSegments; ++i) EXPECT_EQ(*tensors[i].as<std::uint8_t>(), i);
+}
+
+TEST(ShareBetweenProcesses, ABundleInManySegmentsIsOpenedWhole) {
+  Shared<Note> note;
+  Child owner([&] {
+    const Handle handle = share_bundle(in_many_segments());
+    note->write(handle.to_text());
+    pause();
+  });
+  const Bundle bundle = Bundle::open(Handle::from_text(note->read()));
+  expect_refusal(ErrorCode::invalid_argument, {"40 rows, not 41"}, [&] { bundle.tensors(kSegments + 1); });
+  expect_whole(bundle.tensors(kSegments));
+  expect_whole(bundle.tensors(kSegments));  // and when all is mapped already
+  const Tensor alone = bundle.tensor(7);
+  owner.kill();
+  EXPECT_TRUE(eventually([&] { return bundle.tensors(kSegments)[7].data() == alone.data(); }));
+  expect_whole(bundle.tensors(kSegments));
+}
+
+TEST(ShareBetweenProcesses, ABundleOfADeadOwnerIsRefusedInWords) {
+  Shared<Note> note;
+  Child owner([&] {
+    const Handle handle = share_bundle(in_many_segments());
+    note->write(handle.to_text());
+    pause();
+  });
+  const Bundle bundle = Bundle::open(Handle::from_text(note->read()));  // the table, and nothing else
+  owner.kill();
+  expect_refusal(ErrorCode::owner_died, {"has exited"}, [&] { bundle.tensors(kSegments); });
 }
 
 TEST(ShareBetweenProcesses, ABorrowedTensorCanBeSharedOnAfterItsOwnersDeath) {
@@ -269,6 +321,11 @@ std::weak_ptr<Peer> peer_of(const Handle& handle) {
   return Process::current().importer().find(public_name(handle.fields().owner));
 }
 
+bool is_there_and(const std::weak_ptr<Peer>& peer, bool (Peer::*holds)() const noexcept) {
+  const std::shared_ptr<Peer> known = peer.lock();
+  return known && (known.get()->*holds)();
+}
+
 TEST(ShareBetweenProcesses, DeadOwnersAreForgottenByTheirBorrowers) {
   Shared<Note> note;
   Child owner([&] {
@@ -280,7 +337,7 @@ TEST(ShareBetweenProcesses, DeadOwnersAreForgottenByTheirBorrowers) {
   Tensor tensor = open(handle);
   const std::weak_ptr<Peer> peer = peer_of(handle);
   owner.kill();
-  EXPECT_TRUE(eventually([&] { return peer.lock()->is_gone(); }));
+  EXPECT_TRUE(eventually([&] { return is_there_and(peer, &Peer::is_gone); }));
   EXPECT_EQ(element(tensor, 999), 999);
   tensor.release();
   EXPECT_TRUE(eventually([&] { return peer.expired(); }));
@@ -301,7 +358,7 @@ TEST(ShareBetweenProcesses, DeadOwnersAreRememberedByQueuesThatHadItemsOfTheirs)
   const std::weak_ptr<Peer> peer = peer_of(handle);
   owner.kill();
   tensor.release();
-  EXPECT_TRUE(eventually([&] { return peer.lock()->is_closed(); }));
+  EXPECT_TRUE(eventually([&] { return is_there_and(peer, &Peer::is_closed); }));
   EXPECT_TRUE(Process::current().importer().peers().empty());  // has the sweep's lock
   EXPECT_FALSE(peer.expired()) << "rows in the queue may name it";
 }

@@ -157,12 +157,7 @@ nb::object OpenBundle::tree(Framework framework) const {
 
 /// All at once, without the GIL: the first one may have to wait for its owner.
 std::vector<Tensor> OpenBundle::open_rows(std::size_t count) const {
-  std::vector<Tensor> tensors = without_gil([&] {
-    std::vector<Tensor> opened;
-    opened.reserve(count);
-    for (std::size_t row = 0; row < count; ++row) opened.push_back(bundle_.tensor(row));
-    return opened;
-  });
+  std::vector<Tensor> tensors = without_gil([&] { return bundle_.tensors(count); });
   receive(tensors);
   return tensors;
 }

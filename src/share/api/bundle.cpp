@@ -72,6 +72,7 @@ struct Bundle::State {
   State(Tensor t, const OpenOptions& o, const HandleFields& handle)
       : table(std::move(t)),
         options(o),
+        owner(handle.owner),
         maker(handle.maker),
         point{handle.timeline_slot, handle.timeline_value},
         reader({table.as<std::byte>(), table.nbytes()}) {}
@@ -86,6 +87,7 @@ struct Bundle::State {
 
   Tensor table;
   OpenOptions options;
+  ProcessId owner;  ///< of the table
   ProcessId maker;
   TimelinePoint point;
   BundleReader reader;
@@ -124,6 +126,15 @@ Tensor Bundle::tensor(std::size_t row) const {
   Tensor tensor = process.open(state_->reader.fields(row), state_->options);
   if (state_->options.stream && tensor.device() != kCpu) state_->wait(process, tensor.device());
   return tensor;
+}
+std::vector<Tensor> Bundle::tensors(std::size_t count) const {
+  if (count > size())
+    throw Error(ErrorCode::invalid_argument, fmt::format("this bundle has {} rows, not {}", size(), count));
+  Process::current().fetch_ahead(state_->owner, state_->reader.origins(), state_->options);
+  std::vector<Tensor> opened;
+  opened.reserve(count);
+  for (std::size_t row = 0; row < count; ++row) opened.push_back(tensor(row));
+  return opened;
 }
 std::optional<std::size_t> Bundle::find(std::string_view name) const { return state_->reader.find(name); }
 ByteSpan Bundle::structure() const noexcept { return state_->reader.structure(); }

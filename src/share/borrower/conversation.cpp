@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -73,7 +74,7 @@ Packet Conversation::hear() {
 }
 
 Packet Conversation::hear_answer() {
-  return or_say_silent([&] { return receive_answer(); });
+  return or_say_silent([&] { return receive_answer(last_serial_); });
 }
 
 void Conversation::watch(Watch& watch) {
@@ -96,7 +97,7 @@ Packet Conversation::ask(Bytes question, wire::Type answer, std::span<const int>
     }
     packet = or_say_silent([&] {
       send_question(question, fds);
-      return receive_answer();
+      return receive_answer(last_serial_);
     });
   } catch (const Error&) {
     rearm();
@@ -107,6 +108,29 @@ Packet Conversation::ask(Bytes question, wire::Type answer, std::span<const int>
   return packet;
 }
 
+/// So few that the answers have room in the socket while nobody reads.
+void Conversation::ask_all(std::vector<Bytes> questions,
+                           const std::function<void(std::size_t, Packet)>& hear) {
+  constexpr std::size_t kAhead = 8;
+  try {
+    const Turn turn(*this);
+    or_say_silent([&] {
+      std::size_t asked = 0;
+      for (std::size_t heard = 0; heard < questions.size(); ++heard) {
+        for (; asked < std::min(heard + kAhead, questions.size()); ++asked) {
+          number_while_open(questions[asked]);
+          send_question(questions[asked], {});
+        }
+        hear(heard, receive_answer(wire::serial_of(questions[heard])));
+      }
+    });
+  } catch (const Error&) {
+    rearm();
+    throw;
+  }
+  rearm();
+}
+
 bool Conversation::try_send(const Bytes& message) {
   const std::lock_guard lock(telling_mutex_);  // the socket may be let go of, and its number be another's
   return !is_over_ && socket_.try_send(message);
@@ -115,6 +139,12 @@ bool Conversation::try_send(const Bytes& message) {
 void Conversation::number(Bytes& question) {
   if (++last_serial_ == 0) ++last_serial_;
   wire::set_serial(question, last_serial_);
+}
+
+void Conversation::number_while_open(Bytes& question) {
+  const std::lock_guard lock(mutex_);
+  if (is_over_) throw Error(ErrorCode::peer_died, "that process is gone");
+  number(question);
 }
 
 /// Without mutex_, as what follows: a fork takes it, and does not wait for the broker.
@@ -169,10 +199,10 @@ std::optional<Packet> Conversation::try_hear() {
 }
 
 /// Answers to questions that were given up arrive late and belong to nobody.
-Packet Conversation::receive_answer() {
+Packet Conversation::receive_answer(std::uint32_t serial) {
   for (;;) {
     Packet packet = receive_soon();
-    if (wire::serial_of(packet.bytes) == last_serial_) return packet;
+    if (wire::serial_of(packet.bytes) == serial) return packet;
   }
 }
 

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "os/unix_socket.h"
 #include "os/watch.h"
@@ -47,6 +48,10 @@ class Conversation {
   /// silent can be asked and left, which is a timeout at once.
   Packet ask(Bytes question, wire::Type answer, std::span<const int> fds = {},
              WhenSilent when_silent = WhenSilent::wait);
+  /// Asks several questions, a few of them before the first is answered. `hear` gets each answer or refusal in their
+  /// order, while the broker is at the next; it must not ask, nor throw. Throws peer_died, timeout: then the rest is not
+  /// heard.
+  void ask_all(std::vector<Bytes> questions, const std::function<void(std::size_t, Packet)>& hear);
   /// Has it let a question wait too long, and said nothing since?
   bool is_silent() const noexcept { return is_silent_; }
   /// What is not answered. Never waits. False when the broker does not read, or is gone.
@@ -82,12 +87,13 @@ class Conversation {
   auto or_say_silent(F&& f);
   bool try_send(const Bytes& message);
   void number(Bytes& question);
+  void number_while_open(Bytes& question);
   void send_question(const Bytes& question, std::span<const int> fds);
   [[noreturn]] void ask_and_leave(Bytes question, std::span<const int> fds);
   Packet receive_soon();
   std::optional<Packet> try_hear();
   [[noreturn]] void fall_silent(std::chrono::milliseconds patience);
-  Packet receive_answer();
+  Packet receive_answer(std::uint32_t serial);
   void rearm();
   void on_readable();
   void hear_news();

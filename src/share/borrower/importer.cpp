@@ -36,8 +36,12 @@ void check_block_number(const HandleFields& handle) {
 }
 
 /// The driver may have to know who opens the segment.
+Peer::Wanted wanted(std::uint32_t segment, SegmentKind kind, Access access, std::optional<Device> user) {
+  return {segment, access, backend(device_type(kind)).borrower_number(), user};
+}
+
 Peer::Wanted wanted(const HandleFields& handle, Access access, std::optional<Device> user = {}) {
-  return {handle.segment, access, backend(device_type(handle.kind)).borrower_number(), user};
+  return wanted(handle.segment, handle.kind, access, user);
 }
 
 /// The first look at a device takes its driver longer than a connection, and the owner needs the time to wake up.
@@ -133,6 +137,25 @@ Tensor Importer::open_own(const HandleFields& handle, Access access) {
     throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
   if (handle.hold != 0) acknowledge(handle);
   return {std::move(ref), place.data + handle.tensor_offset, handle.layout, place.identity->device, access};
+}
+
+void Importer::fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins, Access access,
+                           std::optional<Device> user) {
+  const PeerRef peer = find_owner(owner);
+  if (!peer || peer->is_disconnected()) return;
+  std::set<std::uint32_t> seen;
+  std::vector<Peer::Wanted> missing;
+  for (const BundleOrigin& origin : origins)
+    if (origin.owner == owner && seen.insert(origin.segment).second &&
+        !peer->has_segment(origin.segment, access))
+      missing.push_back(wanted(origin.segment, origin.kind, access,
+                               user && user->type == origin.device_type ? user : std::nullopt));
+  if (missing.size() < 2) return;
+  try {
+    peer->fetch_ahead(missing);
+  } catch (const Error& e) {
+    if (!is_absent(e)) throw;
+  }
 }
 
 void Importer::acknowledge(const HandleFields& handle) noexcept {

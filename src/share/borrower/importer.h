@@ -18,6 +18,7 @@
 #include "os/watch.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/peer.h"
+#include "share/format/bundle_codec.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
 
@@ -39,6 +40,10 @@ class Importer {
   /// `holders` are asked for frozen memory as well as the maker of the handle.
   Tensor open(const HandleFields& handle, Access access, std::optional<Device> user = {},
               Holders holders = {});
+  /// Maps segments of an owner that is connected, as far as they can be had from it: open() then need not ask for them
+  /// one at a time. Without effect for other owners. Throws timeout. REQUIRES: the caller holds a block of that owner.
+  void fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins, Access access,
+                   std::optional<Device> user);
   /// Tells whoever holds the block for this handle that it need not any more. Does not wait for an
   /// answer; what gets lost is made good by the hold's expiry.
   void acknowledge(const HandleFields& handle) noexcept;

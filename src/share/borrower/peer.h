@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 
 #include "device/order/timeline.h"
 #include "onecopy/core/error.h"
@@ -83,6 +84,9 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   }
   /// Asks the owner for the segment and maps it. Throws peer_died.
   void fetch_segment(const Wanted& wanted);
+  /// Asks the owner for several segments, and maps each while the owner is at the next. Leaves out those that the
+  /// owner refuses, that cannot be mapped, or that take more than one message. Throws peer_died, timeout.
+  void fetch_ahead(std::span<const Wanted> wanted);
   /// Asks the owner for what it takes to map the segment. Throws peer_died.
   ExportedMemory fetch_memory(const Wanted& wanted);
   /// Maps a segment that somebody else handed over. REQUIRES: nobody can close this peer meanwhile, because
@@ -163,6 +167,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   explicit Peer(const ProcessId& owner, UnixSocket socket = {}, int pid = 0);
   void prove(const wire::Nonce& mine, const std::string& my_name);
   ExportedMemory with_rest(ExportedMemory memory, std::uint32_t segment);
+  void map_answer(const Wanted& wanted, Packet packet) noexcept;
   void set_table(Fd file);
   bool ask_owner(std::uint32_t block, std::uint64_t generation, std::optional<Error>& silence) noexcept;
   bool wait_gone() const noexcept;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a borrower and the broker of another process say to each other, and what it means.
+#include <exception>
 #include <utility>
+#include <vector>
 
 #include "onecopy/core/error.h"
 #include "share/borrower/peer.h"
@@ -60,6 +62,24 @@ ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
 }
 
 void Peer::fetch_segment(const Wanted& wanted) { map_segment(wanted, fetch_memory(wanted)); }
+
+void Peer::fetch_ahead(std::span<const Wanted> wanted) {
+  std::vector<Bytes> questions;
+  questions.reserve(wanted.size());
+  for (const Wanted& segment : wanted) questions.push_back(want_segment(segment));
+  conversation_.ask_all(std::move(questions),
+                        [&](std::size_t at, Packet packet) { map_answer(wanted[at], std::move(packet)); });
+}
+
+/// Who opens a block of a segment that is left out asks for it again, and is told why it cannot be had.
+void Peer::map_answer(const Wanted& wanted, Packet packet) noexcept {
+  try {
+    if (wire::type_of(packet.bytes) != wire::Type::segment) return;
+    ExportedMemory memory = wire::memory_in<wire::Segment>(std::move(packet), 0);
+    if (memory.missing == 0) map_segment(wanted, std::move(memory));
+  } catch (const std::exception&) {
+  }
+}
 
 HeldSegment Peer::fetch_foreign(const std::string& owner_name, const Wanted& wanted) {
   const wire::WantForeign body{wire::to_name(owner_name), wanted.segment,

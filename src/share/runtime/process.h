@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -76,6 +77,11 @@ class Process {
   Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }
   /// The same for another device, or ordered in a stream; see onecopy::open().
   Tensor open(const HandleFields& handle, const OpenOptions& options);
+  /// Maps the segments that rows of a bundle lie in, as far as the owner of its table has them.
+  void fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins,
+                   const OpenOptions& options) {
+    importer_.fetch_ahead(owner, origins, options.access, options.device);
+  }
   /// What others can see through the tensor's handle beyond it, in words; empty when that is nothing.
   std::string exposes(const Tensor& tensor) const;
 

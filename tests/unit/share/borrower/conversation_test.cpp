@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "onecopy/core/error.h"
 #include "os/patience.h"
@@ -47,6 +48,59 @@ class ConversationTest : public ::testing::Test {
   Conversation conversation{std::move(sockets.first), 1};
   Watch watch;
 };
+
+std::vector<Bytes> questions(std::size_t count) { return std::vector<Bytes>(count, question()); }
+
+TEST_F(ConversationTest, AsksTheNextQuestionsBeforeTheFirstIsAnswered) {
+  std::thread broker_thread([&] {
+    std::vector<Packet> asked;
+    for (int i = 0; i < 8; ++i) asked.push_back(hear_question());
+    broker.send(retired(7), {}, testing::kPatience);
+    for (std::size_t i = 0; i < 20; ++i) {
+      broker.send(answer(asked[i], i % 2 == 0), {}, testing::kPatience);
+      if (asked.size() < 20) asked.push_back(hear_question());
+    }
+  });
+  std::vector<bool> heard;
+  conversation.ask_all(questions(20), [&](std::size_t at, const Packet& packet) {
+    EXPECT_EQ(at, heard.size());
+    heard.push_back(wire::body_of<wire::Limbo>(packet.bytes).yes != 0);
+  });
+  broker_thread.join();
+  ASSERT_EQ(heard.size(), 20U);
+  for (std::size_t i = 0; i < heard.size(); ++i) EXPECT_EQ(heard[i], i % 2 == 0) << i;
+  EXPECT_EQ(last_retired, 7U);
+}
+
+TEST_F(ConversationTest, LeavesTheAnswersBehindThatComeAfterASilence) {
+  broker_patience_ms = 50;
+  std::size_t heard = 0;
+  const auto count = [&](std::size_t, const Packet&) { ++heard; };
+  std::vector<Packet> asked;
+  std::thread first([&] {
+    asked.push_back(hear_question());
+    broker.send(answer(asked[0], true), {}, testing::kPatience);
+  });
+  expect_refusal(ErrorCode::timeout, {"process 1", "did not answer"},
+                 [&] { conversation.ask_all(questions(4), count); });
+  first.join();
+  EXPECT_EQ(heard, 1U);
+  broker_patience_ms = 10'000;
+  std::thread goes_on([&] {
+    for (int i = 0; i < 3; ++i) broker.send(answer(hear_question(), false), {}, testing::kPatience);
+    broker.send(answer(hear_question(), true), {}, testing::kPatience);
+  });
+  EXPECT_TRUE(ask());
+  goes_on.join();
+}
+
+TEST_F(ConversationTest, ThatIsOverAnswersNoneOfManyQuestions) {
+  broker = UnixSocket();
+  expect_refusal(ErrorCode::peer_died, {}, [&] {
+    conversation.ask_all(questions(3),
+                         [](std::size_t, const Packet&) { ADD_FAILURE() << "heard something"; });
+  });
+}
 
 TEST_F(ConversationTest, GivesEachQuestionItsOwnAnswerAlsoWhenOneComesTooLate) {
   broker_patience_ms = 50;
