@@ -400,6 +400,35 @@ TEST(Fork, WhatAChildInheritedStaysAliveUntilItLetsGo) {
   EXPECT_EQ(child.join(), 0);
 }
 
+TEST(Fork, AChildDoesNotHoldWhatItsParentKeepsForABorrower) {
+  Shared<Note> note;
+  Shared<Note> bundle;
+  Child owner([&] {
+    const Handle handle = share(numbers(1000));
+    note->write(handle.to_text());
+    pause();
+  });
+  Child borrower([&] {
+    const Bundle opened = Bundle::open(Handle::from_text(bundle->read()));
+    bundle->step = 2;
+    bundle->reach(3);
+  });
+  {
+    const std::vector<NamedTensor> one{{"borrowed", open(Handle::from_text(note->read()))}};
+    const Handle handle = share_bundle(one);
+    bundle->write(handle.to_text());
+    bundle->reach(2);
+  }
+  ASSERT_EQ(stats().limbo, 1u) << "the bundle's table";
+  ASSERT_EQ(stats().leases, 1u) << "what the table keeps";
+  Child child([] { EXPECT_EQ(stats().leases, 0u); });
+  EXPECT_EQ(child.join(), 0);
+  EXPECT_EQ(stats().leases, 1u);
+  bundle->step = 3;
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_TRUE(eventually([] { return stats().leases == 0; }));
+}
+
 TEST(Fork, LeasesOfTheParentBecomeTheChildsToo) {
   Shared<Note> note;
   Shared<Note> step;

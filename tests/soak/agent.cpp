@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "onecopy/share/stats.h"
+#include "share/runtime/process.h"
 #include "soak/pattern.h"
 
 namespace onecopy::soak {
@@ -57,9 +58,23 @@ std::uint64_t count_mappings() {
   return mappings;
 }
 
+/// Which blocks of others this process still has leases of, and what their owners' tables say of them.
+std::string leases_of_others() {
+  std::string text;
+  for (const auto& peer : Process::current().importer().peers()) {
+    if (peer->is_closed() || peer->leases() == 0) continue;
+    text += fmt::format("; of {}{}{}:", peer->name().substr(0, 8), peer->is_gone() ? " (gone)" : "",
+                        peer->is_disconnected() ? " (disconnected)" : "");
+    for (const LeaseInfo& lease : peer->lease_list())
+      text += fmt::format(" block {} x {} state {} of {} bytes in segment {}", lease.block, lease.count,
+                          static_cast<int>(lease.state), lease.size, lease.segment);
+  }
+  return text;
+}
+
 std::string who_has_what() {
   const OwnerInfo self = this_owner();
-  std::string text;
+  std::string text = leases_of_others();
   for (const BorrowerInfo& b : self.borrowers)
     text += fmt::format("; pid {} has {} blocks", b.pid, b.claims);
   for (const TransitInfo& t : self.in_transit)

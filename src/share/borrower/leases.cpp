@@ -35,6 +35,18 @@ std::uint64_t Leases::count() const noexcept {
   return sum;
 }
 
+std::vector<LeaseInfo> Leases::list() const {
+  const Visit here(this);
+  std::vector<LeaseInfo> leases;
+  if (closed_) return leases;
+  for (std::uint32_t block = 0; block <= highest_block_; ++block)
+    if (const std::uint32_t claims = counts_[block].load(std::memory_order_relaxed); claims != 0) {
+      const Record& r = record(block);
+      leases.push_back({block, claims, state_of(r.word.load()), r.segment, r.size});
+    }
+  return leases;
+}
+
 bool Leases::any() const noexcept {
   for (std::uint32_t block = 0; block <= highest_block_; ++block)
     if (page_.slot(block).load() != 0) return true;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "os/fd.h"
 #include "os/mapping.h"
@@ -10,6 +11,15 @@
 #include "share/owner/claim_memory.h"
 
 namespace onecopy {
+
+/// A block that this process has leases of, as its owner's table describes it.
+struct LeaseInfo {
+  std::uint32_t block;
+  std::uint32_t count;
+  BlockState state;
+  std::uint32_t segment;
+  std::uint64_t size;
+};
 
 /// What this process holds of another's blocks: the owner's block table, the claim page that the owner made for us, and
 /// how many leases of each block we have, once more in private memory, where a forked child finds them.
@@ -61,6 +71,7 @@ class Leases {
     release(block, []() noexcept {});
   }
   std::uint64_t count() const noexcept;
+  std::vector<LeaseInfo> list() const;
 
   /// Closes it for good unless there are leases. REQUIRES: one thread at a time.
   bool try_close() noexcept;

@@ -146,6 +146,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   bool is_closed() const noexcept { return leases_.is_closed(); }
   ProcessOrigin origin() const override;
   std::uint64_t leases() const noexcept { return leases_.count(); }
+  std::vector<LeaseInfo> lease_list() const { return leases_.list(); }
   std::size_t segments() const { return segments_.count(); }
   /// Gives memory and descriptors back if the owner is gone and nothing is held. True when all is given back: then
   /// not again.

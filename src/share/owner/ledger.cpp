@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <thread>
 
 #include "onecopy/core/error.h"
@@ -346,6 +347,25 @@ void Ledger::become_borrower(Claims page, Transits transits) noexcept {
   transits_ = transits;
   take_over_claims(page, table_.used(),
                    [&](std::uint32_t block) { return std::uint32_t{local_[block].refs.load() != 0}; });
+}
+
+void Ledger::leave_limbo_to_parent() noexcept {
+  while (!take_kept_of_freed().empty()) {
+  }
+}
+
+/// Of one block that the child has no reference to, and so will never release; empty when there is none.
+std::vector<BlockRef> Ledger::take_kept_of_freed() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (auto at = kept_.begin(); at != kept_.end();) {
+    const auto next = std::next(at);
+    if (local_[at->first].refs.load() == 0) {
+      auto node = kept_.extract(at);
+      if (!node.mapped().empty()) return std::move(node.mapped());
+    }
+    at = next;
+  }
+  return {};
 }
 
 }  // namespace onecopy

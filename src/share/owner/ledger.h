@@ -91,6 +91,9 @@ class Ledger final : public SharedKeeper {
   bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
   /// In the child: what is referenced becomes claims in `page`, and `all` is lowered.
   void become_borrower(Claims page, Transits transits) noexcept;
+  /// In the child, once all that it inherited is claimed: lets go of what blocks in limbo keep, which the parent will
+  /// release and the child never would.
+  void leave_limbo_to_parent() noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
   Claims inherited_page() const noexcept { return inherited_; }
   /// The start time is found out when it is first asked for, since that takes long. Throws when it cannot be read.
@@ -116,6 +119,7 @@ class Ledger final : public SharedKeeper {
   bool drop_reference(std::uint32_t block) noexcept;
   void last_references(std::span<const std::uint32_t> blocks) noexcept;
   void leave_inherited(std::uint32_t block) noexcept;
+  std::vector<BlockRef> take_kept_of_freed() noexcept;
   Freed take_out(std::uint32_t block) noexcept;
   void make_room();
   std::uint16_t index_of(ExtentOwner& from);

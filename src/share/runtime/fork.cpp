@@ -114,6 +114,7 @@ void Process::become_child() {
   }
   for (Inherited& from : inheritance_) claim_inherited(from);
   abandon();
+  ledger_.leave_limbo_to_parent();
   current_ = nullptr;
   forked_from_ = this;
 }
