@@ -223,6 +223,11 @@ def listed_owner() -> dict:
     return found[0]
 
 
+def handles_in_transit() -> list[dict]:
+    """What this process holds for handles. Items of ended processes in queues of earlier tests are none of these."""
+    return [transit for transit in listed_owner()["in_transit"] if transit["where"] == "handle"]
+
+
 def has_ended(pid: int | str) -> bool:
     """Whether that process has, if its parent has waited for it or not."""
     try:

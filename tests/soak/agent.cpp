@@ -72,9 +72,26 @@ std::string leases_of_others() {
   return text;
 }
 
+/// Which processes play a part in some queue, as the kernel lists their locks.
+std::string players() {
+  std::string text;
+  std::error_code ignored;
+  for (const auto& process : std::filesystem::directory_iterator("/proc", ignored))
+    for (const auto& fd : std::filesystem::directory_iterator(process.path() / "fdinfo", ignored)) {
+      std::ifstream info(fd.path());
+      std::string inode;
+      for (std::string line; std::getline(info, line);)
+        if (line.rfind("ino:", 0) == 0) inode = line.substr(5);
+        else if (line.find("OFDLCK") != std::string::npos)
+          text += fmt::format("; pid {} plays in file {}", process.path().filename().string(), inode);
+    }
+  return text;
+}
+
 std::string who_has_what() {
   const OwnerInfo self = this_owner();
   std::string text = leases_of_others();
+  if (!self.in_transit.empty()) text += players();
   for (const BorrowerInfo& b : self.borrowers)
     text += fmt::format("; pid {} has {} blocks", b.pid, b.claims);
   for (const TransitInfo& t : self.in_transit)
