@@ -10,6 +10,7 @@
 #include "onecopy/channel/pipe.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
+#include "onecopy/graph/arena.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/memory/tensor.h"

@@ -28,6 +28,9 @@ for index in "${!layers[@]}"; do
     "$(includes "(onecopy/)?($above)/" "include/onecopy/$layer" "src/$layer")"
 done
 
+report "graph is beside share, above memory:" \
+  "$(includes '(onecopy/)?(share|channel|cli)/' include/onecopy/graph src/graph;
+     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel} src/{core,os,device,memory,share,channel})"
 rooms=(format owner borrower broker runtime api)  # of share, from the ground up
 for index in "${!rooms[@]}"; do
   room=${rooms[index]}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include "onecopy/core/device.h"
+
+namespace onecopy {
+class PhysicalChunk;
+class Reservation;
+}  // namespace onecopy
+
+namespace onecopy::graph {
+
+class Window;
+
+struct ArenaOptions {
+  std::size_t limit_bytes = SIZE_MAX;  ///< of physical memory
+};
+
+/// What an arena takes, in bytes.
+struct Footprint {
+  std::size_t shared = 0;  ///< physical memory, of which each window shows the beginning
+  std::size_t mapped = 0;  ///< addresses of all windows together
+  std::size_t limit = 0;   ///< for `shared`
+  std::size_t windows = 0;
+  bool parked = false;
+};
+
+/// Scratch memory of captured graphs. Each capture has a Window: addresses of its own over the same physical pages,
+/// from the first page on. So the arena takes as much as its largest window, in whatever order windows come and go,
+/// and an address is never that of two captures.
+///
+/// Between replays the pages hold nothing that anybody may read. The caller sees to that, and lets one replay at a
+/// time use them.
+///
+/// Thread safety: all members may be called concurrently.
+/// Invariant: the pages reach as far as the largest window, and no further. A parked arena has none.
+class Arena
+    : public std::enable_shared_from_this<Arena> {  // shared: a window keeps it, and so does its maker
+ public:
+  /// Throws unsupported where one memory cannot have several addresses.
+  static std::shared_ptr<Arena> make(Device device, const ArenaOptions& options = {});
+  ~Arena();
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+
+  /// Addresses for at least so many bytes. Throws out_of_memory with the numbers, out_of_mappings, and
+  /// invalid_argument while the arena is parked; nothing is changed then.
+  Window open(std::size_t bytes);
+
+  /// Gives the pages back to the system. The windows keep their addresses, which nobody may touch until resume().
+  void park() noexcept;
+  /// Gets pages for all windows, with any content. Throws out_of_memory: the arena is parked still.
+  void resume();
+
+  Footprint footprint() const;
+  Device device() const noexcept { return device_; }
+
+ private:
+  friend class Window;
+  struct View;
+  struct Page {
+    std::size_t offset;
+    std::size_t bytes;
+    std::unique_ptr<PhysicalChunk> chunk;  ///< none: parked
+  };
+
+  Arena(Device device, const ArenaOptions& options, std::size_t granularity);
+  std::size_t page_at(std::size_t offset) const noexcept;
+  std::size_t end_of(std::size_t bytes) const noexcept;
+  std::size_t pages_end() const noexcept;
+  void check_room(std::size_t bytes, std::size_t end) const;
+  void grow_to(std::size_t end);
+  void trim() noexcept;
+  void show(View& view);
+  void close(View& view) noexcept;
+
+  const Device device_;
+  const std::size_t limit_;
+  const std::size_t granularity_;
+  mutable std::mutex mutex_;
+  std::vector<Page> pages_;
+  std::set<View*> views_;
+  bool parked_ = false;
+};
+
+/// The addresses of one capture. Ends with the object. Move-only.
+/// Thread safety: const members may be called concurrently.
+class Window {
+ public:
+  Window() noexcept;
+  Window(Window&&) noexcept;
+  Window& operator=(Window&&) noexcept;
+  ~Window();
+
+  std::byte* base() const noexcept;
+  /// What was asked for.
+  std::size_t size() const noexcept;
+
+ private:
+  friend class Arena;
+  Window(std::shared_ptr<Arena> arena, std::unique_ptr<Arena::View> view) noexcept;
+  void close() noexcept;
+
+  std::shared_ptr<Arena> arena_;
+  std::unique_ptr<Arena::View> view_;
+};
+
+}  // namespace onecopy::graph

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/graph/arena.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <utility>
+
+#include "device/backend.h"
+#include "device/reservation.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::graph {
+
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+constexpr std::size_t kSmallestPage = 2 * kMiB;
+constexpr std::size_t kLargestPage = 64 * kMiB;
+constexpr std::size_t kSmallPagesUpTo = 256 * kMiB;
+
+std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+/// Where a window lies. `end` is where its last page ends.
+struct Arena::View {
+  std::unique_ptr<Reservation> addresses;
+  std::size_t bytes = 0;
+  std::size_t end = 0;
+};
+
+std::shared_ptr<Arena> Arena::make(Device device, const ArenaOptions& options) {
+  Backend& vendor = backend(device.type);
+  if (!vendor.traits().maps_one_chunk_twice)
+    throw Error(ErrorCode::unsupported,
+                fmt::format("memory of {} cannot be shown at several addresses, which an arena needs; "
+                            "run these graphs eagerly",
+                            device.str()));
+  return std::shared_ptr<Arena>(new Arena(device, options, vendor.granularity()));
+}
+
+Arena::Arena(Device device, const ArenaOptions& options, std::size_t granularity)
+    : device_(device), limit_(options.limit_bytes), granularity_(granularity) {}
+
+Arena::~Arena() = default;
+
+/// Few pages for large windows, and less than a hundredth of them unused.
+std::size_t Arena::page_at(std::size_t offset) const noexcept {
+  const std::size_t bytes =
+      offset < kSmallPagesUpTo ? kSmallestPage : std::min(std::bit_floor(offset / 128), kLargestPage);
+  return round_up(bytes, granularity_);
+}
+
+/// Where the page with the last of so many bytes ends.
+std::size_t Arena::end_of(std::size_t bytes) const noexcept {
+  std::size_t end = 0;
+  while (end < bytes) end += page_at(end);
+  return end;
+}
+
+std::size_t Arena::pages_end() const noexcept {
+  return pages_.empty() ? 0 : pages_.back().offset + pages_.back().bytes;
+}
+
+void Arena::check_room(std::size_t bytes, std::size_t end) const {
+  if (parked_)
+    throw Error(ErrorCode::invalid_argument, "the arena is parked: resume() it before graphs are captured");
+  if (end > limit_)
+    throw Error(
+        ErrorCode::out_of_memory,
+        fmt::format("a capture needs {} bytes of the arena on {}, in pages {}, and its limit is {}; "
+                    "raise the limit, or run this shape eagerly",
+                    bytes, device_.str(), end, limit_));
+}
+
+Window Arena::open(std::size_t bytes) {
+  if (bytes == 0) throw Error(ErrorCode::invalid_argument, "a window of 0 bytes has no addresses");
+  auto view = std::make_unique<View>();
+  view->bytes = bytes;
+  view->end = end_of(bytes);
+  const std::lock_guard lock(mutex_);
+  check_room(bytes, view->end);
+  view->addresses = backend(device_.type).reserve(device_.index, view->end);
+  try {
+    grow_to(view->end);
+    show(*view);
+    views_.insert(view.get());
+  } catch (...) {
+    trim();
+    throw;
+  }
+  return {shared_from_this(), std::move(view)};
+}
+
+/// REQUIRES: mutex_, as those below.
+void Arena::grow_to(std::size_t end) {
+  while (pages_end() < end) {
+    const std::size_t offset = pages_end();
+    const std::size_t bytes = page_at(offset);
+    pages_.push_back({offset, bytes, backend(device_.type).create_chunk(device_.index, bytes)});
+  }
+}
+
+void Arena::show(View& view) {
+  for (const Page& page : pages_) {
+    if (page.offset >= view.end) break;
+    view.addresses->map(page.offset, *page.chunk, 0, page.bytes);
+  }
+  view.addresses->allow(device_.index, 0, view.end, Access::read_write);
+}
+
+/// Gives back what no window shows.
+void Arena::trim() noexcept {
+  std::size_t end = 0;
+  for (const View* view : views_) end = std::max(end, view->end);
+  while (!pages_.empty() && pages_.back().offset >= end) pages_.pop_back();
+}
+
+void Arena::close(View& view) noexcept {
+  const std::lock_guard lock(mutex_);
+  views_.erase(&view);
+  view.addresses.reset();
+  trim();
+}
+
+void Arena::park() noexcept {
+  const std::lock_guard lock(mutex_);
+  for (View* view : views_) view->addresses->unmap(0, view->end);
+  for (Page& page : pages_) page.chunk.reset();
+  parked_ = true;
+}
+
+void Arena::resume() {
+  const std::lock_guard lock(mutex_);
+  if (!parked_) return;
+  try {
+    for (Page& page : pages_) page.chunk = backend(device_.type).create_chunk(device_.index, page.bytes);
+    for (View* view : views_) show(*view);
+  } catch (...) {
+    for (View* view : views_) view->addresses->unmap(0, view->end);
+    for (Page& page : pages_) page.chunk.reset();
+    throw;
+  }
+  parked_ = false;
+}
+
+Footprint Arena::footprint() const {
+  const std::lock_guard lock(mutex_);
+  Footprint footprint{parked_ ? 0 : pages_end(), 0, limit_, views_.size(), parked_};
+  for (const View* view : views_) footprint.mapped += view->end;
+  return footprint;
+}
+
+Window::Window(std::shared_ptr<Arena> arena, std::unique_ptr<Arena::View> view) noexcept
+    : arena_(std::move(arena)), view_(std::move(view)) {}
+
+Window::Window() noexcept = default;
+Window::Window(Window&&) noexcept = default;
+
+Window& Window::operator=(Window&& other) noexcept {
+  close();
+  arena_ = std::move(other.arena_);
+  view_ = std::move(other.view_);
+  return *this;
+}
+
+Window::~Window() { close(); }
+
+void Window::close() noexcept {
+  if (view_) arena_->close(*view_);
+  view_.reset();
+  arena_.reset();
+}
+
+std::byte* Window::base() const noexcept { return view_ ? view_->addresses->base() : nullptr; }
+
+std::size_t Window::size() const noexcept { return view_ ? view_->bytes : 0; }
+
+}  // namespace onecopy::graph

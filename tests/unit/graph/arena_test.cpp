@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/graph/arena.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "support/refusal.h"
+
+namespace onecopy::graph {
+namespace {
+
+using onecopy::testing::expect_refusal;
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+TEST(Arena, TakesWhatItsLargestWindowTakesInAnyOrder) {
+  std::vector<std::size_t> sizes{3 * kMiB, 17 * kMiB, 64, 9 * kMiB};
+  std::sort(sizes.begin(), sizes.end());
+  do {
+    const auto arena = Arena::make(kCpu);
+    std::vector<Window> windows;
+    for (const std::size_t bytes : sizes) windows.push_back(arena->open(bytes));
+    EXPECT_EQ(arena->footprint().shared, 18 * kMiB);
+    EXPECT_EQ(arena->footprint().windows, sizes.size());
+  } while (std::next_permutation(sizes.begin(), sizes.end()));
+}
+
+TEST(Arena, ShowsTheSamePagesInEachWindowAtAddressesOfItsOwn) {
+  const auto arena = Arena::make(kCpu);
+  const Window first = arena->open(5 * kMiB);
+  const Window second = arena->open(3 * kMiB);
+  const bool apart =
+      first.base() + first.size() <= second.base() || second.base() + second.size() <= first.base();
+  EXPECT_TRUE(apart);
+  std::memset(first.base(), 7, first.size());
+  EXPECT_EQ(second.base()[0], std::byte{7});
+  EXPECT_EQ(second.base()[second.size() - 1], std::byte{7});
+  second.base()[2 * kMiB] = std::byte{9};
+  EXPECT_EQ(first.base()[2 * kMiB], std::byte{9});
+}
+
+TEST(Arena, GivesPagesBackThatNoWindowShows) {
+  const auto arena = Arena::make(kCpu);
+  const Window small = arena->open(kMiB);
+  {
+    const Window large = arena->open(40 * kMiB);
+    EXPECT_EQ(arena->footprint().shared, 40 * kMiB);
+  }
+  EXPECT_EQ(arena->footprint().shared, 2 * kMiB);
+  EXPECT_EQ(arena->footprint().windows, 1U);
+  small.base()[0] = std::byte{1};
+}
+
+TEST(Arena, HasFewPagesForLargeWindowsAndWastesLittle) {
+  const auto arena = Arena::make(kCpu);
+  const Window window = arena->open(300 * kMiB + 1);
+  EXPECT_GE(arena->footprint().shared, 300 * kMiB + 1);
+  EXPECT_LE(arena->footprint().shared, 303 * kMiB);
+}
+
+TEST(Arena, RefusesWhatIsBeyondItsLimitAndIsUnchanged) {
+  const auto arena = Arena::make(kCpu, {8 * kMiB});
+  const Window window = arena->open(8 * kMiB);
+  expect_refusal(ErrorCode::out_of_memory, {"limit is 8388608"}, [&] { (void)arena->open(8 * kMiB + 1); });
+  EXPECT_EQ(arena->footprint().shared, 8 * kMiB);
+  EXPECT_EQ(arena->footprint().windows, 1U);
+  expect_refusal(ErrorCode::invalid_argument, {"0 bytes"}, [&] { (void)arena->open(0); });
+}
+
+TEST(Arena, ParkedKeepsAddressesAndNoMemory) {
+  const auto arena = Arena::make(kCpu);
+  const Window first = arena->open(5 * kMiB);
+  const Window second = arena->open(3 * kMiB);
+  std::byte* const base = first.base();
+  arena->park();
+  EXPECT_EQ(arena->footprint().shared, 0U);
+  EXPECT_TRUE(arena->footprint().parked);
+  expect_refusal(ErrorCode::invalid_argument, {"parked", "resume"}, [&] { (void)arena->open(kMiB); });
+  arena->resume();
+  EXPECT_EQ(arena->footprint().shared, 6 * kMiB);
+  EXPECT_EQ(first.base(), base);
+  first.base()[5] = std::byte{3};
+  EXPECT_EQ(second.base()[5], std::byte{3});
+  arena->resume();  // without effect
+  EXPECT_FALSE(arena->footprint().parked);
+}
+
+TEST(Arena, AWindowMayEndWhileItIsParked) {
+  const auto arena = Arena::make(kCpu);
+  const Window small = arena->open(kMiB);
+  {
+    const Window large = arena->open(9 * kMiB);
+    arena->park();
+  }
+  arena->resume();
+  EXPECT_EQ(arena->footprint().shared, 2 * kMiB);
+  small.base()[0] = std::byte{1};
+}
+
+TEST(Window, KeepsItsArena) {
+  Window window = Arena::make(kCpu)->open(kMiB);
+  window.base()[0] = std::byte{4};
+  Window other = std::move(window);
+  EXPECT_EQ(other.base()[0], std::byte{4});
+  EXPECT_EQ(window.base(),
+            nullptr);  // NOLINT(bugprone-use-after-move): what moving leaves is part of the promise
+  other = Window();
+  EXPECT_EQ(other.size(), 0U);
+}
+
+}  // namespace
+}  // namespace onecopy::graph
