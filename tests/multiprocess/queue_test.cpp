@@ -3,6 +3,7 @@
 #include "onecopy/channel/queue.h"
 
 #include <gtest/gtest.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <array>
@@ -600,6 +601,29 @@ TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
   note->reach(3);
   note->step = 4;
   EXPECT_EQ(other.join(), 0);
+}
+
+/// A mapping keeps its open file, and so the locks that say who has a Queue: the child kept its parent's.
+TEST(QueueUsers, ThatWereKilledAreNotTakenForUsersByTheirForkedChildren) {
+  Watchdog watchdog;
+  Shared<Note> note;
+  Child parent([&] {
+    std::optional<Queue> queue(Queue::create());
+    Child child([&] {
+      ::prctl(PR_SET_PDEATHSIG, 0);  // it goes on without its parent
+      queue->put(numbers(100));
+      queue.reset();
+      EXPECT_EQ(blocks_sent(), 1u);
+      note->step = 1;
+      note->reach(2);
+      if (eventually([] { return blocks_sent() == 0; })) note->step = 3;
+    });
+    ::pause();
+  });
+  note->reach(1);
+  parent.kill();
+  note->step = 2;
+  note->reach(3);
 }
 
 TEST(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {

@@ -44,7 +44,7 @@ Fd make_ring_file(const RingOptions& options) {
 
 Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& introducer)
     : memory_(std::move(memory)),
-      ring_(play(ring, Role::user)),
+      ring_(play(ring, Role::user), ring),
       origins_(ring_),
       creator_(owner_of(memory_)),
       id_(origins_.channel()),

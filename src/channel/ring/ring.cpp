@@ -90,9 +90,11 @@ RingGeometry read_geometry(const Mapping& memory) {
 
 Ring::Ring(const RingOptions& options) : Ring(make_largest_range(options)) {}
 
-Ring::Ring(Fd fd)
+Ring::Ring(Fd fd) : Ring(std::move(fd), Fd()) {}
+
+Ring::Ring(Fd fd, const Fd& mapped)
     : fd_(std::move(fd)),
-      memory_(Mapping::of(fd_, checked_size(fd_), Access::read_write)),
+      memory_(Mapping::of(mapped ? mapped : fd_, checked_size(fd_), Access::read_write)),
       header_(memory_.as<RingHeader>()),
       chunks_(fd_.get(), memory_, read_geometry(memory_)),
       extra_(memory_.as<std::byte>(read_geometry(memory_).extra())),

@@ -57,6 +57,9 @@ class Ring {
   /// Attaches to the ring that another process or object made and whose descriptor it gave us. Throws
   /// protocol when it is something else, unsupported as check_namespace().
   explicit Ring(Fd fd);
+  /// Maps `mapped`, another open file of the ring: a mapping keeps its open file, and with it the locks that `fd` has,
+  /// in forked children for as long as they map the ring.
+  Ring(Fd fd, const Fd& mapped);
 
   /// Throws unsupported in a process of another PID namespace than the ring's maker. A forked child may be one.
   void check_namespace() const;
