@@ -38,6 +38,10 @@ def test_published_rpc_program():
     finish(start("cuda_rpc.py", "cpu", "cpu"))
 
 
+def test_published_memory_reuse_among_graphs():
+    finish(start("aclgraph_reuse.py", "cpu"))
+
+
 @pytest.mark.parametrize("script", ["ipc_guide.py", "queue_and_explicit.py", "hogwild.py"])
 def test_published_program(script, nothing_left_behind, next_start):
     finish(start(script))

@@ -13,7 +13,8 @@ import pytest
 import onecopy
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md", "rpc.md"]
+PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md", "rpc.md",
+         "graphs.md"]  # fmt: skip
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 

@@ -44,6 +44,7 @@ NB_MODULE(_core, m) {
   init_queue(m);
   init_pipe(m);
   init_listener(m);
+  init_graph(m);
   init_signatures(m);
 }
 

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of other packages on top of onecopy."""

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured graphs that share their memory.
+
+>>> import torch
+>>> from onecopy import graphs
+>>> pool = graphs.arena("cpu")
+>>> model = torch.compile(module, backend=graphs.backend(pool), dynamic=True)
+>>> with torch.no_grad():
+...     model(x)  # the first call of a shape captures it, later ones replay it
+>>> print(graphs.report(pool))
+
+An engine that captures a graph for each batch size needs as much memory as the largest, not the sum; outputs that are
+held stay right, whatever is replayed next.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._arena import Arena, OutputInUse
+from ._compile import backend, capture
+from ._report import GraphRow, Report, report
+
+__all__ = [
+    "Arena", "GraphRow", "OutputInUse", "Report", "arena", "backend", "capture", "compile_in_default_arena",
+    "default_arena", "graph_pool_handle", "report",
+]  # fmt: skip
+
+
+def arena(device: str = "cpu", limit: int | None = None) -> Arena:
+    """Memory for graphs to share.
+
+    Args:
+        device: ``"cpu"``: graphs run on the CPU so far.
+        limit: the most bytes of it; None: no limit.
+
+    Raises:
+        Unsupported: for another device.
+        InvalidArgument: the limit is not above 0.
+    """
+    return Arena(device, limit)
+
+
+_default: list[Arena] = []  # made at first use
+
+
+def default_arena() -> Arena:
+    """What ``torch.compile(..., backend="onecopy")`` uses: one arena for all such functions of the process."""
+    if not _default:
+        _default.append(Arena())
+    return _default[0]
+
+
+def compile_in_default_arena(graph: Any, examples: list[Any], **options: Any) -> Any:
+    """The backend that torch.compile finds by the name ``"onecopy"``. ``options`` are those of ``backend()``."""
+    return backend(default_arena(), **options.get("options", {}))(graph, examples)
+
+
+def graph_pool_handle() -> Arena:
+    """A new arena, by the name that torch and TorchAir have for it."""
+    return Arena()

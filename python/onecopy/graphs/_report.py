@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the graphs of an arena take, and what they did."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+from ._arena import Arena
+from ._host import HostGraph
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphRow:
+    """One captured shape. Sizes in bytes."""
+
+    function: str
+    shapes: str
+    planned: int
+    lower_bound: int
+    """What is needed at the worst step: no plan takes less."""
+    private: int
+    calls: int
+    by_the_book: tuple[str, ...]
+    """Operators that cannot write into given memory: their results are copied into their places."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Of one arena. Sizes in bytes; ``print()`` shows a table."""
+
+    device: str
+    shared_bytes: int
+    """Physical memory that all graphs have in common."""
+    private_bytes: int
+    mapped_bytes: int
+    parked: bool
+    held_outputs: int
+    """Outputs that are still held where they lie."""
+    captures: int
+    replays: int
+    moves: int
+    evicted: int
+    moved_to: tuple[str, ...]
+    eager: dict[str, int]
+    """Calls that ran eagerly, by reason."""
+    graphs: tuple[GraphRow, ...]
+
+    @property
+    def saved_bytes(self) -> int:
+        """Beside memory of its own for each graph."""
+        return sum(graph.planned for graph in self.graphs) - self.shared_bytes
+
+    def __str__(self) -> str:
+        lines = [
+            f"arena on {self.device}: {_size(self.shared_bytes)} shared, {_size(self.private_bytes)} private, "
+            f"{_size(max(self.saved_bytes, 0))} saved{', parked' if self.parked else ''}",
+            f"  {self.captures} captures, {self.replays} replays, {self.moves} moves, {self.evicted} dropped, "
+            f"{sum(self.eager.values())} eager calls, {self.held_outputs} outputs held in place",
+        ]
+        lines += [f"  eagerly {count} times: {reason}" for reason, count in self.eager.items()]
+        lines += [f"  moved: {move}" for move in self.moved_to]
+        if self.graphs:
+            lines.append(f"  {'planned':>10} {'at least':>10} {'calls':>6}  shapes")
+        for graph in self.graphs:
+            book = f"; by the book: {', '.join(graph.by_the_book)}" if graph.by_the_book else ""
+            lines.append(
+                f"  {_size(graph.planned):>10} {_size(graph.lower_bound):>10} {graph.calls:>6}  {graph.shapes}{book}"
+            )
+        return "\n".join(lines)
+
+
+def report(arena: Arena) -> Report:
+    """What the graphs of an arena take, and what they did."""
+    with arena.lock:
+        functions = list(arena.functions)
+        arenas = {arena}.union(*(f.arenas for f in functions))
+        footprints = [a.footprint for a in arenas]
+        graphs = tuple(_rows(functions))
+        eager: collections.Counter[str] = collections.Counter()
+        for function in functions:
+            eager += function.eager
+        return Report(
+            device=str(arena.device),
+            shared_bytes=sum(f.shared for f in footprints),
+            private_bytes=sum(g.private for g in graphs),
+            mapped_bytes=sum(f.mapped for f in footprints),
+            parked=arena.footprint.parked,
+            held_outputs=sum(len(a.leases) for a in arenas),
+            captures=sum(f.captures for f in functions),
+            replays=sum(f.replays for f in functions),
+            moves=sum(f.moves for f in functions),
+            evicted=sum(f.evicted for f in functions),
+            moved_to=tuple(move for f in functions for move in f.moved_to),
+            eager=dict(eager),
+            graphs=graphs,
+        )
+
+
+def _rows(functions: list) -> list[GraphRow]:
+    rows = []
+    for function in functions:
+        for key, graph in function.entries.items():
+            if isinstance(graph, HostGraph):
+                rows.append(
+                    GraphRow(
+                        function=function.name,
+                        shapes=_shapes(key),
+                        planned=graph.planned_bytes,
+                        lower_bound=graph.lower_bound,
+                        private=graph.private_bytes,
+                        calls=graph.call_count,
+                        by_the_book=tuple(sorted(graph.by_the_book)),
+                    )
+                )
+    return rows
+
+
+def _shapes(key: tuple) -> str:
+    named = [f"{str(part[0]).removeprefix('torch.')}{list(part[1])}" for part in key if len(part) == 3]
+    return " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 20):.1f} MiB" if count >= 1 << 20 else f"{count / 1024:.1f} KiB"

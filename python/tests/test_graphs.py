@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onecopy.graphs: captured graphs share their memory, and nothing that anybody holds is overwritten."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="wants torch installed")
+
+from onecopy import InvalidArgument, Unsupported, graphs  # noqa: E402
+
+WIDTH = 64
+SHAPES = (3, 200, 17, 500, 128)
+LARGEST = max(SHAPES)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.nn.functional.gelu(layer(x))
+        return x
+
+
+def compiled(function, pool=None, dynamic=True, **options):
+    return torch.compile(function, backend=graphs.backend(pool, **options), dynamic=dynamic, fullgraph=True)
+
+
+def poison(pool):
+    """Whatever is read from the arena before it is written shows."""
+    size = pool.footprint.shared
+    if size:
+        torch.frombuffer(pool.open(size), dtype=torch.uint8).fill_(0xFF)
+
+
+def same(a, b):
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [sorted(SHAPES), sorted(SHAPES, reverse=True), SHAPES])
+def test_all_shapes_take_the_memory_of_the_largest(order):
+    wide, alone, pool = Layers(1024), graphs.arena(), graphs.arena()
+    compiled(wide, alone)(torch.randn(LARGEST, 1024))
+    model = compiled(wide, pool)
+    for rows in (*order, *order):
+        model(torch.randn(rows, 1024))
+    report = graphs.report(pool)
+    assert report.shared_bytes == graphs.report(alone).shared_bytes > 0
+    assert report.captures >= len(SHAPES) - 1  # a first one may be for one shape alone
+    assert report.replays and not report.eager
+    assert report.saved_bytes > 0
+
+
+def test_two_functions_in_one_arena_take_the_memory_of_the_larger():
+    pool = graphs.graph_pool_handle()
+    first, second = compiled(Layers(1024), pool), compiled(Layers(1024), pool)
+    first(torch.randn(500, 1024))
+    before = graphs.report(pool).shared_bytes
+    second(torch.randn(300, 1024))
+    assert graphs.report(pool).shared_bytes == before
+
+
+@pytest.mark.parametrize("outputs", ["copy", "view", "private"])
+def test_held_outputs_stay_right_whatever_is_replayed(outputs):
+    if outputs != "copy" and not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
+        pytest.skip("wants torch 2.12, which moves outputs that are held")
+    model, chance, held, pool = Layers(), random.Random(1), [], graphs.arena()
+    call = compiled(model, pool, outputs=outputs)
+    for _ in range(300):
+        x = torch.randn(chance.choice(SHAPES), WIDTH)
+        held.append((call(x), model(x)))
+        if outputs != "view":
+            poison(pool)
+        if len(held) > 5:
+            held.pop(chance.randrange(5))
+        assert all(same(got, want) for got, want in held)
+
+
+def test_a_view_that_is_dropped_in_time_costs_no_copy():
+    call = compiled(Layers(), outputs="view", dynamic=False)
+    x = torch.randn(5, WIDTH)
+    call(x)
+    places = set()
+    for _ in range(3):
+        out = call(x)
+        places.add(out.data_ptr())
+        del out
+    assert len(places) == 1
+
+
+def test_without_an_exchange_of_memory_a_held_view_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.UntypedStorage, "_swap_data_ptr_", None, raising=False)  # as before torch 2.12
+    model, pool = Layers(), graphs.arena()
+    call = compiled(model, pool, outputs="view", dynamic=False)
+    x = torch.randn(5, WIDTH)
+    call(x)
+    held = call(x)
+    with pytest.raises(graphs.OutputInUse, match="drop them"):
+        call(x)
+    assert same(held, model(x)) and graphs.report(pool).held_outputs == 1
+    part = held[1:2]
+    del held
+    with pytest.raises(graphs.OutputInUse):  # a view of it holds it as well
+        call(x)
+    del part
+    assert same(call(x), model(x))
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x, cache, at):
+        cache.index_copy_(0, at, self.layer(x))
+        self.count.add_(1)
+        return cache.sum(0) + x.sum(), cache
+
+
+def test_caches_are_written_where_they_are_and_a_moved_one_is_noticed():
+    pool, model, plain = graphs.arena(), Decoder(), Decoder()
+    plain.load_state_dict(model.state_dict())
+    call = compiled(model, pool, dynamic=False)
+    mine, theirs = [[torch.zeros(32, WIDTH) for _ in range(3)] for _ in range(2)]
+    for turn in range(12):
+        x, at = torch.randn(2, WIDTH), torch.tensor([turn, turn + 9])
+        got, cache = call(x, mine[turn % 3], at)
+        want, _ = plain(x, theirs[turn % 3], at)
+        poison(pool)
+        assert same(got, want) and cache.data_ptr() == mine[turn % 3].data_ptr()
+        assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)) and model.count == plain.count
+    report = graphs.report(pool)
+    assert report.moves == 11 and report.captures == 1
+    assert f"to {mine[2].data_ptr():#x}" in report.moved_to[-1]
+
+
+def test_a_parameter_with_new_memory_is_noticed():
+    model, x = torch.nn.Linear(8, 8), torch.randn(2, 8)
+    call = compiled(model, dynamic=False)
+    for _ in range(3):
+        assert same(call(x), model(x))
+        model.weight.data = torch.randn(8, 8)
+
+
+def test_inputs_in_place_are_read_where_they_are():
+    pool, model = graphs.arena(), Layers()
+    call = compiled(model, pool, inputs="place", dynamic=False)
+    held = [torch.randn(4, WIDTH) for _ in range(2)]
+    for x in (*held, *held):
+        assert same(call(x), model(x))
+    assert graphs.report(pool).moves == 3
+
+
+def everything(x, n):
+    low, high = x.min(dim=1), x.max()
+    parts = torch.split(x, 2, dim=1)
+    mean, spread = torch.var_mean(x, dim=0)
+    best = torch.topk(x, 2, dim=1)
+    empty = x[:0] * 2
+    y = x.t().contiguous() + n
+    return low.values, high, parts[1] * 2, mean, spread, best.indices, empty, y, y.view(-1), x, {"n": n, "b": x > 0}
+
+
+def test_results_of_all_kinds_are_those_of_eager_execution():
+    pool = graphs.arena()
+    call = compiled(everything, pool)
+    for rows in (6, 9, 6, 9, 7):
+        x = torch.randn(rows, 8)
+        for _ in range(2):
+            got, want = call(x, 3), everything(x, 3)
+            poison(pool)
+            flat = zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True)
+            assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in flat)
+            assert got[7].untyped_storage()._cdata == got[8].untyped_storage()._cdata
+            assert got[9] is x or got[9].data_ptr() == x.data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.bool])
+def test_dtypes(dtype):
+    def work(x):
+        return torch.cat([x, x.flip(0)]), x.to(torch.float32) if not dtype.is_complex else x.conj()
+
+    x = (torch.randn(5, 3) * 3).to(dtype)
+    call = compiled(work, dynamic=False)
+    for _ in range(2):
+        for got, want in zip(call(x), work(x), strict=True):
+            assert torch.equal(got, want) and got.dtype == want.dtype
+
+
+def test_inputs_of_other_layouts():
+    call = compiled(lambda x: x * 2, dynamic=False)
+    base = torch.randn(6, 8)
+    for x in (base.t(), base[1:, 2:], base[:, ::2], torch.randn(1, 4).expand(3, 4), base[:0]):
+        for _ in range(2):
+            assert torch.equal(call(x), x * 2) and call(x).stride() == (x * 2).stride()
+
+
+def test_random_numbers_go_on_from_call_to_call():
+    call = compiled(lambda x: torch.nn.functional.dropout(x, 0.5, training=True), dynamic=False)
+    x = torch.ones(1000)
+    call(x)
+    first, second = call(x), call(x)
+    assert not torch.equal(first, second)
+    assert 300 < int((first == 0).sum()) < 700
+
+
+def test_an_operator_that_fails_leaves_all_as_it_was():
+    def pick(x, at):
+        return (x * 2).index_select(0, at)
+
+    pool = graphs.arena()
+    call = compiled(pick, pool, dynamic=False)
+    x, good, bad = torch.randn(4, 3), torch.tensor([3]), torch.tensor([4])
+    with pytest.raises(IndexError):
+        call(x, bad)
+    assert graphs.report(pool).captures == 0 and pool.footprint.windows == 0
+    for _ in range(2):
+        assert torch.equal(call(x, good), pick(x, good))
+        with pytest.raises(IndexError):
+            call(x, bad)
+
+
+def test_what_a_tensor_contains_decides_nothing():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from onecopy.graphs._record import NotReplayable, record
+
+    x = torch.tensor([0.0, 1.0])
+    for function in (lambda t: torch.nonzero(t) * 2, lambda t: torch.masked_select(t, t > 0)):
+        with pytest.raises(NotReplayable, match="depends on what a tensor contains"):
+            record(make_fx(function)(x), [x], set())
+
+
+def test_a_shape_without_room_runs_eagerly_and_says_so(caplog):
+    pool, model = graphs.arena(limit=4 << 20), Layers(1024)
+    call = compiled(model, pool, dynamic=False)
+    small, large = torch.randn(3, 1024), torch.randn(2000, 1024)
+    with caplog.at_level(logging.WARNING, "onecopy.graphs"):
+        for _ in range(2):
+            for x in (small, large):
+                assert same(call(x), model(x))
+    report = graphs.report(pool)
+    (reason,) = report.eager
+    assert "no room" in reason and "limit is 4194304" in reason and report.eager[reason] == 2
+    assert report.captures == 1 and reason in str(report)
+    assert len(caplog.records) == 1
+
+
+def test_graphs_that_were_not_used_for_longest_go_first():
+    pool = graphs.arena()
+    call = compiled(Layers(1024), pool, limit=2)
+    for rows in (1000, 20, 30, 40):
+        call(torch.randn(rows, 1024))
+    report = graphs.report(pool)
+    assert len(report.graphs) == 2 and report.evicted >= 1
+    assert report.shared_bytes <= 2 << 20, "the memory of the large one went with it"
+
+
+def test_a_parked_arena_has_no_memory_and_goes_on_as_before():
+    pool, model, x = graphs.arena(), Layers(), torch.randn(100, WIDTH)
+    call = compiled(model, pool, dynamic=False)
+    call(x)
+    pool.park()
+    assert graphs.report(pool).shared_bytes == 0 and graphs.report(pool).parked
+    with pytest.raises(InvalidArgument, match="resume"):
+        call(x)
+    pool.resume()
+    for _ in range(2):
+        assert same(call(x), model(x))
+    assert graphs.report(pool).captures == 1
+
+
+def test_graphs_with_gradients_run_eagerly_and_are_counted():
+    pool, model = graphs.arena(), Layers()
+    call = compiled(model, pool, dynamic=False)
+    x = torch.randn(3, WIDTH)
+    with torch.enable_grad():
+        out = call(x)
+        out.sum().backward()
+    assert model.layers[0].weight.grad is not None
+    (reason,) = graphs.report(pool).eager
+    assert "gradients" in reason
+    assert same(call(x), model(x)) and graphs.report(pool).captures == 1
+
+
+def test_threads_take_turns_in_one_arena():
+    pool, model, wrong = graphs.arena(), Layers(), []
+    call = compiled(model, pool)
+    inputs = [torch.randn(rows, WIDTH) for rows in SHAPES]
+    wanted = [model(x) for x in inputs]
+    for x in inputs:
+        call(x)
+
+    def work(seed):
+        chance = random.Random(seed)
+        with torch.no_grad():
+            for _ in range(60):
+                at = chance.randrange(len(inputs))
+                if not same(call(inputs[at]), wanted[at]):
+                    wrong.append(at)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_capture_runs_once_and_replays():
+    pool = graphs.arena()
+    x = torch.randn(5)
+    replay = graphs.capture(lambda x: x.sin() + 1, x, arena=pool)
+    assert graphs.report(pool).captures == 1 and graphs.report(pool).replays == 0
+    with torch.enable_grad():
+        assert torch.equal(replay(x), x.sin() + 1)
+    assert graphs.report(pool).captures == 1 and graphs.report(pool).replays == 1
+
+
+def test_torch_knows_the_backend_by_name():
+    x = torch.randn(3, WIDTH)
+    model = Layers()
+    call = torch.compile(model, backend="onecopy", dynamic=False, options={"limit": 3})
+    before = graphs.report(graphs.default_arena()).captures
+    for _ in range(2):
+        assert same(call(x), model(x))
+    assert graphs.report(graphs.default_arena()).captures == before + 1
+    with pytest.raises(Exception, match="at least 1"):
+        torch.compile(model, backend="onecopy", options={"limit": 0})(x)
+
+
+def test_the_report_is_a_table():
+    pool = graphs.arena()
+    call = compiled(everything, pool, dynamic=False)
+    for _ in range(2):
+        call(torch.randn(6, 8), 3)
+    text = str(graphs.report(pool))
+    assert "1 captures, 1 replays" in text and "float32[6, 8]" in text and "by the book" in text
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"arena": "a pool"}, "no pool"),
+        ({"inputs": "move"}, "copy, place"),
+        ({"outputs": "mine"}, "copy, view, private"),
+        ({"limit": 0}, "at least 1"),
+        ({"limit": True}, "at least 1"),
+    ],
+)
+def test_bad_options_are_refused(options, words):
+    with pytest.raises(InvalidArgument, match=words):
+        graphs.backend(**options)
+
+
+def test_what_is_not_there_yet_is_refused():
+    with pytest.raises(Unsupported, match="aot"):
+        graphs.backend(codegen="inductor")
+    with pytest.raises(Unsupported, match="on the CPU"):
+        graphs.arena("cuda:0")
+    with pytest.raises(InvalidArgument, match="above 0"):
+        graphs.arena(limit=0)

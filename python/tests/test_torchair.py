@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onecopy.compat.torchair: TorchAir's names on top of onecopy.graphs."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="wants torch installed")
+
+import onecopy.compat.torchair as torchair  # noqa: E402
+from onecopy import InvalidArgument, Unsupported, graphs  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def configured(pool=None, **debug):
+    config = torchair.CompilerConfig()
+    config.mode = "reduce-overhead"
+    config.aclgraph_config.use_custom_pool = pool
+    for name, value in debug.items():
+        setattr(config.debug.aclgraph, name, value)
+    return torchair.get_npu_backend(compiler_config=config)
+
+
+def run(backend, *rows):
+    call = torch.compile(lambda x: (x @ x.t()).relu() + 1, backend=backend, dynamic=False)
+    with torch.no_grad():
+        for count in rows:
+            call(torch.randn(count, 600))
+
+
+def test_graphs_of_one_pool_share_it_also_where_reuse_is_off():
+    pool = torchair.graph_pool_handle()
+    run(configured(pool, disable_mempool_reuse_in_same_fx=True), 900, 800)
+    alone = torchair.graph_pool_handle()
+    run(configured(alone), 900)
+    assert graphs.report(pool).shared_bytes == graphs.report(alone).shared_bytes
+
+
+@pytest.mark.parametrize("name", ["clone_inputs", "static_capture_limit"])
+def test_an_unknown_option_names_the_nearest(name):
+    with pytest.raises(AttributeError, match="did you mean"):
+        setattr(torchair.CompilerConfig().debug.aclgraph, name, 1)
+
+
+def test_other_modes_and_pools_are_refused():
+    with pytest.raises(Unsupported, match="reduce-overhead"):
+        torchair.get_npu_backend()
+    with pytest.raises(InvalidArgument, match="no pool"):
+        configured("a pool")
