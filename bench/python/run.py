@@ -11,6 +11,7 @@ import sys
 import alive
 import crowd
 import cuda
+import graph_calls
 import hand_over
 import imports
 import large
@@ -36,6 +37,8 @@ ROWS = {
     "module": many_tensors.module,
     "alive": alive.alive,
     "import": imports.times,
+    "graphs-memory": graph_calls.memory,
+    "graphs-calls": graph_calls.calls,
     "rpc-empty": rpc_calls.empty,
     "rpc-echo": rpc_calls.echoed,
 }
