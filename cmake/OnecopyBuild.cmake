@@ -17,11 +17,13 @@ if(ONECOPY_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 endif()
 
-# onecopy_look_for(<package> <Debian package>): what is not found goes into ONECOPY_MISSING, to be said in one line.
-macro(onecopy_look_for package debian)
+# onecopy_look_for(<package> <Debian package> <Fedora package>): what is not found goes into ONECOPY_MISSING and
+# ONECOPY_MISSING_FEDORA, to be said in one line.
+macro(onecopy_look_for package debian fedora)
   find_package(${package} QUIET)
   if(NOT ${package}_FOUND)
     list(APPEND ONECOPY_MISSING ${debian})
+    list(APPEND ONECOPY_MISSING_FEDORA ${fedora})
   endif()
 endmacro()
 
@@ -42,6 +44,19 @@ if(ONECOPY_GIT AND EXISTS ${PROJECT_SOURCE_DIR}/.git)
   if(EXISTS ${log} AND ONECOPY_IS_TOP_LEVEL)
     set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${log})
   endif()
+endif()
+
+# An sdist is no checkout, and its version says what it was made from.
+if(ONECOPY_COMMIT STREQUAL "unknown" AND "${SKBUILD_PROJECT_VERSION_FULL}" MATCHES "\\+g([0-9a-f]+)$")
+  set(ONECOPY_COMMIT ${CMAKE_MATCH_1})
+endif()
+
+# ONECOPY_VERSION_FULL: as cmake/onecopy_version.py has it, which knows of tags when it builds the Python package.
+set(ONECOPY_VERSION_FULL ${PROJECT_VERSION})
+if(SKBUILD_PROJECT_VERSION_FULL)
+  set(ONECOPY_VERSION_FULL ${SKBUILD_PROJECT_VERSION_FULL})
+elseif(NOT ONECOPY_COMMIT STREQUAL "unknown")
+  string(APPEND ONECOPY_VERSION_FULL "+g${ONECOPY_COMMIT}")
 endif()
 
 # Settings shared by all targets; never exported to consumers.

@@ -198,6 +198,7 @@ def test_python_dash_m_is_the_command():
     if version.returncode != 0:  # a build that was not installed
         assert version.stderr.startswith("this onecopy was installed without its command")
         pytest.skip("wants the package installed with its command")
-    assert onecopy.__version__ in version.stdout
+    number, _, commit = onecopy.__version__.partition("+g")
+    assert version.stdout.startswith(f"onecopy {number} (") and commit in version.stdout
     unknown = subprocess.run([sys.executable, "-m", "onecopy", "no-such-thing"], capture_output=True, text=True)
     assert unknown.returncode != 0 and "no-such-thing" in unknown.stderr

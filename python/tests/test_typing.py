@@ -4,10 +4,12 @@
 import ast
 import difflib
 import doctest
+import importlib.metadata
 import importlib.util
 import inspect
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -62,8 +64,10 @@ def test_stubs_are_python_and_know_every_name_they_use():
 
 def test_the_version_is_that_of_the_project(repository):
     project = (repository / "pyproject.toml").read_text()
-    assert f'version = "{onecopy.__version__}"' in project
-    assert f"project(onecopy VERSION {onecopy.__version__} " in (repository / "CMakeLists.txt").read_text()
+    number, _, commit = onecopy.__version__.partition("+g")
+    assert 'dynamic = ["version"]' in project and onecopy.__version__ == importlib.metadata.version("onecopy")
+    assert f"project(onecopy VERSION {number} " in (repository / "CMakeLists.txt").read_text()
+    assert re.fullmatch("([0-9a-f]{7,40})?", commit)
 
 
 def test_every_public_name_is_there_and_documented():

@@ -98,7 +98,7 @@ case $kind in
     fi
     ;;
   missing)  # headers that are not there are named with what to install
-    expect_line "$place/said" 'apt-get install libfmt-dev libcli11-dev' \
+    expect_line "$place/said" 'apt-get install libfmt-dev libcli11-dev (Fedora: dnf install fmt-devel cli11-devel)' \
       "$cmake" -S "$here/../.." -B "$place/build" -G Ninja \
       -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_CLI11=ON
     ;;
