@@ -186,3 +186,35 @@ def test_a_deep_tree_is_an_error():
         tree = [tree]
     with pytest.raises(TypeError, match="nested too deeply"):
         _values.decode(tree, [], None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "complex64", "bool", "int64", "uint8"])
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 3)])
+def test_a_small_tensor_crosses_as_bytes_of_the_message(dtype, shape):
+    tensor = (torch.randn(shape) * 3).to(getattr(torch, dtype))
+    packed = _devices.pack(tensor)
+    assert packed[0] == dtype and isinstance(packed[2], bytes)
+    opened = _devices.unpack(packed, "cpu")
+    assert torch.equal(opened, tensor) and opened.dtype == tensor.dtype and opened.shape == tensor.shape
+    opened.resize_(7)  # it has memory of its own
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.zeros(1025), lambda: torch.zeros(4, 4).t()[1:], lambda: torch.zeros(0, 3),
+    lambda: torch.ones(3, dtype=torch.complex64).conj(), lambda: torch.eye(3).to_sparse(),
+])  # fmt: skip
+def test_other_tensors_cross_in_shared_memory_and_keep_what_they_are(make):
+    tensor = make()
+    packed = _devices.pack(tensor)
+    assert not (isinstance(packed, tuple) and len(packed) == 3 and isinstance(packed[2], bytes))
+    opened = _devices.unpack(packed, "cpu")
+    assert torch.equal(opened.to_dense(), tensor.to_dense()) and opened.shape == tensor.shape
+
+
+@pytest.mark.parametrize("bad", [
+    ("float33", [1], b"1234"), ("nn", [1], b"1234"), (7, [1], b"1234"), ("float32", [2], b"1234"), ("float32", [1], b"123"),
+    ("float32", [-1, 3], b"1234"), ("float32", "x", b"1234"), ("float32", [1], "1234"), ("float32", [1], b""),
+])  # fmt: skip
+def test_bytes_that_are_no_tensor_are_refused(bad):
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        _devices.unpack(bad, "cpu")

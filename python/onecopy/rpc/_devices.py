@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device a tensor of a message goes to, and how it is made ready to cross."""
+import importlib.util
+
 import torch
 
 import onecopy
 
 CPU = torch.device("cpu")
 _SMALL = 8192  # bytes of storage that are sent whole, to keep strides
+_INLINE = 4096  # bytes of a tensor that crosses as bytes of the message: shared memory of its own would cost more
+_HAS_NUMPY = importlib.util.find_spec("numpy") is not None
 
 
 def of(device):
@@ -47,9 +51,11 @@ def targets(tensors, devices, caller, receiver):
 
 
 def pack(tensor):
-    """A tensor with the same elements that nobody else has, or the parts of a sparse one. Strides stay where the storage is
-    small or mostly used."""
+    """A tensor with the same elements that nobody else has, the bytes of a small one with its dtype and shape, or the parts
+    of a sparse one. Strides stay where the storage is small or mostly used."""
     tensor = tensor.detach()
+    if _is_inline(tensor):
+        return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes_of(tensor)
     if tensor.layout == torch.sparse_coo:
         return pack(tensor._indices()), pack(tensor._values()), tuple(tensor.shape), tensor.is_coalesced()
     storage = tensor.untyped_storage().nbytes()
@@ -61,6 +67,23 @@ def pack(tensor):
     return _fresh(flat.shape, flat).copy_(flat).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
+def _is_inline(tensor):
+    return (tensor.device.type == "cpu" and _HAS_NUMPY and tensor.layout == torch.strided
+            and 0 < tensor.nbytes <= _INLINE and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+
+
+def _bytes_of(tensor):
+    return tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def _of_bytes(name, shape, data):
+    """Throws TypeError, ValueError, RuntimeError for what pack() never made."""
+    dtype = getattr(torch, name, None) if isinstance(name, str) else None
+    if not isinstance(dtype, torch.dtype) or not isinstance(data, bytes):
+        raise TypeError(f"a message holds bytes of a tensor of the unknown dtype {name!r}")
+    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).clone()  # with memory of its own, to be resized
+
+
 def _fresh(shape, like):
     """In shared memory at once, on the CPU: the copy that is made anyway is the only one."""
     if like.device.type != "cpu" or like.numel() == 0 or like.is_conj() or like.is_neg():
@@ -70,6 +93,8 @@ def _fresh(shape, like):
 
 def unpack(packed, target):
     """The tensor that pack() was given, on its target. Throws TypeError for what pack() never made."""
+    if isinstance(packed, tuple) and len(packed) == 3:
+        return unpack(_of_bytes(*packed), target)
     if isinstance(packed, tuple):
         indices, values, shape, is_coalesced = packed
         # On the CPU indices that are out of range would be reads out of range.
