@@ -14,8 +14,6 @@ namespace onecopy::cuda {
 
 namespace {
 
-constexpr CUresult kAlreadyRegistered = 712;  // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
-
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
 /// The card that is written to reads the other's memory itself where it may: the driver's own call for two cards goes
@@ -72,7 +70,7 @@ bool register_words(int ordinal, void* words, std::size_t bytes) {
   const UseDevice use(ordinal);
   const CUresult result =
       driver.cuMemHostRegister(words, bytes, kHostRegisterPortable | kHostRegisterMapped);
-  if (result == kAlreadyRegistered || result == CUDA_SUCCESS) return true;
+  if (result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED || result == CUDA_SUCCESS) return true;
   if (result == CUDA_ERROR_NOT_SUPPORTED || result == CUDA_ERROR_NOT_PERMITTED) return false;
   throw_result(result, "cuMemHostRegister");
 }

@@ -16,6 +16,8 @@ struct Side {
   std::shared_ptr<Memory> keep;
   std::byte* at = nullptr;
   bool pageable = false;
+  std::shared_ptr<PinnedPages> pinned{};
+  std::size_t offset = 0;  ///< in those
 };
 
 enum class Use { read, write };
@@ -34,13 +36,13 @@ CUresult resolve(CUdeviceptr at, std::size_t bytes, Use use, int device, Side& s
   const Range* range = state().find(at);
   here = bytes;
   if (!range) {
-    side = {nullptr, reinterpret_cast<std::byte*>(at), true};
+    side = {nullptr, reinterpret_cast<std::byte*>(at), true, nullptr, 0};
     return CUDA_SUCCESS;
   }
   if (!may(*range, use, device)) return CUDA_ERROR_INVALID_VALUE;
   here = std::min<std::size_t>(bytes, range->base + range->size - at);
   if (here < bytes && range->kind != RangeKind::vmm) return CUDA_ERROR_INVALID_VALUE;
-  side = {range->memory, range->host(at), false};
+  side = {range->memory, range->host(at), false, range->pinned, at - range->base};
   return CUDA_SUCCESS;
 }
 
@@ -64,7 +66,8 @@ CUresult copy_piece(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_
   }
   const bool waits = target.pageable || source.pageable;  // as with memory that is not pinned
   const CUresult result = stream.submit([target = std::move(target), source = std::move(source), here] {
-    std::memmove(target.at, source.at, here);
+    if (source.pinned) source.pinned->read(source.offset, target.at, here);
+    else std::memmove(target.at, source.at, here);
   });
   if (result == CUDA_SUCCESS && waits) stream.synchronize();
   return result;
