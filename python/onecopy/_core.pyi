@@ -571,6 +571,9 @@ def stats() -> dict[str, int]:
     - ``descriptors``: open descriptors of the whole process;
     - ``host_waits``: how often this process waited where a stream should have, on devices whose
       streams cannot wait for other processes;
+    - ``direct_copies``: copies from one card to another that the card which is written to made
+      by itself; ``staged_copies``, ``staged_bytes``: those that the driver made by way of the
+      host, for want of peer access (CUDA devices);
     - ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch
       came into shared memory.
     """

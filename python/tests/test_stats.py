@@ -54,7 +54,8 @@ def test_a_directory_of_another_run_is_not_taken_for_memory_that_is_left():
 def test_the_promised_numbers_are_there():
     stats = onecopy.stats()
     promised = {"shared_total", "opened_total", "segments", "foreign_segments", "bytes_shared", "in_transit", "limbo",
-                "unkept", "descriptors", "host_waits", "torch_moved", "torch_moved_by_torch", "torch_adopted"}  # fmt: skip
+                "unkept", "descriptors", "host_waits", "direct_copies", "staged_copies",
+                "staged_bytes", "torch_moved", "torch_moved_by_torch", "torch_adopted"}  # fmt: skip
     assert promised <= set(stats)
     assert all(type(value) is int for value in stats.values())
 

@@ -140,6 +140,9 @@ std::string owner_details(const ListedOwner& owner) {
   if (info.stats.host_waits != 0)
     add(fmt::format("its host waited for streams {} (its devices have no stream memory operations)",
                     plural(info.stats.host_waits, "time")));
+  if (info.stats.staged_copies != 0)
+    add(fmt::format("{} went from card to card by way of the host {} (there is no peer access)",
+                    format_bytes(info.stats.staged_bytes), plural(info.stats.staged_copies, "time")));
   return text;
 }
 

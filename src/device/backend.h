@@ -186,6 +186,16 @@ class Backend {
   /// Waits for all that is in the stream.
   virtual void synchronize(int ordinal, Stream stream) = 0;
 
+  /// Pins [at, at + bytes) of the host, whole pages that are mapped with this access: copies between them and any
+  /// device of this kind run at the speed of the link, and keep no caller waiting. A driver refuses one copy that
+  /// reaches over the edge of what was pinned as one: copy_bytes() cuts it. PinnedRanges is who calls this.
+  /// REQUIRES: unpin_host() before the pages are unmapped, mapped over or given back, or the device goes on using the
+  /// old ones. Throws unsupported, saying what is missing; invalid_argument when some of it is pinned already;
+  /// out_of_memory.
+  virtual void pin_host(int ordinal, void* at, std::size_t bytes, Access access);
+  /// The end of that, by its beginning. Waits for all that the device has to do.
+  virtual void unpin_host(int, void*) noexcept {}
+
   /// Can streams of this device wait for words in memory of the host and write them? Then `words` (whole
   /// pages, mapped) are made known to the driver; they stay so until the process ends.
   virtual bool register_words(int, void*, std::size_t) { return false; }

@@ -10,6 +10,8 @@
 #include "cpu/factory.h"
 #include "cuda/factory.h"
 #include "device/backend.h"
+#include "device/copy_counts.h"
+#include "device/pinned_ranges.h"
 #include "device/reservation.h"
 #include "onecopy/core/error.h"
 
@@ -56,6 +58,13 @@ void Backend::write_word(int, Stream, std::atomic<std::uint64_t>&, std::uint64_t
 void Backend::wait_for_word(int, Stream, const std::atomic<std::uint64_t>&, std::uint64_t) {
   throw Error(ErrorCode::unsupported,
               fmt::format("{} devices do not wait for words of the host", name(type())));
+}
+
+void Backend::pin_host(int, void*, std::size_t, Access) {
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("memory of the host is pinned for a device that copies it, and {} is none: name a card",
+                  name(type())));
 }
 
 std::vector<Fd> DeviceMemory::export_rest(std::size_t) const { return {}; }
@@ -156,13 +165,34 @@ const DeviceIdentity& identity_of(Device device) {
   return known.try_emplace(device, DeviceIdentity{device, uuid}).first->second;
 }
 
+namespace {
+
+/// Drivers refuse a copy over the edge of what is pinned (seen on an H100), so it is cut there.
+void copy_in_pieces(Backend& by, const Transfer& whole, Stream stream) {
+  const PinnedRanges& pinned = PinnedRanges::get();
+  const bool is_to_host = whole.to_device == kCpu;
+  Transfer piece = whole;
+  for (std::size_t done = 0; done < whole.bytes; done += piece.bytes) {
+    piece.to = static_cast<std::byte*>(whole.to) + done;
+    piece.from = static_cast<const std::byte*>(whole.from) + done;
+    piece.bytes = pinned.one_copy(is_to_host ? piece.to : piece.from, whole.bytes - done);
+    by.copy(piece, stream);
+    if (done == 0 && piece.bytes < whole.bytes) ++copy_counts.cut;
+  }
+}
+
+}  // namespace
+
 void copy_bytes(const Transfer& transfer, Stream stream) {
   const DeviceType type = std::max(transfer.to_device.type, transfer.from_device.type);
   const DeviceType other = std::min(transfer.to_device.type, transfer.from_device.type);
   if (other != DeviceType::cpu && other != type)
     throw Error(ErrorCode::unsupported, fmt::format("there is no way from {} to {}; copy by way of the cpu",
                                                     transfer.from_device.str(), transfer.to_device.str()));
-  if (transfer.bytes > 0) backend(type).copy(transfer, stream);
+  if (transfer.bytes == 0) return;
+  if (transfer.to_device == kCpu || transfer.from_device == kCpu)
+    copy_in_pieces(backend(type), transfer, stream);
+  else backend(type).copy(transfer, stream);
 }
 
 void copy_bytes_and_wait(const Transfer& transfer) {

@@ -49,7 +49,7 @@ configure_and_build() {
 GROUPS_TO_RUN=(
   "backend|^conformance_tests\.Cuda/"
   "pool|^memory_tests\.WholeSegmentPool"
-  "copies, capture|^device_tests\.Cuda\."
+  "copies, capture, pinned|^device_tests\.(Cuda\.|PinnedPages\.)"
   "interface|^simulator_tests\.CudaAbi"
   "memory of others, order|^multiprocess_tests\.Cuda|^multiprocess_tests\.Of/CudaManyChunks|^issues_tests\.Of/ConsumerDevice"
   "share and queues|^multiprocess_tests\.cuda\.[^K]"

@@ -27,6 +27,7 @@ class CudaCalls {
     bind(sim_fail, "sim_fail");
     bind(sim_break, "sim_break");
     bind(sim_reserved, "sim_reserved");
+    bind(sim_staged, "sim_staged");
   }
 
 #define MEMBER(CALL, SYMBOL, SINCE, PARAMETERS) CUresult(*CALL) PARAMETERS = nullptr;
@@ -37,6 +38,7 @@ class CudaCalls {
   void (*sim_fail)(const char*, int, int, int) = nullptr;
   void (*sim_break)(int, int) = nullptr;
   std::size_t (*sim_reserved)() = nullptr;
+  std::size_t (*sim_staged)() = nullptr;
 
   /// Initialises, and makes the device's primary context current.
   CUcontext use(int ordinal) const {

@@ -32,6 +32,12 @@ struct Stats {
   std::uint64_t descriptors = 0;  ///< open descriptors of the whole process
   /// How often a host waited where a stream should have: its device has no stream memory operations.
   std::uint64_t host_waits = 0;
+  /// Copies from one card to another since the start: read by the other card itself, and left to the driver, which
+  /// goes by way of the host unless its own allocator has mapped it for both cards. A copy with gaps counts for each
+  /// run of bytes.
+  std::uint64_t direct_copies = 0;
+  std::uint64_t staged_copies = 0;
+  std::uint64_t staged_bytes = 0;
 };
 Stats stats();
 

@@ -36,6 +36,9 @@ nb::dict to_dict(const Stats& stats) {
   all["unkept"] = stats.unkept;
   all["descriptors"] = stats.descriptors;
   all["host_waits"] = stats.host_waits;
+  all["direct_copies"] = stats.direct_copies;
+  all["staged_copies"] = stats.staged_copies;
+  all["staged_bytes"] = stats.staged_bytes;
   return all;
 }
 
@@ -169,6 +172,9 @@ void init_stats(nb::module_& m) {
         "- ``descriptors``: open descriptors of the whole process;\n"
         "- ``host_waits``: how often this process waited where a stream should have, on devices whose\n"
         "  streams cannot wait for other processes;\n"
+        "- ``direct_copies``: copies from one card to another that the card which is written to made\n"
+        "  by itself; ``staged_copies``, ``staged_bytes``: those that the driver made by way of the\n"
+        "  host, for want of peer access (CUDA devices);\n"
         "- ``torch_moved``, ``torch_moved_by_torch``, ``torch_adopted``: how storages of torch\n"
         "  came into shared memory.");
   m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),

@@ -99,6 +99,8 @@ inline constexpr int ACL_MEMCPY_DEVICE_TO_HOST = 2;
 inline constexpr int ACL_MEMCPY_DEVICE_TO_DEVICE = 3;
 inline constexpr int ACL_MEMCPY_DEFAULT = 4;
 inline constexpr int kLastMemcpyKind = 7;
+inline constexpr int ACL_HOST_REGISTER_MAPPED = 0;
+inline constexpr int ACL_HOST_REGISTER_READONLY = 8;
 inline constexpr std::size_t kKeyBytes = 65;  ///< of an IPC key, with its final zero
 inline constexpr std::uint64_t ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION = 1;
 inline constexpr std::uint64_t ACL_RT_IPC_MEM_IMPORT_FLAG_ENABLE_PEER_ACCESS = 1;
@@ -139,6 +141,8 @@ inline constexpr int ACL_PKG_NAME_DRIVER = 7;
   X(aclrtGetMemInfo, (int, std::size_t*, std::size_t*))                                                   \
   X(aclrtMalloc, (void**, std::size_t, int))                                                              \
   X(aclrtFree, (void*))                                                                                   \
+  X(aclrtHostRegister, (void*, std::uint64_t, int, void**))                                               \
+  X(aclrtHostUnregister, (void*))                                                                         \
   X(aclrtMemcpyAsync, (void*, std::size_t, const void*, std::size_t, int, aclrtStream))                   \
   X(aclrtSynchronizeStream, (aclrtStream))                                                                \
   X(aclrtMallocPhysical,                                                                                  \

@@ -5,6 +5,7 @@
 #include "devices.h"
 #include "exported.h"
 #include "factory.h"
+#include "host_pages.h"
 #include "key_memory.h"
 #include "onecopy/core/error.h"
 #include "physical_chunk.h"
@@ -47,6 +48,10 @@ class AscendBackend final : public Backend {
     ascend::admit(memory, borrower);
   }
   void copy(const Transfer& transfer, Stream stream) override { ascend::enqueue(transfer, stream); }
+  void pin_host(int ordinal, void* at, std::size_t bytes, Access access) override {
+    ascend::pin_host(ordinal, at, bytes, access);
+  }
+  void unpin_host(int ordinal, void* at) noexcept override { ascend::unpin_host(ordinal, at); }
   /// There would be no word to wait for: a put of a plain value would have to wait for the stream itself.
   bool has_work(int, Stream) noexcept override { return false; }
   void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }

@@ -6,6 +6,7 @@
 #include "exported_chunks.h"
 #include "factory.h"
 #include "foreign_memory.h"
+#include "host_pages.h"
 #include "onecopy/core/error.h"
 #include "peers.h"
 #include "physical_chunk.h"
@@ -62,6 +63,10 @@ class CudaBackend final : public Backend {
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   void copy(const Transfer& transfer, Stream stream) override { cuda::enqueue(transfer, stream); }
   void synchronize(int ordinal, Stream stream) override { cuda::synchronize(ordinal, stream); }
+  void pin_host(int ordinal, void* at, std::size_t bytes, Access access) override {
+    cuda::pin_host(ordinal, at, bytes, access);
+  }
+  void unpin_host(int ordinal, void* at) noexcept override { cuda::unpin_host(ordinal, at); }
   bool register_words(int ordinal, void* words, std::size_t bytes) override {
     return cuda::register_words(ordinal, words, bytes);
   }

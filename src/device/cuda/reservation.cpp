@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "mappings.h"
 #include "onecopy/core/error.h"
 #include "peers.h"
 #include "physical_chunk.h"
@@ -38,7 +39,7 @@ void CudaReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
   const UseDevice use(user_);
   const auto added = mapped_.try_emplace(at, Mapped{bytes, memory.ordinal()}).first;
   const CUresult result = Driver::get().cuMemMap(base_ + at, bytes, 0, memory.handle(), 0);
-  if (result == CUDA_SUCCESS) return;
+  if (result == CUDA_SUCCESS) return Mappings::get().add(base_ + at, bytes, memory.ordinal());
   mapped_.erase(added);
   throw_result(result, "cuMemMap");
 }
@@ -51,6 +52,7 @@ void CudaReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
   const auto end = mapped_.lower_bound(at + bytes);
   auto next = mapped_.lower_bound(at);
   while (next != end) {
+    Mappings::get().remove(base_ + next->first);
     driver->cuMemUnmap(base_ + next->first, next->second.bytes);
     next = mapped_.erase(next);
   }
@@ -65,7 +67,7 @@ void CudaReservation::allow(int ordinal, std::size_t at, std::size_t bytes, Acce
     has_memory = has_memory || next->second.owner == ordinal;
   }
   const UseDevice use(has_memory ? user_ : ordinal);
-  set_access(base_ + at, bytes, ordinal, access);
+  Mappings::get().allow(base_ + at, bytes, ordinal, access);
 }
 
 }  // namespace onecopy::cuda

@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 16> kFields{{
+constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 19> kFields{{
     {"shared_total", &Stats::shared_total},
     {"opened_total", &Stats::opened_total},
     {"live_blocks", &Stats::live_blocks},
@@ -29,6 +29,9 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 16> kFields
     {"unkept", &Stats::unkept},
     {"descriptors", &Stats::descriptors},
     {"host_waits", &Stats::host_waits},
+    {"direct_copies", &Stats::direct_copies},
+    {"staged_copies", &Stats::staged_copies},
+    {"staged_bytes", &Stats::staged_bytes},
 }};
 
 [[noreturn]] void refuse(const std::string& why) {

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 
+#include "device/copy_counts.h"
 #include "os/process.h"
 #include "share/runtime/process.h"
 
@@ -70,6 +71,9 @@ Stats Process::stats() const {
   s.borrowers = broker_.borrower_count();
   s.deposits = deposits_.size();
   s.host_waits = host_waits;
+  s.direct_copies = copy_counts.direct;
+  s.staged_copies = copy_counts.staged;
+  s.staged_bytes = copy_counts.staged_bytes;
   s.live_bytes = pools_.live_bytes();
   s.descriptors = count_descriptors();
   return s;

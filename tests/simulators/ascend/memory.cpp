@@ -222,8 +222,34 @@ SIM_CALL aclrtFreeHost(void* pointer) {
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto at = all.ranges.find(address(pointer));
-  if (at == all.ranges.end() || at->second.kind != RangeKind::host) return ACL_ERROR_RT_PARAM_INVALID;
+  if (at == all.ranges.end() || at->second.kind != RangeKind::host || at->second.registered)
+    return ACL_ERROR_RT_PARAM_INVALID;
   ::munmap(pointer, whole_pages(at->second.size));
+  all.ranges.erase(at);
+  return ACL_SUCCESS;
+}
+
+/// Nobody has asked a real device which of these it refuses.
+SIM_CALL aclrtHostRegister(void* pointer, std::uint64_t size, int type, void** device) {
+  SIM_ENTER(aclrtHostRegister);
+  if (!pointer || size == 0 || !device ||
+      (type != ACL_HOST_REGISTER_MAPPED && type != ACL_HOST_REGISTER_READONLY))
+    return ACL_ERROR_INVALID_PARAM;
+  if (!current()) return ACL_ERROR_RT_CONTEXT_NULL;
+  const std::lock_guard lock(state().mutex);
+  if (state().find(address(pointer)) || state().find(address(pointer) + size - 1))
+    return ACL_ERROR_RT_PARAM_INVALID;
+  add_range(address(pointer), size, RangeKind::host, nullptr, current()->device).registered = true;
+  *device = pointer;
+  return ACL_SUCCESS;
+}
+
+SIM_CALL aclrtHostUnregister(void* pointer) {
+  SIM_ENTER(aclrtHostUnregister);
+  State& all = state();
+  const std::lock_guard lock(all.mutex);
+  const auto at = all.ranges.find(address(pointer));
+  if (at == all.ranges.end() || !at->second.registered) return ACL_ERROR_RT_PARAM_INVALID;
   all.ranges.erase(at);
   return ACL_SUCCESS;
 }

@@ -85,6 +85,7 @@ struct Range {
   std::string key;                 ///< that it was exported under, or opened by
   std::map<int, int> access;       ///< of vmm: flags by physical device
   void* handle = nullptr;          ///< of vmm
+  bool registered = false;         ///< of host: pages of the program's own
 
   std::byte* host(std::uintptr_t at) const {
     return memory ? memory->bytes + (at - base) : reinterpret_cast<std::byte*>(at);

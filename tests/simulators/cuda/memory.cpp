@@ -7,9 +7,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <random>
+#include <string>
 
 #include "stream.h"
 
@@ -246,6 +249,25 @@ SIM_CALL cuMemFreeHost(void* pointer) {
   return CUDA_SUCCESS;
 }
 
+namespace {
+
+/// Are all these pages there, and writable or else registered for reading?
+bool is_mapped(CUdeviceptr at, std::size_t size, bool for_reading) {
+  std::ifstream maps("/proc/self/maps");
+  CUdeviceptr end = at;
+  for (std::string line; end < at + size && std::getline(maps, line);) {
+    CUdeviceptr from = 0;
+    CUdeviceptr to = 0;
+    char rights[5] = "";
+    if (std::sscanf(line.c_str(), "%llx-%llx %4s", &from, &to, rights) != 3 || to <= end) continue;
+    if (from > end || rights[0] != 'r' || (rights[1] != 'w' && !for_reading)) return false;
+    end = to;
+  }
+  return end >= at + size;
+}
+
+}  // namespace
+
 SIM_CALL cuMemHostRegister_v2(void* pointer, std::size_t size, unsigned flags) {
   SIM_ENTER(cuMemHostRegister);
   if (!pointer || size == 0 || flags > 15) return CUDA_ERROR_INVALID_VALUE;
@@ -254,19 +276,24 @@ SIM_CALL cuMemHostRegister_v2(void* pointer, std::size_t size, unsigned flags) {
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto base = reinterpret_cast<CUdeviceptr>(pointer);
-  constexpr CUresult kAlreadyRegistered = 712;
-  if (all.find(base) || all.find(base + size - 1)) return kAlreadyRegistered;
-  add_range(base, size, RangeKind::registered, nullptr, current()->device);
+  if (all.find(base) || all.find(base + size - 1)) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+  if (!is_mapped(base, size, (flags & kHostRegisterReadOnly) != 0)) return CUDA_ERROR_INVALID_VALUE;
+  Range& range = add_range(base, size, RangeKind::registered, nullptr, current()->device);
+  if ((flags & kHostRegisterMapped) == 0) range.pinned = PinnedPages::take(pointer, size);
   return CUDA_SUCCESS;
 }
 
+/// It waits for the device (seen on an H100).
 SIM_CALL cuMemHostUnregister(void* pointer) {
   SIM_ENTER(cuMemHostUnregister);
+  if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult refused = forbid_in_capture()) return refused;
+  Stream::synchronize_all(*current());
   State& all = state();
   const std::lock_guard lock(all.mutex);
   const auto at = all.ranges.find(reinterpret_cast<CUdeviceptr>(pointer));
-  constexpr CUresult kNotRegistered = 713;
-  if (at == all.ranges.end() || at->second.kind != RangeKind::registered) return kNotRegistered;
+  if (at == all.ranges.end() || at->second.kind != RangeKind::registered)
+    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
   all.ranges.erase(at);
   return CUDA_SUCCESS;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "device/cuda/driver_api.h"
+#include "pinned_pages.h"
 #include "settings.h"
 
 #define SIM_CALL extern "C" __attribute__((visibility("default"))) onecopy::cuda::CUresult
@@ -58,6 +59,8 @@ struct Range {
   std::uint64_t buffer_id = 0;
   std::map<int, int> access;  ///< of vmm: flags by physical device
   int opened = 1;             ///< of ipc: how often
+  std::shared_ptr<PinnedPages>
+      pinned;  ///< of registered, for copies: what a card reads; null: what is there
 
   std::byte* host(CUdeviceptr at) const {
     return memory ? memory->bytes + (at - base) : reinterpret_cast<std::byte*>(at);

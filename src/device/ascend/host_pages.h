@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+
+#include "onecopy/core/tensor_view.h"
+
+namespace onecopy::ascend {
+
+// Thread safety: both may be called concurrently.
+
+/// As Backend::pin_host() says.
+void pin_host(int ordinal, void* at, std::size_t bytes, Access access);
+void unpin_host(int ordinal, void* at) noexcept;
+
+}  // namespace onecopy::ascend

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace onecopy {
+
+/// Which way the copies of this process went, since the start: those from one card to another, and those with the host.
+/// Thread safety: as of atomics; each is read by itself.
+struct CopyCounts {
+  std::atomic<std::uint64_t> direct{0};  ///< the card that is written to read the other's memory itself
+  std::atomic<std::uint64_t> staged{0};  ///< left to the driver, which goes by way of the host
+  std::atomic<std::uint64_t> staged_bytes{0};  ///< of those
+  std::atomic<std::uint64_t> cut{0};  ///< with the host, over an edge of what is pinned: several copies
+};
+
+inline CopyCounts copy_counts;
+
+}  // namespace onecopy

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "driver_api.h"
+#include "onecopy/core/tensor_view.h"
+
+namespace onecopy::cuda {
+
+/// All memory that reservations of this process show, by address: memory of cuMemMap is seen by those devices only
+/// that were named for the mapping, and who is given an address alone, as a copy is, has to find the mapping.
+///
+/// Thread safety: all members may be called concurrently. The lock is held for the driver's calls, so that no mapping
+/// goes while a device is added to it, and no right is taken back by a lesser one.
+/// Invariant: mappings never overlap.
+class Mappings {
+ public:
+  static Mappings& get();
+
+  /// Of memory of the device `owner`; nobody may use it yet.
+  void add(CUdeviceptr base, std::size_t bytes, int owner);
+  void remove(CUdeviceptr base) noexcept;
+  /// Lets `ordinal` use whole mappings. REQUIRES: it has a path to the memory, and a context is current.
+  void allow(CUdeviceptr base, std::size_t bytes, int ordinal, Access access);
+
+  enum class Reach {
+    unknown,  ///< some of it was not mapped here
+    none,     ///< the device has no path to it
+    direct,   ///< the device may read it
+  };
+  /// Lets `ordinal` read [at, at + bytes), once for each mapping. REQUIRES: a context is current.
+  Reach let_read(int ordinal, CUdeviceptr at, std::size_t bytes);
+
+ private:
+  struct Mapping {
+    std::size_t bytes;
+    int owner;
+    Access access = Access::read_only;  ///< what the device had that was allowed first
+    std::set<int> allowed{};
+  };
+  using ByAddress = std::map<CUdeviceptr, Mapping>;
+
+  ByAddress::iterator find(CUdeviceptr at);
+  static bool let_read(int ordinal, CUdeviceptr base, Mapping& mapping);
+
+  std::mutex mutex_;
+  ByAddress mappings_;
+};
+
+}  // namespace onecopy::cuda

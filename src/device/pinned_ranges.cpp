@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/pinned_ranges.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+
+#include "device/backend.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+
+namespace {
+
+/// Never destroyed: memory with static lifetime is copied, too. A forked child makes its own, without locks that
+/// another thread of the parent held.
+std::atomic<PinnedRanges*> of_this_process{nullptr};
+
+void check_pages(std::uintptr_t at, std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  if (bytes == 0 || at % page != 0 || bytes % page != 0)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("whole pages of {} bytes are pinned, not {} bytes at {:#x}", page, bytes, at));
+}
+
+}  // namespace
+
+PinnedRanges& PinnedRanges::get() {
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { of_this_process.store(nullptr); });
+  PinnedRanges* found = of_this_process.load();
+  if (found) [[likely]]
+    return *found;
+  auto* const made = new PinnedRanges;
+  if (of_this_process.compare_exchange_strong(found, made)) return *made;
+  delete made;
+  return *found;
+}
+
+void PinnedRanges::pin(Device device, void* at, std::size_t bytes, Access access) {
+  const auto begin = reinterpret_cast<Address>(at);
+  check_pages(begin, bytes);
+  const std::lock_guard changing(changes_);
+  add(begin, {bytes, device});
+  try {
+    backend(device.type).pin_host(device.index, at, bytes, access);
+  } catch (...) {
+    remove(begin);
+    throw;
+  }
+  const std::unique_lock lock(mutex_);
+  ranges_.at(begin).is_pinned = true;
+  bytes_ += bytes;
+}
+
+void PinnedRanges::add(Address at, const Range& range) {
+  const std::unique_lock lock(mutex_);
+  const auto next = ranges_.lower_bound(at);
+  if (find(at) != ranges_.end() || (next != ranges_.end() && next->first - at < range.bytes))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("some of these {} bytes are pinned already: unpin them first", range.bytes));
+  ranges_.emplace(at, range);
+}
+
+void PinnedRanges::remove(Address at) noexcept {
+  const std::unique_lock lock(mutex_);
+  ranges_.erase(at);
+}
+
+void PinnedRanges::unpin(void* at) noexcept {
+  const auto begin = reinterpret_cast<Address>(at);
+  const std::lock_guard changing(changes_);
+  Range gone{};
+  {
+    const std::unique_lock lock(mutex_);
+    const auto found = ranges_.find(begin);
+    if (found == ranges_.end()) return;
+    found->second.is_pinned = false;
+    gone = found->second;
+  }
+  backend(gone.device.type).unpin_host(gone.device.index, at);
+  bytes_ -= gone.bytes;
+  remove(begin);
+}
+
+/// REQUIRES: the caller holds mutex_.
+PinnedRanges::Ranges::const_iterator PinnedRanges::find(Address at) const noexcept {
+  const auto after = ranges_.upper_bound(at);
+  if (after == ranges_.begin()) return ranges_.end();
+  const auto before = std::prev(after);
+  return at - before->first < before->second.bytes ? before : ranges_.end();
+}
+
+bool PinnedRanges::is_pinned(const void* at, std::size_t bytes) const noexcept {
+  const auto begin = reinterpret_cast<Address>(at);
+  const std::shared_lock lock(mutex_);
+  const auto found = find(begin);
+  return found != ranges_.end() && found->second.is_pinned &&
+         bytes <= found->first + found->second.bytes - begin;
+}
+
+std::size_t PinnedRanges::one_copy(const void* at, std::size_t bytes) const noexcept {
+  const auto begin = reinterpret_cast<Address>(at);
+  const std::shared_lock lock(mutex_);
+  if (const auto found = find(begin); found != ranges_.end())
+    return std::min(bytes, found->first + found->second.bytes - begin);
+  const auto next = ranges_.upper_bound(begin);
+  return next == ranges_.end() ? bytes : std::min<std::size_t>(bytes, next->first - begin);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <shared_mutex>
+
+#include "onecopy/core/device.h"
+#include "onecopy/core/tensor_view.h"
+
+namespace onecopy {
+
+/// What this process has pinned of the host's memory, by address. A forked child has pinned nothing: the mappings are
+/// its own, and what was pinned stays the parent's.
+///
+/// Thread safety: all members may be called concurrently. pin() and unpin() wait for each other and for the driver,
+/// and nobody else waits for them; one_copy() takes a lock for a look-up.
+/// Invariants: ranges never overlap; a range is known before the driver pins it and until it has unpinned it, so that
+/// no copy that begins meanwhile reaches over its edges.
+class PinnedRanges {
+ public:
+  static PinnedRanges& get();
+
+  /// Pins whole pages for all devices of the same kind as `device`; unpin them before they are unmapped. A
+  /// millisecond for 16 MiB that are there, more for those that are not. Throws what Backend::pin_host() throws, and
+  /// invalid_argument for an empty range, parts of pages, and what is pinned already.
+  void pin(Device device, void* at, std::size_t bytes, Access access);
+  /// Unpins what was pinned from `at` on; does nothing when nothing was. Waits for the device: never on a path that
+  /// somebody waits for.
+  void unpin(void* at) noexcept;
+
+  /// Does one pinned range hold all of [at, at + bytes)?
+  bool is_pinned(const void* at, std::size_t bytes) const noexcept;
+  /// How many of `bytes` from `at` on one copy may take: to the next edge of a range. At least one of a positive
+  /// number.
+  std::size_t one_copy(const void* at, std::size_t bytes) const noexcept;
+  /// Bytes pinned now.
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+ private:
+  struct Range {
+    std::size_t bytes;
+    Device device;
+    bool is_pinned = false;  ///< the driver has done it
+  };
+  using Address = std::uintptr_t;
+  using Ranges = std::map<Address, Range>;
+
+  void add(Address at, const Range& range);
+  void remove(Address at) noexcept;
+  Ranges::const_iterator find(Address at) const noexcept;
+
+  std::mutex changes_;  ///< before mutex_; held for the driver's calls
+  mutable std::shared_mutex mutex_;
+  Ranges ranges_;
+  std::atomic<std::uint64_t> bytes_{0};
+};
+
+}  // namespace onecopy
