@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import contenders
+import cuda_floor
 from contenders import Contender
 from effort import Effort
 from hand_over import exchange, follow, settle
@@ -27,6 +28,8 @@ _ROUNDS = 21
 _SMALL = 16  # elements of 4 bytes
 _GIB = 1 << 30
 _OPENS = 5
+_SEGMENTS = 3960
+"""Of torch's allocator, for the model below: 19,600 tensors, five in 2 MiB, and 400, ten in 20 MiB."""
 
 OURS = contenders.OURS
 OURS_SIMPLE = contenders.OURS_SIMPLE
@@ -268,7 +271,21 @@ def first_model(effort: Effort) -> Row:
                 leader.hear()
                 samples.append(leader.ask("send"))
         row.judge(name, samples.median(), "ns", at_most(samples.median(), limit))
+    _add_floor(row, effort)
     return row
+
+
+def _add_floor(row: Row, effort: Effort) -> None:
+    """What the driver takes for as many allocations as the model lies in, one call after the other."""
+    ordinal = int(effort.device.partition(":")[2] or 0)
+    floors = {"cudaMalloc": cuda_floor.allocations, "descriptors": cuda_floor.chunks}
+    for name, floor in floors.items():
+        exported, opened = Samples(), Samples()
+        for _ in range(effort.rounds(_OPENS)):
+            for taken, values in zip(floor(ordinal, _SEGMENTS, 2 << 20), (exported, opened), strict=True):
+                values.append(taken)
+        row.add(f"the driver alone, {name}: {_SEGMENTS} exported", exported.median(), "ns")
+        row.add(f"the driver alone, {name}: {_SEGMENTS} opened", opened.median(), "ns")
 
 
 @contextlib.contextmanager
