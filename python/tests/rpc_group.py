@@ -103,11 +103,13 @@ def shutdown(graceful: bool = True) -> None:
 class Group:
     """Members "worker0" and so on, that have met. As a context manager it ends them."""
 
+    init, shutdown = staticmethod(init), staticmethod(shutdown)
+
     def __init__(self, directory, size: int, **options) -> None:
         self.members = [Member() for _ in range(size)]
         self.file = f"{directory}/rendezvous-{next(_numbers)}"
         for rank, member in enumerate(self.members):
-            member.begin(init, self.file, rank, size, f"worker{rank}", options)
+            member.begin(self.init, self.file, rank, size, f"worker{rank}", options)
         for member in self.members:
             member.result()
 
@@ -130,9 +132,29 @@ class Group:
         living = [m for m in self.members if m.process.is_alive()]
         everyone = len(living) == len(self.members)
         for member in living:
-            member.begin(shutdown, everyone)
+            member.begin(self.shutdown, everyone)
         for member in living:
             member.result()
+
+
+def native_init(file: str, rank: int, size: int | None, name: str, options: dict) -> None:
+    """onecopy.rpc.init() in a member."""
+    import native_rpc_functions  # noqa: F401: what it exports
+    import onecopy.rpc
+
+    onecopy.rpc.init(name, rank=rank, world_size=size, rendezvous=f"file://{file}", **options)
+
+
+def native_shutdown(graceful: bool = True) -> None:
+    import onecopy.rpc
+
+    onecopy.rpc.shutdown(graceful=graceful)
+
+
+class NativeGroup(Group):
+    """Members that call only what is exported."""
+
+    init, shutdown = staticmethod(native_init), staticmethod(native_shutdown)
 
 
 def until(condition, what: str) -> None:

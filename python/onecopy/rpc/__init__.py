@@ -1,8 +1,57 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls between the processes of one host, with tensors as arguments and results, and without pickle.
 
-So far this package carries ``onecopy.distributed.rpc``, which has the names of ``torch.distributed.rpc``.
+    import onecopy.rpc as rpc
+
+    @rpc.export                      # others may call this, and nothing that is not marked
+    def scale(tensor, by):
+        return tensor * by
+
+    rpc.init("worker0", rank=0, world_size=2, rendezvous="file:///tmp/meeting")
+    rpc.call("worker1", scale, args=(torch.ones(3), 2))
+    rpc.shutdown()
+
+``onecopy.distributed.rpc`` has the names of ``torch.distributed.rpc`` over the same engine.
 """
+from ..errors import PeerDied, Timeout
+from ._errors import Busy, Cancelled, RemoteError
+from ._explain import explain, stats
+from ._exports import export
+from ._group import WorkerInfo
+from ._joining import init, members, shutdown
+from ._modes import borrow, move
+from ._native import Call, call, call_async, calls, remote, wait_all
+from ._references import PyRRef as Reference
+from ._routes import Route
+from ._running import current as current_call
+from ._streams import Stream, stream
 from ._values import allow_pickle
 
-__all__ = ["allow_pickle"]
+__all__ = [
+    "Busy",
+    "Call",
+    "Cancelled",
+    "PeerDied",
+    "Reference",
+    "RemoteError",
+    "Route",
+    "Stream",
+    "Timeout",
+    "WorkerInfo",
+    "allow_pickle",
+    "borrow",
+    "call",
+    "call_async",
+    "calls",
+    "current_call",
+    "explain",
+    "export",
+    "init",
+    "members",
+    "move",
+    "remote",
+    "shutdown",
+    "stats",
+    "stream",
+    "wait_all",
+]

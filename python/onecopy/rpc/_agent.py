@@ -19,6 +19,7 @@ import time
 import onecopy
 
 from ..distributed.autograd import _engine_of_this_process as autograd
+from ..errors import PeerDied, Timeout
 from . import _devices, _group, _values
 from ._deadlines import Deadlines
 from ._errors import RemoteFailure
@@ -88,6 +89,7 @@ class _Pending:
 MAKING = ("remote", "remote_method")  # requests that begin with the reference to their result
 handlers = {}  # of requests: verb -> function(agent, caller's id, value)
 note_handlers = {}  # of notes, called in the order of the inbox
+end_hooks = []  # function(rank) of a member that has ended, called behind all that it had sent; they must not wait
 
 
 def handler(table, verb):
@@ -117,19 +119,39 @@ class Agent:
 
     def start(self):
         """Joins the group, and returns when all members have. Throws RuntimeError with the name of one that has not."""
+        if not self.is_static_group:
+            _dynamic.join(self)
+            return
         _group.check_size(self._store, self.info, self._world_size)
         _group.announce(self._store, self.info.name, self.info.id, self.inbox, self.device_maps)
+        members = {}
         for rank in range(self._world_size):
             name, pid, handle, maps = _group.find(self._store, rank, self.timeout or 60)
             inbox = self.inbox if rank == self.info.id else self._connect(name, handle)
-            self._members[rank] = _group.Member(_group.WorkerInfo(name, rank), pid, inbox, maps)
-        self._check_device_maps()
+            members[rank] = _group.Member(_group.WorkerInfo(name, rank), pid, inbox, maps)
+        self._check_device_maps(members)
+        self.begin(members)
+
+    @property
+    def is_static_group(self):
+        """Whether the members are those that it began with."""
+        return self._world_size is not None
+
+    def begin(self, members):
+        """Starts to take messages. `members` has this process, too."""
+        self._members[self.info.id] = members[self.info.id]
         autograd.start(self.info.id, Transport(self))
         self.receivers.start()
-        for rank, member in self._members.items():
-            if rank != self.info.id and not self._deaths.watch(member.pid, rank):
-                self.inbox.put((_ENDED, 0, rank))
+        for member in members.values():
+            self.enter(member)
         self._deaths.start()
+
+    def enter(self, member):
+        """Another member that there is from now on."""
+        rank = member.info.id
+        self._members = {**self._members, rank: member}  # others iterate over the one before
+        if rank != self.info.id and not self._deaths.watch(member.pid, rank):
+            self.inbox.put((_ENDED, 0, rank))
 
     def _connect(self, name, handle):
         try:
@@ -145,21 +167,21 @@ class Agent:
         self.references.stop()
         self._deaths.stop()
         self.inbox.put((_STOP, 0, self.info.id))
-        self._fail(lambda call: True, self.why_stopped)
+        self._fail(lambda call: True, RuntimeError, self.why_stopped)
         self.receivers.stop(_PATIENCE)
         self.deadlines.stop()
         self.workers.stop(_PATIENCE)
 
     def _leave(self):
-        for rank, member in self._members.items():
+        for rank, member in list(self._members.items()):
             if rank != self.info.id and not member.has_ended:
                 try:
                     member.inbox.put((_LEFT, 0, self.info.id))
                 except onecopy.Error:
                     pass  # it has ended meanwhile
 
-    def _check_device_maps(self):
-        names = {m.info.name for m in self._members.values()}
+    def _check_device_maps(self, members):
+        names = {m.info.name for m in members.values()}
         for to in self.device_maps:
             if to not in names:
                 raise ValueError(f"Node {self.info.name} has unexpected target devices in its device map for {to}, which is "
@@ -173,7 +195,7 @@ class Agent:
         return self.member(to).info
 
     def get_worker_infos(self):
-        return [m.info for _, m in sorted(self._members.items())]
+        return [m.info for _, m in sorted(self._members.items()) if self.is_static_group or not m.has_ended]
 
     def member(self, to):
         """The member of that name, rank or WorkerInfo. Throws RuntimeError for an unknown one, ValueError for what names
@@ -181,11 +203,11 @@ class Agent:
         if isinstance(to, _group.WorkerInfo):
             to = to.id
         if isinstance(to, str):
-            found = next((m for m in self._members.values() if m.info.name == to), None)
-            if found is None:
+            named = [m for m in self._members.values() if m.info.name == to]
+            if not named:
                 raise RuntimeError(f"could not find destination {to}; the members are "
                                    f"{', '.join(i.name for i in self.get_worker_infos())}")
-            return found
+            return next((m for m in named if not m.has_ended), named[-1])
         if not isinstance(to, int):
             raise ValueError(f"Cannot get WorkerInfo from name {to}")
         if to not in self._members:
@@ -214,6 +236,18 @@ class Agent:
             self.deadlines.at(pending.deadline)
         return pending.future
 
+    def begin_here(self, seconds):
+        """(number, Future) of a call that crosses to no other process; end_here() completes it, or its deadline."""
+        pending, number = _Pending(CallFuture(self.workers), self.info.id, None, seconds), next(self._calls)
+        with self._lock:
+            self._pending[number] = pending
+        if pending.deadline is not None:
+            self.deadlines.at(pending.deadline)
+        return number, pending.future
+
+    def end_here(self, number, value, error=None):
+        self._complete(number, value, error)
+
     def note(self, to, verb, value):
         """A message that nobody answers, seen in its order. Nothing happens when the member has ended."""
         member = self.member(to)
@@ -226,7 +260,7 @@ class Agent:
         if not self.is_running:
             raise RuntimeError(self.why_stopped)
         if member.has_ended:
-            raise RuntimeError(member.why_ended)
+            raise PeerDied(member.why_ended)
         member.inbox.put(message)
 
     def _message(self, member, kind, number, verb, context, deadline, value, devices):
@@ -310,7 +344,9 @@ class Agent:
         if not member.has_ended:
             member.why_ended, member.has_ended = why, True
         self.references.owned.forget_member(rank)
-        self._fail(lambda p: p.member == rank, member.why_ended)
+        self._fail(lambda p: p.member == rank, PeerDied, member.why_ended)
+        for hook in end_hooks:
+            hook(rank)
 
     def _take_stop(self, message):
         return STOP
@@ -397,16 +433,16 @@ class Agent:
             timed = [(p.deadline, n, p) for n, p in self._pending.items() if p.deadline is not None]
         for deadline, number, pending in timed:
             if deadline <= now:
-                self._complete(number, None, RuntimeError(
+                self._complete(number, None, Timeout(
                     f"RPC ran for more than set timeout ({int(pending.seconds * 1000)} ms) and will now be marked with an "
                     "error"))
         return min((deadline for deadline, _, _ in timed if deadline > now), default=None)
 
-    def _fail(self, is_chosen, why):
+    def _fail(self, is_chosen, kind, why):
         with self._lock:
             numbers = [n for n, p in self._pending.items() if is_chosen(p)]
         for number in numbers:
-            self._complete(number, None, RuntimeError(why))
+            self._complete(number, None, kind(why))
 
     # --- reports
 
@@ -425,6 +461,8 @@ class Agent:
             info["agent.gil_average_wait_time_us"] = "0"
         return info
 
+
+from . import _dynamic  # noqa: E402: it enters its handlers here
 
 _TAKE = {_CALL: Agent._take_call, _REPLY: Agent._take_reply, _NOTE: Agent._take_note, _ENDED: Agent._take_end,
          _LEFT: Agent._take_left, _STOP: Agent._take_stop}

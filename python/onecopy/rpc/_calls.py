@@ -6,12 +6,14 @@ import threading
 import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
-from . import _agent
+from . import _agent, _exports, _values
 from ._agent import Later, handler, handlers
 from ._errors import RemoteFailure
 from ._references import Cell
 
 ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
+
+_PARTS = {"[0]": "func", "[1]": "args", "[2]": "kwargs"}  # of a call's value: how errors name them
 
 local = threading.local()  # .future_list: those that _wait_all() collects
 
@@ -21,7 +23,10 @@ def call(to, function, args=None, kwargs=None, timeout=-1.0):
     cannot cross; RuntimeError for arguments that no overload of a torch operator takes."""
     agent = _agent.current()
     value = _call_value(function, args, kwargs)
-    return agent.call(agent.member(to).info.id, "run", value, timeout=timeout, context=autograd.current())
+    try:
+        return agent.call(agent.member(to).info.id, "run", value, timeout=timeout, context=autograd.current())
+    except _values.Refused as refused:
+        raise refused.named(_PARTS) from None
 
 
 def remote(to, function, args=None, kwargs=None, timeout=-1.0):
@@ -116,9 +121,10 @@ def _remote_here(agent, verb, reference, value, timeout):
 # --- in the member that is called
 
 
-def _run(agent, function, args, kwargs):
+def _run(agent, function, args, kwargs, check=_exports.check):
     """The result, a Future of it for functions marked so, or the failure."""
     try:
+        check(function)
         result = function(*args, **kwargs)
         if getattr(function, ASYNC_MARK, False):
             _check_future(result)
@@ -163,14 +169,19 @@ def _run_call(agent, caller, value):
 
 def _method_of(rref, name):
     """The method to call. The value must be here, and made: waits for it."""
+    _exports.check_method(name)
     return getattr(rref.local_value(), name)
+
+
+def _is_found(method):
+    """Methods of referenced values were checked when they were found."""
 
 
 @handler(handlers, "method")
 def _run_method(agent, caller, value):
     rref, name, args, kwargs = value
     method, failure = _find_method(agent, rref, name)
-    return failure if method is None else _answer(agent, method, _run(agent, method, args, kwargs))
+    return failure if method is None else _answer(agent, method, _run(agent, method, args, kwargs, _is_found))
 
 
 def _find_method(agent, rref, name):
@@ -202,7 +213,7 @@ def _run_remote(agent, caller, value):
 def _run_remote_method(agent, caller, value):
     cell, rref, name, args, kwargs = value
     method, failure = _find_method(agent, rref, name)
-    result = failure if method is None else _run(agent, method, args, kwargs)
+    result = failure if method is None else _run(agent, method, args, kwargs, _is_found)
     return _make(agent, cell, method, result)
 
 

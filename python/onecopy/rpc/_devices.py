@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device a tensor of a message goes to, and how it is made ready to cross."""
-import importlib.util
-
 import torch
 
 import onecopy
 
+from . import _modes, _routes
+
 CPU = torch.device("cpu")
 _SMALL = 8192  # bytes of storage that are sent whole, to keep strides
-_INLINE = 4096  # bytes of a tensor that crosses as bytes of the message: shared memory of its own would cost more
-_HAS_NUMPY = importlib.util.find_spec("numpy") is not None
 
 
 def of(device):
@@ -51,13 +49,32 @@ def targets(tensors, devices, caller, receiver):
 
 
 def pack(tensor):
-    """A tensor with the same elements that nobody else has, the bytes of a small one with its dtype and shape, or the parts
-    of a sparse one. Strides stay where the storage is small or mostly used."""
-    tensor = tensor.detach()
-    if _is_inline(tensor):
-        return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes_of(tensor)
-    if tensor.layout == torch.sparse_coo:
-        return pack(tensor._indices()), pack(tensor._values()), tuple(tensor.shape), tensor.is_coalesced()
+    """A tensor with the same elements that nobody else has, the bytes of a small one with its dtype and shape, the parts of a
+    sparse one, or the tensor itself where it is lent or given away. Strides stay where the storage is small or mostly used.
+    """
+    route = _route(tensor)
+    _routes.sent.add(route)
+    return _PACK[route](tensor.detach())
+
+
+def _route(tensor):
+    if tensor.layout != torch.strided:
+        return _routes.PARTS
+    mode = _modes.of(tensor)
+    if tensor.device.type != "cpu":
+        return _routes.on_the_host(0, True, True, mode)
+    return _routes.on_the_host(tensor.nbytes, tensor.is_contiguous(), not (tensor.is_conj() or tensor.is_neg()), mode)
+
+
+def _inline(tensor):
+    return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes_of(tensor)
+
+
+def _parts(tensor):
+    return pack(tensor._indices()), pack(tensor._values()), tuple(tensor.shape), tensor.is_coalesced()
+
+
+def _copy(tensor):
     storage = tensor.untyped_storage().nbytes()
     whole = not tensor.is_contiguous() and (storage < _SMALL or 2 * tensor.nbytes >= storage)
     if not whole:
@@ -67,9 +84,8 @@ def pack(tensor):
     return _fresh(flat.shape, flat).copy_(flat).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def _is_inline(tensor):
-    return (tensor.device.type == "cpu" and _HAS_NUMPY and tensor.layout == torch.strided
-            and 0 < tensor.nbytes <= _INLINE and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
+_PACK = {_routes.INLINE: _inline, _routes.PARTS: _parts, _routes.COPY: _copy, _routes.LEASE: lambda t: t,
+         _routes.MOVE: lambda t: t}
 
 
 def _bytes_of(tensor):
@@ -102,4 +118,7 @@ def unpack(packed, target):
                                        check_invariants=target == "cpu")
     if not isinstance(packed, torch.Tensor):
         raise TypeError(f"a message holds a {type(packed).__name__} for a tensor, which no sender puts there")
-    return packed if str(packed.device) == target else packed.to(target)
+    if str(packed.device) == target:
+        return packed
+    _routes.received.add(_routes.STAGED if "cpu" in (packed.device.type, target) else _routes.PULL)
+    return packed.to(target)

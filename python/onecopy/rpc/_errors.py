@@ -2,6 +2,24 @@
 """Exceptions of one process, raised in another."""
 import traceback
 
+from ..errors import Error
+
+
+class Cancelled(Error):
+    """The call was cancelled by its caller, or its caller has ended."""
+
+    code = "cancelled"
+
+
+class Busy(Error):
+    """As many calls to a member are under way as init() allows."""
+
+    code = "busy"
+
+
+class RemoteError(RuntimeError):
+    """An exception of the callee that cannot be made here; its text has all of it."""
+
 
 class RemoteFailure:
     """What a handler raised, as it crosses: the exception's class, and a text with where and how it happened."""
@@ -17,7 +35,7 @@ class RemoteFailure:
         return cls(type(error), f"On {worker}:\n{error!r}\n{traceback.format_exc()}")
 
     def exception(self):
-        """The exception to raise here: of the same class, or a RuntimeError that says why it cannot be."""
+        """The exception to raise here: of the same class, or a RemoteError that says why it cannot be."""
         text = self.text.encode("utf-8", "backslashreplace").decode("unicode_escape")
         try:
             made = self.kind(text)
@@ -25,5 +43,5 @@ class RemoteFailure:
                 raise TypeError(f"{self.kind!r} makes no exception")
             return made
         except BaseException as error:
-            return RuntimeError(f"Failed to create original exception type. Error msg was {error} Original exception on "
-                                f"remote side was {text}")
+            return RemoteError(f"Failed to create original exception type. Error msg was {error} Original exception on "
+                               f"remote side was {text}")

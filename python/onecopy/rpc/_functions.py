@@ -26,10 +26,15 @@ def name_of(thing):
     if "<locals>" in qualname or "<lambda>" in qualname:
         raise NoName(f"{module}.{qualname} is local to a function, and another process cannot look it up: define it at "
                      "the top level of a module")
-    module = "__main__" if module in _MAIN else module
+    module = public_module(module)
     if look_up(module, qualname) is not thing:
         raise NoName(f"{module}.{qualname} is another object than the one given: define it under a name of its own")
     return module, qualname
+
+
+def public_module(name):
+    """The name by which all processes know that module."""
+    return "__main__" if name in _MAIN else name
 
 
 def look_up(module, qualname):
@@ -53,6 +58,10 @@ def look_up(module, qualname):
 def _module(name):
     if name in _MAIN:
         return sys.modules["__main__"]
+    if name not in sys.modules:
+        from . import _exports
+
+        _exports.check_import(name)
     return importlib.import_module(name)  # waits for another thread that is importing it
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ._awaiting import future_in_loop
+
 
 class CallFuture(torch.futures.Future):
     """Completes once. Where a thread waits, that thread sets the result, and runs the callbacks; else a worker does: the
@@ -32,6 +34,9 @@ class CallFuture(torch.futures.Future):
             gate.acquire()
         self._settle()
         return super().wait()
+
+    def __await__(self) -> Any:
+        return future_in_loop(self.add_done_callback, self.wait).__await__()
 
     def complete(self, value: Any, error: Exception | None = None) -> None:
         """The first outcome counts. Never runs a callback."""

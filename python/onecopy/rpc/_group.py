@@ -80,8 +80,11 @@ def announce(store, name, rank, inbox, device_maps):
     taken = store.compare_set(f"name/{name}", "", str(rank)).decode()
     if taken != str(rank):
         _give_up(store, f"RPC worker name {name} is not unique. Workers {taken} and {rank} have it: give each its own")
-    maps = {to: {str(k): str(v) for k, v in devices.items()} for to, devices in device_maps.items()}
-    store.set(f"member/{rank}", json.dumps([name, os.getpid(), inbox._held_handle_bytes().hex(), maps]))
+    store.set(f"member/{rank}", json.dumps([name, os.getpid(), inbox._held_handle_bytes().hex(), plain_maps(device_maps)]))
+
+
+def plain_maps(device_maps):
+    return {to: {str(k): str(v) for k, v in devices.items()} for to, devices in device_maps.items()}
 
 
 def find(store, rank, seconds):
@@ -111,12 +114,12 @@ def connect(handle):
 
 class Deaths:
     """Tells of the end of processes, from one thread.
-    Thread safety: watch() and stop() may be called by one thread."""
+    Thread safety: watch() may be called concurrently; start() and stop() are called once each."""
 
     def __init__(self, on_end):
-        self._on_end, self._poll, self._of = on_end, select.poll(), {}
+        self._on_end, self._poll, self._of = on_end, select.epoll(), {}
         self._stop_reading, self._stop_writing = os.pipe()
-        self._poll.register(self._stop_reading, select.POLLIN)
+        self._poll.register(self._stop_reading, select.EPOLLIN)
         self._thread = None
 
     def watch(self, pid, key):
@@ -126,7 +129,7 @@ class Deaths:
         except ProcessLookupError:
             return False
         self._of[fd] = key
-        self._poll.register(fd, select.POLLIN)
+        self._poll.register(fd, select.EPOLLIN)
         return True
 
     def start(self):
@@ -137,6 +140,7 @@ class Deaths:
         os.write(self._stop_writing, b"x")
         if self._thread is not None:
             self._thread.join()
+        self._poll.close()
         for fd in (self._stop_reading, self._stop_writing, *self._of):
             os.close(fd)
 

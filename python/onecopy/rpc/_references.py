@@ -214,8 +214,12 @@ class References:
 
     def _drops_are_sent(self):
         sent = threading.Event()
-        self._drops.put(sent)
+        self._drops.put(sent.set)
         sent.wait()
+
+    def later(self, function):
+        """Runs it in the thread that sends drops, behind those. A destructor may call this at any moment."""
+        self._drops.put(function)
 
     def stop(self):
         self._drops.put(None)
@@ -226,8 +230,8 @@ class References:
             drop = self._drops.get()
             if drop is None:
                 return
-            if isinstance(drop, threading.Event):
-                drop.set()
+            if callable(drop):
+                drop()
                 continue
             owner, reference = drop
             self._agent.note(owner, "drop", (reference, 1))

@@ -15,7 +15,7 @@ import pickle
 
 import torch
 
-from . import _functions
+from . import _functions, _modes
 from ._group import WorkerInfo
 
 _MARK = "\0"
@@ -33,6 +33,12 @@ class Refused(TypeError):
 
     def at(self, part):
         self.path.insert(0, part)
+        self.args = (f"{''.join(self.path).lstrip('.')}: {self.why}",)
+        return self
+
+    def named(self, parts):
+        """With the first part of the path as the caller knows it."""
+        self.path[0] = parts.get(self.path[0], self.path[0]) if self.path else ""
         self.args = (f"{''.join(self.path).lstrip('.')}: {self.why}",)
         return self
 
@@ -128,6 +134,10 @@ class _Encoder:
         self.tensors.append(t)
         return ("tensor", len(self.tensors) - 1)
 
+    def _marked(self, marked):
+        self.tensors.append(marked.alias())
+        return ("tensor", len(self.tensors) - 1)
+
     def _class(self, kind):
         try:
             return list(_functions.name_of(kind))
@@ -171,6 +181,7 @@ def _numpy_form(encoder, value, depth):
 
 # Before dataclasses and named tuples: torch.Size is a tuple.
 _FORMS = [
+    (_modes.Marked, lambda e, v, d: e._marked(v)),
     (torch.Size, lambda e, v, d: ("size", list(v))),
     (torch.dtype, lambda e, v, d: ("torch", str(v).removeprefix("torch."))),
     (torch.layout, lambda e, v, d: ("torch", str(v).removeprefix("torch."))),

@@ -9,6 +9,7 @@ import urllib.parse
 
 import torch.distributed
 
+from ...rpc import _dynamic
 from ...rpc._references import PyRRef
 from .. import autograd as _autograd
 from . import api, backend_registry, constants, functions, internal, options, rref_proxy
@@ -92,7 +93,8 @@ def is_available():
 
 
 def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
-    """Joins a group of processes of this host and user, and returns when all members have.
+    """Joins a group of processes of this host and user, and returns when all members have. Without a world size the group
+    has no fixed members: returns when those that there are know this one.
 
     Args:
         name: this member's, unique in the group: letters, digits, ``-_:``.
@@ -111,24 +113,34 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
     if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
     rank, world_size = _place_in(given.init_method, rank, world_size)
-    if not world_size:
-        raise ValueError("init_rpc() needs the number of members: give world_size (groups that members join later are not "
-                         "there yet)")
-    store = next(torch.distributed.rendezvous(given.init_method, rank=rank, world_size=world_size))[0]
-    store = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_init_counter)}", store)
+    store = _static_store(given, rank, world_size) if world_size else _dynamic_store(given, rank)
     _autograd._init(rank)
     _set_rpc_timeout(given.rpc_timeout)
     return _init_rpc_backend(backend, store, name, rank, world_size, given)
 
 
-def _place_in(init_method, rank, world_size):
-    """Rank and size from the arguments, the init method's own, or the environment."""
-    query = dict(urllib.parse.parse_qsl(urllib.parse.urlparse(init_method).query))
-    rank = rank if rank >= 0 else int(query.get("rank", os.environ.get("RANK", -1)))
-    size = world_size or int(query.get("world_size", os.environ.get("WORLD_SIZE", 0)))
+def _static_store(given, rank, world_size):
     if rank < 0:
         raise ValueError("init_rpc() needs this member's rank: give rank, or set RANK")
-    return rank, size
+    store = next(torch.distributed.rendezvous(given.init_method, rank=rank, world_size=world_size))[0]
+    number = next(_init_counter)
+    _dynamic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{number}", store), "static")
+    return torch.distributed.PrefixStore(f"onecopy/rpc/{number}", store)
+
+
+def _dynamic_store(given, rank):
+    """Of a group whose members come and go. A process that comes back has made no group before, so all have one name."""
+    store = torch.distributed._create_store_from_options(given, rank)
+    _dynamic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{next(_init_counter)}", store), "dynamic")
+    return torch.distributed.PrefixStore("onecopy/rpc/dynamic", store)
+
+
+def _place_in(init_method, rank, world_size):
+    """Rank and size from the arguments, the init method's own, or the environment; -1 and 0 where none says them."""
+    url = urllib.parse.urlparse(init_method)
+    query, of_env = dict(urllib.parse.parse_qsl(url.query)), os.environ if url.scheme == "env" else {}
+    rank = rank if rank >= 0 else int(query.get("rank", of_env.get("RANK", -1)))
+    return rank, world_size or int(query.get("world_size", of_env.get("WORLD_SIZE", 0)))
 
 
 def _init_rpc_backend(backend=BackendType.TENSORPIPE, store=None, name=None, rank=-1, world_size=None,

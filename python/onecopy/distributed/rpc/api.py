@@ -10,7 +10,7 @@ import typing
 
 import torch
 
-from ...rpc import _agent, _calls, _group
+from ...rpc import _agent, _calls, _dynamic, _group
 from ...rpc._references import PyRRef
 from . import constants
 from .internal import _internal_rpc_pickler as _default_pickler
@@ -36,8 +36,6 @@ class RpcAgent:
 
 class TensorPipeAgent(_agent.Agent, RpcAgent):
     """The agent of this process, under the name that programs ask for."""
-
-    is_static_group = True
 
     def __init__(self, store, name, rank, world_size, options):
         super().__init__(store, name, rank, world_size, options.rpc_timeout, options.device_maps,
@@ -87,7 +85,8 @@ def _start_agent(store, name, rank, world_size, options):
     _agent.set_current(agent)
     try:
         agent.start()
-        _all_gather(None, timeout=options.rpc_timeout or None)
+        if agent.is_static_group:
+            _all_gather(None, timeout=options.rpc_timeout or None)
     except BaseException:
         _agent.set_current(None)
         agent.stop()
@@ -340,11 +339,13 @@ def _delete_all_user_and_unforked_owner_rrefs(timeout=None):
 def shutdown(graceful=True, timeout=constants.DEFAULT_SHUTDOWN_TIMEOUT):
     """Leaves the group and ends all threads of RPC.
 
-    Graceful: waits until all members are here and no call is pending; a member that has ended is not waited for, and
-    neither is any after `timeout` seconds (0: no limit)."""
+    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that has
+    ended is not waited for, and neither is any after `timeout` seconds (0: no limit)."""
     leaks = {}
     try:
-        if graceful:
+        if graceful and not _agent.current().is_static_group:
+            _leave_dynamic_group(_agent.current())
+        elif graceful:
             _wait_all_workers(timeout)
             _delete_all_user_and_unforked_owner_rrefs()
             _settle(_agent.current())
@@ -352,6 +353,13 @@ def shutdown(graceful=True, timeout=constants.DEFAULT_SHUTDOWN_TIMEOUT):
             _all_gather(None, timeout=timeout)
     finally:
         _finalize_shutdown(leaks)
+
+
+def _leave_dynamic_group(agent):
+    """Others stay: their references to values of this process become errors."""
+    _settle(agent)
+    agent.references.delete_all(0.0)
+    _dynamic.leave(agent)
 
 
 def _settle(agent):

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups that members join and leave at any time.
+
+The store has the list of members, and a lock on it. A member that joins tells all that live, and returns when each knows it.
+An id is given once: a member that comes back under its name gets another, so references to values of the process before it
+are errors and never reach its successor.
+"""
+import contextlib
+import json
+import os
+import time
+
+import onecopy
+
+from . import _agent, _group
+
+_MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
+_NOBODY = "free"
+
+
+def check_kind(store, kind):
+    """Throws RuntimeError where other members of the group have said another kind."""
+    if store.compare_set("kind", "", kind).decode() != kind:
+        raise RuntimeError(f"{_MIXED} Give all of them a world_size, or none")
+
+
+def join(agent):
+    """Makes this process a member. Throws RuntimeError when its name is taken, and when a member does not answer."""
+    with _locked(agent):
+        known = _load(agent._store)
+        living = [entry for entry in known["members"] if _is_alive(entry["process"])]
+        _check_name(living, agent.info.name)
+        agent.info = _group.WorkerInfo(agent.info.name, _new_id(known, agent.info.id))
+        agent.begin(_members(agent, living))
+        _tell(agent, living)
+        known["ids"].append(agent.info.id)
+        known["members"] = [*living, _own_entry(agent)]
+        agent._store.set("members", json.dumps(known))
+
+
+def leave(agent):
+    """Takes this process out of the list. Those that live are told as the agent stops."""
+    with _locked(agent):
+        known = _load(agent._store)
+        known["members"] = [entry for entry in known["members"] if entry["id"] != agent.info.id]
+        agent._store.set("members", json.dumps(known))
+
+
+def _load(store):
+    return json.loads(store.get("members")) if store.check(["members"]) else {"ids": [], "members": []}
+
+
+def _check_name(living, name):
+    taken = next((entry for entry in living if entry["name"] == name), None)
+    if taken is not None:
+        raise RuntimeError(f"RPC worker name {name} is not unique: process {taken['process'][0]} has it. Give each its own")
+
+
+def _new_id(known, wanted):
+    return wanted if wanted not in known["ids"] else max(known["ids"]) + 1
+
+
+def _own_entry(agent):
+    return {"id": agent.info.id, "name": agent.info.name, "process": _process(os.getpid()),
+            "inbox": agent.inbox._held_handle_bytes().hex(), "maps": _group.plain_maps(agent.device_maps)}
+
+
+def _members(agent, living):
+    """Those that can be reached: a process may end at any moment."""
+    found = {agent.info.id: _group.Member(agent.info, os.getpid(), agent.inbox, agent.device_maps)}
+    for entry in living:
+        with contextlib.suppress(onecopy.Error):
+            found[entry["id"]] = _member(entry)
+    return found
+
+
+def _member(entry):
+    info = _group.WorkerInfo(entry["name"], entry["id"])
+    return _group.Member(info, entry["process"][0], _group.connect(bytes.fromhex(entry["inbox"])), entry["maps"])
+
+
+def _tell(agent, living):
+    """Each that lives enters this process, and answers. Throws RuntimeError with the name of one that does not."""
+    own = json.dumps(_own_entry(agent))
+    others = [rank for rank in agent._members if rank != agent.info.id]
+    for rank in others:
+        agent.note(rank, "join", own)
+    answers = {rank: agent.call(rank, "joined", None, timeout=agent.timeout) for rank in others}
+    for rank, answer in answers.items():
+        try:
+            answer.wait()
+        except onecopy.errors.PeerDied:
+            pass  # one member less
+        except RuntimeError as error:
+            raise RuntimeError(f"{agent.member(rank).info} did not take this process into its group: {error}") from error
+
+
+@_agent.handler(_agent.note_handlers, "join")
+def _enter(agent, caller, entry):
+    entry = json.loads(entry)
+    with contextlib.suppress(onecopy.Error):
+        agent.enter(_member(entry))
+
+
+@_agent.handler(_agent.handlers, "joined")
+def _joined(agent, caller, value):
+    return None
+
+
+# --- the lock
+
+
+@contextlib.contextmanager
+def _locked(agent):
+    """Throws RuntimeError when another process has the lock for longer than the agent's timeout."""
+    me, store, end = json.dumps(_process(os.getpid())), agent._store, time.monotonic() + (agent.timeout or 60)
+    while not _take(store, me):
+        if time.monotonic() > end:
+            raise RuntimeError(f"process {json.loads(store.get('lock'))[0]} has been joining or leaving the group for more than "
+                               f"{agent.timeout or 60:g} s: is it stopped?")
+        time.sleep(0.01)
+    try:
+        yield
+    finally:
+        store.compare_set("lock", me, _NOBODY)
+
+
+def _take(store, me):
+    has = store.compare_set("lock", "", me).decode()
+    if has == me:
+        return True
+    if has == _NOBODY or not _is_alive(json.loads(has)):
+        return store.compare_set("lock", has, me).decode() == me
+    return False
+
+
+def _process(pid):
+    """[pid, when it started]: no other process is the same."""
+    with open(f"/proc/{pid}/stat") as file:
+        return [pid, file.read().rpartition(")")[2].split()[19]]
+
+
+def _is_alive(process):
+    try:
+        return _process(process[0]) == list(process)
+    except OSError:
+        return False

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Functions that members of the groups of test_rpc_native.py export, or do not."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import onecopy.rpc as rpc
+import torch
+
+hold = threading.Event()  # what held() waits for
+seen = []  # what functions leave for tests to look at
+
+
+@rpc.export
+def add(a, b=1):
+    return a + b
+
+
+@rpc.export
+def pid():
+    return os.getpid()
+
+
+@rpc.export
+def fail(text):
+    raise KeyError(text)
+
+
+@rpc.export
+def release():
+    hold.set()
+
+
+@rpc.export
+def held():
+    """Returns when released."""
+    hold.wait()
+    hold.clear()
+    return "released"
+
+
+@rpc.export
+def until_cancelled():
+    call = rpc.current_call()
+    seen.append("begun")
+    while not call.cancelled:
+        time.sleep(0.001)
+    seen.append("cancelled")
+
+
+@rpc.export
+def what_was_seen():
+    found, seen[:] = list(seen), []
+    return found
+
+
+@rpc.export
+def seconds_left():
+    return rpc.current_call().remaining()
+
+
+@rpc.export
+def seconds_left_at(to):
+    return rpc.call(to, seconds_left)
+
+
+@rpc.export
+def nested_sleep(to, seconds):
+    try:
+        rpc.call(to, sleep, args=(seconds,), timeout=0)
+    except rpc.Timeout:
+        seen.append("nested call timed out")
+        raise
+
+
+@rpc.export
+def sleep(seconds):
+    time.sleep(seconds)
+
+
+@rpc.export
+def trace():
+    return rpc.current_call().trace
+
+
+@rpc.export
+def trace_at(to):
+    return rpc.current_call().trace, rpc.call(to, trace)
+
+
+@rpc.export
+def numbers(count, fail_at=None):
+    try:
+        for i in range(count):
+            if i == fail_at:
+                raise ValueError(f"no number {i}")
+            seen.append(i)
+            yield i
+    finally:
+        seen.append("closed")
+
+
+@rpc.export
+def tensors(count):
+    for i in range(count):
+        yield {"tensor": torch.full((2000,), float(i))}
+
+
+@rpc.export
+def odd_items():
+    yield 1
+    yield object()
+
+
+@rpc.export
+async def double_later(value):
+    await asyncio.sleep(0.001)
+    return 2 * value
+
+
+@rpc.export
+def add_one_in_place(tensor):
+    tensor += 1
+    return float(tensor.sum())
+
+
+@rpc.export
+def data_ptr(tensor):
+    return tensor.data_ptr()
+
+
+kept = []
+
+
+@rpc.export
+def keep(tensor):
+    kept.append(tensor)
+
+
+@rpc.export
+def ignore(value):
+    """Takes a value, and lets go of it."""
+
+
+@rpc.export
+def lend_kept():
+    return rpc.borrow(kept[0])
+
+
+@rpc.export
+def kept_sum():
+    return float(kept[0].sum())
+
+
+@rpc.export
+class Counter:
+    def __init__(self, start):
+        self.value = start
+
+    def add(self, number):
+        self.value += number
+        return self.value
+
+    def _secret(self):
+        return "secret"
+
+
+def not_exported():
+    return "it ran"
