@@ -5,13 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
 import time
 
 import onecopy.rpc as rpc
 import torch
 
-hold = threading.Event()  # what held() waits for
 seen = []  # what functions leave for tests to look at
 
 
@@ -28,19 +26,6 @@ def pid():
 @rpc.export
 def fail(text):
     raise KeyError(text)
-
-
-@rpc.export
-def release():
-    hold.set()
-
-
-@rpc.export
-def held():
-    """Returns when released."""
-    hold.wait()
-    hold.clear()
-    return "released"
 
 
 @rpc.export

@@ -387,40 +387,33 @@ def test_a_stream_of_the_process_itself(pair):
 
 
 def fill_and_refuse():
-    first = [rpc.call_async("worker1", theirs.held) for _ in range(2)]
+    first = [rpc.call_async("worker1", theirs.until_cancelled) for _ in range(2)]
     with pytest.raises(rpc.Busy, match=r"2 calls to .*worker1.*max_calls=2"):
         rpc.call("worker1", theirs.add, (1,))
     first[0].cancel()
-    return rpc.call("worker1", theirs.release), first[1].wait()
+    until(lambda: under_way() == 1, "a cancelled call takes room")
+    assert rpc.call("worker1", theirs.add, (1,)) == 2
+    first[1].cancel()
 
 
 def test_a_call_beyond_the_bound_is_refused_where_that_is_wanted(tmp_path):
     with NativeGroup(tmp_path, 2, max_calls=2, when_full="refuse") as group:
-        group[0].begin(fill_and_refuse)
-        until(lambda: group[1](let_go) or group[0]._pipe.poll(0.01), "the calls did not end")
-        group[0].result()
-
-
-def let_go():
-    theirs.hold.set()
+        group[0](fill_and_refuse)
 
 
 def wait_for_room():
-    first = [rpc.call_async("worker1", theirs.held) for _ in range(2)]
+    first = [rpc.call_async("worker1", theirs.until_cancelled) for _ in range(2)]
     with pytest.raises(rpc.Timeout, match="max_calls=2"):
         rpc.call("worker1", theirs.add, (1,), timeout=0.05)
     threading.Timer(0.05, first[0].cancel).start()
     assert rpc.call("worker1", theirs.add, (1,)) == 2
-    assert rpc.stats()["members"][1]["waits_for_room"] == 2
-    return True
+    first[1].cancel()
+    return rpc.stats()["members"][1]["waits_for_room"]
 
 
 def test_a_call_beyond_the_bound_waits_for_room_until_its_deadline(tmp_path):
     with NativeGroup(tmp_path, 2, max_calls=2) as group:
-        assert group[0](wait_for_room)
-        for _ in range(2):
-            group[1](let_go)
-            time.sleep(0.05)
+        assert group[0](wait_for_room) == 2
 
 
 @pytest.mark.parametrize("options", [{"max_calls": 0}, {"when_full": "never"}, {"allow": "os.*"}])
