@@ -116,7 +116,7 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
     store = _static_store(given, rank, world_size) if world_size else _dynamic_store(given, rank)
     _autograd._init(rank)
     _set_rpc_timeout(given.rpc_timeout)
-    return _init_rpc_backend(backend, store, name, rank, world_size, given)
+    return _init_rpc_backend(backend, store, name, rank, world_size or None, given)
 
 
 def _static_store(given, rank, world_size):

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Groups without a size: members that come late, leave, die and come back under their name."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import native_rpc_functions as theirs  # noqa: E402
+import onecopy.rpc as rpc  # noqa: E402
+from rpc_group import Member, native_init, native_shutdown, until  # noqa: E402
+
+kept = []
+
+
+class Meeting:
+    """Members that join one group, each when it is told."""
+
+    def __init__(self, file):
+        self.file, self.members = str(file), []
+
+    def join(self, rank, name=None, **options):
+        member = Member()
+        self.members.append(member)
+        member(native_init, self.file, rank, None, name or f"worker{rank}", options)
+        return member
+
+    def end(self):
+        for member in self.members:
+            member.process.kill()
+            member.end()
+
+
+@pytest.fixture
+def meeting(tmp_path):
+    made = Meeting(tmp_path / "meeting")
+    yield made
+    made.end()
+
+
+def add_at(to, number):
+    return rpc.call(to, theirs.add, (number,))
+
+
+def pid_of(to):
+    return rpc.call(to, theirs.pid)
+
+
+def names():
+    return [info.name for info in rpc.members()]
+
+
+def own_id(name):
+    return next(info.id for info in rpc.members() if info.name == name)
+
+
+def keep_counter(to):
+    kept.append(rpc.remote(to, theirs.Counter, (5,)))
+    return kept[0].rpc_sync().add(1)
+
+
+def use_counter():
+    return kept[0].rpc_sync().add(1)
+
+
+def test_members_that_come_late_call_and_are_called(meeting):
+    first = meeting.join(0)
+    assert first(names) == ["worker0"]
+    second = meeting.join(1)
+    third = meeting.join(2)
+    assert first(names) == second(names) == third(names) == ["worker0", "worker1", "worker2"]
+    assert first(add_at, "worker2", 1) == third(add_at, "worker0", 1) == second(add_at, "worker2", 1) == 2
+
+
+def test_members_join_at_once(meeting):
+    members = [Member() for _ in range(4)]
+    meeting.members += members
+    for rank, member in enumerate(members):
+        member.begin(native_init, meeting.file, rank, None, f"worker{rank}", {})
+    for member in members:
+        member.result()
+    for member in members:
+        assert member(names) == [f"worker{rank}" for rank in range(4)]
+
+
+def test_a_member_leaves_and_the_others_go_on(meeting):
+    first, second, third = (meeting.join(rank) for rank in range(3))
+    second(native_shutdown)
+    until(lambda: first(names) == ["worker0", "worker2"], "the others have not seen that it left")
+    assert first(add_at, "worker2", 1) == 2
+    with pytest.raises(RuntimeError, match="name=worker1.* has left the group"):
+        first(add_at, "worker1", 1)
+    third(native_shutdown)
+    first(native_shutdown)
+
+
+def test_a_killed_member_comes_back_under_its_name_as_another(meeting):
+    first, second = meeting.join(0), meeting.join(1)
+    assert first(keep_counter, "worker1") == 6
+    second.kill()
+    until(lambda: first(names) == ["worker0"], "its end was not seen")
+    with pytest.raises(RuntimeError, match="name=worker1.* has ended"):
+        first(add_at, "worker1", 1)
+    again = meeting.join(1)
+    assert first(pid_of, "worker1") == again.process.pid
+    assert again(add_at, "worker0", 1) == 2
+    assert first(own_id, "worker1") == again(own_id, "worker1") != 1
+
+
+def test_a_reference_to_a_value_of_the_process_before_is_an_error_at_once(meeting):
+    first, second = meeting.join(0), meeting.join(1)
+    first(keep_counter, "worker1")
+    second.kill()
+    until(lambda: first(names) == ["worker0"], "its end was not seen")
+    meeting.join(1)
+    with pytest.raises(RuntimeError, match="id=1, name=worker1.* has ended"):
+        first(use_counter)
+
+
+def test_the_name_of_a_living_member_is_taken(meeting):
+    meeting.join(0, "same")
+    with pytest.raises(RuntimeError, match="name same is not unique"):
+        meeting.join(1, "same")
+    meeting.join(1, "other")
+
+
+def test_a_killed_process_that_was_joining_keeps_no_other_out(meeting):
+    first = meeting.join(0)
+    taker = Member()
+    meeting.members.append(taker)
+    taker(take_the_lock, meeting.file)
+    taker.kill()
+    assert "worker1" in meeting.join(1)(names)
+    assert first(names) == ["worker0", "worker1"]
+
+
+def take_the_lock(file):
+    import json
+    import os
+
+    from onecopy.rpc import _dynamic
+
+    kept.append(torch.distributed.FileStore(file, -1))
+    store = torch.distributed.PrefixStore("onecopy/rpc/dynamic", kept[0])
+    assert _dynamic._take(store, json.dumps(_dynamic._process(os.getpid())))
+
+
+def test_groups_of_both_kinds_do_not_mix(meeting):
+    meeting.join(0)
+    member = Member()
+    meeting.members.append(member)
+    with pytest.raises(RuntimeError, match="mixes statically and dynamically"):
+        member(native_init, meeting.file, 1, 2, "worker1", {"timeout": 2})
