@@ -21,6 +21,7 @@ const std::map<std::string, void (*)(Parent&)> kRoles = {
     {"follow_exchanges", follow_exchanges}, {"wait_for_items", wait_for_items},
     {"open_handles", open_handles},         {"open_one_handle", open_one_handle},
     {"own_a_million", own_a_million},       {"open_a_million", open_a_million},
+    {"answer_calls", answer_calls},
 };
 
 int be_a_peer(const std::string& role) {
@@ -54,6 +55,8 @@ std::vector<Named> all_rows(const Effort& effort, Iceoryx& iceoryx) {
       {"first-open", [&] { return open_first(effort); }},
       {"million", [&] { return share_a_million(effort); }},
       {"load", [&] { return load_file(effort); }},
+      {"rpc", [&] { return call_spinning(effort); }},
+      {"rpc-asleep", [&] { return call_asleep(effort); }},
   };
 }
 
@@ -102,7 +105,7 @@ int main(int argc, char** argv) {
   app.add_option(
       "rows", only,
       "Only these, and write no results: spinning, blocking, idle, one-way, large, share-open, fill, "
-      "first-open, million, load");
+      "first-open, million, load, rpc, rpc-asleep");
   app.add_flag("--quick", effort.quick, "A fifth of the rounds");
   app.add_option("--out", directory, "Where the results go")->capture_default_str();
   CLI11_PARSE(app, argc, argv);

@@ -25,6 +25,9 @@ Row allocate_and_fill(const Effort& effort);
 Row open_first(const Effort& effort);
 Row share_a_million(const Effort& effort);
 Row load_file(const Effort& effort);
+// Of the issue "RPC".
+Row call_spinning(const Effort& effort);
+Row call_asleep(const Effort& effort);
 
 // What the other processes do.
 void follow_exchanges(Parent& parent);
@@ -33,5 +36,6 @@ void open_handles(Parent& parent);
 void open_one_handle(Parent& parent);
 void own_a_million(Parent& parent);
 void open_a_million(Parent& parent);
+void answer_calls(Parent& parent);
 
 }  // namespace onecopy::bench

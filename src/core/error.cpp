@@ -51,6 +51,7 @@ const char* name(ErrorCode code) noexcept {
     case ErrorCode::closed: return "closed";
     case ErrorCode::unsupported: return "unsupported";
     case ErrorCode::bad_file: return "bad_file";
+    case ErrorCode::remote_error: return "remote_error";
     case ErrorCode::protocol: return "protocol";
     case ErrorCode::system: return "system";
   }

@@ -4,7 +4,7 @@
 # registry.cpp, or when a public header includes what its users should not need.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
-layers=(core os device memory share channel cli)
+layers=(core os device memory share channel rpc cli)
 failed=0
 
 report() {  # report <sentence> <grep output>
@@ -29,8 +29,8 @@ for index in "${!layers[@]}"; do
 done
 
 report "graph is beside share, above memory:" \
-  "$(includes '(onecopy/)?(share|channel|cli)/' include/onecopy/graph src/graph;
-     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel} src/{core,os,device,memory,share,channel})"
+  "$(includes '(onecopy/)?(share|channel|rpc|cli)/' include/onecopy/graph src/graph;
+     includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel,rpc} src/{core,os,device,memory,share,channel,rpc})"
 rooms=(format owner borrower broker runtime api)  # of share, from the ground up
 for index in "${!rooms[@]}"; do
   room=${rooms[index]}

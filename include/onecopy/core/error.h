@@ -27,6 +27,7 @@ enum class ErrorCode : std::uint8_t {
   unsupported,         ///< this machine, device or build cannot do it
   bad_file,            ///< a file's content contradicts its format
   protocol,            ///< a peer sent something it never should
+  remote_error,        ///< a function that another process called here, or this one there, has thrown
   system,              ///< an operating-system call failed; see system_code()
 };
 

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/memory/tensor.h"
+
+namespace onecopy::rpc {
+
+/// What a call takes there and back: bytes, and tensors that are not copied. A tensor is lent: caller and callee see the
+/// same memory, each as long as it has the tensor.
+struct Values {
+  Bytes data;
+  std::vector<Tensor> tensors;
+};
+
+/// Runs in the process that is called, on a thread of its agent. What it throws is thrown at the caller.
+using Function = std::function<Values(Values&&)>;
+
+struct AgentOptions {
+  std::string name;          ///< of this member, unique in its group
+  std::uint32_t number = 0;  ///< the same, for those that count
+  /// Of calls that say nothing else; zero: none.
+  std::chrono::nanoseconds timeout = std::chrono::seconds(60);
+  /// How long a thread looks for a message before it sleeps: the time that it takes to wake a process is well spent
+  /// looking. Negative: as the environment's ONECOPY_RPC_SPIN_US says, or 100 µs; zero: sleeps at once.
+  std::chrono::nanoseconds spin{-1};
+};
+
+/// The result of a call that may be under way. Letting go of it does not end the call. REQUIRES: the agent outlives it.
+/// Thread safety: all members may be called concurrently, but for moving. Move-only.
+class Future {
+ public:
+  Future(Future&&) noexcept;
+  Future& operator=(Future&&) noexcept;
+  ~Future();
+
+  /// Waits. Throws what the function threw (as remote_error, or the Error that it was), timeout at the call's deadline,
+  /// peer_died when the member has ended: the function may have run then, and is not run again. May be called once.
+  Values get();
+  /// Is the outcome there within that time?
+  bool wait_for(std::chrono::nanoseconds timeout);
+  bool is_ready() const;
+
+ private:
+  friend class Agent;
+  struct State;
+  explicit Future(std::unique_ptr<State> state) noexcept;
+  std::unique_ptr<State> state_;
+};
+
+/// This process as a member of a group of processes of this host and user, that call functions of each other.
+///
+/// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory itself;
+/// threads of the agent run functions, each on the thread that took the call, and one more is there whenever all others
+/// run something. So a function may call back, and wait, at any depth.
+///
+/// Does not survive fork(): a child may not use it. Thread safety: all members may be called concurrently, but for
+/// moving. Move-only; destroying it shuts it down.
+class Agent {
+ public:
+  /// Throws out_of_memory, out_of_descriptors, out_of_mappings, invalid_argument for an empty name.
+  explicit Agent(AgentOptions options);
+  Agent(Agent&&) noexcept;
+  Agent& operator=(Agent&&) noexcept;
+  ~Agent();
+
+  const std::string& name() const noexcept;
+  /// For others to join(): they may get it in any way. It names this process while the agent lives.
+  Bytes address() const;
+  /// Enters the member of that address, or this process itself. Connects at the first call. Returns the member's name.
+  /// Throws bad_handle, version_mismatch, invalid_argument when its number is another's.
+  std::string join(ByteSpan address);
+
+  /// Members may call `function` by that name from here on. In place of one that was there.
+  void define(std::string name, Function function);
+
+  /// Calls a function of a member that has joined. `timeout` of zero: the agent's own; negative: none.
+  /// Throws invalid_argument for an unknown member, peer_died for one that has ended, closed after shutdown(), and what
+  /// Future::get() throws.
+  Values call(std::string_view member, std::string_view function, Values&& arguments = {},
+              std::chrono::nanoseconds timeout = {});
+  /// The same without waiting for the answer. Throws before anything was sent, or not at all.
+  Future call_async(std::string_view member, std::string_view function, Values&& arguments = {},
+                    std::chrono::nanoseconds timeout = {});
+
+  /// Calls of this process that have no answer yet.
+  std::size_t calls_under_way() const;
+  /// Leaves the group: the others learn of it, calls under way throw closed here and peer_died there. Returns when no
+  /// function runs here any more.
+  void shutdown();
+
+ private:
+  friend class Future;
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace onecopy::rpc

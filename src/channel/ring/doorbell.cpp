@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/ring/doorbell.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <climits>
+
+#include "core/point.h"
+#include "os/futex.h"
+
+namespace onecopy {
+
+std::uint32_t Bell::set(State state) noexcept {
+  std::uint32_t seen = word_.load();
+  std::uint32_t next;
+  do {
+    next = (seen & ~kStates) + kStep + state;
+  } while (!word_.compare_exchange_weak(seen, next));
+  return next;
+}
+
+/// Stays armed while threads slept: more of them may. A ring that found none disarms, unless a thread has armed since.
+void Bell::wake(std::uint32_t seen) noexcept {
+  do {
+    if (state_of(seen) != asleep) return;
+  } while (!word_.compare_exchange_weak(seen, seen + kStep));
+  point("doorbell.marked");
+  seen += kStep;
+  const long woken = ::syscall(SYS_futex, &word_, FUTEX_WAKE, 1, nullptr, nullptr, 0);
+  if (woken <= 0) word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
+  point("doorbell.woken");
+}
+
+void Bell::ring_all() noexcept {
+  word_.fetch_add(kStep);
+  futex_wake(word_, INT_MAX);
+}
+
+bool Bell::sleep(std::uint32_t armed, TimePoint deadline) const noexcept {
+  const std::chrono::nanoseconds slice = time_left(deadline, kSleepSlice);
+  if (slice == std::chrono::nanoseconds{0}) return true;
+  return futex_wait(word_, armed, slice) || slice < kSleepSlice;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "channel/ring/ring_wait.h"
+
+namespace onecopy {
+
+/// A word in shared memory that threads of one process sleep on, and other processes ring.
+///
+/// The two low bits say whether a ring is worth a system call; the rest is a new value after every arming and every
+/// wake, so that no thread falls asleep on a word that a ring has passed. A sleeper arms, looks again for what it waits
+/// for, and sleeps; a ringer commits, and rings.
+/// Thread safety: all members may be called concurrently. Zeroed memory is a bell that no thread listens to.
+class Bell {
+ public:
+  enum State : std::uint32_t {
+    deserted = 0,  ///< no thread listens
+    asleep = 1,    ///< a thread may be sleeping: a ring wakes it
+    awake = 2,     ///< a thread looks by itself again and again: a ring does nothing
+  };
+
+  std::uint32_t value() const noexcept { return word_.load(); }
+  static State state_of(std::uint32_t value) noexcept { return static_cast<State>(value & kStates); }
+  State state() const noexcept { return state_of(value()); }
+
+  /// From here on a thread looks by itself. Returns the value that says so.
+  std::uint32_t watch() noexcept { return set(awake); }
+  /// From here on a ring wakes. Returns the value to sleep on.
+  std::uint32_t arm() noexcept { return set(asleep); }
+  /// No thread listens from here on.
+  void desert() noexcept { set(deserted); }
+  /// The same, unless another thread has changed the state since watch() returned `watched`.
+  void desert_from(std::uint32_t watched) noexcept {
+    word_.compare_exchange_strong(watched, (watched & ~kStates) + kStep);
+  }
+
+  /// Wakes one sleeper if there may be one. Returns the state that it found.
+  State ring() noexcept {
+    const std::uint32_t seen = word_.load();
+    if (state_of(seen) == asleep) wake(seen);
+    return state_of(seen);
+  }
+  void ring_all() noexcept;
+  /// Sleeps while the word holds `armed`: until `deadline`, a slice at most. False when a whole slice has passed.
+  bool sleep(std::uint32_t armed, TimePoint deadline) const noexcept;
+
+ private:
+  static constexpr std::uint32_t kStates = 3;
+  static constexpr std::uint32_t kStep = 4;
+
+  std::uint32_t set(State state) noexcept;
+  void wake(std::uint32_t seen) noexcept;
+
+  std::atomic<std::uint32_t> word_{0};
+};
+
+/// What all lanes into one process ring: one bell for answers, which waiting threads listen to, and one for calls, which
+/// its workers do. An answer that no thread waits for rings for a worker.
+/// Thread safety: all members may be called concurrently.
+struct Doorbell {
+  alignas(128) Bell answers;
+  alignas(128) Bell calls;
+
+  void ring_for_answer() noexcept {
+    if (answers.ring() == Bell::deserted) calls.ring();
+  }
+  void ring_for_call() noexcept { calls.ring(); }
+};
+static_assert(sizeof(Doorbell) == 256 && sizeof(Bell) == 4);
+
+}  // namespace onecopy

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/address.h"
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+#include "rpc/message.h"
+
+namespace onecopy::rpc {
+namespace {
+
+constexpr std::uint32_t kMagic = 0x4d52434f;  // "OCRM"
+constexpr std::uint16_t kVersion = 1;
+
+struct Head {
+  std::uint32_t magic = kMagic;
+  std::uint16_t version = kVersion;
+  std::uint16_t name_bytes = 0;
+  std::uint32_t number = 0;
+  std::int32_t pid = 0;
+  std::uint64_t start_time = 0;
+  std::uint32_t door_bytes = 0;
+  std::uint32_t bell_bytes = 0;
+};
+static_assert(sizeof(Head) == 32);
+
+[[noreturn]] void refuse(const char* problem) {
+  throw Error(ErrorCode::bad_handle, fmt::format("this address of a member of a group {}", problem));
+}
+
+void append(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+
+ByteSpan cut(ByteSpan& rest, std::size_t size) {
+  if (size > rest.size()) refuse("is cut off");
+  const ByteSpan part = rest.first(size);
+  rest = rest.subspan(size);
+  return part;
+}
+
+}  // namespace
+
+Bytes Address::to_bytes() const {
+  const Bytes door_handle = door.to_bytes(), bell_handle = bell.to_bytes();
+  Head head;
+  head.name_bytes = static_cast<std::uint16_t>(name.size());
+  head.number = number;
+  head.pid = pid;
+  head.start_time = start_time;
+  head.door_bytes = static_cast<std::uint32_t>(door_handle.size());
+  head.bell_bytes = static_cast<std::uint32_t>(bell_handle.size());
+  Bytes out(sizeof head);
+  store(out.data(), head);
+  append(out, std::as_bytes(std::span(name)));
+  append(out, door_handle);
+  append(out, bell_handle);
+  return out;
+}
+
+Address Address::from_bytes(ByteSpan bytes) {
+  ByteSpan rest = bytes;
+  const Head head = load<Head>(cut(rest, sizeof(Head)).data());
+  if (head.magic != kMagic) refuse("does not begin with \"OCRM\"");
+  if (head.version != kVersion)
+    throw Error(
+        ErrorCode::version_mismatch,
+        fmt::format("this address of a member of a group has version {}, this program reads version {}",
+                    head.version, kVersion));
+  Address address;
+  const ByteSpan name = cut(rest, head.name_bytes);
+  address.name.assign(reinterpret_cast<const char*>(name.data()), name.size());
+  address.number = head.number;
+  address.pid = head.pid;
+  address.start_time = head.start_time;
+  address.door = Handle::from_bytes(cut(rest, head.door_bytes));
+  address.bell = Handle::from_bytes(cut(rest, head.bell_bytes));
+  if (!rest.empty()) refuse("is followed by something else");
+  if (!address.door.fields().is_queue()) refuse("names something that is not a queue");
+  return address;
+}
+
+Bytes encode_greeting(const Address& from, const Handle& lane) {
+  const Bytes address = from.to_bytes(), handle = lane.to_bytes();
+  Bytes out(sizeof(std::uint32_t));
+  store(out.data(), static_cast<std::uint32_t>(address.size()));
+  append(out, address);
+  append(out, handle);
+  return out;
+}
+
+std::pair<Address, Handle> decode_greeting(ByteSpan bytes) {
+  ByteSpan rest = bytes;
+  const auto size = load<std::uint32_t>(cut(rest, sizeof(std::uint32_t)).data());
+  Address address = Address::from_bytes(cut(rest, size));
+  Handle lane = Handle::from_bytes(rest);
+  if (!lane.fields().is_queue()) refuse("comes with a lane that is not a queue");
+  return {std::move(address), std::move(lane)};
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/share/handle.h"
+
+namespace onecopy::rpc {
+
+/// Where a member of a group is found: what it publishes, and others connect to.
+/// Thread safety: as a value.
+struct Address {
+  std::string name;
+  std::uint32_t number = 0;
+  std::int32_t pid = 0;
+  std::uint64_t start_time = 0;  ///< of the process: with the pid it names one process of this boot
+  Handle door;                   ///< a queue for greetings
+  Handle bell;
+
+  Bytes to_bytes() const;
+  /// Throws bad_handle, version_mismatch.
+  static Address from_bytes(ByteSpan bytes);
+};
+
+/// The two parts of a greeting: who greets, and the queue into which the greeted puts what is for it.
+Bytes encode_greeting(const Address& from, const Handle& lane);
+std::pair<Address, Handle> decode_greeting(ByteSpan bytes);
+
+}  // namespace onecopy::rpc

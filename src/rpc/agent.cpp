@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/rpc/agent.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/process.h"
+#include "rpc/failure.h"
+#include "rpc/functions.h"
+#include "rpc/node.h"
+#include "rpc/workers.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using std::chrono::nanoseconds;
+
+[[noreturn]] void throw_end(const Node& node, const Member& member, End end) {
+  switch (end) {
+    case End::late:
+      throw Error(ErrorCode::timeout, fmt::format("{} has not answered a call in time", member.name()));
+    case End::member_ended:
+      throw Error(
+          ErrorCode::peer_died,
+          fmt::format("{} has {} while it was called; the function may have run, and is not run again",
+                      member.name(), member.has_left ? "left the group" : "ended"));
+    case End::cancelled: throw Error(ErrorCode::closed, "the call was cancelled");
+    default: throw Error(ErrorCode::closed, fmt::format("{} has left the group", node.name()));
+  }
+}
+
+Values values_of(Message&& message) { return {std::move(message.data), std::move(message.tensors)}; }
+
+}  // namespace
+
+struct Agent::State {
+  explicit State(AgentOptions&& from)
+      : options(std::move(from)),
+        node({options.name, options.number, options.spin}),
+        workers(node, [this](Work& work) { run(work); }) {
+    workers.add();
+  }
+
+  Member& member(std::string_view name) {
+    if (Member* const found = node.find(name)) return *found;
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("\"{}\" is no member of the group of {}: join() its address first", name,
+                            options.name));
+  }
+  TimePoint deadline(nanoseconds timeout) const {
+    if (timeout == nanoseconds{0}) timeout = options.timeout;
+    return timeout <= nanoseconds{0} ? kForever : deadline_after(timeout);
+  }
+  CallRef call(Member& to, std::string_view function, Values&& arguments, nanoseconds timeout) {
+    return node.call(to, {{0, std::move(arguments.data), std::move(arguments.tensors)}, function},
+                     deadline(timeout), false);
+  }
+  Values result(Member& from, const CallRef& call) {
+    while (!node.wait(call, kForever)) continue;
+    if (call->end != End::answered) throw_end(node, from, call->end);
+    if (call->status == Status::failure) throw_failure(call->answer);
+    return values_of(std::move(call->answer));
+  }
+
+  void run(Work& work) noexcept;
+  void serve(Work& work);
+  Values run_function(Work& work);
+
+  const AgentOptions options;
+  Functions functions;
+  Node node;
+  Workers workers;
+};
+
+void Agent::State::run(Work& work) noexcept {
+  if (work.is_in_order) node.end_order();  // in C++ nothing depends on the order
+  try {
+    if (work.kind == Work::Kind::call) serve(work);
+    if (work.kind == Work::Kind::answer)
+      node.complete(work.done, End::answered, work.status, std::move(work.message));
+  } catch (const std::exception& error) {  // the caller has ended, or its memory is used up
+    log_warning(fmt::format("a call of {} was not answered: {}", work.from->name(), error.what()));
+  }
+}
+
+/// A caller whose call is late has given up.
+void Agent::State::serve(Work& work) {
+  if (work.from->has_ended || std::chrono::steady_clock::now() > work.deadline) return;
+  const std::string where = fmt::format("On {}: ", options.name);
+  point("rpc.serve.running");
+  Message failure;
+  try {
+    Values result = run_function(work);
+    return node.answer(*work.from, work.call, Status::value,
+                       {0, std::move(result.data), std::move(result.tensors)});
+  } catch (const Error& error) {
+    failure = encode_failure(error.code(), where + error.what());
+  } catch (const std::exception& error) {
+    failure = encode_failure(ErrorCode::remote_error, where + error.what());
+  }
+  node.answer(*work.from, work.call, Status::failure, std::move(failure));
+}
+
+Values Agent::State::run_function(Work& work) {
+  const auto function = functions.find(work.function->text);
+  if (!function)
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("no function \"{}\" is defined", work.function->text));
+  if (body_form(work.message.tag) != 0)
+    throw Error(ErrorCode::invalid_argument, "this call's arguments are of another language");
+  return (*function)(values_of(std::move(work.message)));
+}
+
+struct Future::State {
+  Agent::State& agent;
+  Member& member;
+  CallRef call;
+};
+
+Future::Future(std::unique_ptr<State> state) noexcept : state_(std::move(state)) {}
+Future::Future(Future&&) noexcept = default;
+Future& Future::operator=(Future&&) noexcept = default;
+Future::~Future() = default;
+
+Values Future::get() { return state_->agent.result(state_->member, state_->call); }
+
+bool Future::wait_for(nanoseconds timeout) {
+  const TimePoint until = deadline_after(timeout);
+  while (!state_->agent.node.wait(state_->call, until))
+    if (time_left(until, nanoseconds{1}) == nanoseconds{0}) return false;
+  return true;
+}
+
+bool Future::is_ready() const { return state_->call->is_done(); }
+
+Agent::Agent(AgentOptions options) {
+  if (options.name.empty() || options.name.size() > kMostNameBytes)
+    throw Error(ErrorCode::invalid_argument, "a member of a group needs a name, of 1024 bytes at most");
+  state_ = std::make_unique<State>(std::move(options));
+}
+
+Agent::Agent(Agent&&) noexcept = default;
+Agent& Agent::operator=(Agent&&) noexcept = default;
+
+Agent::~Agent() {
+  if (state_) shutdown();
+}
+
+const std::string& Agent::name() const noexcept { return state_->options.name; }
+
+Bytes Agent::address() const { return state_->node.address().to_bytes(); }
+
+std::string Agent::join(ByteSpan address) { return state_->node.join(Address::from_bytes(address)).name(); }
+
+void Agent::define(std::string name, Function function) {
+  state_->functions.define(std::move(name), std::move(function));
+}
+
+Values Agent::call(std::string_view member, std::string_view function, Values&& arguments,
+                   nanoseconds timeout) {
+  Member& to = state_->member(member);
+  return state_->result(to, state_->call(to, function, std::move(arguments), timeout));
+}
+
+Future Agent::call_async(std::string_view member, std::string_view function, Values&& arguments,
+                         nanoseconds timeout) {
+  Member& to = state_->member(member);
+  CallRef call = state_->call(to, function, std::move(arguments), timeout);
+  return Future(std::make_unique<Future::State>(*state_, to, std::move(call)));
+}
+
+std::size_t Agent::calls_under_way() const { return state_->node.calls_under_way(); }
+
+void Agent::shutdown() {
+  state_->node.stop();
+  state_->workers.join();
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+
+#include "channel/ring/ring_wait.h"
+#include "onecopy/channel/queue.h"
+#include "rpc/message.h"
+
+namespace onecopy::rpc {
+
+/// How a call ended.
+enum class End : std::uint8_t {
+  pending,
+  answered,  ///< its answer is there: a value or a failure
+  late,      ///< its deadline has passed
+  member_ended,
+  stopped,  ///< this process has left the group
+  cancelled,
+};
+
+/// A call under way, and its outcome. It completes once: answer, deadline, death and shutdown race for claim(), and the
+/// winner alone writes the outcome.
+///
+/// Thread safety: all members may be called concurrently, but the outcome is read after is_done() only.
+class Call {
+ public:
+  /// `is_settled_by_worker`: when no thread waits for the call, its end is work for a worker.
+  Call(std::uint32_t member, TimePoint deadline, bool is_settled_by_worker)
+      : member_(member), deadline_(deadline), word_(is_settled_by_worker ? kIsWork : 0) {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+
+  std::uint32_t member() const noexcept { return member_; }
+  TimePoint deadline() const noexcept { return deadline_; }
+  bool is_done() const noexcept { return (word_.load(std::memory_order_acquire) & kDone) != 0; }
+
+  // Written before the call is sent.
+  std::int64_t spin_ns = INT64_MAX;               ///< a waiting thread spins no longer
+  std::int64_t begun_ns = 0;                      ///< steady clock
+  std::atomic<std::uint32_t>* mean_ns = nullptr;  ///< of calls of its function
+
+  // The outcome.
+  End end = End::pending;
+  Status status = Status::value;
+  Message answer;
+
+ private:
+  friend class Waits;
+
+  static constexpr std::uint32_t kDone = 1;
+  static constexpr std::uint32_t kWaited = 2;  ///< a thread waits, and sees to what follows
+  static constexpr std::uint32_t kAsleep = 4;  ///< a thread sleeps on the word
+  static constexpr std::uint32_t kLead = 8;    ///< the thread that sleeps on it is to look at the lanes
+  static constexpr std::uint32_t kIsWork = 16;
+  static constexpr std::uint32_t kClaimed = 32;
+
+  /// True once.
+  bool claim() noexcept { return (word_.fetch_or(kClaimed) & kClaimed) == 0; }
+
+  const std::uint32_t member_;
+  const TimePoint deadline_;
+  std::atomic<std::uint32_t> word_;  ///< a futex of this process
+};
+
+/// Both the table of calls and the thread that waits have it.
+using CallRef = std::shared_ptr<Call>;
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/calls.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::rpc {
+
+std::uint64_t Calls::add(const CallRef& call) {
+  const std::lock_guard lock(mutex_);
+  if (free_.empty()) {
+    if (slots_.size() == std::size_t{1} << kIndexBits)
+      throw Error(ErrorCode::out_of_memory,
+                  "sixteen million calls have no answer yet: wait for some of them before more are made");
+    free_.push_back(static_cast<std::uint32_t>(slots_.size()));
+    slots_.emplace_back();
+    free_.reserve(slots_.capacity());  // so that taking a call never fails
+  }
+  const std::uint32_t index = free_.back();
+  free_.pop_back();
+  slots_[index] = {++last_ << kIndexBits | index, call};
+  count_.fetch_add(1, std::memory_order_relaxed);
+  const std::int64_t deadline = call->deadline().time_since_epoch().count();
+  if (deadline < next_deadline_.load(std::memory_order_relaxed))
+    next_deadline_.store(deadline, std::memory_order_relaxed);
+  return slots_[index].number;
+}
+
+/// REQUIRES: mutex_.
+CallRef Calls::take_out(std::size_t index) {
+  slots_[index].number = 0;
+  free_.push_back(static_cast<std::uint32_t>(index));
+  count_.fetch_sub(1, std::memory_order_relaxed);
+  return std::move(slots_[index].call);
+}
+
+CallRef Calls::take(std::uint64_t number) {
+  const std::size_t index = number & ((std::uint64_t{1} << kIndexBits) - 1);
+  const std::lock_guard lock(mutex_);
+  if (number == 0 || index >= slots_.size() || slots_[index].number != number) return {};
+  return take_out(index);
+}
+
+/// The next deadline is put right on the way.
+template <class Wants>
+std::vector<CallRef> Calls::take_if(Wants&& wants) {
+  std::vector<CallRef> taken;
+  const std::lock_guard lock(mutex_);
+  TimePoint next = kForever;
+  for (std::size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i].number == 0) continue;
+    if (wants(*slots_[i].call)) taken.push_back(take_out(i));
+    else next = std::min(next, slots_[i].call->deadline());
+  }
+  next_deadline_.store(next.time_since_epoch().count(), std::memory_order_relaxed);
+  return taken;
+}
+
+std::vector<CallRef> Calls::take_late(TimePoint now) {
+  if (now < next_deadline()) return {};
+  return take_if([&](const Call& call) { return call.deadline() <= now; });
+}
+
+std::vector<CallRef> Calls::take_of(std::uint32_t member) {
+  return take_if([&](const Call& call) { return call.member() == member; });
+}
+
+std::vector<CallRef> Calls::take_all() {
+  return take_if([](const Call&) { return true; });
+}
+
+}  // namespace onecopy::rpc

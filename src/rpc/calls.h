@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "rpc/call.h"
+
+namespace onecopy::rpc {
+
+/// The calls of this process that have no answer yet, by the number that their answers name.
+///
+/// Thread safety: all members may be called concurrently.
+/// Invariant: a number is given once; a late answer finds nothing.
+class Calls {
+ public:
+  /// The call's number, never 0.
+  std::uint64_t add(const CallRef& call);
+  /// The call of that number, which is under way no more; none when it is over.
+  CallRef take(std::uint64_t number);
+  /// Those whose deadline has passed. Costs a load while none can have.
+  std::vector<CallRef> take_late(TimePoint now);
+  std::vector<CallRef> take_of(std::uint32_t member);
+  std::vector<CallRef> take_all();
+
+  /// No deadline is before it.
+  TimePoint next_deadline() const noexcept {
+    return TimePoint(TimePoint::duration(next_deadline_.load(std::memory_order_relaxed)));
+  }
+  std::size_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
+
+ private:
+  struct Slot {
+    std::uint64_t number = 0;
+    CallRef call;
+  };
+  static constexpr int kIndexBits = 24;
+
+  template <class Wants>
+  std::vector<CallRef> take_if(Wants&& wants);
+  CallRef take_out(std::size_t index);
+
+  std::mutex mutex_;
+  std::vector<Slot> slots_;
+  std::vector<std::uint32_t> free_;
+  std::uint64_t last_ = 0;
+  std::atomic<std::size_t> count_{0};
+  std::atomic<std::int64_t> next_deadline_{kForever.time_since_epoch().count()};
+};
+
+}  // namespace onecopy::rpc

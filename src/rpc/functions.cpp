@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/functions.h"
+
+#include <utility>
+
+namespace onecopy::rpc {
+
+void Functions::define(std::string name, Function function) {
+  auto made = std::make_shared<const Function>(std::move(function));
+  const std::lock_guard lock(mutex_);
+  functions_[std::move(name)] = std::move(made);
+}
+
+std::shared_ptr<const Function> Functions::find(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  const auto at = functions_.find(name);
+  return at == functions_.end() ? nullptr : at->second;
+}
+
+}  // namespace onecopy::rpc

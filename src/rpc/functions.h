@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+
+#include "onecopy/rpc/agent.h"
+
+namespace onecopy::rpc {
+
+/// The functions in C++ that members may call, by name.
+/// Thread safety: all members may be called concurrently.
+class Functions {
+ public:
+  void define(std::string name, Function function);
+  /// Null when there is none. A call that runs, and the table, have it: it may be defined anew meanwhile.
+  std::shared_ptr<const Function> find(std::string_view name) const;
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<const Function>, std::less<>> functions_;
+};
+
+}  // namespace onecopy::rpc

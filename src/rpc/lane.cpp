@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/lane.h"
+
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "os/log.h"
+
+namespace onecopy::rpc {
+namespace {
+
+/// A process that is stopped with the ring's lock holds up others no longer.
+constexpr std::chrono::seconds kPatience{10};
+
+Tensor make_zeroed() {
+  Tensor memory = empty(Layout(DType::u8, {4096}));
+  std::memset(memory.data(), 0, memory.nbytes());
+  return memory;
+}
+
+Doorbell* bell_in(const Tensor& memory) {
+  const bool fits = memory.device() == kCpu && memory.nbytes() >= sizeof(Doorbell) &&
+                    reinterpret_cast<std::uintptr_t>(memory.data()) % alignof(Doorbell) == 0;
+  if (!fits) throw Error(ErrorCode::protocol, "another member named memory that is no doorbell");
+  return reinterpret_cast<Doorbell*>(memory.as<std::byte>());
+}
+
+/// The message is gone, and its sender's death or the caller's deadline says so.
+bool is_loss(ErrorCode code) noexcept {
+  return code == ErrorCode::stale_handle || code == ErrorCode::owner_died || code == ErrorCode::peer_died ||
+         code == ErrorCode::bad_handle;
+}
+
+}  // namespace
+
+DoorbellMemory::DoorbellMemory() : memory_(make_zeroed()), bell_(bell_in(memory_)) {}
+
+DoorbellMemory::DoorbellMemory(const Handle& handle) : memory_(open(handle)), bell_(bell_in(memory_)) {}
+
+Handle DoorbellMemory::handle() const { return share(memory_); }
+
+Inbound::Inbound() : channel_(&Channel::create(0)) {}
+
+std::optional<Message> Inbound::try_take() {
+  while (is_ready()) {
+    Process& process = channel_->process();
+    try {
+      if (auto message = channel_->receiver().get_at_once(process, {})) return message;
+      if (auto message = channel_->receiver().get(process, kNow, {})) return message;
+      return {};
+    } catch (const Error& error) {
+      if (error.code() == ErrorCode::closed) return {};
+      if (!is_loss(error.code())) throw;
+      log_warning(fmt::format("a message of rpc was lost: {}", error.what()));
+    }
+  }
+  return {};
+}
+
+void Outbound::put(const Message& message) {
+  channel_->sender().put(channel_->process(), message, deadline_after(kPatience), {});
+}
+
+}  // namespace onecopy::rpc

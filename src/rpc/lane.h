@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "channel/queue/channel.h"
+#include "channel/ring/doorbell.h"
+#include "onecopy/memory/tensor.h"
+
+namespace onecopy::rpc {
+
+struct LeaveChannel {
+  void operator()(Channel* channel) const noexcept { channel->leave(); }
+};
+using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
+
+/// The doorbell of a process, in memory that others ring it through.
+/// Thread safety: all members may be called concurrently.
+class DoorbellMemory {
+ public:
+  /// A new one. Throws out_of_memory.
+  DoorbellMemory();
+  /// That of another process. Throws what open() throws, and protocol for what is no doorbell.
+  explicit DoorbellMemory(const Handle& handle);
+
+  Doorbell& operator*() const noexcept { return *bell_; }
+  Doorbell* operator->() const noexcept { return bell_; }
+  Handle handle() const;
+
+ private:
+  Tensor memory_;
+  Doorbell* bell_;
+};
+
+/// Messages from one process, in order, to this one, which made the ring: so it keeps the memory of a sender that dies.
+///
+/// Thread safety: is_ready() may be called by any thread, try_take() by one at a time.
+class Inbound {
+ public:
+  /// A new one. Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  Inbound();
+
+  bool is_ready() const { return channel_->ring().is_ready(); }
+  /// The next message; nothing when there is none. A message whose tensors are lost is logged, and passed over. Throws
+  /// protocol for a damaged ring, timeout while a stopped process keeps it.
+  std::optional<Message> try_take();
+  Handle handle() { return channel_->handle(); }
+  /// The same ring, for a process that sends to itself.
+  ChannelRef sender_to_itself() { return ChannelRef(&channel_->enter_again()); }
+
+ private:
+  ChannelRef channel_;
+};
+
+/// Messages to one process, from all threads of this one.
+/// Thread safety: all members may be called concurrently.
+class Outbound {
+ public:
+  Outbound(ChannelRef channel, std::shared_ptr<const DoorbellMemory> bell)
+      : channel_(std::move(channel)), bell_(std::move(bell)) {}
+
+  /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring.
+  void put(const Message& message);
+  Doorbell& bell() const noexcept { return **bell_; }
+
+ private:
+  ChannelRef channel_;
+  std::shared_ptr<const DoorbellMemory> bell_;  ///< the member's, or this process's own
+};
+
+}  // namespace onecopy::rpc

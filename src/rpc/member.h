@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "os/fd.h"
+#include "rpc/address.h"
+#include "rpc/call.h"
+#include "rpc/lane.h"
+
+namespace onecopy::rpc {
+
+/// A function as another member names it: its number in that member's calls.
+struct Name {
+  explicit Name(std::string name) : text(std::move(name)) {}
+  const std::string text;
+  /// For the language that runs the function: the function itself, once it has been looked up.
+  std::atomic<void*> function{nullptr};
+};
+
+/// The numbers under which this process calls functions of one member.
+/// Thread safety: all members may be called concurrently.
+class Numbers {
+ public:
+  struct Entry {
+    std::uint32_t number = 0;
+    std::atomic<bool> is_told{false};  ///< a message with the name has been put
+    /// How long calls take, in ns: a waiting thread does not spin for a long one.
+    std::atomic<std::uint32_t> mean_ns{0};
+  };
+  /// The entry stays for good. Throws out_of_memory when there are too many.
+  Entry& of(std::string_view name);
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, Entry, std::less<>> entries_;
+};
+
+/// One process of the group, as this one knows it: its lanes, the names of functions, whether it lives.
+///
+/// Thread safety: as said at each part. It is never destroyed before its node.
+/// Invariant: has_ended is set behind all that the member had put into its lane.
+struct Member {
+  explicit Member(Address where) : address(std::move(where)) {}
+
+  std::uint32_t number() const noexcept { return address.number; }
+  const std::string& name() const noexcept { return address.name; }
+
+  const Address address;
+  Fd pidfd;  ///< none for this process
+  /// Its pidfd has said that it exited; what it had put may still be there. The watch thread has it as well.
+  std::shared_ptr<std::atomic<bool>> exit;
+
+  bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
+
+  // For all threads.
+  std::atomic<Outbound*> out{nullptr};  ///< null until the member has greeted back
+  std::atomic<Inbound*> in{nullptr};    ///< null until it was greeted
+  std::atomic<bool> has_ended{false};
+  std::atomic<bool> has_left{false};  ///< it said so; else it died
+  Numbers numbers;
+
+  // Of the thread that opens the member; `opening`.
+  std::mutex opening;
+  std::atomic<bool> is_greeted{false};
+  CallRef opened;  ///< done when `out` is there, or the member has ended
+  std::unique_ptr<Outbound> outbound;
+  std::unique_ptr<Inbound> inbound;
+  std::shared_ptr<const DoorbellMemory> bell;
+
+  // Of the thread that looks at the lanes.
+  std::vector<std::unique_ptr<Name>> names;
+};
+
+}  // namespace onecopy::rpc

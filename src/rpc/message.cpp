@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/message.h"
+
+#include <fmt/format.h>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::rpc {
+
+void refuse_message(const char* problem) {
+  throw Error(ErrorCode::bad_handle, fmt::format("a message of another member {}", problem));
+}
+
+void append_name(Bytes& data, std::string_view name) {
+  const auto* begin = reinterpret_cast<const std::byte*>(name.data());
+  data.insert(data.end(), begin, begin + name.size());
+}
+
+Form form_of(std::uint32_t tag) {
+  const std::uint32_t form = tag & kFormBits;
+  if ((tag & ~kKnownTagBits) != 0 || form < 4 || form > 6) refuse_message("has an unknown tag");
+  return static_cast<Form>(form);
+}
+
+std::string take_name(Bytes& data, const CallTail& tail) {
+  if (tail.name_bytes > kMostNameBytes) refuse_message("names a function at too great length");
+  if (tail.name_bytes > data.size()) refuse_message("is cut off in a function's name");
+  const std::size_t left = data.size() - tail.name_bytes;
+  std::string name(reinterpret_cast<const char*>(data.data() + left), tail.name_bytes);
+  data.resize(left);
+  return name;
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "onecopy/channel/queue.h"
+#include "onecopy/core/bytes.h"
+
+/// The messages of rpc as items of a lane, byte by byte in docs/formats/rpc-message-v1.md. A tail behind the body says
+/// which call it is about, so that neither side moves the body.
+namespace onecopy::rpc {
+
+enum class Form : std::uint8_t { call = 4, answer = 5, note = 6 };
+
+/// Bits of a message's tag.
+inline constexpr std::uint32_t kFormBits = 0x7f;
+inline constexpr std::uint32_t kDataIsTensor = 0x80;  ///< as in python-message-v1.md
+inline constexpr int kBodyShift = 8;                  ///< eight bits: how the body is written; 0 in C++
+inline constexpr std::uint32_t kBodyBits = 0xff00;
+inline constexpr std::uint32_t kInOrder = 0x1'0000;  ///< handled before the next such message of its lane
+inline constexpr std::uint32_t kKnownTagBits = 0x1'ffff;
+
+/// Of a call. `function` is the sender's number for a name; the name itself is there when the receiver may not know it.
+struct CallTail {
+  std::uint64_t call = 0;     ///< 0: no answer is wanted
+  std::int64_t deadline = 0;  ///< nanoseconds of CLOCK_MONOTONIC; 0: none
+  std::uint32_t function = 0;
+  std::uint16_t name_bytes = 0;
+  std::uint16_t reserved = 0;
+};
+static_assert(sizeof(CallTail) == 24);
+
+enum class Status : std::uint32_t { value = 0, failure = 1 };
+struct AnswerTail {
+  std::uint64_t call = 0;
+  Status status = Status::value;
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(AnswerTail) == 16);
+
+enum class NoteKind : std::uint32_t { user = 0, greeting = 1, farewell = 2 };
+struct NoteTail {
+  NoteKind kind = NoteKind::user;
+  std::uint32_t reserved = 0;
+};
+static_assert(sizeof(NoteTail) == 8);
+
+/// A number for a function costs memory at the receiver, which another process decides about.
+inline constexpr std::uint32_t kMostFunctions = 1 << 16;
+inline constexpr std::size_t kMostNameBytes = 1024;
+
+inline std::uint32_t body_form(std::uint32_t tag) noexcept { return (tag & kBodyBits) >> kBodyShift; }
+
+/// Appends a tail.
+template <class Tail>
+void append_tail(Bytes& data, const Tail& tail) {
+  const std::size_t size = data.size();
+  data.resize(size + sizeof tail);
+  store(data.data() + size, tail);
+}
+void append_name(Bytes& data, std::string_view name);
+
+/// The message's form. Throws bad_handle for a tag that no member writes.
+Form form_of(std::uint32_t tag);
+/// Takes the tail off. Throws bad_handle when there is none.
+template <class Tail>
+Tail take_tail(Bytes& data);
+/// Takes the name off that a call's tail says is there. Throws bad_handle.
+std::string take_name(Bytes& data, const CallTail& tail);
+
+[[noreturn]] void refuse_message(const char* problem);
+
+template <class Tail>
+Tail take_tail(Bytes& data) {
+  if (data.size() < sizeof(Tail)) refuse_message("is too short");
+  const Tail tail = load<Tail>(data.data() + data.size() - sizeof(Tail));
+  data.resize(data.size() - sizeof(Tail));
+  return tail;
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/node.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/process.h"
+#include "share/runtime/process.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+constexpr nanoseconds kUsualSpin{100'000};  // twice what it takes here to wake a process
+
+nanoseconds spin_of(const NodeOptions& options) {
+  if (options.spin >= nanoseconds{0}) return options.spin;
+  const char* const text = std::getenv("ONECOPY_RPC_SPIN_US");
+  if (!text) return usable_cpus() < 2 ? nanoseconds{0} : kUsualSpin;
+  unsigned us = 0;
+  const auto [end, error] = std::from_chars(text, text + std::strlen(text), us);
+  if (error != std::errc{} || *end != '\0')
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("ONECOPY_RPC_SPIN_US must be a number of microseconds, not \"{}\"", text));
+  return std::chrono::microseconds(us);
+}
+
+std::int64_t to_ns(TimePoint deadline) {
+  return deadline == kForever ? 0 : std::max<std::int64_t>(1, deadline.time_since_epoch().count());
+}
+
+}  // namespace
+
+Node::Node(NodeOptions options)
+    : options_(std::move(options)),
+      process_(Process::current()),
+      bell_(std::make_shared<DoorbellMemory>()),
+      waits_(**bell_, {[this] { return are_lanes_ready(); }, [this](const Call* mine) { look(mine); }},
+             [this](CallRef call) {
+               Work work;
+               work.kind = Work::Kind::settle;
+               work.done = std::move(call);
+               give_out(std::move(work));
+             }),
+      spin_ns_(spin_of(options_).count()) {
+  waits_.set_spin(nanoseconds(spin_ns_));
+  lists_.push_back(std::make_unique<const MemberList>());
+  list_ = lists_.back().get();
+}
+
+Node::~Node() {
+  for (const auto& member : members_)
+    if (member->pidfd) process_.watch().remove(member->pidfd.get());
+}
+
+void Node::check_can_send(const Member& to) const {
+  if (Process::existing() != &process_)
+    throw Error(ErrorCode::unsupported,
+                "rpc does not survive fork(): this process was forked from a member of the group, and has "
+                "to join as "
+                "one of its own");
+  if (is_stopped()) throw Error(ErrorCode::closed, "this process has left the group");
+  if (to.has_ended)
+    throw Error(ErrorCode::peer_died,
+                fmt::format("{} has {}", to.name(), to.has_left ? "left the group" : "ended"));
+}
+
+/// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
+void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail) {
+  const bool is_told = entry.is_told.load(std::memory_order_acquire);
+  tail.function = entry.number;
+  if (!is_told) {
+    append_name(call.message.data, call.function);
+    tail.name_bytes = static_cast<std::uint16_t>(call.function.size());
+  }
+  append_tail(call.message.data, tail);
+  call.message.tag |= static_cast<std::uint32_t>(Form::call) | (call.is_in_order ? kInOrder : 0);
+  out.put(call.message);
+  point("rpc.call.committed");
+  if (!is_told) entry.is_told.store(true, std::memory_order_release);
+  out.bell().ring_for_call();
+}
+
+CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_settled_by_worker) {
+  check_can_send(to);
+  if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
+  Numbers::Entry& entry = to.numbers.of(outgoing.function);
+  auto call = std::make_shared<Call>(to.number(), deadline, is_settled_by_worker);
+  call->mean_ns = &entry.mean_ns;
+  call->begun_ns = steady_clock::now().time_since_epoch().count();
+  if (entry.mean_ns.load(std::memory_order_relaxed) > spin_ns_) call->spin_ns = 0;
+  const std::uint64_t number = calls_.add(call);
+  try {
+    put(*to.out.load(std::memory_order_acquire), outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
+  } catch (...) {
+    calls_.take(number);
+    throw;
+  }
+  // Who ended the others may not have seen this one.
+  if (to.has_ended || is_stopped())
+    if (const CallRef left = calls_.take(number))
+      complete(left, is_stopped() ? End::stopped : End::member_ended);
+  return call;
+}
+
+void Node::post(Member& to, Outgoing&& outgoing) {
+  check_can_send(to);
+  if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
+  put(*to.out.load(std::memory_order_acquire), outgoing, to.numbers.of(outgoing.function), {});
+}
+
+void Node::note(Member& to, Message&& message) {
+  check_can_send(to);
+  if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
+  Outbound& out = *to.out.load(std::memory_order_acquire);
+  append_tail(message.data, NoteTail{});
+  message.tag |= static_cast<std::uint32_t>(Form::note) | kInOrder;
+  out.put(message);
+  out.bell().ring_for_call();
+}
+
+void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order) {
+  Outbound* const out = to.out.load(std::memory_order_acquire);
+  if (call == 0 || !out || to.has_ended) return;
+  append_tail(message.data, AnswerTail{call, status, 0});
+  message.tag |= static_cast<std::uint32_t>(Form::answer) | (is_in_order ? kInOrder : 0);
+  out->put(message);
+  point("rpc.answer.committed");
+  if (is_in_order) out->bell().ring_for_call();
+  else out->bell().ring_for_answer();
+}
+
+bool Node::wait(const CallRef& call, TimePoint until) {
+  if (!waits_.wait(call, std::min(until, call->deadline()))) expire();
+  if (!call->is_done()) return false;
+  note_time(*call);
+  return true;
+}
+
+/// An average of the last few.
+void Node::note_time(Call& call) const noexcept {
+  if (!call.mean_ns) return;
+  constexpr std::int64_t kMost = 1'000'000'000;
+  const std::int64_t took =
+      steady_clock::now().time_since_epoch().count() - std::exchange(call.begun_ns, 0);
+  std::atomic<std::uint32_t>& mean = *std::exchange(call.mean_ns, nullptr);
+  const std::int64_t before = mean.load(std::memory_order_relaxed);
+  const std::int64_t next = before + (std::clamp<std::int64_t>(took, 0, kMost) - before) / 4;
+  mean.store(static_cast<std::uint32_t>(next), std::memory_order_relaxed);
+}
+
+bool Node::complete(const CallRef& call, End end, Status status, Message&& answer) {
+  return waits_.complete(call, end, status, std::move(answer));
+}
+
+void Node::stop() {
+  if (is_stopped_.exchange(true)) return;
+  point("rpc.stop.begun");
+  MemberList members = *list_.load();
+  for (Member* member : members) say_farewell(*member);
+  fail(calls_.take_all(), End::stopped);
+  for (Member* member : members)
+    if (member->opened) complete(member->opened, End::stopped);
+  (*bell_)->calls.ring_all();
+  (*bell_)->answers.ring_all();
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "rpc/calls.h"
+#include "rpc/member.h"
+#include "rpc/waits.h"
+#include "rpc/work.h"
+
+namespace onecopy {
+class Process;
+}
+
+namespace onecopy::rpc {
+
+struct NodeOptions {
+  std::string name;
+  std::uint32_t number = 0;
+  /// How long a thread looks at the lanes before it sleeps; negative: as ONECOPY_RPC_SPIN_US says, or the usual.
+  std::chrono::nanoseconds spin{-1};
+};
+
+/// This process as a member of a group: sends calls, gives out those of others as work, and knows which members live.
+/// It runs no function and starts no thread: threads that wait for calls, and workers that ask for work, look at the lanes.
+///
+/// Thread safety: all members may be called concurrently, but for the destructor.
+/// Invariants: a call completes once. A lane is read in order, and a member that ends has its lane read to the end before
+/// its calls fail. No lock is held while waiting, but the turn, by one thread at a time, while it looks at the lanes.
+class Node {
+ public:
+  /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
+  explicit Node(NodeOptions options);
+  ~Node();
+  Node(const Node&) = delete;
+  Node& operator=(const Node&) = delete;
+
+  const std::string& name() const noexcept { return options_.name; }
+  std::uint32_t number() const noexcept { return options_.number; }
+  /// For others to join(). Valid until the node's end.
+  Address address();
+  /// Enters another member, or this process. Connects to it at the first call. Throws peer_died when it has ended already,
+  /// invalid_argument when the number is another member's.
+  Member& join(const Address& address);
+  /// Null when there is none of that number, or name.
+  Member* find(std::uint32_t number);
+  Member* find(std::string_view name);
+
+  /// Makes the lanes to a member, where there are none yet: at the first call to it. Throws peer_died, timeout.
+  void connect(Member& to, TimePoint deadline);
+
+  // Calls. `message` is the body, with its form in the tag; a tail is appended.
+  struct Outgoing {
+    Message message;
+    std::string_view function;
+    bool is_in_order = false;
+  };
+  /// Sends a call. Throws closed after stop(), peer_died when the member has ended, and what putting throws: the call
+  /// was not sent then.
+  CallRef call(Member& to, Outgoing&& call, TimePoint deadline, bool is_settled_by_worker);
+  /// A call whose answer is not wanted.
+  void post(Member& to, Outgoing&& call);
+  void note(Member& to, Message&& message);
+  /// Answers a call. Without effect when the caller has ended, or nobody waits.
+  void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false);
+  /// As Waits::wait(): false after a slice.
+  bool wait(const CallRef& call, TimePoint until);
+  /// Ends a call that has not ended.
+  bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {});
+  std::size_t calls_under_way() const noexcept { return calls_.count(); }
+
+  // Workers. Each asks for work, does it, and asks again.
+  /// Waits. False after stop().
+  bool next(Work& work);
+  void end_order() noexcept;
+  /// Must another worker be started, since none is left that waits?
+  bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }
+  int idle_workers() const noexcept { return idle_.load(); }
+
+  /// Leaves the group: tells the others, and fails what is under way. Workers end.
+  void stop();
+  bool is_stopped() const noexcept { return is_stopped_.load(); }
+
+ private:
+  using MemberList = std::vector<Member*>;
+
+  // node.cpp
+  void check_can_send(const Member& to) const;
+  void put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail);
+  void note_time(Call& call) const noexcept;
+
+  // node_members.cpp
+  void greet(Member& to);
+  void take_greeting(ByteSpan bytes);
+  Member& enter(const Address& address);
+  void set_out_for_itself(Member& me);
+  void watch_over(Member& member);
+  void say_farewell(Member& to) noexcept;
+
+  // node_lanes.cpp
+  bool are_lanes_ready() const;
+  /// Handles what is in the lanes, unless another thread does. False when there was nothing.
+  bool look(const Call* mine);
+  bool read(Member& from, const Call* mine);
+  bool read_door();
+  void handle(Member& from, Message&& message, const Call* mine);
+  void handle_call(Member& from, Message&& message, bool is_in_order);
+  void handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine);
+  void handle_note(Member& from, Message&& message);
+  void end(Member& member);
+  void give_out(Work&& work);
+  void fail(const std::vector<CallRef>& calls, End end);
+  void expire();
+  bool has_work() const { return work_.is_ready() || is_stopped() || are_lanes_ready(); }
+  bool spin_for_work();
+  void sleep_for_work();
+
+  const NodeOptions options_;
+  Process& process_;  ///< a forked child has another
+  const std::shared_ptr<const DoorbellMemory> bell_;
+  Inbound door_;
+  Calls calls_;
+  Waits waits_;
+  WorkQueue work_;
+  std::int64_t spin_ns_;
+
+  mutable std::mutex members_mutex_;
+  std::vector<std::unique_ptr<Member>> members_;
+  std::vector<std::unique_ptr<const MemberList>>
+      lists_;  ///< all that ever were: a reader may have an old one
+  std::atomic<const MemberList*> list_;
+
+  std::mutex turn_;        ///< of the thread that looks at the lanes
+  std::size_t first_ = 0;  ///< under turn_: which member is looked at first
+
+  std::atomic<int> idle_{0};
+  std::atomic<int> sleepers_{0};
+  std::atomic<bool> is_spinning_{false};         ///< one worker spins at most
+  std::atomic<TimePoint> busy_at_{TimePoint{}};  ///< when the last message came
+  std::atomic<bool> is_stopped_{false};
+};
+
+}  // namespace onecopy::rpc

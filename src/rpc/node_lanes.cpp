@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "rpc/node.h"
+
+/// How a thread looks at the lanes, and how workers get work.
+namespace onecopy::rpc {
+namespace {
+
+using std::chrono::nanoseconds;
+using std::chrono::steady_clock;
+
+/// Messages of one member before the next one's turn.
+constexpr int kAtOnce = 64;
+
+class Counted {
+ public:
+  explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  Counted(const Counted&) = delete;
+  Counted& operator=(const Counted&) = delete;
+  ~Counted() { count_.fetch_sub(1); }
+
+ private:
+  std::atomic<int>& count_;
+};
+
+}  // namespace
+
+bool Node::are_lanes_ready() const {
+  for (const Member* member : *list_.load(std::memory_order_acquire)) {
+    const Inbound* const in = member->in.load(std::memory_order_acquire);
+    if (in && in->is_ready()) return true;
+    if (member->has_exited() && !member->has_ended.load(std::memory_order_relaxed)) return true;
+  }
+  return door_.is_ready();
+}
+
+bool Node::look(const Call* mine) {
+  const std::unique_lock turn(turn_, std::try_to_lock);
+  if (!turn) {
+    relax();
+    return false;
+  }
+  if (is_stopped()) return false;
+  bool found = read_door();
+  const MemberList& members = *list_.load();
+  ++first_;
+  for (std::size_t i = 0; i < members.size(); ++i)
+    found = read(*members[(first_ + i) % members.size()], mine) || found;
+  if (found) busy_at_.store(steady_clock::now(), std::memory_order_relaxed);
+  return found;
+}
+
+bool Node::read_door() {
+  bool found = false;
+  try {
+    while (auto message = door_.try_take()) {
+      found = true;
+      const auto [kind, reserved] = take_tail<NoteTail>(message->data);
+      if (kind == NoteKind::greeting) take_greeting(message->data);
+      else if (kind == NoteKind::farewell) {
+        Member& member = enter(Address::from_bytes(message->data));
+        member.has_left = true;
+        end(member);
+      } else refuse_message("came through the door and is no greeting");
+    }
+  } catch (const Error& error) {  // a stranger, or one that has ended meanwhile
+    log_warning(fmt::format("a process could not join this member's group: {}", error.what()));
+  }
+  return found;
+}
+
+bool Node::read(Member& from, const Call* mine) {
+  Inbound* const in = from.in.load(std::memory_order_acquire);
+  // Before the lane: what it had put when it exited is there from now on.
+  const bool has_exited = from.has_exited() && !from.has_ended;
+  bool found = false, is_empty = !in || from.has_ended;
+  try {
+    for (int i = 0; i < kAtOnce && !is_empty; ++i) {
+      std::optional<Message> message = in->try_take();
+      is_empty = !message;
+      if (!message) break;
+      found = true;
+      handle(from, *std::move(message), mine);
+    }
+  } catch (const Error& error) {
+    log_warning(fmt::format("a message of {} was not understood: {}", from.name(), error.what()));
+  }
+  if (!has_exited || !is_empty) return found;
+  point("rpc.death.drained");
+  end(from);
+  return true;
+}
+
+void Node::handle(Member& from, Message&& message, const Call* mine) {
+  const Form form = form_of(message.tag);
+  const bool is_in_order = (message.tag & kInOrder) != 0;
+  if (form == Form::call) return handle_call(from, std::move(message), is_in_order);
+  if (form == Form::answer) return handle_answer(from, std::move(message), is_in_order, mine);
+  handle_note(from, std::move(message));
+}
+
+namespace {
+
+Name& name_of(Member& from, const CallTail& tail, Bytes& data) {
+  if (tail.function >= kMostFunctions) refuse_message("has a function's number that is too large");
+  if (tail.name_bytes != 0) {
+    std::string name = take_name(data, tail);
+    if (from.names.size() <= tail.function) from.names.resize(tail.function + 1);
+    auto& known = from.names[tail.function];
+    if (!known) known = std::make_unique<Name>(std::move(name));
+    else if (known->text != name) refuse_message("gives a function's number to another name");
+  }
+  if (tail.function >= from.names.size() || !from.names[tail.function])
+    refuse_message("has a function's number that stands for no name");
+  return *from.names[tail.function];
+}
+
+}  // namespace
+
+void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
+  const CallTail tail = take_tail<CallTail>(message.data);
+  Work work;
+  work.kind = Work::Kind::call;
+  work.is_in_order = is_in_order;
+  work.from = &from;
+  work.function = &name_of(from, tail, message.data);
+  work.call = tail.call;
+  if (tail.deadline != 0) work.deadline = TimePoint(nanoseconds(tail.deadline));
+  work.message = std::move(message);
+  point("rpc.call.taken");
+  give_out(std::move(work));
+}
+
+void Node::handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine) {
+  const AnswerTail tail = take_tail<AnswerTail>(message.data);
+  CallRef call = calls_.take(tail.call);
+  if (!call || call->member() != from.number()) return;  // late: it has timed out, or was cancelled
+  point("rpc.answer.taken");
+  if (!is_in_order) {
+    waits_.complete(call, End::answered, tail.status, std::move(message), mine);
+    return;
+  }
+  Work work;
+  work.kind = Work::Kind::answer;
+  work.is_in_order = true;
+  work.status = tail.status;
+  work.from = &from;
+  work.message = std::move(message);
+  work.done = std::move(call);
+  give_out(std::move(work));
+}
+
+void Node::handle_note(Member& from, Message&& message) {
+  const auto [kind, reserved] = take_tail<NoteTail>(message.data);
+  if (kind == NoteKind::farewell) {
+    from.has_left = true;
+    return end(from);
+  }
+  if (kind != NoteKind::user) refuse_message("is an unknown note");
+  Work work;
+  work.kind = Work::Kind::note;
+  work.is_in_order = true;
+  work.from = &from;
+  work.message = std::move(message);
+  give_out(std::move(work));
+}
+
+/// Behind all that the member had put. First has_ended: who adds a call from here on sees it.
+void Node::end(Member& member) {
+  if (member.has_ended.exchange(true)) return;
+  fail(calls_.take_of(member.number()), End::member_ended);
+  complete(member.opened, End::member_ended);
+  Work work;
+  work.kind = Work::Kind::member_ended;
+  work.is_in_order = true;
+  work.from = &member;
+  give_out(std::move(work));
+}
+
+void Node::fail(const std::vector<CallRef>& calls, End end) {
+  for (const CallRef& call : calls) complete(call, end);
+}
+
+void Node::expire() { fail(calls_.take_late(steady_clock::now()), End::late); }
+
+/// Rings when there is more work than there are workers that look for some.
+void Node::give_out(Work&& work) {
+  work_.push(std::move(work));
+  const int looking = idle_.load() - sleepers_.load();
+  if (static_cast<int>(work_.ready()) > looking) (*bell_)->calls.ring();
+}
+
+void Node::end_order() noexcept {
+  work_.end_order();
+  if (work_.is_ready()) (*bell_)->calls.ring();
+}
+
+bool Node::next(Work& work) {
+  const Counted idle(idle_);
+  for (;;) {
+    if (work_.try_pop(work)) {
+      if (work.kind == Work::Kind::call && is_stopped()) continue;
+      if (has_work()) (*bell_)->calls.ring();
+      return true;
+    }
+    if (is_stopped()) return false;
+    if (are_lanes_ready() && look(nullptr)) continue;
+    if (!spin_for_work()) sleep_for_work();
+  }
+}
+
+/// While a thread waits for a call, that one looks at the lanes.
+bool Node::spin_for_work() {
+  const auto is_worth_it = [this] {
+    return steady_clock::now() - busy_at_.load(std::memory_order_relaxed) < nanoseconds(spin_ns_) &&
+           !waits_.has_leader();
+  };
+  if (!is_worth_it() || is_spinning_.exchange(true)) return false;
+  const std::uint32_t watched = (*bell_)->calls.watch();
+  bool found = false;
+  do {
+    for (int i = 0; i < 64 && !found; ++i) {
+      found = has_work();
+      if (!found) relax();
+    }
+  } while (!found && is_worth_it());
+  is_spinning_.store(false);
+  if (sleepers_.load() > 0) (*bell_)->calls.arm();
+  else (*bell_)->calls.desert_from(watched);
+  return found || has_work();
+}
+
+/// Where a worker spins the word is not armed: that one arms it when it stops.
+void Node::sleep_for_work() {
+  {
+    const Counted sleeper(sleepers_);
+    Bell& bell = (*bell_)->calls;
+    const std::uint32_t armed = is_spinning_.load() ? bell.value() : bell.arm();
+    point("rpc.work.armed");
+    if (!has_work()) bell.sleep(armed, calls_.next_deadline());
+  }
+  expire();
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "core/point.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "os/process.h"
+#include "rpc/node.h"
+#include "share/runtime/process.h"
+
+/// Members: how they find each other, and how it is known that they end.
+namespace onecopy::rpc {
+namespace {
+
+[[noreturn]] void throw_ended(const Member& member) {
+  throw Error(ErrorCode::peer_died, fmt::format("{} (pid {}) has ended before it could be called",
+                                                member.name(), member.address.pid));
+}
+
+/// Puts a note through a member's door.
+void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKind kind, Bytes&& body) {
+  Message note;
+  note.tag = static_cast<std::uint32_t>(Form::note);
+  note.data = std::move(body);
+  append_tail(note.data, NoteTail{kind, 0});
+  Outbound(ChannelRef(&Channel::connect(address.door)), {}).put(note);
+  bell->calls.ring();
+}
+
+}  // namespace
+
+Address Node::address() {
+  const int pid = current_pid();
+  return {options_.name, options_.number, pid, process_start_time(pid), door_.handle(), bell_->handle()};
+}
+
+Member& Node::join(const Address& address) { return enter(address); }
+
+Member& Node::enter(const Address& address) {
+  const std::lock_guard lock(members_mutex_);
+  for (const auto& known : members_) {
+    if (known->number() != address.number) continue;
+    if (known->name() == address.name && known->address.pid == address.pid) return *known;
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("member {} of the group is {}, and cannot be {} as well", address.number,
+                            known->name(), address.name));
+  }
+  auto member = std::make_unique<Member>(address);
+  member->opened = std::make_shared<Call>(address.number, kForever, false);
+  if (address.number == options_.number) set_out_for_itself(*member);
+  else watch_over(*member);
+  members_.push_back(std::move(member));
+  auto list = std::make_unique<MemberList>(*list_.load());
+  list->push_back(members_.back().get());
+  list_ = list.get();
+  lists_.push_back(std::move(list));
+  return *members_.back();
+}
+
+void Node::set_out_for_itself(Member& me) {
+  me.inbound = std::make_unique<Inbound>();
+  me.outbound = std::make_unique<Outbound>(me.inbound->sender_to_itself(), bell_);
+  me.is_greeted = true;
+  me.in = me.inbound.get();
+  me.out = me.outbound.get();
+}
+
+/// The watch thread only notes an exit: a thread that looks at the lanes reads what is left there first.
+void Node::watch_over(Member& member) {
+  member.exit = std::make_shared<std::atomic<bool>>(false);
+  const auto note = [exit = member.exit, bell = bell_] {
+    exit->store(true);
+    (*bell)->calls.ring();
+    (*bell)->answers.ring_all();
+  };
+  try {
+    member.pidfd = open_pidfd(member.address.pid);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::peer_died) throw;
+    return note();
+  }
+  if (process_start_time(member.address.pid) != member.address.start_time) return note();
+  process_.watch().add(member.pidfd.get(), note, true);
+}
+
+Member* Node::find(std::uint32_t number) {
+  for (Member* member : *list_.load())
+    if (member->number() == number) return member;
+  return nullptr;
+}
+
+Member* Node::find(std::string_view name) {
+  for (Member* member : *list_.load())
+    if (member->name() == name) return member;
+  return nullptr;
+}
+
+void Node::connect(Member& to, TimePoint deadline) {
+  if (to.out.load(std::memory_order_acquire)) return;
+  greet(to);
+  point("rpc.lane.greeted");
+  while (!to.opened->is_done()) {
+    check_can_send(to);
+    if (!waits_.wait(to.opened, deadline) &&
+        time_left(deadline, kSleepSlice) == std::chrono::nanoseconds{0})
+      throw Error(ErrorCode::timeout, fmt::format("{} has not answered the greeting in time", to.name()));
+  }
+  if (!to.out.load(std::memory_order_acquire)) {
+    check_can_send(to);
+    throw_ended(to);
+  }
+}
+
+/// Tells the member which lane to send through. Once.
+void Node::greet(Member& to) {
+  const std::lock_guard lock(to.opening);
+  if (to.is_greeted) return;
+  try {
+    if (!to.inbound) to.inbound = std::make_unique<Inbound>();
+    to.in = to.inbound.get();
+    if (!to.bell) to.bell = std::make_shared<DoorbellMemory>(to.address.bell);
+    put_through_door(to.address, *to.bell, NoteKind::greeting,
+                     encode_greeting(address(), to.inbound->handle()));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::owner_died && error.code() != ErrorCode::stale_handle &&
+        error.code() != ErrorCode::closed && error.code() != ErrorCode::peer_died)
+      throw;
+    throw_ended(to);
+  }
+  to.is_greeted = true;
+}
+
+/// The other's lane, for what this process sends; and a greeting in return.
+void Node::take_greeting(ByteSpan bytes) {
+  const auto [from, lane] = decode_greeting(bytes);
+  Member& member = enter(from);
+  {
+    const std::lock_guard lock(member.opening);
+    if (member.outbound) return;
+    if (!member.bell) member.bell = std::make_shared<DoorbellMemory>(from.bell);
+    member.outbound = std::make_unique<Outbound>(ChannelRef(&Channel::connect(lane)), member.bell);
+    member.out = member.outbound.get();
+  }
+  point("rpc.lane.opened");
+  greet(member);
+  complete(member.opened, End::answered);
+}
+
+void Node::say_farewell(Member& to) noexcept {
+  if (to.number() == options_.number || to.has_ended || to.has_exited()) return;
+  try {
+    if (Outbound* const out = to.out.load()) {
+      Message note;
+      note.tag = static_cast<std::uint32_t>(Form::note);
+      append_tail(note.data, NoteTail{NoteKind::farewell, 0});
+      out->put(note);
+      out->bell().ring_for_call();
+    } else {
+      put_through_door(to.address, DoorbellMemory(to.address.bell), NoteKind::farewell,
+                       address().to_bytes());
+    }
+  } catch (const std::exception& error) {  // it has ended meanwhile, or is stopped
+    log_debug(fmt::format("{} could not be told that this process leaves: {}", to.name(), error.what()));
+  }
+}
+
+}  // namespace onecopy::rpc

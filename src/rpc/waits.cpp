@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/waits.h"
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+#include "core/point.h"
+#include "os/futex.h"
+
+namespace onecopy::rpc {
+
+using std::chrono::nanoseconds;
+
+Waits::Waits(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited)
+    : bell_(own), lanes_(std::move(lanes)), on_unwaited_(std::move(on_unwaited)) {}
+
+/// A place in the list of followers.
+class Waits::Follower {
+ public:
+  Follower(Waits& waits, Call& call) : waits_(waits) {
+    const std::lock_guard lock(waits_.followers_mutex_);
+    place_ = waits_.followers_.insert(waits_.followers_.end(), &call);
+    waits_.follower_count_.fetch_add(1);
+  }
+  Follower(const Follower&) = delete;
+  Follower& operator=(const Follower&) = delete;
+  ~Follower() {
+    const std::lock_guard lock(waits_.followers_mutex_);
+    waits_.followers_.erase(place_);
+    waits_.follower_count_.fetch_sub(1);
+  }
+
+ private:
+  Waits& waits_;
+  std::list<Call*>::iterator place_;
+};
+
+bool Waits::wait(const CallRef& call, TimePoint until) {
+  if (call->is_done()) return true;
+  until = std::min(until, deadline_after(kSleepSlice));
+  call->word_.fetch_or(Call::kWaited);
+  if (!call->is_done()) {
+    if (try_lead() || follow(*call, until)) lead(*call, until);
+    else if (!is_led_.load()) choose_leader();  // it may have been this thread's turn
+  }
+  if (call->is_done()) return true;
+  stop_waiting(call);
+  return false;
+}
+
+/// The next wait(), or a worker, sees to the call.
+void Waits::stop_waiting(const CallRef& call) {
+  const std::uint32_t before = call->word_.fetch_and(~Call::kWaited);
+  if ((before & Call::kDone) != 0 && (before & Call::kIsWork) != 0) on_unwaited_(call);
+}
+
+void Waits::lead(Call& call, TimePoint until) {
+  bell_.answers.watch();
+  while (!watch(call, until)) sleep(call, until);
+  stop_leading(call);
+}
+
+/// False when it is time to sleep.
+bool Waits::watch(const Call& call, TimePoint until) {
+  const std::int64_t budget = std::min(spin_ns_.load(std::memory_order_relaxed), call.spin_ns);
+  TimePoint end{};
+  for (;;) {
+    for (int i = 0; i < 64; ++i) {
+      if (call.is_done()) return true;
+      if (lanes_.are_ready()) lanes_.look(&call);
+      else relax();
+    }
+    const TimePoint now = std::chrono::steady_clock::now();
+    if (end == TimePoint{}) end = now + nanoseconds(budget);
+    if (now >= until) return true;
+    if (now >= end) return false;
+  }
+}
+
+void Waits::sleep(const Call& call, TimePoint until) {
+  const std::uint32_t armed = bell_.answers.arm();
+  point("rpc.wait.armed");
+  if (!call.is_done() && !lanes_.are_ready()) bell_.answers.sleep(armed, until);
+  bell_.answers.watch();
+}
+
+/// Looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
+void Waits::stop_leading(const Call& call) {
+  bell_.answers.desert();
+  point("rpc.wait.deserted");
+  if (lanes_.are_ready()) {
+    lanes_.look(&call);
+    if (lanes_.are_ready()) bell_.calls.ring();
+  }
+  is_led_.store(false);
+  choose_leader();
+}
+
+void Waits::choose_leader() {
+  if (follower_count_.load() == 0) return;
+  const std::lock_guard lock(followers_mutex_);
+  if (followers_.empty()) return;
+  std::atomic<std::uint32_t>& word = followers_.front()->word_;
+  word.fetch_or(Call::kLead);
+  futex_wake(word, INT_MAX);
+}
+
+bool Waits::follow(Call& call, TimePoint until) {
+  const Follower place(*this, call);
+  for (;;) {
+    if (try_lead()) {
+      call.word_.fetch_and(~(Call::kLead | Call::kAsleep));
+      return true;
+    }
+    const std::uint32_t seen = (call.word_.fetch_or(Call::kAsleep) | Call::kAsleep);
+    if ((seen & Call::kDone) != 0) return false;
+    if ((seen & Call::kLead) != 0) {
+      call.word_.fetch_and(~Call::kLead);
+      continue;
+    }
+    const nanoseconds left = time_left(until, kSleepSlice);
+    if (left == nanoseconds{0}) return false;
+    futex_wait(call.word_, seen, left);
+  }
+}
+
+bool Waits::complete(const CallRef& call, End end, Status status, Message&& answer, const Call* mine) {
+  if (!call->claim()) return false;
+  call->end = end;
+  call->status = status;
+  call->answer = std::move(answer);
+  const std::uint32_t before = call->word_.fetch_or(Call::kDone);
+  if ((before & Call::kAsleep) != 0) futex_wake(call->word_, INT_MAX);
+  if (call.get() == mine) return true;
+  if ((before & Call::kWaited) != 0) {
+    if (bell_.answers.state() == Bell::asleep) bell_.answers.ring_all();  // the leader's call, perhaps
+  } else if ((before & Call::kIsWork) != 0) {
+    on_unwaited_(call);
+  }
+  return true;
+}
+
+}  // namespace onecopy::rpc

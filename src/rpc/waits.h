@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <mutex>
+
+#include "channel/ring/doorbell.h"
+#include "rpc/call.h"
+
+namespace onecopy::rpc {
+
+/// What a waiting thread looks at: the lanes of this process.
+struct Lanes {
+  /// Is there something in a lane? Quick, and any thread may ask.
+  std::function<bool()> are_ready;
+  /// Handles what is there, unless another thread does. `mine` is the call that the thread waits for.
+  std::function<void(const Call* mine)> look;
+};
+
+/// Threads that wait for calls. One of them, the leader, looks at the lanes and completes any call; the others sleep on
+/// their call's word. A leader whose call is done makes a follower the leader, or leaves the lanes to the workers. So a
+/// thread that waits alone takes its answer itself, and no other thread runs for it.
+///
+/// Thread safety: all members may be called concurrently.
+/// Invariants: while a thread waits, a leader listens to the answers' bell, or is about to. No lock is held while
+/// waiting. A sleep lasts a slice at most.
+class Waits {
+ public:
+  /// `on_unwaited` is called for a call that no thread waits for and a worker has to settle.
+  Waits(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited);
+
+  /// True when the call is done; false at `until`, and after a slice: look at what else there is then.
+  bool wait(const CallRef& call, TimePoint until);
+  /// Ends the call, unless it has ended. Returns whether this did it. `mine`: the call that this thread waits for.
+  bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {},
+                const Call* mine = nullptr);
+
+  /// How long a leader looks at the lanes before it sleeps.
+  void set_spin(std::chrono::nanoseconds spin) noexcept { spin_ns_ = spin.count(); }
+  bool has_leader() const noexcept { return is_led_.load(std::memory_order_relaxed); }
+
+ private:
+  class Follower;
+
+  bool try_lead() noexcept { return !is_led_.exchange(true); }
+  void lead(Call& call, TimePoint until);
+  bool watch(const Call& call, TimePoint until);
+  void sleep(const Call& call, TimePoint until);
+  void stop_leading(const Call& call);
+  /// True: this thread leads now.
+  bool follow(Call& call, TimePoint until);
+  void choose_leader();
+  void stop_waiting(const CallRef& call);
+
+  Doorbell& bell_;
+  const Lanes lanes_;
+  const std::function<void(CallRef)> on_unwaited_;
+  std::atomic<std::int64_t> spin_ns_{100'000};
+  std::atomic<bool> is_led_{false};
+  std::mutex followers_mutex_;
+  std::list<Call*> followers_;
+  std::atomic<std::size_t> follower_count_{0};
+};
+
+}  // namespace onecopy::rpc

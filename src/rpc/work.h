@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <mutex>
+
+#include "rpc/member.h"
+
+namespace onecopy::rpc {
+
+/// What a worker is to do.
+struct Work {
+  enum class Kind : std::uint8_t {
+    none,
+    call,          ///< run a function
+    note,          ///< a user's note
+    answer,        ///< to `done`, which this process's worker has to complete: it is handled in order
+    settle,        ///< `done` is done, and no thread waits for it
+    member_ended,  ///< behind all that it had put
+  };
+  Kind kind = Kind::none;
+  bool is_in_order = false;  ///< end_order() lets the next such work begin
+  Status status = Status::value;
+  Member* from = nullptr;
+  Name* function = nullptr;
+  std::uint64_t call = 0;
+  TimePoint deadline = kForever;
+  Message message;  ///< without its tail
+  CallRef done;
+};
+
+/// Work that no thread has taken yet. Work in order is given out one at a time.
+/// Thread safety: all members may be called concurrently.
+class WorkQueue {
+ public:
+  void push(Work&& work);
+  bool try_pop(Work& work);
+  void end_order() noexcept;
+  bool is_ready() const noexcept { return ready_.load() != 0; }
+  std::size_t ready() const noexcept { return ready_.load(); }
+
+ private:
+  void count_ready() noexcept { ready_.store(works_.size() + (is_in_order_ || ordered_.empty() ? 0 : 1)); }
+
+  std::mutex mutex_;
+  std::deque<Work> works_, ordered_;
+  bool is_in_order_ = false;  ///< a worker has one of ordered_
+  std::atomic<std::size_t> ready_{0};
+};
+
+}  // namespace onecopy::rpc

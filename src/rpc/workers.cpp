@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/workers.h"
+
+#include <fmt/format.h>
+#include <pthread.h>
+
+#include <csignal>
+#include <system_error>
+
+#include "os/log.h"
+
+namespace onecopy::rpc {
+namespace {
+
+/// Signals are the program's own threads' to handle.
+class BlockedSignals {
+ public:
+  BlockedSignals() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  BlockedSignals(const BlockedSignals&) = delete;
+  BlockedSignals& operator=(const BlockedSignals&) = delete;
+  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace
+
+void Workers::add() {
+  const std::lock_guard lock(mutex_);
+  if (is_closed_ || threads_.size() >= kMost) return;
+  const BlockedSignals blocked;
+  try {
+    threads_.emplace_back([this] { work(); });
+  } catch (const std::system_error& error) {  // those that run something go on when they are done
+    log_warning(fmt::format("no thread is to be had for a call of rpc, which waits: {}", error.what()));
+  }
+}
+
+void Workers::work() noexcept {
+  ::pthread_setname_np(::pthread_self(), "onecopy-rpc");
+  Work work;
+  while (node_.next(work)) {
+    if (node_.wants_worker()) add();
+    run_(work);
+    work = {};
+  }
+}
+
+void Workers::join() {
+  std::vector<std::thread> threads;
+  {
+    const std::lock_guard lock(mutex_);
+    is_closed_ = true;
+    threads.swap(threads_);
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace onecopy::rpc

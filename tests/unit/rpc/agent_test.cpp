@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/rpc/agent.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "support/child.h"
+#include "support/note.h"
+#include "support/numbers.h"
+#include "support/refusal.h"
+#include "support/watchdog.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Child;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Shared;
+using testing::Watchdog;
+
+Values text(std::string_view s) {
+  const auto* begin = reinterpret_cast<const std::byte*>(s.data());
+  return {Bytes(begin, begin + s.size()), {}};
+}
+std::string text_of(const Values& values) {
+  return {reinterpret_cast<const char*>(values.data.data()), values.data.size()};
+}
+Values number(std::int64_t n) {
+  Values values{Bytes(sizeof n), {}};
+  store(values.data.data(), n);
+  return values;
+}
+std::int64_t number_of(const Values& values) { return load<std::int64_t>(values.data.data()); }
+
+/// How two processes of a test find each other, and when each may end.
+struct Meeting {
+  std::atomic<int> step{0};
+  struct {
+    std::atomic<std::size_t> size{0};
+    std::byte bytes[1024];
+  } addresses[3];
+
+  void publish(int i, const Agent& agent) {
+    const Bytes bytes = agent.address();
+    ASSERT_LE(bytes.size(), sizeof addresses[i].bytes);
+    std::copy(bytes.begin(), bytes.end(), addresses[i].bytes);
+    addresses[i].size = bytes.size();
+  }
+  std::string join(Agent& agent, int i) {
+    EXPECT_TRUE(eventually([&] { return addresses[i].size != 0; }));
+    return agent.join({addresses[i].bytes, addresses[i].size});
+  }
+  void reach(int at) {
+    EXPECT_TRUE(eventually([&] { return step >= at; }, 2 * testing::kPatience))
+        << "waiting for step " << at;
+  }
+};
+
+void define_usual(Agent& agent) {
+  agent.define("echo", [](Values&& values) { return std::move(values); });
+  agent.define("add one", [](Values&& values) { return number(number_of(values) + 1); });
+  agent.define("throw", [](Values&&) -> Values { throw std::runtime_error("it is broken"); });
+  agent.define("refuse", [](Values&&) -> Values { throw Error(ErrorCode::read_only, "not for you"); });
+}
+
+/// A process with an agent "callee", for as long as the test runs.
+Child serve(
+    Shared<Meeting>& meeting, std::function<void(Agent&)> more = [](Agent&) {}) {
+  return Child([&meeting, more = std::move(more)] {
+    Agent agent({.name = "callee", .number = 1});
+    define_usual(agent);
+    more(agent);
+    meeting->publish(1, agent);
+    meeting->reach(1);
+    agent.shutdown();
+  });
+}
+
+TEST(Agent, CallsAFunctionOfItsOwnProcess) {
+  Watchdog watchdog;
+  Agent agent({.name = "me"});
+  define_usual(agent);
+  EXPECT_EQ(agent.join(agent.address()), "me");
+  EXPECT_EQ(text_of(agent.call("me", "echo", text("hello"))), "hello");
+  const Tensor tensor = testing::numbers(10, 7);
+  const Values back = agent.call("me", "echo", {{}, {tensor}});
+  ASSERT_EQ(back.tensors.size(), 1U);
+  EXPECT_EQ(back.tensors[0].data(), tensor.data());
+}
+
+TEST(Agent, CallsAFunctionOfAnotherProcess) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting);
+  Agent agent({.name = "caller"});
+  EXPECT_EQ(meeting->join(agent, 1), "callee");
+  for (std::int64_t i = 0; i < 1000; ++i)
+    EXPECT_EQ(number_of(agent.call("callee", "add one", number(i))), i + 1);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, LendsTensorsBothWays) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [](Agent& agent) {
+    agent.define("double", [](Values&& values) {
+      auto* elements = values.tensors[0].as<std::int64_t>();
+      for (std::int64_t i = 0; i < 10; ++i) elements[i] *= 2;
+      return Values{{}, {testing::numbers(5, 100), values.tensors[0]}};
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  const Tensor tensor = testing::numbers(10, 1);
+  const Values back = agent.call("callee", "double", {{}, {tensor}});
+  ASSERT_EQ(back.tensors.size(), 2U);
+  EXPECT_EQ(testing::number_in(back.tensors[0]), 100);
+  EXPECT_EQ(testing::last_of(tensor), 20);
+  EXPECT_EQ(back.tensors[1].data(), tensor.data());
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, CarriesLongValues) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting);
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  for (const std::size_t size : {0, 1, 200, 1000, 100'000, 3'000'000}) {
+    const std::string sent(size, 'x');
+    EXPECT_EQ(text_of(agent.call("callee", "echo", text(sent))), sent);
+  }
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, ThrowsAtTheCallerWhatTheFunctionThrew) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting);
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  expect_refusal(ErrorCode::remote_error, {"On callee: it is broken"},
+                 [&] { agent.call("callee", "throw"); });
+  expect_refusal(ErrorCode::read_only, {"On callee: not for you"}, [&] { agent.call("callee", "refuse"); });
+  expect_refusal(ErrorCode::invalid_argument, {"no function \"nothing\" is defined"},
+                 [&] { agent.call("callee", "nothing"); });
+  expect_refusal(ErrorCode::invalid_argument, {"no member of the group"},
+                 [&] { agent.call("nobody", "echo"); });
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, HasManyCallsUnderWay) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting);
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  std::vector<Future> futures;
+  for (std::int64_t i = 0; i < 10'000; ++i)
+    futures.push_back(agent.call_async("callee", "add one", number(i)));
+  for (std::int64_t i = 0; i < 10'000; ++i)
+    EXPECT_EQ(number_of(futures[static_cast<std::size_t>(i)].get()), i + 1);
+  EXPECT_EQ(agent.calls_under_way(), 0U);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, IsCalledFromManyThreads) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting);
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  std::atomic<std::int64_t> sum{0};
+  {
+    std::vector<std::jthread> threads;
+    for (std::int64_t t = 0; t < 64; ++t)
+      threads.emplace_back([&, t] {
+        for (std::int64_t i = 0; i < 100; ++i)
+          sum += number_of(agent.call("callee", "add one", number(t))) - t;
+      });
+  }
+  EXPECT_EQ(sum, 6400);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+/// Each calls the other once more until nothing is left.
+void define_descend(Agent& agent, const std::string& other) {
+  agent.define("descend", [&agent, other](Values&& values) {
+    const std::int64_t left = number_of(values);
+    if (left == 0) return number(0);
+    return number(number_of(agent.call(other, "descend", number(left - 1))) + 1);
+  });
+}
+
+TEST(Agent, IsCalledBackAtAnyDepth) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Agent* self = nullptr;
+  Child callee([&] {
+    Agent agent({.name = "callee", .number = 1});
+    define_descend(agent, "caller");
+    meeting->join(agent, 0);
+    meeting->publish(1, agent);
+    meeting->reach(1);
+  });
+  Agent agent({.name = "caller"});
+  self = &agent;
+  define_descend(*self, "callee");
+  meeting->publish(0, agent);
+  meeting->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "descend", number(20))), 20);
+  EXPECT_EQ(number_of(agent.call("callee", "descend", number(20))), 20);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, GivesUpAtTheDeadline) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [&](Agent& agent) {
+    agent.define("wait", [&](Values&&) {
+      meeting->reach(1);
+      return Values{};
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  expect_refusal(ErrorCode::timeout, {"callee has not answered a call in time"},
+                 [&] { agent.call("callee", "wait", {}, 20ms); });
+  Future unwaited = agent.call_async("callee", "wait", {}, 20ms);
+  EXPECT_TRUE(eventually([&] { return unwaited.is_ready(); }));
+  expect_refusal(ErrorCode::timeout, {}, [&] { unwaited.get(); });
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  EXPECT_EQ(agent.calls_under_way(), 0U);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, LearnsThatAMemberWasKilled) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [&](Agent& agent) {
+    agent.define("wait", [&](Values&&) {
+      meeting->reach(1);
+      return Values{};
+    });
+  });
+  Agent agent({.name = "caller", .timeout = 0s});
+  meeting->join(agent, 1);
+  Future future = agent.call_async("callee", "wait");
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  callee.kill();
+  expect_refusal(ErrorCode::peer_died, {"callee has ended while it was called"}, [&] { future.get(); });
+  expect_refusal(ErrorCode::peer_died, {"callee has ended"},
+                 [&] { agent.call("callee", "add one", number(1)); });
+}
+
+TEST(Agent, GetsWhatAMemberHadAnsweredBeforeItEnded) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [&](Agent& agent) {
+    agent.define("answer and die", [&](Values&&) {
+      std::thread([&] {
+        meeting->reach(2);
+        ::raise(SIGKILL);
+      }).detach();
+      return number(42);
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  Future future = agent.call_async("callee", "answer and die");
+  EXPECT_TRUE(eventually([&] { return future.is_ready(); }));
+  meeting->step = 2;
+  EXPECT_EQ(callee.join(), -SIGKILL);
+  EXPECT_EQ(number_of(future.get()), 42);
+}
+
+TEST(Agent, LearnsThatAMemberHasLeft) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [&](Agent& agent) {
+    agent.define("leave", [&](Values&&) {
+      meeting->step = 1;
+      meeting->reach(2);
+      return Values{};
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  Future future = agent.call_async("callee", "leave");
+  expect_refusal(ErrorCode::peer_died, {"callee has left the group while it was called"},
+                 [&] { future.get(); });
+  meeting->step = 2;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, FailsItsCallsWhenItShutsDown) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [&](Agent& agent) {
+    agent.define("wait", [&](Values&&) {
+      meeting->reach(1);
+      return Values{};
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  std::atomic<bool> has_begun{false};
+  std::thread waiting([&] {
+    Future future = agent.call_async("callee", "wait");
+    has_begun = true;
+    expect_refusal(ErrorCode::closed, {"caller has left the group"}, [&] { future.get(); });
+  });
+  EXPECT_TRUE(eventually([&] { return has_begun.load(); }));
+  agent.shutdown();
+  waiting.join();
+  expect_refusal(ErrorCode::closed, {}, [&] { agent.call("callee", "echo"); });
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST(Agent, IsNotForForkedChildren) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [&](Agent& agent) {
+    agent.define("wait", [&](Values&& values) {
+      meeting->reach(1);
+      return std::move(values);
+    });
+  });
+  Agent agent({.name = "caller"});
+  meeting->join(agent, 1);
+  Future future = agent.call_async("callee", "wait", number(5));
+  Child child([&] {
+    expect_refusal(ErrorCode::unsupported, {"rpc does not survive fork()"},
+                   [&] { agent.call("callee", "echo"); });
+    _exit(::testing::Test::HasFailure() ? 1 : 0);
+  });
+  EXPECT_EQ(child.join(), 0);
+  EXPECT_EQ(text_of(agent.call("callee", "echo", text("still"))), "still");
+  EXPECT_FALSE(future.is_ready());
+  callee.kill();
+  expect_refusal(ErrorCode::peer_died, {}, [&] { future.get(); });
+}
+
+}  // namespace
+}  // namespace onecopy::rpc
