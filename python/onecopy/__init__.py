@@ -126,6 +126,7 @@ __all__ = [
     "from_dlpack",
     "from_numpy",
     "full",
+    "hf",
     "list_owners",
     "load_npy",
     "load_safetensors",
@@ -144,14 +145,15 @@ __all__ = [
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; typing would be another import
 if TYPE_CHECKING:
+    from . import hf as hf
     from . import torch as torch
 del TYPE_CHECKING
 
 
 def __getattr__(name: str) -> object:
-    """``onecopy.torch``, imported when it is asked for."""
-    if name != "torch":
+    """``onecopy.torch`` and ``onecopy.hf``, imported when they are asked for."""
+    if name not in ("hf", "torch"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module(".torch", __name__)
+    return importlib.import_module(f".{name}", __name__)

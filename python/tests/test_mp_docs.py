@@ -14,7 +14,8 @@ import onecopy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md", "rpc.md",
-         "graphs.md"]  # fmt: skip
+         "graphs.md", "huggingface.md"]  # fmt: skip
+OTHERS = re.compile(r"^\s*(?:import|from) (torch|numpy|transformers|ray|joblib|zmq)\b", re.MULTILINE)
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 
@@ -51,13 +52,19 @@ def test_programs_on_a_page_are_the_examples(page):
             assert LICENSE + text == (ROOT / comment.split()[0]).read_text()
 
 
+def skip_without_what_it_imports(program: str):
+    for package in sorted(set(OTHERS.findall(program))):
+        pytest.importorskip(package)
+    if "numpy" in program:
+        pytest.importorskip("numpy")
+    if "import onecopy.multiprocessing" in program:
+        pytest.importorskip("torch")
+
+
 @pytest.mark.parametrize("page, number", PROGRAMS, ids=lambda value: str(value))
 def test_other_programs_on_a_page_print_what_it_says(page, number, run_python):
     program, output = programs_of(page)[number]
-    if re.search(r"^(import|from) torch|import onecopy.multiprocessing", program, re.MULTILINE):
-        pytest.importorskip("torch")
-    if "numpy" in program:
-        pytest.importorskip("numpy")
+    skip_without_what_it_imports(program)
     assert run_python(program) == output
 
 
@@ -74,6 +81,7 @@ def test_outputs_on_a_page_are_what_the_examples_print(page):
 @pytest.mark.parametrize("program", [p for p in EXAMPLES if p.stem != "two_programs"], ids=lambda p: p.stem)
 def test_examples_print_what_they_should(program):
     """two_programs.py takes two: test_two_programs.py runs it."""
+    skip_without_what_it_imports(program.read_text())
     result = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", program], capture_output=True, text=True, timeout=120
     )

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models of Hugging Face's transformers: one copy of the weights, whatever the number of processes.
+
+>>> model = onecopy.hf.from_pretrained(AutoModelForCausalLM, "path/to/checkpoint")
+
+The first process of this user loads the files; the next ones open what it has, without reading them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from .. import errors
+from .. import share as _share
+from ._notices import Notices
+from ._packages import need
+
+__all__ = ["from_pretrained"]
+
+_WHAT = "onecopy.hf.from_pretrained()"
+# They place or change parameters in ways that a model made from its config alone does not repeat.
+_REFUSED = ("device_map", "quantization_config", "tp_plan", "tp_size", "distributed_config", "gguf_file", "state_dict",
+            "use_kernels", "kernel_config", "output_loading_info", "adapter_kwargs")  # fmt: skip
+_OF_THE_HUB = ("cache_dir", "force_download", "local_files_only", "token", "revision", "subfolder", "proxies")
+
+
+def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = None, access: str = "readwrite",
+                    **kwargs: Any) -> Any:  # fmt: skip
+    """
+    ``cls.from_pretrained(path, **kwargs)``, with the parameters and buffers of the first process that called it.
+
+    It is the same memory: a process that writes a parameter writes it for all. The files are read again when no
+    process has the model any more, or when one of them has changed. Processes that call it at once wait for the
+    first. ``access="read"`` makes a write an error that ends the process; the first process can always write.
+
+    Args:
+        cls: a class of transformers: ``LlamaForCausalLM``, ``AutoModelForCausalLM``.
+        path: a directory with a checkpoint, or a name on the hub.
+        device: where the first process puts the model: None for the CPU, ``"cuda:0"``. Others have it there.
+        access: what others may do to the memory: ``"readwrite"`` or ``"read"``.
+        kwargs: further arguments of ``cls.from_pretrained()``, such as ``dtype`` and ``attn_implementation``. Processes
+            with other arguments have another copy.
+
+    Raises:
+        MissingPackage: transformers is not installed.
+        Unsupported: an argument that spreads or quantizes the model; a quantized model; tensors that are no
+            parameters and buffers of the model.
+        InvalidArgument: an argument that has no text by which processes could compare it.
+    """
+    transformers = need("transformers", "transformers", _WHAT)
+    _refuse(kwargs)
+    directory = _resolve(path, kwargs)
+    notices = Notices(_identity(cls, directory, device, kwargs, transformers.__version__))
+    with notices.locked():
+        bundle = notices.open(access=access)
+        if bundle is None:
+            return _load(cls, path, device, kwargs, notices)
+        model = _model_around(bundle, cls, directory, kwargs)
+        _post(model, notices)  # a handle of its own, which opens also when the first process is gone
+    return model
+
+
+def _refuse(kwargs: dict[str, Any]) -> None:
+    for name in _REFUSED:
+        if kwargs.get(name) is not None:
+            raise errors.Unsupported(f"{_WHAT} cannot take {name}=: load with transformers, then onecopy.share(model)")
+
+
+def _resolve(path: str | os.PathLike[str], kwargs: dict[str, Any]) -> Path:
+    """The directory that the files of the checkpoint are in."""
+    if os.path.isdir(path):
+        return Path(os.path.realpath(path)) / kwargs.get("subfolder", "")
+    hub = need("transformers.utils", "transformers", _WHAT)
+    of_the_hub = {name: kwargs[name] for name in _OF_THE_HUB if name in kwargs}
+    return Path(hub.cached_file(os.fspath(path), "config.json", **of_the_hub)).parent
+
+
+# --- the first process ------------------------------------------------------------------------------
+
+
+def _load(cls: Any, path: Any, device: Any, kwargs: dict[str, Any], notices: Notices) -> Any:
+    model = cls.from_pretrained(path, **kwargs)
+    if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
+        raise errors.Unsupported(f"{_WHAT} cannot open quantized models in other processes: use onecopy.share(model)")
+    if device is not None:
+        model = model.to(device)
+    _post(model, notices)
+    return model
+
+
+def _post(model: Any, notices: Notices) -> None:
+    notices.post(_share({"model": model, "class": _name(type(model))}), model)
+
+
+# --- the next ones ----------------------------------------------------------------------------------
+
+
+def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]) -> Any:
+    """A model without memory of its own, and then with the bundle's."""
+    import torch
+
+    model = _on_meta(cls, directory, dict(kwargs), torch)
+    loaded = _name(type(model)), bundle.tree()["class"]
+    if loaded[0] != loaded[1]:
+        raise errors.Unsupported(f"this process makes a {loaded[0]} of it, the process that has loaded it a {loaded[1]}")
+    bundle.load_into(model, prefix="model")
+    if left := _names_on_meta(model, torch):
+        raise errors.Unsupported(
+            f"{type(model).__name__} keeps tensors that are neither parameters nor buffers: {', '.join(left[:8])}; "
+            "load it with transformers, and share what is to be shared with onecopy.share()"
+        )
+    _add_generation_config(model, directory)
+    return model.eval()
+
+
+def _on_meta(cls: Any, directory: Path, kwargs: dict[str, Any], torch: Any) -> Any:
+    """What the class makes of the config, on the device meta."""
+    transformers = need("transformers", "transformers", _WHAT)
+    about = {name: kwargs.pop(name) for name in ("attn_implementation", "trust_remote_code") if name in kwargs}
+    dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
+    for name in (*_OF_THE_HUB, "use_safetensors", "variant", "weights_only", "low_cpu_mem_usage"):
+        kwargs.pop(name, None)
+    config = kwargs.pop("config", None)
+    if config is None:
+        trusted = {name: about[name] for name in ("trust_remote_code",) if name in about}
+        config = transformers.AutoConfig.from_pretrained(directory, **trusted, **kwargs)
+    if isinstance(dtype, torch.dtype):
+        about["dtype"] = dtype
+    with torch.device("meta"):
+        make = cls.from_config if hasattr(cls, "from_config") else cls._from_config
+        model = make(config, **about)
+    model.tie_weights()
+    return model
+
+
+def _names_on_meta(model: Any, torch: Any) -> list[str]:
+    """Tensors that still have no memory, attributes of modules among them."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for path, module in model.named_modules():
+        named += [(f"{path}.{name}", value) for name, value in vars(module).items() if isinstance(value, torch.Tensor)]
+    return [name for name, tensor in named if tensor.is_meta]
+
+
+def _add_generation_config(model: Any, directory: Path) -> None:
+    if not getattr(model, "can_generate", bool)() or not (directory / "generation_config.json").exists():
+        return
+    from transformers import GenerationConfig
+
+    model.generation_config = GenerationConfig.from_pretrained(directory)
+
+
+# --- which models are the same ----------------------------------------------------------------------
+
+
+def _identity(cls: Any, directory: Path, device: Any, kwargs: dict[str, Any], version: str) -> str:
+    """Equal for two calls of which one may use what the other has loaded."""
+    files = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(directory.iterdir())
+             if path.is_file() and path.suffix in (".safetensors", ".json", ".bin", ".py")]  # fmt: skip
+    arguments = [f"{name}={_text(name, kwargs[name])}" for name in sorted(kwargs) if name not in _OF_THE_HUB]
+    cards = os.environ.get("CUDA_VISIBLE_DEVICES", "") if device is not None else ""
+    return "\n".join([_name(cls), str(directory), str(device), cards, version, *files, *arguments])
+
+
+def _name(cls: Any) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _text(name: str, value: Any) -> str:
+    if hasattr(value, "to_json_string"):  # a config
+        return str(value.to_json_string())
+    text = repr(value)
+    if " at 0x" in text:
+        raise errors.InvalidArgument(f"{name}={text} has no text that is the same in every process: load without it")
+    return text
