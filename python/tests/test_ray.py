@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onecopy.integrations.ray with Ray itself: actors of one machine, on one copy of their tensors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("ray")
+
+# One Ray for all tests, since starting it takes as long as all of them. It prints one line of json.
+PROGRAM = """
+import json, os, signal, sys, time
+import ray, torch
+import onecopy
+import onecopy.integrations.ray
+
+onecopy.integrations.ray.register()
+onecopy.integrations.ray.register()  # twice is once
+
+
+@ray.remote(num_cpus=0)
+class Actor:
+    @ray.method(tensor_transport="onecopy")
+    def make(self, number, size=1000):
+        self.made = torch.full((size,), float(number))
+        return {"tensor": self.made, "twice": [self.made, self.made[1:3]], "none": None}
+
+    @ray.method(tensor_transport="onecopy")
+    def nothing(self):
+        return []
+
+    def first_of_made(self):
+        return self.made[0].item()
+
+    def keep(self, value):
+        self.kept = value
+        return self.kept["tensor"].sum().item(), self.kept["twice"][1].tolist(), onecopy.stats()["leases"] > 0
+
+    def write(self, number):
+        self.kept["tensor"].fill_(number)
+
+    def sum_of_kept(self):
+        return self.kept["tensor"].sum().item()
+
+    def drop(self):
+        del self.made
+
+    def look(self, value):
+        return value["tensor"][0].item()
+
+    def live_bytes(self):
+        import gc
+        gc.collect()
+        onecopy.collect()
+        return onecopy.stats()["live_bytes"]
+
+    def pid(self):
+        return os.getpid()
+
+
+def kill(actor):
+    os.kill(ray.get(actor.pid.remote()), signal.SIGKILL)
+
+
+def until(question, patience=60):
+    end = time.monotonic() + patience
+    while time.monotonic() < end:
+        if (answer := question()):
+            return answer
+        time.sleep(0.05)
+    return question()
+
+
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+a, b = Actor.remote(), Actor.remote()
+say = {}
+
+# b opens what a has made, and writes it
+made = a.make.remote(2)
+say["kept"] = ray.get(b.keep.remote(made))
+ray.get(b.write.remote(7))
+say["seen by the maker"] = ray.get(a.first_of_made.remote())
+
+# and the other way round
+say["the other way"] = ray.get(a.keep.remote(b.make.remote(3)))
+ray.get(a.write.remote(8))
+say["seen by the other"] = ray.get(b.first_of_made.remote())
+
+# the driver
+here = ray.get(a.make.remote(4))
+here["tensor"].fill_(9)
+say["driver"] = ray.get(a.first_of_made.remote())
+say["views of one memory"] = here["twice"][0].data_ptr() + 4 == here["twice"][1].data_ptr()
+say["nothing"] = ray.get(a.nothing.remote())
+del here
+
+# what nobody refers to any more is freed
+big = Actor.remote()
+made = big.make.remote(1, 1 << 20)
+ray.get(b.look.remote(made))
+say["while it is referred to"] = ray.get(big.live_bytes.remote())
+ray.get(big.drop.remote())
+del made
+say["afterwards"] = until(lambda: ray.get(big.live_bytes.remote()) < 1 << 20)
+
+# the source is killed after and before it was opened
+made = a.make.remote(5)
+ray.get(b.keep.remote(made))
+kill(a)
+say["source killed after"] = ray.get(b.sum_of_kept.remote())
+c = Actor.remote()
+made = c.make.remote(6)
+ray.wait([made])
+kill(c)
+try:
+    say["source killed before"] = ray.get(b.keep.remote(made), timeout=60)
+except Exception as error:
+    say["source killed before"] = type(error).__name__
+say["the receiver lives"] = ray.get(b.sum_of_kept.remote())
+
+ray.shutdown()
+print(json.dumps(say))
+"""
+
+
+@pytest.fixture(scope="module")
+def said():
+    environment = {**os.environ, "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=280, env=environment
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def test_an_actor_opens_what_another_has_made(said):
+    assert said["kept"] == [2000, [2, 2], True]
+    assert said["seen by the maker"] == 7
+
+
+def test_it_works_in_both_directions(said):
+    assert said["the other way"] == [3000, [3, 3], True]
+    assert said["seen by the other"] == 8
+
+
+def test_the_driver_opens_it_too(said):
+    assert said["driver"] == 9 and said["views of one memory"] and said["nothing"] == []
+
+
+def test_memory_that_no_reference_names_is_freed(said):
+    assert said["while it is referred to"] >= 4 << 20
+    assert said["afterwards"] is True
+
+
+def test_a_source_that_is_killed_after_it_was_opened_takes_nothing_away(said):
+    assert said["source killed after"] == 5000 == said["the receiver lives"]
+
+
+def test_a_source_that_is_killed_before_is_an_error_of_ray(said):
+    assert "Error" in said["source killed before"]
+
+
+def test_without_ray_the_error_names_the_package(run_python):
+    program = (
+        "import sys\nsys.modules['ray'] = None\nimport onecopy\n"
+        "try:\n    import onecopy.integrations.ray\nexcept onecopy.MissingPackage as error:\n    print(error)\n"
+    )
+    said = "onecopy.integrations.ray needs the package 'ray>=2.56', which is not installed: pip install 'ray>=2.56'\n"
+    assert run_python(program) == said
