@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import onecopy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-engine.md", "patches.md", "rpc.md",
-         "graphs.md", "huggingface.md"]  # fmt: skip
+         "graphs.md", "huggingface.md", "ray.md", "vllm.md", "sglang.md", "kv-cache.md", "data-loading.md", "numpy.md",
+         "asyncio.md", "errors.md"]  # fmt: skip
 OTHERS = re.compile(r"^\s*(?:import|from) (torch|numpy|transformers|ray|joblib|zmq)\b", re.MULTILINE)
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
@@ -94,6 +96,19 @@ def test_the_page_for_python_says_what_to_do_about_every_error():
     rows = re.findall(r"^\| (`.*?) \|", (ROOT / "docs/python.md").read_text(), re.MULTILINE)
     named = [name for row in rows for name in re.findall(r"`(\w+)`", row) if hasattr(onecopy.errors, name)]
     assert sorted(named) == sorted(kind.__name__ for kind in onecopy.errors.Error.__subclasses__())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_fragments_of_programs_are_python_and_name_what_there_is(page):
+    """```py: parts that need a card or a network. They are compiled, and what they take of onecopy exists."""
+    for _, language, text in blocks(page):
+        if language == "py":
+            compile(text, page, "exec")
+            for name in re.findall(r"\bonecopy\.(\w+)\(", text):
+                assert hasattr(onecopy, name), name
+            plug = re.search(r"from onecopy\.integrations import (\w+) as plug", text)
+            for used in re.findall(r"\bplug\.(\w+)\(", text):
+                assert used in importlib.import_module(f"onecopy.integrations.{plug[1]}").__all__, used
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill and decode in two processes, on one arena of KV blocks: block numbers travel, the cache stays."""
+import torch
+import onecopy
+import onecopy.multiprocessing as mp
+
+BLOCKS, LAYERS, TOKENS, WIDTH = 8, 2, 16, 32  # TOKENS of them a block
+
+
+def decode(arena, requests, finished):
+    cache = onecopy.open(arena, access="read", framework="torch")  # a write here ends this process
+    for number, blocks, length in iter(requests.get, None):
+        keys = cache[blocks, 0, 0].flatten(0, 1)[:length].float()
+        print(f"request {number}: {length} tokens in blocks {blocks}, keys sum to {keys.sum():g}", flush=True)
+        finished.put(blocks)  # they may be used again
+
+
+def prefill(cache, free, number, length):  # computes the keys and values of a prompt into free blocks
+    blocks = [free.pop(0) for _ in range(-(-length // TOKENS))]
+    for position in range(length):
+        cache[blocks[position // TOKENS], :, :, position % TOKENS] = number
+    return number, blocks, length
+
+
+def main():
+    arena = onecopy.zeros((BLOCKS, 2, LAYERS, TOKENS, WIDTH), dtype=torch.bfloat16)  # keys and values
+    cache, free = arena.torch(), list(range(BLOCKS))
+    requests, finished = mp.Queue(), mp.Queue()
+    decoder = mp.get_context("spawn").Process(target=decode, args=(onecopy.share(arena), requests, finished))
+    decoder.start()
+    for number, length in enumerate([40, 16, 70, 100], start=1):
+        while len(free) * TOKENS < length:
+            free += finished.get()
+        requests.put(prefill(cache, free, number, length))
+    requests.put(None)
+    decoder.join()
+
+
+if __name__ == "__main__":
+    main()
