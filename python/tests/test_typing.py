@@ -134,10 +134,10 @@ strict = True
 ignore_errors = True
 [mypy-onecopy,onecopy._core,onecopy.dtypes,onecopy.errors,onecopy.torch,onecopy.multiprocessing]
 ignore_errors = False
-[mypy-torch.*,numpy.*]
+[mypy-torch.*,numpy.*,transformers.*,ray.*]
 follow_imports = skip
 ignore_missing_imports = True
-[mypy-weights_trainer_engine,from_torch,hogwild,numpy_queue,two_programs,rpc_pipeline]
+[mypy-weights_trainer_engine,from_torch,hogwild,numpy_queue,two_programs,rpc_pipeline,huggingface,ray_actors,kv_cache,asyncio_queue]
 disallow_untyped_defs = False
 disallow_untyped_calls = False
 disallow_subclassing_any = False
