@@ -25,8 +25,9 @@ def prefill(cache, free, number, length):  # computes the keys and values of a p
 def main():
     arena = onecopy.zeros((BLOCKS, 2, LAYERS, TOKENS, WIDTH), dtype=torch.bfloat16)  # keys and values
     cache, free = arena.torch(), list(range(BLOCKS))
-    requests, finished = mp.Queue(), mp.Queue()
-    decoder = mp.get_context("spawn").Process(target=decode, args=(onecopy.share(arena), requests, finished))
+    context = mp.get_context("spawn")
+    requests, finished = context.Queue(), context.Queue()
+    decoder = context.Process(target=decode, args=(onecopy.share(arena), requests, finished))
     decoder.start()
     for number, length in enumerate([40, 16, 70, 100], start=1):
         while len(free) * TOKENS < length:
