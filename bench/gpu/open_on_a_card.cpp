@@ -12,8 +12,7 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/borrower/peer.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 #include "support/samples.h"
 
 namespace onecopy::bench {
@@ -80,10 +79,7 @@ void import_on_a_card(Parent& parent) {
   make_context();
   parent.talk.say("ready");
   const HandleFields handle = Handle::from_text(parent.talk.hear()).fields();
-  const auto owner =
-      onecopy::Peer::introduce(Call(handle.owner, broker_patience()), Process::current().name());
-  owner->await_welcome();
-  ExportedMemory memory = owner->fetch_memory({handle.segment, Access::read_write});
+  ExportedMemory memory = Session::current().fetch_memory(handle, Access::read_write);
   std::unique_ptr<DeviceMemory> mapped;
   parent.talk.say(fmt::format(
       "{}",

@@ -46,10 +46,10 @@ Inbound::Inbound() : channel_(&Channel::create(0)) {}
 
 std::optional<Message> Inbound::try_take() {
   while (is_ready()) {
-    Process& process = channel_->process();
+    Session& session = channel_->session();
     try {
-      if (auto message = channel_->receiver().get_at_once(process, {})) return message;
-      if (auto message = channel_->receiver().get(process, kNow, {})) return message;
+      if (auto message = channel_->receiver().get_at_once(session, {})) return message;
+      if (auto message = channel_->receiver().get(session, kNow, {})) return message;
       return {};
     } catch (const Error& error) {
       if (error.code() == ErrorCode::closed) return {};
@@ -61,7 +61,7 @@ std::optional<Message> Inbound::try_take() {
 }
 
 void Outbound::put(const Message& message) {
-  channel_->sender().put(channel_->process(), message, deadline_after(kPatience), {});
+  channel_->sender().put(channel_->session(), message, deadline_after(kPatience), {});
 }
 
 }  // namespace onecopy::rpc

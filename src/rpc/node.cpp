@@ -12,7 +12,7 @@
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/process.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -42,7 +42,7 @@ std::int64_t to_ns(TimePoint deadline) {
 
 Node::Node(NodeOptions options)
     : options_(std::move(options)),
-      process_(Process::current()),
+      session_(Session::current()),
       bell_(std::make_shared<DoorbellMemory>()),
       waits_(**bell_, {[this] { return are_lanes_ready(); }, [this](const Call* mine) { look(mine); }},
              [this](CallRef call) {
@@ -59,11 +59,11 @@ Node::Node(NodeOptions options)
 
 Node::~Node() {
   for (const auto& member : members_)
-    if (member->pidfd) process_.watch().remove(member->pidfd.get());
+    if (member->pidfd) session_.watch().remove(member->pidfd.get());
 }
 
 void Node::check_can_send(const Member& to) const {
-  if (Process::existing() != &process_)
+  if (Session::existing() != &session_)
     throw Error(ErrorCode::unsupported,
                 "rpc does not survive fork(): this process was forked from a member of the group, and has "
                 "to join as "

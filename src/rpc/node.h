@@ -16,7 +16,7 @@
 #include "rpc/work.h"
 
 namespace onecopy {
-class Process;
+class Session;
 }
 
 namespace onecopy::rpc {
@@ -123,7 +123,7 @@ class Node {
   void sleep_for_work();
 
   const NodeOptions options_;
-  Process& process_;  ///< a forked child has another
+  Session& session_;  ///< a forked child has another
   const std::shared_ptr<const DoorbellMemory> bell_;
   Inbound door_;
   Calls calls_;

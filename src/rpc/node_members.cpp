@@ -8,7 +8,7 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/node.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 /// Members: how they find each other, and how it is known that they end.
 namespace onecopy::rpc {
@@ -82,7 +82,7 @@ void Node::watch_over(Member& member) {
     return note();
   }
   if (process_start_time(member.address.pid) != member.address.start_time) return note();
-  process_.watch().add(member.pidfd.get(), note, true);
+  session_.watch().add(member.pidfd.get(), note, true);
 }
 
 Member* Node::find(std::uint32_t number) {

@@ -47,8 +47,16 @@ for index in "${!rings[@]}"; do
   report "channel/$room must not include a room of channel above it:" \
     "$(includes "channel/($above)/" "src/channel/$room")"
 done
-report "share and channel have no files outside their rooms:" \
-  "$(find src/share src/channel -maxdepth 1 -type f)"
+report "share and channel have no files outside their rooms, but share/session.h:" \
+  "$(find src/share src/channel -maxdepth 1 -type f ! -path src/share/session.h)"
+report "share/{format,owner,borrower,broker} must not include the door that is made of them, share/session.h:" \
+  "$(includes 'share/session\.h' src/share/{format,owner,borrower,broker})"
+report "only the implementation of the API includes share/runtime/runtime.h:" \
+  "$(includes 'share/runtime/runtime\.h' src bench python/src | grep -vE '^src/share/(runtime|api)/')"
+report "layers above share see share/session.h of it and nothing else:" \
+  "$(includes 'share/' src/channel src/rpc bench python/src | grep -v '"share/session\.h"')"
+report "Python and bench see what include/onecopy/channel has of channel:" \
+  "$(includes 'channel/' bench python/src | grep -v "^bench/support/queue_exchanges.cpp")"  # sets how a ring waits
 
 report "only src/device/registry.cpp and a backend's own folder may name a backend:" \
   "$(includes 'device/(cpu|cuda|ascend)/' include src |

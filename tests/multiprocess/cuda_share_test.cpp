@@ -15,7 +15,7 @@
 #include "onecopy/share/stats.h"
 #include "os/process.h"
 #include "share/owner/adoptions.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/footprint.h"
@@ -352,7 +352,7 @@ TEST_F(CudaBetweenProcesses, WhatTakesSeveralMessagesIsNotPassedOnAndTheErrorSay
     auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
     const auto segment = keeper.export_block(tensor.block().number(), Access::read_write).info.segment;
     expect_refusal(ErrorCode::unsupported, {"253 descriptors", "its owner hands it out"},
-                   [&] { Process::current().importer().pass_on(keeper, segment); });
+                   [&] { Runtime::current().importer().pass_on(keeper, segment); });
     note->step = 2;
   });
   EXPECT_EQ(borrower.join(), 0);
@@ -573,7 +573,7 @@ TEST_F(CudaBetweenProcesses, AChunkThatSeveralRowsHaveIsExportedOnce) {
     cu.sim_fail("cuMemExportToShareableHandle", testing::CUDA_ERROR_UNKNOWN, 2, 1000);
     for (const Tensor& tensor : tensors) {
       const std::uint32_t segment = share(tensor).fields().segment;
-      EXPECT_FALSE(Process::current().ledger().export_segment(segment, Access::read_write).fds.empty());
+      EXPECT_FALSE(Runtime::current().ledger().export_segment(segment, Access::read_write).fds.empty());
     }
     tensors.clear();
     collect();

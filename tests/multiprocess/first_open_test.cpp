@@ -13,7 +13,7 @@
 #include "onecopy/share/stats.h"
 #include "share/borrower/call.h"
 #include "share/broker/broker.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/eventually.h"
 #include "support/footprint.h"
@@ -37,7 +37,7 @@ class FirstOpen : public ::testing::Test {
   static Footprint footprint_after(const std::function<void()>& body) {
     Shared<Footprint> footprint;
     Child fresh([&] {
-      EXPECT_EQ(Process::existing(), nullptr);
+      EXPECT_EQ(Runtime::existing(), nullptr);
       body();
       *footprint = Footprint::unchanging();
     });
@@ -90,7 +90,7 @@ TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
     other_note->reach(2);
   });
   Child borrower([&] {
-    const EarlyCall to_nobody_we_need(handle_.fields().owner, Process::existing() != nullptr);
+    const EarlyCall to_nobody_we_need(handle_.fields().owner, Runtime::existing() != nullptr);
     EXPECT_EQ(open(Handle::from_text(other_note->read())).as<unsigned char>()[0], 9);
     EXPECT_EQ(open(handle_).nbytes(), 1000u);
   });
@@ -113,7 +113,7 @@ TEST(FirstOpenOfAll, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
   });
   Child borrower([&] {
     const Handle handle = Handle::from_text(note->read());
-    const EarlyCall early(handle.fields().owner, Process::existing() != nullptr);
+    const EarlyCall early(handle.fields().owner, Runtime::existing() != nullptr);
     std::this_thread::sleep_for(std::chrono::milliseconds(600));
     note->step = 2;
     note->reach(3);
@@ -163,8 +163,8 @@ TEST(FirstShare, WithoutADescriptorLeftDoesNotForgetWhenTheProcessStarted) {
       expect_refusal(ErrorCode::out_of_descriptors, {}, [&] { share(tensor); });
     }
     share(tensor);
-    EXPECT_NE(Process::current().ledger().origin().start_time, 0u);
-    EXPECT_FALSE(is_gone(Process::current().ledger().origin()));
+    EXPECT_NE(Runtime::current().ledger().origin().start_time, 0u);
+    EXPECT_FALSE(is_gone(Runtime::current().ledger().origin()));
   });
   EXPECT_EQ(owner.join(), 0);
 }

@@ -17,7 +17,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/process_origin.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/footprint.h"
 #include "support/limits.h"
@@ -268,7 +268,7 @@ class MissedChildren : public ::testing::Test {
     ++note->step;
     note->reach(10);
     fork_orphan([&] { child(tensor); });
-    EXPECT_TRUE(eventually([] { return Process::current().importer().peers().at(0)->is_disconnected(); }));
+    EXPECT_TRUE(eventually([] { return Runtime::current().importer().peers().at(0)->is_disconnected(); }));
     ++other_note->step;
     other_note->reach(1 + borrowers);
     raise(SIGKILL);

@@ -13,7 +13,7 @@
 #include "onecopy/share/stats.h"
 #include "share/broker/broker.h"
 #include "share/format/process_name.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/limits.h"
@@ -220,7 +220,7 @@ TEST(Forwarding, WhatAnOwnerHasFreedThatHungUpOnUsIsAskedForAnew) {
   note->reach(2);
   Child child([&] { EXPECT_EQ(last_of(kept), 9); });  // its page is what the owner cannot take
   EXPECT_EQ(child.join(), 0);
-  const auto& of_owner = *Process::current().importer().find(public_name(share(kept).fields().owner));
+  const auto& of_owner = *Runtime::current().importer().find(public_name(share(kept).fields().owner));
   EXPECT_TRUE(eventually([&] { return of_owner.is_disconnected(); }));
   note->step = 3;
   note->reach(4);

@@ -16,7 +16,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "share/format/process_name.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/die_at.h"

@@ -20,7 +20,7 @@
 #include "onecopy/share/stats.h"
 #include "share/borrower/peer.h"
 #include "share/format/process_name.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/die_at.h"
 #include "support/footprint.h"
@@ -646,7 +646,7 @@ TEST(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
     note->step = 2;
     note->reach(3);
     creator.signal(SIGSTOP);
-    const auto peer = Process::current().importer().find(public_name(handle.fields().owner));
+    const auto peer = Runtime::current().importer().find(public_name(handle.fields().owner));
     ASSERT_TRUE(peer);
     while (peer->leave_channel(0, 0)) {  // one that nobody knows, until there is no room for more
     }

@@ -18,7 +18,7 @@
 #include "onecopy/share/stats.h"
 #include "share/format/process_name.h"
 #include "share/format/wire.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/footprint.h"
 #include "support/limits.h"
@@ -176,7 +176,7 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection)
     note_->reach(3);
     Child child([&] { EXPECT_EQ(last_byte(small), 7); });
     EXPECT_EQ(child.join(), 0);
-    EXPECT_TRUE(eventually([] { return Process::current().importer().peers().at(0)->is_disconnected(); }));
+    EXPECT_TRUE(eventually([] { return Runtime::current().importer().peers().at(0)->is_disconnected(); }));
     note_->step = 4;
     EXPECT_EQ(last_byte(open(handle(5))), 8);
     EXPECT_EQ(last_byte(open(handle(5), Access::read_only)), 8);

@@ -20,7 +20,7 @@
 #include "share/format/process_name.h"
 #include "share/owner/claim_memory.h"
 #include "share/owner/keeper.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/footprint.h"
 #include "support/note.h"
@@ -318,7 +318,7 @@ TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
 
 /// What this process knows of the owner of a handle.
 std::weak_ptr<Peer> peer_of(const Handle& handle) {
-  return Process::current().importer().find(public_name(handle.fields().owner));
+  return Runtime::current().importer().find(public_name(handle.fields().owner));
 }
 
 bool is_there_and(const std::weak_ptr<Peer>& peer, bool (Peer::*holds)() const noexcept) {
@@ -359,7 +359,7 @@ TEST(ShareBetweenProcesses, DeadOwnersAreRememberedByQueuesThatHadItemsOfTheirs)
   owner.kill();
   tensor.release();
   EXPECT_TRUE(eventually([&] { return is_there_and(peer, &Peer::is_closed); }));
-  EXPECT_TRUE(Process::current().importer().peers().empty());  // has the sweep's lock
+  EXPECT_TRUE(Runtime::current().importer().peers().empty());  // has the sweep's lock
   EXPECT_FALSE(peer.expired()) << "rows in the queue may name it";
 }
 

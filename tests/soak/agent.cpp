@@ -14,7 +14,7 @@
 #include <thread>
 
 #include "onecopy/share/stats.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "soak/pattern.h"
 
 namespace onecopy::soak {
@@ -61,7 +61,7 @@ std::uint64_t count_mappings() {
 /// Which blocks of others this process still has leases of, and what their owners' tables say of them.
 std::string leases_of_others() {
   std::string text;
-  for (const auto& peer : Process::current().importer().peers()) {
+  for (const auto& peer : Runtime::current().importer().peers()) {
     if (peer->is_closed() || peer->leases() == 0) continue;
     text += fmt::format("; of {}{}{}:", peer->name().substr(0, 8), peer->is_gone() ? " (gone)" : "",
                         peer->is_disconnected() ? " (disconnected)" : "");

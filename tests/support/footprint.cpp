@@ -11,7 +11,7 @@
 #include <string>
 
 #include "onecopy/share/stats.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/eventually.h"
 
 namespace onecopy::testing {
@@ -50,8 +50,8 @@ class Turns {
     std::atomic<bool> is_wanted{false};
   };
   /// Ticks are for good, and so is what they count in.
-  static Count* count_of(Process* process) {
-    static std::map<Process*, Count*> counts;
+  static Count* count_of(Runtime* process) {
+    static std::map<Runtime*, Count*> counts;
     if (!process) return nullptr;
     Count*& count = counts[process];
     if (count) return count;
@@ -65,7 +65,7 @@ class Turns {
     return count;
   }
 
-  Process* const process_ = Process::existing();
+  Runtime* const process_ = Runtime::existing();
   Count* const count_ = count_of(process_);
 };
 

@@ -21,6 +21,8 @@ struct Stats {
   std::uint64_t segments = 0;          ///< of our own
   std::uint64_t foreign_segments = 0;  ///< of other processes, mapped here
   std::uint64_t bytes_shared = 0;      ///< physical memory reserved in our segments
+  std::uint64_t device_segments = 0;   ///< those of `segments` that are memory of devices
+  std::uint64_t device_bytes = 0;      ///< those of `bytes_shared`
   std::uint64_t borrowers = 0;         ///< processes attached to us
   std::uint64_t owners = 0;            ///< processes we are attached to
   std::uint64_t leases = 0;            ///< claims we hold on blocks of others

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "onecopy/share/share.h"
-#include "share/owner/keeper.h"
+#include "share/session.h"
 
 namespace onecopy::python {
 namespace {

@@ -14,7 +14,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 #include "torch/torch.h"
 
 namespace onecopy::python {
@@ -84,8 +84,9 @@ Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
 void put_before_default_stream(Device device, Stream stream) {
   if (!stream.native) return;
   without_gil([&] {
-    Process& process = Process::current();
-    process.wait_for(process.id(), process.mark(device, stream), device, Stream{});
+    Session& session = Session::current();
+    StreamOrder& streams = session.streams();
+    streams.wait_for(session.id(), streams.mark(device, stream), device, Stream{});
   });
 }
 
@@ -157,9 +158,9 @@ Stream stream_to_take_in() {
 
 std::vector<DeviceStream> current_streams() {
   std::vector<DeviceStream> streams;
-  const Process* const process = Process::existing();
-  if (!process || process->used_devices().empty()) return streams;
-  for (const Device device : process->used_devices().list())
+  Session* const session = Session::existing();
+  if (!session) return streams;
+  for (const Device device : session->streams().used_devices().list())
     streams.push_back({device, call_python([&] { return current_stream(device); })});
   return streams;
 }

@@ -7,18 +7,18 @@
 #include "binding/module.h"
 #include "onecopy/share/object.h"
 #include "onecopy/share/share.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 /// For reducers, which write handles down themselves: Handle's own pickling tells nobody what it holds.
 namespace onecopy::python {
 namespace {
 
 void let_last(const nb::bytes& bytes) {
-  Process::current().holds().let_last(Handle::from_bytes(span_of(bytes)).fields().hold);
+  Session::current().make_permanent(Handle::from_bytes(span_of(bytes)).fields().hold);
 }
 
 nb::bytes let_it_last(const Handle& held) {
-  Process::current().holds().let_last(held.fields().hold);
+  Session::current().make_permanent(held.fields().hold);
   return to_python(held.to_bytes());
 }
 

@@ -12,7 +12,7 @@
 #include "binding/module.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 #include "torch/torch.h"
 
 namespace onecopy::python {
@@ -29,6 +29,8 @@ nb::dict to_dict(const Stats& stats) {
   all["segments"] = stats.segments;
   all["foreign_segments"] = stats.foreign_segments;
   all["bytes_shared"] = stats.bytes_shared;
+  all["device_segments"] = stats.device_segments;
+  all["device_bytes"] = stats.device_bytes;
   all["borrowers"] = stats.borrowers;
   all["owners"] = stats.owners;
   all["leases"] = stats.leases;
@@ -42,22 +44,8 @@ nb::dict to_dict(const Stats& stats) {
   return all;
 }
 
-/// Those of `segments` and `bytes_shared` that are memory of devices.
-void add_devices(nb::dict& all) {
-  std::uint64_t segments = 0;
-  std::uint64_t bytes = 0;
-  for (const SegmentInfo& segment : Process::current().segments().list()) {
-    if (segment.device == kCpu) continue;
-    ++segments;
-    bytes += segment.committed;
-  }
-  all["device_segments"] = segments;
-  all["device_bytes"] = bytes;
-}
-
 nb::dict stats_with_torch() {
   nb::dict all = to_dict(without_gil([] { return onecopy::stats(); }));
-  add_devices(all);
   const nb::dict counters =
       nb::cast<nb::dict>(nb::module_::import_("onecopy._core").attr("torch_counters")());
   for (const auto& [name, count] : counters) all[nb::str("torch_") + nb::str(name)] = count;
@@ -105,8 +93,9 @@ nb::list owners() {
 /// Handles that were pickled so long ago are not waited for any more.
 void end_holds(double older_than) {
   using Seconds = std::chrono::duration<double>;
-  const auto age = std::chrono::duration_cast<Holds::Clock::duration>(Seconds(std::min(older_than, 1e6)));
-  if (Process* process = Process::existing()) process->holds().end_older(Holds::Clock::now() - age);
+  const auto age =
+      std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(std::min(older_than, 1e6)));
+  if (Session* session = Session::existing()) session->end_holds(age);
 }
 
 void collect_older(nb::handle older_than) {

@@ -18,7 +18,7 @@
 #include "os/fd.h"
 #include "os/log.h"
 #include "os/memory_limit.h"
-#include "share/api/adopt_by_name.h"
+#include "share/session.h"
 
 namespace onecopy::python::torch {
 namespace {

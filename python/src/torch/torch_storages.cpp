@@ -9,8 +9,7 @@
 
 #include "binding/kept.h"
 #include "memory/dlpack_dtype.h"
-#include "share/owner/keeper.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 namespace onecopy::python::torch {
 namespace {
@@ -125,7 +124,7 @@ void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
 
 void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& bytes) {
   if (adopted_.size() >= adopted_limit_) drop_expired_adopted(api);
-  const BlockInfo info = Process::current().ledger().export_spot(bytes.block().number()).info;
+  const BlockInfo info = Session::current().locate(shared_keeper(bytes, "adopt"), bytes).info;
   const Adopted adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
   const auto [at, is_new] = adopted_.try_emplace(bytes.as<std::byte>(), adopted);
   if (!is_new) api.free_weak(std::exchange(at->second, adopted).weak);
@@ -134,7 +133,7 @@ void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& by
 std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t size, Device device) {
   const auto at = adopted_.find(begin);
   if (at == adopted_.end() || at->second.size != size) return std::nullopt;
-  BlockRef block = Process::current().ledger().try_open(at->second.block, at->second.generation);
+  BlockRef block = Session::current().try_retain({at->second.block, at->second.generation});
   if (!block) return std::nullopt;
   return Tensor(std::move(block), const_cast<std::byte*>(begin),
                 Layout(DType::u8, {static_cast<std::int64_t>(size)}), device, Access::read_write);

@@ -10,21 +10,16 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/memfd.h"
+#include "os/patience.h"
 #include "os/random.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {
 
-/// All processes use a queue alike, as far as its creator has to count them.
-constexpr std::uint8_t kRole = 0;
 constexpr std::chrono::seconds kReceiversMayTake{10};
 constexpr std::chrono::seconds kGuestsMayTake{10};  // from opening the queue to joining it
 constexpr std::uint64_t kSmallestRange = 1 << 20;
-
-const ProcessId& owner_of(const Tensor& tensor) {
-  return static_cast<SharedKeeper&>(*tensor.block().keeper()).owner();
-}
 
 std::uint64_t new_channel_id() {
   std::uint64_t id = 0;
@@ -42,11 +37,11 @@ Fd make_ring_file(const RingOptions& options) {
 
 }  // namespace
 
-Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& introducer)
+Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer)
     : memory_(std::move(memory)),
       ring_(play(ring, Role::user), ring),
       origins_(ring_),
-      creator_(owner_of(memory_)),
+      creator_(creator),
       id_(origins_.channel()),
       sender_(ring_, origins_, creator_),
       receiver_(ring_, origins_, {creator_, introducer}) {}
@@ -70,46 +65,45 @@ Channel& Channel::create(const RingOptions& options) {
   const std::uint64_t size = file_size(file);
   ExportedMemory memory{SegmentKind::memfd, size, {}, {}};
   memory.fds.push_back(file.duplicate());
-  Tensor tensor = Process::current().adopt(
-      backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write), size);
+  Session& session = Session::current();
+  Tensor tensor =
+      session.adopt(backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write), size);
   point("queue.create.adopted");
-  const ProcessId& creator = owner_of(tensor);
   return ChannelRegistry::instance().enter(
-      std::unique_ptr<Channel>(new Channel(std::move(tensor), file, creator)));
+      std::unique_ptr<Channel>(new Channel(std::move(tensor), file, session.id(), session.id())));
 }
 
 Channel& Channel::connect(const Handle& handle) {
   if (!handle.fields().is_queue())
     throw Error(ErrorCode::bad_handle, "this handle does not name a queue; open it with onecopy::open");
-  const EarlyCall early(handle.fields().owner, Process::existing() != nullptr);
-  Tensor tensor = Process::current().open(handle.fields(), Access::read_write);
+  Tensor tensor = Session::open_early(handle.fields(), OpenOptions{Access::read_write, {}, {}});
   if (tensor.device() != kCpu)
     throw Error(ErrorCode::bad_handle, "a queue is memory of the host, not of " + tensor.device().str());
   point("queue.connect.opened");
-  const Fd ring = Process::segment_file(tensor);
-  return ChannelRegistry::instance().enter(
-      std::unique_ptr<Channel>(new Channel(std::move(tensor), ring, handle.fields().maker)));
+  const Fd ring = Session::segment_file(tensor);
+  return ChannelRegistry::instance().enter(std::unique_ptr<Channel>(
+      new Channel(std::move(tensor), ring, handle.fields().owner, handle.fields().maker)));
 }
 
 Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
 
 /// Whoever leaves may end at once, without any more of our code being run.
 void Channel::leave() noexcept {
-  Process::settle_streams();
+  Session::settle_streams();
   ChannelRegistry::instance().leave(*this);
 }
 
 /// REQUIRES: the registry's lock: who opens the same queue again from here on opens it anew.
 void Channel::close() noexcept {
-  Process* process = Process::existing();
-  if (!process || process_.load() != process) return;  // a forked child that never used it
+  Session* session = Session::existing();
+  if (!session || session_.load() != session) return;  // a forked child that never used it
   sender_.sent().release_taken(UINT64_MAX);            // what nobody will take
-  process->remove_transit(transit_);
-  process->close_channel(creator_, id_, kRole);
+  session->queues().remove_transit(transit_);
+  session->queues().close(creator_, id_);
 }
 
 int Channel::ready_fd() {
-  process();
+  session();
   return ChannelRegistry::instance().ready_fd(*this);
 }
 
@@ -119,19 +113,19 @@ void Channel::forget_readiness() noexcept {
   readiness_.reset();
 }
 
-Handle Channel::handle() { return process().share(memory_, kHandleIsQueue); }
+Handle Channel::handle() { return session().share(memory_, kHandleIsQueue); }
 
-Process& Channel::current_process() { return Process::current(); }
+Session& Channel::current_session() { return Session::current(); }
 
-void Channel::join_again(Process& process, TimePoint deadline) {
+void Channel::join_again(Session& session, TimePoint deadline) {
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};  // it hears of it once it goes on
   const Patience patience(std::min(deadline, std::chrono::steady_clock::now() + kCreatorTakesAtMost));
-  ChannelRegistry::instance().join(*this, process);
+  ChannelRegistry::instance().join(*this, session);
 }
 
 /// REQUIRES: the registry's lock. In a forked child what the parent did with the queue is forgotten.
-void Channel::settle_in(Process& process) {
-  if (Process* const parent = process_) {
+void Channel::settle_in(Session& session) {
+  if (Session* const parent = session_) {
     ring_.check_namespace();
     sender_.reset();
     receiver_.reset(parent->id());
@@ -139,16 +133,16 @@ void Channel::settle_in(Process& process) {
   }
   is_announced_ = false;
   is_announcing_.clear();
-  transit_ = process.add_transit({[this] { return in_transit(); }, [this] { return unkept(); }});
-  process_.store(&process, std::memory_order_release);
+  transit_ = session.queues().add_transit({[this] { return in_transit(); }, [this] { return unkept(); }});
+  session_.store(&session, std::memory_order_release);
 }
 
 /// Tells the creator, once. It may be gone: then the queue goes on among its other users. One that could not be told
 /// is told at the next use.
-void Channel::announce(Process& process) {
+void Channel::announce(Session& session) {
   if (is_announcing_.test_and_set()) return;
   try {
-    if (!is_announced_) is_announced_ = try_announce(process);
+    if (!is_announced_) is_announced_ = try_announce(session);
   } catch (...) {
     is_announcing_.clear();
     throw;
@@ -156,18 +150,12 @@ void Channel::announce(Process& process) {
   is_announcing_.clear();
 }
 
-bool Channel::try_announce(Process& process) {
-  process.broker().listen();
+bool Channel::try_announce(Session& session) {
   ChannelHooks hooks;
   hooks.progress = [this] { return progress(); };
-  if (creator_ == process.id())
+  if (creator_ == session.id())
     hooks.users = [this](std::uint8_t, std::size_t users) { count_users(users); };
-  try {
-    process.open_channel(creator_, id_, kRole, std::move(hooks));
-  } catch (const Error& error) {
-    if (error.code() == ErrorCode::timeout) return false;
-    if (!is_absent(error)) throw;
-  }
+  if (!session.queues().open(creator_, id_, std::move(hooks))) return false;
   point("queue.connect.joined");
   return true;
 }
@@ -183,16 +171,16 @@ std::optional<std::pair<std::uint64_t, std::uint64_t>> Channel::progress() const
 void Channel::count_users(std::size_t others) noexcept {
   others_ = others;
   ring_.set_users(static_cast<std::uint32_t>(others + 1));
-  if (Process* process = process_) process->watch().request_tick();
+  if (Session* session = session_) session->watch().request_tick();
 }
 
 /// Is somebody on its way with a handle, to whom the creator's keeping is promised? It opens that, which ends the hold,
 /// and joins afterwards. REQUIRES: the registry's lock.
 bool Channel::is_invited() noexcept {
-  Process* const process = process_;
-  if (!process || creator_ != process->id()) return false;
+  Session* const session = session_;
+  if (!session || creator_ != session->id()) return false;
   const auto now = std::chrono::steady_clock::now();
-  if (process->holds().contain(memory_.block())) invited_until_ = now + kGuestsMayTake;
+  if (session->is_held(memory_.block())) invited_until_ = now + kGuestsMayTake;
   return now < invited_until_;
 }
 

@@ -16,7 +16,7 @@
 
 namespace onecopy {
 
-class Process;
+class Session;
 
 /// One queue as this process has it open, however many Queue objects there are for it. When the last
 /// of them goes and there still are items of ours to be taken, or others who rely on the creator, the
@@ -45,32 +45,32 @@ class Channel {
   }
   /// This process, in which the channel is open; a forked child joins at its first use, and does not wait for the
   /// creator much longer than until the deadline.
-  Process& process(TimePoint deadline = kForever) {
-    Process& now = current_process();
-    if (process_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
+  Session& session(TimePoint deadline = kForever) {
+    Session& now = current_session();
+    if (session_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
         [[unlikely]]
       join_again(now, deadline);
     return now;
   }
   /// Null when a forked child has to join first.
-  Process* joined_process() {
-    Process& now = current_process();
-    return process_.load(std::memory_order_acquire) == &now && is_announced_ ? &now : nullptr;
+  Session* joined_session() {
+    Session& now = current_session();
+    return session_.load(std::memory_order_acquire) == &now && is_announced_ ? &now : nullptr;
   }
 
  private:
   friend class ChannelRegistry;
 
   /// `introducer`: the process whose handle named the queue.
-  Channel(Tensor memory, const Fd& ring, const ProcessId& introducer);
+  Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer);
   static Channel& create(const RingOptions& options);
   void close() noexcept;
-  static Process& current_process();
-  void join_again(Process& process, TimePoint deadline);
-  void settle_in(Process& process);
-  void announce(Process& process);
+  static Session& current_session();
+  void join_again(Session& session, TimePoint deadline);
+  void settle_in(Session& session);
+  void announce(Session& session);
   /// False when the creator does not answer.
-  bool try_announce(Process& process);
+  bool try_announce(Session& session);
   std::optional<std::pair<std::uint64_t, std::uint64_t>> progress() const noexcept;
   void count_users(std::size_t others) noexcept;
   void forget_readiness() noexcept;
@@ -94,7 +94,7 @@ class Channel {
   Receiver receiver_;
   std::unique_ptr<Readiness> readiness_;  ///< guarded by the registry, as is changing ready_
   std::atomic<Readiness*> ready_{nullptr};
-  std::atomic<Process*> process_{nullptr};
+  std::atomic<Session*> session_{nullptr};
   std::atomic<bool> is_announced_{false};  ///< to the creator
   std::atomic_flag is_announcing_;
   std::uint64_t transit_ = 0;

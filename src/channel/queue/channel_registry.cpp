@@ -7,7 +7,7 @@
 
 #include "channel/ring/presence.h"
 #include "onecopy/core/error.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 namespace onecopy {
 
@@ -83,7 +83,7 @@ Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
     ++channel->queues_;
   }
   try {
-    channel->process();
+    channel->session();
   } catch (...) {
     leave(*channel);
     throw;
@@ -105,8 +105,8 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   channel.forget_readiness();
   channel.sender_.sent().release_taken(channel.ring_.head());
   const bool expects_guests = take_unused(unused);
-  if (Process* const process = Process::existing(); process && expects_guests)
-    process->watch().request_tick();
+  if (Session* const session = Session::existing(); session && expects_guests)
+    session->watch().request_tick();
 }
 
 int ChannelRegistry::ready_fd(Channel& channel) {
@@ -121,12 +121,12 @@ int ChannelRegistry::ready_fd(Channel& channel) {
 /// What nobody needs; for the caller to destroy once it has no lock. True while there is what only somebody on its way
 /// needs, which time ends.
 bool ChannelRegistry::take_unused(Channels& unused) noexcept {
-  const Process* const here = Process::existing();
+  const Session* const here = Session::existing();
   bool expects_guests = false;
   for (auto at = channels_.begin(); at != channels_.end();) {
     const auto next = std::next(at);
     Channel& channel = *at->second;
-    const bool is_ours = channel.process_ == here;
+    const bool is_ours = channel.session_ == here;
     const bool is_needed = channel.queues_ != 0 || (is_ours && channel.is_needed());
     expects_guests = expects_guests || (is_ours && channel.queues_ == 0 && channel.is_invited());
     if (!is_needed) {
@@ -138,18 +138,18 @@ bool ChannelRegistry::take_unused(Channels& unused) noexcept {
   return expects_guests;
 }
 
-void ChannelRegistry::join(Channel& channel, Process& process) {
+void ChannelRegistry::join(Channel& channel, Session& session) {
   Channels unused;  // of the parent's
   {
     std::lock_guard lock(mutex_);
-    if (channel.process_ != &process) {
-      channel.settle_in(process);
+    if (channel.session_ != &session) {
+      channel.settle_in(session);
       take_unused(unused);
     }
-    if (ticked_by_ != &process) process.watch().add_tick([this] { return tick(); });
-    ticked_by_ = &process;
+    if (ticked_by_ != &session) session.watch().add_tick([this] { return tick(); });
+    ticked_by_ = &session;
   }
-  channel.announce(process);
+  channel.announce(session);
 }
 
 /// It does not wait for the lock: before a fork it is held while the watch thread is being stopped.

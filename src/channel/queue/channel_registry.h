@@ -11,7 +11,7 @@
 
 namespace onecopy {
 
-/// All channels that are open in this process. Never destroyed, like Process.
+/// All channels that are open in this process. Never destroyed, like Session.
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class ChannelRegistry {
  public:
@@ -25,7 +25,7 @@ class ChannelRegistry {
   /// See Channel::ready_fd(). Throws out_of_descriptors, out_of_memory.
   int ready_fd(Channel& channel);
   /// Makes a channel this process's own, also after a fork.
-  void join(Channel& channel, Process& process);
+  void join(Channel& channel, Session& session);
 
  private:
   using Channels = std::map<std::uint64_t, std::unique_ptr<Channel>>;
@@ -43,7 +43,7 @@ class ChannelRegistry {
 
   std::mutex mutex_;
   Channels channels_;
-  Process* ticked_by_ = nullptr;
+  Session* ticked_by_ = nullptr;
 };
 
 }  // namespace onecopy

@@ -7,7 +7,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/handle_fields.h"
-#include "share/format/field_checks.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {

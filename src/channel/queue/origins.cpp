@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
-#include "share/format/field_checks.h"
+#include "share/session.h"
 
 namespace onecopy {
 

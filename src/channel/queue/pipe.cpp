@@ -92,7 +92,7 @@ template <class Item>
 void Pipe::End::send(const Item& item, Stream stream) {
   constexpr std::uint32_t kLookEvery = 16;  // at a dead receiver nobody else would
   if (sent.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) close_if_deserted();
-  in_words_of_pipes([&] { out().sender().put(out().process(), item, kForever, stream); });
+  in_words_of_pipes([&] { out().sender().put(out().session(), item, kForever, stream); });
 }
 
 bool Pipe::End::close_if_deserted() const {
@@ -183,21 +183,21 @@ void Pipe::send(const Message& message, Stream stream) { end().send(message, str
 Message Pipe::recv(Stream stream) {
   End& e = end();
   return *e.take(kForever, [&](TimePoint deadline) {
-    return e.in().receiver().get(e.in().process(deadline), deadline, stream);
+    return e.in().receiver().get(e.in().session(deadline), deadline, stream);
   });
 }
 
 std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout, Stream stream) {
   End& e = end();
   return e.take(until(timeout), [&](TimePoint deadline) {
-    return e.in().receiver().get(e.in().process(deadline), deadline, stream);
+    return e.in().receiver().get(e.in().session(deadline), deadline, stream);
   });
 }
 
 Tensor Pipe::recv_tensor(Stream stream) {
   End& e = end();
   return *e.take(kForever, [&](TimePoint deadline) {
-    return e.in().receiver().get_tensor(e.in().process(deadline), deadline, stream);
+    return e.in().receiver().get_tensor(e.in().session(deadline), deadline, stream);
   });
 }
 

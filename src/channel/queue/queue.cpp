@@ -14,19 +14,19 @@ TimePoint as_deadline(std::chrono::nanoseconds timeout) {
 template <class Item>
 bool put_into(Channel& channel, Item&& item, TimePoint deadline, Stream stream) {
   const bool put =
-      channel.sender().put(channel.process(deadline), std::forward<Item>(item), deadline, stream);
+      channel.sender().put(channel.session(deadline), std::forward<Item>(item), deadline, stream);
   channel.note_change();
   return put;
 }
 
 std::optional<Message> get_from(Channel& channel, TimePoint deadline, Stream stream) {
-  auto message = channel.receiver().get(channel.process(deadline), deadline, stream);
+  auto message = channel.receiver().get(channel.session(deadline), deadline, stream);
   channel.note_change();
   return message;
 }
 
 std::optional<Tensor> get_tensor_from(Channel& channel, TimePoint deadline, Stream stream) {
-  auto tensor = channel.receiver().get_tensor(channel.process(deadline), deadline, stream);
+  auto tensor = channel.receiver().get_tensor(channel.session(deadline), deadline, stream);
   channel.note_change();
   return tensor;
 }
@@ -64,15 +64,15 @@ bool Queue::try_put(Tensor&& tensor, std::chrono::nanoseconds timeout, Stream st
 }
 
 bool Queue::try_put_at_once(const Message& message, Stream stream) {
-  Process* const process = channel_->joined_process();
-  if (!process || !channel_->sender().put_at_once(*process, message, stream)) return false;
+  Session* const session = channel_->joined_session();
+  if (!session || !channel_->sender().put_at_once(*session, message, stream)) return false;
   channel_->note_change();
   return true;
 }
 
 void Queue::prepare_put(const Message& message, std::chrono::nanoseconds timeout) {
   const TimePoint deadline = as_deadline(timeout);
-  channel_->sender().prepare(channel_->process(deadline), message, deadline);
+  channel_->sender().prepare(channel_->session(deadline), message, deadline);
 }
 
 bool Queue::wait_for_space(std::chrono::nanoseconds timeout) const {
@@ -86,7 +86,7 @@ std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream s
 }
 
 std::optional<Message> Queue::try_get_at_once(Stream stream) {
-  auto message = channel_->receiver().get_at_once(channel_->process(kNow), stream);
+  auto message = channel_->receiver().get_at_once(channel_->session(kNow), stream);
   if (message) channel_->note_change();
   return message;
 }

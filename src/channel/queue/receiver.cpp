@@ -5,7 +5,7 @@
 
 #include "channel/queue/value_order.h"
 #include "onecopy/core/error.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {
@@ -57,23 +57,23 @@ Receiver::Receiver(Ring& ring, const OriginTable& origins, const Keepers& keeper
     : ring_(ring),
       origins_(origins),
       keepers_(keepers),
-      known_memory_(Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known))) {}
+      open_segments_(Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(OpenSegment))) {}
 
 void Receiver::reset(const ProcessId& parent) {
   keepers_[1] = parent;
-  known_memory_ = Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(Known));
-  known_peers_.clear();
+  open_segments_ = Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(OpenSegment));
+  owners_.clear();
 }
 
-std::optional<Message> Receiver::get(Process& process, TimePoint deadline, Stream stream) {
+std::optional<Message> Receiver::get(Session& session, TimePoint deadline, Stream stream) {
   Contents contents;
-  if (!take(process, deadline, Wants::message, stream, contents)) return {};
+  if (!take(session, deadline, Wants::message, stream, contents)) return {};
   return to_message(contents);
 }
 
-std::optional<Message> Receiver::get_at_once(Process& process, Stream stream) {
+std::optional<Message> Receiver::get_at_once(Session& session, Stream stream) {
   Contents contents;
-  if (!take(process, kNow, Wants::quick_message, stream, contents)) return {};
+  if (!take(session, kNow, Wants::quick_message, stream, contents)) return {};
   return to_message(contents);
 }
 
@@ -83,43 +83,43 @@ Message Receiver::to_message(Contents& contents) {
   return message;
 }
 
-std::optional<Tensor> Receiver::get_tensor(Process& process, TimePoint deadline, Stream stream) {
+std::optional<Tensor> Receiver::get_tensor(Session& session, TimePoint deadline, Stream stream) {
   Contents contents;
-  if (!take(process, deadline, Wants::tensor, stream, contents)) return {};
+  if (!take(session, deadline, Wants::tensor, stream, contents)) return {};
   return std::move(contents.first);
 }
 
-bool Receiver::take(Process& process, TimePoint deadline, Wants wants, Stream stream, Contents& contents) {
+bool Receiver::take(Session& session, TimePoint deadline, Wants wants, Stream stream, Contents& contents) {
   Attempt attempt{wants, stream, contents, ~std::uint64_t{0}, {}, {}};
-  const auto look = [&](const RingItem& item) { return accept(process, item, attempt); };
+  const auto look = [&](const RingItem& item) { return accept(session, item, attempt); };
   for (;;) {
     const Taken taken = ring_.take(look, deadline);
     if (taken == Taken::timed_out) return false;
     if (taken == Taken::yes) break;
     if (wants == Wants::quick_message) return false;
     point("queue.get.deferred");
-    open_slowly(process, attempt, deadline);
+    open_slowly(session, attempt, deadline);
     point("queue.get.opened");
   }
   if (attempt.lost) throw lost(*attempt.lost);
-  put_in_order(process, contents, stream);
+  put_in_order(session, contents, stream);
   point("queue.get.done");
   return true;
 }
 
 /// Under the consumers' lock: quick, and without a question to anybody.
-bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) {
+bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) {
   if (attempt.position == item.position) return true;
   try {
     attempt.lost.reset();
-    const auto open = [&](const ItemRow& row) { return try_open(process, row); };
+    const auto open = [&](const ItemRow& row) { return try_open(session, row); };
     if (attempt.wants == Wants::tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
       throw_not_one_tensor();
     // What is elsewhere is long, and its tensors may be anybody's.
     if (!ItemReader(item.bytes).is_elsewhere() && read(item.bytes, attempt.contents, open) &&
-        can_be_ordered(process, attempt.contents, attempt.stream) &&
+        can_be_ordered(session, attempt.contents, attempt.stream) &&
         (attempt.wants != Wants::quick_message ||
-         can_be_ordered_quickly(process, attempt.contents, attempt.stream))) {
+         can_be_ordered_quickly(session, attempt.contents, attempt.stream))) {
       point("queue.get.claimed");
       return true;
     }
@@ -138,21 +138,21 @@ bool Receiver::accept(Process& process, const RingItem& item, Attempt& attempt) 
 }
 
 /// With no lock held: this may connect to the owner, or wait for it to be known dead.
-void Receiver::open_slowly(Process& process, Attempt& attempt, TimePoint deadline) {
+void Receiver::open_slowly(Session& session, Attempt& attempt, TimePoint deadline) {
   const Patience patience(deadline);
   try {
     Contents& contents = attempt.contents;
-    read(attempt.copy, contents, [&](const ItemRow& row) { return open(process, row); });
-    if (contents.elsewhere) read_elsewhere(process, contents);
-    if (contents.order.is_of_values()) return ask_for(process, contents.order);
+    read(attempt.copy, contents, [&](const ItemRow& row) { return open(session, row); });
+    if (contents.elsewhere) read_elsewhere(session, contents);
+    if (contents.order.is_of_values()) return ask_for(session, contents.order);
     for (const ItemPoint& p : contents.order.points)
-      process.prepare_wait(contents.order.putter, contents.row(p.row).device());
+      session.streams().prepare_wait(contents.order.putter, contents.row(p.row).device());
   } catch (const Error& error) {
     if (passes(error.code())) throw;
     attempt.lost = error;
     return;
   }
-  can_be_ordered(process, attempt.contents, attempt.stream);  // unknown: the putter is gone
+  can_be_ordered(session, attempt.contents, attempt.stream);  // unknown: the putter is gone
 }
 
 /// False as soon as one of the tensors did not open.
@@ -178,23 +178,23 @@ bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
 }
 
 /// The block that the item was written to keeps the tensors until they are claimed one by one.
-void Receiver::read_elsewhere(Process& process, Contents& contents) {
+void Receiver::read_elsewhere(Session& session, Contents& contents) {
   const Tensor item = std::move(contents.first);
   if (item.device() != kCpu)
     throw Error(ErrorCode::bad_handle, "an item that was written to memory of " + item.device().str());
   read({item.as<std::byte>(), item.nbytes()}, contents,
-       [&](const ItemRow& row) { return open(process, row); });
+       [&](const ItemRow& row) { return open(session, row); });
   if (contents.elsewhere) throw Error(ErrorCode::bad_handle, "an item that is elsewhere twice");
 }
 
 /// Without asking anybody. Throws unsupported while the item can stay: in a captured stream it cannot be.
-bool Receiver::can_be_ordered(Process& process, Contents& contents, Stream stream) {
-  if (contents.order.is_of_values()) return is_known(process, contents.order);
+bool Receiver::can_be_ordered(Session& session, Contents& contents, Stream stream) {
+  if (contents.order.is_of_values()) return is_known(session, contents.order);
   for (const ItemPoint& p : contents.order.points) {
-    const auto reached = process.has_passed(contents.order.putter, {p.slot, p.value});
-    if (reached == Process::Reached::unknown) return false;
+    const auto reached = session.streams().has_passed(contents.order.putter, {p.slot, p.value});
+    if (reached == StreamOrder::Reached::unknown) return false;
     const Device device = contents.row(p.row).device();
-    if (reached == Process::Reached::no && backend(device.type).is_captured(device.index, stream))
+    if (reached == StreamOrder::Reached::no && backend(device.type).is_captured(device.index, stream))
       throw Error(ErrorCode::unsupported,
                   "this stream is being captured, and the next item of the queue waits for another "
                   "process's stream; take it before the capture, and order each launch");
@@ -203,67 +203,52 @@ bool Receiver::can_be_ordered(Process& process, Contents& contents, Stream strea
 }
 
 /// Where streams cannot wait, the host does.
-bool Receiver::can_be_ordered_quickly(Process& process, Contents& contents, Stream stream) {
-  if (contents.order.is_of_values()) return !may_wait_on_host(process, contents.order, stream);
+bool Receiver::can_be_ordered_quickly(Session& session, Contents& contents, Stream stream) {
+  if (contents.order.is_of_values()) return !may_wait_on_host(session, contents.order, stream);
   for (const ItemPoint& p : contents.order.points)
-    if (process.has_passed(contents.order.putter, {p.slot, p.value}) == Process::Reached::no &&
-        process.may_wait_on_host(contents.order.putter, contents.row(p.row).device()))
+    if (session.streams().has_passed(contents.order.putter, {p.slot, p.value}) ==
+            StreamOrder::Reached::no &&
+        session.streams().may_wait_on_host(contents.order.putter, contents.row(p.row).device()))
       return false;
   return true;
 }
 
 /// With no lock held: the driver may wait for room in the stream.
-void Receiver::put_in_order(Process& process, Contents& contents, Stream stream) {
-  if (contents.order.is_of_values()) return wait_for_values(process, contents.order, stream);
+void Receiver::put_in_order(Session& session, Contents& contents, Stream stream) {
+  if (contents.order.is_of_values()) return wait_for_values(session, contents.order, stream);
   try {
     for (const ItemPoint& p : contents.order.points)
-      process.wait_for(contents.order.putter, {p.slot, p.value}, contents.row(p.row).device(), stream);
+      session.streams().wait_for(contents.order.putter, {p.slot, p.value}, contents.row(p.row).device(),
+                                 stream);
   } catch (const Error& error) {
     throw lost(error);
   }
   for (std::size_t i = 0; i < contents.rows(); ++i)
     if (Tensor& tensor = contents.row(i); tensor.device() != kCpu)
-      tensor = process.order_release(tensor, stream);
+      tensor = session.streams().order_release(tensor, stream);
 }
 
-Tensor Receiver::try_open(Process& process, const ItemRow& row) {
+Tensor Receiver::try_open(Session& session, const ItemRow& row) {
   if (row.origin == kWholeHandle) return {};
-  const Known& origin = known(row.origin);
-  SharedKeeper* keeper = origin.keeper.load(std::memory_order_acquire);
-  if (!keeper) return {};
-  BlockRef block;
-  std::byte* data = nullptr;
-  if (keeper == &process.ledger()) {
-    block = process.ledger().try_open(row.block, row.generation);
-    if (!block) return {};
-    const BlockSpot spot = process.ledger().export_spot(row.block);
-    if (spot.info.segment == origin.segment && reach(row) <= spot.info.size) data = spot.data;
-  } else {
-    Peer& peer = static_cast<Peer&>(*keeper);
-    block = peer.try_claim(row.block, row.generation);
-    if (!block) return {};
-    data = peer.locate({row.block, origin.segment, origin.segment_size, reach(row), origin.kind},
-                       origin.access)
-               .data;
-  }
-  if (!data) return {};
-  process.opened_total.fetch_add(1, std::memory_order_relaxed);
-  return {std::move(block), data + row.tensor_offset, row.layout, origin.device, origin.access};
+  const OpenSegment& segment = open_segment(row.origin);
+  if (!segment.is_open()) return {};
+  return session.try_open(segment, {row.block, row.generation}, row.tensor_offset, reach(row), row.layout);
 }
 
-Tensor Receiver::open(Process& process, const ItemRow& row) {
-  if (Tensor tensor = try_open(process, row)) return tensor;
+Tensor Receiver::open(Session& session, const ItemRow& row) {
+  if (Tensor tensor = try_open(session, row)) return tensor;
   const HandleFields fields = row.origin == kWholeHandle ? decode_handle(row.handle) : fields_of(row);
   const Access access = fields.is_read_only() ? Access::read_only : Access::read_write;
-  Tensor tensor = process.importer().open(fields, access, {}, keepers_);
-  process.opened_total.fetch_add(1, std::memory_order_relaxed);
-  if (row.origin != kWholeHandle) remember(process, row, fields, access, tensor.device());
+  Tensor tensor = session.open(fields, access, keepers_);
+  if (row.origin != kWholeHandle)
+    keep_for_good(session.note(open_segment(row.origin), fields, access, tensor.device(), keepers_));
   return tensor;
 }
 
-void Receiver::keep_for_good(std::shared_ptr<const Peer> peer) {
-  const std::lock_guard lock(known_peers_mutex_);
-  known_peers_.insert(std::move(peer));
+void Receiver::keep_for_good(std::shared_ptr<const void> owner) {
+  if (!owner) return;
+  const std::lock_guard lock(owners_mutex_);
+  owners_.insert(std::move(owner));
 }
 
 HandleFields Receiver::fields_of(const ItemRow& row) const {
@@ -283,26 +268,6 @@ HandleFields Receiver::fields_of(const ItemRow& row) const {
   fields.flags = origin.access == Access::read_only ? kHandleIsReadOnly : 0;
   fields.layout = row.layout;
   return fields;
-}
-
-void Receiver::remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access,
-                        Device device) {
-  SharedKeeper* keeper = &process.ledger();
-  if (std::shared_ptr<Peer> peer = process.importer().prepare(fields, access, keepers_)) {
-    keeper = peer.get();
-    keep_for_good(std::move(peer));
-  }
-  Known& origin = known(row.origin);
-  if (origin.has_writer.exchange(true)) {
-    if (origin.keeper.load()) origin.keeper.store(keeper, std::memory_order_release);
-    return;
-  }
-  origin.segment_size = fields.segment_size;
-  origin.segment = fields.segment;
-  origin.kind = fields.kind;
-  origin.access = access;
-  origin.device = device;
-  origin.keeper.store(keeper, std::memory_order_release);
 }
 
 }  // namespace onecopy

@@ -15,12 +15,9 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/memory/tensor.h"
 #include "os/mapping.h"
-#include "share/owner/keeper.h"
+#include "share/session.h"
 
 namespace onecopy {
-
-class Peer;
-class Process;
 
 /// Takes messages out of a queue and opens their tensors: claim first, then advance the head. What
 /// is short and can be opened without asking anybody is opened under the ring's lock; for the rest the
@@ -36,30 +33,19 @@ class Receiver {
 
   /// Nothing when there was no message until the deadline. Throws closed, and what opening throws.
   /// What the stream is given afterwards finds the tensors as their putter's stream left them.
-  std::optional<Message> get(Process& process, TimePoint deadline, Stream stream);
+  std::optional<Message> get(Session& session, TimePoint deadline, Stream stream);
   /// The first message if it can be opened without asking anybody.
-  std::optional<Message> get_at_once(Process& process, Stream stream);
+  std::optional<Message> get_at_once(Session& session, Stream stream);
   /// The same for what was put as one tensor; throws invalid_argument when the first item is not.
-  std::optional<Tensor> get_tensor(Process& process, TimePoint deadline, Stream stream);
+  std::optional<Tensor> get_tensor(Session& session, TimePoint deadline, Stream stream);
 
   // Around a fork.
-  void lock() { known_peers_mutex_.lock(); }
-  void unlock() { known_peers_mutex_.unlock(); }
+  void lock() { owners_mutex_.lock(); }
+  void unlock() { owners_mutex_.unlock(); }
   /// In a forked child, whose peers are others, and which has the queue from its parent.
   void reset(const ProcessId& parent);
 
  private:
-  /// Whose segment an origin is, once that is open here. Written once, by who sets `has_writer`; only the keeper
-  /// may be another one later, when its owner has died.
-  struct Known {
-    std::atomic<SharedKeeper*> keeper;  ///< null until the rest is written
-    std::atomic<bool> has_writer;
-    std::uint64_t segment_size;
-    std::uint32_t segment;
-    SegmentKind kind;
-    Access access;
-    Device device;
-  };
   struct Contents {
     std::uint32_t tag = 0;
     Bytes data;
@@ -80,32 +66,32 @@ class Receiver {
   struct Attempt;
   enum class Wants : std::uint8_t { message, quick_message, tensor };
 
-  bool take(Process& process, TimePoint deadline, Wants wants, Stream stream, Contents& contents);
+  bool take(Session& session, TimePoint deadline, Wants wants, Stream stream, Contents& contents);
   static Message to_message(Contents& contents);
-  bool accept(Process& process, const RingItem& item, Attempt& attempt);
-  void open_slowly(Process& process, Attempt& attempt, TimePoint deadline);
+  bool accept(Session& session, const RingItem& item, Attempt& attempt);
+  void open_slowly(Session& session, Attempt& attempt, TimePoint deadline);
   template <class Open>
   static bool read(ByteSpan item, Contents& contents, Open&& open);
-  void read_elsewhere(Process& process, Contents& contents);
-  static bool can_be_ordered(Process& process, Contents& contents, Stream stream);
-  static bool can_be_ordered_quickly(Process& process, Contents& contents, Stream stream);
-  static void put_in_order(Process& process, Contents& contents, Stream stream);
+  void read_elsewhere(Session& session, Contents& contents);
+  static bool can_be_ordered(Session& session, Contents& contents, Stream stream);
+  static bool can_be_ordered_quickly(Session& session, Contents& contents, Stream stream);
+  static void put_in_order(Session& session, Contents& contents, Stream stream);
 
-  Tensor try_open(Process& process, const ItemRow& row);
-  Tensor open(Process& process, const ItemRow& row);
-  /// Other threads may be looking at one that is not in known() any more.
-  void keep_for_good(std::shared_ptr<const Peer> peer);
+  Tensor try_open(Session& session, const ItemRow& row);
+  Tensor open(Session& session, const ItemRow& row);
+  /// Other threads may be looking at an owner that no segment names any more.
+  void keep_for_good(std::shared_ptr<const void> owner);
   HandleFields fields_of(const ItemRow& row) const;
-  void remember(Process& process, const ItemRow& row, const HandleFields& fields, Access access,
-                Device device);
-  Known& known(std::uint16_t origin) const noexcept { return known_memory_.as<Known>()[origin]; }
+  OpenSegment& open_segment(std::uint16_t origin) const noexcept {
+    return open_segments_.as<OpenSegment>()[origin];
+  }
 
   Ring& ring_;
   const OriginTable& origins_;
   Keepers keepers_;
-  Mapping known_memory_;
-  std::mutex known_peers_mutex_;
-  std::set<std::shared_ptr<const Peer>> known_peers_;  ///< what known() points or has pointed at
+  Mapping open_segments_;  ///< by origin
+  std::mutex owners_mutex_;
+  std::set<std::shared_ptr<const void>> owners_;  ///< those that open segments name, or have named
 };
 
 }  // namespace onecopy

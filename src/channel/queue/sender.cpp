@@ -8,40 +8,22 @@
 
 #include "channel/queue/value_order.h"
 #include "onecopy/core/error.h"
-#include "share/format/process_name.h"
-#include "share/runtime/process.h"
+#include "os/patience.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {
 
-SharedKeeper& keeper_of(const Tensor& tensor) {
-  BlockKeeper* keeper = tensor.block().keeper();
-  if (!keeper)
-    throw Error(ErrorCode::invalid_argument, "an empty tensor cannot be put into a queue; make one first");
-  if (!keeper->shareable())
-    throw Error(ErrorCode::invalid_argument,
-                "this tensor's memory belongs to another library and cannot be opened by other "
-                "processes; put onecopy::copy(tensor.view()) instead");
-  return static_cast<SharedKeeper&>(*keeper).root();
-}
-
-BlockSpot spot_of(Process& process, const Tensor& tensor) {
-  SharedKeeper& keeper = keeper_of(tensor);
-  if (&keeper == &process.ledger()) return process.ledger().export_spot(tensor.block().number());
-  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  return {place.info, begin_for(keeper, tensor, {place.info, place.data})};
-}
-
 template <class Rows>
-SentItems::Blocks kind_of(Process& process, const Rows& rows, std::span<const BlockRef> blocks) {
+SentItems::Blocks kind_of(const Session& session, const Rows& rows, std::span<const BlockRef> blocks) {
   const auto is_large = [](const auto& row) { return row.block_size >= 64 << 10; };
   if (std::any_of(rows.begin(), rows.end(), is_large)) return SentItems::Blocks::large;
-  const bool own = !blocks.empty() && blocks.front().keeper() == &process.ledger();
+  const bool own = !blocks.empty() && session.owns(blocks.front());
   return own ? SentItems::Blocks::own : SentItems::Blocks::borrowed;
 }
 
 /// A point in the stream on each device that has one of the tensors, or else that this process has used.
-ItemOrder order_of(Process& process, std::span<const Tensor> tensors, Stream stream) {
+ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream stream) {
   ItemOrder order;
   std::vector<Device> devices;
   for (std::uint32_t row = 0; row < tensors.size(); ++row) {
@@ -53,12 +35,12 @@ ItemOrder order_of(Process& process, std::span<const Tensor> tensors, Stream str
                               "them as two messages, or in the order of the default streams",
                               devices.front().str(), device.str()));
     devices.push_back(device);
-    process.note_use(device, stream);
-    if (const TimelinePoint point = process.mark(device, stream))
+    session.streams().note_use(device, stream);
+    if (const TimelinePoint point = session.streams().mark(device, stream))
       order.points.push_back({point.value, point.slot, row});
   }
-  if (devices.empty()) return order_of_values(process, stream);
-  order.putter = process.id();
+  if (devices.empty()) return order_of_values(session, stream);
+  order.putter = session.id();
   return order;
 }
 
@@ -97,61 +79,63 @@ std::size_t Sender::Parts::write(std::byte* const begin) const {
   return static_cast<std::size_t>(out - begin) + data.size();
 }
 
-bool Sender::put(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream) {
-  return put_one(process, tensor, deadline, stream, nullptr);
+bool Sender::put(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream) {
+  return put_one(session, tensor, deadline, stream, nullptr);
 }
 
-bool Sender::put(Process& process, Tensor&& tensor, TimePoint deadline, Stream stream) {
-  if (!put_one(process, tensor, deadline, stream, &tensor)) return false;
+bool Sender::put(Session& session, Tensor&& tensor, TimePoint deadline, Stream stream) {
+  if (!put_one(session, tensor, deadline, stream, &tensor)) return false;
   tensor.release();
   return true;
 }
 
-bool Sender::put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream,
+bool Sender::put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream,
                      Tensor* given) {
   const Limits limits{deadline};
-  const std::optional<Outgoing> out = outgoing(process, tensor, limits);
-  const ItemOrder order = order_of(process, {&tensor, 1}, stream);
+  const std::optional<Outgoing> out = outgoing(session, tensor, limits);
+  const ItemOrder order = order_of(session, {&tensor, 1}, stream);
   const Parts parts{{0, 0, 1, flags_of(true, order)}, {&*out, 1}, order, {}};
-  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(process, parts, {tensor.block()}, limits);
-  return put_inline(process, parts, {&tensor.block(), 1}, deadline, given);
+  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(session, parts, {tensor.block()}, limits);
+  return put_inline(session, parts, {&tensor.block(), 1}, deadline, given);
 }
 
-bool Sender::put(Process& process, const Message& message, TimePoint deadline, Stream stream) {
-  return put_message(process, message, {deadline}, stream);
+bool Sender::put(Session& session, const Message& message, TimePoint deadline, Stream stream) {
+  return put_message(session, message, {deadline}, stream);
 }
 
-bool Sender::put_at_once(Process& process, const Message& message, Stream stream) {
-  return put_message(process, message, {kNow, false}, stream);
+bool Sender::put_at_once(Session& session, const Message& message, Stream stream) {
+  return put_message(session, message, {kNow, false}, stream);
 }
 
-void Sender::prepare(Process& process, const Message& message, TimePoint deadline) {
-  for (const Tensor& tensor : message.tensors)
-    origin_of(process, tensor, spot_of(process, tensor).info.segment, {deadline});
+void Sender::prepare(Session& session, const Message& message, TimePoint deadline) {
+  for (const Tensor& tensor : message.tensors) {
+    SharedKeeper& keeper = shared_keeper(tensor, "put");
+    origin_of(session, tensor, keeper, session.locate(keeper, tensor).info.segment, {deadline});
+  }
 }
 
-bool Sender::put_message(Process& process, const Message& message, const Limits& limits, Stream stream) {
+bool Sender::put_message(Session& session, const Message& message, const Limits& limits, Stream stream) {
   check_size(message);
   std::vector<Outgoing> rows;
   std::vector<BlockRef> blocks;
   for (const Tensor& tensor : message.tensors) {
-    std::optional<Outgoing> out = outgoing(process, tensor, limits);
+    std::optional<Outgoing> out = outgoing(session, tensor, limits);
     if (!out) return false;
     rows.push_back(*std::move(out));
     blocks.push_back(tensor.block());
   }
-  const ItemOrder order = order_of(process, message.tensors, stream);
+  const ItemOrder order = order_of(session, message.tensors, stream);
   const bool is_one = rows.size() == 1 && message.tag == 0 && message.data.empty();
   const ItemHead head{message.tag, static_cast<std::uint32_t>(message.data.size()),
                       static_cast<std::uint16_t>(rows.size()), flags_of(is_one, order)};
   const Parts parts{head, rows, order, message.data};
-  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(process, parts, std::move(blocks), limits);
-  return put_inline(process, parts, blocks, limits.deadline);
+  if (parts.bytes() > kMaxItemBytes) return put_elsewhere(session, parts, std::move(blocks), limits);
+  return put_inline(session, parts, blocks, limits.deadline);
 }
 
-bool Sender::put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,
+bool Sender::put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks,
                         TimePoint deadline, Tensor* given) {
-  SentItems::Blocks kind = kind_of(process, parts.rows, blocks);
+  SentItems::Blocks kind = kind_of(session, parts.rows, blocks);
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
     if (kind == SentItems::Blocks::large && sent_.ends_with(blocks)) kind = SentItems::Blocks::borrowed;
     if (given) {
@@ -167,31 +151,32 @@ bool Sender::put_inline(Process& process, const Parts& parts, std::span<const Bl
   };
   if (!ring_.put(write, deadline)) return false;
   sent_.release_some(kind, [this] { return ring_.head(); });
-  if (!sent_.empty()) process.watch().request_tick();
+  if (!sent_.empty()) session.watch().request_tick();
   point("queue.put.done");
   return true;
 }
 
 /// The order is part of what is elsewhere: nobody touches the tensors before they have read it.
-bool Sender::put_elsewhere(Process& process, const Parts& parts, std::vector<BlockRef> blocks,
+bool Sender::put_elsewhere(Session& session, const Parts& parts, std::vector<BlockRef> blocks,
                            const Limits& limits) {
   const Tensor item = empty(Layout(DType::u8, {static_cast<std::int64_t>(parts.bytes())}));
   parts.write(item.as<std::byte>());
   point("queue.put.written_elsewhere");
   std::vector<BlockRef> held = blocks;  // the item keeps them, but not beyond this process's death
   held.push_back(item.block());
-  process.ledger().keep_with(item.block().number(), std::move(blocks));
+  session.keep_with(item.block(), std::move(blocks));
   point("queue.put.kept_elsewhere");
-  const std::optional<Outgoing> out = outgoing(process, item, limits);
+  const std::optional<Outgoing> out = outgoing(session, item, limits);
   if (!out) return false;
   const auto flags = static_cast<std::uint16_t>((parts.head.flags & kItemIsOneTensor) | kItemIsElsewhere);
-  return put_inline(process, {{0, 0, 1, flags}, {&*out, 1}, ItemOrder{}, {}}, held, limits.deadline);
+  return put_inline(session, {{0, 0, 1, flags}, {&*out, 1}, ItemOrder{}, {}}, held, limits.deadline);
 }
 
-std::optional<Sender::Outgoing> Sender::outgoing(Process& process, const Tensor& tensor,
+std::optional<Sender::Outgoing> Sender::outgoing(Session& session, const Tensor& tensor,
                                                  const Limits& limits) {
-  const BlockSpot spot = spot_of(process, tensor);
-  const std::optional<std::uint16_t> origin = origin_of(process, tensor, spot.info.segment, limits);
+  SharedKeeper& keeper = shared_keeper(tensor, "put");
+  const BlockSpot spot = session.locate(keeper, tensor);
+  const std::optional<std::uint16_t> origin = origin_of(session, tensor, keeper, spot.info.segment, limits);
   std::optional<Outgoing> out;
   if (!origin) [[unlikely]]
     return out;
@@ -199,7 +184,7 @@ std::optional<Sender::Outgoing> Sender::outgoing(Process& process, const Tensor&
   out->block_size = spot.info.size;
   out->row.origin = *origin;
   if (*origin == kWholeHandle) [[unlikely]] {
-    out->handle = encode(process.share(tensor).fields());
+    out->handle = encode(session.share(tensor).fields());
     out->row.handle = out->handle;
     return out;
   }
@@ -210,24 +195,23 @@ std::optional<Sender::Outgoing> Sender::outgoing(Process& process, const Tensor&
   return out;
 }
 
-std::optional<std::uint16_t> Sender::origin_of(Process& process, const Tensor& tensor,
+std::optional<std::uint16_t> Sender::origin_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
                                                std::uint32_t segment, const Limits& limits) {
-  const Key key{static_cast<SharedKeeper*>(tensor.block().keeper())->root().serial(), segment,
-                tensor.access()};
+  const Key key{keeper.serial(), segment, tensor.access()};
   if (has_lost_creator()) [[unlikely]]
     doubt_deposits();
   if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
   const std::optional<Known> known = find_known(key);
-  if (known && !must_ask(process, *known)) return known->origin;
+  if (known && !must_ask(session, *known)) return known->origin;
   if (!limits.may_ask) return {};
-  const Known now = ask_creator(process, tensor, limits.deadline, known);
+  const Known now = ask_creator(session, tensor, keeper, limits.deadline, known);
   remember(key, now);
   return now.origin;
 }
 
-void Sender::rely_on_creator(Process& process) {
-  const std::shared_ptr<const Peer> creator = process.importer().find(public_name(creator_));
-  if (!creator || creator->is_disconnected()) return;
+void Sender::rely_on_creator(Session& session) {
+  const ConnectionEnd creator = session.queues().connection_end(creator_);
+  if (!creator) return;
   const std::lock_guard lock(known_mutex_);
   if (relied_on_once_.empty() || relied_on_once_.back() != creator) relied_on_once_.push_back(creator);
   relied_on_.store(creator.get(), std::memory_order_release);
@@ -235,8 +219,8 @@ void Sender::rely_on_creator(Process& process) {
 
 /// What it was asked to keep it may have let go of since.
 bool Sender::has_lost_creator() const noexcept {
-  const Peer* const creator = relied_on_.load(std::memory_order_acquire);
-  return creator && creator->is_disconnected();
+  const std::atomic<bool>* const has_ended = relied_on_.load(std::memory_order_acquire);
+  return has_ended && *has_ended;
 }
 
 /// It is asked for everything again.
@@ -247,9 +231,9 @@ void Sender::doubt_deposits() noexcept {
   last_.remember(0, 0, Access::read_only, 0);
 }
 
-bool Sender::must_ask(Process& process, const Known& known) const {
+bool Sender::must_ask(Session& session, const Known& known) const {
   return !known.is_settled() && known.ask_again <= std::chrono::steady_clock::now() &&
-         !process.is_silent(creator_);
+         !session.queues().is_silent(creator_);
 }
 
 std::optional<Sender::Known> Sender::find_known(const Key& key) {
@@ -284,23 +268,24 @@ void Sender::remember_last(const Key& key, const Known& known) noexcept {
     last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.origin);
 }
 
-/// Two threads may do this at once; then the segment has two entries, which does no harm. Whoever puts holds the
-/// memory, and is named in the origin; that the creator has it, too, receivers know by themselves.
-Sender::Known Sender::ask_creator(Process& process, const Tensor& tensor, TimePoint deadline,
-                                  const std::optional<Known>& before) {
+/// Two threads may do this at once; then the segment has two entries, which does no harm. This process holds the memory,
+/// and is named as its maker in the entry; receivers ask the creator by themselves.
+Sender::Known Sender::ask_creator(Session& session, const Tensor& tensor, SharedKeeper& keeper,
+                                  TimePoint deadline, const std::optional<Known>& before) {
   constexpr std::chrono::seconds kOutOfReach{10};
   const Patience patience(deadline);
-  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper()).root();
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  const Keeper kept_by = deposit(process, keeper, tensor.block());
+  const Retention retention = session.queues().retain(tensor.block(), creator_, origins_.channel());
   point("queue.put.deposited");
-  const bool is_kept = kept_by == Keeper::needless || (kept_by == Keeper::creator && !is_weak(place.kind));
-  Known known{before ? before->origin : kWholeHandle, !is_kept};
-  if (kept_by == Keeper::perhaps_creator) known.ask_again = TimePoint::min();
-  if (kept_by == Keeper::unreachable) known.ask_again = std::chrono::steady_clock::now() + kOutOfReach;
-  if (kept_by == Keeper::creator || kept_by == Keeper::needless) rely_on_creator(process);
+  const bool is_retained = retention == Retention::retained;
+  const bool is_needless = retention == Retention::not_needed;
+  Known known{before ? before->origin : kWholeHandle,
+              !is_needless && (!is_retained || is_weak(place.kind))};
+  if (retention == Retention::pending) known.ask_again = TimePoint::min();
+  if (retention == Retention::unreachable) known.ask_again = std::chrono::steady_clock::now() + kOutOfReach;
+  if (is_retained || is_needless) rely_on_creator(session);
   if (before) return known;
-  known.origin = add_origin({keeper.owner(), process.id(), place.segment_size, place.info.segment,
+  known.origin = add_origin({keeper.owner(), session.id(), place.segment_size, place.info.segment,
                              place.kind, tensor.access(), place.identity->uuid},
                             deadline);
   return known;
@@ -310,38 +295,6 @@ std::uint16_t Sender::add_origin(const Origin& origin, TimePoint deadline) {
   std::optional<std::uint16_t> index;
   ring_.exclusively(deadline, [&] { index = origins_.append(origin); });
   return index.value_or(kWholeHandle);
-}
-
-/// The queue's creator keeps the segment of an owner that dies, for as long as we may put more of it. What is the
-/// creator's own needs no keeping by itself; others serve it. One that does not answer is stopped, and is not waited
-/// for: it need not run for a put. It keeps the segment later if it was asked in time; as far as we know it does not,
-/// which is counted until it has been asked again.
-Sender::Keeper Sender::deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block) {
-  if (keeper.owner() == creator_ && creator_ != process.id()) {
-    const auto creator = process.importer().find(public_name(creator_));
-    return creator && creator->has_left() ? Keeper::nobody : Keeper::needless;
-  }
-  constexpr std::chrono::seconds kCreatorTakesAtMost{2};
-  try {
-    const Patience patience(std::chrono::steady_clock::now() +
-                            std::min<std::chrono::milliseconds>(broker_patience(), kCreatorTakesAtMost));
-    process.deposit(block, creator_, origins_.channel());
-    return Keeper::creator;
-  } catch (const Error& error) {
-    if (!is_absent(error) && error.code() != ErrorCode::owner_died &&
-        error.code() != ErrorCode::unsupported && error.code() != ErrorCode::timeout)
-      throw;
-    return why_not_kept(process, error.code());
-  }
-}
-
-/// The creator is gone or stopped, or may not write what we may only read, or has too many; or we cannot pass it on.
-/// Who has it open can take it all the same, and others learn why they cannot.
-Sender::Keeper Sender::why_not_kept(Process& process, ErrorCode code) const {
-  if (code != ErrorCode::timeout && code != ErrorCode::peer_died) return Keeper::nobody;
-  if (code == ErrorCode::timeout && process.is_silent(creator_)) return Keeper::perhaps_creator;
-  const auto creator = process.importer().find(public_name(creator_));
-  return creator && !creator->has_left() ? Keeper::unreachable : Keeper::nobody;
 }
 
 void Sender::lock() {

@@ -15,12 +15,9 @@
 #include "channel/queue/sent_items.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/memory/tensor.h"
-#include "share/owner/keeper.h"
+#include "share/session.h"
 
 namespace onecopy {
-
-class Peer;
-class Process;
 
 /// The origin that was looked up last, for readers that take no lock.
 /// Thread safety: find() may be called by anybody, remember() by one thread at a time.
@@ -63,14 +60,14 @@ class Sender {
   /// False when there was no space until the deadline. Throws closed, out_of_memory (nothing has
   /// changed then), invalid_argument for memory of other libraries.
   /// Getters' streams will wait for what `stream` has in it now.
-  bool put(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream);
-  bool put(Process& process, const Message& message, TimePoint deadline, Stream stream);
+  bool put(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream);
+  bool put(Session& session, const Message& message, TimePoint deadline, Stream stream);
   /// The tensor is empty after a true.
-  bool put(Process& process, Tensor&& tensor, TimePoint deadline, Stream stream);
+  bool put(Session& session, Tensor&& tensor, TimePoint deadline, Stream stream);
   /// The same without waiting; false also when the creator would have to be asked first.
-  bool put_at_once(Process& process, const Message& message, Stream stream);
+  bool put_at_once(Session& session, const Message& message, Stream stream);
   /// Asks the creator to keep what it has not been asked for. Throws what put() throws.
-  void prepare(Process& process, const Message& message, TimePoint deadline);
+  void prepare(Session& session, const Message& message, TimePoint deadline);
 
   /// Segments that the creator does not keep, as far as is known.
   std::uint64_t unkept() const noexcept { return unkept_.load(std::memory_order_relaxed); }
@@ -103,9 +100,8 @@ class Sender {
   };
   /// The keeper's serial(), the segment, how it is put.
   using Key = std::tuple<std::uint64_t, std::uint32_t, Access>;
-  /// Who keeps a segment when its owner dies; `perhaps_creator`: it has not answered, and may when it goes on;
-  /// `unreachable`: it lives, and nobody hears it.
-  enum class Keeper : std::uint8_t { creator, nobody, perhaps_creator, unreachable, needless };
+  /// True once the connection to the creator has ended.
+  using ConnectionEnd = std::shared_ptr<const std::atomic<bool>>;
   /// How far a put may go.
   struct Limits {
     TimePoint deadline;
@@ -119,28 +115,26 @@ class Sender {
   };
 
   /// Nothing when the creator would have to be asked and may not.
-  std::optional<Outgoing> outgoing(Process& process, const Tensor& tensor, const Limits& limits);
-  std::optional<std::uint16_t> origin_of(Process& process, const Tensor& tensor, std::uint32_t segment,
-                                         const Limits& limits);
+  std::optional<Outgoing> outgoing(Session& session, const Tensor& tensor, const Limits& limits);
+  std::optional<std::uint16_t> origin_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
+                                         std::uint32_t segment, const Limits& limits);
   std::optional<Known> find_known(const Key& key);
   void remember(const Key& key, const Known& known);
   void forget_most() noexcept;
   void remember_last(const Key& key, const Known& known) noexcept;
-  void rely_on_creator(Process& process);
+  void rely_on_creator(Session& session);
   bool has_lost_creator() const noexcept;
   void doubt_deposits() noexcept;
-  bool must_ask(Process& process, const Known& known) const;
-  Known ask_creator(Process& process, const Tensor& tensor, TimePoint deadline,
+  bool must_ask(Session& session, const Known& known) const;
+  Known ask_creator(Session& session, const Tensor& tensor, SharedKeeper& keeper, TimePoint deadline,
                     const std::optional<Known>& before);
   std::uint16_t add_origin(const Origin& origin, TimePoint deadline);
-  Keeper deposit(Process& process, const SharedKeeper& keeper, const BlockRef& block);
-  Keeper why_not_kept(Process& process, ErrorCode code) const;
-  bool put_message(Process& process, const Message& message, const Limits& limits, Stream stream);
-  bool put_one(Process& process, const Tensor& tensor, TimePoint deadline, Stream stream, Tensor* given);
+  bool put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
+  bool put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream, Tensor* given);
   /// `given` is what the blocks were taken from: it goes.
-  bool put_inline(Process& process, const Parts& parts, std::span<const BlockRef> blocks,
+  bool put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks,
                   TimePoint deadline, Tensor* given = nullptr);
-  bool put_elsewhere(Process& process, const Parts& parts, std::vector<BlockRef> blocks,
+  bool put_elsewhere(Session& session, const Parts& parts, std::vector<BlockRef> blocks,
                      const Limits& limits);
 
   Ring& ring_;
@@ -151,8 +145,8 @@ class Sender {
   std::map<Key, Known> known_;
   LastOrigin last_;  ///< written under known_mutex_; of what is settled only
   /// Over this connection the creator was asked to keep what is settled; null when it keeps nothing for us.
-  std::atomic<const Peer*> relied_on_{nullptr};
-  std::vector<std::shared_ptr<const Peer>> relied_on_once_;  ///< those it was, and is; under known_mutex_
+  std::atomic<const std::atomic<bool>*> relied_on_{nullptr};
+  std::vector<ConnectionEnd> relied_on_once_;  ///< those it was, and is; under known_mutex_
   std::atomic<std::uint64_t> unkept_{0};
 };
 

@@ -2,7 +2,7 @@
 #include "channel/queue/sent_items.h"
 
 #include "core/point.h"
-#include "share/owner/keeper.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {
@@ -122,7 +122,7 @@ void SentItems::note_age() noexcept {
   const Sent* const item = lock ? oldest() : nullptr;
   if (!item || item->position + 1 == oldest_) return;
   oldest_ = item->position + 1;
-  oldest_since_ = Holds::Clock::now();
+  oldest_since_ = std::chrono::steady_clock::now();
 }
 
 TransitInfo SentItems::info(std::string where) const {
@@ -130,7 +130,8 @@ TransitInfo SentItems::info(std::string where) const {
   std::unique_lock lock(mutex_, std::try_to_lock);
   const Sent* const item = lock ? oldest() : nullptr;
   if (item && item->position + 1 == oldest_)
-    info.age_seconds = std::chrono::duration<double>(Holds::Clock::now() - oldest_since_).count();
+    info.age_seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - oldest_since_).count();
   return info;
 }
 

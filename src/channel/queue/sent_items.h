@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -11,7 +12,6 @@
 
 #include "onecopy/memory/block.h"
 #include "onecopy/share/stats.h"
-#include "share/owner/holds.h"
 
 namespace onecopy {
 
@@ -104,7 +104,7 @@ class SentItems {
   Cursor read_;
   std::atomic<std::size_t> taken_{0};
   std::uint64_t oldest_ = 0;
-  Holds::Clock::time_point oldest_since_{};
+  std::chrono::steady_clock::time_point oldest_since_{};
 };
 
 }  // namespace onecopy

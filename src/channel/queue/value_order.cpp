@@ -10,7 +10,7 @@
 #include "device/order/current_streams.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "share/runtime/process.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {
@@ -24,10 +24,10 @@ std::vector<DeviceStream> on_each(const std::vector<Device>& devices, Stream str
 }
 
 /// Those of the scope have work, or nobody would have named them.
-std::vector<DeviceStream> streams_with_work(const Process& process, Stream stream) {
+std::vector<DeviceStream> streams_with_work(Session& session, Stream stream) {
   if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
     return {scope->streams().begin(), scope->streams().end()};
-  const std::vector<Device> devices = process.used_devices().list();
+  const std::vector<Device> devices = session.streams().used_devices().list();
   if (stream.native && devices.size() > 1)
     throw Error(
         ErrorCode::invalid_argument,
@@ -42,9 +42,9 @@ std::vector<DeviceStream> streams_with_work(const Process& process, Stream strea
 }
 
 /// A device that fails just now must not keep a process from saying so; of a captured stream nothing is done now.
-TimelinePoint mark_or_leave(Process& process, const DeviceStream& at) {
+TimelinePoint mark_or_leave(Session& session, const DeviceStream& at) {
   try {
-    return process.mark(at.device, at.stream);
+    return session.streams().mark(at.device, at.stream);
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported)
       log_warning(fmt::format("a value was put before the work of a stream on {} could be marked: {}",
@@ -54,10 +54,10 @@ TimelinePoint mark_or_leave(Process& process, const DeviceStream& at) {
 }
 
 /// Where the getter's streams are. Nothing: one of several devices has it, and only the driver knows which.
-std::optional<std::vector<DeviceStream>> streams_to_wait(const Process& process, Stream stream) {
+std::optional<std::vector<DeviceStream>> streams_to_wait(Session& session, Stream stream) {
   if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
     return std::vector<DeviceStream>(scope->streams().begin(), scope->streams().end());
-  const std::vector<Device> devices = process.used_devices().list();
+  const std::vector<Device> devices = session.streams().used_devices().list();
   if (stream.native && devices.size() > 1) return {};
   return on_each(devices, stream);
 }
@@ -67,60 +67,62 @@ bool is_captured(const DeviceStream& at) {
 }
 
 /// Only a captured stream and a device whose streams cannot wait make the host wait.
-void wait(Process& process, const ProcessId& putter, const TimelinePoint& point,
+void wait(Session& session, const ProcessId& putter, const TimelinePoint& point,
           const std::optional<std::vector<DeviceStream>>& streams) {
-  if (!streams) return process.wait_on_host_for(putter, point);
+  if (!streams) return session.streams().wait_on_host_for(putter, point);
   for (const DeviceStream& at : *streams)
-    if (is_captured(at)) process.wait_on_host_for(putter, point);
-    else process.wait_for(putter, point, at.device, at.stream);
+    if (is_captured(at)) session.streams().wait_on_host_for(putter, point);
+    else session.streams().wait_for(putter, point, at.device, at.stream);
 }
 
 }  // namespace
 
-ItemOrder order_of_values(Process& process, Stream stream) {
+ItemOrder order_of_values(Session& session, Stream stream) {
   ItemOrder order;
-  if (process.used_devices().empty()) return order;
-  for (const DeviceStream& at : streams_with_work(process, stream))
-    if (const TimelinePoint point = mark_or_leave(process, at))
+  if (session.streams().used_devices().empty()) return order;
+  for (const DeviceStream& at : streams_with_work(session, stream))
+    if (const TimelinePoint point = mark_or_leave(session, at))
       order.points.push_back({point.value, point.slot, kNoRow});
   if (order.points.size() > kMostValuePoints) order.points.resize(kMostValuePoints);
-  order.putter = process.id();
+  order.putter = session.id();
   return order;
 }
 
-bool is_known(Process& process, const ItemOrder& values) {
-  return process.used_devices().empty() ||
-         process.has_passed(values.putter, point_of(values.points.front())) != Process::Reached::unknown;
+bool is_known(Session& session, const ItemOrder& values) {
+  return session.streams().used_devices().empty() ||
+         session.streams().has_passed(values.putter, point_of(values.points.front())) !=
+             StreamOrder::Reached::unknown;
 }
 
-void ask_for(Process& process, const ItemOrder& values) noexcept {
+void ask_for(Session& session, const ItemOrder& values) noexcept {
   try {
-    for (const Device device : process.used_devices().list()) process.prepare_wait(values.putter, device);
+    for (const Device device : session.streams().used_devices().list())
+      session.streams().prepare_wait(values.putter, device);
   } catch (const std::exception& error) {
     log_warning(fmt::format(
         "a value was got, and its putter cannot be asked how far its streams have come: {}", error.what()));
   }
 }
 
-bool may_wait_on_host(Process& process, const ItemOrder& values, Stream stream) {
+bool may_wait_on_host(Session& session, const ItemOrder& values, Stream stream) {
   const auto is_passed = [&](const ItemPoint& point) {
-    return process.has_passed(values.putter, point_of(point)) == Process::Reached::yes;
+    return session.streams().has_passed(values.putter, point_of(point)) == StreamOrder::Reached::yes;
   };
   if (std::all_of(values.points.begin(), values.points.end(), is_passed)) return false;
-  const auto streams = streams_to_wait(process, stream);
+  const auto streams = streams_to_wait(session, stream);
   return !streams || std::any_of(streams->begin(), streams->end(), [&](const DeviceStream& at) {
-    return is_captured(at) || process.may_wait_on_host(values.putter, at.device);
+    return is_captured(at) || session.streams().may_wait_on_host(values.putter, at.device);
   });
 }
 
-void wait_for_values(Process& process, const ItemOrder& values, Stream stream) noexcept {
+void wait_for_values(Session& session, const ItemOrder& values, Stream stream) noexcept {
   try {
     for (const ItemPoint& p : values.points) {
-      const auto reached = process.has_passed(values.putter, point_of(p));
-      if (reached == Process::Reached::yes) continue;
-      process.remember_point(values.putter, point_of(p));
-      if (reached == Process::Reached::no && !process.used_devices().empty())
-        wait(process, values.putter, point_of(p), streams_to_wait(process, stream));
+      const auto reached = session.streams().has_passed(values.putter, point_of(p));
+      if (reached == StreamOrder::Reached::yes) continue;
+      session.streams().remember_point(values.putter, point_of(p));
+      if (reached == StreamOrder::Reached::no && !session.streams().used_devices().empty())
+        wait(session, values.putter, point_of(p), streams_to_wait(session, stream));
     }
   } catch (const std::exception& error) {
     log_warning(

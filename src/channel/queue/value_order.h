@@ -2,7 +2,7 @@
 #pragma once
 
 #include "channel/queue/item.h"
-#include "device/backend.h"
+#include "share/session.h"
 
 /// The order of items without tensors on devices: what a getter does after the get comes after the work that the
 /// putter's streams had at the put, on every device whose memory either has shared or opened. The item itself is
@@ -10,21 +10,19 @@
 /// Thread safety: all functions may be called concurrently.
 namespace onecopy {
 
-class Process;
-
 /// Points of this process's streams that have work; none where it has used no device, or all are idle. `stream` is on
 /// its one device. Throws invalid_argument when a stream is named and the process has used several devices.
-ItemOrder order_of_values(Process& process, Stream stream);
+ItemOrder order_of_values(Session& session, Stream stream);
 
 /// Can the points be waited for without a question to another process?
-bool is_known(Process& process, const ItemOrder& values);
+bool is_known(Session& session, const ItemOrder& values);
 /// Asks whose words they are; a putter that is gone, or does not answer, is not waited for.
-void ask_for(Process& process, const ItemOrder& values) noexcept;
+void ask_for(Session& session, const ItemOrder& values) noexcept;
 /// Might wait_for_values() keep the host waiting? REQUIRES: is_known().
-bool may_wait_on_host(Process& process, const ItemOrder& values, Stream stream);
+bool may_wait_on_host(Session& session, const ItemOrder& values, Stream stream);
 /// Makes the getter's streams wait: `stream`, or each device's default stream when none is named. The host waits for a
 /// stream that is being captured, where streams cannot wait, and when `stream` may be on one of several devices. Asks
 /// nobody.
-void wait_for_values(Process& process, const ItemOrder& values, Stream stream) noexcept;
+void wait_for_values(Session& session, const ItemOrder& values, Stream stream) noexcept;
 
 }  // namespace onecopy

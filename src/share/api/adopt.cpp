@@ -15,8 +15,8 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/random.h"
-#include "share/api/adopt_by_name.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
+#include "share/session.h"
 
 namespace onecopy {
 namespace {
@@ -67,7 +67,7 @@ std::size_t whole_pages(std::size_t bytes) {
 std::string second_name() {
   std::array<std::uint64_t, 1> number{};
   random_bytes(std::as_writable_bytes(std::span(number)));
-  return fmt::format("{}/onecopy-{}-{}", shared_directory(), Process::current().name(),
+  return fmt::format("{}/onecopy-{}-{}", shared_directory(), Runtime::current().name(),
                      number[0] | std::uint64_t{1} << 63);
 }
 
@@ -98,7 +98,7 @@ std::optional<Tensor> try_adopt_by_name(const Fd& file, std::size_t size, std::s
   try {
     auto mapped = backend(DeviceType::cpu).open(0, segment_named(path, bytes), Access::read_write);
     mapped->commit(0, bytes);
-    return Process::current().adopt(std::move(mapped), size, bytes, offset);
+    return Runtime::current().adopt(std::move(mapped), size, bytes, offset);
   } catch (...) {
     ::unlink(path.c_str());
     throw;
@@ -114,7 +114,7 @@ Tensor adopt_file(int fd, std::size_t size, std::size_t offset) {
   memory.fds.push_back(std::move(own));
   auto mapped = backend(DeviceType::cpu).open(0, std::move(memory), Access::read_write);
   mapped->commit(0, end);  // up to the end of the file and no further: that would lengthen it
-  return Process::current().adopt(std::move(mapped), size, end, offset);
+  return Runtime::current().adopt(std::move(mapped), size, end, offset);
 }
 
 }  // namespace onecopy

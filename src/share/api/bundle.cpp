@@ -10,14 +10,14 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "share/format/bundle_codec.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 namespace onecopy {
 
 namespace {
 
 /// One point for all: where the tensors are on several devices, the first one's stream waits for the others'.
-TimelinePoint mark_all(Process& process, std::span<const NamedTensor> tensors, Stream stream) {
+TimelinePoint mark_all(Runtime& runtime, std::span<const NamedTensor> tensors, Stream stream) {
   std::set<Device> devices;
   for (const auto& [name, tensor] : tensors)
     if (tensor.device() != kCpu) devices.insert(tensor.device());
@@ -30,29 +30,30 @@ TimelinePoint mark_all(Process& process, std::span<const NamedTensor> tensors, S
                     devices.size()));
   const Device first = *devices.begin();
   for (const Device device : devices)
-    if (device != first) process.wait_for(process.id(), process.mark(device, stream), first, stream);
-  return process.mark(first, stream);
+    if (device != first)
+      runtime.streams().wait_for(runtime.id(), runtime.streams().mark(device, stream), first, stream);
+  return runtime.streams().mark(first, stream);
 }
 
 Handle share_in_order(std::span<const NamedTensor> tensors, ByteSpan structure,
                       const std::optional<Stream>& stream) {
-  Process& process = Process::current();
+  Runtime& runtime = Runtime::current();
   BundleWriter writer;
   writer.reserve(tensors.size());
   std::vector<BlockRef> kept;
   kept.reserve(tensors.size());
   for (const auto& [name, tensor] : tensors) {
-    writer.add(name, process.name_in_handle(tensor));
+    writer.add(name, runtime.name_in_handle(tensor));
     kept.push_back(tensor.block());
   }
   const auto bytes = static_cast<std::int64_t>(writer.finished_size(structure.size()));
   const Tensor table = empty(Layout(DType::u8, {bytes}));
   writer.finish(structure, {table.as<std::byte>(), static_cast<std::size_t>(bytes)});
-  process.ledger().keep_with(table.block().number(), std::move(kept));
-  Handle handle = process.share(table, kHandleIsBundle);
+  runtime.ledger().keep_with(table.block().number(), std::move(kept));
+  Handle handle = runtime.share(table, kHandleIsBundle);
   if (!stream) return handle;
   HandleFields fields = handle.fields();
-  const TimelinePoint point = mark_all(process, tensors, *stream);
+  const TimelinePoint point = mark_all(runtime, tensors, *stream);
   fields.timeline_slot = point.slot;
   fields.timeline_value = point.value;
   return {std::move(fields), handle.block()};
@@ -78,10 +79,10 @@ struct Bundle::State {
         reader({table.as<std::byte>(), table.nbytes()}) {}
 
   /// Once for each device that the tensors are on: the point covers them all.
-  void wait(Process& process, Device device) {
+  void wait(Runtime& runtime, Device device) {
     const std::lock_guard lock(mutex);
     if (!point || waited.contains(device)) return;
-    process.wait_for(maker, point, device, *options.stream);
+    runtime.streams().wait_for(maker, point, device, *options.stream);
     waited.insert(device);
   }
 
@@ -105,8 +106,7 @@ Bundle Bundle::open(const Handle& handle, const OpenOptions& options) {
   HandleFields fields = handle.fields();
   if (!fields.layout.is_contiguous() || fields.layout.dtype() != DType::u8)
     throw Error(ErrorCode::bad_handle, "a bundle's table is a row of bytes, not " + fields.layout.str());
-  const EarlyCall early(fields.owner, Process::existing() != nullptr);
-  Tensor table = Process::current().open(fields, options.access);
+  Tensor table = Session::open_early(fields, OpenOptions{options.access, {}, {}});
   if (table.device() != kCpu)
     throw Error(ErrorCode::bad_handle,
                 "a bundle's table is memory of the host, not of " + table.device().str());
@@ -122,15 +122,15 @@ std::size_t Bundle::size() const noexcept { return state_->reader.size(); }
 std::string_view Bundle::name(std::size_t row) const { return state_->reader.name(row); }
 Layout Bundle::layout(std::size_t row) const { return state_->reader.row(row).layout; }
 Tensor Bundle::tensor(std::size_t row) const {
-  Process& process = Process::current();
-  Tensor tensor = process.open(state_->reader.fields(row), state_->options);
-  if (state_->options.stream && tensor.device() != kCpu) state_->wait(process, tensor.device());
+  Runtime& runtime = Runtime::current();
+  Tensor tensor = runtime.open(state_->reader.fields(row), state_->options);
+  if (state_->options.stream && tensor.device() != kCpu) state_->wait(runtime, tensor.device());
   return tensor;
 }
 std::vector<Tensor> Bundle::tensors(std::size_t count) const {
   if (count > size())
     throw Error(ErrorCode::invalid_argument, fmt::format("this bundle has {} rows, not {}", size(), count));
-  Process::current().fetch_ahead(state_->owner, state_->reader.origins(), state_->options);
+  Runtime::current().fetch_ahead(state_->owner, state_->reader.origins(), state_->options);
   std::vector<Tensor> opened;
   opened.reserve(count);
   for (std::size_t row = 0; row < count; ++row) opened.push_back(tensor(row));

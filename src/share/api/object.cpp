@@ -3,7 +3,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 namespace onecopy {
 
@@ -11,20 +11,20 @@ namespace onecopy {
 Handle share_object(std::shared_ptr<const void> object) {
   if (!object)
     throw Error(ErrorCode::invalid_argument, "there is no object to share: the pointer is empty");
-  Process& process = Process::current();
+  Runtime& runtime = Runtime::current();
   const Tensor byte = empty(Layout(DType::u8, {1}));
-  Handle handle = process.share(byte);
+  Handle handle = runtime.share(byte);
   const PinnedObjects::Name name{handle.fields().block, handle.fields().generation};
-  process.ledger().keep_with(name.block,
-                             {OwnerKeeper::keep(process.objects().add(name, std::move(object)))});
+  runtime.ledger().keep_with(name.block,
+                             {OwnerKeeper::keep(runtime.objects().add(name, std::move(object)))});
   return handle;
 }
 
 std::shared_ptr<const void> shared_object(const Handle& handle) {
-  Process* const process = Process::existing();
+  Runtime* const runtime = Runtime::existing();
   const HandleFields& fields = handle.fields();
-  if (!process || fields.owner != process->id()) return {};
-  return process->objects().find({fields.block, fields.generation});
+  if (!runtime || fields.owner != runtime->id()) return {};
+  return runtime->objects().find({fields.block, fields.generation});
 }
 
 }  // namespace onecopy

@@ -5,7 +5,7 @@
 #include "onecopy/memory/copy.h"
 #include "share/borrower/call.h"
 #include "share/format/process_name.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 namespace onecopy {
 Tensor empty(const Layout& layout, Device device) {
@@ -13,7 +13,7 @@ Tensor empty(const Layout& layout, Device device) {
     throw Error(ErrorCode::invalid_argument,
                 "a new tensor is row-major; allocate it so and use with_layout() for other strides: " +
                     layout.str());
-  auto [block, data] = Process::current().allocate(layout.nbytes(), device);
+  auto [block, data] = Runtime::current().allocate(layout.nbytes(), device);
   return {std::move(block), data, layout, device, Access::read_write};
 }
 
@@ -26,10 +26,10 @@ Tensor copy(const TensorView& source, Device device) {
 }
 
 Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
-  return Process::current().adopt(view, std::move(owner));
+  return Runtime::current().adopt(view, std::move(owner));
 }
 
-Handle share(const Tensor& tensor) { return Process::current().share(tensor); }
+Handle share(const Tensor& tensor) { return Runtime::current().share(tensor); }
 
 bool is_shareable(const Tensor& tensor) noexcept {
   const BlockKeeper* keeper = tensor.block().keeper();
@@ -54,16 +54,16 @@ std::span<std::byte> storage(const Tensor& tensor) {
   return storage_in(static_cast<SharedKeeper&>(*tensor.block().keeper()), tensor);
 }
 
-Handle hold(const Handle& handle) { return Process::current().hold(handle); }
+Handle hold(const Handle& handle) { return Runtime::current().hold(handle); }
 
 void end_hold(const Handle& handle) noexcept {
   const HandleFields& fields = handle.fields();
   if (fields.hold == 0) return;
-  if (Process* process = Process::existing()) process->importer().acknowledge(fields);
+  if (Runtime* runtime = Runtime::existing()) runtime->importer().acknowledge(fields);
   else acknowledge_to(public_name(fields.maker), fields.hold);
 }
 
-Handle share(const Tensor& tensor, Stream stream) { return Process::current().share(tensor, stream); }
+Handle share(const Tensor& tensor, Stream stream) { return Runtime::current().share(tensor, stream); }
 
 namespace {
 
@@ -92,8 +92,7 @@ Tensor open(const Handle& handle, Access access, Stream stream) {
 
 Tensor open(const Handle& handle, const OpenOptions& options) {
   check_tensor(handle);
-  const EarlyCall early(handle.fields().owner, Process::existing() != nullptr);
-  return Process::current().open(handle.fields(), options);
+  return Session::open_early(handle.fields(), options);
 }
 
 Tensor use_on(const Tensor& tensor, Device device) {
@@ -111,18 +110,18 @@ Tensor use_on(const Tensor& tensor, Device device) {
 }
 
 Handle share(const Tensor& tensor, const ShareOptions& options) {
-  Process& process = Process::current();
+  Runtime& runtime = Runtime::current();
   Tensor shared = tensor;
   if (options.exact != Exact::no) {
-    const std::string more = process.exposes(tensor);
+    const std::string more = runtime.exposes(tensor);
     if (!more.empty() && options.exact == Exact::refuse) throw Error(ErrorCode::unsupported, more);
     if (!more.empty()) shared = copy_in_order(tensor, options.stream);
   }
-  return options.stream ? process.share(shared, *options.stream) : process.share(shared);
+  return options.stream ? runtime.share(shared, *options.stream) : runtime.share(shared);
 }
 
 Tensor record_stream(const Tensor& tensor, Stream stream) {
-  return Process::current().order_release(tensor, stream);
+  return Runtime::current().streams().order_release(tensor, stream);
 }
 
 Handle Handle::from_bytes(ByteSpan bytes) { return {decode_handle(bytes), BlockRef()}; }

@@ -15,7 +15,7 @@
 #include "share/borrower/call.h"
 #include "share/format/info_text.h"
 #include "share/format/process_name.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 namespace onecopy {
 namespace {
@@ -105,18 +105,18 @@ void ask_again(std::vector<std::string> busy, OwnerList& list) {
 
 }  // namespace
 
-Stats stats() { return Process::current().stats(); }
+Stats stats() { return Runtime::current().stats(); }
 
 void collect() {
-  if (Process* process = Process::existing()) process->collect();
+  if (Runtime* runtime = Runtime::existing()) runtime->collect();
 }
 
 std::uint64_t trim(std::optional<Device> device) {
-  Process* const process = Process::existing();
-  return process ? process->give_back(device) : 0;
+  Runtime* const runtime = Runtime::existing();
+  return runtime ? runtime->give_back(device) : 0;
 }
 
-OwnerInfo this_owner() { return Process::current().describe(); }
+OwnerInfo this_owner() { return Runtime::current().describe(); }
 
 OwnerList ask_owners() {
   constexpr std::size_t kAtOnce = 64;  // a descriptor each

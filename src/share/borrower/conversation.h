@@ -64,6 +64,8 @@ class Conversation {
     }
   }
   bool is_over() const noexcept { return is_over_; }
+  /// is_over(), for callers that look often.
+  const std::atomic<bool>& end() const noexcept { return is_over_; }
 
   /// The process is gone: hears what it said last, which may be what we need now. False while a question is being
   /// asked, which ends now. Watch thread.

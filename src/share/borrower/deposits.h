@@ -18,21 +18,13 @@
 #include "os/fd.h"
 #include "os/process.h"
 #include "os/process_origin.h"
+#include "share/borrower/channel_hooks.h"
 #include "share/borrower/held_segment.h"
 
 namespace onecopy {
 
 /// Which segment: public name of its owner, and its number there.
 using DepositKey = std::pair<std::string, std::uint32_t>;
-
-/// A queue as the share layer sees it. Both functions are called on the watch thread and must not
-/// throw.
-struct ChannelHooks {
-  /// How far the queue has come: items ever put, items ever taken. Nothing when it is closed.
-  std::function<std::optional<std::pair<std::uint64_t, std::uint64_t>>()> progress;
-  /// In the queue's creator: how many other processes have it open in this role, at each change.
-  std::function<void(std::uint8_t role, std::size_t users)> users;
-};
 
 /// Who has made a deposit, and may put more of it without another: a connection of our broker's; null: this process.
 using Depositor = const void*;

@@ -141,6 +141,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   /// Once the conversation is over: sees whether it is gone. True while it has to be called again soon. Watch thread.
   bool look_after_hangup();
   bool is_disconnected() const noexcept { return conversation_.is_over(); }
+  const std::atomic<bool>& connection_end() const noexcept { return conversation_.end(); }
   /// Has it let a question wait too long, and said nothing since?
   bool is_silent() const noexcept { return conversation_.is_silent(); }
   bool is_closed() const noexcept { return leases_.is_closed(); }

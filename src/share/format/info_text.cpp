@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 19> kFields{{
+constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 21> kFields{{
     {"shared_total", &Stats::shared_total},
     {"opened_total", &Stats::opened_total},
     {"live_blocks", &Stats::live_blocks},
@@ -22,6 +22,8 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 19> kFields
     {"segments", &Stats::segments},
     {"foreign_segments", &Stats::foreign_segments},
     {"bytes_shared", &Stats::bytes_shared},
+    {"device_segments", &Stats::device_segments},
+    {"device_bytes", &Stats::device_bytes},
     {"borrowers", &Stats::borrowers},
     {"owners", &Stats::owners},
     {"leases", &Stats::leases},

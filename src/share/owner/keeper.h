@@ -66,6 +66,10 @@ class SharedKeeper : public BlockKeeper {
   const std::uint64_t serial_ = ++last_serial_;
 };
 
+/// The keeper that counts the tensor's block for good. Throws invalid_argument for a tensor without memory, and for
+/// memory of other libraries; `verb` is what the caller does with it: "share", "put".
+SharedKeeper& shared_keeper(const Tensor& tensor, const char* verb);
+
 /// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may
 /// be right behind it, so only a tensor without bytes begins at the block's end.
 inline std::byte* begin_for(SharedKeeper& keeper, const Tensor& tensor, const BlockSpot& spot) {

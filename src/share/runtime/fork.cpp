@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a fork does to a Process.
+// What a fork does to a Runtime.
 //
 // Before: the watch thread stops, every lock is taken, and each owner (ourselves included) gets a
 // claim page in which the child counts as holding everything. After, in the child, which is alone:
-// exact claims replace "everything", and a new Process takes over. No owner is asked to answer.
+// exact claims replace "everything", and a new Runtime takes over. No owner is asked to answer.
 #include <fmt/format.h>
 #include <pthread.h>
 
@@ -12,7 +12,7 @@
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "share/borrower/visit.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 namespace onecopy {
 namespace {
@@ -38,14 +38,14 @@ void or_log(F&& f) noexcept {
 
 /// From the start of the program: were it at first use, another thread's fork could be half over by then, and its
 /// child inherit a lock that is taken.
-int Process::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
+int Runtime::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
 
 /// making_ stays locked until the fork is over: threads fork one after the other, and none of them while another
-/// makes the first Process.
-void Process::prepare_fork() {
+/// makes the first Runtime.
+void Runtime::prepare_fork() {
   if (forked_from_) or_log([] { current(); });
   making_.lock();
-  Process* process = existing();
+  Runtime* process = existing();
   if (!process) return;
   or_log([&] {  // the child may share on what it inherits: whoever gets that must reach us
     if (process->ledger_.live() != 0) process->broker_.listen();
@@ -68,9 +68,9 @@ void Process::prepare_fork() {
   or_log([&] { process->child_place_.emplace_back().owner = process; });
 }
 
-void Process::finish_in_parent() {
+void Runtime::finish_in_parent() {
   const std::lock_guard forking(making_, std::adopt_lock);
-  Process* process = existing();
+  Runtime* process = existing();
   if (!process) return;
   process->child_.reset();
   process->child_place_.clear();
@@ -84,15 +84,15 @@ void Process::finish_in_parent() {
   process->watch_.start_again();
 }
 
-void Process::finish_in_child() {
+void Runtime::finish_in_child() {
   handled_pid_ = current_pid();
-  if (Process* parent = existing()) parent->become_child();
+  if (Runtime* parent = existing()) parent->become_child();
   making_.unlock();
   if (forked_from_) or_log([] { current(); });  // without descriptors: at the next use
 }
 
 /// What is left of the parent in its child.
-void Process::become_child() {
+void Runtime::become_child() {
   Visit::forget_others();
   for (const auto& peer : importer_.peers_locked()) {
     if (peer->is_closed()) continue;
@@ -121,7 +121,7 @@ void Process::become_child() {
 
 /// Without a page for us that owner is gone, and its memory frozen, or it counts us with our parent, whose socket we
 /// keep: it waits for that to close.
-void Process::claim_inherited(Inherited& from) noexcept {
+void Runtime::claim_inherited(Inherited& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)
     or_end_child([&] { from.child.emplace(ForkPage{private_claims(std::move(from.page)), {}}); });
@@ -134,7 +134,7 @@ void Process::claim_inherited(Inherited& from) noexcept {
   from.child.reset();
 }
 
-void Process::inherit(Process& parent) {
+void Runtime::inherit(Runtime& parent) {
   cleaned_up_ = parent.cleaned_up_;  // before there is a thread that looks
   if (!inheritance_.empty() || !parent.importer_.peers().empty())
     watch_.start();  // the first that can fail: what is inherited cannot be given back
@@ -146,7 +146,7 @@ void Process::inherit(Process& parent) {
 }
 
 /// The owner tells when a segment is gone; its end is no news, the memory stays.
-void Process::watch_inherited(Inherited& from) {
+void Runtime::watch_inherited(Inherited& from) {
   if (from.is_counted_with_parent) return;
   watch_.add(from.socket.fd(), [this, &from] {
     try {
@@ -165,7 +165,7 @@ void Process::watch_inherited(Inherited& from) {
 
 /// In the child's copy of its parent: what only the parent may do stops here, which is answering,
 /// holding for others and returning memory.
-void Process::abandon() noexcept {
+void Runtime::abandon() noexcept {
   watch_.abandon();
   broker_.abandon();
   holds_.clear();
@@ -175,7 +175,7 @@ void Process::abandon() noexcept {
   pools_.abandon();
 }
 
-void Process::lock_all() {
+void Runtime::lock_all() {
   pools_.prepare_fork();
   importer_.lock();
   broker_.lock();
@@ -188,7 +188,7 @@ void Process::lock_all() {
   }
 }
 
-void Process::unlock_all() {
+void Runtime::unlock_all() {
   for (Inherited& from : inherited_) {
     from.owner->segments_.finish_fork();
     from.owner->ledger_.unlock();

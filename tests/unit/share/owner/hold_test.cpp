@@ -6,7 +6,7 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 
@@ -80,7 +80,7 @@ TEST(Hold, IsInTransitUntilItExpires) {
   const auto before = stats().in_transit;
   const Bytes bytes = hold_number(7);
   EXPECT_EQ(stats().in_transit, before + 1);
-  Process::current().holds().expire(Holds::Clock::now() + Holds::kLifetime);
+  Runtime::current().holds().expire(Holds::Clock::now() + Holds::kLifetime);
   EXPECT_EQ(stats().in_transit, before);
   expect_stale(bytes);
 }

@@ -11,7 +11,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/eventually.h"
 #include "support/limits.h"
@@ -42,7 +42,7 @@ void with_allocations(int count, F&& f) {
 TEST(MemoryShortage, TensorsAreLetGoOf) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers have an operator new of their own";
   Child child([] {
-    const std::size_t before = Process::current().ledger().live();
+    const std::size_t before = Runtime::current().ledger().live();
     for (const std::int64_t size : {std::int64_t{100}, std::int64_t{1} << 20, kOwnSegment}) {
       std::vector<Tensor> one_by_one, shared;
       for (int i = 0; i < 10; ++i) one_by_one.push_back(bytes(size));
@@ -52,7 +52,7 @@ TEST(MemoryShortage, TensorsAreLetGoOf) {
         for (Tensor& tensor : shared) tensor.release();
       });
     }
-    EXPECT_EQ(Process::current().ledger().live(), before);
+    EXPECT_EQ(Runtime::current().ledger().live(), before);
   });
   EXPECT_EQ(child.join(), 0);
 }

@@ -3,7 +3,7 @@
 
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/note.h"
 
@@ -26,7 +26,7 @@ TEST(Revive, AClaimerThatAsksAfterItIsToldThatTheBlockIsKept) {
   const HandleFields fields = share(tensor).fields();
   note->write(share(tensor).to_text());
   ASSERT_TRUE(eventually([] { return stats().borrowers == 1 && this_owner().borrowers[0].claims == 1; }));
-  Ledger& ledger = Process::current().ledger();
+  Ledger& ledger = Runtime::current().ledger();
   tensor.release();
   EXPECT_EQ(stats().limbo, 1U);
   EXPECT_TRUE(ledger.is_kept(fields.block, fields.generation)) << "in limbo";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 #include <algorithm>
 #include <chrono>
@@ -28,11 +28,15 @@ ProcessId new_id() {
 
 }  // namespace
 
-Process& Process::make_current() {
+Session& Session::make_current() {
   if (existing() && is_raw_clone())
     throw Error(ErrorCode::unsupported,
                 "this process was made by clone(2) from one that uses onecopy, without fork's "
                 "handlers; make it with fork(), posix_spawn() or exec");
+  return Runtime::make();
+}
+
+Runtime& Runtime::make() {
   if (forks_unhandled_ != 0) throw_errno("pthread_atfork", forks_unhandled_);
   std::lock_guard lock(making_);
   if (!current_) {
@@ -40,7 +44,7 @@ Process& Process::make_current() {
     handled_pid_ = current_pid();
     start_log();
     const Visit first(nullptr);  // what the first one makes is whole in every child
-    auto made = std::unique_ptr<Process>(new Process());
+    auto made = std::unique_ptr<Runtime>(new Runtime());
     if (forked_from_) {
       made->inherit(*forked_from_);
       forked_from_ = nullptr;
@@ -49,40 +53,36 @@ Process& Process::make_current() {
     }
     current_ = made.release();  // never destroyed, see the class comment
   }
-  return *current_;
+  return static_cast<Runtime&>(*current_);
 }
 
 /// Our threads must not outlive static objects, and names must not outlive their use. Tensors
 /// that live on keep their memory; a name that then stays is the next start's to remove.
-void Process::at_exit() noexcept {
+void Runtime::at_exit() noexcept {
   constexpr std::chrono::seconds kFullStream{1};
-  Process* process = existing();
+  Runtime* process = existing();
   if (!process) return;
   process->watch_.stop();
-  process->marking_.stop(kFullStream);
+  process->streams_.stop_marking(kFullStream);
   process->broker_.stop_listening();
   if (process->ledger_.live() + process->ledger_.limbo() != 0) return;
   process->pools_.end(SegmentKind::named_file);
 }
 
-Process::Process()
-    : id_(new_id()),
-      name_(public_name(id_)),
+Runtime::Runtime() : Runtime(new_id()) {}
+
+Runtime::Runtime(const ProcessId& id)
+    : Session(id, streams_, queues_, watch_),
+      name_(public_name(id)),
       adopted_(segments_),
       pools_(name_, segments_),
-      ledger_(id_, segments_),
+      ledger_(id, segments_),
       adoptions_(segments_, ledger_),
-      releases_(timeline_),
-      importer_(id_, ledger_, watch_, deposits_, holds_),
-      broker_(id_, ledger_, importer_, deposits_, holds_, timeline_, watch_) {
-  timeline_.on_first_mark = [] {
-    static std::once_flag once;  // after the driver's own handlers, and so run before them
-    std::call_once(once, [] { std::atexit([] { settle_streams(); }); });
-  };
-  timeline_.on_wait = [this] { watch_.request_tick(); };
-  releases_.on_wait = [this] { watch_.request_tick(); };
-  releases_.on_left = [this] { marking_.request(); };
-  releases_.must_not_wait = [this] { return watch_.runs_here(); };
+      streams_(id, importer_, watch_),
+      importer_(id, ledger_, watch_, deposits_, holds_),
+      broker_(id, ledger_, importer_, deposits_, holds_, streams_.timeline(), watch_),
+      queues_(id, importer_, deposits_, broker_, watch_) {
+  own_ = &ledger_;
   segments_.on_retire = [this](std::uint32_t number) {
     try {
       broker_.announce_retired(number);
@@ -100,24 +100,22 @@ Process::Process()
 }
 
 /// Once: what processes that were killed have left. A process that begins by opening has it done by its watch thread.
-void Process::clean_up() {
+void Runtime::clean_up() {
   if (std::exchange(cleaned_up_, true)) return;
   remove_abandoned_sockets();
   remove_abandoned_files();
 }
 
-Watch::Again Process::tick() {
+Watch::Again Runtime::tick() {
   clean_up();
   bool more = ledger_.drain();
   more = segments_.tell_retired() || more;
   more = deposits_.sweep() || more;
-  more = tell_of_retired() || more;
   more = importer_.look_after_hangups() || more;
   more = importer_.sweep() || more;
-  more = tell_of_let_go() || more;
-  more = tell_of_left_channels() || more;
+  more = queues_.tick() || more;
   more = broker_.tick() || more;
-  const Watch::Again streams = look_after_streams();
+  const Watch::Again streams = streams_.tick();
   const bool are_held = holds_.expire();
   more = adoptions_.sweep(std::chrono::steady_clock::now()) || more;
   more = trim() || more;
@@ -126,21 +124,22 @@ Watch::Again Process::tick() {
   return are_held ? std::max(streams, Watch::Again::later) : streams;
 }
 
-bool Process::trim() {
+bool Runtime::trim() {
   const Pool::Trimmed trimmed = pools_.trim();
   if (trimmed.bytes >= Pools::kAtOnce) watch_.hurry();
   return trimmed.waiting;
 }
 
-void Process::collect() { give_back({}); }
+void Runtime::collect() { give_back({}); }
 
-std::uint64_t Process::give_back(std::optional<Device> device) {
+std::uint64_t Runtime::give_back(std::optional<Device> device) {
   // A stream that has nothing else to do comes past the end of what was dropped in that time.
   constexpr std::chrono::milliseconds kIdleStream{1};
   ledger_.drain();
   deposits_.sweep();
   const auto deadline = std::chrono::steady_clock::now() + kIdleStream;
-  while (releases_.sweep() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  while (streams_.sweep_releases() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
   importer_.sweep();
   adoptions_.sweep_all();
   const std::uint64_t bytes = pools_.trim_all(device);

@@ -7,7 +7,7 @@
 
 #include "device/copy_counts.h"
 #include "os/process.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 namespace onecopy {
 namespace {
@@ -22,46 +22,29 @@ std::uint64_t count_descriptors() noexcept {
 
 }  // namespace
 
-std::uint64_t Process::add_transit(TransitSource source) {
-  std::lock_guard lock(transits_mutex_);
-  transits_[++last_transit_] = std::move(source);
-  return last_transit_;
-}
-
-void Process::remove_transit(std::uint64_t id) noexcept {
-  std::lock_guard lock(transits_mutex_);
-  transits_.erase(id);
-}
-
-std::vector<TransitInfo> Process::transits() const {
+std::vector<TransitInfo> Runtime::transits() const {
   std::vector<TransitInfo> list = broker_.orphans();
   const auto now = Holds::Clock::now();
   for (const auto since : holds_.list())
     list.push_back({1, std::chrono::duration<double>(now - since).count(), "handle"});
-  std::lock_guard lock(transits_mutex_);
-  for (const auto& [id, source] : transits_)
-    if (TransitInfo info = source.info(); info.blocks != 0) list.push_back(std::move(info));
+  queues_.list_transits(list);
   return list;
 }
 
-std::uint64_t Process::unkept() const {
-  std::uint64_t sum = 0;
-  const std::lock_guard lock(transits_mutex_);
-  for (const auto& [id, source] : transits_) sum += source.unkept();
-  return sum;
-}
-
-Stats Process::stats() const {
+Stats Runtime::stats() const {
   Stats s;
-  s.shared_total = shared_total;
-  s.opened_total = opened_total;
-  s.unkept = unkept();
+  s.shared_total = shared_total_;
+  s.opened_total = opened_total_;
+  s.unkept = queues_.unkept();
   s.live_blocks = ledger_.live();
   s.limbo = ledger_.limbo();
   for (const TransitInfo& transit : transits()) s.in_transit += transit.blocks;
   for (const SegmentInfo& segment : segments_.list()) {
     ++s.segments;
     s.bytes_shared += segment.committed;
+    if (segment.device == kCpu) continue;
+    ++s.device_segments;
+    s.device_bytes += segment.committed;
   }
   for (const auto& peer : importer_.peers()) {
     ++s.owners;
@@ -79,7 +62,7 @@ Stats Process::stats() const {
   return s;
 }
 
-std::vector<DeviceUse> Process::devices() const {
+std::vector<DeviceUse> Runtime::devices() const {
   std::map<Device, DeviceUse> found;
   for (const SegmentInfo& segment : segments_.list()) {
     DeviceUse& use = found[segment.device];
@@ -94,7 +77,7 @@ std::vector<DeviceUse> Process::devices() const {
   return list;
 }
 
-OwnerInfo Process::describe() const {
+OwnerInfo Runtime::describe() const {
   OwnerInfo info;
   info.pid = current_pid();
   info.name = process_name(info.pid);

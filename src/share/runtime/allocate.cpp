@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "onecopy/core/error.h"
-#include "share/runtime/process.h"
+#include "share/runtime/runtime.h"
 
 namespace onecopy {
 namespace {
@@ -24,21 +24,21 @@ SegmentKind kind_of(Strategy strategy, Device device) {
 void set_strategy(Strategy strategy) { the_strategy = strategy; }
 Strategy strategy() noexcept { return the_strategy; }
 
-/// Waits until a stream has come past the end of some. False when none are left to wait for, or it takes too long.
-bool Process::await_release(std::chrono::steady_clock::time_point deadline) {
-  const std::size_t waiting = releases_.size();
-  while (releases_.size() != 0 && std::chrono::steady_clock::now() < deadline) {
-    releases_.sweep();
-    if (releases_.size() < waiting) return ledger_.drain(), true;
+/// Waits until streams have passed the end of some blocks. False when no release is pending, or it takes too long.
+bool Runtime::await_release(std::chrono::steady_clock::time_point deadline) {
+  const std::size_t waiting = streams_.waiting_releases();
+  while (streams_.waiting_releases() != 0 && std::chrono::steady_clock::now() < deadline) {
+    streams_.sweep_releases();
+    if (streams_.waiting_releases() < waiting) return ledger_.drain(), true;
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   return false;
 }
 
-/// What is short only because streams have still to come past what was dropped is no shortage yet.
-Extent Process::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
+/// Retries while releases are pending on device streams: that memory is about to come back.
+Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
   const auto deadline = std::chrono::steady_clock::now() + kPatienceWithStreams;
-  for (bool again = device != kCpu && releases_.size() != 0;; again = await_release(deadline)) {
+  for (bool again = device != kCpu && streams_.waiting_releases() != 0;; again = await_release(deadline)) {
     try {
       return pool.allocate(bytes);
     } catch (const Error& error) {
@@ -47,7 +47,7 @@ Extent Process::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
   }
 }
 
-std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device device) {
+std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device device) {
   Pool& from = pools_.of(kind_of(the_strategy, device), device);
   Extent extent = allocate_from(from, bytes, device);
   extent.size = bytes;  // what the pool adds by rounding belongs to nobody
@@ -59,7 +59,7 @@ std::pair<BlockRef, std::byte*> Process::allocate(std::uint64_t bytes, Device de
   }
 }
 
-Tensor Process::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed,
+Tensor Runtime::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed,
                       std::uint64_t offset) {
   const std::uint32_t number = segments_.next_number();
   const Extent extent{number, offset, size, memory->data() + offset};
@@ -74,12 +74,6 @@ Tensor Process::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, 
   }
 }
 
-Fd Process::segment_file(const Tensor& tensor) {
-  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
-  const std::uint32_t segment = keeper.export_block(tensor.block().number(), tensor.access()).info.segment;
-  return std::move(keeper.export_segment(segment, tensor.access()).fds.at(0));
-}
-
-void Process::Adopted::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
+void Runtime::Adopted::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
 
 }  // namespace onecopy

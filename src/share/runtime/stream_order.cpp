@@ -1,23 +1,41 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is ordered in the streams of devices, of this process or another.
+#include "share/runtime/stream_order.h"
+
 #include <fmt/format.h>
+
+#include <cstdlib>
+#include <mutex>
 
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "share/runtime/process.h"
+#include "share/borrower/importer.h"
+#include "share/session.h"
 
 namespace onecopy {
 
-void Process::wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream) {
-  if (maker == id_) return timeline_.wait(device, stream, point);
+StreamOrder::StreamOrder(const ProcessId& self, Importer& importer, Watch& watch)
+    : self_(self), importer_(importer), watch_(watch), releases_(timeline_) {
+  timeline_.on_first_mark = [] {
+    static std::once_flag once;  // after the driver's own handlers, and so run before them
+    std::call_once(once, [] { std::atexit([] { Session::settle_streams(); }); });
+  };
+  timeline_.on_wait = [this] { watch_.request_tick(); };
+  releases_.on_wait = [this] { watch_.request_tick(); };
+  releases_.on_left = [this] { marking_.request(); };
+  releases_.must_not_wait = [this] { return watch_.runs_here(); };
+}
+
+void StreamOrder::wait_for(const ProcessId& maker, const TimelinePoint& point, Device device,
+                           Stream stream) {
+  if (maker == self_) return timeline_.wait(device, stream, point);
   ForeignTimeline* const timeline = importer_.timeline_of(maker);
   if (!timeline) return;
   timeline->wait(device, stream, point);
   if (!timeline->has_passed(point)) watch_.request_tick();  // see look_after_waits()
 }
 
-/// They take as long as they take. What comes to its mark may be one of many.
-Watch::Again Process::look_after_streams() {
+/// A stream that has reached one mark is likely to reach the next soon.
+Watch::Again StreamOrder::tick() {
   const bool waiting = look_after_waits();
   const bool at_work = timeline_.look_after_devices();
   const std::size_t before = releases_.size();
@@ -27,32 +45,32 @@ Watch::Again Process::look_after_streams() {
 }
 
 /// True while streams of ours wait for other processes'.
-bool Process::look_after_waits() {
+bool StreamOrder::look_after_waits() {
   bool waiting = false;
   for (const auto& peer : importer_.peers()) waiting = peer->look_after_waits() || waiting;
   return waiting;
 }
 
-void Process::prepare_wait(const ProcessId& maker, Device device) {
-  if (maker == id_) return;
+void StreamOrder::prepare_wait(const ProcessId& maker, Device device) {
+  if (maker == self_) return;
   if (ForeignTimeline* timeline = importer_.timeline_of(maker)) timeline->prepare(device);
 }
 
-Process::Reached Process::has_passed(const ProcessId& maker, const TimelinePoint& point) const {
-  if (maker == id_) return timeline_.has_passed(point) ? Reached::yes : Reached::no;
+StreamOrder::Reached StreamOrder::has_passed(const ProcessId& maker, const TimelinePoint& point) const {
+  if (maker == self_) return timeline_.has_passed(point) ? Reached::yes : Reached::no;
   const ForeignTimeline* timeline = importer_.known_timeline_of(maker);
   if (!timeline) return Reached::unknown;
   return timeline->has_passed(point) ? Reached::yes : Reached::no;
 }
 
-bool Process::may_wait_on_host(const ProcessId& maker, Device device) const {
-  if (maker == id_) return timeline_.may_wait_on_host(device);
+bool StreamOrder::may_wait_on_host(const ProcessId& maker, Device device) const {
+  if (maker == self_) return timeline_.may_wait_on_host(device);
   const ForeignTimeline* timeline = importer_.known_timeline_of(maker);
   return !timeline || timeline->may_wait_on_host(device);
 }
 
-/// They may take their time, or never come there: whoever opens a tensor is not told of that.
-void Process::note_use(Device device, Stream stream) {
+/// The points may never be reached: the caller that opens a tensor is not told of that, the log is.
+void StreamOrder::note_use(Device device, Stream stream) {
   if (device == kCpu || !used_devices_.note(device)) return;
   for (const ValuePoints::Entry& entry : value_points_.all()) {
     try {
@@ -64,18 +82,18 @@ void Process::note_use(Device device, Stream stream) {
   }
 }
 
-void Process::remember_point(const ProcessId& putter, const TimelinePoint& point) {
+void StreamOrder::remember_point(const ProcessId& putter, const TimelinePoint& point) {
   value_points_.remember({putter, point}, [this](const ValuePoints::Entry& entry) {
     return has_passed(entry.putter, entry.point) == Reached::yes;
   });
 }
 
-void Process::wait_on_host_for(const ProcessId& putter, const TimelinePoint& point) {
-  if (putter == id_) return timeline_.wait_on_host_for(point);
+void StreamOrder::wait_on_host_for(const ProcessId& putter, const TimelinePoint& point) {
+  if (putter == self_) return timeline_.wait_on_host_for(point);
   if (ForeignTimeline* timeline = importer_.known_timeline_of(putter)) timeline->wait_on_host_for(point);
 }
 
-Tensor Process::order_release(const Tensor& tensor, Stream stream) {
+Tensor StreamOrder::order_release(const Tensor& tensor, Stream stream) {
   if (tensor.device() == kCpu || !tensor.block().keeper() || !tensor.block().keeper()->shareable())
     return tensor;
   note_use(tensor.device(), stream);
@@ -83,14 +101,13 @@ Tensor Process::order_release(const Tensor& tensor, Stream stream) {
           tensor.device(), tensor.access()};
 }
 
-void Process::settle_streams() noexcept {
+void StreamOrder::settle() const noexcept {
   constexpr std::chrono::seconds kPatience{10};
-  const Process* process = existing();
-  if (process && !process->timeline_.settle(kPatience))
-    log_warning(
-        "streams of this process still have work to do before tensors that it has handed over; should it "
-        "end "
-        "now, whoever opens those is told so. Synchronize before the end.");
+  if (timeline_.settle(kPatience)) return;
+  log_warning(
+      "streams of this process still have work to do before tensors that it has handed over; if it ends "
+      "now, "
+      "the processes that open those get an error. Synchronize before the end.");
 }
 
 }  // namespace onecopy

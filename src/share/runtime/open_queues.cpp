@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/runtime/open_queues.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "onecopy/core/error.h"
+#include "os/patience.h"
+#include "share/borrower/call.h"
+#include "share/borrower/deposits.h"
+#include "share/borrower/importer.h"
+#include "share/broker/broker.h"
+#include "share/format/process_name.h"
+
+namespace onecopy {
+namespace {
+
+/// All processes use a queue alike, as far as its creator has to count them.
+constexpr std::uint8_t kRole = 0;
+
+/// Failures after which an item can be put all the same: processes that have the segment open can take it, others learn
+/// why they cannot.
+bool leaves_items_usable(const Error& error) noexcept {
+  return is_absent(error) || error.code() == ErrorCode::owner_died ||
+         error.code() == ErrorCode::unsupported || error.code() == ErrorCode::timeout;
+}
+
+}  // namespace
+
+bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, ChannelHooks hooks) {
+  broker_.listen();
+  deposits_.add_channel(queue, std::move(hooks));
+  if (creator == self_) return true;
+  {
+    const std::lock_guard lock(left_mutex_);
+    std::erase(left_, Left{creator, queue});  // it was not told, and need not be
+  }
+  try {
+    join(creator, queue);
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::timeout) return false;
+    if (!is_absent(error)) throw;
+  }
+  return true;
+}
+
+void OpenQueues::join(const ProcessId& creator, std::uint64_t queue) {
+  const Importer::PeerRef peer = importer_.connect(creator);
+  try {
+    peer->join_channel(queue, kRole);
+  } catch (const Error& error) {  // a creator that is stopped reads it later
+    if (error.code() != ErrorCode::timeout) throw;
+  }
+}
+
+void OpenQueues::close(const ProcessId& creator, std::uint64_t queue) noexcept {
+  deposits_.remove_channel(queue);
+  if (creator == self_) return broker_.forget_channel(queue);
+  const auto peer = importer_.find(public_name(creator));
+  if (!peer || peer->leave_channel(queue, kRole) || peer->is_disconnected()) return;
+  try {
+    const std::lock_guard lock(left_mutex_);
+    left_.push_back({creator, queue});
+    watch_.request_tick();
+  } catch (const std::bad_alloc&) {  // then the creator learns it when this process ends
+  }
+}
+
+Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
+  constexpr std::chrono::seconds kCreatorTakesAtMost{2};
+  const auto& keeper = static_cast<const SharedKeeper&>(*block.keeper());
+  if (keeper.owner() == creator && creator != self_) {
+    const auto peer = importer_.find(public_name(creator));
+    return peer && peer->has_left() ? Retention::not_retained : Retention::not_needed;
+  }
+  try {
+    const Patience patience(std::chrono::steady_clock::now() +
+                            std::min<std::chrono::milliseconds>(broker_patience(), kCreatorTakesAtMost));
+    deposit(block, creator, queue);
+    return Retention::retained;
+  } catch (const Error& error) {
+    if (!leaves_items_usable(error)) throw;
+    return why_not_retained(error, creator);
+  }
+}
+
+Retention OpenQueues::why_not_retained(const Error& error, const ProcessId& creator) const {
+  const bool is_late = error.code() == ErrorCode::timeout;
+  if (!is_late && error.code() != ErrorCode::peer_died) return Retention::not_retained;
+  if (is_late && is_silent(creator)) return Retention::pending;
+  const auto peer = importer_.find(public_name(creator));
+  return peer && !peer->has_left() ? Retention::unreachable : Retention::not_retained;
+}
+
+void OpenQueues::deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
+  auto& keeper = static_cast<SharedKeeper&>(*block.keeper());
+  const BlockPlace place = keeper.export_block(block.number(), Access::read_write);
+  const std::uint32_t segment = place.info.segment;
+  if (creator == self_ && keeper.owner() == self_) return broker_.spread_deposit(segment, queue);
+  const DepositKey key{public_name(keeper.owner()), segment};
+  if (creator != self_) {
+    // First: what times out may be served later.
+    const std::uint64_t number = deposits_.add_elsewhere(key, creator);
+    importer_.connect(creator)->deposit(key, keeper.origin(), keeper.export_table(),
+                                        importer_.pass_on(keeper, segment), queue, number);
+  } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
+    // Of the host's memory what is open here will do.
+    if (!deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment),
+                       queue, DepositClaim{}))
+      throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
+  }
+}
+
+bool OpenQueues::is_silent(const ProcessId& process) const {
+  const auto peer = importer_.find(public_name(process));
+  return peer && !peer->is_disconnected() && peer->is_silent();
+}
+
+std::shared_ptr<const std::atomic<bool>> OpenQueues::connection_end(const ProcessId& process) const {
+  const auto peer = importer_.find(public_name(process));
+  if (!peer || peer->is_disconnected()) return {};
+  return {peer, &peer->connection_end()};
+}
+
+std::uint64_t OpenQueues::add_transit(Transit transit) {
+  const std::lock_guard lock(transits_mutex_);
+  transits_[++last_transit_] = std::move(transit);
+  return last_transit_;
+}
+
+void OpenQueues::remove_transit(std::uint64_t id) noexcept {
+  const std::lock_guard lock(transits_mutex_);
+  transits_.erase(id);
+}
+
+void OpenQueues::list_transits(std::vector<TransitInfo>& list) const {
+  const std::lock_guard lock(transits_mutex_);
+  for (const auto& [id, transit] : transits_)
+    if (TransitInfo info = transit.info(); info.blocks != 0) list.push_back(std::move(info));
+}
+
+std::uint64_t OpenQueues::unkept() const {
+  std::uint64_t sum = 0;
+  const std::lock_guard lock(transits_mutex_);
+  for (const auto& [id, transit] : transits_) sum += transit.unkept();
+  return sum;
+}
+
+bool OpenQueues::tick() {
+  bool more = tell_of_retired();
+  more = tell_of_let_go() || more;
+  return tell_of_left() || more;
+}
+
+/// True while a keeper has to be told again that a segment is gone.
+bool OpenQueues::tell_of_retired() {
+  bool again = false;
+  for (const auto& [segment, keepers] : deposits_.take_retired())
+    for (const ProcessId& keeper : keepers) {
+      const auto peer = importer_.find(public_name(keeper));
+      if (!peer || peer->withdraw(segment) || peer->is_gone()) continue;
+      deposits_.add_elsewhere(segment, keeper);
+      again = (deposits_.retire(segment) && !peer->is_disconnected()) || again;
+    }
+  return again;
+}
+
+/// True while a creator has to be told again: it counts this process among its queue's users until then.
+bool OpenQueues::tell_of_left() noexcept {
+  const std::lock_guard lock(left_mutex_);
+  std::erase_if(left_, [this](const Left& left) {
+    const auto peer = importer_.find(public_name(left.creator));
+    return !peer || peer->leave_channel(left.queue, kRole) || peer->is_disconnected();
+  });
+  return !left_.empty();
+}
+
+/// True while a keeper has to be told again. One that hung up keeps the segment until this process ends.
+bool OpenQueues::tell_of_let_go() {
+  bool again = false;
+  for (LetGo& last : deposits_.take_let_go()) {
+    const auto peer = importer_.find(public_name(last.keeper));
+    if (!peer || peer->let_go(last.key, last.number) || peer->is_disconnected()) continue;
+    deposits_.let_go_later(std::move(last));
+    again = true;
+  }
+  return again;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "onecopy/memory/block.h"
+#include "onecopy/share/handle_fields.h"
+#include "onecopy/share/stats.h"
+#include "os/watch.h"
+#include "share/borrower/channel_hooks.h"
+
+namespace onecopy {
+
+class Broker;
+class Deposits;
+class Importer;
+class Error;
+
+/// Does a queue's creator retain a segment, so that items in it outlive its owner and its putter?
+enum class Retention : std::uint8_t {
+  retained,
+  not_needed,    ///< the segment is the creator's own, which others serve
+  not_retained,  ///< the creator is gone, or refuses, or we cannot pass the segment on
+  pending,       ///< the creator is stopped; it retains the segment once it goes on
+  unreachable,   ///< the creator lives, and does not hear us
+};
+
+/// The queues that this process has open, as far as other processes have to know of them. A queue is named by a random
+/// number, which is the same in every process.
+///
+/// Thread safety: all members may be called concurrently.
+class OpenQueues {
+ public:
+  OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker, Watch& watch)
+      : self_(self), importer_(importer), deposits_(deposits), broker_(broker), watch_(watch) {}
+
+  /// This process opens a queue that `creator` made, and answers calls from now on. False when the creator does not
+  /// answer, so that it has to be told again; one that is gone need not be.
+  bool open(const ProcessId& creator, std::uint64_t queue, ChannelHooks hooks);
+  void close(const ProcessId& creator, std::uint64_t queue) noexcept;
+
+  /// Before the first item with this segment is put: asks the creator to retain it, or, where that is this process, the
+  /// other users. Waits two seconds at most for the creator. Throws what passing the segment on throws.
+  Retention retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
+  /// Has the process let a question wait too long, and said nothing since? As far as this process knows.
+  bool is_silent(const ProcessId& process) const;
+  /// Becomes true when the connection to that process ends. Null when there is none.
+  std::shared_ptr<const std::atomic<bool>> connection_end(const ProcessId& process) const;
+
+  /// A queue's items in transit, for listings, and how many of their segments are not retained.
+  struct Transit {
+    std::function<TransitInfo()> info;
+    std::function<std::uint64_t()> unkept;
+  };
+  std::uint64_t add_transit(Transit transit);
+  void remove_transit(std::uint64_t id) noexcept;
+
+  // For the runtime.
+  void list_transits(std::vector<TransitInfo>& list) const;
+  std::uint64_t unkept() const;
+  /// Tells other processes what they could not be told before. True while it has to be called again. Watch thread.
+  bool tick();
+
+ private:
+  /// A queue of a creator that did not read when this process left it.
+  struct Left {
+    ProcessId creator;
+    std::uint64_t queue;
+    bool operator==(const Left&) const = default;
+  };
+
+  void join(const ProcessId& creator, std::uint64_t queue);
+  void deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
+  Retention why_not_retained(const Error& error, const ProcessId& creator) const;
+  bool tell_of_retired();
+  bool tell_of_let_go();
+  bool tell_of_left() noexcept;
+
+  const ProcessId self_;
+  Importer& importer_;
+  Deposits& deposits_;
+  Broker& broker_;
+  Watch& watch_;
+
+  std::mutex left_mutex_;
+  std::vector<Left> left_;
+
+  mutable std::mutex transits_mutex_;
+  std::map<std::uint64_t, Transit> transits_;
+  std::uint64_t last_transit_ = 0;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
+#include "share/borrower/deposits.h"
+#include "share/borrower/importer.h"
+#include "share/broker/broker.h"
+#include "share/owner/adoptions.h"
+#include "share/owner/holds.h"
+#include "share/owner/ledger.h"
+#include "share/owner/owner_keeper.h"
+#include "share/owner/pinned_objects.h"
+#include "share/owner/pools.h"
+#include "share/session.h"
+
+namespace onecopy {
+
+/// Everything this process has of onecopy, put together; only the implementation of the API includes it, and other
+/// layers see a Session. Made at first use and never destroyed: tensors with static lifetime may outlive everything
+/// else.
+///
+/// A forked child gets a Runtime of its own at once; what the parent's held for it becomes leases.
+/// Thread safety: all members may be called concurrently.
+class Runtime final : public Session {
+ public:
+  static Runtime& current() { return static_cast<Runtime&>(Session::current()); }
+  static Runtime* existing() noexcept { return static_cast<Runtime*>(Session::existing()); }
+
+  const std::string& name() const noexcept { return name_; }
+  Ledger& ledger() noexcept { return ledger_; }
+  Importer& importer() noexcept { return importer_; }
+  Broker& broker() noexcept { return broker_; }
+  Holds& holds() noexcept { return holds_; }
+  PinnedObjects& objects() noexcept { return objects_; }
+  SegmentTable& segments() noexcept { return segments_; }
+
+  /// A block of exactly `bytes` in the pool of the current strategy.
+  std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
+  /// Shared memory made by other means as one segment and one block of ours: a row of the `size` bytes from
+  /// `offset` on that can be shared like any tensor. `committed` bytes are counted as ours.
+  Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed = 0,
+               std::uint64_t offset = 0);
+  /// Memory of a device that somebody else allocated, see onecopy::adopt().
+  Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
+    return adoptions_.adopt(view, std::move(owner));
+  }
+
+  using Session::share;
+  /// See onecopy::share().
+  Handle share(const Tensor& tensor, Stream stream);
+  /// share() for callers that keep the block in another way.
+  HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
+  Handle hold(const Handle& handle);
+  using Session::open;
+  Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }
+  /// Maps the segments that rows of a bundle lie in, as far as the owner of its table has them.
+  void fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins,
+                   const OpenOptions& options) {
+    importer_.fetch_ahead(owner, origins, options.access, options.device);
+  }
+  /// What others can see through the tensor's handle beyond it, in words; empty when that is nothing.
+  std::string exposes(const Tensor& tensor) const;
+
+  Stats stats() const;
+  OwnerInfo describe() const;
+  void collect();
+  /// The same, of one device's pools or of all; returns how many bytes the pools gave back.
+  std::uint64_t give_back(std::optional<Device> device);
+
+ private:
+  friend class Session;
+
+  /// The blocks of a process that forked us, or forked the one that did.
+  struct Inherited {
+    Runtime* owner = nullptr;  // its copy in this process; never destroyed
+    Mapping page;
+    UnixSocket socket;              // the parent's, when there was no page for us
+    std::optional<ForkPage> child;  // during a fork
+    bool is_counted_with_parent = false;
+  };
+
+  Runtime();
+  explicit Runtime(const ProcessId& id);
+  static Runtime& make();
+  void clean_up();
+  Watch::Again tick();
+  bool trim();
+
+  // allocate.cpp
+  Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
+  bool await_release(std::chrono::steady_clock::time_point deadline);
+
+  // session.cpp
+  /// On the device `user`, see Importer::open().
+  Tensor open_for(const HandleFields& handle, Access access, std::optional<Device> user);
+  void count_opened() noexcept { opened_total_.fetch_add(1, std::memory_order_relaxed); }
+
+  // report.cpp
+  std::vector<TransitInfo> transits() const;
+  std::vector<DeviceUse> devices() const;
+
+  /// Adopted segments leave the table when their block is free.
+  class Adopted final : public ExtentOwner {
+   public:
+    explicit Adopted(SegmentTable& segments) : segments_(segments) {}
+    void free(const Extent& extent) noexcept override;
+
+   private:
+    SegmentTable& segments_;
+  };
+
+  static void at_exit() noexcept;
+
+  // fork.cpp
+  static int forks_unhandled_;  ///< the error, from before main()
+  static void prepare_fork();
+  static void finish_in_parent();
+  static void finish_in_child();
+  void become_child();
+  void lock_all();
+  void unlock_all();
+  void abandon() noexcept;
+  static void claim_inherited(Inherited& from) noexcept;
+  void inherit(Runtime& parent);
+  void watch_inherited(Inherited& from);
+
+  inline static std::mutex making_;
+  // In a forked child, until its own Runtime is made:
+  inline static Runtime* forked_from_ = nullptr;
+  inline static std::list<Inherited> inheritance_;
+
+  Runtime* parent_ = nullptr;  ///< in a forked child; never destroyed, and so seen by leak checkers
+  const std::string name_;
+  SegmentTable segments_;
+  Adopted adopted_;
+  Pools pools_;
+  PinnedObjects objects_;  // before ledger_, whose blocks keep them
+  Ledger ledger_;
+  Adoptions adoptions_;
+  Watch watch_;
+  Deposits deposits_;
+  StreamOrder streams_;
+  Holds holds_;
+  Importer importer_;
+  Broker broker_;
+  OpenQueues queues_;
+  std::atomic<std::uint64_t> shared_total_{0};
+  std::atomic<std::uint64_t> opened_total_{0};
+
+  bool cleaned_up_ = false;  ///< see clean_up(); of the watch thread, once the Runtime is made
+  std::list<Inherited> inherited_;
+  std::optional<ForkPage> child_;  ///< during a fork: what the child will hold of our blocks
+  std::list<Inherited>
+      child_place_;  ///< and, made while that may fail, the place for it in the child's list
+};
+
+}  // namespace onecopy

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/session.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/process.h"
+#include "share/borrower/call.h"
+#include "share/borrower/peer.h"
+#include "share/runtime/runtime.h"
+
+namespace onecopy {
+namespace {
+
+BootId this_boot() {
+  static const BootId boot = [] {
+    const auto whole = boot_id();
+    BootId half;
+    std::copy_n(whole.begin(), half.size(), half.begin());
+    return half;
+  }();
+  return boot;
+}
+
+}  // namespace
+
+Runtime& Session::runtime() noexcept { return static_cast<Runtime&>(*this); }
+const Runtime& Session::runtime() const noexcept { return static_cast<const Runtime&>(*this); }
+
+void Session::settle_streams() noexcept {
+  if (const Session* const session = existing()) session->streams_.settle();
+}
+
+Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) {
+  return runtime().adopt(std::move(memory), size, size);
+}
+
+BlockRef Session::try_retain(const BlockName& name) noexcept {
+  return runtime().ledger_.try_open(name.block, name.generation);
+}
+
+void Session::keep_with(const BlockRef& block, std::vector<BlockRef> kept) {
+  runtime().ledger_.keep_with(block.number(), std::move(kept));
+}
+
+Handle Session::share(const Tensor& tensor, std::uint32_t flags) {
+  return {runtime().name_in_handle(tensor, flags), tensor.block()};
+}
+
+BlockSpot Session::locate(SharedKeeper& keeper, const Tensor& tensor) {
+  const std::uint32_t block = tensor.block().number();
+  if (&keeper == own_) return runtime().ledger_.export_spot(block);
+  const BlockPlace place = keeper.export_block(block, tensor.access());
+  return {place.info, begin_for(keeper, tensor, {place.info, place.data})};
+}
+
+Fd Session::segment_file(const Tensor& tensor) {
+  SharedKeeper& keeper = shared_keeper(tensor, "share");
+  const std::uint32_t segment = keeper.export_block(tensor.block().number(), tensor.access()).info.segment;
+  return std::move(keeper.export_segment(segment, tensor.access()).fds.at(0));
+}
+
+bool Session::is_held(const BlockRef& block) const noexcept { return runtime().holds_.contain(block); }
+
+void Session::make_permanent(std::uint64_t hold) noexcept { runtime().holds_.let_last(hold); }
+
+void Session::end_holds(std::chrono::steady_clock::duration older_than) noexcept {
+  runtime().holds_.end_older(Holds::Clock::now() - older_than);
+}
+
+Tensor Session::open_early(const HandleFields& handle, const OpenOptions& options) {
+  const EarlyCall early(handle.owner, existing() != nullptr);
+  return current().open(handle, options);
+}
+
+Tensor Session::open(const HandleFields& row, Access access, std::span<const ProcessId> holders) {
+  Tensor tensor = runtime().importer_.open(row, access, {}, holders);
+  runtime().count_opened();
+  return tensor;
+}
+
+std::shared_ptr<const void> Session::note(OpenSegment& segment, const HandleFields& row, Access access,
+                                          Device device, std::span<const ProcessId> holders) {
+  const std::shared_ptr<Peer> peer = runtime().importer_.prepare(row, access, holders);
+  SharedKeeper* const keeper = peer ? static_cast<SharedKeeper*>(peer.get()) : &runtime().ledger_;
+  if (segment.has_writer_.exchange(true)) {
+    if (segment.is_open()) segment.keeper_.store(keeper, std::memory_order_release);
+    return peer;
+  }
+  segment.segment_size_ = row.segment_size;
+  segment.segment_ = row.segment;
+  segment.kind_ = row.kind;
+  segment.access_ = access;
+  segment.device_ = device;
+  segment.keeper_.store(keeper, std::memory_order_release);
+  return peer;
+}
+
+Tensor Session::try_open(const OpenSegment& segment, const BlockName& name, std::uint64_t offset,
+                         std::uint64_t reach, const Layout& layout) {
+  SharedKeeper* const keeper = segment.keeper_.load(std::memory_order_acquire);
+  if (!keeper) return {};
+  BlockRef block;
+  std::byte* data = nullptr;
+  if (keeper == own_) {
+    block = try_retain(name);
+    if (!block) return {};
+    const BlockSpot spot = runtime().ledger_.export_spot(name.block);
+    if (spot.info.segment == segment.segment_ && reach <= spot.info.size) data = spot.data;
+  } else {
+    Peer& peer = static_cast<Peer&>(*keeper);
+    block = peer.try_claim(name.block, name.generation);
+    if (!block) return {};
+    data = peer.locate({name.block, segment.segment_, segment.segment_size_, reach, segment.kind_},
+                       segment.access_)
+               .data;
+  }
+  if (!data) return {};
+  runtime().count_opened();
+  return {std::move(block), data + offset, layout, segment.device_, segment.access_};
+}
+
+ExportedMemory Session::fetch_memory(const HandleFields& handle, Access access) {
+  return runtime().importer_.connect(handle.owner)->fetch_memory({handle.segment, access});
+}
+
+HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
+  SharedKeeper& shared = shared_keeper(tensor, "share");
+  broker_.listen();
+  const BlockPlace place = shared.export_block(tensor.block().number(), tensor.access());
+  const std::byte* const begin = begin_for(shared, tensor, {place.info, place.data});
+  HandleFields fields;
+  fields.boot = this_boot();
+  fields.owner = shared.owner();
+  fields.maker = id();
+  fields.device_type = place.identity->device.type;
+  fields.device = place.identity->uuid;
+  fields.segment = place.info.segment;
+  fields.kind = place.kind;
+  fields.segment_size = place.segment_size;
+  fields.block = place.info.number;
+  fields.generation = place.info.generation;
+  fields.storage_size = place.info.size;
+  fields.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - begin);
+  fields.flags = flags | (tensor.access() == Access::read_only ? kHandleIsReadOnly : 0);
+  fields.layout = tensor.layout();
+  shared_total_.fetch_add(1, std::memory_order_relaxed);
+  streams_.note_use(tensor.device());
+  return fields;
+}
+
+/// Whoever holds the block can serve it, so the holder is the maker from here on: a forked child that
+/// holds a handle of its parent's holds it itself.
+Handle Runtime::hold(const Handle& handle) {
+  if (!handle.block())
+    throw Error(ErrorCode::invalid_argument,
+                "this handle was read from bytes or text and keeps nothing alive; hold the one that "
+                "share() returned, or open() it and share() the tensor again");
+  broker_.listen();
+  HandleFields fields = handle.fields();
+  fields.maker = id();
+  fields.hold = holds_.add(handle.block());
+  watch_.request_tick();
+  return {std::move(fields), handle.block()};
+}
+
+Tensor Runtime::open_for(const HandleFields& handle, Access access, std::optional<Device> user) {
+  if (handle.boot != this_boot())
+    throw Error(ErrorCode::other_boot,
+                "this handle was made on another machine or before this one was restarted");
+  if (handle.is_read_only() && access != Access::read_only)
+    throw Error(ErrorCode::read_only,
+                "this handle lends its tensor for reading only; open it with Access::read_only");
+  Tensor tensor = importer_.open(handle, access, user);
+  count_opened();
+  return tensor;
+}
+
+Handle Runtime::share(const Tensor& tensor, Stream stream) {
+  streams_.note_use(tensor.device(), stream);
+  HandleFields fields = name_in_handle(tensor);
+  if (tensor.device() != kCpu) {
+    const TimelinePoint point = streams_.mark(tensor.device(), stream);
+    fields.timeline_slot = point.slot;
+    fields.timeline_value = point.value;
+  }
+  return {std::move(fields), tensor.block()};
+}
+
+Tensor Session::open(const HandleFields& handle, const OpenOptions& options) {
+  const bool is_kind = options.device && options.device->type == handle.device_type;
+  const bool is_user = is_kind && handle.device_type != DeviceType::cpu;  // use_on() refuses others
+  Tensor tensor = runtime().open_for(handle, options.access, is_user ? options.device : std::nullopt);
+  if (options.device) tensor = use_on(tensor, *options.device);
+  if (tensor.device() == kCpu) return tensor;
+  if (!options.stream) return streams_.note_use(tensor.device()), tensor;
+  if (const TimelinePoint point{handle.timeline_slot, handle.timeline_value})
+    streams_.wait_for(handle.maker, point, tensor.device(), *options.stream);
+  return streams_.order_release(tensor, *options.stream);
+}
+
+/// An adopted allocation is exposed as a whole, other tensors of the framework included. Another process's memory may
+/// have been adopted, so it counts as if it was.
+std::string Runtime::exposes(const Tensor& tensor) const {
+  constexpr std::uint64_t kRounding = 511;  // what allocators may add to what is asked of them
+  if (!is_shareable(tensor)) return {};     // share() says so
+  SharedKeeper& keeper = shared_keeper(tensor, "share");
+  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
+  const bool ours = keeper.owner() == id() && !adoptions_.contains(place.info.segment);
+  const bool exact = ours || tensor.device() == kCpu;  // such blocks have what was asked of us
+  const std::uint64_t seen = exact ? place.info.size : place.segment_size;
+  const std::uint64_t bytes = tensor.layout().extent_bytes();
+  const bool is_first = place.info.offset == 0 &&
+                        tensor.as<std::byte>() == begin_for(keeper, tensor, {place.info, place.data});
+  if (seen <= bytes + (!exact && is_first ? kRounding : 0)) return {};
+  return fmt::format(
+      "the tensor has {} bytes, and its handle would let others see all {} of the {} that it lies in; "
+      "share it whole, share a copy (Exact::copy), or allocate it with onecopy",
+      bytes, seen, ours ? "storage" : "allocation");
+}
+
+}  // namespace onecopy

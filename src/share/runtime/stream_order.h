@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+
+#include "device/order/timeline.h"
+#include "device/order/used_devices.h"
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/handle_fields.h"
+#include "os/errand.h"
+#include "os/watch.h"
+#include "share/borrower/value_points.h"
+#include "share/owner/ordered_releases.h"
+
+namespace onecopy {
+
+class Importer;
+
+/// The order between streams of this process and streams of others: marks in ours, waits for theirs, and references
+/// that end in stream order.
+///
+/// Thread safety: all members may be called concurrently, but for those of the runtime.
+class StreamOrder {
+ public:
+  StreamOrder(const ProcessId& self, Importer& importer, Watch& watch);
+
+  /// A point after all that is in the stream now, for others to wait for.
+  TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
+  /// Makes a stream wait for a point in one of `maker`'s, unless it has passed.
+  void wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream);
+  /// Afterwards wait_for() asks no other process, and is quick. Throws what connecting throws.
+  void prepare_wait(const ProcessId& maker, Device device);
+  enum class Reached : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
+  Reached has_passed(const ProcessId& maker, const TimelinePoint& point) const;
+  /// Might wait_for() keep the host waiting? REQUIRES: has_passed() knows the maker.
+  bool may_wait_on_host(const ProcessId& maker, Device device) const;
+
+  /// This process shares or opens memory of `device` in `stream`. At the first use of a device the stream waits for all
+  /// work that values got so far came after.
+  void note_use(Device device, Stream stream = {});
+  const UsedDevices& used_devices() const noexcept { return used_devices_; }
+  /// Devices that are used later come after this point of a value that was got.
+  void remember_point(const ProcessId& putter, const TimelinePoint& point);
+  /// Like wait_for(), on the host, where no stream can wait. Asks no other process: returns at once while the putter is
+  /// not known.
+  void wait_on_host_for(const ProcessId& putter, const TimelinePoint& point);
+
+  /// The same memory; the reference ends once `stream` has done what is in it when the tensor is dropped.
+  Tensor order_release(const Tensor& tensor, Stream stream);
+  /// Waits until the marks of this process are written, ten seconds at most: a process that ends before loses them.
+  void settle() const noexcept;
+
+  // For the runtime.
+  Timeline& timeline() noexcept { return timeline_; }
+  /// Looks at waits, devices and releases, and says when to look again. Watch thread.
+  Watch::Again tick();
+  /// Ends releases that are due. True while some are waiting.
+  bool sweep_releases() noexcept { return releases_.sweep(); }
+  std::size_t waiting_releases() const noexcept { return releases_.size(); }
+  /// No marks are made in the background any more; waits for one that is under way.
+  void stop_marking(std::chrono::milliseconds patience) noexcept { marking_.stop(patience); }
+
+ private:
+  bool look_after_waits();
+
+  const ProcessId self_;
+  Importer& importer_;
+  Watch& watch_;
+  Timeline timeline_;
+  UsedDevices used_devices_;
+  ValuePoints value_points_;
+  OrderedReleases releases_;
+  /// A thread of its own: a mark may have to wait for room in the stream.
+  Errand marking_{"onecopy-marks", [this] { releases_.mark_left(); }};
+};
+
+}  // namespace onecopy

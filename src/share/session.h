@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "device/backend.h"
+#include "onecopy/memory/tensor.h"
+#include "onecopy/share/handle.h"
+#include "onecopy/share/share.h"
+#include "os/fd.h"
+#include "os/process.h"
+#include "os/watch.h"
+#include "share/format/field_checks.h"
+#include "share/format/segment_ref.h"
+#include "share/owner/keeper.h"
+#include "share/runtime/open_queues.h"
+#include "share/runtime/open_segment.h"
+#include "share/runtime/stream_order.h"
+
+namespace onecopy {
+
+class Runtime;
+
+/// This process, as the layers above share may use it: queues, the bindings, benchmarks. The Runtime is behind it, made
+/// at first use and never destroyed. A forked child gets a Session of its own.
+///
+/// Thread safety: all members may be called concurrently.
+class Session {
+ public:
+  /// Throws unsupported in a process made by a raw clone(2), which ran none of our fork handlers.
+  static Session& current() {
+    Session* const session = existing();
+    return session && !is_raw_clone() ? *session : make_current();
+  }
+  /// Null when this process has not used onecopy yet.
+  static Session* existing() noexcept { return current_.load(std::memory_order_acquire); }
+
+  const ProcessId& id() const noexcept { return id_; }
+  /// Its thread watches descriptors, and ticks while there is something to wait for.
+  Watch& watch() noexcept { return watch_; }
+  /// What is ordered in streams of devices.
+  StreamOrder& streams() noexcept { return streams_; }
+  /// The queues that are open here.
+  OpenQueues& queues() noexcept { return queues_; }
+  /// StreamOrder::settle() of this process, if it has used onecopy.
+  static void settle_streams() noexcept;
+
+  // Blocks of this process.
+  /// Memory made by other means as one segment and one block of this process: a row of its first `size` bytes.
+  Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size);
+  /// Is this block counted by this process's own ledger, with nothing in between?
+  bool owns(const BlockRef& block) const noexcept { return block.keeper() == own_; }
+  /// Another reference to a block of this process; empty when it is stale.
+  BlockRef try_retain(const BlockName& name) noexcept;
+  /// `kept` lives as long as any process holds `block`. REQUIRES: owns(block).
+  void keep_with(const BlockRef& block, std::vector<BlockRef> kept);
+
+  // Names of blocks.
+  Handle share(const Tensor& tensor, std::uint32_t flags = 0);
+  /// Where the tensor's block lies. REQUIRES: `keeper` is shared_keeper() of the tensor.
+  BlockSpot locate(SharedKeeper& keeper, const Tensor& tensor);
+  /// The descriptor behind a tensor's segment.
+  static Fd segment_file(const Tensor& tensor);
+  /// Is the block held for a handle that was written down?
+  bool is_held(const BlockRef& block) const noexcept;
+  /// From now on time does not end this hold.
+  void make_permanent(std::uint64_t hold) noexcept;
+  /// Ends all holds that are older.
+  void end_holds(std::chrono::steady_clock::duration older_than) noexcept;
+
+  // Blocks of any process.
+  /// Session::current().open(), which may be this process's first use: its owner is called before anything else.
+  static Tensor open_early(const HandleFields& handle, const OpenOptions& options);
+  Tensor open(const HandleFields& handle, const OpenOptions& options);
+  /// Opens what a row names, in no stream. `holders` are asked for the memory of a dead owner as well as the maker.
+  Tensor open(const HandleFields& row, Access access, std::span<const ProcessId> holders);
+  /// Afterwards try_open() takes blocks of the row's segment. Returns what must live as long as `segment`; null for
+  /// memory of this process. REQUIRES: the row has just been opened on `device`, with these holders.
+  std::shared_ptr<const void> note(OpenSegment& segment, const HandleFields& row, Access access,
+                                   Device device, std::span<const ProcessId> holders);
+  /// A tensor `offset` bytes into a block that has `reach` bytes at least; empty when it cannot be claimed without a
+  /// question. Throws bad_handle when the owner's table contradicts that.
+  Tensor try_open(const OpenSegment& segment, const BlockName& name, std::uint64_t offset,
+                  std::uint64_t reach, const Layout& layout);
+  /// Asks the handle's owner for what it takes to map its segment. For measuring the driver's part of that.
+  ExportedMemory fetch_memory(const HandleFields& handle, Access access);
+
+ protected:
+  Session(const ProcessId& id, StreamOrder& streams, OpenQueues& queues, Watch& watch) noexcept
+      : id_(id), streams_(streams), queues_(queues), watch_(watch) {}
+  ~Session() = default;
+
+  static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
+  static Session& make_current();
+
+  inline static std::atomic<Session*> current_{nullptr};
+  /// Another than ours in a child whose making our fork handlers have not seen.
+  inline static int handled_pid_ = 0;
+  const BlockKeeper* own_ = nullptr;  ///< the ledger of this process
+
+ private:
+  Runtime& runtime() noexcept;
+  const Runtime& runtime() const noexcept;
+
+  const ProcessId id_;
+  StreamOrder& streams_;
+  OpenQueues& queues_;
+  Watch& watch_;
+};
+
+/// As adopt_file(), for a file that has a name, and without a descriptor that stays open: the file gets a second name
+/// beside the segment files of this process, and is lengthened to whole pages. The second name goes with the last
+/// process that has the segment mapped, whatever becomes of the first one.
+/// Nothing for a file that cannot have such a name: it has none any more, belongs to another user, or lies on another
+/// file system than shared_directory(). Throws as adopt_file(). REQUIRES: `file` is the caller's own open of it.
+std::optional<Tensor> try_adopt_by_name(const Fd& file, std::size_t size, std::size_t offset);
+
+}  // namespace onecopy
