@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the pages of the site and lets MkDocs build it: ./dev docs. A link that leads nowhere is an error."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import cpp_api
+import python_api
+import sources
+
+BUILD = sources.ROOT / "build/docs"
+
+NAVIGATION = {
+    "Start": ["index.md", "python.md", "cli.md"],
+    "Tasks": ["weights-trainer-engine.md", "kv-cache.md", "data-loading.md", "numpy.md", "asyncio.md",
+              "coming-from-torch-multiprocessing.md", "rpc.md", "graphs.md"],
+    "With": ["huggingface.md", "ray.md", "vllm.md", "sglang.md"],
+    "When it fails": ["errors.md", "SECURITY.md", "versions.md", "CHANGELOG.md"],
+}  # fmt: skip
+# Lines of code have 100 columns and more.
+STYLE = ".md-grid { max-width: 80rem; }\n"
+# Pages for those who change it, or need to know how it works.
+BEHIND = ["ARCHITECTURE.md", "CONTRIBUTING.md", "protocol.md", "patches.md", "cuda_gotchas.md", "ascend.md", "benchmarks.md"]
+
+SETTINGS = """\
+site_name: onecopy
+site_description: One copy of a tensor, used by every process
+docs_dir: {pages}
+site_dir: {site}
+use_directory_urls: false
+strict: true
+theme:
+  name: material
+  font: false
+  features: [navigation.tabs, navigation.top, navigation.indexes, search.suggest, search.highlight, content.code.copy]
+  palette:
+    - media: "(prefers-color-scheme: light)"
+      scheme: default
+      primary: blue grey
+      accent: orange
+      toggle: {{icon: material/weather-night, name: Dark}}
+    - media: "(prefers-color-scheme: dark)"
+      scheme: slate
+      primary: blue grey
+      accent: orange
+      toggle: {{icon: material/weather-sunny, name: Light}}
+extra_css: [wide.css]
+plugins: [search, offline]
+markdown_extensions:
+  - attr_list
+  - tables
+  - pymdownx.superfences
+  - pymdownx.highlight
+  - toc: {{permalink: true, toc_depth: 3}}
+validation:
+  nav: {{omitted_files: warn, not_found: warn}}
+  links: {{not_found: warn, anchors: warn, absolute_links: warn, unrecognized_links: warn}}
+nav:
+{navigation}
+"""
+
+
+def main() -> int:
+    pages = BUILD / "pages"
+    shutil.rmtree(BUILD, ignore_errors=True)
+    sources.write(pages)
+    python = [f"api/python/{page}" for page in python_api.write(pages / "api/python")]
+    cpp = [f"api/cpp/{page}" for page in cpp_api.write(pages / "api/cpp")]
+    navigation = {title: list(found) for title, found in NAVIGATION.items()}
+    navigation["Python API"], navigation["C++ API"] = python, cpp
+    navigation["How it works"] = BEHIND + _rest(pages, navigation)
+    (pages / "wide.css").write_text(STYLE)
+    settings = BUILD / "mkdocs.yml"
+    settings.write_text(SETTINGS.format(pages=pages, site=BUILD / "site", navigation=_yaml(navigation)))
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(settings)]
+    status = subprocess.run(command, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode
+    if status == 0:
+        print(f"the site is {BUILD / 'site/index.html'}: {len(list((BUILD / 'site').rglob('*.html')))} pages, links checked")
+    return status
+
+
+def _rest(pages: Path, navigation: dict[str, list[str]]) -> list[str]:
+    """Pages that nobody has put into the navigation: decisions, formats, and new ones of docs/."""
+    named = {page for found in navigation.values() for page in found} | set(BEHIND)
+    return sorted(str(path.relative_to(pages)) for path in pages.rglob("*.md") if str(path.relative_to(pages)) not in named)
+
+
+def _yaml(navigation: dict[str, list[str]]) -> str:
+    return "\n".join(f"  - {title}:\n" + "\n".join(f"    - {page}" for page in found) for title, found in navigation.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
