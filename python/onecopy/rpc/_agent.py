@@ -397,10 +397,11 @@ class Agent:
         return RemoteFailure(type(error), str(error))
 
     def _answer(self, number, sender, context, result):
+        if isinstance(result, RemoteFailure):
+            self._answer_failure(number, sender, result)
+            return
         member = self.member(sender)
-        verb = "failure" if isinstance(result, RemoteFailure) else "result"
-        value = (result.kind, result.text) if verb == "failure" else result
-        message = self._message(member, _REPLY, number, verb, context, None, value, self._map_back(member))
+        message = self._message(member, _REPLY, number, "result", context, None, result, self._map_back(member))
         self._put_answer(member, message)
 
     def _answer_failure(self, number, sender, failure):

@@ -2,6 +2,8 @@
 """Exceptions of one process, raised in another."""
 import traceback
 
+import torch
+
 from ..errors import Error
 
 
@@ -32,7 +34,9 @@ class RemoteFailure:
     @classmethod
     def of(cls, error, worker):
         """REQUIRES: `error` is being handled."""
-        return cls(type(error), f"On {worker}:\n{error!r}\n{traceback.format_exc()}")
+        # As torch has it; and torch.jit.Error is no RuntimeError.
+        kind = RuntimeError if isinstance(error, torch.jit.Error) else type(error)
+        return cls(kind, f"On {worker}:\n{error!r}\n{traceback.format_exc()}")
 
     def exception(self):
         """The exception to raise here: of the same class, or a RemoteError that says why it cannot be."""

@@ -6,11 +6,9 @@ import itertools
 import threading
 import time
 
-import torch
-
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import Timeout
-from . import _agent, _calls, _exports, _modes, _rooms, _running, _telemetry, _values
+from . import _agent, _calls, _exports, _modes, _ranges, _rooms, _running, _telemetry, _values
 from ._agent import Later, handler, handlers
 from ._awaiting import future_in_loop
 from ._errors import Cancelled, RemoteFailure
@@ -113,7 +111,9 @@ def call(to, function, args=(), kwargs=None, *, timeout=None):
     `function` is exported there (see export()), or "module:name" of one that is. Throws what it throws, as its own class
     with the place in the text; Timeout after `timeout` seconds (0: no limit; None: that of init()), or when the call that
     this thread runs for another is late; PeerDied when the member has ended; TypeError for a value that cannot cross."""
-    return call_async(to, function, args, kwargs, timeout=timeout).wait()
+    agent = _agent.current()
+    with _ranges.of_call("sync", name_for(function), agent, to):
+        return call_async(to, function, args, kwargs, timeout=timeout).wait()
 
 
 def call_async(to, function, args=(), kwargs=None, *, timeout=None):
@@ -296,7 +296,7 @@ def serve(agent, caller, value, run):
     with _running.entered(running):
         try:
             running.check()
-            with _range(f"onecopy.rpc {name} for {running.caller.name}"):
+            with _ranges.of_served(f"onecopy.rpc {name} for {running.caller.name}"):
                 return run(_exports.find(name), args, kwargs, running)
         except Exception as error:
             failed = True
@@ -306,11 +306,6 @@ def serve(agent, caller, value, run):
             _telemetry.observe(_telemetry.served, name, seconds, failed)
             _telemetry.log.debug("%s: %s for %s %s after %.6f s", trace, name, running.caller,
                                  "failed" if failed else "is done", seconds)
-
-
-def _range(name):
-    """What torch.profiler shows of a call; nothing is recorded while no profiler runs."""
-    return torch.profiler.record_function(name)
 
 
 @handler(handlers, "native")

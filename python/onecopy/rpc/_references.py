@@ -16,6 +16,7 @@ import weakref
 import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
+from . import _ranges
 from ._errors import RemoteFailure
 
 
@@ -254,7 +255,7 @@ class PyRRef:
 
     def _make(self, agent, owner, reference, cell=None, held=None):
         self._agent, self._owner, self._reference, self._cell, self._held = agent, owner, reference, cell, held
-        self._created = None
+        self._created = self._type = None
         return self
 
     @classmethod
@@ -320,12 +321,26 @@ class PyRRef:
         return None
 
     def _get_type(self, timeout=-1.0, blocking=True):
+        """The value's type, or a Future of it; the owner is asked once."""
+        future = self._type
+        if future is None:
+            future = self._type = self._ask_type(timeout)
+            future.add_done_callback(self._forget_failed_type)
+        return future.wait() if blocking else future
+
+    def _ask_type(self, timeout):
         if self.is_owner():
             future = torch.futures.Future()
             future.set_result(type(self.local_value()))
-        else:
-            future = self._agent.call(self._owner, "type", self._reference, timeout=timeout)
-        return future.wait() if blocking else future
+            return future
+        with _ranges.of_call("async", "_rref_typeof_on_owner", self._agent, self._owner):
+            return self._agent.call(self._owner, "type", self._reference, timeout=timeout)
+
+    def _forget_failed_type(self, future):
+        try:
+            future.value()
+        except Exception:
+            self._type = None
 
     def _get_future(self):
         """Done when the value is made (its owner), or when the owner has said so."""
@@ -360,6 +375,8 @@ class RRefProxy:
             from . import _calls
 
             self._rref._check()
+            if self._how == "remote":  # else the mistake would be seen when the result is fetched
+                getattr(self._rref._get_type(self._timeout), name)
             return _calls.invoke_method(self._rref, self._how, name, args, kwargs, self._timeout)
 
         invoke.__name__ = invoke.__qualname__ = name

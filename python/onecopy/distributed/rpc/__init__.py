@@ -12,7 +12,7 @@ import torch.distributed
 from ...rpc import _dynamic
 from ...rpc._references import PyRRef
 from .. import autograd as _autograd
-from . import api, backend_registry, constants, functions, internal, options, rref_proxy
+from . import _torch_futures, api, backend_registry, constants, functions, internal, options, rref_proxy
 from .api import (
     AllGatherStates,
     RRef,
@@ -85,6 +85,7 @@ __all__ = [
 ]
 
 _init_counter = itertools.count()
+_torch_futures.install()
 
 
 def is_available():

@@ -10,7 +10,7 @@ import typing
 
 import torch
 
-from ...rpc import _agent, _calls, _dynamic, _group
+from ...rpc import _agent, _calls, _dynamic, _group, _ranges
 from ...rpc._references import PyRRef
 from . import constants
 from .internal import _internal_rpc_pickler as _default_pickler
@@ -128,13 +128,17 @@ def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEO
 
     Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or when
     the member has ended; TypeError before anything is sent when a value cannot cross."""
-    return _calls.call(_to_worker_info(to), func, args, kwargs, timeout).wait()
+    to = _to_worker_info(to)
+    with _ranges.of_call("sync", func, _agent.current(), to):
+        return _calls.call(to, func, args, kwargs, timeout).wait()
 
 
 @_require_initialized
 def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
     """A torch.futures.Future of what rpc_sync() returns or throws."""
-    future = _calls.call(_to_worker_info(to), func, args, kwargs, timeout)
+    to = _to_worker_info(to)
+    with _ranges.of_call("async", func, _agent.current(), to):
+        future = _calls.call(to, func, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future
@@ -143,7 +147,9 @@ def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIME
 @_require_initialized
 def remote(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
     """A reference, at once, to the result of func(*args, **kwargs), which is kept in the member `to`."""
-    return _calls.remote(_to_worker_info(to), func, args, kwargs, timeout)
+    to = _to_worker_info(to)
+    with _ranges.of_call("remote", func, _agent.current(), to):
+        return _calls.remote(to, func, args, kwargs, timeout)
 
 
 @_require_initialized
@@ -244,22 +250,23 @@ def _all_gather(obj, worker_names=None, timeout=constants.UNSET_RPC_TIMEOUT):
         number = _gather_numbers[key] = _gather_numbers.get(key, -1) + 1
         key += str(number)
     seconds = None if not timeout or timeout < 0 else timeout
+    of_calls = get_rpc_timeout() if timeout == constants.UNSET_RPC_TIMEOUT else seconds or 0
     try:
         if me == leader:
-            return _lead(agent, key, obj, names, seconds)
-        return _follow(agent, key, obj, names, leader, seconds)
+            return _lead(agent, key, obj, names, seconds, of_calls)
+        return _follow(agent, key, obj, names, leader, seconds, of_calls)
     finally:
         with _gather_lock:
             _gatherings.pop(key, None)
 
 
-def _lead(agent, key, obj, names, seconds):
+def _lead(agent, key, obj, names, seconds, of_calls):
     """Waits for all, and tells all: what was gathered, or why it was not."""
     _gather_to_leader(key, agent.info.name, obj, names)
     failure = _wait_for(agent, key, names, seconds)
     gathered = _gathering(key).gathered_objects
     told = (key, gathered) if failure is None else (key, gathered, failure)
-    futures = {n: rpc_async(n, _broadcast_to_followers, args=told, timeout=seconds or 0)
+    futures = {n: rpc_async(n, _broadcast_to_followers, args=told, timeout=of_calls)
                for n in names - {agent.info.name}}
     errors = []
     for name, future in futures.items():
@@ -271,17 +278,20 @@ def _lead(agent, key, obj, names, seconds):
         raise RuntimeError(failure)
     if errors:
         raise RuntimeError(f"Followers {[n for n, _ in errors]} timed out in _all_gather after "
-                           f"{seconds or 0:.2f} seconds. The first exception is {errors[0][1]}")
+                           f"{of_calls:.2f} seconds. The first exception is {errors[0][1]}")
     return gathered
 
 
-def _follow(agent, key, obj, names, leader, seconds):
+def _follow(agent, key, obj, names, leader, seconds, of_calls):
     state = _gathering(key)
     if not state.proceed_signal.is_set():  # else the leader has given up already, and may have left
-        told = rpc_async(leader, _gather_to_leader, args=(key, agent.info.name, obj, sorted(names)), timeout=seconds or 0)
+        try:
+            rpc_sync(leader, _gather_to_leader, args=(key, agent.info.name, obj, sorted(names)), timeout=of_calls)
+        except RuntimeError:
+            if not state.proceed_signal.is_set():
+                raise
         failure = _wait_for(agent, key, {leader}, seconds)
         if failure is not None:
-            told.wait()  # its error says more, if it has one
             raise RuntimeError(failure)
     if state.error is not None:
         raise RuntimeError(state.error)
