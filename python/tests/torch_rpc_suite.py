@@ -33,6 +33,13 @@ CLASSES = {
     "agent": ("rpc_test", "TensorPipeAgentRpcTest"),
 }
 
+# They send instances of plain classes, which cross as pickles only.
+NEED_PICKLE = frozenset((
+    "rpc.test_wait_all_workers_timeout", "rpc.test_my_parameter_server", "rpc.test_py_class_constructor",
+    "rpc.test_py_class_instance_method", "rpc.test_py_nested_pickle", "agent.test_my_parameter_server_sparse",
+    "agent.test_rref_get_type_timeout_blocking", "agent.test_rref_get_type_timeout_non_blocking",
+    "agent.test_rref_proxy_timeout"))
+
 
 def changed(source):
     """The source with torch's rpc replaced in its imports and in the names that it looks up."""
@@ -103,10 +110,11 @@ def all_tests(folder):
 def run_some(folder, key, tests, seconds):
     """{test: (word, output)}, from one process."""
     command = [sys.executable, f"run_{key}.py", str(seconds), *tests]
+    pickle = "1" if all(f"{key}.{test}" in NEED_PICKLE for test in tests) else "0"
     limit = (seconds + 30) * len(tests)
     try:
         done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=limit, errors="replace")
+                              timeout=limit, errors="replace", env={**os.environ, "ONECOPY_RPC_PICKLE": pickle})
         output = done.stdout
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode(errors="replace")
@@ -118,11 +126,12 @@ def run_some(folder, key, tests, seconds):
 
 
 def chunks(chosen, size):
-    """(key, some of its tests) each."""
+    """(key, some of its tests) each; those that need pickle by themselves."""
     for key in CLASSES:
-        tests = [test for k, test in chosen if k == key]
-        for at in range(0, len(tests), size):
-            yield key, tests[at:at + size]
+        for is_pickled in (False, True):
+            tests = [test for k, test in chosen if k == key and (f"{key}.{test}" in NEED_PICKLE) == is_pickled]
+            for at in range(0, len(tests), size):
+                yield key, tests[at:at + size]
 
 
 def choose(folder, regex):
