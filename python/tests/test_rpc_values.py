@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import given, settings, strategies as st  # noqa: E402
 
+import onecopy.distributed.rpc as rpc  # noqa: E402
 from onecopy.rpc import _devices, _functions, _values  # noqa: E402
 
 
@@ -218,3 +219,43 @@ def test_other_tensors_cross_in_shared_memory_and_keep_what_they_are(make):
 def test_bytes_that_are_no_tensor_are_refused(bad):
     with pytest.raises((TypeError, ValueError, RuntimeError)):
         _devices.unpack(bad, "cpu")
+
+
+# --- device maps, checked where no card is needed
+
+
+def told(maps=None, devices=(), count=2):
+    return {"count": count, "devices": list(devices), "maps": maps or {}}
+
+
+@pytest.mark.parametrize("mine, theirs, text", [
+    (told({"nobody": {"cuda:0": "cuda:1"}}), told(), "Node a has invalid target node names in its device maps"),
+    (told({"b": {"cuda:2": "cuda:0"}}), told(), "Node a has source devices with invalid indices in its device map for b"),
+    (told({"b": {"cuda:0": "cuda:2"}}), told(), "Node a has target devices with invalid indices in its device map for b"),
+    (told({"b": {"cuda:0": "cuda:0", "cuda:1": "cuda:0"}}), told(), "Node a has duplicated target devices in its device map for b"),
+    (told({"b": {"cuda:0": "cuda:0"}}, ["cuda:1"]), told(), "Node a has unexpected source devices in its device map for b"),
+    (told({"b": {"cuda:0": "cuda:1"}}), told(devices=["cuda:0"]), "Node a has unexpected target devices in its device map for b"),
+    (told(devices=["cuda:0", "cuda:0"]), told(), "Node a has duplicated devices"),
+    (told(devices=["cuda:7"]), told(), "Node a has devices with invalid indices"),
+])  # fmt: skip
+def test_device_maps_that_cannot_be_are_refused_in_all_members(mine, theirs, text):
+    from onecopy.rpc import _device_maps
+
+    with pytest.raises(ValueError, match=text):
+        _device_maps.check({"a": mine, "b": theirs})
+
+
+def test_device_maps_that_can_be_are_taken():
+    from onecopy.rpc import _device_maps
+
+    _device_maps.check({"a": told({"b": {"cuda:0": "cuda:1", "cuda:1": "cpu"}}, ["cuda:0", "cuda:1"]), "b": told(count=-1)})
+
+
+def test_a_device_below_zero_is_refused():
+    options = rpc.TensorPipeRpcBackendOptions()
+    for devices in ({-1: 0}, {0: -1}):
+        with pytest.raises(RuntimeError, match="Device index must not be negative"):
+            options.set_device_map("worker1", devices)
+    options.set_device_map("worker1", {0: 1})
+    with pytest.raises(ValueError, match="only supports 1-to-1 mapping"):
+        options.set_device_map("worker1", {0: 0})

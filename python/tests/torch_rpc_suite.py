@@ -7,6 +7,7 @@ Their files are read where torch is installed, changed in a temporary folder, an
 """
 import argparse
 import concurrent.futures
+import importlib.util
 import os
 import pathlib
 import re
@@ -32,6 +33,14 @@ CLASSES = {
     "rpc": ("rpc_test", "RpcTest"),
     "agent": ("rpc_test", "TensorPipeAgentRpcTest"),
 }
+# Run where cards are; without, they skip themselves.
+OF_CARDS = {
+    "cuda": ("rpc_test", "TensorPipeAgentCudaRpcTest"),
+    "cudagrad": ("dist_autograd_test", "CudaDistAutogradTest"),
+    "cudaagentgrad": ("dist_autograd_test", "TensorPipeCudaDistAutogradTest"),
+}
+if torch.cuda.is_available():
+    CLASSES.update(OF_CARDS)
 
 # They send instances of plain classes, which cross as pickles only.
 NEED_PICKLE = frozenset((
@@ -67,8 +76,9 @@ from {package}.{module} import {name}
 class Test_{name}(TensorPipeRpcAgentTestFixture, {name}, MultiProcessTestCase):
     def setUp(self):
         super().setUp()
-        # Forked before anything was started: torch is imported once, and not four times a test.
-        self._start_processes(torch.multiprocessing.get_context("fork").Process)
+        # Forked before anything was started: torch is imported once, and not four times a test. CUDA does not survive a fork,
+        # and torch's tests may start it when they are imported.
+        self._start_processes(torch.multiprocessing.get_context("{start}").Process)
 
 def run(test):
     out = io.StringIO()
@@ -88,11 +98,16 @@ def make_package(folder):
     root = pathlib.Path(torch.__file__).parent / "testing" / "_internal"
     package = pathlib.Path(folder) / PACKAGE
     package.mkdir()
+    if importlib.util.find_spec("expecttest") is None:  # which torch's tests import, and these do not use
+        (pathlib.Path(folder) / "expecttest.py").write_text(
+            "import unittest\nclass TestCase(unittest.TestCase):\n    longMessage = True\n")
     (package / "__init__.py").write_text("")
     for module, path in FILES.items():
         (package / f"{module}.py").write_text(changed((root / path).read_text()))
     for key, (module, name) in CLASSES.items():
-        (pathlib.Path(folder) / f"run_{key}.py").write_text(RUNNER.format(package=PACKAGE, module=module, name=name))
+        start = "spawn" if key in OF_CARDS else "fork"
+        text = RUNNER.format(package=PACKAGE, module=module, name=name, start=start)
+        (pathlib.Path(folder) / f"run_{key}.py").write_text(text)
 
 
 def all_tests(folder):
@@ -135,7 +150,18 @@ def chunks(chosen, size):
 
 
 def choose(folder, regex):
-    return [(key, test) for key, test in all_tests(folder) if re.search(regex, f"{key}.{test}")]
+    """Tests by name, without those that want more cards than there are."""
+    wanted, cards = cards_wanted(), torch.cuda.device_count()
+    return [(key, test) for key, test in all_tests(folder)
+            if re.search(regex, f"{key}.{test}") and (key not in OF_CARDS or wanted.get(test, 0) <= cards)]
+
+
+def cards_wanted():
+    """{test: how many cards it wants}, as torch's sources say."""
+    root = pathlib.Path(torch.__file__).parent / "testing" / "_internal"
+    text = "".join((root / FILES[module]).read_text() for module in {module for module, _ in OF_CARDS.values()})
+    return {name: int(cards) for cards, name in re.findall(
+        r"@skip_if_lt_x_gpu\((\d)\)\n(?:    @.*\n)*    def (test_\w+)", text)}
 
 
 def run(folder, chosen, jobs=2, seconds=60, size=10):
@@ -153,6 +179,7 @@ def main():
     parser.add_argument("regex", nargs="?", default=".")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--each", type=int, default=10, help="tests that one process runs after each other")
     parser.add_argument("--logs", default=None)
     parser.add_argument("--known", default=None, help="a page that names the tests that need not pass, as `key.name`")
     options = parser.parse_args()
@@ -164,7 +191,7 @@ def main():
             print("\n".join(f"{key}.{test}" for key, test in chosen))
             return 0
         counts = {}
-        for name, word, output in run(folder, chosen, options.jobs, options.seconds):
+        for name, word, output in run(folder, chosen, options.jobs, options.seconds, options.each):
             word = "known" if name in known and word not in ("ok", "skip") else word
             counts[word] = counts.get(word, 0) + 1
             if word in ("ok", "skip", "known"):

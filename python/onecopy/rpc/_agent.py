@@ -129,7 +129,6 @@ class Agent:
             name, pid, handle, maps = _group.find(self._store, rank, self.timeout or 60)
             inbox = self.inbox if rank == self.info.id else self._connect(name, handle)
             members[rank] = _group.Member(_group.WorkerInfo(name, rank), pid, inbox, maps)
-        self._check_device_maps(members)
         self.begin(members)
 
     @property
@@ -179,13 +178,6 @@ class Agent:
                     member.inbox.put((_LEFT, 0, self.info.id))
                 except onecopy.Error:
                     pass  # it has ended meanwhile
-
-    def _check_device_maps(self, members):
-        names = {m.info.name for m in members.values()}
-        for to in self.device_maps:
-            if to not in names:
-                raise ValueError(f"Node {self.info.name} has unexpected target devices in its device map for {to}, which is "
-                                 f"no member of the group: {sorted(names)}")
 
     # --- members
 
@@ -266,7 +258,8 @@ class Agent:
     def _message(self, member, kind, number, verb, context, deadline, value, devices):
         tensors = []
         tree = _values.encode(value, tensors, lambda v: self._give(v, member))
-        targets = _devices.targets(tensors, devices, self.info.name, member.info.name)
+        what = "Response" if kind == _REPLY else "Request"
+        targets = _devices.targets(tensors, devices, self.info.name, member.info.name, what)
         recorded = context.record_sent(tensors, member.info.id) if context is not None else None
         packed = [_devices.pack(t) for t in tensors]
         return (kind, number, self.info.id, verb, context.id if context is not None else None, recorded, deadline, tree,
@@ -324,6 +317,7 @@ class Agent:
             return  # late: it has timed out
         try:
             value = self._decode(message, pending.context)
+            pending.future.points = _devices.points(message[9])
             error = RemoteFailure(*value).exception() if verb == "failure" else None
         except Exception as failure:
             value, error = None, failure

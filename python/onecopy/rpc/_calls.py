@@ -150,7 +150,7 @@ def _settled(future):
 
 def _outcome(agent, future):
     try:
-        return future.value() if isinstance(future, torch.futures.Future) else future.wait()
+        return future.wait()  # it is done; wait() orders this thread's streams behind the result's
     except Exception as error:
         return RemoteFailure.of(error, agent.info)
 

@@ -11,7 +11,9 @@ _SMALL = 8192  # bytes of storage that are sent whole, to keep strides
 
 
 def of(device):
-    """A torch.device for the ways in which maps name one. Throws ValueError for what is none."""
+    """A torch.device for the ways in which maps name one. Throws RuntimeError for what is none."""
+    if isinstance(device, int) and device < 0:
+        raise RuntimeError(f"Device index must not be negative, but got {device}")
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
     if device.type == "cpu":
         return CPU
@@ -19,19 +21,16 @@ def of(device):
 
 
 def parse_map(devices):
-    """{device here: device there}. Throws ValueError for a map that is not one to one."""
-    parsed = {of(here): of(there) for here, there in devices.items()}
-    if len(set(parsed.values())) != len(parsed):
-        raise ValueError(f"device map only supports 1-to-1 mapping, not {devices}")
-    return parsed
+    """{device here: device there}."""
+    return {of(here): of(there) for here, there in devices.items()}
 
 
 def inverse(devices):
     return {there: here for here, there in devices.items()}
 
 
-def targets(tensors, devices, caller, receiver):
-    """Where each tensor goes, as text. Throws RuntimeError for a device that has no target."""
+def targets(tensors, devices, caller, receiver, what="Request"):
+    """Where each tensor goes, as text; `what` is a request or a response. Throws RuntimeError for a device that has no target."""
     found = []
     for tensor in tensors:
         if tensor.device.type == "cpu":
@@ -42,7 +41,7 @@ def targets(tensors, devices, caller, receiver):
             raise RuntimeError(
                 f"TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
                 f"sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly "
-                f"configure device mapping. Request device mapping is not available for destination {receiver}: no entry "
+                f"configure device mapping. {what} device mapping is not available for destination {receiver}: no entry "
                 f"for {tensor.device} of {caller}")
         found.append(str(target))
     return found
@@ -122,3 +121,15 @@ def unpack(packed, target):
         return packed
     _routes.received.add(_routes.STAGED if "cpu" in (packed.device.type, target) else _routes.PULL)
     return packed.to(target)
+
+
+def points(targets):
+    """Events behind what was ordered so far in this thread's streams of those devices; () for the CPU alone."""
+    cards = {target for target in targets if target != "cpu"}
+    return [torch.cuda.current_stream(torch.device(card)).record_event() for card in cards]
+
+
+def wait_for(points):
+    """Makes this thread's streams wait for those events; the host does not wait."""
+    for event in points:
+        torch.cuda.current_stream(event.device).wait_event(event)

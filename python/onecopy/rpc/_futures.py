@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ._awaiting import future_in_loop
+from ._devices import wait_for
 
 
 class CallFuture(torch.futures.Future):
@@ -21,6 +22,7 @@ class CallFuture(torch.futures.Future):
         self._gates: list[Any] = []  # locks that waiting threads want to get
         self._outcome: tuple[Any, Exception | None] | None = None
         self._has_come = False
+        self.points: Any = ()  # events in streams behind which the result's tensors are there
 
     def wait(self) -> Any:
         """The result. Throws the call's error."""
@@ -33,7 +35,15 @@ class CallFuture(torch.futures.Future):
         if gate is not None:
             gate.acquire()
         self._settle()
+        if self.points:
+            wait_for(self.points)
         return super().wait()
+
+    def value(self) -> Any:
+        """The result, which must be here. Throws the call's error."""
+        if self.points:
+            wait_for(self.points)
+        return super().value()
 
     def __await__(self) -> Any:
         return future_in_loop(self.add_done_callback, self.wait).__await__()

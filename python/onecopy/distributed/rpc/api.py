@@ -10,7 +10,7 @@ import typing
 
 import torch
 
-from ...rpc import _agent, _calls, _dynamic, _group, _ranges
+from ...rpc import _agent, _calls, _device_maps, _dynamic, _group, _ranges
 from ...rpc._references import PyRRef
 from . import constants
 from .internal import _internal_rpc_pickler as _default_pickler
@@ -86,7 +86,7 @@ def _start_agent(store, name, rank, world_size, options):
     try:
         agent.start()
         if agent.is_static_group:
-            _all_gather(None, timeout=options.rpc_timeout or None)
+            _device_maps.check(_all_gather(_device_maps.own(options), timeout=options.rpc_timeout or None))
     except BaseException:
         _agent.set_current(None)
         agent.stop()

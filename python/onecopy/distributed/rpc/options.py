@@ -41,14 +41,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     def set_device_map(self, to, device_map):
         """Tensors on a key's device go to the value's device of member `to`, and results the other way. Throws ValueError
-        when two devices go to one."""
+        for a device that goes elsewhere already; two that go to one are an error of init_rpc()."""
         known = dict(self.device_maps.get(to, {}))
         for here, there in _devices.parse_map(device_map).items():
             if here in known and known[here] != there:
                 raise ValueError(f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {there}, and it "
                                  f"goes to {known[here]}")
             known[here] = there
-        self.device_maps[to] = _devices.parse_map(known)
+        self.device_maps[to] = known
 
     def set_devices(self, devices):
         """The devices that calls may use."""
