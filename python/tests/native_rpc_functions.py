@@ -118,6 +118,18 @@ def data_ptr(tensor):
     return tensor.data_ptr()
 
 
+@rpc.export
+def once(file, number):
+    """Leaves a line: a call that ran twice is seen."""
+    with open(file, "a") as out:
+        out.write(f"{number}\n")
+
+
+@rpc.export
+def once_at(to, file, number):
+    rpc.call(to, once, (file, number))
+
+
 kept = []
 
 

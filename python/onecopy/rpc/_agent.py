@@ -173,9 +173,9 @@ class Agent:
 
     def _leave(self):
         for rank, member in list(self._members.items()):
-            if rank != self.info.id and not member.has_ended:
+            if rank != self.info.id:
                 try:
-                    member.inbox.put((_LEFT, 0, self.info.id))
+                    self._put_into(member, (_LEFT, 0, self.info.id))
                 except onecopy.Error:
                     pass  # it has ended meanwhile
 
@@ -251,9 +251,14 @@ class Agent:
     def _put(self, member, message):
         if not self.is_running:
             raise RuntimeError(self.why_stopped)
-        if member.has_ended:
+        self._put_into(member, message)
+
+    @staticmethod
+    def _put_into(member, message):
+        inbox = member.inbox
+        if member.has_ended:  # and its inbox may be gone
             raise PeerDied(member.why_ended)
-        member.inbox.put(message)
+        inbox.put(message)
 
     def _message(self, member, kind, number, verb, context, deadline, value, devices):
         tensors = []
@@ -337,6 +342,7 @@ class Agent:
         member = self._members[rank]
         if not member.has_ended:
             member.why_ended, member.has_ended = why, True
+            member.inbox = None
         self.references.owned.forget_member(rank)
         self._fail(lambda p: p.member == rank, PeerDied, member.why_ended)
         for hook in end_hooks:

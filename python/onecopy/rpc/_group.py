@@ -150,4 +150,6 @@ class Deaths:
                 if fd == self._stop_reading:
                     return
                 self._poll.unregister(fd)
-                self._on_end(self._of[fd])
+                key = self._of.pop(fd)
+                os.close(fd)
+                self._on_end(key)
