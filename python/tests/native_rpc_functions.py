@@ -168,3 +168,26 @@ class Counter:
 
 def not_exported():
     return "it ran"
+
+
+class Unusual(Exception):
+    def __init__(self, a, b):
+        super().__init__(a, b)
+
+
+@rpc.export
+def raise_unusual():
+    raise Unusual(1, 2)
+
+
+@rpc.export
+def raise_local():
+    class Local(Exception):
+        pass
+
+    raise Local("of a local class")
+
+
+@rpc.export
+def give_object():
+    return object()

@@ -152,6 +152,7 @@ def test_each_call_ends_while_processes_are_killed_and_come_back(meeting, tmp_pa
         if hurt(workers[name], dice):
             killed += 1
             workers[name] = meeting.join(name)
+            print(killed, end=" ", flush=True)
             descriptors.append(len(os.listdir(f"/proc/{callers[0].process.pid}/fd")))
     stop.touch()
     for caller in callers:
