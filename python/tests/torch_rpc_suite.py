@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 
 import torch
 
@@ -65,6 +66,7 @@ def changed(source):
 RUNNER = '''
 import io, os, sys, unittest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # which starts no CUDA
 import onecopy.distributed.rpc
 import {package} as package
 import torch
@@ -76,9 +78,21 @@ from {package}.{module} import {name}
 class Test_{name}(TensorPipeRpcAgentTestFixture, {name}, MultiProcessTestCase):
     def setUp(self):
         super().setUp()
-        # Forked before anything was started: torch is imported once, and not four times a test. CUDA does not survive a fork,
-        # and torch's tests may start it when they are imported.
-        self._start_processes(torch.multiprocessing.get_context("{start}").Process)
+        # Forked before anything was started: torch is imported once, and not four times a test.
+        self._start_processes(torch.multiprocessing.get_context(START).Process)
+
+def start_method():
+    """fork, unless importing the tests has started CUDA, which does not survive it."""
+    if not {of_cards} or not torch.cuda.is_available():
+        return "fork"
+    pid = os.fork()
+    if pid == 0:
+        try:
+            torch.zeros(1, device="cuda:0")
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return "fork" if os.waitpid(pid, 0)[1] == 0 else "spawn"
 
 def run(test):
     out = io.StringIO()
@@ -89,6 +103,8 @@ def run(test):
 
 if __name__ == "__main__":
     common_distributed.TIMEOUT_DEFAULT = int(sys.argv[1])
+    START = start_method()
+    print("START", START, flush=True)
     for test in sys.argv[2:]:
         run(test)
 '''
@@ -105,8 +121,7 @@ def make_package(folder):
     for module, path in FILES.items():
         (package / f"{module}.py").write_text(changed((root / path).read_text()))
     for key, (module, name) in CLASSES.items():
-        start = "spawn" if key in OF_CARDS else "fork"
-        text = RUNNER.format(package=PACKAGE, module=module, name=name, start=start)
+        text = RUNNER.format(package=PACKAGE, module=module, name=name, of_cards=key in OF_CARDS)
         (pathlib.Path(folder) / f"run_{key}.py").write_text(text)
 
 
@@ -122,22 +137,27 @@ def all_tests(folder):
     return [tuple(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("TEST ")]
 
 
-def run_some(folder, key, tests, seconds):
+def run_some(folder, key, tests, seconds, verbose=False):
     """{test: (word, output)}, from one process."""
     command = [sys.executable, f"run_{key}.py", str(seconds), *tests]
     pickle = "1" if all(f"{key}.{test}" in NEED_PICKLE for test in tests) else "0"
-    limit = (seconds + 30) * len(tests)
-    try:
-        done = subprocess.run(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                              timeout=limit, errors="replace", env={**os.environ, "ONECOPY_RPC_PICKLE": pickle})
-        output = done.stdout
-    except subprocess.TimeoutExpired as error:
-        output = (error.stdout or b"").decode(errors="replace")
-    found, at = {}, 0
-    for match in re.finditer(r"^RESULT (\S+) (\S+)$", output, re.M):
-        found[match[1]] = (match[2], output[at:match.start()])
-        at = match.end()
-    return {test: found.get(test, ("LOST", output[at:])) for test in tests}
+    environment = {**os.environ, "ONECOPY_RPC_PICKLE": pickle}
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                               errors="replace", env=environment)
+    timer = threading.Timer((seconds + 30) * len(tests), process.kill)
+    timer.start()
+    found, output = {}, []
+    for line in process.stdout:
+        match = re.fullmatch(r"RESULT (\S+) (\S+)\n", line)
+        if match is None:
+            output.append(line)
+            continue
+        if verbose:
+            print(f"{match[2]} {key}.{match[1]}", flush=True)
+        found[match[1]], output = (match[2], "".join(output)), []
+    process.wait()
+    timer.cancel()
+    return {test: found.get(test, ("LOST", "".join(output))) for test in tests}
 
 
 def chunks(chosen, size):
@@ -164,10 +184,10 @@ def cards_wanted():
         r"@skip_if_lt_x_gpu\((\d)\)\n(?:    @.*\n)*    def (test_\w+)", text)}
 
 
-def run(folder, chosen, jobs=2, seconds=60, size=10):
+def run(folder, chosen, jobs=2, seconds=60, size=10, verbose=False):
     """Runs tests given as (key, name); yields (key.name, word, output) as they end."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(run_some, folder, key, tests, seconds): key for key, tests in chunks(chosen, size)}
+        futures = {pool.submit(run_some, folder, key, tests, seconds, verbose): key for key, tests in chunks(chosen, size)}
         for future in concurrent.futures.as_completed(futures):
             for test, (word, output) in future.result().items():
                 yield f"{futures[future]}.{test}", word, output
@@ -180,6 +200,7 @@ def main():
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--each", type=int, default=10, help="tests that one process runs after each other")
+    parser.add_argument("--verbose", action="store_true", help="each result as it comes")
     parser.add_argument("--logs", default=None)
     parser.add_argument("--known", default=None, help="a page that names the tests that need not pass, as `key.name`")
     options = parser.parse_args()
@@ -191,7 +212,8 @@ def main():
             print("\n".join(f"{key}.{test}" for key, test in chosen))
             return 0
         counts = {}
-        for name, word, output in run(folder, chosen, options.jobs, options.seconds, options.each):
+        for name, word, output in run(folder, chosen, options.jobs, options.seconds, options.each,
+                                      options.verbose):
             word = "known" if name in known and word not in ("ok", "skip") else word
             counts[word] = counts.get(word, 0) + 1
             if word in ("ok", "skip", "known"):

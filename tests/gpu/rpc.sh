@@ -44,8 +44,8 @@ for pair in "${PAIRS[@]}"; do
   done
   for side in "" --torch; do program "echo-$name$side" 60 "$PYTHON" tests/gpu/rpc_echo.py $side $pair; done
 done
-program torch-autograd-tests 60 "$PYTHON" python/tests/torch_rpc_suite.py run '^cuda.*grad' --seconds 40 --jobs 3 --each 2 --logs "$LOGS/failed"
-program torch-cuda-tests "${CUDA_TESTS_SECONDS:-110}" "$PYTHON" python/tests/torch_rpc_suite.py run '^cuda\.' --seconds 40 --jobs 5 --each 3 --logs "$LOGS/failed"
+program torch-autograd-tests 60 "$PYTHON" python/tests/torch_rpc_suite.py run '^cuda.*grad' --seconds 25 --jobs 3 --each 2 --verbose --logs "$LOGS/failed"
+program torch-cuda-tests "${CUDA_TESTS_SECONDS:-110}" "$PYTHON" python/tests/torch_rpc_suite.py run '^cuda\.' --seconds 25 --jobs 6 --each 6 --verbose --logs "$LOGS/failed"
 
 tail -n 60 "$LOGS"/torch-*-tests.log
 [ -d "$LOGS/failed" ] && for log in "$LOGS"/failed/*.log; do

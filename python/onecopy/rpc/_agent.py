@@ -367,7 +367,8 @@ class Agent:
     # --- serving
 
     def _serve(self, number, sender, verb, context, value):
-        if self._members[sender].has_ended:
+        member = self._members.get(sender)
+        if member is None or member.has_ended:  # None: it ended while it joined
             return
         with self._lock:
             self._serving += 1
