@@ -90,6 +90,21 @@ def numbers(count, fail_at=None):
 
 
 @rpc.export
+async def numbers_later(count):
+    try:
+        for i in range(count):
+            await asyncio.sleep(0)
+            yield i
+    finally:
+        seen.append("closed")
+
+
+@rpc.export
+def add_to(counter, number):
+    return counter.rpc_sync().add_slowly(number)
+
+
+@rpc.export
 def tensors(count):
     for i in range(count):
         yield {"tensor": torch.full((2000,), float(i))}
@@ -161,6 +176,10 @@ class Counter:
     def add(self, number):
         self.value += number
         return self.value
+
+    def add_slowly(self, number):
+        time.sleep(0.5)
+        return self.add(number)
 
     def _secret(self):
         return "secret"

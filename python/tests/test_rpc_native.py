@@ -198,6 +198,28 @@ def test_a_cancelled_call_fails_at_once_and_its_function_is_told(pair):
     pair[0](cancel_a_running_call)
 
 
+def time_out():
+    with pytest.raises(rpc.Timeout):
+        rpc.call("worker1", theirs.until_cancelled, timeout=0.1)
+    seen = []
+    until(lambda: seen.extend(call(theirs.what_was_seen)) or "cancelled" in seen, "the function was not told")
+
+
+def test_a_function_is_told_that_its_caller_waits_no_more(pair):
+    pair[0](time_out)
+
+
+def nested_reference():
+    counter = rpc.remote(rpc.members()[0], theirs.Counter, (5,))
+    with pytest.raises(rpc.Timeout):
+        rpc.call("worker1", theirs.add_to, (counter, 1), timeout=0.1)
+    return rpc.call("worker1", theirs.add_to, (counter, 1), timeout=30)
+
+
+def test_methods_of_references_end_with_the_call_that_calls_them(pair):
+    assert pair[0](nested_reference) in (6, 7)
+
+
 def wait_for_release():
     rpc.call("worker1", theirs.until_cancelled)
 
@@ -338,6 +360,25 @@ def asynchronous_items():
 
 def test_a_stream_is_an_asynchronous_iterator(pair):
     assert pair[0](asynchronous_items) == list(range(50))
+
+
+def items_of_an_asynchronous_generator():
+    async def main():
+        async with rpc.stream("worker1", theirs.numbers_later, (10**9,)) as items:
+            return [item async for _, item in zip_with(range(5), items)]
+
+    taken = asyncio.run(main())
+    until(lambda: "closed" in call(theirs.what_was_seen), "the generator was not closed")
+    return taken, listed(theirs.numbers_later, 4)
+
+
+async def zip_with(numbers, items):
+    for number in numbers:
+        yield number, await anext(items)
+
+
+def test_an_asynchronous_generator_is_a_stream_too(pair):
+    assert pair[0](items_of_an_asynchronous_generator) == (list(range(5)), list(range(4)))
 
 
 def item_that_cannot_cross():

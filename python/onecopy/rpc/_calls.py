@@ -37,8 +37,13 @@ def remote(to, function, args=None, kwargs=None, timeout=-1.0):
 
 
 def invoke_method(rref, how, name, args, kwargs, timeout):
+    from . import _running
+
     agent = rref._agent
     value = (rref, name, list(args), kwargs)
+    if _running.current() is not None:  # a call for another: it goes on for no longer than that one
+        given = agent.timeout if timeout < 0 else timeout
+        timeout = _running.seconds_until(_running.deadline_for(given, given))
     if how == "remote":
         return _remote(agent, rref._owner, "remote_method", value, timeout)
     future = agent.call(rref._owner, "method", value, timeout=timeout, context=autograd.current())

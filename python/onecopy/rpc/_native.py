@@ -167,7 +167,7 @@ def _start(made, agent, member, verb, args, kwargs, extra):
         return _start_here(made, agent, verb, args, kwargs, extra)
     marked = [*_modes.marked_in(args), *_modes.marked_in(kwargs)]
     value = (made.number, made.deadline, made.trace, made.function, args, kwargs, *extra)
-    seconds = 0 if made.deadline is None else max(made.deadline - time.monotonic(), 1e-6)
+    seconds = _running.seconds_until(made.deadline)
     try:
         future = agent.call(member.info.id, verb, value, timeout=seconds, context=autograd.current())
     except _values.Refused as refused:
@@ -179,7 +179,7 @@ def _start(made, agent, member, verb, args, kwargs, extra):
 
 def _start_here(made, agent, verb, args, kwargs, extra):
     """A call to this process itself: nothing crosses, and nothing is copied."""
-    seconds = 0 if made.deadline is None else max(made.deadline - time.monotonic(), 1e-6)
+    seconds = _running.seconds_until(made.deadline)
     number, future = agent.begin_here(seconds)
     value = (made.number, made.deadline, made.trace, made.function, _modes.unmarked(args), _modes.unmarked(kwargs), *extra)
     context = autograd.current()
@@ -223,7 +223,10 @@ def _watch(made, room):
         with _lock:
             _under_way.pop(made.number, None)
         room.leave()
-        failed = _has_failed(future)
+        error = _error_of(future)
+        failed = error is not None
+        if isinstance(error, Timeout):
+            made._tell_callee()  # no result is wanted any more
         seconds = time.monotonic() - made.stages.times["made"]
         made.stages.reach("failed" if failed else "answered")
         _telemetry.observe(_telemetry.called, made.function, seconds, failed)
@@ -232,18 +235,19 @@ def _watch(made, room):
     made._future.add_done_callback(ended)
 
 
-def _has_failed(future):
+def _error_of(future):
     try:
         future.value()
-    except Exception:
-        return True
-    return False
+    except Exception as error:
+        return error
+    return None
 
 
 def remote(to, function, args=(), kwargs=None, *, timeout=None):
     """A Reference, at once, to the result of function(*args, **kwargs), which stays in the member `to`. Methods of the
     value whose names do not begin with an underscore are called through it: reference.rpc_sync().method(...)."""
-    return _calls.remote(to, function, args, kwargs, -1.0 if timeout is None else timeout)
+    deadline = _running.deadline_for(timeout, _agent.current().timeout)
+    return _calls.remote(to, function, args, kwargs, _running.seconds_until(deadline))
 
 
 def wait_all(calls, timeout=None):

@@ -37,7 +37,7 @@ class Running:
 
     @property
     def cancelled(self):
-        """Whether its caller has cancelled it, or has ended. Functions that take long look here."""
+        """Whether its caller has cancelled it, waits for it no more, or has ended. Functions that take long look here."""
         return self._cancelled.is_set()
 
     def remaining(self):
@@ -128,6 +128,11 @@ def deadline_for(seconds, default):
         return own
     call.check()
     return call.deadline if own is None else min(own, call.deadline)
+
+
+def seconds_until(deadline):
+    """A timeout for that deadline; 0 for none."""
+    return 0 if deadline is None else max(deadline - time.monotonic(), 1e-6)
 
 
 @_agent.handler(_agent.note_handlers, "cancel")

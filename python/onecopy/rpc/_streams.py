@@ -4,6 +4,7 @@
 The callee sends each item as a call, which the caller answers when it has taken the item: that answer is the credit for
 another one. So at most `credit` items are made and not taken, and a caller that is slow slows the callee.
 """
+import asyncio
 import inspect
 import threading
 import weakref
@@ -12,7 +13,7 @@ import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import Timeout
-from . import _agent, _functions, _native, _values
+from . import _agent, _functions, _native, _running, _values
 from ._agent import Later, handler, handlers
 from ._awaiting import future_in_loop
 from ._errors import Cancelled, RemoteFailure
@@ -59,6 +60,12 @@ class Stream:
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    async def __aenter__(self):
+        return self
+
+    async def __aexit__(self, *_):
         self.close()
 
     def __iter__(self):
@@ -222,6 +229,8 @@ def _run_stream(agent, caller, value):
 
     def run(function, args, kwargs, running):
         items = function(*args, **kwargs)
+        if inspect.isasyncgen(items):
+            items = _driven(items)
         if not inspect.isgenerator(items):
             raise TypeError(f"{running.function} is no generator function: call it with onecopy.rpc.call()")
         try:
@@ -230,6 +239,25 @@ def _run_stream(agent, caller, value):
             items.close()
 
     return _native.serve(agent, caller, value, run)
+
+
+def _driven(items):
+    """An asynchronous generator as one of the plain kind, in a loop of its own."""
+    loop = asyncio.new_event_loop()
+    try:
+        while True:
+            try:
+                item = loop.run_until_complete(_next(items))
+            except StopAsyncIteration:
+                return
+            yield item
+    finally:
+        loop.run_until_complete(items.aclose())
+        loop.close()
+
+
+async def _next(items):
+    return await anext(items)
 
 
 def _send_all(agent, caller, items, running, window):
@@ -261,9 +289,8 @@ def _send(agent, caller, running, index, item):
         with _lock:
             found = _open.get(running.number)
         return found._add(index, item) if found is not None else _unwanted()
-    left = running.remaining()
     try:
-        return agent.call(caller, "item", (running.number, index, item), timeout=0 if left is None else max(left, 1e-6),
+        return agent.call(caller, "item", (running.number, index, item), timeout=_running.seconds_until(running.deadline),
                           context=autograd.current(), is_result=True)
     except _values.Refused as refused:
         raise refused.named({"[2]": f"item {index}"}) from None
