@@ -582,11 +582,29 @@ def test_calls_under_way_and_latencies_are_reported(pair):
     described, stats = pair[0](reports)
     assert [(c["member"], c["direction"], c["stage"]) for c in described] == [("worker1", "made", "sent")]
     assert described[0]["ages"]["made"] >= described[0]["ages"]["sent"] >= 0
-    add = stats["called"]["native_rpc_functions:add"]
-    assert add["calls"] == sum(add["buckets"]) > 0
-    assert 0 < add["p50_us"] <= add["p99_us"]
+    asked = stats["called"]["native_rpc_functions:what_was_seen"]
+    assert asked["calls"] == sum(asked["buckets"]) > 0
+    assert 0 < asked["p50_us"] <= asked["p99_us"]
+    with pytest.raises(KeyError):
+        pair[0](call, theirs.fail, "counted")
     failing = pair[1](served, "fail")
     assert failing["errors"] == failing["calls"] > 0
+
+
+def reports_of_the_other():
+    waiting = rpc.call_async("worker1", theirs.until_cancelled)
+    until(lambda: "begun" in call(theirs.what_was_seen), "it has not begun")
+    described = [c for c in rpc.calls("worker1") if c["direction"] == "served"]
+    waiting.cancel()
+    call(theirs.what_was_seen)
+    return described, rpc.stats("worker1")["served"]
+
+
+def test_another_members_calls_are_reported(pair):
+    described, served = pair[0](reports_of_the_other)
+    assert [(c["function"], c["member"], c["stage"]) for c in described] == [
+        ("native_rpc_functions:until_cancelled", "worker0", "running")]
+    assert served["native_rpc_functions:what_was_seen"]["calls"] > 0
 
 
 def served(name):

@@ -45,13 +45,20 @@ def _about_card(agent, caller, value):
     return _card(here), bool(there) if can_reach is None else can_reach
 
 
-def stats():
-    """What this process did since it joined its group: tensors by route, sent and received, and a histogram of latency for
-    each function, called and served."""
+def stats(of=None):
+    """What this process, or the member `of`, did since it joined its group: tensors by route, sent and received, and a
+    histogram of latency for each function, called and served."""
+    if of is not None:
+        return _agent.current().call(of, "stats", None).wait()
     return {"routes": {"sent": _routes.sent.report(), "received": _routes.received.report()},
             "called": _telemetry.reports(_telemetry.called), "served": _telemetry.reports(_telemetry.served),
             "members": {rank: {"under_way": used, "waits_for_room": waits}
                         for rank, (used, waits) in _native.rooms().items()}}
+
+
+@handler(handlers, "stats")
+def _tell_stats(agent, caller, value):
+    return stats()
 
 
 def clear():

@@ -272,9 +272,11 @@ def wait_all(calls, timeout=None):
     return [each.wait() for each in calls]
 
 
-def calls():
-    """What is under way: a dict for each call that this process has made, or runs, with its trace, function, member,
-    direction and the seconds since it came to each stage."""
+def calls(of=None):
+    """What is under way: a dict for each call that this process, or the member `of`, has made or runs, with its trace,
+    function, member, direction and the seconds since it came to each stage."""
+    if of is not None:
+        return _agent.current().call(of, "calls", None).wait()
     now = time.monotonic()
     with _lock:
         made = list(_under_way.values())
@@ -310,6 +312,11 @@ def serve(agent, caller, value, run):
             _telemetry.observe(_telemetry.served, name, seconds, failed)
             _telemetry.log.debug("%s: %s for %s %s after %.6f s", trace, name, running.caller,
                                  "failed" if failed else "is done", seconds)
+
+
+@handler(handlers, "calls")
+def _tell_calls(agent, caller, value):
+    return calls()
 
 
 @handler(handlers, "native")
