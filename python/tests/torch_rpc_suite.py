@@ -64,7 +64,7 @@ def changed(source):
 
 
 RUNNER = '''
-import io, os, sys, unittest
+import io, multiprocessing, os, sys, unittest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # which starts no CUDA
 import onecopy.distributed.rpc
@@ -78,21 +78,9 @@ from {package}.{module} import {name}
 class Test_{name}(TensorPipeRpcAgentTestFixture, {name}, MultiProcessTestCase):
     def setUp(self):
         super().setUp()
-        # Forked before anything was started: torch is imported once, and not four times a test.
+        # Forked before anything was started, by this process or, where cards are used, by one that only has imported: torch is
+        # imported once, and not four times a test.
         self._start_processes(torch.multiprocessing.get_context(START).Process)
-
-def start_method():
-    """fork, unless importing the tests has started CUDA, which does not survive it."""
-    if not {of_cards} or not torch.cuda.is_available():
-        return "fork"
-    pid = os.fork()
-    if pid == 0:
-        try:
-            torch.zeros(1, device="cuda:0")
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    return "fork" if os.waitpid(pid, 0)[1] == 0 else "spawn"
 
 def run(test):
     out = io.StringIO()
@@ -103,8 +91,8 @@ def run(test):
 
 if __name__ == "__main__":
     common_distributed.TIMEOUT_DEFAULT = int(sys.argv[1])
-    START = start_method()
-    print("START", START, flush=True)
+    START = "forkserver" if {of_cards} else "fork"
+    multiprocessing.set_forkserver_preload(["torch", "onecopy.distributed.rpc", "{package}.{module}", "__main__"])
     for test in sys.argv[2:]:
         run(test)
 '''
@@ -141,7 +129,8 @@ def run_some(folder, key, tests, seconds, verbose=False):
     """{test: (word, output)}, from one process."""
     command = [sys.executable, f"run_{key}.py", str(seconds), *tests]
     pickle = "1" if all(f"{key}.{test}" in NEED_PICKLE for test in tests) else "0"
-    environment = {**os.environ, "ONECOPY_RPC_PICKLE": pickle}
+    environment = {**os.environ, "ONECOPY_RPC_PICKLE": pickle,
+                   "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                errors="replace", env=environment)
     timer = threading.Timer((seconds + 30) * len(tests), process.kill)
