@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that are killed and stopped at random while others call them: each call ends, with its result or a typed error.
 
-ONECOPY_RPC_KILLS=1000 is what the package promises; a few are killed by default.
+A few are killed by default; ONECOPY_RPC_KILLS=1000 with ONECOPY_TEST_PATIENCE=3600 kills many, ONECOPY_RPC_SEED repeats a run.
 """
 
 from __future__ import annotations
