@@ -6,7 +6,7 @@ from . import _devices
 
 
 def own(options):
-    """What a member tells the others: how many cards it has, the cards that it uses, and its maps, as plain values."""
+    """A member's facts for the others: how many cards it has, the cards that it uses, and its maps, as plain values."""
     count = torch.cuda.device_count() if options.devices or any(options.device_maps.values()) else -1
     maps = {to: {str(here): str(there) for here, there in devices.items()} for to, devices in options.device_maps.items()}
     return {"count": count, "devices": [str(d) for d in options.devices], "maps": maps}
