@@ -98,6 +98,23 @@ def later(to, value):
     return rpc.rpc_async(to, add, args=(value, 1)).then(lambda f: f.wait() * 10)
 
 
+def points_that_are_waited_for():
+    """Where streams are, simulated: those that the result is behind, and those that are waited for."""
+    from onecopy.rpc import _devices
+
+    waited, points, wait_for = [], _devices.points, _devices.wait_for
+    _devices.points, _devices.wait_for = lambda targets: [f"behind {target}" for target in targets], waited.extend
+    try:
+        future = rpc.rpc_async("worker1", torch.add, args=(torch.ones(2), 1))
+        future.then(lambda f: f.value()).wait()
+        by_callback = len(waited)
+        future.wait()
+        rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
+    finally:
+        _devices.points, _devices.wait_for = points, wait_for
+    return by_callback, waited
+
+
 def shared_by_threads():
     results = []
 
@@ -188,6 +205,13 @@ def test_a_late_call_fails_at_its_deadline_and_the_next_one_works(pair):
 
 def test_callbacks_may_call_and_wait(pair):
     assert pair[0](callback_that_calls) == (3, 7)
+
+
+def test_each_thread_that_takes_a_result_orders_its_streams_behind_it(pair):
+    by_callback, waited = pair[0](points_that_are_waited_for)
+    assert by_callback >= 1
+    assert len(waited) >= by_callback + 2
+    assert set(waited) == {"behind cpu"}
 
 
 def test_a_function_may_return_a_future_and_keeps_no_thread(pair):

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from . import _devices
 from ._awaiting import future_in_loop
-from ._devices import wait_for
 
 
 class CallFuture(torch.futures.Future):
@@ -36,13 +36,13 @@ class CallFuture(torch.futures.Future):
             gate.acquire()
         self._settle()
         if self.points:
-            wait_for(self.points)
+            _devices.wait_for(self.points)
         return super().wait()
 
     def value(self) -> Any:
         """The result, which must be here. Throws the call's error."""
         if self.points:
-            wait_for(self.points)
+            _devices.wait_for(self.points)
         return super().value()
 
     def __await__(self) -> Any:
