@@ -18,6 +18,7 @@ import large
 import machine
 import many_tensors
 import rpc_calls
+import weights
 from effort import Effort
 from report import Row, to_text, write_results
 
@@ -41,6 +42,8 @@ ROWS = {
     "graphs-calls": graph_calls.calls,
     "rpc-empty": rpc_calls.empty,
     "rpc-echo": rpc_calls.echoed,
+    "weights": weights.weights,
+    "ray": weights.ray_actors,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,

@@ -19,6 +19,7 @@ void add_demo_borrower(CLI::App& app, Command& command);
 void add_share(CLI::App& app, Command& command);
 void add_open(CLI::App& app, Command& command);
 void add_ls(CLI::App& app, Command& command);
+void add_report(CLI::App& app, Command& command);
 void add_doctor(CLI::App& app, Command& command);
 void add_doctor_peer(CLI::App& app, Command& command);
 void add_gc(CLI::App& app, Command& command);

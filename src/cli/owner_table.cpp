@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <map>
 #include <tuple>
 #include <utility>
 
@@ -22,31 +21,6 @@ std::string command_of(const OwnerInfo& owner) {
 std::string age(double seconds) {
   return format_age(
       std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
-}
-
-/// What is in transit in one place.
-struct Waiting {
-  std::uint64_t blocks = 0;
-  double youngest = 0;
-  double oldest = 0;
-};
-
-std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits) {
-  std::map<std::string, Waiting> places;
-  for (const TransitInfo& transit : transits) {
-    auto [at, is_new] =
-        places.try_emplace(transit.where, Waiting{0, transit.age_seconds, transit.age_seconds});
-    at->second.blocks += transit.blocks;
-    at->second.youngest = std::min(at->second.youngest, transit.age_seconds);
-    at->second.oldest = std::max(at->second.oldest, transit.age_seconds);
-  }
-  return places;
-}
-
-std::string ages(const Waiting& waiting) {
-  const std::string from = age(waiting.youngest);
-  const std::string to = age(waiting.oldest);
-  return from == to ? to : fmt::format("{} to {}", from, to);
 }
 
 std::vector<std::string> numbers(const Stats& stats, std::uint64_t borrowers) {
@@ -74,6 +48,24 @@ std::vector<std::string> totals(const std::vector<ListedOwner>& owners) {
 }
 
 }  // namespace
+
+std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits) {
+  std::map<std::string, Waiting> places;
+  for (const TransitInfo& transit : transits) {
+    auto [at, is_new] =
+        places.try_emplace(transit.where, Waiting{0, transit.age_seconds, transit.age_seconds});
+    at->second.blocks += transit.blocks;
+    at->second.youngest = std::min(at->second.youngest, transit.age_seconds);
+    at->second.oldest = std::max(at->second.oldest, transit.age_seconds);
+  }
+  return places;
+}
+
+std::string ages(const Waiting& waiting) {
+  const std::string from = age(waiting.youngest);
+  const std::string to = age(waiting.oldest);
+  return from == to ? to : fmt::format("{} to {}", from, to);
+}
 
 std::string command_line(int pid) {
   std::string text = try_read_text(fmt::format("/proc/{}/cmdline", pid)).value_or("");

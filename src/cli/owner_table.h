@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -17,6 +19,16 @@ struct ListedOwner {
 
 /// The command line of a process from /proc, escaped; empty when it cannot be read or is empty.
 std::string command_line(int pid);
+
+/// What is in transit in one place.
+struct Waiting {
+  std::uint64_t blocks = 0;
+  double youngest = 0;  ///< seconds
+  double oldest = 0;
+};
+std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits);
+/// "3 s", or "3 s to 2 min".
+std::string ages(const Waiting& waiting);
 
 /// Owners with most memory first; with their command lines.
 std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners);

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sys/utsname.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <fmt/chrono.h>
+#include <fmt/format.h>
+#include <CLI/CLI.hpp>
+
+#include "commands.h"
+#include "interrupts.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/stats.h"
+#include "report_page.h"
+#include "text.h"
+
+namespace onecopy::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+struct ReportOptions {
+  std::string file = "onecopy-report.html";
+  double seconds = 5;
+  double every = 0.5;
+  std::string version;  ///< of this program
+};
+
+constexpr std::size_t kMostMoments = 1000;
+
+struct Watched {
+  Look last;
+  std::vector<Moment> past;
+};
+
+Look look_at_all(Clock::time_point start) {
+  OwnerList list = ask_owners();
+  const double seconds = Seconds(Clock::now() - start).count();
+  return {seconds, sorted(std::move(list.owners)), std::move(list.silent)};
+}
+
+Moment moment_of(const Look& look) {
+  Moment moment{look.seconds, {}};
+  for (const ListedOwner& owner : look.owners)
+    moment.memory[owner.info.pid] = owner.info.stats.bytes_shared;
+  return moment;
+}
+
+/// A drawing has no room for more, nor has this process where it watches for a day.
+void thin(std::vector<Moment>& past) {
+  if (past.size() < kMostMoments) return;
+  std::size_t kept = 0;
+  for (std::size_t i = 0; i < past.size(); i += 2) past[kept++] = std::move(past[i]);
+  past.resize(kept);
+}
+
+/// Looks again and again until the time is over, or the user ends it; once in any case.
+Watched watch(const ReportOptions& options) {
+  Interrupts interrupts;
+  const auto pause = std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(options.every));
+  Clock::time_point start = Clock::now();
+  Watched watched{look_at_all(start), {}};
+  start += std::chrono::duration_cast<Clock::duration>(Seconds(std::exchange(watched.last.seconds, 0)));
+  watched.past.push_back(moment_of(watched.last));
+  while (watched.last.seconds + options.every <= options.seconds && !interrupts.wait_for(pause)) {
+    watched.last = look_at_all(start);
+    thin(watched.past);
+    watched.past.push_back(moment_of(watched.last));
+  }
+  return watched;
+}
+
+void write(const std::string& file, const std::string& page) {
+  if (file == "-") {
+    fmt::print("{}", page);
+    return;
+  }
+  std::ofstream out(file, std::ios::binary | std::ios::trunc);
+  out << page;
+  out.close();
+  if (!out)
+    throw Error(ErrorCode::system, fmt::format("cannot write {}: {}", file, std::strerror(errno)), errno,
+                ErrorDomain::posix);
+}
+
+std::string here_and_now(const std::string& version) {
+  utsname host{};
+  ::uname(&host);
+  return fmt::format("{} on {:%Y-%m-%d %H:%M:%S} UTC, {}", static_cast<const char*>(host.nodename),
+                     fmt::gmtime(std::time(nullptr)), version);
+}
+
+int report(const ReportOptions& options) {
+  const Watched watched = watch(options);
+  write(options.file, report_page(watched.last, watched.past, here_and_now(options.version)));
+  fmt::print(stderr, "{}: {}, watched for {:.1f} s\n", options.file == "-" ? "stdout" : options.file,
+             processes(watched.last.owners.size()), watched.last.seconds);
+  return 0;
+}
+
+}  // namespace
+
+void add_report(CLI::App& app, Command& command) {
+  auto* sub = app.add_subcommand(
+      "report", "Write one HTML page: who holds what, and how it changed while it watched");
+  auto options =
+      std::make_shared<ReportOptions>();  // owners: the parser, which fills it in, and the command
+  options->version = app.version();
+  sub->add_option("FILE", options->file, "Where to write it; - is stdout")->capture_default_str();
+  sub->add_option("--for", options->seconds,
+                  "How long to watch; Ctrl-C ends it before, and writes the page")
+      ->check(CLI::Range(0.0, 86400.0, "SECONDS"))
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  sub->add_option("--every", options->every, "Between two looks")
+      ->check(CLI::Range(0.05, 3600.0, "SECONDS"))
+      ->type_name("SECONDS")
+      ->capture_default_str();
+  sub->footer(
+      "The page needs no network and has no script. It has owners, segments, borrowers, blocks in transit "
+      "by queue,\n"
+      "memory over time and a map of who holds what; command lines of your processes are on it.\n"
+      "\n"
+      "Examples:\n"
+      "  onecopy report\n"
+      "  onecopy report --for 60 --every 1 training.html\n"
+      "  onecopy report --for 0 - > now.html");
+  sub->callback([&command, options] { command = [options] { return report(*options); }; });
+}
+
+}  // namespace onecopy::cli
