@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from effort import Effort
-from report import Row
+from report import Row, at_least
 from samples import Samples, time_ns
 
 _TENSORS = 64
@@ -218,5 +218,6 @@ def ray_actors(effort: Effort) -> Row:
         ray.shutdown()
     ours = found["shared"].median()
     row.add("onecopy's tensor transport", ours, "ns")
-    row.add("Ray's object store", found["plain"].median(), "ns", found["plain"].median() / ours, "onecopy")
+    plain = found["plain"].median()
+    row.judge_ratio("Ray's object store", plain, "ns", "onecopy", at_least(plain / ours, 10))
     return row
