@@ -138,17 +138,20 @@ class Agent:
 
     def begin(self, members):
         """Starts to take messages. `members` has this process, too."""
-        self._members[self.info.id] = members[self.info.id]
+        self._members = dict(members)  # before the first message is taken: it may be of any of them
         autograd.start(self.info.id, Transport(self))
         self.receivers.start()
         for member in members.values():
-            self.enter(member)
+            self._watch(member)
         self._deaths.start()
 
     def enter(self, member):
         """Another member that there is from now on."""
+        self._members = {**self._members, member.info.id: member}  # others iterate over the one before
+        self._watch(member)
+
+    def _watch(self, member):
         rank = member.info.id
-        self._members = {**self._members, rank: member}  # others iterate over the one before
         if rank != self.info.id and not self._deaths.watch(member.pid, rank):
             self.inbox.put((_ENDED, 0, rank))
 
@@ -332,16 +335,18 @@ class Agent:
         note_handlers[message[3]](self, message[2], message[7])
 
     def _take_end(self, message):
-        self._end(message[2], f"{self._members[message[2]].info} has ended")
+        self._end(message[2], "has ended")
 
     def _take_left(self, message):
-        self._end(message[2], f"{self._members[message[2]].info} has left the group")
+        self._end(message[2], "has left the group")
 
     def _end(self, rank, why):
         """Behind all that the member had put here."""
-        member = self._members[rank]
+        member = self._members.get(rank)
+        if member is None:  # it ended while it joined
+            return
         if not member.has_ended:
-            member.why_ended, member.has_ended = why, True
+            member.why_ended, member.has_ended = f"{member.info} {why}", True
             member.inbox = None
         self.references.owned.forget_member(rank)
         self._fail(lambda p: p.member == rank, PeerDied, member.why_ended)
