@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/work_point.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/error.h"
@@ -62,6 +63,8 @@ class DeviceMemory {
   /// Reserves physical memory for [offset, offset + bytes), so that touching it cannot fail later.
   /// Throws out_of_memory with the numbers, read_only, invalid_argument; nothing is changed then.
   void commit(std::size_t offset, std::size_t bytes);
+  /// The same for pages of which others may have begun to use some: what was reserved before it failed stays.
+  void populate(std::size_t offset, std::size_t bytes);
   /// Gives physical memory back to the system; the content is lost.
   virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
   /// The bytes and descriptors by which another process maps this. Throws out_of_descriptors, read_only, unsupported.
@@ -79,6 +82,9 @@ class DeviceMemory {
  private:
   /// REQUIRES: the range lies within the memory, which is writable.
   virtual void do_commit(std::size_t offset, std::size_t bytes) = 0;
+  /// REQUIRES: as above.
+  virtual void do_populate(std::size_t offset, std::size_t bytes) { do_commit(offset, bytes); }
+  void check_range(std::size_t offset, std::size_t bytes) const;
   /// REQUIRES: `access` is no more than access().
   virtual ExportedMemory do_export(Access access) const = 0;
 
@@ -195,6 +201,16 @@ class Backend {
   virtual void pin_host(int ordinal, void* at, std::size_t bytes, Access access);
   /// The end of that, by its beginning. Waits for all that the device has to do.
   virtual void unpin_host(int, void*) noexcept {}
+
+  /// A device of this kind that this process uses already; -1 when there is none. Asking takes no context.
+  virtual int device_in_use() const noexcept { return -1; }
+  /// A point after all that this process has given to devices of this kind so far, in whatever stream; null when it has
+  /// used none. Waits for nothing. REQUIRES: no stream of the process is captured meanwhile (CaptureGate), or the
+  /// capture is spoilt. Throws unsupported where the vendor has no such point: finish_work() then.
+  virtual std::unique_ptr<WorkPoint> mark_work();
+  /// Waits for all that this process has given to devices of this kind so far. REQUIRES: as mark_work(). False when a
+  /// device has failed, whose work nobody knows the end of.
+  virtual bool finish_work() noexcept { return true; }
 
   /// Can streams of this device wait for words in memory of the host and write them? Then `words` (whole
   /// pages, mapped) are made known to the driver; they stay so until the process ends.

@@ -29,8 +29,10 @@ void check_pages(std::uintptr_t at, std::size_t bytes) {
 }  // namespace
 
 PinnedRanges& PinnedRanges::get() {
-  [[maybe_unused]] static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { of_this_process.store(nullptr); });
+  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] {
+    of_this_process.store(nullptr);
+    any_.store(false);
+  });
   PinnedRanges* found = of_this_process.load();
   if (found) [[likely]]
     return *found;
@@ -54,6 +56,7 @@ void PinnedRanges::pin(Device device, void* at, std::size_t bytes, Access access
   const std::unique_lock lock(mutex_);
   ranges_.at(begin).is_pinned = true;
   bytes_ += bytes;
+  any_ = true;
 }
 
 void PinnedRanges::add(Address at, const Range& range) {
@@ -68,6 +71,7 @@ void PinnedRanges::add(Address at, const Range& range) {
 void PinnedRanges::remove(Address at) noexcept {
   const std::unique_lock lock(mutex_);
   ranges_.erase(at);
+  if (ranges_.empty()) any_ = false;
 }
 
 void PinnedRanges::unpin(void* at) noexcept {
@@ -100,6 +104,14 @@ bool PinnedRanges::is_pinned(const void* at, std::size_t bytes) const noexcept {
   const auto found = find(begin);
   return found != ranges_.end() && found->second.is_pinned &&
          bytes <= found->first + found->second.bytes - begin;
+}
+
+bool PinnedRanges::touches(const void* at, std::size_t bytes) const noexcept {
+  const auto begin = reinterpret_cast<Address>(at);
+  const std::shared_lock lock(mutex_);
+  if (const auto found = find(begin); found != ranges_.end()) return true;
+  const auto next = ranges_.upper_bound(begin);
+  return next != ranges_.end() && next->first - begin < bytes;
 }
 
 std::size_t PinnedRanges::one_copy(const void* at, std::size_t bytes) const noexcept {

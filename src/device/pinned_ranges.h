@@ -13,6 +13,10 @@
 
 namespace onecopy {
 
+/// Segments are pinned in pieces of so many bytes, which begin at multiples of it: those that are cut into blocks have
+/// no block that reaches over such an edge, so a framework that knows nothing of edges copies each block as one.
+inline constexpr std::uint64_t kPinUnit = std::uint64_t{64} << 20;
+
 /// What this process has pinned of the host's memory, by address. A forked child has pinned nothing: the mappings are
 /// its own, and what was pinned stays the parent's.
 ///
@@ -32,6 +36,10 @@ class PinnedRanges {
   /// somebody waits for.
   void unpin(void* at) noexcept;
 
+  /// Is anything pinned here now? Costs one load.
+  static bool any() noexcept { return any_.load(std::memory_order_relaxed); }
+  /// Is some of [at, at + bytes) pinned?
+  bool touches(const void* at, std::size_t bytes) const noexcept;
   /// Does one pinned range hold all of [at, at + bytes)?
   bool is_pinned(const void* at, std::size_t bytes) const noexcept;
   /// How many of `bytes` from `at` on one copy may take: to the next edge of a range. At least one of a positive
@@ -52,6 +60,8 @@ class PinnedRanges {
   void add(Address at, const Range& range);
   void remove(Address at) noexcept;
   Ranges::const_iterator find(Address at) const noexcept;
+
+  inline static std::atomic<bool> any_{false};
 
   std::mutex changes_;  ///< before mutex_; held for the driver's calls
   mutable std::shared_mutex mutex_;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -14,6 +15,7 @@
 #include "device/pinned_ranges.h"
 #include "device/reservation.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 
 namespace onecopy {
 
@@ -67,6 +69,11 @@ void Backend::pin_host(int, void*, std::size_t, Access) {
                   name(type())));
 }
 
+std::unique_ptr<WorkPoint> Backend::mark_work() {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} devices have no point after all work of a process", name(type())));
+}
+
 std::vector<Fd> DeviceMemory::export_rest(std::size_t) const { return {}; }
 
 void require_all(const ExportedMemory& memory) {
@@ -80,12 +87,21 @@ void require_all(const ExportedMemory& memory) {
 }
 
 void DeviceMemory::commit(std::size_t offset, std::size_t bytes) {
+  check_range(offset, bytes);
+  do_commit(offset, bytes);
+}
+
+void DeviceMemory::populate(std::size_t offset, std::size_t bytes) {
+  check_range(offset, bytes);
+  do_populate(offset, bytes);
+}
+
+void DeviceMemory::check_range(std::size_t offset, std::size_t bytes) const {
   if (access_ == Access::read_only)
     throw Error(ErrorCode::read_only, "cannot reserve memory in a segment that was opened read-only");
   if (offset > size() || bytes > size() - offset)
     throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
                                                          offset, offset + bytes, size()));
-  do_commit(offset, bytes);
 }
 
 ExportedMemory DeviceMemory::export_memory(Access access) const {
@@ -167,6 +183,20 @@ const DeviceIdentity& identity_of(Device device) {
 
 namespace {
 
+void count_pageable(const PinnedRanges& pinned, const void* host, std::size_t bytes) {
+  constexpr std::size_t kLarge = std::size_t{64} << 20;
+  static std::atomic<bool> is_said{false};
+  if (pinned.is_pinned(host, bytes)) return;
+  ++copy_counts.pageable;
+  copy_counts.pageable_bytes += bytes;
+  if (bytes >= kLarge && !is_said.exchange(true))
+    log_warning(fmt::format(
+        "copied {} MiB between a card and memory of the host that is not pinned, at a fraction of "
+        "the link's speed: pin it before, by onecopy.pin(tensor), or allocate it with pin=True "
+        "(said once)",
+        bytes >> 20));
+}
+
 /// Drivers refuse a copy over the edge of what is pinned (seen on an H100), so it is cut there.
 void copy_in_pieces(Backend& by, const Transfer& whole, Stream stream) {
   const PinnedRanges& pinned = PinnedRanges::get();
@@ -176,6 +206,7 @@ void copy_in_pieces(Backend& by, const Transfer& whole, Stream stream) {
     piece.to = static_cast<std::byte*>(whole.to) + done;
     piece.from = static_cast<const std::byte*>(whole.from) + done;
     piece.bytes = pinned.one_copy(is_to_host ? piece.to : piece.from, whole.bytes - done);
+    count_pageable(pinned, is_to_host ? piece.to : piece.from, piece.bytes);
     by.copy(piece, stream);
     if (done == 0 && piece.bytes < whole.bytes) ++copy_counts.cut;
   }

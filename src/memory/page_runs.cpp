@@ -20,6 +20,16 @@ PageRuns::Free PageRuns::erase(ByPlace::iterator at) {
 }
 
 void PageRuns::put(PageRun run, Kind kind, PoolTime since) {
+  while (wall_ != 0 && run.first / wall_ != (run.first + run.pages - 1) / wall_) {
+    const std::uint32_t before = wall_ - run.first % wall_;
+    put_between_walls({run.segment, run.first, before}, kind, since);
+    run.first += before;
+    run.pages -= before;
+  }
+  put_between_walls(run, kind, since);
+}
+
+void PageRuns::put_between_walls(PageRun run, Kind kind, PoolTime since) {
   std::uint32_t largest = run.pages;
   const auto join = [&](ByPlace::iterator at) {
     const Free other = erase(at);
@@ -28,7 +38,7 @@ void PageRuns::put(PageRun run, Kind kind, PoolTime since) {
     largest = std::max(largest, other.pages);
   };
   auto after = by_place_.lower_bound({run.segment, run.first});
-  if (after != by_place_.begin()) {
+  if (after != by_place_.begin() && !is_wall(run.first)) {
     const auto before = std::prev(after);
     const auto& [place, free] = *before;
     if (free.kind == kind && place.first == run.segment && place.second + free.pages == run.first) {
@@ -36,7 +46,7 @@ void PageRuns::put(PageRun run, Kind kind, PoolTime since) {
       join(before);
     }
   }
-  if (after != by_place_.end() && after->second.kind == kind &&
+  if (after != by_place_.end() && after->second.kind == kind && !is_wall(run.first + run.pages) &&
       after->first == Place{run.segment, run.first + run.pages})
     join(after);
   insert(run, kind, since);
@@ -59,7 +69,7 @@ std::optional<PageRuns::Growth> PageRuns::take_cold(std::uint32_t pages, std::ui
   const Free cold = erase(by_place_.find(place_of(*best)));
 
   auto before = by_place_.lower_bound({growth.run.segment, growth.run.first});
-  if (before != by_place_.begin()) {
+  if (before != by_place_.begin() && !is_wall(growth.run.first)) {
     --before;
     const auto& [place, free] = *before;
     if (place.first == growth.run.segment && place.second + free.pages == growth.run.first &&
@@ -127,9 +137,13 @@ std::optional<PageRun> PageRuns::take_largest_warm(std::uint32_t pages) {
 }
 
 bool PageRuns::take_if_all_cold(std::uint32_t segment, std::uint32_t pages) {
-  const auto at = by_place_.find({segment, 0});
-  if (at == by_place_.end() || at->second.kind != Kind::cold || at->second.pages != pages) return false;
-  erase(at);
+  std::uint32_t page = 0;
+  while (page < pages) {
+    const auto at = by_place_.find({segment, page});
+    if (at == by_place_.end() || at->second.kind != Kind::cold) return false;
+    page += at->second.pages;
+  }
+  for (page = 0; page < pages;) page += erase(by_place_.find({segment, page})).pages;
   return true;
 }
 

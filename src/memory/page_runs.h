@@ -23,12 +23,17 @@ struct PageRun {
 
 /// The free pages of all shared segments: *warm* runs hold physical memory, *cold* ones do not.
 ///
-/// Invariant: no two runs of one kind touch; runs of different kinds stay apart, so that a run is
+/// With walls, no run reaches over a multiple of that many pages: so no extent does either.
+///
+/// Invariant: no two runs of one kind touch but at a wall; runs of different kinds stay apart, so that a run is
 /// reserved and given back as a whole.
 /// Thread safety: none; Pool locks.
 class PageRuns {
  public:
   enum class Kind : std::uint8_t { cold = 0, warm = 1 };
+
+  /// `wall`: pages from one wall to the next; 0: there are none.
+  explicit PageRuns(std::uint32_t wall = 0) noexcept : wall_(wall) {}
 
   /// Pages that are free from now on. A warm run that joins a larger one takes over its age.
   void put(PageRun run, Kind kind, PoolTime since = {});
@@ -53,10 +58,10 @@ class PageRuns {
   bool has_returnable(std::uint32_t pages) const;
   /// The largest warm run, if it has at least `pages`.
   std::optional<PageRun> take_largest_warm(std::uint32_t pages);
-  /// True, and out of here, when [0, pages) of the segment is one cold run.
+  /// True, and out of here, when [0, pages) of the segment is cold.
   bool take_if_all_cold(std::uint32_t segment, std::uint32_t pages);
 
-  /// Is [0, pages) of the segment one warm run, freed no later than `until`?
+  /// Is [0, pages) of the segment one warm run, freed no later than `until`? REQUIRES: no walls.
   bool is_all_warm(std::uint32_t segment, std::uint32_t pages, PoolTime until) const;
   /// Forgets that run. REQUIRES: is_all_warm().
   void drop(std::uint32_t segment);
@@ -76,10 +81,13 @@ class PageRuns {
   std::set<Size>& by_size(Kind kind) { return by_size_[static_cast<int>(kind)]; }
   bool is_returnable(ByPlace::const_iterator at, std::uint32_t pages) const;
   bool has_warm(std::uint32_t pages) const;
+  void put_between_walls(PageRun run, Kind kind, PoolTime since);
+  bool is_wall(std::uint32_t page) const noexcept { return wall_ != 0 && page % wall_ == 0; }
   void insert(PageRun run, Kind kind, PoolTime since);
   Free erase(ByPlace::iterator at);
   static Place place_of(const Size& size) { return {std::get<1>(size), std::get<2>(size)}; }
 
+  const std::uint32_t wall_;
   ByPlace by_place_;
   std::set<Size> by_size_[2];
   std::uint64_t warm_pages_ = 0;

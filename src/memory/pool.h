@@ -42,6 +42,18 @@ struct SegmentInfo {
   const DeviceIdentity* identity = nullptr;
 };
 
+/// Says whether pages of a segment may go back to the system: not while a driver has pinned any of them, in whatever
+/// process, since a card would go on using the old pages. Thread safety: as its user's.
+class PageGuard {
+ public:
+  /// From a yes on until end_hole() nobody pins pages of the segment.
+  virtual bool begin_hole(std::uint32_t segment) noexcept = 0;
+  virtual void end_hole(std::uint32_t segment) noexcept = 0;
+
+ protected:
+  ~PageGuard() = default;
+};
+
 /// All segments of this process, over all pools, by number. Numbers start at 1 and are never reused.
 /// Thread safety: all members may be called concurrently, but for those about fork. No lock is held while a vendor is
 /// called.
@@ -55,6 +67,8 @@ class SegmentTable {
   /// Called (without locks held) after a segment has left the table. Set it before the first pool. When it throws
   /// bad_alloc it is called again, by tell_retired().
   std::function<void(std::uint32_t number)> on_retire;
+  /// Asked before pages of a segment go back to the system; none: they may. Set it before the first pool.
+  PageGuard* guard = nullptr;
 
   std::uint32_t next_number() noexcept;
   void add(std::uint32_t number, Device device, std::unique_ptr<DeviceMemory> memory);
@@ -62,6 +76,15 @@ class SegmentTable {
   void remove(std::uint32_t number) noexcept;
   /// Calls on_retire where it has failed. True when it has failed again.
   bool tell_retired() noexcept;
+  /// Gives pages back to the system, see DeviceMemory::decommit(). False, and nothing is done, when its guard forbids
+  /// it. REQUIRES: nobody uses them.
+  bool give_back(std::uint32_t number, DeviceMemory& memory, std::uint64_t offset,
+                 std::uint64_t bytes) noexcept;
+  /// The same of pages that were not counted as reserved.
+  bool punch(std::uint32_t number, DeviceMemory& memory, std::uint64_t offset,
+             std::uint64_t bytes) noexcept;
+  /// The segment as it is mapped here; null when there is none such. Who keeps it keeps it mapped.
+  std::shared_ptr<DeviceMemory> memory(std::uint32_t number) const noexcept;
   /// Notes that so many bytes of the segment were reserved, or given back when negative.
   void add_committed(std::uint32_t number, std::int64_t bytes) noexcept;
   /// Throws stale_handle when there is no such segment (any more).
@@ -82,8 +105,8 @@ class SegmentTable {
  private:
   struct Entry {
     const DeviceIdentity* identity;
-    std::shared_ptr<DeviceMemory>
-        memory;  ///< shared by the table and the callers that are with the vendor now
+    /// Shared by the table, the callers that are with the vendor now, and those that have it pinned.
+    std::shared_ptr<DeviceMemory> memory;
     std::uint64_t committed = 0;
   };
   Entry find(std::uint32_t number) const;
@@ -148,6 +171,8 @@ class Pool final : public ExtentOwner {
   Trimmed trim(std::chrono::steady_clock::time_point now, std::uint64_t most = kAll) noexcept;
   /// Gives back everything that is not in use; returns how many bytes.
   std::uint64_t trim_all() noexcept;
+  /// What its guard has kept may go back now: trim() looks again.
+  void look_again() noexcept;
   PoolStats stats() const;
 
   /// Before and after fork(2), so that a child never inherits a pool in the middle of a change.

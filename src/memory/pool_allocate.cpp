@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "device/pinned_ranges.h"
 #include "device/reserve_listener.h"
 #include "onecopy/core/error.h"
 #include "pool_impl.h"
@@ -43,7 +44,8 @@ Pool::Impl::Impl(Backend& backend, int ordinal, SegmentKind kind, std::string ow
       unit_(std::max<std::size_t>(kSmallestPage, backend.granularity())),
       page_bytes_(traits_.whole_segments ? kSmallestPage : static_cast<std::uint32_t>(unit_)),
       min_returned_(static_cast<std::uint32_t>((kReturned + page_bytes_ - 1) / page_bytes_)),
-      small_(page_bytes_) {}
+      small_(page_bytes_),
+      runs_(traits_.whole_segments ? 0 : static_cast<std::uint32_t>(kPinUnit / page_bytes_)) {}
 
 Pool::Impl::~Impl() {
   if (abandoned_) return;
@@ -156,8 +158,9 @@ void Pool::Impl::commit(const PageRuns::Growth& growth) {
   }
   const ReserveListener silence{{}};  // growth_ is locked
   try {
-    memory->commit(offset, bytes);
+    memory->populate(offset, bytes);
   } catch (...) {
+    table_.punch(run.segment, *memory, offset, bytes);  // a borrower may have pinned some of it meanwhile
     const std::lock_guard lock(mutex_);
     runs_.put_back(growth);
     throw;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <unordered_map>
 
 #include "memory/pool.h"
@@ -24,6 +25,7 @@ class Pool::Impl {
   bool free(const Extent& extent);
   Trimmed trim(PoolTime now, std::uint64_t most);
   std::uint64_t trim_all();
+  void look_again();
   PoolStats stats() const;
   void prepare_fork();
   void finish_fork();
@@ -74,7 +76,7 @@ class Pool::Impl {
   // give back
   std::uint64_t reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages, std::uint64_t most);
   void make_room(std::uint64_t bytes);
-  void decommit(const PageRun& run);
+  bool decommit(const PageRun& run);
   void take_idle_own(PoolTime until);
   std::uint64_t give_back_own(std::uint64_t most);
   std::optional<std::uint32_t> take_oldest_own();
@@ -107,9 +109,10 @@ class Pool::Impl {
     std::uint64_t left;  ///< bytes that still have memory, from the segment's beginning
   };
   std::vector<Leaving> leaving_;
-  std::uint64_t warm_own_ = 0;  // bytes of own segments not in use
-  PoolTime looked_at_;          // by trim; long ago when it has left something that it found
-  bool waiting_ = false;        // something was freed since trim found nothing to wait for
+  std::uint64_t warm_own_ = 0;               // bytes of own segments not in use
+  PoolTime looked_at_;                       // by trim; long ago when it has left something that it found
+  std::atomic<bool> is_kept_pinned_{false};  // the last look left runs because they are pinned
+  bool waiting_ = false;                     // something was freed since trim found nothing to wait for
   PoolStats stats_;
   bool abandoned_ = false;
 };

@@ -81,7 +81,13 @@ Pool::Trimmed Pool::Impl::trim(PoolTime now, std::uint64_t most) {
   const std::uint64_t bytes = reclaim(now, now - kDecay, min_returned_, most);
   const std::lock_guard lock(mutex_);
   if (bytes >= most) looked_at_ = {};
-  return {bytes, waiting_ = has_waiting()};
+  // What is pinned alone is not waited for: look_again(), and what is freed next, ask for another look.
+  return {bytes, waiting_ = (bytes != 0 || !is_kept_pinned_) && has_waiting()};
+}
+
+void Pool::Impl::look_again() {
+  const std::lock_guard lock(mutex_);
+  waiting_ = true;
 }
 
 std::uint64_t Pool::Impl::trim_all() {
@@ -92,6 +98,7 @@ std::uint64_t Pool::Impl::trim_all() {
 std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages,
                                   std::uint64_t most) {
   const std::lock_guard whole(reclaiming_);
+  is_kept_pinned_ = false;
   std::vector<PageRun> runs;
   {
     const std::lock_guard lock(mutex_);
@@ -104,10 +111,9 @@ std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t le
     take_idle_own(until);
   }
   std::uint64_t bytes = 0;
-  for (const PageRun& run : runs) {
-    decommit(run);
-    bytes += std::uint64_t{run.pages} * page_bytes_;
-  }
+  for (const PageRun& run : runs)
+    if (decommit(run)) bytes += std::uint64_t{run.pages} * page_bytes_;
+    else is_kept_pinned_ = true;
   while (bytes < most) {
     const std::uint64_t more = give_back_own(most - bytes);
     if (more == 0) break;
@@ -135,8 +141,10 @@ std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
     return bytes;
   }
   point("pool.decommit");
-  leaving.memory->decommit(leaving.left, bytes);
-  table_.add_committed(leaving.number, -static_cast<std::int64_t>(bytes));
+  if (!table_.give_back(leaving.number, *leaving.memory, leaving.left, bytes)) {
+    remove_own(leaving.number);  // whole: who has it pinned keeps it
+    return bytes + leaving.left;
+  }
   const std::lock_guard lock(mutex_);
   leaving_.push_back(leaving);
   return bytes;
@@ -169,13 +177,13 @@ void Pool::Impl::make_room(std::uint64_t bytes) {
     }
     if (!own && !run) return;
     if (own) remove_own(*own);
-    if (run) decommit(*run);
+    if (run && !decommit(*run)) return;
   }
 }
 
 /// Gives back pages that were taken out of the free ones, and the whole segment when nothing of it is
-/// left in use.
-void Pool::Impl::decommit(const PageRun& run) {
+/// left in use. False when they are pinned somewhere: then they are free, and warm.
+bool Pool::Impl::decommit(const PageRun& run) {
   const std::uint64_t bytes = std::uint64_t{run.pages} * page_bytes_;
   DeviceMemory* memory = nullptr;
   {
@@ -183,8 +191,11 @@ void Pool::Impl::decommit(const PageRun& run) {
     memory = segments_.at(run.segment).memory;
   }
   point("pool.decommit");
-  memory->decommit(std::uint64_t{run.first} * page_bytes_, bytes);
-  table_.add_committed(run.segment, -static_cast<std::int64_t>(bytes));
+  if (!table_.give_back(run.segment, *memory, std::uint64_t{run.first} * page_bytes_, bytes)) {
+    const std::lock_guard lock(mutex_);
+    runs_.put(run, PageRuns::Kind::warm, std::chrono::steady_clock::now());
+    return false;
+  }
   bool remove = false;
   {
     const std::lock_guard lock(mutex_);
@@ -196,6 +207,7 @@ void Pool::Impl::decommit(const PageRun& run) {
     if (remove) segments_.erase(at);
   }
   if (remove) table_.remove(run.segment);
+  return true;
 }
 
 void Pool::Impl::take_idle_own(PoolTime until) {

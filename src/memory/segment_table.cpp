@@ -68,6 +68,27 @@ bool SegmentTable::tell_retired() noexcept {
   return false;
 }
 
+bool SegmentTable::give_back(std::uint32_t number, DeviceMemory& memory, std::uint64_t offset,
+                             std::uint64_t bytes) noexcept {
+  if (!punch(number, memory, offset, bytes)) return false;
+  add_committed(number, -static_cast<std::int64_t>(bytes));
+  return true;
+}
+
+bool SegmentTable::punch(std::uint32_t number, DeviceMemory& memory, std::uint64_t offset,
+                         std::uint64_t bytes) noexcept {
+  if (guard && !guard->begin_hole(number)) return false;
+  memory.decommit(offset, bytes);
+  if (guard) guard->end_hole(number);
+  return true;
+}
+
+std::shared_ptr<DeviceMemory> SegmentTable::memory(std::uint32_t number) const noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto at = entries_.find(number);
+  return at == entries_.end() ? nullptr : at->second.memory;
+}
+
 void SegmentTable::add_committed(std::uint32_t number, std::int64_t bytes) noexcept {
   const std::lock_guard lock(mutex_);
   const auto at = entries_.find(number);

@@ -144,6 +144,7 @@ inline constexpr int ACL_PKG_NAME_DRIVER = 7;
   X(aclrtHostRegister, (void*, std::uint64_t, int, void**))                                               \
   X(aclrtHostUnregister, (void*))                                                                         \
   X(aclrtMemcpyAsync, (void*, std::size_t, const void*, std::size_t, int, aclrtStream))                   \
+  X(aclrtSynchronizeDevice, ())                                                                           \
   X(aclrtSynchronizeStream, (aclrtStream))                                                                \
   X(aclrtMallocPhysical,                                                                                  \
     (aclrtDrvMemHandle*, std::size_t, const aclrtPhysicalMemProp*, std::uint64_t))                        \

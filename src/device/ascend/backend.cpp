@@ -12,6 +12,7 @@
 #include "reservation.h"
 #include "segment_kind.h"
 #include "transfer.h"
+#include "work.h"
 
 namespace onecopy {
 
@@ -52,6 +53,8 @@ class AscendBackend final : public Backend {
     ascend::pin_host(ordinal, at, bytes, access);
   }
   void unpin_host(int ordinal, void* at) noexcept override { ascend::unpin_host(ordinal, at); }
+  int device_in_use() const noexcept override { return ascend::device_in_use(); }
+  bool finish_work() noexcept override { return ascend::finish_work(); }
   /// There would be no word to wait for: a put of a plain value would have to wait for the stream itself.
   bool has_work(int, Stream) noexcept override { return false; }
   void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }

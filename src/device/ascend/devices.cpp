@@ -81,6 +81,7 @@ aclrtContext Devices::context(int ordinal) {
     std::size_t total = 0;
     if (driver.aclrtGetMemInfo(ACL_HBM_MEM, &free, &total) == ACL_SUCCESS) entry.info.total_bytes = total;
     if (before) driver.aclrtSetCurrentContext(before);
+    entry.is_open = true;
   });
   return entry.context;
 }

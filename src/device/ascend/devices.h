@@ -16,8 +16,9 @@ namespace onecopy::ascend {
 struct DeviceEntry {
   DeviceInfo info;  ///< total_bytes is 0 until the device is used: asking would take a context on it
   std::once_flag opened;
-  aclrtContext context = nullptr;   ///< the default one; see Devices::context()
-  std::atomic<SegmentKind> kind{};  ///< of new segments; none until it was tried: see segment_kind.h
+  aclrtContext context = nullptr;    ///< the default one; see Devices::context()
+  std::atomic<bool> is_open{false};  ///< the library has used it
+  std::atomic<SegmentKind> kind{};   ///< of new segments; none until it was tried: see segment_kind.h
   std::atomic<aclError> failed{ACL_SUCCESS};  ///< the error after which nothing works on it any more here
   std::set<int> peers;                        ///< whose memory it reaches; under Devices::mutex_
 };

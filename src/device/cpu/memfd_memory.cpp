@@ -27,6 +27,9 @@ class MemfdMemory final : public DeviceMemory {
 
  private:
   void do_commit(std::size_t offset, std::size_t bytes) override;
+  void do_populate(std::size_t offset, std::size_t bytes) override {
+    reserve_pages({fd_, data(), size(), "", false}, offset, bytes);
+  }
   ExportedMemory do_export(Access access) const override;
 
   SegmentKind kind_;

@@ -90,7 +90,9 @@ class NamedFileMemory final : public DeviceMemory {
   }
 
  private:
-  void do_commit(std::size_t offset, std::size_t bytes) override;
+  void do_commit(std::size_t offset, std::size_t bytes) override { reserve(offset, bytes, true); }
+  void do_populate(std::size_t offset, std::size_t bytes) override { reserve(offset, bytes, false); }
+  void reserve(std::size_t offset, std::size_t bytes, bool gives_back);
   ExportedMemory do_export(Access access) const override;
 
   std::string path_;
@@ -105,12 +107,14 @@ NamedFileMemory::~NamedFileMemory() {
   unlink_once_unused(std::move(path_));
 }
 
-void NamedFileMemory::do_commit(std::size_t offset, std::size_t bytes) {
+/// Gives back what was reserved before it failed, or leaves it.
+void NamedFileMemory::reserve(std::size_t offset, std::size_t bytes, bool gives_back) {
   const std::string directory = directory_of(path_);
   const Fd file = fd_ ? fd_.duplicate() : open_locked(path_, Access::read_write);
-  reserve_pages({file, data(), size(),
-                 fmt::format("; {} has {} bytes free: {}", directory, free_space(directory), kWayOut)},
-                offset, bytes);
+  reserve_pages(
+      {file, data(), size(),
+       fmt::format("; {} has {} bytes free: {}", directory, free_space(directory), kWayOut), gives_back},
+      offset, bytes);
 }
 
 ExportedMemory NamedFileMemory::do_export(Access) const {

@@ -12,6 +12,7 @@
 #include "physical_chunk.h"
 #include "reservation.h"
 #include "transfer.h"
+#include "work.h"
 
 namespace onecopy {
 
@@ -67,6 +68,9 @@ class CudaBackend final : public Backend {
     cuda::pin_host(ordinal, at, bytes, access);
   }
   void unpin_host(int ordinal, void* at) noexcept override { cuda::unpin_host(ordinal, at); }
+  int device_in_use() const noexcept override { return cuda::device_in_use(); }
+  std::unique_ptr<WorkPoint> mark_work() override { return cuda::mark_work(); }
+  bool finish_work() noexcept override { return cuda::finish_work(); }
   bool register_words(int ordinal, void* words, std::size_t bytes) override {
     return cuda::register_words(ordinal, words, bytes);
   }

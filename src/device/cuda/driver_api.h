@@ -179,6 +179,8 @@ inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
   X(cuDeviceGetAttribute, cuDeviceGetAttribute, 2000, (int*, int, CUdevice))                              \
   X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, 4000, (int*, CUdevice, CUdevice))                       \
   X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, 7000, (CUcontext*, CUdevice))                     \
+  X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, 7000, (CUdevice, unsigned*, int*))            \
+  X(cuCtxRecordEvent, cuCtxRecordEvent, 12050, (CUcontext, CUevent))                                      \
   X(cuCtxGetCurrent, cuCtxGetCurrent, 4000, (CUcontext*))                                                 \
   X(cuCtxPushCurrent, cuCtxPushCurrent_v2, 4000, (CUcontext))                                             \
   X(cuCtxPopCurrent, cuCtxPopCurrent_v2, 4000, (CUcontext*))                                              \

@@ -8,7 +8,6 @@
 #define ONECOPY_ACL_EXTRA_CALLS(X)                                                                        \
   X(aclFinalize, ())                                                                                      \
   X(aclrtGetDevice, (std::int32_t*))                                                                      \
-  X(aclrtSynchronizeDevice, ())                                                                           \
   X(aclrtDeviceDisablePeerAccess, (std::int32_t))                                                         \
   X(aclrtMallocHost, (void**, std::size_t))                                                               \
   X(aclrtFreeHost, (void*))                                                                               \

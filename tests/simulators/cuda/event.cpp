@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -55,7 +56,13 @@ struct Event {
   std::shared_ptr<Cell> cell;
   bool captured = false;
   const Context* recorded_in = nullptr;  ///< null where another process did, or nobody
+  std::vector<Reach> awaited{};          ///< of one that was recorded in a whole context
 };
+
+bool has_come(const Event& event) {
+  return std::all_of(event.awaited.begin(), event.awaited.end(),
+                     [](const Reach& reach) { return reach.progress->has_reached(reach.ticket); });
+}
 
 Event* find(CUevent handle) {
   const std::lock_guard lock(state().mutex);
@@ -76,6 +83,7 @@ CUresult record(CUevent handle, CUstream stream_handle) {
   Stream* stream = Stream::find(stream_handle);
   if (!event || !stream) return CUDA_ERROR_INVALID_HANDLE;
   event->captured = stream->capture != nullptr;
+  event->awaited.clear();
   if (event->captured) return stream->submit([] {});
   if (const CUresult failed = result_in(stream->context)) return failed;
   event->recorded_in = stream->context;
@@ -116,6 +124,19 @@ SIM_CALL cuEventRecord(CUevent event, CUstream stream) {
   return record(event, stream);
 }
 
+SIM_CALL cuCtxRecordEvent(CUcontext context, CUevent handle) {
+  SIM_ENTER(cuCtxRecordEvent);
+  Event* event = find(handle);
+  if (!event || !context) return CUDA_ERROR_INVALID_HANDLE;
+  if (const CUresult failed = result_in(of(context))) return failed;
+  auto awaited = Stream::reach_all(*of(context));
+  if (!awaited) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  event->captured = false;
+  event->awaited = std::move(*awaited);
+  event->recorded_in = of(context);
+  return CUDA_SUCCESS;
+}
+
 SIM_CALL cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned) {
   SIM_ENTER(cuEventRecordWithFlags);
   return record(event, stream);
@@ -128,6 +149,7 @@ SIM_CALL cuEventQuery(CUevent handle) {
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   if (const CUresult refused = forbid_in_capture()) return refused;
   if (const CUresult failed = result_in(event->recorded_in)) return failed;
+  if (!has_come(*event)) return CUDA_ERROR_NOT_READY;
   const Counters& counters = *event->cell->counters;
   return counters.completed >= counters.recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -138,6 +160,7 @@ SIM_CALL cuEventSynchronize(CUevent handle) {
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   const auto cell = event->cell;
+  for (const Reach& reach : event->awaited) reach.progress->wait(reach.ticket);
   const Context* const context = event->recorded_in ? event->recorded_in : current();
   cell->wait(cell->counters->recorded, context);
   return result_in(context);

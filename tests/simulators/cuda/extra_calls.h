@@ -8,7 +8,6 @@
 #define ONECOPY_CUDA_EXTRA_CALLS(X)                                                                       \
   X(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId, 4010, (char*, int, CUdevice))                               \
   X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000, (CUdevice))                           \
-  X(cuDevicePrimaryCtxGetState, cuDevicePrimaryCtxGetState, 7000, (CUdevice, unsigned*, int*))            \
   X(cuCtxSetCurrent, cuCtxSetCurrent, 4000, (CUcontext))                                                  \
   X(cuCtxGetDevice, cuCtxGetDevice, 2000, (CUdevice*))                                                    \
   X(cuCtxDisablePeerAccess, cuCtxDisablePeerAccess, 4000, (CUcontext))                                    \

@@ -116,6 +116,22 @@ Operation Stream::after_others(Operation operation) {
   };
 }
 
+/// Seen on an H100: in every mode, whichever thread captures and whichever asks.
+std::optional<std::vector<Reach>> Stream::reach_all(const Context& context) {
+  std::vector<Reach> all;
+  bool is_capturing = false;
+  const std::lock_guard lock(state().mutex);
+  for (Stream* stream : state().streams) {
+    if (stream->context != &context) continue;
+    if (stream->capture) stream->capture->invalid = is_capturing = true;
+    const std::lock_guard inner(stream->mutex_);
+    if (!stream->progress_->has_reached(stream->submitted_))
+      all.push_back({stream->progress_, stream->submitted_});
+  }
+  if (is_capturing) return {};
+  return all;
+}
+
 CUresult Stream::submit(Operation operation) {
   if (const CUresult failed = result_in(context)) return failed;
   if (capture) {

@@ -4,7 +4,10 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <thread>
+#include <vector>
 
 #include "state.h"
 
@@ -33,12 +36,21 @@ class Progress {
   std::condition_variable changed_;
 };
 
+/// A stream's progress, and how far it is to come.
+struct Reach {
+  std::shared_ptr<Progress> progress;
+  std::uint64_t ticket;
+};
+
 /// Operations in order, done by a thread of the stream's own.
 struct Stream {
   static Stream* make(Context& context, unsigned flags);
   /// The stream behind a handle of the caller's; null when there is none such.
   static Stream* find(CUstream handle);
   static void synchronize_all(const Context& context);
+  /// How far each of the context's streams will have come once all that is in them now is done. None, and all captures
+  /// in the context are spoilt, while one is under way.
+  static std::optional<std::vector<Reach>> reach_all(const Context& context);
 
   /// Adds an operation, or records it. An error when capturing forbids it, and when the stream's context has failed.
   CUresult submit(Operation operation);

@@ -157,5 +157,28 @@ TEST(PageRuns, NoPageIsEverLostOrGivenOutTwice) {
   }
 }
 
+TEST(PageRuns, NoRunReachesOverAWall) {
+  PageRuns runs(16);
+  runs.put({1, 0, 64}, Kind::cold);
+  EXPECT_FALSE(runs.take_cold(17, 0)) << "no room for it between two walls";
+  const auto growth = runs.take_cold(10, 40);
+  ASSERT_TRUE(growth);
+  EXPECT_EQ(growth->run.pages, 16u) << "what is reserved ahead ends at the wall";
+  runs.put({1, 0, 16}, Kind::warm, at(1));
+  runs.put({1, 16, 3}, Kind::warm, at(1));
+  EXPECT_EQ(runs.warm_pages(), 19u);
+  EXPECT_FALSE(runs.take_warm(17)) << "they touch at a wall, and are two";
+  EXPECT_EQ(runs.take_warm(16)->first, 0u);
+}
+
+TEST(PageRuns, ASegmentWithWallsIsColdWhenAllOfItIs) {
+  PageRuns runs(16);
+  runs.put({1, 0, 40}, Kind::cold);
+  EXPECT_FALSE(runs.take_if_all_cold(1, 64));
+  runs.put({1, 40, 24}, Kind::cold);
+  EXPECT_TRUE(runs.take_if_all_cold(1, 64));
+  EXPECT_FALSE(runs.take_cold(1, 0)) << "it is out of here";
+}
+
 }  // namespace
 }  // namespace onecopy

@@ -378,5 +378,53 @@ TEST(SegmentTableNumbers, AreNeverReused) {
   EXPECT_THROW(segments.export_memory(number, Access::read_write), Error);
 }
 
+/// A driver pins whole units, and refuses a copy over the edge of one (seen on an H100).
+TEST_F(PoolTest, NoExtentOfASharedSegmentReachesOverAUnitThatIsPinnedAsOne) {
+  constexpr std::uint64_t kUnit = 64 * kMiB;
+  std::mt19937 random(7);
+  std::vector<Extent> kept;
+  for (int i = 0; i < 60; ++i) {
+    const Extent extent = pool.allocate(1 + random() % (31 * kMiB));
+    EXPECT_EQ(extent.offset / kUnit, (extent.offset + extent.size - 1) / kUnit) << extent.size;
+    if (random() % 3 == 0) pool.free(extent);
+    else kept.push_back(extent);
+  }
+  for (const Extent& extent : kept) pool.free(extent);
+}
+
+struct Guard final : PageGuard {
+  bool begin_hole(std::uint32_t) noexcept override {
+    ++asked;
+    open += !is_pinned;
+    return !is_pinned;
+  }
+  void end_hole(std::uint32_t) noexcept override { --open; }
+  bool is_pinned = true;
+  int asked = 0;
+  int open = 0;
+};
+
+TEST_F(PoolTest, WhatItsGuardKeepsStaysReservedAndIsUsedAgain) {
+  Guard guard;
+  segments.guard = &guard;
+  const Extent kept = pool.allocate(kMiB);
+  const Extent freed = pool.allocate(16 * kMiB);
+  pool.free(freed);
+  const std::uint64_t before = pool.stats().committed_bytes;
+  EXPECT_EQ(pool.trim_all(), 0u);
+  EXPECT_GT(guard.asked, 0);
+  EXPECT_EQ(pool.stats().committed_bytes, before);
+  EXPECT_FALSE(pool.trim(Clock::now() + 10s).waiting) << "nobody need call again before something changes";
+  const Extent again = pool.allocate(16 * kMiB);
+  EXPECT_EQ(again.data, freed.data);
+  pool.free(again);
+  guard.is_pinned = false;
+  pool.look_again();
+  EXPECT_GE(pool.trim(Clock::now() + 20s).bytes, 16 * kMiB);
+  EXPECT_EQ(guard.open, 0);
+  pool.free(kept);
+  segments.guard = nullptr;
+}
+
 }  // namespace
 }  // namespace onecopy

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "device/capture_gate.h"
+
+#include <pthread.h>
+
+#include <atomic>
+
+namespace onecopy {
+
+namespace {
+
+/// Never destroyed. A forked child makes its own, without locks that another thread of the parent held.
+std::atomic<CaptureGate*> of_this_process{nullptr};
+
+}  // namespace
+
+CaptureGate& CaptureGate::get() {
+  [[maybe_unused]] static const int registered =
+      pthread_atfork(nullptr, nullptr, [] { of_this_process.store(nullptr); });
+  CaptureGate* found = of_this_process.load();
+  if (found) [[likely]]
+    return *found;
+  auto* const made = new CaptureGate;
+  if (of_this_process.compare_exchange_strong(found, made)) return *made;
+  delete made;
+  return *found;
+}
+
+void CaptureGate::begin() noexcept {
+  const std::lock_guard lock(mutex_);
+  ++captures_;
+}
+
+void CaptureGate::end() noexcept {
+  const std::lock_guard lock(mutex_);
+  if (captures_ != 0) --captures_;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "work.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "devices.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::cuda {
+
+namespace {
+
+/// Does this process use the device? Asking takes no context.
+bool is_in_use(const Driver& driver, int ordinal) {
+  unsigned flags = 0;
+  int active = 0;
+  const CUresult result =
+      driver.cuDevicePrimaryCtxGetState(Devices::get().at(ordinal).device, &flags, &active);
+  return result == CUDA_SUCCESS && active != 0;
+}
+
+std::vector<int> devices_in_use(const Driver& driver) {
+  std::vector<int> found;
+  for (int i = 0; i < static_cast<int>(Devices::get().size()); ++i)
+    if (is_in_use(driver, i)) found.push_back(i);
+  return found;
+}
+
+/// One event of one context.
+class ContextEvent {
+ public:
+  ContextEvent(const Driver& driver, int ordinal) : driver_(driver), ordinal_(ordinal) {
+    const UseDevice use(ordinal);
+    driver.cuEventCreate.must(&event_, CU_EVENT_DISABLE_TIMING);
+    const CUresult result = driver.cuCtxRecordEvent(Devices::get().context(ordinal), event_);
+    if (result == CUDA_SUCCESS) return;
+    driver.cuEventDestroy(event_);
+    check(result, "cuCtxRecordEvent");
+  }
+  ContextEvent(ContextEvent&& other) noexcept
+      : driver_(other.driver_), ordinal_(other.ordinal_), event_(std::exchange(other.event_, nullptr)) {}
+  ContextEvent& operator=(ContextEvent&&) = delete;
+  ~ContextEvent() {
+    if (event_) driver_.cuEventDestroy(event_);
+  }
+
+  WorkPoint::Passed look() const noexcept {
+    try {
+      const UseDevice use(ordinal_);
+      const CUresult result = driver_.cuEventQuery(event_);
+      if (result == CUDA_SUCCESS) return WorkPoint::Passed::yes;
+      return result == CUDA_ERROR_NOT_READY ? WorkPoint::Passed::no : WorkPoint::Passed::never;
+    } catch (const Error&) {  // a failed device, or a forked child
+      return WorkPoint::Passed::never;
+    }
+  }
+
+ private:
+  const Driver& driver_;
+  const int ordinal_;
+  CUevent event_ = nullptr;
+};
+
+/// All contexts' events; those that have passed are asked no more.
+class Events final : public WorkPoint {
+ public:
+  explicit Events(std::vector<ContextEvent> events) : left_(std::move(events)) {}
+
+  Passed look() noexcept override {
+    for (; !left_.empty(); left_.pop_back())
+      if (const Passed passed = left_.back().look(); passed != Passed::yes) return passed;
+    return Passed::yes;
+  }
+
+ private:
+  std::vector<ContextEvent> left_;
+};
+
+}  // namespace
+
+int device_in_use() noexcept {
+  try {
+    const Driver* const driver = Driver::try_get();
+    const std::vector<int> found = driver ? devices_in_use(*driver) : std::vector<int>();
+    return found.empty() ? -1 : found.front();
+  } catch (const std::exception&) {
+    return -1;
+  }
+}
+
+std::unique_ptr<WorkPoint> mark_work() {
+  const Driver& driver = Driver::get();
+  if (!driver.cuCtxRecordEvent)
+    throw Error(ErrorCode::unsupported,
+                "the CUDA driver does not have cuCtxRecordEvent, which came with 12.5");
+  std::vector<ContextEvent> events;
+  for (const int ordinal : devices_in_use(driver)) events.emplace_back(driver, ordinal);
+  if (events.empty()) return nullptr;
+  return std::make_unique<Events>(std::move(events));
+}
+
+bool finish_work() noexcept {
+  try {
+    const Driver& driver = Driver::get();
+    for (const int ordinal : devices_in_use(driver)) {
+      const UseDevice use(ordinal);
+      driver.cuCtxSynchronize.must();
+    }
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <memory>
+
+#include "device/work_point.h"
+
+namespace onecopy::cuda {
+
+// All of the process's work, in primary contexts: what a program does in others is not seen. Thread safety: all may be
+// called concurrently.
+
+/// As Backend::device_in_use(), mark_work() and finish_work() say.
+int device_in_use() noexcept;
+std::unique_ptr<WorkPoint> mark_work();
+bool finish_work() noexcept;
+
+}  // namespace onecopy::cuda

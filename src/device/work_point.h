@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+namespace onecopy {
+
+/// A point after all that a process had given to the devices of one kind when it was made, see Backend::mark_work().
+/// Thread safety: external.
+class WorkPoint {
+ public:
+  enum class Passed : std::uint8_t {
+    no,
+    yes,
+    never,  ///< a device has failed: nobody knows what it still does
+  };
+
+  virtual ~WorkPoint() = default;
+  /// Waits for nothing.
+  virtual Passed look() noexcept = 0;
+};
+
+}  // namespace onecopy
