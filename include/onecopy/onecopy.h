@@ -17,5 +17,7 @@
 #include "onecopy/share/bundle.h"
 #include "onecopy/share/load.h"
 #include "onecopy/share/object.h"
+#include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "onecopy/share/to_device.h"

@@ -17,6 +17,7 @@ using Command = std::function<int()>;
 void add_demo(CLI::App& app, Command& command);
 void add_demo_borrower(CLI::App& app, Command& command);
 void add_share(CLI::App& app, Command& command);
+void add_load(CLI::App& app, Command& command);
 void add_open(CLI::App& app, Command& command);
 void add_ls(CLI::App& app, Command& command);
 void add_report(CLI::App& app, Command& command);

@@ -61,8 +61,22 @@ std::string idle_line(const std::vector<ListedOwner>& idle) {
                      idle.size() > kMost ? ", ..." : "");
 }
 
+/// Of memory of their own, and of others: each process pins for itself what it has mapped.
+std::string pinned_line(const std::vector<ListedOwner>& owners) {
+  constexpr std::size_t kMost = 8;
+  std::string who;
+  std::size_t count = 0;
+  for (const ListedOwner& owner : owners) {
+    const std::uint64_t bytes = owner.info.stats.pinned_bytes;
+    if (bytes == 0 || ++count > kMost) continue;
+    who += fmt::format("{}{} ({})", who.empty() ? "" : ", ", owner.info.pid, format_bytes(bytes));
+  }
+  return count == 0 ? "" : fmt::format("Pinned for cards: {}{}\n", who, count > kMost ? ", ..." : "");
+}
+
 std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwner>& silent,
                     const LsOptions& options) {
+  const std::string pinned = pinned_line(owners);
   const auto idle_from = std::stable_partition(owners.begin(), owners.end(), [&](const ListedOwner& owner) {
     return options.details || shares_something(owner.info);
   });
@@ -71,6 +85,7 @@ std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwn
   std::string text = owners.empty() ? "No process of this user that answers shares memory.\n"
                                     : owner_table(owners, line_width());
   if (!idle.empty()) text += idle_line(idle);
+  text += pinned;
   if (options.details)
     for (const ListedOwner& owner : owners) text += "\n" + owner_details(owner);
   for (const SilentOwner& owner : silent) text += fmt::format("Not listed: {}\n", escaped(owner.why));

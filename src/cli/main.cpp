@@ -108,8 +108,8 @@ int main(int argc, char** argv) {
   Command command;
   add_global_options(app);
   for (auto add :
-       {add_demo, add_share, add_open, add_ls, add_report, add_doctor, add_gc, add_bench, add_completion,
-        add_help, add_version, add_demo_borrower, add_bench_peer, add_doctor_peer})
+       {add_demo, add_share, add_load, add_open, add_ls, add_report, add_doctor, add_gc, add_bench,
+        add_completion, add_help, add_version, add_demo_borrower, add_bench_peer, add_doctor_peer})
     add(app, command);
   app.allow_extras();  // to be named below; not in the commands, which have been made
   try {

@@ -132,6 +132,11 @@ std::string owner_details(const ListedOwner& owner) {
   if (info.stats.host_waits != 0)
     add(fmt::format("its host waited for streams {} (its devices have no stream memory operations)",
                     plural(info.stats.host_waits, "time")));
+  if (info.stats.pinned_bytes != 0)
+    add(fmt::format("{} pinned for its cards", format_bytes(info.stats.pinned_bytes)));
+  if (info.stats.pageable_copies != 0)
+    add(fmt::format("{} went between cards and memory that is not pinned, {}",
+                    format_bytes(info.stats.pageable_bytes), plural(info.stats.pageable_copies, "time")));
   if (info.stats.staged_copies != 0)
     add(fmt::format("{} went from card to card by way of the host {} (there is no peer access)",
                     format_bytes(info.stats.staged_bytes), plural(info.stats.staged_copies, "time")));

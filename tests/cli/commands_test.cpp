@@ -40,7 +40,7 @@ nlohmann::json owner_of(const nlohmann::json& listing, int pid) {
 }
 
 TEST(Commands, EveryHelpShowsAnExample) {
-  for (const char* command : {"demo", "share", "open", "ls", "report", "doctor", "gc", "bench",
+  for (const char* command : {"demo", "share", "load", "open", "ls", "report", "doctor", "gc", "bench",
                               "completion", "help", "version"}) {
     const Outcome help = run_command({command, "--help"});
     EXPECT_EQ(help.status, 0) << command;

@@ -18,6 +18,14 @@ namespace onecopy {
 /// at most, for what streams have still to come past.
 Tensor empty(const Layout& layout, Device device = kCpu);
 
+struct AllocateOptions {
+  /// Pinned for this process's cards, see onecopy/share/pin.h; only memory of the CPU.
+  bool pinned = false;
+  Device device = kCpu;
+};
+/// The same.
+Tensor empty(const Layout& layout, const AllocateOptions& options);
+
 /// A tensor of our own with the same elements, row-major: the way to share foreign memory.
 Tensor copy(const TensorView& source);
 /// The same on another device. copy_into() (onecopy/memory/copy.h) fills tensors that are there already.
@@ -85,6 +93,8 @@ struct OpenOptions {
   std::optional<Device> device{};
   /// Opens in the order of this stream, as below. It belongs to `device`.
   std::optional<Stream> stream{};
+  /// Pins what is opened for this process's cards, see onecopy/share/pin.h. Without effect on memory of devices.
+  bool pinned = false;
 };
 /// The same, on another device of this process if wanted: see use_on(). Nothing is copied.
 Tensor open(const Handle& handle, const OpenOptions& options);

@@ -40,6 +40,14 @@ struct Stats {
   std::uint64_t direct_copies = 0;
   std::uint64_t staged_copies = 0;
   std::uint64_t staged_bytes = 0;
+  std::uint64_t pinned_bytes = 0;  ///< of the host's memory, pinned here now for cards
+  /// Copies between cards and memory of the host since the start that onecopy made: of memory that is not pinned, at a
+  /// fraction of the link's speed; and those that were cut because they reached over the edge of a pinned range.
+  std::uint64_t pageable_copies = 0;
+  std::uint64_t pageable_bytes = 0;
+  std::uint64_t cut_copies = 0;
+  /// References to pinned memory that were dropped here, and ended once the cards had done what they then had to do.
+  std::uint64_t late_releases = 0;
 };
 Stats stats();
 

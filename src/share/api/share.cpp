@@ -3,6 +3,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
+#include "onecopy/share/pin.h"
 #include "share/borrower/call.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
@@ -92,7 +93,9 @@ Tensor open(const Handle& handle, Access access, Stream stream) {
 
 Tensor open(const Handle& handle, const OpenOptions& options) {
   check_tensor(handle);
-  return Session::open_early(handle.fields(), options);
+  Tensor opened = Session::open_early(handle.fields(), options);
+  if (options.pinned && opened.device() == kCpu) pin(opened);
+  return opened;
 }
 
 Tensor use_on(const Tensor& tensor, Device device) {

@@ -73,6 +73,12 @@ std::byte* ForeignSegments::allow(std::uint32_t segment, Access access, int ordi
   return mapped ? mapped->memory->allow(ordinal) : nullptr;
 }
 
+std::shared_ptr<DeviceMemory> ForeignSegments::memory(std::uint32_t segment, Access access) const noexcept {
+  const std::lock_guard lock(mutex_);
+  const Mapped* mapped = find_any_mapped(segment, access);
+  return mapped ? mapped->memory : nullptr;
+}
+
 std::size_t ForeignSegments::count() const {
   const std::lock_guard lock(mutex_);
   std::size_t count = 0;
@@ -101,7 +107,7 @@ std::vector<std::uint32_t> ForeignSegments::weak() const {
 }
 
 void ForeignSegments::retire(std::uint32_t segment) noexcept {
-  std::array<std::unique_ptr<DeviceMemory>, 2> retired;  // unmapped without the lock
+  std::array<std::shared_ptr<DeviceMemory>, 2> retired;  // unmapped without the lock
   const std::lock_guard lock(mutex_);
   if (places_) places_->forget(segment);
   for (std::size_t access = 0; access < 2; ++access)

@@ -33,6 +33,8 @@ class ForeignSegments {
   ExportedMemory export_memory(std::uint32_t segment, Access access) const;
   /// See DeviceMemory::allow(); null when it is not mapped.
   std::byte* allow(std::uint32_t segment, Access access, int ordinal);
+  /// The same to keep: it stays mapped so long. Null when it is not mapped.
+  std::shared_ptr<DeviceMemory> memory(std::uint32_t segment, Access access) const noexcept;
   std::size_t count() const;
   /// Is memory of any device among them?
   bool uses_devices() const;
@@ -50,7 +52,7 @@ class ForeignSegments {
 
  private:
   struct Mapped {
-    std::unique_ptr<DeviceMemory> memory;
+    std::shared_ptr<DeviceMemory> memory;  ///< shared with those that have it pinned
     const DeviceIdentity* identity = nullptr;
     int user = 0;
   };

@@ -70,6 +70,27 @@ class Leases {
   void release(std::uint32_t block) noexcept {
     release(block, []() noexcept {});
   }
+  // See pin_claim.h. Without effect once it is closed, when nobody holds anything.
+  void note_pin(std::uint32_t segment) noexcept {
+    const Visit here(this);
+    if (!closed_) onecopy::note_pin<RealPlatform>(pins_in(page_)[segment]);
+  }
+  void end_pin(std::uint32_t segment) noexcept {
+    const Visit here(this);
+    if (!closed_) onecopy::end_pin<RealPlatform>(pins_in(page_)[segment]);
+  }
+  /// Of the owner. REQUIRES: the caller holds a lease.
+  const PinWords::Word& holes(std::uint32_t segment) const noexcept {
+    return PinWords(table_.as<PinWords::Word>(kHolesAt))[segment];
+  }
+  /// Does the owner see what is claimed and pinned here?
+  bool is_seen() const noexcept { return onecopy::is_seen(page_); }
+  bool has(std::uint32_t block) const noexcept {
+    const Visit here(this);
+    return !closed_ && counts_[block].load(std::memory_order_relaxed) != 0;
+  }
+  /// Is there a lease of a block that lies in these bytes of the segment?
+  bool any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept;
   std::uint64_t count() const noexcept;
   std::vector<LeaseInfo> list() const;
 

@@ -12,6 +12,8 @@
 #include "os/page_users.h"
 #include "os/process.h"
 #include "share/format/process_name.h"
+#include "share/owner/late_releases.h"
+#include "share/owner/segment_pins.h"
 
 namespace onecopy {
 namespace {
@@ -135,7 +137,25 @@ bool Peer::uses_devices() const noexcept {
   return !lock || timeline_ || segments_.uses_devices();
 }
 
+/// Of an owner that is gone nothing is used again, so nothing need be seen.
+void Peer::begin_pin(std::uint32_t segment) {
+  if (!leases_.is_seen() && !has_ended()) throw_no_pins();
+  leases_.note_pin(segment);
+  try {
+    wait_for_hole(leases_.holes(segment), [this] { return has_ended(); });
+  } catch (...) {
+    leases_.end_pin(segment);
+    throw;
+  }
+}
+
 void Peer::release(std::uint32_t block) noexcept {
+  if (LateReleases* const late = LateReleases::active()) [[unlikely]]
+    if (late->keep(*this, block, bytes_of(block, Access::read_write))) return;
+  release_now(block);
+}
+
+void Peer::release_now(std::uint32_t block) noexcept {
   leases_.release(block, [this]() noexcept {
     if (gone_ && watch_) watch_->request_tick();  // perhaps it was the last one
   });

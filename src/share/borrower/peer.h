@@ -118,6 +118,20 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
 
   void retain(std::uint32_t block) noexcept override { leases_.retain(block); }
   void release(std::uint32_t block) noexcept override;
+  void release_now(std::uint32_t block) noexcept override;
+  std::uint32_t segment_of(std::uint32_t block) const noexcept override {
+    return leases_.record(block).segment;
+  }
+  std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t segment, Access access) const override {
+    return segments_.memory(segment, access);
+  }
+  void begin_pin(std::uint32_t segment) override;
+  void end_pin(std::uint32_t segment) noexcept override { leases_.end_pin(segment); }
+  bool holds(std::uint32_t block) const noexcept override { return leases_.has(block); }
+  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept override {
+    return leases_.any_in(segment, offset, bytes);
+  }
+  std::shared_ptr<const void> keep_alive() const override { return shared_from_this(); }
   const ProcessId& owner() const noexcept override { return owner_; }
   const std::string& name() const noexcept { return name_; }
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {

@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "share/borrower/peer.h"
 
@@ -147,7 +148,9 @@ void Peer::hear_news(Packet packet) {
   if (wire::type_of(packet.bytes) == wire::Type::keep) return keep(std::move(packet));
   const std::uint32_t segment = wire::body_of<wire::Retire>(packet.bytes).segment;
   segments_.retire(segment);
-  if (deposits_ && deposits_->retire({name_, segment})) watch_->request_tick();
+  const bool is_kept = deposits_ && deposits_->retire({name_, segment});
+  // What is pinned of it is to be unpinned, and unmapped then.
+  if (watch_ && (is_kept || PinnedRanges::any())) watch_->request_tick();
 }
 
 void Peer::keep(Packet packet) {

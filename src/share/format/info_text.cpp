@@ -12,7 +12,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 21> kFields{{
+constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 26> kFields{{
     {"shared_total", &Stats::shared_total},
     {"opened_total", &Stats::opened_total},
     {"live_blocks", &Stats::live_blocks},
@@ -34,6 +34,11 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 21> kFields
     {"direct_copies", &Stats::direct_copies},
     {"staged_copies", &Stats::staged_copies},
     {"staged_bytes", &Stats::staged_bytes},
+    {"pinned_bytes", &Stats::pinned_bytes},
+    {"pageable_copies", &Stats::pageable_copies},
+    {"pageable_bytes", &Stats::pageable_bytes},
+    {"cut_copies", &Stats::cut_copies},
+    {"late_releases", &Stats::late_releases},
 }};
 
 [[noreturn]] void refuse(const std::string& why) {

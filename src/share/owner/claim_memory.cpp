@@ -13,7 +13,7 @@ namespace onecopy {
 namespace {
 
 constexpr std::uint64_t kPageMagic = 0x53'4d'49'41'4c'43'43'31;  // "1CCLAIMS"
-constexpr std::uint32_t kPageVersion = 2;
+constexpr std::uint32_t kPageVersion = 3;
 
 using ClaimWord = std::atomic<std::uint64_t>;
 constexpr std::size_t kMiddleAt = 4096;
@@ -21,7 +21,9 @@ constexpr std::size_t kLeavesAt = kMiddleAt + kMaxBlocks / 4096 * sizeof(ClaimWo
 constexpr std::size_t kSlotsAt = kLeavesAt + kMaxBlocks / 64 * sizeof(ClaimWord);
 constexpr std::size_t kTransitsAt = kSlotsAt + kMaxBlocks * sizeof(Claims::Slot);
 constexpr std::size_t kChannelsAt = kTransitsAt + kMaxBlocks * sizeof(Transits::Count);
-constexpr std::size_t kPageBytes = kChannelsAt + 4096;
+constexpr std::size_t kPinsAt = kChannelsAt + 4096;
+constexpr std::size_t kUnseenAt = kPinsAt + kPinWords * sizeof(PinWords::Word);
+constexpr std::size_t kPageBytes = kUnseenAt + 4096;
 static_assert(Transits::kWords * sizeof(Transits::Word) <= 4096);
 static_assert(sizeof(ClaimsHeader) <= kMiddleAt);
 
@@ -56,13 +58,25 @@ std::uint64_t inode_of(const Fd& file) {
 Mapping private_claims() {
   Mapping mapping = Mapping::anonymous(kPageBytes);
   write_header(mapping);
+  *mapping.as<std::uint32_t>(kUnseenAt) = 1;
   return mapping;
 }
 
 Mapping private_claims(Mapping in_place_of) {
   in_place_of.clear();
   write_header(in_place_of);
+  *in_place_of.as<std::uint32_t>(kUnseenAt) = 1;
   return in_place_of;
+}
+
+PinWords pins_in(const Claims& page) noexcept {
+  auto* const begin = reinterpret_cast<std::byte*>(&page.header());
+  return PinWords(reinterpret_cast<PinWords::Word*>(begin + kPinsAt));
+}
+
+bool is_seen(const Claims& page) noexcept {
+  const auto* const begin = reinterpret_cast<const std::byte*>(&page.header());
+  return *reinterpret_cast<const std::uint32_t*>(begin + kUnseenAt) == 0;
 }
 
 Transits transits_in(const Mapping& mapping) {

@@ -4,6 +4,7 @@
 #include "os/fd.h"
 #include "os/mapping.h"
 #include "share/owner/claim.h"
+#include "share/owner/pin_claim.h"
 #include "share/owner/transits.h"
 
 namespace onecopy {
@@ -14,7 +15,8 @@ using ClaimsHeader = ClaimPageHeader<RealPlatform>;
 
 /// Blocks one process can own at a time. The table and the pages are sparse: only what is used costs.
 inline constexpr std::uint32_t kMaxBlocks = 4u << 20;
-inline constexpr std::size_t kTableBytes = kMaxBlocks * sizeof(Record);
+inline constexpr std::size_t kHolesAt = kMaxBlocks * sizeof(Record);  ///< of the words behind the records
+inline constexpr std::size_t kTableBytes = kHolesAt + kPinWords * sizeof(std::uint32_t);
 
 static_assert(sizeof(Record) == 32);
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
@@ -36,6 +38,23 @@ Mapping private_claims();
 Mapping private_claims(Mapping in_place_of);
 /// What lies beside the claims in the same memory.
 Transits transits_in(const Mapping& mapping);
+/// A word for each segment, see pin_claim.h.
+class PinWords {
+ public:
+  using Word = PinWord<RealPlatform>;
+  PinWords() noexcept = default;
+  explicit PinWords(Word* words) noexcept : words_(words) {}
+  Word& operator[](std::uint32_t segment) const noexcept { return words_[segment % kPinWords]; }
+  explicit operator bool() const noexcept { return words_ != nullptr; }
+
+ private:
+  Word* words_ = nullptr;
+};
+
+/// Beside the claims of a process: what it has pinned.
+PinWords pins_in(const Claims& page) noexcept;
+/// Does an owner see that page? Not one of private_claims().
+bool is_seen(const Claims& page) noexcept;
 /// The page inside a mapping. Throws protocol when it is not one.
 Claims claims_in(const Mapping& mapping);
 

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <vector>
 
@@ -52,6 +53,25 @@ class SharedKeeper : public BlockKeeper {
   /// the caller holds it.
   virtual std::byte* allow(std::uint32_t block, Access access, int ordinal) = 0;
   virtual ProcessOrigin origin() const = 0;
+
+  // What pins pages needs; asked of a root(). REQUIRES: the caller holds the block, or a block of the segment.
+  virtual std::uint32_t segment_of(std::uint32_t) const noexcept { return 0; }
+  /// As it is mapped here, for this access or the other; null when it is not. Who keeps it keeps it mapped.
+  virtual std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t, Access) const { return nullptr; }
+  /// Tells the owner that this process pins a piece of the segment: from its return on no page of it goes back to the
+  /// system. Throws unsupported when the owner cannot see it, timeout.
+  virtual void begin_pin(std::uint32_t) { throw_no_pins(); }
+  /// Nothing of that piece is pinned any more.
+  virtual void end_pin(std::uint32_t) noexcept {}
+  /// Does this process hold the block?
+  virtual bool holds(std::uint32_t) const noexcept { return true; }
+  /// Does this process hold a block that lies in these bytes of the segment?
+  virtual bool uses(std::uint32_t, std::uint64_t, std::uint64_t) const noexcept { return true; }
+  /// Keeps this object, where something else would end it.
+  virtual std::shared_ptr<const void> keep_alive() const { return nullptr; }
+  /// Ends a reference that LateReleases has kept.
+  virtual void release_now(std::uint32_t number) noexcept { release(number); }
+
   /// An item with this block goes into the queue `channel`, or has been taken out of it. REQUIRES: the
   /// caller holds the block in between. Should it die then, the owner keeps the block for the receiver.
   virtual void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept = 0;
@@ -60,6 +80,8 @@ class SharedKeeper : public BlockKeeper {
  protected:
   SharedKeeper() noexcept : BlockKeeper(true) {}
   ~SharedKeeper() = default;
+
+  [[noreturn]] static void throw_no_pins();
 
  private:
   inline static std::atomic<std::uint64_t> last_serial_{0};

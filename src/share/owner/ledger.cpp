@@ -11,6 +11,7 @@
 #include "onecopy/core/error.h"
 #include "os/memfd.h"
 #include "os/process.h"
+#include "share/owner/late_releases.h"
 
 namespace onecopy {
 
@@ -22,7 +23,8 @@ Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
       records_(Mapping::of(file_, kTableBytes, Access::read_write)),
       local_memory_(Mapping::anonymous(kMaxBlocks * sizeof(Local))),
       local_(local_memory_.as<Local>()),
-      table_(records_.as<Record>(), kMaxBlocks) {
+      table_(records_.as<Record>(), kMaxBlocks),
+      pins_(PinWords(records_.as<PinWords::Word>(kHolesAt))) {
   add_seals(file_, kSealFutureWrite);  // borrowers can map it read-only at most
 }
 
@@ -132,7 +134,28 @@ bool Ledger::drop_reference(std::uint32_t block) noexcept {
   return local_[block].refs.fetch_sub(1, std::memory_order_acq_rel) == 1;
 }
 
+/// Under pinned pages a device may still be at work, so the last reference waits until it is not.
+bool Ledger::keeps_late(std::uint32_t block) noexcept {
+  LateReleases* const late = LateReleases::active();
+  if (!late) [[likely]]
+    return false;
+  return drop_unless_last(block) || late->keep(*this, block, bytes_of(block, Access::read_write));
+}
+
+/// Exactly one of several threads finds that its reference is the last.
+bool Ledger::drop_unless_last(std::uint32_t block) noexcept {
+  auto& refs = local_[block].refs;
+  std::uint32_t held = refs.load();
+  while (held > 1)
+    if (refs.compare_exchange_weak(held, held - 1)) return true;
+  return false;
+}
+
 void Ledger::release(std::uint32_t block) noexcept {
+  if (!keeps_late(block)) release_now(block);
+}
+
+void Ledger::release_now(std::uint32_t block) noexcept {
   if (!drop_reference(block)) return;
   if (inherited_) leave_inherited(block);
   else last_references({&block, 1});
@@ -144,7 +167,7 @@ void Ledger::release_all(std::span<const std::uint32_t> blocks) noexcept {
   while (!blocks.empty()) {
     std::size_t count = 0;
     for (const std::uint32_t block : blocks.first(std::min(blocks.size(), kAtOnce)))
-      if (drop_reference(block)) last[count++] = block;
+      if (!keeps_late(block) && drop_reference(block)) last[count++] = block;
     blocks = blocks.subspan(std::min(blocks.size(), kAtOnce));
     const std::span gone(last.data(), count);
     if (!inherited_) last_references(gone);
@@ -257,7 +280,18 @@ std::uint64_t Ledger::table_inode() const {
 
 Ledger::PageRef Ledger::attach(const Claims& page) {
   std::lock_guard lock(mutex_);
-  return table_.attach(page);
+  return attach_locked(page);
+}
+
+Ledger::PageRef Ledger::attach_locked(const Claims& page) {
+  const PageRef attached = table_.attach(page);
+  try {
+    pins_.attach(attached);
+  } catch (...) {
+    table_.detach(attached);
+    throw;
+  }
+  return attached;
 }
 
 void Ledger::attach_child(PageRef parent) noexcept {
@@ -269,6 +303,7 @@ void Ledger::attach_child(PageRef parent) noexcept {
 
 void Ledger::detach(PageRef page) noexcept {
   reclaim([&](auto reusable) {
+    pins_.detach(page);
     table_.detach(page);
     table_.rescan(reusable);
   });
@@ -287,6 +322,7 @@ std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noe
       page->claims.slot(block).store(items);
       kept += items != 0;
     }
+    pins_.detach(page);
     page->claims.header().all.store(0);
     page->attached_children = page->claims.header().announced.load();
     table_.rescan(reusable);

@@ -14,6 +14,7 @@
 #include "share/owner/block_table.h"
 #include "share/owner/claim_memory.h"
 #include "share/owner/keeper.h"
+#include "share/owner/segment_pins.h"
 
 namespace onecopy {
 
@@ -25,7 +26,7 @@ namespace onecopy {
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones, which are called
 /// with lock() held by the only thread there is.
-class Ledger final : public SharedKeeper {
+class Ledger final : public SharedKeeper, public PageGuard {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
 
@@ -62,6 +63,21 @@ class Ledger final : public SharedKeeper {
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
   void end_transit(std::uint32_t block) noexcept override;
 
+  // What is pinned of it. Those of the keeper are of this process, a forked child's included.
+  std::uint32_t segment_of(std::uint32_t block) const noexcept override {
+    return table_.record(block).segment;
+  }
+  std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t segment, Access) const override {
+    return segments_.memory(segment);
+  }
+  void begin_pin(std::uint32_t segment) override;
+  void end_pin(std::uint32_t segment) noexcept override;
+  bool holds(std::uint32_t block) const noexcept override { return local_[block].refs.load() != 0; }
+  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept override;
+  void release_now(std::uint32_t block) noexcept override;
+  bool begin_hole(std::uint32_t segment) noexcept override;
+  void end_hole(std::uint32_t segment) noexcept override;
+
   /// A borrower's page comes, and goes once its process is gone.
   PageRef attach(const Claims& page);
   void attach_child(PageRef parent) noexcept;
@@ -85,7 +101,7 @@ class Ledger final : public SharedKeeper {
   /// Before: whatever is alive may be held by the child, so freeing it must look. REQUIRES: locked.
   void export_all() noexcept;
   /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
-  PageRef attach_locked(const Claims& page) { return table_.attach(page); }
+  PageRef attach_locked(const Claims& page);
   /// Before, when there can be no such page: nothing that was ever exported is reused from now on.
   void hold_everything();
   bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
@@ -117,6 +133,8 @@ class Ledger final : public SharedKeeper {
 
   BlockRef try_revive(std::uint32_t block, std::uint64_t generation) noexcept;
   bool drop_reference(std::uint32_t block) noexcept;
+  bool drop_unless_last(std::uint32_t block) noexcept;
+  bool keeps_late(std::uint32_t block) noexcept;
   void last_references(std::span<const std::uint32_t> blocks) noexcept;
   void leave_inherited(std::uint32_t block) noexcept;
   std::vector<BlockRef> take_kept_of_freed() noexcept;
@@ -139,6 +157,7 @@ class Ledger final : public SharedKeeper {
   Local* local_;
   mutable std::mutex mutex_;
   BlockTable<RealPlatform> table_;
+  SegmentPins pins_;
   std::vector<std::uint32_t> reusable_;  ///< and not yet taken out; has room for all blocks
   std::vector<ExtentOwner*> sources_;
   std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_;

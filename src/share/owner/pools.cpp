@@ -47,6 +47,11 @@ std::uint64_t Pools::trim_all(std::optional<Device> device) {
   return bytes;
 }
 
+void Pools::look_again() {
+  const std::lock_guard lock(trimming_);
+  for (Pool* pool : all()) pool->look_again();
+}
+
 void Pools::end(SegmentKind kind) {
   const std::scoped_lock lock(trimming_, mutex_);
   last_ = nullptr;

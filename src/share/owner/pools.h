@@ -38,6 +38,8 @@ class Pools {
   Pool::Trimmed trim();
   /// All at once, of one device or of all; returns how many bytes.
   std::uint64_t trim_all(std::optional<Device> device = {});
+  /// See Pool::look_again().
+  void look_again();
   /// Ends the pools of that kind. REQUIRES: no block is in use.
   void end(SegmentKind kind);
 

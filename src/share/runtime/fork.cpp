@@ -9,9 +9,11 @@
 
 #include <cerrno>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "share/borrower/visit.h"
+#include "share/owner/late_releases.h"
 #include "share/runtime/runtime.h"
 
 namespace onecopy {
@@ -113,6 +115,7 @@ void Runtime::become_child() {
     inheritance_.splice(inheritance_.end(), child_place_);
   }
   for (Inherited& from : inheritance_) claim_inherited(from);
+  LateReleases::end_in_child();
   abandon();
   ledger_.leave_limbo_to_parent();
   current_ = nullptr;
@@ -154,7 +157,7 @@ void Runtime::watch_inherited(Inherited& from) {
         if (wire::type_of(packet->bytes) == wire::Type::retire) {
           const std::uint32_t segment = wire::body_of<wire::Retire>(packet->bytes).segment;
           from.owner->segments_.remove(segment);
-          if (deposits_.retire({from.owner->name_, segment})) watch_.request_tick();
+          if (deposits_.retire({from.owner->name_, segment}) || PinnedRanges::any()) watch_.request_tick();
         }
     } catch (const Error& e) {
       watch_.remove(from.socket.fd());
@@ -173,6 +176,7 @@ void Runtime::abandon() noexcept {
   segments_.on_retire = nullptr;
   segments_.abandon();
   pools_.abandon();
+  pinning_.abandon();
 }
 
 void Runtime::lock_all() {
@@ -181,6 +185,8 @@ void Runtime::lock_all() {
   broker_.lock();
   holds_.lock();
   ledger_.lock();
+  LateReleases::lock();
+  pinning_.lock();
   segments_.prepare_fork();  // last: everybody asks it with a lock of their own held
   for (Inherited& from : inherited_) {
     from.owner->ledger_.lock();
@@ -194,6 +200,8 @@ void Runtime::unlock_all() {
     from.owner->ledger_.unlock();
   }
   segments_.finish_fork();
+  pinning_.unlock();
+  LateReleases::unlock();
   ledger_.unlock();
   deposits_.unlock();
   holds_.unlock();

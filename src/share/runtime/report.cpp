@@ -6,7 +6,9 @@
 #include <memory>
 
 #include "device/copy_counts.h"
+#include "device/pinned_ranges.h"
 #include "os/process.h"
+#include "share/owner/late_releases.h"
 #include "share/runtime/runtime.h"
 
 namespace onecopy {
@@ -57,6 +59,11 @@ Stats Runtime::stats() const {
   s.direct_copies = copy_counts.direct;
   s.staged_copies = copy_counts.staged;
   s.staged_bytes = copy_counts.staged_bytes;
+  s.pinned_bytes = PinnedRanges::any() ? PinnedRanges::get().bytes() : 0;
+  s.pageable_copies = copy_counts.pageable;
+  s.pageable_bytes = copy_counts.pageable_bytes;
+  s.cut_copies = copy_counts.cut;
+  if (const LateReleases* const late = LateReleases::active()) s.late_releases = late->total();
   s.live_bytes = pools_.live_bytes();
   s.descriptors = count_descriptors();
   return s;

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "device/janitor.h"
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/process.h"
@@ -64,6 +65,7 @@ void Runtime::at_exit() noexcept {
   if (!process) return;
   process->watch_.stop();
   process->streams_.stop_marking(kFullStream);
+  process->pinning_.stop(kFullStream);
   process->broker_.stop_listening();
   if (process->ledger_.live() + process->ledger_.limbo() != 0) return;
   process->pools_.end(SegmentKind::named_file);
@@ -79,6 +81,7 @@ Runtime::Runtime(const ProcessId& id)
       ledger_(id, segments_),
       adoptions_(segments_, ledger_),
       streams_(id, importer_, watch_),
+      pinning_(watch_),
       importer_(id, ledger_, watch_, deposits_, holds_),
       broker_(id, ledger_, importer_, deposits_, holds_, streams_.timeline(), watch_),
       queues_(id, importer_, deposits_, broker_, watch_) {
@@ -86,12 +89,14 @@ Runtime::Runtime(const ProcessId& id)
   segments_.on_retire = [this](std::uint32_t number) {
     try {
       broker_.announce_retired(number);
-      if (deposits_.retire({name_, number})) watch_.request_tick();
+      if (deposits_.retire({name_, number}) || PinnedRanges::any()) watch_.request_tick();
     } catch (const std::bad_alloc&) {
       watch_.request_tick();
       throw;
     }
   };
+  segments_.guard = &ledger_;
+  pinning_.on_unpinned = [this] { pools_.look_again(); };
   pools_.on_idle = [this] { watch_.request_tick(); };
   ledger_.on_limbo = [this] { watch_.request_tick(); };
   adoptions_.on_idle = [this] { watch_.request_tick(); };
@@ -117,6 +122,7 @@ Watch::Again Runtime::tick() {
   more = broker_.tick() || more;
   const Watch::Again streams = streams_.tick();
   const bool are_held = holds_.expire();
+  more = pinning_.tick() || more;
   more = adoptions_.sweep(std::chrono::steady_clock::now()) || more;
   more = trim() || more;
   more = remove_released_files() || more;  // after all that may have released one
@@ -140,7 +146,9 @@ std::uint64_t Runtime::give_back(std::optional<Device> device) {
   const auto deadline = std::chrono::steady_clock::now() + kIdleStream;
   while (streams_.sweep_releases() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::yield();
+  pinning_.settle();
   importer_.sweep();
+  if (!device || *device == kCpu) pinning_.end_idle();
   adoptions_.sweep_all();
   const std::uint64_t bytes = pools_.trim_all(device);
   if (remove_released_files()) watch_.request_tick();

@@ -22,6 +22,7 @@
 #include "share/owner/owner_keeper.h"
 #include "share/owner/pinned_objects.h"
 #include "share/owner/pools.h"
+#include "share/runtime/pinning.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -44,6 +45,7 @@ class Runtime final : public Session {
   Holds& holds() noexcept { return holds_; }
   PinnedObjects& objects() noexcept { return objects_; }
   SegmentTable& segments() noexcept { return segments_; }
+  Pinning& pinning() noexcept { return pinning_; }
 
   /// A block of exactly `bytes` in the pool of the current strategy.
   std::pair<BlockRef, std::byte*> allocate(std::uint64_t bytes, Device device);
@@ -151,6 +153,7 @@ class Runtime final : public Session {
   Watch watch_;
   Deposits deposits_;
   StreamOrder streams_;
+  Pinning pinning_;
   Holds holds_;
   Importer importer_;
   Broker broker_;

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/order/timeline.h"
+#include "onecopy/share/load.h"
+#include "os/fd.h"
+#include "os/mapping.h"
+
+namespace onecopy {
+
+/// Bytes of a file that go to a card.
+struct DevicePiece {
+  std::uint64_t from = 0;  ///< in the file
+  std::uint64_t bytes = 0;
+  std::byte* to = nullptr;  ///< on the card
+};
+
+/// Fills memory of a card from a file: threads read parts of it into a ring of pinned memory, and the card copies each
+/// from there. What the page cache does not have is read past it (O_DIRECT) where the file system can.
+/// Thread safety: none; run() is called once, by the thread that made it.
+class DeviceLoader {
+ public:
+  /// `pieces` in ascending order of `from`, without overlaps. `name` is for messages.
+  DeviceLoader(const Fd& fd, std::string name, std::span<const DevicePiece> pieces, Device device,
+               Stream stream);
+
+  /// Returns once the stream has come past the copies. Throws bad_file when the file ends early, system when it cannot
+  /// be read, what `progress` throws.
+  void run(const LoadProgress& progress);
+
+ private:
+  struct Slot {
+    std::byte* at = nullptr;
+    TimelinePoint busy{};  ///< until the stream has come there
+  };
+
+  bool step(Slot& slot);
+  void wait_for(Slot& slot) const;
+  void fill(std::byte* to, std::uint64_t from, std::uint64_t bytes);
+  bool is_cached(std::uint64_t from, std::uint64_t bytes) const noexcept;
+  std::uint64_t read_directly(std::byte* to, std::uint64_t from, std::uint64_t bytes);
+  void copy(const std::byte* slot, std::uint64_t from, std::uint64_t bytes);
+  void fail(std::exception_ptr error) noexcept;
+  void report(const LoadProgress& progress) const;
+
+  const Fd& fd_;
+  Mapping pages_;  ///< of the file, never touched: the kernel says of them what is in its cache
+  Fd direct_;      ///< none where the file system has no direct reads
+  std::string name_;
+  std::vector<DevicePiece> pieces_;
+  Device device_;
+  Stream stream_;
+  std::uint64_t first_ = 0;  ///< byte of the file, a multiple of a page
+  std::uint64_t end_ = 0;
+  std::atomic<std::uint64_t> next_{0};  ///< part
+  std::atomic<std::uint64_t> done_{0};  ///< bytes
+  std::atomic<bool> failed_{false};
+  std::mutex mutex_;
+  std::exception_ptr error_;
+};
+
+}  // namespace onecopy

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/to_device.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "device/backend.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/pin.h"
+#include "onecopy/share/share.h"
+#include "os/log.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::uint64_t kWorthPinning = std::uint64_t{32} << 20;
+constexpr std::uint64_t kBlockAlignment = 256;
+
+/// Bytes in a row, with the tensors that lie in them.
+struct Run {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  std::vector<std::size_t> tensors{};
+  std::uint64_t bytes() const { return static_cast<std::uint64_t>(end - begin); }
+};
+
+const std::byte* begin_of(const Tensor& tensor) { return static_cast<const std::byte*>(tensor.data()); }
+
+/// What lies between two tensors is copied, and shown to others, only where it belongs to no third block: inside one
+/// block, and behind a block of whole pages that ends in its last one.
+bool is_joined(const Run& run, const Tensor& last, const Tensor& next) {
+  static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  constexpr std::ptrdiff_t kWholePages = 32 << 10;  // blocks from there on begin at pages
+  const std::byte* const begin = begin_of(next);
+  if (begin <= run.end) return true;
+  const std::ptrdiff_t gap = begin - run.end;
+  const bool is_one_block =
+      last.block().keeper() == next.block().keeper() && last.block().number() == next.block().number();
+  if (is_one_block) return gap < static_cast<std::ptrdiff_t>(page);
+  return static_cast<std::ptrdiff_t>(last.nbytes()) >= kWholePages &&
+         reinterpret_cast<std::uintptr_t>(begin) % page == 0 && gap < static_cast<std::ptrdiff_t>(page);
+}
+
+std::vector<Run> runs_of(std::span<const Tensor> tensors) {
+  std::vector<std::size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return begin_of(tensors[a]) < begin_of(tensors[b]);
+  });
+  std::vector<Run> runs;
+  for (const std::size_t i : order) {
+    const Tensor& tensor = tensors[i];
+    const std::byte* const end = begin_of(tensor) + tensor.layout().extent_bytes();
+    const bool joins = !runs.empty() && tensors[runs.back().tensors.back()].device() == tensor.device() &&
+                       is_joined(runs.back(), tensors[runs.back().tensors.back()], tensor);
+    if (!joins) runs.push_back({begin_of(tensor), end});
+    runs.back().end = std::max(runs.back().end, end);
+    runs.back().tensors.push_back(i);
+  }
+  return runs;
+}
+
+/// A bundle has thousands of tensors in a few pieces.
+void pin_all(std::span<const Tensor> tensors, Device card) {
+  std::uint64_t bytes = 0;
+  for (const Tensor& tensor : tensors) bytes += tensor.nbytes();
+  if (bytes < kWorthPinning) return;
+  for (const Tensor& tensor : tensors) {
+    if (tensor.nbytes() == 0 || is_pinned(tensor)) continue;
+    try {
+      pin(tensor, card);
+    } catch (const Error& error) {
+      log_warning(std::string("copied without being pinned: ") + error.what());
+      return;
+    }
+  }
+}
+
+void check(std::span<const Tensor> tensors, Device device) {
+  for (const Tensor& tensor : tensors) {
+    if (!tensor || !is_shareable(tensor))
+      throw Error(ErrorCode::invalid_argument,
+                  "a tensor's memory belongs to another library; share a copy of it: copy(tensor.view())");
+    if (tensor.device() != kCpu && device != kCpu && tensor.device() != device)
+      throw Error(ErrorCode::invalid_argument, "from " + tensor.device().str() + " to " + device.str() +
+                                                   " there is no way by this; use copy()");
+  }
+}
+
+Tensor new_block(std::uint64_t bytes, Device device) {
+  const Layout row(DType::u8, {static_cast<std::int64_t>(std::max<std::uint64_t>(bytes, 1))});
+  return empty(row, AllocateOptions{device == kCpu && bytes != 0, device});
+}
+
+/// Where each run goes: one block for all of them that are small.
+struct Placed {
+  Tensor block;
+  std::uint64_t offset = 0;
+};
+
+std::vector<Placed> place(std::span<const Run> runs, Device device) {
+  constexpr std::uint64_t kTogether = std::uint64_t{1}
+                                      << 30;  // a block of a card's takes its driver a millisecond
+  std::vector<Placed> places(runs.size());
+  for (std::size_t first = 0; first < runs.size();) {
+    std::uint64_t bytes = 0;
+    std::size_t last = first;
+    for (; last < runs.size() && (last == first || bytes + runs[last].bytes() <= kTogether); ++last) {
+      // At the same place in a line of 256 bytes as before: the gap before it is not used.
+      places[last].offset = bytes;
+      bytes = (bytes + runs[last].bytes() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
+    }
+    const Tensor block = new_block(bytes, device);
+    for (std::size_t i = first; i < last; ++i) places[i].block = block;
+    first = last;
+  }
+  return places;
+}
+
+}  // namespace
+
+std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream) {
+  check(tensors, device);
+  if (device != kCpu) pin_all(tensors, device);
+  const std::vector<Run> runs = runs_of(tensors);
+  const std::vector<Placed> places = place(runs, device);
+  std::vector<Tensor> made(tensors.size());
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const Run& run = runs[i];
+    const Device from = tensors[run.tensors.front()].device();
+    const Tensor block = device == kCpu ? places[i].block : record_stream(places[i].block, stream);
+    std::byte* const to = block.as<std::byte>() + places[i].offset;
+    copy_bytes({to, device, run.begin, from, run.bytes()}, stream);
+    for (const std::size_t t : run.tensors) {
+      const auto offset = static_cast<std::size_t>(begin_of(tensors[t]) - run.begin);
+      made[t] = block.with_layout(tensors[t].layout(), places[i].offset + offset);
+    }
+  }
+  return made;
+}
+
+}  // namespace onecopy

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/owner/late_releases.h"
+
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "device/backend.h"
+#include "device/capture_gate.h"
+#include "device/pinned_ranges.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+
+namespace onecopy {
+
+LateReleases& LateReleases::activate(DeviceType type) {
+  static std::mutex& making = *new std::mutex;
+  const std::lock_guard lock(making);
+  LateReleases* active = active_.load();
+  if (!active) active_ = active = std::make_unique<LateReleases>().release();
+  const std::lock_guard inner(active->mutex_);
+  active->types_.add(type);
+  return *active;
+}
+
+/// A copy: there are two kinds of devices at most.
+LateReleases::Types LateReleases::all_types() const noexcept {
+  const std::lock_guard lock(mutex_);
+  return types_;
+}
+
+/// A point costs microseconds while the device is busy, so those that drop much in a row share one.
+bool LateReleases::keep(SharedKeeper& keeper, std::uint32_t block,
+                        std::span<const std::byte> bytes) noexcept {
+  constexpr std::size_t kMany = 64;
+  constexpr std::uint64_t kMuch = std::uint64_t{16} << 20;
+  constexpr std::chrono::microseconds kSeldom{100};
+  if (!PinnedRanges::any() || !PinnedRanges::get().touches(bytes.data(), bytes.size())) return false;
+  bool is_due = false;
+  try {
+    const std::lock_guard lock(mutex_);
+    open_.push_back({&keeper, block});
+    open_bytes_ += bytes.size();
+    is_due = open_.size() >= kMany || open_bytes_ >= kMuch || Clock::now() - last_close_ >= kSeldom;
+  } catch (const std::bad_alloc&) {
+    log_error("no memory for a note that pinned memory is dropped: it stays in use");
+    return true;
+  }
+  ++total_;
+  ++size_;
+  if (is_due && has_points_ && !(must_not_wait && must_not_wait())) close_list();
+  end_due();
+  if (size_ != 0 && on_wait) on_wait();
+  return true;
+}
+
+/// False while a stream is captured, or where there are no points.
+bool LateReleases::close_list() noexcept {
+  List list;
+  {
+    const std::lock_guard lock(mutex_);
+    if (open_.empty()) return true;
+    list.kept = std::exchange(open_, {});
+    open_bytes_ = 0;
+    last_close_ = Clock::now();
+  }
+  try {
+    if (try_mark(list)) {
+      const std::lock_guard lock(mutex_);
+      closed_.push_back(std::move(list));
+      return true;
+    }
+  } catch (const Error& error) {
+    // Without a vendor's code it is not the call that failed: there is none.
+    if (error.code() == ErrorCode::unsupported && error.vendor_code() == 0) has_points_ = false;
+    else log_warning(fmt::format("pinned memory waits for the device: {}", error.what()));
+  } catch (const std::bad_alloc&) {  // later
+  }
+  put_back(std::move(list));
+  return false;
+}
+
+bool LateReleases::try_mark(List& list) {
+  return CaptureGate::get().try_between([&] {
+    for (const DeviceType type : all_types())
+      if (auto point = backend(type).mark_work()) list.points.push_back(std::move(point));
+  });
+}
+
+void LateReleases::put_back(List list) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (open_.empty()) open_.swap(list.kept);
+  else open_.insert(open_.end(), list.kept.begin(), list.kept.end());
+}
+
+/// Lists end in their order: what was dropped later has later points.
+void LateReleases::end_due() noexcept {
+  for (;;) {
+    std::vector<Kept> due;
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_.empty()) return;
+      List& first = closed_.front();
+      WorkPoint::Passed passed = WorkPoint::Passed::yes;
+      for (; !first.points.empty() && passed == WorkPoint::Passed::yes;) {
+        passed = first.points.back()->look();
+        if (passed == WorkPoint::Passed::yes) first.points.pop_back();
+      }
+      if (passed == WorkPoint::Passed::no) return;
+      due = std::move(first.kept);
+      closed_.pop_front();
+      if (passed == WorkPoint::Passed::never) {
+        size_ -= due.size();
+        held_.insert(held_.end(), due.begin(), due.end());
+        continue;
+      }
+    }
+    end(due);
+  }
+}
+
+void LateReleases::end(std::vector<Kept>& kept) noexcept {
+  for (const Kept& one : kept) one.keeper->release_now(one.block);
+  size_ -= kept.size();
+  kept.clear();
+}
+
+bool LateReleases::tick() noexcept {
+  end_due();
+  bool is_open = false;
+  {
+    const std::lock_guard lock(mutex_);
+    is_open = !open_.empty();
+  }
+  if (is_open && on_work) on_work();
+  return size_ != 0;
+}
+
+void LateReleases::settle() noexcept {
+  if (has_points_) close_list();
+  else wait_for_devices();
+  end_due();
+}
+
+/// Captures wait meanwhile: to wait for a context spoils them, too.
+void LateReleases::wait_for_devices() noexcept {
+  List list;
+  {
+    const std::lock_guard lock(mutex_);
+    list.kept = std::exchange(open_, {});
+    open_bytes_ = 0;
+  }
+  bool has_finished = true;
+  const bool was_free = CaptureGate::get().try_between([&] {
+    for (const DeviceType type : all_types()) has_finished = backend(type).finish_work() && has_finished;
+  });
+  if (!was_free) return put_back(std::move(list));
+  if (has_finished) return end(list.kept);
+  const std::lock_guard lock(mutex_);
+  size_ -= list.kept.size();
+  held_.insert(held_.end(), list.kept.begin(), list.kept.end());
+}
+
+void LateReleases::lock() noexcept {
+  if (LateReleases* const late = active()) late->mutex_.lock();
+}
+
+void LateReleases::unlock() noexcept {
+  if (LateReleases* const late = active()) late->mutex_.unlock();
+}
+
+/// The parent's object stays: its points are not the child's to end.
+void LateReleases::end_in_child() noexcept {
+  LateReleases* const late = active_.exchange(nullptr);
+  if (!late) return;
+  late->end(late->open_);
+  for (List& list : late->closed_) late->end(list.kept);
+  late->end(late->held_);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <vector>
+
+#include "device/work_point.h"
+#include "onecopy/core/device.h"
+#include "share/owner/keeper.h"
+
+namespace onecopy {
+
+/// References to blocks in pinned memory that this process has dropped while its devices may still read or write them:
+/// a copy from pinned memory returns at once, so `x.to("cuda", non_blocking=True); del x` would let the owner use the
+/// bytes again before the card has read them. They end once all work has been done that was there when they were
+/// dropped. Lists of them share one point in the work; a release closes a list, or a tick does.
+///
+/// While a stream is captured no point is made, and lists wait (CaptureGate). Where the vendor has no points, a thread
+/// waits for the devices instead. What a failed device may still do nobody knows: such references end with the process.
+///
+/// Thread safety: all members may be called concurrently, but for those about fork. No lock is held while a keeper is
+/// called; a look at a point is the one call of a driver under it. Never destroyed.
+class LateReleases {
+ public:
+  /// Null while this process has pinned nothing: then references simply end. Costs one load.
+  static LateReleases* active() noexcept { return active_.load(std::memory_order_acquire); }
+  /// From now on references are kept here; again in a forked child, which has pinned nothing.
+  static LateReleases& activate(DeviceType type);
+
+  /// Called (without locks) when something is kept: somebody has to call tick() until it says no more.
+  static inline std::function<void()> on_wait;
+  /// Called (without locks) where a thread that may wait has to call settle().
+  static inline std::function<void()> on_work;
+  /// Is this a thread that may not wait for a driver? It closes no list.
+  static inline std::function<bool()> must_not_wait;
+
+  /// Keeps the reference, and ends it later by release_now(). False when the block is not pinned: it is the caller's.
+  bool keep(SharedKeeper& keeper, std::uint32_t block, std::span<const std::byte> bytes) noexcept;
+  /// Ends what has become due. True while something is kept. Waits for nothing.
+  bool tick() noexcept;
+  /// Closes the open list, on a thread that may wait for the driver, and for the device where the vendor has no points.
+  void settle() noexcept;
+  /// How many references have been kept so far, and are now.
+  std::uint64_t total() const noexcept { return total_; }
+  std::size_t size() const noexcept { return size_; }
+
+  // Around a fork.
+  static void lock() noexcept;
+  static void unlock() noexcept;
+  /// In the child: all that is kept ends, since its parent's devices are not its own. REQUIRES: it has claims of its own.
+  static void end_in_child() noexcept;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Kept {
+    SharedKeeper* keeper;
+    std::uint32_t block;
+  };
+  struct List {
+    std::vector<Kept> kept;
+    std::vector<std::unique_ptr<WorkPoint>> points;
+  };
+
+  /// Kinds of devices.
+  class Types {
+   public:
+    void add(DeviceType type) noexcept {
+      if (std::find(begin(), end(), type) == end() && size_ < all_.size()) all_[size_++] = type;
+    }
+    const DeviceType* begin() const noexcept { return all_.data(); }
+    const DeviceType* end() const noexcept { return all_.data() + size_; }
+
+   private:
+    std::array<DeviceType, 4> all_{};
+    std::size_t size_ = 0;
+  };
+
+  bool close_list() noexcept;
+  bool try_mark(List& list);
+  void put_back(List list) noexcept;
+  void end_due() noexcept;
+  void end(std::vector<Kept>& kept) noexcept;
+  void wait_for_devices() noexcept;
+  Types all_types() const noexcept;
+
+  static inline std::atomic<LateReleases*> active_{nullptr};
+
+  mutable std::mutex mutex_;
+  Types types_;
+  std::vector<Kept> open_;
+  std::uint64_t open_bytes_ = 0;
+  Clock::time_point last_close_{};
+  std::deque<List> closed_;
+  std::vector<Kept> held_;              ///< until the process ends
+  std::atomic<bool> has_points_{true};  ///< until a vendor says that it has none
+  std::atomic<std::uint64_t> total_{0};
+  std::atomic<std::size_t> size_{0};  ///< without those that are held
+};
+
+}  // namespace onecopy

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// What is pinned of an owner's segments, see pin_claim.h.
+#include <chrono>
+#include <thread>
+
+#include "onecopy/core/error.h"
+#include "os/process.h"
+#include "share/owner/ledger.h"
+
+namespace onecopy {
+
+void SharedKeeper::throw_no_pins() {
+  throw Error(
+      ErrorCode::unsupported,
+      "the owner of this memory cannot be told that it is pinned here, and would give its pages back "
+      "under it; open the tensor again in this process, or start the process with spawn");
+}
+
+/// A hole takes the system milliseconds; that of an owner that died in it does nothing any more.
+void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone) {
+  constexpr std::chrono::seconds kPatience{10};
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (is_hole_under_way<RealPlatform>(holes)) {
+    if (is_owner_gone()) return;
+    if (std::chrono::steady_clock::now() > deadline)
+      throw Error(ErrorCode::timeout,
+                  "the owner of this memory has been giving pages of it back for ten seconds; it may be "
+                  "stopped (SIGSTOP, a debugger), try again once it runs");
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+  }
+}
+
+/// Of a forked child the owner is its parent. One that the parent has no page of is counted with it, and unseen.
+void Ledger::begin_pin(std::uint32_t segment) {
+  if (inherited_ && !is_seen(inherited_)) throw_no_pins();
+  if (inherited_) note_pin<RealPlatform>(pins_in(inherited_)[segment]);
+  else {
+    const std::lock_guard lock(mutex_);
+    pins_.note_own(segment);
+  }
+  const PinWords holes(records_.as<PinWords::Word>(kHolesAt));
+  try {
+    wait_for_hole(holes[segment],
+                  [this] { return pid_ != current_pid() && process_start_time(pid_) == 0; });
+  } catch (...) {
+    end_pin(segment);
+    throw;
+  }
+}
+
+void Ledger::end_pin(std::uint32_t segment) noexcept {
+  if (inherited_) return onecopy::end_pin<RealPlatform>(pins_in(inherited_)[segment]);
+  const std::lock_guard lock(mutex_);
+  pins_.end_own(segment);
+}
+
+bool Ledger::uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept {
+  const std::lock_guard lock(mutex_);
+  for (std::uint32_t block = 0; block < table_.used(); ++block) {
+    const Record& r = table_.record(block);
+    if (r.segment == segment && state_of(r.word.load()) != BlockState::free && r.offset < offset + bytes &&
+        offset < r.offset + r.size)
+      return true;
+  }
+  return false;
+}
+
+bool Ledger::begin_hole(std::uint32_t segment) noexcept {
+  const std::lock_guard lock(mutex_);
+  return pins_.begin_hole(segment);
+}
+
+void Ledger::end_hole(std::uint32_t segment) noexcept {
+  const std::lock_guard lock(mutex_);
+  pins_.end_hole(segment);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/runtime/pinning.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "device/pinned_ranges.h"
+#include "onecopy/core/error.h"
+#include "os/memory_limit.h"
+#include "os/page_tables.h"
+#include "share/owner/late_releases.h"
+
+namespace onecopy {
+
+namespace {
+
+/// Why nothing can be done on such devices here, in the words of the backend.
+std::string reason_of(DeviceType type) {
+  try {
+    backend(type).synchronize(0, {});
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "it has no device";
+}
+
+/// The kind whose cards this machine has, and the card that this process uses already.
+Device card_to_pin_for() {
+  for (const DeviceType type : backend_types()) {
+    if (type == DeviceType::cpu) continue;
+    Backend& found = backend(type);
+    if (const int used = found.device_in_use(); used >= 0) return {type, static_cast<std::int16_t>(used)};
+    if (found.is_in_process() && !found.devices().empty()) return {type, 0};
+  }
+  throw Error(
+      ErrorCode::unsupported,
+      fmt::format("memory is pinned by the driver of a card, and this process sees none: neither CUDA's "
+                  "({}) nor Ascend's; `onecopy doctor` says what was looked for",
+                  reason_of(DeviceType::cuda)));
+}
+
+std::uint64_t unit_of(std::string_view suffix) {
+  if (suffix.empty()) return 1;
+  switch (suffix.front()) {
+    case 'K':
+    case 'k': return std::uint64_t{1} << 10;
+    case 'M':
+    case 'm': return std::uint64_t{1} << 20;
+    case 'G':
+    case 'g': return std::uint64_t{1} << 30;
+    default: return 0;
+  }
+}
+
+std::uint64_t parse_limit(std::string_view text) {
+  std::uint64_t number = 0;
+  const auto [rest, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const std::uint64_t unit = unit_of({rest, static_cast<std::size_t>(text.data() + text.size() - rest)});
+  if (error != std::errc() || unit == 0 || number > ~std::uint64_t{0} / unit)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("ONECOPY_PIN_LIMIT is \"{}\"; it is a number of bytes, or one with K, M or G", text));
+  return number * unit;
+}
+
+}  // namespace
+
+Pinning::Pinning(Watch& watch) : watch_(watch) {
+  LateReleases::on_wait = [this] { watch_.request_tick(); };
+  LateReleases::on_work = [this] { settling_.request(); };
+  LateReleases::must_not_wait = [this] { return watch_.runs_here(); };
+}
+
+bool Pinning::tick() noexcept {
+  sweep();
+  LateReleases* const late = LateReleases::active();
+  return late && late->tick();
+}
+
+void Pinning::settle() noexcept {
+  if (LateReleases* const late = LateReleases::active()) late->settle();
+}
+
+void Pinning::stop(std::chrono::milliseconds patience) noexcept {
+  unpinning_.stop(patience);
+  settling_.stop(patience);
+}
+
+std::uint64_t Pinning::limit() {
+  if (const char* const said = std::getenv("ONECOPY_PIN_LIMIT"); said && *said) return parse_limit(said);
+  const auto pages = static_cast<std::uint64_t>(std::max(0L, ::sysconf(_SC_PHYS_PAGES)));
+  std::uint64_t memory = pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  if (const auto cgroup = memory_limit()) memory = std::min(memory, cgroup->limit);
+  return memory / 2;
+}
+
+/// Blocks that are segments of their own reach over several units, and have nobody beside them.
+Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
+  BlockKeeper* const keeper = tensor.block().keeper();
+  if (!keeper || !keeper->shareable())
+    throw Error(
+        ErrorCode::invalid_argument,
+        "this tensor's memory belongs to another library, and is pinned by that; pin a copy in memory of "
+        "onecopy: empty(..., pin=True), and copy into it");
+  if (tensor.device() != kCpu)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("memory of {} is not pinned: it is a card's own already", tensor.device().str()));
+  SharedKeeper& root = static_cast<SharedKeeper&>(*keeper).root();
+  const std::uint32_t block = tensor.block().number();
+  const std::uint32_t segment = root.segment_of(block);
+  Piece piece{&root, root.keep_alive(), root.segment_memory(segment, tensor.access()), segment};
+  const auto bytes = root.bytes_of(block, tensor.access());
+  if (!piece.memory)
+    throw Error(ErrorCode::stale_handle,
+                "the memory of this tensor is not mapped here any more: open it again");
+  const auto begin = static_cast<std::uint64_t>(bytes.data() - piece.memory->data());
+  const std::uint64_t end = begin + std::max<std::uint64_t>(bytes.size(), 1);
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t size = (piece.memory->size() + page - 1) / page * page;
+  piece.offset = begin / kPinUnit * kPinUnit;
+  piece.bytes = std::min((end + kPinUnit - 1) / kPinUnit * kPinUnit, size) - piece.offset;
+  return piece;
+}
+
+void Pinning::pin(const Tensor& tensor, std::optional<Device> card) {
+  Piece piece = piece_of(tensor);
+  const std::uint32_t block = tensor.block().number();
+  if (try_use(piece, block)) return;
+  const std::lock_guard making(making_);
+  if (!try_use(piece, block)) make(std::move(piece), block, card ? *card : card_to_pin_for());
+}
+
+/// Also one that was to be unpinned, and is not yet.
+bool Pinning::try_use(const Piece& wanted, std::uint32_t block) {
+  const std::lock_guard lock(mutex_);
+  const auto left =
+      std::find_if(left_.begin(), left_.end(), [&](const Piece& p) { return p.at() == wanted.at(); });
+  if (left != left_.end()) {
+    pieces_.emplace(left->at(), std::move(*left));
+    left_.erase(left);
+  }
+  const auto found = pieces_.find(wanted.at());
+  if (found != pieces_.end()) found->second.users.insert(block);
+  return found != pieces_.end();
+}
+
+/// The pages are there before the driver takes them: it would fill in what is missing, whatever the limit of the group.
+void Pinning::make(Piece piece, std::uint32_t block, Device card) {
+  make_room(piece.bytes);
+  LateReleases::activate(card.type);
+  std::byte* const at = piece.at();
+  piece.keeper->begin_pin(piece.segment);
+  try {
+    const std::uint64_t inside = std::min<std::uint64_t>(piece.bytes, piece.memory->size() - piece.offset);
+    if (piece.memory->access() == Access::read_write) piece.memory->populate(piece.offset, inside);
+    fill_page_tables(at, inside, piece.memory->access());
+    PinnedRanges::get().pin(card, at, piece.bytes, piece.memory->access());
+  } catch (...) {
+    piece.keeper->end_pin(piece.segment);
+    throw;
+  }
+  piece.users.insert(block);
+  const std::lock_guard lock(mutex_);
+  pieces_.emplace(at, std::move(piece));
+}
+
+void Pinning::make_room(std::uint64_t bytes) {
+  const std::uint64_t most = limit();
+  const auto is_enough = [&] {
+    const std::uint64_t pinned = PinnedRanges::get().bytes();
+    return pinned <= most && bytes <= most - pinned;
+  };
+  if (is_enough()) return;
+  end(take_idle());
+  end(take_left());
+  if (!is_enough())
+    throw Error(ErrorCode::out_of_memory,
+                fmt::format("cannot pin {} bytes: this process has pinned {} of the {} that it may; unpin "
+                            "tensors, or raise ONECOPY_PIN_LIMIT",
+                            bytes, PinnedRanges::get().bytes(), most));
+}
+
+void Pinning::unpin(const Tensor& tensor) {
+  const Piece piece = piece_of(tensor);
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = pieces_.find(piece.at());
+    if (found == pieces_.end()) return;
+    std::erase_if(found->second.users, [&](std::uint32_t block) {
+      return block == tensor.block().number() || !piece.keeper->holds(block);
+    });
+    if (!found->second.users.empty()) return;
+    left_.push_back(std::move(found->second));
+    pieces_.erase(found);
+  }
+  unpinning_.request();
+}
+
+bool Pinning::is_pinned(const Tensor& tensor) {
+  const BlockKeeper* const keeper = tensor.block().keeper();
+  if (!PinnedRanges::any() || !keeper || tensor.device() != kCpu) return false;
+  return PinnedRanges::get().is_pinned(tensor.data(),
+                                       std::max<std::size_t>(1, tensor.layout().extent_bytes()));
+}
+
+std::vector<Pinning::Piece> Pinning::take(const std::function<bool(const Piece&)>& is_chosen) {
+  std::vector<Piece> taken;
+  const std::lock_guard lock(mutex_);
+  for (auto at = pieces_.begin(); at != pieces_.end();) {
+    if (!is_chosen(at->second)) {
+      ++at;
+      continue;
+    }
+    taken.push_back(std::move(at->second));
+    at = pieces_.erase(at);
+  }
+  return taken;
+}
+
+void Pinning::sweep() noexcept {
+  try {
+    std::vector<Piece> gone = take([](const Piece& piece) { return piece.memory.use_count() == 1; });
+    if (gone.empty()) return;
+    {
+      const std::lock_guard lock(mutex_);
+      std::move(gone.begin(), gone.end(), std::back_inserter(left_));
+    }
+    unpinning_.request();
+  } catch (const std::bad_alloc&) {  // later
+  }
+}
+
+std::vector<Pinning::Piece> Pinning::take_left() noexcept {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(left_, {});
+}
+
+std::vector<Pinning::Piece> Pinning::take_idle() {
+  return take(
+      [](const Piece& piece) { return !piece.keeper->uses(piece.segment, piece.offset, piece.bytes); });
+}
+
+void Pinning::end_left() noexcept {
+  const std::lock_guard making(making_);
+  end(take_left());
+}
+
+std::uint64_t Pinning::end_idle() {
+  const std::lock_guard making(making_);
+  return end(take_idle()) + end(take_left());
+}
+
+/// First the driver, then the owner, and last the mapping. REQUIRES: making_.
+std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
+  std::uint64_t bytes = 0;
+  for (const Piece& piece : pieces) {
+    PinnedRanges::get().unpin(piece.at());
+    piece.keeper->end_pin(piece.segment);
+    bytes += piece.bytes;
+  }
+  if (!pieces.empty() && on_unpinned) on_unpinned();
+  if (!pieces.empty()) watch_.request_tick();
+  return bytes;
+}
+
+void Pinning::abandon() noexcept {
+  pieces_.clear();
+  left_.clear();
+}
+
+}  // namespace onecopy

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "device/backend.h"
+#include "onecopy/memory/tensor.h"
+#include "os/errand.h"
+#include "os/watch.h"
+#include "share/owner/keeper.h"
+
+namespace onecopy {
+
+/// Which pieces of segments, our own and others', this process has pinned for its cards. A piece is kPinUnit bytes of a
+/// segment that is cut into blocks, or all of one that is a single block. It stays pinned when its blocks go, since the
+/// next ones lie there, too: until unpin(), until room is needed below the limit, until trim(), or until nothing else
+/// has its segment mapped any more.
+///
+/// A pinned piece keeps its segment mapped: what a driver has pinned is never unmapped, nor mapped over.
+///
+/// Thread safety: all members may be called concurrently, but for abandon(). Unpinning waits for the device, so it is
+/// done by trim(), by who needs room, and else by end_left(), on a thread that nobody waits for.
+class Pinning {
+ public:
+  explicit Pinning(Watch& watch);
+
+  /// Called (without locks) when pages of our own may go back to the system again.
+  std::function<void()> on_unpinned;
+
+  /// Pins all pages that the tensor's block lies in. Quick when they are. Throws unsupported, saying what is missing;
+  /// invalid_argument for memory of other libraries; out_of_memory with the numbers and the limit.
+  /// `card`: for which it is pinned first; every card of its kind has a use of it. None: one that is in use here.
+  void pin(const Tensor& tensor, std::optional<Device> card = {});
+  /// The caller has no use for that any more. Without effect when it is not pinned.
+  void unpin(const Tensor& tensor);
+  /// Does one pinned range hold all of the tensor?
+  static bool is_pinned(const Tensor& tensor);
+
+  /// Looks after what is dropped, and which pieces nothing else has mapped. True while something waits for a device.
+  bool tick() noexcept;
+  /// Ends what waits and need not, as far as the devices have come.
+  static void settle() noexcept;
+  /// Unpins what was left for later. Waits for the device.
+  void end_left() noexcept;
+  /// Unpins, now, what no block here lies in. Returns how many bytes.
+  std::uint64_t end_idle();
+
+  /// Nothing is done in the background any more; waits for what is under way.
+  void stop(std::chrono::milliseconds patience) noexcept;
+
+  /// In a forked child, which has pinned nothing.
+  void abandon() noexcept;
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+
+  /// How many bytes a process may pin: ONECOPY_PIN_LIMIT, or else half of the memory that it may use.
+  static std::uint64_t limit();
+
+ private:
+  struct Piece {
+    SharedKeeper* keeper;
+    std::shared_ptr<const void> alive;     ///< keeps the keeper, where something else would end it
+    std::shared_ptr<DeviceMemory> memory;  ///< shared with who has mapped it
+    std::uint32_t segment = 0;
+    std::uint64_t offset = 0;
+    std::uint64_t bytes = 0;
+    std::set<std::uint32_t> users{};  ///< blocks that were pinned by name
+
+    std::byte* at() const noexcept { return memory->data() + offset; }
+  };
+  using Pieces = std::map<std::byte*, Piece>;
+
+  static Piece piece_of(const Tensor& tensor);
+  bool try_use(const Piece& wanted, std::uint32_t block);
+  void make(Piece piece, std::uint32_t block, Device card);
+  void make_room(std::uint64_t bytes);
+  std::vector<Piece> take(const std::function<bool(const Piece&)>& is_chosen);
+  std::vector<Piece> take_idle();
+  std::vector<Piece> take_left() noexcept;
+  std::uint64_t end(std::vector<Piece> pieces) noexcept;
+
+  void sweep() noexcept;
+
+  Watch& watch_;
+  std::mutex making_;  ///< before mutex_; held while a piece is pinned or unpinned
+  mutable std::mutex mutex_;
+  Pieces pieces_;
+  std::vector<Piece> left_;
+  /// A thread of its own: a device may have much to do.
+  Errand unpinning_{"onecopy-unpin", [this] { end_left(); }};
+  /// So may a driver have no room.
+  Errand settling_{"onecopy-late", [] { settle(); }};
+};
+
+}  // namespace onecopy
