@@ -54,6 +54,8 @@ from ._core import (
     zeros,
 )
 from ._arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
+from ._pin import is_pinned, pin, unpin
+from ._to_device import load, to_device
 from .dtypes import DType
 from .errors import (
     BadFile,
@@ -127,18 +129,23 @@ __all__ = [
     "from_numpy",
     "full",
     "hf",
+    "is_pinned",
     "list_owners",
+    "load",
     "load_npy",
     "load_safetensors",
     "ones",
     "ones_like",
     "open",
+    "pin",
     "record_stream",
     "set_strategy",
     "share",
     "stats",
     "strategy",
+    "to_device",
     "torch",
+    "unpin",
     "zeros",
     "zeros_like",
 ]

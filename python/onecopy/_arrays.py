@@ -77,24 +77,24 @@ def from_numpy(ndarray: Any) -> _core.Tensor:
     return _core.from_dlpack(ndarray)
 
 
-def ones(shape: Any, dtype: Any = "float32", device: Any = "cpu") -> _core.Tensor:
+def ones(shape: Any, dtype: Any = "float32", device: Any = "cpu", pin: bool = False) -> _core.Tensor:
     """``empty()``, filled with ones."""
-    return _core.full(shape, 1, dtype, device)
+    return _core.full(shape, 1, dtype, device, pin)
 
 
-def empty_like(x: Any, dtype: Any = None, device: Any = None) -> _core.Tensor:
+def empty_like(x: Any, dtype: Any = None, device: Any = None, pin: bool = False) -> _core.Tensor:
     """``empty()`` with the shape of ``x``, an array of any library; its dtype and device if none is given."""
-    return _core.empty(*_like(x, dtype, device))
+    return _core.empty(*_like(x, dtype, device), pin)
 
 
-def zeros_like(x: Any, dtype: Any = None, device: Any = None) -> _core.Tensor:
+def zeros_like(x: Any, dtype: Any = None, device: Any = None, pin: bool = False) -> _core.Tensor:
     """``zeros()`` with the shape of ``x``, an array of any library; its dtype and device if none is given."""
-    return _core.zeros(*_like(x, dtype, device))
+    return _core.zeros(*_like(x, dtype, device), pin)
 
 
-def ones_like(x: Any, dtype: Any = None, device: Any = None) -> _core.Tensor:
+def ones_like(x: Any, dtype: Any = None, device: Any = None, pin: bool = False) -> _core.Tensor:
     """``ones()`` with the shape of ``x``, an array of any library; its dtype and device if none is given."""
-    return ones(*_like(x, dtype, device))
+    return ones(*_like(x, dtype, device), pin)
 
 
 def _like(x: Any, dtype: Any, device: Any) -> tuple:

@@ -255,7 +255,7 @@ def record_stream(tensor: Any, stream: Any) -> None:
         InvalidArgument: the tensor is on the cpu, which has no streams.
     """
 
-def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu') -> Tensor:
+def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu', pin: bool = False) -> Tensor:
     """
     A new tensor in shared memory, row-major, with whatever was in the memory before.
 
@@ -265,6 +265,7 @@ def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu
             int, float and complex are "bool", "int64", "float64" and "complex128", as in numpy.
         device: "cpu", or a device as this process numbers it: "cuda:0", "npu:0". "cuda" alone is
             torch's current CUDA device, or "cuda:0" while torch has not used any.
+        pin: pins it for this process's cards, as ``pin()`` does.
 
     Raises:
         InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.
@@ -274,10 +275,10 @@ def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu
             cannot fail.
     """
 
-def zeros(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu') -> Tensor:
+def zeros(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu', pin: bool = False) -> Tensor:
     """``empty()``, filled with zeros."""
 
-def full(shape: int | Sequence[int], fill_value: bool | int | float | complex, dtype: Any = 'float32', device: Any = 'cpu') -> Tensor:
+def full(shape: int | Sequence[int], fill_value: bool | int | float | complex, dtype: Any = 'float32', device: Any = 'cpu', pin: bool = False) -> Tensor:
     """
     ``empty()``, filled with a number.
 
@@ -400,7 +401,7 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
         OutOfMemory.
     """
 
-def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = None, access: Literal['readwrite', 'read'] = 'readwrite', framework: Literal['onecopy', 'torch', 'numpy'] | None = None) -> Any:
+def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = None, access: Literal['readwrite', 'read'] = 'readwrite', framework: Literal['onecopy', 'torch', 'numpy'] | None = None, pin: bool = False) -> Any:
     """
     What a handle names, on the same memory: nothing is copied.
 
@@ -414,6 +415,7 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
             fault.
         framework: None for a Tensor, which other libraries take by DLPack, such as
             ``jax.numpy.from_dlpack()``; "torch" for a torch.Tensor, "numpy" for a numpy.ndarray.
+        pin: pins memory of the cpu for this process's cards, as ``pin()`` does; of a bundle all of it.
 
     Returns:
         An array, or for a bundle's handle a Bundle whose arrays are of that framework.

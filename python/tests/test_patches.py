@@ -35,7 +35,8 @@ def snapshot():
                reduction, resource_sharer, synchronize, util, multiprocessing, torch.multiprocessing,
                reductions, torch.multiprocessing.pool, torch.multiprocessing.queue,
                sys.modules["torch.multiprocessing.spawn"], torch, torch.storage, torch._utils,
-               torch.utils.data, torch.utils.data._utils.collate, torch.utils.data._utils.worker]
+               torch.utils.data, torch.utils.data._utils.collate, torch.utils.data._utils.worker,
+               torch.utils.data._utils.pin_memory]
     for module in modules:
         found.update(members(module.__name__, module))
     for owner in (torch.Tensor, torch.nn.Parameter, torch.UntypedStorage, torch.TypedStorage,

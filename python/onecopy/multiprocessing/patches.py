@@ -169,6 +169,8 @@ class TorchOriginals:
     is_shared: Callable[[Any], bool]
     share_memory_: Callable[[Any], Any]
     new_shared: Callable[..., Any]
+    pin_memory: Callable[..., Any]
+    pin_memory_loop: Callable[..., None]
 
     def __getattr__(self, name: str) -> Any:
         return _torch_names.of_reductions(name)  # which raises: it is one that was not found
@@ -183,6 +185,7 @@ def _patch_torch() -> None:
 
     _replace_reductions()
     _patch_storage(torch.UntypedStorage)
+    _patch_loader(torch.Tensor)
     originals.set_sharing_strategy = _replace(torch_mp.set_sharing_strategy, _set_sharing_strategy)
     _follow(torch_mp.get_sharing_strategy())
 
@@ -310,3 +313,29 @@ def _new_shared(cls, size, *, device="cpu"):
     if device.type != "cpu" or not size:
         return cls(size, device=device)
     return _core.torch_new_shared(size)
+
+
+_pinning = threading.local()  # .card: the CUDA device of a DataLoader whose pinning thread this is
+
+
+def _patch_loader(tensor: type) -> None:
+    from torch.utils.data._utils import pin_memory
+
+    originals.pin_memory = tensor.pin_memory
+    originals.pin_memory_loop = pin_memory._pin_memory_loop
+    _set(tensor, "pin_memory", _pin_memory)
+    _set(pin_memory, "_pin_memory_loop", _pin_memory_loop)
+
+
+def _pin_memory_loop(in_queue: Any, out_queue: Any, device_id: int, *args: Any, **named: Any) -> None:
+    """torch's own loop; batches in memory of onecopy are pinned where they are."""
+    _pinning.card = device_id
+    originals.pin_memory_loop(in_queue, out_queue, device_id, *args, **named)
+
+
+def _pin_memory(self: Any, *args: Any, **named: Any) -> Any:
+    """A copy in pinned memory, or in a DataLoader's pinning thread the tensor itself, pinned, where onecopy has it."""
+    card = getattr(_pinning, "card", None)
+    if card is not None and _core._pin_batch(self, card):
+        return self
+    return originals.pin_memory(self, *args, **named)

@@ -8,6 +8,7 @@
 #include "binding/gil.h"
 #include "binding/no_collection.h"
 #include "binding/open.h"
+#include "binding/pin.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "value/values.h"
@@ -122,6 +123,12 @@ OpenBundle::OpenBundle(const Handle& handle, Access access, Framework framework,
       })),
       framework_(framework),
       value_(BundleValue::decode(bundle_.structure(), bundle_.size())) {}
+
+/// Rows that lie beside each other are pinned together, and the next of them cost a look-up.
+void OpenBundle::pin() const {
+  for (const Tensor& tensor : open_rows(size()))
+    if (is_on_host(tensor)) pin_here(tensor);
+}
 
 nb::object OpenBundle::name(std::size_t row) const { return to_str(bundle_.name(row)); }
 

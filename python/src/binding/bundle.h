@@ -20,6 +20,8 @@ class OpenBundle {
   /// The tensors are for use on `device`, or where they are.
   OpenBundle(const Handle& handle, Access access, Framework framework, std::optional<Device> device);
 
+  /// Pins all of it that is memory of the CPU.
+  void pin() const;
   std::size_t size() const { return bundle_.size(); }
   Framework framework() const { return framework_; }
   const Handle& handle() const { return handle_; }

@@ -10,6 +10,7 @@
 #include "binding/gil.h"
 #include "binding/kept.h"
 #include "binding/module.h"
+#include "binding/pin.h"
 #include "device/reserve_listener.h"
 #include "onecopy/share/share.h"
 
@@ -26,7 +27,7 @@ void handle_signals() {
 
 constexpr std::size_t kLarge = std::size_t{64} << 10;
 
-Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device) {
+Tensor new_unpinned(nb::handle shape, nb::handle dtype, nb::handle device) {
   drop_unneeded();
   const std::vector<std::int64_t> sizes = shape_arg(shape, "shape");
   const Layout layout(dtype_arg(dtype, "dtype"), sizes);
@@ -37,6 +38,12 @@ Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device) {
     const ReserveListener listener([](std::size_t, std::size_t) { handle_signals(); });
     return empty(layout);
   });
+}
+
+Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device, bool pin) {
+  Tensor made = new_unpinned(shape, dtype, device);
+  if (pin) pin_here(made);
+  return made;
 }
 
 /// Calls fill(first byte, bytes) for one piece of the memory after the other; handlers of signals run between them.
@@ -50,8 +57,8 @@ void fill_in_pieces(const Tensor& tensor, Fill&& fill) {
   }
 }
 
-Tensor zeros(nb::handle shape, nb::handle dtype, nb::handle device) {
-  Tensor tensor = new_tensor(shape, dtype, device);
+Tensor zeros(nb::handle shape, nb::handle dtype, nb::handle device, bool pin) {
+  Tensor tensor = new_tensor(shape, dtype, device, pin);
   if (!is_on_host(tensor)) {
     fill_elements(tensor, Element{});
     return tensor;
@@ -62,8 +69,8 @@ Tensor zeros(nb::handle shape, nb::handle dtype, nb::handle device) {
   });
 }
 
-Tensor full(nb::handle shape, nb::handle fill_value, nb::handle dtype, nb::handle device) {
-  Tensor tensor = new_tensor(shape, dtype, device);
+Tensor full(nb::handle shape, nb::handle fill_value, nb::handle dtype, nb::handle device, bool pin) {
+  Tensor tensor = new_tensor(shape, dtype, device, pin);
   const Element value = from_number(tensor.dtype(), fill_value, "fill_value");
   if (!is_on_host(tensor)) {
     fill_elements(tensor, value);
@@ -83,9 +90,9 @@ Tensor full(nb::handle shape, nb::handle fill_value, nb::handle dtype, nb::handl
 
 void init_create(nb::module_& m) {
   m.def("empty", &new_tensor, nb::arg("shape").none(), nb::arg("dtype").none() = "float32",
-        nb::arg("device").none() = "cpu",
+        nb::arg("device").none() = "cpu", nb::arg("pin") = false,
         nb::sig("def empty(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
-                "typing.Any = 'cpu') -> Tensor"),
+                "typing.Any = 'cpu', pin: bool = False) -> Tensor"),
         "A new tensor in shared memory, row-major, with whatever was in the memory before.\n"
         "\n"
         "Args:\n"
@@ -96,6 +103,7 @@ void init_create(nb::module_& m) {
         "    device: \"cpu\", or a device as this process numbers it: \"cuda:0\", \"npu:0\". \"cuda\" "
         "alone is\n"
         "        torch's current CUDA device, or \"cuda:0\" while torch has not used any.\n"
+        "    pin: pins it for this process's cards, as ``pin()`` does.\n"
         "\n"
         "Raises:\n"
         "    InvalidArgument: a negative size, more than 2^63 - 1 bytes, or no such device.\n"
@@ -104,15 +112,15 @@ void init_create(nb::module_& m) {
         "    OutOfMemory: there is not so much memory; it is reserved here, so that writing\n"
         "        cannot fail.");
   m.def("zeros", &zeros, nb::arg("shape").none(), nb::arg("dtype").none() = "float32",
-        nb::arg("device").none() = "cpu",
+        nb::arg("device").none() = "cpu", nb::arg("pin") = false,
         nb::sig("def zeros(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
-                "typing.Any = 'cpu') -> Tensor"),
+                "typing.Any = 'cpu', pin: bool = False) -> Tensor"),
         "``empty()``, filled with zeros.");
   m.def("full", &full, nb::arg("shape").none(), nb::arg("fill_value").none(),
-        nb::arg("dtype").none() = "float32", nb::arg("device").none() = "cpu",
+        nb::arg("dtype").none() = "float32", nb::arg("device").none() = "cpu", nb::arg("pin") = false,
         nb::sig(
             "def full(shape: int | typing.Sequence[int], fill_value: bool | int | float | complex, dtype: "
-            "typing.Any = 'float32', device: typing.Any = 'cpu') -> Tensor"),
+            "typing.Any = 'float32', device: typing.Any = 'cpu', pin: bool = False) -> Tensor"),
         "``empty()``, filled with a number.\n"
         "\n"
         "Raises:\n"

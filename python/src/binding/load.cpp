@@ -4,9 +4,11 @@
 #include <fmt/format.h>
 
 #include "binding/args.h"
+#include "binding/device.h"
 #include "binding/gil.h"
 #include "binding/module.h"
 #include "binding/open.h"
+#include "onecopy/share/to_device.h"
 
 namespace onecopy::python {
 namespace {
@@ -31,6 +33,19 @@ nb::dict safetensors(nb::handle path, nb::handle framework, nb::handle progress)
   const LoadProgress report = progress_arg(progress);
   nb::dict tensors;
   for (const auto& [name, tensor] : without_gil([&] { return load_safetensors(file, report); }))
+    tensors[nb::str(name.data(), name.size())] = open_as(tensor, as);
+  return tensors;
+}
+
+nb::dict to_device(nb::handle path, nb::handle device, nb::handle framework, nb::handle progress) {
+  const std::string file = path_arg(path, "path");
+  const Device where = device_arg(device, "device");
+  const Framework as = framework_arg(framework, "framework");
+  const LoadProgress report = progress_arg(progress);
+  const Stream stream = where == kCpu ? Stream{} : current_stream(where);
+  nb::dict tensors;
+  for (const auto& [name, tensor] :
+       without_gil([&] { return load_safetensors(file, where, stream, report); }))
     tensors[nb::str(name.data(), name.size())] = open_as(tensor, as);
   return tensors;
 }
@@ -68,6 +83,10 @@ void init_load(nb::module_& m) {
         "    InvalidArgument: a directory that does not say which files to read.\n"
         "    Unsupported: elements that onecopy does not have.\n"
         "    OutOfMemory, System.");
+  m.def("_load", &to_device, nb::arg("path").none(), nb::arg("device"), nb::arg("framework") = nb::none(),
+        nb::arg("progress") = nb::none(),
+        nb::sig("def _load(path: typing.Any, device: typing.Any, framework: typing.Any = None, progress: "
+                "typing.Any = None) -> dict[str, typing.Any]"));
   m.def("load_npy", &npy, nb::arg("path").none(), nb::kw_only(), nb::arg("framework") = nb::none(),
         nb::arg("progress") = nb::none(),
         nb::sig("def load_npy(path: str | bytes | os.PathLike[str], *, framework: "

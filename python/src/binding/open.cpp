@@ -9,6 +9,8 @@
 #include "binding/device.h"
 #include "binding/gil.h"
 #include "binding/kept.h"
+#include "binding/pin.h"
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 
@@ -20,19 +22,27 @@ constexpr std::uint32_t kOnlyTorch = torch::kConj | torch::kNeg;
 nb::object to_torch_with(const Tensor& tensor, std::uint32_t flags) {
   const nb::object module = import_package("torch", "a torch.Tensor",
                                            "; .numpy() and DLPack need none, and a onecopy.Tensor neither");
+  if (PinnedRanges::any()) watch_captures();
   if (is_shareable(tensor)) return torch::open(tensor, flags | torch::kTorch);
   return module.attr("from_dlpack")(nb::cast(tensor));
 }
 
-nb::object open_handle(nb::handle handle, nb::handle device, nb::handle access, nb::handle framework) {
+nb::object open_handle(nb::handle handle, nb::handle device, nb::handle access, nb::handle framework,
+                       bool pin) {
   drop_unneeded();
   const Handle from = handle_arg(handle, "handle");
   const Access how = access_arg(access, "access");
   const Framework as = framework_arg(framework, "framework");
   std::optional<Device> where;
   if (!device.is_none()) where = device_arg(device, "device");
-  if (from.is_bundle()) return nb::cast(OpenBundle(from, how, as, where));
-  return open_as(open_in_order(from, how, where), as);
+  if (from.is_bundle()) {
+    OpenBundle bundle(from, how, as, where);
+    if (pin) bundle.pin();
+    return nb::cast(std::move(bundle));
+  }
+  const Tensor opened = open_in_order(from, how, where);
+  if (pin && is_on_host(opened)) pin_here(opened);
+  return open_as(opened, as);
 }
 
 }  // namespace
@@ -69,10 +79,11 @@ Handle handle_arg(nb::handle value, const char* argument) {
 void init_open(nb::module_& m) {
   m.def(
       "open", &open_handle, nb::arg("handle").none(), nb::arg("device") = nb::none(),
-      nb::arg("access").none() = "readwrite", nb::arg("framework") = nb::none(),
-      nb::sig("def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
-              "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
-              "typing.Literal['onecopy', 'torch', 'numpy'] | None = None) -> typing.Any"),
+      nb::arg("access").none() = "readwrite", nb::arg("framework") = nb::none(), nb::arg("pin") = false,
+      nb::sig(
+          "def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
+          "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
+          "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, pin: bool = False) -> typing.Any"),
       "What a handle names, on the same memory: nothing is copied.\n"
       "\n"
       "Args:\n"
@@ -85,6 +96,8 @@ void init_open(nb::module_& m) {
       "        fault.\n"
       "    framework: None for a Tensor, which other libraries take by DLPack, such as\n"
       "        ``jax.numpy.from_dlpack()``; \"torch\" for a torch.Tensor, \"numpy\" for a numpy.ndarray.\n"
+      "    pin: pins memory of the cpu for this process's cards, as ``pin()`` does; of a bundle all of "
+      "it.\n"
       "\n"
       "Returns:\n"
       "    An array, or for a bundle's handle a Bundle whose arrays are of that framework.\n"

@@ -41,6 +41,11 @@ nb::dict to_dict(const Stats& stats) {
   all["direct_copies"] = stats.direct_copies;
   all["staged_copies"] = stats.staged_copies;
   all["staged_bytes"] = stats.staged_bytes;
+  all["pinned_bytes"] = stats.pinned_bytes;
+  all["pageable_copies"] = stats.pageable_copies;
+  all["pageable_bytes"] = stats.pageable_bytes;
+  all["cut_copies"] = stats.cut_copies;
+  all["late_releases"] = stats.late_releases;
   return all;
 }
 

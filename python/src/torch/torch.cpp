@@ -410,6 +410,18 @@ bool is_shared(PyObject* storage) {
   }
 }
 
+std::optional<Tensor> find_shared(PyObject* tensor) {
+  const Api* torch = Api::get();
+  if (!torch || PyObject_TypeCheck(tensor, torch->tensor_type) == 0 || device_of(tensor) != kCpu) return {};
+  try {
+    const nb::object storage = torch->storage_of(tensor);
+    return storages().block_at(*torch, range_of(*torch, storage).begin);
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    return {};  // it has no memory
+  }
+}
+
 std::int16_t current_ordinal(DeviceType type) {
   const Api* torch = Api::get();
   return torch ? torch->current_ordinal(type) : std::int16_t{0};

@@ -67,6 +67,9 @@ Stream captured_stream();
 /// memory that is torch's own: its allocator has to be told.
 bool record_stream(PyObject* tensor, Stream stream);
 
+/// The block that a torch.Tensor of the CPU lies in, if that is memory of ours already; nothing is moved.
+std::optional<Tensor> find_shared(PyObject* tensor);
+
 /// Does the storage lie in memory of ours?
 bool is_shared(PyObject* storage);
 

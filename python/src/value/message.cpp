@@ -27,7 +27,7 @@ namespace {
 /// The low bits of a tag.
 enum Form : std::uint32_t {
   kRaw = 0,     ///< a message of a C++ program, or a onecopy.Tensor
-  kTensor = 1,  ///< one tensor; its flags are in the upper 24 bits
+  kOneTensor = 1,  ///< one tensor; its flags are in the upper 24 bits
   kValues = 2,
   kPickle = 3,
 };
@@ -188,14 +188,14 @@ Message encode(nb::handle object) {
   Message message;
   if (torch::is_tensor(object.ptr())) {
     if (auto shared = torch::share(object.ptr())) {
-      message.tag = kTensor | shared->flags << kFlagsShift;
+      message.tag = kOneTensor | shared->flags << kFlagsShift;
       message.tensors.push_back(std::move(shared->tensor));
       return message;
     }
   }
   if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {kRaw, {}, {*tensor}};
   if (const auto array = SharedArray::of(object.ptr()))
-    return {kTensor | kNumpyFlag << kFlagsShift, {}, {array->tensor()}};
+    return {kOneTensor | kNumpyFlag << kFlagsShift, {}, {array->tensor()}};
   if (nb::isinstance<Message>(object)) return checked_raw(*nb::inst_ptr<Message>(object));
   message.tag = kValues;
   if (!encode_value(object.ptr(), message)) pickle(object, message);
@@ -216,7 +216,7 @@ nb::object decode(Message&& message) {
     tensors = tensors.first(tensors.size() - 1);
   }
   const std::uint32_t form = message.tag & kFormMask;
-  if (form == kTensor) return decode_tensor(message, data, tensors);
+  if (form == kOneTensor) return decode_tensor(message, data, tensors);
   NoCollection no_collection;
   if (tensors.size() >= kManyTensors) no_collection.begin();
   if (message.tag >> kFlagsShift == 0 && form == kValues) return decode_value(data, tensors);

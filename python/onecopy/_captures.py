@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tells the core when torch captures a graph, from the first tensor on that is pinned."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+
+from . import _core
+
+TYPE_CHECKING = False  # typing would be another import
+if TYPE_CHECKING:
+    from typing import Any
+
+_lock = threading.Lock()
+_watched = False
+
+
+def watch() -> bool:
+    """Replaces ``capture_begin`` and ``capture_end`` of ``torch.cuda.CUDAGraph``, once, for the rest of the process.
+
+    Pinned memory that is dropped is kept until the cards have done what they have to do then. The one event that says
+    so spoils every capture under way, so while there is one such memory waits.
+
+    Returns:
+        False while torch is not there.
+    """
+    global _watched
+    graph = getattr(getattr(sys.modules.get("torch"), "cuda", None), "CUDAGraph", None)
+    if graph is None:
+        return False
+    with _lock:
+        if not _watched:
+            _watch(graph)
+            _watched = True
+    return True
+
+
+def _watch(graph: Any) -> None:
+    begin, end = graph.capture_begin, graph.capture_end
+
+    @functools.wraps(begin)
+    def capture_begin(self: Any, *args: Any, **named: Any) -> None:
+        _core._begin_capture()
+        try:
+            begin(self, *args, **named)
+        except BaseException:
+            _core._end_capture()
+            raise
+
+    @functools.wraps(end)
+    def capture_end(self: Any, *args: Any, **named: Any) -> None:
+        try:
+            end(self, *args, **named)
+        finally:
+            _core._end_capture()
+
+    graph.capture_begin, graph.capture_end = capture_begin, capture_end

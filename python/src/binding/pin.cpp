@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/share/pin.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "binding/args.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "binding/module.h"
+#include "binding/pin.h"
+#include "device/capture_gate.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/to_device.h"
+#include "os/log.h"
+#include "torch/torch.h"
+
+namespace onecopy::python {
+namespace {
+
+std::optional<Device> card_arg(nb::handle device) {
+  if (device.is_none()) return {};
+  return device_arg(device, "device");
+}
+
+/// A batch that cannot be pinned where it is, is copied by torch, as without us: that is said once.
+bool pin_batch(nb::handle tensor, int ordinal) {
+  const auto found = torch::is_loaded() ? torch::find_shared(tensor.ptr()) : std::nullopt;
+  if (!found) return false;
+  if (is_pinned(*found)) return true;
+  watch_captures();
+  try {
+    without_gil([&] { pin(*found, Device{DeviceType::cuda, static_cast<std::int16_t>(ordinal)}); });
+    return true;
+  } catch (const Error& error) {
+    static std::atomic<bool> is_said{false};
+    if (!is_said.exchange(true))
+      log_warning(std::string("batches are copied into torch's pinned memory (said once): ") +
+                  error.what());
+    return false;
+  }
+}
+
+std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle device, nb::handle stream) {
+  const Device where = device_arg(device, "device");
+  if (tensors.empty()) return {};
+  const Device card = where == kCpu ? tensors.front().device() : where;
+  if (card == kCpu) return without_gil([&] { return to_device(tensors, where); });
+  const Stream in = stream.is_none() ? current_stream(card) : stream_arg(stream, "stream");
+  watch_captures();
+  return without_gil([&] {
+    std::vector<Tensor> made = to_device(tensors, where, in);
+    if (where == kCpu) backend(card.type).synchronize(card.index, in);  // the host reads it next
+    return made;
+  });
+}
+
+}  // namespace
+
+void watch_captures() {
+  static bool is_watched = false;  // under the GIL
+  if (is_watched || !torch::is_loaded()) return;
+  is_watched = nb::cast<bool>(nb::module_::import_("onecopy._captures").attr("watch")());
+}
+
+void pin_here(const Tensor& tensor, std::optional<Device> card) {
+  if (is_pinned(tensor)) return;
+  watch_captures();
+  without_gil([&] { pin(tensor, card); });
+}
+
+void init_pin(nb::module_& m) {
+  m.def(
+      "_pin", [](const Tensor& tensor, nb::handle device) { pin_here(tensor, card_arg(device)); },
+      nb::arg("tensor"), nb::arg("device") = nb::none(),
+      nb::sig("def _pin(tensor: Tensor, device: typing.Any = None) -> None"));
+  m.def("_to_device", &copies_on, nb::arg("tensors"), nb::arg("device"), nb::arg("stream") = nb::none(),
+        nb::sig("def _to_device(tensors: list[Tensor], device: typing.Any, stream: typing.Any = None) -> "
+                "list[Tensor]"));
+  m.def(
+      "_unpin", [](const Tensor& tensor) { unpin(tensor); }, nb::arg("tensor"));
+  m.def(
+      "_is_pinned", [](const Tensor& tensor) { return is_pinned(tensor); }, nb::arg("tensor"));
+  m.def("_pin_batch", &pin_batch, nb::arg("tensor"), nb::arg("ordinal"),
+        nb::sig("def _pin_batch(tensor: typing.Any, ordinal: int) -> bool"));
+  m.def("_begin_capture", [] { without_gil([] { CaptureGate::get().begin(); }); });
+  m.def("_end_capture", [] { CaptureGate::get().end(); });
+}
+
+}  // namespace onecopy::python
