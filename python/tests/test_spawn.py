@@ -18,11 +18,28 @@ from devices import eventually
 
 import onecopy
 import onecopy.multiprocessing as mp
+from onecopy._children import child_being_started
 from onecopy.multiprocessing.holds import held
 
 
 def fill_row(index, tensor):
     tensor[index] = index + 1
+
+
+def test_the_child_that_is_being_started_is_the_standard_librarys():
+    assert child_being_started() is None
+    popen = object()
+    set_spawning_popen(popen)
+    try:
+        assert child_being_started() is popen
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(child_being_started()))
+        thread.start()
+        thread.join()
+        assert seen == [None]
+    finally:
+        set_spawning_popen(None)
+    assert child_being_started() is None
 
 
 def fail(index):

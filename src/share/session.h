@@ -63,6 +63,8 @@ class Session {
 
   // Names of blocks.
   Handle share(const Tensor& tensor, std::uint32_t flags = 0);
+  /// A handle that comes after what is in the stream, with a hold that no time ends. Tensors of the host have no stream.
+  Handle share_held(const Tensor& tensor, Stream stream);
   /// Where the tensor's block lies. REQUIRES: `keeper` is shared_keeper() of the tensor.
   BlockSpot locate(SharedKeeper& keeper, const Tensor& tensor);
   /// The descriptor behind a tensor's segment.

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from .. import _core
-from .._children import keep_for_child
+from .._children import child_being_started, keep_for_child
 
 __all__ = ["held", "held_object", "let_last", "tie_to_child"]
 
@@ -44,4 +44,5 @@ def tie_to_child(handle: bytes) -> None:
     Without effect when no child is being started by pickling. The bytes are kept and not the Handle:
     that would keep the memory as long as the child lives.
     """
-    keep_for_child(partial(_core._end_hold, handle))
+    if child_being_started() is not None:
+        keep_for_child(partial(_core._end_hold, handle))

@@ -100,12 +100,13 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
         from torch.multiprocessing.reductions import reduce_tensor
 
         return reduce_tensor(tensor)
-    if (plain := _core._torch_reduce(tensor)) is not None:
+    if tensor.is_cuda:
+        if (plain := _core._reduce_plain(tensor, SharedStorage)) is not None:
+            tie_to_child(plain[7])
+            return rebuild_shared_tensor, plain
+    elif (plain := _core._torch_reduce(tensor)) is not None:
         tie_to_child(plain[1])
         return rebuild_cpu_tensor, plain
-    if tensor.is_cuda and (plain := _core._reduce_plain(tensor, SharedStorage)) is not None:
-        tie_to_child(plain[7])
-        return rebuild_shared_tensor, plain
     return _reduce_unusual_tensor(tensor)
 
 

@@ -3,6 +3,7 @@
 
 #include "binding/bytes.h"
 #include "binding/device.h"
+#include "binding/gil.h"
 #include "binding/kept.h"
 #include "binding/module.h"
 #include "onecopy/share/object.h"
@@ -24,7 +25,12 @@ nb::bytes let_it_last(const Handle& held) {
 
 }  // namespace
 
-nb::bytes share_held(const Tensor& tensor) { return let_it_last(hold(share_in_order(tensor))); }
+nb::bytes share_held(const Tensor& tensor) {
+  Session& session = Session::current();
+  if (is_on_host(tensor)) return to_python(session.share_held(tensor, {}).to_bytes());
+  const Stream stream = current_stream(tensor.device());
+  return to_python(without_gil([&] { return session.share_held(tensor, stream); }).to_bytes());
+}
 
 namespace {
 

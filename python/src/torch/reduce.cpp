@@ -38,11 +38,11 @@ nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
   const Tensor block = all_of_block(shared->tensor);
   const auto first = static_cast<std::size_t>(shared->tensor.as<std::byte>() - block.as<std::byte>());
   if (first < offset * itemsize || first % itemsize != 0) return nb::none();
-  const nb::object device = tensor.attr("get_device")();
+  const nb::object device = nb::int_(shared->tensor.device() == kCpu ? -1 : shared->tensor.device().index);
   const nb::bytes none("", 0);
   const bool requires_grad = (shared->flags & torch::kRequiresGrad) != 0;
-  return nb::make_tuple(tensor.type(), tensor.attr("size")(), tensor.attr("stride")(), offset,
-                        storage_class, tensor.attr("dtype"), device, share_held(block), api.nbytes(storage),
+  return nb::make_tuple(tensor.type(), api.size(tensor), api.stride(tensor), offset, storage_class,
+                        api.dtype(tensor), device, share_held(block), api.nbytes(storage),
                         first - offset * itemsize, requires_grad, none, device, none, false);
 }
 

@@ -138,6 +138,8 @@ void Api::look_up_tensors() {
   empty_ = needed(module, "torch", "empty");
   strided_ = needed(module, "torch", "strided");
   set_ = of_tensor("set_");
+  size_ = of_tensor("size");
+  stride_ = of_tensor("stride");
   untyped_storage_ = of_tensor("untyped_storage");
   storage_offset_ = of_tensor("storage_offset");
   is_conj_ = of_tensor("is_conj");

@@ -72,6 +72,9 @@ class Api {
   nb::object on_storage(nb::handle storage, const Layout& layout, std::size_t offset, Device device) const;
   nb::object as_parameter(nb::handle tensor, bool requires_grad) const;
 
+  nb::object size(nb::handle tensor) const { return call(size_, tensor); }
+  nb::object stride(nb::handle tensor) const { return call(stride_, tensor); }
+  nb::object dtype(nb::handle tensor) const { return get(tensor, dtype_); }
   nb::object storage_of(nb::handle tensor) const { return call(untyped_storage_, tensor); }
   /// Throws unsupported for the storage of a tensor that is made of other tensors.
   std::byte* data(nb::handle storage) const;
@@ -171,8 +174,8 @@ class Api {
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
       dtypes_;  ///< by DType; none: unknown to torch
   nb::object empty_, set_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;
-  nb::object untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_, weak_ref_,
-      resizable_, swap_;
+  nb::object size_, stride_, untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_,
+      weak_ref_, resizable_, swap_;
   nb::object tensor_, is_inference_, neg_view_;
   nb::object descriptor_, share_descriptor_, share_name_;  ///< none: this torch has none
   std::string absent_;                                     ///< empty: nothing that is needed is missing

@@ -8,12 +8,21 @@
 
 namespace onecopy {
 
-std::uint64_t Holds::add(BlockRef block, Clock::time_point now) {
-  std::uint64_t nonce = 0;
+std::uint64_t Holds::add(BlockRef block, Clock::time_point now, Until until) {
   std::lock_guard lock(mutex_);
-  while (nonce == 0 || holds_.contains(nonce)) random_bytes(std::as_writable_bytes(std::span(&nonce, 1)));
-  holds_[nonce] = {.block = std::move(block), .since = now};
+  std::uint64_t nonce = 0;
+  while (nonce == 0 || holds_.contains(nonce)) nonce = take_nonce();
+  holds_[nonce] = {.block = std::move(block), .since = now, .lasts = until == Until::opened};
   return nonce;
+}
+
+/// REQUIRES: mutex_.
+std::uint64_t Holds::take_nonce() {
+  if (nonces_left_ == 0) {
+    random_bytes(std::as_writable_bytes(std::span(nonces_)));
+    nonces_left_ = nonces_.size();
+  }
+  return nonces_[--nonces_left_];
 }
 
 void Holds::end(std::uint64_t nonce) noexcept {
@@ -74,9 +83,10 @@ std::vector<Holds::Clock::time_point> Holds::list() const {
 }
 
 void Holds::clear() noexcept {
-  std::map<std::uint64_t, Hold> ended;
+  std::unordered_map<std::uint64_t, Hold> ended;
   std::lock_guard lock(mutex_);
   ended.swap(holds_);
+  nonces_left_ = 0;  // a forked child's are its own
 }
 
 }  // namespace onecopy

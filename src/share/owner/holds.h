@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <map>
 #include <mutex>
+#include <unordered_map>
 #include <vector>
 
 #include "onecopy/memory/block.h"
@@ -21,8 +23,11 @@ class Holds {
   using Clock = std::chrono::steady_clock;
   static constexpr std::chrono::minutes kLifetime{10};
 
-  /// Returns the nonce that ends the hold; never 0.
-  std::uint64_t add(BlockRef block, Clock::time_point now = Clock::now());
+  enum class Until : std::uint8_t { opened_or_late, opened };
+
+  /// Returns the nonce that ends the hold; never 0. Time does not end a hold that lasts until its handle is opened.
+  std::uint64_t add(BlockRef block, Clock::time_point now = Clock::now(),
+                    Until until = Until::opened_or_late);
   void end(std::uint64_t nonce) noexcept;
   /// From now on time does not end this hold. Without effect when it is over.
   void let_last(std::uint64_t nonce) noexcept;
@@ -48,9 +53,12 @@ class Holds {
   };
   template <typename IsOver>
   void end_those(IsOver is_over) noexcept;
+  std::uint64_t take_nonce();
 
   mutable std::mutex mutex_;
-  std::map<std::uint64_t, Hold> holds_;
+  std::unordered_map<std::uint64_t, Hold> holds_;
+  std::array<std::uint64_t, 64> nonces_{};  ///< from the kernel, which is asked for many at once
+  std::size_t nonces_left_ = 0;
 };
 
 }  // namespace onecopy

@@ -63,6 +63,8 @@ class Runtime final : public Session {
   Handle share(const Tensor& tensor, Stream stream);
   /// share() for callers that keep the block in another way.
   HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
+  /// The handle comes after what is in the stream.
+  HandleFields name_in_order(const Tensor& tensor, Stream stream);
   Handle hold(const Handle& handle);
   using Session::open;
   Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }

@@ -180,6 +180,10 @@ Tensor Runtime::open_for(const HandleFields& handle, Access access, std::optiona
 }
 
 Handle Runtime::share(const Tensor& tensor, Stream stream) {
+  return {name_in_order(tensor, stream), tensor.block()};
+}
+
+HandleFields Runtime::name_in_order(const Tensor& tensor, Stream stream) {
   streams_.note_use(tensor.device(), stream);
   HandleFields fields = name_in_handle(tensor);
   if (tensor.device() != kCpu) {
@@ -187,6 +191,13 @@ Handle Runtime::share(const Tensor& tensor, Stream stream) {
     fields.timeline_slot = point.slot;
     fields.timeline_value = point.value;
   }
+  return fields;
+}
+
+/// Each tensor that a framework's reducers name comes through here: one copy of the fields, and no tick.
+Handle Session::share_held(const Tensor& tensor, Stream stream) {
+  HandleFields fields = runtime().name_in_order(tensor, stream);
+  fields.hold = runtime().holds_.add(tensor.block(), Holds::Clock::now(), Holds::Until::opened);
   return {std::move(fields), tensor.block()};
 }
 

@@ -73,6 +73,18 @@ TEST(Holds, LastWhenTheyAreToldTo) {
   EXPECT_EQ(keeper.references, 0);
 }
 
+TEST(Holds, ThatWaitForTheirOpenerAreNotEndedByTime) {
+  CountingKeeper keeper;
+  Holds holds;
+  const Holds::Clock::time_point start{};
+  const std::uint64_t nonce = holds.add(keeper.make(), start, Holds::Until::opened);
+  EXPECT_FALSE(holds.expire(start + 100 * Holds::kLifetime)) << "nothing is left that time will end";
+  EXPECT_EQ(keeper.references, 1);
+  holds.end(nonce);
+  EXPECT_EQ(keeper.references, 0);
+}
+
+
 TEST(Holds, OfAnAgeCanAllBeEnded) {
   CountingKeeper keeper;
   Holds holds;
