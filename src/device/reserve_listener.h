@@ -7,7 +7,7 @@
 namespace onecopy {
 
 /// Hears, while it lives, how far reservations of host memory by the calling thread are: bytes done, bytes in all.
-/// What it throws ends the reservation, which gives everything back. Listeners nest: the inner one hears. A function
+/// What it throws ends the reservation; a pool gives back by and by what was reserved, and at once after an Error. Listeners nest: the inner one hears. A function
 /// that is empty makes reservations silent: a caller with a lock must not call a stranger's function.
 ///
 /// Thread safety: belongs to the thread that made it.

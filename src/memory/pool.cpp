@@ -12,7 +12,14 @@ Pool::Pool(Backend& backend, int ordinal, SegmentKind kind, std::string owner, S
 
 Pool::~Pool() = default;
 
-Extent Pool::allocate(std::uint64_t bytes) { return impl_->allocate(bytes); }
+Extent Pool::allocate(std::uint64_t bytes) {
+  try {
+    return impl_->allocate(bytes);
+  } catch (...) {
+    if (on_idle) on_idle();  // what was reserved until a listener threw waits to be given back
+    throw;
+  }
+}
 
 void Pool::free(const Extent& extent) noexcept {
   try {

@@ -229,8 +229,11 @@ Extent Pool::Impl::allocate_own(std::uint64_t bytes) {
   Segment& segment = create_segment(bytes, true);
   try {
     segment.memory->commit(0, bytes);
-  } catch (...) {
+  } catch (const Error&) {  // memory may be short, and this is some
     remove_own(segment.number);
+    throw;
+  } catch (...) {  // of a listener: Ctrl-C, which does not wait until gigabytes are given back
+    leave(segment);
     throw;
   }
   table_.add_committed(segment.number, static_cast<std::int64_t>(bytes));

@@ -78,6 +78,7 @@ class Pool::Impl {
   void make_room(std::uint64_t bytes);
   bool decommit(const PageRun& run);
   void take_idle_own(PoolTime until);
+  void leave(const Segment& segment);
   std::uint64_t give_back_own(std::uint64_t most);
   std::optional<std::uint32_t> take_oldest_own();
   void remove_own(std::uint32_t number);

@@ -225,6 +225,15 @@ void Pool::Impl::take_idle_own(PoolTime until) {
   }
 }
 
+/// trim() gives it back by and by. REQUIRES: nobody has used the segment.
+void Pool::Impl::leave(const Segment& segment) {
+  table_.add_committed(segment.number, static_cast<std::int64_t>(segment.bytes));
+  const std::lock_guard lock(mutex_);
+  leaving_.push_back({segment.number, segment.memory, segment.bytes});
+  waiting_ = true;
+  looked_at_ = {};
+}
+
 std::optional<std::uint32_t> Pool::Impl::take_oldest_own() {
   Segment* oldest = nullptr;
   if (warm_own_ == 0) return std::nullopt;

@@ -50,7 +50,7 @@ Tensor new_tensor(nb::handle shape, nb::handle dtype, nb::handle device, bool pi
 /// REQUIRES: the GIL is not held; the tensor is contiguous.
 template <class Fill>
 void fill_in_pieces(const Tensor& tensor, Fill&& fill) {
-  constexpr std::size_t kPiece = std::size_t{64} << 20;  // of whole elements
+  constexpr std::size_t kPiece = std::size_t{16} << 20;  // of whole elements
   for (std::size_t at = 0; at < tensor.nbytes(); at += kPiece) {
     if (at != 0) handle_signals();
     fill(tensor.as<std::byte>() + at, std::min(kPiece, tensor.nbytes() - at));

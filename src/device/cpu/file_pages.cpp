@@ -152,7 +152,7 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
   point("reserve.holes_found");
   try {
     for (const Range& hole : missing) reserve_hole(file, hole, asked, done);
-  } catch (...) {
+  } catch (const Error&) {  // a listener's own exception is in a hurry: its caller gives the pages back
     if (file.ours)
       for (const Range& hole : missing) give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
     throw;

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstring>
@@ -39,7 +40,10 @@ class ScarceBackend final : public Backend {
   ForeignMemory find_foreign(const void*, std::size_t) override { return {}; }
   std::unique_ptr<DeviceMemory> adopt(const ForeignMemory&) override { return nullptr; }
 
+  struct Stopped {};  ///< of a listener
+
   std::atomic<std::uint64_t> budget = 0;
+  bool stops_halfway = false;
   std::function<void()> before_decommit = [] {};
   std::uint64_t largest_segment = ~std::uint64_t{0};
 
@@ -54,15 +58,18 @@ class ScarceBackend final : public Backend {
     SegmentKind kind() const noexcept override { return SegmentKind::memfd; }
     void decommit(std::size_t, std::size_t bytes) noexcept override {
       owner_.before_decommit();
-      owner_.budget += bytes;
-      committed_ -= bytes;
+      const std::uint64_t there = std::min<std::uint64_t>(bytes, committed_);
+      owner_.budget += there;
+      committed_ -= there;
     }
 
    private:
     void do_commit(std::size_t, std::size_t bytes) override {
       if (bytes > owner_.budget) throw Error(ErrorCode::out_of_memory, "the budget is used up");
+      if (owner_.stops_halfway) bytes /= 2;
       owner_.budget -= bytes;
       committed_ += bytes;
+      if (owner_.stops_halfway) throw Stopped{};
     }
     ExportedMemory do_export(Access) const override { return {}; }
 
@@ -105,6 +112,33 @@ TEST_F(PoolShortage, WarmMemoryIsGivenBackBeforeARefusal) {
   pool.free(pool.allocate(36 * kMiB));
   EXPECT_EQ(pool.allocate(20 * kMiB).size, 20 * kMiB);
   EXPECT_EQ(pool.allocate(19 * kMiB).size, 19 * kMiB);
+}
+
+/// Ctrl-C of Python's: it came back after 0.3 to 0.7 s of 2 GiB, as its thread gave all back first.
+TEST_F(PoolShortage, WhatAListenerEndedIsGivenBackByTrimmingAndNotByItsCaller) {
+  scarce.budget = 100 * kMiB;
+  scarce.stops_halfway = true;
+  bool is_told = false;
+  pool.on_idle = [&] { is_told = true; };
+  EXPECT_THROW(pool.allocate(64 * kMiB), ScarceBackend::Stopped);
+  EXPECT_TRUE(is_told) << "somebody has to trim";
+  EXPECT_EQ(scarce.budget.load(), 68 * kMiB);
+  EXPECT_EQ(pool.stats().live_blocks, 0u);
+  int times = 0;
+  while (pool.trim(std::chrono::steady_clock::now(), 8 * kMiB).waiting) ++times;
+  EXPECT_GE(times, 7);
+  EXPECT_EQ(scarce.budget.load(), 100 * kMiB);
+  EXPECT_TRUE(segments.list().empty());
+  scarce.stops_halfway = false;
+  EXPECT_EQ(pool.allocate(90 * kMiB).size, 90 * kMiB);
+}
+
+TEST_F(PoolShortage, WhatAListenerEndedIsGivenBackBeforeARefusal) {
+  scarce.budget = 100 * kMiB;
+  scarce.stops_halfway = true;
+  EXPECT_THROW(pool.allocate(64 * kMiB), ScarceBackend::Stopped);
+  scarce.stops_halfway = false;
+  EXPECT_EQ(pool.allocate(90 * kMiB).size, 90 * kMiB);
 }
 
 /// The watch thread has a part of it in hand, which is in no list meanwhile.

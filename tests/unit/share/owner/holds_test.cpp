@@ -84,7 +84,6 @@ TEST(Holds, ThatWaitForTheirOpenerAreNotEndedByTime) {
   EXPECT_EQ(keeper.references, 0);
 }
 
-
 TEST(Holds, OfAnAgeCanAllBeEnded) {
   CountingKeeper keeper;
   Holds holds;
