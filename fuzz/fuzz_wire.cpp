@@ -37,6 +37,9 @@ void check_packet(ByteSpan packet) {
   check_body<wire::WantRest>(packet);
   check_body<wire::Segment>(packet);
   check_body<wire::Deposit>(packet);
+  accepted(kRefusals, [&] { return wire::segments_wanted(packet); });
+  for (const std::size_t wanted : {1, 3})
+    accepted(kRefusals, [&] { return wire::segments_in(packet, wanted); });
 }
 
 void check_description(const std::string& text) {

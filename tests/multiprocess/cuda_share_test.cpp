@@ -5,8 +5,11 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <string_view>
 #include <thread>
 
+#include "core/point.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
@@ -142,6 +145,70 @@ TEST_F(CudaBetweenProcesses, AStateDictIsOneMessageAndFewMappings) {
 }
 
 // ---- memory of other allocators
+
+std::atomic<int> questions{0};
+
+void count_questions(const char* name) noexcept {
+  if (std::string_view(name) == "conversation.asked") ++questions;
+}
+
+TEST_F(CudaBetweenProcesses, ManyAllocationsAreAskedForInFewMessages) {
+  Shared<Note> note;
+  constexpr int kAllocations = 300;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    std::vector<NamedTensor> tensors;
+    for (int i = 0; i < kAllocations; ++i) {
+      tensors.emplace_back(std::to_string(i),
+                           adopt(view_of(cu.memory(4096), 512), std::make_shared<int>()));
+      set_element<std::int64_t>(tensors.back().second, 0, i);
+    }
+    const Handle handle = share_bundle(tensors);
+    note->write(handle.to_text());
+    note->reach(2);
+  });
+  Child borrower([&] {
+    const Bundle bundle = Bundle::open(Handle::from_text(note->read()));
+    point_hook = &count_questions;
+    const std::vector<Tensor> tensors = bundle.tensors(bundle.size());
+    point_hook = nullptr;
+    EXPECT_LE(questions, 10) << "for " << kAllocations << " segments";
+    for (int i = 0; i < kAllocations; ++i) EXPECT_EQ(element<std::int64_t>(tensors[i], 0), i);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// One that its owner has freed meanwhile keeps none of the others from being mapped.
+TEST_F(CudaBetweenProcesses, AnAllocationThatIsGoneIsLeftOutOfTheMessageWithTheOthers) {
+  Shared<Note> note;
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    std::vector<NamedTensor> tensors;
+    std::vector<testing::CUdeviceptr> places;
+    for (int i = 0; i < 3; ++i) {
+      places.push_back(cu.memory(4096));
+      tensors.emplace_back(std::to_string(i), adopt(view_of(places.back(), 512), std::make_shared<int>()));
+      set_element<std::int64_t>(tensors.back().second, 0, i);
+    }
+    const Handle handle = share_bundle(tensors);
+    EXPECT_EQ(cu.cuMemFree(places[1]), testing::CUDA_SUCCESS);  // under its tensor, against all rules
+    note->write(handle.to_text());
+    note->reach(2);
+  });
+  Child borrower([&] {
+    const Bundle bundle = Bundle::open(Handle::from_text(note->read()));
+    EXPECT_THROW((void)bundle.tensors(3), Error);
+    EXPECT_EQ(element<std::int64_t>(bundle.tensor(0), 0), 0);
+    EXPECT_EQ(element<std::int64_t>(bundle.tensor(2), 0), 2);
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
 
 TEST_F(CudaBetweenProcesses, WhatCudaMallocGaveIsSharedWhereItIs) {
   Shared<Note> note;

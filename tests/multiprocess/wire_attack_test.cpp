@@ -39,6 +39,8 @@ using testing::Shared;
 using testing::Watchdog;
 using wire::Type;
 
+constexpr std::uint32_t kBeyond = static_cast<std::uint32_t>(wire::kLastType) + 1;  // of no message
+
 constexpr std::chrono::milliseconds kPatience = testing::kPatience;
 constexpr std::int64_t kOwnSegment = 5 << 20;  // i64: 40 MiB, which get a segment of their own
 
@@ -151,7 +153,7 @@ TEST_F(Attack, AProofWithoutAChallengeGetsNothing) {
 
 TEST_F(Attack, NothingIsServedBeforeTheProof) {
   Client client(owner());
-  for (std::uint32_t type = 0; type < 40; ++type) {
+  for (std::uint32_t type = 0; type <= kBeyond; ++type) {
     const auto t = static_cast<Type>(type);
     if (t == Type::hello || t == Type::want_info || t == Type::prove || !wire::is_answered(t)) continue;
     const Packet packet = client.ask(wire::pack(t, wire::Deposit{}));
@@ -238,7 +240,7 @@ TEST_F(Silence, OfStrangersEndsTheirConnectionAndOfBorrowersDoesNot) {
 
 /// Every message a borrower may send, cut off after every byte.
 TEST_F(Attack, TruncatedMessagesOfABorrowerAreRefusedOrIgnored) {
-  for (std::uint32_t type = 0; type < 26; ++type) {
+  for (std::uint32_t type = 0; type <= kBeyond; ++type) {
     Client client(owner());
     client.attach();
     const Bytes whole = wire::pack(static_cast<Type>(type), wire::Deposit{});
@@ -257,7 +259,7 @@ TEST_F(Attack, DescriptorsThatNobodyAskedForAreClosed) {
   for (const bool attached : {false, true}) {
     Client client(owner());
     if (attached) client.attach();
-    for (std::uint32_t type = 1; type < 24; ++type) {
+    for (std::uint32_t type = 1; type <= kBeyond; ++type) {
       client.socket.send(wire::pack(static_cast<Type>(type), wire::Deposit{}), many, kPatience);
       while (client.socket.try_receive()) {
       }

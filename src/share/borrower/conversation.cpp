@@ -108,16 +108,14 @@ Packet Conversation::ask(Bytes question, wire::Type answer, std::span<const int>
   return packet;
 }
 
-/// So few that the answers have room in the socket while nobody reads.
-void Conversation::ask_all(std::vector<Bytes> questions,
+void Conversation::ask_all(std::vector<Bytes> questions, std::size_t ahead,
                            const std::function<void(std::size_t, Packet)>& hear) {
-  constexpr std::size_t kAhead = 8;
   try {
     const Turn turn(*this);
     or_say_silent([&] {
       std::size_t asked = 0;
       for (std::size_t heard = 0; heard < questions.size(); ++heard) {
-        for (; asked < std::min(heard + kAhead, questions.size()); ++asked) {
+        for (; asked < std::min(heard + ahead, questions.size()); ++asked) {
           number_while_open(questions[asked]);
           send_question(questions[asked], {});
         }

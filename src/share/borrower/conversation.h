@@ -48,10 +48,12 @@ class Conversation {
   /// silent can be asked and left, which is a timeout at once.
   Packet ask(Bytes question, wire::Type answer, std::span<const int> fds = {},
              WhenSilent when_silent = WhenSilent::wait);
-  /// Asks several questions, a few of them before the first is answered. `hear` gets each answer or refusal in their
+  /// Asks several questions, `ahead` of them before the first is answered: so few that the answers have room in the
+  /// socket while nobody reads. `hear` gets each answer or refusal in their
   /// order, while the broker is at the next; it must not ask, nor throw. Throws peer_died, timeout: then the rest is not
   /// heard.
-  void ask_all(std::vector<Bytes> questions, const std::function<void(std::size_t, Packet)>& hear);
+  void ask_all(std::vector<Bytes> questions, std::size_t ahead,
+               const std::function<void(std::size_t, Packet)>& hear);
   /// Has it let a question wait too long, and said nothing since?
   bool is_silent() const noexcept { return is_silent_; }
   /// What is not answered. Never waits. False when the broker does not read, or is gone.

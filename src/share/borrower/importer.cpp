@@ -144,15 +144,16 @@ void Importer::fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin>
   const PeerRef peer = find_owner(owner);
   if (!peer || peer->is_disconnected()) return;
   std::set<std::uint32_t> seen;
-  std::vector<Peer::Wanted> missing;
+  std::vector<Peer::Wanted> missing, described;
   for (const BundleOrigin& origin : origins)
     if (origin.owner == owner && seen.insert(origin.segment).second &&
         !peer->has_segment(origin.segment, access))
-      missing.push_back(wanted(origin.segment, origin.kind, access,
-                               user && user->type == origin.device_type ? user : std::nullopt));
-  if (missing.size() < 2) return;
+      (is_weak(origin.kind) ? described : missing)
+          .push_back(wanted(origin.segment, origin.kind, access,
+                            user && user->type == origin.device_type ? user : std::nullopt));
   try {
-    peer->fetch_ahead(missing);
+    if (described.size() > 1) peer->fetch_described(described);
+    if (missing.size() > 1) peer->fetch_ahead(missing);
   } catch (const Error& e) {
     if (!is_absent(e)) throw;
   }

@@ -87,6 +87,8 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   /// Asks the owner for several segments, and maps each while the owner is at the next. Leaves out those that the
   /// owner refuses, that cannot be mapped, or that take more than one message. Throws peer_died, timeout.
   void fetch_ahead(std::span<const Wanted> wanted);
+  /// fetch_ahead() of segments whose kind takes no descriptors.
+  void fetch_described(std::span<const Wanted> wanted);
   /// Asks the owner for what it takes to map the segment. Throws peer_died.
   ExportedMemory fetch_memory(const Wanted& wanted);
   /// Maps a segment that somebody else handed over. REQUIRES: nobody can close this peer meanwhile, because
@@ -184,6 +186,8 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   void prove(const wire::Nonce& mine, const std::string& my_name);
   ExportedMemory with_rest(ExportedMemory memory, std::uint32_t segment);
   void map_answer(const Wanted& wanted, Packet packet) noexcept;
+  void map_answers(std::span<const Wanted> wanted, const Packet& packet) noexcept;
+  void try_map(const Wanted& wanted, ExportedMemory memory) noexcept;
   void set_table(Fd file);
   bool ask_owner(std::uint32_t block, std::uint64_t generation, std::optional<Error>& silence) noexcept;
   bool wait_gone() const noexcept;

@@ -11,9 +11,12 @@
 namespace onecopy {
 namespace {
 
+wire::WantSegment body_of(const Peer::Wanted& wanted) {
+  return {wanted.segment, wanted.access == Access::read_only, wanted.number};
+}
+
 Bytes want_segment(const Peer::Wanted& wanted) {
-  return wire::pack(wire::Type::want_segment,
-                    wire::WantSegment{wanted.segment, wanted.access == Access::read_only, wanted.number});
+  return wire::pack(wire::Type::want_segment, body_of(wanted));
 }
 
 }  // namespace
@@ -65,11 +68,27 @@ ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
 void Peer::fetch_segment(const Wanted& wanted) { map_segment(wanted, fetch_memory(wanted)); }
 
 void Peer::fetch_ahead(std::span<const Wanted> wanted) {
+  constexpr std::size_t kAhead = 8;
   std::vector<Bytes> questions;
   questions.reserve(wanted.size());
   for (const Wanted& segment : wanted) questions.push_back(want_segment(segment));
-  conversation_.ask_all(std::move(questions),
+  conversation_.ask_all(std::move(questions), kAhead,
                         [&](std::size_t at, Packet packet) { map_answer(wanted[at], std::move(packet)); });
+}
+
+/// One message for many: a model in memory of cudaMalloc lies in thousands of allocations.
+void Peer::fetch_described(std::span<const Wanted> wanted) {
+  constexpr std::size_t kAhead = 3;
+  std::vector<std::span<const Wanted>> parts;
+  std::vector<Bytes> questions;
+  for (; !wanted.empty(); wanted = wanted.subspan(parts.back().size())) {
+    parts.push_back(wanted.first(std::min<std::size_t>(wanted.size(), wire::kMostAskedAtOnce)));
+    std::vector<wire::WantSegment> bodies;
+    for (const Wanted& segment : parts.back()) bodies.push_back(body_of(segment));
+    questions.push_back(wire::want_segments(bodies));
+  }
+  conversation_.ask_all(std::move(questions), kAhead,
+                        [&](std::size_t at, Packet packet) { map_answers(parts[at], packet); });
 }
 
 /// Who opens a block of a segment that is left out asks for it again, and is told why it cannot be had.
@@ -78,6 +97,24 @@ void Peer::map_answer(const Wanted& wanted, Packet packet) noexcept {
     if (wire::type_of(packet.bytes) != wire::Type::segment) return;
     ExportedMemory memory = wire::memory_in<wire::Segment>(std::move(packet), 0);
     if (memory.missing == 0) map_segment(wanted, std::move(memory));
+  } catch (const std::exception&) {
+  }
+}
+
+/// Of those that cannot be mapped, each is left out by itself.
+void Peer::map_answers(std::span<const Wanted> wanted, const Packet& packet) noexcept {
+  try {
+    if (wire::type_of(packet.bytes) != wire::Type::segments) return;
+    auto described = wire::segments_in(packet.bytes, wanted.size());
+    for (std::size_t i = 0; i < wanted.size(); ++i)
+      if (described[i]) try_map(wanted[i], *std::move(described[i]));
+  } catch (const std::exception&) {
+  }
+}
+
+void Peer::try_map(const Wanted& wanted, ExportedMemory memory) noexcept {
+  try {
+    map_segment(wanted, std::move(memory));
   } catch (const std::exception&) {
   }
 }

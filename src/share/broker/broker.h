@@ -140,6 +140,8 @@ class Broker {
   void send_limbo(Connection& c, ByteSpan packet);
   void send_timeline(Connection& c);
   void send_segment(Connection& c, ByteSpan packet);
+  void send_segments(Connection& c, ByteSpan packet);
+  std::optional<ExportedMemory> try_describe(const Connection& c, const wire::WantSegment& wanted) noexcept;
   void send_rest(Connection& c, ByteSpan packet);
   void send_foreign(Connection& c, ByteSpan packet);
   void note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept;

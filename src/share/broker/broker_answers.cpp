@@ -60,6 +60,7 @@ void Broker::answer_borrower(Connection& c, wire::Type type, Packet packet) {
   const ByteSpan bytes = packet.bytes;
   switch (type) {
     case wire::Type::want_segment: return send_segment(c, bytes);
+    case wire::Type::want_segments: return send_segments(c, bytes);
     case wire::Type::want_rest: return send_rest(c, bytes);
     case wire::Type::want_foreign: return send_foreign(c, bytes);
     case wire::Type::ask_limbo: return send_limbo(c, bytes);
@@ -138,6 +139,28 @@ void Broker::send_segment(Connection& c, ByteSpan packet) {
   const wire::Segment answer{memory.size,   static_cast<std::uint8_t>(memory.kind),    0, 0,
                              memory.device, static_cast<std::uint32_t>(memory.missing)};
   reply(c, wire::pack(wire::Type::segment, answer, memory.blob), wire::descriptors(memory));
+}
+
+void Broker::send_segments(Connection& c, ByteSpan packet) {
+  const std::vector<wire::WantSegment> wanted = wire::segments_wanted(packet);
+  Bytes tail;
+  for (const wire::WantSegment& one : wanted) wire::add_segment(tail, try_describe(c, one));
+  const wire::Segments body{static_cast<std::uint32_t>(wanted.size())};
+  reply(c, wire::pack(wire::Type::segments, body, tail));
+}
+
+/// Nothing of a segment that takes descriptors, or cannot be had: its borrower asks for it alone.
+std::optional<ExportedMemory> Broker::try_describe(const Connection& c,
+                                                   const wire::WantSegment& wanted) noexcept {
+  try {
+    ExportedMemory memory = ledger_.export_segment(wanted.segment, access_of(wanted.read_only));
+    if (!memory.fds.empty() || memory.missing != 0) return {};
+    admit(memory, wanted.number);
+    note_what_is_sent(c, memory);
+    return memory;
+  } catch (const std::exception&) {
+    return {};
+  }
 }
 
 void Broker::send_rest(Connection& c, ByteSpan packet) {

@@ -65,6 +65,72 @@ Bytes refuse(const Error& error) {
   return pack(Type::refused, Refused{error.code()}, std::as_bytes(std::span(text)));
 }
 
+Bytes want_segments(std::span<const WantSegment> wanted) {
+  return pack(Type::want_segments, WantSegments{static_cast<std::uint32_t>(wanted.size())},
+              std::as_bytes(wanted));
+}
+
+std::vector<WantSegment> segments_wanted(ByteSpan packet) {
+  const auto count = body_of<WantSegments>(packet).count;
+  const ByteSpan tail = tail_of<WantSegments>(packet);
+  if (count > kMostAskedAtOnce || tail.size() != count * sizeof(WantSegment))
+    throw Error(ErrorCode::protocol,
+                fmt::format("a message that asks for {} segments in {} bytes", count, tail.size()));
+  std::vector<WantSegment> wanted;
+  for (std::size_t i = 0; i < count; ++i)
+    wanted.push_back(load<WantSegment>(tail.data() + i * sizeof(WantSegment)));
+  return wanted;
+}
+
+void add_segment(Bytes& tail, const std::optional<ExportedMemory>& memory) {
+  const std::size_t described = memory ? sizeof(Segment) + memory->blob.size() : 0;
+  const std::size_t at = tail.size();
+  tail.resize(at + sizeof(std::uint32_t) + described);
+  store(tail.data() + at, static_cast<std::uint32_t>(described));
+  if (!memory) return;
+  store(tail.data() + at + sizeof(std::uint32_t),
+        Segment{memory->size, static_cast<std::uint8_t>(memory->kind), 0, 0, memory->device});
+  std::copy(memory->blob.begin(), memory->blob.end(),
+            tail.end() - static_cast<std::ptrdiff_t>(memory->blob.size()));
+}
+
+namespace {
+
+[[noreturn]] void refuse_answer(std::size_t wanted) {
+  throw Error(ErrorCode::protocol, fmt::format("an answer about {} segments does not have them", wanted));
+}
+
+/// Takes so many bytes from the front.
+ByteSpan take(ByteSpan& rest, std::size_t bytes, std::size_t wanted) {
+  if (rest.size() < bytes) refuse_answer(wanted);
+  const ByteSpan taken = rest.first(bytes);
+  rest = rest.subspan(bytes);
+  return taken;
+}
+
+std::optional<ExportedMemory> memory_described(ByteSpan part) {
+  if (part.empty()) return {};
+  require_size(part, sizeof(Segment));
+  const auto body = load<Segment>(part.data());
+  const ByteSpan blob = part.subspan(sizeof(Segment));
+  return ExportedMemory{
+      static_cast<SegmentKind>(body.kind), body.size, {}, {blob.begin(), blob.end()}, body.device};
+}
+
+}  // namespace
+
+std::vector<std::optional<ExportedMemory>> segments_in(ByteSpan packet, std::size_t wanted) {
+  ByteSpan rest = tail_of<Segments>(packet);
+  if (body_of<Segments>(packet).count != wanted) refuse_answer(wanted);
+  std::vector<std::optional<ExportedMemory>> segments;
+  for (std::size_t i = 0; i < wanted; ++i) {
+    const auto described = load<std::uint32_t>(take(rest, sizeof(std::uint32_t), wanted).data());
+    segments.push_back(memory_described(take(rest, described, wanted)));
+  }
+  if (!rest.empty()) refuse_answer(wanted);
+  return segments;
+}
+
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table) {
   std::vector<int> numbers;
   if (table) numbers.push_back(table.get());

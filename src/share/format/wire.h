@@ -3,6 +3,8 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -47,10 +49,14 @@ enum class Type : std::uint32_t {
   want_timeline,  ///< borrower: the words that your streams write
   timeline,       ///< broker: a descriptor of the page with them
   withdraw,  ///< producer: what I deposited of this segment is gone, its owner has given it back (no answer)
-  want_rest,  ///< borrower: more descriptors of a segment of yours that has more than one message takes
-  rest,       ///< owner: those, and nothing else
-  let_go,     ///< producer: I hold nothing of this segment any more, and put no more of it (no answer)
+  want_rest,      ///< borrower: more descriptors of a segment of yours that has more than one message takes
+  rest,           ///< owner: those, and nothing else
+  let_go,         ///< producer: I hold nothing of this segment any more, and put no more of it (no answer)
+  want_segments,  ///< borrower: several segments of yours, of a kind that takes no descriptors
+  segments,       ///< owner: what it takes to open them, in their order
 };
+/// For tests that try every type: the last one above.
+inline constexpr Type kLastType = Type::segments;
 
 using Nonce = std::array<std::uint8_t, 16>;
 using Name = std::array<char, 32>;
@@ -99,6 +105,17 @@ struct Segment {
   Uuid device;
   std::uint32_t missing = 0;  ///< descriptors that this message has no room for: want_rest
 };
+/// Tail: `count` bodies of want_segment.
+struct WantSegments {
+  std::uint32_t count;
+};
+/// Tail: for each segment a number of bytes, and as many: the body and the tail of `segment`. No bytes: the borrower asks
+/// for that segment alone, and gets its descriptors, or hears why it cannot have it.
+struct Segments {
+  std::uint32_t count;
+};
+/// So many are asked for in one message: an answer is some 10 KB.
+inline constexpr std::uint32_t kMostAskedAtOnce = 64;
 struct AskLimbo {
   std::uint64_t generation;
   std::uint32_t block;
@@ -194,6 +211,14 @@ ExportedMemory memory_in(Packet packet, std::size_t others) {
   if constexpr (requires { body.missing; }) memory.missing = body.missing;
   return memory;
 }
+
+Bytes want_segments(std::span<const WantSegment> wanted);
+/// Throws protocol when the packet does not have as many as it says, or says too many.
+std::vector<WantSegment> segments_wanted(ByteSpan packet);
+/// Adds one to the tail of `segments`; nothing: the borrower asks for it alone.
+void add_segment(Bytes& tail, const std::optional<ExportedMemory>& memory);
+/// As many as were asked for. Throws protocol for another number, and for what does not fit into the packet.
+std::vector<std::optional<ExportedMemory>> segments_in(ByteSpan packet, std::size_t wanted);
 
 /// The numbers of what travels with `segment`, `deposit` and `keep`: the block table first, if it does.
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());

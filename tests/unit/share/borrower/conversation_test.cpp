@@ -62,7 +62,7 @@ TEST_F(ConversationTest, AsksTheNextQuestionsBeforeTheFirstIsAnswered) {
     }
   });
   std::vector<bool> heard;
-  conversation.ask_all(questions(20), [&](std::size_t at, const Packet& packet) {
+  conversation.ask_all(questions(20), 8, [&](std::size_t at, const Packet& packet) {
     EXPECT_EQ(at, heard.size());
     heard.push_back(wire::body_of<wire::Limbo>(packet.bytes).yes != 0);
   });
@@ -82,7 +82,7 @@ TEST_F(ConversationTest, LeavesTheAnswersBehindThatComeAfterASilence) {
     broker.send(answer(asked[0], true), {}, testing::kPatience);
   });
   expect_refusal(ErrorCode::timeout, {"process 1", "did not answer"},
-                 [&] { conversation.ask_all(questions(4), count); });
+                 [&] { conversation.ask_all(questions(4), 8, count); });
   first.join();
   EXPECT_EQ(heard, 1U);
   broker_patience_ms = 10'000;
@@ -97,7 +97,7 @@ TEST_F(ConversationTest, LeavesTheAnswersBehindThatComeAfterASilence) {
 TEST_F(ConversationTest, ThatIsOverAnswersNoneOfManyQuestions) {
   broker = UnixSocket();
   expect_refusal(ErrorCode::peer_died, {}, [&] {
-    conversation.ask_all(questions(3),
+    conversation.ask_all(questions(3), 8,
                          [](std::size_t, const Packet&) { ADD_FAILURE() << "heard something"; });
   });
 }

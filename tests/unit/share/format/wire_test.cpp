@@ -28,6 +28,45 @@ TEST(Wire, BodiesThatAreNotWholeAreRefused) {
   EXPECT_TRUE(tail_of<Deposit>(packet).empty());
 }
 
+TEST(Wire, SeveralSegmentsAreAskedForAndDescribedInOneMessageEach) {
+  const std::vector<WantSegment> wanted{{7, 1, 0}, {9, 0, 42}};
+  const std::vector<WantSegment> read = segments_wanted(want_segments(wanted));
+  ASSERT_EQ(read.size(), 2u);
+  EXPECT_EQ(read[0].segment, 7u);
+  EXPECT_EQ(read[0].read_only, 1);
+  EXPECT_EQ(read[1].number, 42);
+  Bytes tail;
+  std::optional<ExportedMemory> memory =
+      ExportedMemory{SegmentKind::cuda_ipc, 2 << 20, {}, Bytes(88, std::byte{5}), {}};
+  memory->device.bytes[3] = 9;
+  add_segment(tail, memory);
+  add_segment(tail, {});
+  const auto described = segments_in(pack(Type::segments, Segments{2}, tail), 2);
+  ASSERT_TRUE(described[0]);
+  EXPECT_FALSE(described[1]) << "to be asked for alone";
+  EXPECT_EQ(described[0]->kind, SegmentKind::cuda_ipc);
+  EXPECT_EQ(described[0]->size, std::uint64_t{2} << 20);
+  EXPECT_EQ(described[0]->blob, memory->blob);
+  EXPECT_EQ(described[0]->device, memory->device);
+}
+
+TEST(Wire, SegmentsThatAreNotAllThereAreRefused) {
+  const std::vector<WantSegment> wanted(3);
+  const Bytes question = want_segments(wanted);
+  for (std::size_t size = 12; size < question.size(); ++size)
+    expect_refusal(ErrorCode::protocol, {}, [&] { segments_wanted(ByteSpan(question).first(size)); });
+  expect_refusal(ErrorCode::protocol, {"65 segments"},
+                 [&] { segments_wanted(want_segments(std::vector<WantSegment>(kMostAskedAtOnce + 1))); });
+  Bytes tail;
+  for (int i = 0; i < 3; ++i) add_segment(tail, ExportedMemory{SegmentKind::cuda_ipc, 1, {}, Bytes(8), {}});
+  const Bytes answer = pack(Type::segments, Segments{3}, tail);
+  EXPECT_EQ(segments_in(answer, 3).size(), 3u);
+  for (std::size_t size = 12; size < answer.size(); ++size)
+    expect_refusal(ErrorCode::protocol, {}, [&] { segments_in(ByteSpan(answer).first(size), 3); });
+  expect_refusal(ErrorCode::protocol, {}, [&] { segments_in(answer, 2); });
+  expect_refusal(ErrorCode::protocol, {}, [&] { segments_in(pack(Type::segments, Segments{2}, tail), 2); });
+}
+
 TEST(Wire, AnAnswerIsKnownByItsQuestionsSerial) {
   Bytes packet = pack(Type::limbo, Limbo{1});
   EXPECT_EQ(serial_of(packet), 0u);
