@@ -10,6 +10,8 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "conformance/scratch_directory.h"
@@ -56,8 +58,10 @@ class ScarceBackend final : public Backend {
     std::byte* data() const noexcept override { return nullptr; }
     std::size_t size() const noexcept override { return bytes_; }
     SegmentKind kind() const noexcept override { return SegmentKind::memfd; }
-    void decommit(std::size_t, std::size_t bytes) noexcept override {
+    void decommit(std::size_t offset, std::size_t bytes) noexcept override {
       owner_.before_decommit();
+      const std::lock_guard lock(mutex_);
+      if (const auto missing = missing_.extract(offset)) bytes -= missing.mapped();
       const std::uint64_t there = std::min<std::uint64_t>(bytes, committed_);
       owner_.budget += there;
       committed_ -= there;
@@ -71,8 +75,19 @@ class ScarceBackend final : public Backend {
       committed_ += bytes;
       if (owner_.stops_halfway) throw Stopped{};
     }
+    /// What there is stays reserved, until it is given back.
+    void do_populate(std::size_t offset, std::size_t bytes) override {
+      if (bytes <= owner_.budget) return do_commit(offset, bytes);
+      const std::uint64_t there = owner_.budget.exchange(0);
+      const std::lock_guard lock(mutex_);
+      missing_[offset] = bytes - there;
+      committed_ += there;
+      throw Error(ErrorCode::out_of_memory, "the budget is used up");
+    }
     ExportedMemory do_export(Access) const override { return {}; }
 
+    std::mutex mutex_;
+    std::map<std::size_t, std::uint64_t> missing_;  ///< of what could not be reserved whole, by offset
     ScarceBackend& owner_;
     std::size_t bytes_;
     std::uint64_t committed_ = 0;
