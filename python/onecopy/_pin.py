@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the host that cards copy at the speed of the link: what is there already is pinned where it is."""
+"""Memory of the host that cards copy at the speed of the link: what is there already is pinned
+where it is."""
 
 from __future__ import annotations
 
@@ -16,18 +17,25 @@ if TYPE_CHECKING:
 
 
 def pin(value: Any, device: Any = None) -> Any:
-    """Pins memory for the cards of this process: copies of it run at the speed of the link, and keep nobody waiting.
+    """Pins memory for the cards of this process: copies of it run at the speed of the link, and
+    keep nobody waiting.
 
-    ``tensor.is_pinned()`` of torch is true then, and ``tensor.to("cuda", non_blocking=True)`` returns at once. Other
-    processes pin the same memory for themselves; nothing is copied. A torch tensor that is not in shared memory moves
-    there first, as with ``share()``. What is dropped is used again only once the cards have done what they then had to
-    do. Memory is pinned in pieces of 64 MiB, and stays so for the tensors that come after, until ``unpin()``,
+    ``tensor.is_pinned()`` of torch is true then, and ``tensor.to("cuda", non_blocking=True)``
+    returns at once. Other
+    processes pin the same memory for themselves; nothing is copied. A torch tensor that is not
+    in shared memory moves
+    there first, as with ``share()``. What is dropped is used again only once the cards have
+    done what they then had to
+    do. Memory is pinned in pieces of 64 MiB, and stays so for the tensors that come after,
+    until ``unpin()``,
     ``trim()``, or until the limit needs the room.
 
     Args:
-        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a ``torch.nn.Module``. Tensors
+        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a
+        ``torch.nn.Module``. Tensors
             in it that are on devices are left as they are.
-        device: the card for which it is pinned first, as "cuda:1"; None for one that this process uses already. Every
+        device: the card for which it is pinned first, as "cuda:1"; None for one that this
+        process uses already. Every
             card has a use of it.
 
     Returns:
@@ -49,13 +57,15 @@ def pin(value: Any, device: Any = None) -> Any:
 
 
 def unpin(value: Any) -> None:
-    """Ends ``pin()``: memory is unpinned by a thread that nobody waits for, once nothing beside it is pinned either."""
+    """Ends ``pin()``: memory is unpinned by a thread that nobody waits for, once nothing beside
+    it is pinned either."""
     for tensor in _tensors(value, "value"):
         _core._unpin(tensor)
 
 
 def is_pinned(value: Any) -> bool:
-    """Whether onecopy has pinned all of it in this process; of a value with many tensors, each of them."""
+    """Whether onecopy has pinned all of it in this process; of a value with many tensors, each
+    of them."""
     return all([_core._is_pinned(tensor) for tensor in _tensors(value, "value")] or [False])
 
 

@@ -21,14 +21,18 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
         weights = onecopy.open(handle, framework="torch", pin=True)
         on_card = onecopy.to_device(weights, "cuda:0")
 
-    What lies beside each other is one copy, at the speed of the link where the memory is pinned: of 32 MiB and more it
-    is pinned on the way, see ``pin()``. From a card to ``"cpu"`` the copies lie in pinned memory, and are there on
+    What lies beside each other is one copy, at the speed of the link where the memory is
+    pinned: of 32 MiB and more it
+    is pinned on the way, see ``pin()``. From a card to ``"cpu"`` the copies lie in pinned
+    memory, and are there on
     return.
 
     Args:
-        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such. Plain values stay as they are.
+        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such. Plain
+        values stay as they are.
         device: "cuda:0", "npu:0", "cpu", or a ``torch.device``.
-        stream: in whose order they are copied, a stream of torch or cupy or its number; None for the current one.
+        stream: in whose order they are copied, a stream of torch or cupy or its number;
+        None for the current one.
 
     Returns:
         The same of tensors on the device, of the library that each came from; a dict for a Bundle.
@@ -53,10 +57,13 @@ def load(
     framework: Any = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> dict[str, Any]:
-    """All tensors of a safetensors file, or of a directory of them, by name, in shared memory of a device.
+    """All tensors of a safetensors file, or of a directory of them, by name, in shared memory
+    of a device.
 
-    To a card they go by way of a small ring of pinned memory, which threads fill from the page cache, or past it by
-    direct reads, while the card copies: nothing else of the host's memory is needed, and other processes open the
+    To a card they go by way of a small ring of pinned memory, which threads fill from the page
+    cache, or past it by
+    direct reads, while the card copies: nothing else of the host's memory is needed, and other
+    processes open the
     result by its handles.
 
     Args:
@@ -64,11 +71,13 @@ def load(
         device: "cpu", "cuda:0", "npu:0", or a ``torch.device``.
         pin: of the cpu: pins the memory for cards, see ``pin()``.
         framework: of the tensors: None for onecopy's, "torch", "numpy".
-        progress: called now and then with the bytes done and the bytes in all. What it raises ends the loading, and so
+        progress: called now and then with the bytes done and the bytes in all. What it
+        raises ends the loading, and so
             does a signal's handler: Ctrl-C ends it at once.
 
     Raises:
-        BadFile, FileNotFoundError, InvalidArgument, Unsupported, System: as of ``load_safetensors()``.
+        BadFile, FileNotFoundError, InvalidArgument, Unsupported, System: as of
+        ``load_safetensors()``.
         OutOfMemory: on the device, or beyond the limit of ``pin()``.
     """
     tensors: dict[str, Any] = _core._load(path, device, framework, progress)
