@@ -5,6 +5,7 @@
 
 #include "channel/queue/value_order.h"
 #include "onecopy/core/error.h"
+#include "os/patience.h"
 #include "share/session.h"
 
 namespace onecopy {
