@@ -41,7 +41,10 @@ ROWS = {
     "graphs-memory": graph_calls.memory,
     "graphs-calls": graph_calls.calls,
     "rpc-empty": rpc_calls.empty,
+    "rpc-async": rpc_calls.waited,
     "rpc-echo": rpc_calls.echoed,
+    "rpc-large": rpc_calls.echoed_large,
+    "rpc-pipelined": rpc_calls.pipelined,
     "weights": weights.weights,
     "ray": weights.ray_actors,
 }

@@ -33,15 +33,23 @@ class Call {
       : member_(member), deadline_(deadline), word_(is_settled_by_worker ? kIsWork : 0) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
+  ~Call() {
+    if (void* const left = owner.exchange(nullptr)) drop_owner(left);
+  }
 
   std::uint32_t member() const noexcept { return member_; }
   TimePoint deadline() const noexcept { return deadline_; }
   bool is_done() const noexcept { return (word_.load(std::memory_order_acquire) & kDone) != 0; }
 
   // Written before the call is sent.
+  std::uint64_t number = 0;  ///< which its answer names
+  /// For the language that made the call: an object of its own, dropped with the call.
+  std::atomic<void*> owner{nullptr};
+  void (*drop_owner)(void*) noexcept = nullptr;
   std::int64_t spin_ns = INT64_MAX;               ///< a waiting thread spins no longer
-  std::int64_t begun_ns = 0;                      ///< steady clock
   std::atomic<std::uint32_t>* mean_ns = nullptr;  ///< of calls of its function
+
+  std::int64_t waited_since_ns = 0;  ///< steady clock, of the thread that waits; 0: not for long
 
   // The outcome.
   End end = End::pending;

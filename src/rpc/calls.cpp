@@ -21,6 +21,7 @@ std::uint64_t Calls::add(const CallRef& call) {
   const std::uint32_t index = free_.back();
   free_.pop_back();
   slots_[index] = {++last_ << kIndexBits | index, call};
+  call->number = slots_[index].number;
   count_.fetch_add(1, std::memory_order_relaxed);
   const std::int64_t deadline = call->deadline().time_since_epoch().count();
   if (deadline < next_deadline_.load(std::memory_order_relaxed))

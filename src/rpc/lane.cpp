@@ -60,8 +60,8 @@ std::optional<Message> Inbound::try_take() {
   return {};
 }
 
-void Outbound::put(const Message& message) {
-  channel_->sender().put(channel_->session(), message, deadline_after(kPatience), {});
+void Outbound::put(const Message& message, Stream stream) {
+  channel_->sender().put(channel_->session(), message, deadline_after(kPatience), stream);
 }
 
 }  // namespace onecopy::rpc

@@ -61,7 +61,8 @@ class Outbound {
       : channel_(std::move(channel)), bell_(std::move(bell)) {}
 
   /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring.
-  void put(const Message& message);
+  /// In the order of `stream`, as queues do it.
+  void put(const Message& message, Stream stream = {});
   Doorbell& bell() const noexcept { return **bell_; }
 
  private:

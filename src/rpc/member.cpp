@@ -11,9 +11,8 @@ Numbers::Entry& Numbers::of(std::string_view name) {
   if (entries_.size() == kMostFunctions)
     throw Error(ErrorCode::out_of_memory,
                 "more functions of one member are called than there are numbers for");
-  if (name.size() > kMostNameBytes)
-    throw Error(ErrorCode::invalid_argument,
-                "the name of a function to be called is longer than 1024 bytes");
+  if (name.empty() || name.size() > kMostNameBytes)
+    throw Error(ErrorCode::invalid_argument, "the name of a function to be called has 1 to 1024 bytes");
   Entry& entry = entries_[std::string(name)];
   entry.number = static_cast<std::uint32_t>(entries_.size() - 1);
   return entry;

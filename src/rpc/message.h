@@ -53,6 +53,12 @@ inline constexpr std::size_t kMostNameBytes = 1024;
 
 inline std::uint32_t body_form(std::uint32_t tag) noexcept { return (tag & kBodyBits) >> kBodyShift; }
 
+/// The tag of a message whose body is written as `body` says; its other bits do not matter.
+inline std::uint32_t tag_of(Form form, std::uint32_t body, bool is_in_order) noexcept {
+  return static_cast<std::uint32_t>(form) | (body & (kBodyBits | kDataIsTensor)) |
+         (is_in_order ? kInOrder : 0);
+}
+
 /// Appends a tail.
 template <class Tail>
 void append_tail(Bytes& data, const Tail& tail) {

@@ -83,8 +83,8 @@ void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail ta
     tail.name_bytes = static_cast<std::uint16_t>(call.function.size());
   }
   append_tail(call.message.data, tail);
-  call.message.tag |= static_cast<std::uint32_t>(Form::call) | (call.is_in_order ? kInOrder : 0);
-  out.put(call.message);
+  call.message.tag = tag_of(Form::call, call.message.tag, call.is_in_order);
+  out.put(call.message, call.stream);
   point("rpc.call.committed");
   if (!is_told) entry.is_told.store(true, std::memory_order_release);
   out.bell().ring_for_call();
@@ -95,8 +95,9 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
   Numbers::Entry& entry = to.numbers.of(outgoing.function);
   auto call = std::make_shared<Call>(to.number(), deadline, is_settled_by_worker);
+  call->owner = outgoing.owner;
+  call->drop_owner = outgoing.drop_owner;
   call->mean_ns = &entry.mean_ns;
-  call->begun_ns = steady_clock::now().time_since_epoch().count();
   if (entry.mean_ns.load(std::memory_order_relaxed) > spin_ns_) call->spin_ns = 0;
   const std::uint64_t number = calls_.add(call);
   try {
@@ -118,25 +119,39 @@ void Node::post(Member& to, Outgoing&& outgoing) {
   put(*to.out.load(std::memory_order_acquire), outgoing, to.numbers.of(outgoing.function), {});
 }
 
-void Node::note(Member& to, Message&& message) {
+void Node::note(Member& to, Message&& message, Stream stream) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
   Outbound& out = *to.out.load(std::memory_order_acquire);
   append_tail(message.data, NoteTail{});
-  message.tag |= static_cast<std::uint32_t>(Form::note) | kInOrder;
-  out.put(message);
+  message.tag = tag_of(Form::note, message.tag, true);
+  out.put(message, stream);
   out.bell().ring_for_call();
 }
 
-void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order) {
+void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
+                  Stream stream) {
   Outbound* const out = to.out.load(std::memory_order_acquire);
   if (call == 0 || !out || to.has_ended) return;
   append_tail(message.data, AnswerTail{call, status, 0});
-  message.tag |= static_cast<std::uint32_t>(Form::answer) | (is_in_order ? kInOrder : 0);
-  out->put(message);
+  message.tag = tag_of(Form::answer, message.tag, is_in_order);
+  out->put(message, stream);
   point("rpc.answer.committed");
   if (is_in_order) out->bell().ring_for_call();
   else out->bell().ring_for_answer();
+}
+
+CallRef Node::begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept) {
+  auto call = std::make_shared<Call>(number(), deadline, true);
+  call->owner = owner;
+  call->drop_owner = drop_owner;
+  calls_.add(call);
+  return call;
+}
+
+bool Node::end_call(const CallRef& call, End end) {
+  calls_.take(call->number);
+  return complete(call, end);
 }
 
 bool Node::wait(const CallRef& call, TimePoint until) {
@@ -146,16 +161,18 @@ bool Node::wait(const CallRef& call, TimePoint until) {
   return true;
 }
 
-/// An average of the last few.
+/// An average of the last few. Answers that came at once cost no look at the clock.
 void Node::note_time(Call& call) const noexcept {
-  if (!call.mean_ns) return;
   constexpr std::int64_t kMost = 1'000'000'000;
-  const std::int64_t took =
-      steady_clock::now().time_since_epoch().count() - std::exchange(call.begun_ns, 0);
-  std::atomic<std::uint32_t>& mean = *std::exchange(call.mean_ns, nullptr);
-  const std::int64_t before = mean.load(std::memory_order_relaxed);
+  std::atomic<std::uint32_t>* const mean = std::exchange(call.mean_ns, nullptr);
+  if (!mean) return;
+  const std::int64_t before = mean->load(std::memory_order_relaxed);
+  std::int64_t took = 0;
+  if (call.waited_since_ns != 0)
+    took = steady_clock::now().time_since_epoch().count() - call.waited_since_ns;
+  else if (before == 0) return;
   const std::int64_t next = before + (std::clamp<std::int64_t>(took, 0, kMost) - before) / 4;
-  mean.store(static_cast<std::uint32_t>(next), std::memory_order_relaxed);
+  mean->store(static_cast<std::uint32_t>(next), std::memory_order_relaxed);
 }
 
 bool Node::complete(const CallRef& call, End end, Status status, Message&& answer) {

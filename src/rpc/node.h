@@ -61,15 +61,23 @@ class Node {
     Message message;
     std::string_view function;
     bool is_in_order = false;
+    Stream stream{};
+    void* owner = nullptr;  ///< of the call
+    void (*drop_owner)(void*) noexcept = nullptr;
   };
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, and what putting throws: the call
   /// was not sent then.
   CallRef call(Member& to, Outgoing&& call, TimePoint deadline, bool is_settled_by_worker);
   /// A call whose answer is not wanted.
   void post(Member& to, Outgoing&& call);
-  void note(Member& to, Message&& message);
+  void note(Member& to, Message&& message, Stream stream = {});
   /// Answers a call. Without effect when the caller has ended, or nobody waits.
-  void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false);
+  void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false,
+              Stream stream = {});
+  /// A call that crosses to no member: end_call() ends it, or its deadline.
+  CallRef begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept);
+  /// Ends a call from here. False when it has ended already.
+  bool end_call(const CallRef& call, End end);
   /// As Waits::wait(): false after a slice.
   bool wait(const CallRef& call, TimePoint until);
   /// Ends a call that has not ended.
@@ -102,12 +110,13 @@ class Node {
   Member& enter(const Address& address);
   void set_out_for_itself(Member& me);
   void watch_over(Member& member);
+  void stop_watching(Member& member) noexcept;
   void say_farewell(Member& to) noexcept;
 
   // node_lanes.cpp
   bool are_lanes_ready() const;
-  /// Handles what is in the lanes, unless another thread does. False when there was nothing.
-  bool look(const Call* mine);
+  /// Handles what is in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
+  bool look(const Call* mine, Work* own = nullptr);
   bool read(Member& from, const Call* mine);
   bool read_door();
   void handle(Member& from, Message&& message, const Call* mine);
@@ -115,6 +124,7 @@ class Node {
   void handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine);
   void handle_note(Member& from, Message&& message);
   void end(Member& member);
+  void hand_out(Work&& work);
   void give_out(Work&& work);
   void fail(const std::vector<CallRef>& calls, End end);
   void expire();
@@ -139,11 +149,12 @@ class Node {
 
   std::mutex turn_;        ///< of the thread that looks at the lanes
   std::size_t first_ = 0;  ///< under turn_: which member is looked at first
+  Work* own_ = nullptr;    ///< under turn_: for the first work, of the worker that looks
 
   std::atomic<int> idle_{0};
   std::atomic<int> sleepers_{0};
-  std::atomic<bool> is_spinning_{false};         ///< one worker spins at most
-  std::atomic<TimePoint> busy_at_{TimePoint{}};  ///< when the last message came
+  std::atomic<bool> has_first_sleeper_{false};  ///< the others sleep in reserve
+  std::atomic<bool> is_spinning_{false};        ///< one worker spins at most
   std::atomic<bool> is_stopped_{false};
 };
 

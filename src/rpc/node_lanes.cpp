@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <thread>
 #include <utility>
 
 #include "core/point.h"
@@ -33,26 +34,28 @@ class Counted {
 
 bool Node::are_lanes_ready() const {
   for (const Member* member : *list_.load(std::memory_order_acquire)) {
+    if (member->has_ended.load(std::memory_order_relaxed))
+      continue;  // what it put after its farewell stays
     const Inbound* const in = member->in.load(std::memory_order_acquire);
-    if (in && in->is_ready()) return true;
-    if (member->has_exited() && !member->has_ended.load(std::memory_order_relaxed)) return true;
+    if ((in && in->is_ready()) || member->has_exited()) return true;
   }
   return door_.is_ready();
 }
 
-bool Node::look(const Call* mine) {
+bool Node::look(const Call* mine, Work* own) {
   const std::unique_lock turn(turn_, std::try_to_lock);
   if (!turn) {
-    relax();
+    std::this_thread::yield();  // the one that looks may wait for this processor
     return false;
   }
   if (is_stopped()) return false;
+  own_ = own;
   bool found = read_door();
   const MemberList& members = *list_.load();
   ++first_;
   for (std::size_t i = 0; i < members.size(); ++i)
     found = read(*members[(first_ + i) % members.size()], mine) || found;
-  if (found) busy_at_.store(steady_clock::now(), std::memory_order_relaxed);
+  own_ = nullptr;
   return found;
 }
 
@@ -134,7 +137,7 @@ void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
   if (tail.deadline != 0) work.deadline = TimePoint(nanoseconds(tail.deadline));
   work.message = std::move(message);
   point("rpc.call.taken");
-  give_out(std::move(work));
+  hand_out(std::move(work));
 }
 
 void Node::handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine) {
@@ -153,7 +156,7 @@ void Node::handle_answer(Member& from, Message&& message, bool is_in_order, cons
   work.from = &from;
   work.message = std::move(message);
   work.done = std::move(call);
-  give_out(std::move(work));
+  hand_out(std::move(work));
 }
 
 void Node::handle_note(Member& from, Message&& message) {
@@ -168,19 +171,20 @@ void Node::handle_note(Member& from, Message&& message) {
   work.is_in_order = true;
   work.from = &from;
   work.message = std::move(message);
-  give_out(std::move(work));
+  hand_out(std::move(work));
 }
 
 /// Behind all that the member had put. First has_ended: who adds a call from here on sees it.
 void Node::end(Member& member) {
   if (member.has_ended.exchange(true)) return;
+  stop_watching(member);
   fail(calls_.take_of(member.number()), End::member_ended);
   complete(member.opened, End::member_ended);
   Work work;
   work.kind = Work::Kind::member_ended;
   work.is_in_order = true;
   work.from = &member;
-  give_out(std::move(work));
+  hand_out(std::move(work));
 }
 
 void Node::fail(const std::vector<CallRef>& calls, End end) {
@@ -188,6 +192,14 @@ void Node::fail(const std::vector<CallRef>& calls, End end) {
 }
 
 void Node::expire() { fail(calls_.take_late(steady_clock::now()), End::late); }
+
+/// REQUIRES: turn_. The worker that looks takes the first work itself.
+void Node::hand_out(Work&& work) {
+  const bool is_own =
+      own_ && own_->kind == Work::Kind::none && (!work.is_in_order || work_.try_begin_order());
+  if (is_own) *own_ = std::move(work);
+  else give_out(std::move(work));
+}
 
 /// Rings when there is more work than there are workers that look for some.
 void Node::give_out(Work&& work) {
@@ -203,33 +215,38 @@ void Node::end_order() noexcept {
 
 bool Node::next(Work& work) {
   const Counted idle(idle_);
+  work = {};
+  bool was_busy = true;  // the next message may be on its way
   for (;;) {
-    if (work_.try_pop(work)) {
-      if (work.kind == Work::Kind::call && is_stopped()) continue;
-      if (has_work()) (*bell_)->calls.ring();
-      return true;
-    }
+    const bool has_looked = !work_.try_pop(work) && are_lanes_ready() && look(nullptr, &work);
+    if (work.kind == Work::Kind::call && is_stopped()) work = {};
+    if (work.kind != Work::Kind::none) break;
     if (is_stopped()) return false;
-    if (are_lanes_ready() && look(nullptr)) continue;
-    if (!spin_for_work()) sleep_for_work();
+    was_busy = was_busy || has_looked;
+    if (has_looked || (was_busy && spin_for_work())) continue;
+    was_busy = false;
+    sleep_for_work();
   }
+  if (has_work()) (*bell_)->calls.ring();
+  return true;
 }
 
 /// While a thread waits for a call, that one looks at the lanes.
 bool Node::spin_for_work() {
-  const auto is_worth_it = [this] {
-    return steady_clock::now() - busy_at_.load(std::memory_order_relaxed) < nanoseconds(spin_ns_) &&
-           !waits_.has_leader();
-  };
-  if (!is_worth_it() || is_spinning_.exchange(true)) return false;
+  if (spin_ns_ == 0 || waits_.has_leader() || is_spinning_.exchange(true)) return false;
   const std::uint32_t watched = (*bell_)->calls.watch();
-  bool found = false;
-  do {
+  TimePoint end{};
+  bool found = false, is_over = false;
+  while (!found && !is_over) {
     for (int i = 0; i < 64 && !found; ++i) {
       found = has_work();
       if (!found) relax();
     }
-  } while (!found && is_worth_it());
+    if (found) break;
+    const TimePoint now = steady_clock::now();
+    if (end == TimePoint{}) end = now + nanoseconds(spin_ns_);
+    is_over = now >= end || waits_.has_leader();
+  }
   is_spinning_.store(false);
   if (sleepers_.load() > 0) (*bell_)->calls.arm();
   else (*bell_)->calls.desert_from(watched);
@@ -238,13 +255,18 @@ bool Node::spin_for_work() {
 
 /// Where a worker spins the word is not armed: that one arms it when it stops.
 void Node::sleep_for_work() {
+  Bell& bell = (*bell_)->calls;
+  const bool is_first = !has_first_sleeper_.exchange(true);
   {
     const Counted sleeper(sleepers_);
-    Bell& bell = (*bell_)->calls;
+    const std::uint32_t reserve = bell.reserve();
     const std::uint32_t armed = is_spinning_.load() ? bell.value() : bell.arm();
     point("rpc.work.armed");
-    if (!has_work()) bell.sleep(armed, calls_.next_deadline());
+    const TimePoint deadline = calls_.next_deadline();
+    if (!has_work() && is_first) bell.sleep(armed, deadline);
+    else if (!has_work()) bell.sleep_in_reserve(reserve, deadline);
   }
+  if (is_first) has_first_sleeper_.store(false);
   expire();
 }
 

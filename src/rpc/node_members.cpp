@@ -85,6 +85,13 @@ void Node::watch_over(Member& member) {
   session_.watch().add(member.pidfd.get(), note, true);
 }
 
+/// REQUIRES: turn_, or no thread that looks at the lanes.
+void Node::stop_watching(Member& member) noexcept {
+  if (!member.pidfd) return;
+  session_.watch().remove(member.pidfd.get());
+  member.pidfd.reset();
+}
+
 Member* Node::find(std::uint32_t number) {
   for (Member* member : *list_.load())
     if (member->number() == number) return member;

@@ -62,7 +62,7 @@ void Waits::lead(Call& call, TimePoint until) {
 }
 
 /// False when it is time to sleep.
-bool Waits::watch(const Call& call, TimePoint until) {
+bool Waits::watch(Call& call, TimePoint until) {
   const std::int64_t budget = std::min(spin_ns_.load(std::memory_order_relaxed), call.spin_ns);
   TimePoint end{};
   for (;;) {
@@ -73,6 +73,7 @@ bool Waits::watch(const Call& call, TimePoint until) {
     }
     const TimePoint now = std::chrono::steady_clock::now();
     if (end == TimePoint{}) end = now + nanoseconds(budget);
+    if (call.waited_since_ns == 0) call.waited_since_ns = now.time_since_epoch().count();
     if (now >= until) return true;
     if (now >= end) return false;
   }

@@ -47,7 +47,7 @@ class Waits {
 
   bool try_lead() noexcept { return !is_led_.exchange(true); }
   void lead(Call& call, TimePoint until);
-  bool watch(const Call& call, TimePoint until);
+  bool watch(Call& call, TimePoint until);
   void sleep(const Call& call, TimePoint until);
   void stop_leading(const Call& call);
   /// True: this thread leads now.

@@ -24,6 +24,12 @@ bool WorkQueue::try_pop(Work& work) {
   return true;
 }
 
+bool WorkQueue::try_begin_order() {
+  const std::lock_guard lock(mutex_);
+  if (is_in_order_ || !ordered_.empty()) return false;
+  return is_in_order_ = true;
+}
+
 void WorkQueue::end_order() noexcept {
   const std::lock_guard lock(mutex_);
   is_in_order_ = false;

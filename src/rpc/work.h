@@ -36,6 +36,8 @@ class WorkQueue {
  public:
   void push(Work&& work);
   bool try_pop(Work& work);
+  /// True when no work in order is before the caller's, which begins now.
+  bool try_begin_order();
   void end_order() noexcept;
   bool is_ready() const noexcept { return ready_.load() != 0; }
   std::size_t ready() const noexcept { return ready_.load(); }

@@ -1,37 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a group: sends calls, runs those of others, and answers.
 
-Each member has one inbox, a queue into which all others put. Receivers take messages out of it, one at a time and in order:
-they decode them, and count references there. A request is run by the thread that took it, a reply is handed to the thread
-that waits for it, and workers run what is left. A message is
-(kind, call, sender, verb, context, recorded, deadline, tree, tensors, targets): plain values and tensors, and no pickle.
+_core._RpcNode has the lanes to other members, the threads that wait, deadlines and deaths; this file says what messages mean.
+Workers, threads in _RpcNode.run(), take messages: calls and notes, and answers with references, one at a time and in the order
+of their lane. They decode them, and count references there. A request is run by the thread that took it, and an answer is
+decoded by the thread that waits for it. A message is (verb, context, recorded, tree, tensors, targets): plain values and
+tensors, and no pickle. Plain calls (see _RpcNode) come here only when they are no longer plain.
 
-Invariants: a call's Future completes once, by its reply, its deadline, the end of its member, or shutdown. A member's end
-is looked at behind all that it had put into the inbox before.
+Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's end
+is looked at behind all that it had put into its lane before.
 """
 import functools
-import itertools
-import logging
 import os
+import sys
 import threading
 import time
+import types
 
 import onecopy
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import PeerDied, Timeout
-from . import _devices, _group, _values
-from ._deadlines import Deadlines
+from . import _devices, _exports, _functions, _group, _values
 from ._errors import RemoteFailure
 from ._futures import CallFuture
-from ._receivers import STOP, Receivers
 from ._references import PyRRef, References
 from ._workers import Workers
 
-_CALL, _REPLY, _NOTE, _ENDED, _LEFT, _STOP = range(6)
 _DEFAULT = -1.0
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
-_log = logging.getLogger("onecopy.rpc")
+_MOST_WORKERS = 1024
+_ANSWERED, _LATE, _ENDED, _STOPPED = range(1, 5)  # rpc::End
 
 _current = None
 _is_forked = False
@@ -78,17 +77,10 @@ class Later:
         self.future, self.then = future, then
 
 
-class _Pending:
-    __slots__ = ("future", "member", "context", "deadline", "seconds")
-
-    def __init__(self, future, member, context, seconds):
-        self.future, self.member, self.context, self.seconds = future, member, context, seconds
-        self.deadline = time.monotonic() + seconds if seconds else None
-
-
 MAKING = ("remote", "remote_method")  # requests that begin with the reference to their result
+ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
 handlers = {}  # of requests: verb -> function(agent, caller's id, value)
-note_handlers = {}  # of notes, called in the order of the inbox
+note_handlers = {}  # of notes, called in the order of their lane
 end_hooks = []  # function(rank) of a member that has ended, called behind all that it had sent; they must not wait
 
 
@@ -104,18 +96,32 @@ class Agent:
     """Thread safety: all members may be called concurrently, but for start() and stop()."""
 
     def __init__(self, store, name, rank, world_size, timeout, device_maps, workers):
-        self.info, self.timeout, self.device_maps = _group.WorkerInfo(name, rank), timeout, device_maps
+        self.info, self.device_maps = _group.WorkerInfo(name, rank), device_maps
         self.num_worker_threads = workers
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
-        self.inbox = onecopy.Queue()
-        self._lock, self._calls, self._pending = threading.Lock(), itertools.count(1), {}
+        self._lock, self._threads, self._here = threading.Lock(), [], {}
         self._serving, self.has_gil_profiling = 0, False
-        self.workers, self.deadlines = Workers(name), Deadlines(self._expire)
+        self._timeout, self.node = timeout, None
+        self.workers = Workers(name)
         self.references = References(self)
         self._store, self._world_size = store, world_size
         self._members = {}
-        self.receivers = Receivers(name, self._take)
-        self._deaths = _group.Deaths(lambda rank: self.inbox.put((_ENDED, 0, rank)))
+
+    @property
+    def timeout(self):
+        """Seconds that a call may take when it says nothing else; 0: no limit."""
+        return self._timeout
+
+    @timeout.setter
+    def timeout(self, seconds):
+        self._timeout = seconds
+        if self.node is not None:
+            self.node.timeout = seconds
+
+    def _make_node(self):
+        """Once this process's id in the group is settled."""
+        self.node = onecopy._core._RpcNode(self.info.name, self.info.id)
+        self.node.timeout, self.node.member_type = self._timeout, _group.WorkerInfo
 
     def start(self):
         """Joins the group, and returns when all members have. Throws RuntimeError with the name of one that has not."""
@@ -123,12 +129,12 @@ class Agent:
             _dynamic.join(self)
             return
         _group.check_size(self._store, self.info, self._world_size)
-        _group.announce(self._store, self.info.name, self.info.id, self.inbox, self.device_maps)
+        self._make_node()
+        _group.announce(self._store, self.info.name, self.info.id, self.node.address(), self.device_maps)
         members = {}
         for rank in range(self._world_size):
-            name, pid, handle, maps = _group.find(self._store, rank, self.timeout or 60)
-            inbox = self.inbox if rank == self.info.id else self._connect(name, handle)
-            members[rank] = _group.Member(_group.WorkerInfo(name, rank), pid, inbox, maps)
+            name, pid, address, maps = _group.find(self._store, rank, self.timeout or 60)
+            members[rank] = _group.Member(_group.WorkerInfo(name, rank), pid, address, maps)
         self.begin(members)
 
     @property
@@ -138,49 +144,40 @@ class Agent:
 
     def begin(self, members):
         """Starts to take messages. `members` has this process, too."""
-        self._members = dict(members)  # before the first message is taken: it may be of any of them
         autograd.start(self.info.id, Transport(self))
-        self.receivers.start()
         for member in members.values():
-            self._watch(member)
-        self._deaths.start()
+            self.enter(member)
+        self._add_worker()  # now, when all are known: the first message may be of any of them
 
     def enter(self, member):
         """Another member that there is from now on."""
-        self._members = {**self._members, member.info.id: member}  # others iterate over the one before
-        self._watch(member)
-
-    def _watch(self, member):
         rank = member.info.id
-        if rank != self.info.id and not self._deaths.watch(member.pid, rank):
-            self.inbox.put((_ENDED, 0, rank))
+        self._members = {**self._members, rank: member}  # others iterate over the one before
+        self.node.join(member.address)
+        self.node.set_number_of(member.info.name, rank)
 
-    def _connect(self, name, handle):
-        try:
-            return _group.connect(handle)
-        except onecopy.Error as error:
-            _group.check_given_up(self._store)
-            raise RuntimeError(f"worker {name} has ended while the group was made: {error}") from error
+    def _add_worker(self):
+        """Called by a worker that is about to run a request while no other waits for messages."""
+        with self._lock:
+            if not self.is_running or len(self._threads) >= _MOST_WORKERS:
+                return
+            thread = threading.Thread(target=self.node.run, args=(self,), name=f"onecopy-rpc-{self.info.name}", daemon=True)
+            self._threads.append(thread)
+        thread.start()
 
     def stop(self):
         """Ends all threads, and tells the others. What is still pending fails. A request that runs for long is left alone."""
         self.is_running = False
-        self._leave()
+        if self.node is not None:
+            self.node.stop()
         self.references.stop()
-        self._deaths.stop()
-        self.inbox.put((_STOP, 0, self.info.id))
-        self._fail(lambda call: True, RuntimeError, self.why_stopped)
-        self.receivers.stop(_PATIENCE)
-        self.deadlines.stop()
+        end = time.monotonic() + _PATIENCE
+        with self._lock:
+            threads, self._threads = self._threads, []
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(max(end - time.monotonic(), 0))
         self.workers.stop(_PATIENCE)
-
-    def _leave(self):
-        for rank, member in list(self._members.items()):
-            if rank != self.info.id:
-                try:
-                    self._put_into(member, (_LEFT, 0, self.info.id))
-                except onecopy.Error:
-                    pass  # it has ended meanwhile
 
     # --- members
 
@@ -216,65 +213,93 @@ class Agent:
         `is_result`: its tensors answer what the other has sent, and go to the devices that those came from."""
         member = self.member(to)
         seconds = self.timeout if timeout is None or timeout < 0 else timeout
-        pending = _Pending(CallFuture(self.workers), member.info.id, context, seconds)
-        number = next(self._calls)
+        deadline = time.monotonic() + seconds if seconds else None
         devices = self._map_back(member) if is_result else self._map_to(member)
-        message = self._message(member, _CALL, number, verb, context, pending.deadline, value, devices)
-        with self._lock:
-            self._pending[number] = pending
+        message, _ = self._message(member, verb, context, value, devices)
+        rank = member.info.id
+        future = CallFuture(lambda call, future: self._outcome(call, rank, seconds, future), context)
         try:
-            self._put(member, message)
+            self._check_can_send(member)
+            future.begin(self.node.call(rank, message, deadline, future))
         except (RuntimeError, onecopy.Error) as error:
-            self._complete(number, None, error)
-            return pending.future
-        if pending.deadline is not None:
-            self.deadlines.at(pending.deadline)
-        return pending.future
+            future.complete(None, self._why_not_sent(member, error))
+        return future
 
     def begin_here(self, seconds):
         """(number, Future) of a call that crosses to no other process; end_here() completes it, or its deadline."""
-        pending, number = _Pending(CallFuture(self.workers), self.info.id, None, seconds), next(self._calls)
-        with self._lock:
-            self._pending[number] = pending
-        if pending.deadline is not None:
-            self.deadlines.at(pending.deadline)
-        return number, pending.future
+        deadline = time.monotonic() + seconds if seconds else None
+        future = CallFuture(lambda call, future: self._outcome(call, self.info.id, seconds, future))
+        call = self.node.begin_here(deadline, future)
+        future.begin(call)
+        self._here[call.number] = future
+        return call.number, future
 
     def end_here(self, number, value, error=None):
-        self._complete(number, value, error)
+        self._here.pop(number).complete(value, error)
+
+    def begin_plain(self, to, function, args, kwargs, timeout):
+        """A Future of the result of a plain call, or NotImplemented."""
+        if not self.node.knows(function):
+            return NotImplemented
+        rank = self.member(to).info.id
+        seconds = self.timeout if timeout is None or timeout < 0 else timeout
+        future = CallFuture(lambda call, future: self._outcome(call, rank, seconds, future))
+        call = self.node.begin_plain(rank, function, args, kwargs, timeout, future)
+        if call is NotImplemented:
+            return NotImplemented
+        future.begin(call)
+        return future
+
+    def learn(self, function):
+        """From here on calls of `function` may be plain, if both sides can look it up by one name."""
+        if type(function) is not types.FunctionType or "." in function.__qualname__ or self.node.knows(function):
+            return
+        try:
+            module, qualname = _functions.name_of(function)
+        except (TypeError, AttributeError, PermissionError):
+            return
+        names = vars(_functions.module_named(module))
+        if names.get(qualname) is function:
+            self.node.learn(function, f"{module}:{qualname}", names, sys.intern(qualname))
 
     def note(self, to, verb, value):
         """A message that nobody answers, seen in its order. Nothing happens when the member has ended."""
         member = self.member(to)
         try:
-            self._put(member, (_NOTE, 0, self.info.id, verb, None, None, None, value, [], []))
+            self._check_can_send(member)
+            self.node.note(member.info.id, (verb, value))
         except (RuntimeError, onecopy.Error):
             pass
 
-    def _put(self, member, message):
+    def _check_can_send(self, member):
         if not self.is_running:
             raise RuntimeError(self.why_stopped)
-        self._put_into(member, message)
-
-    @staticmethod
-    def _put_into(member, message):
-        inbox = member.inbox
-        if member.has_ended:  # and its inbox may be gone
+        if member.has_ended:
             raise PeerDied(member.why_ended)
-        inbox.put(message)
 
-    def _message(self, member, kind, number, verb, context, deadline, value, devices):
-        tensors = []
-        tree = _values.encode(value, tensors, lambda v: self._give(v, member))
-        what = "Response" if kind == _REPLY else "Request"
+    def _why_not_sent(self, member, error):
+        if isinstance(error, PeerDied) and not member.has_ended:
+            return PeerDied(self._why_ended(member.info.id))
+        return error if self.is_running else RuntimeError(self.why_stopped)
+
+    def _why_ended(self, rank):
+        info = self._members[rank].info
+        return f"{info} has left the group" if self.node.has_left(rank) else f"{info} has ended"
+
+    def _message(self, member, verb, context, value, devices, what="Request"):
+        """The message, and whether it has references: it is decoded in its order then."""
+        tensors, given = [], []
+        tree = _values.encode(value, tensors, lambda v: self._give(v, member, given))
         targets = _devices.targets(tensors, devices, self.info.name, member.info.name, what)
         recorded = context.record_sent(tensors, member.info.id) if context is not None else None
         packed = [_devices.pack(t) for t in tensors]
-        return (kind, number, self.info.id, verb, context.id if context is not None else None, recorded, deadline, tree,
-                packed, targets)
+        return (verb, context.id if context is not None else None, recorded, tree, packed, targets), bool(given)
 
-    def _give(self, value, member):
-        return self.references.give(value, member.info.id) if isinstance(value, PyRRef) else None
+    def _give(self, value, member, given):
+        if not isinstance(value, PyRRef):
+            return None
+        given.append(value)
+        return self.references.give(value, member.info.id)
 
     def _map_to(self, member):
         return _devices.parse_map(self.device_maps.get(member.info.name, {}))
@@ -285,29 +310,20 @@ class Agent:
 
     # --- receiving
 
-    def _take(self):
-        """Handles the next message. What is left to do for a request is returned."""
-        try:
-            message = self.inbox.get()
-        except onecopy.Error as error:  # an item whose memory ended with its sender
-            _log.warning("a message was lost: %s", error)
-            return None
-        return _TAKE[message[0]](self, message)
-
-    def _take_call(self, message):
-        _, number, sender, verb, context_id, recorded, deadline, *_ = message
+    def _take_call(self, number, sender, deadline, message):
+        """In the order of the lane. What is left to do is returned."""
+        verb, context_id, *_ = message
         if deadline is not None and time.monotonic() > deadline:
             return None  # the caller has given up
         context = None if context_id is None else autograd.get_or_create(context_id)
         if context is not None:
             context.know(sender)
         try:
-            value = self._decode(message, context)
+            value = self._decode(message, sender, context)
             if verb in MAKING:
                 value = (self._enter(tuple(value[0]), sender), *value[1:])
         except Exception as error:
-            kind = RuntimeError if isinstance(error, AttributeError) else type(error)  # a name that is not here
-            self._answer_failure(number, sender, RemoteFailure(kind, f"On {self.info}:\n{error}"))
+            self._refuse(number, sender, error)
             return None
         return functools.partial(self._serve, number, sender, verb, context, value)
 
@@ -317,47 +333,60 @@ class Agent:
             self.references.owned.count(reference, holder)
         return self.references.owned.cell(reference)
 
-    def _take_reply(self, message):
-        number, verb = message[1], message[3]
-        with self._lock:
-            pending = self._pending.pop(number, None)
-        if pending is None:
-            return  # late: it has timed out
+    def _take_answer(self, future, call, message, sender):
+        """In the order of the lane, for a call that has a Future."""
+        future.complete_in_order(call, *self._outcome_of(message, sender, future))
+
+    def _outcome_of(self, message, sender, future):
+        """(value, error) of an answer. `future` is None for a plain call."""
         try:
-            value = self._decode(message, pending.context)
-            pending.future.points = _devices.points(message[9])
-            error = RemoteFailure(*value).exception() if verb == "failure" else None
+            value = self._decode(message, sender, future and future.context)
+            if future is not None:
+                future.points = _devices.points(message[5])
+            return value, RemoteFailure(*value).exception() if message[0] == "failure" else None
         except Exception as failure:
-            value, error = None, failure
-        pending.future.complete(value, error)
+            return None, failure
 
-    def _take_note(self, message):
-        note_handlers[message[3]](self, message[2], message[7])
+    def _outcome(self, call, rank, seconds, future=None):
+        """(value, error) of a call that has ended."""
+        if call.end_kind == _ANSWERED:
+            is_plain, answer = call.take_answer()
+            return (answer, None) if is_plain else self._outcome_of(answer, rank, future)
+        if call.end_kind == _LATE:
+            return None, Timeout(f"RPC ran for more than set timeout ({int(seconds * 1000)} ms) and will now be marked with an "
+                                 "error")
+        if call.end_kind == _ENDED:
+            return None, PeerDied(self._why_ended(rank))
+        return None, RuntimeError(self.why_stopped)
 
-    def _take_end(self, message):
-        self._end(message[2], "has ended")
+    def _result_of(self, call, rank, seconds):
+        """The result of a plain call that was not answered plainly."""
+        return self._result(self._outcome(call, rank, seconds))
 
-    def _take_left(self, message):
-        self._end(message[2], "has left the group")
+    @staticmethod
+    def _result(outcome):
+        value, error = outcome
+        if error is not None:
+            raise error
+        return value
 
-    def _end(self, rank, why):
-        """Behind all that the member had put here."""
+    def _take_note(self, sender, message):
+        verb, value = message
+        note_handlers[verb](self, sender, value)
+
+    def _take_end(self, rank, has_left):
+        """Behind all that the member had put into its lane."""
         member = self._members.get(rank)
-        if member is None:  # it ended while it joined
+        if member is None:
             return
         if not member.has_ended:
-            member.why_ended, member.has_ended = f"{member.info} {why}", True
-            member.inbox = None
+            member.why_ended, member.has_ended = self._why_ended(rank), True
         self.references.owned.forget_member(rank)
-        self._fail(lambda p: p.member == rank, PeerDied, member.why_ended)
         for hook in end_hooks:
             hook(rank)
 
-    def _take_stop(self, message):
-        return STOP
-
-    def _decode(self, message, context):
-        _, _, sender, _, _, recorded, _, tree, packed, targets = message
+    def _decode(self, message, sender, context):
+        _, _, recorded, tree, packed, targets = message
         tensors = [_devices.unpack(t, target) for t, target in zip(packed, targets)]
         if recorded is not None and context is not None:
             context.attach_received(recorded, tensors, sender)
@@ -407,62 +436,68 @@ class Agent:
             self._answer_failure(number, sender, result)
             return
         member = self.member(sender)
-        message = self._message(member, _REPLY, number, "result", context, None, result, self._map_back(member))
-        self._put_answer(member, message)
+        message, has_references = self._message(member, "result", context, result, self._map_back(member), "Response")
+        self._put_answer(member, number, message, has_references)
 
     def _answer_failure(self, number, sender, failure):
         member = self.member(sender)
         for kind in (failure.kind, RuntimeError):
             try:
-                message = self._message(member, _REPLY, number, "failure", None, None, (kind, failure.text), {})
+                message, _ = self._message(member, "failure", None, (kind, failure.text), {}, "Response")
             except _values.Refused:
                 continue
-            self._put_answer(member, message)
+            self._put_answer(member, number, message, False)
             return
 
-    def _put_answer(self, member, message):
+    def _put_answer(self, member, number, message, is_in_order):
         try:
-            self._put(member, message)
+            self._check_can_send(member)
+            self.node.answer(member.info.id, number, message, is_in_order)
         except (RuntimeError, onecopy.Error):
             pass  # the caller has ended, or this process leaves
 
-    # --- completing
+    # --- plain calls that are no longer plain
 
-    def _complete(self, number, value, error=None):
-        with self._lock:
-            pending = self._pending.pop(number, None)
-        if pending is not None:
-            pending.future.complete(value, error)
+    def _find_plain(self, wire_name):
+        """(function, its module's names, its name, is its result the answer?). Throws AttributeError, PermissionError."""
+        module, _, qualname = wire_name.partition(":")
+        function = _functions.look_up(module, qualname)
+        _exports.check(function)
+        names = vars(_functions.module_named(module))
+        return function, names, sys.intern(qualname), not getattr(function, ASYNC_MARK, False)
 
-    def _expire(self, now):
-        """Fails the calls that are late; the next deadline."""
-        with self._lock:
-            timed = [(p.deadline, n, p) for n, p in self._pending.items() if p.deadline is not None]
-        for deadline, number, pending in timed:
-            if deadline <= now:
-                self._complete(number, None, Timeout(
-                    f"RPC ran for more than set timeout ({int(pending.seconds * 1000)} ms) and will now be marked with an "
-                    "error"))
-        return min((deadline for deadline, _, _ in timed if deadline > now), default=None)
+    def _refuse(self, number, sender, error):
+        kind = RuntimeError if isinstance(error, AttributeError) else type(error)  # a name that is not here
+        self._answer_failure(number, sender, RemoteFailure(kind, f"On {self.info}:\n{error}"))
 
-    def _fail(self, is_chosen, kind, why):
-        with self._lock:
-            numbers = [n for n, p in self._pending.items() if is_chosen(p)]
-        for number in numbers:
-            self._complete(number, None, kind(why))
+    def _serve_plain(self, number, sender, function, args, kwargs):
+        self._serve(number, sender, "run", None, (function, list(args), kwargs or {}))
+
+    def _answer_plain(self, number, sender, result):
+        try:
+            self._answer(number, sender, None, result)
+        except Exception as error:
+            self._answer_failure(number, sender, self._failure(error))
+
+    def _answer_raised(self, number, sender, error):
+        try:
+            raise error
+        except Exception as raised:
+            failure = RemoteFailure.of(raised, self.info)
+        print(failure.text, file=sys.stderr)
+        self._answer_failure(number, sender, failure)
 
     # --- reports
 
     def pending_count(self):
-        with self._lock:
-            return len(self._pending)
+        return self.node.calls_under_way
 
     def get_debug_info(self):
         info = {"agent.num_pending_requests": str(self.pending_count()),
                 "agent.thread_pool_size": str(self.num_worker_threads),
-                "agent.num_idle_threads": str(self.receivers.free),
+                "agent.num_idle_threads": str(self.node.idle_workers),
                 "agent.client_active_calls": str(self.pending_count()),
-                "agent.server_active_calls": str(self._serving),
+                "agent.server_active_calls": str(self._serving + self.node.serving),
                 "agent.server_active_async_calls": "0"}
         if self.has_gil_profiling:
             info["agent.gil_average_wait_time_us"] = "0"
@@ -470,10 +505,6 @@ class Agent:
 
 
 from . import _dynamic  # noqa: E402: it enters its handlers here
-
-_TAKE = {_CALL: Agent._take_call, _REPLY: Agent._take_reply, _NOTE: Agent._take_note, _ENDED: Agent._take_end,
-         _LEFT: Agent._take_left, _STOP: Agent._take_stop}
-
 
 class Transport:
     """Gradients and marks of distributed autograd between workers. Each call gives a Future."""

@@ -7,11 +7,9 @@ import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from . import _agent, _exports, _values
-from ._agent import Later, handler, handlers
+from ._agent import ASYNC_MARK, Later, handler, handlers
 from ._errors import RemoteFailure
 from ._references import Cell
-
-ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
 
 _PARTS = {"[0]": "func", "[1]": "args", "[2]": "kwargs"}  # of a call's value: how errors name them
 
@@ -24,9 +22,11 @@ def call(to, function, args=None, kwargs=None, timeout=-1.0):
     agent = _agent.current()
     value = _call_value(function, args, kwargs)
     try:
-        return agent.call(agent.member(to).info.id, "run", value, timeout=timeout, context=autograd.current())
+        future = agent.call(agent.member(to).info.id, "run", value, timeout=timeout, context=autograd.current())
     except _values.Refused as refused:
         raise refused.named(_PARTS) from None
+    agent.learn(function)
+    return future
 
 
 def remote(to, function, args=None, kwargs=None, timeout=-1.0):

@@ -31,6 +31,7 @@ def join(agent):
         living = [entry for entry in known["members"] if _is_alive(entry["process"])]
         _check_name(living, agent.info.name)
         agent.info = _group.WorkerInfo(agent.info.name, _new_id(known, agent.info.id))
+        agent._make_node()
         agent.begin(_members(agent, living))
         _tell(agent, living)
         known["ids"].append(agent.info.id)
@@ -62,12 +63,12 @@ def _new_id(known, wanted):
 
 def _own_entry(agent):
     return {"id": agent.info.id, "name": agent.info.name, "process": _process(os.getpid()),
-            "inbox": agent.inbox._held_handle_bytes().hex(), "maps": _group.plain_maps(agent.device_maps)}
+            "address": agent.node.address().hex(), "maps": _group.plain_maps(agent.device_maps)}
 
 
 def _members(agent, living):
     """Those that can be reached: a process may end at any moment."""
-    found = {agent.info.id: _group.Member(agent.info, os.getpid(), agent.inbox, agent.device_maps)}
+    found = {agent.info.id: _group.Member(agent.info, os.getpid(), agent.node.address(), agent.device_maps)}
     for entry in living:
         with contextlib.suppress(onecopy.Error):
             found[entry["id"]] = _member(entry)
@@ -76,7 +77,7 @@ def _members(agent, living):
 
 def _member(entry):
     info = _group.WorkerInfo(entry["name"], entry["id"])
-    return _group.Member(info, entry["process"][0], _group.connect(bytes.fromhex(entry["inbox"])), entry["maps"])
+    return _group.Member(info, entry["process"][0], bytes.fromhex(entry["address"]), entry["maps"])
 
 
 def _tell(agent, living):

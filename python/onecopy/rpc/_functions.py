@@ -41,7 +41,7 @@ def look_up(module, qualname):
     """The object of that name. Throws AttributeError where there is none, PermissionError for what no program calls in
     another process."""
     _check(module, qualname)
-    found = _module(module)
+    found = module_named(module)
     for part in qualname.split("."):
         found = getattr(found, part, None)
         if found is None:
@@ -55,7 +55,8 @@ def look_up(module, qualname):
     return found
 
 
-def _module(name):
+def module_named(name):
+    """The module, imported if it has to be. Throws what that throws."""
     if name in _MAIN:
         return sys.modules["__main__"]
     if name not in sys.modules:

@@ -1,18 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a group: who they are, where their inboxes are, and which have ended.
+"""The members of a group: who they are, where they are found, and which have ended.
 
-The rendezvous is a torch.distributed store, which carries names and addresses. An inbox opens for processes of its user
-only, so a store that others can read gives nothing away that they could use.
+The rendezvous is a torch.distributed store, which carries names and addresses. What an address names opens for processes of
+its user only, so a store that others can read gives nothing away that they could use.
 """
 import datetime
 import json
 import os
 import re
-import select
-import threading
 import time
-
-import onecopy
 
 _A_MOMENT = datetime.timedelta(milliseconds=200)
 
@@ -47,8 +43,8 @@ class WorkerInfo:
 class Member:
     """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which."""
 
-    def __init__(self, info, pid, inbox, device_maps):
-        self.info, self.pid, self.inbox, self.device_maps = info, pid, inbox, device_maps
+    def __init__(self, info, pid, address, device_maps):
+        self.info, self.pid, self.address, self.device_maps = info, pid, address, device_maps
         self.has_ended, self.why_ended = False, ""
 
 
@@ -75,12 +71,12 @@ def check_given_up(store):
         raise RuntimeError(store.get("given_up").decode())
 
 
-def announce(store, name, rank, inbox, device_maps):
+def announce(store, name, rank, address, device_maps):
     """Enters this process. Throws RuntimeError when the name is taken."""
     taken = store.compare_set(f"name/{name}", "", str(rank)).decode()
     if taken != str(rank):
         _give_up(store, f"RPC worker name {name} is not unique. Workers {taken} and {rank} have it: give each its own")
-    store.set(f"member/{rank}", json.dumps([name, os.getpid(), inbox._held_handle_bytes().hex(), plain_maps(device_maps)]))
+    store.set(f"member/{rank}", json.dumps([name, os.getpid(), address.hex(), plain_maps(device_maps)]))
 
 
 def plain_maps(device_maps):
@@ -97,8 +93,8 @@ def find(store, rank, seconds):
             raise RuntimeError(f"the worker of rank {rank} has not joined the group within {seconds:g} s: has it started, "
                                "with this world size and init method?")
         _wait_for_key(store, key)
-    name, pid, handle, maps = json.loads(store.get(key))
-    return name, pid, bytes.fromhex(handle), maps
+    name, pid, address, maps = json.loads(store.get(key))
+    return name, pid, bytes.fromhex(address), maps
 
 
 def _wait_for_key(store, key):
@@ -106,50 +102,3 @@ def _wait_for_key(store, key):
         store.wait([key], _A_MOMENT)
     except Exception:  # each kind of store has its own for this; the caller looks again
         pass
-
-
-def connect(handle):
-    return onecopy._core._connect_queue(handle)
-
-
-class Deaths:
-    """Tells of the end of processes, from one thread.
-    Thread safety: watch() may be called concurrently; start() and stop() are called once each."""
-
-    def __init__(self, on_end):
-        self._on_end, self._poll, self._of = on_end, select.epoll(), {}
-        self._stop_reading, self._stop_writing = os.pipe()
-        self._poll.register(self._stop_reading, select.EPOLLIN)
-        self._thread = None
-
-    def watch(self, pid, key):
-        """False when the process has ended already."""
-        try:
-            fd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            return False
-        self._of[fd] = key
-        self._poll.register(fd, select.EPOLLIN)
-        return True
-
-    def start(self):
-        self._thread = threading.Thread(target=self._run, name="onecopy-rpc-deaths", daemon=True)
-        self._thread.start()
-
-    def stop(self):
-        os.write(self._stop_writing, b"x")
-        if self._thread is not None:
-            self._thread.join()
-        self._poll.close()
-        for fd in (self._stop_reading, self._stop_writing, *self._of):
-            os.close(fd)
-
-    def _run(self):
-        while True:
-            for fd, _ in self._poll.poll():
-                if fd == self._stop_reading:
-                    return
-                self._poll.unregister(fd)
-                key = self._of.pop(fd)
-                os.close(fd)
-                self._on_end(key)

@@ -56,6 +56,7 @@ class OwnedValues:
 
     def __init__(self):
         self._lock, self._entries = threading.Lock(), {}
+        self._early = {}  # forks that were accepted, and not announced yet -> receiver
 
     def cell(self, reference):
         """Makes the entry where there is none: a reference may be used before its value is made."""
@@ -78,12 +79,15 @@ class OwnedValues:
 
     def announce(self, reference, fork, receiver):
         with self._lock:
-            self._entries.setdefault(reference, _Entry()).announced[fork] = receiver
+            if self._early.pop(fork, None) is None:
+                self._entries.setdefault(reference, _Entry()).announced[fork] = receiver
 
     def accept(self, reference, fork, receiver):
+        """It may come before the announcement, which another member sent: that one's own count keeps the value till then."""
         with self._lock:
             entry = self._entries.setdefault(reference, _Entry())
-            entry.announced.pop(fork, None)
+            if entry.announced.pop(fork, None) is None:
+                self._early[fork] = receiver
             entry.holders[receiver] = entry.holders.get(receiver, 0) + 1
 
     def forget_member(self, member):
@@ -173,7 +177,7 @@ class References:
 
     def give(self, rref, receiver):
         """The plain values by which `receiver` makes its own of this reference. REQUIRES: they are put into that member's
-        inbox next."""
+        lane next."""
         me, fork = self._agent.info.id, self.new_id()
         if rref._held is not None and rref._held.is_deleted:
             raise RuntimeError("Cannot call fork an UserRRef after deletion.")
@@ -186,7 +190,7 @@ class References:
         return rref._owner, rref._reference, fork, me
 
     def take(self, kind, owner, reference, fork, sender):
-        """The reference that came. Called in the order of the inbox."""
+        """The reference that came. Called in the order of the lane."""
         me = self._agent.info.id
         if owner == me:
             cell = self.owned.cell(reference)

@@ -46,6 +46,7 @@ NB_MODULE(_core, m) {
   init_pipe(m);
   init_listener(m);
   init_graph(m);
+  init_rpc(m);
   init_signatures(m);
 }
 

@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <pthread.h>
 
+#include <cstring>
 #include <map>
 #include <string>
 #include <thread>
@@ -327,6 +328,27 @@ bool is_loaded() { return Api::get() != nullptr; }
 bool is_tensor(PyObject* object) {
   const Api* torch = Api::get();
   return torch && torch->is_tensor(object);
+}
+
+std::optional<Copyable> copyable(PyObject* object) {
+  const Api& torch = api();
+  auto placed = torch.placed(object);
+  if (!placed || placed->device != kCpu || !placed->layout.is_contiguous()) return std::nullopt;
+  const DType dtype = placed->layout.dtype();
+  if (((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(object)) || torch.is_neg(object))
+    return std::nullopt;
+  return Copyable{std::move(placed->layout), placed->data};
+}
+
+nb::object copy_of(const Layout& layout, ByteSpan elements) {
+  const Api& torch = api();
+  nb::object made = torch.make(layout);
+  if (elements.empty()) return made;
+  const auto placed = torch.placed(made.ptr());
+  if (!placed || placed->layout.nbytes() != elements.size())
+    throw Error(ErrorCode::unsupported, "torch made another tensor than it was asked for");
+  std::memcpy(placed->data, elements.data(), elements.size());
+  return made;
 }
 
 std::optional<Shared> share(PyObject* object) {

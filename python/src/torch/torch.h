@@ -8,6 +8,7 @@
 
 #include "binding/module.h"
 #include "device/backend.h"
+#include "onecopy/core/bytes.h"
 #include "onecopy/memory/tensor.h"
 
 /// The bridge to PyTorch. It is never linked and never imported by us: torch is found in sys.modules
@@ -49,6 +50,16 @@ std::optional<Device> device_of(nb::handle object);
 std::optional<Shared> share(PyObject* tensor);
 /// A torch tensor on our memory. Throws bad_handle for flags that contradict the tensor.
 nb::object open(const Tensor& tensor, std::uint32_t flags);
+
+/// A tensor whose elements lie one behind the other in the host's memory.
+struct Copyable {
+  Layout layout;
+  const std::byte* data;
+};
+/// Nothing for tensors that are not so, or are more than their elements: conjugated lazily, say.
+std::optional<Copyable> copyable(PyObject* tensor);
+/// A new torch tensor with memory of torch's own. REQUIRES: as many bytes as the layout has.
+nb::object copy_of(const Layout& layout, ByteSpan elements);
 
 /// All of the block that a torch.UntypedStorage lies in, a row of bytes, and where in there the storage begins.
 std::pair<Tensor, std::size_t> share_block_of(PyObject* storage);

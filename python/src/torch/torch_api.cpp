@@ -382,6 +382,14 @@ nb::object Api::on_storage(nb::handle storage, const Layout& layout, std::size_t
   return tensor;
 }
 
+nb::object Api::make(const Layout& layout) const {
+  const nb::object& dtype = dtypes_[static_cast<std::size_t>(layout.dtype())];
+  if (dtype.is_none())
+    throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
+                                            std::string(name(layout.dtype())) + "; use a newer one");
+  return empty_(tuple_of(layout.shape()), nb::arg("dtype") = dtype, nb::arg("device") = cpu_);
+}
+
 nb::object Api::as_parameter(nb::handle tensor, bool requires_grad) const {
   const nb::handle parameter(reinterpret_cast<PyObject*>(parameter_type));
   if (make_subclass_.is_none()) return parameter(tensor, requires_grad);

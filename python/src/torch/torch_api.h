@@ -70,6 +70,8 @@ class Api {
   nb::object neg_view(nb::handle tensor) const;
   /// A tensor of any dtype on a storage. `offset` counts bytes.
   nb::object on_storage(nb::handle storage, const Layout& layout, std::size_t offset, Device device) const;
+  /// A new tensor of the CPU, row-major and not initialised. Throws unsupported for a dtype that torch does not have.
+  nb::object make(const Layout& layout) const;
   nb::object as_parameter(nb::handle tensor, bool requires_grad) const;
 
   nb::object size(nb::handle tensor) const { return call(size_, tensor); }

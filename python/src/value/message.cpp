@@ -26,10 +26,10 @@ namespace {
 
 /// The low bits of a tag.
 enum Form : std::uint32_t {
-  kRaw = 0,     ///< a message of a C++ program, or a onecopy.Tensor
-  kOneTensor = 1,  ///< one tensor; its flags are in the upper 24 bits
-  kValues = 2,
-  kPickle = 3,
+  kRawForm = 0,     ///< a message of a C++ program, or a onecopy.Tensor
+  kTensorForm = 1,  ///< one tensor; its flags are in the upper 24 bits
+  kValuesForm = 2,
+  kPickleForm = 3,
 };
 constexpr std::uint32_t kFormMask = 0x7f;
 constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
@@ -145,7 +145,7 @@ void pickle(nb::handle object, Message& message) {
   Py_buffer view;
   if (PyObject_GetBuffer(pickled.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
   const auto* begin = static_cast<const std::byte*>(view.buf);
-  message = {kPickle, Bytes(begin, begin + view.len), std::move(nb::inst_ptr<Rows>(rows)->tensors())};
+  message = {kPickleForm, Bytes(begin, begin + view.len), std::move(nb::inst_ptr<Rows>(rows)->tensors())};
   PyBuffer_Release(&view);
 }
 
@@ -188,23 +188,23 @@ Message encode(nb::handle object) {
   Message message;
   if (torch::is_tensor(object.ptr())) {
     if (auto shared = torch::share(object.ptr())) {
-      message.tag = kOneTensor | shared->flags << kFlagsShift;
+      message.tag = kTensorForm | shared->flags << kFlagsShift;
       message.tensors.push_back(std::move(shared->tensor));
       return message;
     }
   }
-  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {kRaw, {}, {*tensor}};
+  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {kRawForm, {}, {*tensor}};
   if (const auto array = SharedArray::of(object.ptr()))
-    return {kOneTensor | kNumpyFlag << kFlagsShift, {}, {array->tensor()}};
+    return {kTensorForm | kNumpyFlag << kFlagsShift, {}, {array->tensor()}};
   if (nb::isinstance<Message>(object)) return checked_raw(*nb::inst_ptr<Message>(object));
-  message.tag = kValues;
+  message.tag = kValuesForm;
   if (!encode_value(object.ptr(), message)) pickle(object, message);
   if (message.data.size() >= kLargeData) move_data_to_tensor(message);
   return message;
 }
 
 nb::object decode(Message&& message) {
-  if ((message.tag & kTagMask) == kRaw) return decode_raw(std::move(message));
+  if ((message.tag & kTagMask) == kRawForm) return decode_raw(std::move(message));
   std::span<const Tensor> tensors = message.tensors;
   ByteSpan data = message.data;
   if ((message.tag & kDataIsTensor) != 0) {
@@ -216,11 +216,11 @@ nb::object decode(Message&& message) {
     tensors = tensors.first(tensors.size() - 1);
   }
   const std::uint32_t form = message.tag & kFormMask;
-  if (form == kOneTensor) return decode_tensor(message, data, tensors);
+  if (form == kTensorForm) return decode_tensor(message, data, tensors);
   NoCollection no_collection;
   if (tensors.size() >= kManyTensors) no_collection.begin();
-  if (message.tag >> kFlagsShift == 0 && form == kValues) return decode_value(data, tensors);
-  if (message.tag >> kFlagsShift == 0 && form == kPickle) return unpickle(data, tensors);
+  if (message.tag >> kFlagsShift == 0 && form == kValuesForm) return decode_value(data, tensors);
+  if (message.tag >> kFlagsShift == 0 && form == kPickleForm) return unpickle(data, tensors);
   refuse("its tag is unknown; a C++ program's own tags are multiples of 256");
 }
 

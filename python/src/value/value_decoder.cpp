@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <cstring>
 #include <utility>
 #include <vector>
 
+#include "binding/args.h"
 #include "binding/bytes.h"
+#include "onecopy/core/error.h"
+#include "torch/torch.h"
 #include "value/value_format.h"
 #include "value/values.h"
 
@@ -14,8 +18,8 @@ namespace {
 /// One call of decode_value().
 class Decoder {
  public:
-  Decoder(ByteSpan data, std::span<const Tensor> tensors, const TensorOpener& open)
-      : rest_(data), tensors_(tensors), open_(open) {}
+  Decoder(ByteSpan data, std::span<const Tensor> tensors, const TensorOpener& open, Tensors kind)
+      : rest_(data), tensors_(tensors), open_(open), kind_(kind) {}
 
   nb::object read(int depth);
   void check_end() const {
@@ -35,6 +39,7 @@ class Decoder {
   nb::object read_dict(std::size_t count, int depth);
   nb::object read_tensor();
   nb::object read_again();
+  nb::object read_inline();
 
   ByteSpan take(std::size_t size) {
     if (rest_.size() < size) refuse_value("it is cut off");
@@ -63,6 +68,7 @@ class Decoder {
   ByteSpan rest_;
   std::span<const Tensor> tensors_;
   const TensorOpener& open_;
+  const Tensors kind_;
   std::vector<nb::object> numbered_;  ///< none: a tuple that is not complete yet
 };
 
@@ -101,6 +107,7 @@ nb::object Decoder::read_long(Tag tag, int depth) {
     case kList: return read_list(number<std::uint32_t>(), depth);
     case kDict: return read_dict(number<std::uint32_t>(), depth);
     case kTensor: return read_tensor();
+    case kInlineTensor: return numbered(read_inline());
     case kAgain: return read_again();
     default: refuse_value(fmt::format("its byte {:#04x} means nothing", static_cast<unsigned>(tag)));
   }
@@ -168,6 +175,26 @@ nb::object Decoder::read_tensor() {
   return numbered(open_(tensor, flags));
 }
 
+/// Layout checks dtype and shape, and take() that the elements are there.
+nb::object Decoder::read_inline() {
+  if (kind_ != Tensors::are_copied) refuse_value("it has the elements of a tensor, as only calls do");
+  const auto dtype = number<std::uint8_t>();
+  const auto ndim = number<std::uint8_t>();
+  if (dtype < static_cast<std::uint8_t>(kFirstDType) || dtype > static_cast<std::uint8_t>(kLastDType))
+    refuse_value("a tensor has an unknown dtype");
+  const ByteSpan sizes = take(ndim * sizeof(std::int64_t));
+  std::vector<std::int64_t> shape(ndim);
+  if (ndim != 0) std::memcpy(shape.data(), sizes.data(), sizes.size());
+  Layout layout;
+  try {
+    layout = Layout(static_cast<DType>(dtype), shape);
+  } catch (const Error&) {
+    refuse_value("a tensor has an impossible shape");
+  }
+  if (!torch::is_loaded()) import_package("torch", "a torch.Tensor of another process");
+  return torch::copy_of(layout, take(layout.nbytes()));
+}
+
 nb::object Decoder::read_again() {
   const auto before = number<std::uint32_t>();
   if (before >= numbered_.size() || !numbered_[before].is_valid())
@@ -177,8 +204,9 @@ nb::object Decoder::read_again() {
 
 }  // namespace
 
-nb::object decode_value(ByteSpan data, std::span<const Tensor> tensors, const TensorOpener& open) {
-  Decoder decoder(data, tensors, open);
+nb::object decode_value(ByteSpan data, std::span<const Tensor> tensors, const TensorOpener& open,
+                        Tensors kind) {
+  Decoder decoder(data, tensors, open, kind);
   nb::object value = decoder.read(0);
   decoder.check_end();
   return value;

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <cstring>
 #include <utility>
 #include <vector>
 
 #include "array/numpy.h"
+#include "binding/gil.h"
+#include "onecopy/share/share.h"
 #include "torch/torch.h"
 #include "value/seen_objects.h"
 #include "value/value_format.h"
@@ -15,7 +18,7 @@ namespace {
 /// One call of encode_value().
 class Encoder {
  public:
-  explicit Encoder(Message& message) : message_(message) {}
+  Encoder(Message& message, Tensors tensors) : message_(message), tensors_(tensors) {}
 
   bool write_all(PyObject* value) {
     if (!write(value, 0) || is_cyclic_) return false;
@@ -37,6 +40,8 @@ class Encoder {
   bool write_dict(PyObject* value, int depth);
   bool write_tensor(PyObject* value);
   bool write_array(PyObject* value);
+  bool write_copy(PyObject* value);
+  bool write_inline(const torch::Copyable& from);
   bool write_text(PyObject* object, const char* text, std::size_t size, Tag small, Tag large);
 
   /// Numbers the object. True when it has been written before; then so is the reference to it.
@@ -57,6 +62,7 @@ class Encoder {
   }
 
   Message& message_;
+  const Tensors tensors_;
   std::vector<std::pair<std::size_t, SharedArray>>
       arrays_;  ///< copied, by their rows, when all can be written
   SeenObjects seen_;
@@ -195,7 +201,33 @@ bool Encoder::write_dict(PyObject* value, int depth) {
   return written == count && PyDict_GET_SIZE(value) == count;
 }
 
+/// Larger ones are copied once, into memory that the reader gets.
+bool Encoder::write_copy(PyObject* value) {
+  constexpr std::size_t kMostInline = 4096;
+  if (!torch::is_tensor(value)) return false;
+  const auto from = torch::copyable(value);
+  if (!from) return false;
+  if (is_again(value)) return true;
+  if (from->layout.nbytes() <= kMostInline) return write_inline(*from);
+  Tensor copy = empty(from->layout);
+  const auto fill = [&] { return std::memcpy(copy.data(), from->data, copy.nbytes()); };
+  copy.nbytes() >= kLargeCopy ? without_gil(fill) : fill();
+  message_.tensors.push_back(std::move(copy));
+  return write_number(kTensor, static_cast<std::uint8_t>(torch::kTorch));
+}
+
+bool Encoder::write_inline(const torch::Copyable& from) {
+  write_byte(kInlineTensor);
+  write_byte(static_cast<std::size_t>(from.layout.dtype()));
+  write_byte(from.layout.ndim());
+  for (const std::int64_t size : from.layout.shape())
+    append(reinterpret_cast<const char*>(&size), sizeof size);
+  append(reinterpret_cast<const char*>(from.data), from.layout.nbytes());
+  return true;
+}
+
 bool Encoder::write_tensor(PyObject* value) {
+  if (tensors_ == Tensors::are_copied) return write_copy(value);
   const bool is_torch = torch::is_tensor(value);
   const Tensor* const ours = is_torch ? nullptr : as_onecopy_tensor(value);
   if (!is_torch && !ours) return write_array(value);
@@ -240,6 +272,8 @@ void Encoder::write_count(Tag small, std::size_t most, Tag large, std::size_t co
 
 }  // namespace
 
-bool encode_value(PyObject* value, Message& message) { return Encoder(message).write_all(value); }
+bool encode_value(PyObject* value, Message& message, Tensors tensors) {
+  return Encoder(message, tensors).write_all(value);
+}
 
 }  // namespace onecopy::python

@@ -35,7 +35,8 @@ enum Tag : std::uint8_t {
   kList = 0xcf,
   kDict = 0xd0,
   kTensor = 0xd1,
-  kAgain = 0xd2,  ///< u32 number of a tensor, container, long str or bytes before it
+  kInlineTensor = 0xd3,  ///< u8 dtype, u8 number of dimensions, i64 each, the elements row-major; numbered
+  kAgain = 0xd2,         ///< u32 number of a tensor, container, long str or bytes before it
 };
 
 /// Throws bad_handle: bytes that encode_value() does not write.

@@ -12,6 +12,22 @@
 
 namespace onecopy {
 
+namespace {
+
+/// Whether a thread was asleep.
+bool wake_one(std::atomic<std::uint32_t>& word) noexcept {
+  return ::syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0) > 0;
+}
+
+bool sleep_on_word(const std::atomic<std::uint32_t>& word, std::uint32_t seen,
+                   TimePoint deadline) noexcept {
+  const std::chrono::nanoseconds slice = time_left(deadline, kSleepSlice);
+  if (slice == std::chrono::nanoseconds{0}) return true;
+  return futex_wait(word, seen, slice) || slice < kSleepSlice;
+}
+
+}  // namespace
+
 std::uint32_t Bell::set(State state) noexcept {
   std::uint32_t seen = word_.load();
   std::uint32_t next;
@@ -28,20 +44,24 @@ void Bell::wake(std::uint32_t seen) noexcept {
   } while (!word_.compare_exchange_weak(seen, seen + kStep));
   point("doorbell.marked");
   seen += kStep;
-  const long woken = ::syscall(SYS_futex, &word_, FUTEX_WAKE, 1, nullptr, nullptr, 0);
-  if (woken <= 0) word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
-  point("doorbell.woken");
+  if (wake_one(word_)) return;
+  reserve_.fetch_add(1);
+  if (!wake_one(reserve_)) word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
 }
 
 void Bell::ring_all() noexcept {
   word_.fetch_add(kStep);
   futex_wake(word_, INT_MAX);
+  reserve_.fetch_add(1);
+  futex_wake(reserve_, INT_MAX);
 }
 
 bool Bell::sleep(std::uint32_t armed, TimePoint deadline) const noexcept {
-  const std::chrono::nanoseconds slice = time_left(deadline, kSleepSlice);
-  if (slice == std::chrono::nanoseconds{0}) return true;
-  return futex_wait(word_, armed, slice) || slice < kSleepSlice;
+  return sleep_on_word(word_, armed, deadline);
+}
+
+bool Bell::sleep_in_reserve(std::uint32_t seen, TimePoint deadline) const noexcept {
+  return sleep_on_word(reserve_, seen, deadline);
 }
 
 }  // namespace onecopy

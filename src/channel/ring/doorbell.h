@@ -47,6 +47,10 @@ class Bell {
   void ring_all() noexcept;
   /// Sleeps while the word holds `armed`: until `deadline`, a slice at most. False when a whole slice has passed.
   bool sleep(std::uint32_t armed, TimePoint deadline) const noexcept;
+  /// For threads beside the one that sleeps on the word: a ring wakes one of them only when it finds none there. So one
+  /// thread, whose caches are warm, does what there is to do. `seen` is what reserve() was before the last look.
+  bool sleep_in_reserve(std::uint32_t seen, TimePoint deadline) const noexcept;
+  std::uint32_t reserve() const noexcept { return reserve_.load(); }
 
  private:
   static constexpr std::uint32_t kStates = 3;
@@ -56,6 +60,7 @@ class Bell {
   void wake(std::uint32_t seen) noexcept;
 
   std::atomic<std::uint32_t> word_{0};
+  std::atomic<std::uint32_t> reserve_{0};
 };
 
 /// What all lanes into one process ring: one bell for answers, which waiting threads listen to, and one for calls, which
@@ -70,6 +75,6 @@ struct Doorbell {
   }
   void ring_for_call() noexcept { calls.ring(); }
 };
-static_assert(sizeof(Doorbell) == 256 && sizeof(Bell) == 4);
+static_assert(sizeof(Doorbell) == 256 && sizeof(Bell) == 8);
 
 }  // namespace onecopy

@@ -8,11 +8,11 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
-#include "support/child.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
+#include "unit/rpc/meeting.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -23,64 +23,6 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::Shared;
 using testing::Watchdog;
-
-Values text(std::string_view s) {
-  const auto* begin = reinterpret_cast<const std::byte*>(s.data());
-  return {Bytes(begin, begin + s.size()), {}};
-}
-std::string text_of(const Values& values) {
-  return {reinterpret_cast<const char*>(values.data.data()), values.data.size()};
-}
-Values number(std::int64_t n) {
-  Values values{Bytes(sizeof n), {}};
-  store(values.data.data(), n);
-  return values;
-}
-std::int64_t number_of(const Values& values) { return load<std::int64_t>(values.data.data()); }
-
-/// How two processes of a test find each other, and when each may end.
-struct Meeting {
-  std::atomic<int> step{0};
-  struct {
-    std::atomic<std::size_t> size{0};
-    std::byte bytes[1024];
-  } addresses[3];
-
-  void publish(int i, const Agent& agent) {
-    const Bytes bytes = agent.address();
-    ASSERT_LE(bytes.size(), sizeof addresses[i].bytes);
-    std::copy(bytes.begin(), bytes.end(), addresses[i].bytes);
-    addresses[i].size = bytes.size();
-  }
-  std::string join(Agent& agent, int i) {
-    EXPECT_TRUE(eventually([&] { return addresses[i].size != 0; }));
-    return agent.join({addresses[i].bytes, addresses[i].size});
-  }
-  void reach(int at) {
-    EXPECT_TRUE(eventually([&] { return step >= at; }, 2 * testing::kPatience))
-        << "waiting for step " << at;
-  }
-};
-
-void define_usual(Agent& agent) {
-  agent.define("echo", [](Values&& values) { return std::move(values); });
-  agent.define("add one", [](Values&& values) { return number(number_of(values) + 1); });
-  agent.define("throw", [](Values&&) -> Values { throw std::runtime_error("it is broken"); });
-  agent.define("refuse", [](Values&&) -> Values { throw Error(ErrorCode::read_only, "not for you"); });
-}
-
-/// A process with an agent "callee", for as long as the test runs.
-Child serve(
-    Shared<Meeting>& meeting, std::function<void(Agent&)> more = [](Agent&) {}) {
-  return Child([&meeting, more = std::move(more)] {
-    Agent agent({.name = "callee", .number = 1});
-    define_usual(agent);
-    more(agent);
-    meeting->publish(1, agent);
-    meeting->reach(1);
-    agent.shutdown();
-  });
-}
 
 TEST(Agent, CallsAFunctionOfItsOwnProcess) {
   Watchdog watchdog;
@@ -237,6 +179,7 @@ TEST(Agent, GivesUpAtTheDeadline) {
   });
   Agent agent({.name = "caller"});
   meeting->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(0))), 1);  // connected from here on
   expect_refusal(ErrorCode::timeout, {"callee has not answered a call in time"},
                  [&] { agent.call("callee", "wait", {}, 20ms); });
   Future unwaited = agent.call_async("callee", "wait", {}, 20ms);

@@ -7,6 +7,7 @@ import threading
 
 import torch
 
+from ... import _core
 from ._edges import Received, Sent, edge_of
 from ._pass import LocalPass
 
@@ -96,7 +97,6 @@ class Engine:
     def __init__(self):
         self._lock = threading.Lock()
         self._contexts = {}
-        self._local = threading.local()
         self.passes = 0
         self.start(0, None)
 
@@ -115,12 +115,12 @@ class Engine:
         context = Context(self, next(self._context_ids))
         with self._lock:
             self._contexts[context.id] = context
-        self._local.context = context
+        _core._set_rpc_context(context)
         return context
 
     def current(self):
         """This thread's context, or None."""
-        return getattr(self._local, "context", None)
+        return _core._rpc_context()
 
     def retrieve(self, context_id):
         context = self.find(context_id)
@@ -147,7 +147,7 @@ class Engine:
                 raise RuntimeError(f"Could not find autograd context with id: {context_id}")
             return
         if self.current() is context:
-            self._local.context = None
+            _core._set_rpc_context(None)
         for worker in context._known_worker_ids():
             self.transport.release_context(worker, context_id)
 
@@ -155,11 +155,11 @@ class Engine:
     def within(self, context):
         """Makes `context`, or None, the current one of this thread."""
         before = self.current()
-        self._local.context = context
+        _core._set_rpc_context(context)
         try:
             yield
         finally:
-            self._local.context = before
+            _core._set_rpc_context(before)
 
     def count(self):
         with self._lock:

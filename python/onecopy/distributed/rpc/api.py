@@ -21,6 +21,7 @@ _ignore_rref_leak = True
 _log = logging.getLogger("onecopy.rpc")
 _timeout = constants.DEFAULT_RPC_TIMEOUT_SEC
 T = typing.TypeVar("T")
+_is_profiled = torch.autograd._profiler_enabled  # then calls are ranges, and none is plain
 
 
 class RRef(PyRRef, typing.Generic[T]):
@@ -128,17 +129,25 @@ def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEO
 
     Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or when
     the member has ended; TypeError before anything is sent when a value cannot cross."""
+    agent = _agent.current()
+    if not _is_profiled():
+        result = agent.node.call_plain(agent, to, func, args, kwargs, timeout)
+        if result is not NotImplemented:
+            return result
     to = _to_worker_info(to)
-    with _ranges.of_call("sync", func, _agent.current(), to):
+    with _ranges.of_call("sync", func, agent, to):
         return _calls.call(to, func, args, kwargs, timeout).wait()
 
 
 @_require_initialized
 def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
     """A torch.futures.Future of what rpc_sync() returns or throws."""
-    to = _to_worker_info(to)
-    with _ranges.of_call("async", func, _agent.current(), to):
-        future = _calls.call(to, func, args, kwargs, timeout)
+    agent = _agent.current()
+    future = NotImplemented if _is_profiled() else agent.begin_plain(to, func, args, kwargs, timeout)
+    if future is NotImplemented:
+        to = _to_worker_info(to)
+        with _ranges.of_call("async", func, agent, to):
+            future = _calls.call(to, func, args, kwargs, timeout)
     if hasattr(_thread_local_var, "future_list"):
         _thread_local_var.future_list.append(future)
     return future

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/call_values.h"
+
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "value/message.h"
+#include "value/values.h"
+
+namespace onecopy::python {
+
+Message encode_body(nb::handle value) {
+  Message message = encode_message(value);
+  const std::uint32_t form = message.tag & rpc::kFormBits;
+  message.tag = (message.tag & rpc::kDataIsTensor) | form << rpc::kBodyShift;
+  return message;
+}
+
+nb::object decode_body(Message&& message) {
+  message.tag = (message.tag & rpc::kDataIsTensor) | rpc::body_form(message.tag);
+  if (message.tag == 0)
+    throw Error(ErrorCode::bad_handle, "a call of a program in C++ came to a group of Python programs");
+  return decode_message(std::move(message));
+}
+
+bool encode_plain(nb::handle value, Message& message) {
+  constexpr std::size_t kUsual = 160;  // most calls, and the tail behind them, without growing
+  message.data.reserve(kUsual);
+  if (!call_python([&] { return encode_value(value.ptr(), message, Tensors::are_copied); })) return false;
+  message.tag = kPlainCall << rpc::kBodyShift;
+  return true;
+}
+
+nb::object decode_plain(Message&& message) {
+  return call_python(
+      [&] { return decode_value(message.data, message.tensors, open_tensor, Tensors::are_copied); });
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+
+#include "binding/module.h"
+#include "onecopy/channel/queue.h"
+#include "onecopy/device/stream.h"
+#include "rpc/message.h"
+
+/// Python values as bodies of rpc's messages.
+/// Thread safety: all functions are called with the GIL held.
+namespace onecopy::python {
+
+/// How the body of a message is written, in its tag: the forms of python-message-v1.md, and one more.
+inline constexpr std::uint32_t kPlainCall =
+    4;  ///< arguments or result of a plain call: values, no tensor is lent
+
+/// A tuple of plain values and tensors that may be lent, as queues carry it.
+Message encode_body(nb::handle value);
+nb::object decode_body(Message&& message);
+
+/// Values for a plain call. Tensors of the CPU are copied. False when there is something else in the value.
+bool encode_plain(nb::handle value, Message& message);
+nb::object decode_plain(Message&& message);
+
+/// Puts `message` into a lane by `put(Stream)`, in the order of the program's current streams. Without the GIL where
+/// putting may have to ask another process.
+template <class Put>
+void put_in_order(const Message& message, Put&& put);
+
+}  // namespace onecopy::python
+
+#include "binding/device.h"
+#include "binding/gil.h"
+
+namespace onecopy::python {
+
+template <class Put>
+void put_in_order(const Message& message, Put&& put) {
+  const Stream stream = stream_of(message.tensors);
+  const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
+  const CurrentStreams in_order(at_work);
+  if (message.tensors.empty() && at_work.empty()) put(stream);
+  else without_gil([&] { put(stream); });
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,455 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/rpc_node.h"
+
+#include <nanobind/stl/string.h>
+
+#include <utility>
+
+#include "binding/bytes.h"
+#include "binding/gil.h"
+#include "binding/kept.h"
+#include "onecopy/core/error.h"
+#include "os/log.h"
+#include "rpc/call_values.h"
+#include "rpc/context.h"
+
+namespace onecopy::python {
+namespace {
+
+/// What a call is named that is not plain: its body says the rest.
+constexpr const char* kGeneral = "python";
+
+void drop_python(void* object) noexcept { drop_soon(static_cast<PyObject*>(object)); }
+
+TimePoint deadline_from(nb::handle seconds) {
+  if (seconds.is_none()) return kForever;
+  const double value = PyFloat_AsDouble(seconds.ptr());
+  if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  return TimePoint(std::chrono::nanoseconds(static_cast<std::int64_t>(value * 1e9)));
+}
+
+nb::object to_seconds(TimePoint deadline) {
+  if (deadline == kForever) return nb::none();
+  return nb::float_(static_cast<double>(deadline.time_since_epoch().count()) / 1e9);
+}
+
+void wait_for(rpc::Node& node, const rpc::CallRef& call) {
+  while (!without_gil([&] { return node.wait(call, kForever); })) {
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    drop_unneeded();
+  }
+}
+
+nb::object not_plain() { return nb::borrow(Py_NotImplemented); }
+
+/// Lets the next message that is handled in order begin.
+class Turn {
+ public:
+  Turn(rpc::Node& node, bool is_in_order) : node_(node), has_turn_(is_in_order) {}
+  Turn(const Turn&) = delete;
+  Turn& operator=(const Turn&) = delete;
+  ~Turn() { end(); }
+  void end() noexcept {
+    if (std::exchange(has_turn_, false)) node_.end_order();
+  }
+
+ private:
+  rpc::Node& node_;
+  bool has_turn_;
+};
+
+}  // namespace
+
+// --- RpcCall
+
+void RpcCall::wait() {
+  if (!call_->is_done()) wait_for(*node_, call_);
+}
+
+bool RpcCall::end() { return node_->end_call(call_, rpc::End::cancelled); }
+
+void RpcCall::complete() { node_->complete(call_, rpc::End::answered); }
+
+nb::object RpcCall::take_answer() {
+  Message answer = std::move(call_->answer);
+  const bool is_plain = rpc::body_form(answer.tag) == kPlainCall;
+  return nb::make_tuple(is_plain,
+                        is_plain ? decode_plain(std::move(answer)) : decode_body(std::move(answer)));
+}
+
+// --- RpcNode
+
+/// What a name of another member stands for here.
+struct RpcNode::Target {
+  nb::object function, names, name;
+  bool is_plain = false;  ///< not one whose result is a Future
+};
+
+RpcNode::RpcNode(const std::string& name, std::uint32_t number)
+    : node_(without_gil([&] {
+        return std::make_shared<rpc::Node>(rpc::NodeOptions{name, number});
+      })) {}
+
+RpcNode::~RpcNode() {
+  for (const auto& [function, plain] : plain_) Py_DECREF(function);
+  drop_without_gil([this] { node_.reset(); });
+}
+
+nb::bytes RpcNode::address() { return to_python(node_->address().to_bytes()); }
+
+void RpcNode::join(nb::bytes address) {
+  const rpc::Address where = rpc::Address::from_bytes(span_of(address));
+  without_gil([&] { node_->join(where); });
+}
+
+void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
+
+rpc::Member& RpcNode::member(std::uint32_t number) {
+  rpc::Member* const found = node_->find(number);
+  if (!found) throw Error(ErrorCode::invalid_argument, "there is no such member of the group");
+  return *found;
+}
+
+nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future) {
+  rpc::Member& callee = member(to);
+  const TimePoint until = deadline_from(deadline);
+  if (!callee.out.load()) without_gil([&] { node_->connect(callee, until); });
+  Message message = encode_body(value);
+  rpc::CallRef call;
+  put_in_order(message, [&](Stream stream) {
+    // The order keeps notes, and what depends on them, behind the calls before.
+    rpc::Node::Outgoing outgoing{std::move(message), kGeneral, true, stream, future.ptr(), &drop_python};
+    call = node_->call(callee, std::move(outgoing), until, true);
+  });
+  Py_INCREF(future.ptr());
+  return nb::cast(RpcCall(node_, std::move(call)));
+}
+
+nb::object RpcNode::begin_here(nb::handle deadline, nb::handle future) {
+  Py_INCREF(future.ptr());
+  return nb::cast(RpcCall(node_, node_->begin_here(deadline_from(deadline), future.ptr(), &drop_python)));
+}
+
+void RpcNode::note(std::uint32_t to, nb::handle value) {
+  rpc::Member& receiver = member(to);
+  if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
+  Message message = encode_body(value);
+  put_in_order(message, [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
+}
+
+void RpcNode::answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order) {
+  rpc::Member& caller = member(to);
+  Message message = encode_body(value);
+  put_in_order(message, [&](Stream stream) {
+    node_->answer(caller, call, rpc::Status::value, std::move(message), is_in_order, stream);
+  });
+}
+
+// --- plain calls, in the caller
+
+void RpcNode::learn(nb::handle function, const std::string& wire_name, nb::handle names, nb::handle name) {
+  if (knows(function)) return;
+  Py_INCREF(function.ptr());
+  plain_.emplace(function.ptr(), Plain{nb::borrow(names), nb::borrow(name), wire_name});
+}
+
+/// None also when the name stands for something else by now.
+const RpcNode::Plain* RpcNode::plain(nb::handle function) const {
+  const auto at = plain_.find(function.ptr());
+  if (at == plain_.end()) return nullptr;
+  const Plain& found = at->second;
+  return PyDict_GetItem(found.names.ptr(), found.name.ptr()) == function.ptr() ? &found : nullptr;
+}
+
+rpc::Member* RpcNode::member_for(nb::handle to) {
+  nb::object number;
+  if (PyUnicode_CheckExact(to.ptr())) {
+    PyObject* const found = PyDict_GetItem(numbers_.ptr(), to.ptr());
+    if (!found) return nullptr;
+    number = nb::borrow(found);
+  } else if (to.type().ptr() == member_type.ptr()) {
+    number = nb::getattr(to, "id");
+  } else {
+    number = nb::borrow(to);
+  }
+  if (!PyLong_CheckExact(number.ptr())) return nullptr;
+  const long value = PyLong_AsLong(number.ptr());
+  if (value < 0) return PyErr_Clear(), nullptr;
+  rpc::Member* const member = node_->find(static_cast<std::uint32_t>(value));
+  return member && member->out.load() && !member->has_ended ? member : nullptr;
+}
+
+namespace {
+
+/// (arguments, keyword arguments or None); none for what is neither a tuple or list, nor a dict.
+nb::object values_of_call(nb::handle args, nb::handle kwargs) {
+  const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
+  if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr())) return {};
+  if (has_kwargs && !PyDict_CheckExact(kwargs.ptr())) return {};
+  return nb::make_tuple(has_args ? nb::borrow(args) : nb::object(nb::tuple()), kwargs);
+}
+
+/// How long a call may take; negative: as long as usual. 0: no limit.
+double seconds_of(nb::handle timeout, double usual) {
+  if (timeout.is_none()) return usual;
+  const double seconds = PyFloat_AsDouble(timeout.ptr());
+  if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  return seconds < 0 ? usual : seconds;
+}
+
+TimePoint deadline_after_seconds(double seconds) {
+  if (seconds == 0) return kForever;
+  return deadline_after(std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9)));
+}
+
+}  // namespace
+
+/// None when it is no plain call, or cannot be sent: then another way says why.
+rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
+                                 nb::handle kwargs, double seconds, nb::handle future) {
+  const Plain* const known = has_rpc_context() ? nullptr : plain(function);
+  to = known ? member_for(whom) : nullptr;
+  if (!to) return {};
+  const nb::object values = values_of_call(args, kwargs);
+  Message message;
+  if (!values.is_valid() || !encode_plain(values, message)) return {};
+  const TimePoint deadline = deadline_after_seconds(seconds);
+  rpc::CallRef call;
+  try {
+    put_in_order(message, [&](Stream stream) {
+      rpc::Node::Outgoing outgoing{std::move(message), known->wire_name, false, stream,
+                                   future.ptr(),       &drop_python};
+      call = node_->call(*to, std::move(outgoing), deadline, future.is_valid());
+    });
+  } catch (const Error&) {
+    return {};
+  }
+  Py_XINCREF(future.ptr());
+  return call;
+}
+
+nb::object RpcNode::wait_plain(nb::handle agent, const rpc::Member& to, const rpc::CallRef& call,
+                               double seconds) {
+  try {
+    wait_for(*node_, call);
+  } catch (...) {
+    node_->end_call(call, rpc::End::cancelled);
+    throw;
+  }
+  const bool is_plain = call->end == rpc::End::answered && rpc::body_form(call->answer.tag) == kPlainCall;
+  if (is_plain) return decode_plain(std::move(call->answer));
+  if (void* const outcome = call->owner.exchange(nullptr))  // a worker has decoded it, in its order
+    return call_python([&] { return agent.attr("_result")(nb::steal(static_cast<PyObject*>(outcome))); });
+  return call_python([&] { return agent.attr("_result_of")(RpcCall(node_, call), to.number(), seconds); });
+}
+
+nb::object RpcNode::call_plain(nb::handle agent, nb::handle to, nb::handle function, nb::handle args,
+                               nb::handle kwargs, nb::handle timeout) {
+  rpc::Member* callee = nullptr;
+  const double seconds = seconds_of(timeout, usual_timeout);
+  const rpc::CallRef call = send_plain(callee, to, function, args, kwargs, seconds, {});
+  return call ? wait_plain(agent, *callee, call, seconds) : not_plain();
+}
+
+nb::object RpcNode::begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                                nb::handle timeout, nb::handle future) {
+  rpc::Member* callee = nullptr;
+  rpc::CallRef call =
+      send_plain(callee, to, function, args, kwargs, seconds_of(timeout, usual_timeout), future);
+  return call ? nb::cast(RpcCall(node_, std::move(call))) : not_plain();
+}
+
+// --- workers
+
+void RpcNode::run(nb::handle agent) {
+  rpc::Work work;
+  while (without_gil([&] { return node_->next(work); })) {
+    if (node_->wants_worker()) call_python([&] { agent.attr("_add_worker")(); });
+    try {
+      do_work(agent, work);
+    } catch (nb::python_error& error) {
+      error.restore();
+      PyErr_WriteUnraisable(agent.ptr());
+    } catch (const std::exception& error) {
+      log_warning(std::string("a message of rpc was not handled: ") + error.what());
+    }
+    work = {};
+    drop_unneeded();
+  }
+}
+
+void RpcNode::do_work(nb::handle agent, rpc::Work& work) {
+  const bool is_plain = work.kind == rpc::Work::Kind::call && !work.is_in_order &&
+                        rpc::body_form(work.message.tag) == kPlainCall;
+  if (is_plain) return serve_plain(agent, work);
+  if (work.kind == rpc::Work::Kind::settle) {
+    const nb::object future = nb::borrow(static_cast<PyObject*>(work.done->owner.load()));
+    call_python([&] { future.attr("_settle")(RpcCall(node_, work.done)); });
+    return;
+  }
+  take(agent, work);
+}
+
+/// Messages in order: each is decoded before the next one is.
+void RpcNode::take(nb::handle agent, rpc::Work& work) {
+  Turn turn(*node_, work.is_in_order);
+  const std::uint32_t from = work.from->number();
+  if (work.kind == rpc::Work::Kind::member_ended) {
+    call_python([&] { agent.attr("_take_end")(from, work.from->has_left.load()); });
+  } else if (work.kind == rpc::Work::Kind::note) {
+    const nb::object value = decode_body(std::move(work.message));
+    call_python([&] { agent.attr("_take_note")(from, value); });
+  } else if (work.kind == rpc::Work::Kind::answer) {
+    take_answer(agent, work);
+  } else {
+    nb::object request;
+    {
+      const nb::object value = decode_body(std::move(work.message));
+      request = call_python(
+          [&] { return agent.attr("_take_call")(work.call, from, to_seconds(work.deadline), value); });
+    }
+    turn.end();
+    if (!request.is_none()) call_python([&] { request(); });
+  }
+}
+
+/// A Future gets its outcome here; a plain call, which has none, finds it with the call.
+void RpcNode::take_answer(nb::handle agent, rpc::Work& work) {
+  const nb::object value = decode_body(std::move(work.message));
+  if (void* const owner = work.done->owner.load()) {
+    const nb::object future = nb::borrow(static_cast<PyObject*>(owner));
+    call_python(
+        [&] { agent.attr("_take_answer")(future, RpcCall(node_, work.done), value, work.from->number()); });
+    return;
+  }
+  nb::object outcome =
+      call_python([&] { return agent.attr("_outcome_of")(value, work.from->number(), nb::none()); });
+  work.done->drop_owner = &drop_python;
+  work.done->owner = outcome.release().ptr();
+  node_->complete(work.done, rpc::End::answered);
+}
+
+/// Looked up again when the name stands for something else by now.
+RpcNode::Target& RpcNode::target(nb::handle agent, rpc::Name& name) {
+  auto* known = static_cast<Target*>(name.function.load());
+  if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr())
+    return *known;
+  const nb::tuple found =
+      nb::cast<nb::tuple>(call_python([&] { return agent.attr("_find_plain")(name.text); }));
+  targets_.push_back(
+      std::make_unique<Target>(Target{found[0], found[1], found[2], nb::cast<bool>(nb::object(found[3]))}));
+  name.function = targets_.back().get();
+  return *targets_.back();
+}
+
+namespace {
+
+/// A call of Python's counts as one that is served.
+class Serving {
+ public:
+  explicit Serving(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  Serving(const Serving&) = delete;
+  Serving& operator=(const Serving&) = delete;
+  ~Serving() { count_.fetch_sub(1); }
+
+ private:
+  std::atomic<int>& count_;
+};
+
+}  // namespace
+
+void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
+  if (work.from->has_ended || std::chrono::steady_clock::now() > work.deadline) return;
+  const Serving now(serving);
+  const std::uint32_t from = work.from->number();
+  nb::object result;
+  Target* at = nullptr;
+  try {
+    at = &target(agent, *work.function);
+  } catch (nb::python_error& error) {
+    const nb::object value = nb::borrow(error.value());
+    call_python([&] { agent.attr("_refuse")(work.call, from, value); });
+    return;
+  }
+  Target& found = *at;
+  try {
+    const nb::object values = decode_plain(std::move(work.message));
+    const nb::object args = nb::steal(PySequence_Tuple(PyTuple_GetItem(values.ptr(), 0)));
+    PyObject* const kwargs = PyTuple_GetItem(values.ptr(), 1);
+    if (!args.is_valid() || !kwargs) throw nb::python_error();
+    const nb::object function = found.function;
+    if (!found.is_plain) {
+      call_python([&] { agent.attr("_serve_plain")(work.call, from, function, args, nb::borrow(kwargs)); });
+      return;
+    }
+    result = call_python([&] {
+      return nb::steal(PyObject_Call(function.ptr(), args.ptr(), kwargs == Py_None ? nullptr : kwargs));
+    });
+    if (!result.is_valid()) throw nb::python_error();
+  } catch (nb::python_error& error) {
+    const nb::object value = nb::borrow(error.value());
+    call_python([&] { agent.attr("_answer_raised")(work.call, from, value); });
+    return;
+  }
+  answer_plain(agent, work, result);
+}
+
+void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result) {
+  Message message;
+  if (!encode_plain(result, message)) {
+    call_python([&] { agent.attr("_answer_plain")(work.call, work.from->number(), result); });
+    return;
+  }
+  put_in_order(message, [&](Stream stream) {
+    node_->answer(*work.from, work.call, rpc::Status::value, std::move(message), false, stream);
+  });
+}
+
+void RpcNode::stop() {
+  without_gil([&] { node_->stop(); });
+}
+
+void init_rpc(nb::module_& m) {
+  init_rpc_context(m);
+  nb::class_<RpcCall>(m, "_RpcCall")
+      .def_prop_ro("number", &RpcCall::number)
+      .def_prop_ro("done", &RpcCall::is_done)
+      .def_prop_ro("end_kind", &RpcCall::how_it_ended)
+      .def("wait", &RpcCall::wait)
+      .def("end", &RpcCall::end)
+      .def("complete", &RpcCall::complete)
+      .def("take_answer", &RpcCall::take_answer);
+  nb::class_<RpcNode>(m, "_RpcNode", "This process as a member of a group; see src/rpc/node.h.")
+      .def(nb::init<const std::string&, std::uint32_t>(), nb::arg("name"), nb::arg("number"))
+      .def("address", &RpcNode::address)
+      .def("join", &RpcNode::join, nb::arg("address"))
+      .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
+      .def("call", &RpcNode::call, nb::arg("to"), nb::arg("value"), nb::arg("deadline").none(),
+           nb::arg("future"))
+      .def("begin_here", &RpcNode::begin_here, nb::arg("deadline").none(), nb::arg("future"))
+      .def("note", &RpcNode::note, nb::arg("to"), nb::arg("value"))
+      .def("answer", &RpcNode::answer, nb::arg("to"), nb::arg("call"), nb::arg("value"),
+           nb::arg("is_in_order"))
+      .def("learn", &RpcNode::learn, nb::arg("function"), nb::arg("wire_name"), nb::arg("names"),
+           nb::arg("name"))
+      .def("knows", &RpcNode::knows, nb::arg("function").none())
+      .def("call_plain", &RpcNode::call_plain, nb::arg("agent"), nb::arg("to").none(),
+           nb::arg("function").none(), nb::arg("args").none(), nb::arg("kwargs").none(),
+           nb::arg("timeout").none())
+      .def("begin_plain", &RpcNode::begin_plain, nb::arg("to").none(), nb::arg("function").none(),
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"))
+      .def("run", &RpcNode::run, nb::arg("agent"))
+      .def("stop", &RpcNode::stop)
+      .def("has_left",
+           [](RpcNode& n, std::uint32_t number) {
+             const rpc::Member* member = n.node().find(number);
+             return member && member->has_left;
+           })
+      .def_prop_ro("calls_under_way", [](RpcNode& n) { return n.node().calls_under_way(); })
+      .def_prop_ro("idle_workers", [](RpcNode& n) { return n.node().idle_workers(); })
+      .def_prop_ro("serving", [](const RpcNode& n) { return n.serving.load(); })
+      .def_rw("timeout", &RpcNode::usual_timeout)
+      .def_rw("member_type", &RpcNode::member_type, nb::arg().none());
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <unordered_map>
+
+#include "binding/module.h"
+#include "rpc/node.h"
+
+namespace onecopy::python {
+
+/// A call as Python has it.
+/// Thread safety: the GIL; wait() lets go of it.
+class RpcCall {
+ public:
+  RpcCall(std::shared_ptr<rpc::Node> node, rpc::CallRef call)
+      : node_(std::move(node)), call_(std::move(call)) {}
+
+  std::uint64_t number() const noexcept { return call_->number; }
+  bool is_done() const noexcept { return call_->is_done(); }
+  int how_it_ended() const noexcept { return static_cast<int>(call_->end); }
+  /// Until it has ended. Signal handlers of Python run meanwhile, and what they throw ends the wait.
+  void wait();
+  /// Ends it from here, without an answer. False when it has ended.
+  bool end();
+  /// For a worker: the call is over, and what there is to know its Future has.
+  void complete();
+  /// (is it plain, value) of the answer, once.
+  nb::object take_answer();
+
+ private:
+  std::shared_ptr<rpc::Node> node_;
+  rpc::CallRef call_;
+};
+
+/// This process's Node for onecopy.rpc._agent: what a call does that is not plain is decided there.
+///
+/// A plain call is one of a function that both sides know by its name, with plain values and tensors of the CPU, and
+/// without a context of autograd. It never enters Python code of ours, on either side.
+/// Thread safety: the GIL.
+class RpcNode {
+ public:
+  RpcNode(const std::string& name, std::uint32_t number);
+  ~RpcNode();
+  RpcNode(const RpcNode&) = delete;
+  RpcNode& operator=(const RpcNode&) = delete;
+
+  rpc::Node& node() noexcept { return *node_; }
+  nb::bytes address();
+  void join(nb::bytes address);
+  void set_number_of(const std::string& name, nb::handle number);
+
+  // Calls that are not plain.
+  nb::object call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future);
+  nb::object begin_here(nb::handle deadline, nb::handle future);
+  void note(std::uint32_t to, nb::handle value);
+  void answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order);
+
+  // Plain ones.
+  /// The function is called by this name from here on: it is what `name` stands for in `names`, its module's.
+  void learn(nb::handle function, const std::string& wire_name, nb::handle names, nb::handle name);
+  bool knows(nb::handle function) const { return plain_.count(function.ptr()) != 0; }
+  /// The result; NotImplemented when it is no plain call, and nothing was sent. `agent` says what other answers mean.
+  nb::object call_plain(nb::handle agent, nb::handle to, nb::handle function, nb::handle args,
+                        nb::handle kwargs, nb::handle timeout);
+  /// The call, whose Future is `future`; or NotImplemented.
+  nb::object begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
+                         nb::handle timeout, nb::handle future);
+
+  /// What a worker does, until stop().
+  void run(nb::handle agent);
+  void stop();
+
+  double usual_timeout = 60;  ///< of plain calls that say none; 0: none
+  nb::object member_type;     ///< whose instances name a member by their `id`
+  std::atomic<int> serving{0};
+
+ private:
+  /// A function that is called by its name.
+  struct Plain {
+    nb::object names, name;
+    std::string wire_name;
+  };
+  struct Target;
+
+  rpc::Member& member(std::uint32_t number);
+  rpc::Member* member_for(nb::handle to);
+  const Plain* plain(nb::handle function) const;
+  rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
+                          nb::handle kwargs, double seconds, nb::handle future);
+  nb::object wait_plain(nb::handle agent, const rpc::Member& to, const rpc::CallRef& call, double seconds);
+
+  void do_work(nb::handle agent, rpc::Work& work);
+  void take(nb::handle agent, rpc::Work& work);
+  void serve_plain(nb::handle agent, rpc::Work& work);
+  void answer_plain(nb::handle agent, rpc::Work& work, nb::handle result);
+  void take_answer(nb::handle agent, rpc::Work& work);
+  Target& target(nb::handle agent, rpc::Name& name);
+
+  std::shared_ptr<rpc::Node> node_;             ///< calls that are under way have it as well
+  nb::dict numbers_;                            ///< of members, by name
+  std::unordered_map<PyObject*, Plain> plain_;  ///< functions, which are kept
+  std::vector<std::unique_ptr<Target>> targets_;
+};
+
+}  // namespace onecopy::python

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/node.h"
+
+#include <gtest/gtest.h>
+
+#include <ctime>
+#include <thread>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "support/eventually.h"
+#include "support/refusal.h"
+#include "support/watchdog.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Watchdog;
+
+/// Two members in one process; the second has a worker, which notes what it was given.
+class Nodes : public ::testing::Test {
+ protected:
+  Nodes() : a_({"a", 0, 0ns}), b_({"b", 1, 0ns}) {
+    to_b_ = &a_.join(b_.address());
+    worker_ = std::thread([this] {
+      Work work;
+      while (b_.next(work)) {
+        if (work.is_in_order) b_.end_order();
+        const std::lock_guard lock(mutex_);
+        kinds_.push_back(work.kind);
+        if (work.kind == Work::Kind::call)
+          b_.answer(*work.from, work.call, Status::value, std::move(work.message));
+      }
+    });
+  }
+  ~Nodes() override {
+    a_.stop();
+    b_.stop();
+    worker_.join();
+  }
+  std::vector<Work::Kind> kinds() {
+    const std::lock_guard lock(mutex_);
+    return kinds_;
+  }
+  Message answer_to(std::string_view function, Message&& message, bool is_in_order = false) {
+    const CallRef call = a_.call(*to_b_, {std::move(message), function, is_in_order}, kForever, false);
+    while (!a_.wait(call, kForever)) continue;
+    EXPECT_EQ(call->end, End::answered);
+    return std::move(call->answer);
+  }
+
+  Watchdog watchdog_;
+  Node a_, b_;
+  Member* to_b_ = nullptr;
+  std::mutex mutex_;
+  std::vector<Work::Kind> kinds_;
+  std::thread worker_;
+};
+
+TEST_F(Nodes, CallAndAnswer) {
+  EXPECT_EQ(answer_to("f", {0, {std::byte{7}}, {}}).data, Bytes{std::byte{7}});
+  EXPECT_EQ(answer_to("g", {0, {}, {}}).data, Bytes{});
+  EXPECT_EQ(answer_to("f", {0, {std::byte{8}}, {}}).data, Bytes{std::byte{8}});
+  EXPECT_EQ(a_.calls_under_way(), 0U);
+}
+
+TEST_F(Nodes, GiveOutWhatIsInOrderOneAtATime) {
+  answer_to("f", {}, true);
+  a_.note(*to_b_, {});
+  answer_to("f", {}, true);
+  EXPECT_EQ(kinds(), (std::vector{Work::Kind::call, Work::Kind::note, Work::Kind::call}));
+}
+
+TEST_F(Nodes, KeepTheBodysFormInTheTag) {
+  EXPECT_EQ(body_form(answer_to("f", {5U << kBodyShift, {}, {}}).tag), 5U);
+}
+
+TEST_F(Nodes, EndACallFromHereOnce) {
+  const CallRef call = a_.begin_here(kForever, nullptr, nullptr);
+  EXPECT_EQ(a_.calls_under_way(), 1U);
+  EXPECT_TRUE(a_.end_call(call, End::cancelled));
+  EXPECT_FALSE(a_.end_call(call, End::answered));
+  EXPECT_EQ(call->end, End::cancelled);
+  EXPECT_EQ(a_.calls_under_way(), 0U);
+}
+
+TEST_F(Nodes, RefuseAMemberUnderATakenNumber) {
+  Node other({"other", 1, 0ns});
+  expect_refusal(ErrorCode::invalid_argument, {"member 1 of the group is b"},
+                 [&] { a_.join(other.address()); });
+}
+
+TEST_F(Nodes, RefuseBytesThatAreNoAddress) {
+  const Bytes good = b_.address().to_bytes();
+  expect_refusal(ErrorCode::bad_handle, {}, [&] { Address::from_bytes({}); });
+  expect_refusal(ErrorCode::bad_handle, {},
+                 [&] { Address::from_bytes(ByteSpan(good).first(good.size() - 1)); });
+  Bytes longer = good;
+  longer.push_back({});
+  expect_refusal(ErrorCode::bad_handle, {}, [&] { Address::from_bytes(longer); });
+  Bytes later = good;
+  later[4] = std::byte{9};
+  expect_refusal(ErrorCode::version_mismatch, {}, [&] { Address::from_bytes(later); });
+  EXPECT_EQ(Address::from_bytes(good).name, "b");
+}
+
+/// A worker that went on looking at that lane would never sleep.
+TEST_F(Nodes, RestWhenAMemberHasPutSomethingBehindItsFarewell) {
+  answer_to("f", {});
+  Outbound& lane = *to_b_->out.load();
+  a_.stop();
+  EXPECT_TRUE(eventually([&] { return b_.find(0)->has_ended.load(); }));
+  Message late{static_cast<std::uint32_t>(Form::note) | kInOrder, {}, {}};
+  append_tail(late.data, NoteTail{});
+  lane.put(late);
+  lane.bell().ring_for_call();
+  EXPECT_TRUE(eventually([] {
+    const std::clock_t before = std::clock();
+    std::this_thread::sleep_for(100ms);
+    return std::clock() - before < CLOCKS_PER_SEC / 100;
+  }));
+}
+
+TEST(Tail, ThatIsCutOffIsRefused) {
+  for (std::size_t size = 0; size < sizeof(CallTail); ++size) {
+    Bytes data(size);
+    expect_refusal(ErrorCode::bad_handle, {}, [&] { take_tail<CallTail>(data); });
+  }
+  CallTail tail;
+  tail.name_bytes = 3;
+  Bytes data(2);
+  expect_refusal(ErrorCode::bad_handle, {}, [&] { take_name(data, tail); });
+  expect_refusal(ErrorCode::bad_handle, {}, [] { form_of(3); });
+  expect_refusal(ErrorCode::bad_handle, {}, [] { form_of(4 | 1U << 20); });
+}
+
+}  // namespace
+}  // namespace onecopy::rpc
