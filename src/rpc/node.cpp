@@ -74,6 +74,13 @@ void Node::check_can_send(const Member& to) const {
                 fmt::format("{} has {}", to.name(), to.has_left ? "left the group" : "ended"));
 }
 
+/// Throws peer_died when the member has just ended.
+Outbound& Node::lane_of(const Sending& sending, const Member& to) const {
+  Outbound* const out = sending.lane();
+  if (!out) check_can_send(to);
+  return *out;
+}
+
 /// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
 void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail) {
   const bool is_told = entry.is_told.load(std::memory_order_acquire);
@@ -101,7 +108,8 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_
   if (entry.mean_ns.load(std::memory_order_relaxed) > spin_ns_) call->spin_ns = 0;
   const std::uint64_t number = calls_.add(call);
   try {
-    put(*to.out.load(std::memory_order_acquire), outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
+    const Sending sending(to);
+    put(lane_of(sending, to), outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
   } catch (...) {
     calls_.take(number);
     throw;
@@ -116,13 +124,15 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_
 void Node::post(Member& to, Outgoing&& outgoing) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
-  put(*to.out.load(std::memory_order_acquire), outgoing, to.numbers.of(outgoing.function), {});
+  const Sending sending(to);
+  put(lane_of(sending, to), outgoing, to.numbers.of(outgoing.function), {});
 }
 
 void Node::note(Member& to, Message&& message, Stream stream) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
-  Outbound& out = *to.out.load(std::memory_order_acquire);
+  const Sending sending(to);
+  Outbound& out = lane_of(sending, to);
   append_tail(message.data, NoteTail{});
   message.tag = tag_of(Form::note, message.tag, true);
   out.put(message, stream);
@@ -131,8 +141,9 @@ void Node::note(Member& to, Message&& message, Stream stream) {
 
 void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
                   Stream stream) {
-  Outbound* const out = to.out.load(std::memory_order_acquire);
-  if (call == 0 || !out || to.has_ended) return;
+  const Sending sending(to);
+  Outbound* const out = sending.lane();
+  if (call == 0 || !out) return;
   append_tail(message.data, AnswerTail{call, status, 0});
   message.tag = tag_of(Form::answer, message.tag, is_in_order);
   out->put(message, stream);

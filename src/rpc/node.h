@@ -101,6 +101,7 @@ class Node {
 
   // node.cpp
   void check_can_send(const Member& to) const;
+  Outbound& lane_of(const Sending& sending, const Member& to) const;
   void put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail);
   void note_time(Call& call) const noexcept;
 
@@ -111,6 +112,7 @@ class Node {
   void set_out_for_itself(Member& me);
   void watch_over(Member& member);
   void stop_watching(Member& member) noexcept;
+  void release_lanes(Member& member);
   void say_farewell(Member& to) noexcept;
 
   // node_lanes.cpp
@@ -151,6 +153,8 @@ class Node {
   std::size_t first_ = 0;  ///< under turn_: which member is looked at first
   Work* own_ = nullptr;    ///< under turn_: for the first work, of the worker that looks
 
+  mutable std::atomic<int> lookers_{
+      0};  ///< threads in are_lanes_ready(), which use lanes of members that live
   std::atomic<int> idle_{0};
   std::atomic<int> sleepers_{0};
   std::atomic<bool> has_first_sleeper_{false};  ///< the others sleep in reserve

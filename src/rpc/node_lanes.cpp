@@ -33,6 +33,7 @@ class Counted {
 }  // namespace
 
 bool Node::are_lanes_ready() const {
+  const Counted looker(lookers_);  // before the looks at has_ended: a lane goes when there is none
   for (const Member* member : *list_.load(std::memory_order_acquire)) {
     if (member->has_ended.load(std::memory_order_relaxed))
       continue;  // what it put after its farewell stays
@@ -55,6 +56,8 @@ bool Node::look(const Call* mine, Work* own) {
   ++first_;
   for (std::size_t i = 0; i < members.size(); ++i)
     found = read(*members[(first_ + i) % members.size()], mine) || found;
+  for (Member* member : members)
+    if (member->has_ended) release_lanes(*member);
   own_ = nullptr;
   return found;
 }

@@ -92,6 +92,18 @@ void Node::stop_watching(Member& member) noexcept {
   member.pidfd.reset();
 }
 
+/// Of a member that has ended, once no thread uses them. REQUIRES: turn_.
+void Node::release_lanes(Member& member) {
+  const std::lock_guard lock(member.opening);
+  if (!member.outbound && !member.inbound) return;
+  if (member.senders.load() != 0 || lookers_.load() != 0) return;
+  member.out = nullptr;
+  member.in = nullptr;
+  member.outbound.reset();
+  member.inbound.reset();
+  member.bell.reset();
+}
+
 Member* Node::find(std::uint32_t number) {
   for (Member* member : *list_.load())
     if (member->number() == number) return member;
@@ -123,7 +135,7 @@ void Node::connect(Member& to, TimePoint deadline) {
 /// Tells the member which lane to send through. Once.
 void Node::greet(Member& to) {
   const std::lock_guard lock(to.opening);
-  if (to.is_greeted) return;
+  if (to.is_greeted || to.has_ended) return;
   try {
     if (!to.inbound) to.inbound = std::make_unique<Inbound>();
     to.in = to.inbound.get();
@@ -145,7 +157,7 @@ void Node::take_greeting(ByteSpan bytes) {
   Member& member = enter(from);
   {
     const std::lock_guard lock(member.opening);
-    if (member.outbound) return;
+    if (member.outbound || member.has_ended) return;
     if (!member.bell) member.bell = std::make_shared<DoorbellMemory>(from.bell);
     member.outbound = std::make_unique<Outbound>(ChannelRef(&Channel::connect(lane)), member.bell);
     member.out = member.outbound.get();
@@ -158,7 +170,8 @@ void Node::take_greeting(ByteSpan bytes) {
 void Node::say_farewell(Member& to) noexcept {
   if (to.number() == options_.number || to.has_ended || to.has_exited()) return;
   try {
-    if (Outbound* const out = to.out.load()) {
+    const Sending sending(to);
+    if (Outbound* const out = sending.lane()) {
       Message note;
       note.tag = static_cast<std::uint32_t>(Form::note);
       append_tail(note.data, NoteTail{NoteKind::farewell, 0});
