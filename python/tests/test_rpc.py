@@ -317,18 +317,18 @@ def test_a_member_that_never_starts_is_named_when_the_time_is_over(tmp_path, lon
         lonely[0](init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 1})
 
 
-def look_slowly_at_others():
-    """This process takes a second to begin to watch each other member."""
-    from onecopy.rpc import _group
+def enter_others_slowly():
+    """This process takes a second for each member that it enters."""
+    from onecopy.rpc import _agent
 
-    watch = _group.Deaths.watch
-    _group.Deaths.watch = lambda self, *args: time.sleep(1) or watch(self, *args)
+    enter = _agent.Agent.enter
+    _agent.Agent.enter = lambda self, member: time.sleep(1) or enter(self, member)
 
 
 def test_a_call_that_comes_while_the_group_is_entered_is_not_lost(tmp_path, lonely):
     """Seen in a run of torch's tests: the first message of a member that was not entered yet was dropped."""
     lonely.append(Member())
-    lonely[0](look_slowly_at_others)
+    lonely[0](enter_others_slowly)
     for rank, member in enumerate(lonely):
         member.begin(init, f"{tmp_path}/file", rank, 3, f"worker{rank}", {"rpc_timeout": 20})
     for member in lonely:
