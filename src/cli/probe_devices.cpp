@@ -147,7 +147,8 @@ std::vector<Probe> device_probes() {
     probes = {{"CUDA devices", list_cuda_devices},
               {"CUDA memory as a descriptor", try_descriptors},
               {"CUDA peers", try_cuda_peers},
-              {"CUDA order of streams", try_stream_words}};
+              {"CUDA order of streams", try_stream_words},
+              {"CUDA captured graphs", try_cuda_graphs}};
   if (!backend(DeviceType::npu).devices().empty()) {
     probes.push_back({"Ascend devices", list_ascend_devices});
     probes.push_back({"Ascend peers", try_ascend_peers});

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "device/backend.h"
+#include "probe.h"
 
 namespace onecopy::cli {
 
@@ -11,5 +12,8 @@ namespace onecopy::cli {
 std::unique_ptr<DeviceMemory> new_memory(Device device, SegmentKind kind);
 /// Of the kind that tensors on this device get.
 std::unique_ptr<DeviceMemory> new_memory(Device device);
+
+/// Captured graphs on CUDA devices.
+Finding try_cuda_graphs();
 
 }  // namespace onecopy::cli

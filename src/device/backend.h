@@ -23,6 +23,7 @@
 
 namespace onecopy {
 
+class GraphDriver;
 class PhysicalChunk;
 class Reservation;
 
@@ -231,6 +232,9 @@ class Backend {
   /// Has the stream still something to do that a word after it would wait for? Not while it is captured, nor once its
   /// device has failed; perhaps where the vendor cannot be asked. Waits for nothing, and harms no capture.
   virtual bool has_work(int, Stream) noexcept { return true; }
+
+  /// For captured graphs; none where the vendor has none.
+  virtual GraphDriver* graphs() { return nullptr; }
 
   /// The error after which nothing works on the device any more in this process, and what its streams had still to do
   /// is never done; none while it works. Waits for nothing.

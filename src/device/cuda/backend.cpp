@@ -6,6 +6,7 @@
 #include "exported_chunks.h"
 #include "factory.h"
 #include "foreign_memory.h"
+#include "graphs.h"
 #include "host_pages.h"
 #include "onecopy/core/error.h"
 #include "peers.h"
@@ -89,6 +90,7 @@ class CudaBackend final : public Backend {
   bool is_captured(int ordinal, Stream stream) override { return cuda::is_captured(ordinal, stream); }
   bool has_work(int ordinal, Stream stream) noexcept override { return cuda::has_work(ordinal, stream); }
   std::optional<Error> failure(int ordinal) override { return cuda::failure(ordinal); }
+  GraphDriver* graphs() override { return cuda::graph_driver(); }
   ForeignMemory find_foreign(const void* at, std::size_t bytes) override {
     return cuda::find_foreign_memory(at, bytes);
   }

@@ -113,6 +113,7 @@ Driver::Driver() {
 #define BIND(CALL, SYMBOL, SINCE, PARAMETERS) \
   if (version_ == 0) CALL.bind(library->symbol(#SYMBOL));
   ONECOPY_CUDA_CALLS(BIND)  // before CUDA 12
+  ONECOPY_CUDA_GRAPH_CALLS(BIND)
 #undef BIND
   if (version_ == 0 && cuDriverGetVersion) cuDriverGetVersion(&version_);
   if (version_ < kOldest) {
@@ -138,6 +139,7 @@ void Driver::bind_all(void* address) {
   };
 #define BIND(CALL, SYMBOL, SINCE, PARAMETERS) bind(CALL);
   ONECOPY_CUDA_CALLS(BIND)
+  ONECOPY_CUDA_GRAPH_CALLS(BIND)
 #undef BIND
   if (cuDriverGetVersion) cuDriverGetVersion(&version_);
 }

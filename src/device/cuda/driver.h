@@ -5,6 +5,7 @@
 
 #include "device/vendor_library.h"
 #include "driver_api.h"
+#include "graph_api.h"
 
 namespace onecopy::cuda {
 
@@ -32,6 +33,7 @@ class Driver : public VendorLibrary<Driver> {
  public:
 #define MEMBER(CALL, SYMBOL, SINCE, PARAMETERS) Call<CUresult PARAMETERS> CALL{#CALL, SINCE};
   ONECOPY_CUDA_CALLS(MEMBER)
+  ONECOPY_CUDA_GRAPH_CALLS(MEMBER)
 #undef MEMBER
 
   int version() const noexcept { return version_; }

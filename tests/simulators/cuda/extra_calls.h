@@ -2,10 +2,12 @@
 #pragma once
 
 #include "device/cuda/driver_api.h"
+#include "device/cuda/graph_api.h"
 
 // What frameworks and tests call beyond what the library needs. Columns as in ONECOPY_CUDA_CALLS.
 // clang-format off
 #define ONECOPY_CUDA_EXTRA_CALLS(X)                                                                       \
+  ONECOPY_CUDA_GRAPH_CALLS(X)                                                                             \
   X(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId, 4010, (char*, int, CUdevice))                               \
   X(cuDevicePrimaryCtxRelease, cuDevicePrimaryCtxRelease_v2, 11000, (CUdevice))                           \
   X(cuCtxSetCurrent, cuCtxSetCurrent, 4000, (CUcontext))                                                  \
@@ -20,10 +22,6 @@
   X(cuMemcpyDtoH, cuMemcpyDtoH_v2, 3020, (void*, CUdeviceptr, std::size_t))                               \
   X(cuMemcpyDtoD, cuMemcpyDtoD_v2, 3020, (CUdeviceptr, CUdeviceptr, std::size_t))                         \
   X(cuMemsetD8, cuMemsetD8_v2, 3020, (CUdeviceptr, unsigned char, std::size_t))                           \
-  X(cuModuleLoadData, cuModuleLoadData, 2000, (void**, const void*))                                      \
-  X(cuModuleGetFunction, cuModuleGetFunction, 2000, (void**, void*, const char*))                         \
-  X(cuLaunchKernel, cuLaunchKernel, 4000,                                                                 \
-    (void*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void**, void**)) \
   X(cuStreamGetCtx, cuStreamGetCtx, 9020, (CUstream, CUcontext*))                                         \
   X(cuStreamGetFlags, cuStreamGetFlags, 5000, (CUstream, unsigned*))                                      \
   X(cuEventRecordWithFlags, cuEventRecordWithFlags, 11010, (CUevent, CUstream, unsigned))                 \
@@ -33,7 +31,6 @@
   X(cuStreamEndCapture, cuStreamEndCapture, 10000, (CUstream, CUgraph*))                                  \
   X(cuGraphInstantiateWithFlags, cuGraphInstantiateWithFlags, 11040,                                      \
     (CUgraphExec*, CUgraph, unsigned long long))                                                          \
-  X(cuGraphLaunch, cuGraphLaunch, 10000, (CUgraphExec, CUstream))                                         \
   X(cuGraphDestroy, cuGraphDestroy, 10000, (CUgraph))                                                     \
   X(cuGraphExecDestroy, cuGraphExecDestroy, 10000, (CUgraphExec))
 // clang-format on

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules hold one kernel, copy_byte(to, from), whatever their image says. Unlike a copy it finds only what its own
-// device may use, and nothing survives what it does wrong: its context fails.
+// Modules hold the kernels copy_byte(to, from) and onecopy_copy_ranges(table), whatever their image says. Unlike a copy
+// they find only what their own device may use, and nothing survives what they do wrong: its context fails.
 #include <cstring>
+#include <map>
+#include <string>
+#include <utility>
 
-#include "stream.h"
+#include "graph.h"
 
 using namespace sim;
 
 namespace {
-
-constexpr char kName[] = "copy_byte";
 
 bool reaches(const Range& range, const Context& context, bool writes) {
   switch (range.kind) {
@@ -31,12 +32,49 @@ std::byte* byte_at(CUdeviceptr at, const Context& context, bool writes) {
   return range && reaches(*range, context, writes) ? range->host(at) : nullptr;
 }
 
-void copy_byte(CUdeviceptr to, CUdeviceptr from, Context& context) {
-  const std::lock_guard lock(state().mutex);
+CUdeviceptr address_in(const std::byte* bytes, std::size_t at) {
+  CUdeviceptr address = 0;
+  std::memcpy(&address, bytes + at, sizeof address);
+  return address;
+}
+
+/// REQUIRES: state().mutex.
+void copy_one(CUdeviceptr to, CUdeviceptr from, Context& context) {
   std::byte* const target = byte_at(to, context, true);
   const std::byte* const source = byte_at(from, context, false);
   if (target && source) *target = *source;
   else context.failed = CUDA_ERROR_ILLEGAL_ADDRESS;
+}
+
+void copy_byte(const std::byte* bytes, std::array<unsigned, 3>, Context& context) {
+  const std::lock_guard lock(state().mutex);
+  copy_one(address_in(bytes, 0), address_in(bytes, 8), context);
+}
+
+/// A table of 64 rows: to, from, bytes. Row y of the grid does row y of the table.
+void copy_ranges(const std::byte* bytes, std::array<unsigned, 3> grid, Context& context) {
+  const std::lock_guard lock(state().mutex);
+  for (unsigned row = 0; row < grid[1]; ++row) {
+    const std::byte* const at = bytes + 8 + 24 * row;
+    const CUdeviceptr to = address_in(at, 0), from = address_in(at, 8);
+    for (CUdeviceptr i = 0, size = address_in(at, 16); i < size && !context.failed; ++i)
+      copy_one(to + i, from + i, context);
+  }
+}
+
+/// One for each context, never destroyed.
+Kernel* find_kernel(Context* context, const char* name) {
+  static std::map<std::pair<Context*, std::string>, Kernel>& all =
+      *new std::map<std::pair<Context*, std::string>, Kernel>;
+  const std::lock_guard lock(state().mutex);
+  const auto known = all.find({context, name});
+  if (known != all.end()) return &known->second;
+  const Kernel kernels[] = {{"copy_byte", {{0, 8}, {8, 8}}, &copy_byte, context},
+                            {"onecopy_copy_ranges", {{0, 8 + 24 * 64}}, &copy_ranges, context}};
+  for (const Kernel& kernel : kernels)
+    if (std::strcmp(kernel.name, name) == 0)
+      return &all.emplace(std::pair{context, name}, kernel).first->second;
+  return nullptr;
 }
 
 }  // namespace
@@ -45,6 +83,7 @@ SIM_CALL cuModuleLoadData(void** module, const void* image) {
   SIM_ENTER(cuModuleLoadData);
   if (!module || !image) return CUDA_ERROR_INVALID_VALUE;
   if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (const CUresult refused = forbid_in_capture()) return refused;
   *module = current();
   return CUDA_SUCCESS;
 }
@@ -52,18 +91,21 @@ SIM_CALL cuModuleLoadData(void** module, const void* image) {
 SIM_CALL cuModuleGetFunction(void** function, void* module, const char* name) {
   SIM_ENTER(cuModuleGetFunction);
   if (!function || !module || !name) return CUDA_ERROR_INVALID_VALUE;
-  if (std::strcmp(name, kName) != 0) return CUDA_ERROR_NOT_FOUND;
-  *function = module;
-  return CUDA_SUCCESS;
+  *function = find_kernel(static_cast<Context*>(module), name);
+  return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-SIM_CALL cuLaunchKernel(void* function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                        unsigned, CUstream handle, void** parameters, void**) {
+SIM_CALL cuLaunchKernel(void* function, unsigned x, unsigned y, unsigned z, unsigned block_x,
+                        unsigned block_y, unsigned block_z, unsigned shared, CUstream handle,
+                        void** parameters, void** extra) {
   SIM_ENTER(cuLaunchKernel);
   Stream* stream = Stream::find(handle);
   if (!stream) return current() ? CUDA_ERROR_INVALID_HANDLE : CUDA_ERROR_INVALID_CONTEXT;
-  if (function != stream->context || !parameters) return CUDA_ERROR_INVALID_HANDLE;
-  const CUdeviceptr to = *static_cast<CUdeviceptr*>(parameters[0]);
-  const CUdeviceptr from = *static_cast<CUdeviceptr*>(parameters[1]);
-  return stream->submit([to, from, context = stream->context] { copy_byte(to, from, *context); });
+  if (!function || static_cast<Kernel*>(function)->context != stream->context)
+    return CUDA_ERROR_INVALID_HANDLE;
+  auto node = std::make_shared<Node>();
+  const CUDA_KERNEL_NODE_PARAMS launch{function, x,      y,          z,     block_x, block_y,
+                                       block_z,  shared, parameters, extra, nullptr, nullptr};
+  if (const CUresult result = node->set(launch)) return result;
+  return record_or_submit(*stream, std::move(node));
 }

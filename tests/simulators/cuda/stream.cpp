@@ -5,6 +5,8 @@
 #include <chrono>
 #include <map>
 
+#include "graph.h"
+
 using namespace sim;
 
 namespace sim {
@@ -136,7 +138,7 @@ CUresult Stream::submit(Operation operation) {
   if (const CUresult failed = result_in(context)) return failed;
   if (capture) {
     if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    capture->operations.push_back(std::move(operation));
+    capture->nodes.push_back(host_node(std::move(operation)));
     return CUDA_SUCCESS;
   }
   if (this == context->legacy) {
@@ -321,7 +323,7 @@ SIM_CALL cuStreamEndCapture(CUstream handle, CUgraph* graph) {
     return CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD;
   const std::unique_ptr<Capture> capture = std::move(stream->capture);
   if (capture->invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-  *graph = reinterpret_cast<CUgraph>(new std::vector<Operation>(std::move(capture->operations)));
+  *graph = reinterpret_cast<CUgraph>(new Graph{std::move(capture->nodes)});
   return CUDA_SUCCESS;
 }
 
@@ -342,35 +344,5 @@ SIM_CALL cuThreadExchangeStreamCaptureMode(int* mode) {
   SIM_ENTER(cuThreadExchangeStreamCaptureMode);
   if (!mode || *mode < 0 || *mode > 2) return CUDA_ERROR_INVALID_VALUE;
   std::swap(*mode, capture_mode);
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphInstantiateWithFlags(CUgraphExec* made, CUgraph graph, unsigned long long) {
-  SIM_ENTER(cuGraphInstantiateWithFlags);
-  if (!made || !graph) return CUDA_ERROR_INVALID_VALUE;
-  *made = reinterpret_cast<CUgraphExec>(
-      new std::vector<Operation>(*reinterpret_cast<std::vector<Operation>*>(graph)));
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphLaunch(CUgraphExec graph, CUstream handle) {
-  SIM_ENTER(cuGraphLaunch);
-  Stream* stream = Stream::find(handle);
-  if (!stream) return CUDA_ERROR_INVALID_HANDLE;
-  if (!graph) return CUDA_ERROR_INVALID_VALUE;
-  for (const Operation& operation : *reinterpret_cast<std::vector<Operation>*>(graph))
-    if (const CUresult result = stream->submit(operation)) return result;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphDestroy(CUgraph graph) {
-  SIM_ENTER(cuGraphDestroy);
-  delete reinterpret_cast<std::vector<Operation>*>(graph);
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphExecDestroy(CUgraphExec graph) {
-  SIM_ENTER(cuGraphExecDestroy);
-  delete reinterpret_cast<std::vector<Operation>*>(graph);
   return CUDA_SUCCESS;
 }

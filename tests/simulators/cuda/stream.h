@@ -14,13 +14,17 @@
 namespace sim {
 
 using Operation = std::function<void()>;
+struct Node;
+
+/// A node of an operation that nobody can ask for its parameters.
+std::shared_ptr<Node> host_node(Operation operation);
 
 /// What a stream is recording instead of doing.
 struct Capture {
   int mode = 0;
   std::thread::id thread;
   bool invalid = false;
-  std::vector<Operation> operations;
+  std::vector<std::shared_ptr<Node>> nodes;
 };
 
 /// How far a stream has come; outlives it.

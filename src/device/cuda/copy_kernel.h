@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "device/graphs.h"
+#include "driver.h"
+
+namespace onecopy::cuda {
+
+/// What the kernel takes by value.
+struct CopyTable {
+  struct Row {
+    std::uint64_t to = 0;
+    std::uint64_t from = 0;
+    std::uint64_t bytes = 0;
+  };
+
+  std::uint64_t count = 0;
+  std::array<Row, GraphDriver::kMostRanges> rows{};
+};
+
+/// One launch that copies many ranges.
+class CopyKernel {
+ public:
+  /// REQUIRES: the device's context is current, and nothing is captured.
+  explicit CopyKernel(const Driver& driver);
+
+  void* function() const noexcept { return function_; }
+
+ private:
+  void* function_ = nullptr;
+};
+
+/// The parameters of a launch, which point into the object.
+class CopyLaunch {
+ public:
+  /// Throws invalid_argument for more than GraphDriver::kMostRanges ranges.
+  CopyLaunch(const CopyKernel& kernel, std::span<const CopyRange> ranges);
+  CopyLaunch(const CopyLaunch&) = delete;
+  CopyLaunch& operator=(const CopyLaunch&) = delete;
+
+  const CUDA_KERNEL_NODE_PARAMS& parameters() const noexcept { return parameters_; }
+
+ private:
+  CopyTable table_;
+  void* arguments_[1] = {&table_};
+  CUDA_KERNEL_NODE_PARAMS parameters_{};
+};
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include "device/graphs.h"
+
+namespace onecopy::cuda {
+
+/// Lives until the process ends.
+GraphDriver* graph_driver();
+
+}  // namespace onecopy::cuda

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/relocation.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::graph {
+
+namespace {
+
+constexpr std::size_t kWord = 8;
+constexpr std::size_t kHalf = 4;
+
+template <class Value>
+Value at(const std::vector<std::byte>& bytes, std::size_t offset) {
+  Value value = 0;
+  std::memcpy(&value, bytes.data() + offset, std::min(sizeof value, bytes.size() - offset));
+  return value;
+}
+
+bool has_other_parameters(const RecordedNode& a, const RecordedNode& b) {
+  return a.kind != b.kind || a.name != b.name || a.shape != b.shape || a.parameters != b.parameters ||
+         a.bytes.size() != b.bytes.size();
+}
+
+/// Why two recordings are not of the same work; empty when they are.
+std::string difference(const Recording& graph, const Recording& other) {
+  if (graph.nodes.size() != other.nodes.size())
+    return fmt::format("{} nodes became {}", graph.nodes.size(), other.nodes.size());
+  if (graph.edges != other.edges) return "its nodes come in another order";
+  for (std::size_t i = 0; i < graph.nodes.size(); ++i)
+    if (has_other_parameters(graph.nodes[i], other.nodes[i]))
+      return fmt::format("node {} ({}) became another one ({})", i, graph.nodes[i].name,
+                         other.nodes[i].name);
+  return {};
+}
+
+std::string unreadable(const Recording& graph) {
+  for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+    const RecordedNode& node = graph.nodes[i];
+    if (node.kind == RecordedNode::Kind::other)
+      return fmt::format("node {} is {}, whose addresses are unknown", i, node.name);
+  }
+  return {};
+}
+
+bool lies_in(std::uint64_t word, const MovedRegion& region) {
+  return word >= region.base && word - region.base <= region.bytes;
+}
+
+bool overlap(const MovedRegion& a, const MovedRegion& b) {
+  const auto meet = [](std::uint64_t x, std::uint64_t y, std::uint64_t bytes_of_x,
+                       std::uint64_t bytes_of_y) { return x < y + bytes_of_y && y < x + bytes_of_x; };
+  return meet(a.base, b.base, a.bytes, b.bytes) || meet(a.moved, b.moved, a.bytes, b.bytes);
+}
+
+/// With the same displacement twice, a word could be an address of either, or the distance of both.
+std::string ambiguity(std::span<const MovedRegion> regions) {
+  for (std::size_t i = 0; i < regions.size(); ++i) {
+    const std::uint64_t way = regions[i].moved - regions[i].base;
+    if (way == 0) return fmt::format("region {} did not move for the evidence", i);
+    if (way % Relocation::kAlignment != 0) return fmt::format("region {} is aligned in another way", i);
+    for (std::size_t j = 0; j < i; ++j) {
+      if (regions[j].moved - regions[j].base == way)
+        return fmt::format("regions {} and {} moved by the same distance", j, i);
+      if (overlap(regions[i], regions[j])) return fmt::format("regions {} and {} overlap", j, i);
+    }
+  }
+  return {};
+}
+
+/// The words of one node.
+class NodeProof {
+ public:
+  NodeProof(const RecordedNode& graph, const RecordedNode& moved, const RecordedNode& again,
+            std::span<const MovedRegion> regions)
+      : graph_(graph.bytes), moved_(moved.bytes), again_(again.bytes), regions_(regions) {}
+
+  /// The region that the word at `offset` is an address of, or none. `is_explained` says no when it is neither that
+  /// nor without meaning.
+  std::optional<std::uint32_t> look(std::size_t offset, bool& is_explained, bool& is_noise) const {
+    is_explained = true;
+    is_noise = false;
+    const auto old = at<std::uint64_t>(graph_, offset);
+    const auto now = at<std::uint64_t>(moved_, offset);
+    if (const auto region = region_of(offset, old, now)) return region;
+    for (std::size_t half = offset; half < std::min(offset + kWord, graph_.size()); half += kHalf) {
+      if (differs(half)) is_noise = true;
+      else if (at<std::uint32_t>(graph_, half) != at<std::uint32_t>(moved_, half)) is_explained = false;
+    }
+    if (!is_noise && is_old_address(old)) is_explained = false;
+    return std::nullopt;
+  }
+
+ private:
+  /// Between the two captures that see the same addresses.
+  bool differs(std::size_t half) const {
+    return at<std::uint32_t>(moved_, half) != at<std::uint32_t>(again_, half);
+  }
+  bool is_old_address(std::uint64_t word) const {
+    return std::any_of(regions_.begin(), regions_.end(), [&](const MovedRegion& region) {
+      return word >= region.base && word - region.base < region.bytes;
+    });
+  }
+  std::optional<std::uint32_t> region_of(std::size_t offset, std::uint64_t old, std::uint64_t now) const {
+    if (offset + kWord > graph_.size() || now != at<std::uint64_t>(again_, offset)) return std::nullopt;
+    for (std::uint32_t i = 0; i < regions_.size(); ++i)
+      if (lies_in(old, regions_[i]) && now - old == regions_[i].moved - regions_[i].base) return i;
+    return std::nullopt;
+  }
+
+  const std::vector<std::byte>&graph_, &moved_, &again_;
+  std::span<const MovedRegion> regions_;
+};
+
+Relocation::Proof refuse(std::string reason) { return {std::nullopt, std::move(reason)}; }
+
+}  // namespace
+
+Relocation::Proof Relocation::prove(const Recording& graph, const Recording& moved, const Recording& again,
+                                    std::span<const MovedRegion> regions, std::size_t fixed) {
+  for (std::string reason :
+       {ambiguity(regions), unreadable(graph), difference(graph, moved), difference(graph, again)})
+    if (!reason.empty()) return refuse(std::move(reason));
+  Relocation made;
+  made.regions_.assign(regions.begin(), regions.end());
+  for (const MovedRegion& region : regions) made.bases_.push_back(region.base);
+  for (std::uint32_t i = 0; i < graph.nodes.size(); ++i) {
+    const NodeProof proof(graph.nodes[i], moved.nodes[i], again.nodes[i], regions);
+    for (std::uint32_t offset = 0; offset < graph.nodes[i].bytes.size(); offset += kWord) {
+      bool is_explained = true, is_noise = false;
+      const auto region = proof.look(offset, is_explained, is_noise);
+      if (!is_explained)
+        return refuse(fmt::format(
+            "the word at {} of node {} ({}) changed from {:#x} to {:#x}, which is no address that "
+            "has moved",
+            offset, i, graph.nodes[i].name, at<std::uint64_t>(graph.nodes[i].bytes, offset),
+            at<std::uint64_t>(moved.nodes[i].bytes, offset)));
+      made.noise_ += is_noise;
+      if (region && *region >= fixed) made.words_.push_back({i, offset, *region});
+    }
+  }
+  return {std::move(made), {}};
+}
+
+bool Relocation::can_be_at(std::size_t region, std::uint64_t base) const {
+  if (region >= regions_.size()) return false;
+  const MovedRegion& proved = regions_[region];
+  return ((base ^ proved.base) & ~(proved.moved ^ proved.base)) == 0;
+}
+
+std::vector<std::uint32_t> Relocation::apply(Recording& graph, std::size_t region, std::uint64_t base) {
+  if (!can_be_at(region, base))
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("there is no proof for region {} at {:#x}, which has bits that the evidence has not "
+                    "changed",
+                    region, base));
+  const std::uint64_t way = base - bases_[region];
+  std::vector<std::uint32_t> nodes;
+  for (const Word& word : words_) {
+    if (word.region != region) continue;
+    std::vector<std::byte>& bytes = graph.nodes.at(word.node).bytes;
+    const std::uint64_t value = at<std::uint64_t>(bytes, word.offset) + way;
+    std::memcpy(bytes.data() + word.offset, &value, sizeof value);
+    if (nodes.empty() || nodes.back() != word.node) nodes.push_back(word.node);
+  }
+  bases_[region] = base;
+  return nodes;
+}
+
+}  // namespace onecopy::graph

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/graphs.h"
+
+namespace onecopy::graph {
+
+/// Memory that a graph works on, and where the same memory was for the evidence.
+struct MovedRegion {
+  std::uint64_t base = 0;   ///< in the graph
+  std::uint64_t moved = 0;  ///< in both captures of the evidence
+  std::uint64_t bytes = 0;
+};
+
+/// Which words of a captured graph are addresses in which region: so that a region may be elsewhere without another
+/// capture. Found by evidence: two more captures of the same work, in which all regions lie elsewhere. Both see the same
+/// addresses, so what differs between them depends on none, and what they have in common and the graph has not must be
+/// an address of one region.
+///
+/// A function of an address that gives the same at both places cannot be told from a constant. Therefore a region goes
+/// only where it differs from its first place in bits that the evidence has changed (can_be_at()).
+///
+/// Pure functions over bytes. Thread safety: as a value.
+class Relocation {
+ public:
+  /// One word of a node's parameters.
+  struct Word {
+    std::uint32_t node = 0;
+    std::uint32_t offset = 0;
+    std::uint32_t region = 0;
+    bool operator==(const Word&) const = default;
+  };
+  struct Proof;
+
+  /// The evidence keeps remainders by this: kernels are chosen by them.
+  static constexpr std::uint64_t kAlignment = 512;
+
+  /// `graph` and the two captures of the evidence, `moved` and `again`. The first `fixed` regions (windows) moved for
+  /// the evidence alone; their words stay as they are. No proof, and the reason, where a word cannot be explained.
+  static Proof prove(const Recording& graph, const Recording& moved, const Recording& again,
+                     std::span<const MovedRegion> regions, std::size_t fixed);
+
+  /// Does the proof hold for the region there?
+  bool can_be_at(std::size_t region, std::uint64_t base) const;
+  /// Changes the words for a region that lies at `base` from now on, and says which nodes have other bytes, in ascending
+  /// order. Throws invalid_argument where it cannot be; nothing is changed then.
+  std::vector<std::uint32_t> apply(Recording& graph, std::size_t region, std::uint64_t base);
+
+  const std::vector<Word>& words() const noexcept { return words_; }
+  std::uint64_t base(std::size_t region) const { return bases_.at(region); }
+  /// Words that depend on no address.
+  std::size_t noise() const noexcept { return noise_; }
+
+ private:
+  std::vector<Word> words_;           ///< by node
+  std::vector<MovedRegion> regions_;  ///< when it was proved
+  std::vector<std::uint64_t> bases_;  ///< now
+  std::size_t noise_ = 0;
+};
+
+struct Relocation::Proof {
+  std::optional<Relocation> relocation;
+  std::string reason;  ///< why there is none
+};
+
+}  // namespace onecopy::graph

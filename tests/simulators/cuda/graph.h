@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "device/cuda/graph_api.h"
+#include "stream.h"
+
+namespace sim {
+
+/// What a kernel does with its parameters, and where they lie in them.
+struct Kernel {
+  struct Parameter {
+    std::size_t offset;
+    std::size_t bytes;
+  };
+
+  const char* name;
+  std::vector<Parameter> parameters;
+  void (*run)(const std::byte* bytes, std::array<unsigned, 3> grid, Context& context);
+  Context* context = nullptr;
+
+  std::size_t bytes() const { return parameters.back().offset + parameters.back().bytes; }
+};
+
+/// One node of a graph, which is also how work gets into a stream.
+struct Node {
+  int type = 0;
+  Operation operation;  ///< of nodes whose parameters nobody can ask for
+  Kernel* kernel = nullptr;
+  CUDA_KERNEL_NODE_PARAMS launch{};
+  std::vector<std::byte> bytes;  ///< of the kernel's parameters
+  std::vector<void*> pointers;   ///< to them
+  CUDA_MEMCPY3D copy{};
+  CUDA_MEMSET_NODE_PARAMS fill{};
+
+  /// Takes the parameters of a launch over. An error for what the driver refuses.
+  CUresult set(const CUDA_KERNEL_NODE_PARAMS& parameters);
+  /// Puts its work into a stream.
+  CUresult submit(Stream& stream) const;
+};
+
+/// Each node comes after the one before.
+struct Graph {
+  std::vector<std::shared_ptr<Node>> nodes;
+};
+
+struct Executable {
+  std::vector<Node> nodes;
+  std::vector<const Node*> origins;  ///< in its graph
+
+  Node* find(CUgraphNode node);
+};
+
+/// What a node of that kind does, at once.
+CUresult submit_copy(Stream& stream, const CUDA_MEMCPY3D& copy);
+CUresult submit_fill(Stream& stream, const CUDA_MEMSET_NODE_PARAMS& fill);
+
+/// Records the node where the stream is captured; else its work goes into the stream.
+CUresult record_or_submit(Stream& stream, std::shared_ptr<Node> node);
+
+}  // namespace sim
