@@ -77,8 +77,6 @@ def test_two_functions_in_one_arena_take_the_memory_of_the_larger():
 
 @pytest.mark.parametrize("outputs", ["copy", "view", "private"])
 def test_held_outputs_stay_right_whatever_is_replayed(outputs):
-    if outputs != "copy" and not hasattr(torch.UntypedStorage, "_swap_data_ptr_"):
-        pytest.skip("wants torch 2.12, which moves outputs that are held")
     model, chance, held, pool = Layers(), random.Random(1), [], graphs.arena()
     call = compiled(model, pool, outputs=outputs)
     for _ in range(300):
@@ -103,20 +101,24 @@ def test_a_view_that_is_dropped_in_time_costs_no_copy():
     assert len(places) == 1
 
 
-def test_without_an_exchange_of_memory_a_held_view_is_refused(monkeypatch):
+def test_without_an_exchange_of_memory_a_held_output_is_moved_and_a_view_of_it_is_refused(monkeypatch):
     monkeypatch.setattr(torch.UntypedStorage, "_swap_data_ptr_", None, raising=False)  # as before torch 2.12
     model, pool = Layers(), graphs.arena()
     call = compiled(model, pool, outputs="view", dynamic=False)
     x = torch.randn(5, WIDTH)
     call(x)
     held = call(x)
+    want = held.clone()
+    other = call(x * 2)
+    assert torch.equal(held, want) and same(other, model(x * 2)) and graphs.report(pool).held_outputs == 1
+    part = other[1:2]
+    want = part.clone()
     with pytest.raises(graphs.OutputInUse, match="drop them"):
         call(x)
-    assert same(held, model(x)) and graphs.report(pool).held_outputs == 1
-    part = held[1:2]
-    del held
-    with pytest.raises(graphs.OutputInUse):  # a view of it holds it as well
+    del other
+    with pytest.raises(graphs.OutputInUse):
         call(x)
+    assert torch.equal(part, want)
     del part
     assert same(call(x), model(x))
 
@@ -369,10 +371,36 @@ def test_bad_options_are_refused(options, words):
         graphs.backend(**options)
 
 
-def test_what_is_not_there_yet_is_refused():
-    with pytest.raises(Unsupported, match="aot"):
-        graphs.backend(codegen="inductor")
-    with pytest.raises(Unsupported, match="on the CPU"):
-        graphs.arena("cuda:0")
+def test_devices_that_have_no_graphs_are_refused():
+    with pytest.raises(InvalidArgument, match="aot, inductor"):
+        graphs.backend(codegen="triton")
+    with pytest.raises(Exception, match="runs on CUDA devices"):
+        compiled(lambda x: x + 1, codegen="inductor")(torch.ones(2))
+    with pytest.raises(Unsupported, match="CPU and on CUDA devices"):
+        graphs.arena("mps")
     with pytest.raises(InvalidArgument, match="above 0"):
         graphs.arena(limit=0)
+
+
+def test_keys_that_never_come_again_run_eagerly_and_one_that_does_is_captured():
+    pool, model = graphs.arena(), Layers()
+    call = compiled(model, pool, limit=2)
+    for count in range(2, 60):
+        x = torch.randn(count, WIDTH)
+        assert same(call(x), model(x))
+    report = graphs.report(pool)
+    (reason,) = report.eager
+    assert "not been there before" in reason and report.captures < 25
+    for _ in range(80):
+        assert same(call(x), model(x))
+    assert graphs.report(pool).replays >= 10
+
+
+def test_an_arena_is_on_the_device_of_its_first_graph():
+    pool = graphs.graph_pool_handle()
+    assert graphs.report(pool).shared_bytes == 0 and "no device yet" in str(graphs.report(pool))
+    pool.park()  # without effect: nothing is there
+    compiled(Layers(), pool)(torch.randn(3, WIDTH))
+    assert pool.device == torch.device("cpu")
+    with pytest.raises(InvalidArgument, match="arena is on cpu, and this graph on cuda:0"):
+        pool.bind("cuda:0")

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
 #include <utility>
 
 #include "device/backend.h"
@@ -24,11 +25,18 @@ std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit
 
 }  // namespace
 
-/// Where a window lies. `end` is where its last page ends.
+/// Where a window lies. `end` is where its last page ends; `own` are its own pages, by their offsets.
 struct Arena::View {
   std::unique_ptr<Reservation> addresses;
   std::size_t bytes = 0;
   std::size_t end = 0;
+  std::map<std::size_t, std::unique_ptr<PhysicalChunk>> own{};
+
+  std::size_t own_bytes() const {
+    std::size_t sum = 0;
+    for (const auto& [offset, chunk] : own) sum += chunk->size();
+    return sum;
+  }
 };
 
 std::shared_ptr<Arena> Arena::make(Device device, const ArenaOptions& options) {
@@ -64,9 +72,13 @@ std::size_t Arena::pages_end() const noexcept {
   return pages_.empty() ? 0 : pages_.back().offset + pages_.back().bytes;
 }
 
-void Arena::check_room(std::size_t bytes, std::size_t end) const {
+void Arena::check_running() const {
   if (parked_)
     throw Error(ErrorCode::invalid_argument, "the arena is parked: resume() it before graphs are captured");
+}
+
+void Arena::check_room(std::size_t bytes, std::size_t end) const {
+  check_running();
   if (end > limit_)
     throw Error(
         ErrorCode::out_of_memory,
@@ -77,24 +89,49 @@ void Arena::check_room(std::size_t bytes, std::size_t end) const {
 
 Window Arena::open(std::size_t bytes) {
   if (bytes == 0) throw Error(ErrorCode::invalid_argument, "a window of 0 bytes has no addresses");
-  auto view = std::make_unique<View>();
-  view->bytes = bytes;
-  view->end = end_of(bytes);
   const std::lock_guard lock(mutex_);
-  check_room(bytes, view->end);
-  view->addresses = backend(device_.type).reserve(device_.index, view->end);
-  try {
-    grow_to(view->end);
-    show(*view);
-    views_.insert(view.get());
-  } catch (...) {
-    trim();
-    throw;
-  }
+  check_room(bytes, end_of(bytes));
+  auto view = reserve(bytes);
+  grow(*view, bytes);
+  views_.insert(view.get());
   return {shared_from_this(), std::move(view)};
 }
 
+Window Arena::open_growing(std::size_t most) {
+  auto view = reserve(most);
+  const std::lock_guard lock(mutex_);
+  check_running();
+  views_.insert(view.get());
+  return {shared_from_this(), std::move(view)};
+}
+
+std::unique_ptr<Arena::View> Arena::reserve(std::size_t bytes) {
+  auto view = std::make_unique<View>();
+  view->addresses = backend(device_.type).reserve(device_.index, end_of(bytes));
+  return view;
+}
+
 /// REQUIRES: mutex_, as those below.
+void Arena::grow(View& view, std::size_t bytes) {
+  const std::size_t before = view.end;
+  const std::size_t end = std::max(before, end_of(bytes));
+  check_room(bytes, end);
+  if (end > view.addresses->size())
+    throw Error(ErrorCode::out_of_mappings,
+                fmt::format("a capture needs {} bytes of the arena on {}, and has addresses for {}", bytes,
+                            device_.str(), view.addresses->size()));
+  try {
+    grow_to(end);
+    show(view, before, end);
+  } catch (...) {
+    view.addresses->unmap(before, end - before);
+    trim();
+    throw;
+  }
+  view.end = end;
+  view.bytes = std::max(view.bytes, bytes);
+}
+
 void Arena::grow_to(std::size_t end) {
   while (pages_end() < end) {
     const std::size_t offset = pages_end();
@@ -103,12 +140,39 @@ void Arena::grow_to(std::size_t end) {
   }
 }
 
-void Arena::show(View& view) {
+/// Maps the pages in a range of whole ones; a window's own are there already.
+void Arena::show(View& view, std::size_t from, std::size_t end) {
+  if (from == end) return;
   for (const Page& page : pages_) {
-    if (page.offset >= view.end) break;
+    if (page.offset < from || page.offset >= end || view.own.contains(page.offset)) continue;
     view.addresses->map(page.offset, *page.chunk, 0, page.bytes);
   }
-  view.addresses->allow(device_.index, 0, view.end, Access::read_write);
+  view.addresses->allow(device_.index, from, end - from, Access::read_write);
+}
+
+void Arena::hide(View& view) noexcept {
+  for (const Page& page : pages_)
+    if (page.offset < view.end && !view.own.contains(page.offset))
+      view.addresses->unmap(page.offset, page.bytes);
+}
+
+void Arena::own(View& view, std::span<const Extent> extents) {
+  check_running();
+  for (const Page& page : pages_) {
+    if (page.offset >= view.end || view.own.contains(page.offset)) continue;
+    const bool touched = std::any_of(extents.begin(), extents.end(), [&](const Extent& extent) {
+      return extent.from < page.offset + page.bytes && page.offset < extent.from + extent.bytes;
+    });
+    if (touched) own_page(view, page);
+  }
+}
+
+void Arena::own_page(View& view, const Page& page) {
+  auto chunk = backend(device_.type).create_chunk(device_.index, page.bytes);
+  view.addresses->unmap(page.offset, page.bytes);
+  view.addresses->map(page.offset, *chunk, 0, page.bytes);
+  view.addresses->allow(device_.index, page.offset, page.bytes, Access::read_write);
+  view.own.emplace(page.offset, std::move(chunk));
 }
 
 /// Gives back what no window shows.
@@ -116,6 +180,13 @@ void Arena::trim() noexcept {
   std::size_t end = 0;
   for (const View* view : views_) end = std::max(end, view->end);
   while (!pages_.empty() && pages_.back().offset >= end) pages_.pop_back();
+}
+
+void Arena::retire(View& view) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (!parked_) hide(view);
+  view.end = 0;
+  trim();
 }
 
 void Arena::close(View& view) noexcept {
@@ -127,7 +198,7 @@ void Arena::close(View& view) noexcept {
 
 void Arena::park() noexcept {
   const std::lock_guard lock(mutex_);
-  for (View* view : views_) view->addresses->unmap(0, view->end);
+  for (View* view : views_) hide(*view);
   for (Page& page : pages_) page.chunk.reset();
   parked_ = true;
 }
@@ -137,9 +208,9 @@ void Arena::resume() {
   if (!parked_) return;
   try {
     for (Page& page : pages_) page.chunk = backend(device_.type).create_chunk(device_.index, page.bytes);
-    for (View* view : views_) show(*view);
+    for (View* view : views_) show(*view, 0, view->end);
   } catch (...) {
-    for (View* view : views_) view->addresses->unmap(0, view->end);
+    for (View* view : views_) hide(*view);
     for (Page& page : pages_) page.chunk.reset();
     throw;
   }
@@ -148,8 +219,12 @@ void Arena::resume() {
 
 Footprint Arena::footprint() const {
   const std::lock_guard lock(mutex_);
-  Footprint footprint{parked_ ? 0 : pages_end(), 0, limit_, views_.size(), parked_};
-  for (const View* view : views_) footprint.mapped += view->end;
+  Footprint footprint{
+      .shared = parked_ ? 0 : pages_end(), .limit = limit_, .windows = views_.size(), .parked = parked_};
+  for (const View* view : views_) {
+    footprint.mapped += view->end;
+    footprint.own += view->own_bytes();
+  }
   return footprint;
 }
 
@@ -177,5 +252,25 @@ void Window::close() noexcept {
 std::byte* Window::base() const noexcept { return view_ ? view_->addresses->base() : nullptr; }
 
 std::size_t Window::size() const noexcept { return view_ ? view_->bytes : 0; }
+
+Device Window::device() const noexcept { return arena_ ? arena_->device() : kCpu; }
+
+std::size_t Window::own_bytes() const {
+  if (!view_) return 0;
+  const std::lock_guard lock(arena_->mutex_);
+  return view_->own_bytes();
+}
+
+void Window::grow(std::size_t bytes) {
+  const std::lock_guard lock(arena_->mutex_);
+  arena_->grow(*view_, bytes);
+}
+
+void Window::retire() noexcept { arena_->retire(*view_); }
+
+void Window::make_own(std::span<const Extent> extents) {
+  const std::lock_guard lock(arena_->mutex_);
+  arena_->own(*view_, extents);
+}
 
 }  // namespace onecopy::graph

@@ -6,6 +6,7 @@
 #include <memory>
 #include <mutex>
 #include <set>
+#include <span>
 #include <vector>
 
 #include "onecopy/core/device.h"
@@ -23,9 +24,16 @@ struct ArenaOptions {
   std::size_t limit_bytes = SIZE_MAX;  ///< of physical memory
 };
 
+/// Bytes of a window.
+struct Extent {
+  std::size_t from = 0;
+  std::size_t bytes = 0;
+};
+
 /// What an arena takes, in bytes.
 struct Footprint {
   std::size_t shared = 0;  ///< physical memory, of which each window shows the beginning
+  std::size_t own = 0;     ///< physical memory that one window alone shows
   std::size_t mapped = 0;  ///< addresses of all windows together
   std::size_t limit = 0;   ///< for `shared`
   std::size_t windows = 0;
@@ -53,8 +61,12 @@ class Arena
   /// Addresses for at least so many bytes. Throws out_of_memory with the numbers, out_of_mappings, and
   /// invalid_argument while the arena is parked; nothing is changed then.
   Window open(std::size_t bytes);
+  /// Addresses for a capture whose size is not known before it ends: `most` bytes of them, which show nothing until
+  /// Window::grow(). Throws out_of_mappings, and invalid_argument while the arena is parked.
+  Window open_growing(std::size_t most);
 
-  /// Gives the pages back to the system. The windows keep their addresses, which nobody may touch until resume().
+  /// Gives the shared pages back to the system. The windows keep their addresses, which nobody may touch until
+  /// resume(); what a window has of its own stays.
   void park() noexcept;
   /// Gets pages for all windows, with any content. Throws out_of_memory: the arena is parked still.
   void resume();
@@ -75,10 +87,17 @@ class Arena
   std::size_t page_at(std::size_t offset) const noexcept;
   std::size_t end_of(std::size_t bytes) const noexcept;
   std::size_t pages_end() const noexcept;
+  void check_running() const;
   void check_room(std::size_t bytes, std::size_t end) const;
+  std::unique_ptr<View> reserve(std::size_t bytes);
+  void grow(View& view, std::size_t bytes);
   void grow_to(std::size_t end);
   void trim() noexcept;
-  void show(View& view);
+  void show(View& view, std::size_t from, std::size_t end);
+  void hide(View& view) noexcept;
+  void own(View& view, std::span<const Extent> extents);
+  void own_page(View& view, const Page& page);
+  void retire(View& view) noexcept;
   void close(View& view) noexcept;
 
   const Device device_;
@@ -100,8 +119,23 @@ class Window {
   ~Window();
 
   std::byte* base() const noexcept;
-  /// What was asked for.
+  /// What was asked for, and grown to.
   std::size_t size() const noexcept;
+  /// Of its own memory.
+  std::size_t own_bytes() const;
+  /// The CPU of a window that was moved from.
+  Device device() const noexcept;
+
+  /// Shows pages for at least so many bytes from the beginning. Throws out_of_memory and out_of_mappings with the
+  /// numbers, invalid_argument while the arena is parked; nothing is changed then.
+  void grow(std::size_t bytes);
+  /// Gives each page that the extents touch memory of the window's own, with any content, which no replay of another
+  /// window can overwrite. The caller has waited for what used them. Throws out_of_memory: some are exchanged then, and
+  /// the window is of no use.
+  void make_own(std::span<const Extent> extents);
+  /// Shows no shared page any more; addresses and own memory stay until the window ends. The caller has waited for what
+  /// used them.
+  void retire() noexcept;
 
  private:
   friend class Arena;

@@ -17,45 +17,44 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._arena import Arena, OutputInUse
+from ._arena import Arena, Arenas, OutputInUse
 from ._compile import backend, capture
+from ._context import graph
 from ._report import GraphRow, Report, report
 
 __all__ = [
     "Arena", "GraphRow", "OutputInUse", "Report", "arena", "backend", "capture", "compile_in_default_arena",
-    "default_arena", "graph_pool_handle", "report",
+    "default_arena", "graph", "graph_pool_handle", "report",
 ]  # fmt: skip
 
 
-def arena(device: str = "cpu", limit: int | None = None) -> Arena:
+def arena(device: Any = "cpu", limit: int | None = None) -> Arena:
     """Memory for graphs to share.
 
     Args:
-        device: ``"cpu"``: graphs run on the CPU so far.
+        device: ``"cpu"``, or a CUDA device such as ``"cuda:0"``.
         limit: the most bytes of it; None: no limit.
 
     Raises:
-        Unsupported: for another device.
+        Unsupported: for a device of another kind, or a driver that cannot show one memory at two addresses.
         InvalidArgument: the limit is not above 0.
     """
     return Arena(device, limit)
 
 
-_default: list[Arena] = []  # made at first use
+_default = Arenas()
 
 
-def default_arena() -> Arena:
-    """What ``torch.compile(..., backend="onecopy")`` uses: one arena for all such functions of the process."""
-    if not _default:
-        _default.append(Arena())
-    return _default[0]
+def default_arena(device: Any = "cpu") -> Arena:
+    """What ``torch.compile(..., backend="onecopy")`` uses: one arena of a device for all such functions of the process."""
+    return _default.of(device)
 
 
 def compile_in_default_arena(graph: Any, examples: list[Any], **options: Any) -> Any:
     """The backend that torch.compile finds by the name ``"onecopy"``. ``options`` are those of ``backend()``."""
-    return backend(default_arena(), **options.get("options", {}))(graph, examples)
+    return backend(_default, **options.get("options", {}))(graph, examples)
 
 
 def graph_pool_handle() -> Arena:
-    """A new arena, by the name that torch and TorchAir have for it."""
+    """A new arena, by the name that torch and TorchAir have for it. It is on the device of its first graph."""
     return Arena()

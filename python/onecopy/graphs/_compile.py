@@ -10,14 +10,14 @@ import torch
 import torch.fx
 
 from ..errors import InvalidArgument, Unsupported
-from ._arena import Arena, _core_unsupported
-from ._function import EagerFunction, Function, Options
+from ._arena import Arena, Arenas
+from ._function import EagerFunction, Function, Options, cuda_code, host_code
 
-_CODEGENS = ("aot",)
+_CODEGENS = ("aot", "inductor")
 
 
 def backend(
-    arena: Arena | None = None,
+    arena: Arena | Arenas | None = None,
     *,
     codegen: str = "aot",
     inputs: str = "copy",
@@ -31,8 +31,8 @@ def backend(
     ``torch.no_grad()`` or ``torch.inference_mode()``: graphs with gradients run eagerly, which ``report()`` counts.
 
     Args:
-        arena: shared with other functions; None: one for all graphs of this backend.
-        codegen: ``"aot"``, the operators of torch as they are.
+        arena: shared with other functions; None: one for all graphs of this backend on a device.
+        codegen: ``"aot"``, the operators of torch as they are; ``"inductor"``, kernels of torch's compiler (CUDA).
         inputs: ``"copy"`` copies them into the arena; ``"place"`` uses them where they are, and notices when they move.
             Parameters, buffers and inputs that the function changes are always used where they are.
         outputs: ``"copy"`` gives each call tensors of its own; ``"view"`` gives them where they lie, and moves those that
@@ -44,39 +44,80 @@ def backend(
     Raises:
         InvalidArgument, Unsupported: an option; the message says what it may be.
     """
-    if arena is not None and not isinstance(arena, Arena):
+    if arena is not None and not isinstance(arena, (Arena, Arenas)):
         raise InvalidArgument(
             f"arena is {arena!r}, which is no pool of graphs; use onecopy.graphs.arena() or graph_pool_handle()"
         )
     if codegen not in _CODEGENS:
-        raise Unsupported(f"codegen is {codegen!r}; on the CPU it is one of {', '.join(_CODEGENS)}")
+        raise InvalidArgument(f"codegen is {codegen!r}; it is one of {', '.join(_CODEGENS)}")
     options = Options(arena, inputs, outputs, limit, one_arena_a_graph)
 
     def compile_graph(graph: torch.fx.GraphModule, examples: list[Any], **_: Any) -> Any:
-        _check_devices(examples)
-        from torch._dynamo.backends.common import aot_autograd
-
-        return aot_autograd(
-            fw_compiler=lambda traced, _: EagerFunction(traced, options.arena),
-            inference_compiler=lambda traced, _: _function(traced, options),
-            keep_inference_input_mutations=True,
-        )(graph, examples)
+        device = _device_of(graph, examples)
+        options.arena_of(device)  # a wrong one is refused before anything is compiled
+        if codegen == "inductor":
+            return _by_inductor(graph, examples, device, options)
+        return _by_operators(graph, examples, device, options)
 
     return compile_graph
 
 
-def _check_devices(examples: Sequence[Any]) -> None:
-    for example in examples:
-        if isinstance(example, torch.Tensor) and example.device.type not in ("cpu", "meta"):
-            raise _core_unsupported(example.device)
+def _by_operators(graph: torch.fx.GraphModule, examples: list[Any], device: torch.device, options: Options) -> Any:
+    from torch._dynamo.backends.common import aot_autograd
+
+    def eager(traced: torch.fx.GraphModule, _: Any) -> EagerFunction:
+        return EagerFunction(lambda boxed: list(traced(*boxed)), options.arena_of(device))
+
+    def captured(traced: torch.fx.GraphModule, _: Any) -> Function:
+        code = host_code(traced) if device.type == "cpu" else cuda_code(traced, device)
+        static, mutated = _inputs_in_place()
+        return Function(code, static, mutated | _written(traced), options)
+
+    return aot_autograd(
+        fw_compiler=eager, inference_compiler=captured, keep_inference_input_mutations=True
+    )(graph, examples)
 
 
-def _function(traced: torch.fx.GraphModule, options: Options) -> Function:
+def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch.device, options: Options) -> Any:
+    if device.type == "cpu":
+        raise Unsupported('codegen is "inductor", which runs on CUDA devices; use codegen="aot" on the CPU')
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+    from torch._inductor.utils import BoxedBool
+
+    def inner(traced: torch.fx.GraphModule, inputs: Sequence[Any], **settings: Any) -> Any:
+        settings["cudagraphs"] = BoxedBool(False)  # captures are ours
+        compiled = compile_fx_inner(traced, inputs, **settings)
+        run = lambda boxed: list(compiled(boxed))  # noqa: E731
+        if not settings.get("is_inference"):
+            return EagerFunction(run, options.arena_of(device))
+        static = set(settings.get("static_input_idxs") or ())
+        mutated = set(compiled.mutated_input_idxs or ())
+        return Function(cuda_code(traced, device, run), static, mutated, options)
+
+    return compile_fx(graph, examples, inner_compile=inner)
+
+
+def _device_of(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.device:
+    """The one card of the graph, or the CPU. Raises Unsupported."""
+    tensors = [e for e in examples if isinstance(e, torch.Tensor)]
+    for node in graph.graph.nodes:
+        value = node.meta.get("example_value", node.meta.get("val"))
+        tensors += [v for v in (value if isinstance(value, (tuple, list)) else (value,)) if isinstance(v, torch.Tensor)]
+    devices = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise Unsupported(f"a graph runs on one device, and this one uses {names}; compile the parts apart")
+    return devices.pop() if devices else torch.device("cpu")
+
+
+def _inputs_in_place() -> tuple[set[int], set[int]]:
+    """Of the graph that torch compiles now: parameters and buffers, and inputs that it changes."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
-    static = set(metadata.static_input_indices or ()) if metadata is not None else set()
-    mutated = {i for i, info in enumerate(metadata.input_info) if info.mutates_data} if metadata is not None else set()
-    return Function(traced, static, mutated | _written(traced), options)
+    if metadata is None:
+        return set(), set()
+    changed = {i for i, info in enumerate(metadata.input_info) if info.mutates_data}
+    return set(metadata.static_input_indices or ()), changed
 
 
 def _written(traced: torch.fx.GraphModule) -> set[int]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,33 @@ import torch.fx
 
 from ._arena import Arena, Leases
 from ._plan import Memory, lower_bound, place
-from ._record import Laid, NotReplayable, Recording, Step
+from ._record import Laid, NotReplayable, Recording, Step, record
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+class HostRun:
+    """The first call of a shape: it runs by the book, is recorded, and its results are the caller's.
+
+    Raises:
+        NotReplayable: no graph can be made of it. Nothing that the caller has was changed.
+        What the operators raise.
+    """
+
+    def __init__(
+        self,
+        graph: torch.fx.GraphModule,
+        arguments: Sequence[Any],
+        in_place: set[int],
+        arena: Arena,
+        mutated: Collection[int] = (),
+    ) -> None:
+        self._arena = arena
+        self._recording, self.results = record(graph, arguments, in_place)
+
+    def make(self, arguments: Sequence[Any], outputs: str) -> HostGraph:
+        """Raises NotReplayable, OutOfMemory; nothing is left of the graph then (I5)."""
+        return HostGraph(self._recording, arguments, self._arena, outputs)
 
 
 class HostGraph:
@@ -29,6 +53,7 @@ class HostGraph:
 
     def __init__(self, recording: Recording, arguments: Sequence[Any], arena: Arena, outputs: str) -> None:
         self._recording = recording
+        self.last_used = self.replays = 0
         self._policy = outputs
         self._arena = arena
         own = _held_by_outputs(recording) if outputs == "private" else []
@@ -47,8 +72,8 @@ class HostGraph:
 
     # --- the list of calls ------------------------------------------------------------------------------
 
-    def move(self, arguments: Sequence[Any]) -> None:
-        """Makes the calls for inputs at these places."""
+    def move(self, arguments: Sequence[Any]) -> str:
+        """Makes the calls for inputs at these places. Nothing has to be captured anew: returns an empty text."""
         self._slots: list[tuple[int, torch.Tensor]] = []
         self._places: list[tuple[int, torch.Tensor, int]] = []
         self._calls: list[Call] = []
@@ -59,6 +84,7 @@ class HostGraph:
         outputs = next(n for n in self._last_nodes() if n.op == "output").args[0]
         self._results = [self._bound[o] if isinstance(o, torch.fx.Node) else o for o in outputs]
         self._bound.clear()
+        return ""
 
     def _last_nodes(self) -> Any:
         return reversed(self._recording.steps[0].node.graph.nodes) if self._recording.steps else ()
@@ -153,6 +179,10 @@ class HostGraph:
                 return False
         return True
 
+    def is_restless(self, arguments: Sequence[Any]) -> bool:
+        """Never: its calls are made anew in microseconds."""
+        return False
+
     def describe_moves(self, arguments: Sequence[Any]) -> str:
         """Which inputs are elsewhere, and where."""
         return ", ".join(
@@ -175,10 +205,12 @@ class HostGraph:
 
     def _hand_out(self, arguments: Sequence[Any]) -> list[Any]:
         fresh: dict[Memory, torch.UntypedStorage] = {}
-        return [
+        results = [
             self._output(laid, bound, arguments, fresh) if isinstance(laid, Laid) else laid
             for laid, bound in zip(self._recording.outputs, self._results, strict=True)
         ]
+        self._leases.show_all(results)
+        return results
 
     def _output(self, laid: Laid, bound: Any, arguments: Sequence[Any], fresh: dict[Memory, Any]) -> torch.Tensor:
         if laid.memory is None:

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 
 from ._arena import Arena
-from ._host import HostGraph
+from ._function import Eager
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,8 @@ class Report:
     moves: int
     evicted: int
     moved_to: tuple[str, ...]
+    recaptured: dict[str, int]
+    """Moves for which a graph was captured anew, by the reason why its addresses could not be changed."""
     eager: dict[str, int]
     """Calls that ran eagerly, by reason."""
     graphs: tuple[GraphRow, ...]
@@ -59,6 +61,7 @@ class Report:
             f"{sum(self.eager.values())} eager calls, {self.held_outputs} outputs held in place",
         ]
         lines += [f"  eagerly {count} times: {reason}" for reason, count in self.eager.items()]
+        lines += [f"  captured anew {count} times: {reason}" for reason, count in self.recaptured.items()]
         lines += [f"  moved: {move}" for move in self.moved_to]
         if self.graphs:
             lines.append(f"  {'planned':>10} {'at least':>10} {'calls':>6}  shapes")
@@ -73,6 +76,7 @@ class Report:
 def report(arena: Arena) -> Report:
     """What the graphs of an arena take, and what they did."""
     with arena.lock:
+        arena.collect()
         functions = list(arena.functions)
         arenas = {arena}.union(*(f.arenas for f in functions))
         footprints = [a.footprint for a in arenas]
@@ -81,9 +85,9 @@ def report(arena: Arena) -> Report:
         for function in functions:
             eager += function.eager
         return Report(
-            device=str(arena.device),
+            device=str(arena.device or "no device yet"),
             shared_bytes=sum(f.shared for f in footprints),
-            private_bytes=sum(g.private for g in graphs),
+            private_bytes=max(sum(g.private for g in graphs), sum(f.own for f in footprints)),
             mapped_bytes=sum(f.mapped for f in footprints),
             parked=arena.footprint.parked,
             held_outputs=sum(len(a.leases) for a in arenas),
@@ -91,6 +95,7 @@ def report(arena: Arena) -> Report:
             replays=sum(f.replays for f in functions),
             moves=sum(f.moves for f in functions),
             evicted=sum(f.evicted for f in functions),
+            recaptured=dict(sum((f.recaptures for f in functions), collections.Counter())),
             moved_to=tuple(move for f in functions for move in f.moved_to),
             eager=dict(eager),
             graphs=graphs,
@@ -101,7 +106,7 @@ def _rows(functions: list) -> list[GraphRow]:
     rows = []
     for function in functions:
         for key, graph in function.entries.items():
-            if isinstance(graph, HostGraph):
+            if not isinstance(graph, Eager):
                 rows.append(
                     GraphRow(
                         function=function.name,
@@ -117,7 +122,7 @@ def _rows(functions: list) -> list[GraphRow]:
 
 
 def _shapes(key: tuple) -> str:
-    named = [f"{str(part[0]).removeprefix('torch.')}{list(part[1])}" for part in key if len(part) == 3]
+    named = [f"{str(part[0]).removeprefix('torch.')}{list(part[1])}" for part in key if len(part) == 4]
     return " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
 
 

@@ -2,15 +2,21 @@
 #include "onecopy/graph/arena.h"
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
-#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
-#include <string>
+#include <utility>
+#include <vector>
 
+#include "binding/args.h"
 #include "binding/gil.h"
 #include "binding/module.h"
+#include "graph/call_table.h"
+#include "graph/pool.h"
 #include "onecopy/core/error.h"
 
 /// The memory behind onecopy.graphs.
@@ -21,15 +27,32 @@ using graph::Arena;
 using graph::Footprint;
 using graph::Window;
 
-std::shared_ptr<Arena> make_arena(std::optional<std::size_t> limit) {
+std::shared_ptr<Arena> make_arena(nb::handle device, std::optional<std::size_t> limit) {
   graph::ArenaOptions options;
   if (limit) options.limit_bytes = *limit;
-  return Arena::make(kCpu, options);
+  return Arena::make(device_arg(device, "device"), options);
+}
+
+using Extents = std::vector<std::pair<std::uintptr_t, std::size_t>>;
+
+/// What torch says by addresses.
+void keep_alive(GraphPool& pool, const Extents& alive) {
+  std::vector<graph::Extent> extents;
+  for (const auto& [at, bytes] : alive) extents.push_back({at - pool.base(), bytes});
+  without_gil([&] { pool.keep_alive(extents); });
+}
+
+std::shared_ptr<GraphPool> make_pool(Arena& arena, std::size_t most) {
+  return GraphPool::make(arena, most);
 }
 
 /// The bytes of a window, which the buffer keeps. Nobody looks at them while the arena is parked.
 int fill_view(PyObject* self, Py_buffer* view, int flags) {
   const Window& window = *nb::inst_ptr<Window>(self);
+  if (window.device() != kCpu) {
+    PyErr_SetString(PyExc_BufferError, "the host has no view of this window, which is on a device");
+    return -1;
+  }
   return PyBuffer_FillInfo(view, self, window.base(), static_cast<Py_ssize_t>(window.size()), 0, flags);
 }
 
@@ -40,15 +63,19 @@ PyType_Slot window_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&fill_vi
 void init_graph(nb::module_& m) {
   nb::class_<Footprint>(m, "_GraphFootprint", "What an arena takes, in bytes.")
       .def_ro("shared", &Footprint::shared, "Physical memory, shown by all windows.")
+      .def_ro("own", &Footprint::own, "Physical memory that one window alone shows.")
       .def_ro("mapped", &Footprint::mapped, "Addresses of all windows together.")
       .def_ro("windows", &Footprint::windows)
       .def_ro("parked", &Footprint::parked);
   nb::class_<Window>(m, "_GraphWindow", nb::type_slots(window_slots),
                      "Addresses of one capture over the pages of its arena; a buffer of its bytes.")
-      .def_prop_ro("nbytes", &Window::size);
+      .def_prop_ro("nbytes", &Window::size)
+      .def_prop_ro("base",
+                   [](const Window& window) { return reinterpret_cast<std::uintptr_t>(window.base()); });
   nb::class_<Arena>(m, "_GraphArena",
-                    "Scratch memory of captured graphs on the CPU: as much as the largest.")
-      .def(nb::new_(&make_arena), nb::arg("limit") = nb::none(), "``limit`` in bytes; None: no limit.")
+                    "Scratch memory of captured graphs on one device: as much as the largest.")
+      .def(nb::new_(&make_arena), nb::arg("device"), nb::arg("limit") = nb::none(),
+           "``limit`` in bytes; None: no limit.")
       .def(
           "open",
           [](Arena& arena, std::size_t nbytes) { return without_gil([&] { return arena.open(nbytes); }); },
@@ -59,6 +86,22 @@ void init_graph(nb::module_& m) {
           "resume", [](Arena& arena) { without_gil([&] { arena.resume(); }); },
           "Gets memory again. Raises OutOfMemory.")
       .def("footprint", &Arena::footprint);
+  nb::class_<GraphPool>(m, "_GraphPool", "Memory of one capture, for torch's allocator.")
+      .def(nb::new_(&make_pool), nb::arg("arena"), nb::arg("most"), "``most`` addresses, in bytes.")
+      .def("open", &GraphPool::open, "torch's segments are of this pool from now on.")
+      .def("close", &GraphPool::close)
+      .def(
+          "retire", [](GraphPool& pool) { without_gil([&] { pool.retire(); }); },
+          "Shared memory is no more of this pool. The caller has waited for what used it.")
+      .def("rewind", &GraphPool::rewind, "The next segments lie where the first ones lay.")
+      .def("keep_alive", &keep_alive, nb::arg("alive"),
+           "Memory of its own for addresses and bytes, with any content.")
+      .def_prop_ro("ordinal", [](const GraphPool& pool) { return pool.device().index; })
+      .def_prop_ro("base", &GraphPool::base)
+      .def_prop_ro("used", &GraphPool::used, "Bytes.")
+      .def_prop_ro("own", &GraphPool::own_bytes, "Bytes that no other capture shows.")
+      .def_prop_ro("segments", &GraphPool::segments, "How many torch has.");
+  init_graph_calls(m);
 }
 
 }  // namespace onecopy::python

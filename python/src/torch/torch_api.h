@@ -36,6 +36,18 @@ class Api {
   /// Throws unsupported when a name is missing without which no tensor of torch's can be shared or opened.
   void require_names() const;
 
+  /// The first part of DLPack's exchange table, version 1; see dlpack.h of DLPack 1.2.
+  struct ExchangeTable {
+    DLPackVersion version;
+    ExchangeTable* previous;
+    int (*allocate)(const DLTensor* prototype, DLManagedTensorVersioned** out, void* context,
+                    void (*set_error)(void* context, const char* kind, const char* message));
+    void* managed_from_object;
+    int (*object_from_managed)(DLManagedTensorVersioned* managed, void** object);
+    int (*view_of_object)(void* object, DLTensor* out);
+    int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** stream);
+  };
+
   bool is_tensor(PyObject* object) const noexcept {
     return Py_TYPE(object) == tensor_type || Py_TYPE(object) == parameter_type;
   }
@@ -113,23 +125,15 @@ class Api {
   nb::object upgrade(std::uintptr_t weak) const;
   void free_weak(std::uintptr_t weak) const;
 
+  /// None where torch has none (before 2.10).
+  const ExchangeTable* exchange_table() const noexcept { return table_; }
+
   PyTypeObject* tensor_type;
   PyTypeObject* parameter_type;
   nb::object module;
   nb::object storage_type;  ///< torch.UntypedStorage
 
  private:
-  /// The first part of DLPack's exchange table, version 1; see dlpack.h of DLPack 1.2.
-  struct ExchangeTable {
-    DLPackVersion version;
-    ExchangeTable* previous;
-    void* allocate;
-    void* managed_from_object;
-    int (*object_from_managed)(DLManagedTensorVersioned* managed, void** object);
-    int (*view_of_object)(void* object, DLTensor* out);
-    int (*current_stream)(std::int32_t device_type, std::int32_t device_id, void** stream);
-  };
-
   /// Of a storage's: torch's and Python's.
   struct References {
     std::size_t torch = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -100,6 +101,84 @@ TEST(Arena, AWindowMayEndWhileItIsParked) {
   arena->resume();
   EXPECT_EQ(arena->footprint().shared, 2 * kMiB);
   small.base()[0] = std::byte{1};
+}
+
+TEST(Window, GrowsInPlaceOverThePagesOfAll) {
+  const auto arena = Arena::make(kCpu);
+  const Window first = arena->open(9 * kMiB);
+  Window second = arena->open_growing(64 * kMiB);
+  EXPECT_EQ(second.size(), 0U);
+  std::byte* const base = second.base();
+  second.grow(kMiB);
+  std::memset(base, 5, kMiB);
+  second.grow(12 * kMiB);
+  EXPECT_EQ(second.base(), base);
+  EXPECT_EQ(second.size(), 12 * kMiB);
+  EXPECT_EQ(base[0], std::byte{5});
+  EXPECT_EQ(first.base()[0], std::byte{5});
+  EXPECT_EQ(arena->footprint().shared, 12 * kMiB);
+  expect_refusal(ErrorCode::out_of_mappings, {"addresses for 67108864"}, [&] { second.grow(65 * kMiB); });
+  EXPECT_EQ(second.size(), 12 * kMiB);
+}
+
+TEST(Window, GrowsToTheLimitAndIsUnchangedBeyondIt) {
+  const auto arena = Arena::make(kCpu, {8 * kMiB});
+  Window window = arena->open_growing(64 * kMiB);
+  window.grow(6 * kMiB);
+  expect_refusal(ErrorCode::out_of_memory, {"limit is 8388608"}, [&] { window.grow(9 * kMiB); });
+  EXPECT_EQ(arena->footprint().shared, 6 * kMiB);
+  window.grow(8 * kMiB);
+  window.base()[8 * kMiB - 1] = std::byte{1};
+}
+
+TEST(Window, HasPagesOfItsOwnThatNoOtherWrites) {
+  const auto arena = Arena::make(kCpu);
+  Window first = arena->open(6 * kMiB);
+  const Window second = arena->open(6 * kMiB);
+  const Extent across{.from = 2 * kMiB - 1, .bytes = 2};
+  first.make_own(std::span(&across, 1));
+  EXPECT_EQ(first.own_bytes(), 4 * kMiB);
+  EXPECT_EQ(arena->footprint().own, 4 * kMiB);
+  std::memset(first.base(), 3, 6 * kMiB);
+  std::memset(second.base(), 8, 6 * kMiB);
+  EXPECT_EQ(first.base()[0], std::byte{3});
+  EXPECT_EQ(first.base()[4 * kMiB - 1], std::byte{3});
+  EXPECT_EQ(first.base()[4 * kMiB], std::byte{8});  // shared still
+  first.make_own(std::span(&across, 1));            // again: without effect
+  EXPECT_EQ(first.own_bytes(), 4 * kMiB);
+}
+
+TEST(Window, KeepsItsOwnPagesWhileTheArenaIsParked) {
+  const auto arena = Arena::make(kCpu);
+  Window window = arena->open(4 * kMiB);
+  const Extent begin{.from = 0, .bytes = 1};
+  window.make_own(std::span(&begin, 1));
+  window.base()[0] = std::byte{6};
+  arena->park();
+  EXPECT_EQ(window.base()[0], std::byte{6});
+  EXPECT_EQ(arena->footprint().own, 2 * kMiB);
+  expect_refusal(ErrorCode::invalid_argument, {"parked"}, [&] { window.grow(8 * kMiB); });
+  expect_refusal(ErrorCode::invalid_argument, {"parked"}, [&] { window.make_own(std::span(&begin, 1)); });
+  arena->resume();
+  EXPECT_EQ(window.base()[0], std::byte{6});
+  window.base()[3 * kMiB] = std::byte{1};
+}
+
+TEST(Window, RetiredKeepsAddressesAndWhatIsItsOwn) {
+  const auto arena = Arena::make(kCpu);
+  const Window small = arena->open(2 * kMiB);
+  Window large = arena->open(40 * kMiB);
+  const Extent begin{.from = 0, .bytes = 1};
+  large.make_own(std::span(&begin, 1));
+  large.base()[0] = std::byte{6};
+  large.retire();
+  EXPECT_EQ(arena->footprint().shared, 2 * kMiB);
+  EXPECT_EQ(arena->footprint().own, 2 * kMiB);
+  EXPECT_EQ(large.base()[0], std::byte{6});
+  arena->park();
+  arena->resume();
+  EXPECT_EQ(arena->footprint().shared, 2 * kMiB);
+  EXPECT_EQ(large.base()[0], std::byte{6});
 }
 
 TEST(Window, KeepsItsArena) {

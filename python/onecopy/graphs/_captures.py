@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a capture of torch begins, ends and goes, in memory of an arena."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ._arena import Arena, OutputInUse
+
+if TYPE_CHECKING:
+    from ._pool import CapturePool
+
+KEEPS_GRAPHS = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
+"""Whether torch leaves a captured graph and what runs it to others."""
+
+
+def new_graph() -> torch.cuda.CUDAGraph:
+    """One whose nodes can be changed later, where torch has such."""
+    return torch.cuda.CUDAGraph(keep_graph=True) if KEEPS_GRAPHS else torch.cuda.CUDAGraph()
+
+
+@contextlib.contextmanager
+def recording(graph: torch.cuda.CUDAGraph, pool: CapturePool, arena: Arena) -> Iterator[None]:
+    """What the block does is captured on the arena's stream, and its memory is the pool's."""
+    stream = arena.stream
+    here = torch.cuda.current_stream(arena.device)
+    stream.wait_stream(here)
+    collects = gc.isenabled()
+    gc.disable()  # what it would free may not be freed in a capture
+    try:
+        with pool.open(), torch.cuda.stream(stream):
+            begin_capture(graph, pool, "thread_local")
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(RuntimeError):  # it says once more that the capture has failed
+                    end_capture(graph, pool)
+                raise
+            end_capture(graph, pool)
+    finally:
+        if collects:
+            gc.enable()
+    here.wait_stream(stream)
+
+
+_failed: list[torch.cuda.CUDAGraph] = []
+"""torch's allocator of pinned memory goes on asking a graph whose capture failed; so they are kept."""
+
+
+def begin_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool, mode: str) -> None:
+    """On the current stream; the pool is open."""
+    graph.capture_begin(pool=pool.id, capture_error_mode=mode)
+
+
+def end_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
+    """Raises RuntimeError when the capture has failed. Then torch leaves its pool as in a capture: that is ended here."""
+    try:
+        graph.capture_end()
+    except RuntimeError:
+        _failed.append(graph)
+        pool.abandon()
+        raise
+
+
+def drop(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
+    """At once. The caller has waited for the graph's last replay."""
+    graph.reset()
+    pool.close()
+
+
+_dropped: list[tuple[torch.cuda.CUDAGraph | None, CapturePool, Arena, Any]] = []
+"""Graphs that nobody has any more, and whose memory is still to be given back. None: torch has reset it."""
+
+
+def drop_later(pool: CapturePool, arena: Arena, graph: torch.cuda.CUDAGraph | None = None, call: Any = None) -> None:
+    """The pool's graph has gone, or nobody has it any more. Any lock may be held here, and any graph be captured."""
+    _dropped.append((graph, pool, arena, call))
+
+
+def close_dropped() -> None:
+    """Gives memory back of graphs that have gone; that of an arena in use, or with outputs in use, remains for later."""
+    if torch.cuda.is_current_stream_capturing():
+        return
+    for _ in range(len(_dropped)):
+        one = _dropped.pop(0)
+        if not _close_one(*one):
+            _dropped.append(one)
+
+
+def _close_one(graph: torch.cuda.CUDAGraph | None, pool: CapturePool, arena: Arena, call: Any) -> bool:
+    if not arena.lock.acquire(blocking=False):
+        return False
+    try:
+        arena.leases.evacuate()
+        if call is not None:
+            call.close()
+        arena.turn.wait()
+        if graph is not None:
+            graph.reset()
+        pool.close()
+    except OutputInUse:
+        return False
+    finally:
+        arena.lock.release()
+    return True
+
+
+def first_line(error: BaseException) -> str:
+    """Of its text."""
+    return str(error).partition("\n")[0]

@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch.cuda.graph() into the pages of an arena, for engines that capture their graphs themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ..errors import InvalidArgument
+from ._arena import Arena
+
+
+@contextlib.contextmanager
+def graph(
+    cuda_graph: torch.cuda.CUDAGraph,
+    arena: Arena,
+    *,
+    stream: torch.cuda.Stream | None = None,
+    capture_error_mode: str = "global",
+) -> Iterator[None]:
+    """Captures as ``torch.cuda.graph()`` does; scratch memory is that of the arena, which all its captures share.
+
+    What is still held when the block ends (static inputs that were made in it, outputs) has memory of its own, which no
+    other graph overwrites: only the next replay of this one does. ``cuda_graph.replay()`` waits, on the device, for the
+    last graph of the arena, on whatever stream it was.
+
+    Args:
+        cuda_graph: a new ``torch.cuda.CUDAGraph``.
+        arena: of the current CUDA device, or of no device yet.
+        stream: where it is captured; None: a stream of the arena.
+        capture_error_mode: torch's: ``"global"``, ``"thread_local"`` or ``"relaxed"``.
+
+    Raises:
+        InvalidArgument: the arena is parked, or on another device, or another capture is under way.
+        What the block raises: nothing is left of the capture then.
+    """
+    from ._captures import begin_capture, drop_later, end_capture
+
+    arena.bind(torch.device("cuda", torch.cuda.current_device()))
+    if torch.cuda.is_current_stream_capturing():
+        raise InvalidArgument("another graph is being captured; a capture cannot lie in another one")
+    with arena.lock:
+        arena.require_resumed()
+        arena.collect()
+        gc.collect()
+        torch.cuda.synchronize()
+        pool = arena.open_pool()
+        try:
+            with pool.open(), torch.cuda.stream(stream or arena.stream):
+                begin_capture(cuda_graph, pool, capture_error_mode)
+                try:
+                    yield
+                except BaseException:
+                    with contextlib.suppress(RuntimeError):  # it says once more that the capture has failed
+                        end_capture(cuda_graph, pool)
+                    raise
+                end_capture(cuda_graph, pool)
+            pool.keep_alive()
+        except BaseException:
+            cuda_graph.reset()
+            pool.close()
+            raise
+    weakref.finalize(cuda_graph, drop_later, pool, arena).atexit = False
+    cuda_graph.replay = functools.partial(_replay, weakref.ref(cuda_graph), arena)  # type: ignore[method-assign]
+
+
+def _replay(reference: Any, arena: Arena) -> None:
+    """In the order of the current stream, after the last graph of the arena."""
+    cuda_graph = reference()
+    arena.require_resumed()
+    with arena.lock, arena.turn.of(torch.cuda.current_stream(arena.device)):
+        arena.leases.evacuate()
+        torch.cuda.CUDAGraph.replay(cuda_graph)

@@ -1,0 +1,546 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A graph on a CUDA device: torch's capture, in addresses of its own over the pages of an arena."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from .. import _core
+from ..errors import Error, OutOfMemory
+from ._arena import Arena, Leases
+from ._captures import KEEPS_GRAPHS, close_dropped, drop, drop_later, first_line, new_graph, recording
+from ._evidence import check_moved, prove_moves
+from ._layout import Inputs, Output, Source, address_of, extent_of, laid, lay_out, offset_of
+from ._pool import CapturePool
+from ._record import NotReplayable
+
+Boxed = Callable[[list[Any]], Any]
+"""A function that takes one list and may empty it."""
+
+PATCHES = os.environ.get("ONECOPY_GRAPHS_PATCH") == "1"
+"""Whether addresses in a captured graph are changed when its inputs move: on trial, and off otherwise."""
+_MOST_RECAPTURES = 8
+_RECENT_CALLS = 64
+
+
+class CudaRun:
+    """The first call of a shape: it runs by the book, in memory of the arena, and its results are the caller's.
+
+    Raises:
+        NotReplayable: no graph can be captured of such arguments. Nothing has run.
+        OutputInUse: it would overwrite an output. Nothing has run.
+        What the function raises.
+    """
+
+    def __init__(
+        self,
+        function: Boxed,
+        arguments: Sequence[Any],
+        in_place: set[int],
+        arena: Arena,
+        mutated: Collection[int] = (),
+    ) -> None:
+        _check(arguments)
+        close_dropped()
+        self._function = function
+        self._mutated = mutated
+        self._in_place = in_place
+        self._arena = arena
+        numbers = _random_numbers(arena.device)
+        self.results = _run_in(arena, function, arguments)
+        self._is_random = _random_numbers(arena.device) != numbers
+
+    def make(self, arguments: Sequence[Any], outputs: str) -> CudaGraph:
+        """Captures it. Raises NotReplayable, OutOfMemory; nothing is left of the capture then (I5)."""
+        return CudaGraph(
+            self._function, arguments, self._in_place, self._arena, outputs, self._is_random, self._mutated
+        )
+
+
+def _check(arguments: Sequence[Any]) -> None:
+    from ._function import FEW as few
+
+    for index, argument in enumerate(arguments):
+        if isinstance(argument, torch.Tensor) and argument.device.type == "cpu" and argument.numel() > few:
+            raise NotReplayable(
+                f"input {index} is a CPU tensor of {argument.numel()} elements, which a graph would bake in; "
+                "give it on the device"
+            )
+
+
+def _random_numbers(device: Any) -> Any:
+    """How many random numbers the device has given out. None where torch does not say."""
+    generator = torch.cuda.default_generators[device.index]
+    return generator.get_offset() if hasattr(generator, "get_offset") else None
+
+
+def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any]:
+    arena.leases.evacuate()
+    if arena.limit is not None:  # a limit is for graphs, and no reason for a call to fail
+        return list(function(list(arguments)))
+    pool = arena.open_pool()
+    with arena.turn.of(torch.cuda.current_stream(arena.device)):
+        with pool.use():
+            results = _plain(function(list(arguments)))
+        results = _moved_out(results, arguments)
+    arena.turn.wait()
+    _keep_content(pool, arena)
+    pool.close()
+    return results
+
+
+def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
+    """In memory of their own; those that share one still do, and those that are inputs still are."""
+    given = {address_of(a) for a in arguments if isinstance(a, torch.Tensor)}
+    moved: dict[int, torch.UntypedStorage] = {}
+    out = []
+    for result in results:
+        if isinstance(result, torch.Tensor) and result.is_cuda and address_of(result) not in {0, *given}:
+            at = address_of(result)
+            if at not in moved:
+                moved[at] = result.untyped_storage().clone()
+            result = laid(moved[at], result.dtype, result.shape, result.stride(), offset_of(result))
+        out.append(result)
+    return out
+
+
+def _plain(results: Any) -> list[Any]:
+    """Without the marks of torch for "conjugated" and "negated": what lies in memory is what is meant."""
+    return [r.resolve_conj().resolve_neg() if isinstance(r, torch.Tensor) else r for r in results]
+
+
+def _keep_content(pool: CapturePool, arena: Arena) -> None:
+    """What the function has kept (a table it made once) lies in memory of its own from now on, with its content."""
+    alive = pool.alive()
+    if not alive:
+        return
+    copies = [(pool.bytes_at(*extent), pool.bytes_at(*extent).clone()) for extent in alive]
+    torch.cuda.synchronize(arena.device)
+    pool.window.keep_alive(alive)
+    for place, content in copies:
+        place.copy_(content)
+    torch.cuda.synchronize(arena.device)
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device
+
+
+class _Place:
+    """Where an input in place was, and how: the tensor itself may change."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.address = tensor.data_ptr()
+        self.layout = _layout_of(tensor)
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        return tensor.data_ptr() == self.address and _layout_of(tensor) == self.layout
+
+
+@dataclasses.dataclass
+class _Captured:
+    """What a capture has made: slots are inputs, addresses, bytes and tensors like them."""
+
+    results: list[Any] = dataclasses.field(default_factory=list)
+    outputs: list[Any] = dataclasses.field(default_factory=list)
+    sources: list[Source] = dataclasses.field(default_factory=list)
+    slots: list[tuple[int, int, int, Any]] = dataclasses.field(default_factory=list)
+    gather: list[int] = dataclasses.field(default_factory=list)
+    scatter: list[int] = dataclasses.field(default_factory=list)
+
+
+class CudaGraph:
+    """One shape of one function.
+
+    Between replays nothing on the shared pages is anybody's (I1): outputs are copied out or leased, and what is alive at
+    the end of the capture has pages of its own. A replay runs only after every input in place was compared with where the
+    graph has it (I3). Where torch leaves its graphs to others, inputs are copied by the graph's first nodes and outputs
+    by its last ones.
+
+    Thread safety: with the arena's lock.
+    """
+
+    def __init__(
+        self,
+        function: Boxed,
+        arguments: Sequence[Any],
+        in_place: set[int],
+        arena: Arena,
+        outputs: str,
+        is_random: bool = False,
+        mutated: Collection[int] = (),
+    ) -> None:
+        self._function = function
+        self._mutated = mutated
+        self._in_place = in_place
+        self._policy = outputs
+        self._arena = arena
+        self._is_random = is_random
+        self._leases = arena.leases if outputs == "view" else Leases()
+        self._pool: CapturePool | None = None
+        self.call: Any = None
+        """Its replay in C++; None where torch keeps its graphs to itself."""
+        self.is_quick = False
+        """Whether ``call`` makes the results by itself."""
+        self.last_used = self.replays = 0
+        self._calls = 0
+        self._recaptures: collections.deque[int] = collections.deque(maxlen=_MOST_RECAPTURES)
+        """When it was captured anew, in calls."""
+        self._last_places: list[int] = []
+        self._copies_in_graph = arena.copies_in_graphs and _are_plain(arguments)
+        self._movable: Any = None
+        self._regions: dict[int, int] = {}
+        """Inputs that may be elsewhere, by the proof; and their numbers there."""
+        self._refusal = ""
+        self._is_checked = False
+        """Whether the first move was compared with a capture."""
+        self._capture(arguments)
+
+    # --- the capture ------------------------------------------------------------------------------------
+
+    def _capture(self, arguments: Sequence[Any]) -> None:
+        pool = self._arena.open_pool()
+        graph = new_graph()
+        failure: Exception | None = None
+        try:
+            self._record(graph, pool, arguments)
+        except torch.OutOfMemoryError as error:
+            failure = OutOfMemory(first_line(error))
+        except Exception as error:
+            failure = NotReplayable(f"its capture failed: {type(error).__name__}: {first_line(error)}")
+        except BaseException:
+            drop(graph, pool)
+            raise
+        if failure is not None:  # the error's frames, and the tensors in them, are gone by now
+            drop(graph, pool)
+            raise failure
+
+    def _record(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: Sequence[Any]) -> None:
+        done = self._capture_into(graph, pool, arguments)
+        if self._policy != "private":
+            done.results.clear()
+        pool.keep_alive()  # where outputs are private, they are alive
+        done.results.clear()
+        if KEEPS_GRAPHS:
+            graph.instantiate()
+        self._graph, self._pool, self._outputs = graph, pool, done.outputs
+        self._sources = [pool.bytes_at(source.address, source.nbytes) for source in done.sources]
+        self._slots = [
+            (index, laid(pool.bytes_at(at, nbytes).untyped_storage(), like.dtype, like.shape, like.stride(), 0))
+            for index, at, nbytes, like in done.slots
+        ]
+        copied = {index for index, _ in self._slots}
+        self._places = {
+            index: _Place(argument)
+            for index, argument in enumerate(arguments)
+            if isinstance(argument, torch.Tensor) and argument.is_cuda and index not in copied
+        }
+        self._movable, self._regions = None, {}
+        if self._copies_in_graph:
+            self._make_call(done, arguments)
+
+    def _capture_into(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: Sequence[Any]) -> _Captured:
+        begin, inputs, done = pool.window.base, Inputs(), _Captured()
+        with recording(graph, pool, self._arena):
+            boxed, done.slots = self._boxed(arguments, inputs)
+            if self._copies_in_graph and done.slots:
+                done.gather = self._arena.copy_nodes([(at, nbytes) for _, at, nbytes, _ in done.slots])
+            done.results = _plain(self._function(boxed))
+            boxed.clear()
+            done.outputs, done.sources = lay_out(done.results, inputs, begin, begin + pool.window.used)
+            if self._copies_in_graph and done.sources and self._policy == "copy":
+                done.scatter = self._arena.copy_nodes([_copied(source) for source in done.sources])
+        return done
+
+    def _capture_again(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: list[Any]) -> None:
+        """For evidence: nothing of it is kept."""
+        done = self._capture_into(graph, pool, arguments)
+        done.results.clear()
+        done.outputs.clear()
+
+    def _boxed(self, arguments: Sequence[Any], inputs: Inputs) -> tuple[list[Any], list[tuple[int, int, int, Any]]]:
+        """The arguments, in slots of the window where they are to be copied; and where those slots are.
+
+        A slot that no operator needs any more is memory for later ones: the box alone keeps it.
+        """
+        boxed: list[Any] = []
+        slots = []
+        for index, argument in enumerate(arguments):
+            if index not in self._in_place and isinstance(argument, torch.Tensor) and _can_be_copied(argument):
+                slot = torch.empty_strided(
+                    argument.shape, argument.stride(), dtype=argument.dtype, device=argument.device
+                )
+                slots.append((index, slot.data_ptr(), extent_of(slot), argument))
+                argument = slot
+                del slot
+            if isinstance(argument, torch.Tensor):
+                inputs.add(index, argument)
+            boxed.append(argument)
+        return boxed, slots
+
+    def _make_call(self, done: _Captured, arguments: Sequence[Any]) -> None:
+        executable = self._graph.raw_cuda_graph_exec()
+        call = _core._GraphCall(
+            self._arena.turn.core, str(self._arena.device), executable, done.gather, done.scatter
+        )
+        for index, slot in self._slots:
+            call.add_slot(index, slot.data_ptr(), extent_of(slot))
+        for index, place in self._places.items():
+            call.add_place(index, place.tensor)
+        if self._policy == "copy":
+            for source, memory in zip(done.sources, self._sources, strict=True):
+                call.add_source(_whole(source, memory))
+        self.is_quick = self._policy == "copy" and not self._is_random
+        for output in self._outputs:
+            self.is_quick = self.is_quick and self._add_result(call, output, done.sources, arguments)
+        self.call = call
+
+    def _add_result(self, call: Any, output: Any, sources: list[Source], arguments: Sequence[Any]) -> bool:
+        """Whether the call makes this result by itself."""
+        if not isinstance(output, Output):
+            call.add_object(output)
+        elif output.kind == "made" and sources[output.at].only is output:
+            call.add_fresh(output.at)
+        elif output.kind == "input" and _is_itself(output, arguments[output.at]):
+            call.add_argument(output.at)
+        elif output.kind == "constant":
+            call.add_object(output.constant)
+        else:
+            return False
+        return True
+
+    def move(self, arguments: Sequence[Any]) -> str:
+        """The graph is one for inputs at these places: empty, or why it had to be captured anew.
+
+        Raises:
+            NotReplayable, OutOfMemory: as CudaRun.make(); the graph is of no use then.
+        """
+        reason = self._patch(arguments)
+        if reason:
+            self.close()
+            self._recaptures.append(self._count())
+            self._capture(arguments)
+        return reason
+
+    def _patch(self, arguments: Sequence[Any]) -> str:
+        """Changes the addresses in it: empty, or why that cannot be."""
+        if self.call is None:
+            return "torch keeps its graphs to itself"
+        if not PATCHES:
+            return "graphs are patched with ONECOPY_GRAPHS_PATCH=1 only"
+        moved = [index for index, place in self._places.items() if not place.is_of(arguments[index])]
+        for index in moved:
+            if self._places[index].layout != _layout_of(arguments[index]):
+                return f"input {index} lies in memory in another way"
+        if not moved:
+            return "an input is another one in a way that is not known"
+        reason = self._ensure_proof(arguments, moved)
+        if reason:
+            return reason
+        places = [(self._regions[index], arguments[index].data_ptr()) for index in moved]
+        for (region, base), index in zip(places, moved, strict=True):
+            if not self._movable.can_be_at(region, base):
+                return f"the proof says nothing of input {index} at {base:#x}"
+        try:
+            self._movable.move(self._graph.raw_cuda_graph_exec(), places)
+        except Error as error:
+            return f"the driver does not change it: {first_line(error)}"
+        for index in moved:
+            self._places[index] = _Place(arguments[index])
+            self.call.set_place(index, arguments[index])
+        return self._check(arguments)
+
+    def _ensure_proof(self, arguments: Sequence[Any], moved: list[int]) -> str:
+        if self._movable is not None and all(index in self._regions for index in moved):
+            return ""
+        if self._refusal:
+            return self._refusal
+        moving = sorted({*moved, *(index for index in self._places if index in self._mutated), *self._regions})
+        places = {index: self._places[index].address for index in moving if arguments[index].numel()}
+        at_home = [a if i in moved or i not in self._places else self._places[i].tensor for i, a in enumerate(arguments)]
+        window = (self._pool.window.base, self._pool.window.used)
+        proof, self._refusal = prove_moves(self._capture_again, self._graph, window, at_home, places, self._arena)
+        if proof is not None:
+            self._movable, self._regions = proof, {index: 1 + at for at, index in enumerate(places)}
+            self._is_checked = False
+        return self._refusal
+
+    def _check(self, arguments: Sequence[Any]) -> str:
+        """After the first move by a proof: the graph must be what a capture there is. Empty, or why it is not."""
+        if self._is_checked:
+            return ""
+        window = (self._pool.window.base, self._pool.window.used)
+        difference = check_moved(self._capture_again, self._movable, window, arguments, self._arena)
+        self._is_checked = not difference
+        if difference:
+            self._refusal = f"after it had been moved, it was not what a capture is: {difference}"
+        return self._refusal
+
+    def is_restless(self, arguments: Sequence[Any]) -> bool:
+        """Whether it was captured anew too often of late, and its inputs are not where they were in the last call."""
+        places = [arguments[index].data_ptr() for index in self._places]
+        rests = places == self._last_places
+        self._last_places = places
+        self._calls += 1
+        often = len(self._recaptures) == _MOST_RECAPTURES and self._count() - self._recaptures[0] < _RECENT_CALLS
+        return often and not rests
+
+    def _count(self) -> int:
+        return self._calls + (self.call.runs if self.call is not None else 0)
+
+    def close(self) -> None:
+        """Gives its memory back, after its last replay. Raises OutputInUse: then it has it still."""
+        if self._pool is None:
+            return
+        if self._leases is self._arena.leases:
+            self._leases.evacuate()
+        self._arena.turn.wait()
+        self._forget_call()
+        self._slots, self._outputs, self._sources = [], [], []
+        drop(self._graph, self._pool)
+        self._pool = None
+
+    def _forget_call(self) -> None:
+        if self.call is not None:
+            self.call.close()
+            self._calls += self.call.runs
+            self.call = None
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing() and getattr(self, "_pool", None) is not None:
+            drop_later(self._pool, self._arena, self._graph, self.call)
+
+    # --- the call ---------------------------------------------------------------------------------------
+
+    def is_in_place(self, arguments: Sequence[Any]) -> bool:
+        """Whether all inputs that are used where they are, are where the graph has them."""
+        if self.call is not None:
+            return bool(self.call.is_in_place(arguments))
+        return all(place.is_of(arguments[index]) for index, place in self._places.items())
+
+    def describe_moves(self, arguments: Sequence[Any]) -> str:
+        """Which inputs are elsewhere, and where."""
+        return ", ".join(
+            f"input {index} from {place.address:#x} to {arguments[index].data_ptr():#x}"
+            for index, place in self._places.items()
+            if arguments[index].data_ptr() != place.address
+        )
+
+    def replay(self, arguments: Sequence[Any]) -> list[Any]:
+        """In the order of the current stream. Raises OutputInUse."""
+        with self._arena.turn.of(torch.cuda.current_stream(self._arena.device)):
+            self._arena.leases.evacuate()
+            if self._leases is not self._arena.leases:
+                self._leases.evacuate()
+            with torch.no_grad():
+                fresh = self._run(list(arguments))
+                results = [self._handed(o, arguments, fresh) if isinstance(o, Output) else o for o in self._outputs]
+        self._leases.show_all(results)
+        return results
+
+    def _run(self, arguments: list[Any]) -> list[Any]:
+        """What each source's results are to lie in; None: not made yet."""
+        if self.call is not None:
+            made = self.call.run(arguments, self._graph.replay if self._is_random else None)
+            return made or [None] * len(self._sources)
+        self._calls += 1
+        if self._slots:
+            torch._foreach_copy_([slot for _, slot in self._slots], [arguments[index] for index, _ in self._slots])
+        self._graph.replay()
+        return [None] * len(self._sources)
+
+    def _handed(self, output: Output, arguments: Sequence[Any], fresh: list[Any]) -> torch.Tensor:
+        if output.kind == "empty":
+            return torch.empty_strided(output.shape, output.strides, dtype=output.dtype, device=self._arena.device)
+        if output.kind == "input":
+            return self._input(output, arguments[output.at])
+        if output.constant is not None:
+            return output.constant
+        if fresh[output.at] is None:
+            fresh[output.at] = self._memory_for(self._sources[output.at])
+        memory = fresh[output.at]
+        if memory.dtype == output.dtype and memory.shape == output.shape and memory.stride() == output.strides:
+            return memory
+        return laid(memory.untyped_storage(), output.dtype, output.shape, output.strides, output.offset)
+
+    def _input(self, output: Output, tensor: torch.Tensor) -> torch.Tensor:
+        """An input that is returned: itself, or a view of it."""
+        if _is_itself(output, tensor):
+            return tensor
+        storage, offset = tensor.untyped_storage(), offset_of(tensor) + output.offset
+        return laid(storage, output.dtype, output.shape, output.strides, offset)
+
+    def _memory_for(self, source: torch.Tensor) -> torch.Tensor:
+        """What the outputs in one memory share: a copy of it, or itself."""
+        if self._policy == "copy":
+            return source.clone()
+        assert self._pool is not None
+        leased = self._pool.bytes_at(source.data_ptr(), source.numel())
+        self._leases.add(leased.untyped_storage())
+        return leased
+
+    # --- for the report ---------------------------------------------------------------------------------
+
+    @property
+    def by_the_book(self) -> frozenset[str]:
+        """Slower ways that it takes."""
+        return frozenset() if self.call is not None else frozenset({"copies that are no nodes of the graph"})
+
+    @property
+    def planned_bytes(self) -> int:
+        """Of its window."""
+        return self._pool.window.used if self._pool is not None else 0
+
+    lower_bound = planned_bytes
+
+    @property
+    def private_bytes(self) -> int:
+        return self._pool.window.own if self._pool is not None else 0
+
+    @property
+    def call_count(self) -> int:
+        return 1
+
+
+def _can_be_copied(tensor: torch.Tensor) -> bool:
+    """Not on the CPU, not without elements, and not with one element in two places."""
+    if not tensor.is_cuda or tensor.numel() == 0:
+        return False
+    return all(size <= 1 or stride > 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _copied(source: Source) -> tuple[int, int]:
+    """Which bytes of it are copied out: all, or those of its one result."""
+    only = source.only
+    if only is None:
+        return source.address, source.nbytes
+    count = 1
+    for size in only.shape:
+        count *= size
+    return source.address, count * only.dtype.itemsize
+
+
+def _whole(source: Source, memory: torch.Tensor) -> torch.Tensor:
+    """The source as its one result is; as bytes, where there are others."""
+    only = source.only
+    if only is None:
+        return memory
+    return laid(memory.untyped_storage(), only.dtype, only.shape, only.strides, 0)
+
+
+def _is_itself(output: Output, tensor: torch.Tensor) -> bool:
+    same = (output.dtype, output.shape, output.strides) == (tensor.dtype, tuple(tensor.shape), tensor.stride())
+    return same and output.offset == 0
+
+
+def _are_plain(arguments: Sequence[Any]) -> bool:
+    """Whether what lies in memory is what is meant: a copy of bytes knows nothing of torch's marks."""
+    return not any(isinstance(a, torch.Tensor) and (a.is_conj() or a.is_neg()) for a in arguments)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two more captures, which prove which words of a graph are addresses of its inputs in place (I4).
+
+Both see stand-ins for all inputs that move, at the same addresses, and a window at the same addresses. So whatever differs
+between the two depends on no address. To make it differ, the memory that nobody sets is painted before each operator, in
+another colour each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .. import _core
+from ._arena import Arena
+from ._captures import drop, first_line, new_graph
+from ._layout import extent_of, laid
+from ._pool import CapturePool, Memory
+
+_COLOURS = (0x11, 0x2E)
+_DEEPER = 208  # bytes for each step of colour
+
+
+def prove_moves(
+    record: Callable[[torch.cuda.CUDAGraph, CapturePool, list[Any]], object],
+    graph: torch.cuda.CUDAGraph,
+    window: tuple[int, int],
+    arguments: Sequence[Any],
+    places: dict[int, int],
+    arena: Arena,
+) -> tuple[Any, str]:
+    """A ``_MovableGraph``; or None, and why there is no proof.
+
+    Args:
+        record: captures the same work once more, for these arguments, in memory of that pool.
+        graph: the one that is to be movable; it stays as it is.
+        window: its address, and how many bytes.
+        arguments: all of them; those that do not move are where the graph has them.
+        places: where the graph has those that move, by their places in ``arguments``.
+        arena: of the graph. Its turn is the caller's.
+    """
+    device = str(arena.device)
+    memory = [(at, extent_of(arguments[index])) for index, at in places.items()]
+    try:
+        stand_ins = _core._StandIns(device, memory)
+    except Exception as error:
+        return None, f"there are no addresses for evidence: {first_line(error)}"
+    moved = dict(zip(places, map(stand_ins.at, range(len(memory))), strict=True))
+
+    def prove(elsewhere: int, fresh: int, again: int) -> tuple[Any, str]:
+        regions = [(window[0], elsewhere, window[1])]
+        regions += [(at, moved[index], nbytes) for (index, at), (_, nbytes) in zip(places.items(), memory, strict=True)]
+        return _core._prove_relocation(device, graph.raw_cuda_graph(), fresh, again, regions, 1)
+
+    proof, reason = _with_two_captures(record, arguments, moved, arena, prove)
+    del stand_ins
+    return proof, reason
+
+
+def check_moved(
+    record: Callable[[torch.cuda.CUDAGraph, CapturePool, list[Any]], object],
+    proof: Any,
+    window: tuple[int, int],
+    arguments: Sequence[Any],
+    arena: Arena,
+) -> str:
+    """Whether the graph, which was moved to these arguments, is what two captures of them are: empty, or why not."""
+    device = str(arena.device)
+
+    def compare(elsewhere: int, fresh: int, again: int) -> tuple[Any, str]:
+        return None, proof.difference(device, fresh, again, (window[0], elsewhere, window[1]))
+
+    return _with_two_captures(record, arguments, {}, arena, compare)[1]
+
+
+def _with_two_captures(
+    record: Any, arguments: Sequence[Any], moved: dict[int, int], arena: Arena, use: Callable[[int, int, int], Any]
+) -> tuple[Any, str]:
+    """What ``use`` returns for the address of their window and for both graphs. They see ``moved`` in other places."""
+    captures: list[tuple[torch.cuda.CUDAGraph, CapturePool]] = []
+    try:
+        first = arena.open_pool()
+        for colour in _COLOURS:
+            pool = first if not captures else first.again()
+            captures.append((new_graph(), pool))
+            _capture(record, *captures[-1], [_stand_in(a, moved.get(i)) for i, a in enumerate(arguments)], colour)
+            if pool.alive():
+                return None, "it keeps memory of its capture"
+        return use(first.window.base, *(g.raw_cuda_graph() for g, _ in captures))
+    except Exception as error:
+        return None, f"its evidence failed: {type(error).__name__}: {first_line(error)}"
+    finally:
+        for one in captures:
+            drop(*one)
+
+
+def _capture(record: Any, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: list[Any], colour: int) -> None:
+    with _painted(colour):
+        _core._call_deeper(colour * _DEEPER, lambda: record(graph, pool, arguments))
+
+
+def _stand_in(argument: Any, at: int | None) -> Any:
+    """A tensor like this one at that address; at its own, another object."""
+    if not isinstance(argument, torch.Tensor) or not argument.is_cuda or not argument.numel():
+        return argument
+    if at is None:
+        at = argument.data_ptr()
+    bytes_ = torch.as_tensor(Memory(None, at, extent_of(argument)), device=argument.device)
+    return laid(bytes_.untyped_storage(), argument.dtype, argument.shape, argument.stride(), 0)
+
+
+@contextlib.contextmanager
+def _painted(colour: int) -> Iterator[None]:
+    _core._paint_heap(colour)
+    try:
+        with _Paint(colour):
+            yield
+    finally:
+        _core._paint_heap(0)
+
+
+class _Paint(TorchDispatchMode):
+    """Fills the stack below each operator."""
+
+    def __init__(self, colour: int) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _core._paint_stack(self._colour)
+        return function(*args, **(kwargs or {}))

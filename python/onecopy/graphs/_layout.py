@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the results of a graph lie in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Of its storage; 0 of one without bytes."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if storage.nbytes() else 0
+
+
+def offset_of(tensor: torch.Tensor) -> int:
+    """Bytes from the beginning of its storage."""
+    return int(tensor.storage_offset()) * tensor.element_size()
+
+
+def extent_of(tensor: torch.Tensor) -> int:
+    """Bytes from its first element to behind its last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size() if tensor.numel() else 0
+
+
+def laid(storage: Any, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int], offset: int) -> torch.Tensor:
+    """``offset`` in bytes."""
+    tensor = torch.empty(0, dtype=dtype, device=storage.device)
+    return tensor.set_(storage, offset // dtype.itemsize, shape, strides)
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """``kind``: ``made`` by the graph, in source ``at``; of an ``input``, ``at``; a ``constant``; ``empty``, without elements."""
+
+    kind: str
+    at: int
+    constant: torch.Tensor | None
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    """Bytes from the source's first byte, or from the input's first element."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its elements lie one behind the other, in some order, from the source's first byte on."""
+        if self.offset:
+            return False
+        expected = 1
+        for size, stride in sorted(zip(self.shape, self.strides, strict=True), key=lambda pair: pair[1]):
+            if size != 1 and stride != expected:
+                return False
+            expected *= size
+        return True
+
+
+@dataclasses.dataclass
+class Source:
+    """Memory of the window that results are in."""
+
+    address: int
+    nbytes: int
+    users: list[Output] = dataclasses.field(default_factory=list)
+
+    @property
+    def only(self) -> Output | None:
+        """The one result in it, where that can be copied as it is."""
+        return self.users[0] if len(self.users) == 1 and self.users[0].is_whole else None
+
+
+class Inputs:
+    """Inputs of a capture by the addresses of their storages, as far as these are still theirs."""
+
+    def __init__(self) -> None:
+        self._at: dict[int, tuple[int, int, Any]] = {}
+
+    def add(self, index: int, tensor: torch.Tensor) -> None:
+        """Keeps no memory."""
+        if address_of(tensor):
+            weak = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
+            self._at.setdefault(address_of(tensor), (index, offset_of(tensor), weak))
+
+    def find(self, result: torch.Tensor) -> tuple[int, int] | None:
+        """The input whose storage it lies in, and the bytes from that one's first element to its own."""
+        found = self._at.get(address_of(result))
+        if found is None:
+            return None
+        index, begins, weak = found
+        return None if weak.expired() else (index, offset_of(result) - begins)
+
+
+def lay_out(results: Sequence[Any], inputs: Inputs, begin: int, end: int) -> tuple[list[Any], list[Source]]:
+    """What to hand out, in order: an ``Output`` for each tensor. ``begin`` and ``end`` are addresses of the window."""
+    sources: dict[int, Source] = {}
+    order: list[Source] = []
+    outputs: list[Any] = []
+    for result in results:
+        if not isinstance(result, torch.Tensor):
+            outputs.append(result)
+            continue
+        at = address_of(result)
+        given = inputs.find(result) if at else None
+        looks = (result.dtype, tuple(result.shape), result.stride())
+        if not at or not result.numel():
+            outputs.append(Output("empty", 0, None, *looks, 0))
+        elif given is not None:
+            outputs.append(Output("input", given[0], None, *looks, given[1]))
+        elif not begin <= at < end:
+            outputs.append(Output("constant", 0, result, *looks, 0))
+        else:
+            if at not in sources:
+                sources[at] = Source(at, result.untyped_storage().nbytes())
+                order.append(sources[at])
+            output = Output("made", order.index(sources[at]), None, *looks, offset_of(result))
+            sources[at].users.append(output)
+            outputs.append(output)
+    return outputs, order

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages of an arena behind torch's CUDA allocator."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .. import _core
+
+
+@functools.cache
+def _allocator(number: int) -> Any:
+    """torch calls our two functions by name. Two for the process, which outlive all segments (I7).
+
+    torch's object knows one segment at an address: the second is for those that lie where others lie.
+    """
+    return torch.cuda.memory.CUDAPluggableAllocator(
+        _core.__file__, "onecopy_graph_allocate", "onecopy_graph_free"
+    )
+
+
+class CapturePool:
+    """A pool of torch whose memory lies in a window of an arena.
+
+    The window lasts until torch has given back the last segment in it, also when this object has gone before (I7).
+
+    Thread safety: with the arena's lock.
+
+    Args:
+        window: a ``_core._GraphPool``.
+        number: of the allocator.
+    """
+
+    def __init__(self, window: Any, number: int = 0) -> None:
+        self.window = window
+        self._pool = torch.cuda.MemPool(_allocator(number).allocator())
+        # Its destructor ends the process while any capture is under way, and after one that failed: it never runs.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
+        self._is_open_to_torch = True
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """What torch calls the pool."""
+        return self._pool.id
+
+    def again(self) -> CapturePool:
+        """Another pool for the same addresses, once nothing is alive in this one."""
+        self.window.rewind()
+        return CapturePool(self.window, 1)
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        """What torch allocates in this pool comes from the window. One pool of a device at a time is open."""
+        self.window.open()
+        _clear_workspaces()
+        try:
+            yield
+        finally:
+            _clear_workspaces()
+            self.window.close()
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """What this thread allocates comes from the window."""
+        with self.open(), torch.cuda.use_mem_pool(self._pool, self.window.ordinal):
+            yield
+
+    def alive(self) -> list[tuple[int, int]]:
+        """Addresses and bytes of what is not free."""
+        return [
+            (block["address"], block["size"])
+            for segment in _snapshot(self._pool)
+            for block in segment["blocks"]
+            if block["state"] != "inactive"
+        ]
+
+    def keep_alive(self) -> None:
+        """What is not free after a capture has memory of its own, which no other window shows (I1)."""
+        alive = self.alive()
+        if alive:
+            self.window.keep_alive(alive)
+
+    def bytes_at(self, address: int, nbytes: int) -> torch.Tensor:
+        """A view that keeps the window."""
+        return torch.as_tensor(Memory(self.window, address, nbytes), device=f"cuda:{self.window.ordinal}")
+
+    def abandon(self) -> None:
+        """Ends what torch began for a capture, and does not end when the capture has failed."""
+        torch._C._cuda_endAllocateToPool(self.window.ordinal, self.id)
+        torch._C._cuda_releasePool(self.window.ordinal, self.id)
+
+    def close(self) -> None:
+        """Gives the shared pages back, at once; torch gives the addresses back when it empties its caches.
+
+        The caller has reset the graph, and has waited for its last replay.
+        """
+        if self._is_open_to_torch:
+            self._is_open_to_torch = False
+            torch._C._cuda_releasePool(self.window.ordinal, self.id)
+            self.window.retire()
+
+
+def _clear_workspaces() -> None:
+    """cuBLAS keeps its workspaces in a table of the process. What a capture takes for them is scratch memory then."""
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:  # without it they count as alive, and have memory of their own in each window
+        clear()
+
+
+def _snapshot(pool: Any) -> Any:
+    try:
+        return pool.snapshot(include_traces=False)
+    except TypeError:  # torch 2.8
+        return pool.snapshot()
+
+
+class Memory:
+    """Bytes for torch.as_tensor(), which keep their owner."""
+
+    def __init__(self, owner: Any, address: int, nbytes: int) -> None:
+        self._owner = owner
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }

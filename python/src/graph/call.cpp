@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/call.h"
+
+#include <algorithm>
+#include <cstring>
+#include <span>
+
+#include "binding/gil.h"
+#include "device/backend.h"
+#include "memory/dlpack_dtype.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::python {
+
+namespace {
+
+const torch::Api& torch_api() {
+  const torch::Api* api = torch::Api::get();
+  if (!api || !api->exchange_table())
+    throw Error(ErrorCode::unsupported, "this torch has no exchange table; calls in C++ need torch 2.10");
+  return *api;
+}
+
+const torch::Shim& torch_shim() {
+  const torch::Shim* shim = torch::Shim::get();
+  if (!shim)
+    throw Error(ErrorCode::unsupported, "this torch lacks a part of its C interface (aoti_torch_*)");
+  return *shim;
+}
+
+GraphDriver& driver_of(Device device) {
+  GraphDriver* driver = backend(device.type).graphs();
+  if (!driver) throw Error(ErrorCode::unsupported, "graphs of this device cannot be changed");
+  return *driver;
+}
+
+DLTensor must_view(const torch::Api& api, nb::handle tensor) {
+  const auto view = view_of(api, tensor.ptr());
+  if (!view)
+    throw Error(ErrorCode::invalid_argument, "a graph was given a tensor that torch does not describe");
+  return *view;
+}
+
+}  // namespace
+
+std::optional<DLTensor> view_of(const torch::Api& api, PyObject* tensor) noexcept {
+  DLTensor view;
+  if (api.exchange_table()->view_of_object(tensor, &view) == 0) return view;
+  PyErr_Clear();
+  return std::nullopt;
+}
+
+TensorFacts::TensorFacts(const DLTensor& tensor)
+    : data(static_cast<std::byte*>(tensor.data) + tensor.byte_offset),
+      device(tensor.device),
+      dtype(tensor.dtype),
+      ndim(tensor.ndim),
+      numbers(tensor.shape, tensor.shape + tensor.ndim) {
+  numbers.insert(numbers.end(), tensor.strides, tensor.strides + tensor.ndim);
+}
+
+bool TensorFacts::is_alike(const DLTensor& tensor) const noexcept {
+  const std::size_t bytes = sizeof(std::int64_t) * static_cast<std::size_t>(ndim);
+  return tensor.ndim == ndim && std::memcmp(&tensor.dtype, &dtype, sizeof dtype) == 0 &&
+         tensor.device.device_type == device.device_type && tensor.device.device_id == device.device_id &&
+         (ndim == 0 || (std::memcmp(tensor.shape, numbers.data(), bytes) == 0 &&
+                        std::memcmp(tensor.strides, numbers.data() + ndim, bytes) == 0));
+}
+
+bool TensorFacts::is(const DLTensor& tensor) const noexcept {
+  return static_cast<std::byte*>(tensor.data) + tensor.byte_offset == data && is_alike(tensor);
+}
+
+GraphCall::GraphCall(nb::object turn, Device device, GraphExecutable executable,
+                     std::vector<GraphNode> gather, std::vector<GraphNode> scatter)
+    : api_(torch_api()),
+      shim_(torch_shim()),
+      turn_object_(std::move(turn)),
+      turn_(*nb::inst_ptr<GraphTurn>(turn_object_)),
+      driver_(driver_of(device)),
+      device_(device),
+      executable_(executable),
+      gather_(std::move(gather)),
+      scatter_(std::move(scatter)) {}
+
+void GraphCall::add_place(std::size_t index, nb::handle tensor) {
+  places_.push_back({index, nb::borrow(tensor), TensorFacts(must_view(api_, tensor))});
+}
+
+void GraphCall::set_place(std::size_t index, nb::handle tensor) {
+  std::vector<Place> rest;
+  for (Place& place : places_)
+    if (place.index != index) rest.push_back(std::move(place));
+  places_.swap(rest);
+  add_place(index, tensor);
+}
+
+void GraphCall::add_source(nb::handle tensor) {
+  TensorFacts facts(must_view(api_, tensor));
+  std::size_t bytes = (facts.dtype.bits * facts.dtype.lanes + 7U) / 8;
+  for (std::int32_t i = 0; i < facts.ndim; ++i) bytes *= static_cast<std::size_t>(facts.numbers[i]);
+  const auto handle = shim_.acquire(tensor);
+  sources_.push_back({std::move(facts), bytes, shim_.dtype(handle), shim_.device_type(handle)});
+  shim_.release(handle);
+}
+
+void GraphCall::add_result(Kind kind, std::size_t index, nb::object object) {
+  if (kind == Kind::fresh && index >= sources_.size())
+    throw Error(ErrorCode::invalid_argument, "a result of a graph has no source");
+  results_.push_back({kind, index, std::move(object)});
+}
+
+bool GraphCall::is_in_place(PyObject* const* arguments) const noexcept {
+  return std::all_of(places_.begin(), places_.end(), [&](const Place& place) {
+    const auto view = view_of(api_, arguments[place.index]);
+    return view && place.facts.is(*view);
+  });
+}
+
+std::vector<CopyRange> GraphCall::ranges_in(PyObject* const* arguments) const {
+  std::vector<CopyRange> ranges;
+  ranges.reserve(slots_.size());
+  for (const Slot& slot : slots_) {
+    const DLTensor view = must_view(api_, arguments[slot.index]);
+    ranges.push_back({slot.at, static_cast<std::byte*>(view.data) + view.byte_offset, slot.bytes});
+  }
+  return ranges;
+}
+
+/// A tensor as any other of torch's: record_stream() must work.
+nb::object GraphCall::make_fresh(const Source& source, CopyRange& range) const {
+  const auto& numbers = source.facts.numbers;
+  const auto ndim = static_cast<std::size_t>(source.facts.ndim);
+  const auto tensor = shim_.empty_strided(std::span(numbers).first(ndim), std::span(numbers).subspan(ndim),
+                                          source.dtype, source.device_type, source.facts.device.device_id);
+  range = {static_cast<std::byte*>(shim_.data(tensor)), source.facts.data, source.bytes};
+  return shim_.to_python(tensor);
+}
+
+void GraphCall::set(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges) const {
+  for (const GraphNode node : nodes) {
+    const auto some = ranges.first(std::min(ranges.size(), GraphDriver::kMostRanges));
+    driver_.set_copy(device_.index, executable_, node, some);
+    ranges = ranges.subspan(some.size());
+  }
+}
+
+/// REQUIRES: the turn.
+void GraphCall::set_inputs(std::span<const CopyRange> ranges) {
+  const auto is_same = [](const CopyRange& range, const std::byte* last) { return range.from == last; };
+  if (std::equal(ranges.begin(), ranges.end(), last_inputs_.begin(), last_inputs_.end(), is_same)) return;
+  last_inputs_.clear();
+  set(gather_, ranges);
+  for (const CopyRange& range : ranges) last_inputs_.push_back(range.from);
+}
+
+std::optional<std::vector<nb::object>> GraphCall::run(PyObject* const* arguments, nb::handle launcher,
+                                                      bool looked_at) {
+  const std::vector<CopyRange> in = ranges_in(arguments);
+  std::vector<CopyRange> out(sources_.size());
+  std::vector<nb::object> fresh;
+  fresh.reserve(sources_.size());
+  for (std::size_t i = 0; i < sources_.size(); ++i) fresh.push_back(make_fresh(sources_[i], out[i]));
+  const Stream stream = api_.current_stream(device_);
+  const bool launches = launcher.is_none();
+  const bool has_run = without_gil([&] {
+    const std::lock_guard lock(turn_);
+    if (!executable_ || (!looked_at && !turn_.is_open())) return false;
+    turn_.enter(stream);
+    set_inputs(in);
+    set(scatter_, out);
+    if (launches) {
+      driver_.launch(device_.index, executable_, stream);
+      turn_.leave(stream);
+    }
+    ++runs_;
+    return true;
+  });
+  if (!has_run) return std::nullopt;
+  if (!launches) launcher();  // the caller has the turn, and ends it
+  return fresh;
+}
+
+nb::list GraphCall::results(PyObject* const* arguments, const std::vector<nb::object>& fresh) const {
+  nb::list all;
+  for (const Result& result : results_) switch (result.kind) {
+      case Kind::fresh: all.append(fresh[result.index]); break;
+      case Kind::argument: all.append(nb::handle(arguments[result.index])); break;
+      case Kind::object: all.append(result.object); break;
+    }
+  return all;
+}
+
+int GraphCall::traverse(visitproc visit, void* arg) {
+  for (const Place& place : places_) Py_VISIT(place.tensor.ptr());
+  for (const Result& result : results_) Py_VISIT(result.object.ptr());
+  Py_VISIT(turn_object_.ptr());
+  return 0;
+}
+
+void GraphCall::clear() {
+  close();
+  places_.clear();
+  results_.clear();
+}
+
+}  // namespace onecopy::python

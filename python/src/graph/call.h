@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "binding/module.h"
+#include "device/graphs.h"
+#include "graph/turn.h"
+#include "torch/torch_api.h"
+#include "torch/torch_shim.h"
+
+namespace onecopy::python {
+
+/// How a tensor was when its graph was captured, to be compared in every call.
+struct TensorFacts {
+  explicit TensorFacts(const DLTensor& tensor);
+  /// Says nothing of where it is.
+  bool is_alike(const DLTensor& tensor) const noexcept;
+  bool is(const DLTensor& tensor) const noexcept;
+
+  std::byte* data;
+  DLDevice device;
+  DLDataType dtype;
+  std::int32_t ndim;
+  std::vector<std::int64_t> numbers;  ///< sizes, then strides
+};
+
+/// What torch says about a tensor; none, and no error, for one that it cannot say it about.
+std::optional<DLTensor> view_of(const torch::Api& api, PyObject* tensor) noexcept;
+
+/// The calls of one captured graph: inputs are compared with their places or copied into their slots, the graph is
+/// launched, and the results are in memory of the caller's. Copies in and out are nodes of the graph.
+///
+/// Thread safety: used with the GIL held. run() lets go of it, and takes the arena's turn.
+/// Invariant: a launch is under way only after every place was compared in the same call (I3).
+class GraphCall {
+ public:
+  struct Slot {
+    std::size_t index;
+    std::byte* at;
+    std::size_t bytes;
+  };
+  struct Place {
+    std::size_t index;
+    nb::object tensor;
+    TensorFacts facts;
+  };
+  /// Memory of the window that is copied out.
+  struct Source {
+    TensorFacts facts;
+    std::size_t bytes;
+    torch::Shim::Code dtype;
+    torch::Shim::Code device_type;
+  };
+  enum class Kind { fresh, argument, object };
+  struct Result {
+    Kind kind;
+    std::size_t index;  ///< of the source, or of the argument
+    nb::object object;
+  };
+
+  GraphCall(nb::object turn, Device device, GraphExecutable executable, std::vector<GraphNode> gather,
+            std::vector<GraphNode> scatter);
+  GraphCall(const GraphCall&) = delete;
+  GraphCall& operator=(const GraphCall&) = delete;
+
+  void add_slot(std::size_t index, std::byte* at, std::size_t bytes) {
+    slots_.push_back({index, at, bytes});
+  }
+  void add_place(std::size_t index, nb::handle tensor);
+  void set_place(std::size_t index, nb::handle tensor);
+  void add_source(nb::handle tensor);
+  void add_result(Kind kind, std::size_t index, nb::object object);
+
+  bool is_in_place(PyObject* const* arguments) const noexcept;
+  /// Returns a tensor for each source. `launcher`, where there is one, launches the graph in the current stream. None
+  /// when the arena is not open to it, and `looked_at` is false. Throws what the driver refuses.
+  std::optional<std::vector<nb::object>> run(PyObject* const* arguments, nb::handle launcher,
+                                             bool looked_at);
+  nb::list results(PyObject* const* arguments, const std::vector<nb::object>& fresh) const;
+  /// No run() from now on. With the turn's lock.
+  void close() noexcept { executable_ = nullptr; }
+
+  std::size_t runs() const noexcept { return runs_; }
+  std::uint64_t last_used = 0;
+
+  int traverse(visitproc visit, void* arg);
+  void clear();
+
+ private:
+  std::vector<CopyRange> ranges_in(PyObject* const* arguments) const;
+  nb::object make_fresh(const Source& source, CopyRange& range) const;
+  void set(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges) const;
+  void set_inputs(std::span<const CopyRange> ranges);
+
+  const torch::Api& api_;
+  const torch::Shim& shim_;
+  nb::object turn_object_;
+  GraphTurn& turn_;
+  GraphDriver& driver_;
+  const Device device_;
+  GraphExecutable executable_;  ///< none: closed
+  const std::vector<GraphNode> gather_, scatter_;
+  std::vector<Slot> slots_;
+  std::vector<Place> places_;
+  std::vector<Source> sources_;
+  std::vector<Result> results_;
+  std::vector<const std::byte*> last_inputs_;  ///< what the gather nodes copy now; with the turn
+  std::size_t runs_ = 0;
+};
+
+}  // namespace onecopy::python

@@ -1,0 +1,319 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "graph/call_table.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <span>
+#include <utility>
+
+#include "binding/args.h"
+#include "binding/gil.h"
+#include "device/backend.h"
+#include "graph/evidence.h"
+#include "onecopy/core/error.h"
+
+namespace onecopy::python {
+
+namespace {
+
+enum class Part : char { tensor, content, integer, boolean, number };
+
+std::span<PyObject* const> items_of(nb::handle list) {
+  if (!PyList_CheckExact(list.ptr())) throw nb::type_error("a graph takes its inputs in a list");
+  return {reinterpret_cast<PyListObject*>(list.ptr())->ob_item,
+          static_cast<std::size_t>(PyList_GET_SIZE(list.ptr()))};
+}
+
+std::size_t content_bytes(const DLTensor& tensor, std::size_t& elements) {
+  elements = 1;
+  for (std::int32_t i = 0; i < tensor.ndim; ++i) elements *= static_cast<std::size_t>(tensor.shape[i]);
+  return elements * ((tensor.dtype.bits * tensor.dtype.lanes + 7U) / 8);
+}
+
+bool is_contiguous(const DLTensor& tensor) {
+  std::int64_t expected = 1;
+  for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
+    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.shape[i];
+  }
+  return true;
+}
+
+}  // namespace
+
+bool GraphCallTable::add_tensor(const DLTensor& tensor) {
+  append(Part::tensor);
+  append(tensor.dtype);
+  append(tensor.device.device_type);
+  append(tensor.device.device_id);
+  append(tensor.ndim);
+  const auto bytes = sizeof(std::int64_t) * static_cast<std::size_t>(tensor.ndim);
+  if (bytes != 0) {
+    key_.append(reinterpret_cast<const char*>(tensor.shape), bytes);
+    key_.append(reinterpret_cast<const char*>(tensor.strides), bytes);
+  }
+  if (tensor.device.device_type != kDLCpu) return true;
+  std::size_t elements = 0;
+  const std::size_t content = content_bytes(tensor, elements);
+  if (elements > most_elements_ || !is_contiguous(tensor)) return false;
+  append(Part::content);
+  if (content != 0) key_.append(static_cast<const char*>(tensor.data) + tensor.byte_offset, content);
+  return true;
+}
+
+bool GraphCallTable::add_to_key(const torch::Api& api, PyObject* argument) {
+  if (api.is_tensor(argument)) {
+    const auto view = view_of(api, argument);
+    return view && add_tensor(*view);
+  }
+  if (PyBool_Check(argument)) {
+    append(Part::boolean);
+    append(argument == Py_True);
+    return true;
+  }
+  if (PyLong_CheckExact(argument)) {
+    int overflow = 0;
+    append(Part::integer);
+    append(PyLong_AsLongLongAndOverflow(argument, &overflow));
+    return overflow == 0;
+  }
+  if (!PyFloat_CheckExact(argument)) return false;
+  append(Part::number);
+  append(PyFloat_AS_DOUBLE(argument));
+  return true;
+}
+
+bool GraphCallTable::make_key(PyObject* const* arguments, std::size_t count) {
+  const torch::Api* api = torch::Api::get();
+  if (!api || !api->exchange_table()) return false;
+  key_.clear();
+  for (const std::size_t index : keyed_)
+    if (index >= count || !add_to_key(*api, arguments[index])) return false;
+  return true;
+}
+
+void GraphCallTable::add(nb::handle arguments, nb::object call) {
+  const auto items = items_of(arguments);
+  if (make_key(items.data(), items.size())) calls_[key_] = std::move(call);
+}
+
+void GraphCallTable::remove(nb::handle call) {
+  std::erase_if(calls_, [&](const auto& entry) { return entry.second.is(call); });
+}
+
+nb::object GraphCallTable::call(nb::handle boxed) {
+  if (calls_.empty()) return nb::none();
+  const auto items = items_of(boxed);
+  if (!make_key(items.data(), items.size())) return nb::none();
+  const auto found = calls_.find(key_);
+  if (found == calls_.end()) return nb::none();
+  const nb::object object = found->second;  // others may drop it meanwhile
+  GraphCall& call = *nb::inst_ptr<GraphCall>(object);
+  if (!call.is_in_place(items.data())) return nb::none();
+  const torch::Api& api = *torch::Api::get();
+  if (backend(device_.type).is_captured(device_.index, api.current_stream(device_))) return nb::none();
+  const auto fresh = call.run(items.data(), nb::none(), false);
+  if (!fresh) return nb::none();
+  call.last_used = tick();
+  ++hits_;
+  nb::object results = call.results(items.data(), *fresh);
+  if (PyList_SetSlice(boxed.ptr(), 0, PyList_GET_SIZE(boxed.ptr()), nullptr) != 0) throw nb::python_error();
+  return results;
+}
+
+int GraphCallTable::traverse(visitproc visit, void* arg) {
+  for (const auto& [key, call] : calls_) Py_VISIT(call.ptr());
+  return 0;
+}
+
+namespace {
+
+using Handles = std::vector<std::uintptr_t>;
+
+std::vector<GraphNode> nodes_of(const Handles& handles) {
+  std::vector<GraphNode> nodes;
+  for (const std::uintptr_t handle : handles) nodes.push_back(reinterpret_cast<GraphNode>(handle));
+  return nodes;
+}
+
+/// Copies each range of memory onto itself, in the stream that is captured: nodes whose ranges are set later.
+Handles capture_copies(nb::handle device, std::uintptr_t stream,
+                       const std::vector<std::pair<std::uintptr_t, std::size_t>>& memory) {
+  const Device on = device_arg(device, "device");
+  GraphDriver* graphs = backend(on.type).graphs();
+  if (!graphs) throw Error(ErrorCode::unsupported, "graphs of this device take no copies");
+  std::vector<CopyRange> ranges;
+  for (const auto& [at, bytes] : memory)
+    ranges.push_back({reinterpret_cast<std::byte*>(at), reinterpret_cast<const std::byte*>(at), bytes});
+  Handles nodes;
+  std::span<const CopyRange> rest = ranges;
+  while (!rest.empty()) {
+    const auto some = rest.first(std::min(rest.size(), GraphDriver::kMostRanges));
+    GraphNode node = graphs->copy(on.index, {reinterpret_cast<void*>(stream)}, some);
+    if (!node) throw Error(ErrorCode::unsupported, "a copy became no node of the graph that is captured");
+    nodes.push_back(reinterpret_cast<std::uintptr_t>(node));
+    rest = rest.subspan(some.size());
+  }
+  return nodes;
+}
+
+void bind_turn(nb::module_& m) {
+  nb::class_<GraphTurn>(m, "_GraphTurn", "Whose turn an arena is; a lock that its thread may take again.")
+      .def(nb::init<>())
+      .def(
+          "bind", [](GraphTurn& turn, nb::handle device) { turn.bind(device_arg(device, "device")); },
+          nb::arg("device"))
+      .def(
+          "acquire",
+          [](GraphTurn& turn, bool blocking) {
+            if (turn.try_lock()) return true;
+            if (blocking) without_gil([&] { turn.lock(); });
+            return blocking;
+          },
+          nb::arg("blocking") = true)
+      .def("release", &GraphTurn::unlock)
+      .def(
+          "enter_stream",
+          [](GraphTurn& turn, std::uintptr_t stream) { turn.enter({reinterpret_cast<void*>(stream)}); },
+          nb::arg("stream"), "The stream goes on after the last turn.")
+      .def(
+          "leave_stream",
+          [](GraphTurn& turn, std::uintptr_t stream) { turn.leave({reinterpret_cast<void*>(stream)}); },
+          nb::arg("stream"), "The next turn comes after all that is in the stream.")
+      .def(
+          "wait", [](GraphTurn& turn) { without_gil([&] { turn.wait(); }); },
+          "The host waits for the last turn.")
+      .def("set_running", &GraphTurn::set_running, nb::arg("is_running"))
+      .def("set_leases", &GraphTurn::set_leases, nb::arg("leases"));
+}
+
+template <class Type>
+int traverse(PyObject* self, visitproc visit, void* arg) {
+#if PY_VERSION_HEX >= 0x03090000
+  Py_VISIT(Py_TYPE(self));
+#endif
+  return nb::inst_ready(self) ? nb::inst_ptr<Type>(self)->traverse(visit, arg) : 0;
+}
+
+template <class Type>
+int clear(PyObject* self) {
+  nb::inst_ptr<Type>(self)->clear();
+  return 0;
+}
+
+template <class Type>
+PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse<Type>)},
+                       {Py_tp_clear, reinterpret_cast<void*>(&clear<Type>)},
+                       {0, nullptr}};
+
+nb::object run(GraphCall& call, nb::handle arguments, nb::handle launcher) {
+  const auto fresh = call.run(items_of(arguments).data(), launcher, true);
+  if (!fresh) throw Error(ErrorCode::invalid_argument, "the graph is closed");
+  nb::list made;
+  for (const nb::object& one : *fresh) made.append(one);
+  return made;
+}
+
+void bind_call(nb::module_& m) {
+  nb::class_<GraphCall>(m, "_GraphCall", nb::type_slots(slots<GraphCall>),
+                        "The calls of one captured graph.")
+      .def(
+          "__init__",
+          [](GraphCall* self, nb::object turn, nb::handle device, std::uintptr_t executable,
+             const Handles& gather, const Handles& scatter) {
+            new (self) GraphCall(std::move(turn), device_arg(device, "device"),
+                                 reinterpret_cast<GraphExecutable>(executable), nodes_of(gather),
+                                 nodes_of(scatter));
+          },
+          nb::arg("turn"), nb::arg("device"), nb::arg("executable"), nb::arg("gather"), nb::arg("scatter"))
+      .def(
+          "add_slot",
+          [](GraphCall& call, std::size_t index, std::uintptr_t at, std::size_t bytes) {
+            call.add_slot(index, reinterpret_cast<std::byte*>(at), bytes);
+          },
+          nb::arg("index"), nb::arg("at"), nb::arg("nbytes"))
+      .def("add_place", &GraphCall::add_place, nb::arg("index"), nb::arg("tensor"))
+      .def("add_source", &GraphCall::add_source, nb::arg("tensor"))
+      .def(
+          "add_fresh",
+          [](GraphCall& call, std::size_t source) {
+            call.add_result(GraphCall::Kind::fresh, source, nb::none());
+          },
+          nb::arg("source"))
+      .def(
+          "add_argument",
+          [](GraphCall& call, std::size_t index) {
+            call.add_result(GraphCall::Kind::argument, index, nb::none());
+          },
+          nb::arg("index"))
+      .def(
+          "add_object",
+          [](GraphCall& call, nb::object value) {
+            call.add_result(GraphCall::Kind::object, 0, std::move(value));
+          },
+          nb::arg("value").none())
+      .def("run", &run, nb::arg("arguments"), nb::arg("launcher") = nb::none(),
+           "A tensor for each source. With the turn.")
+      .def(
+          "is_in_place",
+          [](const GraphCall& call, nb::handle arguments) {
+            return call.is_in_place(items_of(arguments).data());
+          },
+          nb::arg("arguments"))
+      .def("set_place", &GraphCall::set_place, nb::arg("index"), nb::arg("tensor"),
+           "The graph has this input there from now on.")
+      .def("close", &GraphCall::close)
+      .def_rw("last_used", &GraphCall::last_used)
+      .def_prop_ro("runs", &GraphCall::runs);
+}
+
+void bind_table(nb::module_& m) {
+  nb::class_<GraphCallTable>(m, "_GraphCallTable", nb::type_slots(slots<GraphCallTable>),
+                             "The captured graphs of one function.")
+      .def(
+          "__init__",
+          [](GraphCallTable* self, nb::handle device, std::vector<std::size_t> keyed,
+             std::size_t most_elements) {
+            new (self) GraphCallTable(device_arg(device, "device"), std::move(keyed), most_elements);
+          },
+          nb::arg("device"), nb::arg("keyed"), nb::arg("most_elements"))
+      .def("add", &GraphCallTable::add, nb::arg("arguments"), nb::arg("call"))
+      .def("remove", &GraphCallTable::remove, nb::arg("call"))
+      .def("clear", &GraphCallTable::clear)
+      .def("tick", &GraphCallTable::tick)
+      .def_prop_ro("hits", &GraphCallTable::hits)
+      .def("__call__", &GraphCallTable::call, nb::arg("boxed"), "The results; None: declined.");
+}
+
+}  // namespace
+
+void init_graph_calls(nb::module_& m) {
+  bind_turn(m);
+  bind_call(m);
+  bind_table(m);
+  init_graph_evidence(m);
+  m.def("_graph_copies", &capture_copies, nb::arg("device"), nb::arg("stream"), nb::arg("memory"),
+        "Nodes for copies in the graph that the stream captures.");
+  m.def(
+      "_prepare_graphs",
+      [](nb::handle device) {
+        const Device on = device_arg(device, "device");
+        GraphDriver* graphs = backend(on.type).graphs();
+        if (!graphs || !torch::Shim::get()) return false;
+        try {
+          graphs->prepare(on.index);
+        } catch (const Error& error) {
+          if (error.code() != ErrorCode::unsupported) throw;
+          return false;  // an old driver
+        }
+        return true;
+      },
+      nb::arg("device"),
+      "Before the first capture on a device; False: copies cannot be nodes of graphs here.");
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "binding/module.h"
+#include "device/graphs.h"
+#include "graph/relocation.h"
+#include "onecopy/core/device.h"
+
+namespace onecopy::python {
+
+/// A captured graph whose inputs in place may be elsewhere, by the proof that there is.
+///
+/// Thread safety: the caller serialises, with the arena's turn.
+class MovableGraph {
+ public:
+  MovableGraph(Device device, Recording recording, graph::Relocation relocation);
+
+  bool can_be_at(std::size_t region, std::uint64_t base) const {
+    return relocation_.can_be_at(region, base);
+  }
+  /// The graph finds these regions there, from its next launch on. Returns how many nodes were changed. Throws
+  /// invalid_argument, and nothing is changed, where the proof does not hold; what the driver refuses, and the
+  /// executable is of no use then.
+  std::size_t move(GraphExecutable executable,
+                   const std::vector<std::pair<std::size_t, std::uint64_t>>& places);
+  /// Why the graph is not what two fresh captures say that are at its places now, and differ in their window alone;
+  /// empty when it is.
+  std::string difference(const Recording& fresh, const Recording& again, graph::MovedRegion window) const;
+  std::size_t words() const noexcept { return relocation_.words().size(); }
+  std::size_t noise() const noexcept { return relocation_.noise(); }
+
+ private:
+  const Device device_;
+  Recording recording_;
+  graph::Relocation relocation_;
+};
+
+void init_graph_evidence(nb::module_& m);
+
+}  // namespace onecopy::python

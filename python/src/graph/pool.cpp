@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory of captures for torch's CUDA allocator. torch finds the two functions at the end by name and calls them
+// on any thread, with or without the GIL: onecopy/graphs/_pool.py says how.
+#include "graph/pool.h"
+
+#include <fmt/format.h>
+#include <sys/types.h>
+
+#include <exception>
+#include <iterator>
+#include <utility>
+
+#include "onecopy/core/error.h"
+#include "os/log.h"
+
+namespace onecopy::python {
+
+namespace {
+
+constexpr std::size_t kUnit = std::size_t{2} << 20;  // of torch's segments
+
+/// The pools that torch may ask for or give back to. Never destroyed: torch gives memory back until the end.
+struct Pools {
+  static Pools& instance() {
+    static Pools* const pools = new Pools;
+    return *pools;
+  }
+
+  std::mutex mutex{};
+  std::map<int, GraphPool*> open{};                ///< by device
+  std::map<std::uintptr_t, GraphPool*> by_base{};  ///< all
+};
+
+}  // namespace
+
+std::shared_ptr<GraphPool> GraphPool::make(graph::Arena& arena, std::size_t most) {
+  std::shared_ptr<GraphPool> pool(new GraphPool(arena.open_growing(most), arena.device()),
+                                  [](GraphPool* gone) {
+                                    gone->close();
+                                    {
+                                      Pools& pools = Pools::instance();
+                                      const std::lock_guard lock(pools.mutex);
+                                      pools.by_base.erase(gone->base());
+                                    }
+                                    delete gone;
+                                  });
+  Pools& pools = Pools::instance();
+  const std::lock_guard lock(pools.mutex);
+  pools.by_base.emplace(pool->base(), pool.get());
+  return pool;
+}
+
+void GraphPool::open() {
+  Pools& pools = Pools::instance();
+  const std::lock_guard lock(pools.mutex);
+  if (!pools.open.emplace(device_.index, this).second)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("another graph is being captured on {}; captures of one device come one after the "
+                    "other",
+                    device_.str()));
+}
+
+void GraphPool::close() noexcept {
+  Pools& pools = Pools::instance();
+  const std::lock_guard lock(pools.mutex);
+  const auto found = pools.open.find(device_.index);
+  if (found != pools.open.end() && found->second == this) pools.open.erase(found);
+}
+
+void GraphPool::keep_alive(std::span<const graph::Extent> alive) { window_.make_own(alive); }
+
+std::size_t GraphPool::used() const {
+  const std::lock_guard lock(mutex_);
+  return used_;
+}
+
+std::size_t GraphPool::segments() const {
+  const std::lock_guard lock(mutex_);
+  return segments_.size();
+}
+
+void GraphPool::rewind() {
+  const std::lock_guard lock(mutex_);
+  used_ = 0;
+}
+
+void* GraphPool::add(std::size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  const std::size_t whole = (bytes + kUnit - 1) / kUnit * kUnit;
+  window_.grow(used_ + whole);
+  const std::uintptr_t segment = base() + used_;
+  segments_.insert(segment);
+  if (!self_) self_ = shared_from_this();
+  used_ += whole;
+  return reinterpret_cast<void*>(segment);
+}
+
+/// The last segment lets go of the pool, when its lock is free again.
+bool GraphPool::remove(std::uintptr_t segment) {
+  std::shared_ptr<GraphPool> last;
+  const std::lock_guard lock(mutex_);
+  const auto found = segments_.find(segment);
+  if (found == segments_.end()) return false;
+  segments_.erase(found);
+  if (segments_.empty()) last = std::move(self_);
+  return true;
+}
+
+void* GraphPool::allocate(std::size_t bytes, int ordinal) noexcept {
+  try {
+    std::shared_ptr<GraphPool> pool;
+    {
+      Pools& pools = Pools::instance();
+      const std::lock_guard lock(pools.mutex);
+      const auto found = pools.open.find(ordinal);
+      if (found != pools.open.end()) pool = found->second->weak_from_this().lock();
+    }
+    if (pool) return pool->add(bytes);
+    log_warning(fmt::format("torch wants {} bytes for a capture on cuda:{}, and none is under way", bytes,
+                            ordinal));
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::out_of_memory)  // torch says that itself
+      log_warning(fmt::format("no memory for a capture on cuda:{}: {}", ordinal, error.what()));
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("no memory for a capture on cuda:{}: {}", ordinal, error.what()));
+  }
+  return nullptr;
+}
+
+void GraphPool::free(void* segment) noexcept {
+  const auto at = reinterpret_cast<std::uintptr_t>(segment);
+  std::shared_ptr<GraphPool> pool;
+  Pools& pools = Pools::instance();
+  {
+    const std::lock_guard lock(pools.mutex);
+    auto next = pools.by_base.upper_bound(at);
+    if (next != pools.by_base.begin()) pool = std::prev(next)->second->weak_from_this().lock();
+  }
+  if (!pool || !pool->remove(at))
+    log_warning(fmt::format("torch gave back {}, which is of no capture", segment));
+}
+
+}  // namespace onecopy::python
+
+extern "C" {
+
+[[gnu::visibility("default")]] void* onecopy_graph_allocate(ssize_t size, int device, void*) noexcept {
+  return onecopy::python::GraphPool::allocate(static_cast<std::size_t>(size), device);
+}
+
+[[gnu::visibility("default")]] void onecopy_graph_free(void* begin, ssize_t, int, void*) noexcept {
+  onecopy::python::GraphPool::free(begin);
+}
+}

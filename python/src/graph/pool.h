@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <span>
+
+#include "onecopy/graph/arena.h"
+
+namespace onecopy::python {
+
+/// Memory of one capture for torch's allocator: segments one behind the other in a window of an arena.
+///
+/// torch gives segments back on any thread, now and then long after the graph has gone, and its addresses must be
+/// good until then: the window ends with the last segment, or with the pool's owner in Python, whichever is later.
+///
+/// Thread safety: all members may be called concurrently.
+/// Invariant: segments never overlap, but with those from before rewind().
+class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: torch's segments keep it
+ public:
+  /// Throws as Arena::open_growing().
+  static std::shared_ptr<GraphPool> make(graph::Arena& arena, std::size_t most);
+
+  /// From now on torch's segments on this device are of this pool. One pool of a device at a time is open: throws
+  /// invalid_argument when another is.
+  void open();
+  /// Without effect on a pool that is not open.
+  void close() noexcept;
+  /// Memory of the window's own for what is alive, as addresses and bytes. Throws as Window::make_own().
+  void keep_alive(std::span<const graph::Extent> alive);
+
+  /// The next segments lie where the first ones lay, although torch has those still: it has nothing in them.
+  void rewind();
+
+  /// The shared pages are no more of this pool; the rest stays until torch has given all segments back.
+  void retire() noexcept { window_.retire(); }
+
+  std::uintptr_t base() const noexcept { return reinterpret_cast<std::uintptr_t>(window_.base()); }
+  std::size_t used() const;
+  std::size_t own_bytes() const { return window_.own_bytes(); }
+  /// Segments that torch has.
+  std::size_t segments() const;
+  Device device() const noexcept { return device_; }
+
+  /// What torch calls. None when there is no room, which is said in the log.
+  static void* allocate(std::size_t bytes, int ordinal) noexcept;
+  static void free(void* segment) noexcept;
+
+ private:
+  GraphPool(graph::Window window, Device device) : window_(std::move(window)), device_(device) {}
+  void* add(std::size_t bytes);
+  bool remove(std::uintptr_t segment);
+
+  graph::Window window_;
+  const Device device_;
+  mutable std::mutex mutex_;
+  std::size_t used_ = 0;
+  std::multiset<std::uintptr_t> segments_;  ///< that torch has
+  std::shared_ptr<GraphPool> self_;         ///< while there are segments
+};
+
+}  // namespace onecopy::python

@@ -1,0 +1,631 @@
+# SPDX-License-Identifier: Apache-2.0
+"""onecopy.graphs on a card: only where torch has a GPU (tests/gpu/python.sh runs them there)."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+
+import pytest
+from devices import driver, is_simulated
+
+torch = pytest.importorskip("torch", reason="wants torch installed")
+
+from onecopy import InvalidArgument, graphs  # noqa: E402
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a CUDA GPU"),
+    pytest.mark.skipif(driver() is not None and is_simulated(), reason="wants a CUDA GPU and its own driver"),
+]
+
+WIDTH = 1024
+SHAPES = (3, 200, 17, 500, 128)
+DEVICE = "cuda:0"
+
+
+@pytest.fixture
+def patches(monkeypatch):
+    from onecopy.graphs import _cuda
+
+    monkeypatch.setattr(_cuda, "PATCHES", True)
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    with torch.no_grad():
+        yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width, device=DEVICE) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.nn.functional.gelu(layer(x))
+        return x
+
+
+def compiled(function, pool=None, dynamic=True, **options):
+    return torch.compile(function, backend=graphs.backend(pool, **options), dynamic=dynamic, fullgraph=True)
+
+
+class Bytes:
+    def __init__(self, window):
+        self._window = window
+        self.__cuda_array_interface__ = {
+            "shape": (window.nbytes,), "typestr": "|u1", "data": (window.base, False), "version": 3,
+        }  # fmt: skip
+
+
+def poison(pool):
+    """Whatever is read from the arena before it is written shows."""
+    size = pool.footprint.shared
+    if size:
+        memory = torch.as_tensor(Bytes(pool.open(size)), device=DEVICE)
+        with pool.turn.of(torch.cuda.current_stream()):
+            memory.fill_(0xFF)
+        torch.cuda.synchronize()
+        del memory  # and its window
+
+
+def rows(count, width=WIDTH):
+    return torch.randn(count, width, device=DEVICE)
+
+
+def same(a, b):
+    return torch.allclose(a, b, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("codegen", ["aot", "inductor"])
+@pytest.mark.parametrize("order", [sorted(SHAPES), sorted(SHAPES, reverse=True), SHAPES])
+def test_all_shapes_take_the_memory_of_the_largest(order, codegen):
+    model, alone, pool = Layers(), graphs.arena(DEVICE), graphs.arena(DEVICE)
+    compiled(model, alone, codegen=codegen)(rows(max(SHAPES)))
+    call = compiled(model, pool, codegen=codegen)
+    for count in (*order, *order):
+        x = rows(count)
+        assert same(call(x), model(x))
+    report = graphs.report(pool)
+    assert report.shared_bytes == graphs.report(alone).shared_bytes > 0
+    assert report.captures >= len(SHAPES) - 1 and report.replays and not report.eager, str(report)
+    assert report.saved_bytes > 0
+
+
+@pytest.mark.parametrize("outputs", ["copy", "view", "private"])
+def test_held_outputs_stay_right_whatever_is_replayed(outputs):
+    model, chance, held, pool = Layers(), random.Random(1), [], graphs.arena(DEVICE)
+    call = compiled(model, pool, outputs=outputs)
+    for _ in range(300):
+        x = rows(chance.choice(SHAPES))
+        held.append((call(x), model(x)))
+        if outputs != "view":
+            poison(pool)
+        if len(held) > 5:
+            held.pop(chance.randrange(5))
+        assert all(same(got, want) for got, want in held)
+
+
+def test_without_an_exchange_of_memory_a_held_output_is_moved_and_a_view_of_it_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.UntypedStorage, "_swap_data_ptr_", None, raising=False)  # as before torch 2.12
+    model, pool = Layers(), graphs.arena(DEVICE)
+    call = compiled(model, pool, outputs="view", dynamic=False)
+    x = rows(5)
+    call(x)
+    held = call(x)
+    want = held.clone()
+    other = call(x * 2)
+    assert torch.equal(held, want) and same(other, model(x * 2)) and graphs.report(pool).held_outputs == 1
+    part = other[1:2]
+    want = part.clone()
+    with pytest.raises(graphs.OutputInUse, match="drop them"):
+        call(x)
+    del other
+    with pytest.raises(graphs.OutputInUse):
+        call(x)
+    assert torch.equal(part, want)
+    del part
+    assert same(call(x), model(x))
+
+
+def test_an_output_in_place_outlives_its_graph():
+    call = compiled(Layers(), graphs.arena(DEVICE), outputs="view", dynamic=False)
+    x = rows(5)
+    call(x)
+    held = call(x)
+    want = held.clone()
+    torch._dynamo.reset()
+    del call
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert torch.equal(held, want)
+
+
+class Decoder(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(WIDTH, WIDTH, device=DEVICE)
+        self.register_buffer("count", torch.zeros(1, device=DEVICE))
+
+    def forward(self, x, cache, at):
+        cache.index_copy_(0, at, self.layer(x))
+        self.count.add_(1)
+        return cache.sum(0) + x.sum(), cache
+
+
+@pytest.mark.parametrize("codegen", ["aot", "inductor"])
+def test_caches_are_written_where_they_are_and_a_moved_one_is_noticed(codegen):
+    pool, model, plain = graphs.arena(DEVICE), Decoder(), Decoder()
+    plain.load_state_dict(model.state_dict())
+    call = compiled(model, pool, dynamic=False, codegen=codegen)
+    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(3)] for _ in range(2)]
+    for turn in range(8):
+        x, at = rows(2), torch.tensor([turn, turn + 9], device=DEVICE)
+        got, cache = call(x, mine[turn % 3], at)
+        want, _ = plain(x, theirs[turn % 3], at)
+        poison(pool)
+        assert same(got, want) and cache.data_ptr() == mine[turn % 3].data_ptr()
+        assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)) and model.count == plain.count
+    report = graphs.report(pool)
+    assert report.moves == 7 and report.captures == 1 and not report.eager, str(report)
+
+
+def test_moved_caches_are_patched_and_not_captured_again(patches):
+    pool, model, plain = graphs.arena(DEVICE), Decoder(), Decoder()
+    plain.load_state_dict(model.state_dict())
+    call = compiled(model, pool, dynamic=False)
+    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(5)] for _ in range(2)]
+    for turn in range(30):
+        x, at = rows(2), torch.tensor([turn, turn + 1], device=DEVICE)
+        got, _ = call(x, mine[turn % 5], at)
+        want, _ = plain(x, theirs[turn % 5], at)
+        poison(pool)
+        assert same(got, want), turn
+        assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)), turn
+    report = graphs.report(pool)
+    assert report.moves == 29 and not report.recaptured and not report.eager, str(report)
+
+
+def test_a_pending_call_keeps_the_cache_that_it_was_given(patches):
+    pool, model, plain = graphs.arena(DEVICE), Decoder(), Decoder()
+    plain.load_state_dict(model.state_dict())
+    call = compiled(model, pool, dynamic=False)
+    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(3)] for _ in range(2)]
+    inputs = [(rows(2), torch.tensor([turn, turn + 5], device=DEVICE)) for turn in range(9)]
+    for which in range(3):
+        call(*inputs[0][:1], mine[which], inputs[0][1])
+        plain(*inputs[0][:1], theirs[which], inputs[0][1])
+    torch.cuda._sleep(200_000_000)
+    outs = [call(x, mine[turn % 3], at)[0] for turn, (x, at) in enumerate(inputs)]
+    wanted = [plain(x, theirs[turn % 3], at)[0] for turn, (x, at) in enumerate(inputs)]
+    assert all(same(a, b) for a, b in zip(outs, wanted, strict=True))
+    assert not graphs.report(pool).recaptured, str(graphs.report(pool))
+
+
+def test_a_patched_graph_has_the_parameters_of_a_fresh_capture(patches):
+    """All but what no kernel has set, which the proof has found."""
+    pool = graphs.arena(DEVICE)
+    layer = torch.nn.Linear(WIDTH, WIDTH, device=DEVICE)
+
+    def step(x, keys, values, at):
+        keys.index_copy_(1, at, layer(x))
+        values.index_copy_(1, at, x)
+        return torch.nn.functional.scaled_dot_product_attention(x, keys, values)
+
+    call = compiled(step, pool, dynamic=False)
+    caches = [[torch.randn(4, 64, WIDTH, device=DEVICE) for _ in range(2)] for _ in range(4)]
+    x, at = torch.randn(4, 1, WIDTH, device=DEVICE), torch.tensor([3], device=DEVICE)
+    for turn in range(12):
+        keys, values = caches[turn % 4] if turn < 8 else (caches[turn % 4][0], caches[(turn + 1) % 4][1])
+        mine = [keys.clone(), values.clone()]
+        want = step(x, *mine, at)
+        assert same(call(x, keys, values, at), want), turn
+        assert same(keys, mine[0]) and same(values, mine[1])
+    report = graphs.report(pool)
+    assert not report.recaptured and report.captures == 1, str(report)
+
+
+def test_without_a_proof_a_moved_cache_is_captured_again_and_the_reason_is_told(monkeypatch, patches):
+    from onecopy.graphs import _cuda
+
+    monkeypatch.setattr(_cuda, "prove_moves", lambda *_: (None, "of a test"))
+    pool, model, plain = graphs.arena(DEVICE), Decoder(), Decoder()
+    plain.load_state_dict(model.state_dict())
+    call = compiled(model, pool, dynamic=False)
+    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(2)] for _ in range(2)]
+    for turn in range(4):
+        x, at = rows(2), torch.tensor([turn, turn + 1], device=DEVICE)
+        assert same(call(x, mine[turn % 2], at)[0], plain(x, theirs[turn % 2], at)[0])
+    report = graphs.report(pool)
+    assert report.recaptured == {"of a test": 3} and "since of a test" in report.moved_to[-1]
+
+
+def test_what_moves_at_every_call_runs_eagerly_until_it_rests():
+    pool, model = graphs.arena(DEVICE), Decoder()
+    plain = Decoder()
+    plain.load_state_dict(model.state_dict())
+    call = compiled(model, pool, dynamic=False)
+    mine, theirs = [[torch.zeros(32, WIDTH, device=DEVICE) for _ in range(3)] for _ in range(2)]
+    for turn in range(40):
+        which = turn % 3 if turn < 30 else 1
+        x, at = rows(2), torch.tensor([turn % 20, turn % 20 + 1], device=DEVICE)
+        got, _ = call(x, mine[which], at)
+        assert same(got, plain(x, theirs[which], at)[0])
+    report = graphs.report(pool)
+    (reason,) = report.eager
+    assert "move at nearly every call" in reason and report.moves < 15
+    assert report.replays > 15
+
+
+class Tables(torch.nn.Module):
+    """Makes a table in its first call, and keeps it."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = None
+
+    def __call__(self, boxed):
+        (x,) = boxed
+        if self.table is None:
+            self.table = torch.arange(x.shape[1], device=DEVICE, dtype=torch.float32) * 2
+        return [x + self.table]
+
+
+def test_what_a_function_keeps_of_its_first_call_is_never_overwritten():
+    from onecopy.graphs._cuda import CudaRun
+
+    pool, tables = graphs.arena(DEVICE), Tables()
+    x = rows(64)
+    run = CudaRun(tables, [x], set(), pool)
+    graph = run.make([x], "copy")
+    want = torch.arange(WIDTH, device=DEVICE, dtype=torch.float32) * 2
+    for _ in range(3):
+        poison(pool)
+        assert torch.equal(tables.table, want)
+        assert torch.equal(graph.replay([x])[0], x + want)
+
+
+def test_what_a_capture_leaves_alive_is_never_overwritten():
+    from onecopy.graphs._cuda import CudaGraph
+
+    pool, kept = graphs.arena(DEVICE), []
+
+    def keep(boxed):
+        (x,) = boxed
+        kept.append(x * 3)
+        return [kept[-1] + 1]
+
+    x = rows(64)
+    graph = CudaGraph(keep, [x], set(), pool, "copy")
+    (out,) = graph.replay([x])
+    poison(pool)
+    assert same(kept[0], x * 3) and same(out, x * 3 + 1)
+    assert graph.private_bytes > 0
+
+
+def everything(x, n):
+    low, high = x.min(dim=1), x.max()
+    parts = torch.split(x, 2, dim=1)
+    mean, spread = torch.var_mean(x, dim=0)
+    empty = x[:0] * 2
+    y = x.t().contiguous() + n
+    return low.values, high, parts[1] * 2, mean, spread, low.indices, empty, y, y.view(-1), x, {"n": n, "b": x > 0}
+
+
+def test_results_of_all_kinds_are_those_of_eager_execution():
+    pool = graphs.arena(DEVICE)
+    call = compiled(everything, pool)
+    for count in (6, 9, 6, 9, 7):
+        x = rows(count, 8)
+        for _ in range(2):
+            got, want = call(x, 3), everything(x, 3)
+            poison(pool)
+            flat = zip(torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True)
+            assert all(torch.equal(a, b) if torch.is_tensor(a) else a == b for a, b in flat)
+            assert got[7].untyped_storage()._cdata == got[8].untyped_storage()._cdata
+            assert got[9].data_ptr() == x.data_ptr()
+    assert not graphs.report(pool).eager, str(graphs.report(pool))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.complex64, torch.int64, torch.bool])
+def test_dtypes(dtype):
+    def work(x):
+        return torch.cat([x, x.flip(0)]), x.to(torch.float32) if not dtype.is_complex else x.conj()
+
+    x = (rows(5, 3) * 3).to(dtype)
+    call = compiled(work, dynamic=False)
+    for _ in range(2):
+        for got, want in zip(call(x), work(x), strict=True):
+            assert torch.equal(got, want) and got.dtype == want.dtype
+
+
+def test_inputs_of_other_layouts():
+    call = compiled(lambda x: x * 2, dynamic=False)
+    base = rows(6, 8)
+    for x in (base.t(), base[1:, 2:], base[:, ::2], rows(1, 4).expand(3, 4), base[:0]):
+        for _ in range(2):
+            assert torch.equal(call(x), x * 2) and call(x).stride() == (x * 2).stride()
+
+
+def test_random_numbers_go_on_from_call_to_call():
+    call = compiled(lambda x: torch.nn.functional.dropout(x, 0.5, training=True), dynamic=False)
+    x = torch.ones(1000, device=DEVICE)
+    call(x)
+    first, second = call(x), call(x)
+    assert not torch.equal(first, second)
+    assert 300 < int((first == 0).sum()) < 700
+
+
+def test_numbers_in_tensors_of_the_cpu_are_not_baked_in():
+    pool = graphs.arena(DEVICE)
+    call = compiled(lambda x, by: x * by, pool, dynamic=False)
+    x = rows(4)
+    for by in (2.0, 3.0, 2.0, 5.0):
+        assert same(call(x, torch.tensor(by)), x * by)
+    assert graphs.report(pool).captures == 3
+
+
+def test_a_capture_that_fails_leaves_no_trace_and_the_call_its_result():
+    pool, model = graphs.arena(DEVICE), Layers()
+    good = compiled(model, pool, dynamic=False)
+    x = rows(8)
+    good(x)
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # gives addresses back that its warm-up had
+    before = pool.footprint.windows, pool.footprint.shared
+
+    def waits(boxed):
+        (y,) = boxed
+        return [y * y.sum().item()]
+
+    def breaks(boxed):
+        (y,) = boxed
+        if torch.cuda.is_current_stream_capturing():
+            raise ValueError("in the middle")
+        return [y * 2]
+
+    from onecopy.graphs._cuda import CudaRun
+    from onecopy.graphs._record import NotReplayable
+
+    for function, words in ((waits, "capture"), (breaks, "in the middle")):
+        run = CudaRun(function, [x], set(), pool)
+        assert run.results[0].shape == x.shape
+        with pytest.raises(NotReplayable, match=words):
+            run.make([x], "copy")
+        gc.collect()
+        assert same(good(x), model(x))
+    torch.cuda.empty_cache()
+    assert (pool.footprint.windows, pool.footprint.shared) == before
+    other = compiled(Layers(), pool, dynamic=False)
+    for _ in range(2):
+        other(x)
+    assert graphs.report(pool).captures == 2 and not graphs.report(pool).eager
+
+
+def test_two_streams_take_turns_in_one_arena():
+    pool, model = graphs.arena(DEVICE), Layers(2048)
+    call = compiled(model, pool, dynamic=False)
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    inputs = [rows(count, 2048) for count in (1024, 800)]
+    wanted = [model(x) for x in inputs]
+    for x in inputs:
+        call(x)
+    torch.cuda.synchronize()
+    for _ in range(50):
+        outs = []
+        for stream, x in zip(streams, inputs, strict=True):
+            with torch.cuda.stream(stream):
+                outs.append(call(x))
+        torch.cuda.synchronize()
+        assert all(same(a, b) for a, b in zip(outs, wanted, strict=True))
+
+
+def test_a_call_while_another_graph_is_captured_runs_eagerly_in_it():
+    pool, model = graphs.arena(DEVICE), Layers()
+    call = compiled(model, pool, dynamic=False)
+    x = rows(4)
+    call(x), call(x)
+    torch.cuda.synchronize()
+    outer = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(outer):
+        out = call(x)
+    x.copy_(rows(4))
+    outer.replay()
+    assert same(out, model(x))
+    assert any("another graph" in reason for reason in graphs.report(pool).eager)
+
+
+def test_an_engine_that_captures_for_itself_shares_memory_by_one_changed_line():
+    pool, model = graphs.arena(DEVICE), Layers()
+    runners, counts = {}, (500, 64, 8)
+    model(rows(500)), torch.cuda.synchronize()
+    for count in counts:
+        static, captured = rows(count), torch.cuda.CUDAGraph()
+        with graphs.graph(captured, pool):
+            out = model(static)
+        runners[count] = (captured, static, out)
+    largest = pool.footprint.shared
+    assert pool.footprint.own < largest * len(counts)
+    held = []
+    for count in (8, 500, 64, 500, 8):
+        captured, static, out = runners[count]
+        x = rows(count)
+        static.copy_(x)
+        captured.replay()
+        poison(pool)
+        held.append((out, model(x)))
+        assert same(*held[-1])
+    assert same(*held[-1]) and same(*held[-2])
+    windows = pool.footprint.windows
+    del captured, static, out, held
+    runners.clear()
+    gc.collect()
+    torch.cuda.empty_cache()
+    pool.collect()
+    torch.cuda.empty_cache()
+    assert pool.footprint.windows < windows and pool.footprint.shared == 0
+
+
+def test_a_capture_of_ones_own_that_fails_leaves_no_trace():
+    pool = graphs.arena(DEVICE)
+    x = rows(4)
+    with pytest.raises(ValueError, match="in the middle"), graphs.graph(torch.cuda.CUDAGraph(), pool):
+        x * 2
+        raise ValueError("in the middle")
+    with pytest.raises(RuntimeError), graphs.graph(torch.cuda.CUDAGraph(), pool):
+        x.sum().item()
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert pool.footprint.windows == 0 and pool.footprint.shared == 0
+    captured = torch.cuda.CUDAGraph()
+    with graphs.graph(captured, pool):
+        out = x * 2
+    captured.replay()
+    assert same(out, x * 2)
+
+
+def test_a_parked_arena_has_no_memory_and_goes_on_as_before():
+    pool, model, x = graphs.arena(DEVICE), Layers(), rows(500)
+    call = compiled(model, pool, dynamic=False)
+    call(x)
+    before = torch.cuda.mem_get_info()[0]
+    pool.park()
+    assert torch.cuda.mem_get_info()[0] > before and graphs.report(pool).shared_bytes == 0
+    with pytest.raises(InvalidArgument, match="resume"):
+        call(x)
+    pool.resume()
+    for _ in range(2):
+        assert same(call(x), model(x))
+    assert graphs.report(pool).captures == 1
+
+
+def test_a_shape_without_room_runs_eagerly_and_says_so():
+    pool, model = graphs.arena(DEVICE, limit=64 << 20), Layers()
+    call = compiled(model, pool, dynamic=False)
+    small, large = rows(3), rows(20_000)
+    for _ in range(2):
+        for x in (small, large):
+            assert same(call(x), model(x))
+    report = graphs.report(pool)
+    (reason,) = report.eager
+    assert "no room" in reason and report.eager[reason] == 2 and report.captures == 1
+
+
+def test_graphs_that_were_not_used_for_longest_go_first_and_give_their_memory_back():
+    pool = graphs.arena(DEVICE)
+    call = compiled(Layers(), pool, limit=2)
+    for count in (20_000, 20, 30, 40):
+        call(rows(count))
+    report = graphs.report(pool)
+    assert len(report.graphs) == 2 and report.evicted == 2
+    torch.cuda.empty_cache()
+    assert graphs.report(pool).shared_bytes < 80 << 20, str(graphs.report(pool))
+
+
+def test_calls_of_a_known_shape_need_no_python():
+    pool, model = graphs.arena(DEVICE), Layers()
+    call = compiled(model, pool)
+    inputs = [rows(count) for count in SHAPES]
+    for x in inputs:
+        call(x)
+    (function,) = pool.functions
+    assert all(entry.is_quick for entry in function.entries.values()), str(graphs.report(pool))
+    function._call = None  # Python's part
+    for x in inputs * 3:
+        assert same(call(x), model(x))
+    assert graphs.report(pool).replays == 3 * len(SHAPES)
+
+
+def test_calls_that_are_queued_behind_others_keep_their_inputs_and_results():
+    model = Layers()
+    call = compiled(model, dynamic=False)
+    inputs = [rows(8) for _ in range(20)]
+    wanted = [model(x) for x in inputs]
+    call(inputs[0])
+    torch.cuda._sleep(200_000_000)
+    outs = [call(x) for x in inputs]
+    assert all(same(out, want) for out, want in zip(outs, wanted, strict=True))
+
+
+def test_results_are_memory_that_other_streams_may_note():
+    call = compiled(Layers(), dynamic=False)
+    x = rows(8)
+    call(x)
+    out = call(x)
+    side = torch.cuda.Stream()
+    out.record_stream(side)
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(100_000_000)
+        want = out.clone()
+    address = out.data_ptr()
+    del out
+    assert torch.empty(8, WIDTH, device=DEVICE).data_ptr() != address  # the side stream has not come to it yet
+    torch.cuda.synchronize()
+    assert same(want, call(x))
+
+
+def test_results_that_nobody_holds_are_given_back():
+    call = compiled(Layers(), dynamic=False)
+    x = rows(64)
+    call(x), call(x)
+    before = torch.cuda.memory_allocated()
+    for _ in range(20):
+        call(x)
+    assert torch.cuda.memory_allocated() == before
+
+
+def test_many_inputs_take_several_copies():
+    def add(tensors):
+        return [t * 2 for t in tensors]
+
+    tensors = [torch.randn(n + 1, device=DEVICE) for n in range(130)]
+    call = compiled(add, dynamic=False)
+    for _ in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(call(tensors), add(tensors), strict=True))
+        tensors = [torch.randn_like(t) for t in tensors]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])
+def test_inputs_at_odd_addresses(dtype):
+    call = compiled(lambda x: x + 1, dynamic=False)
+    base = (torch.rand(4099, device=DEVICE) * 100).to(dtype)
+    for first in (0, 1, 2, 3, 5, 8):
+        x = base[first : first + 4000]
+        for _ in range(2):
+            assert torch.equal(call(x), x + 1)
+
+
+def test_a_thread_for_each_shape():
+    pool, model = graphs.arena(DEVICE), Layers()
+    call = compiled(model, pool)
+    inputs = [rows(count) for count in SHAPES]
+    wanted = [model(x) for x in inputs]
+    for x in inputs:
+        call(x)
+    torch.cuda.synchronize()
+    wrong = []
+
+    def work(x, want):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(50):
+                out = call(x)
+                torch.cuda.current_stream().synchronize()
+                if not same(out, want):
+                    wrong.append(x.shape)
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, wanted, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_an_arena_of_another_device_is_refused():
+    with pytest.raises(Exception, match="arena is on cpu, and this graph on cuda:0"):
+        compiled(lambda x: x + 1, graphs.arena("cpu"))(rows(2))
