@@ -12,6 +12,7 @@ import alive
 import crowd
 import cuda
 import graph_calls
+import graph_card
 import hand_over
 import imports
 import large
@@ -55,6 +56,14 @@ CUDA_ROWS = {
     "cuda-first-model": cuda.first_model,
     "cuda-reduce": cuda.reduced,
     "cuda-int": cuda.numbers,
+    "cuda-graphs-memory": graph_card.memory,
+    "cuda-graphs-held": graph_card.held,
+    "cuda-graphs-alive": graph_card.alive,
+    "cuda-graphs-calls": graph_card.calls,
+    "cuda-graphs-places": graph_card.many_places,
+    "cuda-graphs-moved": graph_card.moved,
+    "cuda-graphs-parked": graph_card.parked,
+    "cuda-graphs-streams": graph_card.streams,
 }
 
 

@@ -6,6 +6,9 @@
 #
 #   tests/gpu/python.sh [PYTHON]   with this interpreter (default: python3); logs are in build/gpu-python/logs
 #
+# Afterwards, captured graphs beside torch's own:
+#   PYTHONPATH=build/gpu-python/python python3 bench/python/run.py --device cuda:0 cuda-graphs-calls cuda-graphs-memory
+#
 # ONECOPY_ACCEPTANCE names the folder of the acceptance scripts, where it is not ../shared/acceptance.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -99,7 +102,8 @@ run_all() {
     start tests 80 bash -c 'pytest_on test_cuda.py'
     start tests-devices 80 bash -c 'pytest_on test_devices.py -k cuda'
     start tests-torch 150 bash -c 'pytest_on test_cuda_torch.py'
-    names+=(tests tests-devices tests-torch)
+    start tests-graphs 150 bash -c 'pytest_on test_cuda_graphs.py'
+    names+=(tests tests-devices tests-torch tests-graphs)
   else
     ROWS+=("| tests                  | NOT RUN      |          | pytest is not installed for $PYTHON |")
     FAILURES=$((FAILURES + 1))
@@ -110,7 +114,8 @@ run_all() {
     start queue_and_explicit 60 "$PYTHON" "$folder/queue_and_explicit.py" cuda:0
     start two_programs 60 bash -c "two_programs '$folder'"
     start hogwild 80 "$PYTHON" "$folder/hogwild.py"
-    names+=(ipc_guide queue_and_explicit two_programs hogwild)
+    start aclgraph_reuse 100 "$PYTHON" "$folder/aclgraph_reuse.py" cuda:0
+    names+=(ipc_guide queue_and_explicit two_programs hogwild aclgraph_reuse)
     if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ]; then
       start ipc_guide_two_cards 60 "$PYTHON" "$folder/ipc_guide.py" cuda:0 1
       names+=(ipc_guide_two_cards)

@@ -41,7 +41,7 @@ configure_and_build() {
     options+=("-DONECOPY_HEADERS=$PWD/build/headers")
   fi
   cmake "${options[@]}" && cmake --build "$BUILD" -j "$(nproc)" --target \
-    conformance_tests memory_tests device_tests multiprocess_tests issues_tests simulator_tests onecopy_command \
+    conformance_tests memory_tests device_tests graph_tests multiprocess_tests issues_tests simulator_tests onecopy_command \
     onecopy_bench_gpu
 }
 
@@ -50,6 +50,7 @@ GROUPS_TO_RUN=(
   "backend|^conformance_tests\.Cuda/"
   "pool|^memory_tests\.WholeSegmentPool"
   "copies, capture, pinned|^device_tests\.(Cuda\.|PinnedPages\.)"
+  "captured graphs|^graph_tests\.(CudaGraphs|StandIns)"
   "interface|^simulator_tests\.CudaAbi"
   "memory of others, order|^multiprocess_tests\.Cuda|^multiprocess_tests\.Of/CudaManyChunks|^issues_tests\.Of/ConsumerDevice"
   "share and queues|^multiprocess_tests\.cuda\.[^K]"

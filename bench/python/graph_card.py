@@ -1,0 +1,545 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Captured graphs on a CUDA device, beside torch's own in the same run: memory, held outputs, calls, moves, parking."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from effort import Effort
+from report import Row, at_least, at_most
+
+_WIDTH = 4096
+_LAYERS = 8
+_SIZES = [1, 2, 4, 8, *range(16, 513, 16)]
+_MIB = 1 << 20
+
+
+def _orders() -> dict[str, list[int]]:
+    shuffled = random.Random(1).sample(_SIZES, len(_SIZES))
+    return {"ascending": _SIZES, "descending": _SIZES[::-1], "shuffled": shuffled}
+
+
+def _layers(device: str, width: int = _WIDTH, layers: int = _LAYERS) -> Any:
+    import torch
+
+    parts = [(torch.nn.Linear(width, width, bias=False), torch.nn.GELU()) for _ in range(layers)]
+    return torch.nn.Sequential(*(part for layer in parts for part in layer)).to(device).half()
+
+
+def _best_us(call: Callable[[], Any], calls: int, rounds: int = 7) -> float:
+    """Of the host, with the device idle before each round."""
+    import torch
+
+    for _ in range(10):
+        call()
+    best = float("inf")
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        best = min(best, (time.perf_counter() - begin) / calls * 1e6)
+    torch.cuda.synchronize()
+    return best
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+class _Taken:
+    """Device memory beside that of the beginning, now and at most."""
+
+    def __init__(self) -> None:
+        self._begin = self._free()
+        self.peak = 0
+
+    @staticmethod
+    def _free() -> int:
+        import torch
+
+        torch.cuda.synchronize()
+        return int(torch.cuda.mem_get_info()[0])
+
+    def now(self) -> int:
+        taken = self._begin - self._free()
+        self.peak = max(self.peak, taken)
+        return taken
+
+
+def _ours_in(order: list[int], device: str) -> dict[str, int]:
+    import torch
+
+    from onecopy import graphs
+
+    torch._dynamo.reset()
+    model, pool = _layers(device), graphs.arena(device)
+    compiled = torch.compile(model, backend=graphs.backend(pool), dynamic=True)
+    torch.zeros(1, device=device)
+    gc.collect()
+    torch.cuda.empty_cache()
+    taken = _Taken()
+    for rows in order:
+        compiled(torch.randn(rows, _WIDTH, device=device).half())
+        taken.now()
+    torch.cuda.empty_cache()
+    return {"end": taken.now(), "peak": taken.peak, "pages": graphs.report(pool).shared_bytes}
+
+
+def _torchs_in(order: list[int], device: str) -> dict[str, int]:
+    """torch at its best: one pool, one static input, outputs dropped."""
+    import torch
+
+    model, pool = _layers(device), torch.cuda.graph_pool_handle()
+    given = torch.randn(max(order), _WIDTH, device=device).half()
+    model(given[:1])
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    taken, kept = _Taken(), []
+    stream = torch.cuda.Stream()
+    for rows in order:
+        with torch.cuda.stream(stream):
+            model(given[:rows])
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            out = model(given[:rows])
+        del out
+        kept.append(graph)
+        taken.now()
+    torch.cuda.empty_cache()
+    return {"end": taken.now(), "peak": taken.peak}
+
+
+def _measure_memory(whose: str, name: str, device: str) -> None:
+    """In a process of its own: prints the figures as JSON."""
+    import torch
+
+    order = [max(_SIZES)] if name == "largest" else _orders()[name]
+    with torch.no_grad():
+        print(json.dumps((_ours_in if whose == "ours" else _torchs_in)(order, device)))
+
+
+def _memory_of(whose: str, name: str, device: str) -> dict[str, int]:
+    made = subprocess.run(
+        [sys.executable, __file__, whose, name, device], check=True, capture_output=True, text=True
+    )
+    return json.loads(made.stdout.splitlines()[-1])
+
+
+def memory(effort: Effort) -> Row:
+    row = Row(
+        f"{len(_SIZES)} shapes of {_LAYERS} layers of {_WIDTH}, captured in three orders on {effort.device}",
+        "pages ≤ 1.01 x the largest shape's, in each order; all memory ≤ 0.8 x torch's best, ≤ 0.25 x its ascending order",
+    )
+    largest = _memory_of("ours", "largest", effort.device)["pages"]
+    row.add("pages of the largest shape alone", largest, "B")
+    ours = {name: _memory_of("ours", name, effort.device) for name in _orders()}
+    asked = ("ascending", "descending") if effort.quick else tuple(_orders())
+    theirs = {name: _memory_of("torch", name, effort.device) for name in asked}
+    for name, mine in ours.items():
+        row.judge_ratio(f"pages, {name}", mine["pages"], "B", "the largest", at_most(mine["pages"] / largest, 1.01))
+        row.judge(f"all memory, {name}, at most", mine["peak"], "B", at_most(mine["peak"], 110 * _MIB))
+        if name in theirs:
+            row.add(f"torch's shared pool, {name}, at most", theirs[name]["peak"], "B")
+    worst = max(mine["peak"] for mine in ours.values())
+    best = min(one["peak"] for one in theirs.values())
+    spread = worst - min(mine["peak"] for mine in ours.values())
+    row.judge("between our orders", spread, "B", at_most(spread, 4 * _MIB))
+    row.judge_ratio("our worst order", worst, "B", "torch's best order", at_most(worst / best, 0.8))
+    up = theirs["ascending"]["peak"]
+    row.judge_ratio("our worst order", worst, "B", "torch's ascending order", at_most(worst / up, 0.25))
+    return row
+
+
+# --- outputs ----------------------------------------------------------------------------------------
+
+
+def held(effort: Effort) -> Row:
+    """Seven outputs are held while graphs of eight shapes are replayed at random."""
+    import torch
+
+    from onecopy import graphs
+
+    count = effort.rounds(200_000)
+    row = Row(f"{count} replays of 8 shapes, 7 outputs held", "none is overwritten")
+    model = _layers(effort.device, 64, 2)
+    inputs = [torch.randn(8 * (i + 1), 64, device=effort.device).half() for i in range(8)]
+    with torch.no_grad():
+        torch._dynamo.reset()
+        pool = graphs.arena(effort.device)
+        call = torch.compile(model, backend=graphs.backend(pool), dynamic=True)
+        for x in inputs:
+            call(x)
+        wrong = _count_wrong(lambda i: call(inputs[i]), inputs, count, effort.device)
+        row.judge("ours: wrong", wrong, "of them", at_most(wrong, 0))
+        few = min(count, 3000)
+        replays = _torch_graphs(model, inputs)
+        row.add(f"torch's shared pool: wrong of {few}", _count_wrong(replays, inputs, few, effort.device), "of them")
+    return row
+
+
+def _torch_graphs(model: Any, inputs: list[Any]) -> Callable[[int], Any]:
+    import torch
+
+    pool, captured = torch.cuda.graph_pool_handle(), []
+    for x in sorted(inputs, key=len, reverse=True):
+        model(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            out = model(x)
+        captured.append((graph, _weak_view(out)))
+        del out
+    captured.reverse()
+
+    def replay(which: int) -> Any:
+        graph, out = captured[which]
+        graph.replay()
+        return out()
+
+    return replay
+
+
+def _weak_view(out: Any) -> Callable[[], Any]:
+    """Tensors on the output's memory that do not keep it, as engines hold outputs of graphs in a shared pool."""
+    import torch
+
+    class Memory:
+        __cuda_array_interface__ = {
+            "shape": tuple(out.shape), "typestr": "<f2", "data": (out.data_ptr(), False), "version": 3,
+        }  # fmt: skip
+
+    memory = Memory()
+    return lambda: torch.as_tensor(memory, device=out.device)
+
+
+def _count_wrong(replay: Callable[[int], Any], inputs: list[Any], count: int, device: str) -> int:
+    """Outputs are compared when they are let go of, with those of the first replays."""
+    import torch
+
+    chance = random.Random(7)
+    wanted = []
+    for which in range(len(inputs)):
+        wanted.append(replay(which).clone())
+    wrong = torch.zeros((), dtype=torch.int64, device=device)
+    held_outputs: list[tuple[int, Any]] = []
+    for _ in range(count):
+        which = chance.randrange(len(inputs))
+        held_outputs.append((which, replay(which)))
+        if len(held_outputs) > 7:
+            then, out = held_outputs.pop(chance.randrange(7))
+            wrong += (out != wanted[then]).any()
+    return int(wrong)
+
+
+def alive(effort: Effort) -> Row:
+    """A table that a capture leaves alive, and a larger graph that is replayed afterwards."""
+    import torch
+
+    from onecopy import graphs
+
+    row = Row("A table made in a capture, after a larger graph's replay", "is as it was; in torch's shared pool it is not")
+    big = torch.randn(2048, 1024, device=effort.device)
+
+    def capture(into: Callable[[Any], Any]) -> int:
+        first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        with into(first):
+            (big * 2 + 1).sum()
+        with into(second):
+            table = torch.arange(300_000, device=effort.device, dtype=torch.float32) * 2
+            table + 1
+        second.replay()
+        want = table.clone()
+        first.replay()
+        torch.cuda.synchronize()
+        return int((table != want).sum())
+
+    with torch.no_grad():
+        big.mul(2).add(1).sum()
+        torch.cuda.synchronize()
+        pool = graphs.arena(effort.device)
+        ours = capture(lambda graph: graphs.graph(graph, pool))
+        row.judge("ours: elements wrong", ours, "of 300000", at_most(ours, 0))
+        shared = torch.cuda.graph_pool_handle()
+        theirs = capture(lambda graph: torch.cuda.graph(graph, pool=shared))
+        row.add("torch's shared pool: elements wrong", theirs, "of 300000")
+    return row
+
+
+# --- calls ------------------------------------------------------------------------------------------
+
+
+def _entry_of(function_arena: Any) -> tuple[Any, Any]:
+    (function,) = function_arena.functions
+    (entry,) = function.entries.values()
+    return function, entry
+
+
+@contextlib.contextmanager
+def _noted(function: Any) -> Any:
+    """The list of arguments that torch.compile gives our function."""
+    kind, seen = type(function), []
+    original = kind.__call__
+
+    def note(self: Any, boxed: list[Any]) -> Any:
+        seen[:] = list(boxed)
+        return original(self, boxed)
+
+    kind.__call__ = note
+    try:
+        yield seen
+    finally:
+        kind.__call__ = original
+
+
+def calls(effort: Effort) -> Row:
+    import torch
+
+    from onecopy import graphs
+
+    row = Row(
+        "A call of 8 layers of 512, 8 rows; host time from Python",
+        "≤ 0.4 x copy_, replay and clone of torch's, and ≤ its replay alone + 2 µs",
+    )
+    count = effort.rounds(300)
+    model, x = _layers(effort.device, 512), torch.randn(8, 512, device=effort.device).half()
+    with torch.no_grad():
+        torch._dynamo.reset()
+        pool = graphs.arena(effort.device)
+        call = torch.compile(model, backend=graphs.backend(pool), fullgraph=True, dynamic=False)
+        call(x)
+        function, entry = _entry_of(pool)
+        with _noted(function) as arguments:
+            call(x)
+        static = x.clone()
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            model(static)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(static)
+        replay = _best_us(graph.replay, count)
+        whole = _best_us(lambda: (static.copy_(x), graph.replay(), out.clone()), count)
+        row.add("torch: replay", replay * 1e3, "ns")
+        row.add("torch: copy_, replay, clone", whole * 1e3, "ns")
+        ours = _best_us(lambda: function(list(arguments)), count)
+        row.judge_ratio("ours: copied in, fresh output", ours * 1e3, "ns", "copy_, replay, clone", at_most(ours / whole, 0.4))
+        row.judge("ours: beyond torch's replay", (ours - replay) * 1e3, "ns", at_most((ours - replay) * 1e3, 2000))
+        compiled = _best_us(lambda: call(x), count)
+        row.add("ours: with torch.compile around it", compiled * 1e3, "ns")
+        row.add("eager", _best_us(lambda: model(x), count) * 1e3, "ns")
+        torch._dynamo.reset()
+        theirs = torch.compile(model, mode="reduce-overhead", fullgraph=True, dynamic=False)
+        for _ in range(3):
+            theirs(x)
+        other = _best_us(lambda: theirs(x), count)
+        row.judge_ratio("ours: with torch.compile", compiled * 1e3, "ns", "reduce-overhead", at_most(compiled / other, 1.0))
+    return row
+
+
+def many_places(effort: Effort) -> Row:
+    import torch
+
+    from onecopy import graphs
+
+    row = Row("A call with 400 inputs in place, each compared", "≤ 8 µs more than without")
+    count = effort.rounds(300)
+    x = torch.randn(8, 512, device=effort.device).half()
+    times = []
+    with torch.no_grad():
+        for places in (1, 400):
+            torch._dynamo.reset()
+            layers = torch.nn.ParameterList(torch.randn(512, device=effort.device).half() for _ in range(places))
+            pool = graphs.arena(effort.device)
+
+            def work(y: Any, layers: Any = layers) -> Any:
+                return y + torch.stack(list(layers)).sum(0)
+
+            call = torch.compile(work, backend=graphs.backend(pool), fullgraph=True, dynamic=False)
+            call(x)
+            function, _ = _entry_of(pool)
+            with _noted(function) as arguments:
+                call(x)
+            boxes = [list(arguments) for _ in range(count + 10)]
+            times.append(min(_time_boxes(function, boxes) for _ in range(5)))
+    row.add("with one", times[0] * 1e3, "ns")
+    row.add("with 400", times[1] * 1e3, "ns")
+    row.judge("for 399", (times[1] - times[0]) * 1e3, "ns", at_most((times[1] - times[0]) * 1e3, 8000))
+    return row
+
+
+def _time_boxes(function: Any, boxes: list[list[Any]]) -> float:
+    import torch
+
+    copies = [list(box) for box in boxes]
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for box in copies:
+        function(box)
+    return (time.perf_counter() - begin) / len(copies) * 1e6
+
+
+# --- moves, parking, streams ------------------------------------------------------------------------
+
+
+class _Decoder:
+    """Four layers with attention over caches that it writes where they are."""
+
+    def __init__(self, device: str, batch: int = 8, length: int = 1024, heads: int = 8, width: int = 128) -> None:
+        import torch
+
+        self._batch, self._length, self._heads, self._width = batch, length, heads, width
+        self.device = device
+        hidden = heads * width
+        self._layers = [
+            [torch.nn.Linear(hidden, out, bias=False, device=device).half() for out in (3 * hidden, hidden)]
+            for _ in range(4)
+        ]
+
+    def caches(self) -> list[Any]:
+        import torch
+
+        shape = (self._batch, self._heads, self._length, self._width)
+        return [torch.randn(shape, device=self.device).half() for _ in range(8)]
+
+    def inputs(self) -> tuple[Any, Any]:
+        import torch
+
+        return (
+            torch.randn(self._batch, 1, self._heads * self._width, device=self.device).half(),
+            torch.tensor([700], device=self.device),
+        )
+
+    def step(self, x: Any, at: Any, caches: list[Any]) -> Any:
+        import torch
+
+        for (qkv, out), keys, values in zip(self._layers, caches[::2], caches[1::2], strict=True):
+            parts = qkv(x).view(self._batch, 1, 3, self._heads, self._width).permute(2, 0, 3, 1, 4)
+            keys.index_copy_(2, at, parts[1])
+            values.index_copy_(2, at, parts[2])
+            attended = torch.nn.functional.scaled_dot_product_attention(parts[0], keys, values)
+            x = x + out(attended.transpose(1, 2).reshape(self._batch, 1, -1))
+        return x
+
+
+def moved(effort: Effort) -> Row:
+    import torch
+
+    from onecopy import graphs
+    from onecopy.graphs import _cuda
+
+    _cuda.PATCHES = True
+    row = Row("8 caches of a decoder of 4 layers move", "≥ 50 x quicker than another capture, and none is made")
+    with torch.no_grad():
+        torch._dynamo.reset()
+        model, pool = _Decoder(effort.device), graphs.arena(effort.device)
+        call = torch.compile(model.step, backend=graphs.backend(pool), fullgraph=True, dynamic=False)
+        still = torch.compile(
+            lambda x, at, caches: model.step(x, at, caches), backend=graphs.backend(), fullgraph=True, dynamic=False
+        )  # the same work in a graph whose caches never move
+        sets, fixed = [model.caches() for _ in range(3)], model.caches()
+        x, at = model.inputs()
+        wrong: list[str] = []
+        for turn in range(9):
+            mine = sets[turn % 3]
+            for to, cache in zip(fixed, mine, strict=True):
+                to.copy_(cache)
+            want = still(x, at, fixed)
+            got = call(x, at, mine)
+            pairs = [*zip(mine, fixed, strict=True), (got, want)]  # a library may take another algorithm: not to the bit
+            most = max(float((a - b).abs().max()) for a, b in pairs)
+            if most > 0.02:
+                wrong.append(f"turn {turn}: they differ by {most:.2g}")
+        row.judge("results and caches wrong", len(wrong), "of 9", at_most(len(wrong), 0))
+        row.notes += wrong
+        report = graphs.report(pool)
+        again = sum(report.recaptured.values())
+        row.judge("captured again", again, "of 8 moves", at_most(again, 0))
+        for reason in report.recaptured:
+            row.note(f"captured again, since {reason}")
+        function, entry = _entry_of(pool)
+        lists = []
+        for caches in sets[:2]:
+            with _noted(function) as arguments:
+                call(x, at, caches)
+            lists.append(list(arguments))
+        turns = iter(range(1 << 30))
+        patch = _best_us(lambda: entry.move(lists[next(turns) % 2]), effort.rounds(40))
+        entry._patch = lambda arguments: "it is measured"
+        capture = _best_us(lambda: entry.move(lists[next(turns) % 2]), effort.rounds(10), 2)
+        row.add("a move, Python around it included", patch * 1e3, "ns")
+        row.judge_ratio("another capture", capture * 1e3, "ns", "a move", at_least(capture / patch, 50))
+    return row
+
+
+def parked(effort: Effort) -> Row:
+    import torch
+
+    from onecopy import graphs
+
+    row = Row("An arena of 36 graphs is parked and resumed", "≥ 0.99 of its pages come back, ≤ 40 µs a mapping, replays right")
+    with torch.no_grad():
+        torch._dynamo.reset()
+        model, pool = _layers(effort.device), graphs.arena(effort.device)
+        call = torch.compile(model, backend=graphs.backend(pool), dynamic=True)
+        inputs = [torch.randn(rows, _WIDTH, device=effort.device).half() for rows in _SIZES]
+        wanted = [call(x) for x in inputs]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        pages, mapped = pool.footprint.shared, pool.footprint.mapped
+        before = torch.cuda.mem_get_info()[0]
+        begin = time.perf_counter()
+        pool.park()
+        between = time.perf_counter()
+        back = torch.cuda.mem_get_info()[0] - before
+        pool.resume()
+        end = time.perf_counter()
+        wrong = sum(not torch.equal(call(x), want) for x, want in zip(inputs, wanted, strict=True))
+    row.judge_ratio("given back", back, "B", "its pages", at_least(back / pages, 0.99))
+    mappings = mapped / (2 * _MIB)
+    row.add("park", (between - begin) * 1e9, "ns")
+    resumed = (end - between) * 1e9
+    row.judge("resume, for each mapping", resumed / mappings, "ns", at_most(resumed / mappings, 40_000))
+    row.judge("replays wrong afterwards", wrong, f"of {len(inputs)}", at_most(wrong, 0))
+    return row
+
+
+def streams(effort: Effort) -> Row:
+    import torch
+
+    from onecopy import graphs
+
+    count = effort.rounds(1000)
+    row = Row(f"{count} calls of one arena on two streams", "none is wrong")
+    with torch.no_grad():
+        torch._dynamo.reset()
+        model, pool = _layers(effort.device, 2048, 3), graphs.arena(effort.device)
+        call = torch.compile(model, backend=graphs.backend(pool), dynamic=True)
+        inputs = [torch.randn(rows, 2048, device=effort.device).half() for rows in (1024, 800)]
+        wanted = [call(x) for x in inputs]
+        pair = [torch.cuda.Stream(), torch.cuda.Stream()]
+        wrong = torch.zeros((), dtype=torch.int64, device=effort.device)
+        for _ in range(count // 2):
+            outs = []
+            torch.cuda.synchronize()
+            for stream, x in zip(pair, inputs, strict=True):
+                with torch.cuda.stream(stream):
+                    outs.append(call(x))
+            torch.cuda.synchronize()
+            for out, want in zip(outs, wanted, strict=True):
+                wrong += (out != want).any()
+        row.judge("wrong", int(wrong), f"of {count}", at_most(int(wrong), 0))
+    return row
+
+
+if __name__ == "__main__":
+    _measure_memory(*sys.argv[1:])
