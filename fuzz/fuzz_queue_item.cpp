@@ -10,7 +10,7 @@ namespace onecopy::fuzz {
 namespace {
 
 void check_row(const ItemRow& row) {
-  if (row.origin == kWholeHandle) return;
+  if (row.segment == kWholeHandle) return;
   require(row.layout.extent_bytes() <= static_cast<std::size_t>(INT64_MAX), "extents have 63 bits");
   Bytes again(sizeof(ItemHead) + encoded_size(row));
   store(again.data(), ItemHead{0, 0, 1, 0});
@@ -19,7 +19,7 @@ void check_row(const ItemRow& row) {
   ItemReader reader(again);
   const ItemRow back = reader.next_row();
   require(back.generation == row.generation && back.tensor_offset == row.tensor_offset &&
-              back.block == row.block && back.origin == row.origin && back.layout == row.layout,
+              back.block == row.block && back.segment == row.segment && back.layout == row.layout,
           "a row survives being written and read");
   require(reader.data().empty(), "a row ends where it says");
 }

@@ -7,7 +7,6 @@
 #include <utility>
 #include <vector>
 
-#include "channel/queue/channel.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/share/share.h"
 
@@ -20,11 +19,11 @@ constexpr std::size_t kTensorsOneWay = 64;
 
 Tensor tensor_of(std::int64_t bytes) { return empty(Layout(DType::u8, {bytes})); }
 
-/// Never spins, as when there are more users than processors.
-void let_sleep(const Queue& queue) {
-  Channel& channel = Channel::connect(queue.handle());
-  channel.ring().set_wait_mode(Ring::WaitMode::block);
-  channel.leave();
+/// As when there are more users than processors.
+QueueOptions that_sleeps() {
+  QueueOptions options;
+  options.may_spin = false;
+  return options;
 }
 
 /// A queue each way.
@@ -99,10 +98,8 @@ struct QueueLink::State {
 };
 
 QueueLink::QueueLink()
-    : state_(new State{{Queue::create(), Queue::create()}, {Queue::create(), Queue::create()}}) {
-  let_sleep(state_->sleeping.there);
-  let_sleep(state_->sleeping.back);
-}
+    : state_(new State{{Queue::create(), Queue::create()},
+                       {Queue::create(that_sleeps()), Queue::create(that_sleeps())}}) {}
 
 QueueLink::QueueLink(const std::string& names) {
   std::istringstream in(names);
@@ -111,8 +108,6 @@ QueueLink::QueueLink(const std::string& names) {
   Queue c = connect(in);
   Queue d = connect(in);
   state_.reset(new State{{std::move(a), std::move(b)}, {std::move(c), std::move(d)}});
-  let_sleep(state_->sleeping.there);
-  let_sleep(state_->sleeping.back);
 }
 
 QueueLink::~QueueLink() = default;

@@ -42,7 +42,7 @@ DoorbellMemory::DoorbellMemory(const Handle& handle) : memory_(open(handle)), be
 
 Handle DoorbellMemory::handle() const { return share(memory_); }
 
-Inbound::Inbound() : channel_(&Channel::create(0)) {}
+Inbound::Inbound() : channel_(&Channel::create({})) {}
 
 std::optional<Message> Inbound::try_take() {
   while (is_ready()) {

@@ -67,6 +67,8 @@ class Session {
   Handle share_held(const Tensor& tensor, Stream stream);
   /// Where the tensor's block lies. REQUIRES: `keeper` is shared_keeper() of the tensor.
   BlockSpot locate(SharedKeeper& keeper, const Tensor& tensor);
+  /// The tensor's segment. REQUIRES: as locate().
+  SegmentRef name_segment(SharedKeeper& keeper, const Tensor& tensor) const;
   /// The descriptor behind a tensor's segment.
   static Fd segment_file(const Tensor& tensor);
   /// Is the block held for a handle that was written down?
@@ -82,14 +84,14 @@ class Session {
   Tensor open(const HandleFields& handle, const OpenOptions& options);
   /// Opens what a row names, in no stream. `holders` are asked for the memory of a dead owner as well as the maker.
   Tensor open(const HandleFields& row, Access access, std::span<const ProcessId> holders);
-  /// Afterwards try_open() takes blocks of the row's segment. Returns what must live as long as `segment`; null for
-  /// memory of this process. REQUIRES: the row has just been opened on `device`, with these holders.
-  std::shared_ptr<const void> note(OpenSegment& segment, const HandleFields& row, Access access,
-                                   Device device, std::span<const ProcessId> holders);
-  /// A tensor `offset` bytes into a block that has `reach` bytes at least; empty when it cannot be claimed without a
-  /// question. Throws bad_handle when the owner's table contradicts that.
-  Tensor try_open(const OpenSegment& segment, const BlockName& name, std::uint64_t offset,
-                  std::uint64_t reach, const Layout& layout);
+  /// Afterwards try_open() takes blocks of the row's segment in this epoch. Returns what must live as long as `segment`;
+  /// null for memory of this process. REQUIRES: the row has just been opened on `device`, with these holders.
+  std::shared_ptr<const void> note(OpenSegment& segment, std::uint32_t epoch, const HandleFields& row,
+                                   Access access, Device device, std::span<const ProcessId> holders);
+  /// A tensor `offset` bytes into a block that has `reach` bytes at least; empty when `segment` is not open in this
+  /// epoch, or the block cannot be claimed without a question. Throws bad_handle when the owner's table contradicts it.
+  Tensor try_open(const OpenSegment& segment, std::uint32_t epoch, const BlockName& name,
+                  std::uint64_t offset, std::uint64_t reach, const Layout& layout);
   /// Asks the handle's owner for what it takes to map its segment. For measuring the driver's part of that.
   ExportedMemory fetch_memory(const HandleFields& handle, Access access);
 
@@ -107,6 +109,17 @@ class Session {
   const BlockKeeper* own_ = nullptr;  ///< the ledger of this process
 
  private:
+  /// What an OpenSegment says, read in one piece.
+  struct Opened {
+    SharedKeeper* keeper;
+    std::uint64_t segment_size;
+    std::uint32_t segment;
+    SegmentKind kind;
+    Access access;
+    Device device;
+  };
+
+  static std::optional<Opened> read(const OpenSegment& segment, std::uint32_t epoch) noexcept;
   Runtime& runtime() noexcept;
   const Runtime& runtime() const noexcept;
 

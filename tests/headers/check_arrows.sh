@@ -56,13 +56,22 @@ report "only the implementation of the API includes share/runtime/runtime.h:" \
 report "layers above share see share/session.h of it and nothing else:" \
   "$(includes 'share/' src/channel src/rpc bench python/src | grep -v '"share/session\.h"')"
 report "Python and bench see what include/onecopy/channel has of channel:" \
-  "$(includes 'channel/' bench python/src | grep -v "^bench/support/queue_exchanges.cpp")"  # sets how a ring waits
+  "$(includes 'channel/' bench python/src)"
 
 report "only src/device/registry.cpp and a backend's own folder may name a backend:" \
   "$(includes 'device/(cpu|cuda|ascend)/' include src |
      grep -vE '^src/device/(registry\.cpp|cpu/|cuda/|ascend/)')"
 report "public headers include neither vendors nor the system's C headers nor fmt, json:" \
   "$(includes 'sys/|linux/|unistd\.h|fcntl\.h|pthread\.h|poll\.h|dlfcn\.h|signal\.h|fmt/|CLI/|nlohmann/|cuda|acl/' include)"
+# include/ is installed whole, and so has nothing but what these two need: sharing, and calls.
+reached=$(printf '%s\n' onecopy/onecopy.h onecopy/rpc/agent.h)
+for ((;;)); do
+  more=$(cd include && { echo "$reached"; grep -hoE '^#include "onecopy/[^"]+' $reached | cut -d'"' -f2; } | sort -u)
+  [ "$more" = "$reached" ] && break
+  reached=$more
+done
+report "public headers that neither onecopy/onecopy.h nor onecopy/rpc/agent.h needs are private, and belong into src:" \
+  "$(comm -13 <(echo "$reached") <(cd include && find . -name '*.h' -printf '%P\n' | sort -u))"
 report "every header starts with its licence and #pragma once:" \
   "$(find include src -name '*.h' | while read -r header; do
        head -n 1 "$header" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$header: no licence line"

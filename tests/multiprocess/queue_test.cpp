@@ -878,8 +878,8 @@ TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
 INSTANTIATE_TEST_SUITE_P(Points, PutterDies,
                          ::testing::Values("queue.create.made", "queue.create.adopted",
                                            "queue.connect.opened", "queue.connect.joined",
-                                           "queue.put.deposited", "queue.origin.written",
-                                           "queue.origin.counted", "queue.put.encoded", "queue.put.held",
+                                           "queue.put.deposited", "queue.segment.written",
+                                           "queue.segment.counted", "queue.put.encoded", "queue.put.held",
                                            "queue.put.done", "queue.put.written_elsewhere",
                                            "queue.put.kept_elsewhere", "ring.put.committed"),
                          point_name);

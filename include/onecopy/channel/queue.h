@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "onecopy/channel/message_kind.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/device/stream.h"
 #include "onecopy/memory/tensor.h"
@@ -21,10 +22,18 @@ struct Message {
   std::uint32_t tag = 0;  ///< the user's own
   Bytes data;
   std::vector<Tensor> tensors;
+  MessageKind kind = MessageKind::user;
 };
 
 struct QueueOptions {
   std::uint64_t maxsize = 0;  ///< items; 0 = as many as memory allows
+  /// Bytes of addresses for items, which each process reserves twice; memory is taken for items that are there. Rounded
+  /// down to a power of two, 1 MiB at least (4,096 items); halved where a process may not have as many. put() throws
+  /// out_of_memory when they are full. Programs with hundreds of queues want fewer.
+  std::uint64_t range = std::uint64_t{4} << 30;
+  /// Waits look for a few microseconds before they sleep, as long as each process that has the queue open can have a
+  /// processor of its own. False for more threads at work than processors.
+  bool may_spin = true;
 };
 
 /// Messages, in order, from any number of producers to any number of consumers in any processes.

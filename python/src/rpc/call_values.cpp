@@ -20,6 +20,7 @@ nb::object decode_body(Message&& message) {
   message.tag = (message.tag & rpc::kDataIsTensor) | rpc::body_form(message.tag);
   if (message.tag == 0)
     throw Error(ErrorCode::bad_handle, "a call of a program in C++ came to a group of Python programs");
+  message.kind = MessageKind::python;
   return decode_message(std::move(message));
 }
 

@@ -24,16 +24,14 @@
 namespace onecopy::python {
 namespace {
 
-/// The low bits of a tag.
+/// The low bits of a tag, in messages of the kind `python`.
 enum Form : std::uint32_t {
-  kRawForm = 0,     ///< a message of a C++ program, or a onecopy.Tensor
   kTensorForm = 1,  ///< one tensor; its flags are in the upper 24 bits
   kValuesForm = 2,
   kPickleForm = 3,
 };
 constexpr std::uint32_t kFormMask = 0x7f;
 constexpr std::uint32_t kDataIsTensor = 0x80;  ///< the data lies in the last tensor, a row of u8
-constexpr std::uint32_t kTagMask = 0xff;
 constexpr int kFlagsShift = 8;
 
 /// Data from here on is written into shared memory once, and read where it lies.
@@ -145,7 +143,8 @@ void pickle(nb::handle object, Message& message) {
   Py_buffer view;
   if (PyObject_GetBuffer(pickled.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
   const auto* begin = static_cast<const std::byte*>(view.buf);
-  message = {kPickleForm, Bytes(begin, begin + view.len), std::move(nb::inst_ptr<Rows>(rows)->tensors())};
+  message = {kPickleForm, Bytes(begin, begin + view.len), std::move(nb::inst_ptr<Rows>(rows)->tensors()),
+             MessageKind::python};
   PyBuffer_Release(&view);
 }
 
@@ -157,14 +156,6 @@ nb::object unpickle(ByteSpan data, std::span<const Tensor> tensors) {
   if (!view.is_valid()) throw nb::python_error();
   const nb::handle loads = pickling().loads;
   return call_python([&] { return loads(view); });
-}
-
-Message checked_raw(const Message& message) {
-  if ((message.tag & kTagMask) == 0) return message;
-  throw Error(ErrorCode::invalid_argument,
-              fmt::format("a message's tag must be a multiple of 256, not {:#x}: the low byte says what "
-                          "kind of message it is",
-                          message.tag));
 }
 
 nb::object decode_raw(Message&& message) {
@@ -186,6 +177,7 @@ Message make_message(std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, 
 
 Message encode(nb::handle object) {
   Message message;
+  message.kind = MessageKind::python;
   if (torch::is_tensor(object.ptr())) {
     if (auto shared = torch::share(object.ptr())) {
       message.tag = kTensorForm | shared->flags << kFlagsShift;
@@ -193,10 +185,10 @@ Message encode(nb::handle object) {
       return message;
     }
   }
-  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {kRawForm, {}, {*tensor}};
+  if (const Tensor* tensor = as_onecopy_tensor(object.ptr())) return {0, {}, {*tensor}};
   if (const auto array = SharedArray::of(object.ptr()))
-    return {kTensorForm | kNumpyFlag << kFlagsShift, {}, {array->tensor()}};
-  if (nb::isinstance<Message>(object)) return checked_raw(*nb::inst_ptr<Message>(object));
+    return {kTensorForm | kNumpyFlag << kFlagsShift, {}, {array->tensor()}, MessageKind::python};
+  if (nb::isinstance<Message>(object)) return *nb::inst_ptr<Message>(object);
   message.tag = kValuesForm;
   if (!encode_value(object.ptr(), message)) pickle(object, message);
   if (message.data.size() >= kLargeData) move_data_to_tensor(message);
@@ -204,7 +196,7 @@ Message encode(nb::handle object) {
 }
 
 nb::object decode(Message&& message) {
-  if ((message.tag & kTagMask) == kRawForm) return decode_raw(std::move(message));
+  if (message.kind != MessageKind::python) return decode_raw(std::move(message));
   std::span<const Tensor> tensors = message.tensors;
   ByteSpan data = message.data;
   if ((message.tag & kDataIsTensor) != 0) {
@@ -221,7 +213,7 @@ nb::object decode(Message&& message) {
   if (tensors.size() >= kManyTensors) no_collection.begin();
   if (message.tag >> kFlagsShift == 0 && form == kValuesForm) return decode_value(data, tensors);
   if (message.tag >> kFlagsShift == 0 && form == kPickleForm) return unpickle(data, tensors);
-  refuse("its tag is unknown; a C++ program's own tags are multiples of 256");
+  refuse("its tag is unknown");
 }
 
 }  // namespace
@@ -240,8 +232,8 @@ nb::object decode_message(Message&& message, Stream taken_in) {
 void init_message(nb::module_& m) {
   nb::class_<Message>(
       m, "Message",
-      "What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits\n"
-      "whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).")
+      "What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits),\n"
+      "``data`` (bytes) and ``tensors`` (onecopy.Tensor each).")
       .def(nb::new_(&make_message), nb::arg("tag") = 0, nb::arg("data") = nb::bytes("", 0),
            nb::arg("tensors") = nb::tuple())
       .def_ro("tag", &Message::tag, "The sender's own number.")
@@ -263,7 +255,9 @@ void init_message(nb::module_& m) {
   m.def(
       "_decode_message",
       [](std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, Tensor> tensors) {
-        return decode_message(make_message(tag, data, tensors));
+        Message message = make_message(tag, data, tensors);
+        message.kind = MessageKind::python;
+        return decode_message(std::move(message));
       },
       nb::arg("tag"), nb::arg("data"), nb::arg("tensors"), "What get() makes of a message.");
   m.def("_open_row", &open_row, nb::arg("index"), nb::arg("flags"));

@@ -28,9 +28,9 @@ std::uint64_t new_channel_id() {
 }
 
 /// Not mapped any more.
-Fd make_ring_file(const RingOptions& options) {
+Fd make_ring_file(const RingOptions& options, bool may_spin) {
   Ring ring(options);
-  OriginTable(ring).set_channel(new_channel_id());
+  SegmentDirectory(ring).describe(new_channel_id(), !may_spin);
   point("queue.create.made");
   return ring.fd().duplicate();
 }
@@ -40,28 +40,28 @@ Fd make_ring_file(const RingOptions& options) {
 Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer)
     : memory_(std::move(memory)),
       ring_(play(ring, Role::user), ring),
-      origins_(ring_),
+      segments_(ring_),
       creator_(creator),
-      id_(origins_.channel()),
-      sender_(ring_, origins_, creator_),
-      receiver_(ring_, origins_, {creator_, introducer}) {}
+      id_(segments_.queue()),
+      sender_(ring_, segments_, creator_),
+      receiver_(ring_, segments_, {creator_, introducer}) {
+  if (segments_.sleeps()) ring_.set_wait_mode(Ring::WaitMode::block);
+}
 
 /// A ring is mapped where it fits, and a queue has two mappings of it.
-Channel& Channel::create(std::uint64_t maxsize) {
-  RingOptions options;
-  options.name = "onecopy-queue";
-  options.max_items = maxsize;
-  for (;; options.range /= 2) {
+Channel& Channel::create(const QueueOptions& options) {
+  RingOptions ring{"onecopy-queue", options.maxsize, options.range};
+  for (;; ring.range /= 2) {
     try {
-      return create(options);
+      return create(ring, options.may_spin);
     } catch (const Error& error) {
-      if (options.range <= kSmallestRange || !may_do_smaller(error)) throw;
+      if (ring.range <= kSmallestRange || !may_do_smaller(error)) throw;
     }
   }
 }
 
-Channel& Channel::create(const RingOptions& options) {
-  const Fd file = make_ring_file(options);
+Channel& Channel::create(const RingOptions& options, bool may_spin) {
+  const Fd file = make_ring_file(options, may_spin);
   const std::uint64_t size = file_size(file);
   ExportedMemory memory{SegmentKind::memfd, size, {}, {}};
   memory.fds.push_back(file.duplicate());

@@ -7,9 +7,9 @@
 #include <memory>
 #include <optional>
 
-#include "channel/queue/origins.h"
 #include "channel/queue/readiness.h"
 #include "channel/queue/receiver.h"
+#include "channel/queue/segment_directory.h"
 #include "channel/queue/sender.h"
 #include "channel/ring/ring.h"
 #include "onecopy/memory/tensor.h"
@@ -26,7 +26,7 @@ class Session;
 class Channel {
  public:
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
-  static Channel& create(std::uint64_t maxsize);
+  static Channel& create(const QueueOptions& options);
   static Channel& connect(const Handle& handle);
   /// One Queue object more.
   Channel& enter_again();
@@ -63,7 +63,7 @@ class Channel {
 
   /// `introducer`: the process whose handle named the queue.
   Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer);
-  static Channel& create(const RingOptions& options);
+  static Channel& create(const RingOptions& options, bool may_spin);
   void close() noexcept;
   static Session& current_session();
   void join_again(Session& session, TimePoint deadline);
@@ -87,7 +87,7 @@ class Channel {
 
   Tensor memory_;  ///< the ring, as a block that others can open
   Ring ring_;
-  OriginTable origins_;
+  SegmentDirectory segments_;
   const ProcessId creator_;
   const std::uint64_t id_;
   Sender sender_;

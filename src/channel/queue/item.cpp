@@ -17,7 +17,7 @@ struct RowStart {
   std::uint64_t generation_and_form;  ///< {generation:62, form:2}
   std::uint64_t tensor_offset;
   std::uint32_t block;
-  std::uint16_t origin;
+  std::uint16_t segment;
   std::uint8_t dtype;
   std::uint8_t ndim;
 };
@@ -103,17 +103,17 @@ Layout read_layout(std::int64_t row, const RowStart& start, std::uint64_t form, 
 }  // namespace
 
 std::size_t encoded_size(const ItemRow& row) noexcept {
-  if (row.origin == kWholeHandle) return sizeof(RowStart) + row.handle.size();
+  if (row.segment == kWholeHandle) return sizeof(RowStart) + row.handle.size();
   return sizeof(RowStart) + row.layout.ndim() * dim_bytes(form_of(row.layout));
 }
 
 std::byte* encode(const ItemRow& row, std::byte* out) noexcept {
-  if (row.origin == kWholeHandle) {
+  if (row.segment == kWholeHandle) {
     store(out, RowStart{0, 0, static_cast<std::uint32_t>(row.handle.size()), kWholeHandle, 0, 0});
     return std::copy(row.handle.begin(), row.handle.end(), out + sizeof(RowStart));
   }
   const Form form = form_of(row.layout);
-  store(out, RowStart{row.generation << 2 | form, row.tensor_offset, row.block, row.origin,
+  store(out, RowStart{row.generation << 2 | form, row.tensor_offset, row.block, row.segment,
                       static_cast<std::uint8_t>(row.layout.dtype()),
                       static_cast<std::uint8_t>(row.layout.ndim())});
   out += sizeof(RowStart);
@@ -153,14 +153,14 @@ ItemRow ItemReader::next_row() {
   if (rest_.size() < sizeof start) refuse_item(fmt::format("ends within its tensor {}", row_));
   copy_once(&start, rest_.data(), sizeof start);
   rest_ = rest_.subspan(sizeof start);
-  const bool whole = start.origin == kWholeHandle;
+  const bool whole = start.segment == kWholeHandle;
   const std::uint64_t form = start.generation_and_form & 3;
   if (form > strided) refuse_item(fmt::format("writes its tensor {} in the unknown form {}", row_, form));
   if (start.ndim > kMaxDims) refuse_item(fmt::format("has a tensor of {} dimensions", start.ndim));
   const std::size_t follows = whole ? start.block : start.ndim * dim_bytes(form);
   if (rest_.size() < follows) refuse_item(fmt::format("ends within its tensor {}", row_));
   ItemRow row;
-  row.origin = start.origin;
+  row.segment = start.segment;
   if (whole) {
     row.handle = rest_.first(follows);
   } else {

@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "onecopy/channel/message_kind.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/layout.h"
 #include "onecopy/share/handle_fields.h"
@@ -17,34 +18,35 @@ struct ItemHead {
   std::uint32_t tag = 0;
   std::uint32_t data_bytes = 0;
   std::uint16_t rows = 0;
-  std::uint16_t flags = 0;
+  std::uint8_t flags = 0;
+  MessageKind kind = MessageKind::user;
 };
 static_assert(sizeof(ItemHead) == 12);
 
 /// The only row names a block of bytes, and the item is what is in it.
-inline constexpr std::uint16_t kItemIsElsewhere = 1;
+inline constexpr std::uint8_t kItemIsElsewhere = 1;
 /// It was put as a tensor, not as a message.
-inline constexpr std::uint16_t kItemIsOneTensor = 2;
+inline constexpr std::uint8_t kItemIsOneTensor = 2;
 /// After the rows it says which streams of its putter have to come how far before its tensors are used.
-inline constexpr std::uint16_t kItemIsOrdered = 4;
-inline constexpr std::uint16_t kKnownItemFlags = 7;
+inline constexpr std::uint8_t kItemIsOrdered = 4;
+inline constexpr std::uint8_t kKnownItemFlags = 7;
 
 /// In place of a row: the item has no tensors on devices, and what is done after it was got comes after these points.
 inline constexpr std::uint32_t kNoRow = 0xffff'ffff;
 /// More devices than one process has.
 inline constexpr std::uint32_t kMostValuePoints = 128;
 
-/// In place of an origin's number: `block` is a length, and that many bytes of an encoded handle follow.
+/// In place of a segment's index: `block` is a length, and that many bytes of an encoded handle follow.
 inline constexpr std::uint16_t kWholeHandle = 0xffff;
 
-/// One tensor. What its segment is comes from the queue's table of origins.
+/// One tensor. The queue's SegmentDirectory says which segment it lies in.
 struct ItemRow {
   std::uint64_t generation = 0;
   std::uint64_t tensor_offset = 0;
   std::uint32_t block = 0;
-  std::uint16_t origin = 0;
+  std::uint16_t segment = 0;
   Layout layout;
-  ByteSpan handle;  ///< in place of all the above when origin is kWholeHandle
+  ByteSpan handle;  ///< in place of all the above when segment is kWholeHandle
 };
 
 /// How far the putter's stream had come on one of the item's devices.

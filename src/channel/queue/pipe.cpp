@@ -147,9 +147,9 @@ Pipe& Pipe::operator=(Pipe&&) noexcept = default;
 Pipe::~Pipe() = default;
 
 std::pair<Pipe, Pipe> Pipe::create() {
-  Channel& first = Channel::create(0);
+  Channel& first = Channel::create({});
   ChannelRef mine(&first);
-  Channel& second = Channel::create(0);
+  Channel& second = Channel::create({});
   ChannelRef yours(&second);
   auto end = std::make_unique<End>(0, ChannelRef(&first.enter_again()), ChannelRef(&second.enter_again()));
   return {Pipe(std::move(end)), Pipe(std::make_unique<End>(1, std::move(mine), std::move(yours)))};

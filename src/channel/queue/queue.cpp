@@ -33,7 +33,7 @@ std::optional<Tensor> get_tensor_from(Channel& channel, TimePoint deadline, Stre
 
 }  // namespace
 
-Queue Queue::create(const QueueOptions& options) { return Queue(Channel::create(options.maxsize)); }
+Queue Queue::create(const QueueOptions& options) { return Queue(Channel::create(options)); }
 
 Queue Queue::connect(const Handle& handle) { return Queue(Channel::connect(handle)); }
 

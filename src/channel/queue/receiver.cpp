@@ -19,6 +19,24 @@ std::uint64_t reach(const ItemRow& row) {
   return end;
 }
 
+HandleFields fields_of(const ItemRow& row, const SegmentDirectory::Entry& entry) {
+  HandleFields fields;
+  fields.owner = entry.segment.owner;
+  fields.maker = entry.segment.maker;
+  fields.segment = entry.segment.number;
+  fields.kind = entry.segment.kind;
+  fields.device_type = device_type(entry.segment.kind);
+  fields.device = entry.segment.device;
+  fields.segment_size = entry.segment.size;
+  fields.block = row.block;
+  fields.generation = row.generation;
+  fields.storage_size = reach(row);
+  fields.tensor_offset = row.tensor_offset;
+  fields.flags = entry.access == Access::read_only ? kHandleIsReadOnly : 0;
+  fields.layout = row.layout;
+  return fields;
+}
+
 /// Not the item's fault: it stays, and can be taken when there is room, or when its stopped owner goes on.
 bool passes(ErrorCode code) noexcept {
   return code == ErrorCode::out_of_memory || code == ErrorCode::out_of_mappings ||
@@ -54,15 +72,15 @@ struct Receiver::Attempt {
   std::optional<Error> lost;                   ///< why it cannot be opened
 };
 
-Receiver::Receiver(Ring& ring, const OriginTable& origins, const Keepers& keepers)
+Receiver::Receiver(Ring& ring, const SegmentDirectory& directory, const Keepers& keepers)
     : ring_(ring),
-      origins_(origins),
+      directory_(directory),
       keepers_(keepers),
-      open_segments_(Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(OpenSegment))) {}
+      open_segments_(Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment))) {}
 
 void Receiver::reset(const ProcessId& parent) {
   keepers_[1] = parent;
-  open_segments_ = Mapping::anonymous((OriginTable::kCapacity + 1) * sizeof(OpenSegment));
+  open_segments_ = Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment));
   owners_.clear();
 }
 
@@ -79,7 +97,7 @@ std::optional<Message> Receiver::get_at_once(Session& session, Stream stream) {
 }
 
 Message Receiver::to_message(Contents& contents) {
-  Message message{contents.tag, std::move(contents.data), std::move(contents.others)};
+  Message message{contents.tag, std::move(contents.data), std::move(contents.others), contents.kind};
   if (contents.first) message.tensors.insert(message.tensors.begin(), std::move(contents.first));
   return message;
 }
@@ -162,6 +180,7 @@ bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
   contents.clear();
   ItemReader reader(item);
   contents.tag = reader.head().tag;
+  contents.kind = reader.head().kind;
   contents.elsewhere = reader.is_elsewhere();
   for (std::size_t i = 0; i < reader.head().rows; ++i) {
     Tensor tensor = open(reader.next_row());
@@ -230,19 +249,26 @@ void Receiver::put_in_order(Session& session, Contents& contents, Stream stream)
 }
 
 Tensor Receiver::try_open(Session& session, const ItemRow& row) {
-  if (row.origin == kWholeHandle) return {};
-  const OpenSegment& segment = open_segment(row.origin);
-  if (!segment.is_open()) return {};
-  return session.try_open(segment, {row.block, row.generation}, row.tensor_offset, reach(row), row.layout);
+  if (row.segment == kWholeHandle) return {};
+  return session.try_open(open_segment(row.segment), directory_.epoch_of(row.segment),
+                          {row.block, row.generation}, row.tensor_offset, reach(row), row.layout);
 }
 
 Tensor Receiver::open(Session& session, const ItemRow& row) {
+  if (row.segment == kWholeHandle) {
+    const HandleFields fields = decode_handle(row.handle);
+    return session.open(fields, fields.is_read_only() ? Access::read_only : Access::read_write, keepers_);
+  }
   if (Tensor tensor = try_open(session, row)) return tensor;
-  const HandleFields fields = row.origin == kWholeHandle ? decode_handle(row.handle) : fields_of(row);
-  const Access access = fields.is_read_only() ? Access::read_only : Access::read_write;
-  Tensor tensor = session.open(fields, access, keepers_);
-  if (row.origin != kWholeHandle)
-    keep_for_good(session.note(open_segment(row.origin), fields, access, tensor.device(), keepers_));
+  return open_entry(session, row);
+}
+
+Tensor Receiver::open_entry(Session& session, const ItemRow& row) {
+  const SegmentDirectory::Entry entry = directory_.read(row.segment);
+  const HandleFields fields = fields_of(row, entry);
+  Tensor tensor = session.open(fields, entry.access, keepers_);
+  keep_for_good(session.note(open_segment(row.segment), entry.epoch, fields, entry.access, tensor.device(),
+                             keepers_));
   return tensor;
 }
 
@@ -250,25 +276,6 @@ void Receiver::keep_for_good(std::shared_ptr<const void> owner) {
   if (!owner) return;
   const std::lock_guard lock(owners_mutex_);
   owners_.insert(std::move(owner));
-}
-
-HandleFields Receiver::fields_of(const ItemRow& row) const {
-  const Origin origin = origins_.read(row.origin);
-  HandleFields fields;
-  fields.owner = origin.owner;
-  fields.maker = origin.maker;
-  fields.segment = origin.segment;
-  fields.kind = origin.kind;
-  fields.device_type = device_type(origin.kind);
-  fields.device = origin.device;
-  fields.segment_size = origin.segment_size;
-  fields.block = row.block;
-  fields.generation = row.generation;
-  fields.storage_size = reach(row);
-  fields.tensor_offset = row.tensor_offset;
-  fields.flags = origin.access == Access::read_only ? kHandleIsReadOnly : 0;
-  fields.layout = row.layout;
-  return fields;
 }
 
 }  // namespace onecopy

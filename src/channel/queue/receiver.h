@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "channel/queue/item.h"
-#include "channel/queue/origins.h"
+#include "channel/queue/segment_directory.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/memory/tensor.h"
 #include "os/mapping.h"
@@ -29,7 +29,7 @@ class Receiver {
   /// Who may have what an item's owner and its putter do not: who keeps for the queue, and who has named it to us.
   using Keepers = std::array<ProcessId, 2>;
 
-  Receiver(Ring& ring, const OriginTable& origins, const Keepers& keepers);
+  Receiver(Ring& ring, const SegmentDirectory& directory, const Keepers& keepers);
 
   /// Nothing when there was no message until the deadline. Throws closed, and what opening throws.
   /// What the stream is given afterwards finds the tensors as their putter's stream left them.
@@ -48,6 +48,7 @@ class Receiver {
  private:
   struct Contents {
     std::uint32_t tag = 0;
+    MessageKind kind = MessageKind::user;
     Bytes data;
     Tensor first;
     std::vector<Tensor> others;
@@ -81,15 +82,15 @@ class Receiver {
   Tensor open(Session& session, const ItemRow& row);
   /// Other threads may be looking at an owner that no segment names any more.
   void keep_for_good(std::shared_ptr<const void> owner);
-  HandleFields fields_of(const ItemRow& row) const;
-  OpenSegment& open_segment(std::uint16_t origin) const noexcept {
-    return open_segments_.as<OpenSegment>()[origin];
+  Tensor open_entry(Session& session, const ItemRow& row);
+  OpenSegment& open_segment(std::uint16_t index) const noexcept {
+    return open_segments_.as<OpenSegment>()[index];
   }
 
   Ring& ring_;
-  const OriginTable& origins_;
+  const SegmentDirectory& directory_;
   Keepers keepers_;
-  Mapping open_segments_;  ///< by origin
+  Mapping open_segments_;  ///< by index in the directory
   std::mutex owners_mutex_;
   std::set<std::shared_ptr<const void>> owners_;  ///< those that open segments name, or have named
 };

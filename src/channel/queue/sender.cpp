@@ -44,10 +44,12 @@ ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream str
   return order;
 }
 
-std::uint16_t flags_of(bool is_one, const ItemOrder& order) {
-  return static_cast<std::uint16_t>((is_one ? kItemIsOneTensor : 0) |
-                                    (order.points.empty() ? 0 : kItemIsOrdered));
+std::uint8_t flags_of(bool is_one, const ItemOrder& order) {
+  return static_cast<std::uint8_t>((is_one ? kItemIsOneTensor : 0) |
+                                   (order.points.empty() ? 0 : kItemIsOrdered));
 }
+
+constexpr std::size_t kMostKnown = SegmentDirectory::kIndices;
 
 void check_size(const Message& message) {
   constexpr std::size_t kMostTensors = 65'535;
@@ -79,22 +81,34 @@ std::size_t Sender::Parts::write(std::byte* const begin) const {
   return static_cast<std::size_t>(out - begin) + data.size();
 }
 
+/// An epoch takes at least SegmentDirectory::kHalf new segments, so the next attempt is the last as a rule.
+template <class Put>
+bool Sender::until_settled(Put&& put) {
+  for (;;) {
+    try {
+      return put();
+    } catch (const HasTurned&) {  // NOLINT(bugprone-empty-catch)
+    }
+  }
+}
+
 bool Sender::put(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream) {
-  return put_one(session, tensor, deadline, stream, nullptr);
+  return until_settled([&] { return try_put_one(session, tensor, deadline, stream, nullptr); });
 }
 
 bool Sender::put(Session& session, Tensor&& tensor, TimePoint deadline, Stream stream) {
-  if (!put_one(session, tensor, deadline, stream, &tensor)) return false;
+  if (!until_settled([&] { return try_put_one(session, tensor, deadline, stream, &tensor); })) return false;
   tensor.release();
   return true;
 }
 
-bool Sender::put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream,
-                     Tensor* given) {
+bool Sender::try_put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream,
+                         Tensor* given) {
   const Limits limits{deadline};
-  const std::optional<Outgoing> out = outgoing(session, tensor, limits);
+  const std::uint32_t epoch = directory_.epoch();
+  const std::optional<Outgoing> out = outgoing(session, tensor, limits, epoch);
   const ItemOrder order = order_of(session, {&tensor, 1}, stream);
-  const Parts parts{{0, 0, 1, flags_of(true, order)}, {&*out, 1}, order, {}};
+  const Parts parts{{0, 0, 1, flags_of(true, order)}, {&*out, 1}, order, {}, epoch};
   if (parts.bytes() > kMaxItemBytes) return put_elsewhere(session, parts, {tensor.block()}, limits);
   return put_inline(session, parts, {&tensor.block(), 1}, deadline, given);
 }
@@ -110,16 +124,23 @@ bool Sender::put_at_once(Session& session, const Message& message, Stream stream
 void Sender::prepare(Session& session, const Message& message, TimePoint deadline) {
   for (const Tensor& tensor : message.tensors) {
     SharedKeeper& keeper = shared_keeper(tensor, "put");
-    origin_of(session, tensor, keeper, session.locate(keeper, tensor).info.segment, {deadline});
+    index_of(session, tensor, keeper, session.locate(keeper, tensor).info.segment, {deadline},
+             directory_.epoch());
   }
 }
 
 bool Sender::put_message(Session& session, const Message& message, const Limits& limits, Stream stream) {
   check_size(message);
+  return until_settled([&] { return try_put_message(session, message, limits, stream); });
+}
+
+bool Sender::try_put_message(Session& session, const Message& message, const Limits& limits,
+                             Stream stream) {
+  const std::uint32_t epoch = directory_.epoch();
   std::vector<Outgoing> rows;
   std::vector<BlockRef> blocks;
   for (const Tensor& tensor : message.tensors) {
-    std::optional<Outgoing> out = outgoing(session, tensor, limits);
+    std::optional<Outgoing> out = outgoing(session, tensor, limits, epoch);
     if (!out) return false;
     rows.push_back(*std::move(out));
     blocks.push_back(tensor.block());
@@ -127,8 +148,8 @@ bool Sender::put_message(Session& session, const Message& message, const Limits&
   const ItemOrder order = order_of(session, message.tensors, stream);
   const bool is_one = rows.size() == 1 && message.tag == 0 && message.data.empty();
   const ItemHead head{message.tag, static_cast<std::uint32_t>(message.data.size()),
-                      static_cast<std::uint16_t>(rows.size()), flags_of(is_one, order)};
-  const Parts parts{head, rows, order, message.data};
+                      static_cast<std::uint16_t>(rows.size()), flags_of(is_one, order), message.kind};
+  const Parts parts{head, rows, order, message.data, epoch};
   if (parts.bytes() > kMaxItemBytes) return put_elsewhere(session, parts, std::move(blocks), limits);
   return put_inline(session, parts, blocks, limits.deadline);
 }
@@ -137,6 +158,8 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
                         TimePoint deadline, Tensor* given) {
   SentItems::Blocks kind = kind_of(session, parts.rows, blocks);
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
+    if (directory_.epoch() != parts.epoch) [[unlikely]]
+      throw HasTurned();
     if (kind == SentItems::Blocks::large && sent_.ends_with(blocks)) kind = SentItems::Blocks::borrowed;
     if (given) {
       sent_.reserve();  // what can fail, while the block is still the caller's
@@ -166,24 +189,26 @@ bool Sender::put_elsewhere(Session& session, const Parts& parts, std::vector<Blo
   held.push_back(item.block());
   session.keep_with(item.block(), std::move(blocks));
   point("queue.put.kept_elsewhere");
-  const std::optional<Outgoing> out = outgoing(session, item, limits);
+  const std::optional<Outgoing> out = outgoing(session, item, limits, parts.epoch);
   if (!out) return false;
-  const auto flags = static_cast<std::uint16_t>((parts.head.flags & kItemIsOneTensor) | kItemIsElsewhere);
-  return put_inline(session, {{0, 0, 1, flags}, {&*out, 1}, ItemOrder{}, {}}, held, limits.deadline);
+  const auto flags = static_cast<std::uint8_t>((parts.head.flags & kItemIsOneTensor) | kItemIsElsewhere);
+  return put_inline(session, {{0, 0, 1, flags}, {&*out, 1}, ItemOrder{}, {}, parts.epoch}, held,
+                    limits.deadline);
 }
 
 std::optional<Sender::Outgoing> Sender::outgoing(Session& session, const Tensor& tensor,
-                                                 const Limits& limits) {
+                                                 const Limits& limits, std::uint32_t epoch) {
   SharedKeeper& keeper = shared_keeper(tensor, "put");
   const BlockSpot spot = session.locate(keeper, tensor);
-  const std::optional<std::uint16_t> origin = origin_of(session, tensor, keeper, spot.info.segment, limits);
+  const std::optional<std::uint16_t> index =
+      index_of(session, tensor, keeper, spot.info.segment, limits, epoch);
   std::optional<Outgoing> out;
-  if (!origin) [[unlikely]]
+  if (!index) [[unlikely]]
     return out;
   out.emplace();
   out->block_size = spot.info.size;
-  out->row.origin = *origin;
-  if (*origin == kWholeHandle) [[unlikely]] {
+  out->row.segment = *index;
+  if (*index == kWholeHandle) [[unlikely]] {
     out->handle = encode(session.share(tensor).fields());
     out->row.handle = out->handle;
     return out;
@@ -195,18 +220,32 @@ std::optional<Sender::Outgoing> Sender::outgoing(Session& session, const Tensor&
   return out;
 }
 
-std::optional<std::uint16_t> Sender::origin_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
-                                               std::uint32_t segment, const Limits& limits) {
+/// The segment's index in the directory: one of `epoch`, or of the epoch that this call has begun. Two threads may enter
+/// a segment at once; then it has two entries, which does no harm.
+std::optional<std::uint16_t> Sender::index_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
+                                              std::uint32_t segment, const Limits& limits,
+                                              std::uint32_t epoch) {
   const Key key{keeper.serial(), segment, tensor.access()};
   if (has_lost_creator()) [[unlikely]]
     doubt_deposits();
-  if (const auto origin = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key))) return *origin;
-  const std::optional<Known> known = find_known(key);
-  if (known && !must_ask(session, *known)) return known->origin;
+  if (const auto index = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key), epoch))
+    return *index;
+  const std::optional<Known> before = find_known(key);
+  const bool must_ask_creator = !before || must_ask(session, *before);
+  if (!must_ask_creator && has_index(*before, epoch)) return before->index;
   if (!limits.may_ask) return {};
-  const Known now = ask_creator(session, tensor, keeper, limits.deadline, known);
+  Known now = before.value_or(Known{});
+  const SegmentRef ref = session.name_segment(keeper, tensor);
+  const Patience patience(limits.deadline);
+  if (must_ask_creator) ask_creator(session, tensor, ref.kind, now);
+  if (!has_index(now, epoch)) enter(ref, tensor.access(), limits.deadline, now);
   remember(key, now);
-  return now.origin;
+  return now.index;
+}
+
+/// A segment for which there was no room gets an index once there is some.
+bool Sender::has_index(const Known& known, std::uint32_t epoch) const noexcept {
+  return known.epoch == epoch && (known.index != kWholeHandle || !directory_.has_room());
 }
 
 void Sender::rely_on_creator(Session& session) {
@@ -228,7 +267,7 @@ void Sender::doubt_deposits() noexcept {
   const std::lock_guard lock(known_mutex_);
   relied_on_ = nullptr;
   for (auto& [key, known] : known_) known.ask_again = TimePoint::min();
-  last_.remember(0, 0, Access::read_only, 0);
+  last_.forget();
 }
 
 bool Sender::must_ask(Session& session, const Known& known) const {
@@ -246,7 +285,7 @@ std::optional<Sender::Known> Sender::find_known(const Key& key) {
 
 void Sender::remember(const Key& key, const Known& known) {
   const std::lock_guard lock(known_mutex_);
-  if (known_.size() == OriginTable::kCapacity) forget_most();
+  if (known_.size() == kMostKnown) forget_most();
   Known& before = known_[key];
   if (known.is_unkept && !before.is_unkept) unkept_.fetch_add(1, std::memory_order_relaxed);
   if (!known.is_unkept && before.is_unkept) unkept_.fetch_sub(1, std::memory_order_relaxed);
@@ -257,44 +296,36 @@ void Sender::remember(const Key& key, const Known& known) {
 /// REQUIRES: known_mutex_. Most are of segments that are gone. Those that are counted stay, or are counted no more.
 void Sender::forget_most() noexcept {
   std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
-  if (known_.size() < OriginTable::kCapacity) return;
+  if (known_.size() < kMostKnown) return;
   unkept_.store(0, std::memory_order_relaxed);
   known_.clear();
 }
 
 /// REQUIRES: known_mutex_.
 void Sender::remember_last(const Key& key, const Known& known) noexcept {
-  if (known.is_settled())
-    last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.origin);
+  if (known.is_settled() && known.index != kWholeHandle)
+    last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.epoch, known.index);
 }
 
-/// Two threads may do this at once; then the segment has two entries, which does no harm. This process holds the memory,
-/// and is named as its maker in the entry; receivers ask the creator by themselves.
-Sender::Known Sender::ask_creator(Session& session, const Tensor& tensor, SharedKeeper& keeper,
-                                  TimePoint deadline, const std::optional<Known>& before) {
+void Sender::ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known) {
   constexpr std::chrono::seconds kOutOfReach{10};
-  const Patience patience(deadline);
-  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  const Retention retention = session.queues().retain(tensor.block(), creator_, origins_.channel());
+  const Retention retention = session.queues().retain(tensor.block(), creator_, directory_.queue());
   point("queue.put.deposited");
   const bool is_retained = retention == Retention::retained;
   const bool is_needless = retention == Retention::not_needed;
-  Known known{before ? before->origin : kWholeHandle,
-              !is_needless && (!is_retained || is_weak(place.kind))};
+  known.is_unkept = !is_needless && (!is_retained || is_weak(kind));
+  known.ask_again = TimePoint::max();
   if (retention == Retention::pending) known.ask_again = TimePoint::min();
   if (retention == Retention::unreachable) known.ask_again = std::chrono::steady_clock::now() + kOutOfReach;
   if (is_retained || is_needless) rely_on_creator(session);
-  if (before) return known;
-  known.origin = add_origin({keeper.owner(), session.id(), place.segment_size, place.info.segment,
-                             place.kind, tensor.access(), place.identity->uuid},
-                            deadline);
-  return known;
 }
 
-std::uint16_t Sender::add_origin(const Origin& origin, TimePoint deadline) {
-  std::optional<std::uint16_t> index;
-  ring_.exclusively(deadline, [&] { index = origins_.append(origin); });
-  return index.value_or(kWholeHandle);
+/// This process holds the memory, and is named as its maker in the entry; receivers ask the creator by themselves.
+void Sender::enter(const SegmentRef& segment, Access access, TimePoint deadline, Known& known) {
+  ring_.exclusively(deadline, [&] {
+    known.index = directory_.append(segment, access).value_or(kWholeHandle);
+    known.epoch = directory_.epoch();
+  });
 }
 
 void Sender::lock() {
@@ -311,7 +342,7 @@ void Sender::reset() noexcept {
   sent_.clear();
   std::lock_guard lock(known_mutex_);
   known_.clear();
-  last_.remember(0, 0, Access::read_only, 0);
+  last_.forget();
   relied_on_ = nullptr;
   relied_on_once_.clear();
   unkept_ = 0;

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "channel/queue/item.h"
-#include "channel/queue/origins.h"
+#include "channel/queue/segment_directory.h"
 #include "channel/queue/sent_items.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/memory/tensor.h"
@@ -19,33 +19,38 @@
 
 namespace onecopy {
 
-/// The origin that was looked up last, for readers that take no lock.
-/// Thread safety: find() may be called by anybody, remember() by one thread at a time.
-class LastOrigin {
+/// The entry of the directory that was looked up last, for readers that take no lock.
+/// Thread safety: find() may be called by any thread, remember() by one thread at a time.
+class LastLookup {
  public:
-  std::optional<std::uint16_t> find(std::uint64_t keeper, std::uint32_t segment,
-                                    Access access) const noexcept {
+  std::optional<std::uint16_t> find(std::uint64_t keeper, std::uint32_t segment, Access access,
+                                    std::uint32_t epoch) const noexcept {
     const std::uint32_t version = version_.load();
-    const bool same = keeper_.load() == keeper && segment_.load() == segment && access_.load() == access;
-    const std::uint16_t origin = origin_.load();
+    const bool same = keeper_.load() == keeper && segment_.load() == segment && access_.load() == access &&
+                      epoch_.load() == epoch;
+    const std::uint16_t index = index_.load();
     if (!same || (version & 1) != 0 || version_.load() != version) return std::nullopt;
-    return origin;
+    return index;
   }
-  void remember(std::uint64_t keeper, std::uint32_t segment, Access access, std::uint16_t origin) noexcept {
+  void remember(std::uint64_t keeper, std::uint32_t segment, Access access, std::uint32_t epoch,
+                std::uint16_t index) noexcept {
     version_.fetch_add(1);
     keeper_.store(keeper);
     segment_.store(segment);
     access_.store(access);
-    origin_.store(origin);
+    epoch_.store(epoch);
+    index_.store(index);
     version_.fetch_add(1);
   }
+  void forget() noexcept { remember(0, 0, Access::read_only, 0, 0); }
 
  private:
   std::atomic<std::uint32_t> version_{0};  ///< odd while the rest is being written
   std::atomic<std::uint64_t> keeper_{0};   ///< its serial()
   std::atomic<std::uint32_t> segment_{0};
   std::atomic<Access> access_{Access::read_only};
-  std::atomic<std::uint16_t> origin_{0};
+  std::atomic<std::uint16_t> index_{0};
+  std::atomic<std::uint32_t> epoch_{0};
 };
 
 /// Puts messages into a queue: names their segments, encodes them, keeps their blocks until somebody
@@ -54,8 +59,8 @@ class LastOrigin {
 /// Thread safety: all members may be called concurrently.
 class Sender {
  public:
-  Sender(Ring& ring, OriginTable& origins, const ProcessId& creator) noexcept
-      : ring_(ring), origins_(origins), creator_(creator), sent_(origins.channel()) {}
+  Sender(Ring& ring, SegmentDirectory& directory, const ProcessId& creator) noexcept
+      : ring_(ring), directory_(directory), creator_(creator), sent_(directory.queue()) {}
 
   /// False when there was no space until the deadline. Throws closed, out_of_memory (nothing has
   /// changed then), invalid_argument for memory of other libraries.
@@ -93,6 +98,7 @@ class Sender {
     std::span<const Outgoing> rows;
     const ItemOrder& order;
     ByteSpan data;
+    std::uint32_t epoch;  ///< of the directory, when its rows were looked up
 
     std::size_t bytes() const noexcept;
     /// Returns how many they are.
@@ -108,16 +114,21 @@ class Sender {
     bool may_ask = true;  ///< the creator
   };
   struct Known {
-    std::uint16_t origin = 0;
+    std::uint16_t index = kWholeHandle;      ///< in the directory
+    std::uint32_t epoch = UINT32_MAX;        ///< in which it has that index
     bool is_unkept = false;                  ///< and counted
     TimePoint ask_again = TimePoint::max();  ///< the creator, once it is not silent
     bool is_settled() const noexcept { return ask_again == TimePoint::max(); }
   };
+  /// The directory has begun another epoch since the rows were looked up: the put begins again.
+  struct HasTurned {};
 
   /// Nothing when the creator would have to be asked and may not.
-  std::optional<Outgoing> outgoing(Session& session, const Tensor& tensor, const Limits& limits);
-  std::optional<std::uint16_t> origin_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
-                                         std::uint32_t segment, const Limits& limits);
+  std::optional<Outgoing> outgoing(Session& session, const Tensor& tensor, const Limits& limits,
+                                   std::uint32_t epoch);
+  std::optional<std::uint16_t> index_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
+                                        std::uint32_t segment, const Limits& limits, std::uint32_t epoch);
+  bool has_index(const Known& known, std::uint32_t epoch) const noexcept;
   std::optional<Known> find_known(const Key& key);
   void remember(const Key& key, const Known& known);
   void forget_most() noexcept;
@@ -126,11 +137,14 @@ class Sender {
   bool has_lost_creator() const noexcept;
   void doubt_deposits() noexcept;
   bool must_ask(Session& session, const Known& known) const;
-  Known ask_creator(Session& session, const Tensor& tensor, SharedKeeper& keeper, TimePoint deadline,
-                    const std::optional<Known>& before);
-  std::uint16_t add_origin(const Origin& origin, TimePoint deadline);
+  void ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known);
+  void enter(const SegmentRef& segment, Access access, TimePoint deadline, Known& known);
+  template <class Put>
+  bool until_settled(Put&& put);
   bool put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
-  bool put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream, Tensor* given);
+  bool try_put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
+  bool try_put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream,
+                   Tensor* given);
   /// `given` is what the blocks were taken from: it goes.
   bool put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks,
                   TimePoint deadline, Tensor* given = nullptr);
@@ -138,12 +152,12 @@ class Sender {
                      const Limits& limits);
 
   Ring& ring_;
-  OriginTable& origins_;
+  SegmentDirectory& directory_;
   const ProcessId creator_;
   SentItems sent_;
   std::mutex known_mutex_;
   std::map<Key, Known> known_;
-  LastOrigin last_;  ///< written under known_mutex_; of what is settled only
+  LastLookup last_;  ///< written under known_mutex_; of what is settled only
   /// Over this connection the creator was asked to keep what is settled; null when it keeps nothing for us.
   std::atomic<const std::atomic<bool>*> relied_on_{nullptr};
   std::vector<ConnectionEnd> relied_on_once_;  ///< those it was, and is; under known_mutex_

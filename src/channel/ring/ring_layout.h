@@ -12,7 +12,7 @@
 namespace onecopy {
 
 inline constexpr std::uint64_t kRingMagic = 0x31676e6972'636fULL;  // "ocring1"
-inline constexpr std::uint32_t kRingVersion = 2;
+inline constexpr std::uint32_t kRingVersion = 3;
 inline constexpr std::uint64_t kItemsPerChunk = 1024;
 inline constexpr std::size_t kMaxItemBytes = 240;
 

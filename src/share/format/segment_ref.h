@@ -4,9 +4,22 @@
 #include <compare>
 #include <cstdint>
 
+#include "onecopy/core/device.h"
+#include "onecopy/share/handle_fields.h"
+
 namespace onecopy {
 
-/// One allocation in the block table of an owner.
+/// Names a segment in every process.
+struct SegmentRef {
+  ProcessId owner{};
+  ProcessId maker{};  ///< holds it too, and serves it when the owner is gone
+  Uuid device{};      ///< zero for the CPU
+  SegmentKind kind = SegmentKind::memfd;
+  std::uint32_t number = 0;  ///< of the owner; never reused
+  std::uint64_t size = 0;    ///< bytes
+};
+
+/// Names one allocation in the block table of an owner.
 struct BlockName {
   std::uint32_t block = 0;
   std::uint64_t generation = 0;

@@ -4,17 +4,20 @@
 namespace onecopy {
 
 void Transits::note(std::uint64_t channel) noexcept {
-  for (std::size_t i = 0; i < kWords - 1; ++i) {
-    std::uint64_t found = 0;
-    if (channels_[i].compare_exchange_strong(found, channel) || found == channel) return;
+  for (std::size_t i = 0; i < kQueues; ++i) {
+    Word& place = channels_[(channel + i) % kQueues];
+    std::uint64_t found = place.load();
+    if (found == channel || (found == 0 && place.compare_exchange_strong(found, channel)) ||
+        found == channel)
+      return;
   }
-  channels_[kWords - 1] = 1;
+  channels_[kQueues] = 1;
 }
 
 std::optional<std::vector<std::uint64_t>> Transits::channels() const {
-  if (channels_[kWords - 1].load() != 0) return {};
+  if (channels_[kQueues].load() != 0) return {};
   std::vector<std::uint64_t> list;
-  for (std::size_t i = 0; i < kWords - 1; ++i)
+  for (std::size_t i = 0; i < kQueues; ++i)
     if (const std::uint64_t channel = channels_[i].load(); channel != 0) list.push_back(channel);
   return list;
 }

@@ -15,22 +15,27 @@ class SharedKeeper;
 /// A segment as this process has it open: Session::try_open() takes a block of it without a question. All zeros is one
 /// that is not open yet, so a table of them may lie in fresh memory.
 ///
-/// Thread safety: all members may be called concurrently. Session::note() writes it once; only the keeper may be
-/// another one later, when its owner has died.
+/// Thread safety: all members may be called concurrently. Session::note() writes it for an epoch of the caller's, for
+/// which it stays; only the keeper may be another one later, when its owner has died.
 class OpenSegment {
  public:
-  bool is_open() const noexcept { return keeper_.load(std::memory_order_acquire) != nullptr; }
+  bool is_open(std::uint32_t epoch) const noexcept {
+    return stamp_.load(std::memory_order_acquire) == stamp_of(epoch);
+  }
 
  private:
   friend class Session;
 
-  std::atomic<SharedKeeper*> keeper_;  ///< null until the rest is written
-  std::atomic<bool> has_writer_;
-  std::uint64_t segment_size_;
-  std::uint32_t segment_;
-  SegmentKind kind_;
-  Access access_;
-  Device device_;
+  static constexpr std::uint64_t kWriting = 1;
+  static std::uint64_t stamp_of(std::uint32_t epoch) noexcept { return std::uint64_t{epoch} + 2; }
+
+  std::atomic<std::uint64_t> stamp_;  ///< of the epoch for which the rest is written
+  std::atomic<SharedKeeper*> keeper_;
+  std::atomic<std::uint64_t> segment_size_;
+  std::atomic<std::uint32_t> segment_;
+  std::atomic<SegmentKind> kind_;
+  std::atomic<Access> access_;
+  std::atomic<Device> device_;
 };
 
 }  // namespace onecopy

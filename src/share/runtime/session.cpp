@@ -57,6 +57,11 @@ BlockSpot Session::locate(SharedKeeper& keeper, const Tensor& tensor) {
   return {place.info, begin_for(keeper, tensor, {place.info, place.data})};
 }
 
+SegmentRef Session::name_segment(SharedKeeper& keeper, const Tensor& tensor) const {
+  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
+  return {keeper.owner(), id_, place.identity->uuid, place.kind, place.info.segment, place.segment_size};
+}
+
 Fd Session::segment_file(const Tensor& tensor) {
   SharedKeeper& keeper = shared_keeper(tensor, "share");
   const std::uint32_t segment = keeper.export_block(tensor.block().number(), tensor.access()).info.segment;
@@ -82,45 +87,60 @@ Tensor Session::open(const HandleFields& row, Access access, std::span<const Pro
   return tensor;
 }
 
-std::shared_ptr<const void> Session::note(OpenSegment& segment, const HandleFields& row, Access access,
-                                          Device device, std::span<const ProcessId> holders) {
+std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t epoch,
+                                          const HandleFields& row, Access access, Device device,
+                                          std::span<const ProcessId> holders) {
   const std::shared_ptr<Peer> peer = runtime().importer_.prepare(row, access, holders);
   SharedKeeper* const keeper = peer ? static_cast<SharedKeeper*>(peer.get()) : &runtime().ledger_;
-  if (segment.has_writer_.exchange(true)) {
-    if (segment.is_open()) segment.keeper_.store(keeper, std::memory_order_release);
+  if (segment.is_open(epoch)) {
+    segment.keeper_.store(keeper);
     return peer;
   }
-  segment.segment_size_ = row.segment_size;
-  segment.segment_ = row.segment;
-  segment.kind_ = row.kind;
-  segment.access_ = access;
-  segment.device_ = device;
-  segment.keeper_.store(keeper, std::memory_order_release);
+  std::uint64_t before = segment.stamp_.load();
+  if (before == OpenSegment::kWriting ||
+      !segment.stamp_.compare_exchange_strong(before, OpenSegment::kWriting))
+    return peer;  // another thread writes it
+  segment.keeper_.store(keeper);
+  segment.segment_size_.store(row.segment_size);
+  segment.segment_.store(row.segment);
+  segment.kind_.store(row.kind);
+  segment.access_.store(access);
+  segment.device_.store(device);
+  segment.stamp_.store(OpenSegment::stamp_of(epoch));
   return peer;
 }
 
-Tensor Session::try_open(const OpenSegment& segment, const BlockName& name, std::uint64_t offset,
-                         std::uint64_t reach, const Layout& layout) {
-  SharedKeeper* const keeper = segment.keeper_.load(std::memory_order_acquire);
-  if (!keeper) return {};
+/// Reads all before it asks whether another epoch has begun meanwhile.
+std::optional<Session::Opened> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
+  constexpr auto kInOrder = std::memory_order_acquire;
+  if (!segment.is_open(epoch)) return {};
+  const Opened now{segment.keeper_.load(kInOrder),  segment.segment_size_.load(kInOrder),
+                   segment.segment_.load(kInOrder), segment.kind_.load(kInOrder),
+                   segment.access_.load(kInOrder),  segment.device_.load(kInOrder)};
+  if (!segment.is_open(epoch)) return {};
+  return now;
+}
+
+Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const BlockName& name,
+                         std::uint64_t offset, std::uint64_t reach, const Layout& layout) {
+  const std::optional<Opened> at = read(segment, epoch);
+  if (!at) return {};
   BlockRef block;
   std::byte* data = nullptr;
-  if (keeper == own_) {
+  if (at->keeper == own_) {
     block = try_retain(name);
     if (!block) return {};
     const BlockSpot spot = runtime().ledger_.export_spot(name.block);
-    if (spot.info.segment == segment.segment_ && reach <= spot.info.size) data = spot.data;
+    if (spot.info.segment == at->segment && reach <= spot.info.size) data = spot.data;
   } else {
-    Peer& peer = static_cast<Peer&>(*keeper);
+    Peer& peer = static_cast<Peer&>(*at->keeper);
     block = peer.try_claim(name.block, name.generation);
     if (!block) return {};
-    data = peer.locate({name.block, segment.segment_, segment.segment_size_, reach, segment.kind_},
-                       segment.access_)
-               .data;
+    data = peer.locate({name.block, at->segment, at->segment_size, reach, at->kind}, at->access).data;
   }
   if (!data) return {};
   runtime().count_opened();
-  return {std::move(block), data + offset, layout, segment.device_, segment.access_};
+  return {std::move(block), data + offset, layout, at->device, at->access};
 }
 
 ExportedMemory Session::fetch_memory(const HandleFields& handle, Access access) {

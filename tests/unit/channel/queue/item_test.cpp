@@ -17,7 +17,7 @@ ItemRow row_of(const Layout& layout) {
   row.generation = (std::uint64_t{1} << 61) + 7;
   row.tensor_offset = 4096;
   row.block = 123'456;
-  row.origin = 17;
+  row.segment = 17;
   row.layout = layout;
   return row;
 }
@@ -39,7 +39,7 @@ void expect_same(const ItemRow& a, const ItemRow& b) {
   EXPECT_EQ(a.generation, b.generation);
   EXPECT_EQ(a.tensor_offset, b.tensor_offset);
   EXPECT_EQ(a.block, b.block);
-  EXPECT_EQ(a.origin, b.origin);
+  EXPECT_EQ(a.segment, b.segment);
   EXPECT_EQ(a.layout, b.layout) << a.layout.str() << " " << b.layout.str();
 }
 
@@ -69,12 +69,12 @@ TEST(Item, OfOneTensorOfThreeDimensionsFitsBesideItsStampInOneCacheLine) {
 TEST(Item, TakesAWholeHandleInPlaceOfARow) {
   const Bytes handle(200, std::byte{9});
   ItemRow row;
-  row.origin = kWholeHandle;
+  row.segment = kWholeHandle;
   row.handle = handle;
   const Bytes item = item_of({0, 0, 1, 0}, {row});
   ItemReader reader(item);
   const ItemRow back = reader.next_row();
-  EXPECT_EQ(back.origin, kWholeHandle);
+  EXPECT_EQ(back.segment, kWholeHandle);
   EXPECT_EQ(Bytes(back.handle.begin(), back.handle.end()), handle);
 }
 

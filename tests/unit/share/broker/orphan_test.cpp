@@ -62,7 +62,7 @@ TEST_F(OrphanTest, GivesReceiversTheTimeToReadWhatTheyTook) {
 
 TEST_F(OrphanTest, WithMoreQueuesThanCanBeNotedWaitsForTimeAlone) {
   open_queue(kQueue);
-  for (std::uint64_t queue = 1; queue <= Transits::kWords; ++queue) transits_.begin(3, 1000 + queue);
+  for (std::uint64_t queue = 1; queue <= Transits::kQueues + 1; ++queue) transits_.begin(3, 1000 + queue);
   Orphan orphan(1, transits_);
   EXPECT_FALSE(orphan.is_delivered(deposits_));
 }

@@ -38,13 +38,25 @@ TEST(Transits, DoNotGoBelowZeroInAForkedChild) {
 TEST(Transits, SayWhenTheQueuesWereTooMany) {
   const Mapping page = private_claims();
   Transits transits = transits_in(page);
-  for (std::uint64_t channel = 1; channel < Transits::kWords; ++channel) transits.begin(0, channel);
+  for (std::uint64_t channel = 1; channel <= Transits::kQueues; ++channel) transits.begin(0, channel);
   ASSERT_TRUE(transits.channels());
-  EXPECT_EQ(transits.channels()->size(), Transits::kWords - 1);
+  EXPECT_EQ(transits.channels()->size(), Transits::kQueues);
   transits.begin(0, 1);
   EXPECT_TRUE(transits.channels());
   transits.begin(0, 1000);
   EXPECT_FALSE(transits.channels());
+}
+
+TEST(Transits, OfQueuesWhoseNumbersMeetInOnePlaceAreAllNoted) {
+  const Mapping page = private_claims();
+  Transits transits = transits_in(page);
+  for (std::uint64_t i = 0; i < 5; ++i) transits.begin(2, Transits::kQueues - 1 + i * Transits::kQueues);
+  transits.begin(2, Transits::kQueues - 1);
+  List channels = *transits.channels();
+  std::sort(channels.begin(), channels.end());
+  const std::uint64_t n = Transits::kQueues;
+  EXPECT_EQ(channels, (List{n - 1, 2 * n - 1, 3 * n - 1, 4 * n - 1, 5 * n - 1}));
+  EXPECT_EQ(transits.items(2), 6u);
 }
 
 TEST(Transits, OfSeveralThreadsAreAllNoted) {
