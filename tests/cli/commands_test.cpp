@@ -289,7 +289,7 @@ std::string text_of(const Probes& probes, const char* probe, const char* what) {
 
 TEST(Doctor, TriesWhatCudaDevicesCanDo) {
   const auto probes = cuda_probes({});
-  ASSERT_EQ(probes.size(), 6u);
+  ASSERT_EQ(probes.size(), 7u);
   for (const auto& [name, probe] : probes) EXPECT_EQ(probe.at("verdict"), "ok") << probe;
   const std::string devices = probes.at("CUDA devices").at("detail");
   EXPECT_TRUE(contains(devices, "cuda:1 Simulated GPU 1, 1.0 GiB, 53494d75-")) << devices;

@@ -126,9 +126,9 @@ TEST(QueueDirectory, MessagesThatLieElsewhereComeThroughATurn) {
   EXPECT_EQ(number_in(queue.get().tensors.at(7)), 307);
 }
 
-class TurningPutterDies : public ::testing::TestWithParam<const char*> {};
+class DirectoryTurns : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(TurningPutterDies, AndTheOthersGoOn) {
+TEST_P(DirectoryTurns, ThoughAPutterDiesAtAnyPoint) {
   Watchdog watchdog;
   Shared<Note> note;
   Child victim([&] {
@@ -153,7 +153,7 @@ TEST_P(TurningPutterDies, AndTheOthersGoOn) {
   EXPECT_EQ(directory.epoch(), 2U);
 }
 
-INSTANTIATE_TEST_SUITE_P(Points, TurningPutterDies,
+INSTANTIATE_TEST_SUITE_P(Points, DirectoryTurns,
                          ::testing::Values("queue.segment.ended", "queue.segment.turned",
                                            "queue.segment.written", "queue.segment.counted"),
                          [](const auto& point) {
