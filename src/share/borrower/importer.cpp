@@ -223,8 +223,8 @@ Importer::PeerRef Importer::connect(const ProcessId& process, std::optional<Peer
   const PeerRef known = find_owner(process);
   if (known && known->has_ended())  // another may listen under its name
     throw Error(ErrorCode::peer_died, "that process has ended");
-  if (std::optional<Call> early = EarlyCall::take(process))
-    if (PeerRef peer = try_attach(*std::move(early), wanted)) return peer;
+  if (std::optional<Call> begun = EarlyCall::take(process))
+    if (PeerRef peer = try_attach(*std::move(begun), wanted)) return peer;
   for (int calls = 0; calls < kCalls; ++calls)
     if (PeerRef peer = try_attach(Call(process, broker_patience()), wanted)) return peer;
   throw Error(
