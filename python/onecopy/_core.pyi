@@ -656,8 +656,8 @@ def torch_counters() -> dict[str, int]:
 
 class Message:
     """
-    What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits
-    whose low byte is 0), ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).
+    What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits),
+    ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).
     """
 
     def __init__(self, tag: int = 0, data: bytes = ..., tensors: Iterable[Tensor] = ()) -> None: ...

@@ -116,6 +116,9 @@ Values Agent::State::run_function(Work& work) {
 }
 
 struct Future::State {
+  State(Agent::State& from, Member& to, CallRef&& under_way)
+      : agent(from), member(to), call(std::move(under_way)) {}
+
   Agent::State& agent;
   Member& member;
   CallRef call;

@@ -35,7 +35,8 @@ class OpenSegment {
   std::atomic<std::uint32_t> segment_;
   std::atomic<SegmentKind> kind_;
   std::atomic<Access> access_;
-  std::atomic<Device> device_;
+  std::atomic<DeviceType> device_type_;
+  std::atomic<std::int16_t> device_index_;
 };
 
 }  // namespace onecopy

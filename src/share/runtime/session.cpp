@@ -105,7 +105,8 @@ std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t ep
   segment.segment_.store(row.segment);
   segment.kind_.store(row.kind);
   segment.access_.store(access);
-  segment.device_.store(device);
+  segment.device_type_.store(device.type);
+  segment.device_index_.store(device.index);
   segment.stamp_.store(OpenSegment::stamp_of(epoch));
   return peer;
 }
@@ -114,9 +115,12 @@ std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t ep
 std::optional<Session::Opened> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
   constexpr auto kInOrder = std::memory_order_acquire;
   if (!segment.is_open(epoch)) return {};
-  const Opened now{segment.keeper_.load(kInOrder),  segment.segment_size_.load(kInOrder),
-                   segment.segment_.load(kInOrder), segment.kind_.load(kInOrder),
-                   segment.access_.load(kInOrder),  segment.device_.load(kInOrder)};
+  const Opened now{segment.keeper_.load(kInOrder),
+                   segment.segment_size_.load(kInOrder),
+                   segment.segment_.load(kInOrder),
+                   segment.kind_.load(kInOrder),
+                   segment.access_.load(kInOrder),
+                   Device{segment.device_type_.load(kInOrder), segment.device_index_.load(kInOrder)}};
   if (!segment.is_open(epoch)) return {};
   return now;
 }
