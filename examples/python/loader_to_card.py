@@ -5,11 +5,11 @@ import onecopy.multiprocessing as mp  # noqa: F401  was: nothing
 import torch
 
 
-class Images(torch.utils.data.Dataset):
-    def __len__(self):
+class Images(torch.utils.data.Dataset):  # type: ignore[misc]
+    def __len__(self) -> int:
         return 256
 
-    def __getitem__(self, i):
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
         return {"image": torch.full((3, 64, 64), float(i)), "label": torch.tensor(i)}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import onecopy
 
 
-def write_weights(path):
+def write_weights(path: Path) -> None:
     """A safetensors file with two tensors of float32."""
     header = {
         "w": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]},
@@ -20,14 +20,14 @@ def write_weights(path):
     path.write_bytes(struct.pack("<Q", len(text)) + text + struct.pack("<9f", *range(9)))
 
 
-def engine(handle):
+def engine(handle: str) -> None:
     weights = onecopy.open(handle)  # the memory that the other process has filled
     print("engine:", {name: weights[name].cpu().tolist() for name in weights})
 
 
-def a_card():
+def a_card() -> str:
     try:
-        return onecopy.empty(1, device="cuda:0").device
+        return str(onecopy.empty(1, device="cuda:0").device)
     except onecopy.Error:
         return "cpu"
 
