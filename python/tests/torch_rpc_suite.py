@@ -144,6 +144,7 @@ def run_some(folder, key, tests, seconds, verbose=False):
         if verbose:
             print(f"{match[2]} {key}.{match[1]}", flush=True)
         found[match[1]], output = (match[2], "".join(output)), []
+    process.stdout.close()
     process.wait()
     timer.cancel()
     return {test: found.get(test, ("LOST", "".join(output))) for test in tests}
