@@ -128,7 +128,7 @@ TEST(QueueDirectory, MessagesThatLieElsewhereComeThroughATurn) {
 
 class DirectoryTurns : public ::testing::TestWithParam<const char*> {};
 
-TEST_P(DirectoryTurns, ThoughAPutterDiesAtAnyPoint) {
+TEST_P(DirectoryTurns, HoweverFarADeadPutterCame) {
   Watchdog watchdog;
   Shared<Note> note;
   Child victim([&] {
