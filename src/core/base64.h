@@ -12,8 +12,8 @@ namespace onecopy {
 /// RFC 4648 section 5 without padding: A-Z a-z 0-9 - _. Appends to `out`.
 void append_base64url(ByteSpan bytes, std::string& out);
 
-/// The reverse; appends to `out`. Exactly one text stands for given bytes, so unused bits must be zero.
-/// Returns the position of the first character that cannot be there, or npos when all is well.
+/// Decodes; appends to `out`. Exactly one text stands for given bytes, so unused bits must be zero. Returns the
+/// position of the first character that cannot be there, or npos if there is none.
 std::size_t decode_base64url(std::string_view text, Bytes& out);
 
 }  // namespace onecopy

@@ -20,7 +20,7 @@ std::size_t ascii_prefix(std::string_view text) noexcept {
 
 constexpr std::size_t kNoCharacter = SIZE_MAX;  ///< more than can follow: no character begins so
 
-/// What may follow a first byte: how many bytes, and the range of the second one.
+/// The bytes that may follow a first byte: how many, and the range of the second one.
 struct Follow {
   std::size_t count;
   unsigned char low = 0x80;

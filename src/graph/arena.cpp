@@ -175,7 +175,7 @@ void Arena::own_page(View& view, const Page& page) {
   view.own.emplace(page.offset, std::move(chunk));
 }
 
-/// Gives back what no window shows.
+/// Gives back the memory that no window shows.
 void Arena::trim() noexcept {
   std::size_t end = 0;
   for (const View* view : views_) end = std::max(end, view->end);

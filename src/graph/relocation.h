@@ -20,12 +20,14 @@ struct MovedRegion {
 };
 
 /// Which words of a captured graph are addresses in which region: so that a region may be elsewhere without another
-/// capture. Found by evidence: two more captures of the same work, in which all regions lie elsewhere. Both see the same
-/// addresses, so what differs between them depends on none, and what they have in common and the graph has not must be
-/// an address of one region.
+/// capture.
 ///
-/// A function of an address that gives the same at both places cannot be told from a constant. Therefore a region goes
-/// only where it differs from its first place in bits that the evidence has changed (can_be_at()).
+/// Found by evidence: two more captures of the same work, in which all regions lie elsewhere. Both see the same
+/// addresses, so a word that differs between them depends on no address. A word that is equal in both and different
+/// in the graph must be an address of one region.
+///
+/// A function of an address that gives the same at both places cannot be told from a constant. Therefore a region
+/// goes only where it differs from its first place in bits that the evidence has changed (can_be_at()).
 ///
 /// Pure functions over bytes. Thread safety: as a value.
 class Relocation {
@@ -49,8 +51,8 @@ class Relocation {
 
   /// Does the proof hold for the region there?
   bool can_be_at(std::size_t region, std::uint64_t base) const;
-  /// Changes the words for a region that lies at `base` from now on, and says which nodes have other bytes, in ascending
-  /// order. Throws invalid_argument where it cannot be; nothing is changed then.
+  /// Changes the words for a region that lies at `base` from now on. Returns the nodes whose bytes have changed, in
+  /// ascending order. Throws invalid_argument where the region cannot be; nothing is changed then.
   std::vector<std::uint32_t> apply(Recording& graph, std::size_t region, std::uint64_t base);
 
   const std::vector<Word>& words() const noexcept { return words_; }

@@ -15,7 +15,7 @@ class Reservation;
 
 namespace onecopy::graph {
 
-/// Memory by its first byte.
+/// A piece of memory, named by its first byte.
 struct Region {
   std::uint64_t base = 0;
   std::uint64_t bytes = 0;

@@ -16,11 +16,11 @@ namespace onecopy {
 
 namespace {
 
-constexpr DLPackVersion kVersion{1, 1};  // the one that brought the fp8 dtypes
+constexpr DLPackVersion kVersion{1, 1};  // the version that brought the fp8 dtypes
 
 // ---- export
 
-/// What an exported struct points into; it owns itself until its deleter is called.
+/// The arrays that an exported struct points into. Owns itself until the struct's deleter is called.
 template <class Managed>
 struct Exported {
   Managed managed{};
@@ -65,7 +65,7 @@ struct CallDeleter {
 template <class Managed>
 using Owned = std::unique_ptr<Managed, CallDeleter<Managed>>;
 
-/// Counts the references to one imported struct; belongs to them, and goes with the last.
+/// Counts the references to one imported struct. The references own it together; the last one ends it.
 template <class Managed>
 class ForeignBlock final : public BlockKeeper {
  public:
@@ -83,7 +83,7 @@ class ForeignBlock final : public BlockKeeper {
   std::atomic<std::uint64_t> references_{1};
 };
 
-/// Strides as Layout wants them. Where a dimension is not walked along, producers write anything.
+/// Strides as Layout wants them. A dimension that is not walked along may have any stride in the struct.
 std::vector<std::int64_t> walked_strides(const DLTensor& tensor, std::span<const std::int64_t> shape) {
   std::vector<std::int64_t> strides(tensor.strides, tensor.strides + shape.size());
   for (std::size_t i = 0; i < shape.size(); ++i) {
@@ -129,7 +129,7 @@ Owned<Managed> take_over(Managed* managed) {
   return Owned<Managed>(managed);
 }
 
-/// Any library's own device has the same number. Theirs are not met where nobody loaded the runtime of Ascend.
+/// Any library's own device has this number, too. Such a device is never met unless the runtime of Ascend is loaded.
 Device from_extension(DLDevice device) {
   if (!backend(DeviceType::npu).is_in_process())
     throw Error(

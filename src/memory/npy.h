@@ -9,7 +9,7 @@
 
 namespace onecopy {
 
-/// What stands before the data of a NumPy .npy file (versions 1 to 3).
+/// The header of a NumPy .npy file (versions 1 to 3): everything before the data.
 struct NpyHeader {
   Layout layout;                  ///< Fortran order becomes strides
   std::uint64_t data_offset = 0;  ///< where the layout.extent_bytes() bytes of data begin
@@ -18,9 +18,9 @@ struct NpyHeader {
 
 inline constexpr std::uint64_t kMaxNpyHeader = std::uint64_t{1} << 20;
 
-// Thread safety: all functions may be called concurrently. Throw bad_file with the reason for what
-// contradicts the format, unsupported for elements that are not plain little-endian numbers: object
-// arrays (pickle), records, strings, big-endian numbers.
+// Thread safety: all functions may be called concurrently. All throw bad_file with the reason if the bytes contradict
+// the format. They throw unsupported for elements that are not plain little-endian numbers: object arrays (pickle),
+// records, strings, big-endian numbers.
 
 /// `head` starts at the file's first byte and reaches at least to the data.
 NpyHeader parse_npy_header(ByteSpan head, std::uint64_t file_size);

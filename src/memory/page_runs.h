@@ -23,11 +23,10 @@ struct PageRun {
 
 /// The free pages of all shared segments: *warm* runs hold physical memory, *cold* ones do not.
 ///
-/// With walls, no run reaches over a multiple of that many pages: so no extent does either.
+/// If there are walls, no run reaches over a multiple of that many pages: so no extent does either.
 ///
-/// Invariant: no two runs of one kind touch but at a wall; runs of different kinds stay apart, so that a run is
-/// reserved and given back as a whole.
-/// Thread safety: none; Pool locks.
+/// Invariant: two runs of one kind touch at a wall only. Runs of different kinds stay apart, so that a run is
+/// reserved and given back as a whole. Thread safety: none; Pool locks.
 class PageRuns {
  public:
   enum class Kind : std::uint8_t { cold = 0, warm = 1 };
@@ -46,19 +45,19 @@ class PageRuns {
     PageRun run;
     std::uint32_t warm = 0;
   };
-  /// At least `pages`, with `ahead` cold ones where there are so many. The best fit among the cold
-  /// runs, together with the warm run just before it.
+  /// At least `pages`, with `ahead` cold ones where there are so many. Returns the best fit among the cold runs,
+  /// together with the warm run just before it.
   std::optional<Growth> take_cold(std::uint32_t pages, std::uint32_t ahead);
   void put_back(const Growth& growth);
 
-  /// Warm runs worth giving back that were freed no later than `until`: those of at least `pages`, and those
-  /// beside a cold run, which they then join. All of them, or of some the first pages, `most` pages in all.
+  /// Warm runs worth giving back that were freed no later than `until`: runs of at least `pages`, and runs beside a
+  /// cold run, which they then join. Returns `most` pages in all: of some runs the first pages only.
   std::vector<PageRun> take_idle(PoolTime until, std::uint32_t pages,
                                  std::uint64_t most = ~std::uint64_t{0});
   bool has_returnable(std::uint32_t pages) const;
   /// The largest warm run, if it has at least `pages`.
   std::optional<PageRun> take_largest_warm(std::uint32_t pages);
-  /// True, and out of here, when [0, pages) of the segment is cold.
+  /// If [0, pages) of the segment is cold, takes it out of here and returns true.
   bool take_if_all_cold(std::uint32_t segment, std::uint32_t pages);
 
   /// Is [0, pages) of the segment one warm run, freed no later than `until`? REQUIRES: no walls.

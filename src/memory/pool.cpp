@@ -16,7 +16,7 @@ Extent Pool::allocate(std::uint64_t bytes) {
   try {
     return impl_->allocate(bytes);
   } catch (...) {
-    if (on_idle) on_idle();  // what was reserved until a listener threw waits to be given back
+    if (on_idle) on_idle();  // memory reserved before a listener threw waits to be given back
     throw;
   }
 }
@@ -41,7 +41,7 @@ std::uint64_t Pool::trim_all() noexcept {
   try {
     return impl_->trim_all();
   } catch (const std::bad_alloc&) {
-    return 0;  // what is left stays for the next call
+    return 0;  // the rest stays for the next call
   }
 }
 

@@ -93,7 +93,7 @@ std::optional<Extent> Pool::Impl::try_warm(std::uint64_t bytes) {
   return std::nullopt;
 }
 
-/// Turns pages nobody has into an extent.
+/// Turns pages that belong to no extent into one.
 Extent Pool::Impl::place(std::uint64_t bytes, const PageRun& run) {
   if (bytes <= SmallExtents::kLargest) return place_slot(SmallExtents::class_of(bytes), run);
   Segment& segment = segments_.at(run.segment);
@@ -102,7 +102,7 @@ Extent Pool::Impl::place(std::uint64_t bytes, const PageRun& run) {
                     std::uint64_t{run.pages} * page_bytes_);
 }
 
-/// Another thread may have added a slab while this one reserved memory: then the pages stay free.
+/// If another thread has added a slab while this one reserved memory, the pages stay free.
 Extent Pool::Impl::place_slot(unsigned size_class, const PageRun& run) {
   auto slot = small_.allocate(size_class);
   if (slot) {
@@ -186,7 +186,7 @@ void Pool::Impl::add_shared_segment(std::uint32_t pages, Ahead ahead) {
   }
 }
 
-/// What is reserved as a whole grows with what is in use: small at first, and few segments later.
+/// The size of a new shared segment grows with the memory in use: small at first, and few segments later.
 std::uint64_t Pool::Impl::next_shared(Ahead ahead) const {
   if (!traits_.whole_segments) return std::clamp(largest_shared() * 2, kFirstShared, kLargestShared);
   if (ahead == Ahead::no) return unit_;
@@ -229,7 +229,7 @@ Extent Pool::Impl::allocate_own(std::uint64_t bytes) {
   Segment& segment = create_segment(bytes, true);
   try {
     segment.memory->commit(0, bytes);
-  } catch (const Error&) {  // memory may be short, and this is some
+  } catch (const Error&) {  // memory may be short, and reclaim gave some back
     remove_own(segment.number);
     throw;
   } catch (...) {  // of a listener: Ctrl-C, which does not wait until gigabytes are given back
@@ -277,7 +277,7 @@ std::uint32_t Pool::Impl::pages_for(std::uint64_t bytes) const noexcept {
   return static_cast<std::uint32_t>((bytes + page_bytes_ - 1) / page_bytes_);
 }
 
-/// Growing by a share of what is in use keeps both the first tensor cheap and the number of calls low.
+/// Grows by a share of the memory in use: the first tensor stays cheap, and the calls stay few.
 std::uint32_t Pool::Impl::pages_ahead() const noexcept {
   return static_cast<std::uint32_t>(std::clamp(stats_.live_bytes / 8, kLeastAhead, kMostAhead) /
                                     page_bytes_);

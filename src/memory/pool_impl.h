@@ -10,18 +10,18 @@
 
 namespace onecopy {
 
-/// What a Pool is made of: SmallExtents on top of PageRuns in a few large sparse segments, and
-/// segments of their own for what is large.
+/// The parts of a Pool: SmallExtents on top of PageRuns in a few large sparse segments, and a segment of its own for
+/// each large extent.
 ///
-/// Locks: `reclaiming_` and `growth_` before `mutex_`. `mutex_` protects all that is below it and is never held during
-/// a system call. Pages out of both PageRuns and the page tables belong to the thread that took them.
+/// Locks: `reclaiming_` and `growth_` before `mutex_`. `mutex_` protects all members below it and is never held
+/// during a system call. Pages out of both PageRuns and the page tables belong to the thread that took them.
 class Pool::Impl {
  public:
   Impl(Backend& backend, int ordinal, SegmentKind kind, std::string owner, SegmentTable& segments);
   ~Impl();
 
   Extent allocate(std::uint64_t bytes);
-  /// True when from now on, and not before, something is waiting for trim().
+  /// True if something begins to wait for trim() with this call.
   bool free(const Extent& extent);
   Trimmed trim(PoolTime now, std::uint64_t most);
   std::uint64_t trim_all();
@@ -36,13 +36,13 @@ class Pool::Impl {
     std::uint32_t number = 0;
     DeviceMemory* memory = nullptr;  // owned by the segment table
     std::uint64_t bytes = 0;
-    bool own = false;                  // one extent is all of it
+    bool own = false;                  // one extent fills it
     bool live = false;                 // of an own segment: the extent is in use
-    PoolTime freed_at;                 // of an own segment that is not
-    std::vector<std::uint32_t> pages;  // of a shared one: what each page is part of
+    PoolTime freed_at;                 // of an own segment that is not in use
+    std::vector<std::uint32_t> pages;  // of a shared segment: the mark of each page
   };
 
-  // What a page table says: 0, or a slab (at each of its pages), or a run (at its first page).
+  // An entry of a page table: 0, or a slab (at each of its pages), or a run (at its first page).
   static std::uint32_t slab_mark(std::uint32_t slab) noexcept { return slab << 1 | 1; }
   static std::uint32_t run_mark(std::uint32_t pages) noexcept { return pages << 1; }
 
@@ -94,16 +94,16 @@ class Pool::Impl {
   const BackendTraits traits_;
   const std::uint64_t unit_;  // of a segment's size
   const std::uint32_t
-      page_bytes_;  // what segments are cut into; where they are committed whole, less than unit_
+      page_bytes_;  // the piece that segments are cut into; less than unit_ where segments are committed whole
   const std::uint32_t min_returned_;  // pages: shorter runs between blocks in use stay warm
 
-  std::mutex reclaiming_;  // held while memory goes back: who is short of it waits for that
+  std::mutex reclaiming_;  // held while memory goes back: an allocation that is short of memory waits for that
   std::mutex growth_;      // one thread at a time reserves memory in shared segments
   mutable std::mutex mutex_;
   std::unordered_map<std::uint32_t, Segment> segments_;
   SmallExtents small_;
   PageRuns runs_;
-  /// An own segment on its way back to the system: taken out of those that can be used again.
+  /// An own segment on its way back to the system: no allocation takes it any more.
   struct Leaving {
     std::uint32_t number;
     DeviceMemory* memory;
@@ -111,7 +111,7 @@ class Pool::Impl {
   };
   std::vector<Leaving> leaving_;
   std::uint64_t warm_own_ = 0;               // bytes of own segments not in use
-  PoolTime looked_at_;                       // by trim; long ago when it has left something that it found
+  PoolTime looked_at_;                       // by trim; long ago if the last look left something that it found
   std::atomic<bool> is_kept_pinned_{false};  // the last look left runs because they are pinned
   bool waiting_ = false;                     // something was freed since trim found nothing to wait for
   PoolStats stats_;

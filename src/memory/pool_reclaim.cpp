@@ -81,7 +81,7 @@ Pool::Trimmed Pool::Impl::trim(PoolTime now, std::uint64_t most) {
   const std::uint64_t bytes = reclaim(now, now - kDecay, min_returned_, most);
   const std::lock_guard lock(mutex_);
   if (bytes >= most) looked_at_ = {};
-  // What is pinned alone is not waited for: look_again(), and what is freed next, ask for another look.
+  // If the rest is all pinned, trim() need not be called for it: look_again() or the next free asks for another look.
   return {bytes, waiting_ = (bytes != 0 || !is_kept_pinned_) && has_waiting()};
 }
 
@@ -94,7 +94,7 @@ std::uint64_t Pool::Impl::trim_all() {
   return reclaim(std::chrono::steady_clock::now(), PoolTime::max(), 1, kAll);
 }
 
-/// How many bytes it gave back: `most` or more when it left some.
+/// Returns how many bytes it gave back: `most` or more if it left some.
 std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages,
                                   std::uint64_t most) {
   const std::lock_guard whole(reclaiming_);
@@ -122,8 +122,8 @@ std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t le
   return bytes;
 }
 
-/// Something of a segment that is leaving, or one whole segment where memory comes and goes with them. 0 when
-/// there is none.
+/// Gives back a part of a segment that is leaving, or one whole segment where memory comes and goes with segments.
+/// Returns 0 if there is none.
 std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
   Leaving leaving{};
   std::uint64_t bytes = 0;
@@ -142,7 +142,7 @@ std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
   }
   point("pool.decommit");
   if (!table_.give_back(leaving.number, *leaving.memory, leaving.left, bytes)) {
-    remove_own(leaving.number);  // whole: who has it pinned keeps it
+    remove_own(leaving.number);  // whole: a holder that has it pinned keeps it
     return bytes + leaving.left;
   }
   const std::lock_guard lock(mutex_);
@@ -150,7 +150,7 @@ std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
   return bytes;
 }
 
-/// Where memory comes and goes with segments: one of which nothing is in use any more.
+/// Where memory comes and goes with segments: a segment that holds no extent in use.
 std::optional<std::uint32_t> Pool::Impl::take_idle_whole(PoolTime until) {
   if (!traits_.whole_segments) return std::nullopt;
   for (const auto& [number, segment] : segments_) {
@@ -163,7 +163,7 @@ std::optional<std::uint32_t> Pool::Impl::take_idle_whole(PoolTime until) {
   return std::nullopt;
 }
 
-/// Before more memory is reserved: keeps what lies warm below half of what is in use, plus a constant.
+/// Called before more memory is reserved. Keeps the warm bytes below half of the bytes in use, plus a constant.
 void Pool::Impl::make_room(std::uint64_t bytes) {
   for (;;) {
     std::optional<PageRun> run;
@@ -181,8 +181,8 @@ void Pool::Impl::make_room(std::uint64_t bytes) {
   }
 }
 
-/// Gives back pages that were taken out of the free ones, and the whole segment when nothing of it is
-/// left in use. False when they are pinned somewhere: then they are free, and warm.
+/// Gives back pages that were taken out of the free ones, and the whole segment if no other part of it is in use.
+/// Returns false if the pages are pinned: then they are free, and warm.
 bool Pool::Impl::decommit(const PageRun& run) {
   const std::uint64_t bytes = std::uint64_t{run.pages} * page_bytes_;
   DeviceMemory* memory = nullptr;
@@ -219,13 +219,13 @@ void Pool::Impl::take_idle_own(PoolTime until) {
   for (auto& [number, segment] : segments_) {
     if (!segment.own || segment.live || segment.freed_at > until) continue;
     leaving_.push_back({number, segment.memory, segment.bytes});
-    segment.live = true;  // being removed: nobody else takes it
+    segment.live = true;  // being removed: no other thread takes it
     warm_own_ -= segment.bytes;
     note_committed(-static_cast<std::int64_t>(segment.bytes));
   }
 }
 
-/// trim() gives it back by and by. REQUIRES: nobody has used the segment.
+/// trim() gives it back step by step. REQUIRES: no page of the segment was ever used.
 void Pool::Impl::leave(const Segment& segment) {
   table_.add_committed(segment.number, static_cast<std::int64_t>(segment.bytes));
   const std::lock_guard lock(mutex_);

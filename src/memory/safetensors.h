@@ -22,7 +22,7 @@ struct SafetensorsEntry {
   std::uint64_t end = 0;
 };
 
-/// What stands before the data of a safetensors file.
+/// The header of a safetensors file: everything before the data.
 struct SafetensorsHeader {
   std::vector<SafetensorsEntry> entries;  ///< in the order of their bytes, which follow without gaps
   std::map<std::string, std::string> metadata;
@@ -32,20 +32,21 @@ struct SafetensorsHeader {
 
 inline constexpr std::uint64_t kMaxSafetensorsHeader = 100'000'000;
 
-// Thread safety: all functions may be called concurrently. Reading is strict: a file that contradicts
-// itself is refused as bad_file with the reason, and one with elements we do not have as unsupported.
+// Thread safety: all functions may be called concurrently. Reading is strict. A file that contradicts itself is
+// refused as bad_file with the reason; a dtype that onecopy lacks is refused as unsupported.
 
 /// `json` is the header without the eight bytes of its length, `file_size` that of the whole file.
 SafetensorsHeader parse_safetensors_header(ByteSpan json, std::uint64_t file_size);
 SafetensorsHeader read_safetensors_header(const Fd& file);
 
-/// The weight_map of a `model.safetensors.index.json`: names of tensors, and of the file in the index's own directory
-/// that each one is in. Throws bad_file also when it names a tensor twice, or a file of another directory.
+/// Returns the weight_map of a `model.safetensors.index.json`: names of tensors, and of the file in the index's own
+/// directory that each one is in. Throws bad_file if the index contradicts itself, names a tensor twice, or names a
+/// file of another directory.
 std::map<std::string, std::string> read_safetensors_index(const Fd& file);
 
-/// Writes tensors of the CPU, strided ones packed. The file appears whole or not at all. Throws
-/// invalid_argument (the same name twice), unsupported (a device, or a dtype the format has no name
-/// for), out_of_memory (no room), system.
+/// Writes tensors of the CPU, strided ones packed. The file appears whole or not at all. Throws invalid_argument if a
+/// name comes twice, unsupported for a tensor of a device or a dtype without a name in the format. Throws
+/// out_of_memory if there is no room, and system.
 void write_safetensors(const std::string& path, std::span<const std::pair<std::string, TensorView>> tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

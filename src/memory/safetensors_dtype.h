@@ -8,10 +8,10 @@
 
 namespace onecopy {
 
-/// The format's name of a dtype; empty for those it has none for.
+/// The format's name of a dtype; empty for a dtype without one.
 std::string_view safetensors_name(DType dtype) noexcept;
 std::optional<DType> parse_safetensors_dtype(std::string_view name) noexcept;
-/// Names that the format knows and we have no dtype for.
+/// Is it a name of the format for which onecopy has no dtype?
 bool is_known_safetensors_dtype(std::string_view name) noexcept;
 
 }  // namespace onecopy

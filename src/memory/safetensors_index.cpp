@@ -32,7 +32,8 @@ std::string read_text(const Fd& file) {
   return text;
 }
 
-/// The parser itself keeps the last of two equal keys, and nests as deep as memory allows.
+/// Refuses equal keys and deep nesting. The parser itself keeps the last of two equal keys, and nests as deep as
+/// memory allows.
 class KeyCheck {
  public:
   bool operator()(int depth, Json::parse_event_t event, Json& value) {

@@ -19,8 +19,8 @@ namespace {
   throw Error(ErrorCode::bad_file, "this is not a valid safetensors file: " + why);
 }
 
-/// Takes the JSON piece by piece, so that nothing is kept that is not wanted, keys that come twice are
-/// seen, and nesting cannot go deeper than the format.
+/// Takes the JSON piece by piece. So nothing unneeded is kept, keys that come twice are seen, and nesting cannot go
+/// deeper than the format.
 ///
 /// Levels: 1 the file, 2 one tensor or the metadata, 3 an array of one tensor.
 class HeaderReader final : public nlohmann::json_sax<nlohmann::json> {
@@ -191,7 +191,7 @@ std::string printable(std::string_view text) {
 void parse_safetensors_json(ByteSpan json, SafetensorsHeader& header) {
   const auto* text = reinterpret_cast<const char*>(json.data());
   if (json.empty() || text[0] != '{') refuse_header("its header does not start with {");
-  // The parser would take a NUL for the end and not look at what follows.
+  // The parser would take a NUL for the end and ignore the bytes that follow.
   if (std::memchr(text, 0, json.size())) refuse_header("its header is not JSON: it contains a NUL byte");
   HeaderReader reader(header);
   nlohmann::json::sax_parse(text, text + json.size(), &reader);

@@ -42,7 +42,7 @@ void check_writable(std::span<const Named* const> tensors) {
   }
 }
 
-/// By name to find doubles, then large elements first so that all of them are aligned.
+/// Sorts by name to find doubles, then large elements first so that all of them are aligned.
 std::vector<const Named*> in_file_order(std::span<const Named> tensors) {
   std::vector<const Named*> order;
   for (const Named& tensor : tensors) order.push_back(&tensor);
@@ -112,7 +112,8 @@ std::uint64_t random_number() {
   return number;
 }
 
-/// A file beside `path` that takes its place, or vanishes. Its own: others may be writing to the same path.
+/// A new file beside `path` that takes its place, or vanishes. Each writer has its own: several may write to one
+/// path.
 class ReplacingFile {
  public:
   explicit ReplacingFile(std::string path)

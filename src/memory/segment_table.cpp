@@ -51,7 +51,7 @@ void SegmentTable::remove(std::uint32_t number) noexcept {
   tell_retired();
 }
 
-/// Another thread may tell of the same segment: numbers are never used again, and hearing it twice does no harm.
+/// Two threads may tell of one segment. That does no harm: numbers are never used again.
 bool SegmentTable::tell_retired() noexcept {
   std::unique_lock lock(mutex_);
   while (on_retire && !retired_.empty()) {
