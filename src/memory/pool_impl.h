@@ -97,7 +97,7 @@ class Pool::Impl {
       page_bytes_;  // the piece that segments are cut into; less than unit_ where segments are committed whole
   const std::uint32_t min_returned_;  // pages: shorter runs between blocks in use stay warm
 
-  std::mutex reclaiming_;  // held while memory goes back: an allocation that is short of memory waits for that
+  std::mutex reclaiming_;  // held while memory goes back: an allocation without memory waits for that
   std::mutex growth_;      // one thread at a time reserves memory in shared segments
   mutable std::mutex mutex_;
   std::unordered_map<std::uint32_t, Segment> segments_;
@@ -110,8 +110,8 @@ class Pool::Impl {
     std::uint64_t left;  ///< bytes that still have memory, from the segment's beginning
   };
   std::vector<Leaving> leaving_;
-  std::uint64_t warm_own_ = 0;               // bytes of own segments not in use
-  PoolTime looked_at_;                       // by trim; long ago if the last look left something that it found
+  std::uint64_t warm_own_ = 0;  // bytes of own segments not in use
+  PoolTime looked_at_;          // by trim; long ago if the last look left something that it found
   std::atomic<bool> is_kept_pinned_{false};  // the last look left runs because they are pinned
   bool waiting_ = false;                     // something was freed since trim found nothing to wait for
   PoolStats stats_;

@@ -44,7 +44,7 @@ class Session {
   const ProcessId& id() const noexcept { return id_; }
   /// Its thread watches descriptors, and ticks while there is something to wait for.
   Watch& watch() noexcept { return watch_; }
-  /// What is ordered in streams of devices.
+  /// The order of work in streams of devices.
   StreamOrder& streams() noexcept { return streams_; }
   /// The queues that are open here.
   OpenQueues& queues() noexcept { return queues_; }
@@ -63,7 +63,8 @@ class Session {
 
   // Names of blocks.
   Handle share(const Tensor& tensor, std::uint32_t flags = 0);
-  /// A handle that comes after what is in the stream, with a hold that no time ends. Tensors of the host have no stream.
+  /// A handle whose point comes after all work in the stream, with a hold that no time ends. Tensors of the host have
+  /// no stream.
   Handle share_held(const Tensor& tensor, Stream stream);
   /// Where the tensor's block lies. REQUIRES: `keeper` is shared_keeper() of the tensor.
   BlockSpot locate(SharedKeeper& keeper, const Tensor& tensor);
@@ -78,21 +79,24 @@ class Session {
   /// Ends all holds that are older.
   void end_holds(std::chrono::steady_clock::duration older_than) noexcept;
 
-  // Blocks of any process.
-  /// Session::current().open(), which may be this process's first use: its owner is called before anything else.
+  // Session::current().open(), which may be this process's first use. Calls the owner before it does anything else.
   static Tensor open_early(const HandleFields& handle, const OpenOptions& options);
   Tensor open(const HandleFields& handle, const OpenOptions& options);
-  /// Opens what a row names, in no stream. `holders` are asked for the memory of a dead owner as well as the maker.
+  /// Opens the tensor of a row, in no stream. If the owner is dead, `holders` are asked for its memory as well as the
+  /// maker.
   Tensor open(const HandleFields& row, Access access, std::span<const ProcessId> holders);
-  /// Afterwards try_open() takes blocks of the row's segment in this epoch. Returns what must live as long as `segment`;
-  /// null for memory of this process. REQUIRES: the row has just been opened on `device`, with these holders.
+  /// Afterwards try_open() takes blocks of the row's segment in this epoch. Returns an object that must live as long
+  /// as `segment`; null for memory of this process. REQUIRES: the row has just been opened on `device`, with these
+  /// holders.
   std::shared_ptr<const void> note(OpenSegment& segment, std::uint32_t epoch, const HandleFields& row,
                                    Access access, Device device, std::span<const ProcessId> holders);
-  /// A tensor `offset` bytes into a block that has `reach` bytes at least; empty when `segment` is not open in this
-  /// epoch, or the block cannot be claimed without a question. Throws bad_handle when the owner's table contradicts it.
+  /// A tensor `offset` bytes into a block that has `reach` bytes at least. Empty if `segment` is not open in this
+  /// epoch, or the block cannot be claimed without a question. Throws bad_handle if the owner's table contradicts the
+  /// block.
   Tensor try_open(const OpenSegment& segment, std::uint32_t epoch, const BlockName& name,
                   std::uint64_t offset, std::uint64_t reach, const Layout& layout);
-  /// Asks the handle's owner for what it takes to map its segment. For measuring the driver's part of that.
+  /// Asks the handle's owner for the descriptors and vendor bytes that map its segment. Measures the driver's part of
+  /// opening.
   ExportedMemory fetch_memory(const HandleFields& handle, Access access);
 
  protected:
@@ -104,12 +108,12 @@ class Session {
   static Session& make_current();
 
   inline static std::atomic<Session*> current_{nullptr};
-  /// Another than ours in a child whose making our fork handlers have not seen.
+  /// Differs from our pid in a child that was forked without our handlers.
   inline static int handled_pid_ = 0;
   const BlockKeeper* own_ = nullptr;  ///< the ledger of this process
 
  private:
-  /// What an OpenSegment says, read in one piece.
+  /// The fields of an OpenSegment, read in one piece.
   struct Opened {
     SharedKeeper* keeper;
     std::uint64_t segment_size;
@@ -129,11 +133,13 @@ class Session {
   Watch& watch_;
 };
 
-/// As adopt_file(), for a file that has a name, and without a descriptor that stays open: the file gets a second name
-/// beside the segment files of this process, and is lengthened to whole pages. The second name goes with the last
-/// process that has the segment mapped, whatever becomes of the first one.
-/// Nothing for a file that cannot have such a name: it has none any more, belongs to another user, or lies on another
-/// file system than shared_directory(). Throws as adopt_file(). REQUIRES: `file` is the caller's own open of it.
+/// Adopts a named file as adopt_file() does, without a descriptor that stays open. The file gets a second name beside
+/// the segment files of this process, and is lengthened to whole pages. The second name goes with the last process
+/// that has the segment mapped, whether or not the first name still exists.
+///
+/// Returns nothing for a file that cannot have a second name: it has no name any more, belongs to another user, or
+/// lies on another file system than shared_directory(). Throws as adopt_file(). REQUIRES: `file` is the caller's own
+/// open of it.
 std::optional<Tensor> try_adopt_by_name(const Fd& file, std::size_t size, std::size_t offset);
 
 }  // namespace onecopy

@@ -25,7 +25,7 @@ namespace {
   throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} cannot be adopted: {}", fd, problem));
 }
 
-/// Only memory: an ordinary file would be written to its disk behind everybody's back.
+/// Only memory: an ordinary file would be written to its disk unnoticed.
 void check_is_memory(int fd) {
   struct statfs system {};
   struct stat file {};
@@ -63,7 +63,7 @@ std::size_t whole_pages(std::size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-/// Behind the name of a pool's segment is its number; these are far above those.
+/// The second name ends in a number, as the name of a pool's segment does; these numbers are far above those.
 std::string second_name() {
   std::array<std::uint64_t, 1> number{};
   random_bytes(std::as_writable_bytes(std::span(number)));
@@ -71,7 +71,7 @@ std::string second_name() {
                      number[0] | std::uint64_t{1} << 63);
 }
 
-/// Locked first: the janitor of another process removes what has such a name and no lock.
+/// Locked first: the janitor of another process removes a file with such a name and no lock.
 bool try_give_second_name(const Fd& file, const std::string& path, std::size_t bytes) {
   const std::string open_file = fmt::format("/proc/self/fd/{}", file.get());
   return ::flock(file.get(), LOCK_SH | LOCK_NB) == 0 &&

@@ -16,7 +16,7 @@ namespace onecopy {
 
 namespace {
 
-/// One point for all: where the tensors are on several devices, the first one's stream waits for the others'.
+/// One point for all: if the tensors are on several devices, the first one's stream waits for the others'.
 TimelinePoint mark_all(Runtime& runtime, std::span<const NamedTensor> tensors, Stream stream) {
   std::set<Device> devices;
   for (const auto& [name, tensor] : tensors)

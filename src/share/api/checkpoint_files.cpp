@@ -25,7 +25,7 @@ constexpr std::string_view kFile = ".safetensors";
 constexpr std::string_view kIndex = ".safetensors.index.json";
 constexpr const char* kUsualIndex = "model.safetensors.index.json";
 
-/// Names in a directory that end so, in order.
+/// Names in a directory with this ending, in order.
 std::vector<std::string> names_ending(const std::string& directory, std::string_view end) {
   std::vector<std::string> names;
   std::error_code error;
@@ -50,7 +50,7 @@ OpenedSafetensors open_one(const std::string& path) {
   });
 }
 
-/// The index of a directory; nothing when it has none.
+/// The index of a directory; empty if it has none.
 std::optional<std::string> find_index(const std::string& directory) {
   const std::vector<std::string> names = names_ending(directory, kIndex);
   if (names.empty()) return std::nullopt;
@@ -77,7 +77,7 @@ std::string only_file(const std::string& directory) {
                           directory, names.size(), names[0], names[1], kUsualIndex));
 }
 
-/// One directory's index and files against each other.
+/// Checks one directory's index and files against each other.
 class Shards {
  public:
   explicit Shards(std::string directory, std::string index)
@@ -136,7 +136,7 @@ void Shards::check(const std::string& tensor, const std::string& name) {
 }  // namespace
 
 Fd open_regular(const std::string& path, const char* instead) {
-  Fd fd = open_file(path, O_RDONLY | O_NONBLOCK);  // a pipe that nobody writes to would be waited for
+  Fd fd = open_file(path, O_RDONLY | O_NONBLOCK);  // opening a pipe without a writer would wait
   struct stat info {};
   if (::fstat(fd.get(), &info) != 0) throw_errno(fmt::format("cannot examine {}", path), errno);
   if (S_ISREG(info.st_mode)) return fd;

@@ -36,7 +36,8 @@ std::size_t threads_for(std::uint64_t bytes) {
   return std::clamp<std::size_t>(static_cast<std::size_t>(bytes / kPart), 1, std::min(kMostThreads, cpus));
 }
 
-/// By another descriptor: the flag would be that of all who share the first.
+/// Through a descriptor of its own: O_DIRECT is a flag of the open file, which all users of the first descriptor
+/// share.
 Fd open_directly(const Fd& fd) noexcept {
   return Fd(::open(fmt::format("/proc/self/fd/{}", fd.get()).c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
 }
@@ -59,7 +60,7 @@ DeviceLoader::DeviceLoader(const Fd& fd, std::string name, std::span<const Devic
   pages_ = Mapping::of(fd, static_cast<std::size_t>(end_), Access::read_only);
 }
 
-/// Each thread has slots of its own, so that none waits for another's; the caller is one of them.
+/// Each thread has slots of its own, so that no thread waits for another's. The caller is one of the threads.
 void DeviceLoader::run(const LoadProgress& progress) {
   if (pieces_.empty()) return;
   const std::size_t threads = threads_for(end_ - first_);
@@ -133,8 +134,8 @@ void DeviceLoader::fill(std::byte* to, std::uint64_t from, std::uint64_t bytes) 
   }
 }
 
-/// A read that may not wait would begin to read ahead all the same, so the kernel is asked. It says yes of files that
-/// are another user's: those are read by way of the cache.
+/// A read with RWF_NOWAIT would still start read-ahead, so the kernel is asked instead. For files of another user the
+/// kernel always says yes: those are read through the cache.
 bool DeviceLoader::is_cached(std::uint64_t from, std::uint64_t bytes) const noexcept {
   std::array<unsigned char, kPart / kPage> found{};
   const std::uint64_t count = std::min(up(bytes, kPage), up(pages_.size(), kPage) - from);
@@ -143,7 +144,7 @@ bool DeviceLoader::is_cached(std::uint64_t from, std::uint64_t bytes) const noex
                      [](unsigned char page) { return (page & 1) != 0; });
 }
 
-/// From the beginning of the part: direct reads begin and end at pages, but for the file's end.
+/// From the beginning of the part: direct reads begin and end at pages, except at the file's end.
 std::uint64_t DeviceLoader::read_directly(std::byte* to, std::uint64_t from, std::uint64_t bytes) {
   if (!direct_) return 0;
   const std::uint64_t wanted = up(bytes, kPage);
@@ -182,7 +183,8 @@ namespace {
 
 std::uint64_t bytes_of(const SafetensorsEntry& entry) { return entry.end - entry.begin; }
 
-/// Where each tensor goes in the block, and one past the end at the back. As in the file where all begin well there.
+/// Where each tensor goes in the block, with the end at the back. The file's own offsets are kept if all of them are
+/// aligned.
 std::vector<std::uint64_t> offsets_of(const SafetensorsHeader& header) {
   const bool are_aligned =
       std::all_of(header.entries.begin(), header.entries.end(),

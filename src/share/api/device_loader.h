@@ -23,17 +23,17 @@ struct DevicePiece {
   std::byte* to = nullptr;  ///< on the card
 };
 
-/// Fills memory of a card from a file: threads read parts of it into a ring of pinned memory, and the card copies each
-/// from there. What the page cache does not have is read past it (O_DIRECT) where the file system can.
-/// Thread safety: none; run() is called once, by the thread that made it.
+/// Fills memory of a card from a file. Threads read parts of it into a ring of pinned memory, and the card copies
+/// each from there. Parts outside the page cache are read past it (O_DIRECT) where the file system can. Thread
+/// safety: none. REQUIRES: run() is called once, by the thread that made it.
 class DeviceLoader {
  public:
   /// `pieces` in ascending order of `from`, without overlaps. `name` is for messages.
   DeviceLoader(const Fd& fd, std::string name, std::span<const DevicePiece> pieces, Device device,
                Stream stream);
 
-  /// Returns once the stream has come past the copies. Throws bad_file when the file ends early, system when it cannot
-  /// be read, what `progress` throws.
+  /// Returns once the stream has come past the copies. Throws bad_file if the file ends early, system if it cannot be
+  /// read, and any exception of `progress`.
   void run(const LoadProgress& progress);
 
  private:
@@ -52,7 +52,7 @@ class DeviceLoader {
   void report(const LoadProgress& progress) const;
 
   const Fd& fd_;
-  Mapping pages_;  ///< of the file, never touched: the kernel says of them what is in its cache
+  Mapping pages_;  ///< of the file, never touched: mincore(2) reports through it which pages the cache has
   Fd direct_;      ///< none where the file system has no direct reads
   std::string name_;
   std::vector<DevicePiece> pieces_;

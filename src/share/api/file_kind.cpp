@@ -23,12 +23,13 @@ std::string start_of(const std::string& path) {
   return start;
 }
 
-/// The first bytes could be the length of a safetensors file's header, too: then that begins with a brace.
+/// The first bytes of a pickle could also be the length of a safetensors header; such a header begins with a brace.
 bool is_pickle(const std::string& start) {
   return start.size() > 8 && start[0] == '\x80' && start[1] >= 2 && start[1] <= 5 && start[8] != '{';
 }
 
-/// What a file is that is no safetensors file, and the way from there; empty when its beginning does not say.
+/// Names the format of a file that is no safetensors file, and the way from there. Empty if the beginning of the file
+/// does not tell.
 std::string other_format(const std::string& path) {
   const std::string start = start_of(path);
   if (start.starts_with("GGUF"))

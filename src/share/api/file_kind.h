@@ -9,11 +9,11 @@
 /// Errors about files of tensors. Thread safety: all functions may be called concurrently.
 namespace onecopy {
 
-/// The error of a file that is no safetensors file, with the way from the format that it has, if its beginning or its
-/// name says which. Its message names the file.
+/// The error of a file that is no safetensors file. If the file's beginning or name tells its format, the message
+/// says the way from there. The message names the file.
 Error about_format(const Error& error, const std::string& path);
 
-/// body(), whose errors say which file they are about.
+/// Runs body(). Its errors name the file.
 template <class Body>
 auto about_file(const std::string& path, Body&& body) {
   try {

@@ -22,16 +22,15 @@ struct FilePiece {
   std::byte* to = nullptr;
 };
 
-/// Fills memory from a file: pieces that follow each other in the file are read by one call, large
-/// ones in parts, by a few threads when there is enough to do (one thread cannot copy out of the page
-/// cache as fast as memory allows).
-/// Thread safety: none; run() is called once.
+/// Fills memory from a file. Pieces that follow each other in the file are read by one call, large pieces in parts. A
+/// few threads read if there is enough to do: one thread cannot copy out of the page cache as fast as memory allows.
+/// Thread safety: none. REQUIRES: run() is called once.
 class FileReader {
  public:
   /// `pieces` in ascending order of `from`. `name` is for messages.
   FileReader(const Fd& fd, std::string name, std::span<const FilePiece> pieces);
 
-  /// Throws bad_file when the file ends early, system when it cannot be read, what `progress` throws.
+  /// Throws bad_file if the file ends early, system if it cannot be read, and any exception of `progress`.
   void run(const LoadProgress& progress);
 
  private:
@@ -45,7 +44,7 @@ class FileReader {
 
   void add(FilePiece part);
   void help() noexcept;
-  /// Reads one batch; false when none is left or somebody failed.
+  /// Reads one batch. Returns false if none is left or another thread has failed.
   bool step();
   void read(const Batch& batch);
   void fail(std::exception_ptr error) noexcept;

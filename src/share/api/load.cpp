@@ -20,8 +20,8 @@ std::uint64_t aligned(std::uint64_t offset) noexcept {
   return (offset + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// Progress of the whole from that of its halves: reserving memory, and reading into it. The caller hears of
-/// `total` bytes; a byte counts half once it has memory, and whole once it is read.
+/// Progress of the whole from that of its halves: reserving memory, and reading into it. The total is `total` bytes.
+/// A byte counts half once it has memory, and whole once it is read.
 class Halves {
  public:
   Halves(const LoadProgress& progress, std::uint64_t total) : progress_(progress), total_(total) {
@@ -46,7 +46,7 @@ class Halves {
   }
 
  private:
-  /// `of` bytes times done / total, which is no product of large numbers.
+  /// `of` bytes times done / total, without a product of large numbers.
   static std::uint64_t part(std::uint64_t of, std::uint64_t done, std::uint64_t total) noexcept {
     if (done >= total) return of;
     return static_cast<std::uint64_t>(static_cast<double>(of) * static_cast<double>(done) /
@@ -57,7 +57,7 @@ class Halves {
   std::uint64_t total_;
 };
 
-/// Where each entry goes in the block, and one past the end at the back.
+/// Where each entry goes in the block, with the end at the back.
 std::vector<std::uint64_t> place(const SafetensorsHeader& header) {
   std::vector<std::uint64_t> offsets;
   offsets.reserve(header.entries.size() + 1);

@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-/// One byte stands for the object: its block has claims, holds and deaths like any other.
+/// One byte stands for the object. Its block has claims, holds and deaths like any other.
 Handle share_object(std::shared_ptr<const void> object) {
   if (!object)
     throw Error(ErrorCode::invalid_argument, "there is no object to share: the pointer is empty");

@@ -46,7 +46,7 @@ void add_silent(OwnerList& list, const std::string& name, int pid, const Error& 
                    kAskersWait.count() / 1000)});
 }
 
-/// Without waiting: one that has no room for a caller must not keep the others' answers. Throws timeout then.
+/// Never waits: an owner whose queue of callers is full must not delay the others' answers. Throws timeout then.
 Asked ask(const std::string& name) {
   UnixSocket socket = dial(name, std::chrono::milliseconds(0));
   const PeerCredentials peer = socket.peer();
@@ -54,7 +54,7 @@ Asked ask(const std::string& name) {
   return {name, std::move(socket), peer.pid};
 }
 
-/// Those that have no room for a caller now are left in `busy`.
+/// Owners whose queue of callers is full now are left in `busy`.
 std::vector<Asked> ask_all(std::span<const std::string> names, OwnerList& list,
                            std::vector<std::string>& busy) {
   std::vector<Asked> asked;
@@ -86,7 +86,7 @@ void hear_all(std::vector<Asked> asked, Clock::time_point deadline, OwnerList& l
   }
 }
 
-/// When all others have answered: again and again, until there is room for a caller or the time is up.
+/// Called once all others have answered. Asks again and again, until there is room for a caller or the time is up.
 void ask_again(std::vector<std::string> busy, OwnerList& list) {
   constexpr std::chrono::milliseconds kPause{10};
   const auto deadline = Clock::now() + kAskersWait;

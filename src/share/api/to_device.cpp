@@ -28,8 +28,8 @@ struct Run {
 
 const std::byte* begin_of(const Tensor& tensor) { return static_cast<const std::byte*>(tensor.data()); }
 
-/// What lies between two tensors is copied, and shown to others, only where it belongs to no third block: inside one
-/// block, and behind a block of whole pages that ends in its last one.
+/// Bytes between two tensors are copied, and shown to others, only if they belong to no third block. They lie inside
+/// one block, or behind a block of whole pages that ends in its last page.
 bool is_joined(const Run& run, const Tensor& last, const Tensor& next) {
   static const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
   constexpr std::ptrdiff_t kWholePages = 32 << 10;  // blocks from there on begin at pages
@@ -62,7 +62,7 @@ std::vector<Run> runs_of(std::span<const Tensor> tensors) {
   return runs;
 }
 
-/// A bundle has thousands of tensors in a few pieces.
+/// Once for each run: a bundle has thousands of tensors in a few pieces.
 void pin_all(std::span<const Tensor> tensors, Device card) {
   std::uint64_t bytes = 0;
   for (const Tensor& tensor : tensors) bytes += tensor.nbytes();
@@ -94,7 +94,7 @@ Tensor new_block(std::uint64_t bytes, Device device) {
   return empty(row, AllocateOptions{device == kCpu && bytes != 0, device});
 }
 
-/// Where each run goes: one block for all of them that are small.
+/// Where each run goes. All small runs share one block.
 struct Placed {
   Tensor block;
   std::uint64_t offset = 0;
@@ -108,7 +108,7 @@ std::vector<Placed> place(std::span<const Run> runs, Device device) {
     std::uint64_t bytes = 0;
     std::size_t last = first;
     for (; last < runs.size() && (last == first || bytes + runs[last].bytes() <= kTogether); ++last) {
-      // At the same place in a line of 256 bytes as before: the gap before it is not used.
+      // Keeps its place in a line of 256 bytes; the gap before it stays unused.
       places[last].offset = bytes;
       bytes = (bytes + runs[last].bytes() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
     }

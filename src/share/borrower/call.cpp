@@ -37,7 +37,7 @@ UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
   for (auto wait = std::chrono::milliseconds(0);; wait = patience) {
     try {
       return connect_to_our_user(to, wait);
-    } catch (const Error& e) {  // its queue is full: whose is it?
+    } catch (const Error& e) {  // its queue is full: another user's socket perhaps
       if (e.code() != ErrorCode::timeout) throw;
       if (const auto user = to.abstract ? listening_user(to.text) : std::nullopt) require_our_user(*user);
       if (wait == patience) throw;
@@ -63,7 +63,7 @@ EarlyCall::EarlyCall(const ProcessId& to, bool has_tables) noexcept {
 }
 
 EarlyCall::~EarlyCall() {
-  if (call_) early = nullptr;  // nobody took it
+  if (call_) early = nullptr;  // no connection took it
 }
 
 bool EarlyCall::is_waiting() noexcept { return early != nullptr; }

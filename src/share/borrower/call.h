@@ -12,8 +12,8 @@
 
 namespace onecopy {
 
-/// Does the error say that the process that was called is not there? Nothing listens in its place, or a socket of
-/// another user does, which has taken the name of a process that has ended.
+/// Does the error say that the called process is not there? Then no socket listens under its name, or only a socket
+/// of another user, which took the name after the process had ended.
 inline bool is_absent(const Error& error) noexcept {
   return error.code() == ErrorCode::peer_died || error.code() == ErrorCode::other_user;
 }
@@ -33,9 +33,9 @@ struct Call {
   wire::Nonce nonce;
 };
 
-/// While one lives, this thread's first connection to that process goes on from a call that was made before
-/// anything else: the other wakes up while this process makes its own tables. Does nothing in a process that
-/// has them, or when the call fails: the connection that follows says why.
+/// While one lives, this thread's first connection to that process continues a call that was made earlier. So the
+/// called process wakes up while this one makes its own tables. Has no effect if the tables exist, or if the call
+/// fails: the connection that follows reports the reason.
 class EarlyCall {
  public:
   EarlyCall(const ProcessId& to, bool has_tables) noexcept;
@@ -43,9 +43,9 @@ class EarlyCall {
   EarlyCall(const EarlyCall&) = delete;
   EarlyCall& operator=(const EarlyCall&) = delete;
 
-  /// Has this thread called somebody, and not taken it up?
+  /// Has this thread made a call that no connection has continued yet?
   static bool is_waiting() noexcept;
-  /// Empty when this thread has called nobody, or somebody else.
+  /// Empty if this thread has made no call, or a call to another process.
   static std::optional<Call> take(const ProcessId& to) noexcept;
 
  private:

@@ -30,7 +30,7 @@ bool is_news(const Packet& packet) {
 Conversation::Conversation(UnixSocket socket, int pid)
     : pid_(pid), socket_(std::move(socket)), is_over_(!socket_) {}
 
-/// One thread at a time asks. A fork waits for none of them, and in its child there is none.
+/// One thread at a time asks. A fork does not wait for its answer; in the child no thread asks.
 class Conversation::Turn {
  public:
   explicit Turn(Conversation& conversation) noexcept : asking_(conversation.asking_) {
@@ -130,7 +130,8 @@ void Conversation::ask_all(std::vector<Bytes> questions, std::size_t ahead,
 }
 
 bool Conversation::try_send(const Bytes& message) {
-  const std::lock_guard lock(telling_mutex_);  // the socket may be let go of, and its number be another's
+  // Meanwhile the socket could be closed, and its number be reused.
+  const std::lock_guard lock(telling_mutex_);
   return !is_over_ && socket_.try_send(message);
 }
 
@@ -145,13 +146,13 @@ void Conversation::number_while_open(Bytes& question) {
   number(question);
 }
 
-/// Without mutex_, as what follows: a fork takes it, and does not wait for the broker.
+/// Without mutex_, like the functions below: a fork takes it, and does not wait for the broker.
 void Conversation::send_question(const Bytes& question, std::span<const int> fds) {
   socket_.send(question, fds, broker_patience());
   point("conversation.asked");
 }
 
-/// It is read, and answered, when the broker goes on; unless what it has not read yet leaves no room. Throws timeout.
+/// The broker reads and answers it when it goes on, unless its unread packets leave no room. Throws timeout.
 void Conversation::ask_and_leave(Bytes question, std::span<const int> fds) {
   number(question);
   socket_.try_send(question, fds);
@@ -162,7 +163,8 @@ void Conversation::ask_and_leave(Bytes question, std::span<const int> fds) {
           pid_));
 }
 
-/// Without mutex_ while nothing is there. A broker that is not busy answers in less time than it takes to fall asleep and be woken.
+/// Without mutex_ while no packet is there. A broker that is not busy answers sooner than a thread falls asleep and
+/// wakes up.
 Packet Conversation::receive_soon() {
   constexpr std::chrono::microseconds kSoon{100};
   const auto begin = std::chrono::steady_clock::now();
@@ -178,14 +180,14 @@ Packet Conversation::receive_soon() {
   }
 }
 
-/// What was sent will be answered, which is the end of the silence.
+/// The questions sent so far will be answered; an answer ends the silence.
 void Conversation::fall_silent(std::chrono::milliseconds patience) {
   is_silent_ = true;
   point("conversation.silence");
   throw Error(ErrorCode::timeout, fmt::format("it sent nothing within {} ms", patience.count()));
 }
 
-/// The next packet that is no news, if it is there.
+/// The next packet that is no news; empty if none is there.
 std::optional<Packet> Conversation::try_hear() {
   const std::lock_guard lock(mutex_);
   while (auto packet = socket_.try_receive()) {
@@ -196,7 +198,7 @@ std::optional<Packet> Conversation::try_hear() {
   return {};
 }
 
-/// Answers to questions that were given up arrive late and belong to nobody.
+/// Late answers to questions that were given up are dropped.
 Packet Conversation::receive_answer(std::uint32_t serial) {
   for (;;) {
     Packet packet = receive_soon();
@@ -204,8 +206,8 @@ Packet Conversation::receive_answer(std::uint32_t serial) {
   }
 }
 
-/// What came during a question, the end of the connection included, was not read by the watch thread. Without the
-/// lock for reading, which that tries to take.
+/// The watch thread has not read packets that came during a question, nor the end of the connection. Without the lock
+/// for reading, which the watch thread tries to take.
 void Conversation::rearm() {
   const std::lock_guard lock(telling_mutex_);  // as in try_send()
   if (watch_ && socket_) watch_->rearm(socket_.fd());
@@ -231,7 +233,7 @@ void Conversation::hear_news() {
     if (e.code() != ErrorCode::peer_died) throw;
     is_over_ = true;
     watch_->remove(socket_.fd());
-    watch_->request_tick();  // to see what has become of its process
+    watch_->request_tick();  // sees whether its process has ended
   }
 }
 

@@ -19,24 +19,25 @@
 
 namespace onecopy {
 
-/// A connection to another process's broker: questions with their answers, one at a time, and what needs none.
-/// What the broker says unasked is news: it is heard while an answer is awaited, or else on the watch thread.
+/// A connection to another process's broker: questions with their answers, one at a time, and notices that need no
+/// answer. Packets that the broker sends unasked are news. They are heard while an answer is awaited, or else on the
+/// watch thread.
 ///
 /// It is over when the broker closes it or its process is gone, and does not begin again.
 ///
 /// Thread safety: all members may be called concurrently, but for those of the introduction and around a fork.
-/// on_news runs with the lock for reading held: it may take locks that nobody has who asks, and must not ask.
+/// on_news runs with the lock for reading held. It must not ask, and takes only locks that no asking thread holds.
 class Conversation {
  public:
-  /// Without a socket it is over from the start. `pid` is for what errors say.
+  /// Without a socket it is over from the start. `pid` appears in error messages.
   Conversation(UnixSocket socket, int pid);
 
   /// Set before anything is heard.
   std::function<void(Packet)> on_news;
 
-  // The introduction, before anybody else knows of this. All throw peer_died, timeout.
+  // The introduction. REQUIRES: no other thread knows this object yet. All throw peer_died, timeout.
   void say(const Bytes& message);
-  /// Asks; hear_answer() says what the answer is. It saves a round trip.
+  /// Asks; hear_answer() returns the answer. It saves a round trip.
   void ask_ahead(Bytes question);
   Packet hear();
   Packet hear_answer();
@@ -44,19 +45,18 @@ class Conversation {
   /// Hears news on the watch thread from here on.
   void watch(Watch& watch);
   enum class WhenSilent : std::uint8_t { wait, leave };
-  /// The answer, which is of that type. Throws what the broker refuses with, peer_died, timeout. A broker that is
-  /// silent can be asked and left, which is a timeout at once.
+  /// Returns the answer, which is of type `answer`. Throws the broker's refusal, peer_died, timeout. If the caller
+  /// may leave a silent broker, throws timeout at once.
   Packet ask(Bytes question, wire::Type answer, std::span<const int> fds = {},
              WhenSilent when_silent = WhenSilent::wait);
-  /// Asks several questions, `ahead` of them before the first is answered: so few that the answers have room in the
-  /// socket while nobody reads. `hear` gets each answer or refusal in their
-  /// order, while the broker is at the next; it must not ask, nor throw. Throws peer_died, timeout: then the rest is not
-  /// heard.
+  /// Asks several questions, `ahead` of them before the first is answered. So few must be ahead that their answers
+  /// fit into the socket unread. `hear` gets each answer or refusal in their order, while the broker works on the
+  /// next; it must not ask, nor throw. Throws peer_died, timeout: then the rest is not heard.
   void ask_all(std::vector<Bytes> questions, std::size_t ahead,
                const std::function<void(std::size_t, Packet)>& hear);
   /// Has it let a question wait too long, and said nothing since?
   bool is_silent() const noexcept { return is_silent_; }
-  /// What is not answered. Never waits. False when the broker does not read, or is gone.
+  /// Sends a notice that needs no answer. Never waits. Returns false if the broker does not read, or is gone.
   template <class Body>
   bool tell(wire::Type type, const Body& body) noexcept {
     try {
@@ -69,8 +69,8 @@ class Conversation {
   /// is_over(), for callers that look often.
   const std::atomic<bool>& end() const noexcept { return is_over_; }
 
-  /// The process is gone: hears what it said last, which may be what we need now. False while a question is being
-  /// asked, which ends now. Watch thread.
+  /// The process is gone: hears the packets that it sent last, which may be needed now. Returns false while a
+  /// question is being asked, which ends now. Watch thread.
   bool try_end();
   /// Gives the descriptor back. REQUIRES: it is over.
   void close() noexcept;
@@ -80,7 +80,7 @@ class Conversation {
   void unlock();
   /// REQUIRES: locked.
   UnixSocket& socket() noexcept { return socket_; }
-  /// In the child: goes on over a connection of its own. Without one nothing more is said, and the parent's stays
+  /// In the child: goes on over a connection of its own. Without one it sends nothing more, and the parent's stays
   /// open: its broker counts us with our parent as long as it is.
   void go_on_in_child(UnixSocket socket) noexcept;
 
@@ -103,8 +103,8 @@ class Conversation {
   void hear_news();
 
   const int pid_;
-  std::mutex mutex_;          ///< while the socket is read; never while its broker is waited for
-  std::mutex telling_mutex_;  ///< after mutex_; while the socket is used without it, or let go of
+  std::mutex mutex_;          ///< held while the socket is read; never while the broker is waited for
+  std::mutex telling_mutex_;  ///< after mutex_; held while the socket is used without mutex_, or closed
   UnixSocket socket_;
   std::atomic<bool> is_over_;
   std::atomic<bool> is_silent_{false};
@@ -113,8 +113,8 @@ class Conversation {
   Watch* watch_ = nullptr;
 };
 
-/// Tells a process that we have no connection with that the handle with this hold has arrived, without
-/// a handshake: whoever knows the hold's number has the handle.
+/// Tells a process that the handle with this hold has arrived, without a connection and a handshake. The number of
+/// the hold is proof enough: only a process with the handle knows it.
 void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept;
 
 }  // namespace onecopy

@@ -12,7 +12,7 @@
 namespace onecopy {
 namespace {
 
-/// std::erase_if for predicates that change what they keep.
+/// std::erase_if for predicates that change the elements they keep.
 template <class Map, class Drop>
 void drop_where(Map& map, Drop&& drop) {
   for (auto at = map.begin(); at != map.end();) at = drop(at->second) ? map.erase(at) : std::next(at);
@@ -179,7 +179,7 @@ std::shared_ptr<Deposits::Owner> Deposits::owner_of(const DepositKey& key, const
   return std::make_shared<Owner>(Owner{open_pidfd(origin), origin.pid, inode_of(table)});
 }
 
-/// What cannot be seen has not left.
+/// An owner that cannot be looked at counts as alive.
 bool Deposits::Owner::look() noexcept {
   try {
     has_left = has_left || !may_own_table(pid, table_inode);
@@ -199,9 +199,9 @@ std::shared_ptr<const Fd> Deposits::table_of(const DepositKey& key, Fd sent) con
   return std::make_shared<const Fd>(std::move(sent));
 }
 
-/// A dead owner's deposit stays while it is claimed, and then until every queue it was made for has passed the last
-/// item put before we saw the end of that. A live owner's stays: it will not be handed over again. True while a queue
-/// has not come so far.
+/// A dead owner's deposit stays while it is claimed. Then it stays until every queue it was made for has passed the
+/// last item put before the claims ended. A live owner's stays: it will not be handed over again. Returns true while
+/// a queue has not come so far.
 bool Deposits::drop_passed(Entry& entry) {
   bool waiting = false;
   for (auto at = entry.channels.begin(); at != entry.channels.end();) {
@@ -218,7 +218,7 @@ bool Deposits::drop_passed(Entry& entry) {
   return waiting;
 }
 
-/// An owner that lives is looked at when a claim has ended, and then now and then, when there is a sweep.
+/// A live owner is looked at when a claim has ended, and then from time to time, whenever sweep() runs.
 bool Deposits::sweep() noexcept {
   constexpr std::chrono::seconds kPause{1};
   std::lock_guard lock(mutex_);

@@ -23,39 +23,43 @@
 
 namespace onecopy {
 
-/// Which segment: public name of its owner, and its number there.
+/// Names a segment: public name of its owner, and its number there.
 using DepositKey = std::pair<std::string, std::uint32_t>;
 
-/// Who has made a deposit, and may put more of it without another: a connection of our broker's; null: this process.
+/// The maker of a deposit: a connection of our broker's, or null for this process. It may put more items of the
+/// segment without another deposit.
 using Depositor = const void*;
 
-/// A depositor's claim on what it has handed over. It lets go of all its claims up to a number: one that is made
-/// meanwhile has a higher one.
+/// A depositor's claim on the segment that it handed over. The depositor lets go of all its claims up to a number; a
+/// claim made meanwhile has a higher one.
 struct DepositClaim {
   Depositor depositor = nullptr;
   std::uint64_t number = 0;
 };
 
-/// A deposit of ours that its keeper need not keep for us any more.
+/// A deposit of ours that its keeper need not retain for us any more.
 struct LetGo {
   DepositKey key;
   ProcessId keeper{};
   std::uint64_t number = 0;
 };
 
-/// Descriptors of other processes' segments, kept so that what is in our queues can be opened after
-/// its owner has died. A deposit made for a queue is kept while its owner lives, a depositor has not let go of it,
-/// or an item put before the end of these is still in that queue; and no longer than the owner has the segment. Of
-/// devices' memory, which may come with thousands of descriptors, as much is kept as kMostOfDevices; the first that is
-/// not is reported.
+/// Descriptors of other processes' segments, retained so that items in our queues can be opened after the segment's
+/// owner has died.
+///
+/// A deposit for a queue is kept while its owner lives, or while its depositor has not let go of it. After both it is
+/// kept while an item put before that is still in the queue. It never outlives the segment at its owner.
+///
+/// A segment of a device may come with thousands of descriptors; at most kMostOfDevices of those are kept in all, and
+/// the first that is refused is reported.
 ///
 /// Thread safety: all members may be called concurrently.
 class Deposits {
  public:
   static constexpr std::size_t kMostOfDevices = 256;  ///< descriptors
 
-  /// Keeps a segment for `channel`. Without a claim it comes from its owner. False when it is not kept: no such
-  /// channel is open here, or there are too many descriptors for it.
+  /// Keeps a segment for `channel`. Without a claim it comes from its owner. Returns false if it is not kept: the
+  /// channel is not open here, or its descriptors are too many.
   bool add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
            std::uint64_t channel, std::optional<DepositClaim> claim = {});
   std::optional<HeldSegment> open(const DepositKey& key, Access access) const;
@@ -65,27 +69,28 @@ class Deposits {
   void leave(Depositor depositor, std::uint64_t channel) noexcept;
   void leave(Depositor depositor) noexcept;
 
-  /// `keeper` keeps this segment for us, and is to hear of its end. Returns the number of our claim.
+  /// `keeper` retains this segment for us, and must hear of its end. Returns the number of our claim.
   std::uint64_t add_elsewhere(const DepositKey& key, const ProcessId& keeper);
-  /// The owner has given the segment back, and so nothing in a queue lies in it. True when its keepers elsewhere
-  /// have to hear of it. After a bad_alloc it is to be called again.
+  /// The owner has given the segment back, so no item in a queue lies in it. Returns true if keepers in other
+  /// processes must hear of it. Call it again after a bad_alloc.
   bool retire(const DepositKey& key);
-  /// What has been retired and is kept elsewhere, and by whom.
+  /// Takes the segments that were retired, each with the processes that retain it.
   std::map<DepositKey, std::set<ProcessId>> take_retired() noexcept;
-  /// This process holds nothing of that owner's any more. True when keepers elsewhere have to hear of it.
+  /// This process holds no block of that owner's any more. Returns true if keepers in other processes must hear of
+  /// it.
   bool let_go_of(const std::string& owner) noexcept;
   std::vector<LetGo> take_let_go() noexcept;
-  /// It could not be told.
+  /// The keeper could not be told; it is told later.
   void let_go_later(LetGo again);
 
   /// A queue that is open here. `channel` is random and the same in every process.
   void add_channel(std::uint64_t channel, ChannelHooks hooks);
   void remove_channel(std::uint64_t channel) noexcept;
-  /// How far a queue has come that is open here; nothing when it is not, or closed.
+  /// How far a queue that is open here has come; empty if it is not open, or closed.
   std::optional<std::pair<std::uint64_t, std::uint64_t>> progress(std::uint64_t channel) const;
   void report_users(std::uint64_t channel, std::uint8_t role, std::size_t users) const noexcept;
 
-  /// Drops what is not needed any more. True while it takes further looks to see that: an item is waited for.
+  /// Drops deposits that are not needed any more. Returns true while more looks are due: an item is waited for.
   bool sweep() noexcept;
   std::size_t size() const;
 
@@ -95,10 +100,10 @@ class Deposits {
   void clear() noexcept;
 
  private:
-  /// What one queue needs a deposit for.
+  /// The need of one queue for a deposit.
   struct Use {
     std::map<Depositor, std::uint64_t> claims;  ///< with the number of each one's last
-    /// How many items had been put when we saw that the owner was gone and no claim left.
+    /// How many items had been put when the owner was first seen gone with no claim left.
     std::optional<std::uint64_t> put_at_end;
   };
   /// One for all segments of an owner.
@@ -106,7 +111,7 @@ class Deposits {
     Fd pidfd;
     int pid;
     std::uint64_t table_inode;
-    bool has_left = false;  ///< its program is no more, although its process lives
+    bool has_left = false;  ///< its program has ended, although its process lives
 
     bool is_gone() const noexcept { return !pidfd || has_exited(pidfd); }
     /// Reads /proc.
@@ -117,7 +122,7 @@ class Deposits {
     std::shared_ptr<const Fd> table;  ///< one for all segments of an owner
     ExportedMemory memory;
     std::map<std::uint64_t, Use> channels;
-    /// Of a named file: nothing but a user keeps its name. The last one removes it.
+    /// Of a named file: removes the name with its last user. Without this user the name would go.
     std::unique_ptr<DeviceMemory> user = {};
   };
 
@@ -133,11 +138,12 @@ class Deposits {
   std::map<DepositKey, std::map<ProcessId, std::uint64_t>>
       elsewhere_;  ///< with the number of our last claim
   std::uint64_t last_number_ = 0;
-  std::vector<LetGo> let_go_;                          ///< what the keepers have not heard of
-  std::map<DepositKey, std::set<ProcessId>> retired_;  ///< of those, what the keepers have not heard of
+  std::vector<LetGo> let_go_;  ///< notices that keepers have not heard yet
+  /// Retired segments whose keepers have not heard of it yet.
+  std::map<DepositKey, std::set<ProcessId>> retired_;
   std::map<std::uint64_t, ChannelHooks> channels_;
   bool refused_ = false;
-  /// When owners that live are looked at again: have their programs become others?
+  /// When live owners are looked at again: a process may have become another program.
   std::chrono::steady_clock::time_point next_look_{};
 };
 

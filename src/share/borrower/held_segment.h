@@ -6,7 +6,7 @@
 
 namespace onecopy {
 
-/// A segment as somebody hands it out who is not its owner, but holds it.
+/// A segment as a holder other than its owner hands it out.
 struct HeldSegment {
   Fd table;  ///< the owner's block table
   ExportedMemory memory;

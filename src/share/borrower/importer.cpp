@@ -16,8 +16,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kLookAgain{1};
-constexpr int kCalls = 3;                                   // of a broker that hangs up
-constexpr std::chrono::milliseconds kLongestLookAgain{20};  ///< those who are asked may have to read /proc
+constexpr int kCalls = 3;  // of a broker that hangs up
+/// The holders that are asked may have to read /proc.
+constexpr std::chrono::milliseconds kLongestLookAgain{20};
 
 Error stale(const HandleFields& handle) {
   return Error(ErrorCode::stale_handle,
@@ -35,7 +36,7 @@ void check_block_number(const HandleFields& handle) {
                                                    handle.block, kMaxBlocks));
 }
 
-/// The driver may have to know who opens the segment.
+/// The driver may need the number of the process that opens the segment.
 Peer::Wanted wanted(std::uint32_t segment, SegmentKind kind, Access access, std::optional<Device> user) {
   return {segment, access, backend(device_type(kind)).borrower_number(), user};
 }
@@ -44,11 +45,11 @@ Peer::Wanted wanted(const HandleFields& handle, Access access, std::optional<Dev
   return wanted(handle.segment, handle.kind, access, user);
 }
 
-/// The first look at a device takes its driver longer than a connection, and the owner needs the time to wake up.
+/// The first look at a device takes its driver longer than a connection. It happens here, while the owner wakes up.
 void look_at_device(const HandleFields& handle) noexcept {
   try {
     find_device(device_type(handle.kind), handle.device);
-  } catch (const std::exception&) {  // whoever maps the segment will find out why
+  } catch (const std::exception&) {  // mapping the segment reports the reason
   }
 }
 
@@ -104,7 +105,7 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
       ref = peer->claim(handle.block, handle.generation);
     } catch (const Error&) {
       if (!peer->is_disconnected() || peer->is_gone()) throw;
-      // The old connection has nobody to ask any more.
+      // The old connection is over, so its peer cannot be asked any more.
       peer = connect(handle.owner, wanted(handle, access, user));
       ref = peer->claim(handle.block, handle.generation);
     }
@@ -173,8 +174,8 @@ Importer::PeerRef Importer::prepare(const HandleFields& handle, Access access, H
   return peer;
 }
 
-/// None of a process that has ended. One that hung up on us, or whose sockets are closed and whose device may still
-/// be at work, has not.
+/// Null for a process that has ended. A process that hung up on us has not ended, nor one whose sockets are closed
+/// while its device may still work.
 ForeignTimeline* Importer::timeline_of(const ProcessId& process) {
   if (ForeignTimeline* known = known_timeline_of(process)) return known;
   const auto deadline = Clock::now() + kDeathTakesAtMost;
@@ -234,7 +235,7 @@ Importer::PeerRef Importer::connect(const ProcessId& process, std::optional<Peer
                   kCalls));
 }
 
-/// Null when the broker hung up: it does on a caller that takes too long. A process that has ended refuses the next
+/// Null if the broker hung up: it does so on a caller that takes too long. A process that has ended refuses the next
 /// call.
 Importer::PeerRef Importer::try_attach(Call call, std::optional<Peer::Wanted> wanted) {
   try {
@@ -248,12 +249,12 @@ Importer::PeerRef Importer::try_attach(Call call, std::optional<Peer::Wanted> wa
 Importer::PeerRef Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
   PeerRef peer = Peer::introduce(std::move(call), public_name(self_), wanted);
   watch_.start();         // while the other looks at our proof
-  watch_.request_tick();  // for what has waited for a thread: see Process::clean_up()
+  watch_.request_tick();  // for work that waits for a thread: see Runtime::clean_up()
   peer->await_welcome();
   return adopt(std::move(peer));
 }
 
-/// A disconnected peer of the same process stays: there are leases of its.
+/// A disconnected peer of that process stays: this process holds leases of it.
 Importer::PeerRef Importer::adopt(PeerRef peer) {
   {
     const std::lock_guard lock(mutex_);
@@ -265,15 +266,15 @@ Importer::PeerRef Importer::adopt(PeerRef peer) {
   return peer;
 }
 
-/// The owner itself while it lives; else frozen memory from whoever holds it. In between, while its
-/// sockets are closed and its process is not yet known to be gone, or its program to have become another, look again.
-/// Another user's socket under its name is as good as none; one that does not answer may be such, or the owner, stopped.
+/// Reaches the owner itself while it lives, else frozen memory from a holder. In between it looks again: the owner's
+/// sockets are closed, and its process or program is not yet known to have ended. Another user's socket under the
+/// owner's name counts as none. A socket that does not answer may be such a one, or the owner, stopped.
 Importer::PeerRef Importer::reach_owner(const HandleFields& handle, Access access,
                                         std::optional<Device> user, Holders holders) {
   const auto deadline = Clock::now() + kDeathTakesAtMost;
   look_at_device(handle);
   for (auto pause = kLookAgain;; pause = std::min(2 * pause, kLongestLookAgain)) {
-    std::optional<Error> why;  // if it is another reason than that the owner has ended
+    std::optional<Error> why;  // set if the reason is not that the owner has ended
     try {
       return connect(handle.owner, wanted(handle, access, user));
     } catch (const Error& e) {
@@ -289,7 +290,8 @@ Importer::PeerRef Importer::reach_owner(const HandleFields& handle, Access acces
       if (PeerRef peer = find_owner(handle.owner); peer && !peer->is_closed()) return peer;
       auto frozen = Peer::frozen(handle.owner, std::move(found->table));
       frozen->map_segment(wanted(handle, access, user), std::move(found->memory));
-      return adopt(std::move(frozen));  // last: nobody holds it yet, so any sweep may close it from here on
+      // Last: no caller holds it yet, so any sweep may close it from here on.
+      return adopt(std::move(frozen));
     }
     if (Clock::now() > deadline)
       throw Error(ErrorCode::peer_died,
@@ -299,7 +301,7 @@ Importer::PeerRef Importer::reach_owner(const HandleFields& handle, Access acces
   }
 }
 
-/// Those that are not known to be silent come first.
+/// Holders that are not known to be silent come first.
 std::vector<ProcessId> Importer::to_be_asked(const HandleFields& handle, Holders holders) const {
   std::vector<ProcessId> asked(holders.begin(), holders.end());
   asked.push_back(handle.maker);
@@ -312,14 +314,14 @@ std::vector<ProcessId> Importer::to_be_asked(const HandleFields& handle, Holders
   return asked;
 }
 
-/// Asks the holders when the time is up: in a tenth of a second each.
+/// Asks the holders when the time is up: a tenth of a second for each.
 std::optional<HeldSegment> Importer::ask_holders_soon(const HandleFields& handle, Access access,
                                                       Holders holders) {
   const Patience at_most(Clock::now());
   return ask_holders(handle, access, holders);
 }
 
-/// Nothing when it is gone or does not have it; nor when it may have it, and `why` says what is in the way.
+/// Empty if the holder is gone or does not have it. Also empty if it may have it: then `why` says the obstacle.
 std::optional<HeldSegment> Importer::ask_holder(const ProcessId& holder, const HandleFields& handle,
                                                 Access access, std::optional<Error>& why) {
   try {
@@ -332,8 +334,8 @@ std::optional<HeldSegment> Importer::ask_holder(const ProcessId& holder, const H
   }
 }
 
-/// Nothing when they have all said that they do not have it. Throws timeout when one that may have it does not answer,
-/// unsupported when one has it and cannot pass it on.
+/// Empty if all say that they do not have it. Throws timeout if a holder that may have it does not answer,
+/// unsupported if one has it and cannot pass it on.
 std::optional<HeldSegment> Importer::ask_holders(const HandleFields& handle, Access access,
                                                  Holders holders) {
   constexpr std::chrono::milliseconds kOneOfManyTakesAtMost{2000};
@@ -373,7 +375,7 @@ void Importer::fetch(Peer& peer, const HandleFields& handle, Access access, std:
   peer.map_segment(segment, std::move(found->memory));
 }
 
-/// From the owner itself. False when it is gone; true also when it has to be asked again.
+/// Fetches from the owner itself. Returns false if it is gone, true if it has the segment or must be asked again.
 bool Importer::try_fetch(Peer& peer, const Peer::Wanted& wanted) {
   const auto is_answered = [](auto&& ask) {
     try {
@@ -388,12 +390,12 @@ bool Importer::try_fetch(Peer& peer, const Peer::Wanted& wanted) {
   return !peer.has_ended() && is_answered([&] { fetch_again(peer, wanted); });
 }
 
-/// The owner closed the connection and lives: it was short of something when we last spoke. Our leases
-/// of the old connection stay good as long as this process lives.
+/// The owner closed the connection and lives: it was short of memory or descriptors when we last spoke. Our leases of
+/// the old connection stay good as long as this process lives.
 void Importer::fetch_again(Peer& old, const Peer::Wanted& wanted) {
   const PeerRef peer = connect(old.owner());
   if (peer.get() == &old)
-    return std::this_thread::sleep_for(kLookAgain);  // the watch thread has yet to see the end
+    return std::this_thread::sleep_for(kLookAgain);  // the watch thread has not seen the end yet
   old.map_segment(wanted, peer->fetch_memory(wanted));
 }
 
@@ -411,7 +413,7 @@ ExportedMemory Importer::pass_on(const SharedKeeper& keeper, std::uint32_t segme
   }
 }
 
-/// Empty when it is gone.
+/// Empty if the owner is gone.
 std::optional<ExportedMemory> Importer::ask_owner(const ProcessId& owner, std::uint32_t segment) {
   try {
     return connect(owner)->fetch_memory({segment, Access::read_write});
@@ -455,8 +457,8 @@ bool Importer::sweep() noexcept {
   return waiting;
 }
 
-/// While its process lives, as another program, a device may still be at work for it: see timeline_of(). REQUIRES:
-/// mutex_.
+/// A process that has become another program is not forgotten: a device may still work for it, see timeline_of().
+/// REQUIRES: mutex_.
 void Importer::forget_ended() noexcept {
   std::erase_if(by_owner_, [](const auto& e) {
     if (!e.second->is_closed() || !e.second->has_ended()) return false;
@@ -465,14 +467,14 @@ void Importer::forget_ended() noexcept {
   });
 }
 
-/// On the watch thread, which may still be in the middle of a handler of theirs elsewhere. Whoever forgets one later
-/// has it destroyed by the sweep after the next end of an owner. REQUIRES: mutex_.
+/// On the watch thread, which may be in the middle of one of their handlers elsewhere. A peer that is forgotten later
+/// is destroyed by the sweep after the next end of an owner. REQUIRES: mutex_.
 void Importer::destroy_forgotten() noexcept {
   if (!watch_.runs_here()) return;
   std::erase_if(closed_, [](const PeerRef& peer) { return peer.use_count() == 1 && peer->can_go(); });
 }
 
-/// Unless there is another way in which this process holds blocks of theirs. REQUIRES: mutex_.
+/// Unless this process holds blocks of that owner in another way, too. REQUIRES: mutex_.
 void Importer::let_go_of_closed(const std::set<std::string>& owners) noexcept {
   for (const std::string& owner : owners) {
     const auto is_open = [&](const auto& peer) { return peer->name() == owner && !peer->is_closed(); };

@@ -24,8 +24,8 @@
 
 namespace onecopy {
 
-/// Opens handles: finds or makes the peer for a handle's owner, claims the block, maps its segment
-/// from whoever still holds it (the owner, the maker of the handle, our own deposits).
+/// Opens handles: finds or makes the peer for a handle's owner, claims the block, and maps its segment. The segment
+/// comes from a holder: the owner, the maker of the handle, or our own deposits.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Importer {
@@ -36,42 +36,43 @@ class Importer {
 
   Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds);
 
-  /// On the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
+  /// Opens on the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
   /// `holders` are asked for frozen memory as well as the maker of the handle.
   Tensor open(const HandleFields& handle, Access access, std::optional<Device> user = {},
               Holders holders = {});
-  /// Maps segments of an owner that is connected, as far as they can be had from it: open() then need not ask for them
-  /// one at a time. Without effect for other owners. Throws timeout. REQUIRES: the caller holds a block of that owner.
+  /// Maps segments of a connected owner, as far as that owner still has them: open() then need not ask for them one
+  /// at a time. Has no effect for other owners. Throws timeout. REQUIRES: the caller holds a block of that owner.
   void fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins, Access access,
                    std::optional<Device> user);
-  /// Tells whoever holds the block for this handle that it need not any more. Does not wait for an
-  /// answer; what gets lost is made good by the hold's expiry.
+  /// Ends the hold of this handle at its maker. Does not wait for an answer; if the message is lost, the hold
+  /// expires.
   void acknowledge(const HandleFields& handle) noexcept;
   /// The peer for a live process; connects when there is none. Throws peer_died, timeout.
   PeerRef connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
-  /// The words of another process's streams; asks it the first time. Null when it is gone and was never
-  /// asked: there is nothing to wait for any more.
+  /// The words of another process's streams; asks it the first time. Null if it is gone and was never asked: then
+  /// there is no work to wait for.
   ForeignTimeline* timeline_of(const ProcessId& process);
-  /// The same without a question; null when one would have to be asked.
+  /// timeline_of() without a question; null if one would have to be asked.
   ForeignTimeline* known_timeline_of(const ProcessId& process) const;
-  /// A peer by its public name; null when we have none.
+  /// A peer by its public name; null if there is none.
   PeerRef find(const std::string& name) const;
-  /// Makes sure that the owner's peer exists and the segment is mapped, which may take a connection
-  /// and so is kept off hot paths and locks. Null: it is our own.
+  /// Makes sure that the owner's peer exists and the segment is mapped. That may take a connection, so it is kept off
+  /// hot paths and locks. Null for our own segments.
   PeerRef prepare(const HandleFields& handle, Access access, Holders holders = {});
 
-  /// Another owner's segment, in the first of all the ways in which this process has it: kept for a queue, opened,
-  /// inherited through fork. Nothing when it has it in none. Throws unsupported when it cannot pass on what it has.
+  /// Another owner's segment, in the first of all the ways in which this process has it: retained for a queue,
+  /// opened, inherited through fork. Empty if it has it in none. Throws unsupported if it has the segment and cannot
+  /// pass it on.
   std::optional<HeldSegment> find_held(const std::string& owner, std::uint32_t segment,
                                        Access access) const;
-  /// What a third process needs to map a segment of the keeper's, also after this process and the owner have
-  /// died. A borrower may not have kept it; then the owner is asked. Throws unsupported when it is gone.
+  /// Exports a segment of the keeper's for a third process, also after this process and the owner have died. If this
+  /// borrower has not kept the descriptors, the owner is asked. Throws unsupported if the owner is gone then.
   ExportedMemory pass_on(const SharedKeeper& keeper, std::uint32_t segment);
 
   std::vector<PeerRef> peers() const;
-  /// Lets go of owners that are gone and not leased from. True while there are such owners left.
+  /// Lets go of owners that are gone and have no lease here. Returns true while there are such owners left.
   bool sweep() noexcept;
-  /// Sees which owners that hung up are gone. True while it has to be called again soon. Watch thread.
+  /// Looks which owners that hung up are gone. Returns true while it has to be called again soon. Watch thread.
   bool look_after_hangups();
 
   // Around a fork.
@@ -81,7 +82,7 @@ class Importer {
   const Peers& peers_locked() const noexcept { return open_; }
   /// In a forked child: takes over what the parent had borrowed.
   void inherit(Importer& parent);
-  /// The parent's blocks, and its parent's, that this process holds through fork.
+  /// The blocks of the parent and its ancestors that this process holds through fork.
   void add_inherited(Ledger& ledger) { inherited_.push_back(&ledger); }
   const std::vector<Ledger*>& inherited() const noexcept { return inherited_; }
 
@@ -118,11 +119,11 @@ class Importer {
   mutable std::mutex mutex_;
   std::mutex turns_;  ///< before mutex_
   std::condition_variable turn_ended_;
-  std::set<ProcessId> in_turn_;  ///< to these a thread is connecting
+  std::set<ProcessId> in_turn_;  ///< processes to which a thread is connecting
   std::map<ProcessId, PeerRef> by_owner_;
   Peers open_;
-  Peers closed_;                                     ///< somebody may remember them
-  std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, which may be closed by now
+  Peers closed_;                                     ///< closed, and perhaps still referenced by a caller
+  std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, some of which may be closed by now
   std::vector<Ledger*> inherited_;
 };
 

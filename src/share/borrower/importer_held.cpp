@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this process has of other owners' memory, for whoever asks it in an owner's place.
+// Serves other owners' memory, as far as this process holds it, to processes that ask in the owner's place.
 #include "onecopy/core/error.h"
 #include "os/page_users.h"
 #include "share/borrower/importer.h"
@@ -8,7 +8,7 @@
 namespace onecopy {
 namespace {
 
-/// Memory of the host is frozen once the owner's program is no more; a device may be at work until its process ends.
+/// Memory of the host is frozen once the owner's program has ended. A device may be at work until its process ends.
 bool is_frozen(const Peer& peer, const ExportedMemory& memory) {
   return peer.has_ended() || (device_type(memory.kind) == DeviceType::cpu && peer.has_left());
 }
@@ -19,7 +19,7 @@ bool is_frozen(const Ledger& ledger, const ExportedMemory& memory) {
          (device_type(memory.kind) == DeviceType::cpu && !may_own_table(origin.pid, ledger.table_inode()));
 }
 
-/// Nothing when this keeper has not got the segment, which is in `why` when it has and cannot pass it on.
+/// Empty if this keeper has not got the segment, or cannot pass it on: then `why` is set.
 template <class Keeper>
 std::optional<HeldSegment> try_export(const Keeper& keeper, std::uint32_t segment, Access access,
                                       std::optional<Error>& why) {
@@ -28,7 +28,7 @@ std::optional<HeldSegment> try_export(const Keeper& keeper, std::uint32_t segmen
     ExportedMemory memory = keeper.export_segment(segment, access);
     const bool owner_gone = is_frozen(keeper, memory);
     return HeldSegment{std::move(table), std::move(memory), owner_gone};
-  } catch (const Error& e) {  // it was not opened, or allocated after the fork: there may be another way
+  } catch (const Error& e) {  // not opened, or allocated after the fork: another keeper may have it
     if (e.code() == ErrorCode::unsupported) why = e;
     else if (e.code() != ErrorCode::owner_died && e.code() != ErrorCode::stale_handle) throw;
     return {};
@@ -42,7 +42,7 @@ std::optional<HeldSegment> Importer::find_held(const std::string& owner, std::ui
   if (auto kept = deposits_.open({owner, segment}, access)) return kept;
   std::optional<Error> why;
   {
-    const std::lock_guard no_sweep(mutex_);  // which gives back what is being handed out
+    const std::lock_guard no_sweep(mutex_);  // a sweep gives back segments that are being handed out
     for (const auto& peer : open_)
       if (peer->name() == owner && !peer->is_closed())
         if (auto held = try_export(*peer, segment, access, why)) return held;

@@ -73,8 +73,8 @@ bool Leases::try_close() noexcept {
   return false;
 }
 
-/// A late claimer may still raise a slot and read a word before it sees that all is closed. Where the kernel does not
-/// tell of those, the addresses stay, and read as zero.
+/// A late claimer may raise a slot and read a word before it sees that all is closed. If the kernel cannot tell of
+/// such claimers, the addresses stay, and read as zero.
 bool Leases::try_forget() noexcept {
   const Visit::Visitors visitors = Visit::visitors(this);
   if (visitors == Visit::Visitors::some) return false;

@@ -21,24 +21,24 @@ struct LeaseInfo {
   std::uint64_t size;
 };
 
-/// What this process holds of another's blocks: the owner's block table, the claim page that the owner made for us, and
-/// how many leases of each block we have, once more in private memory, where a forked child finds them.
+/// This process's leases of another's blocks: the owner's block table, the claim page that the owner made for us, and
+/// a count of leases for each block. The counts are in private memory as well, where a forked child finds them.
 ///
-/// Closed it holds nothing and never will. Its memory stays while a claimer that came too late may touch it (Visit).
+/// Once closed it holds nothing and never will. Its memory stays while a late claimer may touch it (Visit).
 ///
 /// Thread safety: all members may be called concurrently, but for those that set it up or end it and around a fork.
 class Leases {
  public:
   Leases();
 
-  // REQUIRES: both, before anything else. They throw protocol when the other side made them wrong.
+  // REQUIRES: both, before any other member. They throw protocol if the other side made them wrong.
   void set_table(const Fd& file);
   void set_page(Mapping page);
 
   const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
   Transits& transits() noexcept { return transits_; }
 
-  /// One more lease if the block still is what the handle said; see onecopy::try_claim() for `ask`.
+  /// Takes one more lease if the block's generation is still the handle's; see onecopy::try_claim() for `ask`.
   template <class Ask>
   bool try_claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept {
     if (block >= kMaxBlocks) return false;
@@ -59,10 +59,10 @@ class Leases {
     page_.slot(block).fetch_add(1);
     counts_[block].fetch_add(1, std::memory_order_relaxed);
   }
-  /// All may be gone after it, but not before `afterwards` has returned.
+  /// The last lease may be gone after it, but not before `afterwards` has returned.
   template <class Afterwards>
   void release(std::uint32_t block, Afterwards&& afterwards) noexcept {
-    const Visit here(this);  // the record is read when nothing is held any more
+    const Visit here(this);  // the record is read after the lease has ended
     counts_[block].fetch_sub(1, std::memory_order_relaxed);
     release_claim(page_, record(block), block);
     afterwards();
@@ -70,7 +70,7 @@ class Leases {
   void release(std::uint32_t block) noexcept {
     release(block, []() noexcept {});
   }
-  // See pin_claim.h. Without effect once it is closed, when nobody holds anything.
+  // See pin_claim.h. Has no effect once it is closed and holds no lease.
   void note_pin(std::uint32_t segment) noexcept {
     const Visit here(this);
     if (!closed_) onecopy::note_pin<RealPlatform>(pins_in(page_)[segment]);
@@ -79,11 +79,11 @@ class Leases {
     const Visit here(this);
     if (!closed_) onecopy::end_pin<RealPlatform>(pins_in(page_)[segment]);
   }
-  /// Of the owner. REQUIRES: the caller holds a lease.
+  /// The words of the owner. REQUIRES: the caller holds a lease.
   const PinWords::Word& holes(std::uint32_t segment) const noexcept {
     return PinWords(table_.as<PinWords::Word>(kHolesAt))[segment];
   }
-  /// Does the owner see what is claimed and pinned here?
+  /// Does the owner see the claims and pins of this page?
   bool is_seen() const noexcept { return onecopy::is_seen(page_); }
   bool has(std::uint32_t block) const noexcept {
     const Visit here(this);
@@ -97,14 +97,15 @@ class Leases {
   /// Closes it for good unless there are leases. REQUIRES: one thread at a time.
   bool try_close() noexcept;
   bool is_closed() const noexcept { return closed_; }
-  /// Gives the memory back. False while a claimer may touch it: later, then. REQUIRES: closed; as try_close().
+  /// Gives the memory back. Returns false while a claimer may touch it: call again later. REQUIRES: closed; as
+  /// try_close().
   bool try_forget() noexcept;
-  /// Is no claimer or releaser at work on this any more, as far as the kernel tells?
+  /// Is no claimer or releaser at work on this any more? False if the kernel cannot tell.
   bool has_no_visitors() const noexcept { return Visit::visitors(this) == Visit::Visitors::none; }
 
   // Around a fork.
   Claims& page() noexcept { return page_; }
-  /// In the child: the same leases in a page of its own; without one, in memory that no owner sees.
+  /// In the child: takes over the leases in a page of its own; without one, in memory that no owner sees.
   void go_on_in_child(Mapping page) noexcept;
 
  private:

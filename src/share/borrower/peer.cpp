@@ -63,8 +63,8 @@ void Peer::watch(Watch& watch, Deposits& deposits) {
   if (!gone_) watch.add(pidfd_.get(), [this] { check_gone(); });
 }
 
-/// Reading /proc takes as long as a fifth of a connection. What was read while it lived is its own, and not of a
-/// later process with its number.
+/// Reading /proc takes up to a fifth of a connection's time, so it is read late. A value read while the process lived
+/// is its own, and not that of a later process with its number.
 ProcessOrigin Peer::origin() const {
   if (const std::uint64_t known = start_time_) return {pid_, known};
   errno = 0;
@@ -89,8 +89,8 @@ BlockRef Peer::claim(std::uint32_t block, std::uint64_t generation) {
   return {};
 }
 
-/// Slow, and only for blocks that the owner has let go of while another borrower passes them on. An owner that does
-/// not answer has not said no: then the error is there, too.
+/// Slow, and only for blocks that the owner has freed while another borrower passes them on. If the owner does not
+/// answer, that is no refusal: `error` is set, too.
 bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
                      std::optional<Error>& silence) noexcept {
   try {
@@ -131,13 +131,13 @@ bool Peer::wait_gone() const noexcept {
 
 bool Peer::is_frozen() const noexcept { return has_ended() || (!uses_devices() && has_left()); }
 
-/// Also when it is being asked for its words.
+/// Also true while it is being asked for its words.
 bool Peer::uses_devices() const noexcept {
   const std::unique_lock lock(timeline_mutex_, std::try_to_lock);
   return !lock || timeline_ || segments_.uses_devices();
 }
 
-/// Of an owner that is gone nothing is used again, so nothing need be seen.
+/// A dead owner reuses nothing, so it need not see the pin.
 void Peer::begin_pin(std::uint32_t segment) {
   if (!leases_.is_seen() && !has_ended()) throw_no_pins();
   leases_.note_pin(segment);
@@ -189,7 +189,7 @@ bool Peer::has_ended() const noexcept {
   return !pidfd_ || has_exited(pidfd_);
 }
 
-/// One that cannot be looked at is there until its pidfd says otherwise.
+/// A process that cannot be looked at counts as there until its pidfd says otherwise.
 bool Peer::has_left() const noexcept {
   if (gone_ || has_ended()) return true;
   try {
@@ -230,8 +230,8 @@ void Peer::check_gone() {
   if (has_exited(pidfd_)) end();
 }
 
-/// An exec has unmapped everything before the sockets close, so that one look sees it; one that hung up and lives on is
-/// looked at now and then, when there is a tick.
+/// An exec unmaps everything before it closes the sockets, so one look sees it. A process that hung up and lives on
+/// is looked at from time to time, at ticks.
 bool Peer::look_after_hangup() {
   constexpr std::chrono::seconds kPause{1};
   const auto now = std::chrono::steady_clock::now();
@@ -241,7 +241,7 @@ bool Peer::look_after_hangup() {
   return false;
 }
 
-/// False while somebody asks it a question, which ends now: then again.
+/// Returns false while another thread asks it a question, which ends now: call again.
 bool Peer::end() {
   Visit::prepare();  // for when it is closed, with locks held
   if (!conversation_.try_end()) return false;
@@ -250,14 +250,14 @@ bool Peer::end() {
   report_weak_segments();
   {
     const std::lock_guard lock(timeline_mutex_);
-    if (timeline_) timeline_->end();  // nothing of its is written any more
+    if (timeline_) timeline_->end();  // this process's streams write nothing for it any more
     look_at_words();
   }
   watch_->request_tick();
   return true;
 }
 
-/// True while streams of ours wait for them. REQUIRES: timeline_mutex_.
+/// True while streams of ours wait for its words. REQUIRES: timeline_mutex_.
 bool Peer::look_at_words() {
   const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::Awaited::nothing;
   if (awaited == ForeignTimeline::Awaited::never) {
@@ -276,7 +276,7 @@ bool Peer::look_after_waits() {
   return !lock || look_at_words();  // else it is being asked for its words
 }
 
-/// Whoever still uses tensors in them should know why they fail.
+/// Logged, because tensors in weak segments fail from here on.
 void Peer::report_weak_segments() const {
   for (const std::uint32_t segment : segments_.weak())
     log_warning(fmt::format("process {} has ended; tensors opened from its segment {} are invalid now",
@@ -322,7 +322,7 @@ void Peer::unlock_after_fork() {
 
 void Peer::prepare_fork() {
   if (is_closed() || gone_) return;
-  if (is_disconnected())  // it may live: without the child's page it counts everything of ours as held
+  if (is_disconnected())  // it may live: without the child's page it counts all blocks of ours as held
     announce_child(leases_.page());
   else fork_page_ = send_child_page(leases_.page(), conversation_.socket());
 }
@@ -331,7 +331,7 @@ void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }
 
 void Peer::finish_fork_in_child() noexcept {
   if (is_closed()) return;
-  // None when the owner is gone, or counts us with our parent.
+  // Empty if the owner is gone, or counts us with our parent.
   ForkPage mine = std::exchange(fork_page_, {}).value_or(ForkPage{});
   leases_.go_on_in_child(std::move(mine.memory));
   conversation_.go_on_in_child(std::move(mine.socket));

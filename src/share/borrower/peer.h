@@ -26,15 +26,16 @@
 
 namespace onecopy {
 
-/// Another process as its borrower sees it: a conversation with its broker, our leases of its blocks, and
-/// its segments that are mapped here.
+/// Another process as its borrower sees it: a conversation with its broker, our leases of its blocks, and its
+/// segments that are mapped here.
 ///
-/// try_close() gives back what a peer of a dead owner holds once no lease is left. The peer itself goes with the last
-/// std::shared_ptr to it: who remembers one has such, and blocks need none, since they are leases.
+/// If the owner is dead and no lease is left, try_close() gives back the peer's memory and descriptors. The peer
+/// itself goes with the last std::shared_ptr to it. Callers that remember a peer have such a pointer; blocks need
+/// none, since they are leases.
 ///
-/// Life of the owner: alive -> disconnected (the conversation is over: look) -> gone (its pidfd says so, or of an owner
-/// that has nothing of a device here, that its process has become another program). Of an owner that is gone nothing
-/// is reused any more: its segments are frozen.
+/// Life of the owner: alive -> disconnected (the conversation is over: look) -> gone. It is gone if its pidfd says
+/// so. If it has no memory of a device here, it is also gone once its process has become another program. A dead
+/// owner reuses nothing: its segments are frozen.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer> {
@@ -43,14 +44,14 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
     std::uint32_t segment;
     Access access;
     std::int32_t number = 0;       ///< Backend::borrower_number() of the segment's kind
-    std::optional<Device> user{};  ///< the device of this process that it is for; none: the memory's own
+    std::optional<Device> user{};  ///< the device of this process that uses it; none: the memory's own
   };
-  /// The first half of a connection: proves to the process that was called who we are, and asks for what is wanted.
-  /// Throws peer_died, other_user, bad_secret, timeout...
+  /// The first half of a connection: proves our identity to the called process, and asks for `wanted`. Throws
+  /// peer_died, other_user, bad_secret, timeout...
   static std::shared_ptr<Peer> introduce(Call call, const std::string& my_name,
                                          std::optional<Wanted> wanted = {});
-  /// The second half: attaches, and maps what was wanted. Between the two there is time for something else. Throws
-  /// the same; nothing but the end is left for a Peer then.
+  /// The second half: attaches, and maps the wanted segment. Other work may be done between the two halves. Throws as
+  /// introduce(). REQUIRES: after a throw the Peer is only destroyed.
   void await_welcome();
   /// An owner that is gone, as a holder of its block table described it.
   static std::shared_ptr<Peer> frozen(const ProcessId& owner, Fd table);
@@ -58,12 +59,13 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   /// Puts the connection and the pidfd under watch.
   void watch(Watch& watch, Deposits& deposits);
 
-  /// A lease on the block if it still is what the handle said; empty when it is stale, or when only
-  /// the owner can tell. Never waits.
+  /// A lease on the block if its generation is still the handle's. Empty if it is stale, or if only the owner can
+  /// tell. Never waits.
   BlockRef try_claim(std::uint32_t block, std::uint64_t generation) noexcept;
-  /// The same, and asks the owner when it has to; empty when it is stale. Throws timeout when it does not answer.
+  /// As try_claim(), but asks the owner if needed. Empty if the block is stale. Throws timeout if the owner does not
+  /// answer.
   BlockRef claim(std::uint32_t block, std::uint64_t generation);
-  struct Said {  ///< what the handle says
+  struct Said {  ///< from the handle
     std::uint32_t block;
     std::uint32_t segment;
     std::uint64_t segment_size;
@@ -77,45 +79,49 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
     explicit operator bool() const noexcept { return data != nullptr; }
   };
   /// For the device `user` of this process, or else for the memory's own. Empty while the block's segment is not
-  /// mapped. Throws bad_handle when the handle contradicts the owner's table, unsupported when `user` has no way to it.
+  /// mapped. Throws bad_handle if the handle contradicts the owner's table, unsupported if `user` has no way to the
+  /// memory.
   Location locate(const Said& handle, Access access, std::optional<Device> user = {});
   bool has_segment(std::uint32_t segment, Access access) const {
     return segments_.contains(segment, access);
   }
   /// Asks the owner for the segment and maps it. Throws peer_died.
   void fetch_segment(const Wanted& wanted);
-  /// Asks the owner for several segments, and maps each while the owner is at the next. Leaves out those that the
-  /// owner refuses, that cannot be mapped, or that take more than one message. Throws peer_died, timeout.
+  /// Asks the owner for several segments, and maps each while the owner works on the next. Leaves out segments that
+  /// the owner refuses, that cannot be mapped, or that take more than one message. Throws peer_died, timeout.
   void fetch_ahead(std::span<const Wanted> wanted);
   /// fetch_ahead() of segments whose kind takes no descriptors.
   void fetch_described(std::span<const Wanted> wanted);
-  /// Asks the owner for what it takes to map the segment. Throws peer_died.
+  /// Asks the owner for the descriptors and vendor bytes that map the segment. Throws peer_died.
   ExportedMemory fetch_memory(const Wanted& wanted);
-  /// Maps a segment that somebody else handed over. REQUIRES: nobody can close this peer meanwhile, because
-  /// the caller holds a block of it or nobody else knows it yet; a closed one would keep the memory for ever.
+  /// Maps a segment that another holder handed over. REQUIRES: no thread can close this peer meanwhile, because the
+  /// caller holds a block of it or is the only one to know it. A closed peer would keep the memory for ever.
   void map_segment(const Wanted& wanted, ExportedMemory memory) {
     segments_.map(wanted.segment, wanted.access, std::move(memory), wanted.user);
   }
 
   /// Asks this process for a segment of another owner that it holds.
   HeldSegment fetch_foreign(const std::string& owner_name, const Wanted& wanted);
-  /// Hands a segment over for safe keeping. Throws timeout, while is_silent() at once: it may keep it when it goes on.
+  /// Hands a segment over for safe keeping. Throws timeout, while is_silent() at once; the process may still keep the
+  /// segment once it goes on.
   void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
                const ExportedMemory& memory, std::uint64_t channel, std::uint64_t number);
-  /// What was handed over is gone. Never waits. False when it could not be told.
+  /// Says that the deposited segment is gone. Never waits. Returns false if the process could not be told.
   bool withdraw(const DepositKey& key) noexcept;
-  /// What was handed over up to this number is not needed for us any more. The same.
+  /// Says that deposits up to this number are not needed for us any more. Never waits. Returns false if it could not
+  /// be told.
   bool let_go(const DepositKey& key, std::uint64_t number) noexcept;
   /// The words that this process's streams write. Throws peer_died.
   ForeignTimeline& timeline();
-  /// Says so when streams of ours wait for what its streams never do. True while some wait. Never waits.
+  /// Logs it if streams of ours wait for words that its streams will never write. Returns true while some wait. Never
+  /// waits.
   bool look_after_waits();
-  /// Afterwards we have what is in that queue now, should its creator die.
+  /// Afterwards we have every segment that is in that queue now, should its creator die.
   void join_channel(std::uint64_t channel, std::uint8_t role);
-  /// False when the creator does not read, or is gone.
+  /// Returns false if the creator does not read, or is gone.
   bool leave_channel(std::uint64_t channel, std::uint8_t role) noexcept;
-  /// Tells the maker of a handle that it has arrived. Never waits. False when it could not be told
-  /// over this connection.
+  /// Tells the maker of a handle that it has arrived. Never waits. Returns false if it could not be told over this
+  /// connection.
   bool acknowledge(std::uint64_t hold) noexcept;
 
   void retain(std::uint32_t block) noexcept override { leases_.retain(block); }
@@ -151,10 +157,11 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   bool is_gone() const noexcept { return gone_; }
   /// Has its process ended? Asks the kernel and not the watch thread.
   bool has_ended() const noexcept;
-  /// The same of its program, which also ends when the process becomes another by exec. Its device may still be at work.
+  /// Has its program ended? It also ends when the process becomes another by exec. Its device may still be at work.
   /// Reads /proc once the conversation is over.
   bool has_left() const noexcept;
-  /// Once the conversation is over: sees whether it is gone. True while it has to be called again soon. Watch thread.
+  /// Once the conversation is over: looks whether the owner is gone. Returns true while it has to be called again
+  /// soon. Watch thread.
   bool look_after_hangup();
   bool is_disconnected() const noexcept { return conversation_.is_over(); }
   const std::atomic<bool>& connection_end() const noexcept { return conversation_.end(); }
@@ -165,10 +172,10 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   std::uint64_t leases() const noexcept { return leases_.count(); }
   std::vector<LeaseInfo> lease_list() const { return leases_.list(); }
   std::size_t segments() const { return segments_.count(); }
-  /// Gives memory and descriptors back if the owner is gone and nothing is held. True when all is given back: then
-  /// not again.
+  /// Gives memory and descriptors back if the owner is gone and has no lease here. Returns true when all is given
+  /// back: then not again.
   bool try_close() noexcept;
-  /// May it be destroyed where nobody remembers it? Not one whose words streams may wait for. REQUIRES: try_close()
+  /// May it be destroyed once no caller remembers it? Not if streams may wait for its words. REQUIRES: try_close()
   /// has given all back.
   bool can_go() noexcept;
   /// Gives the process's descriptor back. REQUIRES: it is closed.

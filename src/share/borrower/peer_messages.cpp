@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a borrower and the broker of another process say to each other, and what it means.
+// The messages between a borrower and the broker of another process, and their effects on the borrower's side.
 #include <exception>
 #include <utility>
 #include <vector>
@@ -45,7 +45,7 @@ void Peer::await_welcome() {
   leases_.set_page(map_claims(packet.fds[1]));
   if (!wanted_) return;
   packet = conversation_.hear_answer();
-  // Refused: whoever claims the block will find out why.
+  // Refused: a thread that claims the block asks again and gets the reason.
   if (wire::type_of(packet.bytes) == wire::Type::segment)
     map_segment(*wanted_,
                 with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted_->segment));
@@ -91,7 +91,7 @@ void Peer::fetch_described(std::span<const Wanted> wanted) {
                         [&](std::size_t at, Packet packet) { map_answers(parts[at], packet); });
 }
 
-/// Who opens a block of a segment that is left out asks for it again, and is told why it cannot be had.
+/// A segment that is left out is asked for again when one of its blocks is opened; the caller gets the reason then.
 void Peer::map_answer(const Wanted& wanted, Packet packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segment) return;
@@ -101,7 +101,7 @@ void Peer::map_answer(const Wanted& wanted, Packet packet) noexcept {
   }
 }
 
-/// Of those that cannot be mapped, each is left out by itself.
+/// Each segment that cannot be mapped is left out by itself.
 void Peer::map_answers(std::span<const Wanted> wanted, const Packet& packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segments) return;
@@ -186,7 +186,7 @@ void Peer::hear_news(Packet packet) {
   const std::uint32_t segment = wire::body_of<wire::Retire>(packet.bytes).segment;
   segments_.retire(segment);
   const bool is_kept = deposits_ && deposits_->retire({name_, segment});
-  // What is pinned of it is to be unpinned, and unmapped then.
+  // Its pinned pieces are to be unpinned, and unmapped then.
   if (watch_ && (is_kept || PinnedRanges::any())) watch_->request_tick();
 }
 

@@ -21,14 +21,14 @@ struct SegmentPlace {
   explicit operator bool() const noexcept { return data != nullptr; }
 };
 
-/// Remembers some mapped segments for readers that take no lock. A slot changes only after its segment
-/// was forgotten, and a segment's number is never reused: a slot that says the same number before and
-/// after has not changed in between.
+/// Remembers some mapped segments for readers that take no lock. A slot changes only after its segment was forgotten,
+/// and a segment's number is never reused. So if a slot has one number before and after a read, it has not changed in
+/// between.
 ///
-/// Thread safety: find() may be called by anybody; the others by one thread at a time.
+/// Thread safety: find() may be called by any thread; the others by one thread at a time.
 class SegmentPlaces {
  public:
-  /// Empty when it is not remembered.
+  /// Empty if the segment is not remembered.
   SegmentPlace find(std::uint32_t segment, Access access) const noexcept {
     const std::uint64_t key = key_of(segment, access);
     const Slot& slot = slots_[key % kSlots];
@@ -37,7 +37,7 @@ class SegmentPlaces {
                              slot.user.load()};
     return slot.key.load() == key ? place : SegmentPlace{};
   }
-  /// Or not, when another segment has the slot.
+  /// Has no effect if another segment has the slot.
   void remember(std::uint32_t segment, Access access, const SegmentPlace& place) noexcept {
     const std::uint64_t key = key_of(segment, access);
     Slot& slot = slots_[key % kSlots];
@@ -49,7 +49,7 @@ class SegmentPlaces {
     slot.user.store(place.user);
     slot.key.store(key);
   }
-  /// For good: nobody holds a block of it any more.
+  /// For good: this process holds no block of the segment any more.
   void forget(std::uint32_t segment) noexcept {
     for (const Access access : {Access::read_only, Access::read_write}) {
       const std::uint64_t key = key_of(segment, access);

@@ -13,8 +13,8 @@
 
 namespace onecopy {
 
-/// How far other streams had come when they put values that this process has got: a device that it begins to use later
-/// comes after them, too. Points that are passed are forgotten.
+/// How far other streams had come when they put values that this process has got. A device that this process begins
+/// to use later comes after them, too. Points that are passed are forgotten.
 ///
 /// Thread safety: all members may be called concurrently.
 class ValuePoints {
@@ -24,7 +24,7 @@ class ValuePoints {
     TimelinePoint point;
   };
 
-  /// A later point of a stream takes the place of an earlier one. `has_passed(entry)` takes no lock of a caller's.
+  /// A later point of a stream replaces an earlier one. REQUIRES: `has_passed(entry)` takes no lock of a caller's.
   template <class HasPassed>
   void remember(const Entry& entry, HasPassed&& has_passed) {
     constexpr std::size_t kMany = 64;

@@ -12,7 +12,7 @@
 namespace onecopy {
 namespace {
 
-/// A thread had no room to say where it is.
+/// A thread had no room to record its place.
 std::atomic<bool> is_unknown{false};
 
 bool try_register() noexcept {

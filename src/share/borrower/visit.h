@@ -6,12 +6,12 @@
 
 namespace onecopy {
 
-/// While it lives, this thread may touch the memory of `place` although it holds nothing there. Whoever closes a
+/// While it lives, this thread may touch the memory of `place` although it holds no block there. The closer of a
 /// place learns from visitors() when no such thread is left, and the memory can be given back.
 ///
-/// Order: a visitor begins its visit, looks whether the place is closed, and touches nothing then; the other closes,
-/// then looks for visitors. Whichever comes second sees the other: a visitor's stores are plain, and visitors() makes
-/// those of all threads visible (membarrier(2)).
+/// Order: a visitor begins its visit, looks whether the place is closed, and if so touches nothing. The closer
+/// closes, then looks for visitors. The later one sees the earlier one: a visitor's stores are plain, and visitors()
+/// makes those of all threads visible (membarrier(2)).
 ///
 /// Thread safety: a visit belongs to its thread, and one thread makes one at a time.
 class Visit {
@@ -29,8 +29,8 @@ class Visit {
     some,
     unknown,  ///< the kernel does not tell
   };
-  /// What visitors() needs of the kernel, which in a process with threads takes it some ten milliseconds, once: to be
-  /// called where nobody waits.
+  /// Registers this process for visitors() with the kernel. In a process with threads that takes some ten
+  /// milliseconds, once. Call it where no other thread waits.
   static void prepare() noexcept;
   static Visitors visitors(const void* place) noexcept;
   /// In a forked child: the parent's other threads are not here.

@@ -47,7 +47,8 @@ void Broker::listen() {
   listening_ = true;
 }
 
-/// As many as a turn may take: whoever connects without end must not keep the watch thread. The rest is reported again.
+/// Accepts as many as a turn may take: a process that connects without end must not keep the watch thread. The rest
+/// is reported again.
 void Broker::accept_some() {
   try {
     for (int i = 0; i < kAcceptsATurn && !watch_.is_stopping(); ++i) {
@@ -74,7 +75,7 @@ Broker::At Broker::add_connection(UnixSocket socket) {
   at->credentials = socket.peer();
   at->socket = std::move(socket);
   watch_.add(at->socket.fd(), [this, at] { serve(at); });
-  watch_.request_tick();  // it may say nothing
+  watch_.request_tick();  // a stranger that stays silent raises no event
   return at;
 }
 
@@ -82,7 +83,8 @@ void Broker::serve(At at) {
   if (!at->attached && !at->looked_at) at->looked_at = Clock::now();
   bool answering = false;
   try {
-    for (int i = 0; i < kPacketsATurn; ++i) {  // the others wait; what is left is reported again
+    // Other connections wait; unread packets are reported again.
+    for (int i = 0; i < kPacketsATurn; ++i) {
       answering = false;
       auto packet = at->socket.try_receive();
       if (!packet) return;
@@ -93,13 +95,13 @@ void Broker::serve(At at) {
     if (e.code() != ErrorCode::peer_died)
       log_warning(fmt::format("a borrower (pid {}): {}", at->credentials.pid, e.what()));
     if ((answering || e.code() != ErrorCode::peer_died) &&
-        !at->misheard)  // else it closed, and all was read
+        !at->misheard)  // false if it closed, and all was read
       at->misheard = Clock::now();
     on_hangup(at);
   }
 }
 
-/// A borrower that is told of a shortage should not look for it at home.
+/// The message names this process: the borrower must not look for the shortage at home.
 void Broker::refuse(Connection& c, const Error& why) {
   if (!is_shortage(why)) return reply(c, wire::refuse(why));
   reply(c, wire::refuse(
@@ -107,8 +109,8 @@ void Broker::refuse(Connection& c, const Error& why) {
                                              current_pid(), why.what()))));
 }
 
-/// For the next borrower, so that it need not wait. What cannot be made now is made when it has proved itself, and
-/// it is told why not.
+/// Made ahead, so that the next borrower need not wait. If that fails now, the page is made when the borrower has
+/// proved itself, and the borrower gets the error.
 void Broker::make_spare_page() noexcept {
   try {
     if (!spare_page_.file) spare_page_ = create_claim_file();
@@ -130,7 +132,7 @@ void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {
   send(c, message, fds);
 }
 
-/// To one that has closed its end nothing need be sent; what it has said before is still to be heard.
+/// A borrower that has closed its end needs no message. Its earlier packets are still read.
 void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& fds) {
   bool is_sent = true;
   try {
@@ -156,7 +158,7 @@ void Broker::announce_retired(std::uint32_t segment) {
   if (waiting) watch_.request_tick();
 }
 
-/// As many as find room. REQUIRES: mutex_.
+/// Tells of as many segments as find room. REQUIRES: mutex_.
 void Broker::tell_retired(Connection& c) noexcept {
   auto next = c.untold.begin();
   try {
@@ -164,7 +166,7 @@ void Broker::tell_retired(Connection& c) noexcept {
       ++next;
   } catch (const Error& e) {  // it is gone, which its hangup says too, or the system is short of memory
     if (e.code() == ErrorCode::peer_died) next = c.untold.end();
-  } catch (const std::bad_alloc&) {  // so are we: later
+  } catch (const std::bad_alloc&) {  // this process is short of memory: later
   }
   c.untold.erase(c.untold.begin(), next);
 }

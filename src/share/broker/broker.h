@@ -28,18 +28,18 @@
 
 namespace onecopy {
 
-/// How long a stranger may be silent before it has proved that it holds a handle, from the broker's first look at its
-/// connection. Tests lower it.
+/// How long a stranger may be silent before it has proved that it holds a handle. Counted from the broker's first
+/// look at its connection. Tests lower it.
 inline std::atomic<int> stranger_silence_ms{5'000};
 
-/// The server inside a process: lets borrowers of the same user attach once they have proved that
-/// they hold one of its handles, hands out descriptors, and lets their claims fall when they die.
+/// The server inside a process. Lets borrowers of the same user attach once they have proved that they hold one of
+/// its handles. Hands out descriptors, and lets a borrower's claims fall when it dies.
 ///
-/// A borrower whose socket closes is not dead yet: its claims fall when its pidfd says that it is
-/// gone, or when it no longer maps its claim page (it has exec'ed another program). The latter is no
-/// sign for one that was sent memory of a device, which may still be at work.
+/// A borrower whose socket closes is not dead yet. Its claims fall when its pidfd says that it is gone, or when it no
+/// longer maps its claim page (it has exec'ed another program). The latter is no sign for a borrower that was sent
+/// memory of a device, which may still be at work.
 ///
-/// Thread safety: connections are handled on the watch thread only; members say if others may call.
+/// Thread safety: connections are handled on the watch thread only; members say if other threads may call.
 class Broker {
  public:
   Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
@@ -49,27 +49,27 @@ class Broker {
   void listen();
   /// At exit, with the watch stopped: a socket with a path leaves its directory.
   void stop_listening() noexcept { listener_ = UnixSocket(); }
-  /// What `want_info` is answered with. Set before listen().
+  /// Returns the answer to `want_info`. Set before listen().
   std::function<std::string()> describe;
 
   /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
   void announce_retired(std::uint32_t segment);
-  /// Gives a segment of ours to everybody who has `channel` open or will have, to be kept should we
-  /// die. Any thread.
+  /// Gives a segment of ours to each process that has `channel` open or will have, to be kept should we die. Any
+  /// thread.
   void spread_deposit(std::uint32_t segment, std::uint64_t channel);
   void forget_channel(std::uint64_t channel) noexcept;
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
-  /// What dead borrowers left in queues.
+  /// Blocks of dead borrowers' items that are still in queues.
   std::vector<TransitInfo> orphans() const;
-  /// Looks after borrowers whose socket has closed but whose process has not ended. True while there
-  /// are any. Watch thread.
+  /// Looks after borrowers whose socket has closed but whose process has not ended. Returns true while there are any.
+  /// Watch thread.
   bool tick();
 
   // Around a fork, with the watch stopped.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
-  /// Attaches the page of the coming child, which gets what is returned.
+  /// Attaches the page of the coming child. The child gets the ForkPage that is returned.
   ForkPage prepare_fork();
   /// In the child: closes what it inherited.
   void abandon() noexcept;
@@ -77,13 +77,13 @@ class Broker {
  private:
   using Clock = Holds::Clock;
 
-  /// A borrower that is gone, and may have children that we never met.
+  /// A borrower that is gone, and may have left children that never connected.
   struct Lost {
-    bool is_visible;  ///< not of another namespace, of whose processes nothing is ever known
+    bool is_visible;  ///< false in another pid namespace: its processes cannot be seen
     int times_gone = 0;
 
-    /// Are they gone, too? `unseen`: what a look has shown, if there was one. Only after two, since one that forked
-    /// and ended during a look may have been missed.
+    /// Are those children gone, too? `unseen`: the result of a look, if there was one. True only after two looks: a
+    /// child that forked and ended during one may have been missed.
     bool is_over(std::optional<bool> unseen) noexcept;
   };
   struct Connection {
@@ -99,15 +99,15 @@ class Broker {
     std::vector<wire::JoinChannel> joined;
     bool closed = false;
     std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
-    /// Since when what it has said may not have been heard, a child's page among it: we hung up on it, or were short
-    /// of something when the page came.
+    /// Since when messages of it may have been lost, a child's page among them. Set if we hung up on it, or were
+    /// short of memory or descriptors when the page came.
     std::optional<Clock::time_point> misheard;
     std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
     bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
     std::optional<Clock::time_point>
         looked_at;  ///< a stranger: since when its words are heard; watch thread
-    Backoff looks;  ///< at what it maps, once it is closed; watch thread
+    Backoff looks;  ///< looks at its mappings once it is closed; watch thread
     std::optional<Lost> lost;
     std::optional<Orphan> orphan;
     std::uint32_t serial = 0;  ///< of the question being answered
@@ -178,14 +178,14 @@ class Broker {
   Holds& holds_;
   Timeline& timeline_;
   Watch& watch_;
-  /// The list of connections. Each is changed by the watch thread only, and what others read of it
-  /// (socket, credentials, attached, joined, closed, leaving, lost, orphan) and `untold` under this lock.
+  /// Guards the list of connections and `untold`. Each connection is changed by the watch thread only; other threads
+  /// read socket, credentials, attached, joined, closed, leaving, lost and orphan under this lock.
   mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
   ClaimFile spare_page_;   ///< for the claims of the next borrower; watch thread, once it listens
   bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread
-  bool starving_ = false;  ///< said so already
+  bool starving_ = false;  ///< the shortage has been logged
   UnseenUsers unseen_;     ///< watch thread
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What borrowers ask, and what they are answered.
+// The questions of borrowers, and their answers.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 namespace onecopy {
 namespace {
 
-/// In this time a borrower answers a challenge, also one that has to make its own tables first.
+/// A borrower answers a challenge within this time, even if it has to make its own tables first.
 constexpr std::chrono::microseconds kSoon{200};
 
-/// Where the driver keeps a list of who may open the memory.
+/// Some drivers keep a list of the processes that may open the memory.
 void admit(const ExportedMemory& memory, std::int32_t number) {
   if (number != 0) backend(device_type(memory.kind)).admit(memory, number);
 }
@@ -44,7 +44,7 @@ void Broker::answer(At at, Packet packet) {
   }
 }
 
-/// What needs no proof, or is one. False when it is nothing of that.
+/// Answers messages that need no proof, or are one. Returns false for all others.
 bool Broker::answer_anybody(At at, wire::Type type, ByteSpan packet) {
   switch (type) {
     case wire::Type::hello: return challenge(*at, packet), true;
@@ -102,7 +102,7 @@ void Broker::challenge(Connection& c, ByteSpan packet) {
   watch_.stay_awake(kSoon);
 }
 
-/// Those whose proof is on its way.
+/// Strangers whose proof is on its way.
 std::size_t Broker::challenged() const {
   return static_cast<std::size_t>(
       std::count_if(connections_.begin(), connections_.end(),
@@ -122,13 +122,14 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
   c.page = std::move(page.memory);
   c.page_inode = inode_of(page.file);
   {
-    const std::lock_guard lock(mutex_);  // nobody tells it of a segment that went before it is welcomed
+    // A segment that retires before the welcome is not announced to it.
+    const std::lock_guard lock(mutex_);
     c.attached = ledger_.attach(claims_in(c.page));
     point("attach.done");
     reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.file.get()});
   }
   if (challenged() == 0) watch_.may_sleep();
-  watch_.request_tick();  // for another spare page: what this borrower asks next comes first
+  watch_.request_tick();  // makes another spare page later: this borrower's next question comes first
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {
@@ -149,7 +150,7 @@ void Broker::send_segments(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(wire::Type::segments, body, tail));
 }
 
-/// Nothing of a segment that takes descriptors, or cannot be had: its borrower asks for it alone.
+/// Empty for a segment that takes descriptors, or cannot be exported: its borrower asks for it alone.
 std::optional<ExportedMemory> Broker::try_describe(const Connection& c,
                                                    const wire::WantSegment& wanted) noexcept {
   try {
@@ -171,7 +172,7 @@ void Broker::send_rest(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(wire::Type::rest, wire::Rest{}), numbers);
 }
 
-/// After a hangup of ours a process asks over a new connection, and its claims stand in the old one's page.
+/// A process asks over a new connection if we hung up on its old one. Its claims stand in the old one's page.
 void Broker::note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept {
   if (device_type(memory.kind) == DeviceType::cpu) return;
   for (Connection& other : connections_)
@@ -201,7 +202,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
   {
     std::lock_guard lock(mutex_);
-    child->credentials = {};  // the parent's, until the child says who it is
+    child->credentials = {};  // the parent's, until child_hello comes
   }
   child->page = map_claims(packet.fds[0]);
   child->page_inode = inode_of(packet.fds[0]);
@@ -220,7 +221,8 @@ void Broker::greet_child(At at, ByteSpan packet) {
   if (!at->attached || at->credentials.pid != 0)
     throw Error(ErrorCode::protocol, "a child's greeting from somebody else");
   Fd pidfd =
-      open_pidfd(ProcessOrigin{body.pid, body.start_time});  // none in another namespace, of other numbers
+      // Empty for another pid namespace, whose numbers differ.
+      open_pidfd(ProcessOrigin{body.pid, body.start_time});
   const std::lock_guard lock(mutex_);
   if (pidfd) at->credentials.pid = body.pid;
   at->pidfd = std::move(pidfd);

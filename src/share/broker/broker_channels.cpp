@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who has which queue open, and what of ours they keep for it should we die.
+// Which processes have which queue open, and which segments of ours they keep for it should we die.
 #include <algorithm>
 
 #include "onecopy/core/error.h"
@@ -44,7 +44,7 @@ void Broker::send_keep(Connection& c, std::uint32_t segment, std::uint64_t chann
   }
 }
 
-/// What is in the queue already may be ours, and we may die before it is taken.
+/// Items in the queue may lie in our segments, and we may die before they are taken.
 void Broker::join(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::JoinChannel>(packet);
   {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a borrower's claims once its connection is closed.
+// The end of a borrower's claims once its connection is closed.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -27,7 +27,7 @@ void Broker::on_hangup(At at) {
   watch_.request_tick();
 }
 
-/// True while it takes a look to see what has become of any.
+/// Returns true while a look is needed to see whether any of them has ended.
 bool Broker::look_after_closed() {
   std::vector<At> looked_after;
   {
@@ -46,20 +46,21 @@ bool Broker::look_after_closed() {
   return waiting;
 }
 
-/// Does it take a look to see that it is over? Otherwise its pidfd says so, or nothing ever does.
+/// Does it take a look to see that it is over? Otherwise its pidfd reports the end, or nothing ever does.
 bool Broker::is_looked_for(const Connection& c) const {
   if (c.lost) return c.lost->is_visible;
   return c.orphan || !c.attached || !c.pidfd || !c.has_device_memory;
 }
 
-/// Counted from the first look: what it has said may have waited longer than that for a watch thread that is late.
+/// Counted from the first look: its words may have waited longer than that for a watch thread that is late.
 bool Broker::is_silent(Connection& c) const {
   const auto now = Clock::now();
   if (!c.looked_at) c.looked_at = now;
   return now - *c.looked_at > std::chrono::milliseconds(stranger_silence_ms) && !c.socket.is_readable();
 }
 
-/// A stranger that has been silent too long, or a borrower that is no more. What a process maps takes long to read.
+/// True for a stranger that has been silent too long, or a borrower that has ended. The mappings of a process take
+/// long to read.
 bool Broker::is_over(Connection& c) const {
   if (!c.attached) return is_silent(c);
   if (has_exited(c.pidfd)) return true;
@@ -69,8 +70,8 @@ bool Broker::is_over(Connection& c) const {
   return !maps_file(c.credentials.pid, {"onecopy-claims", c.page_inode});
 }
 
-/// Its child, of which we know nothing but that there may be one; or itself, when we hung up on it and cannot see
-/// whether it lives.
+/// True if an unseen process may still use these claims: a child that never connected, or the borrower itself if we
+/// hung up on it and cannot see whether it lives.
 bool Broker::may_be_used_unseen(const Connection& c) const {
   return c.misheard && (!c.pidfd || ledger_.awaits_child(*c.attached));
 }
@@ -86,7 +87,7 @@ void Broker::lose(At at) noexcept {
   watch_.request_tick();
 }
 
-/// Since when children of those that are lost may have been missed; empty when none can be looked for.
+/// Since when children of lost borrowers may have been missed; empty if no child can be looked for.
 std::optional<Broker::Clock::time_point> Broker::first_misheard() const {
   std::optional<Clock::time_point> first;
   for (const Connection& c : connections_)
@@ -94,8 +95,8 @@ std::optional<Broker::Clock::time_point> Broker::first_misheard() const {
   return first;
 }
 
-/// For all that are lost at once; empty when it is not the time. One that was connected before any child could be
-/// missed is no such child. A younger one may be, and have inherited our table beside its own.
+/// One look for all lost borrowers; empty if it is not time for one. A process that was connected before any child
+/// could be missed is no such child. A younger one may be, and have inherited our table beside its own.
 std::optional<bool> Broker::look_for_unseen() {
   const auto missed_since = first_misheard();
   if (!missed_since || !unseen_.is_due()) return {};
@@ -116,7 +117,7 @@ bool Broker::Lost::is_over(std::optional<bool> unseen) noexcept {
   return times_gone >= 2;
 }
 
-/// The borrower is gone. What it had put into queues stays for the receivers.
+/// The borrower is gone. The items that it had put into queues stay for the receivers.
 void Broker::bury(At at) noexcept {
   if (at->pidfd) watch_.remove(at->pidfd.get());
   while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));

@@ -13,13 +13,14 @@
 
 namespace onecopy {
 
-/// How long a block that was in a dead process's item stays held after the item was taken, since the receiver may
-/// still be reading the item. Tests lower it.
+/// How long a block of a dead process's item stays held after the item was taken. The receiver may still be reading
+/// the item. Tests lower it.
 inline std::atomic<int> after_transit_ms{5'000};
 
-/// What a dead borrower left in queues: blocks that its claim page holds until their receivers have them.
+/// Blocks of a dead borrower's items that are still in queues. Its claim page holds them until their receivers have
+/// them.
 ///
-/// Thread safety: used by one thread, but for blocks() and age(), which others may call meanwhile.
+/// Thread safety: used by one thread, but for blocks() and age(), which other threads may call meanwhile.
 class Orphan {
  public:
   using Clock = std::chrono::steady_clock;
@@ -28,7 +29,7 @@ class Orphan {
 
   std::size_t blocks() const noexcept { return blocks_; }
   std::chrono::duration<double> age() const noexcept { return Clock::now() - since_; }
-  /// The receivers have it all, or have had the time. In which queues it is the borrower has noted; those that are
+  /// True if the receivers have all blocks, or have had the time. The borrower has noted its queues; queues that are
   /// open here tell how far they have come.
   bool is_delivered(const Deposits& deposits);
 
@@ -40,7 +41,7 @@ class Orphan {
   bool knows_queues_ = false;
   /// The queues whose items are not all taken yet, with the number of items put before its death.
   std::map<std::uint64_t, std::optional<std::uint64_t>> waiting_for_;
-  std::optional<Clock::time_point> taken_;  ///< since when all are
+  std::optional<Clock::time_point> taken_;  ///< since when all items are taken
 };
 
 }  // namespace onecopy

@@ -21,7 +21,7 @@ inline constexpr std::size_t kBundleHeaderSize = 64;
 inline constexpr std::size_t kBundleOriginSize = 64;
 inline constexpr std::size_t kBundleRowSize = 48;
 
-/// One segment that rows of a bundle live in: what has to be opened once for all of them.
+/// One segment that rows of a bundle live in. It is opened once for all of them.
 struct BundleOrigin {
   ProcessId owner{};
   ProcessId maker{};
@@ -50,8 +50,8 @@ struct BundleRow {
 class BundleWriter {
  public:
   void reserve(std::size_t rows);
-  /// Names may repeat. All rows must be of one boot and without hold, timeline or bundle flag: those
-  /// belong to the bundle's handle. Throws invalid_argument, also for a name that is not UTF-8.
+  /// Names may repeat. Throws invalid_argument, also for a name that is not UTF-8. REQUIRES: all rows are of one boot
+  /// and have no hold, timeline or bundle flag, which belong to the bundle's handle.
   void add(std::string_view name, const HandleFields& fields);
   std::size_t size() const noexcept { return rows_; }
 
@@ -76,14 +76,15 @@ class BundleWriter {
   Bytes name_bytes_;
 };
 
-/// Reads a bundle's table in place. Whoever made the table may still scribble on it: sizes and
-/// counts are copied and checked once, rows are copied before they are checked, so damage after
-/// opening gives bad_handle or wrong names, never a wild access or an endless loop.
+/// Reads a bundle's table in place. The maker of the table may still write to it. Therefore sizes and counts are
+/// copied and checked once, and rows are copied before they are checked. Damage after opening gives bad_handle or
+/// wrong names, never a wild access or an endless loop.
+///
 /// Thread safety: all members may be called concurrently. The table must outlive the reader.
 class BundleReader {
  public:
-  /// Checks magic, version, both checksums, the sections' sizes and the origins. Throws bad_handle,
-  /// version_mismatch. Rows and names are checked when they are asked for.
+  /// Checks magic, version, both checksums, the sections' sizes and the origins. Throws bad_handle, version_mismatch.
+  /// Rows and names are checked on access.
   explicit BundleReader(ByteSpan table);
   BundleReader(const BundleReader&) = delete;
   BundleReader& operator=(const BundleReader&) = delete;
@@ -92,13 +93,13 @@ class BundleReader {
   /// A private copy, checked.
   std::span<const BundleOrigin> origins() const noexcept { return origins_; }
 
-  /// Points into the table. Throws invalid_argument when there is no such row, bad_handle.
+  /// Points into the table. Throws invalid_argument if there is no such row, bad_handle.
   std::string_view name(std::size_t row) const;
   /// Checked like a handle's fields. Throws as name() does.
   BundleRow row(std::size_t row) const;
-  /// The row as if it had been a handle of its own.
+  /// The row as the fields of a handle of its own.
   HandleFields fields(std::size_t row) const;
-  /// What the writer gave to finish(). Points into the table.
+  /// The bytes that the writer gave to finish(). Points into the table.
   ByteSpan structure() const noexcept { return structure_; }
   /// The first row of this name. The first call builds an index.
   std::optional<std::size_t> find(std::string_view name) const;

@@ -42,7 +42,7 @@ Header checked_header(ByteSpan table) {
   return h;
 }
 
-/// Cuts the sections off the front of what follows the header.
+/// Cuts the sections off the front of the bytes behind the header.
 class SectionCutter {
  public:
   explicit SectionCutter(ByteSpan rest) : rest_(rest) {}
@@ -88,7 +88,7 @@ Row row_bytes(ByteSpan rows, std::size_t row) {
   return r;
 }
 
-/// Nothing when the name lies outside of its section or is not UTF-8.
+/// Empty if the name lies outside of its section or is not UTF-8.
 std::optional<std::string_view> name_in(ByteSpan names, const Row& r) noexcept {
   if (r.name_offset > names.size() || r.name_length > names.size() - r.name_offset) return std::nullopt;
   const std::string_view name(reinterpret_cast<const char*>(names.data()) + r.name_offset, r.name_length);
@@ -182,7 +182,7 @@ HandleFields BundleReader::fields(std::size_t number) const {
   return f;
 }
 
-/// Rows whose names cannot be read are left out: name() says what is wrong with them.
+/// Rows whose names cannot be read are left out: name() reports the fault.
 void BundleReader::build_index() const {
   std::vector<std::uint32_t> index(std::bit_ceil(std::size_t{row_count_} * 2 + 1));
   for (std::uint32_t row = 0; row < row_count_; ++row) {

@@ -24,7 +24,7 @@ void append(Bytes& out, const T& value) {
   store(out.data() + at, value);
 }
 
-/// The offset of what is about to be appended, if the section can still be addressed afterwards.
+/// The offset of the bytes to be appended. Throws if the section could not be addressed afterwards.
 std::uint32_t room_for(const Bytes& section, std::size_t more, const char* what) {
   if (section.size() + more > kMaxSection)
     throw Error(ErrorCode::invalid_argument,

@@ -10,8 +10,8 @@
 
 namespace onecopy {
 
-/// Who is being checked, for messages: a handle, a bundle's origin or a bundle's row. Formatting it is
-/// left to the moment something is wrong.
+/// The checked object, for messages: a handle, a bundle's origin or a bundle's row. Its text is made only for an
+/// error.
 struct Subject {
   const char* kind = "handle";
   std::int64_t number = -1;  ///< of the row or origin; -1 = none
@@ -20,7 +20,7 @@ struct Subject {
 /// Throws bad_handle: "This handle <problem>." or "Row 12 of this bundle <problem>."
 [[noreturn]] void refuse(const Subject& subject, const std::string& problem);
 
-/// Device and segment, which handles and origins of bundles say in the same words.
+/// Device and segment, which handles and origins of bundles have in common.
 void check_segment(const Subject& subject, std::uint8_t device_type, const Uuid& device, std::uint8_t kind,
                    std::uint32_t segment, std::uint64_t segment_size);
 
@@ -33,16 +33,16 @@ void check_block(const Subject& subject, std::uint64_t generation, std::uint64_t
 Layout checked_layout(const Subject& subject, std::uint8_t dtype, std::uint8_t ndim, const std::byte* dims,
                       std::uint64_t tensor_offset, std::uint64_t storage_size);
 
-/// More than kMaxDims needs no look at the dimensions.
+/// A rank above kMaxDims is refused without a look at the dimensions.
 void check_ndim(const Subject& subject, std::uint8_t ndim);
 
 /// Writes {size, stride} pairs: 16 * ndim bytes.
 void store_dims(const Layout& layout, std::byte* out) noexcept;
 
-/// Copies what another process may be changing, so that what was checked is what is used: without
-/// the barrier the compiler could read the source a second time.
+/// Copies bytes that another process may be changing, so that the checked bytes are the used ones. Without the
+/// barrier the compiler could read the source a second time.
 inline void copy_once(void* to, const std::byte* from, std::size_t bytes) noexcept {
-  if (bytes != 0) std::memcpy(to, from, bytes);  // of nothing either end may be null
+  if (bytes != 0) std::memcpy(to, from, bytes);  // without bytes either end may be null
   asm volatile("" : : "r"(to) : "memory");
 }
 

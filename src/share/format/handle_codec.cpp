@@ -51,7 +51,7 @@ constexpr std::uint16_t kTimelineTag = 1;
 struct PartHeader {
   std::uint16_t tag;
   std::uint16_t flags;
-  std::uint32_t length;  ///< of what follows
+  std::uint32_t length;  ///< bytes behind the header
 };
 static_assert(sizeof(PartHeader) == 8);
 
@@ -267,7 +267,7 @@ std::string shown(char c) {
                              : fmt::format("(code {})", static_cast<unsigned char>(c));
 }
 
-/// How many bytes the handle has that these digits begin, as far as they say; 0 when it is none of ours.
+/// The length of the handle that these digits begin, as far as they tell; 0 if it is no handle of ours.
 std::size_t announced_bytes(std::string_view digits) {
   constexpr std::string_view kMagicAndVersion = "MUNPUFkAAQ";
   constexpr std::size_t kUntilLength = 16;  // digits of 12 bytes
@@ -280,7 +280,7 @@ std::size_t announced_bytes(std::string_view digits) {
   return length <= kMaxHandleBytes ? length : 0;
 }
 
-/// What terminals do to a long line: they break it, and a part of it is not copied.
+/// Terminals break a long line, and a part of it is not copied.
 void check_whole(std::string_view digits) {
   const std::size_t before = kTextPrefix.size();
   if (const std::size_t space = digits.find_first_of(kSpace); space != std::string_view::npos)

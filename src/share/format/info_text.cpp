@@ -45,7 +45,7 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 26> kFields
   throw Error(ErrorCode::protocol, "a process described itself in an unknown way: " + why);
 }
 
-/// A value is copied and freed level by level on the stack: it must not be deep enough to exhaust it.
+/// A value is copied and freed level by level on the stack, so its nesting is limited.
 void check_nesting(const std::string& text) {
   constexpr int kMostNested = 8;
   int depth = 0;
@@ -60,8 +60,8 @@ void check_nesting(const std::string& text) {
   }
 }
 
-/// Zero when it is missing. Only what was written as an integer is taken: what becomes of 1e99 or -1.5 in
-/// one is not defined.
+/// Zero if it is missing. Throws unless it was written as an integer: converting 1e99 or -1.5 into one is not
+/// defined.
 template <class Integer>
 Integer integer(const json& object, const char* name) {
   if (object.is_object() && !object.contains(name)) return 0;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kPrefix = "onecopy-";
 
-/// None when sockets have abstract names.
+/// Null if sockets have abstract names.
 const char* runtime_directory() {
   const char* directory = std::getenv("ONECOPY_RUNTIME_DIR");
   if (!directory || !*directory) return nullptr;
@@ -77,7 +77,7 @@ void remove_abandoned_sockets() noexcept {
     for (const std::string& name : listening_names())
       if (const SocketName socket = socket_name(name); may_be_abandoned(socket))
         remove_if_abandoned(socket);
-  } catch (const std::exception&) {  // whoever wants a socket there is told
+  } catch (const std::exception&) {  // listening in that directory reports the error
   }
 }
 

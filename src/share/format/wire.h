@@ -17,43 +17,45 @@
 #include "os/hmac.h"
 #include "os/unix_socket.h"
 
-/// What brokers and peers say to each other, one packet a message: {type, version}, a fixed body, and
-/// for some a tail. Written and read on one host only, so bodies travel as they lie in memory.
+/// The messages between brokers and peers, one packet each: {type, version}, a fixed body, and for some a tail. They
+/// are written and read on one host only, so bodies travel as they lie in memory.
 namespace onecopy::wire {
 
 inline constexpr std::uint32_t kVersion = 3;
 
 enum class Type : std::uint32_t {
-  hello = 1,      ///< borrower: here I am
-  challenge,      ///< broker: prove it; and my own proof
-  prove,          ///< borrower: my proof
-  welcome,        ///< broker: block table and claim page
-  refused,        ///< broker: an error code and its text, instead of any answer
-  want_segment,   ///< borrower: descriptors of a segment of yours
-  want_foreign,   ///< borrower: descriptors of a segment of another owner that you hold
-  segment,        ///< broker: the answer to both
-  ask_limbo,      ///< borrower, its slot raised: is this block still held, though you have freed it?
-  limbo,          ///< broker: yes or no
-  acknowledge,    ///< anybody who knows its number: the handle with this hold has arrived (no answer)
-  adopt_child,    ///< borrower: a claim page and a socket for a child I am about to fork (no answer)
-  child_hello,    ///< that child, over that socket: my pid (no answer)
-  deposit,        ///< producer: keep this segment for whoever takes it out of your queue
-  deposited,      ///< broker: done
-  join_channel,   ///< borrower: I have your queue open; before the answer comes `keep` for what is in use
+  hello = 1,     ///< borrower: here I am
+  challenge,     ///< broker: prove it; and my own proof
+  prove,         ///< borrower: my proof
+  welcome,       ///< broker: block table and claim page
+  refused,       ///< broker: an error code and its text, instead of any answer
+  want_segment,  ///< borrower: descriptors of a segment of yours
+  want_foreign,  ///< borrower: descriptors of a segment of another owner that you hold
+  segment,       ///< broker: the answer to both
+  ask_limbo,     ///< borrower, its slot raised: is this block still held, though you have freed it?
+  limbo,         ///< broker: yes or no
+  /// A process that knows its number: the handle with this hold has arrived (no answer).
+  acknowledge,
+  adopt_child,  ///< borrower: a claim page and a socket for a child I am about to fork (no answer)
+  child_hello,  ///< that child, over that socket: my pid (no answer)
+  deposit,      ///< producer: keep this segment for the receivers of your queue
+  deposited,    ///< broker: done
+  /// Borrower: I have your queue open; before the answer comes `keep` for segments in use.
+  join_channel,
   leave_channel,  ///< borrower: not any more (no answer)
   keep,           ///< broker, unasked: keep this segment, I may die before you take the item
   retire,         ///< owner, unasked: this segment is gone, drop your mapping
-  want_info,      ///< anybody of the same user: who are you
+  want_info,      ///< any process of the same user: describe yourself
   info,           ///< broker: JSON
-  joined,         ///< broker: what you would need, should I die, has been sent
+  joined,         ///< broker: all segments that you would need, should I die, have been sent
   want_timeline,  ///< borrower: the words that your streams write
   timeline,       ///< broker: a descriptor of the page with them
-  withdraw,  ///< producer: what I deposited of this segment is gone, its owner has given it back (no answer)
+  withdraw,       ///< producer: the owner has given back this segment, which I deposited (no answer)
   want_rest,      ///< borrower: more descriptors of a segment of yours that has more than one message takes
   rest,           ///< owner: those, and nothing else
   let_go,         ///< producer: I hold nothing of this segment any more, and put no more of it (no answer)
   want_segments,  ///< borrower: several segments of yours, of a kind that takes no descriptors
-  segments,       ///< owner: what it takes to open them, in their order
+  segments,       ///< owner: the blobs that open them, in their order
 };
 /// For tests that try every type: the last one above.
 inline constexpr Type kLastType = Type::segments;
@@ -109,8 +111,8 @@ struct Segment {
 struct WantSegments {
   std::uint32_t count;
 };
-/// Tail: for each segment a number of bytes, and as many: the body and the tail of `segment`. No bytes: the borrower asks
-/// for that segment alone, and gets its descriptors, or hears why it cannot have it.
+/// Tail: for each segment a number of bytes, then so many bytes: the body and the tail of `segment`. 0 bytes: the
+/// borrower asks for that segment alone, and gets its descriptors, or the reason for the refusal.
 struct Segments {
   std::uint32_t count;
 };
@@ -177,8 +179,7 @@ Bytes pack(Type type, const Body& body, ByteSpan tail = {}) {
 
 /// Throws protocol, version_mismatch.
 Type type_of(ByteSpan packet);
-/// False for what is sent without waiting for anything: refusing it would be taken for an answer to
-/// something else.
+/// False for messages whose sender awaits no answer: a refusal would be taken for the answer to another question.
 bool is_answered(Type type) noexcept;
 /// REQUIRES: type_of() did not throw.
 std::uint32_t serial_of(ByteSpan packet) noexcept;
@@ -200,7 +201,8 @@ ByteSpan tail_of(ByteSpan packet) {
   return packet.subspan(sizeof(Head) + sizeof(Body));
 }
 
-/// What came with `segment`, `deposit` and `keep`, whose first descriptors may be others. REQUIRES: those are there.
+/// The memory that came with `segment`, `deposit` and `keep`, whose first descriptors may be others. REQUIRES: those
+/// are there.
 template <class Body>
 ExportedMemory memory_in(Packet packet, std::size_t others) {
   const auto body = body_of<Body>(packet.bytes);
@@ -213,14 +215,15 @@ ExportedMemory memory_in(Packet packet, std::size_t others) {
 }
 
 Bytes want_segments(std::span<const WantSegment> wanted);
-/// Throws protocol when the packet does not have as many as it says, or says too many.
+/// Throws protocol if the packet has fewer than it says, or says too many.
 std::vector<WantSegment> segments_wanted(ByteSpan packet);
-/// Adds one to the tail of `segments`; nothing: the borrower asks for it alone.
+/// Adds one to the tail of `segments`; if empty, the borrower asks for it alone.
 void add_segment(Bytes& tail, const std::optional<ExportedMemory>& memory);
-/// As many as were asked for. Throws protocol for another number, and for what does not fit into the packet.
+/// As many as were asked for. Throws protocol for another number, and for bytes that do not fit into the packet.
 std::vector<std::optional<ExportedMemory>> segments_in(ByteSpan packet, std::size_t wanted);
 
-/// The numbers of what travels with `segment`, `deposit` and `keep`: the block table first, if it does.
+/// The numbers of the descriptors that travel with `segment`, `deposit` and `keep`: the block table first, if it
+/// does.
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());
 
 Name to_name(const std::string& public_name);

@@ -56,8 +56,8 @@ Adoptions::Place Adoptions::place_of(const TensorView& view, std::size_t bytes) 
   return {enter(memory), memory.base};
 }
 
-/// Most tensors share their allocation with others, and the driver is slow to describe it. A round asks about each once:
-/// what can be asked about is kept by any tensor in it. Not so a row of several mappings.
+/// Most tensors share their allocation with others, and the driver is slow to describe it. A round asks the driver
+/// about each allocation once, for any of its tensors. A row of several mappings is asked about each time.
 std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, std::size_t bytes) {
   const std::lock_guard lock(mutex_);
   Adopted* const known = find_known(view, bytes);

@@ -15,10 +15,12 @@
 
 namespace onecopy {
 
-/// Memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however
-/// many tensors lie in it; it stays one for a while after the last of them, so that what is shared again and
-/// again is mapped once. Borrowers have it mapped meanwhile, and should let go soon after its framework frees it: so
-/// that while is a second, and longer only as long as the driver says that the allocation is still there.
+/// Memory of devices that frameworks allocated, as segments of ours. One allocation is one segment, however many
+/// tensors lie in it. It stays a segment for a while after its last tensor, so that memory shared again and again is
+/// mapped once.
+///
+/// Borrowers have the segment mapped meanwhile, and should let go soon after the framework frees it. Therefore it
+/// stays for a second. It stays longer only while the driver says that the allocation is still there.
 ///
 /// Thread safety: all members may be called concurrently.
 class Adoptions final : public ExtentOwner {
@@ -29,10 +31,10 @@ class Adoptions final : public ExtentOwner {
 
   Adoptions(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
 
-  /// Called (without locks) when a segment begins to lie idle: somebody has to call sweep().
+  /// Called (without locks) when a segment begins to lie idle. The caller must then call sweep().
   std::function<void()> on_idle;
 
-  /// `owner` is dropped once nobody holds the block any more.
+  /// `owner` is dropped once no process holds the block any more.
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
   void free(const Extent& extent) noexcept override;
   bool contains(std::uint32_t segment) const;
@@ -47,7 +49,8 @@ class Adoptions final : public ExtentOwner {
     std::uint32_t segment = 0;
     std::uint64_t blocks = 0;
     std::chrono::steady_clock::time_point idle_since;
-    std::chrono::steady_clock::time_point ask_again;  ///< whether it is there, once it is idle
+    /// When the driver is asked whether it is there, once it is idle.
+    std::chrono::steady_clock::time_point ask_again;
     bool stale = false;       ///< not to be found by its place: freed, or another allocation's by now
     std::uint64_t round = 0;  ///< the AdoptionRound in which the driver was last asked
   };

@@ -13,7 +13,7 @@ using Record = BlockRecord<RealPlatform>;
 using Claims = ClaimPage<RealPlatform>;
 using ClaimsHeader = ClaimPageHeader<RealPlatform>;
 
-/// Blocks one process can own at a time. The table and the pages are sparse: only what is used costs.
+/// Blocks one process can own at a time. The table and the pages are sparse: unused records cost nothing.
 inline constexpr std::uint32_t kMaxBlocks = 4u << 20;
 inline constexpr std::size_t kHolesAt = kMaxBlocks * sizeof(Record);  ///< of the words behind the records
 inline constexpr std::size_t kTableBytes = kHolesAt + kPinWords * sizeof(std::uint32_t);
@@ -27,16 +27,17 @@ struct ClaimFile {
   Mapping memory;
 };
 
-/// A new claim page: sized and sealed, so that nobody can make the other side fault.
+/// A new claim page: sized and sealed, so that no process can make the other side fault.
 ClaimFile create_claim_file();
 Mapping map_claims(const Fd& file);
-/// What /proc/<pid>/maps calls the file.
+/// The inode under which /proc/<pid>/maps lists the file.
 std::uint64_t inode_of(const Fd& file);
-/// Private memory in the form of a claim page, for owners that nobody needs to tell any more.
+/// Private memory in the form of a claim page, for owners that need not be told any more.
 Mapping private_claims();
-/// The same where another page is mapped. Never more mappings than before. Throws out_of_mappings all the same.
+/// private_claims() where another page is mapped: never more mappings than before. Throws out_of_mappings
+/// nevertheless.
 Mapping private_claims(Mapping in_place_of);
-/// What lies beside the claims in the same memory.
+/// The transits that lie beside the claims in one page.
 Transits transits_in(const Mapping& mapping);
 /// A word for each segment, see pin_claim.h.
 class PinWords {
@@ -51,11 +52,11 @@ class PinWords {
   Word* words_ = nullptr;
 };
 
-/// Beside the claims of a process: what it has pinned.
+/// The pins of a process, beside its claims.
 PinWords pins_in(const Claims& page) noexcept;
-/// Does an owner see that page? Not one of private_claims().
+/// Does an owner see that page? False for pages of private_claims().
 bool is_seen(const Claims& page) noexcept;
-/// The page inside a mapping. Throws protocol when it is not one.
+/// The page inside a mapping. Throws protocol if it is not one.
 Claims claims_in(const Mapping& mapping);
 
 }  // namespace onecopy

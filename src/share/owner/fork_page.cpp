@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::size_t kMostUnread = std::size_t{16} * 1024;
 
-/// Announced but never attached, the child counts as holding everything: safe, and visible in the owner's limbo until
-/// this process and the child have ended. Said once: a process may fork thousands of times.
+/// Announced but never attached, the child counts as holding every block. That is safe, and visible in the owner's
+/// limbo until this process and the child have ended. Logged once: a process may fork thousands of times.
 void report_reserved(const char* why) noexcept {
   static std::atomic<bool> is_said{false};
   if (is_said.exchange(true)) return;

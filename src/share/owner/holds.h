@@ -13,9 +13,9 @@
 
 namespace onecopy {
 
-/// Blocks kept for handles that were written down to travel (pickled, sent by other means) and have
-/// not been opened yet. The first opener's acknowledgement ends a hold, time ends the others, but for those
-/// that were told to last: their bytes wait in a channel that may be read at any time.
+/// Blocks kept for handles that were written down to travel (pickled, sent by other means) and have not been opened
+/// yet. The first opener's acknowledgement ends a hold, or time does. A permanent hold is not ended by time: its
+/// handle waits in a channel that may be read at any time.
 ///
 /// Thread safety: all members may be called concurrently.
 class Holds {
@@ -29,13 +29,13 @@ class Holds {
   std::uint64_t add(BlockRef block, Clock::time_point now = Clock::now(),
                     Until until = Until::opened_or_late);
   void end(std::uint64_t nonce) noexcept;
-  /// From now on time does not end this hold. Without effect when it is over.
+  /// From now on time does not end this hold. Has no effect if it is over.
   void let_last(std::uint64_t nonce) noexcept;
-  /// Ends what is older than kLifetime and does not last. True while there is more that time will end.
+  /// Ends holds that are older than kLifetime and do not last. Returns true while time will end more of them.
   bool expire(Clock::time_point now = Clock::now()) noexcept;
-  /// Ends what was made at that time or before, all of it.
+  /// Ends all holds that were made at that time or before.
   void end_older(Clock::time_point than) noexcept;
-  /// Is this block held for somebody?
+  /// Is the block held for a handle?
   bool contain(const BlockRef& block) const noexcept;
   /// When each hold was made.
   std::vector<Clock::time_point> list() const;

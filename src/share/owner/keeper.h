@@ -34,32 +34,33 @@ struct BlockSpot {
 /// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones.
 class SharedKeeper : public BlockKeeper {
  public:
-  /// Who counts for good; another than this one where something stands in between.
+  /// The keeper that counts for good; another than this one if an object stands in between.
   virtual SharedKeeper& root() noexcept { return *this; }
-  /// Never another's in this process and its forks, also once this one is destroyed: what caches compare. Never 0.
+  /// Identifies the keeper in caches. Unique in this process and its forks, also once this one is destroyed. Never 0.
   std::uint64_t serial() const noexcept { return serial_; }
   virtual const ProcessId& owner() const noexcept = 0;
   /// The streams in whose order references end here, see OrderedReleases.
   virtual std::vector<Stream> order() const { return {}; }
-  /// Makes the block nameable in handles and says where it is; `access` picks the mapping when there
-  /// are several. REQUIRES: the caller holds it.
+  /// Makes the block nameable in handles and says where it is. If there are several mappings, `access` picks one.
+  /// REQUIRES: the caller holds it.
   virtual BlockPlace export_block(std::uint32_t block, Access access) = 0;
   /// All bytes of the block, in this process. REQUIRES: the caller holds it.
   virtual std::span<std::byte> bytes_of(std::uint32_t block, Access access) = 0;
-  /// What another process needs to map a segment of this owner, and the owner's block table.
+  /// Exports a segment of this owner, and the owner's block table, for another process.
   virtual ExportedMemory export_segment(std::uint32_t segment, Access access) const = 0;
   virtual Fd export_table() const = 0;
-  /// Lets another device of this process use the block's segment; where the block begins for that device. REQUIRES:
-  /// the caller holds it.
+  /// Lets another device of this process use the block's segment. Returns where the block begins for that device.
+  /// REQUIRES: the caller holds it.
   virtual std::byte* allow(std::uint32_t block, Access access, int ordinal) = 0;
   virtual ProcessOrigin origin() const = 0;
 
-  // What pins pages needs; asked of a root(). REQUIRES: the caller holds the block, or a block of the segment.
+  // For pinning pages. REQUIRES: this is a root(), and the caller holds the block, or a block of the segment.
   virtual std::uint32_t segment_of(std::uint32_t) const noexcept { return 0; }
-  /// As it is mapped here, for this access or the other; null when it is not. Who keeps it keeps it mapped.
+  /// As it is mapped here, for this access or the other; null if it is not. The segment stays mapped while the
+  /// pointer lives.
   virtual std::shared_ptr<DeviceMemory> segment_memory(std::uint32_t, Access) const { return nullptr; }
   /// Tells the owner that this process pins a piece of the segment: from its return on no page of it goes back to the
-  /// system. Throws unsupported when the owner cannot see it, timeout.
+  /// system. Throws unsupported if the owner cannot see it, timeout.
   virtual void begin_pin(std::uint32_t) { throw_no_pins(); }
   /// Nothing of that piece is pinned any more.
   virtual void end_pin(std::uint32_t) noexcept {}
@@ -67,13 +68,13 @@ class SharedKeeper : public BlockKeeper {
   virtual bool holds(std::uint32_t) const noexcept { return true; }
   /// Does this process hold a block that lies in these bytes of the segment?
   virtual bool uses(std::uint32_t, std::uint64_t, std::uint64_t) const noexcept { return true; }
-  /// Keeps this object, where something else would end it.
+  /// Keeps this object alive, if its lifetime would end otherwise.
   virtual std::shared_ptr<const void> keep_alive() const { return nullptr; }
   /// Ends a reference that LateReleases has kept.
   virtual void release_now(std::uint32_t number) noexcept { release(number); }
 
-  /// An item with this block goes into the queue `channel`, or has been taken out of it. REQUIRES: the
-  /// caller holds the block in between. Should it die then, the owner keeps the block for the receiver.
+  /// An item with this block goes into the queue `channel`, or has been taken out of it. If the caller dies in
+  /// between, the owner keeps the block for the receiver. REQUIRES: the caller holds the block in between.
   virtual void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept = 0;
   virtual void end_transit(std::uint32_t block) noexcept = 0;
 
@@ -89,7 +90,7 @@ class SharedKeeper : public BlockKeeper {
 };
 
 /// The keeper that counts the tensor's block for good. Throws invalid_argument for a tensor without memory, and for
-/// memory of other libraries; `verb` is what the caller does with it: "share", "put".
+/// memory of other libraries. The message names the caller's `verb`: "share", "put".
 SharedKeeper& shared_keeper(const Tensor& tensor, const char* verb);
 
 /// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may

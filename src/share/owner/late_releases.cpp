@@ -29,7 +29,7 @@ LateReleases::Types LateReleases::all_types() const noexcept {
   return types_;
 }
 
-/// A point costs microseconds while the device is busy, so those that drop much in a row share one.
+/// A point costs microseconds while the device is busy, so drops in a row share one.
 bool LateReleases::keep(SharedKeeper& keeper, std::uint32_t block,
                         std::span<const std::byte> bytes) noexcept {
   constexpr std::size_t kMany = 64;
@@ -71,7 +71,7 @@ bool LateReleases::close_list() noexcept {
       return true;
     }
   } catch (const Error& error) {
-    // Without a vendor's code it is not the call that failed: there is none.
+    // An unsupported error without a vendor's code means that the vendor has no such call.
     if (error.code() == ErrorCode::unsupported && error.vendor_code() == 0) has_points_ = false;
     else log_warning(fmt::format("pinned memory waits for the device: {}", error.what()));
   } catch (const std::bad_alloc&) {  // later
@@ -93,7 +93,7 @@ void LateReleases::put_back(List list) noexcept {
   else open_.insert(open_.end(), list.kept.begin(), list.kept.end());
 }
 
-/// Lists end in their order: what was dropped later has later points.
+/// Lists end in their order: a later list has later points.
 void LateReleases::end_due() noexcept {
   for (;;) {
     std::vector<Kept> due;

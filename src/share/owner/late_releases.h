@@ -19,13 +19,13 @@
 
 namespace onecopy {
 
-/// References to blocks in pinned memory that this process has dropped while its devices may still read or write them:
-/// a copy from pinned memory returns at once, so `x.to("cuda", non_blocking=True); del x` would let the owner use the
-/// bytes again before the card has read them. They end once all work has been done that was there when they were
-/// dropped. Lists of them share one point in the work; a release closes a list, or a tick does.
+/// References to blocks in pinned memory that this process has dropped while its devices may still read or write
+/// them. A copy from pinned memory returns at once. So after `x.to("cuda", non_blocking=True); del x` the owner could
+/// use the bytes again before the card has read them. A reference ends once all work has been done that was there
+/// when it was dropped. Lists of references share one point in the work; a release closes a list, or a tick does.
 ///
-/// While a stream is captured no point is made, and lists wait (CaptureGate). Where the vendor has no points, a thread
-/// waits for the devices instead. What a failed device may still do nobody knows: such references end with the process.
+/// While a stream is captured no point is made, and lists wait (CaptureGate). If the vendor has no points, a thread
+/// waits for the devices instead. A failed device may still do anything: such references end with the process.
 ///
 /// Thread safety: all members may be called concurrently, but for those about fork. No lock is held while a keeper is
 /// called; a look at a point is the one call of a driver under it. Never destroyed.
@@ -36,18 +36,20 @@ class LateReleases {
   /// From now on references are kept here; again in a forked child, which has pinned nothing.
   static LateReleases& activate(DeviceType type);
 
-  /// Called (without locks) when something is kept: somebody has to call tick() until it says no more.
+  /// Called (without locks) when a reference is kept. The caller must then call tick() until it returns false.
   static inline std::function<void()> on_wait;
   /// Called (without locks) where a thread that may wait has to call settle().
   static inline std::function<void()> on_work;
   /// Is this a thread that may not wait for a driver? It closes no list.
   static inline std::function<bool()> must_not_wait;
 
-  /// Keeps the reference, and ends it later by release_now(). False when the block is not pinned: it is the caller's.
+  /// Keeps the reference, and ends it later by release_now(). Returns false if the block is not pinned: then the
+  /// caller keeps the reference.
   bool keep(SharedKeeper& keeper, std::uint32_t block, std::span<const std::byte> bytes) noexcept;
-  /// Ends what has become due. True while something is kept. Waits for nothing.
+  /// Ends references that have become due. Returns true while some are kept. Waits for nothing.
   bool tick() noexcept;
-  /// Closes the open list, on a thread that may wait for the driver, and for the device where the vendor has no points.
+  /// Closes the open list. If the vendor has no points, waits for the device. REQUIRES: the thread may wait for the
+  /// driver.
   void settle() noexcept;
   /// How many references have been kept so far, and are now.
   std::uint64_t total() const noexcept { return total_; }
@@ -56,7 +58,8 @@ class LateReleases {
   // Around a fork.
   static void lock() noexcept;
   static void unlock() noexcept;
-  /// In the child: all that is kept ends, since its parent's devices are not its own. REQUIRES: it has claims of its own.
+  /// In the child: all kept references end, since its parent's devices are not its own. REQUIRES: it has claims of
+  /// its own.
   static void end_in_child() noexcept;
 
  private:

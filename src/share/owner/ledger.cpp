@@ -109,7 +109,7 @@ BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcep
   }
 }
 
-/// A receiver sends back what we have let go of: it is ours again.
+/// A receiver sends back a block that this owner has freed: it is live again.
 BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
   std::lock_guard lock(mutex_);
   if (!table_.try_revive(block, generation)) return {};
@@ -117,8 +117,8 @@ BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexc
   return {this, block};
 }
 
-/// A borrower that read `closing` may ask after this process has revived the block: then the block is not in limbo any
-/// more, and is kept all the same. The borrower's slot is up, so the next free looks at it.
+/// A borrower that read `closing` may ask after this process has revived the block. Then the block is not in limbo
+/// any more, and is kept nevertheless. The borrower's slot is up, so the next free looks at it.
 bool Ledger::is_kept(std::uint32_t block, std::uint64_t generation) const noexcept {
   std::lock_guard lock(mutex_);
   return table_.is_in_limbo(block, generation) ||
@@ -176,7 +176,7 @@ void Ledger::release_all(std::span<const std::uint32_t> blocks) noexcept {
   }
 }
 
-/// What `change` makes reusable under the lock is disposed of without it.
+/// Runs `change` under the lock, and disposes of the blocks that became reusable without it.
 template <class Change>
 void Ledger::reclaim(Change&& change) noexcept {
   std::unique_lock lock(mutex_);
@@ -219,12 +219,12 @@ Ledger::Freed Ledger::take_out(std::uint32_t block) noexcept {
   return freed;
 }
 
-/// All that is reusable goes back, without the lock: what the blocks kept, too.
+/// Gives all reusable blocks back, with the references that they kept, without the lock.
 void Ledger::dispose(std::unique_lock<std::mutex>& lock) noexcept {
   while (dispose_some(lock)) lock.lock();
 }
 
-/// Lets go of the lock. True when there is more.
+/// Releases the lock. Returns true if there is more.
 bool Ledger::dispose_some(std::unique_lock<std::mutex>& lock) noexcept {
   constexpr std::size_t kAtOnce = 8;
   if (reusable_.empty()) {
@@ -265,7 +265,7 @@ std::byte* Ledger::allow(std::uint32_t block, Access, int ordinal) {
   return segments_.allow(info.segment, ordinal) + info.offset;
 }
 
-/// Once the table is mapped, nobody needs to write through its descriptor.
+/// A mapped table is not written through its descriptor any more.
 Fd Ledger::export_table() const {
   std::lock_guard lock(mutex_);
   if (!file_is_read_only_) file_ = reopen_read_only(file_);
@@ -369,7 +369,7 @@ void Ledger::export_all() noexcept {
     if (local_[block].refs.load() != 0) table_.export_block(block);
 }
 
-/// Our own blocks are kept by those we gave their segments to, should we die.
+/// Our own blocks are kept, should we die, by the processes that have got our segments.
 void Ledger::begin_transit(std::uint32_t block, std::uint64_t channel) noexcept {
   if (inherited_) transits_.begin(block, channel);
 }

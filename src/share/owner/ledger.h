@@ -18,31 +18,32 @@
 
 namespace onecopy {
 
-/// The owner's book of its blocks: who holds them here (a count in private memory) and elsewhere (the
-/// claim protocol), and the table that borrowers read.
+/// The owner's book of its blocks and their holders: in this process (a count in private memory) and elsewhere (the
+/// claim protocol). It has the table that borrowers read.
 ///
-/// After a fork the child's copy speaks for the child: its blocks are the parent's, and what the
-/// child inherited is one claim a block in a claim page of its own (see become_borrower).
+/// After a fork the child's copy speaks for the child. Its blocks are the parent's. The child's inheritance is one
+/// claim a block in a claim page of its own (see become_borrower).
 ///
-/// Thread safety: all members may be called concurrently, but for the fork ones, which are called
-/// with lock() held by the only thread there is.
+/// Thread safety: all members may be called concurrently, but for the fork ones. REQUIRES for those: lock() is held
+/// by the only thread there is.
 class Ledger final : public SharedKeeper, public PageGuard {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
 
   Ledger(const ProcessId& owner, const SegmentTable& segments);
 
-  /// Called (without locks) when a block enters limbo: somebody has to look again later.
+  /// Called (without locks) when a block enters limbo. The caller must look again later, see drain().
   std::function<void()> on_limbo;
 
-  /// Enters an extent with one reference; it goes back to `from` in the end. Throws out_of_memory when kMaxBlocks
-  /// are in use; the extent is still the caller's then.
+  /// Enters an extent with one reference; the extent goes back to `from` in the end. Throws out_of_memory if
+  /// kMaxBlocks are in use; the extent is still the caller's then.
   BlockRef add(const Extent& extent, ExtentOwner& from);
-  /// `kept` lives until nobody holds `block` any more, here or elsewhere.
+  /// `kept` lives until no process holds `block` any more.
   void keep_with(std::uint32_t block, std::vector<BlockRef> kept);
-  /// Another reference for a handle that came back to its owner; empty when it is stale.
+  /// Another reference for a handle that came back to its owner; empty if it is stale.
   BlockRef try_open(std::uint32_t block, std::uint64_t generation) noexcept;
-  /// Freed here and still held by a borrower, or taken back since? Answers a borrower that has raised its slot.
+  /// Is the block freed here and still held by a borrower, or taken back since? Answers a borrower that has raised
+  /// its slot.
   bool is_kept(std::uint32_t block, std::uint64_t generation) const noexcept;
 
   void retain(std::uint32_t block) noexcept override;
@@ -51,7 +52,7 @@ class Ledger final : public SharedKeeper, public PageGuard {
   const ProcessId& owner() const noexcept override { return owner_; }
   BlockPlace export_block(std::uint32_t block, Access access) override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
-  /// The same for those who know the segment already.
+  /// export_block() for callers that know the segment already.
   BlockSpot export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   std::vector<Fd> export_rest(std::uint32_t segment, std::size_t first) const {
@@ -63,7 +64,7 @@ class Ledger final : public SharedKeeper, public PageGuard {
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
   void end_transit(std::uint32_t block) noexcept override;
 
-  // What is pinned of it. Those of the keeper are of this process, a forked child's included.
+  // Pins of its segments. The members of SharedKeeper pin for this process, also in a forked child's copy.
   std::uint32_t segment_of(std::uint32_t block) const noexcept override {
     return table_.record(block).segment;
   }
@@ -84,10 +85,10 @@ class Ledger final : public SharedKeeper, public PageGuard {
   void detach(PageRef page) noexcept;
   /// Has the borrower announced children whose pages have not come?
   bool awaits_child(PageRef page) const noexcept;
-  /// The borrower is gone, but items it put may still be in queues: from now on its page holds what is
-  /// in `transits` and nothing else. Returns how many blocks that are.
+  /// The borrower is gone, but items it put may still be in queues: from now on its page holds the blocks in
+  /// `transits` and no others. Returns their number.
   std::size_t leave_in_transit(PageRef page, const Transits& transits) noexcept;
-  /// Looks at the borrowers' marks. True while something is in limbo.
+  /// Looks at the borrowers' marks. Returns true while a block is in limbo.
   bool drain() noexcept;
 
   std::uint64_t claims_of(PageRef page) const noexcept;
@@ -98,25 +99,25 @@ class Ledger final : public SharedKeeper, public PageGuard {
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
   std::size_t live_locked() const noexcept { return table_.live(); }
-  /// Before: whatever is alive may be held by the child, so freeing it must look. REQUIRES: locked.
+  /// Before: the child may hold any live block, so freeing it must look. REQUIRES: locked.
   void export_all() noexcept;
   /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
   PageRef attach_locked(const Claims& page);
-  /// Before, when there can be no such page: nothing that was ever exported is reused from now on.
+  /// Before, if there can be no such page: no block that was ever exported is reused from now on.
   void hold_everything();
   bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
-  /// In the child: what is referenced becomes claims in `page`, and `all` is lowered.
+  /// In the child: references become claims in `page`, and `all` is lowered.
   void become_borrower(Claims page, Transits transits) noexcept;
-  /// In the child, once all that it inherited is claimed: lets go of what blocks in limbo keep, which the parent will
-  /// release and the child never would.
+  /// In the child, once all that it inherited is claimed: drops the references of blocks in limbo, which the parent
+  /// will release and the child never would.
   void leave_limbo_to_parent() noexcept;
   bool is_inherited() const noexcept { return static_cast<bool>(inherited_); }
   Claims inherited_page() const noexcept { return inherited_; }
-  /// The start time is found out when it is first asked for, since that takes long. Throws when it cannot be read.
+  /// The start time is read when it is first asked for, since that takes long. Throws if it cannot be read.
   ProcessOrigin origin() const override;
 
  private:
-  /// What the owner alone knows of a block.
+  /// The owner's private record of a block.
   struct Local {
     std::atomic<std::uint32_t> refs;
     std::uint16_t source;

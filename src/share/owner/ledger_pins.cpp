@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is pinned of an owner's segments, see pin_claim.h.
+// The pins of an owner's segments, see pin_claim.h.
 #include <chrono>
 #include <thread>
 
@@ -16,7 +16,7 @@ void SharedKeeper::throw_no_pins() {
       "under it; open the tensor again in this process, or start the process with spawn");
 }
 
-/// A hole takes the system milliseconds; that of an owner that died in it does nothing any more.
+/// A hole takes the system milliseconds. A hole of an owner that died in it has no effect any more.
 void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone) {
   constexpr std::chrono::seconds kPatience{10};
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
@@ -30,7 +30,7 @@ void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_
   }
 }
 
-/// Of a forked child the owner is its parent. One that the parent has no page of is counted with it, and unseen.
+/// A forked child's owner is its parent. A child without a page at the parent is counted with it, and unseen.
 void Ledger::begin_pin(std::uint32_t segment) {
   if (inherited_ && !is_seen(inherited_)) throw_no_pins();
   if (inherited_) note_pin<RealPlatform>(pins_in(inherited_)[segment]);

@@ -71,8 +71,8 @@ BlockRef OrderedReleases::order(BlockRef block, Device device, Stream stream) {
   return {lease.release(), number};
 }
 
-/// Nothing when there is no telling how far the stream is, for now: it is captured, or its device has failed. That a
-/// capture is over by the time one asks for it means nothing, so the error itself says it.
+/// Empty if the stream cannot be marked for now: it is captured, or its device has failed. The error code decides:
+/// the capture may be over before is_captured() could be asked.
 std::optional<TimelinePoint> OrderedReleases::mark(Device device, Stream stream) noexcept {
   try {
     return timeline_.mark(device, stream);
@@ -105,7 +105,7 @@ void OrderedReleases::mark_all(std::vector<Dropped> blocks) noexcept {
   }
 }
 
-/// REQUIRES: mutex_. Moves the blocks of those that are chosen, and counts them no more.
+/// Moves the blocks of the chosen entries, and counts them no more. REQUIRES: mutex_.
 template <class Entries, class IsChosen>
 void OrderedReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) {
   const auto first = std::stable_partition(from.begin(), from.end(), std::not_fn(is_chosen));
@@ -114,14 +114,15 @@ void OrderedReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& 
   from.erase(first, from.end());
 }
 
-/// REQUIRES: mutex_, and that nothing that waits has passed.
+/// REQUIRES: mutex_, and no waiting point has passed.
 void OrderedReleases::hold_those_of_failed_devices() {
   const auto has_failed = [this](const auto& entry) { return timeline_.has_failed(entry.device); };
   take(waiting_, held_, has_failed);
   take(unmarked_, held_, has_failed);
 }
 
-/// So that who opens and drops tensors without a pause has a few of them at a time, and not a tick's worth.
+/// Called at each drop: a caller that opens and drops tensors without a pause has a few of them waiting, and not a
+/// tick's worth.
 void OrderedReleases::end_two() noexcept {
   std::vector<Waiting> due;  // dropped without the lock
   const std::lock_guard lock(mutex_);
@@ -135,7 +136,7 @@ void OrderedReleases::end_two() noexcept {
 void OrderedReleases::drop(Dropped block) noexcept {
   ++size_;
   if (must_not_wait && must_not_wait()) leave(std::move(block));
-  // The default stream is there when a mark comes later. Hosts that may have to wait for a mark do so here.
+  // A default stream stays, so its mark may come later. On a host that may have to wait for a mark, it is made here.
   else if (!block.stream.native && !timeline_.may_wait_on_host(block.device)) collect(std::move(block));
   else {
     std::vector<Dropped> alone;

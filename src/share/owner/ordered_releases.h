@@ -13,30 +13,30 @@
 
 namespace onecopy {
 
-/// Leases that end only once a stream has done all that was in it when the last reference went: what the stream
-/// still reads or writes is not used for anything else before. Nobody waits for that. Of a device that has failed
-/// nobody knows what it still does: what was to end in its streams, and had not, ends with the process.
+/// Leases that end only once a stream has done all work that was in it when the last reference went. So memory that
+/// the stream still reads or writes is not reused before. No thread waits for that. A failed device may still do
+/// anything: a lease that waits for its streams ends with the process.
 ///
 /// Thread safety: all members may be called concurrently.
 class OrderedReleases {
  public:
   explicit OrderedReleases(Timeline& timeline) : timeline_(timeline) {}
 
-  /// Called (without locks) when something is waiting: somebody has to call sweep() until it says no more.
+  /// Called (without locks) when a lease is waiting. The caller must then call sweep() until it returns false.
   std::function<void()> on_wait;
-  /// Called (without locks) when something is not marked: somebody has to call mark_left().
+  /// Called (without locks) when a drop is not marked. The caller must then call mark_left().
   std::function<void()> on_left;
-  /// Is this a thread that may not wait for room in a stream, as every mark may? What it drops is left.
+  /// Is this a thread that may not wait for room in a stream, as every mark may? Its drops are left for mark_left().
   std::function<bool()> must_not_wait;
 
-  /// The same block; dropping it is ordered in the stream, which must live as long.
+  /// Wraps the block: dropping the result is ordered in the stream. REQUIRES: the stream lives as long.
   BlockRef order(BlockRef block, Device device, Stream stream);
-  /// Marks the ends of what was dropped and is not marked yet: in default streams, for which there is no hurry, while
-  /// a stream was captured, and by threads that may not wait. May wait for room in a stream.
+  /// Marks the ends of drops that are not marked yet: in default streams, for which there is no hurry, while a stream
+  /// was captured, and by threads that may not wait. May wait for room in a stream.
   void mark_left() noexcept;
-  /// Ends what has become due. True while something is waiting. Waits for nothing.
+  /// Ends leases that have become due. Returns true while one is waiting. Waits for nothing.
   bool sweep() noexcept;
-  /// How many wait; what a failed device keeps does not.
+  /// How many wait. Leases that a failed device keeps are not counted.
   std::size_t size() const noexcept { return size_; }
 
  private:

@@ -10,8 +10,8 @@
 
 namespace onecopy {
 
-/// Something that is no block, kept with one: drops it with the last reference. A forked child must not drop what is
-/// its parent's. Thread safety: all members may be called concurrently.
+/// Keeps an object that is no block with one: drops it with the last reference. A forked child must not drop its
+/// parent's object. Thread safety: all members may be called concurrently.
 class OwnerKeeper final : public BlockKeeper {
  public:
   static BlockRef keep(std::shared_ptr<const void> owner) {

@@ -20,9 +20,9 @@ class PinnedObjects {
     auto operator<=>(const Name&) const = default;
   };
 
-  /// The block must keep what this returns, and nothing else may. REQUIRES: this registry outlives it.
+  /// REQUIRES: the block keeps the returned pointer, and is its only owner; this registry outlives it.
   std::shared_ptr<const void> add(Name name, std::shared_ptr<const void> object);
-  /// Empty when the object is gone.
+  /// Empty if the object is gone.
   std::shared_ptr<const void> find(Name name) const;
 
  private:

@@ -16,11 +16,10 @@
 
 namespace onecopy {
 
-/// A process's pools: one for each kind of segment on each device, made when it is first asked for, and kept.
+/// A process's pools: one for each kind of segment on each device, made at first use, and kept.
 ///
-/// Thread safety: all members may be called concurrently, but for those about fork.
-/// Locks: `trimming_` before `mutex_`. Giving memory back takes milliseconds, and is done without the latter, which
-/// allocations need.
+/// Thread safety: all members may be called concurrently, but for those about fork. Locks: `trimming_` before
+/// `mutex_`. Giving memory back takes milliseconds, and is done without `mutex_`, which allocations need.
 class Pools {
  public:
   static constexpr std::uint64_t kAtOnce = std::uint64_t{32} << 20;
@@ -33,8 +32,8 @@ class Pools {
   Pool& of(SegmentKind kind, Device device);
   std::uint64_t live_bytes() const;
 
-  /// Little by little, about kAtOnce bytes of each pool: borrowers wait for answers meanwhile, and a fork for the
-  /// thread. `bytes` is what the pool gave back that gave back most.
+  /// Trims little by little, about kAtOnce bytes of each pool: borrowers wait for answers meanwhile, and a fork for
+  /// the thread. `bytes` is the largest amount that one pool gave back.
   Pool::Trimmed trim();
   /// All at once, of one device or of all; returns how many bytes.
   std::uint64_t trim_all(std::optional<Device> device = {});

@@ -18,7 +18,7 @@ void SegmentPins::end_own(std::uint32_t segment) noexcept {
   if (own_) end_pin<RealPlatform>(own_[segment % kPinWords]);
 }
 
-/// A child that a borrower has announced may have pinned anything in a page that has not come.
+/// An announced child whose page has not come may have pinned anything.
 bool SegmentPins::is_pinned(std::uint32_t segment) const noexcept {
   if (own_ && own_[segment % kPinWords].load() != 0) return true;
   return std::any_of(borrowers_.begin(), borrowers_.end(), [&](const PageRef& page) {

@@ -12,7 +12,7 @@
 
 namespace onecopy {
 
-/// Which of an owner's segments are pinned, here or by borrowers, as its ledger asks before pages go back.
+/// Which of an owner's segments are pinned, here or by borrowers. Its ledger asks before pages go back.
 ///
 /// Thread safety: external, by the ledger's mutex. Borrowers write their pages concurrently.
 class SegmentPins {

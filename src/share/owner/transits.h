@@ -8,12 +8,12 @@
 
 namespace onecopy {
 
-/// What a borrower has in queues: how many items of each block, and which queues. It lies in the
-/// borrower's claim page, beside the claims, and outlives it (see Ledger::leave_in_transit).
+/// A borrower's items in queues: how many items of each block, and which queues. It lies in the borrower's claim
+/// page, beside the claims, and outlives it (see Ledger::leave_in_transit).
 ///
-/// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the
-/// borrower is gone. A queue is noted before the item is counted, and never forgotten. It stands at the place that its
-/// number says, which is random, or at the first free one behind.
+/// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the borrower is
+/// gone. A queue is noted before the item is counted, and never forgotten. It stands at the place that its number
+/// says, which is random, or at the first free one behind.
 class Transits {
  public:
   using Count = std::atomic<std::uint32_t>;
@@ -28,12 +28,12 @@ class Transits {
     if (channels_[channel % kQueues].load(std::memory_order_relaxed) != channel) note(channel);
     counts_[block].fetch_add(1);
   }
-  /// A forked child's page starts at 0, whatever its parent had begun: that is the parent's to end.
+  /// A forked child's page starts at 0. The transits that its parent had begun are the parent's to end.
   void end(std::uint32_t block) noexcept {
     if (counts_[block].load() != 0) counts_[block].fetch_sub(1);
   }
   std::uint32_t items(std::uint32_t block) const noexcept { return counts_[block].load(); }
-  /// The queues, or nothing when they were too many to be noted.
+  /// The queues; empty if they were too many to be noted.
   std::optional<std::vector<std::uint64_t>> channels() const;
 
  private:

@@ -9,7 +9,8 @@
 namespace onecopy {
 namespace {
 
-constexpr std::chrono::seconds kPatienceWithStreams{5};  // of who is short of memory that they use
+// An allocation waits so long for memory that streams use.
+constexpr std::chrono::seconds kPatienceWithStreams{5};
 
 std::atomic<Strategy> the_strategy{Strategy::file_descriptor};
 
@@ -24,7 +25,8 @@ SegmentKind kind_of(Strategy strategy, Device device) {
 void set_strategy(Strategy strategy) { the_strategy = strategy; }
 Strategy strategy() noexcept { return the_strategy; }
 
-/// Waits until streams have passed the end of some blocks. False when no release is pending, or it takes too long.
+/// Waits until streams have passed the end of some blocks. Returns false if no release is pending, or it takes too
+/// long.
 bool Runtime::await_release(std::chrono::steady_clock::time_point deadline) {
   const std::size_t waiting = streams_.waiting_releases();
   while (streams_.waiting_releases() != 0 && std::chrono::steady_clock::now() < deadline) {
@@ -50,7 +52,7 @@ Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
 std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device device) {
   Pool& from = pools_.of(kind_of(the_strategy, device), device);
   Extent extent = allocate_from(from, bytes, device);
-  extent.size = bytes;  // what the pool adds by rounding belongs to nobody
+  extent.size = bytes;  // the pool's rounding belongs to no block
   try {
     return {ledger_.add(extent, from), extent.data};
   } catch (...) {

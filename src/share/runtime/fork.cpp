@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a fork does to a Runtime.
+// The effects of a fork on a Runtime.
 //
-// Before: the watch thread stops, every lock is taken, and each owner (ourselves included) gets a
-// claim page in which the child counts as holding everything. After, in the child, which is alone:
-// exact claims replace "everything", and a new Runtime takes over. No owner is asked to answer.
+// Before: the watch thread stops, every lock is taken, and each owner (this process included) gets a claim page in
+// which the child counts as holding everything. After, in the child, which is alone: exact claims replace
+// "everything", and a new Runtime takes over. No owner is asked to answer.
 #include <fmt/format.h>
 #include <pthread.h>
 
@@ -38,18 +38,18 @@ void or_log(F&& f) noexcept {
 
 }  // namespace
 
-/// From the start of the program: were it at first use, another thread's fork could be half over by then, and its
-/// child inherit a lock that is taken.
+/// Registered at the start of the program. At first use, another thread's fork could be half over, and its child
+/// inherit a locked mutex.
 int Runtime::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
 
-/// making_ stays locked until the fork is over: threads fork one after the other, and none of them while another
+/// making_ stays locked until the fork is over. So threads fork one after the other, and none forks while another
 /// makes the first Runtime.
 void Runtime::prepare_fork() {
   if (forked_from_) or_log([] { current(); });
   making_.lock();
   Runtime* process = existing();
   if (!process) return;
-  or_log([&] {  // the child may share on what it inherits: whoever gets that must reach us
+  or_log([&] {  // the child may share what it inherits: borrowers of that must reach us
     if (process->ledger_.live() != 0) process->broker_.listen();
   });
   process->watch_.stop();
@@ -59,7 +59,7 @@ void Runtime::prepare_fork() {
     peer->lock_for_fork();
     peer->prepare_fork();
   }
-  process->deposits_.lock();  // after the peers' sockets: what arrives there is deposited
+  process->deposits_.lock();  // after the peers' sockets: segments that arrive there are deposited
   for (Inherited& from : process->inherited_)
     if (!from.is_counted_with_parent)
       from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
@@ -93,7 +93,7 @@ void Runtime::finish_in_child() {
   if (forked_from_) or_log([] { current(); });  // without descriptors: at the next use
 }
 
-/// What is left of the parent in its child.
+/// Turns the parent's Runtime in its child into the keeper of the inheritance.
 void Runtime::become_child() {
   Visit::forget_others();
   for (const auto& peer : importer_.peers_locked()) {
@@ -102,7 +102,7 @@ void Runtime::become_child() {
     peer->unlock_after_fork();
   }
   unlock_all();
-  if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's all the same
+  if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's even so
     or_end_child([this] {
       if (!ledger_.holds_everything())
         throw Error(ErrorCode::out_of_mappings, "the parent had no room to note that it has a child");
@@ -122,8 +122,8 @@ void Runtime::become_child() {
   forked_from_ = this;
 }
 
-/// Without a page for us that owner is gone, and its memory frozen, or it counts us with our parent, whose socket we
-/// keep: it waits for that to close.
+/// Without a page for the child, the owner is gone and its memory frozen, or it counts the child with its parent. In
+/// the latter case the child keeps the parent's socket, and the owner waits for that to close.
 void Runtime::claim_inherited(Inherited& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)
@@ -140,7 +140,7 @@ void Runtime::claim_inherited(Inherited& from) noexcept {
 void Runtime::inherit(Runtime& parent) {
   cleaned_up_ = parent.cleaned_up_;  // before there is a thread that looks
   if (!inheritance_.empty() || !parent.importer_.peers().empty())
-    watch_.start();  // the first that can fail: what is inherited cannot be given back
+    watch_.start();  // the first step that can fail: the inheritance cannot be given back
   parent_ = &parent;
   importer_.inherit(parent.importer_);
   inherited_ = std::move(inheritance_);
@@ -166,8 +166,8 @@ void Runtime::watch_inherited(Inherited& from) {
   });
 }
 
-/// In the child's copy of its parent: what only the parent may do stops here, which is answering,
-/// holding for others and returning memory.
+/// In the child's copy of its parent. Stops the parent's own duties: answering, holding for others and returning
+/// memory.
 void Runtime::abandon() noexcept {
   watch_.abandon();
   broker_.abandon();
@@ -187,7 +187,7 @@ void Runtime::lock_all() {
   ledger_.lock();
   LateReleases::lock();
   pinning_.lock();
-  segments_.prepare_fork();  // last: everybody asks it with a lock of their own held
+  segments_.prepare_fork();  // last: all others ask it while holding a lock of their own
   for (Inherited& from : inherited_) {
     from.owner->ledger_.lock();
     from.owner->segments_.prepare_fork();

@@ -18,8 +18,8 @@ namespace {
 /// All processes use a queue alike, as far as its creator has to count them.
 constexpr std::uint8_t kRole = 0;
 
-/// Failures after which an item can be put all the same: processes that have the segment open can take it, others learn
-/// why they cannot.
+/// Failures after which an item can be put nevertheless: processes that have the segment open can take it, others get
+/// the reason.
 bool leaves_items_usable(const Error& error) noexcept {
   return is_absent(error) || error.code() == ErrorCode::owner_died ||
          error.code() == ErrorCode::unsupported || error.code() == ErrorCode::timeout;
@@ -33,7 +33,7 @@ bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, ChannelHook
   if (creator == self_) return true;
   {
     const std::lock_guard lock(left_mutex_);
-    std::erase(left_, Left{creator, queue});  // it was not told, and need not be
+    std::erase(left_, Left{creator, queue});  // the creator was not told, and need not be
   }
   try {
     join(creator, queue);
@@ -99,12 +99,12 @@ void OpenQueues::deposit(const BlockRef& block, const ProcessId& creator, std::u
   if (creator == self_ && keeper.owner() == self_) return broker_.spread_deposit(segment, queue);
   const DepositKey key{public_name(keeper.owner()), segment};
   if (creator != self_) {
-    // First: what times out may be served later.
+    // First: a request that times out may be served later.
     const std::uint64_t number = deposits_.add_elsewhere(key, creator);
     importer_.connect(creator)->deposit(key, keeper.origin(), keeper.export_table(),
                                         importer_.pass_on(keeper, segment), queue, number);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
-    // Of the host's memory what is open here will do.
+    // Memory of the host that is open here can be served without a deposit.
     if (!deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment),
                        queue, DepositClaim{}))
       throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
@@ -152,7 +152,7 @@ bool OpenQueues::tick() {
   return tell_of_left() || more;
 }
 
-/// True while a keeper has to be told again that a segment is gone.
+/// Returns true while a keeper has to be told again that a segment is gone.
 bool OpenQueues::tell_of_retired() {
   bool again = false;
   for (const auto& [segment, keepers] : deposits_.take_retired())
@@ -165,7 +165,7 @@ bool OpenQueues::tell_of_retired() {
   return again;
 }
 
-/// True while a creator has to be told again: it counts this process among its queue's users until then.
+/// Returns true while a creator has to be told again: it counts this process among its queue's users until then.
 bool OpenQueues::tell_of_left() noexcept {
   const std::lock_guard lock(left_mutex_);
   std::erase_if(left_, [this](const Left& left) {
@@ -175,7 +175,7 @@ bool OpenQueues::tell_of_left() noexcept {
   return !left_.empty();
 }
 
-/// True while a keeper has to be told again. One that hung up keeps the segment until this process ends.
+/// Returns true while a keeper has to be told again. A keeper that hung up keeps the segment until this process ends.
 bool OpenQueues::tell_of_let_go() {
   bool again = false;
   for (LetGo& last : deposits_.take_let_go()) {

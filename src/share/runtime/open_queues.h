@@ -41,15 +41,15 @@ class OpenQueues {
   OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker, Watch& watch)
       : self_(self), importer_(importer), deposits_(deposits), broker_(broker), watch_(watch) {}
 
-  /// This process opens a queue that `creator` made, and answers calls from now on. False when the creator does not
-  /// answer, so that it has to be told again; one that is gone need not be.
+  /// This process opens a queue that `creator` made, and answers calls from now on. Returns false if the creator does
+  /// not answer, so that it has to be told again. A creator that is gone need not be told.
   bool open(const ProcessId& creator, std::uint64_t queue, ChannelHooks hooks);
   void close(const ProcessId& creator, std::uint64_t queue) noexcept;
 
-  /// Before the first item with this segment is put: asks the creator to retain it, or, where that is this process, the
-  /// other users. Waits two seconds at most for the creator. Throws what passing the segment on throws.
+  /// Before the first item with this segment is put: asks the creator to retain it. If this process is the creator,
+  /// asks the other users. Waits two seconds at most for the creator. Throws the errors of passing the segment on.
   Retention retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
-  /// Has the process let a question wait too long, and said nothing since? As far as this process knows.
+  /// Has the process let a question wait too long, and been silent since? As far as this process knows.
   bool is_silent(const ProcessId& process) const;
   /// Becomes true when the connection to that process ends. Null when there is none.
   std::shared_ptr<const std::atomic<bool>> connection_end(const ProcessId& process) const;
@@ -65,11 +65,12 @@ class OpenQueues {
   // For the runtime.
   void list_transits(std::vector<TransitInfo>& list) const;
   std::uint64_t unkept() const;
-  /// Tells other processes what they could not be told before. True while it has to be called again. Watch thread.
+  /// Tells other processes news that they could not be told before. Returns true while it has to be called again.
+  /// Watch thread.
   bool tick();
 
  private:
-  /// A queue of a creator that did not read when this process left it.
+  /// A queue that this process has left, whose creator did not read then.
   struct Left {
     ProcessId creator;
     std::uint64_t queue;

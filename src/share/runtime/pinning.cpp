@@ -20,7 +20,7 @@ namespace onecopy {
 
 namespace {
 
-/// Why nothing can be done on such devices here, in the words of the backend.
+/// The backend's reason why such devices cannot be used here.
 std::string reason_of(DeviceType type) {
   try {
     backend(type).synchronize(0, {});
@@ -100,7 +100,7 @@ std::uint64_t Pinning::limit() {
   return memory / 2;
 }
 
-/// Blocks that are segments of their own reach over several units, and have nobody beside them.
+/// Blocks that are segments of their own reach over several units, and have no neighbours.
 Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
   BlockKeeper* const keeper = tensor.block().keeper();
   if (!keeper || !keeper->shareable())
@@ -137,7 +137,7 @@ void Pinning::pin(const Tensor& tensor, std::optional<Device> card) {
   if (!try_use(piece, block)) make(std::move(piece), block, card ? *card : card_to_pin_for());
 }
 
-/// Also one that was to be unpinned, and is not yet.
+/// Also takes back a piece that was to be unpinned, and is not yet.
 bool Pinning::try_use(const Piece& wanted, std::uint32_t block) {
   const std::lock_guard lock(mutex_);
   const auto left =
@@ -151,7 +151,8 @@ bool Pinning::try_use(const Piece& wanted, std::uint32_t block) {
   return found != pieces_.end();
 }
 
-/// The pages are there before the driver takes them: it would fill in what is missing, whatever the limit of the group.
+/// The pages must be there before the driver takes them: it would fill in missing ones regardless of the group's
+/// limit.
 void Pinning::make(Piece piece, std::uint32_t block, Device card) {
   make_room(piece.bytes);
   LateReleases::activate(card.type);
@@ -257,7 +258,7 @@ std::uint64_t Pinning::end_idle() {
   return end(take_idle()) + end(take_left());
 }
 
-/// First the driver, then the owner, and last the mapping. REQUIRES: making_.
+/// Tells the driver first, then the owner, and ends the mapping last. REQUIRES: making_.
 std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
   std::uint64_t bytes = 0;
   for (const Piece& piece : pieces) {

@@ -20,15 +20,16 @@
 
 namespace onecopy {
 
-/// Which pieces of segments, our own and others', this process has pinned for its cards. A piece is kPinUnit bytes of a
-/// segment that is cut into blocks, or all of one that is a single block. It stays pinned when its blocks go, since the
-/// next ones lie there, too: until unpin(), until room is needed below the limit, until trim(), or until nothing else
-/// has its segment mapped any more.
+/// Which pieces of segments, our own and others', this process has pinned for its cards. A piece is kPinUnit bytes of
+/// a segment that is cut into blocks, or all of a segment that is a single block.
 ///
-/// A pinned piece keeps its segment mapped: what a driver has pinned is never unmapped, nor mapped over.
+/// A piece stays pinned when its blocks go, since the next ones lie there, too. It ends with unpin() or trim(), when
+/// room is needed below the limit, or when nothing else has its segment mapped any more. A pinned piece keeps its
+/// segment mapped: memory that a driver has pinned is never unmapped, nor mapped over.
 ///
-/// Thread safety: all members may be called concurrently, but for abandon(). Unpinning waits for the device, so it is
-/// done by trim(), by who needs room, and else by end_left(), on a thread that nobody waits for.
+/// Thread safety: all members may be called concurrently, but for abandon(). Unpinning waits for the device.
+/// Therefore it is done by trim(), by a caller that needs room, and else by end_left(), on a thread that no other
+/// waits for.
 class Pinning {
  public:
   explicit Pinning(Watch& watch);
@@ -36,25 +37,26 @@ class Pinning {
   /// Called (without locks) when pages of our own may go back to the system again.
   std::function<void()> on_unpinned;
 
-  /// Pins all pages that the tensor's block lies in. Quick when they are. Throws unsupported, saying what is missing;
-  /// invalid_argument for memory of other libraries; out_of_memory with the numbers and the limit.
-  /// `card`: for which it is pinned first; every card of its kind has a use of it. None: one that is in use here.
+  /// Pins all pages that the tensor's block lies in. Quick if they are pinned already. Throws unsupported with the
+  /// missing feature; invalid_argument for memory of other libraries; out_of_memory with the numbers and the limit.
+  /// `card`: the first card to use it, by default one that is in use here; every card of its kind can use the pages.
   void pin(const Tensor& tensor, std::optional<Device> card = {});
-  /// The caller has no use for that any more. Without effect when it is not pinned.
+  /// Ends the caller's use of the pages. Has no effect if they are not pinned.
   void unpin(const Tensor& tensor);
   /// Does one pinned range hold all of the tensor?
   static bool is_pinned(const Tensor& tensor);
 
-  /// Looks after what is dropped, and which pieces nothing else has mapped. True while something waits for a device.
+  /// Looks after dropped pieces, and for pieces that nothing else has mapped. Returns true while a piece waits for a
+  /// device.
   bool tick() noexcept;
-  /// Ends what waits and need not, as far as the devices have come.
+  /// Ends references that need not wait any more, as far as the devices have come.
   static void settle() noexcept;
-  /// Unpins what was left for later. Waits for the device.
+  /// Unpins pieces that were left for later. Waits for the device.
   void end_left() noexcept;
-  /// Unpins, now, what no block here lies in. Returns how many bytes.
+  /// Unpins at once all pieces without a block of this process. Returns how many bytes.
   std::uint64_t end_idle();
 
-  /// Nothing is done in the background any more; waits for what is under way.
+  /// Ends all work in the background; waits for work that is under way.
   void stop(std::chrono::milliseconds patience) noexcept;
 
   /// In a forked child, which has pinned nothing.
@@ -68,8 +70,8 @@ class Pinning {
  private:
   struct Piece {
     SharedKeeper* keeper;
-    std::shared_ptr<const void> alive;     ///< keeps the keeper, where something else would end it
-    std::shared_ptr<DeviceMemory> memory;  ///< shared with who has mapped it
+    std::shared_ptr<const void> alive;     ///< keeps the keeper alive, if it would end otherwise
+    std::shared_ptr<DeviceMemory> memory;  ///< shared with the holder that has mapped it
     std::uint32_t segment = 0;
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
@@ -97,7 +99,7 @@ class Pinning {
   std::vector<Piece> left_;
   /// A thread of its own: a device may have much to do.
   Errand unpinning_{"onecopy-unpin", [this] { end_left(); }};
-  /// So may a driver have no room.
+  /// A thread of its own: a driver may have no room.
   Errand settling_{"onecopy-late", [] { settle(); }};
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What this process says of itself: stats, and what `onecopy ls` asks for.
+// This process's reports of itself: stats(), and the answer to `onecopy ls`.
 #include <dirent.h>
 
 #include <map>

@@ -44,7 +44,7 @@ Runtime& Runtime::make() {
     static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });
     handled_pid_ = current_pid();
     start_log();
-    const Visit first(nullptr);  // what the first one makes is whole in every child
+    const Visit first(nullptr);  // children inherit a finished record of this thread
     auto made = std::unique_ptr<Runtime>(new Runtime());
     if (forked_from_) {
       made->inherit(*forked_from_);
@@ -57,8 +57,8 @@ Runtime& Runtime::make() {
   return static_cast<Runtime&>(*current_);
 }
 
-/// Our threads must not outlive static objects, and names must not outlive their use. Tensors
-/// that live on keep their memory; a name that then stays is the next start's to remove.
+/// Our threads must not outlive static objects, and names must not outlive their use. Tensors that live on keep their
+/// memory; the next start removes a name that stays.
 void Runtime::at_exit() noexcept {
   constexpr std::chrono::seconds kFullStream{1};
   Runtime* process = existing();
@@ -104,7 +104,7 @@ Runtime::Runtime(const ProcessId& id)
   watch_.add_tick([this] { return tick(); });
 }
 
-/// Once: what processes that were killed have left. A process that begins by opening has it done by its watch thread.
+/// Once: removes names that killed processes have left. If a process begins by opening, its watch thread does this.
 void Runtime::clean_up() {
   if (std::exchange(cleaned_up_, true)) return;
   remove_abandoned_sockets();
@@ -139,7 +139,7 @@ bool Runtime::trim() {
 void Runtime::collect() { give_back({}); }
 
 std::uint64_t Runtime::give_back(std::optional<Device> device) {
-  // A stream that has nothing else to do comes past the end of what was dropped in that time.
+  // A stream without other work passes the end of a drop in that time.
   constexpr std::chrono::milliseconds kIdleStream{1};
   ledger_.drain();
   deposits_.sweep();

@@ -27,12 +27,11 @@
 
 namespace onecopy {
 
-/// Everything this process has of onecopy, put together; only the implementation of the API includes it, and other
-/// layers see a Session. Made at first use and never destroyed: tensors with static lifetime may outlive everything
-/// else.
+/// All parts of onecopy in this process, put together. Only the implementation of the API includes it; other layers
+/// see a Session. Made at first use and never destroyed: tensors with static lifetime may outlive everything else.
 ///
-/// A forked child gets a Runtime of its own at once; what the parent's held for it becomes leases.
-/// Thread safety: all members may be called concurrently.
+/// A forked child gets a Runtime of its own at once; its parent's references become leases. Thread safety: all
+/// members may be called concurrently.
 class Runtime final : public Session {
  public:
   static Runtime& current() { return static_cast<Runtime&>(Session::current()); }
@@ -53,7 +52,7 @@ class Runtime final : public Session {
   /// `offset` on that can be shared like any tensor. `committed` bytes are counted as ours.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, std::uint64_t committed = 0,
                std::uint64_t offset = 0);
-  /// Memory of a device that somebody else allocated, see onecopy::adopt().
+  /// Memory of a device that another library allocated, see onecopy::adopt().
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
     return adoptions_.adopt(view, std::move(owner));
   }
@@ -63,7 +62,7 @@ class Runtime final : public Session {
   Handle share(const Tensor& tensor, Stream stream);
   /// share() for callers that keep the block in another way.
   HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
-  /// The handle comes after what is in the stream.
+  /// A handle whose point comes after all work in the stream.
   HandleFields name_in_order(const Tensor& tensor, Stream stream);
   Handle hold(const Handle& handle);
   using Session::open;
@@ -73,19 +72,19 @@ class Runtime final : public Session {
                    const OpenOptions& options) {
     importer_.fetch_ahead(owner, origins, options.access, options.device);
   }
-  /// What others can see through the tensor's handle beyond it, in words; empty when that is nothing.
+  /// Describes the memory beyond the tensor that its handle shows to others; empty if there is none.
   std::string exposes(const Tensor& tensor) const;
 
   Stats stats() const;
   OwnerInfo describe() const;
   void collect();
-  /// The same, of one device's pools or of all; returns how many bytes the pools gave back.
+  /// collect(), of one device's pools or of all; returns how many bytes the pools gave back.
   std::uint64_t give_back(std::optional<Device> device);
 
  private:
   friend class Session;
 
-  /// The blocks of a process that forked us, or forked the one that did.
+  /// The blocks of an ancestor of this process, inherited through forks.
   struct Inherited {
     Runtime* owner = nullptr;  // its copy in this process; never destroyed
     Mapping page;
@@ -165,7 +164,7 @@ class Runtime final : public Session {
 
   bool cleaned_up_ = false;  ///< see clean_up(); of the watch thread, once the Runtime is made
   std::list<Inherited> inherited_;
-  std::optional<ForkPage> child_;  ///< during a fork: what the child will hold of our blocks
+  std::optional<ForkPage> child_;  ///< during a fork: the child's claims on our blocks
   std::list<Inherited>
       child_place_;  ///< and, made while that may fail, the place for it in the child's list
 };

@@ -176,8 +176,8 @@ HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) 
   return fields;
 }
 
-/// Whoever holds the block can serve it, so the holder is the maker from here on: a forked child that
-/// holds a handle of its parent's holds it itself.
+/// Any holder of the block can serve it, so the holder is the maker from here on: a forked child that holds a handle
+/// of its parent's holds it itself.
 Handle Runtime::hold(const Handle& handle) {
   if (!handle.block())
     throw Error(ErrorCode::invalid_argument,
@@ -240,12 +240,13 @@ Tensor Session::open(const HandleFields& handle, const OpenOptions& options) {
 /// An adopted allocation is exposed as a whole, other tensors of the framework included. Another process's memory may
 /// have been adopted, so it counts as if it was.
 std::string Runtime::exposes(const Tensor& tensor) const {
-  constexpr std::uint64_t kRounding = 511;  // what allocators may add to what is asked of them
+  constexpr std::uint64_t kRounding = 511;  // allocators may add so much to a request
   if (!is_shareable(tensor)) return {};     // share() says so
   SharedKeeper& keeper = shared_keeper(tensor, "share");
   const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
   const bool ours = keeper.owner() == id() && !adoptions_.contains(place.info.segment);
-  const bool exact = ours || tensor.device() == kCpu;  // such blocks have what was asked of us
+  // The size of such blocks is the size that was requested.
+  const bool exact = ours || tensor.device() == kCpu;
   const std::uint64_t seen = exact ? place.info.size : place.segment_size;
   const std::uint64_t bytes = tensor.layout().extent_bytes();
   const bool is_first = place.info.offset == 0 &&

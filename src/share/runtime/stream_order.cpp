@@ -69,7 +69,7 @@ bool StreamOrder::may_wait_on_host(const ProcessId& maker, Device device) const 
   return !timeline || timeline->may_wait_on_host(device);
 }
 
-/// The points may never be reached: the caller that opens a tensor is not told of that, the log is.
+/// The points may never be reached: that is logged, not thrown at the caller that opens a tensor.
 void StreamOrder::note_use(Device device, Stream stream) {
   if (device == kCpu || !used_devices_.note(device)) return;
   for (const ValuePoints::Entry& entry : value_points_.all()) {

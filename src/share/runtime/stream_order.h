@@ -30,26 +30,26 @@ class StreamOrder {
   TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
   /// Makes a stream wait for a point in one of `maker`'s, unless it has passed.
   void wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream);
-  /// Afterwards wait_for() asks no other process, and is quick. Throws what connecting throws.
+  /// Afterwards wait_for() asks no other process, and is quick. Throws as connecting does.
   void prepare_wait(const ProcessId& maker, Device device);
   enum class Reached : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
   Reached has_passed(const ProcessId& maker, const TimelinePoint& point) const;
   /// Might wait_for() keep the host waiting? REQUIRES: has_passed() knows the maker.
   bool may_wait_on_host(const ProcessId& maker, Device device) const;
 
-  /// This process shares or opens memory of `device` in `stream`. At the first use of a device the stream waits for all
-  /// work that values got so far came after.
+  /// This process shares or opens memory of `device` in `stream`. At the first use of a device the stream waits for
+  /// all work that precedes values got so far.
   void note_use(Device device, Stream stream = {});
   const UsedDevices& used_devices() const noexcept { return used_devices_; }
   /// Devices that are used later come after this point of a value that was got.
   void remember_point(const ProcessId& putter, const TimelinePoint& point);
-  /// Like wait_for(), on the host, where no stream can wait. Asks no other process: returns at once while the putter is
+  /// wait_for() on the host, for streams that cannot wait. Asks no other process: returns at once while the putter is
   /// not known.
   void wait_on_host_for(const ProcessId& putter, const TimelinePoint& point);
 
-  /// The same memory; the reference ends once `stream` has done what is in it when the tensor is dropped.
+  /// Wraps the tensor: the reference ends once `stream` has done the work that is in it when the tensor is dropped.
   Tensor order_release(const Tensor& tensor, Stream stream);
-  /// Waits until the marks of this process are written, ten seconds at most: a process that ends before loses them.
+  /// Waits until the marks of this process are written, ten seconds at most. A process that ends before loses them.
   void settle() const noexcept;
 
   // For the runtime.
