@@ -5,8 +5,9 @@
 
 namespace onecopy {
 
-/// Which captures of streams are under way in this process, as far as their makers say so. A point after all work of a
-/// context spoils every capture in it, whatever the mode and whichever thread (seen on an H100), so none is made then.
+/// The captures of streams that are under way in this process, as far as their makers report them. A point after all
+/// work of a context spoils every capture in it, in any mode and by any thread (seen on an H100). Therefore none is
+/// made during a capture.
 ///
 /// Thread safety: all members may be called concurrently. A capture may begin in one thread and end in another. The
 /// lock is held while a point is made, which takes microseconds. A forked child has no captures.
@@ -14,12 +15,12 @@ class CaptureGate {
  public:
   static CaptureGate& get();
 
-  /// Before the capture begins. Waits for a point that is just being made.
+  /// Before the capture begins. Waits for a point that another thread is making.
   void begin() noexcept;
   /// After its end, however it ended.
   void end() noexcept;
 
-  /// Calls `f` while no capture is under way, and none begins before it returns. False when there is one.
+  /// Calls `f` while no capture is under way; none begins before it returns. Returns false if there is a capture.
   template <class F>
   bool try_between(F&& f) {
     const std::lock_guard lock(mutex_);

@@ -48,7 +48,7 @@ struct RecordedNode {
   std::vector<std::byte> bytes;          ///< all parameters
 };
 
-/// What comes after what, by places in Recording::nodes.
+/// An order between two nodes, by places in Recording::nodes.
 struct RecordedEdge {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
@@ -66,17 +66,17 @@ struct Recording {
 class StreamMark {
  public:
   virtual ~StreamMark() = default;
-  /// All that is in the stream now comes before it.
+  /// Work that is in the stream now comes before the point.
   virtual void record(Stream stream) = 0;
-  /// What is put into the stream from now on comes after the point that was recorded last.
+  /// Work put into the stream from now on comes after the point that was recorded last.
   virtual void let_wait(Stream stream) = 0;
   /// The host waits for it.
   virtual void wait() = 0;
 };
 
-/// What graphs that somebody has captured need of a vendor's driver. Handles are the driver's own, and stay the
-/// caller's. All members throw what the driver refuses.
-/// Thread safety: all members may be called concurrently, for one executable one at a time.
+/// A vendor's driver as users of captured graphs need it. Handles are the driver's own, and stay the caller's. All
+/// members throw the driver's refusals. Thread safety: all members may be called concurrently, for one executable one
+/// at a time.
 class GraphDriver {
  public:
   static constexpr std::size_t kMostRanges = 64;
@@ -84,18 +84,19 @@ class GraphDriver {
   virtual ~GraphDriver() = default;
   /// Makes copy() ready on a device; it may wait for the device. REQUIRES: no stream of the thread is captured.
   virtual void prepare(int ordinal) = 0;
-  /// Copies these ranges, kMostRanges at most, in one launch. Returns the node that it became in a captured stream,
-  /// and none in others. REQUIRES: prepare().
+  /// Copies these ranges, kMostRanges at most, in one launch. Returns its node in a captured stream, and null in
+  /// others. REQUIRES: prepare().
   virtual GraphNode copy(int ordinal, Stream stream, std::span<const CopyRange> ranges) = 0;
-  /// The ranges of a node that copy() returned, in all launches from now on. Those that are under way keep theirs.
+  /// Sets the ranges of a node that copy() returned, for all launches from now on. Launches that are under way keep
+  /// theirs.
   virtual void set_copy(int ordinal, GraphExecutable executable, GraphNode node,
                         std::span<const CopyRange> ranges) = 0;
   virtual void launch(int ordinal, GraphExecutable executable, Stream stream) = 0;
-  /// Throws unsupported where the driver does not say what parameters are.
+  /// Throws unsupported if the driver does not tell the parameters of nodes.
   virtual void require_read() = 0;
   /// Throws as require_read().
   virtual Recording read(int ordinal, void* graph) = 0;
-  /// The parameters of a node in all launches from now on: `node` is of read(), with other bytes.
+  /// Sets the parameters of a node in all launches from now on: `node` is of read(), with other bytes.
   virtual void set(int ordinal, GraphExecutable executable, const RecordedNode& node) = 0;
   virtual std::unique_ptr<StreamMark> make_mark(int ordinal) = 0;
 };

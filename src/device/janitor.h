@@ -14,16 +14,16 @@ std::string shared_directory();
 struct CleanupReport {
   std::uint64_t files = 0;   ///< unlinked
   std::uint64_t bytes = 0;   ///< memory they held
-  std::uint64_t in_use = 0;  ///< left alone: some process still has them mapped
+  std::uint64_t in_use = 0;  ///< left alone: a process still has them mapped
 };
 
-/// Unlinks this user's onecopy files in shared_directory() that no process has mapped any more: what
-/// killed processes left behind. An absent directory holds nothing.
+/// Unlinks this user's onecopy files in shared_directory() that no process has mapped any more: killed processes have
+/// left them. An absent directory holds nothing.
 CleanupReport remove_abandoned_files();
 
-/// Tries again to unlink the files that this process released while another still had them: a forked child
-/// has its parent's, and may end without a word. True while it is worth trying soon; true or not, later
-/// calls try too.
+/// Tries again to unlink files that this process released while another still had them. A forked child has its
+/// parent's files, and may end without notice. Returns true while it is worth trying soon; later calls try in any
+/// case.
 bool remove_released_files() noexcept;
 
 }  // namespace onecopy

@@ -13,27 +13,27 @@
 
 namespace onecopy {
 
-/// Segments are pinned in pieces of so many bytes, which begin at multiples of it: those that are cut into blocks have
-/// no block that reaches over such an edge, so a framework that knows nothing of edges copies each block as one.
+/// Segments are pinned in pieces of so many bytes, which begin at multiples of it. In segments that are cut into
+/// blocks, no block reaches over such an edge. So a framework that knows nothing of edges copies each block as one.
 inline constexpr std::uint64_t kPinUnit = std::uint64_t{64} << 20;
 
-/// What this process has pinned of the host's memory, by address. A forked child has pinned nothing: the mappings are
-/// its own, and what was pinned stays the parent's.
+/// The host's memory that this process has pinned, by address. A forked child has pinned nothing: the mappings are
+/// its own, and the pins stay its parent's.
 ///
 /// Thread safety: all members may be called concurrently. pin() and unpin() wait for each other and for the driver,
-/// and nobody else waits for them; one_copy() takes a lock for a look-up.
-/// Invariants: ranges never overlap; a range is known before the driver pins it and until it has unpinned it, so that
-/// no copy that begins meanwhile reaches over its edges.
+/// and no other member waits for them. one_copy() takes a lock for a look-up. Invariants: ranges never overlap. A
+/// range is known before the driver pins it and until it has unpinned it, so that no copy that begins meanwhile
+/// reaches over its edges.
 class PinnedRanges {
  public:
   static PinnedRanges& get();
 
-  /// Pins whole pages for all devices of the same kind as `device`; unpin them before they are unmapped. A
-  /// millisecond for 16 MiB that are there, more for those that are not. Throws what Backend::pin_host() throws, and
-  /// invalid_argument for an empty range, parts of pages, and what is pinned already.
+  /// Pins whole pages for all devices of the kind of `device`; unpin them before they are unmapped. Takes a
+  /// millisecond for 16 MiB of present pages, more for missing ones. Throws as Backend::pin_host() does, and
+  /// invalid_argument for an empty range, parts of pages, and pages that are pinned already.
   void pin(Device device, void* at, std::size_t bytes, Access access);
-  /// Unpins what was pinned from `at` on; does nothing when nothing was. Waits for the device: never on a path that
-  /// somebody waits for.
+  /// Unpins the range that begins at `at`; has no effect if there is none. Waits for the device: never on a path that
+  /// another thread waits for.
   void unpin(void* at) noexcept;
 
   /// Is anything pinned here now? Costs one load.
@@ -42,8 +42,8 @@ class PinnedRanges {
   bool touches(const void* at, std::size_t bytes) const noexcept;
   /// Does one pinned range hold all of [at, at + bytes)?
   bool is_pinned(const void* at, std::size_t bytes) const noexcept;
-  /// How many of `bytes` from `at` on one copy may take: to the next edge of a range. At least one of a positive
-  /// number.
+  /// How many of `bytes` from `at` on one copy may take: to the next edge of a range. At least one if `bytes` is
+  /// positive.
   std::size_t one_copy(const void* at, std::size_t bytes) const noexcept;
   /// Bytes pinned now.
   std::uint64_t bytes() const noexcept { return bytes_; }

@@ -197,7 +197,7 @@ void count_pageable(const PinnedRanges& pinned, const void* host, std::size_t by
         bytes >> 20));
 }
 
-/// Drivers refuse a copy over the edge of what is pinned (seen on an H100), so it is cut there.
+/// Drivers refuse a copy over the edge of a pinned range (seen on an H100), so it is cut there.
 void copy_in_pieces(Backend& by, const Transfer& whole, Stream stream) {
   const PinnedRanges& pinned = PinnedRanges::get();
   const bool is_to_host = whole.to_device == kCpu;

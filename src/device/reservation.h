@@ -7,20 +7,19 @@
 
 namespace onecopy {
 
-/// Physical memory of one device. Reservations map it, here and in other processes; the device takes it back with
-/// the last object, mapping and descriptor of it anywhere.
-/// Thread safety: const members may be called concurrently.
+/// Physical memory of one device. Reservations map it, here and in other processes. The device takes it back with the
+/// last object, mapping and descriptor of it anywhere. Thread safety: const members may be called concurrently.
 class PhysicalChunk {
  public:
   virtual ~PhysicalChunk() = default;
   virtual std::size_t size() const noexcept = 0;
 };
 
-/// A range of addresses of this process for the memory of one kind of device. Destroying it unmaps all that it
-/// shows. Chunks must be of the reservation's own backend, and may be destroyed while they are mapped.
+/// A range of addresses of this process for the memory of one kind of device. Destroying it unmaps all its mappings.
+/// Chunks must be of the reservation's own backend, and may be destroyed while they are mapped.
 ///
-/// Thread safety: base() and size() may be called by anybody; the caller serialises the rest.
-/// Invariant: mappings lie within [0, size()) and never overlap.
+/// Thread safety: base() and size() may be called by any thread; the caller serialises the rest. Invariant: mappings
+/// lie within [0, size()) and never overlap.
 class Reservation {
  public:
   virtual ~Reservation() = default;
@@ -31,10 +30,11 @@ class Reservation {
   /// numbers are multiples of the backend's granularity. A backend without BackendTraits::maps_parts takes whole
   /// chunks only. Throws invalid_argument, out_of_mappings, unsupported; nothing is changed then.
   virtual void map(std::size_t at, const PhysicalChunk& chunk, std::size_t from, std::size_t bytes) = 0;
-  /// Ends mappings, whole ones. Does nothing where none is. The caller has waited for what still used them.
+  /// Ends whole mappings. Has no effect on addresses without one. REQUIRES: the caller has waited for work that used
+  /// them.
   virtual void unmap(std::size_t at, std::size_t bytes) noexcept = 0;
-  /// Lets a device use what is mapped at [at, at + bytes), whole mappings. Throws unsupported when that device has no
-  /// way to the memory.
+  /// Lets a device use the whole mappings in [at, at + bytes). Throws unsupported if that device has no way to the
+  /// memory.
   virtual void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) = 0;
 };
 

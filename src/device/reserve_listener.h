@@ -6,9 +6,10 @@
 
 namespace onecopy {
 
-/// Hears, while it lives, how far reservations of host memory by the calling thread are: bytes done, bytes in all.
-/// What it throws ends the reservation; a pool gives back by and by what was reserved, and at once after an Error. Listeners nest: the inner one hears. A function
-/// that is empty makes reservations silent: a caller with a lock must not call a stranger's function.
+/// While it lives, it is told the progress of the calling thread's reservations of host memory: bytes done, bytes in
+/// all. An exception of its function ends the reservation. Then a pool gives the reserved memory back step by step,
+/// and at once after an Error. Listeners nest: the inner one is told. An empty function makes reservations silent: a
+/// caller with a lock must not call a stranger's function.
 ///
 /// Thread safety: belongs to the thread that made it.
 class ReserveListener {

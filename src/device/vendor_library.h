@@ -13,9 +13,9 @@ namespace onecopy {
 template <class Vendor, class Signature>
 class VendorCall;
 
-/// One call of a vendor's library, which an older library lacks. `Vendor` throws for it: check(result, name) for failed
-/// calls, throw_missing(name, since) for calls that are not there.
-/// Thread safety: const members may be called concurrently.
+/// One call of a vendor's library, which an older library lacks. `Vendor` throws for it: check(result, name) for
+/// failed calls, throw_missing(name, since) for missing ones. Thread safety: const members may be called
+/// concurrently.
 template <class Vendor, class Result, class... Arguments>
 class VendorCall<Vendor, Result(Arguments...)> {
  public:
@@ -24,10 +24,10 @@ class VendorCall<Vendor, Result(Arguments...)> {
   explicit operator bool() const noexcept { return address_ != nullptr; }
   void bind(void* address) noexcept { address_ = reinterpret_cast<Result (*)(Arguments...)>(address); }
   const char* name() const noexcept { return name_; }
-  /// The vendor's version that brought the call; 0 where the vendor does not number them.
+  /// The vendor's version that brought the call; 0 if the vendor does not number them.
   int since() const noexcept { return since_; }
 
-  /// Returns the plain result. Throws unsupported when the library lacks the call.
+  /// Returns the plain result. Throws unsupported if the library lacks the call.
   Result operator()(Arguments... arguments) const {
     if (!address_) [[unlikely]]
       Vendor::throw_missing(name_, since_);
@@ -49,7 +49,7 @@ class VendorCall<Vendor, Result(Arguments...)> {
 template <class Library>
 class VendorLibrary {
  public:
-  /// Throws unsupported, saying what is missing, and in a child forked after the first use.
+  /// Throws unsupported, saying the missing part, and in a child forked after the first use.
   static const Library& get() {
     const Library& library = instance();
     if (forked_.load(std::memory_order_relaxed)) [[unlikely]]

@@ -13,7 +13,7 @@ VmmSegment::VmmSegment(Backend& backend, SegmentKind kind, int ordinal, std::siz
       user_(ordinal),
       reservation_(backend.reserve(ordinal, bytes)) {}
 
-/// A copy to the memory is made by the device that has it, so `home` may use it, too.
+/// The device that has the memory makes the copies to it, so `home` may use it, too.
 VmmSegment::VmmSegment(Backend& backend, int home, int user, ExportedMemory memory, Access access)
     : DeviceMemory(access),
       backend_(backend),

@@ -12,16 +12,16 @@
 namespace onecopy {
 
 /// A segment of mapped chunks, for backends that tell addresses from memory. The owner's has one chunk, from commit()
-/// to decommit() of the whole; a borrower's has the chunks that it was lent.
+/// to decommit() of the whole. A borrower's has the chunks that it was lent.
 ///
-/// Thread safety: see DeviceMemory.
-/// Invariant: chunks_ fill the reservation from its beginning without gaps, or there are none.
+/// Thread safety: see DeviceMemory. Invariant: chunks_ fill the reservation from its beginning without gaps, or there
+/// are none.
 class VmmSegment final : public DeviceMemory {
  public:
   /// Of the owner.
   VmmSegment(Backend& backend, SegmentKind kind, int ordinal, std::size_t bytes);
-  /// Of a borrower: memory of the device `home`, mapped for that device and for `user`. The caller has checked that
-  /// `user` has a way to it. Throws what Backend::open() throws.
+  /// Of a borrower: memory of the device `home`, mapped for that device and for `user`. Throws as Backend::open()
+  /// does. REQUIRES: the caller has checked that `user` has a way to it.
   VmmSegment(Backend& backend, int home, int user, ExportedMemory memory, Access access);
 
   std::byte* data() const noexcept override { return reservation_->base(); }

@@ -5,14 +5,14 @@
 
 namespace onecopy {
 
-/// A point after all that a process had given to the devices of one kind when it was made, see Backend::mark_work().
-/// Thread safety: external.
+/// A point after all work that a process had given to the devices of one kind when it was made, see
+/// Backend::mark_work(). Thread safety: external.
 class WorkPoint {
  public:
   enum class Passed : std::uint8_t {
     no,
     yes,
-    never,  ///< a device has failed: nobody knows what it still does
+    never,  ///< a device has failed: its work may still go on
   };
 
   virtual ~WorkPoint() = default;

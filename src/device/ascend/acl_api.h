@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of the ACL runtime's C interface that is used here, with the names of acl/acl_rt.h, so that
-/// building needs no CANN. One table serves CANN 8.3 to 9.2: since then calls were added and none was changed.
-/// Nothing of it is linked: driver.h finds the calls at run time, and each may be missing.
+/// The part of the ACL runtime's C interface that is used here, with the names of acl/acl_rt.h, so that building
+/// needs no CANN. One table serves CANN 8.3 to 9.2: those releases added calls and changed none. Nothing of it is
+/// linked: driver.h finds the calls at run time, and each may be missing.
 namespace onecopy::ascend {
 
 using aclError = int;
@@ -75,7 +75,7 @@ inline constexpr aclError ACL_ERROR_RT_LOST_HEARTBEAT = 507010;
 inline constexpr aclError ACL_ERROR_RT_STREAM_SYNC_TIMEOUT = 507046;
 inline constexpr aclError ACL_ERROR_RT_EVENT_SYNC_TIMEOUT = 507047;
 inline constexpr aclError ACL_ERROR_RT_HBM_MULTI_BIT_ECC_ERROR = 507054;
-inline constexpr aclError ACL_ERROR_RT_DRV_INTERNAL_ERROR = 507899;  ///< what misuse of IPC really returns
+inline constexpr aclError ACL_ERROR_RT_DRV_INTERNAL_ERROR = 507899;  ///< returned for misuse of IPC
 inline constexpr aclError ACL_ERROR_RT_SOCKET_CLOSE = 507901;        ///< between host and device
 
 // Memory.
@@ -121,7 +121,7 @@ inline constexpr std::uint32_t ACL_EVENT_IPC = 0x40;
 inline constexpr int ACL_PKG_NAME_CANN = 0;
 inline constexpr int ACL_PKG_NAME_DRIVER = 7;
 
-// X(name, parameters): what the library calls. All return aclError; aclrtGetSocName and aclGetRecentErrMsg,
+// X(name, parameters): the calls that the library makes. All return aclError; aclrtGetSocName and aclGetRecentErrMsg,
 // which return text, are bound by hand.
 // clang-format off
 #define ONECOPY_ACL_CALLS(X)                                                                              \

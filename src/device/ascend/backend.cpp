@@ -55,7 +55,7 @@ class AscendBackend final : public Backend {
   void unpin_host(int ordinal, void* at) noexcept override { ascend::unpin_host(ordinal, at); }
   int device_in_use() const noexcept override { return ascend::device_in_use(); }
   bool finish_work() noexcept override { return ascend::finish_work(); }
-  /// There would be no word to wait for: a put of a plain value would have to wait for the stream itself.
+  /// Streams of this runtime write no word, so a put of a plain value would have to wait for the stream itself.
   bool has_work(int, Stream) noexcept override { return false; }
   void synchronize(int ordinal, Stream stream) override { ascend::synchronize(ordinal, stream); }
   bool is_captured(int ordinal, Stream stream) override { return ascend::is_captured(ordinal, stream); }
@@ -71,7 +71,7 @@ BackendTraits AscendBackend::traits() const noexcept {
           "ASCEND_RT_VISIBLE_DEVICES"};
 }
 
-/// A machine without a runtime or a device has none, and that is no error.
+/// Without a runtime or a device the list is empty; that is no error.
 std::vector<DeviceInfo> AscendBackend::devices() const {
   std::vector<DeviceInfo> infos;
   if (!ascend::Driver::try_get()) return infos;
@@ -80,7 +80,7 @@ std::vector<DeviceInfo> AscendBackend::devices() const {
   return infos;
 }
 
-/// Huge pages, whatever smaller unit the runtime would take: keys exist for whole pages only.
+/// Huge pages, although the runtime takes smaller units: keys exist for whole pages only.
 std::size_t AscendBackend::granularity() const noexcept { return kAscendPage; }
 
 std::unique_ptr<DeviceMemory> AscendBackend::create(int ordinal, std::size_t bytes, SegmentKind kind,
@@ -131,7 +131,7 @@ std::unique_ptr<DeviceMemory> open_at(Backend& backend, int ordinal, ExportedMem
   }
 }
 
-/// By way of the device that has the memory: nobody knows yet what a real one makes of an import by another alone.
+/// By way of the device that has the memory: the behaviour of a real one at an import by another alone is unknown.
 std::unique_ptr<DeviceMemory> AscendBackend::open(int home, ExportedMemory memory, Access access,
                                                   int user) {
   auto opened = open_at(*this, home, std::move(memory), access);
@@ -149,8 +149,8 @@ ExportedMemory AscendBackend::duplicate(const ExportedMemory& memory, Access acc
   return copy;
 }
 
-/// Keys are for whole allocations and must be closed before their maker frees them, of which nobody is told; and
-/// the runtime does not say when an address came to name other memory.
+/// Keys are for whole allocations and must be closed before their maker frees them, of which borrowers are not told.
+/// The runtime does not report either that an address came to name other memory.
 ForeignMemory AscendBackend::find_foreign(const void*, std::size_t) {
   throw Error(
       ErrorCode::unsupported,

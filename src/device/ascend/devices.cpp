@@ -11,7 +11,7 @@ namespace onecopy::ascend {
 
 namespace {
 
-/// A runtime before UUIDs still knows the physical number, which is the same in every process of this host.
+/// A runtime before UUIDs still knows the physical number, which all processes of this host see alike.
 Uuid identify(const Driver& driver, int ordinal) {
   aclrtUuid found{};
   Uuid uuid{};
@@ -31,7 +31,7 @@ aclrtContext current(const Driver& driver) {
   return driver.aclrtGetCurrentContext(&context) == ACL_SUCCESS ? context : nullptr;
 }
 
-/// By whoever was first: a framework, say.
+/// Another library, such as a framework, may have enabled it.
 bool is_enabled(const Driver& driver, int from, int to) {
   std::int32_t status = 0;
   return driver.aclrtDevicePeerAccessStatus &&

@@ -27,20 +27,20 @@ struct DeviceEntry {
 /// Thread safety: all members may be called concurrently.
 class Devices {
  public:
-  /// Throws what Driver::get() throws.
+  /// Throws as Driver::get() does.
   static Devices& get();
 
   std::size_t size() const noexcept { return entries_.size(); }
-  /// Throws invalid_argument when there is no such device.
+  /// Throws invalid_argument if there is no such device.
   DeviceEntry& at(int ordinal);
-  /// The default context, which is what frameworks use; kept for the rest of the process.
+  /// The default context, which frameworks use; kept for the rest of the process.
   aclrtContext context(int ordinal);
   DeviceInfo info(int ordinal);
-  /// The device with this UUID; -1 when it is not visible here.
+  /// The device with this UUID; -1 if it is not visible here.
   int find(const Uuid& uuid) const noexcept;
-  /// False when there is no path. Enables the access of one to the memory of the other, once.
+  /// Enables the access of one device to the memory of the other, once. Returns false if there is no path.
   bool reach(int from, int to);
-  /// Throws unsupported, in plain words, when there is no path.
+  /// Throws unsupported, in plain words, if there is no path.
   void require_reach(int from, int to);
 
  private:

@@ -34,7 +34,7 @@ ErrorCode code_of(aclError result) noexcept {
   }
 }
 
-/// What to do about it; empty when the runtime's own words say all there is.
+/// The advice of an error message; empty if the runtime's own words suffice.
 const char* advice(aclError result) noexcept {
   switch (result) {
     case ACL_ERROR_RT_NO_DEVICE:
@@ -80,7 +80,7 @@ bool is_older(const std::string& version, const std::string& than) {
   const auto one = parts_of(version);
   const auto other = parts_of(than);
   if (one[0].empty() || std::isdigit(static_cast<unsigned char>(one[0][0])) == 0) return false;
-  for (std::size_t i = 0; i < other.size(); ++i)  // what comes after is a build of the same version
+  for (std::size_t i = 0; i < other.size(); ++i)  // the rest names a build of that version
     if (rank_of(one, i) != rank_of(other, i)) return rank_of(one, i) < rank_of(other, i);
   return false;
 }
@@ -139,8 +139,7 @@ Driver::Driver() {
                            advice(result_));
 }
 
-/// A version that cannot be found out (a container without version.info) is not held against anybody: calls
-/// that are missing say so themselves.
+/// An unknown version (a container without version.info) is no error: missing calls are reported one by one.
 void Driver::check_version(int package, const char* name, const char* oldest) {
   aclCANNPackageVersion found{};
   if (!aclsysGetCANNVersion || aclsysGetCANNVersion(package, &found) != ACL_SUCCESS) return;

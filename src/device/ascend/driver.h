@@ -8,7 +8,7 @@
 
 namespace onecopy::ascend {
 
-/// Throws for a failed call, in words of its own for what users can do something about.
+/// Throws for a failed call. Errors that users can do something about get advice of our own.
 [[noreturn]] void throw_result(aclError result, const std::string& what);
 /// Has this process lost the device?
 bool is_final(aclError result) noexcept;
@@ -30,18 +30,18 @@ using Call = VendorCall<Vendor, Signature>;
 /// Thread safety: all members may be called concurrently.
 class Driver : public VendorLibrary<Driver> {
  public:
-  /// Whether anything in this process has loaded it, a framework, say.
+  /// Has a part of this process, such as a framework, loaded it?
   static bool is_in_process() noexcept;
 
 #define MEMBER(CALL, PARAMETERS) Call<aclError PARAMETERS> CALL{#CALL};
   ONECOPY_ACL_CALLS(MEMBER)
 #undef MEMBER
 
-  /// The chip's name; empty when the runtime does not say.
+  /// The chip's name; empty if the runtime does not tell it.
   std::string chip() const;
-  /// "507899: what the runtime said last".
+  /// "507899: the last words of the runtime".
   std::string describe(aclError result) const;
-  /// All that segments of physical memory with shareable handles need.
+  /// Has the runtime all calls for segments of physical memory with shareable handles?
   bool has_virtual_memory() const noexcept;
 
  private:
@@ -59,8 +59,8 @@ class Driver : public VendorLibrary<Driver> {
   GetRecentErrMsg* get_message_ = nullptr;
 };
 
-/// Orders "8.3.RC1", "8.3.RC1.alpha002", "25.3.rc1", "8.5.0" as they were released: candidates before the
-/// release they are for. False as well when the text is no version.
+/// Orders "8.3.RC1", "8.3.RC1.alpha002", "25.3.rc1", "8.5.0" as they were released: candidates before their release.
+/// Also false if the text is no version.
 bool is_older(const std::string& version, const std::string& than);
 
 }  // namespace onecopy::ascend

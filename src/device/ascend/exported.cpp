@@ -75,7 +75,7 @@ std::int32_t own_number() {
 
 void admit(const ExportedMemory& memory, std::int32_t process) {
   const Exported exported = decode(memory);
-  if (!Driver::if_loaded())  // a queue's creator, say, which has a name of the memory and nothing else
+  if (!Driver::if_loaded())  // such as a queue's creator, which has only a name of the memory
     throw Error(ErrorCode::owner_died,
                 "this process does not have the Ascend memory open that it was asked for");
   const Driver& driver = Driver::get();

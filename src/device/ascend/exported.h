@@ -8,7 +8,7 @@
 
 namespace onecopy::ascend {
 
-/// What names an Ascend segment elsewhere, in ExportedMemory::blob. There are no descriptors.
+/// The name of an Ascend segment for other processes, in ExportedMemory::blob. There are no descriptors.
 struct Exported {
   Access access = Access::read_write;
   std::uint64_t bytes = 0;
@@ -18,17 +18,17 @@ struct Exported {
 };
 
 Bytes encode(const Exported& exported);
-/// Throws bad_handle when the blob contradicts itself or the rest of `memory`.
+/// Throws bad_handle if the blob contradicts itself or the rest of `memory`.
 Exported decode(const ExportedMemory& memory);
 
-/// The driver's number of this process, which in a container is not what getpid() says.
+/// The driver's number of this process. In a container it differs from getpid().
 std::int32_t own_number();
-/// Lets a process open it. The runtime is asked each time: numbers of memory and of processes come again. Throws
-/// owner_died in a process that has no Ascend memory open, unsupported when the memory's owner is gone.
+/// Lets a process open the memory. The runtime is asked each time: numbers of memory and of processes come again.
+/// Throws owner_died in a process that has no Ascend memory open, unsupported if the memory's owner is gone.
 void admit(const ExportedMemory& memory, std::int32_t process);
 
-/// What opening somebody else's export at `ordinal` needs: the access it was lent with, and a path between the
-/// cards where it is another's. Returns the owner's device by our number. Throws read_only, unsupported.
+/// Checks that another process's export may be opened at `ordinal`: the access it was lent with, and a path between
+/// the cards if they differ. Returns the owner's device by our number. Throws read_only, unsupported.
 int prepare_to_open(int ordinal, const Exported& exported, Access access);
 
 }  // namespace onecopy::ascend

@@ -19,7 +19,7 @@ void unpin_host(int ordinal, void* at) noexcept {
     const UseDevice use(ordinal);
     Driver::get().aclrtHostUnregister(at);
   } catch (const Error&) {
-    // The device is gone, or this is a forked child: what was pinned is the parent's.
+    // The device is gone, or this is a forked child, whose parent has the pins.
   }
 }
 

@@ -17,7 +17,7 @@ namespace onecopy::ascend {
 
 namespace {
 
-/// An allocation, and the key that it was exported under, if it was.
+/// An allocation, and the key of its export, if it was exported.
 struct Keyed {
   int ordinal = 0;
   void* base = nullptr;
@@ -25,8 +25,8 @@ struct Keyed {
   std::string key;
 };
 
-/// Exported allocations that no segment uses. Keys are finite and outlive a process that does not close them, so
-/// they are closed when it ends.
+/// Exported allocations that no segment uses. Keys are finite, and outlive a process that does not close them.
+/// Therefore they are closed at the end of the process.
 class Parked {
  public:
   static Parked& get() {

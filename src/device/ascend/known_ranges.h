@@ -7,9 +7,8 @@
 
 namespace onecopy::ascend {
 
-/// Addresses of segments, and what copies have to mind about them: the host neither reads nor writes another
-/// card's memory, and the runtime does not always keep what is read-only.
-/// Thread safety: all functions may be called concurrently.
+/// Addresses of segments, and their limits for copies: the host neither reads nor writes another card's memory, and
+/// the runtime does not always enforce read-only access. Thread safety: all functions may be called concurrently.
 class KnownRange {
  public:
   /// `owner`: the card whose memory it is.
@@ -22,7 +21,7 @@ class KnownRange {
   const void* base_;
 };
 
-/// Is it memory of a card other than this one? False for what is not known.
+/// Is it memory of a card other than this one? False for unknown addresses.
 bool is_another_cards(const void* at, int card);
 bool is_read_only(const void* at);
 

@@ -66,9 +66,9 @@ void* OpenedKeys::open(int ordinal, int owner, const Exported& exported, Access 
   return base;
 }
 
-/// Addresses are forgotten before somebody else can get them.
+/// Addresses are forgotten before another allocation can get them.
 void OpenedKeys::close(const std::string& name) noexcept {
-  if (!Driver::try_get()) return;  // a forked child, where the lock may be another's for ever
+  if (!Driver::try_get()) return;  // a forked child, where another thread may hold the lock for ever
   const std::lock_guard lock(mutex_);
   const auto at = keys_.find(name);
   if (at == keys_.end() || --at->second.users > 0) return;

@@ -11,17 +11,17 @@
 
 namespace onecopy::ascend {
 
-/// The memory that this process has open by keys. To close a key ends its first import that is left, whichever was
-/// meant, so a key's imports are shared where they can be and all of them end with the last that is in use.
-/// Thread safety: all members may be called concurrently.
+/// The memory that this process has open by keys. Closing a key ends its first import that is left, and not a chosen
+/// one. Therefore a key's imports are shared where possible, and all end with the last one in use. Thread safety: all
+/// members may be called concurrently.
 class OpenedKeys {
  public:
   static OpenedKeys& get();
 
-  /// Where `ordinal` sees the memory, which is another address for each access. Ends with close(). Throws
+  /// Opens the memory and returns its address for `ordinal`, another one for each access. Ends with close(). Throws
   /// owner_died, unsupported.
   void* open(int ordinal, int owner, const Exported& exported, Access access);
-  /// Once for each open().
+  /// Call once for each open().
   void close(const std::string& name) noexcept;
 
  private:

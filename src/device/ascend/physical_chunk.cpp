@@ -14,8 +14,8 @@ namespace {
 
 constexpr int kMade = -1;
 
-/// Memory that has a number, and where it was imported, or that it was made here: this process may not import
-/// the same memory again, nor what it exported itself.
+/// A memory by its number, with the device of its import, or kMade. This process may not import one memory twice, nor
+/// its own exports.
 struct Known {
   std::mutex mutex;
   std::map<std::pair<std::uint64_t, int>, std::weak_ptr<Physical>> by_number;
@@ -56,7 +56,7 @@ class Physical {
   }
 
   aclrtDrvMemHandle handle() const noexcept { return handle_; }
-  /// Exported at the first call: a second time is an error.
+  /// Exported at the first call: a second export would fail.
   static std::uint64_t number_of(const std::shared_ptr<Physical>& memory) {
     const std::lock_guard lock(known().mutex);
     if (memory->number_ != 0) return memory->number_;

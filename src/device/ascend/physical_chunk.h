@@ -13,11 +13,10 @@ namespace onecopy::ascend {
 class Physical;
 
 /// Memory of aclrtMallocPhysical, of this process or imported. The runtime refuses to import one memory twice into a
-/// process, or into the one that made it, so all chunks of one memory share its handle.
-/// Thread safety: see PhysicalChunk.
+/// process, or into its maker. Therefore all chunks of one memory share its handle. Thread safety: see PhysicalChunk.
 class AscendChunk final : public PhysicalChunk {
  public:
-  /// `memory` is shared by the chunks of one memory, whichever goes last.
+  /// The chunks of one memory share `memory`; the last of them ends it.
   AscendChunk(int ordinal, std::size_t bytes, std::shared_ptr<Physical> memory) noexcept
       : ordinal_(ordinal), bytes_(bytes), memory_(std::move(memory)) {}
 
@@ -26,7 +25,7 @@ class AscendChunk final : public PhysicalChunk {
   int ordinal() const noexcept { return ordinal_; }
   aclrtDrvMemHandle handle() const noexcept;
   const std::shared_ptr<Physical>& memory() const noexcept { return memory_; }
-  /// By which other processes import it.
+  /// The number by which other processes import it.
   std::uint64_t number() const;
 
  private:
@@ -40,7 +39,7 @@ std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
 std::unique_ptr<PhysicalChunk> import_chunk(int home, const ExportedMemory& memory, int user);
 ExportedMemory export_chunk(const PhysicalChunk& chunk, Access access);
 
-/// The physical memory that segments are made of.
+/// The properties of the physical memory of segments.
 aclrtPhysicalMemProp memory_on(int ordinal) noexcept;
 
 }  // namespace onecopy::ascend

@@ -57,8 +57,8 @@ void start(const Driver& driver, const Transfer& t, aclrtStream stream) {
   check(result, "copying");
 }
 
-/// Memory of the current device for the length of a scope and of what the stream was given for it: aclrtFree waits
-/// for nothing. Thread safety: none.
+/// Memory of the current device for a scope. It lives until the stream has done the scope's work: aclrtFree waits for
+/// nothing. Thread safety: none.
 class Staging {
  public:
   Staging(const Driver& driver, std::size_t bytes, aclrtStream stream) : driver_(driver), stream_(stream) {
@@ -84,8 +84,8 @@ Transfer part(const Transfer& t, std::size_t offset, std::size_t bytes) {
           static_cast<const std::byte*>(t.from) + offset, t.from_device, bytes};
 }
 
-/// The runtime copies between the host and own memory, and between cards, but not from one's host to the other's
-/// card. REQUIRES: the device is current.
+/// The runtime copies between the host and own memory, and between cards, but not between a host and another
+/// process's card. REQUIRES: the device is current.
 void by_way_of_own_card(const Driver& driver, const Transfer& t, Device card, aclrtStream stream) {
   wait_for(driver, stream);  // a graph would come to the staging memory later
   const Staging staging(driver, std::min(t.bytes, kPiece), stream);
@@ -134,7 +134,7 @@ void enqueue(const Transfer& transfer, Stream stream) {
   start(driver, transfer, stream.native);
 }
 
-/// What it says of a device that is lost is kept: nothing but a call that waits tells.
+/// Keeps the error of a lost device: only a call that waits reports it.
 void synchronize(int ordinal, Stream stream) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);

@@ -17,7 +17,7 @@ namespace onecopy {
 
 namespace {
 
-/// Host memory: memfds, and named files for users who need names.
+/// Host memory: memfds, and named files for users that need names.
 class CpuBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cpu; }
@@ -112,7 +112,7 @@ ExportedMemory CpuBackend::duplicate(const ExportedMemory& memory, Access access
   return copy;
 }
 
-/// Pages of this process alone: nobody else can map them where they are.
+/// Private pages of this process: no other process can map them in place.
 ForeignMemory CpuBackend::find_foreign(const void*, std::size_t) {
   throw Error(
       ErrorCode::unsupported,

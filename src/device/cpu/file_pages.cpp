@@ -31,7 +31,7 @@ constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
 constexpr std::size_t kMaxThreads = 4;
 
 constexpr std::size_t kBetweenLooks = std::size_t{8} << 20;  // at the memory limits
-/// What stays free for what others reserve between their look and ours: some three processes.
+/// Kept free for other processes' reservations between their look and ours: some three processes.
 constexpr std::size_t kMargin = 4 * kBetweenLooks;
 
 struct Range {
@@ -39,7 +39,7 @@ struct Range {
   std::size_t end;
 };
 
-/// The parts of the range that have no pages yet. Everything where the file cannot tell.
+/// The parts of the range that have no pages yet. All of it if the file cannot tell.
 std::vector<Range> holes(const Fd& fd, Range range) {
   std::vector<Range> found;
   while (range.begin < range.end) {
@@ -58,8 +58,8 @@ std::vector<Range> holes(const Fd& fd, Range range) {
   return found;
 }
 
-/// 0 or errno. fallocate takes back what it did when it fails, and costs less per page than a fault;
-/// populating afterwards saves the first user one fault a page.
+/// Returns 0 or errno. A failing fallocate takes its pages back, and costs less per page than a fault. Populating
+/// afterwards saves the first user one fault a page.
 int reserve_piece(const FilePages& file, std::size_t offset, std::size_t bytes) noexcept {
   int result = 0;
   do {
@@ -80,8 +80,8 @@ bool has_margin() noexcept {
   }
 }
 
-/// Takes pieces of one batch until none is left, one failed, or memory runs short: others in the control group may
-/// reserve at the same time, and it kills.
+/// Takes pieces of one batch until none is left, one failed, or memory runs short. Others in the control group may
+/// reserve at the same time, and it kills instead of refusing.
 class Batch {
  public:
   Batch(const FilePages& file, Range range) : file_(file), range_(range), next_(range.begin) {}

@@ -13,15 +13,16 @@ struct FilePages {
   const Fd& fd;
   std::byte* base;  ///< where offset 0 of the file is mapped, writable
   std::size_t size;
-  std::string where;  ///< appended to errors: what is full and the way out; may be empty
-  bool ours = true;   ///< nobody else puts pages into it
+  std::string where;  ///< appended to errors: the full place and the way out; may be empty
+  bool ours = true;   ///< no other process puts pages into it
 };
 
-/// Reserves and maps pages for [offset, offset + bytes), those that are there already staying as they
-/// are. Afterwards touching them cannot fail and does not fault. Asks the memory limits first, since a
-/// control group kills instead of refusing. Tells the thread's ReserveListener after each 64 MiB. Throws
-/// out_of_memory with the numbers, and what the listener throws; what this call had reserved is given back then,
-/// unless others may have filled it.
+/// Reserves and maps pages for [offset, offset + bytes); present pages stay as they are. Afterwards touching them
+/// cannot fail and does not fault. Asks the memory limits first, since a control group kills instead of refusing.
+/// Tells the thread's ReserveListener after each 64 MiB.
+///
+/// Throws out_of_memory with the numbers, and the listener's exceptions. Then the pages reserved by this call are
+/// given back, unless others may have filled them.
 void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes);
 
 /// Gives the pages back to the system; they read as zeros afterwards.

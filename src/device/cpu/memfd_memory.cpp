@@ -53,7 +53,7 @@ ExportedMemory MemfdMemory::do_export(Access access) const {
   return memory;
 }
 
-/// Others made it and may shrink it all the same; the last page may be in part behind its end.
+/// Its maker may shrink it nevertheless; the last page may lie partly behind its end.
 void check_shared_file(const Fd& fd, std::uint64_t size) {
   const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
   if (const std::uint64_t actual = file_size(fd); actual + page <= size || actual == 0)

@@ -10,7 +10,7 @@ std::unique_ptr<DeviceMemory> create_memfd_memory(std::size_t bytes, const std::
                                                   std::uint32_t number);
 /// Refuses a descriptor that is not a memfd of exactly that size, sealed against shrinking.
 std::unique_ptr<DeviceMemory> open_memfd_memory(ExportedMemory memory, Access access);
-/// Throws bad_handle when the descriptor is not a memfd of this size, sealed against shrinking. The size and the seal
+/// Throws bad_handle if the descriptor is not a memfd of this size, sealed against shrinking. The size and the seal
 /// together keep a borrower from SIGBUS.
 void check_memfd(const Fd& fd, std::uint64_t size);
 

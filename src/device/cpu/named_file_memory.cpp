@@ -69,8 +69,8 @@ Fd open_locked(const std::string& path, Access access) {
 
 enum class Descriptor : std::uint8_t { keep, close };
 
-/// Segment of kind named_file, of the owner or of a borrower. Its open file holds the shared lock, and its mapping the
-/// open file: a borrower keeps no descriptor, so that the number of segments is not bounded by RLIMIT_NOFILE.
+/// Segment of kind named_file, of the owner or of a borrower. Its open file holds the shared lock, and its mapping
+/// holds the open file. So a borrower keeps no descriptor, and RLIMIT_NOFILE does not bound the number of segments.
 class NamedFileMemory final : public DeviceMemory {
  public:
   NamedFileMemory(Fd fd, std::string path, std::size_t bytes, Access access, Descriptor descriptor)
@@ -96,7 +96,7 @@ class NamedFileMemory final : public DeviceMemory {
   ExportedMemory do_export(Access access) const override;
 
   std::string path_;
-  Fd fd_;  ///< none in what was opened
+  Fd fd_;  ///< empty in a borrower
   Mapping mapping_;
 };
 
@@ -107,7 +107,7 @@ NamedFileMemory::~NamedFileMemory() {
   unlink_once_unused(std::move(path_));
 }
 
-/// Gives back what was reserved before it failed, or leaves it.
+/// Gives back the pages that were reserved before an error, or leaves them.
 void NamedFileMemory::reserve(std::size_t offset, std::size_t bytes, bool gives_back) {
   const std::string directory = directory_of(path_);
   const Fd file = fd_ ? fd_.duplicate() : open_locked(path_, Access::read_write);
@@ -134,7 +134,7 @@ Fd create_unnamed(const std::string& directory, std::size_t bytes) {
   return fd;
 }
 
-/// False when the name is taken.
+/// Returns false if the name is taken.
 bool try_give_name(const Fd& fd, const std::string& directory, const std::string& path) {
   const std::string open_file = fmt::format("/proc/self/fd/{}", fd.get());
   if (::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) return true;
@@ -148,7 +148,7 @@ std::string random_digits() {
   return fmt::format("{:016x}", load<std::uint64_t>(bits.data()));
 }
 
-/// The path that it got.
+/// Returns the path of the new name.
 std::string give_name(const Fd& fd, const std::string& directory, const std::string& name) {
   std::string path = directory + "/" + name;
   while (!try_give_name(fd, directory, path))
@@ -156,7 +156,7 @@ std::string give_name(const Fd& fd, const std::string& directory, const std::str
   return path;
 }
 
-/// The path in an exported segment, once it is sure to name a segment file.
+/// Returns the path in an exported segment, after checking that it names a segment file.
 std::string checked_path(const Bytes& blob) {
   std::string path(reinterpret_cast<const char*>(blob.data()), blob.size());
   const std::size_t slash = path.rfind('/');

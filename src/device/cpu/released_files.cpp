@@ -14,11 +14,11 @@ namespace onecopy {
 
 namespace {
 
-/// Files that were in use elsewhere when this process let go of them. The last to have one unlinks it; but
-/// a forked child has what its parent had, is killed or leaves by _exit, and then nobody would.
+/// Files that were in use elsewhere when this process released them. The last holder unlinks a file. But a forked
+/// child holds its parent's files, and may be killed or leave by _exit; then the file would stay.
 ///
-/// Thread safety: all members, without ever waiting: a child forked while another thread was in here must
-/// not hang. What is not noted for that reason is the next start's to remove.
+/// Thread safety: all members, without ever waiting: a child forked while another thread was in here must not hang. A
+/// file that is not noted for that reason is left to the next start.
 class ReleasedFiles {
  public:
   void add(std::string path) noexcept {
@@ -43,7 +43,7 @@ class ReleasedFiles {
  private:
   struct File {
     std::string path;
-    int tries;  ///< that are left before it can wait: somebody uses it, and may do so for days
+    int tries;  ///< left before it can wait: a process uses it, perhaps for days
   };
   static constexpr int kTries = 250;  // five seconds of ticks
 

@@ -38,7 +38,7 @@ void HostReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
     throw_errno(fmt::format("cannot map {} bytes of a chunk", bytes), errno, ErrorCode::out_of_mappings);
 }
 
-/// The addresses stay reserved. Where the system has no room for that, they stay mapped, without access.
+/// The addresses stay reserved. If the system has no room for that, they stay mapped, without access.
 void HostReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
   if (::mmap(base_ + at, bytes, PROT_NONE, kNothing | MAP_FIXED, -1, 0) == MAP_FAILED)
     ::mprotect(base_ + at, bytes, PROT_NONE);

@@ -33,7 +33,7 @@ void check_exports(int ordinal) {
                   ordinal));
 }
 
-/// NVIDIA's devices: memory of ours by virtual memory management, and other allocators' in place.
+/// NVIDIA's devices: our own memory by virtual memory management, and other allocators' in place.
 class CudaBackend final : public Backend {
  public:
   DeviceType type() const noexcept override { return DeviceType::cuda; }
@@ -102,7 +102,7 @@ class CudaBackend final : public Backend {
   }
 };
 
-/// A machine without a driver or a device has none, and that is no error.
+/// Without a driver or a device the list is empty; that is no error.
 std::vector<DeviceInfo> CudaBackend::devices() const {
   std::vector<DeviceInfo> infos;
   if (!cuda::Driver::try_get()) return infos;
@@ -135,7 +135,7 @@ std::unique_ptr<DeviceMemory> CudaBackend::create(int ordinal, std::size_t bytes
   return std::make_unique<VmmSegment>(*this, kind, ordinal, bytes);
 }
 
-/// What a borrower must know before it maps anything.
+/// Checks of a borrower before it maps anything.
 void check_chunks(const ExportedMemory& memory, Access access) {
   const cuda::ExportedChunks chunks = cuda::decode_chunks(memory);
   const bool are_all = memory.fds.size() == chunks.sizes.size();
@@ -160,7 +160,7 @@ std::unique_ptr<DeviceMemory> CudaBackend::open(int home, ExportedMemory memory,
   }
 }
 
-/// The descriptor is the same whatever the access: how it is mapped decides.
+/// All accesses share one descriptor: the mapping decides.
 ExportedMemory CudaBackend::duplicate(const ExportedMemory& memory, Access access) const {
   ExportedMemory copy{memory.kind, memory.size, {}, memory.blob, memory.device};
   for (const Fd& fd : memory.fds) copy.fds.push_back(fd.duplicate());
@@ -174,7 +174,7 @@ ExportedMemory CudaBackend::duplicate(const ExportedMemory& memory, Access acces
 
 }  // namespace
 
-/// Never destroyed: what was dropped last is still marked by a thread while static objects go.
+/// Never destroyed: a thread still marks the last drops while static objects go.
 Backend& cuda_backend() {
   static CudaBackend* const instance = new CudaBackend;
   return *instance;

@@ -11,7 +11,7 @@
 
 namespace onecopy::cuda {
 
-/// What the kernel takes by value.
+/// The kernel's parameter, passed by value.
 struct CopyTable {
   struct Row {
     std::uint64_t to = 0;

@@ -27,13 +27,13 @@ struct DeviceEntry {
 /// Thread safety: all members may be called concurrently.
 class Devices {
  public:
-  /// Throws what Driver::get() throws.
+  /// Throws as Driver::get() does.
   static Devices& get();
 
   std::size_t size() const noexcept { return entries_.size(); }
-  /// Throws invalid_argument when there is no such device.
+  /// Throws invalid_argument if there is no such device.
   DeviceEntry& at(int ordinal);
-  /// The primary context, which is what frameworks use; retained for the rest of the process.
+  /// The primary context, which frameworks use; retained for the rest of the process.
   CUcontext context(int ordinal);
   /// Of memory on any of the devices.
   std::size_t granularity() const noexcept { return granularity_; }
@@ -45,7 +45,7 @@ class Devices {
   std::size_t granularity_ = 0;
 };
 
-/// Makes a device's primary context current for a scope. Enough for what goes into streams.
+/// Makes a device's primary context current for a scope. Enough for work in streams.
 class UseContext {
  public:
   explicit UseContext(int ordinal);
@@ -60,8 +60,8 @@ class UseContext {
   bool pushed_ = false;  ///< most threads use one device, and it is current
 };
 
-/// Lets calls of this thread through that a capture, its own or another's, would otherwise forbid, and be spoilt
-/// by: memory is not part of what is captured.
+/// Lets calls of this thread through that would otherwise fail during a capture, its own or another's, and spoil it.
+/// Calls about memory are no part of a capture.
 class RelaxedCapture {
  public:
   explicit RelaxedCapture(const Driver& driver);
@@ -74,7 +74,7 @@ class RelaxedCapture {
   int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-/// Both.
+/// UseContext and RelaxedCapture.
 class UseDevice : private UseContext {
  public:
   explicit UseDevice(int ordinal) : UseContext(ordinal), relaxed_(driver_) {}

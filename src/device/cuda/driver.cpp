@@ -36,7 +36,7 @@ ErrorCode code_of(CUresult result) noexcept {
   }
 }
 
-/// What to do about it; empty when the driver's own words say all there is.
+/// The advice of an error message; empty if the driver's own words suffice.
 const char* advice(CUresult result) noexcept {
   switch (result) {
     case CUDA_ERROR_DEVICE_UNAVAILABLE:
@@ -128,7 +128,7 @@ Driver::Driver() {
         result_ == CUDA_ERROR_OPERATING_SYSTEM ? "; may this user open /dev/nvidia*?" : advice(result_));
 }
 
-/// Each call in the form that this table was written for: a later one may have other parameters.
+/// Binds each call in the form that this table was written for: a later form may have other parameters.
 void Driver::bind_all(void* address) {
   if (!address) return;
   auto* find = reinterpret_cast<GetProcAddress*>(address);

@@ -9,9 +9,9 @@
 
 namespace onecopy::cuda {
 
-/// Throws for a failed call, in words of its own for what users can do something about.
+/// Throws for a failed call. Errors that users can do something about get advice of our own.
 [[noreturn]] void throw_result(CUresult result, const std::string& what);
-/// Does nothing work on the device after it any more in this process?
+/// Does the error end this process's use of the device?
 bool is_final(CUresult result) noexcept;
 
 inline void check(CUresult result, const char* what) {

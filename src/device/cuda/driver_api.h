@@ -4,9 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-/// The part of the CUDA driver's C interface that is used here, with the names of cuda.h, so that
-/// building needs no CUDA toolkit. tests/unit/simulators/cuda_abi_test.cpp holds it against the real header
-/// where there is one. Nothing of it is linked: driver.h finds the calls at run time.
+/// The part of the CUDA driver's C interface that is used here, with the names of cuda.h, so that building needs no
+/// CUDA toolkit. If the real header is there, tests/unit/simulators/cuda_abi_test.cpp compares this one with it.
+/// Nothing of it is linked: driver.h finds the calls at run time.
 namespace onecopy::cuda {
 
 using CUresult = int;

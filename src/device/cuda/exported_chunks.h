@@ -9,8 +9,8 @@
 
 namespace onecopy::cuda {
 
-/// What travels beside the descriptors of a CUDA segment, in ExportedMemory::blob: the sizes of its
-/// chunks (each with a descriptor), or one chunk with a legacy handle.
+/// The data beside the descriptors of a CUDA segment, in ExportedMemory::blob: the sizes of its chunks (each with a
+/// descriptor), or one chunk with a legacy handle.
 struct ExportedChunks {
   Access access = Access::read_write;
   std::vector<std::uint64_t> sizes;
@@ -25,7 +25,7 @@ inline constexpr std::size_t kMostChunks = 16'384;
 inline constexpr std::size_t kMostDescriptors = 252;
 
 Bytes encode(const ExportedChunks& chunks);
-/// Throws bad_handle when the blob contradicts itself or the rest of `memory`.
+/// Throws bad_handle if the blob contradicts itself or the rest of `memory`.
 ExportedChunks decode_chunks(const ExportedMemory& memory);
 
 }  // namespace onecopy::cuda

@@ -20,7 +20,7 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// What the driver knows of an address; all zero when it is not one of its.
+/// The driver's facts about an address; all zero for an address that is not its own.
 struct PointerFacts {
   unsigned memory_type = 0;
   int ordinal = -1;
@@ -84,8 +84,8 @@ Mapping mapping_at(const Driver& driver, CUdeviceptr at) {
                   bytes, kMostChunks, chunk));
 }
 
-/// The chunks from the one with the first byte to the one with the last. Any of them may be exchanged for another at
-/// its addresses, so all make up `identity`.
+/// The chunks from the first byte's to the last byte's. Any of them may be exchanged for another at its addresses, so
+/// all make up `identity`.
 Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes, std::uint64_t& identity) {
   constexpr std::uint64_t kMix = 0x9e37'79b9'7f4a'7c15;
   Mapping row = mapping_at(driver, at);
@@ -107,7 +107,7 @@ Mapping row_of_mappings(const Driver& driver, CUdeviceptr at, std::size_t bytes,
               fmt::format("{} bytes reach past the end of an allocation of {}", bytes, mapping.bytes));
 }
 
-/// A framework's memory as a segment. Its maker keeps it; here is only what it takes to export it.
+/// A framework's memory as a segment. Its maker keeps the memory; this object only exports it.
 class AdoptedMemory final : public DeviceMemory {
  public:
   explicit AdoptedMemory(const ForeignMemory& memory) : DeviceMemory(Access::read_write), memory_(memory) {}
@@ -169,7 +169,7 @@ AdoptedMemory::~AdoptedMemory() {
   RecentExports::instance().forget(reinterpret_cast<CUdeviceptr>(data()), size());
 }
 
-/// Those of one message.
+/// The descriptors of one message.
 std::vector<Fd> AdoptedMemory::descriptors_of(std::span<const std::uint64_t> sizes,
                                               std::size_t first) const {
   const Driver& driver = Driver::get();
@@ -230,8 +230,8 @@ void close_legacy_handle(CUdeviceptr base, int ordinal) noexcept {
   }
 }
 
-/// Another process's allocation, opened by its legacy handle. A handle is good for one device: kernels of another
-/// find it only where it was opened for them, at other addresses, whatever peer access there is.
+/// Another process's allocation, opened by its legacy handle. A handle is good for one device. Kernels of another
+/// device find the memory only where it was opened for them, at other addresses, even with peer access.
 class LegacyMemory final : public DeviceMemory {
  public:
   LegacyMemory(int home, int user, CUdeviceptr base, std::size_t bytes, Access access,
@@ -251,7 +251,7 @@ class LegacyMemory final : public DeviceMemory {
   void do_commit(std::size_t, std::size_t) override {}
   ExportedMemory do_export(Access access) const override;
   const int home_;  ///< whose memory it is
-  const int user_;  ///< for whom it is at `base_`
+  const int user_;  ///< the device that finds it at `base_`
   const CUdeviceptr base_;
   const std::size_t bytes_;
   const CUipcMemHandle handle_;
@@ -312,8 +312,8 @@ ForeignMemory find_foreign_memory(const void* pointer, std::size_t bytes) {
   return found;
 }
 
-/// An allocation, and a mapping, has one buffer id, which comes never again. Of a row of several mappings any may have
-/// been exchanged, and the row's identity is the id of none.
+/// An allocation, and a mapping, has one buffer id, which is never used again. In a row of several mappings each may
+/// have been exchanged, and the row's identity is the id of none.
 bool is_still(const ForeignMemory& memory, const void* at) noexcept {
   int wanted = CU_POINTER_ATTRIBUTE_BUFFER_ID;
   unsigned long long buffer_id = 0;

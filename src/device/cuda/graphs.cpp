@@ -54,7 +54,7 @@ std::vector<std::byte> bytes_of(const Value& value) {
   return {begin, begin + sizeof value};
 }
 
-/// The kernel's parameters where a launch has them in one buffer; none otherwise.
+/// The kernel's parameters if a launch has them in one buffer; empty otherwise.
 std::span<const std::byte> packed_parameters(void** extra) {
   const void* buffer = nullptr;
   std::size_t bytes = 0;

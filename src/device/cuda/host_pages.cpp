@@ -10,7 +10,7 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// For all devices at once. Pages that are mapped for reading only are refused without a flag of their own.
+/// For all devices at once. Without a flag of their own, the driver refuses pages that are mapped for reading only.
 unsigned flags_for(const Driver& driver, int ordinal, Access access) {
   if (access == Access::read_write) return kHostRegisterPortable;
   int can = 0;
@@ -46,7 +46,7 @@ void unpin_host(int ordinal, void* at) noexcept {
     const UseDevice use(ordinal);
     Driver::get().cuMemHostUnregister(at);
   } catch (const Error&) {
-    // The device is gone, or this is a forked child: what was pinned is the parent's.
+    // The device is gone, or this is a forked child, whose parent has the pins.
   }
 }
 

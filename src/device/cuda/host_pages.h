@@ -9,7 +9,7 @@ namespace onecopy::cuda {
 
 // Thread safety: both may be called concurrently.
 
-/// As Backend::pin_host() says.
+/// See Backend::pin_host().
 void pin_host(int ordinal, void* at, std::size_t bytes, Access access);
 void unpin_host(int ordinal, void* at) noexcept;
 

@@ -13,8 +13,8 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// One more than the number of each that is kept, and only while it is open: another thread may be in the middle
-/// of a change when this one forks. 0 where there is none.
+/// The number of each kept descriptor, plus one, while it is open; 0 in free places. Written so that a fork in the
+/// middle of another thread's change finds either.
 std::array<std::atomic<int>, kMostReceived + kMostExports> numbers{};
 
 void replace(int before, int after) noexcept {

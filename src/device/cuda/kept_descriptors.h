@@ -12,16 +12,16 @@ namespace onecopy::cuda {
 /// How many descriptors a process still keeps for a purpose.
 using Room = std::atomic<std::size_t>;
 
-/// Those of segments that were opened, for passing the memory on when its owner has ended.
+/// Descriptors of segments that were opened, for passing the memory on when its owner has ended.
 inline constexpr std::size_t kMostReceived = 12;
 inline Room room_for_received{kMostReceived};
-/// Those of segments that others have opened, see physical_chunk.cpp.
+/// Descriptors of segments that others have opened, see physical_chunk.cpp.
 inline constexpr std::size_t kMostExports = 8;
 inline Room room_for_exports{kMostExports};
 
-/// Descriptors of device memory that outlive the call that needed them. Each keeps its memory, too: a forked
-/// child, which can do nothing with it, has /dev/null in the place of each, so that the memory is free when its
-/// processes have let go of it. (Not where it may open nothing, nor what another thread is about to keep.)
+/// Descriptors of device memory that outlive the call that needed them. Each keeps its memory, too. A forked child
+/// can do nothing with one, and gets /dev/null in its place. So the memory is free when its processes have let go of
+/// it. (Not if the child may open nothing, nor for a descriptor that another thread is about to keep.)
 ///
 /// Thread safety: different objects may be used concurrently.
 class KeptDescriptors {
@@ -31,7 +31,7 @@ class KeptDescriptors {
   KeptDescriptors& operator=(const KeptDescriptors&) = delete;
   ~KeptDescriptors() { close(); }
 
-  /// All of them or, where there is no room for all, none. REQUIRES: nothing is kept.
+  /// Keeps all of them or, if there is no room for all, none. REQUIRES: nothing is kept.
   void keep(std::vector<Fd> fds);
   void close() noexcept;
   const std::vector<Fd>& fds() const noexcept { return fds_; }

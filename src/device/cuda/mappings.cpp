@@ -41,8 +41,8 @@ Mappings::ByAddress::iterator Mappings::find(CUdeviceptr at) {
   return at - before->first < before->second.bytes ? before : mappings_.end();
 }
 
-/// With the access that others here have: a driver that gave it to one card gives it to the next. One that refuses
-/// is not asked why: the copy goes the other way, is counted, and says what else is wrong.
+/// With the access that other devices have here: a driver that gave it to one card gives it to the next. If it
+/// refuses, no error is raised: the copy goes the other way, is counted, and reports any other fault.
 bool Mappings::let_read(int ordinal, CUdeviceptr base, Mapping& mapping) {
   if (mapping.allowed.contains(ordinal)) return true;
   if (mapping.allowed.empty() || !has_path(ordinal, mapping.owner)) return false;

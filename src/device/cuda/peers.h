@@ -12,22 +12,22 @@ namespace onecopy::cuda {
 
 /// Can `ordinal` reach memory of `owner`?
 bool has_path(int ordinal, int owner);
-/// Throws unsupported, saying what to do, when there is none.
+/// Throws unsupported, with advice, if there is none.
 void check_path(int ordinal, int owner);
-/// Lets `ordinal` use what is mapped at [base, base + bytes). REQUIRES: it has a path to the memory, and a context is
+/// Lets `ordinal` use the mappings in [base, base + bytes). REQUIRES: it has a path to the memory, and a context is
 /// current.
 void set_access(CUdeviceptr base, std::size_t bytes, int ordinal, Access access);
-/// The same, and says whether the driver did it.
+/// set_access() that returns whether the driver did it.
 bool try_set_access(CUdeviceptr base, std::size_t bytes, int ordinal, Access access);
-/// Lets `ordinal`, which may be the owner itself, read and write what is mapped at [base, base + bytes), memory of
-/// `owner`. Throws unsupported when there is no path between them.
+/// Lets `ordinal`, which may be the owner itself, read and write the mappings in [base, base + bytes), memory of
+/// `owner`. Throws unsupported if there is no path between them.
 void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner);
-/// Lets `ordinal` use all memory of cudaMalloc of `owner` at once. Throws unsupported when there is no path between
-/// them. REQUIRES: they are two.
+/// Lets `ordinal` use all memory of cudaMalloc of `owner` at once. Throws unsupported if there is no path between
+/// them. REQUIRES: the two differ.
 void allow_allocations(int ordinal, int owner);
-/// Lets `ordinal` read [at, at + bytes), memory of `owner`, for a copy: what is mapped here, once for each mapping, or
-/// all memory of cudaMalloc of that device. False when there is no path between them, and for memory of others that
-/// comes in another way. REQUIRES: they are two, and a context is current.
+/// Lets `ordinal` read [at, at + bytes), memory of `owner`, for a copy: mappings of this process, each once, or all
+/// memory of cudaMalloc of that device. Returns false if there is no path between them, and for memory that other
+/// libraries mapped. REQUIRES: the two differ, and a context is current.
 bool let_read(int ordinal, int owner, CUdeviceptr at, std::size_t bytes);
 
 }  // namespace onecopy::cuda

@@ -28,9 +28,9 @@ AllocationHandle::~AllocationHandle() {
 
 namespace {
 
-/// Memory made here. Its descriptor stays open once it was made, where there is room: the driver takes 0.1 ms for each,
-/// and 0.8 where none is open anywhere (seen on an H200). The first chunk of a card has one from the beginning, so that
-/// its borrower does not wait for that.
+/// Memory made here. If there is room, its descriptor stays open once it was made: the driver takes 0.1 ms for each,
+/// and 0.8 ms if none is open anywhere (seen on an H200). The first chunk of a card gets one at once, so that its
+/// borrower does not wait for that.
 class OwnChunk final : public CudaChunk {
  public:
   OwnChunk(int ordinal, std::size_t bytes, AllocationHandle handle)
@@ -39,7 +39,7 @@ class OwnChunk final : public CudaChunk {
   OwnChunk& operator=(const OwnChunk&) = delete;
   ~OwnChunk() override { device_.open_exports -= static_cast<int>(kept_.fds().size()); }
 
-  /// Does nothing where another chunk has one, or it cannot be made: the next that asks hears why.
+  /// Has no effect if another chunk has one, or it cannot be made: the next request reports the error.
   void make_first_descriptor_of_card(const Driver& driver) {
     Fd fd;
     if (device_.open_exports == 0 && driver.cuMemExportToShareableHandle &&
@@ -74,18 +74,18 @@ class OwnChunk final : public CudaChunk {
   mutable KeptDescriptors kept_{room_for_exports};
 };
 
-/// The descriptors of all chunks that came together, or none where there was no room for all: a model in expandable
+/// The descriptors of all chunks that came together, or none if there was no room for all: a model in expandable
 /// segments comes with thousands.
 struct Received {
   KeptDescriptors kept{room_for_received};
   std::size_t chunks = 0;
 };
 
-/// Memory of another process. The driver exports only memory that was made here, so a descriptor that came is kept,
-/// for passing the memory on when its owner has ended.
+/// Memory of another process. The driver exports only memory that was made here. Therefore a received descriptor is
+/// kept, for passing the memory on when its owner has ended.
 class ImportedChunk final : public CudaChunk {
  public:
-  /// `received` is shared by the chunks that came with it, which go one by one.
+  /// The chunks that came with `received` share it, and go one by one.
   ImportedChunk(int home, std::size_t bytes, AllocationHandle handle,
                 std::shared_ptr<const Received> received, std::size_t index)
       : CudaChunk(home, bytes, std::move(handle)), received_(std::move(received)), index_(index) {}
@@ -130,7 +130,7 @@ AllocationHandle import_handle(const Driver& driver, const Fd& fd) {
   return AllocationHandle(handle);
 }
 
-/// Those before are closed first: a large tensor has more chunks than a process may have files open.
+/// Earlier descriptors are closed first: a large tensor has more chunks than a process may have files open.
 std::vector<Fd> rest_of(ExportedMemory& memory, std::size_t first) {
   memory.fds.clear();
   std::vector<Fd> rest = memory.rest(first);

@@ -40,7 +40,7 @@ class CudaChunk : public PhysicalChunk {
   /// The device with the memory.
   int ordinal() const noexcept { return ordinal_; }
   CUmemGenericAllocationHandle handle() const noexcept { return handle_.get(); }
-  /// One more descriptor of the memory. Throws unsupported when this process keeps none and cannot make one.
+  /// One more descriptor of the memory. Throws unsupported if this process keeps none and cannot make one.
   virtual Fd descriptor() const = 0;
 
  private:

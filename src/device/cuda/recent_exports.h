@@ -11,7 +11,7 @@
 namespace onecopy::cuda {
 
 /// Open descriptors of the chunks that were exported last. A tensor across two chunks is a row of its own beside the
-/// rows of either, which are opened before and after it; and the driver takes 0.02 to 0.2 ms for a descriptor, and 0.8
+/// rows of each, which are opened before and after it. The driver takes 0.02 to 0.2 ms for a descriptor, and 0.8 ms
 /// while none is open anywhere (seen on an H200). They end with the rows that have the chunk, as each keeps it.
 ///
 /// Thread safety: all members may be called concurrently. Never destroyed: rows may outlive static objects.
@@ -19,9 +19,10 @@ class RecentExports {
  public:
   static RecentExports& instance();
 
-  /// Of the chunk that is mapped there, whose buffer id tells it from others that were. Throws what exporting throws.
+  /// A descriptor of the chunk that is mapped there. Its buffer id tells it from earlier ones. Throws as exporting
+  /// does.
   Fd get(const Driver& driver, CUdeviceptr at, unsigned long long buffer_id);
-  /// Closes those of chunks in the range.
+  /// Closes descriptors of chunks in the range.
   void forget(CUdeviceptr begin, std::size_t bytes) noexcept;
 
  private:

@@ -16,8 +16,8 @@ namespace {
 
 CUdeviceptr address(const void* pointer) { return reinterpret_cast<CUdeviceptr>(pointer); }
 
-/// The card that is written to reads the other's memory itself where it may: the driver's own call for two cards goes
-/// by way of the host for all memory that was mapped for its own card alone (38 GB/s and not 391, seen on two H200).
+/// The card that is written to reads the other's memory itself if it may. The driver's own call for two cards goes by
+/// way of the host for all memory that was mapped for its own card alone: 38 GB/s instead of 391 (seen on two H200).
 CUresult start_between_cards(const Driver& driver, const Transfer& t, CUstream stream) {
   const bool direct = let_read(t.to_device.index, t.from_device.index, address(t.from), t.bytes);
   ++(direct ? copy_counts.direct : copy_counts.staged);
@@ -63,7 +63,7 @@ void synchronize(int ordinal, Stream stream) {
   driver.cuStreamSynchronize.must(static_cast<CUstream>(stream.native));
 }
 
-/// Portable: once is enough for all devices.
+/// Portable: one registration serves all devices.
 bool register_words(int ordinal, void* words, std::size_t bytes) {
   const Driver& driver = Driver::get();
   if (!Devices::get().at(ordinal).has_stream_words) return false;
@@ -77,7 +77,7 @@ bool register_words(int ordinal, void* words, std::size_t bytes) {
 
 namespace {
 
-/// The legacy stream is out of use while one is captured that waits for it.
+/// The legacy stream is out of use while a stream that waits for it is captured.
 bool is_capturing(const Driver& driver, Stream stream) {
   int status = CU_STREAM_CAPTURE_STATUS_NONE;
   const CUresult result = driver.cuStreamIsCapturing(static_cast<CUstream>(stream.native), &status);
@@ -86,8 +86,8 @@ bool is_capturing(const Driver& driver, Stream stream) {
   return status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
-/// Every thread's default stream has the same handle, and a word belongs to one stream: to the legacy one, which
-/// waits for them all and they for it.
+/// Every thread's default stream has one common handle, and a word belongs to one stream. So the word goes to the
+/// legacy stream: it waits for all default streams and they for it.
 CUstream stream_for_words(Stream stream) {
   constexpr std::uintptr_t kPerThread = 2;  // CU_STREAM_PER_THREAD
   const bool is_threads = reinterpret_cast<std::uintptr_t>(stream.native) == kPerThread;
@@ -117,7 +117,7 @@ bool is_captured(int ordinal, Stream stream) {
   return is_capturing(Driver::get(), stream);
 }
 
-/// A captured stream is not queried: that would end the capture. Nor may another thread's capture be harmed.
+/// A captured stream is not queried: that would end the capture. Another thread's capture must not be harmed either.
 bool has_work(int ordinal, Stream stream) noexcept {
   try {
     const Driver& driver = Driver::get();
@@ -132,7 +132,8 @@ bool has_work(int ordinal, Stream stream) noexcept {
 std::optional<Error> failure(int ordinal) {
   try {
     const UseContext use(ordinal);
-    is_capturing(Driver::get(), {});  // the quickest that says so (seen on an H200), in a capture, too
+    // The quickest call that reports it (seen on an H200), in a capture, too.
+    is_capturing(Driver::get(), {});
   } catch (const Error& error) {
     if (error.domain() == ErrorDomain::cuda && is_final(error.vendor_code())) return error;
   }
@@ -154,7 +155,7 @@ struct LaterStore {
   std::uint64_t value;
 };
 
-/// Of the driver's thread, which must not call the driver and must not wait: it serves all streams.
+/// Runs on the driver's thread, which serves all streams: it must not call the driver and must not wait.
 void store_now(void* argument) {
   const std::unique_ptr<LaterStore> later(static_cast<LaterStore*>(argument));
   later->word.store(later->value);

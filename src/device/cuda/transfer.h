@@ -5,7 +5,7 @@
 
 namespace onecopy::cuda {
 
-/// As Backend::copy() says.
+/// See Backend::copy().
 void enqueue(const Transfer& transfer, Stream stream);
 void synchronize(int ordinal, Stream stream);
 

@@ -63,7 +63,7 @@ class ContextEvent {
   CUevent event_ = nullptr;
 };
 
-/// All contexts' events; those that have passed are asked no more.
+/// Events of all contexts. An event that has passed is not asked again.
 class Events final : public WorkPoint {
  public:
   explicit Events(std::vector<ContextEvent> events) : left_(std::move(events)) {}

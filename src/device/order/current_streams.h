@@ -13,8 +13,9 @@ struct DeviceStream {
   Stream stream;
 };
 
-/// The streams that this thread's puts and gets of values are ordered in, for a scope: frameworks have a current stream
-/// on each device, and a call names one stream at most. A put's are streams that have work; an idle one is left out.
+/// The streams in which this thread's puts and gets of values are ordered, for a scope. Frameworks have a current
+/// stream on each device, and a call names one stream at most. For a put these are the streams that have work; idle
+/// ones are left out.
 ///
 /// Thread safety: each object belongs to the thread that made it; scopes nest.
 class CurrentStreams {
@@ -28,7 +29,7 @@ class CurrentStreams {
   CurrentStreams& operator=(const CurrentStreams&) = delete;
   ~CurrentStreams() { innermost_ = outer_; }
 
-  /// Null where the thread is in no scope.
+  /// Null if the thread is in no scope.
   static const CurrentStreams* of_this_thread() noexcept { return innermost_; }
   std::span<const DeviceStream> streams() const noexcept { return streams_; }
 

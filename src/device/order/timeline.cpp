@@ -16,7 +16,7 @@ namespace onecopy {
 
 namespace {
 
-/// The watch thread stores what ends it when the word's process is gone.
+/// If the word's process has ended, the watch thread stores the value that ends the wait.
 void wait_on_host(const Word& word, std::uint64_t value) {
   ++host_waits;
   while (!is_reached(word.load(), value)) std::this_thread::sleep_for(std::chrono::microseconds(50));
@@ -47,7 +47,7 @@ void Timeline::make_page() {
   if (on_first_mark) on_first_mark();
 }
 
-/// Null for a new stream when all words are taken.
+/// Null for a new stream if all words are taken.
 Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_write) {
   {
     const std::lock_guard lock(mutex_);
@@ -61,8 +61,8 @@ Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_
   return &lines_.try_emplace(key, static_cast<std::uint32_t>(lines_.size())).first->second;
 }
 
-/// Enqueued in the order of the values, and before anybody can know of it. The driver may wait for room in the
-/// stream, which another of this process may have to make: nobody but users of the same stream waits with it.
+/// Enqueued in the order of the values, before another process can know of the mark. The driver may wait for room in
+/// the stream, which another thread may have to make. Only users of that stream wait with it.
 std::optional<TimelinePoint> Timeline::try_mark(Device device, Stream stream) {
   bool streams_write = false;
   Line* const line = find_line(device, stream, streams_write);
@@ -163,7 +163,7 @@ void ForeignTimeline::check_slot(const TimelinePoint& point) const {
     throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
 }
 
-/// What a stream had not done when its process was killed, or its device failed, is never done.
+/// Work that a stream had not done when its process was killed, or its device failed, is never done.
 void ForeignTimeline::check_written(const TimelinePoint& point) const {
   if (!is_cut_off(word(point.slot).load(), point.value)) return;
   const std::string why = failure();
@@ -179,7 +179,7 @@ std::string ForeignTimeline::failure() const {
   return is_gone_() ? std::string() : text_of_failure(word(kFailureWord).load());
 }
 
-/// Before the words are looked at once more: what end() does not find here finds that it is the end.
+/// Noted before the words are read once more: either end() finds the note, or the read finds the end.
 void ForeignTimeline::note_awaited(const TimelinePoint& point) {
   const std::lock_guard lock(mutex_);
   std::uint64_t& latest = awaited_[point.slot];
@@ -211,7 +211,7 @@ void ForeignTimeline::wait_on_host_for(const TimelinePoint& point) {
   check_written(point);
 }
 
-/// Every borrower of that process does it, to the same words.
+/// Every borrower of that process does it, for the words are shared.
 void ForeignTimeline::end() noexcept {
   for (std::uint32_t slot = 0; slot < kTimelineSlots; ++slot) word(slot).fetch_or(kTimelineEnd);
 }

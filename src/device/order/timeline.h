@@ -20,17 +20,17 @@ namespace onecopy {
 
 inline constexpr std::size_t kTimelineBytes = 64 << 10;
 inline constexpr std::size_t kTimelineSlots = kTimelineBytes / sizeof(std::uint64_t) - 1;
-/// No stream's: why a device of a process that lives writes no words any more. 0 while all do.
+/// Belongs to no stream: the reason why a device of a live process writes no words any more. 0 while all do.
 inline constexpr std::size_t kFailureWord = kTimelineSlots;
-/// Added to what a dead process's words say, or a failed device's: beyond every value that is ever waited for, in
-/// the cyclic comparison past all of them, and everybody still sees how far its streams had come. (All ones would
+/// Added to the words of a dead process or a failed device. The sum is beyond every value that is ever waited for,
+/// past all of them in the cyclic comparison. Every reader still sees how far the streams had come. (All ones would
 /// count as before.)
 inline constexpr std::uint64_t kTimelineEnd = std::uint64_t{1} << 62;
 
 using Word = std::atomic<std::uint64_t>;
 
-/// How often a host of this process has waited for a stream since the start, because its device's streams can
-/// not wait for words or write them.
+/// How often a host of this process has waited for a stream since the start, because its device's streams cannot wait
+/// for words or write them.
 inline std::atomic<std::uint64_t> host_waits{0};
 
 /// How far a stream had come: its word has the value, or a later one, once it has come that far.
@@ -40,38 +40,37 @@ struct TimelinePoint {
   explicit operator bool() const noexcept { return value != 0; }
 };
 
-/// A page of words, one for each stream that others wait for; its streams write them, in order.
-/// Thread safety: all members may be called concurrently.
+/// A page of words, one for each stream that others wait for; its streams write them, in order. Thread safety: all
+/// members may be called concurrently.
 class Timeline {
  public:
   /// Called once, when the device's driver is there and before the first mark.
   std::function<void()> on_first_mark;
-  /// Called (without locks) when a stream has still to come to a mark: somebody has to call
-  /// look_after_devices() until it says no more.
+  /// Called (without locks) when a stream has still to come to a mark. The caller must then call look_after_devices()
+  /// until it returns false.
   std::function<void()> on_wait;
 
-  /// A point in the stream after all that is in it now. Where the device's streams cannot write words, a thread
-  /// of the driver's does. Empty where nobody can: then everything in the stream has been waited for, and there
-  /// is nothing to wait for any more. Throws the device's error once it has failed.
+  /// A point in the stream after all work that is in it now. If the device's streams cannot write words, a thread of
+  /// the driver's does. If that is impossible, too, waits for the stream and returns an empty point: nothing is left
+  /// to wait for. Throws the device's error once it has failed.
   TimelinePoint mark(Device device, Stream stream);
   bool has_passed(const TimelinePoint& point) const noexcept;
-  /// Makes another stream of this process wait for the point, unless it has passed. Where streams cannot wait,
-  /// the host does. Throws the error of the device that was to come there, once it has failed.
+  /// Makes another stream of this process wait for the point, unless it has passed. If streams cannot wait, the host
+  /// does. Throws the error of the device that was to come there, once it has failed.
   void wait(Device device, Stream stream, const TimelinePoint& point);
-  /// The host waits, whatever streams can.
+  /// The host waits, also if streams could.
   void wait_on_host_for(const TimelinePoint& point) const;
-  /// Might wait() keep the host waiting? As long as it is not known, too.
+  /// Might wait() keep the host waiting? Also true as long as it is not known.
   bool may_wait_on_host(Device device) const { return !registered_.can_use(device); }
-  /// Waits until all streams have come to their last marks, `patience` at most: what was handed over by a process
-  /// that ends is only good once it is written. False when they have not.
+  /// Waits until all streams have come to their last marks, `patience` at most. A process that ends must do so: its
+  /// handed-over marks are good only once they are written. Returns false if the time is up.
   bool settle(std::chrono::milliseconds patience) const noexcept;
-  /// Asks the devices whose streams have still to come to marks whether they have failed, and ends the words of
-  /// those that have: nobody waits for them any more. True while there are such streams. Waits for nobody.
+  /// For each device whose streams have still to come to marks: asks whether it has failed, and if so ends its words,
+  /// so that waiting ends. Returns true while there are such streams. Waits for nothing.
   bool look_after_devices();
   /// As far as is known.
   bool has_failed(Device device) const noexcept;
-  /// For other processes; waits for nobody. Throws bad_handle before the first mark(): nobody can have a point
-  /// to wait for.
+  /// For other processes; waits for nothing. Throws bad_handle before the first mark(): no point exists then.
   Fd export_page();
 
  private:
@@ -79,13 +78,14 @@ class Timeline {
     explicit Line(std::uint32_t its_slot) : slot(its_slot) {}
 
     const std::uint32_t slot;
-    std::mutex order;  ///< while a value is enqueued, which may have to wait for room in the stream
+    /// Held while a value is enqueued, which may have to wait for room in the stream.
+    std::mutex order;
     std::atomic<std::uint64_t> last{0};
   };
   using Lines = std::map<std::pair<Device, void*>, Line>;
   struct Failure {
     Error error;
-    /// Until then its words are ended again and again: what it wrote when it failed may be late.
+    /// Until then its words are ended again and again: writes from before the failure may arrive late.
     std::chrono::steady_clock::time_point until;
     bool ended_last = false;
   };
@@ -104,31 +104,30 @@ class Timeline {
   bool end_again() noexcept;
 
   mutable std::mutex mutex_;  ///< never held while the driver may wait
-  int pid_ = 0;               ///< of whoever made the page
+  int pid_ = 0;               ///< the maker of the page
   Fd file_;
   Mapping page_;
   std::atomic<const Word*> words_{nullptr};  ///< in the page
   RegisteredDevices registered_;
   Lines lines_;  ///< they stay
   std::map<Device, Failure> failed_;
-  std::atomic<bool> has_failures_{false};  ///< for who takes no lock
+  std::atomic<bool> has_failures_{false};  ///< for readers without the lock
 };
 
-/// Another process's timeline, as those see it who wait for it.
-/// Thread safety: all members may be called concurrently.
+/// Another process's timeline, as its waiters see it. Thread safety: all members may be called concurrently.
 class ForeignTimeline {
  public:
-  /// `is_gone` says whether the process has ended, before anybody has called end().
+  /// `is_gone` says whether the process has ended, also before end() was called.
   ForeignTimeline(const Fd& page, std::function<bool()> is_gone);
 
-  /// Makes the stream wait for the point, unless it has passed. Where streams cannot wait, the host does.
-  /// Throws peer_died when the process ended, or its device failed, before its stream had come there.
+  /// Makes the stream wait for the point, unless it has passed. If streams cannot wait, the host does. Throws
+  /// peer_died if the process ended, or its device failed, before its stream had come there.
   void wait(Device device, Stream stream, const TimelinePoint& point);
-  /// The host waits, whatever streams can. Throws the same.
+  /// The host waits, also if streams could. Throws as wait() does.
   void wait_on_host_for(const TimelinePoint& point);
-  /// Makes the page known to the device's driver, which takes a while at the first time.
+  /// Registers the page with the device's driver, which takes a while at the first time.
   void prepare(Device device) { registered_.make_known(device, page_); }
-  /// Might wait() keep the host waiting? As long as it is not known, too.
+  /// Might wait() keep the host waiting? Also true as long as it is not known.
   bool may_wait_on_host(Device device) const { return !registered_.can_use(device); }
   bool has_passed(const TimelinePoint& point) const noexcept;
   /// In a forked child, where no stream waits.
@@ -142,13 +141,13 @@ class ForeignTimeline {
     registered_.unlock();
     mutex_.unlock();
   }
-  /// The process is gone, and its devices have stopped: nobody waits for it any more.
+  /// The process is gone, and its devices have stopped: ends all waiting for its words.
   void end() noexcept;
   enum class Awaited : std::uint8_t { nothing, something, never };
-  /// Do streams of ours wait for it? What is never done is said once.
+  /// Do streams of ours wait for it? A point that is never reached is reported once.
   Awaited look() noexcept;
-  /// Why a device of the process writes no words any more, as "CUDA error 700"; empty while all do, and when the
-  /// process has ended: then that is why.
+  /// Why a device of the process writes no words any more, as "CUDA error 700". Empty while all do, and if the
+  /// process has ended, which is the reason then.
   std::string failure() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of a timeline's words when a device has failed and its process lives.
+// The end of a timeline's words when a device has failed and its process lives.
 #include <fmt/format.h>
 
 #include "device/order/timeline.h"
@@ -23,14 +23,14 @@ void Timeline::check(Device device) const {
   if (failed != failed_.end()) throw Error(failed->second.error);
 }
 
-/// REQUIRES: mutex_. What a failed device's stream had not done is never done.
+/// REQUIRES: mutex_. Work that a failed device's stream had not done is never done.
 void Timeline::check_written(const TimelinePoint& point) const {
   if (failed_.empty() || has_passed(point)) return;
   for (const auto& [key, line] : lines_)
     if (line.slot == point.slot) check(key.first);
 }
 
-/// REQUIRES: mutex_. What the streams were given before they still say: nobody writes more.
+/// REQUIRES: mutex_. The words still show the streams' progress before the failure; no further values are written.
 void Timeline::end(Device device) noexcept {
   for (const auto& [key, line] : lines_)
     if (key.first == device) page_.as<Word>()[line.slot].fetch_or(kTimelineEnd);
@@ -67,7 +67,7 @@ void Timeline::look_after(Device device) {
       error.what()));
 }
 
-/// REQUIRES: mutex_. True while that has to be done again.
+/// REQUIRES: mutex_. Returns true while that has to be done again.
 bool Timeline::end_again() noexcept {
   const auto now = std::chrono::steady_clock::now();
   bool again = false;

@@ -10,9 +10,10 @@
 
 namespace onecopy {
 
-/// The devices whose memory this process has shared or opened. They only become more.
+/// The devices whose memory this process has shared or opened. The set only grows.
 ///
-/// Thread safety: all members may be called concurrently. A forked child has none of its own yet, and makes another one.
+/// Thread safety: all members may be called concurrently. A forked child has none of its own yet, and makes another
+/// one.
 class UsedDevices {
  public:
   /// True for a device that was not there before.

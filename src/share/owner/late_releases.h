@@ -106,7 +106,7 @@ class LateReleases {
   std::vector<Kept> held_;              ///< until the process ends
   std::atomic<bool> has_points_{true};  ///< until a vendor says that it has none
   std::atomic<std::uint64_t> total_{0};
-  std::atomic<std::size_t> size_{0};  ///< without those that are held
+  std::atomic<std::size_t> size_{0};  ///< without the held ones
 };
 
 }  // namespace onecopy

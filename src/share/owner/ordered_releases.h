@@ -65,7 +65,7 @@ class OrderedReleases {
   void hold_those_of_failed_devices();
 
   Timeline& timeline_;
-  std::atomic<std::size_t> size_{0};  ///< also counts those that are just being marked
+  std::atomic<std::size_t> size_{0};  ///< also counts leases that are just being marked
   std::mutex mutex_;
   std::vector<Dropped> collected_;  ///< in default streams, and not marked yet
   std::size_t collected_bytes_ = 0;
