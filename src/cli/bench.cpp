@@ -34,7 +34,7 @@ using Json = nlohmann::json;
 constexpr std::chrono::seconds kPatience{60};
 constexpr std::size_t kLarge = std::size_t{16} << 20;
 
-/// A median, and what it is compared with.
+/// A median, and the figure it is compared with.
 struct Measured {
   std::string what;
   double ns = 0;

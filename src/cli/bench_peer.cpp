@@ -45,7 +45,7 @@ Json answer_pings(const Json& question) {
   return Json::object();
 }
 
-/// The parent's pipe ends, by way of /proc: neither of us inherits anything.
+/// Opens the parent's pipe ends through /proc: neither process inherits descriptors.
 Json answer_bytes(const Json& question) {
   const auto open_end = [&](const char* end, int flags) {
     return open_file(fmt::format("/proc/{}/fd/{}", ::getppid(), question.at(end).get<int>()), flags);

@@ -46,7 +46,8 @@ int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, cons
   ::posix_spawn_file_actions_adddup2(&actions, child_stdout.get(), STDOUT_FILENO);
   posix_spawnattr_t attributes;
   ::posix_spawnattr_init(&attributes);
-  // Ctrl-C is for us, from the child's first instruction on; what else Interrupts blocks is not the child's business.
+  // Ctrl-C is for the parent, from the child's first instruction on. The other signals that Interrupts blocks are
+  // unblocked in the child.
   sigset_t blocked;
   ::sigemptyset(&blocked);
   ::sigaddset(&blocked, SIGINT);
@@ -68,7 +69,7 @@ std::chrono::milliseconds left_until(Clock::time_point deadline) {
 }  // namespace
 
 Child::Child(const std::vector<std::string>& arguments) {
-  std::signal(SIGPIPE, SIG_IGN);  // a child that has died is an error of ours, not our end
+  std::signal(SIGPIPE, SIG_IGN);  // a child that has died is an error here, not the end
   auto [child_stdin, to] = make_pipe();
   auto [from, child_stdout] = make_pipe();
   pid_ = spawn(arguments, child_stdin, child_stdout);
@@ -77,7 +78,7 @@ Child::Child(const std::vector<std::string>& arguments) {
   try {
     exit_ = open_pidfd(pid_);
   } catch (...) {
-    kill();  // no destructor runs for what was not made
+    kill();  // no destructor runs after a throwing constructor
     throw;
   }
 }

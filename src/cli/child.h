@@ -11,9 +11,8 @@
 
 namespace onecopy::cli {
 
-/// This very program started again as another process, which is asked by lines of JSON on its stdin
-/// and answers on its stdout. Killed and reaped when the object goes away.
-/// Thread safety: none.
+/// This program started again as another process. It is asked by lines of JSON on its stdin and answers on its
+/// stdout. Killed and reaped by the destructor. Thread safety: none.
 class Child {
  public:
   explicit Child(const std::vector<std::string>& arguments);
@@ -24,7 +23,7 @@ class Child {
   int pid() const noexcept { return pid_; }
   /// Sends without waiting for the answer. Throws peer_died.
   void tell(const nlohmann::json& question);
-  /// Throws timeout, peer_died, and whatever Error the child answered with.
+  /// Throws timeout, peer_died, and the Error of the child's answer.
   nlohmann::json hear(std::chrono::milliseconds timeout);
   nlohmann::json ask(const nlohmann::json& question, std::chrono::milliseconds timeout) {
     tell(question);
@@ -40,14 +39,14 @@ class Child {
 
   int pid_ = -1;
   int status_ = 0;
-  Fd exit_;  ///< readable at its end
+  Fd exit_;  ///< readable when it has ended
   Fd to_;
   Fd from_;
   std::string pending_;
 };
 
-/// The other end: reads questions from stdin until it is closed, answers each by `answer`. What it
-/// throws travels as {"error": text}. Returns the exit status. Ends with its parent.
+/// The child's side: reads questions from stdin until it is closed, and answers each by `answer`. Exceptions travel
+/// as {"error": text}. Returns the exit status. Ends with its parent.
 int serve_questions(nlohmann::json (*answer)(const nlohmann::json& question));
 
 }  // namespace onecopy::cli

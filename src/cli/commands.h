@@ -9,8 +9,8 @@ class App;
 
 namespace onecopy::cli {
 
-/// Set by the chosen subcommand while the command line is parsed; run afterwards by main(). Returns
-/// the exit status.
+/// The chosen subcommand sets it while the command line is parsed; main() runs it afterwards. Returns the exit
+/// status.
 using Command = std::function<int()>;
 
 // Each adds its subcommand to `app`. One file per command.

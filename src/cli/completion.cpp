@@ -20,14 +20,14 @@ struct OptionWords {
   Words names;  ///< "--format", "-v"
   std::string description;
   bool takes_value = false;
-  Words values;  ///< that it takes; empty where any does
+  Words values;  ///< that it takes; empty if it takes any word
 };
 
 struct CommandWords {
   std::string name;
   std::string description;
-  std::vector<OptionWords> options;  ///< of a command: those that are not for all
-  Words values;                      ///< of its first positional argument; empty where any does
+  std::vector<OptionWords> options;  ///< of a command: options that other commands lack
+  Words values;                      ///< of its first positional argument; empty if it takes any word
 };
 
 /// CLI11 tells the members of a set in the name of the option's type: "TEXT:{table,json}".
@@ -91,7 +91,7 @@ std::string quoted(std::string text) {
 
 // ---- bash
 
-/// What completes the word after one of the command's options that takes a word of a set.
+/// Completes the word after an option of the command that takes a word of a set.
 std::string bash_values(const std::string& command, const CommandWords& words) {
   std::string cases;
   for (const OptionWords& option : words.options)

@@ -71,7 +71,7 @@ void Demo::check(bool holds, const std::string& claim) {
   interrupts_.check();
 }
 
-/// Asks more seldom the longer it takes: what is asked costs memory too, which is measured here.
+/// Asks less often as time passes: each question costs memory, too, which is measured here.
 bool Demo::eventually(const std::function<bool()>& condition) {
   const auto start = Clock::now();
   while (!condition()) {
@@ -112,7 +112,7 @@ void Demo::load() {
   bar.clear();
   changed_row_ = first_with_elements();
   handle_ = share_bundle(loaded_.tensors);
-  collect();  // what the pool reserved ahead would count as memory of the tensors
+  collect();  // memory reserved ahead by the pool would count as the tensors'
   show_what_was_shared();
 }
 
@@ -131,7 +131,7 @@ void Demo::show_what_was_shared() const {
   fmt::print("Handle  one for all of it, {} characters\n\n", handle_->to_text().size());
 }
 
-/// Ends the borrowers and lets go of everything; then nothing of it may be left in our memory.
+/// Ends the borrowers and releases everything; then our memory must hold nothing of it.
 void Demo::give_back() {
   for (DemoBorrower& borrower : borrowers_)
     ended_well_ = borrower.child.finish(kDemoPatience) && ended_well_;

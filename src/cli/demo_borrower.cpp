@@ -18,7 +18,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// What this process borrows.
+/// The tensors that this process borrows.
 std::optional<Bundle> bundle;
 std::vector<Tensor> tensors;
 

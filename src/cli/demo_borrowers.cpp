@@ -70,7 +70,7 @@ void Demo::compare_bytes() {
   check(equal, fmt::format("all four processes read the bytes of the file (CRC-32C {:08x})", of_file));
 }
 
-/// Memory counts where it was touched, so everybody reads everything first.
+/// Memory counts where it was touched, so every process reads all tensors first.
 void Demo::show_processes() {
   ask_all_for_checksums();
   own_crc_ = own_checksum();
@@ -101,7 +101,7 @@ void Demo::show_processes() {
   check_one_copy(together.shared);
 }
 
-/// Less than the tensors would mean that somebody has not touched them, more that somebody has a copy.
+/// Less than the tensors means that a process has not touched them, more that one has a copy.
 void Demo::check_one_copy(std::uint64_t shared) {
   const bool holds = shared >= loaded_.bytes / 100 * 95 && shared <= loaded_.bytes + kDemoAllowance;
   check(holds, fmt::format("there is one copy: the four share {} of memory for {} of tensors",

@@ -20,10 +20,10 @@ namespace onecopy::cli {
 
 /// How long a borrower may take for one answer.
 inline constexpr std::chrono::seconds kDemoPatience{60};
-/// Tables, stacks and page rounding: what sharing may cost beside the tensors.
+/// Tables, stacks and page rounding: the cost of sharing beside the tensors.
 inline constexpr std::uint64_t kDemoAllowance = std::uint64_t{16} << 20;
 
-/// What this process looks like when it shares nothing.
+/// The memory of this process before it shares anything.
 struct DemoBaseline {
   std::vector<std::string> descriptors;
   ProcessMemory memory;
@@ -37,8 +37,8 @@ struct DemoBorrower {
   std::uint32_t crc = 0;
 };
 
-/// What `onecopy demo` tells, step by step. Every claim it prints comes from check().
-/// Thread safety: none. Runs once.
+/// The story of `onecopy demo`, step by step. Every claim it prints comes from check(). Thread safety: none.
+/// REQUIRES: run() is called once.
 class Demo {
  public:
   explicit Demo(Interrupts& interrupts) : interrupts_(interrupts) {}

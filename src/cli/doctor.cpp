@@ -65,9 +65,9 @@ std::string kernel() {
   return ::uname(&name) == 0 ? fmt::format("{} {} {}", name.sysname, name.release, name.machine) : "?";
 }
 
-/// Columns that are left for what was seen when a line has a hundred.
+/// Columns that a line of a hundred leaves for the details.
 std::size_t room_for_details(const std::vector<Probed>& results) {
-  constexpr std::size_t kBefore = 11;  // the verdicts, and what is between columns
+  constexpr std::size_t kBefore = 11;  // the verdicts, and the gaps between columns
   std::size_t longest = 0;
   for (const Probed& result : results)
     longest = std::max(longest, std::string_view(result.probe.name).size());

@@ -5,9 +5,8 @@
 
 namespace onecopy::cli {
 
-/// Turns SIGINT, SIGTERM and SIGHUP into something that is asked for, so that commands end in order:
-/// files removed, borrowers told about. Make one before any thread starts: threads inherit the mask.
-/// Thread safety: none.
+/// Turns SIGINT, SIGTERM and SIGHUP into a state to be asked for, so that commands end in order: files removed,
+/// borrowers told. Make one before any thread starts: threads inherit the mask. Thread safety: none.
 class Interrupts {
  public:
   Interrupts();

@@ -50,7 +50,7 @@ nlohmann::json as_json(const std::vector<ListedOwner>& owners, const std::vector
   return {{"owners", std::move(rows)}, {"silent", std::move(others)}};
 }
 
-/// Owners without memory of their own: they borrow, or have let go of what they had.
+/// Owners without memory of their own: they borrow, or have released all their memory.
 std::string idle_line(const std::vector<ListedOwner>& idle) {
   constexpr std::size_t kMost = 8;
   std::string pids;
@@ -61,7 +61,7 @@ std::string idle_line(const std::vector<ListedOwner>& idle) {
                      idle.size() > kMost ? ", ..." : "");
 }
 
-/// Of memory of their own, and of others: each process pins for itself what it has mapped.
+/// Of memory of their own, and of others: each process pins its own mappings.
 std::string pinned_line(const std::vector<ListedOwner>& owners) {
   constexpr std::size_t kMost = 8;
   std::string who;
@@ -115,7 +115,7 @@ std::string look(const LsOptions& options) {
   return as_text(owners, list.silent, options);
 }
 
-/// The text in the place of what the terminal shows, as much of it as fits.
+/// Writes the text over the last one on the terminal, as much of it as fits.
 std::string redrawn(const std::string& text, std::size_t rows) {
   std::string screen = "\033[H";
   std::size_t from = 0;

@@ -52,8 +52,8 @@ void add_global_options(CLI::App& app) {
       "Exit status: 0 done, 1 failed (the reason is on stderr), 2 wrong usage.");
 }
 
-/// A standard descriptor that is closed would be a socket or a segment next, and our lines would go there. This way
-/// it is an error to read or write one, but for stderr: nobody wants to know.
+/// A closed standard descriptor would be reused for a socket or a segment, and output would go there. Here it is
+/// opened so that reading or writing is an error, except for stderr, which drops its lines.
 void keep_standard_descriptors() noexcept {
   for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", fd == STDOUT_FILENO ? O_RDONLY : O_WRONLY);
@@ -64,7 +64,7 @@ int output_lost(int error) {
   return kFailed;
 }
 
-/// What was printed must have arrived: a full disk is not a success.
+/// The output must have arrived: a full disk is not a success.
 int with_output_written(int status) {
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return status;
   return output_lost(errno);
@@ -87,7 +87,7 @@ std::vector<std::string> words_of(const CLI::App& app, int argc, char** argv) {
 }
 
 int run(const onecopy::cli::Command& command) {
-  if (!onecopy::start_log()) ::unsetenv("ONECOPY_LOG");  // said once is enough: not by our children too
+  if (!onecopy::start_log()) ::unsetenv("ONECOPY_LOG");  // reported once: not by child processes too
   try {
     return with_output_written(command());
   } catch (const std::exception& error) {
@@ -111,7 +111,7 @@ int main(int argc, char** argv) {
        {add_demo, add_share, add_load, add_open, add_ls, add_report, add_doctor, add_gc, add_bench,
         add_completion, add_help, add_version, add_demo_borrower, add_bench_peer, add_doctor_peer})
     add(app, command);
-  app.allow_extras();  // to be named below; not in the commands, which have been made
+  app.allow_extras();  // extra words are named below; set after the commands were made
   try {
     std::vector<std::string> words = words_of(app, argc, argv);
     std::reverse(words.begin(), words.end());  // as the parser wants them

@@ -8,7 +8,7 @@
 
 namespace onecopy::cli {
 
-/// Does up to that many rounds, and says how many were done: about as many as fit into a tenth of a second.
+/// Runs up to that many rounds, and returns how many: about as many as fit into a tenth of a second.
 template <class Rounds>
 int rounds_in_time(int most, Rounds&& rounds) {
   using Clock = std::chrono::steady_clock;
@@ -22,8 +22,8 @@ int rounds_in_time(int most, Rounds&& rounds) {
   return std::min(done, most);
 }
 
-/// Median time of one round, in nanoseconds: `rounds(n)` does n of them, several times over. Where a round takes
-/// long, as on busy processors, there are fewer of them: it takes a few seconds at most.
+/// Median time of one round, in nanoseconds: `rounds(n)` does n of them, several times over. If a round takes long,
+/// as on busy processors, there are fewer: a few seconds at most in all.
 template <class Rounds>
 double median_ns(std::size_t samples, int rounds_per_sample, Rounds&& rounds) {
   using Clock = std::chrono::steady_clock;

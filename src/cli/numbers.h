@@ -19,10 +19,10 @@ double element_as_double(DType dtype, const std::byte* at) noexcept;
 /// Stores a small whole number (0 to 8), which every numeric type can hold; true or false for bool.
 void store_small_number(DType dtype, std::byte* at, int number) noexcept;
 
-/// What a person or a test compares of two tensors.
+/// The facts by which a person or a test compares two tensors.
 struct Summary {
   std::complex<double> sum;
-  /// CRC-32C of the elements in row-major order, whatever the strides.
+  /// CRC-32C of the elements in row-major order, for any strides.
   std::uint32_t checksum = 0;
 };
 Summary summarize(const Tensor& tensor);

@@ -11,16 +11,16 @@
 
 namespace onecopy::cli {
 
-/// An owner as a person knows it.
+/// An owner, with its command line.
 struct ListedOwner {
   OwnerInfo info;
   std::string command;  ///< its command line, escaped; its name in brackets where that cannot be read
 };
 
-/// The command line of a process from /proc, escaped; empty when it cannot be read or is empty.
+/// The command line of a process from /proc, escaped; empty if it cannot be read or is empty.
 std::string command_line(int pid);
 
-/// What is in transit in one place.
+/// The blocks in transit in one place.
 struct Waiting {
   std::uint64_t blocks = 0;
   double youngest = 0;  ///< seconds
@@ -33,14 +33,14 @@ std::string ages(const Waiting& waiting);
 /// Owners with most memory first; with their command lines.
 std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners);
 
-/// Has it memory, or anything that others may use?
+/// Has it memory, or blocks that other processes may use?
 bool shares_something(const OwnerInfo& owner);
 
 /// A line for each, cut to `width` columns, and a line of totals below two and more. REQUIRES: at least one.
 std::string owner_table(const std::vector<ListedOwner>& owners, std::size_t width);
 
-/// What the table has no room for: the whole command line, memory by device, borrowers, blocks in transit by where
-/// they are. Each line starts with the pid.
+/// The details that the table has no room for: the whole command line, memory by device, borrowers, blocks in transit
+/// by place. Each line starts with the pid.
 std::string owner_details(const ListedOwner& owner);
 
 }  // namespace onecopy::cli

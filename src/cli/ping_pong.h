@@ -10,8 +10,8 @@
 
 namespace onecopy::cli {
 
-/// Two words in shared memory, each in its own cache line: the fastest that two processes can talk.
-/// One calls ping(), the other pong().
+/// Two words in shared memory, each in its own cache line: the fastest exchange between two processes. One process
+/// calls ping(), the other pong().
 struct PingPong {
   static constexpr std::uint32_t kStop = ~std::uint32_t{0};
 

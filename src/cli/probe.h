@@ -8,11 +8,11 @@ namespace onecopy::cli {
 
 enum class Verdict { ok, slower, missing };
 
-/// What one probe saw, and what follows from it.
+/// The observation of one probe, and its consequence.
 struct Finding {
   Verdict verdict = Verdict::ok;
   std::string detail;
-  /// What follows and what to do; empty when there is nothing to do.
+  /// The consequence and the remedy; empty if none is needed.
   std::string advice;
 };
 
@@ -24,7 +24,7 @@ Finding missing(std::string detail, std::string advice);
 struct Probe {
   const char* name;
   Finding (*run)();
-  /// onecopy cannot do anything at all without it.
+  /// onecopy does not work at all without it.
   bool required = false;
 };
 
@@ -33,7 +33,7 @@ std::vector<Probe> memory_probes();
 std::vector<Probe> limit_probes();
 std::vector<Probe> process_probes();
 std::vector<Probe> vendor_probes();
-/// None where there are no devices.
+/// Empty if there are no devices.
 std::vector<Probe> device_probes();
 std::vector<Probe> probes_between_processes();
 

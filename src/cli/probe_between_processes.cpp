@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What devices can share between two processes: Ascend's memory, handles of other allocators' memory, and keys. Each
-// is made here and used by another process of this program.
+// The ways in which devices share memory between two processes: Ascend's memory, handles of other allocators' memory,
+// and keys. Each is made here and used by another process of this program.
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -75,7 +75,7 @@ ByteList byte_list(const Bytes& bytes) {
   return all;
 }
 
-/// Written here, opened and read over there.
+/// Written by this process, opened and read by the peer.
 void share_with(Child& peer, Device device, const DeviceMemory& memory) {
   const unsigned char byte = kSeen;
   copy_bytes_and_wait({memory.data(), device, &byte, kCpu, 1});
@@ -94,7 +94,7 @@ void share_with(Child& peer, Device device, const DeviceMemory& memory) {
 using MakeMemory = std::unique_ptr<DeviceMemory> (*)(Device device);
 using MakeFinding = Finding (*)(std::string detail, std::string advice);
 
-/// On each device of the vendor; `otherwise` says what it is if one fails.
+/// Tried on each device of the vendor; if one fails, the finding is `otherwise`.
 Finding try_memory(DeviceType type, MakeMemory make, MakeFinding otherwise, const char* advice) {
   std::string lines;
   bool all = true;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a vendor's devices can do, found out by doing it through the same interface that sharing uses.
+// The abilities of a vendor's devices, found out by using them through the interface that sharing uses.
 #include <atomic>
 #include <memory>
 #include <string>
@@ -33,7 +33,7 @@ Finding list_devices(DeviceType type) {
   return works(joined(lines));
 }
 
-/// Empty when what was mapped for reading could be written.
+/// Empty if a mapping for reading could be written.
 std::string try_read_only(Device device, const DeviceMemory& memory) {
   const auto mapped = cuda().open(device.index, memory.export_memory(Access::read_only), Access::read_only);
   char byte = 1;
@@ -140,7 +140,7 @@ std::unique_ptr<DeviceMemory> new_memory(Device device) {
   return new_memory(device, backend(device.type).kind_on(device.index));
 }
 
-/// Where there are none, the line about the driver says why.
+/// If there are no devices, the line about the driver says why.
 std::vector<Probe> device_probes() {
   std::vector<Probe> probes;
   if (!cuda().devices().empty())

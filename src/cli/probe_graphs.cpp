@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What captured graphs can do on CUDA devices, found out by doing it.
+// The abilities of captured graphs on CUDA devices, found out by using them.
 #include <string>
 
 #include <fmt/format.h>
@@ -14,7 +14,7 @@
 namespace onecopy::cli {
 namespace {
 
-/// One memory at two addresses: what is written at one is read at the other.
+/// One memory at two addresses: a value written at one is read at the other.
 bool try_windows(Backend& vendor, Device device) {
   const std::size_t bytes = vendor.granularity();
   const auto memory = vendor.create_chunk(device.index, bytes);
@@ -29,7 +29,7 @@ bool try_windows(Backend& vendor, Device device) {
   return back == there;
 }
 
-/// What the driver lacks; empty when it has all.
+/// The calls that the driver lacks; empty if it has all.
 std::string missing_calls(Backend& vendor, Device device) {
   try {
     vendor.graphs()->prepare(device.index);

@@ -119,7 +119,7 @@ std::string selected_word(const std::string& choices) {
   return choices.substr(begin + 1, end - begin - 1);
 }
 
-/// Touches aligned shared memory, as a tensor's first user does, and asks the kernel what lies behind it.
+/// Touches aligned shared memory, as a tensor's first user does, and asks the kernel for the pages behind it.
 bool gets_huge_pages() {
   const Fd fd = make_memfd(2 * kHugePage);
   const Mapping mapping = Mapping::of(fd, 2 * kHugePage, Access::read_write);

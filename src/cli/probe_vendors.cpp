@@ -98,14 +98,14 @@ Finding probe_cuda() {
       cuda, fmt::format("{} (CUDA {}.{})", library->name(), version / 1000, version % 1000 / 10));
 }
 
-/// How the memory of each device leaves, found out as a process that shares would. What is missing, too old or
-/// refused is in the error.
+/// How the memory of each device is exported, found out as a sharing process would. The error names a part that is
+/// missing, too old or refused.
 Finding probe_ascend() {
   Backend& npu = backend(DeviceType::npu);
   const auto devices = npu.devices();
   try {
     std::string by_key;
-    npu.kind_on(0);  // says why there is none
+    npu.kind_on(0);  // its error is the reason
     for (const DeviceInfo& info : devices)
       if (npu.kind_on(info.device.index) == SegmentKind::ascend_key) by_key += " " + info.device.str();
     const std::string detail =

@@ -7,8 +7,8 @@
 
 namespace onecopy::cli {
 
-/// What a process costs in physical memory, as the kernel counts it: a page that n processes have
-/// mapped counts 1/n in each, so the sum over all of them is what is really used.
+/// The physical memory of a process, as the kernel counts it. A page that n processes have mapped counts 1/n in each,
+/// so the sum over all of them is the memory really used.
 struct ProcessMemory {
   std::uint64_t pss = 0;
   /// The part that is shared memory.
@@ -23,7 +23,7 @@ struct ProcessMemory {
 /// From /proc/<pid>/smaps_rollup. Throws system.
 ProcessMemory memory_of(int pid);
 
-/// What the descriptors of this process point at, sorted.
+/// The targets of this process's descriptors, sorted.
 std::vector<std::string> open_descriptors();
 
 }  // namespace onecopy::cli

@@ -55,7 +55,7 @@ Moment moment_of(const Look& look) {
   return moment;
 }
 
-/// A drawing has no room for more, nor has this process where it watches for a day.
+/// Keeps the past short: a drawing has no room for more, nor has this process if it watches for a day.
 void thin(std::vector<Moment>& past) {
   if (past.size() < kMostMoments) return;
   std::size_t kept = 0;

@@ -12,14 +12,14 @@
 
 namespace onecopy::cli {
 
-/// What one look at all processes has found.
+/// The result of one look at all processes.
 struct Look {
   double seconds = 0;  ///< since the first look
   std::vector<ListedOwner> owners;
   std::vector<SilentOwner> silent;
 };
 
-/// What is kept of every look: the memory of each owner by its pid.
+/// The part of a look that is kept: the memory of each owner by its pid.
 struct Moment {
   double seconds = 0;
   std::map<int, std::uint64_t> memory;
@@ -31,8 +31,8 @@ std::string html(std::string_view text);
 /// "1 process", "2 processes".
 std::string processes(std::uint64_t count);
 
-/// One page that needs nothing else: no network, no script. `title` says where and when it was made. The last look is
-/// listed, and its past is drawn. REQUIRES: at least one moment.
+/// One page that needs nothing else: no network, no script. `title` says where and when it was made. The page lists
+/// the last look, and draws the past. REQUIRES: at least one moment.
 std::string report_page(const Look& last, const std::vector<Moment>& past, const std::string& title);
 
 }  // namespace onecopy::cli

@@ -52,7 +52,7 @@ class Noise {
   std::uint64_t state_ = 1;
 };
 
-/// The same bits in each element of 8 bytes.
+/// Repeats the bits in each element of 8 bytes.
 std::uint64_t repeated(std::uint64_t bits, std::size_t item) noexcept {
   for (std::size_t width = item; width < 8; width *= 2) bits |= bits << width * 8;
   return bits;

@@ -41,7 +41,7 @@ std::size_t character_start(std::string_view text, std::size_t at) {
   return at;
 }
 
-/// Bytes of the character at the beginning of the text; 0 for a control character and for what is no UTF-8.
+/// Bytes of the character at the beginning of the text; 0 for a control character and for bytes that are no UTF-8.
 std::size_t printable_at(std::string_view text) {
   const auto first = static_cast<unsigned char>(text[0]);
   if (first < 0x80) return first >= 0x20 && first != 0x7f;

@@ -31,8 +31,8 @@ std::string escaped(std::string_view text);
 /// The text in lines of at most `width` columns, broken between words; a longer word has a line of its own.
 std::vector<std::string> wrap(std::string_view text, std::size_t width);
 
-/// Hands on what was printed on stdout. Throws std::system_error when it cannot be written: before a command waits, or
-/// goes on for nobody.
+/// Flushes stdout: before a command waits, and so that it does not go on without a reader. Throws std::system_error
+/// if the output cannot be written.
 void flush_output();
 
 /// Is the descriptor a terminal that a person looks at?
@@ -41,12 +41,12 @@ struct TerminalSize {
   std::size_t columns = 0;
   std::size_t rows = 0;
 };
-/// Of stdout; empty when it is no terminal, or one that does not know its size.
+/// Of stdout; empty if it is no terminal, or one without a known size.
 std::optional<TerminalSize> terminal_size();
 /// Columns that a line on stdout may have: the terminal's, else as many as it takes.
 std::size_t line_width();
 
-/// `text` in bold, green or red when stdout is a terminal and NO_COLOR is not set.
+/// `text` in bold, green or red if stdout is a terminal and NO_COLOR is not set.
 std::string bold(std::string_view text);
 std::string green(std::string_view text);
 std::string red(std::string_view text);
@@ -63,14 +63,14 @@ class Table {
     std::string title;
     Align align = Align::left;
     bool shrinks =
-        false;  ///< its cells lose their middle where the lines would be too long; one column may
+        false;  ///< if the lines would be too long, its cells lose their middle; for one column at most
   };
   explicit Table(std::vector<Column> columns, std::string indent = "");
 
   /// REQUIRES: as many cells as there are columns.
   void add(std::vector<std::string> cells);
   bool empty() const noexcept { return rows_.empty(); }
-  /// Title line and rows, each ended by a newline; no trailing blanks. Where a column shrinks, lines have at most
+  /// Title line and rows, each ended by a newline; no trailing blanks. If a column shrinks, lines have at most
   /// `width` columns, as far as the others leave kLeastShrunk for it.
   std::string str(std::size_t width = kAnyWidth) const;
 
@@ -85,7 +85,7 @@ class Table {
   std::string indent_;
 };
 
-/// One line on stderr that shows how far a transfer is. Silent when stderr is not a terminal.
+/// One line on stderr that shows the progress of a transfer. Silent if stderr is not a terminal.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);

@@ -6,9 +6,8 @@
 
 namespace onecopy {
 
-/// When to look again at something that takes long to look at: each pause is twice as long as the one before, from
-/// 20 ms up to 10 s.
-/// Thread safety: used by one thread.
+/// When to look again at a slow source: each pause is twice as long as the one before, from 20 ms up to 10 s. Thread
+/// safety: used by one thread.
 class Backoff {
  public:
   bool is_due() const noexcept { return Clock::now() >= next_; }

@@ -29,7 +29,7 @@ std::string unescape(const std::string& text) {
   return plain;
 }
 
-/// The part of `group` below `mounted`; nothing when it does not lie there.
+/// The part of `group` below `mounted`; empty if it does not lie there.
 std::optional<std::string> below(const std::string& mounted, const std::string& group) {
   if (group.starts_with("/..")) return std::nullopt;  // moved out of our cgroup namespace
   if (mounted == "/") return group == "/" ? "" : group;

@@ -45,7 +45,7 @@ class CgroupTree {
   std::vector<Mount> mounts_;
 };
 
-/// The number in a file; nothing when it is missing, "max" or not a number.
+/// The number in a file; empty if the file is missing, or holds "max" or no number.
 std::optional<std::uint64_t> read_number(const std::string& path);
 
 /// Processors' worth of time that all groups allow; infinity without a quota.

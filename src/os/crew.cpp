@@ -12,7 +12,7 @@ Crew::Crew(std::size_t count, const std::function<void()>& work) {
   try {
     for (std::size_t i = 0; i < count; ++i) threads_.emplace_back(work);
   } catch (const std::exception&) {
-    // No thread to be had: those that there are do the work.
+    // The system has no more threads: the existing ones do the work.
   }
 }
 

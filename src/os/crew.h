@@ -8,11 +8,11 @@
 
 namespace onecopy {
 
-/// Some threads that help the calling one: each runs `work` once, with all signals blocked. Fewer, or
-/// none, when the system has no more: the work must be such that the caller can do it alone.
+/// Some threads that help the calling one: each runs `work` once, with all signals blocked. If the system has no more
+/// threads, there are fewer, or none.
 ///
-/// Thread safety: made and destroyed by one thread; destroying it waits for the others. `work` is
-/// called concurrently and must not throw.
+/// Thread safety: made and destroyed by one thread; destroying it waits for the others. REQUIRES: `work` may be
+/// called concurrently, does not throw, and can be done by the caller alone.
 class Crew {
  public:
   Crew(std::size_t count, const std::function<void()>& work);

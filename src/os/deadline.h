@@ -14,8 +14,8 @@ class Deadline {
   /// Milliseconds left as poll(2) takes them: rounded up, -1 for ever.
   int poll_timeout() const noexcept;
 
-  /// Waits for `events` (POLLIN, POLLOUT), an error or a hang-up on `fd`, going on after signals.
-  /// False when the moment came first.
+  /// Waits for `events` (POLLIN, POLLOUT), an error or a hang-up on `fd`, going on after signals. Returns false if
+  /// the moment came first.
   bool wait_for(int fd, short events) const;
 
  private:

@@ -21,7 +21,7 @@ void Errand::request() noexcept {
     has_thread_ = true;
     is_wanted_ = true;
     changed_.notify_all();
-  } catch (const std::exception&) {  // no thread is to be had
+  } catch (const std::exception&) {  // the system has no more threads
   }
 }
 
@@ -48,7 +48,8 @@ void Errand::run() noexcept {
     lock.lock();
   }
   has_thread_ = false;
-  changed_.notify_all();  // with the lock: who stops it may be the last to need this object
+  // Under the lock: the thread that waits in stop() may destroy this object next.
+  changed_.notify_all();
 }
 
 }  // namespace onecopy

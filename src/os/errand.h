@@ -8,10 +8,10 @@
 
 namespace onecopy {
 
-/// Something that may take long, done again and again by a thread of its own, which the first who asks starts.
+/// A task that may take long, done on request by a thread of its own, which the first request starts.
 ///
-/// Thread safety: all members may be called concurrently. A forked child has no such thread, and calls nothing of
-/// its parent's. Destroyed only when the thread has stopped, or never.
+/// Thread safety: all members may be called concurrently. A forked child has no such thread, and runs no task of its
+/// parent's. REQUIRES: destroyed only when the thread has stopped, or never.
 class Errand {
  public:
   /// `name` is the thread's, of 15 characters at most.
@@ -19,10 +19,11 @@ class Errand {
   Errand(const Errand&) = delete;
   Errand& operator=(const Errand&) = delete;
 
-  /// It is done soon, from the beginning also when it is under way. Never waits. Without effect when no thread is to
-  /// be had: then ask again.
+  /// The task runs soon; if it is under way, it runs once more from the beginning. Never waits. If the system has no
+  /// more threads, this has no effect: ask again.
   void request() noexcept;
-  /// It is not done any more. Waits for one that is under way, `patience` at most: false when that goes on.
+  /// The task is not started any more. Waits for one that is under way, `patience` at most; returns false if it goes
+  /// on.
   bool stop(std::chrono::milliseconds patience) noexcept;
 
  private:

@@ -13,7 +13,7 @@ namespace onecopy {
 void Fd::reset(int fd) noexcept {
   if (fd_ >= 0) {
     const int error = errno;
-    ::close(fd_);  // never repeated: Linux has closed it even when EINTR is reported
+    ::close(fd_);  // never repeated: Linux has closed it even if EINTR is reported
     errno = error;
   }
   fd_ = fd;

@@ -23,13 +23,13 @@ class Fd {
 
   int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  /// Gives the descriptor to the caller, who closes it.
+  /// Gives the descriptor to the caller, which must close it.
   int release() noexcept {
     const int fd = fd_;
     fd_ = -1;
     return fd;
   }
-  /// Closes what it holds and takes over `fd`. Keeps errno.
+  /// Closes its descriptor and takes over `fd`. Keeps errno.
   void reset(int fd = -1) noexcept;
   /// Another descriptor of the same open file, close-on-exec. Throws out_of_descriptors.
   Fd duplicate() const;

@@ -16,14 +16,14 @@ namespace onecopy {
 
 /// open(2) with O_CLOEXEC. Throws out_of_descriptors, system.
 Fd open_file(const std::string& path, int flags, unsigned mode = 0600);
-/// Fills `bytes` from `offset`. Throws bad_file when the file ends before.
+/// Fills `bytes` from `offset`. Throws bad_file if the file ends before.
 void read_exactly(const Fd& fd, std::span<std::byte> bytes, std::uint64_t offset);
-/// Writes at the file's position. Throws out_of_memory when the file system is full.
+/// Writes at the file's position. Throws out_of_memory if the file system is full.
 void write_all(const Fd& fd, ByteSpan bytes);
-/// All of a small file, such as those of /proc; nothing when it cannot be read.
+/// All of a small file, such as those of /proc; empty if it cannot be read.
 std::optional<std::string> try_read_text(const std::string& path);
-/// Makes the directory with mode 0700, or checks that it is a directory (no link) of ours that nobody
-/// else may enter. Throws other_user when not, saying how to mend it.
+/// Makes the directory with mode 0700, or checks that it is a directory (no link) of ours that no other user may
+/// enter. If not, throws other_user, saying how to mend it.
 void ensure_private_directory(const std::string& path);
 
 }  // namespace onecopy

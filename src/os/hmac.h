@@ -16,7 +16,7 @@ using Digest = std::array<std::uint8_t, 32>;
 Digest sha256(ByteSpan bytes) noexcept;
 /// HMAC-SHA-256 (RFC 2104).
 Digest hmac_sha256(ByteSpan key, ByteSpan message) noexcept;
-/// Takes equally long wherever the bytes differ. False when the lengths do.
+/// Takes equally long wherever the bytes differ. Returns false if the lengths differ.
 bool equal_in_constant_time(ByteSpan a, ByteSpan b) noexcept;
 
 }  // namespace onecopy

@@ -14,7 +14,7 @@
 namespace onecopy {
 namespace {
 
-/// What the kernel takes for the lock's entry in the list: it finds the lock itself by adding the offset again.
+/// The address that stands for the lock in the list: the kernel adds the offset again to find the lock itself.
 robust_list* entry_of(const void* word, long offset) noexcept {
   return reinterpret_cast<robust_list*>(const_cast<char*>(static_cast<const char*>(word)) - offset);
 }

@@ -7,25 +7,25 @@ struct robust_list_head;
 
 namespace onecopy {
 
-/// This thread as holder of locks in shared memory: its id, and what the kernel looks at when it dies.
+/// This thread as holder of locks in shared memory: its id, and the announcement that the kernel reads at its death.
 ///
-/// The kernel knows a list of locks for each thread, which is the C library's (set_robust_list(2)). It has a place for
-/// the one lock that a thread is busy with. That place is used, and not the list: list entries lie beside their locks,
-/// in memory that other processes write.
+/// The kernel knows a list of locks for each thread, which is the C library's (set_robust_list(2)). It has a place
+/// for the one lock that a thread is busy with. That place is used instead of the list: list entries lie beside their
+/// locks, in memory that other processes write.
 ///
 /// Thread safety: an object belongs to its thread.
 class LockingThread {
  public:
-  /// In a forked child it is another one, however the child was made.
+  /// A forked child gets another one, also after a raw clone.
   static LockingThread& current() noexcept;
 
   std::uint32_t id() const noexcept { return id_; }
-  /// From here to end() the kernel frees `word` when this thread dies as its holder. It can do that for one word at a
-  /// time: within a first begin() a second one does nothing.
+  /// From here to end(), if this thread dies as the holder of `word`, the kernel frees it. That works for one word at
+  /// a time: within a first begin() a second one has no effect.
   void begin(const void* word) noexcept;
   void end(const void* word) noexcept;
 
-  /// False when no thread of this PID namespace has that id.
+  /// Returns false if no thread of this PID namespace has that id.
   static bool exists(std::uint32_t id) noexcept;
 
  private:
@@ -33,7 +33,7 @@ class LockingThread {
 
   int pid_ = 0;
   std::uint32_t id_ = 0;
-  robust_list_head* kernel_looks_at_ = nullptr;  ///< null where the kernel refuses to tell
+  robust_list_head* kernel_looks_at_ = nullptr;  ///< null if the kernel refuses to tell
 };
 
 }  // namespace onecopy

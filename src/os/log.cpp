@@ -24,7 +24,7 @@ constexpr std::array<std::pair<std::string_view, Threshold>, 5> kWords{{{"off", 
                                                                         {"info", Threshold::info},
                                                                         {"debug", Threshold::debug}}};
 
-/// What ONECOPY_LOG said when it was read.
+/// The value of ONECOPY_LOG when it was read.
 struct Setting {
   Threshold threshold = Threshold::warning;
   bool is_level = true;
@@ -71,7 +71,7 @@ void deliver(LogLevel level, std::string_view text) noexcept {
     const LogSink sink = g_sink.load(std::memory_order_acquire);
     sink ? sink(level, text) : write_to_stderr(level, text);
   } catch (...) {
-    // Nothing sensible is left to do when memory is used up.
+    // Without memory the line is lost.
   }
   errno = saved;
 }

@@ -12,16 +12,16 @@ namespace onecopy {
 
 enum class LogLevel { debug, info, warning, error };
 
-/// Receives each line that ONECOPY_LOG lets through: its level and its text, without prefix and line break. It is
-/// called by any thread, also with locks of the library held: it must not wait for a thread that calls onecopy, and
-/// must not call onecopy. What it throws is dropped.
+/// Receives each line that ONECOPY_LOG lets through: its level and its text, without prefix and line break. Any
+/// thread may call it, also with locks of the library held. So it must not call onecopy, nor wait for a thread that
+/// does. Its exceptions are dropped.
 using LogSink = void (*)(LogLevel level, std::string_view text);
 
 /// Lines go to `sink` from now on, in place of stderr; nullptr means stderr again. A line that another thread has
 /// begun may still go to the sink before: it must stay callable. Forked children keep the sink.
 void set_log_sink(LogSink sink) noexcept;
 
-/// Reads ONECOPY_LOG now, where the first line would. False when it is no level, which is said once, or was.
+/// Reads ONECOPY_LOG now instead of at the first line. Returns false if it is no level, which is said once, or was.
 bool start_log() noexcept;
 
 void log_error(const std::string& message) noexcept;

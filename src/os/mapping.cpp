@@ -37,7 +37,7 @@ std::size_t max_mappings() {
   return text ? std::strtoull(text->c_str(), nullptr, 10) : 65530;
 }
 
-/// mmap says ENOMEM for three different limits; find out which.
+/// mmap says ENOMEM for three different limits; finds out which.
 [[noreturn]] void throw_no_memory(std::size_t size) {
   constexpr std::size_t kAddresses = std::size_t{1} << 47;
   if (size >= kAddresses)
@@ -104,14 +104,14 @@ Mapping Mapping::anonymous(std::size_t size) {
 
 void Mapping::forget() noexcept {
   if (!data_) return;
-  // Should it fail, the memory stays until the process ends. The kernel swaps the pages under readers that
-  // read words of it at this moment: a plain mmap() would be taken for a write to them all by
-  // ThreadSanitizer, the system call itself is not.
+  // If this fails, the memory stays until the process ends. The kernel swaps the pages while readers may read words
+  // of them. ThreadSanitizer takes a plain mmap() for a write to them all, but not the bare system call.
   (void)::syscall(SYS_mmap, data_, size_, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0L);
 }
 
-/// With one mapping too many, as the kernel allows it, even replacing one is refused, and a new one after its end is not.
+/// At the kernel's limit of mappings, which lets one too many be made, even replacing one is refused. A new one after
+/// its end is not.
 void Mapping::clear() {
   const auto map = [this] {
     return ::mmap(data_, size_, PROT_READ | PROT_WRITE,

@@ -10,9 +10,8 @@ namespace onecopy {
 
 /// Owns a range of mapped memory and unmaps it.
 ///
-/// Thread safety: as a value; const members may be called concurrently. The bytes are shared memory
-/// and synchronised by whoever uses them.
-/// Invariant: data() is null exactly when size() is 0.
+/// Thread safety: as a value; const members may be called concurrently. The bytes are shared memory, and their users
+/// synchronise them. Invariant: data() is null exactly when size() is 0.
 class Mapping {
  public:
   Mapping() noexcept = default;
@@ -33,11 +32,10 @@ class Mapping {
   std::size_t size() const noexcept { return size_; }
   explicit operator bool() const noexcept { return data_ != nullptr; }
   void reset() noexcept;
-  /// Lets go of the memory and keeps the addresses, which read as zero from now on: for readers that
-  /// may come late.
+  /// Gives the memory back and keeps the addresses, which read as zero from now on: for readers that may come late.
   void forget() noexcept;
-  /// Private zero-filled memory where this one is, which others may go on using: needs no room for another mapping.
-  /// Throws out_of_mappings.
+  /// Replaces this by private zero-filled memory at its addresses. Needs no room for another mapping; others may go
+  /// on using the file. Throws out_of_mappings.
   void clear();
 
   /// The bytes at `offset` as a T. REQUIRES: in range, aligned for T.
@@ -53,7 +51,7 @@ class Mapping {
   std::size_t size_ = 0;
 };
 
-/// Tries whether this process may make so many small mappings more, and keeps none.
+/// Tests whether this process may make so many more small mappings, and keeps none.
 bool has_room_for_mappings(std::size_t count) noexcept;
 
 }  // namespace onecopy

@@ -16,12 +16,12 @@ inline constexpr int kSealWrite = 8;
 /// New mappings and write() are read-only from here on; existing writable mappings stay.
 inline constexpr int kSealFutureWrite = 16;
 
-/// Anonymous shared memory without a name to leak: `size` bytes, sparse, sealed against shrinking and
-/// growing, so that nobody who holds it can make others fault. `name` is for /proc/<pid>/maps only.
-/// Throws out_of_descriptors, out_of_memory.
+/// Anonymous shared memory without a name to leak: `size` bytes, sparse. It is sealed against shrinking and growing,
+/// so that no holder can make others fault. `name` is for /proc/<pid>/maps only. Throws out_of_descriptors,
+/// out_of_memory.
 Fd create_memfd(const std::string& name, std::size_t size);
 
-/// Throws system when the file cannot be sealed (it is not a memfd, or is sealed against sealing).
+/// Throws system if the file cannot be sealed (it is not a memfd, or is sealed against sealing).
 void add_seals(const Fd& fd, int seals);
 /// The kSeal* bits set on the file. Throws invalid_argument for files that know no seals.
 int seals_of(const Fd& fd);

@@ -29,12 +29,12 @@ class MemoryLimits {
   explicit MemoryLimits(std::string root = "");
   ~MemoryLimits();
 
-  /// The tightest of all ancestor groups; nothing when none has a limit.
+  /// The tightest of all ancestor groups; empty if none has a limit.
   std::optional<MemoryLimit> tightest() const;
-  /// MemAvailable and free swap of the whole machine; nothing when unknown.
+  /// MemAvailable and free swap of the whole machine; empty if unknown.
   std::optional<std::uint64_t> machine_available() const;
-  /// Throws out_of_memory with the numbers when `bytes` more would exceed a limit, or leave less than `margin` below
-  /// it: others may reserve memory between this look and the caller's own reservation.
+  /// Throws out_of_memory with the numbers if `bytes` more would exceed a limit, or leave less than `margin` below
+  /// it. Others may reserve memory between this look and the caller's own reservation.
   void require(std::uint64_t bytes, std::uint64_t margin = 0) const;
 
  private:

@@ -7,9 +7,9 @@
 
 namespace onecopy {
 
-/// Enters pages that a mapping of this process has into its page tables, by a few threads: a driver that pins them would
-/// fault page by page, in one. Only for speed: without effect on older kernels (before Linux 5.14).
-/// Thread safety: may be called concurrently.
+/// Enters pages of a mapping of this process into its page tables, by a few threads: a driver that pins them would
+/// fault page by page, in one. Only for speed: has no effect before Linux 5.14. Thread safety: may be called
+/// concurrently.
 void fill_page_tables(std::byte* at, std::size_t bytes, Access access) noexcept;
 
 }  // namespace onecopy

@@ -21,21 +21,22 @@ namespace {
 
 enum class Seen : std::uint8_t { memory, no_memory, refused, gone, nothing };
 
-/// Calls `note` with each line of what the process maps that has this number in /proc.
+/// Calls `note` with each line of the mappings of the process that has this number in /proc.
 template <class Note>
 Seen look(int number, const Note& note) {
   errno = 0;
   std::ifstream maps(fmt::format("/proc/{}/maps", number));
   if (!maps && (errno == ENOENT || errno == ESRCH)) return Seen::gone;
   if (!maps)
-    return errno == EACCES || errno == EPERM ? Seen::refused : Seen::nothing;  // short of descriptors, say
+    // Short of descriptors, for instance.
+    return errno == EACCES || errno == EPERM ? Seen::refused : Seen::nothing;
   bool has_memory = false;
   for (std::string line; std::getline(maps, line); has_memory = true) note(line);
   if (maps.bad()) return Seen::nothing;
   return has_memory ? Seen::memory : Seen::no_memory;
 }
 
-/// Of the file that a line is about, when its name has that in it; else 0, which no file has.
+/// The inode of the file in a line of maps, if its name contains `name`; else 0, which no file has.
 std::uint64_t inode_in(const std::string& line, const char* name) {
   if (line.find(name) == std::string::npos) return 0;
   std::istringstream fields(line);
@@ -55,7 +56,7 @@ bool is_for_writing(const std::string& line) {
   return access != std::string::npos && line.compare(access, 3, " rw") == 0;
 }
 
-/// Also of a process that forbids others to look at it.
+/// Also true of a process that forbids others to look at it.
 bool is_of_our_user(int pid) {
   std::ifstream status(fmt::format("/proc/{}/status", pid));
   for (std::string word; status >> word;)
@@ -63,7 +64,7 @@ bool is_of_our_user(int pid) {
   return false;
 }
 
-/// What may not be looked at is another user's, mostly: only root has children that become such.
+/// A process that may not be looked at is mostly another user's: only root has children that become such.
 bool may_be_unseen(int pid, const BorrowerFiles& files) {
   std::size_t tables = 0;
   std::set<std::uint64_t> pages;
@@ -76,7 +77,7 @@ bool may_be_unseen(int pid, const BorrowerFiles& files) {
   return seen == Seen::nothing || tables > pages.size();
 }
 
-/// Else /proc does not show what we look for.
+/// If not, /proc does not show such files.
 bool is_mapped_here(const MappedFile& file) {
   bool is_mapped = false;
   look(number_in_proc(current_pid()),
@@ -86,7 +87,8 @@ bool is_mapped_here(const MappedFile& file) {
 
 }  // namespace
 
-/// One without any memory is ending, and a device may still be at work for it until its pidfd says that it has ended.
+/// A process without any memory is ending. A device may still be at work for it until its pidfd says that it has
+/// ended.
 bool maps_file(int pid, const MappedFile& file) {
   const int number = number_in_proc(pid);
   if (number == 0) return true;
@@ -96,8 +98,8 @@ bool maps_file(int pid, const MappedFile& file) {
   return is_mapped || seen != Seen::memory;
 }
 
-/// The seal of a table lets nobody else map it for writing: what the new program of the same process borrows anew is
-/// mapped for reading.
+/// The seal of a table keeps other processes from mapping it for writing. Tables that a new program of the process
+/// borrows are mapped for reading.
 bool may_own_table(int pid, std::uint64_t inode) {
   const MappedFile table{"onecopy-blocks", inode};
   bool is_owned = false;

@@ -18,29 +18,31 @@ struct MappedFile {
 /// May the process still map it? True when it cannot be seen.
 bool maps_file(int pid, const MappedFile& file);
 
-/// May the process still be the owner whose block table has this inode? Its program maps its table for writing
-/// from first to last, and exec unmaps everything. True of one that is ending, too: its pidfd tells of that. It takes long.
+/// May the process still be the owner whose block table has this inode? Its program maps its table for writing from
+/// first to last, and exec unmaps everything. Also true of a process that is ending: its pidfd tells of that. Takes
+/// long.
 bool may_own_table(int pid, std::uint64_t inode);
 
-/// What a process of our borrowers maps of ours: for each connection that it has had, the table and a page of its own.
+/// The files of ours that a borrower's process maps: for each connection that it has had, the table and a page of its
+/// own.
 struct BorrowerFiles {
   MappedFile table;
   const char* page_name;
   std::set<std::uint64_t> pages;  ///< inodes of the pages that we know of
   std::function<bool(int pid)>
-      is_harmless;  ///< known to be no user without our knowledge, whatever it maps
+      is_harmless;  ///< true for a process that is no unknown user, whatever its mappings
 };
 
-/// Watches out for processes that use our memory without our knowledge: those that map the table more often than they
-/// have pages that we know of. It takes long to look at all processes, so that is done less and less often, and
-/// once for all who want to know.
+/// Looks for processes that use our memory unknown to us: they map the table more often than they have pages that we
+/// know of. A look at all processes takes long. Therefore it is done less and less often, and once for all callers.
 /// Thread safety: used by one thread.
 class UnseenUsers {
  public:
-  /// Somebody new wants to know.
+  /// A new caller waits for a look.
   void hurry() noexcept { looks_.hurry(); }
   bool is_due() const noexcept { return looks_.is_due(); }
-  /// Is there one but this process? Also when processes cannot be seen. One that forks and ends meanwhile may be missed.
+  /// Is there such a process besides this one? Also true if processes cannot be seen. A process that forks and ends
+  /// meanwhile may be missed.
   bool look(const BorrowerFiles& files);
 
  private:

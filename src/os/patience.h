@@ -6,12 +6,12 @@
 
 namespace onecopy {
 
-/// How long a broker may take to answer, at most. It takes well under a millisecond; this long means that it is
-/// stopped or starved. Tests of that lower it.
+/// How long a broker may take to answer, at most. It takes well under a millisecond; after this time it is stopped or
+/// starved. Tests lower it.
 inline std::atomic<int> broker_patience_ms{10'000};
 
-/// While one lives, this thread waits for brokers no longer than until its deadline, or a tenth of a second, which
-/// is many times what it takes them.
+/// While one lives, this thread waits for brokers until its deadline at most, but for a tenth of a second in any
+/// case. That is many times the time of an answer.
 class Patience {
  public:
   explicit Patience(std::chrono::steady_clock::time_point deadline) noexcept;

@@ -23,11 +23,11 @@ class Poller {
   /// Changes what add() said; reports again what is true now. With `writable`, also while there is
   /// room to send.
   void rearm(int fd, std::uint64_t token, bool edge = false, bool writable = false);
-  /// No effect when `fd` was not added.
+  /// Has no effect if `fd` was not added.
   void remove(int fd) noexcept;
 
-  /// Tokens of the descriptors to look at (at most 64 at a time, each once); empty when `timeout`
-  /// passed. Negative: no limit. Returns early, with nothing, when a signal arrives.
+  /// Tokens of the descriptors to look at (at most 64 at a time, each once); empty if `timeout` passed. Negative: no
+  /// limit. If a signal arrives, returns early and empty.
   std::vector<std::uint64_t> wait(std::chrono::milliseconds timeout);
 
   int fd() const noexcept { return fd_.get(); }

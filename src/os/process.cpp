@@ -46,7 +46,7 @@ std::string_view field_after_name(std::string_view stat, int nth) {
   }
 }
 
-/// In a page that reads as zero in every child, however it was made. Null on kernels that cannot do that.
+/// In a page that reads as zero in every child, also after a raw clone. Null on kernels that cannot do that.
 std::atomic<int>* make_wiped_by_fork() noexcept {
   constexpr std::size_t kPage = 4096;
   void* const page = ::mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -11,13 +11,13 @@ namespace onecopy {
 
 // Thread safety: all functions may be called concurrently.
 
-/// Without a system call, but for the first time in a process: this is asked for each tensor that comes or goes.
+/// Takes a system call only the first time in a process: called for each tensor that comes or goes.
 int current_pid() noexcept;
-/// The number under which /proc shows the process `pid` of our PID namespace: another one after `unshare --pid` without
-/// a /proc of its own. 0 when it does not show it.
+/// The number under which /proc shows the process `pid` of our PID namespace. They differ after `unshare --pid`
+/// without a /proc of its own. 0 if /proc does not show it.
 int number_in_proc(int pid);
-/// Clock ticks from boot to the start of `pid`: with the pid it names one process of this boot. 0 when
-/// there is no such process.
+/// Clock ticks from boot to the start of `pid`: with the pid it names one process of this boot. 0 if there is no such
+/// process.
 std::uint64_t process_start_time(int pid);
 /// Changes at every boot of the machine.
 std::array<std::uint8_t, 16> boot_id();
@@ -25,15 +25,14 @@ std::array<std::uint8_t, 16> boot_id();
 /// The number of this process's PID namespace, which no other namespace has while it lives. 0 on kernels without them.
 std::uint64_t pid_namespace() noexcept;
 
-/// A descriptor of the process itself, which no later process of the same pid can take over. Throws
-/// peer_died when there is no such process. Compare process_start_time() afterwards when the pid
-/// may have been reused before.
+/// A descriptor of the process itself, which no later process of its pid can take over. Throws peer_died if there is
+/// no such process. If the pid may have been reused before, compare process_start_time() afterwards.
 Fd open_pidfd(int pid);
 /// True as soon as the process has ended, even before its parent has waited for it. Its memory is
 /// unmapped and its descriptors are closed by then.
 bool has_exited(const Fd& pidfd);
 
-/// The short name (comm) of a process; empty when it is gone.
+/// The short name (comm) of a process; empty if it is gone.
 std::string process_name(int pid);
 
 /// Processors this process may use: affinity mask, and the CPU quota of its cgroups rounded up. At

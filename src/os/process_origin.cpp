@@ -17,7 +17,7 @@ ProcessOrigin this_process_origin() {
 }
 
 Fd open_pidfd(const ProcessOrigin& origin) {
-  if (origin.pid == 0) return {};  // nobody knows it any more
+  if (origin.pid == 0) return {};  // the number is unknown
   try {
     Fd pidfd = open_pidfd(origin.pid);
     errno = 0;

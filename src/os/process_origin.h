@@ -8,7 +8,7 @@
 
 namespace onecopy {
 
-/// Between a process's sockets closing and its pidfd saying so lie microseconds, on a GPU 50 ms.
+/// Between the end of a process's sockets and its pidfd's report lie microseconds, on a GPU 50 ms.
 inline constexpr std::chrono::seconds kDeathTakesAtMost{5};
 
 /// Names one process of this boot, also after its pid has been given to another.
@@ -19,7 +19,7 @@ struct ProcessOrigin {
 
 /// Throws out_of_descriptors, system.
 ProcessOrigin this_process_origin();
-/// A descriptor that tells of its exit; none when it is gone already. Throws out_of_descriptors, system.
+/// A descriptor that tells of its exit; empty if it is gone already. Throws out_of_descriptors, system.
 Fd open_pidfd(const ProcessOrigin& origin);
 bool is_gone(const ProcessOrigin& origin);
 

@@ -64,7 +64,7 @@ LockWord<Machine>& checked(std::byte* storage) {
   return lock.word;
 }
 
-/// No sleep is longer: what a wake did not tell is found after it.
+/// No sleep is longer: a change without a wake is found after it.
 constexpr std::chrono::milliseconds kSlice{100};
 
 template <class Slice>

@@ -22,7 +22,7 @@ std::optional<SharedLibrary> SharedLibrary::open(const std::vector<std::string>&
 bool SharedLibrary::is_loaded(const std::vector<std::string>& names) noexcept {
   return std::any_of(names.begin(), names.end(), [](const std::string& name) {
     void* handle = ::dlopen(name.c_str(), RTLD_LAZY | RTLD_NOLOAD);
-    if (handle) ::dlclose(handle);  // what it was loaded by keeps it
+    if (handle) ::dlclose(handle);  // the first loader's reference keeps it
     return handle != nullptr;
   });
 }

@@ -14,16 +14,16 @@ namespace onecopy {
 /// Thread safety: const members may be called concurrently.
 class SharedLibrary {
  public:
-  /// The first of `names` that loads. Nothing when none does; `why` then tells the loader's reasons.
+  /// The first of `names` that loads. Empty if none does; `why` then tells the loader's reasons.
   static std::optional<SharedLibrary> open(const std::vector<std::string>& names,
                                            std::string* why = nullptr);
 
-  /// Has this process one of them, whoever loaded it? Loads none.
+  /// Has any part of this process loaded one of them? Loads none.
   static bool is_loaded(const std::vector<std::string>& names) noexcept;
 
-  /// Null when the library has no such symbol.
+  /// Null if the library has no such symbol.
   void* symbol(const char* name) const noexcept;
-  /// Which of the names loaded.
+  /// The name that was loaded.
   const std::string& name() const noexcept { return name_; }
 
  private:

@@ -50,7 +50,7 @@ std::uint16_t listen_tcp(const Fd& fd, LoopbackPort at, int backlog) {
   return ntohs(address.sin_port);
 }
 
-/// The outcome of a connection that was begun, as an errno.
+/// The outcome of a connection attempt, as an errno.
 int finish_connecting(int fd, const Deadline& deadline) {
   if (!deadline.wait_for(fd, POLLOUT)) return ETIMEDOUT;
   int error = 0;
@@ -77,7 +77,7 @@ void connect_tcp(const Fd& fd, LoopbackPort at, std::chrono::milliseconds timeou
 void make_directory_of(const std::string& path) {
   const auto slash = path.rfind('/');
   if (slash == std::string::npos || slash == 0) return;
-  ::mkdir(path.substr(0, slash).c_str(), 0700);  // binding tells when there still is none
+  ::mkdir(path.substr(0, slash).c_str(), 0700);  // if it is still missing, bind reports it
 }
 
 [[noreturn]] void throw_connection_closed(int error) {
@@ -85,7 +85,7 @@ void make_directory_of(const std::string& path) {
               error, error ? ErrorDomain::posix : ErrorDomain::none);
 }
 
-/// For calls that returned -1: comes back when it is worth trying again.
+/// For calls that returned -1: returns when it is worth trying again.
 void wait_or_throw(int fd, short events, const Deadline& deadline, int error, std::size_t missing) {
   if (error == EINTR) return;
   if (error == EPIPE || error == ECONNRESET || error == ENOTCONN) throw_connection_closed(error);

@@ -15,23 +15,23 @@
 namespace onecopy {
 
 /// A byte stream between processes of one host. Addresses: "unix:/path", "unix:@name" (abstract) and
-/// "tcp:127.0.0.1:port" or "tcp:localhost:port" (port 0: any free one). Anybody who reaches the
-/// address can connect: prove who you are with a key before saying more.
+/// "tcp:127.0.0.1:port" or "tcp:localhost:port" (port 0: any free one). Any process that reaches the address can
+/// connect: prove your identity with a key before saying more.
 ///
-/// Thread safety: one thread may send while another receives; moving may not be concurrent.
-/// A negative timeout means no limit. Non-blocking, close-on-exec, never SIGPIPE.
+/// Thread safety: one thread may send while another receives; moving may not be concurrent. A negative timeout means
+/// no limit. Non-blocking, close-on-exec, never SIGPIPE.
 class StreamSocket {
  public:
   StreamSocket() noexcept = default;
 
-  /// A path's directory is created (mode 0700) when missing; only our user may connect to the path.
-  /// Throws invalid_argument for other addresses, system when the address is taken.
+  /// If a path's directory is missing, it is created (mode 0700); only our user may connect to the path. Throws
+  /// invalid_argument for other addresses, system if the address is taken.
   static StreamSocket listen(const std::string& address, int backlog = 128);
-  /// Throws peer_died when nobody listens there, timeout, invalid_argument.
+  /// Throws peer_died if no socket listens there, timeout, invalid_argument.
   static StreamSocket connect(const std::string& address, std::chrono::milliseconds timeout);
 
-  /// Of a listener: where to connect to, with the real port. Of a connection: what was connected to;
-  /// empty for an accepted one.
+  /// Of a listener: the address to connect to, with the real port. Of a connection: the address it was made to; empty
+  /// for an accepted one.
   const std::string& address() const noexcept { return address_; }
 
   /// Throws timeout, out_of_descriptors.
@@ -43,7 +43,7 @@ class StreamSocket {
   /// Fills `bytes`. Throws peer_died, timeout; a part may have been taken then.
   void receive_exactly(std::span<std::byte> bytes, std::chrono::milliseconds timeout);
 
-  /// Nothing for TCP, which does not know.
+  /// Empty for TCP, which does not know the peer.
   std::optional<PeerCredentials> peer() const;
 
   int fd() const noexcept { return fd_.get(); }

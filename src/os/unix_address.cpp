@@ -58,7 +58,7 @@ int connect_within(int fd, const UnixAddress& address, std::chrono::milliseconds
   return error;
 }
 
-/// True when `address` was left behind by a process that no longer listens.
+/// True if the process that made `address` no longer listens.
 bool is_abandoned(const UnixAddress& address, int type) {
   const Fd probe = make_unix_socket(type);
   return connect_once(probe.get(), address) == ECONNREFUSED;
@@ -68,9 +68,9 @@ int bind_once(int fd, const UnixAddress& address) noexcept {
   return ::bind(fd, address.get(), address.size()) == 0 ? 0 : errno;
 }
 
-/// From bind to listen: in between a socket looks abandoned, and two processes that find the same abandoned file must
-/// not unlink each other's new one. Any user may have the lock, and a stopped process keeps it: who has waited long
-/// goes on without.
+/// Held from bind to listen. In between a socket looks abandoned, and two processes that find one abandoned file must
+/// not unlink each other's new one. Any user may have the lock, and a stopped process keeps it: after a long wait a
+/// process goes on without.
 class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& path)
@@ -80,7 +80,7 @@ class DirectoryLock {
            !deadline.passed())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  /// By hand: a child forked meanwhile has the descriptor, too, and with it would keep the lock.
+  /// By hand: a child forked meanwhile has the descriptor, too, and would keep the lock.
   ~DirectoryLock() { ::flock(directory_.get(), LOCK_UN); }
   DirectoryLock(const DirectoryLock&) = delete;
   DirectoryLock& operator=(const DirectoryLock&) = delete;

@@ -13,7 +13,7 @@ namespace onecopy {
 /// A SocketName as the kernel takes it.
 class UnixAddress {
  public:
-  /// Throws invalid_argument when the name is empty or longer than a sockaddr_un has room for.
+  /// Throws invalid_argument if the name is empty or longer than a sockaddr_un has room for.
   explicit UnixAddress(const SocketName& name);
 
   const sockaddr* get() const noexcept { return reinterpret_cast<const sockaddr*>(&address_); }
@@ -26,13 +26,13 @@ class UnixAddress {
 
 /// A non-blocking, close-on-exec AF_UNIX socket of `type` (SOCK_SEQPACKET, SOCK_STREAM).
 Fd make_unix_socket(int type);
-/// Binds and listens. A path is made connectable for our user only; when nobody listens on an
-/// existing one any more it is replaced. Its directory must exist.
+/// Binds and listens. Only our user can connect to a path. If no socket listens on an existing path any more, it is
+/// replaced. Its directory must exist.
 BoundPath listen_unix(const Fd& fd, const SocketName& name, int type, int backlog);
 /// Throws peer_died, timeout, other_user.
 void connect_unix(const Fd& fd, const SocketName& name, std::chrono::milliseconds timeout);
 
-/// The next waiting connection, non-blocking and close-on-exec; nothing when none waits.
+/// The next waiting connection, non-blocking and close-on-exec; empty if none waits.
 Fd try_accept_from(int listener);
 PeerCredentials credentials_of(int fd);
 

@@ -107,15 +107,15 @@ void check_received(const msghdr& message, std::size_t fds) {
                             UnixSocket::kMaxPacketBytes));
 }
 
-/// Pages of it that no packet ever needed stay untouched.
+/// Pages that no packet ever needed stay untouched.
 std::byte* packet_buffer() {
   thread_local const std::unique_ptr<std::byte[]> buffer =
       std::make_unique_for_overwrite<std::byte[]>(UnixSocket::kMaxPacketBytes);
   return buffer.get();
 }
 
-/// Bytes received, or -1 when nothing is there. A reset is reported before packets that arrived
-/// earlier, and only once: asking again gets those, then the end.
+/// Bytes received, or -1 if no packet is there. A reset is reported before packets that arrived earlier, and only
+/// once: asking again returns those, then the end.
 ssize_t receive_message(int fd, msghdr& message) {
   for (;;) {
     const ssize_t got = ::recvmsg(fd, &message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);

@@ -15,8 +15,8 @@
 
 namespace onecopy {
 
-/// Where a UnixSocket listens: an abstract name (seen by the whole network namespace, gone with the
-/// socket), or a path whose directory is ours and closed to others (for containers that share it).
+/// Where a UnixSocket listens. An abstract name is seen by the whole network namespace and gone with the socket. A
+/// path's directory is ours and closed to others (for containers that share it).
 struct SocketName {
   std::string text;
   bool abstract = true;
@@ -28,7 +28,7 @@ struct Packet {
   std::vector<Fd> fds;
 };
 
-/// Who connected or listens, as the kernel recorded it when the connection was made. `pid` is 0 for a
+/// The process that connected or listens, as the kernel recorded it when the connection was made. `pid` is 0 for a
 /// process of another pid namespace.
 struct PeerCredentials {
   int pid = 0;
@@ -49,29 +49,29 @@ class UnixSocket {
   /// Takes over a connected or listening SEQPACKET socket.
   explicit UnixSocket(Fd fd);
 
-  /// A path's directory is created with mode 0700 and must belong to us with that mode; a socket file
-  /// that nobody listens on any more is replaced. Throws invalid_argument (name too long), other_user
-  /// (directory open to others), system (name taken).
+  /// A path's directory is created with mode 0700 and must belong to us with that mode. A socket file on which no
+  /// process listens any more is replaced. Throws invalid_argument (name too long), other_user (directory open to
+  /// others), system (name taken).
   static UnixSocket listen(const SocketName& name, int backlog = 128);
-  /// Throws peer_died when nobody listens there, timeout, invalid_argument (name too long). Compare
-  /// peer().uid with your own before trusting the other side.
+  /// Throws peer_died if no process listens there, timeout, invalid_argument (name too long). Compare peer().uid with
+  /// your own before trusting the other side.
   static UnixSocket connect(const SocketName& name, std::chrono::milliseconds timeout);
   static std::pair<UnixSocket, UnixSocket> pair();
 
-  /// Nothing when nobody is waiting. Throws out_of_descriptors; the connection stays queued then.
+  /// Empty if no connection waits. Throws out_of_descriptors; the connection stays queued then.
   std::optional<UnixSocket> try_accept();
 
-  /// False when the peer's buffer is full; nothing was sent then. Throws peer_died, invalid_argument
-  /// (empty, above kMaxPacketBytes or kMaxPacketFds), out_of_descriptors (too many in flight).
+  /// Returns false if the peer's buffer is full; nothing was sent then. Throws peer_died, invalid_argument (empty,
+  /// above kMaxPacketBytes or kMaxPacketFds), out_of_descriptors (too many in flight).
   bool try_send(ByteSpan bytes, std::span<const int> fds = {});
   /// Waits for room. Throws timeout as well.
   void send(ByteSpan bytes, std::span<const int> fds, std::chrono::milliseconds timeout);
 
-  /// Nothing when nothing is there. Throws peer_died at the end of the stream, protocol for packets
-  /// above kMaxPacketBytes, out_of_descriptors when RLIMIT_NOFILE kept descriptors out: the packet is
-  /// lost then and the descriptors that did come are closed.
+  /// Empty if no packet is there. Throws peer_died at the end of the stream, protocol for packets above
+  /// kMaxPacketBytes. Throws out_of_descriptors if RLIMIT_NOFILE kept descriptors out: the packet is lost then, and
+  /// the received descriptors are closed.
   std::optional<Packet> try_receive();
-  /// The same again and again, letting others run in between: for answers that come sooner than a sleeping thread
+  /// Tries again and again, letting other threads run in between: for answers that come sooner than a sleeping thread
   /// wakes up.
   std::optional<Packet> try_receive_for(std::chrono::microseconds most);
   /// Waits for a packet. Throws timeout as well.
@@ -79,12 +79,12 @@ class UnixSocket {
 
   /// Is there a packet, or the end of the stream, to be received now?
   bool is_readable() const;
-  /// What the packets sent so far that the peer has not received take of the kernel's memory, some 768 bytes for a
-  /// small one. 0 where the kernel does not tell.
+  /// The kernel's memory for packets that were sent and not yet received: some 768 bytes for a small one. 0 if the
+  /// kernel does not tell.
   std::size_t unread_bytes() const noexcept;
 
   PeerCredentials peer() const;
-  /// A descriptor of the peer process itself, readable at its exit. Throws peer_died when it is gone.
+  /// A descriptor of the peer process itself, readable at its exit. Throws peer_died if it is gone.
   Fd peer_pidfd() const;
 
   int fd() const noexcept { return fd_.get(); }
@@ -99,11 +99,11 @@ class UnixSocket {
   BoundPath path_;
 };
 
-/// Names of listening abstract sockets that start with `prefix`, sorted, each once, as connect() takes
-/// them. Reads /proc/net/unix; empty where that is missing.
+/// Names of listening abstract sockets that start with `prefix`, sorted, each once, as connect() takes them. Reads
+/// /proc/net/unix; empty if that is missing.
 std::vector<std::string> list_abstract_names(const std::string& prefix);
-/// The user whose SEQPACKET socket listens under this abstract name, also when its queue is full and connect() cannot
-/// ask. Empty when no socket listens there, or the kernel does not tell (before Linux 5.3, in some sandboxes).
+/// The user whose SEQPACKET socket listens under this abstract name, also if its queue is full and connect() cannot
+/// ask. Empty if no socket listens there, or the kernel does not tell (before Linux 5.3, in some sandboxes).
 std::optional<unsigned> listening_user(const std::string& name);
 
 }  // namespace onecopy
