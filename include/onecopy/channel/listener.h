@@ -12,26 +12,26 @@
 
 namespace onecopy {
 
-/// Waits at an address for processes of this host that know the key, and makes a pipe with each.
-/// Addresses: "unix:/path", "unix:@name" and "tcp:127.0.0.1:port" (port 0: any free one). Both sides
-/// prove that they know the key; it is never sent.
+/// Waits at an address for processes of this host that know the key, and makes a pipe with each. Addresses:
+/// "unix:/path", "unix:@name" and "tcp:127.0.0.1:port" (port 0: any free one). Both sides prove that they know the
+/// key; it is never sent.
 ///
 /// Thread safety: one thread at a time. Move-only.
 class Listener {
  public:
-  /// Throws invalid_argument for other addresses and empty keys, system when the address is taken.
+  /// Throws invalid_argument for other addresses and empty keys, system if the address is taken.
   static Listener listen(const std::string& address, ByteSpan key);
   Listener(Listener&&) noexcept;
   Listener& operator=(Listener&&) noexcept;
   ~Listener();
 
-  /// Where to connect to, with the real port.
+  /// The address to connect to, with the real port.
   const std::string& address() const noexcept;
-  /// The next client that knows the key. Others do not hold it up: those that do not know the key, and on Unix sockets
-  /// those of other users, are refused and counted. At most 64 that have not proved themselves are there at a time, or
-  /// a third of the descriptors that the process may have; beyond, the oldest are dropped.
+  /// The next client that knows the key. Other clients do not hold it up: clients without the key, and on Unix
+  /// sockets those of other users, are refused and counted. At most 64 unproved clients are kept at a time, or a
+  /// third of the process's descriptor limit; beyond that, the oldest are dropped.
   Pipe accept();
-  /// Nothing when no client came until the timeout.
+  /// Empty if no client came until the timeout.
   std::optional<Pipe> try_accept(std::chrono::milliseconds timeout);
   /// Clients that were refused so far. The first is a warning in the log. Any thread.
   std::uint64_t refused() const noexcept;
@@ -42,8 +42,8 @@ class Listener {
   std::unique_ptr<State> state_;
 };
 
-/// On the way to a listener: connect() for programs that have to look at something else now and then.
-/// Thread safety: one thread at a time. Move-only.
+/// A connection attempt to a listener: connect() for programs that have other work in between. Thread safety: one
+/// thread at a time. Move-only.
 class Connecting {
  public:
   /// Throws invalid_argument for an empty key.
@@ -52,8 +52,8 @@ class Connecting {
   Connecting& operator=(Connecting&&) noexcept;
   ~Connecting();
 
-  /// The other end of what accept() returns. Nothing when the listener has not answered by then: call it again.
-  /// Throws as connect() does, and is over then.
+  /// The other end of the pipe of accept(). Empty if the listener has not answered by then: call it again. Throws as
+  /// connect() does, and is over then.
   std::optional<Pipe> try_finish(std::chrono::milliseconds timeout);
 
  private:
@@ -61,8 +61,8 @@ class Connecting {
   std::unique_ptr<State> state_;
 };
 
-/// The other end of what accept() returns. Throws peer_died when nobody listens there, bad_secret when
-/// the listener has another key, other_user when it is known to be another user's, timeout.
+/// The other end of the pipe of accept(). Throws peer_died if no process listens there, bad_secret if the listener
+/// has another key, other_user if the listener is known to be another user's, timeout.
 Pipe connect(const std::string& address, ByteSpan key,
              std::chrono::milliseconds timeout = std::chrono::seconds(10));
 

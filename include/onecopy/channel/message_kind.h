@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// Which layer a message belongs to, and so how its tag and data are to be read.
+/// The layer that a message belongs to, which reads its tag and data.
 enum class MessageKind : std::uint8_t {
   user,    ///< the program's own
   python,  ///< a value of the Python package, docs/formats/python-message-v1.md

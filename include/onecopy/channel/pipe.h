@@ -15,9 +15,8 @@
 
 namespace onecopy {
 
-/// One end of a pipe for another process to connect to. An object made by Pipe::handle() counts as
-/// somebody at that end while it lives; bytes or text do not.
-/// Thread safety: as a value; move-only.
+/// One end of a pipe for another process to connect to. An object made by Pipe::handle() counts as a holder of that
+/// end while it lives; bytes or text do not. Thread safety: as a value; move-only.
 class PipeHandle {
  public:
   PipeHandle(PipeHandle&&) noexcept;
@@ -38,21 +37,21 @@ class PipeHandle {
   std::unique_ptr<Parts> parts_;
 };
 
-/// One end of a connection between two ends that each receive what the other sends, as queues do it.
-/// Several processes may have the same end: whoever receives first gets the message.
+/// One end of a connection between two ends, each of which receives the other's messages, as queues do. Several
+/// processes may have one end: the first to receive gets the message.
 ///
-/// When nobody has the other end any more (closed, exited, killed; a forked child that inherited it
-/// counts), recv() still delivers what was sent, then throws closed; send() throws closed
-/// soon: a death may be noticed some messages late.
+/// If no process has the other end any more (closed, exited, killed; a forked child that inherited it counts), recv()
+/// still delivers sent messages, then throws closed. send() throws closed soon: a death may be noticed some messages
+/// late.
 ///
 /// Thread safety: all members may be called concurrently, but for moving and close(). Move-only.
 class Pipe {
  public:
   /// Both ends. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static std::pair<Pipe, Pipe> create();
-  /// Throws what open() throws.
+  /// Throws as open() does.
   static Pipe connect(const PipeHandle& handle);
-  /// For another process that is to have this end as well, or in our place.
+  /// For another process that is to have this end as well, or in place of this one.
   PipeHandle handle() const;
 
   Pipe(Pipe&&) noexcept;
@@ -62,16 +61,16 @@ class Pipe {
   /// Throws closed, out_of_memory, invalid_argument for memory of other libraries. Streams as in queues.
   void send(const Tensor& tensor, Stream stream = {});
   void send(const Message& message, Stream stream = {});
-  /// Waits for a message, also while a stopped process holds it up. Throws closed, and what Queue::get() throws but
+  /// Waits for a message, also while a stopped process holds it up. Throws closed, and as Queue::get() does but
   /// timeout.
   Message recv(Stream stream = {});
-  /// Nothing when there was none until the timeout; zero: does not wait. Throws as Queue::try_get() does.
+  /// Empty if there was none until the timeout; zero: does not wait. Throws as Queue::try_get() does.
   std::optional<Message> try_recv(std::chrono::nanoseconds timeout = {}, Stream stream = {});
   /// As Queue::get_tensor().
   Tensor recv_tensor(Stream stream = {});
-  /// True when recv() would not wait now: there is a message, or there will never be one.
+  /// True if recv() would not wait now: there is a message, or there will never be one.
   bool poll(std::chrono::nanoseconds timeout = {});
-  /// This process has this end no more; all other members throw closed.
+  /// This process gives up this end; all other members throw closed.
   void close() noexcept;
   bool is_closed() const noexcept { return !end_; }
 

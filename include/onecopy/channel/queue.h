@@ -17,7 +17,7 @@ namespace onecopy {
 
 class Channel;
 
-/// What crosses a queue: plain bytes, and tensors that are not copied.
+/// An item of a queue: plain bytes, and tensors that are not copied.
 struct Message {
   std::uint32_t tag = 0;  ///< the user's own
   Bytes data;
@@ -27,34 +27,33 @@ struct Message {
 
 struct QueueOptions {
   std::uint64_t maxsize = 0;  ///< items; 0 = as many as memory allows
-  /// Bytes of addresses for items, which each process reserves twice; memory is taken for items that are there. Rounded
-  /// down to a power of two, 1 MiB at least (4,096 items); halved where a process may not have as many. put() throws
+  /// Bytes of addresses for items, which each process reserves twice; memory is taken for present items only. Rounded
+  /// down to a power of two, 1 MiB at least (4,096 items); halved if a process may not have as many. put() throws
   /// out_of_memory when they are full. Programs with hundreds of queues want fewer.
   std::uint64_t range = std::uint64_t{4} << 30;
-  /// Waits look for a few microseconds before they sleep, as long as each process that has the queue open can have a
-  /// processor of its own. False for more threads at work than processors.
+  /// If each process that has the queue open can have a processor of its own, waits look for a few microseconds
+  /// before they sleep. Set it to false for more threads at work than processors.
   bool may_spin = true;
 };
 
-/// Messages, in order, from any number of producers to any number of consumers in any processes.
-/// Tensors are passed, not copied: getter and putter see the same memory. What was put is delivered
-/// also when its putter has exited or was killed meanwhile, and no process harms the queue by dying. A tensor needs
-/// one of three that live until it is taken: its owner, its putter, the queue's creator.
+/// Messages, in order, from any number of producers to any number of consumers in any processes. Tensors are passed,
+/// not copied: getter and putter see one memory. A message is delivered also if its putter has exited or was killed
+/// meanwhile, and no process harms the queue by dying. For a tensor, one of three processes must live until it is
+/// taken: its owner, its putter, or the queue's creator.
 ///
-/// Not so memory of cudaMalloc and of Ascend, which ends with the process that allocated it.
+/// Memory of cudaMalloc and of Ascend ends with the process that allocated it, so it needs its owner.
 ///
-/// A get whose tensors are lost (their owner freed them, or died and nobody kept them) throws
-/// stale_handle or owner_died; that item is gone, the queue goes on. So does one whose putter died, or its device
-/// failed, before its stream had written them: peer_died.
+/// A get throws stale_handle or owner_died if its tensors are lost: their owner freed them, or died and no process
+/// kept them. It throws peer_died if the putter died, or its device failed, before its stream had written the
+/// tensors. That item is gone, the queue goes on.
 ///
-/// Thread safety: all members may be called concurrently, but for moving. A forked child may use what
-/// it inherited. Move-only; destroying it means that this process leaves, once its streams have written
-/// what it has put.
+/// Thread safety: all members may be called concurrently, but for moving. A forked child may use what it inherited.
+/// Move-only; destroying it means that this process leaves, once its streams have written the tensors it has put.
 class Queue {
  public:
   /// Throws out_of_memory, out_of_descriptors, out_of_mappings.
   static Queue create(const QueueOptions& options = {});
-  /// Throws what open() throws, and bad_handle when the handle is not a queue's.
+  /// Throws as open() does, and bad_handle if the handle is not a queue's.
   static Queue connect(const Handle& handle);
   /// For connecting in another process; works while any process has the queue open.
   Handle handle() const;
@@ -66,57 +65,58 @@ class Queue {
   }
   ~Queue();
 
-  // Streams are those of devices whose tensors cross the queue, and the default stream of each when none is
-  // named: what is in the putter's then is done before what the getter's is given after the get, and the
-  // memory is not reused before what is in the getter's when it drops the tensor. No host waits for that.
-  // A stream that is named must live as long as the tensor, and a message's tensors be on its one device.
+  // `stream` belongs to the device of the message's tensors; if none is named, the default stream of each such device
+  // is meant. Work in the putter's stream at the put is done before work given to the getter's stream after the get.
+  // The memory is not reused before the work in the getter's stream at the drop of the tensor. No host waits for
+  // that. A named stream must live as long as the tensor, and all tensors of the message must be on its device.
   //
-  // A message without tensors on devices has an order, too, once this process has shared or opened memory of a device:
-  // it comes after the work that the stream, or each such device's default stream, has at the put. A getter has it at
-  // once; what is given to the getter's streams after the get waits for that work, on every device whose memory it has
-  // opened or opens later. The stream that is named must then be of the one device that this process has used: put()
-  // throws invalid_argument where it has used several, and a get waits on the host. So does a get in a stream that is
-  // being captured. A stream that is idle costs a query and no more; one that is being captured, or whose device has
-  // failed, orders nothing, and so does one of Ascend. The message is delivered also when the work is never done, and
-  // the log says so. Work that itself waits for what the getter will do must be put into another stream.
+  // A message without tensors on devices has an order, too, once this process has shared or opened memory of a
+  // device. It comes after the work in the stream, or in each such device's default stream, at the put. A getter has
+  // it at once. Work given to the getter's streams after the get waits, on every device whose memory the getter has
+  // opened or opens later.
+  //
+  // A named stream must then be of the one device that this process has used. If it has used several, put() throws
+  // invalid_argument, and a get waits on the host. So does a get in a stream that is being captured. An idle stream
+  // costs one query. A stream that is being captured, or whose device has failed, orders nothing, and so does one of
+  // Ascend. The message is delivered also if the work is never done, and the log says so. Work that itself waits for
+  // the getter must be put into another stream.
 
-  /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then),
-  /// invalid_argument for memory of other libraries, unsupported for a stream that is being captured.
-  /// A queue waits for a process that is stopped (SIGSTOP, a debugger) and keeps its lock, created it, or owns what
-  /// is next and has to be asked about: calls that have a timeout throw timeout then, a tenth of a second after it
-  /// for each process that had to be asked, and so do those without one that have asked for ten seconds. Nothing was
-  /// put or taken: try again once it runs.
+  /// Waits while the queue is full. Throws closed, out_of_memory (nothing has changed then), invalid_argument for
+  /// memory of other libraries, unsupported for a stream that is being captured.
+  ///
+  /// Throws timeout if a stopped process (SIGSTOP, a debugger) holds the queue's lock, or is the queue's creator or
+  /// the owner of the next item and must be asked. A call with a timeout then ends a tenth of a second after it for
+  /// each such process; a call without one after ten seconds of asking. Nothing was put or taken: try again once the
+  /// process runs.
   void put(const Tensor& tensor, Stream stream = {});
   void put(const Message& message, Stream stream = {});
-  /// The same, and lets go of the tensor, which is empty afterwards: cheaper than keeping it.
+  /// Puts and empties the tensor: cheaper than keeping it.
   void put(Tensor&& tensor, Stream stream = {});
-  /// False when the queue was full all the time; zero: does not wait. Throws as put() does.
+  /// Returns false if the queue was full all the time; zero: does not wait. Throws as put() does.
   bool try_put(const Tensor& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(const Message& message, std::chrono::nanoseconds timeout = {}, Stream stream = {});
   bool try_put(Tensor&& tensor, std::chrono::nanoseconds timeout = {}, Stream stream = {});
-  /// try_put() for callers that keep others waiting, e.g. with an interpreter's lock: false also when the queue's
-  /// creator has to be told something first. prepare_put() does that.
+  /// try_put() for callers that keep others waiting, e.g. with an interpreter's lock. Also returns false if the
+  /// queue's creator must first be asked to keep memory: prepare_put() does that.
   bool try_put_at_once(const Message& message, Stream stream = {});
-  /// Puts nothing: asks the queue's creator to keep the memory of this message's tensors for receivers to come, where
-  /// it has not been asked yet. A put does so itself. Two seconds at most are waited for a creator that does not answer,
-  /// and no longer than the timeout or a tenth of a second. Throws as put() does.
+  /// Puts nothing: asks the queue's creator to keep the memory of this message's tensors for receivers to come,
+  /// unless it has been asked already. A put does so itself. If the creator does not answer, waits two seconds at
+  /// most, and no longer than the timeout or a tenth of a second. Throws as put() does.
   void prepare_put(const Message& message, std::chrono::nanoseconds timeout);
-  /// Puts nothing: waits until there is space, which others may take, or the queue is closed. False when it was full
-  /// all the time.
+  /// Puts nothing: waits until there is space, which others may take, or the queue is closed. Returns false if it was
+  /// full all the time.
   bool wait_for_space(std::chrono::nanoseconds timeout = {}) const;
 
-  /// Waits for a message. Throws closed when the queue is closed and empty.
+  /// Waits for a message. Throws closed if the queue is closed and empty.
   Message get(Stream stream = {});
-  /// Nothing when there was none until the timeout; zero: does not wait. Throws closed when the queue is closed and
-  /// empty.
+  /// Empty if there was none until the timeout; zero: does not wait. Throws closed if the queue is closed and empty.
   std::optional<Message> try_get(std::chrono::nanoseconds timeout = {}, Stream stream = {});
-  /// try_get() for callers that keep others waiting, e.g. with an interpreter's lock: takes under a
-  /// microsecond, but 20 ms before it throws timeout when a stopped process has the lock. Nothing also
-  /// when the first message is long, or when opening its tensors would mean to ask another process; it
-  /// stays the first then.
+  /// try_get() for callers that keep others waiting, e.g. with an interpreter's lock. Takes under a microsecond, but
+  /// 20 ms before it throws timeout if a stopped process has the lock. Also empty if the first message is long, or if
+  /// opening its tensors would mean to ask another process; it stays the first then.
   std::optional<Message> try_get_at_once(Stream stream = {});
-  /// Waits for what was put as one tensor. Throws invalid_argument, and leaves the message where it
-  /// is, when it is another one.
+  /// Waits for a message that was put as one tensor. If the message is another one, throws invalid_argument and
+  /// leaves it in its place.
   Tensor get_tensor(Stream stream = {});
   std::optional<Tensor> try_get_tensor(std::chrono::nanoseconds timeout = {}, Stream stream = {});
 
@@ -124,15 +124,14 @@ class Queue {
   std::uint64_t size() const;
   bool empty() const { return size() == 0; }
   std::uint64_t maxsize() const;
-  /// A descriptor for select, poll and epoll: readable while a get would not wait, that is while there
-  /// are messages or the queue is closed. It may be readable a little longer, so use try_get() then;
-  /// it is never unreadable for longer than 100 ms while there is something. The descriptor stays the
-  /// same and open while this process has the queue; a forked child gets another one when it asks.
-  /// Nobody may read or close it. The first call starts a thread that sleeps on the queue. Throws
-  /// out_of_descriptors, out_of_memory.
+  /// A descriptor for select, poll and epoll. It is readable while a get would not wait, that is while there are
+  /// messages or the queue is closed. It may be readable a little longer, so use try_get() then; it is never
+  /// unreadable for longer than 100 ms while there is a message. It stays unchanged and open while this process has
+  /// the queue; a forked child gets another one when it asks. Callers must not read or close it. The first call
+  /// starts a thread that sleeps on the queue. Throws out_of_descriptors, out_of_memory.
   int ready_fd() const;
-  /// Puts fail from here on, gets drain what is there; for all processes. Throws timeout when a process that is
-  /// stopped keeps the queue's lock; then the queue is still open.
+  /// For all processes: puts fail from here on, gets drain the remaining messages. Throws timeout if a stopped
+  /// process keeps the queue's lock; then the queue is still open.
   void close();
   bool is_closed() const;
 

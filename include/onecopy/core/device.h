@@ -26,7 +26,7 @@ struct Device {
 
 inline constexpr Device kCpu{};
 
-/// What a device is called by every process of the host. All zero for the CPU.
+/// The name of a device in every process of the host. All zero for the CPU.
 struct Uuid {
   std::array<std::uint8_t, 16> bytes{};
 

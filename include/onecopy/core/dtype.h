@@ -43,13 +43,13 @@ inline constexpr std::array<std::uint8_t, 21> kDTypeSizes{0, 1, 1, 1, 2,  2, 4, 
                                                           2, 4, 8, 8, 16, 1, 1, 1, 1, 1};
 }
 
-/// Bytes of one element; 0 when there is no such type.
+/// Bytes of one element; 0 for an unknown type.
 constexpr std::size_t size_of(DType dtype) noexcept {
   return is_valid(dtype) ? detail::kDTypeSizes[static_cast<std::size_t>(dtype)] : 0;
 }
 /// numpy-like name: "bool", "uint8", "float32", "bfloat16", "float8_e4m3fn", ...
 std::string_view name(DType dtype) noexcept;
-/// The reverse of name(); nothing when the name is unknown.
+/// The reverse of name(); empty if the name is unknown.
 std::optional<DType> parse_dtype(std::string_view name) noexcept;
 
 }  // namespace onecopy

@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-/// What went wrong, in terms a caller can act on.
+/// The fault, in terms that a caller can act on.
 enum class ErrorCode : std::uint8_t {
   invalid_argument,    ///< the call itself is wrong: shape, stride, size, name
   bad_handle,          ///< the bytes are not a handle: truncated, damaged, contradictory
@@ -27,21 +27,21 @@ enum class ErrorCode : std::uint8_t {
   unsupported,         ///< this machine, device or build cannot do it
   bad_file,            ///< a file's content contradicts its format
   protocol,            ///< a peer sent something it never should
-  remote_error,        ///< a function that another process called here, or this one there, has thrown
+  remote_error,        ///< a function called in another process, or here by another process, has thrown
   system,              ///< an operating-system call failed; see system_code()
 };
 
-/// Whose numbers `Error::vendor_code` speaks in.
+/// The vendor whose numbers `Error::vendor_code` uses.
 enum class ErrorDomain : std::uint8_t { none, posix, cuda, ascend };
 
-/// The one exception type of onecopy. `what()` says what to do about it.
+/// The one exception type of onecopy. `what()` tells the fault and the remedy.
 class Error : public std::runtime_error {
  public:
   explicit Error(ErrorCode code, const std::string& message, int vendor_code = 0,
                  ErrorDomain domain = ErrorDomain::none);
 
   ErrorCode code() const noexcept { return code_; }
-  /// errno, CUresult or aclError behind this error; 0 when there is none.
+  /// errno, CUresult or aclError behind this error; 0 if there is none.
   int vendor_code() const noexcept { return vendor_code_; }
   ErrorDomain domain() const noexcept { return domain_; }
 

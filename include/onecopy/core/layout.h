@@ -16,8 +16,8 @@ inline constexpr std::size_t kMaxDims = 64;
 
 /// Element type, shape and strides (in elements) of a strided array, without its memory.
 ///
-/// A value: copying is cheap up to three dimensions (no allocation). Always valid once made: dims
-/// <= 64, shape and strides >= 0, and both nbytes() and the reach of the last element fit in 63 bits.
+/// A value: copying is cheap up to three dimensions (no allocation). Invariant: dims <= 64, shape and strides >= 0,
+/// and both nbytes() and the reach of the last element fit in 63 bits.
 class Layout {
  public:
   /// A 0-d u8.
@@ -60,15 +60,15 @@ class Layout {
   std::span<const std::int64_t> shape() const noexcept { return {dims(), ndim_}; }
   std::span<const std::int64_t> strides() const noexcept { return {dims() + ndim_, ndim_}; }
 
-  /// Number of elements; 1 for 0-d, 0 when any size is 0.
+  /// Number of elements; 1 for 0-d, 0 if any size is 0.
   std::int64_t numel() const noexcept;
   /// numel() * element size.
   std::size_t nbytes() const noexcept;
-  /// Bytes from the first element to the end of the last one; 0 when empty.
+  /// Bytes from the first element to the end of the last one; 0 if empty.
   std::size_t extent_bytes() const noexcept;
   bool is_contiguous() const noexcept;
 
-  /// "float32[3, 4]", with strides when not contiguous: "float32[3, 2] strides [4, 2]".
+  /// "float32[3, 4]", with strides if not contiguous: "float32[3, 2] strides [4, 2]".
   std::string str() const;
   bool operator==(const Layout& other) const noexcept;
 
@@ -79,7 +79,7 @@ class Layout {
   std::size_t numbers() const noexcept { return std::size_t{2} * ndim_; }
   bool is_inline() const noexcept { return numbers() <= kInline; }
   const std::int64_t* dims() const noexcept { return is_inline() ? inline_ : heap_; }
-  /// Takes what `other` holds; dtype and ndim are already the same. `other` becomes 0-d.
+  /// Takes the sizes and strides of `other`, which becomes 0-d. REQUIRES: dtype and ndim are equal already.
   void steal(Layout& other) noexcept {
     if (is_inline()) std::memcpy(inline_, other.inline_, sizeof inline_);
     else heap_ = other.heap_;

@@ -9,7 +9,7 @@ namespace onecopy {
 /// May the memory be written? Enforced by how the memory was mapped.
 enum class Access : std::uint8_t { read_write = 0, read_only = 1 };
 
-/// Somebody else's array: nothing is kept alive. `data` points at element 0.
+/// An array of another library: nothing is kept alive. `data` points at element 0.
 struct TensorView {
   void* data = nullptr;
   Layout layout;

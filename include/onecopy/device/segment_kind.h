@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-/// How a segment's memory came to be, and so how it is opened. The numbers travel in handles.
+/// How a segment's memory was made, and so how it is opened. The numbers travel in handles.
 enum class SegmentKind : std::uint8_t {
   memfd = 1,        ///< anonymous file: strategy file_descriptor
   named_file = 2,   ///< a file with a name in shared_directory(): strategy file_system
@@ -15,10 +15,10 @@ enum class SegmentKind : std::uint8_t {
   cuda_ipc = 4,     ///< cudaMalloc, legacy handle
   ascend_key = 5,   ///< aclrtMalloc, IPC key
   ascend_vmm = 6,   ///< aclrtMallocPhysical, 64-bit shareable handle
-  shared_file = 7,  ///< host memory that something else made: a memfd or a file on tmpfs
+  shared_file = 7,  ///< host memory made by other means: a memfd or a file on tmpfs
 };
 
-/// Is such memory gone with the process that allocated it, whoever has it open?
+/// Does such memory end with the process that allocated it, even while borrowers have it open?
 bool is_weak(SegmentKind kind) noexcept;
 /// The device of such memory.
 DeviceType device_type(SegmentKind kind) noexcept;

@@ -30,7 +30,7 @@ struct Extent {
   std::size_t bytes = 0;
 };
 
-/// What an arena takes, in bytes.
+/// The size of an arena, in bytes.
 struct Footprint {
   std::size_t shared = 0;  ///< physical memory, of which each window shows the beginning
   std::size_t own = 0;     ///< physical memory that one window alone shows
@@ -40,19 +40,17 @@ struct Footprint {
   bool parked = false;
 };
 
-/// Scratch memory of captured graphs. Each capture has a Window: addresses of its own over the same physical pages,
-/// from the first page on. So the arena takes as much as its largest window, in whatever order windows come and go,
-/// and an address is never that of two captures.
+/// Scratch memory of captured graphs. Each capture has a Window: addresses of its own over common physical pages,
+/// from the first page on. So the arena is as large as its largest window, in any order of windows, and no two
+/// captures have an address in common.
 ///
-/// Between replays the pages hold nothing that anybody may read. The caller sees to that, and lets one replay at a
-/// time use them.
+/// Between replays the pages hold no data of value. REQUIRES: one replay at a time uses them.
 ///
-/// Thread safety: all members may be called concurrently.
-/// Invariant: the pages reach as far as the largest window, and no further. A parked arena has none.
-class Arena
-    : public std::enable_shared_from_this<Arena> {  // shared: a window keeps it, and so does its maker
+/// Thread safety: all members may be called concurrently. Invariant: the pages reach as far as the largest window,
+/// and no further. A parked arena has none.
+class Arena : public std::enable_shared_from_this<Arena> {  // shared by its windows and its maker
  public:
-  /// Throws unsupported where one memory cannot have several addresses.
+  /// Throws unsupported if one memory cannot have several addresses.
   static std::shared_ptr<Arena> make(Device device, const ArenaOptions& options = {});
   ~Arena();
   Arena(const Arena&) = delete;
@@ -61,14 +59,14 @@ class Arena
   /// Addresses for at least so many bytes. Throws out_of_memory with the numbers, out_of_mappings, and
   /// invalid_argument while the arena is parked; nothing is changed then.
   Window open(std::size_t bytes);
-  /// Addresses for a capture whose size is not known before it ends: `most` bytes of them, which show nothing until
+  /// Addresses for a capture whose size is unknown until it ends: `most` bytes of them, without pages until
   /// Window::grow(). Throws out_of_mappings, and invalid_argument while the arena is parked.
   Window open_growing(std::size_t most);
 
-  /// Gives the shared pages back to the system. The windows keep their addresses, which nobody may touch until
-  /// resume(); what a window has of its own stays.
+  /// Gives the shared pages back to the system. Each window keeps its addresses and its own memory. REQUIRES: the
+  /// addresses are not touched until resume().
   void park() noexcept;
-  /// Gets pages for all windows, with any content. Throws out_of_memory: the arena is parked still.
+  /// Gets pages for all windows, with any content. Throws out_of_memory: then the arena is still parked.
   void resume();
 
   Footprint footprint() const;
@@ -119,22 +117,22 @@ class Window {
   ~Window();
 
   std::byte* base() const noexcept;
-  /// What was asked for, and grown to.
+  /// The bytes that were requested, and grown to.
   std::size_t size() const noexcept;
   /// Of its own memory.
   std::size_t own_bytes() const;
-  /// The CPU of a window that was moved from.
+  /// The CPU for a window that was moved from.
   Device device() const noexcept;
 
   /// Shows pages for at least so many bytes from the beginning. Throws out_of_memory and out_of_mappings with the
   /// numbers, invalid_argument while the arena is parked; nothing is changed then.
   void grow(std::size_t bytes);
   /// Gives each page that the extents touch memory of the window's own, with any content, which no replay of another
-  /// window can overwrite. The caller has waited for what used them. Throws out_of_memory: some are exchanged then, and
-  /// the window is of no use.
+  /// window can overwrite. Throws out_of_memory: then some pages are exchanged, and the window is of no use.
+  /// REQUIRES: the caller has waited for work that used the pages.
   void make_own(std::span<const Extent> extents);
-  /// Shows no shared page any more; addresses and own memory stay until the window ends. The caller has waited for what
-  /// used them.
+  /// Shows no shared page any more; addresses and own memory stay until the window ends. REQUIRES: the caller has
+  /// waited for work that used the pages.
   void retire() noexcept;
 
  private:

@@ -7,7 +7,7 @@
 
 namespace onecopy {
 
-/// Where blocks live, in coordinates that mean the same in every process.
+/// Where blocks live, in coordinates that all processes have in common.
 struct BlockInfo {
   std::uint32_t number = 0;      ///< index in the owner's block table
   std::uint64_t generation = 0;  ///< of the block when it was allocated
@@ -16,9 +16,9 @@ struct BlockInfo {
   std::uint64_t size = 0;        ///< bytes
 };
 
-/// Whoever counts the references of a group of blocks: the ledger for blocks allocated here, a peer
-/// for borrowed ones, a framework for memory that is not shared at all.
-/// Thread safety: all members may be called concurrently. None throws.
+/// Counts the references of a group of blocks: the ledger for blocks allocated here, a peer for borrowed ones, a
+/// framework for memory that is not shared at all. Thread safety: all members may be called concurrently. None
+/// throws.
 class BlockKeeper {
  public:
   /// Can other processes open these blocks? False for memory of frameworks.
@@ -26,7 +26,7 @@ class BlockKeeper {
   /// Another reference to a block that the caller already holds.
   virtual void retain(std::uint32_t number) noexcept = 0;
   virtual void release(std::uint32_t number) noexcept = 0;
-  /// One reference to each of these, which costs less than one after the other.
+  /// Releases one reference to each of these, which costs less than one by one.
   virtual void release_all(std::span<const std::uint32_t> numbers) noexcept {
     for (const std::uint32_t number : numbers) release(number);
   }

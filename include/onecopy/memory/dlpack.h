@@ -55,30 +55,30 @@ struct DLManagedTensorVersioned {
 
 inline constexpr std::int32_t kDLCpu = 1;
 inline constexpr std::int32_t kDLCuda = 2;
-inline constexpr std::int32_t kDLCudaHost = 3;      ///< pinned, and the host's own all the same
+inline constexpr std::int32_t kDLCudaHost = 3;      ///< pinned, and the host's own nevertheless
 inline constexpr std::int32_t kDLCudaManaged = 13;  ///< migrates between the host and devices
 inline constexpr std::int32_t kDLExtDev =
-    12;  ///< how torch_npu names its devices; DLPack has no number for them
+    12;  ///< torch_npu's number for its devices; DLPack has none for them
 inline constexpr std::uint64_t kDLReadOnly = 1;  ///< bit of flags
 
-// Thread safety: all functions may be called concurrently. None waits for a device: what its streams still have
-// to do to the memory is the caller's affair.
+// Thread safety: all functions may be called concurrently. None waits for a device: the caller orders the work of its
+// streams on the memory.
 
-/// How DLPack names a device. Throws unsupported.
+/// DLPack's name of a device. Throws unsupported.
 DLDevice to_dl(Device device);
-/// The reverse; pinned memory of the host is the CPU's, and an extension's is Ascend's where its runtime is loaded.
-/// Throws unsupported for all others.
+/// The reverse. Pinned memory of the host is the CPU's. If Ascend's runtime is loaded, an extension's memory is
+/// Ascend's. Throws unsupported for all others.
 Device from_dl(DLDevice device);
 
-/// The tensor as DLPack 1.x. The caller calls the deleter (or hands the struct to somebody who will);
-/// the block is kept alive until then. Throws unsupported for devices that DLPack has no number for here.
+/// The tensor as DLPack 1.x. The caller, or the struct's next owner, must call the deleter; the block is kept alive
+/// until then. Throws unsupported for devices that DLPack has no number for here.
 DLManagedTensorVersioned* to_dlpack_versioned(const Tensor& tensor);
-/// The same in the old form. It cannot say that memory is read-only: throws read_only for such tensors.
+/// The tensor in DLPack's old form, which cannot mark read-only memory: throws read_only for such tensors.
 DLManagedTensor* to_dlpack(const Tensor& tensor);
 
-/// A tensor on the foreign memory, which is given back (deleter) with the last copy of the tensor. Takes
-/// `managed` over in any case: it is given back at once when the call throws. Throws version_mismatch,
-/// unsupported (device, dtype, negative strides), invalid_argument (contradictions).
+/// A tensor on the foreign memory. The last copy of the tensor gives the memory back (deleter). Takes `managed` over
+/// in any case: if the call throws, it is given back at once. Throws version_mismatch, unsupported (device, dtype,
+/// negative strides), invalid_argument (contradictions).
 Tensor from_dlpack(DLManagedTensorVersioned* managed);
 Tensor from_dlpack(DLManagedTensor* managed);
 

@@ -10,8 +10,8 @@
 
 namespace onecopy {
 
-/// A strided array over a block, which it keeps alive. Copying copies the reference, not the data.
-/// Thread safety: as a value; the data is shared memory and synchronised by whoever uses it.
+/// A strided array over a block, which it keeps alive. Copying copies the reference, not the data. Thread safety: as
+/// a value; the data is shared memory, and its users synchronise it.
 class Tensor {
  public:
   Tensor() = default;
@@ -44,7 +44,7 @@ class Tensor {
 
   /// Gives the reference back early; the tensor is empty afterwards.
   void release() noexcept;
-  /// The same, for the caller to keep: from here on the tensor is empty.
+  /// Takes the reference over for the caller; the tensor is empty afterwards.
   BlockRef take_block() noexcept { return std::move(block_); }
   explicit operator bool() const noexcept { return static_cast<bool>(block_); }
 

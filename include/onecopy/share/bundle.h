@@ -22,8 +22,8 @@ using NamedTensor = std::pair<std::string, Tensor>;
 /// One handle for many tensors, e.g. a state_dict. Its table lives in a shared block, which keeps the
 /// tensors alive while any process holds it. `structure` is the caller's own and comes back as is.
 Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure = {});
-/// The same in the order of a stream, as share(tensor, stream): for tensors of one device, or, with the
-/// default stream, of several. Throws invalid_argument for several devices with another stream.
+/// share_bundle() in the order of a stream, as share(tensor, stream): for tensors of one device, or, with the default
+/// stream, of several. Throws invalid_argument for several devices with another stream.
 Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure, Stream stream);
 
 /// A bundle as its opener sees it: a table that is read row by row. Tensors keep only their own block
@@ -31,7 +31,7 @@ Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure, St
 /// Thread safety: const members may be called concurrently. Move-only.
 class Bundle {
  public:
-  /// Throws what open() throws, and bad_handle when the handle is not a bundle's or its table lies.
+  /// Throws as open() does, and bad_handle if the handle is not a bundle's or its table is inconsistent.
   static Bundle open(const Handle& handle, Access access = Access::read_write);
   /// All its tensors are opened on the device and in the order of the stream, as open(handle, options) does.
   static Bundle open(const Handle& handle, const OpenOptions& options);
@@ -43,8 +43,8 @@ class Bundle {
   std::string_view name(std::size_t row) const;
   Layout layout(std::size_t row) const;
   Tensor tensor(std::size_t row) const;
-  /// The first `count` rows. Quicker than one by one the first time: their owner is asked for all segments in a row.
-  /// Throws what tensor() throws, and invalid_argument when there are not so many.
+  /// The first `count` rows. The first time, quicker than one by one: their owner is asked for all segments in a row.
+  /// Throws as tensor() does, and invalid_argument if there are fewer rows.
   std::vector<Tensor> tensors(std::size_t count) const;
   /// The first row of that name.
   std::optional<std::size_t> find(std::string_view name) const;

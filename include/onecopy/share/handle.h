@@ -11,9 +11,8 @@ namespace onecopy {
 
 /// The bytes that travel: enough to open a tensor, or a bundle of them, in another process.
 ///
-/// A handle made by share() keeps its block alive while it lives. Bytes or text written down hold
-/// nothing, unless hold() made the handle: opening them works while somebody keeps the tensor, and is
-/// stale_handle afterwards.
+/// A handle made by share() keeps its block alive while it lives. Bytes or text written down hold nothing, unless
+/// hold() made the handle: opening them works while any process keeps the tensor, and throws stale_handle afterwards.
 /// Thread safety: as a value.
 class Handle {
  public:
@@ -23,13 +22,13 @@ class Handle {
       : fields_(std::move(fields)), keep_(std::move(keep)) {}
 
   const HandleFields& fields() const noexcept { return fields_; }
-  /// What this handle keeps alive; none when it was read from bytes or text.
+  /// The block that this handle keeps alive; none if it was read from bytes or text.
   const BlockRef& block() const noexcept { return keep_; }
   const Layout& layout() const noexcept { return fields_.layout; }
   bool is_bundle() const noexcept { return fields_.is_bundle(); }
 
   Bytes to_bytes() const { return encode(fields_); }
-  /// Throws bad_handle or version_mismatch. Whether it can be opened shows when it is opened.
+  /// Throws bad_handle or version_mismatch. Only open() tells whether it can be opened.
   static Handle from_bytes(ByteSpan bytes);
   /// "onecopy:..." for command lines, environment variables and logs.
   std::string to_text() const;

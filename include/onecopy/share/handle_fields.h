@@ -15,7 +15,7 @@
 
 namespace onecopy {
 
-/// Who a process is. Random and secret: the name of its broker's socket is derived from it one way.
+/// The identity of a process. Random and secret: the name of its broker's socket is derived from it one way.
 using ProcessId = std::array<std::uint8_t, 16>;
 /// The first 8 bytes of the boot id: handles die with the machine's uptime.
 using BootId = std::array<std::uint8_t, 8>;
@@ -29,7 +29,7 @@ inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) -
 /// No handle is longer than this, optional parts of later versions included.
 inline constexpr std::size_t kMaxHandleBytes = 4096;
 
-/// What a handle says, byte by byte in docs/formats/handle-v1.md.
+/// The fields of a handle, byte by byte in docs/formats/handle-v1.md.
 struct HandleFields {
   BootId boot{};
   ProcessId owner{};  ///< allocated the block
@@ -63,9 +63,9 @@ void encode(const HandleFields& fields, std::span<std::byte> out) noexcept;
 void encode(const HandleFields& fields, Bytes& out);
 Bytes encode(const HandleFields& fields);
 
-/// The fields of a handle whose every field has been checked against every other, so that offsets
-/// and sizes can be added without a thought; only the boot id is left to the opener. Throws
-/// version_mismatch, or bad_handle with the field and the numbers. Does not allocate up to 3 dims.
+/// Checks each field of a handle against all others, so that offsets and sizes can be added without overflow; only
+/// the boot id is left to the opener. Throws version_mismatch, or bad_handle with the field and the numbers. Does not
+/// allocate up to 3 dims.
 HandleFields decode_handle(ByteSpan bytes);
 
 /// "onecopy:" and base64url without padding: safe in environment variables, URLs and logs.

@@ -13,9 +13,9 @@
 
 namespace onecopy {
 
-/// A new tensor, row-major, uninitialised, in memory that other processes can open at no further
-/// cost. `layout` must be contiguous. Throws out_of_memory with the numbers; on a device it first waits, five seconds
-/// at most, for what streams have still to come past.
+/// A new tensor, row-major, uninitialised, in memory that other processes can open at no further cost. `layout` must
+/// be contiguous. Throws out_of_memory with the numbers. On a device it first waits, five seconds at most, for memory
+/// whose release is pending in streams.
 Tensor empty(const Layout& layout, Device device = kCpu);
 
 struct AllocateOptions {
@@ -23,24 +23,23 @@ struct AllocateOptions {
   bool pinned = false;
   Device device = kCpu;
 };
-/// The same.
+/// empty() with options.
 Tensor empty(const Layout& layout, const AllocateOptions& options);
 
 /// A tensor of our own with the same elements, row-major: the way to share foreign memory.
 Tensor copy(const TensorView& source);
-/// The same on another device. copy_into() (onecopy/memory/copy.h) fills tensors that are there already.
+/// A copy on another device. copy_into() (onecopy/memory/copy.h) fills existing tensors.
 Tensor copy(const TensorView& source, Device device);
 
-/// Memory that a framework or a driver call allocated on a device, shared where it is. The tensor keeps
-/// `owner` until nobody uses the memory any more, here or in other processes; then it is dropped, on any
-/// thread. Other processes can see the whole allocation that the view lies in. Throws unsupported for
-/// memory that cannot be given to others (the CPU's, managed, or of a stream-ordered pool), invalid_argument
-/// when it is not memory of that device.
+/// Memory that a framework or a driver call allocated on a device, shared in place. The tensor keeps `owner` until no
+/// process uses the memory any more; then `owner` is dropped, on any thread. Other processes can see the whole
+/// allocation that the view lies in. Throws unsupported for memory that cannot be given to others (the CPU's,
+/// managed, or of a stream-ordered pool), invalid_argument if it is not memory of that device.
 Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
 
-/// While one lives, adopt() on this thread asks the driver about an allocation once, and not for each tensor in
-/// it: for many tensors at a time. REQUIRES: what is adopted meanwhile was allocated before, and stays so until
-/// the end.
+/// While one lives, adopt() on this thread asks the driver about an allocation once, and not for each tensor in it:
+/// for many tensors at a time. REQUIRES: memory adopted meanwhile was allocated before, and stays allocated until the
+/// end.
 class AdoptionRound {
  public:
   AdoptionRound() noexcept;
@@ -52,62 +51,60 @@ class AdoptionRound {
   const std::uint64_t outer_;
 };
 
-/// Names a tensor for other processes. It must have been made by empty(), copy(), adopt(), a loader, or opened
-/// here: a borrowed tensor may be shared on, also after its owner's death. Costs no system call.
-/// Throws invalid_argument for memory of other libraries (use copy()).
+/// Names a tensor for other processes. The tensor must have been made by empty(), copy(), adopt() or a loader, or
+/// opened here. A borrowed tensor may be shared on, also after its owner's death. Costs no system call. Throws
+/// invalid_argument for memory of other libraries (use copy()).
 Handle share(const Tensor& tensor);
 
-/// The tensor that a handle names, on the same memory. The first open of an owner connects to it;
-/// later ones cost well under a microsecond.
+/// The tensor that a handle names, on the maker's memory. The first open of an owner connects to it; later ones cost
+/// well under a microsecond.
+///
 /// Throws stale_handle (freed meanwhile), owner_died, peer_died (it lives, and cannot be reached from this network
 /// namespace), timeout (it does not answer for ten seconds: it is stopped), other_boot, other_user, bad_secret,
 /// bad_handle, version_mismatch, read_only (only lent for reading), unsupported (no way to the device),
 /// out_of_memory, out_of_descriptors, out_of_mappings; nothing is held or mapped then.
 Tensor open(const Handle& handle, Access access = Access::read_write);
 
-/// All bytes of the block that a tensor lies in, which views share: what frameworks call its storage.
-/// As many as were asked of empty(), on the tensor's own mapping. Throws invalid_argument for memory of
-/// other libraries.
+/// All bytes of the block that a tensor lies in, which views share: a framework's storage. As many as were requested
+/// of empty(), on the tensor's own mapping. Throws invalid_argument for memory of other libraries.
 std::span<std::byte> storage(const Tensor& tensor);
 /// Can share() name it? False for memory of other libraries, and for no tensor at all.
 bool is_shareable(const Tensor& tensor) noexcept;
 
-/// The same handle for writing down: this process keeps the block until the first open() of the bytes
-/// or text, wherever that happens and however they got there, ten minutes at most. Afterwards they
-/// hold nothing. Visible in stats().in_transit and `onecopy ls`. It does not outlive this process.
-/// Throws invalid_argument for a handle that was itself read from bytes or text.
+/// Makes a handle to be written down: this process keeps the block until the first open() of the bytes or text, in
+/// any process, ten minutes at most. Afterwards they hold nothing. Visible in stats().in_transit and `onecopy ls`.
+/// Does not outlive this process. Throws invalid_argument for a handle that was itself read from bytes or text.
 Handle hold(const Handle& handle);
-/// Ends a hold without an open: whoever was to open it is gone, or will not. Without effect when the
-/// hold is over.
+/// Ends a hold whose handle will not be opened. Has no effect if the hold is over.
 void end_hold(const Handle& handle) noexcept;
 
-/// A file of shared memory that something else made (a memfd, a file in /dev/shm), in place, as a row
-/// of the `size` bytes from `offset` on. Its pages are reserved, so that touching them cannot end in SIGBUS; it
-/// must not be shrunk. `fd` is duplicated and stays the caller's. Throws invalid_argument, read_only,
-/// out_of_memory, out_of_descriptors, out_of_mappings.
+/// A file of shared memory made by other means (a memfd, a file in /dev/shm), in place, as a row of the `size` bytes
+/// from `offset` on. Its pages are reserved, so that touching them cannot end in SIGBUS. `fd` is duplicated and stays
+/// the caller's. Throws invalid_argument, read_only, out_of_memory, out_of_descriptors, out_of_mappings. REQUIRES:
+/// the file is not shrunk.
 Tensor adopt_file(int fd, std::size_t size, std::size_t offset = 0);
 
 struct OpenOptions {
   Access access = Access::read_write;
-  /// Where it is to be used; the memory's own device when none is named. On CUDA it alone gets a context for that.
+  /// The device that is to use it; by default the memory's own. On CUDA only that device gets a context.
   std::optional<Device> device{};
   /// Opens in the order of this stream, as below. It belongs to `device`.
   std::optional<Stream> stream{};
-  /// Pins what is opened for this process's cards, see onecopy/share/pin.h. Without effect on memory of devices.
+  /// Pins the memory for this process's cards, see onecopy/share/pin.h. Has no effect on memory of devices.
   bool pinned = false;
 };
-/// The same, on another device of this process if wanted: see use_on(). Nothing is copied.
+/// Opens, on another device of this process if wanted: see use_on(). Nothing is copied.
 Tensor open(const Handle& handle, const OpenOptions& options);
 
-/// The same tensor for use on another device of this process: that device reads and writes the memory where it is,
-/// through peer access; at the same addresses, but for what another process has from cudaMalloc, which is opened once
-/// more. Handles made from it name the memory's own device.
-/// Throws unsupported when there is no way between the two, invalid_argument for another kind of device.
+/// A tensor on its memory for use on another device of this process. That device reads and writes the memory in
+/// place, through peer access. The addresses stay, except for another process's memory of cudaMalloc, which is opened
+/// once more. Handles made from it name the memory's own device. Throws unsupported if there is no way between the
+/// two, invalid_argument for another kind of device.
 Tensor use_on(const Tensor& tensor, Device device);
 
-/// What to do when others could see more than the tensor through its handle: the rest of the tensor's storage,
-/// or, for adopted memory, of the whole allocation, in which a framework may keep other tensors. Counted to the byte;
-/// only behind a tensor with which a framework's allocation begins up to 511 bytes are taken for rounding.
+/// The action if others could see more than the tensor through its handle: the rest of the tensor's storage or, for
+/// adopted memory, of the whole allocation, in which a framework may keep other tensors. Counted to the byte, but for
+/// rounding: behind a tensor at the beginning of a framework's allocation, up to 511 bytes are allowed.
 enum class Exact : std::uint8_t {
   no,      ///< share it
   refuse,  ///< throw unsupported, with the numbers
@@ -120,20 +117,20 @@ struct ShareOptions {
 };
 Handle share(const Tensor& tensor, const ShareOptions& options);
 
-// The same in the order of streams, for tensors on devices; those on the CPU have no streams. The host waits for
-// nothing, where the device's streams can wait for words in memory.
+// The functions below follow the order of streams, for tensors on devices; tensors on the CPU have no streams. If the
+// device's streams can wait for words in memory, the host waits for nothing.
 
-/// The opener's stream will wait for all that is in `stream` now.
+/// The opener's stream will wait for all work in `stream` now.
 Handle share(const Tensor& tensor, Stream stream);
-/// What `stream` is given from now on happens after what the sharer's stream had in it, and the lease ends after
-/// what is in `stream` when the last copy of the tensor goes. The stream must live until then.
-/// Throws peer_died, too, when the sharer has died, or its device has failed, before its stream was done.
+/// Work given to `stream` from now on happens after the work that the sharer's stream had in it. The lease ends after
+/// the work in `stream` when the last copy of the tensor goes. Also throws peer_died if the sharer has died, or its
+/// device has failed, before its stream was done. REQUIRES: the stream lives until then.
 Tensor open(const Handle& handle, Access access, Stream stream);
-/// The same tensor for use in another stream: its memory is kept until that stream has come past the end of the
-/// last copy of what is returned. The stream must live until then.
+/// A tensor on its memory for use in another stream: the memory is kept until that stream has passed the end of the
+/// last copy of the result. REQUIRES: the stream lives until then.
 Tensor record_stream(const Tensor& tensor, Stream stream);
 
-/// How new segments are made, in the words of torch.multiprocessing.
+/// How new segments are made, under the names of torch.multiprocessing.
 enum class Strategy : std::uint8_t {
   file_descriptor,  ///< anonymous memory, nothing to leak: the default
   file_system,      ///< named files in shared_directory(), for users that need names
