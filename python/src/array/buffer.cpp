@@ -15,14 +15,14 @@
 namespace onecopy::python {
 namespace {
 
-/// What a Py_buffer points into; belongs to it.
+/// The arrays that a Py_buffer points into; belongs to it.
 struct View {
   explicit View(Tensor t) : tensor(std::move(t)) {}
 
   Tensor tensor;
   std::vector<Py_ssize_t> shape;
   std::vector<Py_ssize_t> strides;  ///< bytes
-  Py_ssize_t nothing = 0;           ///< where empty tensors without memory point
+  Py_ssize_t nothing = 0;           ///< the address of empty tensors without memory
 };
 
 bool asks(int flags, int wanted) { return (flags & wanted) == wanted; }
@@ -39,7 +39,7 @@ bool is_fortran(const Layout& layout) {
   return true;
 }
 
-/// Why the tensor cannot be seen in the way that the flags ask for; empty when it can.
+/// Why the tensor cannot have the view that the flags ask for; empty if it can.
 std::string objection(const Tensor& tensor, int flags) {
   const Layout& layout = tensor.layout();
   if (!buffer_format(tensor.dtype()))

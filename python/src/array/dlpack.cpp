@@ -20,7 +20,7 @@ constexpr const char* kOldName = "dltensor";
 constexpr const char* kVersionedName = "dltensor_versioned";
 constexpr std::uint64_t kDLCopied = 2;  // bit of flags
 
-/// Of a capsule that nobody has taken.
+/// Deletes a capsule that no consumer has taken.
 template <class Managed>
 void drop(PyObject* capsule, const char* name) {
   if (PyCapsule_IsValid(capsule, name) == 0) return;  // taken
@@ -59,7 +59,7 @@ Tensor from_capsule(nb::handle capsule, const char* argument) {
 /// Libraries of before version 1 do not know the keyword.
 nb::object call_dlpack(nb::handle object, Device device) {
   nb::dict keywords;
-  if (device != kCpu) {  // its work comes before what our current stream does
+  if (device != kCpu) {  // its work comes before later work of our current stream
     const Stream stream = current_stream(device);
     keywords["stream"] = stream.native ? reinterpret_cast<std::uintptr_t>(stream.native) : 1;
   }
@@ -75,7 +75,7 @@ nb::object call_dlpack(nb::handle object, Device device) {
   return dlpack(**keywords);
 }
 
-/// The cpu, also for what does not say.
+/// The cpu, also for an object that does not say.
 Device device_of(nb::handle object, const char* argument) {
   const nb::object device = nb::getattr(object, "__dlpack_device__", nb::none());
   if (device.is_none()) return kCpu;

@@ -7,12 +7,12 @@
 /// DLPack as Python objects exchange it. REQUIRES: the GIL.
 namespace onecopy::python {
 
-/// The tensor as a capsule; `versioned` also says whether it may be written, `copied` that nobody else
-/// has the memory. Raises BufferError for what cannot be given out.
+/// The tensor as a capsule. `versioned` capsules also tell whether it may be written, and, if `copied`, that the
+/// consumer alone has the memory. Raises BufferError for tensors that cannot be exported.
 nb::object to_capsule(const Tensor& tensor, bool versioned, bool copied);
 
-/// What object.__dlpack__() gives out, on the other library's memory, or on ours if it is that. Raises
-/// what the object raises. REQUIRES: the object has __dlpack__.
+/// The array of object.__dlpack__(), on the other library's memory, or on ours if it is that. Raises the object's
+/// exceptions. REQUIRES: the object has __dlpack__.
 Tensor from_dlpack_object(nb::handle object, const char* argument);
 
 }  // namespace onecopy::python

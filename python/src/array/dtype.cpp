@@ -61,7 +61,7 @@ const char* buffer_format(DType dtype) noexcept {
     case DType::i16: return "h";
     case DType::u32: return "I";
     case DType::i32: return "i";
-    case DType::u64: return sizeof(long) == 8 ? "L" : "Q";  // what numpy calls uint64
+    case DType::u64: return sizeof(long) == 8 ? "L" : "Q";  // numpy's letter for uint64
     case DType::i64: return sizeof(long) == 8 ? "l" : "q";
     case DType::f16: return "e";
     case DType::f32: return "f";

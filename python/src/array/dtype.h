@@ -14,9 +14,9 @@ nb::object dtype_object(DType dtype);
 /// Does numpy have this type itself? Otherwise the package ml_dtypes may.
 bool is_native_to_numpy(DType dtype) noexcept;
 
-/// The element of the buffer protocol (PEP 3118), e.g. "f"; null for those it has no word for.
+/// The element of the buffer protocol (PEP 3118), e.g. "f"; null for dtypes that it lacks.
 const char* buffer_format(DType dtype) noexcept;
-/// The reverse, for elements in the machine's byte order; nothing for records, text, long double etc.
+/// The reverse, for elements in the machine's byte order; empty for records, text, long double etc.
 std::optional<DType> parse_buffer_format(const char* format, std::size_t element_size) noexcept;
 
 }  // namespace onecopy::python

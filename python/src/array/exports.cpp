@@ -20,8 +20,8 @@ std::vector<Stream> order_of(const Tensor& tensor) {
   return static_cast<SharedKeeper&>(*tensor.block().keeper()).order();
 }
 
-/// One block that has been given out, and for how many times. Belongs to those references. The same block in the order
-/// of other streams is kept as well until the last goes, so that all streams that were given it are waited for.
+/// One exported block, with the number of its exports, which own it together. Exports of the block in the order of
+/// other streams are kept as well until the last one goes. So all streams that it was exported to are waited for.
 class Export final : public BlockKeeper {
  public:
   explicit Export(const Tensor& tensor)
@@ -49,10 +49,10 @@ class Export final : public BlockKeeper {
   }
 
   const BlockRef block_;
-  std::vector<BlockRef> others_;             ///< the same one, in the order of other streams
+  std::vector<BlockRef> others_;             ///< the block in the order of other streams
   std::vector<std::vector<Stream>> orders_;  ///< of all of them
   const std::span<std::byte> memory_;
-  Access access_;  ///< the most that was given out
+  Access access_;  ///< the most that was exported
   std::uint64_t references_ = 0;
 };
 
@@ -90,7 +90,7 @@ class Exports {
     last.reset(&entry);
   }
 
-  /// The block that has all of [begin, begin + bytes), and what may be done with it.
+  /// The block that has all of [begin, begin + bytes), and its access.
   std::optional<std::pair<BlockRef, Access>> find(const std::byte* begin, std::size_t bytes) {
     std::unique_lock lock(mutex_);
     auto after = by_address_.upper_bound(begin);

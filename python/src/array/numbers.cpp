@@ -21,7 +21,7 @@ struct SmallFloat {
   enum class Special : std::uint8_t {
     ieee,           ///< the largest exponent means infinity and NaN
     finite,         ///< NaN is all ones, and there is no infinity
-    unsigned_zero,  ///< NaN is what would be minus zero, and there is no infinity
+    unsigned_zero,  ///< NaN has the code of minus zero, and there is no infinity
   };
   int bits;
   int mantissa;
@@ -83,7 +83,7 @@ unsigned encode(const SmallFloat& format, double value) {
     code = format.largest() + 1;
   } else if (magnitude != 0) {
     const int exponent = std::max(std::ilogb(magnitude), smallest);
-    // In units of the last place; what rounds up to the next power of two carries into the exponent.
+    // In units of the last place; rounding up to the next power of two carries into the exponent.
     const double units = std::nearbyint(std::ldexp(magnitude, format.mantissa - exponent));
     const double shifted = std::ldexp(exponent - smallest + (powers_only ? -1 : 0), format.mantissa);
     code = static_cast<unsigned>(std::clamp(units + shifted, 0.0, format.largest() + 1.0));

@@ -32,7 +32,7 @@ nb::object ml_dtype(DType dtype) {
                   name));
 }
 
-/// The same bits as unsigned ints, which numpy has.
+/// Reinterprets the elements as unsigned ints, which numpy has.
 Tensor as_bits(const Tensor& tensor) {
   const DType bits = size_of(tensor.dtype()) == 1 ? DType::u8 : DType::u16;
   return {tensor.block(), tensor.data(), Layout(bits, tensor.shape(), tensor.strides()), tensor.device(),
@@ -42,7 +42,7 @@ Tensor as_bits(const Tensor& tensor) {
 /// A copy of fewer bytes by pickle costs less than a block of shared memory and its item.
 constexpr std::size_t kSmallest = std::size_t{64} << 10;
 
-/// Exactly numpy.ndarray: subclasses have more to say than their elements.
+/// Exactly numpy.ndarray: subclasses have more content than their elements.
 bool is_ndarray(PyObject* object) noexcept {
   return Py_TYPE(object)->tp_name == std::string_view("numpy.ndarray");
 }
@@ -59,7 +59,7 @@ bool is_column_major(nb::handle array) {
   return nb::cast<bool>(flags.attr("f_contiguous")) && !nb::cast<bool>(flags.attr("c_contiguous"));
 }
 
-/// The same elements with the dimensions in the opposite order.
+/// A view with the dimensions in the opposite order.
 Tensor transposed(const Tensor& tensor) {
   std::vector<std::int64_t> shape(tensor.shape().rbegin(), tensor.shape().rend());
   std::vector<std::int64_t> strides(tensor.strides().rbegin(), tensor.strides().rend());

@@ -27,12 +27,12 @@ inline constexpr std::uint32_t kNumpyFlag = 32;
 /// Thread safety: made, used and destroyed with the GIL held.
 class SharedArray {
  public:
-  /// Nothing for all other objects, and for arrays that are better pickled: small ones, those of a subclass, and those
-  /// whose elements no tensor has. An array that lies in memory of onecopy is never too small.
+  /// Empty for all other objects, and for arrays that are better pickled: small ones, those of a subclass, and those
+  /// whose elements no tensor has. An array in memory of onecopy is never too small.
   static std::optional<SharedArray> of(PyObject* object);
 
-  /// The memory of onecopy that the array lies in, or else a copy in shared memory, row-major, or column-major if the
-  /// array is. Throws out_of_memory.
+  /// The memory of onecopy that the array lies in, or else a copy in shared memory. The copy is row-major, or
+  /// column-major if the array is. Throws out_of_memory.
   Tensor tensor() const;
 
  private:

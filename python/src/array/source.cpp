@@ -22,7 +22,7 @@ namespace {
 
 [[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
 
-/// The dtype of a numpy array that the buffer protocol has no word for, but ml_dtypes has.
+/// The dtype of a numpy array whose elements the buffer protocol lacks, but ml_dtypes has.
 std::optional<DType> extended_dtype(nb::handle object) {
   if (Py_TYPE(object.ptr())->tp_name != std::string_view("numpy.ndarray")) return std::nullopt;
   const auto dtype = parse_dtype(nb::cast<std::string>(object.attr("dtype").attr("name")));
@@ -30,14 +30,14 @@ std::optional<DType> extended_dtype(nb::handle object) {
   return dtype;
 }
 
-/// As numpy's users know it, or else as the buffer protocol writes it.
+/// The name in numpy, or else the letters of the buffer protocol.
 std::string name_of_elements(const Py_buffer& view) {
   const nb::object dtype = nb::getattr(view.obj, "dtype", nb::none());
   if (dtype.is_none()) return fmt::format("format '{}'", view.format);
   return fmt::format("dtype {}", nb::str(dtype).c_str());
 }
 
-/// What to do about elements of such a format.
+/// The advice of the error about elements of such a format.
 const char* advice(std::string_view format) {
   if (format == "O")
     return "they are references to objects of this process: make them numbers with .astype(), or put the "
@@ -145,8 +145,8 @@ Source Source::of_buffer(nb::handle object, const char* argument, std::optional<
   return source;
 }
 
-/// numpy has types, such as datetime64, that it does not show, and jax some that DLPack has and buffers have
-/// not, such as bfloat16.
+/// numpy has types, such as datetime64, that it does not export as buffers. jax has some that DLPack has and buffers
+/// lack, such as bfloat16.
 Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why) {
   constexpr const char* kMessage = "the elements of {} cannot be shared: {}";
   if (!nb::hasattr(object, "__dlpack__"))

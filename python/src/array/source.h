@@ -9,26 +9,26 @@
 
 namespace onecopy::python {
 
-/// An array of any library while its elements are read: a onecopy tensor, or whatever speaks the buffer
-/// protocol (numpy, bytearray, array) or DLPack (torch, jax, cupy).
-/// Thread safety: none; made and destroyed with the GIL held. Move-only.
+/// An array of any library while its elements are read: a onecopy tensor, or an object with the buffer protocol
+/// (numpy, bytearray, array) or DLPack (torch, jax, cupy). Thread safety: none; made and destroyed with the GIL held.
+/// Move-only.
 class Source {
  public:
-  /// Nothing when the object is no array at all. Throws unsupported, naming `argument`, for elements,
-  /// byte orders and devices that onecopy does not have.
+  /// Empty if the object is no array at all. Throws unsupported, naming `argument`, for elements, byte orders and
+  /// devices that onecopy lacks.
   static std::optional<Source> of(nb::handle object, const char* argument);
 
   DType dtype() const noexcept { return dtype_; }
   const std::vector<std::int64_t>& shape() const noexcept { return elements_.shape; }
   Device device() const noexcept { return tensor_ ? tensor_->device() : kCpu; }
-  /// The array itself when it lies in shared memory already.
+  /// The array itself if it lies in shared memory already.
   const std::optional<Tensor>& ours() const noexcept { return ours_; }
 
-  /// A tensor of our own: the array itself, or memory of another library's on a device where it is, or else a
-  /// copy, row-major. Copies large ones without the GIL.
+  /// A tensor of our own: the array itself, another library's memory of a device in place, or else a copy, row-major.
+  /// Copies large ones without the GIL.
   Tensor shared() const;
   Tensor copied() const;
-  /// REQUIRES: the same dtype and shape.
+  /// REQUIRES: equal dtype and shape.
   void copy_to(const Tensor& target) const;
 
  private:
@@ -48,7 +48,7 @@ class Source {
 /// Throws unsupported for a numpy.ma.MaskedArray: its memory is that of all elements, also of those masked.
 void refuse_masked(nb::handle object, const char* argument);
 
-/// Copies large arrays without the GIL. REQUIRES: the same shape and element size.
+/// Copies large arrays without the GIL. REQUIRES: equal shape and element size.
 void copy_with_gil(const Strided& to, const Strided& from);
 
 }  // namespace onecopy::python

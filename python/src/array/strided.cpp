@@ -17,7 +17,7 @@ struct Step {
   std::int64_t from;
 };
 
-/// The dimensions, outermost first, without those of size 1 and with neighbours joined where both arrays allow.
+/// The dimensions, outermost first, without those of size 1. Neighbours are joined if both arrays allow.
 std::vector<Step> steps(const Strided& to, const Strided& from) {
   std::vector<Step> joined;
   for (std::size_t i = 0; i < to.shape.size(); ++i) {
@@ -82,7 +82,7 @@ std::pair<const std::byte*, const std::byte*> extent(const Strided& view) noexce
   return {begin, end};
 }
 
-/// The elements of `from` as they were, row by row, for a while.
+/// Copies the elements of `from` row by row, and holds them until they are written.
 void copy_by_way_of_another(const Strided& to, const Strided& from) {
   const auto bytes = static_cast<std::size_t>(from.count()) * from.element_size;
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes);

@@ -25,10 +25,10 @@ struct Strided {
 
 Strided strided(const Tensor& tensor);
 
-/// May an element of the one lie where one of the other does?
+/// May the two have an element in common?
 bool overlap(const Strided& a, const Strided& b) noexcept;
 
-/// Where both overlap, as if `from` had been copied before. REQUIRES: the same shape and element size.
+/// If both overlap, the result is as if `from` had been copied before. REQUIRES: equal shape and element size.
 void copy_elements(const Strided& to, const Strided& from);
 
 /// The bytes of one element; as many of them count as the dtype has.

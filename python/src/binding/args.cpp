@@ -21,20 +21,20 @@ std::int64_t size_arg(nb::handle value, const char* argument) {
   if (PyBool_Check(value.ptr()) || !PyIndex_Check(value.ptr()))
     raise_type_error(
         fmt::format("{} must be an int or a sequence of ints; {} is none", argument, short_repr(value)));
-  const Py_ssize_t size = PyNumber_AsSsize_t(value.ptr(), nullptr);  // clips; what is clipped is refused
+  const Py_ssize_t size = PyNumber_AsSsize_t(value.ptr(), nullptr);  // clips; a clipped size is refused
   if (size == -1 && PyErr_Occurred()) throw nb::python_error();
   if (size < 0) refuse_argument(fmt::format("{} has the negative size {}", argument, short_repr(value)));
   return size;
 }
 
-/// An attribute that is a str; none otherwise.
+/// An attribute that is a str; empty otherwise.
 std::optional<std::string> text_attr(nb::handle value, const char* attribute) {
   const nb::object found = nb::getattr(value, attribute, nb::none());
   if (const auto text = utf8_of(found)) return std::string(*text);
   return std::nullopt;
 }
 
-/// What numpy and torch make of Python's own types; null for others. bool has its name.
+/// The dtype that numpy and torch take for Python's own types; null for others. bool has its name.
 const char* name_for_python(nb::handle type) {
   if (type.is(nb::handle(reinterpret_cast<PyObject*>(&PyLong_Type)))) return "int64";
   if (type.is(nb::handle(reinterpret_cast<PyObject*>(&PyFloat_Type)))) return "float64";
@@ -52,7 +52,7 @@ std::string dtype_name(nb::handle value, const char* argument) {
   return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
 }
 
-/// "cuda" is the device that torch's "cuda" is.
+/// "cuda" is torch's current CUDA device.
 Device parse_device(std::string_view text) {
   for (const DeviceType type : backend_types())
     if (type != DeviceType::cpu && text == onecopy::name(type)) return {type, torch::current_ordinal(type)};
@@ -114,7 +114,7 @@ std::vector<std::int64_t> shape_arg(nb::handle value, const char* argument) {
   return shape;
 }
 
-/// numpy's dtype(">f4") has the name of the one that is not turned round.
+/// numpy's dtype(">f4") has the name of the native one.
 void check_byte_order(nb::handle dtype, const char* argument) {
   if (nb::getattr(dtype, "isnative", nb::none()).is(nb::handle(Py_False)))
     refuse_argument(

@@ -12,19 +12,19 @@
 #include "onecopy/core/dtype.h"
 #include "onecopy/core/tensor_view.h"
 
-/// Arguments of Python functions that accept more than one spelling. What cannot be used is refused with
-/// the argument's name: a TypeError for a wrong type, InvalidArgument (a ValueError) for a wrong value.
-/// Thread safety: all functions are called with the GIL held.
+/// Arguments of Python functions that accept more than one spelling. A refusal names the argument: a TypeError for a
+/// wrong type, InvalidArgument (a ValueError) for a wrong value. Thread safety: all functions are called with the GIL
+/// held.
 namespace onecopy::python {
 
-/// Which library's arrays a caller wants to see.
+/// The library whose arrays a caller wants.
 enum class Framework : std::uint8_t { onecopy, torch, numpy };
 
 [[noreturn]] void raise_type_error(const std::string& message);
 /// repr(value), not longer than a line.
 std::string short_repr(nb::handle value);
 
-/// A str as UTF-8, while it lives; nothing for what is none, and for one with lone surrogates, which has no UTF-8.
+/// A str as UTF-8, while it lives. Empty for other objects, and for a str with lone surrogates, which has no UTF-8.
 std::optional<std::string_view> utf8_of(nb::handle value);
 /// A str as UTF-8. Raises TypeError and InvalidArgument for others.
 std::string text_of(nb::handle value, const char* argument);
@@ -44,7 +44,7 @@ std::string path_arg(nb::handle value, const char* argument);
 
 const char* name(Access access) noexcept;
 
-/// A package of the user's. Raises MissingPackage, with `instead` as what else there is, when it is not installed.
+/// A package of the user's. If it is not installed, raises MissingPackage, which names `instead` as the alternative.
 nb::object import_package(const char* package, const char* what, const char* instead = "");
 
 }  // namespace onecopy::python

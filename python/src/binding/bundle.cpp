@@ -27,7 +27,7 @@ nb::object to_str(std::string_view text) {
 
 // ---- what Python calls
 
-/// Nothing for what is no name at all.
+/// Empty for an object that is no name at all.
 std::optional<std::size_t> find(const OpenBundle& bundle, nb::handle key) {
   const auto name = utf8_of(key);
   return name ? bundle.find(*name) : std::nullopt;
@@ -124,7 +124,7 @@ OpenBundle::OpenBundle(const Handle& handle, Access access, Framework framework,
       framework_(framework),
       value_(BundleValue::decode(bundle_.structure(), bundle_.size())) {}
 
-/// Rows that lie beside each other are pinned together, and the next of them cost a look-up.
+/// Neighbouring rows are pinned together, so the next of them cost a look-up.
 void OpenBundle::pin() const {
   for (const Tensor& tensor : open_rows(size()))
     if (is_on_host(tensor)) pin_here(tensor);

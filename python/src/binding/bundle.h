@@ -13,11 +13,11 @@
 
 namespace onecopy::python {
 
-/// onecopy.Bundle: a bundle of tensors as its opener sees it. Rows are read when they are asked for.
-/// Thread safety: used with the GIL held.
+/// onecopy.Bundle: a bundle of tensors as its opener sees it. Rows are read on access. Thread safety: used with the
+/// GIL held.
 class OpenBundle {
  public:
-  /// The tensors are for use on `device`, or where they are.
+  /// The tensors are for use on `device`, or where they lie.
   OpenBundle(const Handle& handle, Access access, Framework framework, std::optional<Device> device);
 
   /// Pins all of it that is memory of the CPU.

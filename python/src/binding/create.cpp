@@ -17,8 +17,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Runs the handlers of signals that have come, as the main thread does. What they raise is thrown.
-/// REQUIRES: the GIL is not held.
+/// Runs the handlers of pending signals, as the main thread does. Throws their exceptions. REQUIRES: the GIL is not
+/// held.
 void handle_signals() {
   if (::getpid() != ::gettid()) return;
   const nb::gil_scoped_acquire acquire;

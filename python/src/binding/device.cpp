@@ -20,7 +20,7 @@
 namespace onecopy::python {
 namespace {
 
-/// What is written from the host when a tensor is filled; the device copies the rest itself.
+/// So many bytes are written from the host when a tensor is filled; the device copies the rest itself.
 constexpr std::size_t kStaging = std::size_t{1} << 20;
 
 /// Asking the driver for all its devices takes microseconds.
@@ -40,7 +40,7 @@ Device home_of(const HandleFields& handle) {
                           home.str(), asked.str(), asked.str()));
 }
 
-/// Copies after all that both sides' current streams have in them, and waits.
+/// Copies after all work in both sides' current streams, and waits.
 void copy_and_wait(const TensorView& from, const TensorView& to) {
   const Device at = to.device == kCpu ? from.device : to.device;
   const Stream stream = current_stream(at);
@@ -53,7 +53,7 @@ void copy_and_wait(const TensorView& from, const TensorView& to) {
   });
 }
 
-/// The first bytes from the host, and then twice as many each time from the device itself.
+/// Writes the first bytes from the host; then the device itself copies twice as many each time.
 void fill_row(const Tensor& tensor, const Element& value) {
   const std::size_t element = size_of(tensor.dtype());
   const std::size_t first = std::min(tensor.nbytes(), kStaging);
@@ -72,7 +72,7 @@ void fill_row(const Tensor& tensor, const Element& value) {
   });
 }
 
-/// A handle of our own says how far the one stream has come, and opening it makes the other wait for that.
+/// A handle of our own names a point in the one stream; opening it makes the other stream wait for that.
 Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
   if (from.native == to.native) return tensor;
   return without_gil([&] {
@@ -80,7 +80,7 @@ Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
   });
 }
 
-/// On the device, and by the host where streams cannot wait for each other, which is counted.
+/// On the device. If streams cannot wait for each other, the host waits, which is counted.
 void put_before_default_stream(Device device, Stream stream) {
   if (!stream.native) return;
   without_gil([&] {
@@ -108,7 +108,7 @@ std::uintptr_t stream_number(nb::handle value, const char* argument) {
 
 Stream current_stream(Device device) { return device == kCpu ? Stream{} : torch::current_stream(device); }
 
-/// The default stream has the number 0 for the driver, and 1 where 0 would be ambiguous.
+/// The default stream has the number 0 for the driver, and 1 if 0 would be ambiguous.
 Stream stream_arg(nb::handle value, const char* argument) {
   const std::uintptr_t number = stream_number(value, argument);
   return {number == 1 ? nullptr : reinterpret_cast<void*>(number)};
@@ -121,7 +121,7 @@ void require_host(const Tensor& tensor, const char* what) {
                           tensor.device().str()));
 }
 
-/// Without the GIL: who is short of memory may wait for what a stream does that needs Python.
+/// Without the GIL: an allocation that is short of memory may wait for a stream whose work needs Python.
 Tensor empty_in_order(const Layout& layout, Device device) {
   Tensor made = without_gil([&] { return empty(layout, device); });
   return device == kCpu ? made : record_stream(made, current_stream(device));

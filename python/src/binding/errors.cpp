@@ -19,7 +19,7 @@ struct Word {
   std::string_view python;
 };
 
-/// What the core's messages tell programs in C++ to write.
+/// Words of the core's messages for programs in C++, and those for Python.
 constexpr std::array kWords = {
     Word{"Access::read_only", "access=\"read\""},
     Word{"Exact::copy", "exact=\"copy\""},
@@ -37,7 +37,7 @@ std::string in_words_of_python(std::string message) {
   return message;
 }
 
-/// Raises the class of onecopy.errors that stands for the error's code. What the system says names files of the user's.
+/// Raises the class of onecopy.errors for the error's code. Messages of the system name files of the user's.
 void raise(const Error& error) {
   const std::string message =
       error.domain() == ErrorDomain::none ? in_words_of_python(error.what()) : error.what();

@@ -17,20 +17,19 @@
 #include "binding/module.h"
 #include "onecopy/core/error.h"
 
-/// Waiting without the GIL, so that nothing depends on how the interpreter ends.
+/// Waiting without the GIL, independent of the way in which the interpreter ends.
 namespace onecopy::python {
 
 using Clock = std::chrono::steady_clock;
 
-/// Waits for ever. Threads that want the GIL of an interpreter that is going away end here: their
-/// stacks cannot be unwound, and the process is about to exit.
+/// Waits for ever. A thread that wants the GIL of an interpreter that is going away ends here: its stack cannot be
+/// unwound, and the process is about to exit.
 [[noreturn]] inline void park() noexcept {
   for (;;) ::pause();
 }
 
-/// Calls something that runs Python code. A daemon thread may be ended in there when the interpreter
-/// goes away, and is parked then. Best close around the call: what lies between is unwound without the
-/// GIL.
+/// Calls a function that runs Python code. If the interpreter goes away, a daemon thread may be ended in there, and
+/// is parked then. Put it close around the call: frames in between are unwound without the GIL.
 template <class Call>
 auto call_python(Call&& call) {
   try {
@@ -48,8 +47,8 @@ inline bool is_finalizing() noexcept {
 #endif
 }
 
-/// Takes the GIL again. CPython before 3.14 ends daemon threads here by pthread_exit, which would
-/// unwind through frames that do not let that pass, and abort the process.
+/// Takes the GIL again. CPython before 3.14 ends daemon threads here by pthread_exit. That would unwind through
+/// frames that do not allow it, and abort the process.
 inline void take_gil(PyThreadState* state) {
   if (is_finalizing() && ::getpid() != ::gettid()) park();
   try {
@@ -62,12 +61,12 @@ inline void take_gil(PyThreadState* state) {
 /// Copies of so many bytes and more are made without the GIL.
 inline constexpr std::size_t kLargeCopy = std::size_t{64} << 10;
 
-/// How many threads are inside of without_gil() now. Those that are when the interpreter ends keep what
-/// they have for ever, which is no leak of ours.
+/// How many threads are inside of without_gil() now. Threads that are inside when the interpreter ends keep their
+/// objects for ever, which is no leak of ours.
 inline std::atomic<int> threads_without_gil{0};
 
-/// work() without the GIL. What it throws is thrown with the GIL held.
-/// REQUIRES: the GIL is held; work() uses nothing of Python.
+/// Runs work() without the GIL. Its exceptions are thrown with the GIL held. REQUIRES: the GIL is held; work() uses
+/// nothing of Python.
 template <class Work>
 auto without_gil(Work&& work) {
   if constexpr (std::is_void_v<std::invoke_result_t<Work>>) {
@@ -89,17 +88,17 @@ auto without_gil(Work&& work) {
   }
 }
 
-/// drop() without the GIL: letting go of what may have to wait for streams of devices or for other processes. When
-/// the interpreter goes away the GIL is kept: nobody else may have it then.
-/// REQUIRES: the GIL is held; drop() uses nothing of Python.
+/// Runs drop() without the GIL: releasing memory may have to wait for streams of devices or for other processes. If
+/// the interpreter goes away, the GIL is kept: no other thread may have it then. REQUIRES: the GIL is held; drop()
+/// uses nothing of Python.
 template <class Drop>
 void drop_without_gil(Drop&& drop) noexcept {
   if (is_finalizing()) drop();
   else without_gil(drop);
 }
 
-/// When a call with this number of seconds gives up: None is never, what is not above zero is now.
-/// Raises TypeError, and ValueError for NaN.
+/// The deadline of a call with this number of seconds: None is never, zero and less is now. Raises TypeError, and
+/// ValueError for NaN.
 inline Clock::time_point deadline_of_seconds(nb::handle timeout) {
   if (timeout.is_none()) return Clock::time_point::max();
   const double seconds = PyFloat_AsDouble(timeout.ptr());
@@ -110,8 +109,8 @@ inline Clock::time_point deadline_of_seconds(nb::handle timeout) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-/// deadline_of_seconds() for calls without `block`: who gives a bool means that, and would wait for a second or not at
-/// all. `instead` says what to call. Raises TypeError.
+/// deadline_of_seconds() for calls without `block`. A bool is taken for a misplaced `block` and refused: it would
+/// mean a second or no wait. `instead` names the call to use. Raises TypeError.
 inline Clock::time_point deadline_of(nb::handle timeout, const char* instead = "") {
   if (!PyBool_Check(timeout.ptr())) return deadline_of_seconds(timeout);
   const std::string message = std::string("timeout must be seconds, or None for ever, not ") +
@@ -127,16 +126,16 @@ inline std::chrono::nanoseconds longest_slice() noexcept {
   return ::getpid() == ::gettid() ? std::chrono::nanoseconds(kSlice) : std::chrono::nanoseconds(kLong);
 }
 
-/// What is left until the deadline, at most a slice; zero or less when it has passed.
+/// The time left until the deadline, at most a slice; zero or less if it has passed.
 inline std::chrono::nanoseconds time_to_wait(Clock::time_point deadline, std::chrono::nanoseconds slice) {
   if (deadline == Clock::time_point::max()) return slice;
   if (deadline == Clock::time_point::min()) return std::chrono::nanoseconds{0};
   return std::min<std::chrono::nanoseconds>(slice, deadline - Clock::now());
 }
 
-/// Calls attempt(time to wait) without the GIL until its result is true or the deadline has passed;
-/// every slice signal handlers run, and look(). What any of them throws ends the wait.
-/// REQUIRES: the GIL is held; an attempt without waiting has failed.
+/// Calls attempt(time to wait) without the GIL until its result is true or the deadline has passed. In every slice
+/// signal handlers run, and look(). An exception of any of them ends the wait. REQUIRES: the GIL is held; an attempt
+/// without waiting has failed.
 template <class Attempt, class Look>
 auto wait_looking(Clock::time_point deadline, std::chrono::nanoseconds slice, Attempt&& attempt,
                   Look&& look) {
@@ -152,8 +151,7 @@ auto wait_looking(Clock::time_point deadline, std::chrono::nanoseconds slice, At
   }
 }
 
-/// What a queue or pipe does while another process is stopped, and keeps its lock or does not answer: nothing came,
-/// nothing fits.
+/// A queue or pipe while another process is stopped, and keeps its lock or does not answer: no item came, none fits.
 template <class Attempt>
 auto unless_stopped(Attempt&& attempt) -> decltype(attempt()) {
   try {

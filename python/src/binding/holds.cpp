@@ -10,7 +10,7 @@
 #include "onecopy/share/share.h"
 #include "share/session.h"
 
-/// For reducers, which write handles down themselves: Handle's own pickling tells nobody what it holds.
+/// For reducers, which write handles down themselves: Handle's own pickling does not return the number of its hold.
 namespace onecopy::python {
 namespace {
 

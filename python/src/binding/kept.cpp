@@ -11,8 +11,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Objects that nobody needs any more.
-/// Thread safety: all members may be called concurrently; drop() needs the GIL. Survives fork. Never destroyed.
+/// Objects that are not needed any more. Thread safety: all members may be called concurrently; drop() needs the GIL.
+/// Survives fork. Never destroyed.
 class Unneeded {
  public:
   static Unneeded& instance() {
@@ -56,7 +56,7 @@ class Unneeded {
 
   std::mutex mutex_;
   std::vector<PyObject*> objects_;
-  std::atomic<bool> is_due_ = false;  ///< there are objects: read without the lock
+  std::atomic<bool> is_due_ = false;  ///< are there objects? read without the lock
   bool is_asked_ = false;             ///< the interpreter will call drop()
   bool is_over_ = false;              ///< it is about to go
 };

@@ -5,8 +5,8 @@
 
 namespace onecopy::python {
 
-/// Objects that outlive the interpreter are reported on stderr when ONECOPY_REPORT_LEAKS is set, as our
-/// tests do. Otherwise not: whatever a daemon thread holds when the interpreter ends is no fault.
+/// If ONECOPY_REPORT_LEAKS is set, as our tests do, objects that outlive the interpreter are reported on stderr.
+/// Otherwise not: objects that a daemon thread holds when the interpreter ends are no fault.
 void init_leaks(nb::module_&) { nb::set_leak_warnings(std::getenv("ONECOPY_REPORT_LEAKS") != nullptr); }
 
 }  // namespace onecopy::python

@@ -65,7 +65,7 @@ std::optional<Pipe> SharedListener::accept(Clock::time_point deadline) {
   });
 }
 
-/// What a program that knows multiprocessing.connection may give.
+/// The forms of an address that multiprocessing.connection takes.
 std::string address_arg(nb::handle value) {
   if (nb::isinstance<nb::str>(value)) return text_of(value, "address");
   std::string message =

@@ -13,8 +13,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Calls the caller's function, and the handlers of signals, on the loading thread, which has given up
-/// the GIL. What they raise ends the loading.
+/// Calls the caller's function, and the handlers of signals, on the loading thread, which has released the GIL. Their
+/// exceptions end the loading.
 LoadProgress progress_arg(nb::handle progress) {
   if (!progress.is_none() && PyCallable_Check(progress.ptr()) == 0)
     raise_type_error(

@@ -19,7 +19,7 @@
 #include "os/blocked_signals.h"
 
 /// Lines of the library for Python's logging. A line may come with locks of the library held and from any thread, so
-/// nothing waits for the GIL there: a thread of its own, started by the first line, hands the lines over.
+/// its caller must not wait for the GIL. A thread of its own, started by the first line, hands the lines over.
 namespace onecopy::python {
 namespace {
 
@@ -72,7 +72,7 @@ int level_of_python(LogLevel level) noexcept {
   return 40;
 }
 
-/// What a handler raises is the handler's to say. REQUIRES: the GIL.
+/// Exceptions of a handler are the handler's to report. REQUIRES: the GIL.
 void hand_over(const std::vector<Line>& lines) {
   try {
     const nb::object emit = call_python([] { return nb::module_::import_("onecopy._log").attr("emit"); });
@@ -103,8 +103,7 @@ void Lines::run() {
 
 void sink(LogLevel level, std::string_view text) { g_lines.load()->push({level, std::string(text)}); }
 
-/// Lines that are left are handed over at once, and those that come later go to stderr.
-/// REQUIRES: the GIL.
+/// Remaining lines are handed over at once; later ones go to stderr. REQUIRES: the GIL.
 void stop() {
   set_log_sink(nullptr);
   if (Lines* const lines = g_lines.load()) hand_over(lines->take());

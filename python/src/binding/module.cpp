@@ -3,7 +3,7 @@
 
 namespace {
 
-/// What we and nanobind keep is of one interpreter.
+/// The state of onecopy and nanobind belongs to one interpreter.
 void require_main_interpreter() {
   if (PyInterpreterState_Get() != PyInterpreterState_Main())
     throw nanobind::import_error(
@@ -12,7 +12,7 @@ void require_main_interpreter() {
 
 }  // namespace
 
-// What NB_MODULE makes of the name: nanobind begins anew in each interpreter that it is called in, before the
+// NB_MODULE's function under another name. nanobind begins anew in each interpreter that it is called in, before the
 // module's first line, and forgets the main one.
 #define PyInit__core init_by_nanobind
 

@@ -6,9 +6,9 @@
 namespace onecopy::python {
 namespace {
 
-int switched_off = 0;  ///< how many live ones have done it; with the GIL held
+int switched_off = 0;  ///< how many live objects have switched it off; with the GIL held
 
-/// Those of the parent's other threads never end here.
+/// Objects of the parent's other threads never end here.
 void switch_on_in_child() {
   if (switched_off == 0) return;
   switched_off = 0;
@@ -26,7 +26,7 @@ void NoCollection::begin() noexcept {
 void NoCollection::end() noexcept {
   if (!has_switched_off_) return;
   has_switched_off_ = false;
-  if (switched_off > 0) --switched_off;  // none is left when this thread has forked since
+  if (switched_off > 0) --switched_off;  // none is left if this thread has forked since
   PyGC_Enable();
 }
 

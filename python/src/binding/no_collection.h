@@ -5,11 +5,10 @@
 
 namespace onecopy::python {
 
-/// While it is begun, Python's cyclic garbage collector does not run: making thousands of tensors, none of
-/// which is garbage, would make it walk over all objects of the program again and again. A child that is forked
-/// meanwhile, by whatever thread, has the collector on.
-/// Thread safety: used with the GIL held. Another thread that switches the collector on meanwhile wins; one that
-/// switches it off does not.
+/// While it is begun, Python's cyclic garbage collector does not run: making thousands of tensors, none of which is
+/// garbage, would make it walk over all objects of the program again and again. A child that any thread forks
+/// meanwhile has the collector on. Thread safety: used with the GIL held. Another thread that switches the collector
+/// on meanwhile wins; one that switches it off does not.
 class NoCollection {
  public:
   NoCollection() noexcept = default;

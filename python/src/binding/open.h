@@ -13,12 +13,12 @@
 /// Our tensors as the arrays of a library. REQUIRES: the GIL.
 namespace onecopy::python {
 
-/// A torch tensor on the same memory; `flags` of the torch bridge say what it was when it was shared.
-/// Imports torch.
+/// A torch tensor on the tensor's memory. `flags` of the torch bridge tell its properties when it was shared. Imports
+/// torch.
 nb::object to_torch(const Tensor& tensor);
 
-/// As the framework has it. `flags` are those of the torch bridge, 0 for what was no torch tensor. Throws
-/// unsupported for what only torch can express: lazily conjugated and negated tensors.
+/// The tensor as the framework's array. `flags` are those of the torch bridge, 0 if it was no torch tensor. Throws
+/// unsupported for tensors that only torch can express: lazily conjugated and negated ones.
 nb::object open_as(const Tensor& tensor, Framework framework, std::uint32_t flags = 0);
 
 /// A Handle, its bytes, or its text. Raises TypeError naming the argument.

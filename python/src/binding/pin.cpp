@@ -28,7 +28,7 @@ std::optional<Device> card_arg(nb::handle device) {
   return device_arg(device, "device");
 }
 
-/// A batch that cannot be pinned where it is, is copied by torch, as without us: that is said once.
+/// A batch that cannot be pinned in place is copied by torch, as without onecopy; logged once.
 bool pin_batch(nb::handle tensor, int ordinal) {
   const auto found = torch::is_loaded() ? torch::find_shared(tensor.ptr()) : std::nullopt;
   if (!found) return false;

@@ -40,7 +40,7 @@ void send(const PipeEnd& end, nb::handle object) {
   without_gil([&] { pipe->send(message, stream); });
 }
 
-/// What is kept for children that are gone makes their ends look alive. Without the module nothing is.
+/// Handles kept for children that are gone make their ends look alive. Without the module there are none.
 void let_go_of_ended_children() {
   const nb::object module = nb::steal(PyImport_GetModule(nb::str("onecopy._children").ptr()));
   if (!module.is_valid()) return;
@@ -76,7 +76,7 @@ nb::object recv(const PipeEnd& end, nb::handle timeout) {
 }
 
 bool poll(const PipeEnd& end, nb::handle timeout) {
-  if (end.use()->poll(nanoseconds{0})) return true;  // asks nobody
+  if (end.use()->poll(nanoseconds{0})) return true;  // asks no other process
   return wait_in(end, deadline_of(timeout), [](Pipe& pipe, nanoseconds time) { return pipe.poll(time); });
 }
 

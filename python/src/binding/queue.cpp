@@ -17,7 +17,7 @@
 #include "onecopy/share/share.h"
 #include "value/message.h"
 
-/// onecopy.Queue. An attempt is made with the GIL; only whoever has to wait lets go of it.
+/// onecopy.Queue. An attempt is made with the GIL; only a call that has to wait releases it.
 namespace onecopy::python {
 namespace {
 
@@ -39,8 +39,8 @@ nanoseconds time_until(Clock::time_point deadline) {
   return deadline - Clock::now();
 }
 
-/// Once: is it in the queue now? A creator that has to be asked first is waited for until the deadline.
-/// `after_streams`: the value comes after work of streams, which the host may have to wait for.
+/// One attempt: is it in the queue now? If a creator has to be asked first, waits for it until the deadline.
+/// `after_streams`: the value comes after work of streams, for which the host may have to wait.
 bool put_now(Queue& queue, const Message& message, Clock::time_point deadline, Stream stream,
              bool after_streams) {
   const auto at_once = [&] {
@@ -54,7 +54,7 @@ bool put_now(Queue& queue, const Message& message, Clock::time_point deadline, S
   };
   const bool on_device = std::any_of(message.tensors.begin(), message.tensors.end(),
                                      [](const Tensor& tensor) { return !is_on_host(tensor); });
-  // Hosts of devices whose streams write no words wait for the stream, which may need Python itself.
+  // If a device's streams write no words, its host waits for the stream, which may need Python itself.
   return (on_device || after_streams ? without_gil(at_once) : at_once()) || without_gil(ask_and_put);
 }
 
@@ -92,7 +92,7 @@ std::optional<Message> get_until(Queue& queue, Clock::time_point deadline, Strea
   throw nb::python_error();
 }
 
-/// Would an attempt without waiting fail for want of space? Then nothing need be encoded, which moves tensors.
+/// Would an attempt without waiting fail for want of space? Then encoding, which moves tensors, is left out.
 bool is_hopeless(const Queue& queue, Clock::time_point deadline) {
   return deadline == Clock::time_point::min() && queue.maxsize() != 0 && queue.size() >= queue.maxsize() &&
          !queue.is_closed();
@@ -143,8 +143,8 @@ Clock::time_point deadline_if(nb::handle block, nb::handle timeout) {
   throw nb::python_error();
 }
 
-/// The object's message; nothing when pickling it threw and `report`, unless that is None, was told. Only what
-/// pickling throws is the object's fault: errors of waiting are the caller's to know.
+/// The object's message. Empty if pickling it threw and `report`, unless that is None, was told. Only exceptions of
+/// pickling are the object's fault: errors of waiting go to the caller.
 std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
   try {
     return encode_message(object);
@@ -155,15 +155,14 @@ std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
   return {};
 }
 
-/// An object on its way into the queue, for callers that do something else with each attempt.
-/// Thread safety: none.
+/// An object on its way into the queue, for callers that do other work with each attempt. Thread safety: none.
 struct Putting {
   Queue& queue;  ///< kept by Python
   Message message;
   Clock::time_point deadline;
 };
 
-/// Nothing when `report` was told.
+/// Empty if `report` was told.
 std::optional<Putting> begin_put(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
                                  nb::handle report) {
   const Clock::time_point deadline = deadline_if(block, timeout);
@@ -187,7 +186,7 @@ bool put_at_once(const Putting& putting) {
                  !at_work.empty());
 }
 
-/// Raises queue.Full also when there is space by now, but the deadline has passed.
+/// Raises queue.Full also if there is space by now, but the deadline has passed.
 void wait_for_space(const Putting& putting) {
   const auto attempt = [&](nanoseconds time) { return putting.queue.wait_for_space(time); };
   if (!wait_until(putting.deadline, attempt)) raise_from_queue("Full");
@@ -215,7 +214,7 @@ Queue connect_bytes(nb::bytes handle) {
   return Queue(without_gil([&] { return onecopy::Queue::connect(Handle::from_bytes(bytes)); }));
 }
 
-/// What daemon threads keep that wait when the interpreter ends is no leak to be warned of.
+/// Objects of daemon threads that wait when the interpreter ends are no leak.
 void expect_waiting_threads() {
   Py_AtExit([] {
     if (threads_without_gil != 0) nb::set_leak_warnings(false);

@@ -29,7 +29,7 @@ namespace {
                           argument, short_repr(array)));
 }
 
-/// `given`: what the caller has, of which `array` may be a view that goes at once.
+/// `given`: the caller's object, of which `array` may be a view that goes at once.
 Tensor memory_of(nb::handle array, nb::handle given) {
   if (const Tensor* ours = as_onecopy_tensor(array.ptr())) return *ours;
   const auto shared = torch::share(array.ptr());
@@ -43,7 +43,8 @@ Tensor memory_of(nb::handle array, nb::handle given) {
   return shared->tensor;
 }
 
-/// An array as a tensor that other processes can open, and whether its memory is new; None for what is no array.
+/// An array as a tensor that other processes can open, and whether its memory is new; None for an object that is no
+/// array.
 nb::object as_tensor(nb::handle x, bool copy) {
   drop_unneeded();
   const nb::object array = shareable_array(x, copy, "obj");

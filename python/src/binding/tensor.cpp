@@ -47,14 +47,14 @@ nb::object item(const Tensor& tensor) {
   return to_number(tensor.dtype(), on_host(tensor).as<std::byte>());
 }
 
-/// As numpy has it: who asks whether a tensor is an index, such as bytes(), takes it for an array otherwise.
+/// As numpy has it. Otherwise callers that ask whether a tensor is an index, such as bytes(), take it for an array.
 nb::object index(const Tensor& tensor) {
   if (tensor.layout().ndim() == 0)
     if (nb::object number = item(tensor); PyLong_CheckExact(number.ptr())) return number;
   raise_type_error("only a 0-d tensor of ints is an index, not " + tensor.layout().str());
 }
 
-/// What a function of Python makes of an object.
+/// The result of a function of Python that makes an object.
 nb::object made(PyObject* object) {
   if (!object) throw nb::python_error();
   return nb::steal(object);
@@ -62,7 +62,7 @@ nb::object made(PyObject* object) {
 
 // ---- layouts
 
-/// The sizes that were given, as numbers or in a sequence; the one that is -1 is what is left.
+/// The given sizes, as numbers or in a sequence; a size of -1 is computed from the rest.
 std::vector<std::int64_t> shape_from(const Tensor& tensor, const nb::args& sizes) {
   const nb::object given = sizes.size() == 1 ? nb::object(sizes[0]) : nb::object(sizes);
   const nb::object list =
@@ -103,7 +103,7 @@ Tensor reshape(const Tensor& tensor, const nb::args& sizes) {
   return tensor.with_layout(std::move(layout));
 }
 
-/// The same bytes as elements of another type; the last dimension grows or shrinks with their size.
+/// The bytes as elements of another type; the last dimension grows or shrinks with their size.
 Tensor reinterpret(const Tensor& tensor, DType dtype) {
   const auto from = static_cast<std::int64_t>(size_of(tensor.dtype()));
   const auto to = static_cast<std::int64_t>(size_of(dtype));
@@ -155,7 +155,7 @@ bool is_number(nb::handle value) {
   return PyLong_Check(value.ptr()) || PyFloat_Check(value.ptr()) || PyComplex_Check(value.ptr());
 }
 
-/// torch gives numpy nothing of a type that numpy lacks. All such numbers are float32 as well.
+/// torch gives numpy no array of a type that numpy lacks. All such numbers are float32 as well.
 nb::object for_numpy(nb::handle value, const std::optional<Source>& source) {
   const bool is_known = !source || is_native_to_numpy(source->dtype()) || !torch::is_tensor(value.ptr());
   return is_known ? nb::borrow(value) : nb::object(value.attr("detach")().attr("float")());
@@ -201,7 +201,7 @@ bool allows_versioned(nb::handle max_version) {
   return major >= 1;
 }
 
-/// The tensor itself, or, on the cpu, a copy of one on a device, which nobody may forbid then.
+/// The tensor itself, or, on the cpu, a copy of one on a device: then a copy must be allowed.
 Tensor on_dl_device(const Tensor& tensor, nb::handle device, nb::handle copy) {
   if (device.is_none()) return tensor;
   if (!PyTuple_Check(device.ptr()) || PyTuple_GET_SIZE(device.ptr()) != 2)
@@ -223,7 +223,7 @@ Tensor on_dl_device(const Tensor& tensor, nb::handle device, nb::handle copy) {
 /// DLPack has numbers for streams of CUDA. Consumers on other devices do not say where they will use the tensor.
 bool has_stream_numbers(Device device) { return device.type == DeviceType::cuda; }
 
-/// The consumer's stream waits for what was done to the tensor before. -1: it takes care of that itself.
+/// The consumer's stream waits for earlier work on the tensor. -1: it takes care of that itself.
 Tensor for_consumer(const Tensor& tensor, nb::handle stream) {
   if (is_on_host(tensor)) {
     if (stream.is_none()) return tensor;
@@ -279,7 +279,7 @@ std::string typestr(DType dtype) {
   return fmt::format("{}{}{}", bytes == 1 ? '|' : '<', kinds[at + 1], bytes);
 }
 
-/// What numba and cupy ask for. Only what has it may have the attribute.
+/// The attribute that numba and cupy read. Only tensors on CUDA may have it.
 nb::dict cuda_array_interface(const Tensor& tensor) {
   const char* const format = buffer_format(tensor.dtype());
   if (tensor.device().type != DeviceType::cuda || !format)

@@ -11,7 +11,7 @@ namespace onecopy::python {
 
 /// Nested lists of numbers; one number for a 0-d tensor.
 nb::object to_list(const Tensor& tensor);
-/// What repr() shows: the layout, and the elements when there are few.
+/// The text of repr(): the layout, and the elements if they are few.
 std::string to_text(const Tensor& tensor);
 
 }  // namespace onecopy::python

@@ -35,7 +35,7 @@ std::shared_ptr<Arena> make_arena(nb::handle device, std::optional<std::size_t> 
 
 using Extents = std::vector<std::pair<std::uintptr_t, std::size_t>>;
 
-/// What torch says by addresses.
+/// torch names memory by addresses.
 void keep_alive(GraphPool& pool, const Extents& alive) {
   std::vector<graph::Extent> extents;
   for (const auto& [at, bytes] : alive) extents.push_back({at - pool.base(), bytes});
@@ -46,7 +46,7 @@ std::shared_ptr<GraphPool> make_pool(Arena& arena, std::size_t most) {
   return GraphPool::make(arena, most);
 }
 
-/// The bytes of a window, which the buffer keeps. Nobody looks at them while the arena is parked.
+/// The bytes of a window, which the buffer keeps. REQUIRES: they are not read while the arena is parked.
 int fill_view(PyObject* self, Py_buffer* view, int flags) {
   const Window& window = *nb::inst_ptr<Window>(self);
   if (window.device() != kCpu) {

@@ -20,7 +20,7 @@ namespace onecopy::python {
 /// How a tensor was when its graph was captured, to be compared in every call.
 struct TensorFacts {
   explicit TensorFacts(const DLTensor& tensor);
-  /// Says nothing of where it is.
+  /// Does not compare addresses.
   bool is_alike(const DLTensor& tensor) const noexcept;
   bool is(const DLTensor& tensor) const noexcept;
 
@@ -31,14 +31,14 @@ struct TensorFacts {
   std::vector<std::int64_t> numbers;  ///< sizes, then strides
 };
 
-/// What torch says about a tensor; none, and no error, for one that it cannot say it about.
+/// torch's description of a tensor; empty, and no error, if it has none for it.
 std::optional<DLTensor> view_of(const torch::Api& api, PyObject* tensor) noexcept;
 
-/// The calls of one captured graph: inputs are compared with their places or copied into their slots, the graph is
+/// The calls of one captured graph. Inputs are compared with their places or copied into their slots, the graph is
 /// launched, and the results are in memory of the caller's. Copies in and out are nodes of the graph.
 ///
-/// Thread safety: used with the GIL held. run() lets go of it, and takes the arena's turn.
-/// Invariant: a launch is under way only after every place was compared in the same call (I3).
+/// Thread safety: used with the GIL held. run() releases it, and takes the arena's turn. Invariant: a launch is under
+/// way only after every place was compared in that call (I3).
 class GraphCall {
  public:
   struct Slot {
@@ -79,8 +79,8 @@ class GraphCall {
   void add_result(Kind kind, std::size_t index, nb::object object);
 
   bool is_in_place(PyObject* const* arguments) const noexcept;
-  /// Returns a tensor for each source. `launcher`, where there is one, launches the graph in the current stream. None
-  /// when the arena is not open to it, and `looked_at` is false. Throws what the driver refuses.
+  /// Returns a tensor for each source. `launcher`, if there is one, launches the graph in the current stream. None if
+  /// the arena is not open to it, and `looked_at` is false. Throws the driver's refusals.
   std::optional<std::vector<nb::object>> run(PyObject* const* arguments, nb::handle launcher,
                                              bool looked_at);
   nb::list results(PyObject* const* arguments, const std::vector<nb::object>& fresh) const;
@@ -111,7 +111,7 @@ class GraphCall {
   std::vector<Place> places_;
   std::vector<Source> sources_;
   std::vector<Result> results_;
-  std::vector<const std::byte*> last_inputs_;  ///< what the gather nodes copy now; with the turn
+  std::vector<const std::byte*> last_inputs_;  ///< ranges that the gather nodes copy now; with the turn
   std::size_t runs_ = 0;
 };
 

@@ -12,9 +12,9 @@
 
 namespace onecopy::python {
 
-/// The captured graphs of one function by their keys: dtypes, sizes and strides of its inputs, and the values of what
-/// is no tensor of the device. Keys are compared in full. A call that it cannot serve at once it declines, and changes
-/// nothing then: Python does the rest.
+/// The captured graphs of one function by their keys: dtypes, sizes and strides of its inputs, and the values of
+/// inputs that are no tensor of the device. Keys are compared in full. It declines a call that it cannot serve at
+/// once, and changes nothing then: Python does the rest.
 ///
 /// Thread safety: with the GIL held.
 class GraphCallTable {
@@ -23,7 +23,7 @@ class GraphCallTable {
   GraphCallTable(Device device, std::vector<std::size_t> keyed, std::size_t most_elements)
       : device_(device), keyed_(std::move(keyed)), most_elements_(most_elements) {}
 
-  /// Later calls like this one are this graph's. Nothing when such inputs cannot be keys.
+  /// Later calls like this one are this graph's. Has no effect if such inputs cannot be keys.
   void add(nb::handle arguments, nb::object call);
   void remove(nb::handle call);
   /// The results, and `boxed` is empty then; None: declined.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What proves which words of a captured graph are addresses: see onecopy/graphs/_evidence.py.
+// Proves which words of a captured graph are addresses: see onecopy/graphs/_evidence.py.
 #include "graph/evidence.h"
 
 #include <alloca.h>
@@ -50,7 +50,7 @@ namespace {
 
 constexpr std::size_t kPainted = std::size_t{192} << 10;
 
-/// Parameters of kernels are full of what lies in memory that nobody has set: with this it is the pattern.
+/// Padding in parameters of kernels has the old content of the stack: with this it is the pattern.
 [[gnu::noinline]] void paint_stack(int pattern) {
   volatile unsigned char room[kPainted];
   std::memset(const_cast<unsigned char*>(room), pattern, kPainted);

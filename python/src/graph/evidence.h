@@ -23,13 +23,13 @@ class MovableGraph {
   bool can_be_at(std::size_t region, std::uint64_t base) const {
     return relocation_.can_be_at(region, base);
   }
-  /// The graph finds these regions there, from its next launch on. Returns how many nodes were changed. Throws
-  /// invalid_argument, and nothing is changed, where the proof does not hold; what the driver refuses, and the
-  /// executable is of no use then.
+  /// Moves these regions of the graph, from its next launch on. Returns how many nodes were changed. If the proof
+  /// does not hold, throws invalid_argument and changes nothing. Throws the driver's refusals; the executable is of
+  /// no use then.
   std::size_t move(GraphExecutable executable,
                    const std::vector<std::pair<std::size_t, std::uint64_t>>& places);
-  /// Why the graph is not what two fresh captures say that are at its places now, and differ in their window alone;
-  /// empty when it is.
+  /// Why the graph differs from two fresh captures at its present places, which differ in their window alone; empty
+  /// if it does not.
   std::string difference(const Recording& fresh, const Recording& again, graph::MovedRegion window) const;
   std::size_t words() const noexcept { return relocation_.words().size(); }
   std::size_t noise() const noexcept { return relocation_.noise(); }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of captures for torch's CUDA allocator. torch finds the two functions at the end by name and calls them
-// on any thread, with or without the GIL: onecopy/graphs/_pool.py says how.
+// Memory of captures for torch's CUDA allocator. torch finds the two functions at the end by name and calls them on
+// any thread, with or without the GIL, as onecopy/graphs/_pool.py describes.
 #include "graph/pool.h"
 
 #include <fmt/format.h>
@@ -120,7 +120,7 @@ void* GraphPool::allocate(std::size_t bytes, int ordinal) noexcept {
     log_warning(fmt::format("torch wants {} bytes for a capture on cuda:{}, and none is under way", bytes,
                             ordinal));
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::out_of_memory)  // torch says that itself
+    if (error.code() != ErrorCode::out_of_memory)  // torch reports that itself
       log_warning(fmt::format("no memory for a capture on cuda:{}: {}", ordinal, error.what()));
   } catch (const std::exception& error) {
     log_warning(fmt::format("no memory for a capture on cuda:{}: {}", ordinal, error.what()));

@@ -15,28 +15,28 @@ namespace onecopy::python {
 
 /// Memory of one capture for torch's allocator: segments one behind the other in a window of an arena.
 ///
-/// torch gives segments back on any thread, now and then long after the graph has gone, and its addresses must be
-/// good until then: the window ends with the last segment, or with the pool's owner in Python, whichever is later.
+/// torch gives segments back on any thread, sometimes long after the graph has gone, and its addresses must be good
+/// until then. So the window ends with the last segment, or with the pool's owner in Python, whichever is later.
 ///
-/// Thread safety: all members may be called concurrently.
-/// Invariant: segments never overlap, but with those from before rewind().
+/// Thread safety: all members may be called concurrently. Invariant: segments never overlap, but with those from
+/// before rewind().
 class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: torch's segments keep it
  public:
   /// Throws as Arena::open_growing().
   static std::shared_ptr<GraphPool> make(graph::Arena& arena, std::size_t most);
 
-  /// From now on torch's segments on this device are of this pool. One pool of a device at a time is open: throws
-  /// invalid_argument when another is.
+  /// From now on torch's segments on this device are of this pool. One pool of a device at a time is open: if another
+  /// is, throws invalid_argument.
   void open();
-  /// Without effect on a pool that is not open.
+  /// Has no effect on a pool that is not open.
   void close() noexcept;
-  /// Memory of the window's own for what is alive, as addresses and bytes. Throws as Window::make_own().
+  /// Gives live ranges, by address and bytes, memory of the window's own. Throws as Window::make_own().
   void keep_alive(std::span<const graph::Extent> alive);
 
-  /// The next segments lie where the first ones lay, although torch has those still: it has nothing in them.
+  /// The next segments lie where the first ones lay. torch still has those, but nothing in them.
   void rewind();
 
-  /// The shared pages are no more of this pool; the rest stays until torch has given all segments back.
+  /// Gives up the shared pages; the rest stays until torch has given all segments back.
   void retire() noexcept { window_.retire(); }
 
   std::uintptr_t base() const noexcept { return reinterpret_cast<std::uintptr_t>(window_.base()); }
@@ -46,7 +46,7 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
   std::size_t segments() const;
   Device device() const noexcept { return device_; }
 
-  /// What torch calls. None when there is no room, which is said in the log.
+  /// Called by torch. Null if there is no room, which is logged.
   static void* allocate(std::size_t bytes, int ordinal) noexcept;
   static void free(void* segment) noexcept;
 

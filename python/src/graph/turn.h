@@ -21,7 +21,7 @@ class GraphTurn {
   GraphTurn(const GraphTurn&) = delete;
   GraphTurn& operator=(const GraphTurn&) = delete;
 
-  /// Its graphs are on this device. Once. Throws what the driver refuses.
+  /// Its graphs are on this device. Once. Throws the driver's refusals.
   void bind(Device device);
 
   /// A thread may lock it again while it has it.
@@ -31,12 +31,12 @@ class GraphTurn {
 
   /// The stream goes on after the last turn.
   void enter(Stream stream);
-  /// The next turn comes after all that the stream has in it.
+  /// The next turn comes after all work in the stream.
   void leave(Stream stream);
   /// The host waits for the last turn.
   void wait();
 
-  /// May graphs run without anybody looking at the arena first?
+  /// May graphs run without a look at the arena first?
   bool is_open() const noexcept { return is_running_ && leases_ == 0; }
   void set_running(bool is_running) noexcept { is_running_ = is_running; }
   /// How many outputs lie in the arena that a replay would overwrite.

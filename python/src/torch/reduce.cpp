@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a reducer of multiprocessing says of one plain torch tensor, in one call: in Python each attribute costs as much
-// as the handle.
+// The description of one plain torch tensor for a reducer of multiprocessing, in one call: in Python each attribute
+// costs as much as the handle.
 #include "binding/bytes.h"
 #include "binding/holds.h"
 #include "binding/module.h"
@@ -11,8 +11,8 @@
 namespace onecopy::python {
 namespace {
 
-/// Nothing where only Python can say it: subclasses, hooks, lazy bits, no elements, and blocks in which the storage begins
-/// in the middle of an element.
+/// Empty if only Python can describe it: subclasses, hooks, lazy bits, no elements, and blocks in which the storage
+/// begins in the middle of an element.
 std::optional<torch::Shared> shared_plainly(nb::handle tensor) {
   if (!torch::is_tensor(tensor.ptr())) return std::nullopt;
   auto shared = torch::share(tensor.ptr());

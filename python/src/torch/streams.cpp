@@ -12,7 +12,7 @@
 namespace onecopy::python {
 namespace {
 
-/// torch's own memory is its allocator's, which has to know; memory of onecopy in a torch tensor is ours.
+/// torch's own memory belongs to its allocator, which must be told; memory of onecopy in a torch tensor is ours.
 void record_in_torch(nb::handle tensor, nb::handle stream) {
   const Stream native = stream_arg(stream, "stream");
   if (torch::record_stream(tensor.ptr(), native)) return;

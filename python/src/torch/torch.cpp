@@ -56,9 +56,9 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
   return without_gil([&] { return copy(view); });
 }
 
-/// Keeps memory that is copied without the GIL from being freed under the copy: of the threads that move one
-/// storage at the same time, the quickest leaves the former memory here, and it goes with the last of them.
-/// Thread safety: with the GIL held. A forked child does not wait for its parent's threads.
+/// Keeps memory that is copied without the GIL from being freed under the copy. If several threads move one storage
+/// at once, the quickest leaves the former memory here, and it goes with the last of them. Thread safety: with the
+/// GIL held. A forked child does not wait for its parent's threads.
 class Moving {
  public:
   explicit Moving(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
@@ -110,9 +110,9 @@ nb::object new_storage(const Api& torch, const Tensor& bytes) {
   return storage;
 }
 
-/// From here on `storage` has the memory of `bytes`. What it had before is freed, unless somebody may
-/// have a bare pointer to it: torch marks storages whose memory was given to numpy as not resizable.
-/// False when another thread was quicker: the storage does not begin at `before` any more.
+/// From here on `storage` has the memory of `bytes`. Its former memory is freed, unless a caller may have a bare
+/// pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if another
+/// thread was quicker: then the storage does not begin at `before` any more.
 bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
           Moving& moving) {
   nb::object lent = torch.storage_of(storages().lend(torch, bytes));
@@ -131,7 +131,7 @@ Tensor leave_to_torch(const Api& torch, nb::handle storage, Tensor bytes, std::u
   return bytes;
 }
 
-/// One thread at a time, since torch frees what others may be copying. Nothing when there was another.
+/// One thread at a time, since torch frees memory that others may be copying. Empty if there was another.
 std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::byte* begin) {
   if (Moving::is_under_way(begin)) {
     without_gil([] { std::this_thread::yield(); });
@@ -148,7 +148,7 @@ std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::b
               "tensor");
 }
 
-/// Moves a storage that is not in our memory; nothing when another thread was quicker.
+/// Moves a storage that is not in our memory; empty if another thread was quicker.
 std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
   if (!torch.can_exchange()) return move_by_torch(torch, storage, begin);
   Moving moving(begin);
@@ -174,7 +174,7 @@ Range range_of(const Api& torch, nb::handle storage) {
   return {torch.data(storage), torch.nbytes(storage)};
 }
 
-/// The block that begins there, of memory that is lent to torch or was shared where torch has it.
+/// The block that begins there, of memory that is lent to torch or was shared in place.
 std::optional<Tensor> known_at(const Api& torch, const Range& range, Device device) {
   auto block = storages().block_at(torch, range.begin);
   if (!block && device != kCpu) block = storages().adopted_at(range.begin, range.size, device);
@@ -196,7 +196,7 @@ Tensor moved_block(const Api& torch, nb::handle storage, Range range) {
   }
 }
 
-/// Memory of a device is shared where it is, and kept while anybody has it.
+/// Memory of a device is shared in place, and kept while any process has it.
 Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const Range& range) {
   const TensorView view{range.begin, row_of_bytes(range.size), device, Access::read_write};
   Tensor bytes = adopt(view, kept(nb::borrow(storage)));
@@ -204,7 +204,7 @@ Tensor adopted_block(Device device, const Api& torch, nb::handle storage, const 
   return bytes;
 }
 
-/// The block that a storage lies in, shared first if need be. `looked_at`: none is known there.
+/// The block that a storage lies in, shared first if needed. `looked_at`: none is known there.
 Tensor block_of(const Api& torch, nb::handle storage, Device device, std::optional<Range> looked_at = {}) {
   const Range range = range_of(torch, storage);
   if (range != looked_at)
@@ -224,7 +224,7 @@ bool is_in_graph(nb::handle tensor) { return !nb::cast<bool>(tensor.attr("is_lea
       "before serializing (e.g., putting it on the queue).");
 }
 
-/// Nothing when there is more to say than flags can: hooks.
+/// Empty if flags cannot describe it: hooks.
 std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType dtype) {
   std::uint32_t flags = kTorch;
   if (torch.is_parameter(tensor.ptr())) flags |= kParameter;
@@ -238,8 +238,8 @@ std::optional<std::uint32_t> flags_of(const Api& torch, nb::handle tensor, DType
   return flags;
 }
 
-/// The storage of this process for the block that begins there. A block that is used on two devices may have the
-/// same addresses on both, and has a storage for each.
+/// The storage of this process for the block that begins there. A block that is used on two devices may have one
+/// address on both, and has a storage for each.
 nb::object storage_on(Device device, const Api& torch, const std::byte* begin) {
   nb::object storage = storages().storage_at(torch, begin);
   if (device == kCpu || !storage.is_valid()) return storage;
@@ -285,10 +285,10 @@ bool is_to_be_moved_alone(const Api& torch, nb::handle tensor, const nb::object&
          !lent_elsewhere(range, kCpu) && torch.is_alone(storage) && range_of(torch, storage) == range;
 }
 
-/// Where memory cannot be exchanged (torch before 2.12): a tensor that has its storage to itself gets another one,
-/// with the same bytes in memory of ours. Nothing when others may have the storage, or do something to it meanwhile.
-/// Many of torch's methods let other threads run. Those that share this tensor wait from `moving` on; one that was
-/// there before may have torch free the memory, and this thread must not read it.
+/// For torch before 2.12, which cannot exchange memory: a tensor that has its storage to itself gets another one,
+/// with equal bytes in memory of ours. Empty if others may have the storage, or change it meanwhile. Many of torch's
+/// methods let other threads run. Threads that share this tensor wait from `moving` on. A thread that was there
+/// before may have torch free the memory, and this thread must not read it.
 std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::object& storage,
                                  const Layout& layout) {
   const Range range = range_of(torch, storage);
@@ -472,15 +472,15 @@ bool record_stream(PyObject* tensor, Stream stream) {
 namespace onecopy::python {
 namespace {
 
-/// Its opener has a torch storage for the whole block, and counts elements from there. Without elements there is no
-/// block that says where in its storage a tensor begins.
+/// Its opener has a torch storage for the whole block, and counts elements from there. A tensor without elements has
+/// no block that tells where it begins.
 bool begins_with_an_element(const Tensor& tensor) {
   if (tensor.layout().numel() == 0) return false;
   const auto offset = static_cast<std::size_t>(tensor.as<std::byte>() - onecopy::storage(tensor).data());
   return offset % size_of(tensor.dtype()) == 0;
 }
 
-/// Without a look at what makes up the tensor: its handle says it.
+/// Looks at the handle only: it describes the whole tensor.
 nb::object reduce(nb::handle tensor) {
   if (!torch::is_tensor(tensor.ptr()) || !nb::cast<bool>(tensor.attr("is_cpu"))) return nb::none();
   auto shared = torch::share(tensor.ptr());

@@ -19,7 +19,7 @@
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python::torch {
 
-/// What else there is to say about a torch tensor besides its elements. The numbers travel in messages.
+/// Properties of a torch tensor beside its elements. The numbers travel in messages.
 enum Flags : std::uint32_t {
   kTorch = 1,
   kRequiresGrad = 2,
@@ -36,17 +36,16 @@ struct Shared {
 
 /// Whether this interpreter has imported torch, completely.
 bool is_loaded();
-/// Exactly torch.Tensor or torch.nn.Parameter: subclasses have more to say than we know of.
+/// Exactly torch.Tensor or torch.nn.Parameter: subclasses have content unknown to onecopy.
 bool is_tensor(PyObject* object);
 
-/// Where a torch.Tensor or torch.UntypedStorage is; nothing for devices that we do not know.
+/// The device of a torch.Tensor or torch.UntypedStorage; empty for devices that onecopy lacks.
 std::optional<Device> device_of(nb::handle object);
 
-/// The tensor as ours. A storage of the CPU is moved into shared memory in place if it is not there already:
-/// every alias of it follows. Memory of a device is shared where it is, and kept from torch's allocator until
-/// nobody has it any more. Nothing for what is no plain strided tensor of these: the pickling reducers
-/// take care of those. Raises torch's own error for tensors inside an autograd graph.
-/// REQUIRES: is_tensor(tensor).
+/// The tensor as ours. A storage of the CPU is moved into shared memory in place, unless it is there already: every
+/// alias of it follows. Memory of a device is shared in place, and kept from torch's allocator until no process has
+/// it any more. Empty for objects that are no plain strided tensors of these: the pickling reducers take care of
+/// those. Raises torch's own error for tensors inside an autograd graph. REQUIRES: is_tensor(tensor).
 std::optional<Shared> share(PyObject* tensor);
 /// A torch tensor on our memory. Throws bad_handle for flags that contradict the tensor.
 nb::object open(const Tensor& tensor, std::uint32_t flags);
@@ -56,17 +55,17 @@ struct Copyable {
   Layout layout;
   const std::byte* data;
 };
-/// Nothing for tensors that are not so, or are more than their elements: conjugated lazily, say.
+/// Empty for other tensors, and for tensors with more content than their elements: conjugated lazily, for example.
 std::optional<Copyable> copyable(PyObject* tensor);
 /// A new torch tensor with memory of torch's own. REQUIRES: as many bytes as the layout has.
 nb::object copy_of(const Layout& layout, ByteSpan elements);
 
 /// All of the block that a torch.UntypedStorage lies in, a row of bytes, and where in there the storage begins.
 std::pair<Tensor, std::size_t> share_block_of(PyObject* storage);
-/// The same for a storage that is a whole block. Throws unsupported for others.
+/// share_block_of() for a storage that is a whole block. Throws unsupported for others.
 Tensor share_storage(PyObject* storage);
 nb::object open_storage(const Tensor& bytes);
-/// Lets go of blocks whose storages torch has freed without telling us: those that torch moved itself.
+/// Drops blocks of storages that torch moved itself and has freed: torch does not report that.
 void collect();
 /// torch's current device of that type; 0 while torch has not used such devices.
 std::int16_t current_ordinal(DeviceType type);

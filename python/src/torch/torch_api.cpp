@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::int16_t kCurrentDevice = -1;  // for torch
 
-/// torch, if somebody imported it and that is over.
+/// torch, if it was imported, and completely.
 nb::object imported_torch() {
   PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
   if (!module || module == Py_None) return {};                                 // None: forbidden to import
@@ -48,7 +48,7 @@ std::optional<DeviceType> device_type(std::string_view name) {
   return std::nullopt;
 }
 
-/// DLPack's words for these also stand for torch's integers of fewer bits, such as int4.
+/// DLPack's codes for these also stand for torch's integers of fewer bits, such as int4.
 bool is_int_of_bytes(DType dtype) noexcept { return dtype == DType::i8 || dtype == DType::u8; }
 
 /// For torch without the exchange table: DLPack's capsules of the first form.
@@ -163,20 +163,21 @@ void Api::look_up_storages() {
   from_weak_ = of_storage("_new_with_weak_ptr");
   free_weak_ = of_storage("_free_weak_ref");
   const nb::object base = nb::getattr(module.attr("_C"), "StorageBase", nb::none());
-  is_shared_ = needed(base, "torch._C.StorageBase", "is_shared");  // which nobody replaces
+  is_shared_ = needed(base, "torch._C.StorageBase", "is_shared");  // which is never replaced
   swap_ = nb::getattr(storage_type, "_swap_data_ptr_", nb::none());
   descriptor_ = nb::getattr(storage_type, "_get_shared_fd", nb::none());
   share_descriptor_ = nb::getattr(storage_type, "_share_fd_cpu_", nb::none());
   share_name_ = nb::getattr(storage_type, "_share_filename_cpu_", nb::none());
 }
 
-/// Without one of these names a storage is never known to be somebody's alone: tensors are moved with what has them.
+/// Without one of these names no storage is known to have a single owner: tensors are moved with their storages'
+/// other tensors.
 void Api::measure_new() {
   use_count_ = nb::getattr(module.attr("_C"), "_storage_Use_Count", nb::none());
   const nb::object no_modes_type = nb::getattr(module.attr("_C"), "DisableTorchFunction", nb::none());
   if (no_modes_type.is_none() || !nb::hasattr(storage_type, "_cdata")) use_count_ = nb::none();
   if (use_count_.is_none() || !absent_.empty()) return;
-  const nb::object no_modes = no_modes_type();  // one might keep what it sees
+  const nb::object no_modes = no_modes_type();  // a mode might keep the tensor it sees
   no_modes.attr("__enter__")();
   const nb::object made = empty_(no_elements_, nb::arg("device") = cpu_);
   of_new_ = references(storage_of(made));
@@ -329,7 +330,7 @@ std::int16_t Api::current_ordinal(DeviceType type) const {
   return nb::cast<std::int16_t>(part_for(type).attr("current_device")());
 }
 
-/// The exchange table's answer is a stream of CUDA whatever the device.
+/// The exchange table's answer is a stream of CUDA for any device.
 Stream Api::current_stream(Device device) const {
   if (!has_used(device.type)) return {};
   void* stream = nullptr;

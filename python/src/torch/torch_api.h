@@ -19,13 +19,13 @@ namespace onecopy::python::torch {
 /// For the storages of tensors that are made of other tensors: they have a size and no address.
 [[noreturn]] void refuse_no_memory();
 
-/// What we use of torch, looked up once per interpreter, here and nowhere else (the half for Python code is
-/// onecopy/multiprocessing/_torch_names.py). A name that this torch does not have is no error until it is needed:
-/// there is a slower public way, or require_names() and the function that needs it throw unsupported with the name.
+/// The parts of torch that onecopy uses, looked up once per interpreter, here and nowhere else (the half for Python
+/// code is onecopy/multiprocessing/_torch_names.py). A name that this torch lacks is no error until it is needed.
+/// Then a slower public way is taken, or require_names() and the function that needs it throw unsupported with the
+/// name.
 ///
-/// The quick way in and out is the table of C
-/// functions that torch (2.10 and later) gives to everybody on torch.Tensor.__dlpack_c_exchange_api__;
-/// without it the attributes of tensors and DLPack capsules say the same, in more steps.
+/// The quick way in and out is torch.Tensor.__dlpack_c_exchange_api__, the table of C functions of torch 2.10 and
+/// later. Without it, the attributes of tensors and DLPack capsules give equal results, in more steps.
 ///
 /// Never destroyed: storages may outlive the module. Thread safety: used with the GIL held.
 class Api {
@@ -33,7 +33,7 @@ class Api {
   /// None until torch has been imported completely.
   static const Api* get();
 
-  /// Throws unsupported when a name is missing without which no tensor of torch's can be shared or opened.
+  /// Throws unsupported if a name is missing without which no tensor of torch's can be shared or opened.
   void require_names() const;
 
   /// The first part of DLPack's exchange table, version 1; see dlpack.h of DLPack 1.2.
@@ -53,13 +53,13 @@ class Api {
   }
   bool is_parameter(PyObject* object) const noexcept { return Py_TYPE(object) == parameter_type; }
 
-  /// What a tensor's elements are, and on which device.
+  /// The elements of a tensor, and their device.
   struct Placed {
     Layout layout;
     Device device;
     std::byte* data;  ///< of the first element; of nothing in particular when there are no elements
   };
-  /// Nothing for what is no plain strided tensor of a device that we know, with a dtype that we have.
+  /// Empty for objects that are no plain strided tensor of a known device with a dtype that onecopy has.
   std::optional<Placed> placed(PyObject* tensor) const;
   /// Throws unsupported for a storage on a device that we do not know.
   Device device_of_storage(nb::handle storage) const;
@@ -78,7 +78,7 @@ class Api {
   nb::object import(DLManagedTensorVersioned* managed) const;
   /// Can import() make tensors of this dtype?
   static bool can_import(DType dtype) noexcept;
-  /// The same memory, to be read negated. Throws unsupported when this torch does not have the name.
+  /// A tensor on this one's memory, to be read negated. Throws unsupported if this torch lacks the name.
   nb::object neg_view(nb::handle tensor) const;
   /// A tensor of any dtype on a storage. `offset` counts bytes.
   nb::object on_storage(nb::handle storage, const Layout& layout, std::size_t offset, Device device) const;
@@ -103,12 +103,12 @@ class Api {
   bool can_exchange() const noexcept { return !swap_.is_none(); }
   /// All tensors on either storage follow. REQUIRES: can_exchange(); same device and size.
   void exchange(nb::handle a, nb::handle b) const { swap_(a, b); }
-  /// False for tensors of inference mode, and those whose dimensions have names.
+  /// False for tensors of inference mode, and for tensors whose dimensions have names.
   bool is_ordinary(nb::handle tensor) const;
-  /// Is the caller's the only reference to this storage, but for one tensor's? False also when this torch cannot tell.
+  /// Is the caller's the only reference to this storage, but for one tensor's? Also false if this torch cannot tell.
   bool is_alone(const nb::object& storage) const;
-  /// The tensor gets storage, place and layout of `twin`. What else it is stays: identity, gradient, version, hooks.
-  /// False when torch refuses. REQUIRES: both are plain tensors, and is_ordinary().
+  /// The tensor gets storage, place and layout of `twin`, and keeps identity, gradient, version and hooks. Returns
+  /// false if torch refuses. REQUIRES: both are plain tensors, and is_ordinary().
   bool try_put_on_storage_of(nb::handle tensor, nb::handle twin) const noexcept;
   /// Is it in shared memory of torch's own making?
   bool is_shared_by_torch(nb::handle storage) const {
@@ -125,7 +125,7 @@ class Api {
   nb::object upgrade(std::uintptr_t weak) const;
   void free_weak(std::uintptr_t weak) const;
 
-  /// None where torch has none (before 2.10).
+  /// Null if torch has none (before 2.10).
   const ExchangeTable* exchange_table() const noexcept { return table_; }
 
   PyTypeObject* tensor_type;
@@ -171,7 +171,7 @@ class Api {
   std::optional<Placed> placed_by_attributes(nb::handle tensor) const;
   /// torch's module for devices of that type; none when there is none.
   nb::object part_for(DeviceType type) const;
-  /// Not yet in a forked child, whatever its parent has used.
+  /// False in a forked child at first, also if its parent has used the device.
   bool has_used(DeviceType type) const;
   nb::object device(Device device) const;
 
@@ -186,7 +186,8 @@ class Api {
   nb::object descriptor_, share_descriptor_, share_name_;  ///< none: this torch has none
   std::string absent_;                                     ///< empty: nothing that is needed is missing
   nb::object use_count_, has_names_;                       ///< none: this torch does not say
-  References of_new_;                                ///< the storage of a tensor that nobody else has seen
+  /// The storage of a tensor that no other code has seen.
+  References of_new_;
   nb::object requires_grad_, dtype_, data_, cdata_;  ///< the words
   nb::object no_elements_;                           ///< (0,)
   nb::object cpu_;

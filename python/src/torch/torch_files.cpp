@@ -25,7 +25,7 @@ namespace {
 
 constexpr int kNoDescriptor = -1;  // torch's own word
 
-/// The descriptor that torch keeps, kNoDescriptor of a storage of torch.from_file(), nothing of one that has a name.
+/// The descriptor that torch keeps; kNoDescriptor for a storage of torch.from_file(); empty for one with a name.
 std::optional<int> descriptor_of(const Api& torch, nb::handle storage) {
   try {
     return nb::cast<int>(torch.shared_descriptor(storage));
@@ -35,7 +35,7 @@ std::optional<int> descriptor_of(const Api& torch, nb::handle storage) {
   }
 }
 
-/// Writes to a file that is mapped shared are meant for the file, which a block is not.
+/// A program writes to a file that is mapped shared to change the file, which a block cannot do.
 void refuse_shared_file(nb::handle storage) {
   const nb::object file = storage.attr("filename");
   if (file.is_none()) return;  // mapped privately: only this process sees writes

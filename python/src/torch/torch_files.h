@@ -13,18 +13,19 @@ namespace onecopy::python::torch {
 struct SharedFile {
   Tensor bytes;  ///< u8[nbytes]: the same pages, mapped once more
   bool
-      has_name;  ///< who opens it by that needs torch's own mapping: it counts, and removes the name with the last
+      /// Openers by name need torch's own mapping: it counts, and removes the name with the last.
+      has_name;
 };
 
-/// The memory of a storage that is shared by torch's means. Whoever has it from torch goes on seeing the same memory.
-/// Nothing for what torch.from_file() mapped privately, and torch calls shared all the same. Throws unsupported for a
-/// file that torch.from_file() mapped shared, and for one whose name does not lead to it any more.
-/// REQUIRES: is_shared_by_torch(storage).
+/// The memory of a storage that is shared by torch's means. Holders that got it from torch go on seeing this memory.
+/// Empty for private mappings of torch.from_file(), which torch calls shared, too. Throws unsupported for a file that
+/// torch.from_file() mapped shared, and for one whose name does not lead to it any more. REQUIRES:
+/// is_shared_by_torch(storage).
 std::optional<SharedFile> adopt_file_of(const Api& torch, nb::handle storage);
 
 /// Has torch move a storage into a file of its own, which becomes a block: a descriptor, or with the strategy
-/// file_system a name. Throws out_of_memory, before torch has
-/// touched anything, when /dev/shm or the control group has no room for it. REQUIRES: it is not shared yet.
+/// file_system a name. Throws out_of_memory, before torch has touched anything, if /dev/shm or the control group has
+/// no room for it. REQUIRES: it is not shared yet.
 Tensor move_into_file(const Api& torch, nb::handle storage);
 
 }  // namespace onecopy::python::torch

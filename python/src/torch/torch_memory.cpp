@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of onecopy for torch's CUDA allocator. torch finds the two functions by name and calls them on any
-// thread, with or without the GIL: onecopy/torch.py says how.
+// Memory of onecopy for torch's CUDA allocator. torch finds the two functions by name and calls them on any thread,
+// with or without the GIL, as onecopy/torch.py describes.
 #include <fmt/format.h>
 #include <sys/types.h>
 
@@ -17,8 +17,8 @@
 namespace onecopy::python {
 namespace {
 
-/// What torch has of ours, by address.
-/// Thread safety: all members may be called concurrently. Never destroyed: torch gives memory back until the end.
+/// Our memory that torch has, by address. Thread safety: all members may be called concurrently. Never destroyed:
+/// torch gives memory back until the end.
 class LentToTorch {
  public:
   static LentToTorch& instance() {
@@ -33,7 +33,7 @@ class LentToTorch {
     return begin;
   }
 
-  /// Nothing for memory that is not ours.
+  /// Empty for memory that is not ours.
   Tensor take(void* begin) {
     const std::lock_guard lock(mutex_);
     auto node = blocks_.extract(begin);
@@ -45,7 +45,7 @@ class LentToTorch {
   std::unordered_map<void*, Tensor> blocks_;
 };
 
-/// torch says "out of memory" itself, and tries again when it has given back what it can.
+/// torch reports "out of memory" itself, and tries again when it has given back memory.
 void* allocate(ssize_t size, int device) noexcept {
   try {
     const Layout bytes(DType::u8, {static_cast<std::int64_t>(size)});
@@ -59,7 +59,7 @@ void* allocate(ssize_t size, int device) noexcept {
   return nullptr;
 }
 
-/// The block is free when the stream has come to here, and when no other process has it any more.
+/// The block is free once the stream has passed this point, and no other process has it any more.
 void give_back(void* begin, void* stream) noexcept {
   try {
     const Tensor ordered = record_stream(LentToTorch::instance().take(begin), {stream});

@@ -15,15 +15,15 @@ class Shim {
   using Tensor = void*;  ///< at::Tensor*
   using Code = std::int32_t;
 
-  /// None where this torch lacks a function.
+  /// Null if this torch lacks a function.
   static const Shim* get();
 
-  /// A reference of the caller's, for release(). Throws what torch raises.
+  /// A reference of the caller's, for release(). Throws torch's exceptions.
   Tensor acquire(nb::handle tensor) const;
   void release(Tensor tensor) const noexcept { delete_(tensor); }
   /// A tensor of Python's, which takes over the reference.
   nb::object to_python(Tensor tensor) const;
-  /// Throws RuntimeError when torch has no memory.
+  /// Throws RuntimeError if torch has no memory.
   Tensor empty_strided(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
                        Code dtype, Code device_type, Code device_index) const;
 

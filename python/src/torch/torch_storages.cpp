@@ -139,8 +139,8 @@ std::optional<Tensor> Storages::adopted_at(const std::byte* begin, std::size_t s
                 Layout(DType::u8, {static_cast<std::int64_t>(size)}), device, Access::read_write);
 }
 
-/// Looking at a storage runs Python code, finalizers maybe, and those may share and drop others: all that is kept
-/// across it are keys.
+/// A look at a storage runs Python code, perhaps finalizers, which may share and drop other storages. So only keys
+/// are kept across it.
 void Storages::drop_expired_adopted(const Api& api) {
   for (const std::byte* begin : keys_of(adopted_)) {
     const std::uintptr_t weak = adopted_.contains(begin) ? adopted_.at(begin).weak : 0;
@@ -186,7 +186,7 @@ std::uintptr_t Storages::paired_weak_at(const std::byte* begin) const {
   return at == paired_.end() ? 0 : at->second.weak;
 }
 
-/// The block, to be let go of without the lock; nothing when another storage is there by now.
+/// The block, to be released without the lock; empty if another storage is there by now.
 Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
   const std::lock_guard lock(mutex_);
   const auto at = paired_.find(begin);

@@ -17,17 +17,17 @@ namespace onecopy::python::torch {
 
 /// The torch storages of this process that lie in our memory, by the address where their block begins.
 ///
-/// An entry lives as long as the memory is lent to torch: whoever frees the storage, on whatever thread
-/// and with or without the GIL, calls the DLPack deleter, and that takes the entry out and lets go of the
-/// block. Numbers of storages that are then due wait for the next call with the GIL.
+/// An entry lives as long as the memory is lent to torch. The thread that frees the storage, with or without the GIL,
+/// calls the DLPack deleter, which takes the entry out and releases the block. Numbers of storages that are then due
+/// wait for the next call with the GIL.
 ///
-/// Thread safety: all members may be called concurrently; those with nb types need the GIL. Survives fork.
-/// Never destroyed: storages may outlive everything.
+/// Thread safety: all members may be called concurrently; those with nb types need the GIL. Survives fork. Never
+/// destroyed: storages may outlive everything.
 class Storages {
  public:
   static Storages& instance();
 
-  /// The same for torch, on a storage of its own. REQUIRES: the tensor is all of its block, in a row.
+  /// Lends the tensor to torch, on a storage of its own. REQUIRES: the tensor is all of its block, in a row.
   nb::object lend(const Api& api, const Tensor& tensor);
   /// Note that this storage has the block's memory (lent before, and exchanged since). `former` is kept
   /// alive with it when not none.
@@ -36,20 +36,20 @@ class Storages {
   std::optional<Tensor> block_at(const Api& api, const std::byte* begin);
   /// A storage in memory that torch mapped itself, which is the memory of `bytes`, mapped once more.
   void pair(const Api& api, nb::handle storage, const Tensor& bytes);
-  /// Lets go of blocks whose storage torch has freed without telling us.
+  /// Drops blocks whose storage torch has freed without telling us.
   void drop_expired(const Api& api);
   /// torch's own memory on a device, which is the block of `bytes` since it was shared.
   void note_adopted(const Api& api, nb::handle storage, const Tensor& bytes);
-  /// That block, if somebody still has it.
+  /// That block, if any process still has it.
   std::optional<Tensor> adopted_at(const std::byte* begin, std::size_t size, Device device);
-  /// The block that is lent to torch there is used in this stream, too: `bytes` is released in its order.
-  /// False when none is lent there.
+  /// The block that is lent to torch there is used in this stream, too: `bytes` is released in its order. Returns
+  /// false if none is lent there.
   bool also_in(const std::byte* begin, Stream stream, const Tensor& bytes);
   /// The storage that has the block at `begin`, or none.
   nb::object storage_at(const Api& api, const std::byte* begin);
 
  private:
-  /// What torch holds: it owns itself until torch gives it back.
+  /// A block on loan; it owns itself until torch gives it back.
   struct Lent {
     explicit Lent(const Tensor& tensor) : bytes(tensor), begin(storage(tensor).data()) {}
 
@@ -61,13 +61,13 @@ class Storages {
     std::vector<std::pair<void*, Tensor>> streams;  ///< besides the one of `bytes`; guarded by the mutex
   };
 
-  /// Without an exchange nobody tells us when torch frees the storage: it is looked at now and then.
+  /// Without an exchange, torch does not report that it frees the storage: it is looked at from time to time.
   struct Paired {
     Tensor bytes;
     std::uintptr_t weak;
   };
 
-  /// The block is named and not kept: who shared the storage lets go of it some time.
+  /// The block is named and not kept: its sharer releases it some time.
   struct Adopted {
     std::uint32_t block;
     std::uint64_t generation;
@@ -98,7 +98,7 @@ class Storages {
   mutable std::mutex mutex_;
   std::unordered_map<const std::byte*, Lent*> lent_;
   std::unordered_map<const std::byte*, Paired> paired_;          ///< by the address in torch's mapping
-  std::unordered_map<const std::byte*, const std::byte*> ours_;  ///< the same by the address in ours
+  std::unordered_map<const std::byte*, const std::byte*> ours_;  ///< paired_ by the address in ours
   std::unordered_map<const std::byte*, Adopted> adopted_;        ///< used with the GIL only
   std::size_t adopted_limit_ = 64;
   std::size_t paired_limit_ = 64;         ///< when to look for expired ones

@@ -73,7 +73,7 @@ class Rows {
     return nb::make_tuple(opener_, nb::make_tuple(tensors_.size() - 1, flags));
   }
 
-  nb::object opener_;  ///< what the pickle calls for a row
+  nb::object opener_;  ///< the function that the pickle calls for a row
   std::vector<Tensor> tensors_;
 };
 

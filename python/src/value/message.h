@@ -13,8 +13,8 @@ namespace onecopy::python {
 /// invalid_argument for a onecopy.Message whose tag is taken.
 Message encode_message(nb::handle object);
 
-/// `taken_in` is the stream that the get was in the order of. Throws bad_handle for a message that none of us
-/// wrote, and what unpickling raises.
+/// `taken_in` is the stream of the get. Throws bad_handle for a message that no onecopy wrote, and unpickling's
+/// exceptions.
 nb::object decode_message(Message&& message, Stream taken_in = {});
 
 }  // namespace onecopy::python

@@ -47,7 +47,7 @@ std::string attribute_text(nb::handle x, const char* attribute) {
 
 bool requires_grad(nb::handle x) { return nb::cast<bool>(x.attr("requires_grad")); }
 
-/// The values only, row-major, with what else the original has to say; REQUIRES: torch::is_tensor(x).
+/// The values only, row-major, with the original's properties. REQUIRES: torch::is_tensor(x).
 nb::object copy_of_torch(nb::handle x, const std::string& argument) {
   const auto device = torch::device_of(x);
   const bool is_dense = attribute_text(x, "layout") == "torch.strided";
@@ -70,8 +70,8 @@ nb::object copy_of_torch(nb::handle x, const std::string& argument) {
                   argument, nb::type_name(x.type()).c_str()));
 }
 
-/// A tensor of a subclass as a torch.Tensor. Those that are made of other tensors stay what they are, or say that
-/// they cannot be that.
+/// A tensor of a subclass as a torch.Tensor. Tensors that are made of other tensors stay as they are, or raise that
+/// they cannot be converted.
 nb::object elements_of_torch(nb::handle x, bool with_graph, const std::string& argument) {
   nb::object plain;
   try {
@@ -84,8 +84,8 @@ nb::object elements_of_torch(nb::handle x, bool with_graph, const std::string& a
   return plain;
 }
 
-/// A torch.Tensor or Parameter on the memory of one of a subclass. Autograd sees no step from the one to the other:
-/// what comes of a leaf would be none.
+/// A torch.Tensor or Parameter on the memory of a subclass's tensor. Autograd must not see the conversion: its result
+/// would not be a leaf.
 nb::object plain_torch(nb::handle x, bool copy, const std::string& argument) {
   if (is_instance_of_torch(x, "torch.nn.parameter", "UninitializedTensorMixin"))
     throw Error(ErrorCode::invalid_argument,
@@ -100,7 +100,7 @@ nb::object plain_torch(nb::handle x, bool copy, const std::string& argument) {
   return plain;
 }
 
-/// int for an IntEnum, float for a number of numpy: what the codec has a word for.
+/// int for an IntEnum, float for a number of numpy: the codec's type for it.
 nb::object plain_of_other(nb::handle x) {
   PyObject* plain = nullptr;
   if (PyLong_Check(x.ptr())) plain = PyNumber_Long(x.ptr());
@@ -125,7 +125,7 @@ bool is_plain_key(nb::handle key) {
   return true;
 }
 
-/// All parameters and buffers by name, those under two names twice.
+/// All parameters and buffers by name. A tensor under two names comes twice.
 nb::object tensors_of_module(nb::handle module) {
   nb::dict all;
   for (const char* kind : {"named_parameters", "named_buffers"}) {
@@ -180,8 +180,7 @@ nb::object Tree::walk(nb::handle x, int depth) {
   return array(x);
 }
 
-/// Walks a copy, which nobody else changes meanwhile. The original stands for itself when nothing in it
-/// had to be replaced.
+/// Walks a copy, which no other thread changes. The original is used if no part of it had to be replaced.
 nb::object Tree::walk_dict(nb::handle x, int depth) {
   nb::object copy = nb::steal(PyDict_Copy(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
@@ -238,7 +237,7 @@ nb::object Tree::array(nb::handle x) {
     other_names_.push_back({path_, known});
     return leaves_[known].array;
   }
-  const bool fits = !copy_ && torch::is_tensor(x.ptr());  // as most do: without words for what may be wrong
+  const bool fits = !copy_ && torch::is_tensor(x.ptr());  // as most do: formats no texts for errors
   nb::object fit = fits ? nb::borrow(x) : shareable_array(x, copy_, place());
   if (!fit.is_valid())
     refuse(fmt::format("is of type {}; a bundle holds arrays and plain values in dicts, lists and tuples",

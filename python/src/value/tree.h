@@ -12,9 +12,9 @@
 
 namespace onecopy::python {
 
-/// What stands for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared
-/// memory; `copy`: not on the memory of the original. An invalid object when x is no array.
-/// Throws unsupported, naming `argument`, for arrays that cannot be shared. REQUIRES: the GIL.
+/// The object for one array in a shared value: a plain torch tensor, or a onecopy.Tensor in shared memory; with
+/// `copy` not on the memory of the original. An invalid object if x is no array. Throws unsupported, naming
+/// `argument`, for arrays that cannot be shared. REQUIRES: the GIL.
 nb::object shareable_array(nb::handle x, bool copy, const std::string& argument);
 
 /// Is it a dict, list, tuple or torch.nn.Module: something with arrays in it?
@@ -25,7 +25,7 @@ bool is_nested(nb::handle x);
 /// Thread safety: used with the GIL held.
 class Tree {
  public:
-  /// Throws invalid_argument with the place of what cannot be shared.
+  /// Throws invalid_argument with the place of an object that cannot be shared.
   Tree(nb::handle x, bool copy);
 
   struct Leaf {
@@ -40,7 +40,7 @@ class Tree {
   /// In the order in which encode_value() comes across them.
   const std::vector<Leaf>& leaves() const { return leaves_; }
   std::string take_name(std::size_t leaf) { return std::move(leaves_[leaf].name); }
-  /// What is made of a large tree has been made: Python's garbage collector may run again.
+  /// All objects of a large tree have been made: Python's garbage collector may run again.
   void let_collect() noexcept { no_collection_.end(); }
   /// Arrays at a second place and more.
   const std::vector<OtherName>& other_names() const { return other_names_; }

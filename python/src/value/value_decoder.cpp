@@ -51,7 +51,7 @@ class Decoder {
   T number() {
     return load<T>(take(sizeof(T)).data());
   }
-  /// REQUIRES: every item takes `bytes` at least. Nothing large is made for a length that lies.
+  /// Nothing large is made for a wrong length. REQUIRES: every item takes `bytes` at least.
   void check_count(std::size_t count, std::size_t bytes, int depth) const {
     if (count > rest_.size() / bytes) refuse_value("a container is longer than the message");
     if (depth == kMostDeep) refuse_value("it is nested too deeply");
@@ -146,7 +146,7 @@ nb::object Decoder::read_tuple(std::size_t count, int depth) {
 
 nb::object Decoder::read_list(std::size_t count, int depth) {
   check_count(count, 1, depth);
-  // It grows value by value: it can be in itself, and must be whole whenever somebody looks.
+  // It grows value by value: it can be in itself, and other threads must always see a whole list.
   nb::object list = numbered(made(PyList_New(0)));
   for (std::size_t i = 0; i < count; ++i)
     if (PyList_Append(list.ptr(), read(depth + 1).ptr()) < 0) throw nb::python_error();

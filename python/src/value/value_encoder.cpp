@@ -27,7 +27,7 @@ class Encoder {
   }
 
  private:
-  /// REQUIRES: somebody keeps the value meanwhile.
+  /// REQUIRES: the caller keeps the value meanwhile.
   bool write(PyObject* value, int depth);
   bool write_simple(PyObject* value, PyTypeObject* type, bool& known);
   bool write_int(PyObject* value);
@@ -44,7 +44,7 @@ class Encoder {
   bool write_inline(const torch::Copyable& from);
   bool write_text(PyObject* object, const char* text, std::size_t size, Tag small, Tag large);
 
-  /// Numbers the object. True when it has been written before; then so is the reference to it.
+  /// Numbers the object. Returns true if it has been written before; then its reference has been written, too.
   bool is_again(PyObject* object);
   void write_count(Tag small, std::size_t most, Tag large, std::size_t count);
   template <class T>
@@ -64,11 +64,11 @@ class Encoder {
   Message& message_;
   const Tensors tensors_;
   std::vector<std::pair<std::size_t, SharedArray>>
-      arrays_;  ///< copied, by their rows, when all can be written
+      arrays_;  ///< copied, by their rows, if all can be written
   SeenObjects seen_;
   std::uint32_t numbered_ = 0;
   std::vector<std::uint32_t> open_tuples_;  ///< numbers; a reader cannot refer to a tuple's beginning
-  bool is_cyclic_ = false;                  ///< something refers to a tuple that it is in
+  bool is_cyclic_ = false;                  ///< an object refers to a tuple that it is in
 };
 
 /// Keeps an object that a container may lose while another thread runs.
@@ -256,7 +256,7 @@ bool Encoder::write_array(PyObject* value) {
 
 bool Encoder::is_again(PyObject* object) {
   const std::uint32_t number = numbered_++;
-  if (Py_REFCNT(object) == 1) return false;  // nobody else knows it, so it is in no other place
+  if (Py_REFCNT(object) == 1) return false;  // no other place has it
   const std::uint32_t before = seen_.find_or_add(object, number);
   if (before == SeenObjects::kNew) return false;
   --numbered_;

@@ -4,13 +4,13 @@
 #include <cstdint>
 #include <string>
 
-/// What encode_value() and decode_value() agree on: docs/formats/python-message-v1.md.
+/// The format that encode_value() and decode_value() share: docs/formats/python-message-v1.md.
 namespace onecopy::python {
 
 /// How deep containers may be in each other.
 constexpr int kMostDeep = 32;
 
-/// What a value begins with. The short forms have a number in their low bits.
+/// The first byte of a value. The short forms have a number in their low bits.
 enum Tag : std::uint8_t {
   kSmallInt = 0x00,    ///< 0 to 127
   kShortStr = 0x80,    ///< 0 to 31 bytes

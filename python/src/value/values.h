@@ -14,27 +14,27 @@
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python {
 
-/// What is done with tensors among the values.
+/// The treatment of tensors among the values.
 enum class Tensors : std::uint8_t {
   are_shared,  ///< torch tensors are moved into shared memory, and both sides have them
   are_copied,  ///< torch tensors of the CPU, dense and row-major: small ones as bytes, others once into shared memory
 };
 
-/// Appends the value to message.data and message.tensors; torch tensors are moved into shared memory.
-/// Takes None, bool, int, float, complex, str, bytes, tuple, list, dict, torch and onecopy tensors, of
-/// exactly these types and nested up to 32 deep. False, and the message unspecified, when there is
-/// something else in it, which has to be pickled. Throws what moving a tensor raises.
+/// Appends the value to message.data and message.tensors; torch tensors are moved into shared memory. Takes None,
+/// bool, int, float, complex, str, bytes, tuple, list, dict, torch and onecopy tensors, of exactly these types and
+/// nested up to 32 deep. If it contains another object, which has to be pickled, returns false with the message
+/// unspecified. Throws the exceptions of moving a tensor.
 bool encode_value(PyObject* value, Message& message, Tensors tensors = Tensors::are_shared);
 
 /// A tensor as it was before encoding: a torch tensor with the flags' properties, or for no flags a
 /// onecopy.Tensor. Throws bad_handle for flags that do not exist.
 nb::object open_tensor(const Tensor& tensor, std::uint32_t flags);
 
-/// What to make of a tensor and its flags.
+/// Makes an object of a tensor and its flags.
 using TensorOpener = std::function<nb::object(const Tensor& tensor, std::uint32_t flags)>;
 
-/// The value again. Throws bad_handle for whatever encode_value() does not write.
-/// What was written with copies is read with them.
+/// Decodes the value. Throws bad_handle for bytes that encode_value() does not write. REQUIRES: a value that was
+/// written with copies is read with them.
 nb::object decode_value(ByteSpan data, std::span<const Tensor> tensors,
                         const TensorOpener& open = open_tensor, Tensors kind = Tensors::are_shared);
 
