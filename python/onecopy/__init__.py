@@ -15,10 +15,10 @@ gives another process the same memory, without a copy, as a ``Tensor`` or one of
 ``Queue``, ``Pipe`` and ``Listener`` carry tensors and plain values. ``import
 onecopy.multiprocessing as mp`` is ``torch.multiprocessing`` on top of this.
 
-What goes wrong is an ``onecopy.Error``, and its class (``onecopy.errors``) says why. ``stats()``
-and ``list_owners()`` say who keeps what. Times are seconds, sizes are bytes.
+Failures are an ``onecopy.Error``, and its class (``onecopy.errors``) says the cause. ``stats()`` and
+``list_owners()`` list memory and its holders. Times are seconds, sizes are bytes.
 
-Neither numpy nor torch is imported before something of theirs is asked for.
+Neither numpy nor torch is imported before a call needs it.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ del TYPE_CHECKING
 
 
 def __getattr__(name: str) -> object:
-    """``onecopy.torch`` and ``onecopy.hf``, imported when they are asked for."""
+    """``onecopy.torch`` and ``onecopy.hf``, imported at first use."""
     if name not in ("hf", "torch"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib

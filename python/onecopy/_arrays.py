@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors made of something: of arrays, of numbers, and with the shape of another."""
+"""Tensors made of arrays, of numbers, and with the shape of another tensor."""
 
 from __future__ import annotations
 

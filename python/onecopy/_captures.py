@@ -20,11 +20,11 @@ _watched = False
 def watch() -> bool:
     """Replaces ``capture_begin`` and ``capture_end`` of ``torch.cuda.CUDAGraph``, once, for the rest of the process.
 
-    Pinned memory that is dropped is kept until the cards have done what they have to do then. The one event that says
-    so spoils every capture under way, so while there is one such memory waits.
+    Dropped pinned memory is kept until the cards have done their work of that moment. The one event that reports
+    this spoils every capture under way. So during a capture such memory waits.
 
     Returns:
-        False while torch is not there.
+        False while torch is not imported.
     """
     global _watched
     graph = getattr(getattr(sys.modules.get("torch"), "cuda", None), "CUDAGraph", None)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this process keeps for a child that is being started by pickling, until that child is gone.
+"""Objects that this process keeps for a child that is being started by pickling, until that child is gone.
 
-The child is gone when it was waited for, when nobody knows it any more, or when somebody who waits for
-something that the child would do finds its sentinel ready.
+The child is gone when it was waited for, or when its process object is. It is also gone when a caller that waits
+for the child's action finds its sentinel ready.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from multiprocessing import context
 from typing import Any
 
-# In a dictionary: its references are listed in one step, whatever other threads add meanwhile.
+# In a dictionary: its references are listed in one step, also while other threads add to it.
 _watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
 
 _of_this_thread = getattr(context, "_tls", None)

@@ -105,7 +105,7 @@ def _put(places: dict[str, _Place], found: dict[str, Any]) -> None:
 
 
 def _fit(place: _Place, tensor: Any) -> Any:
-    """The bundle's tensor as what the module had: a parameter wants a gradient if that one did."""
+    """The bundle's tensor in the form of the module's: a parameter requires a gradient if the module's did."""
     import torch
 
     if place.kind == "_buffers":
@@ -115,7 +115,7 @@ def _fit(place: _Place, tensor: Any) -> Any:
 
 
 def _tie(places: dict[str, _Place], found: dict[str, Any]) -> None:
-    """Tensors that were one object before are one object again, under whatever name the bundle has it."""
+    """Tensors that were one object before are one object again, under any of its names in the bundle."""
     now = {}
     for name in found:
         place = places[name]
@@ -146,7 +146,7 @@ def _advice(bundle: Bundle, module: Any, missing: list[str], unexpected: list[st
 
 
 def _prefix(names: list[str], missing: list[str]) -> str:
-    """The shortest prefix below which the bundle has all that is missing; empty when there is none."""
+    """The shortest prefix below which the bundle has all missing names; empty if there is none."""
     starts = [name[: -len(missing[0]) - 1] for name in names if name.endswith(f".{missing[0]}")]
     known = set(names)
     fit = [start for start in starts if all(f"{start}.{name}" in known for name in missing)]

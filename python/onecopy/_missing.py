@@ -29,5 +29,5 @@ class MissingName(KeyError):
         return text + ("; tree() gives the whole value, with what is no tensor" if self._is_tree else "")
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[str]]:
-        """Bundles do not cross processes; what the error says does."""
+        """Bundles do not cross processes; the text of the error does."""
         return KeyError, (str(self),)

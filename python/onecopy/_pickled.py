@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How tensors are pickled: as a handle for another process, as their elements for everything else.
+"""How tensors are pickled: as a handle for another process, as their elements otherwise.
 
-A handle dies with its process, so a file must never have one. Picklers that write for a channel are known by the module
-that calls them, and ``ForkingPickler``, which any module may call, by its own list of reducers as well: it is on that
-list when multiprocessing was imported before onecopy, or onecopy.multiprocessing was.
+A handle dies with its process, so a file must never have one. Picklers that write for a channel are known by the
+module that calls them. ``ForkingPickler``, which any module may call, is also known by its own list of reducers:
+tensors are on that list if multiprocessing was imported before onecopy, or onecopy.multiprocessing was.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _pickling_module() -> str:
 
 
 def reduce(tensor: _core.Tensor, protocol: int) -> tuple:
-    """What ``__reduce_ex__`` of a tensor returns."""
+    """Returns the value of a tensor's ``__reduce_ex__``."""
     module = _pickling_module()
     if module in _CHANNELS:
         return tensor._reduce_handle()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How queues and pipes pickle what is no plain value: once, with the tensors beside the pickle."""
+"""How queues and pipes pickle objects other than plain values: once, with the tensors beside the pickle."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _Pickler(ForkingPickler):
 def dumps(obj: Any, rows: _core._Rows) -> memoryview:
     """Pickle an object, and move its tensors and storages into ``rows``.
 
-    Raises whatever pickling raises; nothing of the object is sent then.
+    Raises pickling's exceptions; nothing of the object is sent then.
     """
     buffer = io.BytesIO()
     _Pickler(buffer, rows).dump(obj)
@@ -32,7 +32,7 @@ def dumps(obj: Any, rows: _core._Rows) -> memoryview:
 
 
 def loads(data: memoryview) -> Any:
-    """Unpickle what :func:`dumps` made, while the message it came in is the current one."""
+    """Unpickle the result of :func:`dumps`, while its message is the current one."""
     with data:  # the memory goes with the message, and a traceback may keep this frame longer
         return ForkingPickler.loads(data)
 
@@ -43,7 +43,7 @@ def open_row(index: int, flags: int) -> Any:
 
 
 def keep_open_for_child(thing: _core.Queue | _core.PipeHandle) -> bool:
-    """Keep something until the child that is being started is gone; False when none is."""
+    """Keep an object until the child that is being started is gone; False if none is being started."""
     kept = [thing]
     return keep_for_child(kept.clear)
 
@@ -57,8 +57,8 @@ def reduce_queue(queue: _core.Queue) -> tuple:
 def reduce_pipe_end(end: _core.PipeEnd) -> tuple:
     """How the end of a pipe is pickled: for a child only.
 
-    The end counts as there until the child is gone, also when the child closes it before. That the child is gone
-    is noticed when it is waited for or asked about, and by a recv() or poll() that waits.
+    The end counts as open until the child is gone, also if the child closes it before. The child's end is noticed
+    by a call that waits for it or asks about it, and by a recv() or poll() that waits.
     """
     context.assert_spawning(end)
     handle = end.handle()

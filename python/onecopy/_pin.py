@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of the host that cards copy at the speed of the link: what is there already is pinned
-where it is."""
+"""Memory of the host that cards copy at the speed of the link: existing memory is pinned in place."""
 
 from __future__ import annotations
 
@@ -17,17 +16,15 @@ if TYPE_CHECKING:
 
 
 def pin(value: Any, device: Any = None) -> Any:
-    """Pins memory for the cards of this process: copies of it run at the speed of the link, and
-    keep nobody waiting.
+    """Pins memory for the cards of this process: copies of it run at the speed of the link, and keep no caller
+    waiting.
 
     ``tensor.is_pinned()`` of torch is true then, and ``tensor.to("cuda", non_blocking=True)``
     returns at once. Other
     processes pin the same memory for themselves; nothing is copied. A torch tensor that is not
     in shared memory moves
-    there first, as with ``share()``. What is dropped is used again only once the cards have
-    done what they then had to
-    do. Memory is pinned in pieces of 64 MiB, and stays so for the tensors that come after,
-    until ``unpin()``,
+    there first, as with ``share()``. Dropped memory is used again only once the cards have done their work of that
+    moment. Memory is pinned in pieces of 64 MiB, and stays so for the tensors that come after, until ``unpin()``,
     ``trim()``, or until the limit needs the room.
 
     Args:
@@ -57,8 +54,7 @@ def pin(value: Any, device: Any = None) -> Any:
 
 
 def unpin(value: Any) -> None:
-    """Ends ``pin()``: memory is unpinned by a thread that nobody waits for, once nothing beside
-    it is pinned either."""
+    """Ends ``pin()``: a background thread unpins the memory, once nothing beside it is pinned either."""
     for tensor in _tensors(value, "value"):
         _core._unpin(tensor)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pickles of tensors and handles call."""
+"""The functions that pickles of tensors and handles call."""
 
 from __future__ import annotations
 

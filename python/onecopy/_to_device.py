@@ -21,10 +21,8 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
         weights = onecopy.open(handle, framework="torch", pin=True)
         on_card = onecopy.to_device(weights, "cuda:0")
 
-    What lies beside each other is one copy, at the speed of the link where the memory is
-    pinned: of 32 MiB and more it
-    is pinned on the way, see ``pin()``. From a card to ``"cpu"`` the copies lie in pinned
-    memory, and are there on
+    Neighbouring tensors are one copy, at the speed of the link if the memory is pinned: memory of 32 MiB and more
+    is pinned on the way, see ``pin()``. From a card to ``"cpu"`` the copies lie in pinned memory, and are there on
     return.
 
     Args:
@@ -35,10 +33,10 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
         None for the current one.
 
     Returns:
-        The same of tensors on the device, of the library that each came from; a dict for a Bundle.
+        The value with tensors on the device, each of the library that it came from; a dict for a Bundle.
 
     Raises:
-        TypeError: value has something in it that is no tensor and no plain value.
+        TypeError: value has an object in it that is no tensor and no plain value.
         InvalidArgument: memory of another library, or of another card.
         Unsupported: there is no such device.
         OutOfMemory: on the device.
@@ -60,20 +58,17 @@ def load(
     """All tensors of a safetensors file, or of a directory of them, by name, in shared memory
     of a device.
 
-    To a card they go by way of a small ring of pinned memory, which threads fill from the page
-    cache, or past it by
-    direct reads, while the card copies: nothing else of the host's memory is needed, and other
-    processes open the
-    result by its handles.
+    To a card they go by way of a small ring of pinned memory. Threads fill it from the page cache, or past it by
+    direct reads, while the card copies. No other memory of the host is needed, and other processes open the result
+    by its handles.
 
     Args:
         path: as of ``load_safetensors()``, which this is for the cpu.
         device: "cpu", "cuda:0", "npu:0", or a ``torch.device``.
         pin: of the cpu: pins the memory for cards, see ``pin()``.
         framework: of the tensors: None for onecopy's, "torch", "numpy".
-        progress: called now and then with the bytes done and the bytes in all. What it
-        raises ends the loading, and so
-            does a signal's handler: Ctrl-C ends it at once.
+        progress: called from time to time with the bytes done and the bytes in all. Its exceptions end the loading,
+            and so do those of a signal's handler: Ctrl-C ends it at once.
 
     Raises:
         BadFile, FileNotFoundError, InvalidArgument, Unsupported, System: as of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can go wrong, one class a cause; each message says what to do."""
+"""The errors of onecopy, one class a cause; each message says the remedy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Error(RuntimeError):
 
     Attributes:
         code: the cause as a word, e.g. ``"stale_handle"``; the same in C++ and in logs.
-        vendor_code: the number behind it (errno, CUresult, aclError), 0 when there is none.
+        vendor_code: the number behind it (errno, CUresult, aclError), 0 if there is none.
         domain: whose number that is: ``"posix"``, ``"cuda"``, ``"ascend"`` or ``""``.
     """
 
@@ -124,7 +124,7 @@ class BadFile(Error, ValueError):
 
 
 class Protocol(Error):
-    """Another process sent something it never should."""
+    """Another process sent bytes that contradict the protocol."""
 
     code = "protocol"
 

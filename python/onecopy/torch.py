@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What onecopy does for torch on CUDA devices besides sharing: memory to allocate from."""
+"""Memory of onecopy for torch's allocations on CUDA devices."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def memory(device: Any = None) -> Iterator[Any]:
         with onecopy.torch.memory("cuda:0"):
             weights = torch.empty(1 << 30, device="cuda:0")
 
-    Such memory can be exported from the start, so that sharing costs nothing the first time, and other
-    processes keep it when this one is killed. What its tensors let go of serves torch's next allocations in
-    here: ``torch.cuda.empty_cache()`` does not touch the pool while it lives, which is until ``trim()`` or
-    the end of the process. Tensors that were made before, and threads other than this one, are not concerned. Also good for a
-    CUDA graph's private pool: make the graph's static tensors in here.
+    Such memory can be exported from the start, so that sharing costs nothing the first time, and other processes
+    keep it if this one is killed. Memory of dropped tensors serves torch's next allocations in here.
+    ``torch.cuda.empty_cache()`` does not touch the pool while it lives, which is until ``trim()`` or the end of the
+    process. Tensors that were made before, and threads other than this one, are not concerned. Also good for a CUDA
+    graph's private pool: make the graph's static tensors in here.
 
     Args:
         device: ``"cuda:0"``, a ``torch.device``, a number, or None for torch's current device.
@@ -64,11 +64,10 @@ def trim(device: Any = None) -> int:
 
         onecopy.torch.trim("cuda:0")
 
-    That is memory of onecopy in which nothing is in use, and what torch keeps for ``memory()``: the pools
-    that no thread is in and no graph uses end, and torch's own cache with them
-    (``torch.cuda.empty_cache()``). Tensors stay as they are, also those made in ``memory()``; so does a
-    segment of a card with anything in use in it, and whatever other processes hold. Without this call idle
-    memory goes back after about a second, but for what torch keeps.
+    That is unused memory of onecopy, and torch's cached memory of ``memory()``. Pools that no thread is in and no
+    graph uses end, and torch's own cache with them (``torch.cuda.empty_cache()``). Tensors stay as they are, also
+    those made in ``memory()``. So does a card's segment with a block in use, and memory that other processes hold.
+    Without this call idle memory goes back after about a second, except for torch's cached memory.
 
     Args:
         device: ``"cuda:0"``, ``"cpu"``, a ``torch.device``, a number of a CUDA device, or None for all.
@@ -124,7 +123,7 @@ def _index_of(torch: Any, device: Any) -> int:
 
 @functools.cache
 def _check_device(index: int) -> None:
-    """What the allocator would have to say with nothing but a null pointer is an exception here."""
+    """Raises the errors that the allocator could only report as a null pointer."""
     _core.empty(1, "uint8", f"cuda:{index}")
 
 

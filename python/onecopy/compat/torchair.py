@@ -55,7 +55,7 @@ class CompilerConfig(_Options):
 
     ``mode`` must be ``"reduce-overhead"``. ``aclgraph_config.use_custom_pool`` is a ``graph_pool_handle()``: all functions
     with it share one arena, and ``debug.aclgraph.disable_mempool_reuse_in_same_fx`` is off then. ``debug.aclgraph`` has
-    ``clone_input`` (copies of inputs; False: used where they are, and noticed when they move), ``enable_output_clone``
+    ``clone_input`` (copies of inputs; False: used in place, and compared at each call), ``enable_output_clone``
     (True: tensors of its own for each call; False: where they lie, and moved before they would be overwritten) and
     ``static_capture_size_limit`` (graphs of one function; those used last are kept).
     """

@@ -9,8 +9,8 @@
 ...     model(x)  # the first call of a shape captures it, later ones replay it
 >>> print(graphs.report(pool))
 
-An engine that captures a graph for each batch size needs as much memory as the largest, not the sum; outputs that are
-held stay right, whatever is replayed next.
+An engine that captures a graph for each batch size needs as much memory as the largest, not the sum. Outputs that
+are held stay right after any later replay.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ _default = Arenas()
 
 
 def default_arena(device: Any = "cpu") -> Arena:
-    """What ``torch.compile(..., backend="onecopy")`` uses: one arena of a device for all such functions of the process."""
+    """The arena of ``torch.compile(..., backend="onecopy")``: one for each device and all such functions of the
+    process."""
     return _default.of(device)
 
 

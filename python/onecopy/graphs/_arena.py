@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory that captured graphs have in common, and who still holds outputs in it."""
+"""The memory that captured graphs have in common, and the outputs in it that are still held."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OutputInUse(Error):
 
 
 class Arena:
-    """Scratch memory of graphs on one device: as much as the largest of them, in whatever order they are captured.
+    """Scratch memory of graphs on one device: as much as the largest of them, in any order of captures.
 
     Graphs of one arena run one at a time. All methods may be called by any thread.
 
@@ -86,7 +86,7 @@ class Arena:
         return CapturePool(_core._GraphPool(self._memory, most))
 
     def collect(self) -> None:
-        """Gives memory of graphs back that nobody has any more."""
+        """Gives memory of dropped graphs back."""
         if self.device is not None and self.device.type == "cuda":
             from ._captures import close_dropped
 
@@ -167,7 +167,7 @@ _NOTHING = _Footprint()
 
 
 class Leases:
-    """Outputs that were handed out where they lie.
+    """Outputs that were handed out in place.
 
     Thread safety: with the arena's lock.
     """
@@ -182,7 +182,7 @@ class Leases:
         self._tell()
 
     def _tell(self) -> None:
-        """Graphs that run without looking here first do so no more while there are leases."""
+        """While there are leases, no graph runs without a look at them first."""
         if self._turn is not None:
             self._turn.core.set_leases(len(self._leases))
 
@@ -196,7 +196,7 @@ class Leases:
                 lease.tensors.append(weakref.ref(result))
 
     def evacuate(self) -> None:
-        """Moves what is still held to memory of its own.
+        """Moves outputs that are still held to memory of their own.
 
         Raises:
             OutputInUse: torch before 2.12 cannot move a tensor that others are views of. Nothing is changed.
@@ -233,11 +233,11 @@ class _Lease:
         self.tensors: list[weakref.ref[torch.Tensor]] = []
 
     def storage(self) -> torch.UntypedStorage | None:
-        """None: nobody holds it any more."""
+        """None: it is not held any more."""
         return torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
 
     def is_all_there_is(self, storage: torch.UntypedStorage) -> bool:
-        """Whether nobody holds the storage but the tensors that were handed out."""
+        """Whether only the tensors that were handed out hold the storage."""
         known = sum(tensor() is not None for tensor in self.tensors)
         return torch._C._storage_Use_Count(storage._cdata) == known + 1  # and `storage` itself
 

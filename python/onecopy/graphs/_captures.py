@@ -20,18 +20,18 @@ KEEPS_GRAPHS = hasattr(torch.cuda.CUDAGraph, "raw_cuda_graph_exec")
 
 
 def new_graph() -> torch.cuda.CUDAGraph:
-    """One whose nodes can be changed later, where torch has such."""
+    """A graph whose nodes can be changed later, if torch has such."""
     return torch.cuda.CUDAGraph(keep_graph=True) if KEEPS_GRAPHS else torch.cuda.CUDAGraph()
 
 
 @contextlib.contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: CapturePool, arena: Arena) -> Iterator[None]:
-    """What the block does is captured on the arena's stream, and its memory is the pool's."""
+    """The block's work is captured on the arena's stream, and its memory is the pool's."""
     stream = arena.stream
     here = torch.cuda.current_stream(arena.device)
     stream.wait_stream(here)
     collects = gc.isenabled()
-    gc.disable()  # what it would free may not be freed in a capture
+    gc.disable()  # its objects may not be freed in a capture
     try:
         with pool.open(), torch.cuda.stream(stream):
             begin_capture(graph, pool, "thread_local")
@@ -78,7 +78,8 @@ _dropped: list[tuple[torch.cuda.CUDAGraph | None, CapturePool, Arena, Any]] = []
 
 
 def drop_later(pool: CapturePool, arena: Arena, graph: torch.cuda.CUDAGraph | None = None, call: Any = None) -> None:
-    """The pool's graph has gone, or nobody has it any more. Any lock may be held here, and any graph be captured."""
+    """The pool's graph has gone, or is not held any more. The caller may hold any lock, and any graph may be in a
+    capture."""
     _dropped.append((graph, pool, arena, call))
 
 

@@ -32,13 +32,13 @@ def backend(
 
     Args:
         arena: shared with other functions; None: one for all graphs of this backend on a device.
-        codegen: ``"aot"``, the operators of torch as they are; ``"inductor"``, kernels of torch's compiler (CUDA).
-        inputs: ``"copy"`` copies them into the arena; ``"place"`` uses them where they are, and notices when they move.
-            Parameters, buffers and inputs that the function changes are always used where they are.
-        outputs: ``"copy"`` gives each call tensors of its own; ``"view"`` gives them where they lie, and moves those that
-            are still held before the next call overwrites them (torch 2.12 and later; else ``OutputInUse``);
+        codegen: ``"aot"``, the operators of torch one by one; ``"inductor"``, kernels of torch's compiler (CUDA).
+        inputs: ``"copy"`` copies them into the arena; ``"place"`` uses them in place, and notices if they move.
+            Parameters, buffers and inputs that the function changes are always used in place.
+        outputs: ``"copy"`` gives each call tensors of its own; ``"view"`` gives them in place. Outputs that are
+            still held are moved before the next call overwrites them (torch 2.12 and later; else ``OutputInUse``);
             ``"private"`` gives each graph memory of its own for them.
-        limit: graphs of one function; of more shapes those used last are kept.
+        limit: graphs of one function; beyond it, the shapes used last are kept.
         one_arena_a_graph: nothing is shared.
 
     Raises:
@@ -137,10 +137,10 @@ def _written(traced: torch.fx.GraphModule) -> set[int]:
 
 
 def capture(function: Callable[..., Any], *examples: Any, **options: Any) -> Callable[..., Any]:
-    """Captures ``function`` for the shapes of ``examples``, and returns what replays it.
+    """Captures ``function`` for the shapes of ``examples``, and returns a function that replays it.
 
-    Other shapes are captured when they come. ``options`` are those of ``backend()``. The function runs once, on the
-    examples: what it changes in place is changed.
+    Other shapes are captured at their first call. ``options`` are those of ``backend()``. The function runs once,
+    on the examples, with its effects on tensors that it changes in place.
 
     Raises:
         Unsupported: torch cannot trace it whole, or it uses a device that graphs do not run on.

@@ -26,9 +26,9 @@ def graph(
 ) -> Iterator[None]:
     """Captures as ``torch.cuda.graph()`` does; scratch memory is that of the arena, which all its captures share.
 
-    What is still held when the block ends (static inputs that were made in it, outputs) has memory of its own, which no
-    other graph overwrites: only the next replay of this one does. ``cuda_graph.replay()`` waits, on the device, for the
-    last graph of the arena, on whatever stream it was.
+    Tensors that are still held when the block ends (static inputs that were made in it, outputs) have memory of
+    their own. No other graph overwrites it: only the next replay of this one does. ``cuda_graph.replay()`` waits,
+    on the device, for the last graph of the arena, on any stream.
 
     Args:
         cuda_graph: a new ``torch.cuda.CUDAGraph``.
@@ -38,7 +38,7 @@ def graph(
 
     Raises:
         InvalidArgument: the arena is parked, or on another device, or another capture is under way.
-        What the block raises: nothing is left of the capture then.
+        The block's exceptions: nothing is left of the capture then.
     """
     from ._captures import begin_capture, drop_later, end_capture
 

@@ -36,7 +36,7 @@ class CudaRun:
     Raises:
         NotReplayable: no graph can be captured of such arguments. Nothing has run.
         OutputInUse: it would overwrite an output. Nothing has run.
-        What the function raises.
+        The function's exceptions.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any
 
 
 def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
-    """In memory of their own; those that share one still do, and those that are inputs still are."""
+    """The values in memory of their own. Values that share memory still do, and inputs stay inputs."""
     given = {address_of(a) for a in arguments if isinstance(a, torch.Tensor)}
     moved: dict[int, torch.UntypedStorage] = {}
     out = []
@@ -112,12 +112,12 @@ def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
 
 
 def _plain(results: Any) -> list[Any]:
-    """Without the marks of torch for "conjugated" and "negated": what lies in memory is what is meant."""
+    """Without the marks of torch for "conjugated" and "negated": the bytes in memory are the values."""
     return [r.resolve_conj().resolve_neg() if isinstance(r, torch.Tensor) else r for r in results]
 
 
 def _keep_content(pool: CapturePool, arena: Arena) -> None:
-    """What the function has kept (a table it made once) lies in memory of its own from now on, with its content."""
+    """Tensors that the function has kept (a table it made once) get memory of their own, with their content."""
     alive = pool.alive()
     if not alive:
         return
@@ -147,7 +147,7 @@ class _Place:
 
 @dataclasses.dataclass
 class _Captured:
-    """What a capture has made: slots are inputs, addresses, bytes and tensors like them."""
+    """The result of a capture: slots are inputs, addresses, bytes and tensors like them."""
 
     results: list[Any] = dataclasses.field(default_factory=list)
     outputs: list[Any] = dataclasses.field(default_factory=list)
@@ -160,10 +160,10 @@ class _Captured:
 class CudaGraph:
     """One shape of one function.
 
-    Between replays nothing on the shared pages is anybody's (I1): outputs are copied out or leased, and what is alive at
-    the end of the capture has pages of its own. A replay runs only after every input in place was compared with where the
-    graph has it (I3). Where torch leaves its graphs to others, inputs are copied by the graph's first nodes and outputs
-    by its last ones.
+    Between replays the shared pages hold no live value (I1): outputs are copied out or leased, and memory alive at
+    the end of the capture has pages of its own. A replay runs only after every input in place was compared with the
+    graph's address (I3). If torch lets others change its graphs, the graph's first nodes copy inputs, and its last
+    ones outputs.
 
     Thread safety: with the arena's lock.
     """
@@ -374,7 +374,7 @@ class CudaGraph:
         return self._refusal
 
     def _check(self, arguments: Sequence[Any]) -> str:
-        """After the first move by a proof: the graph must be what a capture there is. Empty, or why it is not."""
+        """After the first move by a proof: the graph must equal a capture there. Empty, or the difference."""
         if self._is_checked:
             return ""
         window = (self._pool.window.base, self._pool.window.used)
@@ -385,7 +385,7 @@ class CudaGraph:
         return self._refusal
 
     def is_restless(self, arguments: Sequence[Any]) -> bool:
-        """Whether it was captured anew too often of late, and its inputs are not where they were in the last call."""
+        """Whether it was captured anew too often of late, and its inputs have moved since the last call."""
         places = [arguments[index].data_ptr() for index in self._places]
         rests = places == self._last_places
         self._last_places = places
@@ -421,7 +421,7 @@ class CudaGraph:
     # --- the call ---------------------------------------------------------------------------------------
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
-        """Whether all inputs that are used where they are, are where the graph has them."""
+        """Whether all inputs in place are where the graph has them."""
         if self.call is not None:
             return bool(self.call.is_in_place(arguments))
         return all(place.is_of(arguments[index]) for index, place in self._places.items())
@@ -447,7 +447,7 @@ class CudaGraph:
         return results
 
     def _run(self, arguments: list[Any]) -> list[Any]:
-        """What each source's results are to lie in; None: not made yet."""
+        """The memory for the results of each source; None: not made yet."""
         if self.call is not None:
             made = self.call.run(arguments, self._graph.replay if self._is_random else None)
             return made or [None] * len(self._sources)
@@ -479,7 +479,7 @@ class CudaGraph:
         return laid(storage, output.dtype, output.shape, output.strides, offset)
 
     def _memory_for(self, source: torch.Tensor) -> torch.Tensor:
-        """What the outputs in one memory share: a copy of it, or itself."""
+        """The memory that outputs of one source share: a copy of it, or itself."""
         if self._policy == "copy":
             return source.clone()
         assert self._pool is not None
@@ -542,5 +542,5 @@ def _is_itself(output: Output, tensor: torch.Tensor) -> bool:
 
 
 def _are_plain(arguments: Sequence[Any]) -> bool:
-    """Whether what lies in memory is what is meant: a copy of bytes knows nothing of torch's marks."""
+    """Whether the bytes in memory are the values: a copy of bytes loses torch's marks."""
     return not any(isinstance(a, torch.Tensor) and (a.is_conj() or a.is_neg()) for a in arguments)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two more captures, which prove which words of a graph are addresses of its inputs in place (I4).
 
-Both see stand-ins for all inputs that move, at the same addresses, and a window at the same addresses. So whatever differs
-between the two depends on no address. To make it differ, the memory that nobody sets is painted before each operator, in
-another colour each time.
+Both see stand-ins for all inputs that move, at the same addresses, and a window at the same addresses. So a word
+that differs between the two depends on no address. To make such words differ, unset memory is painted before each
+operator, in another colour each time.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def prove_moves(
         record: captures the same work once more, for these arguments, in memory of that pool.
         graph: the one that is to be movable; it stays as it is.
         window: its address, and how many bytes.
-        arguments: all of them; those that do not move are where the graph has them.
-        places: where the graph has those that move, by their places in ``arguments``.
+        arguments: all of them; inputs that do not move are where the graph has them.
+        places: the graph's addresses of inputs that move, by their places in ``arguments``.
         arena: of the graph. Its turn is the caller's.
     """
     device = str(arena.device)
@@ -68,7 +68,7 @@ def check_moved(
     arguments: Sequence[Any],
     arena: Arena,
 ) -> str:
-    """Whether the graph, which was moved to these arguments, is what two captures of them are: empty, or why not."""
+    """Compares the graph, which was moved to these arguments, with two captures of them: empty, or the difference."""
     device = str(arena.device)
 
     def compare(elsewhere: int, fresh: int, again: int) -> tuple[Any, str]:
@@ -80,7 +80,8 @@ def check_moved(
 def _with_two_captures(
     record: Any, arguments: Sequence[Any], moved: dict[int, int], arena: Arena, use: Callable[[int, int, int], Any]
 ) -> tuple[Any, str]:
-    """What ``use`` returns for the address of their window and for both graphs. They see ``moved`` in other places."""
+    """Returns the result of ``use`` for the address of their window and for both graphs. They see ``moved`` in
+    other places."""
     captures: list[tuple[torch.cuda.CUDAGraph, CapturePool]] = []
     try:
         first = arena.open_pool()

@@ -31,7 +31,7 @@ Boxed = Callable[[list[Any]], list[Any]]
 
 
 class Options:
-    """What ``backend()`` was given, checked."""
+    """The options of ``backend()``, checked."""
 
     def __init__(
         self, arena: Arena | Arenas | None, inputs: str, outputs: str, limit: int, one_arena_a_graph: bool
@@ -57,10 +57,12 @@ class Options:
 
 
 class Code:
-    """What a function runs, and how a graph of it is captured: on the CPU from torch's graph, on a card from the device.
+    """The code of a function, and the way to capture a graph of it: on the CPU from torch's graph, on a card from
+    the device.
 
-    ``start(arguments, in_place, arena, mutated)`` runs it once by the book; of what it returns, ``results`` are the caller's and
-    ``make(arguments, outputs)`` is the graph. It raises NotReplayable, before anything has run, when there can be none.
+    ``start(arguments, in_place, arena, mutated)`` runs it once by the book. In its result, ``results`` are the
+    caller's and ``make(arguments, outputs)`` is the graph. If there can be no graph, it raises NotReplayable before
+    anything has run.
     """
 
     def __init__(self, name: str, device: torch.device, run: Boxed, start: Callable[..., Any]) -> None:
@@ -103,7 +105,7 @@ class Eager:
 
 
 class Function:
-    """What torch.compile calls. Keys are compared in full; of many shapes those used last are kept (I6).
+    """The function that torch.compile calls. Keys are compared in full; of many shapes those used last are kept (I6).
 
     A capture commits whole or leaves no trace: the first call of a shape runs by the book, and its results are the
     caller's either way (I5).
@@ -295,7 +297,7 @@ def _is_on_cpu(argument: Any) -> bool:
 
 
 def _content(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """A capture on a card bakes in what a few elements on the CPU contain."""
+    """A capture on a card bakes in the content of small tensors on the CPU."""
     if tensor.device.type != "cpu" or tensor.numel() > FEW:
         return None
     return tuple(tensor.flatten().tolist())

@@ -21,8 +21,8 @@ class HostRun:
     """The first call of a shape: it runs by the book, is recorded, and its results are the caller's.
 
     Raises:
-        NotReplayable: no graph can be made of it. Nothing that the caller has was changed.
-        What the operators raise.
+        NotReplayable: no graph can be made of it. No object of the caller was changed.
+        The operators' exceptions.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class HostRun:
 class HostGraph:
     """One shape of one function.
 
-    Between replays nothing in the arena is anybody's (I1): outputs were copied out, or are leased. A replay runs only
-    after every input in place was compared with where the calls expect it (I3); ``move()`` makes the calls anew for other
-    places, and runs nothing.
+    Between replays the arena holds no live value (I1): outputs were copied out, or are leased. A replay runs only
+    after every input in place was compared with the calls' address of it (I3); ``move()`` makes the calls anew for
+    other places, and runs nothing.
 
     Thread safety: with the arena's lock.
     """
@@ -121,7 +121,7 @@ class HostGraph:
         return slot
 
     def _checked_view(self, step: Step, view: Any) -> Any:
-        """What only looked at memory when it was recorded must do so now."""
+        """A step that was recorded as a view must be one now."""
         parts = view if isinstance(view, (tuple, list)) else (view,)
         for laid, part in zip(step.laid, parts, strict=True):
             if laid is not None and laid.strides != part.stride():
@@ -152,7 +152,7 @@ class HostGraph:
         return results
 
     def _mutated(self, step: Step, args: Any, kwargs: Any) -> Any:
-        """What an operator that writes into its arguments returns: the first of them, as torch's do."""
+        """The result of an operator that writes into its arguments: the first of them, as torch's do."""
         schema = step.node.target._schema  # type: ignore[union-attr]
         for at, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
@@ -170,7 +170,7 @@ class HostGraph:
     # --- the call ---------------------------------------------------------------------------------------
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
-        """Whether all inputs that are used where they are, are where the calls expect them."""
+        """Whether all inputs in place are where the calls expect them."""
         for index, known, address in self._places:
             tensor = arguments[index]
             if tensor.data_ptr() != address:
@@ -192,7 +192,7 @@ class HostGraph:
         )
 
     def replay(self, arguments: Sequence[Any]) -> list[Any]:
-        """Raises OutputInUse, and what the operators raise."""
+        """Raises OutputInUse, and the operators' exceptions."""
         self._arena.leases.evacuate()
         if self._leases is not self._arena.leases:
             self._leases.evacuate()
@@ -226,7 +226,7 @@ class HostGraph:
         return torch.empty(0, dtype=laid.dtype).set_(fresh[laid.memory], laid.offset, laid.shape, laid.strides)
 
     def _storage_for(self, memory: Memory) -> torch.UntypedStorage:
-        """What the outputs in one memory share: a copy of it, or itself."""
+        """The storage that outputs in one memory share: a copy of it, or itself."""
         base = self._bases[memory]
         if self._policy == "copy":
             return base.clone().untyped_storage()

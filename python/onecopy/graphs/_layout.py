@@ -95,7 +95,7 @@ class Inputs:
 
 
 def lay_out(results: Sequence[Any], inputs: Inputs, begin: int, end: int) -> tuple[list[Any], list[Source]]:
-    """What to hand out, in order: an ``Output`` for each tensor. ``begin`` and ``end`` are addresses of the window."""
+    """The results in order: an ``Output`` for each tensor. ``begin`` and ``end`` are addresses of the window."""
     sources: dict[int, Source] = {}
     order: list[Source] = []
     outputs: list[Any] = []

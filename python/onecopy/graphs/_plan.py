@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tensors of a graph lie: places for intervals of time, so that those who live together never overlap."""
+"""Where the tensors of a graph lie: places for intervals of time, so that tensors alive at one step never overlap."""
 
 from __future__ import annotations
 

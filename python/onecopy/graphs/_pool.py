@@ -18,7 +18,7 @@ from .. import _core
 def _allocator(number: int) -> Any:
     """torch calls our two functions by name. Two for the process, which outlive all segments (I7).
 
-    torch's object knows one segment at an address: the second is for those that lie where others lie.
+    torch's object knows one segment at an address: the second is for segments at addresses of others.
     """
     return torch.cuda.memory.CUDAPluggableAllocator(
         _core.__file__, "onecopy_graph_allocate", "onecopy_graph_free"
@@ -28,7 +28,7 @@ def _allocator(number: int) -> Any:
 class CapturePool:
     """A pool of torch whose memory lies in a window of an arena.
 
-    The window lasts until torch has given back the last segment in it, also when this object has gone before (I7).
+    The window lasts until torch has given back its last segment, also if this object has gone before (I7).
 
     Thread safety: with the arena's lock.
 
@@ -46,7 +46,7 @@ class CapturePool:
 
     @property
     def id(self) -> tuple[int, int]:
-        """What torch calls the pool."""
+        """torch's name of the pool."""
         return self._pool.id
 
     def again(self) -> CapturePool:
@@ -56,7 +56,7 @@ class CapturePool:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """What torch allocates in this pool comes from the window. One pool of a device at a time is open."""
+        """torch's allocations in this pool come from the window. One pool of a device at a time is open."""
         self.window.open()
         _clear_workspaces()
         try:
@@ -67,12 +67,12 @@ class CapturePool:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """What this thread allocates comes from the window."""
+        """This thread's allocations come from the window."""
         with self.open(), torch.cuda.use_mem_pool(self._pool, self.window.ordinal):
             yield
 
     def alive(self) -> list[tuple[int, int]]:
-        """Addresses and bytes of what is not free."""
+        """Addresses and bytes of the live ranges."""
         return [
             (block["address"], block["size"])
             for segment in _snapshot(self._pool)
@@ -81,7 +81,7 @@ class CapturePool:
         ]
 
     def keep_alive(self) -> None:
-        """What is not free after a capture has memory of its own, which no other window shows (I1)."""
+        """Ranges alive after a capture get memory of their own, which no other window shows (I1)."""
         alive = self.alive()
         if alive:
             self.window.keep_alive(alive)
@@ -91,7 +91,7 @@ class CapturePool:
         return torch.as_tensor(Memory(self.window, address, nbytes), device=f"cuda:{self.window.ordinal}")
 
     def abandon(self) -> None:
-        """Ends what torch began for a capture, and does not end when the capture has failed."""
+        """Ends the state that torch keeps if a capture has failed."""
         torch._C._cuda_endAllocateToPool(self.window.ordinal, self.id)
         torch._C._cuda_releasePool(self.window.ordinal, self.id)
 
@@ -107,7 +107,7 @@ class CapturePool:
 
 
 def _clear_workspaces() -> None:
-    """cuBLAS keeps its workspaces in a table of the process. What a capture takes for them is scratch memory then."""
+    """cuBLAS keeps its workspaces in a table of the process. Cleared, they are scratch memory of each capture."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:  # without it they count as alive, and have memory of their own in each window
         clear()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a graph by the book, which sees who makes memory and who only looks at it."""
+"""One run of a graph by the book, which records the steps that make memory and those that only view it."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class Laid:
 class Step:
     """One node of the graph.
 
-    ``kind``: ``given`` and ``slot`` are inputs, in place and copied; ``constant`` is what the key decides; ``view`` looks
-    at memory that another node has; ``make`` is one tensor in new memory, ``many`` several results; ``mutate`` writes into
-    its arguments.
+    ``kind``: ``given`` and ``slot`` are inputs, in place and copied; ``constant`` depends on the key alone;
+    ``view`` looks at memory that another node has; ``make`` is one tensor in new memory, ``many`` several results;
+    ``mutate`` writes into its arguments.
     """
 
     node: torch.fx.Node
@@ -82,7 +82,7 @@ def record(graph: torch.fx.GraphModule, arguments: Sequence[Any], in_place: set[
 
 
 def _check(graph: torch.fx.GraphModule) -> None:
-    """What a replay could not do as eager execution does."""
+    """Raises for a step whose replay would differ from eager execution."""
     for node in graph.graph.nodes:
         if node.op == "get_attr" and not isinstance(getattr(graph, str(node.target), None), torch.Tensor):
             raise NotReplayable(f"{node.target} is a part of the graph that decides by itself what runs")

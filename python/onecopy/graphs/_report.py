@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the graphs of an arena take, and what they did."""
+"""The memory of the graphs of an arena, and their replays."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Report:
 
 
 def report(arena: Arena) -> Report:
-    """What the graphs of an arena take, and what they did."""
+    """The memory of the graphs of an arena, and their replays."""
     with arena.lock:
         arena.collect()
         functions = list(arena.functions)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where processes of one user find what the first of them has loaded: handles in a directory that only they can read."""
+"""Where processes of one user find the memory that the first of them has loaded: handles in a directory that only
+they can read."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from typing import Any
 from .. import errors
 from .._core import Handle, open as open_handle
 
-# This process cannot open what such a notice names; another one may: the owner can be in another namespace.
+# This process cannot open the memory of such a notice; another one may: the owner can be in another namespace.
 _OF_NO_USE = (errors.OwnerDied, errors.PeerDied, errors.StaleHandle, errors.OtherBoot, errors.BadHandle, errors.Timeout,
               errors.VersionMismatch)  # fmt: skip
 
@@ -48,7 +49,7 @@ class Notices:
             os.close(lock)
 
     def open(self, **arguments: Any) -> Any:
-        """What the first notice that still holds names; None when there is none. The arguments are ``open()``'s."""
+        """Opens the first notice that is still valid; None if there is none. The arguments are ``open()``'s."""
         for path in sorted(self._directory.glob("*.handle")):
             with contextlib.suppress(FileNotFoundError, *_OF_NO_USE):
                 if not _remove_if_left(path):
@@ -73,7 +74,7 @@ def _take_down(path: Path, file: int, poster: int, handle: Handle) -> None:
 
 
 def _remove_if_left(path: Path) -> bool:
-    """Has its poster died, so that nobody has it locked?"""
+    """Has its poster died, so that no process has it locked?"""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +87,7 @@ def _remove_if_left(path: Path) -> bool:
 
 
 def _base() -> Path:
-    """Of this user, and readable by nobody else, since a handle lets its reader open the memory."""
+    """Readable by this user alone, since a handle lets its reader open the memory."""
     given = os.environ.get("ONECOPY_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     path = Path(given or tempfile.gettempdir()) / f"onecopy-notices-{os.geteuid()}"
     try:

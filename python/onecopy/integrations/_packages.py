@@ -13,11 +13,11 @@ def need(module: str, package: str, what: str) -> Any:
     """The module, imported.
 
     Raises:
-        MissingPackage: it is not installed: the message says what needs it and how to install it.
+        MissingPackage: it is not installed: the message names the caller that needs it and the way to install it.
     """
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # it is installed, and lacks something of its own
+            raise  # it is installed, and lacks a module of its own
         raise _missing_package(package, what, "") from error

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models of Hugging Face's transformers: one copy of the weights, whatever the number of processes.
+"""Models of Hugging Face's transformers: one copy of the weights for any number of processes.
 
 >>> model = onecopy.hf.from_pretrained(AutoModelForCausalLM, "path/to/checkpoint")
 
@@ -39,7 +39,7 @@ def from_pretrained(cls: Any, path: str | os.PathLike[str], *, device: Any = Non
         cls: a class of transformers: ``LlamaForCausalLM``, ``AutoModelForCausalLM``.
         path: a directory with a checkpoint, or a name on the hub.
         device: where the first process puts the model: None for the CPU, ``"cuda:0"``. Others have it there.
-        access: what others may do to the memory: ``"readwrite"`` or ``"read"``.
+        access: of the other processes to the memory: ``"readwrite"`` or ``"read"``.
         kwargs: further arguments of ``cls.from_pretrained()``, such as ``dtype`` and ``attn_implementation``. Processes
             with other arguments have another copy.
 
@@ -116,7 +116,7 @@ def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]
 
 
 def _on_meta(cls: Any, directory: Path, kwargs: dict[str, Any], torch: Any) -> Any:
-    """What the class makes of the config, on the device meta."""
+    """The class's model of the config, on the device meta."""
     transformers = need("transformers", "transformers", _WHAT)
     about = {name: kwargs.pop(name) for name in ("attn_implementation", "trust_remote_code") if name in kwargs}
     dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))

@@ -17,10 +17,10 @@ _WHAT = "onecopy.integrations.joblib.register()"
 
 def register() -> None:
     """
-    Lets loky pickle ``torch.Tensor`` and ``torch.nn.Parameter`` by handle in this process, and in its workers what they
-    return.
+    Lets loky pickle ``torch.Tensor`` and ``torch.nn.Parameter`` by handle in this process, and the workers' results
+    as well.
 
-    Workers see the memory of this process, so what they write in place is written here. ``onecopy.Tensor`` needs no
+    Workers see the memory of this process, so their writes in place are seen here. ``onecopy.Tensor`` needs no
     ``register()``; arrays of numpy go by joblib's own way, which maps copies of large ones for reading.
 
     Raises:
@@ -43,6 +43,6 @@ def _reduce(tensor: Any) -> tuple:
 
 
 def _rebuild(rebuild: Any, arguments: tuple) -> Any:
-    """In a worker, or here for what one returns: from now on this process passes tensors on by handle, too."""
+    """In a worker, or here for a worker's result: from now on this process passes tensors on by handle, too."""
     register()
     return rebuild(*arguments)

@@ -26,7 +26,7 @@ NAME = "ONECOPY"
 
 @dataclasses.dataclass
 class _Metadata(_direct.TensorTransportMetadata):
-    """What Ray carries to the receiver."""
+    """The data that Ray carries to the receiver."""
 
     handle: str = ""
 
@@ -34,7 +34,8 @@ class _Metadata(_direct.TensorTransportMetadata):
 class OnecopyTransport(_direct.TensorTransportManager):
     """Names the tensors of an actor by one handle, which another process of this machine opens.
 
-    Called by Ray's threads, one object at a time. Handles are kept until Ray says that nobody can ask for the object.
+    Called by Ray's threads, one object at a time. Handles are kept until Ray reports that the object cannot be
+    requested any more.
     """
 
     def __init__(self) -> None:
@@ -49,13 +50,13 @@ class OnecopyTransport(_direct.TensorTransportManager):
 
     @staticmethod
     def can_abort_transport() -> bool:
-        return True  # opening waits for nobody, so that there is nothing to interrupt
+        return True  # opening does not wait, so there is nothing to interrupt
 
     def actor_has_tensor_transport(self, actor: Any) -> bool:
         return True
 
     def extract_tensor_transport_metadata(self, obj_id: str, rdt_object: list[Any]) -> _Metadata:
-        """Shares the tensors in place: later writes of this actor are seen by those that open them."""
+        """Shares the tensors in place: processes that open them see later writes of this actor."""
         if not rdt_object:
             return _Metadata(tensor_meta=[])
         device = rdt_object[0].device

@@ -62,7 +62,7 @@ def offer(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Offer:
 
 def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     """
-    In the server: what ``--custom-weight-loader`` names. Opens offers, and passes other tensors on as they are.
+    In the server: the function for ``--custom-weight-loader``. Opens offers, and passes other tensors on as they are.
 
     Raises:
         OwnerDied, StaleHandle: the trainer has ended, or has dropped the offer before the call had returned.
@@ -78,7 +78,7 @@ def allow() -> None:
     """
     Lets SGLang unpickle tensors of a trainer that has imported ``onecopy.multiprocessing``.
 
-    SGLang takes what is in a list of names only. It calls this itself in each of its processes, by its entry point
+    SGLang takes the names of a list only. It calls this itself in each of its processes, by its entry point
     ``sglang.srt.plugins``. The names that are added make tensors of handles, and call nothing else.
     """
     try:

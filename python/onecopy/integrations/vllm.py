@@ -41,7 +41,7 @@ def register() -> None:
 
 def trainer_init_info(rank: int = 0) -> Any:
     """
-    What ``WeightTransferTrainerFactory.trainer_init()`` takes for this backend.
+    The argument of ``WeightTransferTrainerFactory.trainer_init()`` for this backend.
 
     Args:
         rank: of this process among the trainer's; rank 0 talks to vLLM.

@@ -41,16 +41,16 @@ if patches.has_torch():
     from . import _torch_names
     from .spawn import *  # noqa: F403
 
-    # torch's own helpers, for those who look for them here; a torch without them has nobody who does
+    # torch's own helpers, for programs that look for them here; a torch without them has no such programs
     globals().update(
         _torch_names.exports(
             "torch.multiprocessing", ("_get_thread_name", "_prctl_pr_set_pdeathsig", "_set_thread_name")
         )
     )
 
-patches.install()  # with all names there: what fails has changed nothing
+patches.install()  # with all names there: a failure has changed nothing
 
-if patches.disabled():  # what contexts make is of the standard library's classes then
+if patches.disabled():  # contexts make objects of the standard library's classes then
     import multiprocessing.pool
     import multiprocessing.queues
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The names of torch that may move from one version to the next, each looked up here and nowhere else.
 
-torch documents few of the names that carry tensors between processes. Where one is missing, an import of this
-package goes on: a function of torch's that is not found stays torch's own, with a line in the log, and a value that
-needs the name raises ``Unsupported`` with it. ``python/src/torch/torch_api.cpp`` is the other half, for the extension.
+torch documents few of the names that carry tensors between processes. If one is missing, an import of this package
+goes on. A function of torch's that is not found stays torch's own, with a line in the log. A value that needs the
+name raises ``Unsupported`` with it. ``python/src/torch/torch_api.cpp`` is the other half, for the extension.
 
 Thread safety: all functions may be called concurrently. REQUIRES: torch can be imported.
 """
@@ -46,8 +46,8 @@ def check_version() -> None:
     """Before anything is changed.
 
     Raises:
-        ImportError: this torch is older than the oldest that we know. One that is newer than the newest we have been
-            tested with is a line in the log.
+        ImportError: this torch is older than the oldest supported one. A torch newer than the newest tested one is
+            a line in the log.
     """
     import torch
 
@@ -92,7 +92,7 @@ def warn_if_has_hooks(tensor: torch.Tensor) -> None:
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, to be read negated."""
+    """A tensor on this one's memory, to be read negated."""
     return _needed("torch._neg_view", "a tensor that is to be read negated")(tensor)
 
 
@@ -128,7 +128,7 @@ _NESTED = "a nested tensor of layout strided"
 
 @functools.cache
 def _needed(path: str, use: str) -> Any:
-    """What torch has by that name, or a refusal of `use`."""
+    """torch's object of that name, or a refusal of `use`."""
     import torch
 
     found = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split(".")[1:], torch)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contexts whose queues and pools keep tensors in shared memory.
 
-They are the standard library's contexts with other queues. The default start method is the standard
-library's own: ``set_start_method`` here and ``multiprocessing.set_start_method`` set the same thing, so
-that locks and queues of both can be handed to one child.
+They are the standard library's contexts with other queues. The default start method is the standard library's own:
+``set_start_method`` here and ``multiprocessing.set_start_method`` set one value, so that locks and queues of both
+can be handed to one child.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ __all__ = [
 
 
 class _SharingContext(BaseContext):
-    """What our contexts have instead of the standard library's; its own while not installed.
+    """The methods of our contexts in place of the standard library's; while not installed, its own.
 
-    Signatures are equal to the standard library's, also in what is not annotated.
+    Signatures are equal to the standard library's, missing annotations included.
     """
 
     def Queue(self, maxsize=0):
@@ -94,7 +94,7 @@ class _SharingContext(BaseContext):
 
 
 class Process(multiprocessing.context.Process):
-    """A process started the way ``set_start_method`` says."""
+    """A process started by the method of ``set_start_method``."""
 
     @staticmethod
     def _Popen(process_obj):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What importing onecopy.multiprocessing changes in torch and in the standard library, and how to undo it.
+"""The changes of importing onecopy.multiprocessing in torch and in the standard library, and their undoing.
 
-The whole list is docs/patches.md. Functions that other libraries may have imported by name are changed
-in place (their ``__code__``), so that it does not matter who was first.
+The whole list is docs/patches.md. Functions that other libraries may have imported by name are changed in place
+(their ``__code__``), so the order of imports does not matter.
 """
 
 from __future__ import annotations
@@ -130,10 +130,10 @@ def _set(owner: Any, name: str, value: Any) -> None:
 
 
 def _replace(function: types.FunctionType, ours: types.FunctionType) -> types.FunctionType:
-    """Gives `function` our code until uninstall(), wherever it was imported; returns the old one.
+    """Gives `function` our code until uninstall(), for all importers; returns the old one.
 
-    `ours` runs with the globals of `function`: it may use nothing but its arguments and what it
-    imports, and takes the same arguments.
+    `ours` runs with the globals of `function`: it takes the arguments of `function`, and may use nothing but those
+    and its own imports.
     """
     before = function.__code__
     old = types.FunctionType(
@@ -157,7 +157,7 @@ def _replace(function: types.FunctionType, ours: types.FunctionType) -> types.Fu
 
 
 class TorchOriginals:
-    """What torch did before: for devices that we do not carry, and for storages that we do not know."""
+    """torch's own functions, for devices that onecopy does not carry, and for storages that it does not know."""
 
     reduce_tensor: Callable[[Any], tuple]
     reduce_storage: Callable[[Any], tuple]
@@ -190,7 +190,7 @@ def _patch_torch() -> None:
     _follow(torch_mp.get_sharing_strategy())
 
 
-# What stays torch's where this torch does not have a function by the name that we know.
+# These stay torch's if this torch lacks a function of the known name.
 _REDUCERS = {
     "reduce_tensor": "what the standard library pickles has torch's own copies of tensors",
     "reduce_storage": "storages that are sent by themselves are torch's to carry",
@@ -334,7 +334,8 @@ def _pin_memory_loop(in_queue: Any, out_queue: Any, device_id: int, *args: Any, 
 
 
 def _pin_memory(self: Any, *args: Any, **named: Any) -> Any:
-    """A copy in pinned memory, or in a DataLoader's pinning thread the tensor itself, pinned, where onecopy has it."""
+    """A copy in pinned memory. In a DataLoader's pinning thread, a tensor in memory of onecopy is pinned and
+    returned itself."""
     card = getattr(_pinning, "card", None)
     if card is not None and _core._pin_batch(self, card):
         return self

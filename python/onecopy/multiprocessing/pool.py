@@ -23,10 +23,10 @@ def __getattr__(name: str) -> Any:
 
 
 class _Tasks(multiprocessing.queues.SimpleQueue):
-    """A pipe of tasks: which one it is, and what there is to do, in two pickles of one message.
+    """A pipe of tasks: the number of a task and its work, in two pickles of one message.
 
-    What cannot be unpickled is then the failure of that task. With one pickle it would end the worker, and nobody
-    would ever learn what became of the task.
+    If the work cannot be unpickled, that task fails. With one pickle the worker would end, and its pool would never
+    learn the task's fate.
     """
 
     def put(self, task: tuple | None) -> None:
@@ -52,7 +52,7 @@ class _Tasks(multiprocessing.queues.SimpleQueue):
             return (*which, _fail, (_for_the_caller(error),), {})
 
     def take_away(self) -> None:
-        """Takes a task that nobody will do; unpickled, so that its tensors are not kept for anybody any more."""
+        """Takes a task that no worker will do; unpickled, so that its tensors are not kept any more."""
         self._read(self._reader.recv_bytes())
 
 
@@ -61,7 +61,7 @@ def _fail(error: Exception) -> None:
 
 
 def _for_the_caller(error: Exception) -> Exception:
-    """The error itself if the caller can unpickle it: what it cannot would end the thread that hears all results."""
+    """The error itself if the caller can unpickle it. Otherwise it would end the thread that receives all results."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The standard library's Process and what it knows of its parent and children."""
+"""The standard library's Process, with its functions about parent and children."""
 
 import sys
 from multiprocessing import process

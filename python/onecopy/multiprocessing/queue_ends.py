@@ -76,7 +76,7 @@ class Reader(_End):
         return self._open()._get(True, None)
 
     def recv_bytes(self, maxlength: int | None = None) -> bytes:
-        """The next object, pickled. Raises OSError when that is longer than ``maxlength``; it is gone then."""
+        """The next object, pickled. Raises OSError if that is longer than ``maxlength``; it is gone then."""
         pickled = bytes(_Pickler.dumps(self.recv()))
         if maxlength is not None and len(pickled) > maxlength:
             raise OSError("bad message length")

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The queues of multiprocessing on onecopy's: tensors and plain values cross without pickle.
 
-They have the API and the semantics of ``multiprocessing.queues`` and are subclasses of its classes.
-What is different, besides the speed:
+They have the API and the semantics of ``multiprocessing.queues`` and are subclasses of its classes. The
+differences, besides the speed:
 
 - An object has left when ``put`` returns: there is no feeder thread, no buffer that dies with the process,
-  and nothing to join. The process may end at once, or be killed; whoever calls ``get`` then gets it.
-- The object is pickled by ``put``, not some time later. What cannot be pickled is reported as there: to
-  ``_on_queue_feeder_error``, which prints the traceback, and the queue goes on. Errors of onecopy (no memory,
-  a tensor inside an autograd graph) are raised by ``put``. SimpleQueue raises all of them.
+  and nothing to join. The process may end at once, or be killed; a later ``get`` of any process returns the object.
+- The object is pickled by ``put``, not some time later. Failures of pickling are reported as there: to
+  ``_on_queue_feeder_error``, which prints the traceback, and the queue goes on. Errors of onecopy (no memory, a
+  tensor inside an autograd graph) are raised by ``put``. SimpleQueue raises all of them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ __all__ = ["Empty", "Full", "JoinableQueue", "Queue", "SimpleQueue"]
 
 
 def _state_for_child(queue: _core.Queue) -> bytes:
-    """What the child that is being started connects with. Until it is gone the queue stays open here."""
+    """The state with which the child that is being started connects. Until it is gone the queue stays open here."""
     keep_open_for_child(queue)
     return queue._handle_bytes()
 
 
 class _OnQueue:
-    """What code that looks into a queue of multiprocessing finds there, made when it is asked for."""
+    """An attribute for code that looks into a queue of multiprocessing, made at first use."""
 
     _core: _core.Queue
 
@@ -52,7 +52,7 @@ class _OnQueue:
 
     @cached_property
     def _rlock(self) -> Any:
-        """Nothing here needs it; for those who take the queue's lock."""
+        """Unused here; for programs that take the queue's lock."""
         return threading.Lock()
 
     @cached_property
@@ -100,18 +100,17 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         self._use(_core._connect_queue(handle))
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Put an object; tensors in it are shared with whoever gets it.
+        """Put an object; tensors in it are shared with its getter.
 
-        Waits while the queue is full, ``timeout`` seconds at most. Raises queue.Full, ValueError when this
-        process has closed the queue, onecopy.Error, and what signal handlers raise meanwhile. What pickling
-        raises is printed.
+        Waits while the queue is full, ``timeout`` seconds at most. Raises queue.Full, ValueError if this process
+        has closed the queue, onecopy.Error, and exceptions of signal handlers. Exceptions of pickling are printed.
         """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         self._put(obj, block, timeout, self._report)
 
     def _report(self, error: Exception, obj: Any) -> None:
-        """What cannot be pickled goes to the hook, as with the standard library's queues."""
+        """Failures of pickling go to the hook, as with the standard library's queues."""
         try:
             raise error  # the hook prints the exception that is being handled
         except Error:
@@ -122,19 +121,19 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
     def get(self, block: bool = True, timeout: float | None = None) -> Any:
         """The next object.
 
-        Waits for it, ``timeout`` seconds at most. Raises queue.Empty, ValueError when this process has
-        closed the queue, and whatever unpickling raises; the object is gone then.
+        Waits for it, ``timeout`` seconds at most. Raises queue.Empty, ValueError if this process has closed the
+        queue, and exceptions of unpickling; the object is gone then.
         """
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         return self._get(block, timeout)
 
     def get_nowait(self) -> Any:
-        """The next object; raises queue.Empty when there is none."""
+        """The next object; raises queue.Empty if there is none."""
         return self.get(False)
 
     def put_nowait(self, obj: Any) -> None:
-        """Put an object; raises queue.Full when there is no space."""
+        """Put an object; raises queue.Full if there is no space."""
         return self.put(obj, False)
 
     def qsize(self) -> int:
@@ -142,7 +141,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         return self._core.size()
 
     def empty(self) -> bool:
-        """Is nothing in the queue now? Raises OSError when this process has closed its reading end."""
+        """Is the queue empty now? Raises OSError if this process has closed its reading end."""
         return not self._reader.poll()
 
     def full(self) -> bool:
@@ -154,7 +153,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         self._closed = True
 
     def join_thread(self) -> None:
-        """Returns at once: what was put has left. Only after close()."""
+        """Returns at once: all objects have left. Only after close()."""
         assert self._closed, f"Queue {self!r} not closed"
 
     def cancel_join_thread(self) -> None:
@@ -163,7 +162,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
 
 
 class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
-    """A queue that counts what was put and not reported as done."""
+    """A queue that counts objects that were put and not reported as done."""
 
     def __init__(self, maxsize: int = 0, *, ctx: Any) -> None:
         Queue.__init__(self, maxsize, ctx=ctx)
@@ -178,7 +177,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
         self._cond, self._unfinished_tasks = state[-2:]
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """As Queue.put; the object counts as unfinished until somebody calls task_done()."""
+        """As Queue.put; the object counts as unfinished until a process calls task_done()."""
         if self._closed:
             raise ValueError(f"Queue {self!r} is closed")
         putting = self._begin_put(obj, block, timeout, self._report)
@@ -188,8 +187,8 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
     def _counted(self, putting: _core._Putting) -> bool:
         """Puts and counts if there is space.
 
-        Both under the lock that task_done takes: whoever gets the object at once is done with it only after it
-        was counted. Nobody waits for space in here: what was counted and never put could never be done.
+        Both under the lock that task_done takes: a getter that gets the object at once is done with it only after
+        it was counted. Never waits for space in here: an object that was counted and never put could never be done.
         """
         with self._cond:
             if not putting.at_once():
@@ -198,7 +197,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
             return True
 
     def task_done(self) -> None:
-        """One object that was got is done with. Raises ValueError when called too many times."""
+        """One object that was got is done with. Raises ValueError if called too many times."""
         with self._cond:
             if not self._unfinished_tasks.acquire(False):
                 raise ValueError("task_done() called too many times")
@@ -232,13 +231,13 @@ class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
         self._use(_core._connect_queue(state))
 
     def get(self) -> Any:
-        """The next object; waits for it. Raises OSError when this process has closed the queue."""
+        """The next object; waits for it. Raises OSError if this process has closed the queue."""
         if self._closed:
             raise OSError("handle is closed")
         return self._get(True, None)
 
     def put(self, obj: Any) -> None:
-        """Put an object. Raises OSError when this process has closed the queue, and what pickling raises."""
+        """Put an object. Raises OSError if this process has closed the queue, and exceptions of pickling."""
         if self._closed:
             raise OSError("handle is closed")
         self._put(obj, True, None)

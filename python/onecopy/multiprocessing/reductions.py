@@ -46,7 +46,7 @@ __all__ = [
     "reduce_typed_storage_child",
 ]
 
-# Devices whose memory travels by handle whoever allocated it, and those where it must be onecopy's.
+# Devices whose memory travels by handle from any allocator, and those where it must be onecopy's.
 _CARRIED = ("cpu", "cuda")
 _CARRIED_IF_OURS = ("npu",)
 
@@ -130,7 +130,7 @@ def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple:
 
 
 def _is_carried(device: torch.device, storage: Callable[[], torch.UntypedStorage]) -> bool:
-    """By handle; torch's own way is for the others."""
+    """Does it travel by handle? Other tensors go torch's own way."""
     if device.type in _CARRIED_IF_OURS:
         return _core.torch_is_shared(storage())
     return device.type in _CARRIED
@@ -179,7 +179,7 @@ def rebuild_cpu_tensor(tensor_cls, handle, flags):
 
 
 def rebuild_unusual_tensor(tensor_cls, storage, metadata):
-    """The same for subclasses, tensors with hooks, and dtypes that handles have no number for."""
+    """As rebuild_cpu_tensor(), for subclasses, tensors with hooks, and dtypes that handles have no number for."""
     handle, size_bytes, begin = storage
     offset, size, stride, requires_grad, dtype, conj, neg = metadata
     offset += begin // dtype.itemsize
@@ -209,7 +209,7 @@ def rebuild_shared_tensor(
 
     Raises:
         onecopy.StaleHandle: it was rebuilt before, or collect() gave it up, and its memory is free.
-        onecopy.OwnerDied: the process that named it is gone and nobody else holds the memory.
+        onecopy.OwnerDied: the process that named it is gone and no other process holds the memory.
         onecopy.Unsupported: the memory cannot be opened on that device, or torch cannot use it here.
     """
     del storage_cls, ref_counter_handle, event_handle, event_sync_required
@@ -309,7 +309,7 @@ def reduce_nested_tensor(nt: torch.Tensor) -> tuple:
 
 
 def rebuild_nested_tensor(*reduced):
-    """A nested tensor from what reduce_nested_tensor() gave."""
+    """A nested tensor from the arguments of reduce_nested_tensor()."""
     return _torch_names.nested_tensor(_rebuild_all(reduced))
 
 
@@ -333,19 +333,19 @@ def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple:
 
 
 def rebuild_sparse_coo_tensor(*arguments):
-    """A sparse tensor of layout coo from what reduce_sparse_tensor() gave."""
+    """A sparse tensor of layout coo from the arguments of reduce_sparse_tensor()."""
     import torch
 
     *reduced, shape, is_coalesced = arguments
     indices, values = _rebuild_all(reduced)
-    # Whether to check is the sender's choice, and was made; said aloud, or torch warns.
+    # The sender has chosen whether to check. The argument is explicit, or torch warns.
     return torch.sparse_coo_tensor(
         indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
     )
 
 
 def rebuild_sparse_compressed_tensor(*arguments):
-    """A sparse tensor of a compressed layout from what reduce_sparse_tensor() gave."""
+    """A sparse tensor of a compressed layout from the arguments of reduce_sparse_tensor()."""
     import torch
 
     *reduced, shape, layout = arguments
@@ -425,17 +425,17 @@ def rebuild_typed_storage_child(storage, storage_type):
 
 # --- torch's own rebuild functions, given our arguments ---------------------------------------------
 
-_MAGIC = b"1COPY\0"  # what the bytes of a handle begin with
+_MAGIC = b"1COPY\0"  # the first bytes of a handle
 
 
 def _rebuild(name: str, arguments: tuple, named: dict) -> Any:
-    """What torch's function of that name does since the package was imported: our arguments are ours to open."""
+    """torch's function of that name since the package was imported: our arguments are opened by our function."""
     rebuild = _ours_for(name, arguments) or getattr(patches.originals, name)
     return rebuild(*arguments, **named)
 
 
 def _ours_for(name: str, arguments: tuple) -> Callable[..., Any] | None:
-    """Our function, if there is a handle where torch has storages, descriptors and names."""
+    """Our function, if the arguments have a handle in place of torch's storages, descriptors and names."""
     place = _PLACES[name]
     named = arguments[place] if len(arguments) > place else None
     if isinstance(named, tuple) and named and (named[0] is None or _is_handle(named[0])):
@@ -483,11 +483,11 @@ class StorageHandle(bytes):
     """The bytes of a handle where torch has a descriptor or a name: its own functions cannot open it and say so."""
 
     def detach(self) -> int:
-        """What rebuild_storage_fd() of torch calls first."""
+        """rebuild_storage_fd() of torch calls it first."""
         raise Unsupported(_NOT_INSTALLED)
 
     def __hash__(self) -> int:
-        """What rebuild_storage_filename() of torch calls first."""
+        """rebuild_storage_filename() of torch calls it first."""
         raise Unsupported(_NOT_INSTALLED)
 
 
@@ -541,7 +541,8 @@ def rebuild_event(device, handle, hold=None, event_cls=None):
 
 
 def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple:
-    """A handle, as channels get it, but what it holds lasts, and for a child that is being started ends with it."""
+    """A handle, as channels get it, with a hold that lasts. For a child that is being started the hold ends with
+    it."""
     rebuild, arguments = thing._reduce_handle() if isinstance(thing, _core.Tensor) else thing.__reduce__()
     let_last(arguments[0])
     return rebuild, arguments

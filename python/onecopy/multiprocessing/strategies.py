@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How new segments of shared memory are made, in the words of torch.multiprocessing.
+"""How new segments of shared memory are made, under the names of torch.multiprocessing.
 
 ``file_descriptor`` is anonymous memory, of which a process needs a few descriptors, however many tensors
-there are. ``file_system`` gives it names in /dev/shm, for programs that must see them. torch's functions
-of the same names set and tell the same thing.
+there are. ``file_system`` gives it names in /dev/shm, for programs that must see them. torch's functions of these
+names set and return this value, too.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What modules of multiprocessing share: the standard library's."""
+"""Functions that modules of multiprocessing share: the standard library's."""
 
 import sys
 from multiprocessing import util
