@@ -15,8 +15,8 @@ gives another process the same memory, without a copy, as a ``Tensor`` or one of
 ``Queue``, ``Pipe`` and ``Listener`` carry tensors and plain values. ``import
 onecopy.multiprocessing as mp`` is ``torch.multiprocessing`` on top of this.
 
-Failures are an ``onecopy.Error``, and its class (``onecopy.errors``) says the cause. ``stats()`` and
-``list_owners()`` list memory and its holders. Times are seconds, sizes are bytes.
+Failures are an ``onecopy.Error``, and its class (``onecopy.errors``) says the cause. ``stats()``
+and ``list_owners()`` list memory and its holders. Times are seconds, sizes are bytes.
 
 Neither numpy nor torch is imported before a call needs it.
 """

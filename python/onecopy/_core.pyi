@@ -108,7 +108,7 @@ class Tensor:
 
     def reshape(self, *shape: int | Sequence[int]) -> Tensor:
         """
-        The same elements in another shape, on the same memory; -1 stands for the rest.
+        The elements in another shape, on this memory; -1 stands for the rest.
 
         Raises:
             InvalidArgument: another number of elements, or the tensor is not contiguous.
@@ -120,12 +120,12 @@ class Tensor:
         """
 
     def copy(self) -> Tensor:
-        """The same elements in new shared memory on the same device, row-major."""
+        """The elements in new shared memory on the tensor's device, row-major."""
 
     def to(self, device: Any) -> Tensor:
         """
-        The tensor itself if it is on that device, or else a copy there, row-major. Waits for what
-        the program's current streams still do to it, and until the copy is made.
+        The tensor itself if it is on that device, or else a copy there, row-major. Waits for work
+        of the program's current streams on it, and until the copy is made.
         """
 
     def cpu(self) -> Tensor:
@@ -164,11 +164,10 @@ class Tensor:
         The tensor as a DLPack capsule, as the array API standard says. No copy unless
         ``copy=True``. A read-only tensor needs ``max_version=(1, 0)`` or more.
 
-        The work that the program's current stream (torch's, or else the default one) still has to
-        do to a CUDA tensor comes before what the consumer puts into ``stream`` from now on: None
-        and 1 are the legacy default stream, 2 the thread's default stream, -1 is for consumers
-        that keep the order themselves. Consumers on Ascend devices name no stream: the call waits
-        until that work is done.
+        Work of the program's current stream (torch's, or else the default one) on a CUDA tensor
+        comes before the consumer's later work in ``stream``. None and 1 are the legacy default
+        stream, 2 the thread's default stream, -1 is for consumers that keep the order themselves.
+        Consumers on Ascend devices name no stream: the call waits until that work is done.
         """
 
     def __dlpack_device__(self) -> tuple[int, int]: ...
@@ -201,8 +200,8 @@ class Tensor:
 
     def __jax_array__(self) -> Any:
         """
-        A ``jax.Array`` on the same memory: ``jax.numpy.asarray()`` asks for it. Nobody may write
-        to the tensor from then on, because jax takes its arrays for constant.
+        A ``jax.Array`` on the same memory: ``jax.numpy.asarray()`` asks for it. The tensor must
+        not be written from then on, because jax takes its arrays for constant.
         """
 
     def memoryview(self) -> memoryview:
@@ -218,9 +217,9 @@ class Tensor:
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
         """
-        ``pickle`` and ``torch.save()`` write the elements: unpickling makes a new tensor. What
-        pickles for another process writes a handle instead: queues, pipes, pools and arguments of
-        multiprocessing, joblib and Ray. The memory is kept until the first unpickling then, ten
+        ``pickle`` and ``torch.save()`` write the elements: unpickling makes a new tensor.
+        Picklers for another process write a handle instead: queues, pipes, pools and arguments of
+        multiprocessing, joblib and Ray. Then the memory is kept until the first unpickling, ten
         minutes at most; memory of other libraries is copied into shared memory first.
         """
 
@@ -257,7 +256,7 @@ def record_stream(tensor: Any, stream: Any) -> None:
 
 def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu', pin: bool = False) -> Tensor:
     """
-    A new tensor in shared memory, row-major, with whatever was in the memory before.
+    A new tensor in shared memory, row-major, not initialised.
 
     Args:
         shape: sizes of the dimensions; one int for one dimension, () for none.
@@ -297,14 +296,14 @@ class Handle:
 
     def to_bytes(self) -> bytes:
         """
-        The handle as bytes, about 150. They keep nothing alive: whoever opens them needs
-        somebody who keeps the tensor meanwhile.
+        The handle as bytes, about 150. They keep nothing alive: to open them, a process must
+        keep the tensor meanwhile.
         """
 
     @staticmethod
     def from_bytes(data: bytes | bytearray | memoryview) -> Handle:
         """
-        Reads what ``to_bytes()`` gave.
+        Reads the result of ``to_bytes()``.
 
         Raises:
             BadHandle: they are truncated, damaged or contradictory.
@@ -370,18 +369,18 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
     protocol) cannot be moved: they are copied once, and later writes to the original are
     not seen; allocate with ``empty().numpy()`` to share without a copy.
 
-    Memory of a CUDA device is shared where it is, whoever allocated it (torch, cupy), and stays
-    allocated until nobody has it any more; on Ascend devices that is so for memory of onecopy. A
-    handle lets others see the whole allocation that the tensor lies in. What the program's
-    current stream has in it now (torch's, or else the default stream) comes before what
-    openers do.
+    Memory of a CUDA device is shared in place, from any allocator (torch, cupy), and stays
+    allocated until no process has it any more; on Ascend devices that is so for memory of
+    onecopy. A handle lets others see the whole allocation that the tensor lies in. Work in the
+    program's current stream (torch's, or else the default stream) comes before the openers'
+    work.
 
     A dict, list or tuple, nested as you like, of arrays and plain values, or a
     ``torch.nn.Module`` (its parameters and buffers, tied ones once), becomes one handle of
     a bundle.
 
     Args:
-        x: what to share.
+        x: the value.
         copy: share a copy; the original stays where it is. Only values are copied, also of
             a tensor in the middle of an autograd graph.
         exact: True refuses (Unsupported, with the numbers) when others could see more than x
@@ -395,21 +394,21 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
         TypeError: x is no array and nothing with arrays in it.
         InvalidArgument: something inside x is neither an array nor a plain value.
         Unsupported: sparse and quantized tensors, devices that are neither the cpu nor of CUDA
-            or Ascend, memory of a device that no other process can be given, elements that are
-            no plain numbers.
+            or Ascend, memory of a device that cannot be exported, elements that are no plain
+            numbers.
         RuntimeError: torch refuses to share a tensor that requires grad and is no leaf.
         OutOfMemory.
     """
 
 def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = None, access: Literal['readwrite', 'read'] = 'readwrite', framework: Literal['onecopy', 'torch', 'numpy'] | None = None, pin: bool = False) -> Any:
     """
-    What a handle names, on the same memory: nothing is copied.
+    The tensor or bundle that a handle names, on its memory: nothing is copied.
 
     Args:
         handle: a Handle, its ``to_bytes()``, or its text.
         device: None for where the memory is, or the device to use it on: another device of this
-            process and of the same vendor reaches it where it is. Devices are found by their
-            UUIDs, whatever CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES say here and there.
+            process and of the same vendor reaches it where it is. Devices are found by their UUIDs,
+            under any CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES of both processes.
         access: "read" maps the memory so that it cannot be written. numpy arrays are not
             writeable then; torch has no such tensors, and writing to one is a segmentation
             fault.
@@ -422,7 +421,7 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
 
     Raises:
         StaleHandle: the memory has been freed.
-        OwnerDied: the process that allocated it is gone, and nobody kept it.
+        OwnerDied: the process that allocated it is gone, and no other kept it.
         BadHandle: these are no bytes of a handle.
         ReadOnly: the handle lends its memory for reading only; use ``access="read"``.
         Unsupported: there is no way from that device to the memory; there is no driver for it; the
@@ -433,18 +432,18 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
         OutOfMemory, OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, BadSecret,
         VersionMismatch.
 
-    Work that the sharer had put into its current stream before ``share()`` comes before what this
-    program puts into its own current stream from now on; the host does not wait, or else
-    ``stats()["host_waits"]`` counts it.
+    The sharer's work in its current stream before ``share()`` comes before later work in this
+    program's own current stream. The host does not wait, or else ``stats()["host_waits"]`` counts
+    it.
     """
 
 class Bundle(Mapping[str, Any]):
     """
     Many tensors under one handle, by name: a mapping that opens a tensor when it is asked
     for. The tensors of a nested value are named by their place in it, e.g.
-    ``"layers.3.weight"``. What is no tensor, and the nested value as it was, ``tree()`` gives
-    back. Made by ``open()``: with ``framework="torch"`` for ``load_state_dict()``, which takes
-    tensors of torch only.
+    ``"layers.3.weight"``. ``tree()`` gives back values that are no tensors, and the nested
+    value as it was. Made by ``open()``: with ``framework="torch"`` for ``load_state_dict()``,
+    which takes tensors of torch only.
     """
 
     def __len__(self) -> int: ...
@@ -477,10 +476,10 @@ class Bundle(Mapping[str, Any]):
 
     def tree(self, framework: Literal['onecopy', 'torch', 'numpy'] | None = None) -> Any:
         """
-        The nested value that was shared, with all its tensors opened at once. What was one
-        object is one object again. torch tensors are what they were: Parameters, and with the
-        same ``requires_grad``. Subclasses of dict, list and tuple come back as dict, list and
-        tuple; a bundle that another language made as a dict.
+        The nested value that was shared, with all its tensors opened at once. An object that
+        was at several places is one object again. torch tensors stay Parameters, and keep their
+        ``requires_grad``. Subclasses of dict, list and tuple come back as dict, list and tuple;
+        a bundle that another language made as a dict.
 
         Args:
             framework: of the tensors; None for the one that the bundle was opened with.
@@ -496,7 +495,7 @@ class Bundle(Mapping[str, Any]):
 
         Args:
             module: with the same names; on ``meta``, or with values that are dropped.
-            prefix: where the module is in what was shared: "model" for share({"model": ...}).
+            prefix: where the module is in the shared value: "model" for share({"model": ...}).
             strict: refuse names that only one of both has. A non-persistent buffer that is not
                 on ``meta`` may be missing, and stays what it is.
 
@@ -527,15 +526,15 @@ def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal
             model.safetensors.index.json that names the file of each tensor. Each file is a
             block then, and all headers are compared with the index before anything is read.
         framework: of the tensors; None for onecopy's.
-        progress: called now and then with the bytes done and the bytes in all. The first half
-            is done while memory is reserved, the second while the file is read. What it raises
-            ends the loading.
+        progress: called from time to time with the bytes done and the bytes in all. The first
+            half is done while memory is reserved, the second while the file is read. Its
+            exceptions end the loading.
 
     Raises:
         BadFile: the file contradicts its format, or a directory its index.
         FileNotFoundError: there is no such file, or one that the index names is missing.
-        InvalidArgument: a directory that does not say which files to read.
-        Unsupported: elements that onecopy does not have.
+        InvalidArgument: a directory that does not determine the files to read.
+        Unsupported: elements that onecopy lacks.
         OutOfMemory, System.
     """
 @overload
@@ -553,8 +552,8 @@ def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['torch'
 
 def stats() -> dict[str, int]:
     """
-    Who keeps this process's memory, and whose memory it keeps; bytes where the name says so, and
-    otherwise numbers of things:
+    The holders of this process's memory, and its holdings of others' memory. Names with
+    ``bytes`` count bytes, all others objects:
 
     - ``shared_total``, ``opened_total``: handles made and tensors opened since the start;
     - ``live_blocks``, ``live_bytes``: allocated here and referenced here;
@@ -567,11 +566,11 @@ def stats() -> dict[str, int]:
       to;
     - ``leases``: claims of this process on blocks of others;
     - ``deposits``: segments of others kept open for receivers to come;
-    - ``unkept``: segments put into queues that do not keep them: what is still in the queue
-      when their process dies is lost. It can fall again: one whose queue's creator was stopped
+    - ``unkept``: segments put into queues that do not keep them: if their process dies, items
+      still in the queue are lost. It can fall again: one whose queue's creator was stopped
       counts until a later put has asked again, and none counts once its queue is gone;
     - ``descriptors``: open descriptors of the whole process;
-    - ``host_waits``: how often this process waited where a stream should have, on devices whose
+    - ``host_waits``: how often this process waited in place of a stream, on devices whose
       streams cannot wait for other processes;
     - ``direct_copies``: copies from one card to another that the card which is written to made
       by itself; ``staged_copies``, ``staged_bytes``: those that the driver made by way of the
@@ -582,14 +581,14 @@ def stats() -> dict[str, int]:
 
 def collect(older_than: float | None = None) -> None:
     """
-    Gives back now what would be given back later: freed memory, mappings of owners that are
-    gone. What was dropped in default streams of devices is marked and ended, too; idle streams
-    are given a millisecond to come past those marks.
+    Gives back now, not later: freed memory, mappings of owners that are gone. Drops in default
+    streams of devices are marked and ended, too; idle streams are given a millisecond to pass
+    those marks.
 
     Args:
         older_than: also stop keeping memory for handles that were pickled more seconds ago
-            than this and never opened. Without it that takes ten minutes; what multiprocessing
-            pickled for its pipes and queues is kept until this process ends.
+            than this and never opened. Without it that takes ten minutes; handles that
+            multiprocessing pickled for its pipes and queues are kept until this process ends.
     """
 
 def list_owners() -> list[dict[str, Any]]:
@@ -609,8 +608,8 @@ def strategy() -> Literal['file_descriptor', 'file_system']:
 def set_strategy(strategy: Literal['file_descriptor', 'file_system']) -> None:
     """
     How memory is made from now on: ``"file_descriptor"``, anonymous memory with nothing to
-    leak, or ``"file_system"``, files in /dev/shm for those who need names: ``gc`` of the command or
-    the next program that uses onecopy removes those of killed processes.
+    leak, or ``"file_system"``, files in /dev/shm for programs that need names: ``gc`` of the
+    command or the next program that uses onecopy removes those of killed processes.
     """
 
 def torch_share(tensor: object) -> tuple[Tensor, int] | None:
@@ -656,7 +655,7 @@ def torch_counters() -> dict[str, int]:
 
 class Message:
     """
-    What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits),
+    A message of queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits),
     ``data`` (bytes) and ``tensors`` (onecopy.Tensor each).
     """
 
@@ -686,9 +685,9 @@ class Queue(Generic[_T]):
     numpy arrays on memory of onecopy cross as they do. Others of 64 KiB and more are copied once,
     smaller ones and those of objects are pickled.
 
-    What was put is delivered also when its putter is gone by then; what a process had got, and was
-    killed with, is not delivered again. ``onecopy.multiprocessing.Queue`` has the interface of the
-    standard library's.
+    An object is delivered also if its putter is gone by then. An object whose getter was killed is
+    not delivered again. ``onecopy.multiprocessing.Queue`` has the interface of the standard
+    library's.
 
     Args:
         maxsize: how many objects it holds at most; 0 means: as many as memory allows.
@@ -704,7 +703,7 @@ class Queue(Generic[_T]):
             timeout: seconds to wait at most while the queue is full; None for ever.
 
         Raises:
-            Timeout, Closed, OutOfMemory, and what pickling raises: nothing was put then.
+            Timeout, Closed, OutOfMemory, and exceptions of pickling: nothing was put then.
         """
 
     def get(self, timeout: float | None = None) -> _T:
@@ -747,7 +746,7 @@ class Queue(Generic[_T]):
     def ready_fd(self) -> int:
         """
         A descriptor that select, poll and epoll find readable while ``get()`` would not wait. It may be
-        so a little longer, so use ``try_get()`` then. It is nobody's to read or close.
+        so a little longer, so use ``try_get()`` then. Do not read or close it.
         """
 
     @property
@@ -773,7 +772,7 @@ class PipeHandle:
 
     @staticmethod
     def from_bytes(data: bytes) -> PipeHandle:
-        """Reads what ``to_bytes()`` gave. Raises BadHandle, VersionMismatch."""
+        """Reads the result of ``to_bytes()``. Raises BadHandle, VersionMismatch."""
 
     def __str__(self) -> str:
         """For ``from_text()`` in the other process."""
@@ -792,7 +791,7 @@ class PipeEnd:
     """
     One end of a connection: each end receives what the other sends, as queues do it.
 
-    Several processes may have the same end; whoever receives first gets the object.
+    Several processes may have one end; the first to receive gets the object.
     """
 
     @staticmethod
@@ -807,8 +806,9 @@ class PipeEnd:
         Send any object that can be pickled; tensors are shared, not copied.
 
         Raises:
-            Closed: nobody has the other end any more; a death may be noticed some objects late.
-            OutOfMemory, and what pickling raises.
+            Closed: no process has the other end any more; a death may be noticed some objects
+                late.
+            OutOfMemory, and exceptions of pickling.
         """
 
     def recv(self, timeout: float | None = None) -> Any:
@@ -820,7 +820,7 @@ class PipeEnd:
 
         Raises:
             Timeout: nothing came.
-            Closed: all was received, and nobody has the other end any more.
+            Closed: all was received, and no process has the other end any more.
             StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.
         """
 
@@ -862,7 +862,7 @@ class Listener:
 
     @property
     def address(self) -> str:
-        """Where to connect to, with the real port."""
+        """The address to connect to, with the real port."""
 
     def accept(self, timeout: float | None = None) -> PipeEnd:
         """
@@ -884,7 +884,7 @@ class Listener:
         """
 
     def close(self) -> None:
-        """Nobody connects any more; pipes that were made go on."""
+        """No process can connect any more; existing pipes go on."""
 
     @property
     def closed(self) -> bool:
@@ -898,14 +898,14 @@ class Listener:
 
 def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd:
     """
-    The other end of what a listener accepts.
+    The other end of a pipe that a listener accepts.
 
     Args:
         address, key: those of the listener.
         timeout: seconds to wait at most; None for ever.
 
     Raises:
-        PeerDied: nobody listens there.
+        PeerDied: no process listens there.
         BadSecret: the listener has another key.
         OtherUser: the listener is another user's, on a Unix socket.
         Timeout: it did not answer.

@@ -16,24 +16,21 @@ if TYPE_CHECKING:
 
 
 def pin(value: Any, device: Any = None) -> Any:
-    """Pins memory for the cards of this process: copies of it run at the speed of the link, and keep no caller
-    waiting.
+    """Pins memory for the cards of this process: copies of it run at the speed of the link, and
+    keep no caller waiting.
 
     ``tensor.is_pinned()`` of torch is true then, and ``tensor.to("cuda", non_blocking=True)``
-    returns at once. Other
-    processes pin the same memory for themselves; nothing is copied. A torch tensor that is not
-    in shared memory moves
-    there first, as with ``share()``. Dropped memory is used again only once the cards have done their work of that
-    moment. Memory is pinned in pieces of 64 MiB, and stays so for the tensors that come after, until ``unpin()``,
-    ``trim()``, or until the limit needs the room.
+    returns at once. Other processes pin the same memory for themselves; nothing is copied. A torch
+    tensor that is not in shared memory moves there first, as with ``share()``. Dropped memory is
+    used again only once the cards have done their work of that moment. Memory is pinned in pieces
+    of 64 MiB, and stays so for the tensors that come after, until ``unpin()``, ``trim()``, or until
+    the limit needs the room.
 
     Args:
         value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a
-        ``torch.nn.Module``. Tensors
-            in it that are on devices are left as they are.
-        device: the card for which it is pinned first, as "cuda:1"; None for one that this
-        process uses already. Every
-            card has a use of it.
+            ``torch.nn.Module``. Tensors in it that are on devices are left as they are.
+        device: the card for which it is pinned first, as "cuda:1"; None for one that this process
+            uses already. Every card has a use of it.
 
     Returns:
         The value.

@@ -21,19 +21,20 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
         weights = onecopy.open(handle, framework="torch", pin=True)
         on_card = onecopy.to_device(weights, "cuda:0")
 
-    Neighbouring tensors are one copy, at the speed of the link if the memory is pinned: memory of 32 MiB and more
-    is pinned on the way, see ``pin()``. From a card to ``"cpu"`` the copies lie in pinned memory, and are there on
-    return.
+    Neighbouring tensors are one copy, at the speed of the link if the memory is pinned: memory of
+    32 MiB and more is pinned on the way, see ``pin()``. From a card to ``"cpu"`` the copies lie in
+    pinned memory, and are there on return.
 
     Args:
-        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such. Plain
-        values stay as they are.
+        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such. Plain values
+            stay as they are.
         device: "cuda:0", "npu:0", "cpu", or a ``torch.device``.
-        stream: in whose order they are copied, a stream of torch or cupy or its number;
-        None for the current one.
+        stream: in whose order they are copied, a stream of torch or cupy or its number; None for
+            the current one.
 
     Returns:
-        The value with tensors on the device, each of the library that it came from; a dict for a Bundle.
+        The value with tensors on the device, each of the library that it came from; a dict for a
+        Bundle.
 
     Raises:
         TypeError: value has an object in it that is no tensor and no plain value.
@@ -55,24 +56,24 @@ def load(
     framework: Any = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> dict[str, Any]:
-    """All tensors of a safetensors file, or of a directory of them, by name, in shared memory
-    of a device.
+    """All tensors of a safetensors file, or of a directory of them, by name, in shared memory of a
+    device.
 
-    To a card they go by way of a small ring of pinned memory. Threads fill it from the page cache, or past it by
-    direct reads, while the card copies. No other memory of the host is needed, and other processes open the result
-    by its handles.
+    To a card they go by way of a small ring of pinned memory. Threads fill it from the page cache,
+    or past it by direct reads, while the card copies. No other memory of the host is needed, and
+    other processes open the result by its handles.
 
     Args:
         path: as of ``load_safetensors()``, which this is for the cpu.
         device: "cpu", "cuda:0", "npu:0", or a ``torch.device``.
         pin: of the cpu: pins the memory for cards, see ``pin()``.
         framework: of the tensors: None for onecopy's, "torch", "numpy".
-        progress: called from time to time with the bytes done and the bytes in all. Its exceptions end the loading,
-            and so do those of a signal's handler: Ctrl-C ends it at once.
+        progress: called from time to time with the bytes done and the bytes in all. Its exceptions
+            end the loading, and so do those of a signal's handler: Ctrl-C ends it at once.
 
     Raises:
         BadFile, FileNotFoundError, InvalidArgument, Unsupported, System: as of
-        ``load_safetensors()``.
+            ``load_safetensors()``.
         OutOfMemory: on the device, or beyond the limit of ``pin()``.
     """
     tensors: dict[str, Any] = _core._load(path, device, framework, progress)

@@ -189,9 +189,9 @@ void init_bundle(nb::module_& m) {
       nb::sig("class Bundle(collections.abc.Mapping[str, typing.Any])"),
       "Many tensors under one handle, by name: a mapping that opens a tensor when it is asked\n"
       "for. The tensors of a nested value are named by their place in it, e.g.\n"
-      "``\"layers.3.weight\"``. What is no tensor, and the nested value as it was, ``tree()`` gives\n"
-      "back. Made by ``open()``: with ``framework=\"torch\"`` for ``load_state_dict()``, which takes\n"
-      "tensors of torch only.");
+      "``\"layers.3.weight\"``. ``tree()`` gives back values that are no tensors, and the nested\n"
+      "value as it was. Made by ``open()``: with ``framework=\"torch\"`` for ``load_state_dict()``,\n"
+      "which takes tensors of torch only.");
   c.attr("__reversed__") = nb::none();  // rows have numbers, too, and would be taken for a sequence's
   c.def("__len__", &OpenBundle::size)
       .def("__contains__", &contains, nb::arg("name").none(),
@@ -221,10 +221,10 @@ void init_bundle(nb::module_& m) {
           nb::arg("framework") = nb::none(),
           nb::sig("def tree(self, framework: typing.Literal['onecopy', 'torch', 'numpy'] | None = None) -> "
                   "typing.Any"),
-          "The nested value that was shared, with all its tensors opened at once. What was one\n"
-          "object is one object again. torch tensors are what they were: Parameters, and with the\n"
-          "same ``requires_grad``. Subclasses of dict, list and tuple come back as dict, list and\n"
-          "tuple; a bundle that another language made as a dict.\n"
+          "The nested value that was shared, with all its tensors opened at once. An object that\n"
+          "was at several places is one object again. torch tensors stay Parameters, and keep their\n"
+          "``requires_grad``. Subclasses of dict, list and tuple come back as dict, list and tuple;\n"
+          "a bundle that another language made as a dict.\n"
           "\n"
           "Args:\n"
           "    framework: of the tensors; None for the one that the bundle was opened with.")
@@ -240,7 +240,7 @@ void init_bundle(nb::module_& m) {
            "\n"
            "Args:\n"
            "    module: with the same names; on ``meta``, or with values that are dropped.\n"
-           "    prefix: where the module is in what was shared: \"model\" for share({\"model\": ...}).\n"
+           "    prefix: where the module is in the shared value: \"model\" for share({\"model\": ...}).\n"
            "    strict: refuse names that only one of both has. A non-persistent buffer that is not\n"
            "        on ``meta`` may be missing, and stays what it is.\n"
            "\n"

@@ -93,7 +93,7 @@ void init_create(nb::module_& m) {
         nb::arg("device").none() = "cpu", nb::arg("pin") = false,
         nb::sig("def empty(shape: int | typing.Sequence[int], dtype: typing.Any = 'float32', device: "
                 "typing.Any = 'cpu', pin: bool = False) -> Tensor"),
-        "A new tensor in shared memory, row-major, with whatever was in the memory before.\n"
+        "A new tensor in shared memory, row-major, not initialised.\n"
         "\n"
         "Args:\n"
         "    shape: sizes of the dimensions; one int for one dimension, () for none.\n"

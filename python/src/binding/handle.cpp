@@ -57,11 +57,11 @@ void init_handles(nb::module_& m) {
       "nothing. Pickling one that keeps memory holds it until the first open, ten minutes at\n"
       "most.")
       .def("to_bytes", &to_bytes,
-           "The handle as bytes, about 150. They keep nothing alive: whoever opens them needs\n"
-           "somebody who keeps the tensor meanwhile.")
+           "The handle as bytes, about 150. They keep nothing alive: to open them, a process must\n"
+           "keep the tensor meanwhile.")
       .def_static("from_bytes", &from_bytes, nb::arg("data").none(),
                   nb::sig("def from_bytes(data: bytes | bytearray | memoryview) -> Handle"),
-                  "Reads what ``to_bytes()`` gave.\n"
+                  "Reads the result of ``to_bytes()``.\n"
                   "\n"
                   "Raises:\n"
                   "    BadHandle: they are truncated, damaged or contradictory.\n"

@@ -126,7 +126,7 @@ void init_listener(nb::module_& m) {
       .def(nb::new_(&listen), nb::arg("address").none(), nb::arg("key").none(),
            "Raises InvalidArgument for other addresses and an empty key, System when the address is\n"
            "taken.")
-      .def_prop_ro("address", &SharedListener::address, "Where to connect to, with the real port.")
+      .def_prop_ro("address", &SharedListener::address, "The address to connect to, with the real port.")
       .def("accept", &accept, nb::arg("timeout") = nb::none(),
            nb::sig("def accept(self, timeout: float | None = None) -> PipeEnd"),
            "Our end of the pipe with the next client that knows the key. Others are refused and do not\n"
@@ -141,7 +141,7 @@ void init_listener(nb::module_& m) {
           "refused", &SharedListener::refused,
           "How many clients were refused so far: they do not know the key, or run as another user. The\n"
           "first is a warning in the log.")
-      .def("close", &SharedListener::close, "Nobody connects any more; pipes that were made go on.")
+      .def("close", &SharedListener::close, "No process can connect any more; existing pipes go on.")
       .def_prop_ro("closed", &SharedListener::is_closed, "Has this process closed it?")
       .def(
           "__enter__", [](nb::handle self) { return nb::borrow(self); },
@@ -155,14 +155,14 @@ void init_listener(nb::module_& m) {
   m.def("connect", &connect_to, nb::arg("address").none(), nb::arg("key").none(),
         nb::arg("timeout").none() = 10.0,
         nb::sig("def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd"),
-        "The other end of what a listener accepts.\n"
+        "The other end of a pipe that a listener accepts.\n"
         "\n"
         "Args:\n"
         "    address, key: those of the listener.\n"
         "    timeout: seconds to wait at most; None for ever.\n"
         "\n"
         "Raises:\n"
-        "    PeerDied: nobody listens there.\n"
+        "    PeerDied: no process listens there.\n"
         "    BadSecret: the listener has another key.\n"
         "    OtherUser: the listener is another user's, on a Unix socket.\n"
         "    Timeout: it did not answer.");

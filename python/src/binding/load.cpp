@@ -73,15 +73,15 @@ void init_load(nb::module_& m) {
         "        model.safetensors.index.json that names the file of each tensor. Each file is a\n"
         "        block then, and all headers are compared with the index before anything is read.\n"
         "    framework: of the tensors; None for onecopy's.\n"
-        "    progress: called now and then with the bytes done and the bytes in all. The first half\n"
-        "        is done while memory is reserved, the second while the file is read. What it raises\n"
-        "        ends the loading.\n"
+        "    progress: called from time to time with the bytes done and the bytes in all. The first\n"
+        "        half is done while memory is reserved, the second while the file is read. Its\n"
+        "        exceptions end the loading.\n"
         "\n"
         "Raises:\n"
         "    BadFile: the file contradicts its format, or a directory its index.\n"
         "    FileNotFoundError: there is no such file, or one that the index names is missing.\n"
-        "    InvalidArgument: a directory that does not say which files to read.\n"
-        "    Unsupported: elements that onecopy does not have.\n"
+        "    InvalidArgument: a directory that does not determine the files to read.\n"
+        "    Unsupported: elements that onecopy lacks.\n"
         "    OutOfMemory, System.");
   m.def("_load", &to_device, nb::arg("path").none(), nb::arg("device"), nb::arg("framework") = nb::none(),
         nb::arg("progress") = nb::none(),

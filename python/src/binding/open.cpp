@@ -84,13 +84,13 @@ void init_open(nb::module_& m) {
           "def open(handle: Handle | bytes | bytearray | memoryview | str, device: typing.Any = None, "
           "access: typing.Literal['readwrite', 'read'] = 'readwrite', framework: "
           "typing.Literal['onecopy', 'torch', 'numpy'] | None = None, pin: bool = False) -> typing.Any"),
-      "What a handle names, on the same memory: nothing is copied.\n"
+      "The tensor or bundle that a handle names, on its memory: nothing is copied.\n"
       "\n"
       "Args:\n"
       "    handle: a Handle, its ``to_bytes()``, or its text.\n"
       "    device: None for where the memory is, or the device to use it on: another device of this\n"
-      "        process and of the same vendor reaches it where it is. Devices are found by their\n"
-      "        UUIDs, whatever CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES say here and there.\n"
+      "        process and of the same vendor reaches it where it is. Devices are found by their UUIDs,\n"
+      "        under any CUDA_VISIBLE_DEVICES or ASCEND_RT_VISIBLE_DEVICES of both processes.\n"
       "    access: \"read\" maps the memory so that it cannot be written. numpy arrays are not\n"
       "        writeable then; torch has no such tensors, and writing to one is a segmentation\n"
       "        fault.\n"
@@ -104,7 +104,7 @@ void init_open(nb::module_& m) {
       "\n"
       "Raises:\n"
       "    StaleHandle: the memory has been freed.\n"
-      "    OwnerDied: the process that allocated it is gone, and nobody kept it.\n"
+      "    OwnerDied: the process that allocated it is gone, and no other kept it.\n"
       "    BadHandle: these are no bytes of a handle.\n"
       "    ReadOnly: the handle lends its memory for reading only; use ``access=\"read\"``.\n"
       "    Unsupported: there is no way from that device to the memory; there is no driver for it; the\n"
@@ -113,11 +113,11 @@ void init_open(nb::module_& m) {
       "    PeerDied: its owner lives, and cannot be reached from this network namespace; or the process\n"
       "        that shared it died, or its device failed, before its stream was done.\n"
       "    OutOfMemory, OutOfDescriptors, OutOfMappings, OtherBoot, OtherUser, BadSecret,\n"
-      "    VersionMismatch."
-      "\n\n"
-      "Work that the sharer had put into its current stream before ``share()`` comes before what this\n"
-      "program puts into its own current stream from now on; the host does not wait, or else\n"
-      "``stats()[\"host_waits\"]`` counts it.");
+      "    VersionMismatch.\n"
+      "\n"
+      "The sharer's work in its current stream before ``share()`` comes before later work in this\n"
+      "program's own current stream. The host does not wait, or else ``stats()[\"host_waits\"]`` counts\n"
+      "it.");
 }
 
 }  // namespace onecopy::python

@@ -95,7 +95,7 @@ void init_handle(nb::module_& m) {
       "or text do not.")
       .def("to_bytes", &handle_bytes, "For ``from_bytes()`` in the other process.")
       .def_static("from_bytes", &handle_from_bytes, nb::arg("data"),
-                  "Reads what ``to_bytes()`` gave. Raises BadHandle, VersionMismatch.")
+                  "Reads the result of ``to_bytes()``. Raises BadHandle, VersionMismatch.")
       .def("__str__", &PipeHandle::to_text, "For ``from_text()`` in the other process.")
       .def_static(
           "from_text", [](const std::string& text) { return PipeHandle::from_text(text); }, nb::arg("text"),
@@ -109,10 +109,10 @@ void init_pipe(nb::module_& m) {
   m.def("Pipe", &make_ends, nb::sig("def Pipe() -> tuple[PipeEnd, PipeEnd]"),
         "Both ends of a new pipe. Give one to a child, as an argument of its process, and close it here\n"
         "then; ``handle()`` names it for others.");
-  nb::class_<PipeEnd>(
-      m, "PipeEnd", nb::is_weak_referenceable(),
-      "One end of a connection: each end receives what the other sends, as queues do it.\n\n"
-      "Several processes may have the same end; whoever receives first gets the object.")
+  nb::class_<PipeEnd>(m, "PipeEnd", nb::is_weak_referenceable(),
+                      "One end of a connection: each end receives what the other sends, as queues do it.\n"
+                      "\n"
+                      "Several processes may have one end; the first to receive gets the object.")
       .def_static("connect", &connect_handle, nb::arg("handle"), "The end that a PipeHandle names.")
       .def(
           "handle", [](const PipeEnd& end) { return end.use()->handle(); },
@@ -121,8 +121,9 @@ void init_pipe(nb::module_& m) {
            "Send any object that can be pickled; tensors are shared, not copied.\n"
            "\n"
            "Raises:\n"
-           "    Closed: nobody has the other end any more; a death may be noticed some objects late.\n"
-           "    OutOfMemory, and what pickling raises.")
+           "    Closed: no process has the other end any more; a death may be noticed some objects\n"
+           "        late.\n"
+           "    OutOfMemory, and exceptions of pickling.")
       .def("recv", &recv, nb::arg("timeout") = nb::none(),
            nb::sig("def recv(self, timeout: float | None = None) -> typing.Any"),
            "The next object.\n"
@@ -132,7 +133,7 @@ void init_pipe(nb::module_& m) {
            "\n"
            "Raises:\n"
            "    Timeout: nothing came.\n"
-           "    Closed: all was received, and nobody has the other end any more.\n"
+           "    Closed: all was received, and no process has the other end any more.\n"
            "    StaleHandle, OwnerDied, PeerDied: the object's tensors are lost, and it with them.")
       .def(
           "poll", &poll, nb::arg("timeout").none() = 0.0,

@@ -231,7 +231,7 @@ void init_messages(nb::class_<Queue>& queue) {
            "    timeout: seconds to wait at most while the queue is full; None for ever.\n"
            "\n"
            "Raises:\n"
-           "    Timeout, Closed, OutOfMemory, and what pickling raises: nothing was put then.")
+           "    Timeout, Closed, OutOfMemory, and exceptions of pickling: nothing was put then.")
       .def("get", &get, nb::arg("timeout") = nb::none(),
            nb::sig("def get(self, timeout: float | None = None) -> _T"),
            "The next object.\n"
@@ -270,9 +270,9 @@ void init_queue(nb::module_& m) {
       "numpy arrays on memory of onecopy cross as they do. Others of 64 KiB and more are copied once,\n"
       "smaller ones and those of objects are pickled.\n"
       "\n"
-      "What was put is delivered also when its putter is gone by then; what a process had got, and was\n"
-      "killed with, is not delivered again. ``onecopy.multiprocessing.Queue`` has the interface of the\n"
-      "standard library's.\n"
+      "An object is delivered also if its putter is gone by then. An object whose getter was killed is\n"
+      "not delivered again. ``onecopy.multiprocessing.Queue`` has the interface of the standard\n"
+      "library's.\n"
       "\n"
       "Args:\n"
       "    maxsize: how many objects it holds at most; 0 means: as many as memory allows.");
@@ -293,7 +293,7 @@ void init_queue(nb::module_& m) {
           "ready_fd", [](const Queue& q) { return without_gil([&] { return q.ready_fd(); }); },
           "A descriptor that select, poll and epoll find readable while ``get()`` would not wait. It may "
           "be\n"
-          "so a little longer, so use ``try_get()`` then. It is nobody's to read or close.")
+          "so a little longer, so use ``try_get()`` then. Do not read or close it.")
       .def_prop_ro("maxsize", &Queue::maxsize, "Its bound in objects; 0 means none.")
       .def(
           "__reduce__",

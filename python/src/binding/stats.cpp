@@ -146,8 +146,8 @@ void set_strategy_by_name(nb::handle name) {
 
 void init_stats(nb::module_& m) {
   m.def("stats", &stats_with_torch, nb::sig("def stats() -> dict[str, int]"),
-        "Who keeps this process's memory, and whose memory it keeps; bytes where the name says so, and\n"
-        "otherwise numbers of things:\n"
+        "The holders of this process's memory, and its holdings of others' memory. Names with\n"
+        "``bytes`` count bytes, all others objects:\n"
         "\n"
         "- ``shared_total``, ``opened_total``: handles made and tensors opened since the start;\n"
         "- ``live_blocks``, ``live_bytes``: allocated here and referenced here;\n"
@@ -160,11 +160,11 @@ void init_stats(nb::module_& m) {
         "  to;\n"
         "- ``leases``: claims of this process on blocks of others;\n"
         "- ``deposits``: segments of others kept open for receivers to come;\n"
-        "- ``unkept``: segments put into queues that do not keep them: what is still in the queue\n"
-        "  when their process dies is lost. It can fall again: one whose queue's creator was stopped\n"
+        "- ``unkept``: segments put into queues that do not keep them: if their process dies, items\n"
+        "  still in the queue are lost. It can fall again: one whose queue's creator was stopped\n"
         "  counts until a later put has asked again, and none counts once its queue is gone;\n"
         "- ``descriptors``: open descriptors of the whole process;\n"
-        "- ``host_waits``: how often this process waited where a stream should have, on devices whose\n"
+        "- ``host_waits``: how often this process waited in place of a stream, on devices whose\n"
         "  streams cannot wait for other processes;\n"
         "- ``direct_copies``: copies from one card to another that the card which is written to made\n"
         "  by itself; ``staged_copies``, ``staged_bytes``: those that the driver made by way of the\n"
@@ -173,14 +173,14 @@ void init_stats(nb::module_& m) {
         "  came into shared memory.");
   m.def("collect", &collect_older, nb::arg("older_than") = nb::none(),
         nb::sig("def collect(older_than: float | None = None) -> None"),
-        "Gives back now what would be given back later: freed memory, mappings of owners that are\n"
-        "gone. What was dropped in default streams of devices is marked and ended, too; idle streams\n"
-        "are given a millisecond to come past those marks.\n"
+        "Gives back now, not later: freed memory, mappings of owners that are gone. Drops in default\n"
+        "streams of devices are marked and ended, too; idle streams are given a millisecond to pass\n"
+        "those marks.\n"
         "\n"
         "Args:\n"
         "    older_than: also stop keeping memory for handles that were pickled more seconds ago\n"
-        "        than this and never opened. Without it that takes ten minutes; what multiprocessing\n"
-        "        pickled for its pipes and queues is kept until this process ends.");
+        "        than this and never opened. Without it that takes ten minutes; handles that\n"
+        "        multiprocessing pickled for its pipes and queues are kept until this process ends.");
   m.def("_trim", &trim_idle, nb::arg("device").none(), "onecopy.torch.trim(), but for what torch has.");
   m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
         "All processes of this user that own or serve shared memory, this one too. Those that do not\n"
@@ -193,12 +193,11 @@ void init_stats(nb::module_& m) {
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
         "How new memory is made: ``set_strategy()``.");
-  m.def(
-      "set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
-      nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
-      "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
-      "leak, or ``\"file_system\"``, files in /dev/shm for those who need names: ``gc`` of the command or\n"
-      "the next program that uses onecopy removes those of killed processes.");
+  m.def("set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
+        nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
+        "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
+        "leak, or ``\"file_system\"``, files in /dev/shm for programs that need names: ``gc`` of the\n"
+        "command or the next program that uses onecopy removes those of killed processes.");
 }
 
 }  // namespace onecopy::python

@@ -394,18 +394,18 @@ void add_views(nb::class_<Tensor>& c) {
           nb::sig("def __iter__(self) -> typing.Iterator[Tensor]"))
       .def("reshape", &reshape, nb::arg("shape"),
            nb::sig("def reshape(self, *shape: int | typing.Sequence[int]) -> Tensor"),
-           "The same elements in another shape, on the same memory; -1 stands for the rest.\n"
+           "The elements in another shape, on this memory; -1 stands for the rest.\n"
            "\n"
            "Raises:\n"
            "    InvalidArgument: another number of elements, or the tensor is not contiguous.")
       .def("view", &view, nb::arg("shape_or_dtype"),
            nb::sig("def view(self, *shape_or_dtype: int | str | typing.Sequence[int]) -> Tensor"),
            "``reshape()``, or, given a dtype, the same bytes as elements of that type.")
-      .def("copy", &own_copy, "The same elements in new shared memory on the same device, row-major.")
+      .def("copy", &own_copy, "The elements in new shared memory on the tensor's device, row-major.")
       .def("to", &to_device, nb::arg("device").none(),
            nb::sig("def to(self, device: typing.Any) -> Tensor"),
-           "The tensor itself if it is on that device, or else a copy there, row-major. Waits for what\n"
-           "the program's current streams still do to it, and until the copy is made.")
+           "The tensor itself if it is on that device, or else a copy there, row-major. Waits for work\n"
+           "of the program's current streams on it, and until the copy is made.")
       .def("cpu", &on_host, "``to(\"cpu\")``.")
       .def("copy_from", &copy_from, nb::arg("source").none(),
            nb::sig("def copy_from(self, source: object) -> None"),
@@ -443,11 +443,10 @@ void add_exchange(nb::class_<Tensor>& c) {
        "The tensor as a DLPack capsule, as the array API standard says. No copy unless\n"
        "``copy=True``. A read-only tensor needs ``max_version=(1, 0)`` or more.\n"
        "\n"
-       "The work that the program's current stream (torch's, or else the default one) still has to\n"
-       "do to a CUDA tensor comes before what the consumer puts into ``stream`` from now on: None\n"
-       "and 1 are the legacy default stream, 2 the thread's default stream, -1 is for consumers\n"
-       "that keep the order themselves. Consumers on Ascend devices name no stream: the call waits\n"
-       "until that work is done.")
+       "Work of the program's current stream (torch's, or else the default one) on a CUDA tensor\n"
+       "comes before the consumer's later work in ``stream``. None and 1 are the legacy default\n"
+       "stream, 2 the thread's default stream, -1 is for consumers that keep the order themselves.\n"
+       "Consumers on Ascend devices name no stream: the call waits until that work is done.")
       .def(
           "__dlpack_device__",
           [](const Tensor& t) {
@@ -475,8 +474,8 @@ void add_exchange(nb::class_<Tensor>& c) {
           "__deepcopy__", [](const Tensor& t, nb::handle) { return own_copy(t); }, nb::arg("memo").none(),
           nb::sig("def __deepcopy__(self, memo: object) -> Tensor"))
       .def("__jax_array__", &jax_array, nb::sig("def __jax_array__(self) -> typing.Any"),
-           "A ``jax.Array`` on the same memory: ``jax.numpy.asarray()`` asks for it. Nobody may write\n"
-           "to the tensor from then on, because jax takes its arrays for constant.")
+           "A ``jax.Array`` on the same memory: ``jax.numpy.asarray()`` asks for it. The tensor must\n"
+           "not be written from then on, because jax takes its arrays for constant.")
       .def("memoryview", &to_memoryview, nb::sig("def memoryview(self) -> builtins.memoryview"),
            "A ``memoryview`` on the same memory, for files, sockets and ``struct``. The tensor itself\n"
            "is no buffer: ``torch.asarray()`` would take its bytes for float32.\n"
@@ -486,9 +485,9 @@ void add_exchange(nb::class_<Tensor>& c) {
       .def("__bytes__", &to_bytes, nb::sig("def __bytes__(self) -> bytes"))
       .def("__reduce_ex__", &reduce, nb::arg("protocol"),
            nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex) -> tuple[typing.Any, ...]"),
-           "``pickle`` and ``torch.save()`` write the elements: unpickling makes a new tensor. What\n"
-           "pickles for another process writes a handle instead: queues, pipes, pools and arguments of\n"
-           "multiprocessing, joblib and Ray. The memory is kept until the first unpickling then, ten\n"
+           "``pickle`` and ``torch.save()`` write the elements: unpickling makes a new tensor.\n"
+           "Picklers for another process write a handle instead: queues, pipes, pools and arguments of\n"
+           "multiprocessing, joblib and Ray. Then the memory is kept until the first unpickling, ten\n"
            "minutes at most; memory of other libraries is copied into shared memory first.")
       .def("_reduce_handle", &reduce_handle, "How a channel pickles the tensor.");
 }

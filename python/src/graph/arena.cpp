@@ -61,7 +61,7 @@ PyType_Slot window_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(&fill_vi
 }  // namespace
 
 void init_graph(nb::module_& m) {
-  nb::class_<Footprint>(m, "_GraphFootprint", "What an arena takes, in bytes.")
+  nb::class_<Footprint>(m, "_GraphFootprint", "The size of an arena, in bytes.")
       .def_ro("shared", &Footprint::shared, "Physical memory, shown by all windows.")
       .def_ro("own", &Footprint::own, "Physical memory that one window alone shows.")
       .def_ro("mapped", &Footprint::mapped, "Addresses of all windows together.")
@@ -92,7 +92,7 @@ void init_graph(nb::module_& m) {
       .def("close", &GraphPool::close)
       .def(
           "retire", [](GraphPool& pool) { without_gil([&] { pool.retire(); }); },
-          "Shared memory is no more of this pool. The caller has waited for what used it.")
+          "Shared memory is no more of this pool. The caller has waited for work that used it.")
       .def("rewind", &GraphPool::rewind, "The next segments lie where the first ones lay.")
       .def("keep_alive", &keep_alive, nb::arg("alive"),
            "Memory of its own for addresses and bytes, with any content.")

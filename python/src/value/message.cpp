@@ -232,7 +232,7 @@ nb::object decode_message(Message&& message, Stream taken_in) {
 void init_message(nb::module_& m) {
   nb::class_<Message>(
       m, "Message",
-      "What crosses queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits),\n"
+      "A message of queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits),\n"
       "``data`` (bytes) and ``tensors`` (onecopy.Tensor each).")
       .def(nb::new_(&make_message), nb::arg("tag") = 0, nb::arg("data") = nb::bytes("", 0),
            nb::arg("tensors") = nb::tuple())
