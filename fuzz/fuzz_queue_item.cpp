@@ -3,7 +3,7 @@
 // again and are the same.
 #include <algorithm>
 
-#include "channel/queue/item.h"
+#include "channel/codec/item.h"
 #include "fuzz_input.h"
 
 namespace onecopy::fuzz {

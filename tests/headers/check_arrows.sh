@@ -39,7 +39,7 @@ for index in "${!rooms[@]}"; do
   report "share/$room must not include a room of share above it:" \
     "$(includes "share/($above)/" "src/share/$room")"
 done
-rings=(ring queue connect)  # of channel
+rings=(ring codec queue connect)  # of channel
 for index in "${!rings[@]}"; do
   room=${rings[index]}
   above=$(IFS='|'; echo "${rings[*]:index+1}")

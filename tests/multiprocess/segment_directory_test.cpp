@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Queues through which more segments go than their directory has entries.
-#include "channel/queue/segment_directory.h"
+#include "channel/codec/segment_directory.h"
 
 #include <gtest/gtest.h>
 

@@ -128,7 +128,7 @@ void Channel::settle_in(Session& session) {
   if (Session* const parent = session_) {
     ring_.check_namespace();
     sender_.reset();
-    receiver_.reset(parent->id());
+    receiver_.unpacker().reset(parent->id());
     others_ = 0;
   }
   is_announced_ = false;

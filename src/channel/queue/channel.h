@@ -7,9 +7,9 @@
 #include <memory>
 #include <optional>
 
+#include "channel/codec/segment_directory.h"
 #include "channel/queue/readiness.h"
 #include "channel/queue/receiver.h"
-#include "channel/queue/segment_directory.h"
 #include "channel/queue/sender.h"
 #include "channel/ring/ring.h"
 #include "onecopy/memory/tensor.h"

@@ -38,13 +38,13 @@ void ChannelRegistry::before_fork() noexcept {
       channel->readiness_->lock();
     }
     channel->sender().lock();
-    channel->receiver().lock();
+    channel->receiver().unpacker().lock();
   }
 }
 
 void ChannelRegistry::after_fork() noexcept {
   for (auto& [id, channel] : instance_->channels_) {
-    channel->receiver().unlock();
+    channel->receiver().unpacker().unlock();
     channel->sender().unlock();
     if (channel->readiness_) {
       channel->readiness_->unlock();

@@ -3,39 +3,13 @@
 
 #include <fmt/format.h>
 
-#include "channel/queue/value_order.h"
+#include "channel/codec/tensor_order.h"
 #include "onecopy/core/error.h"
 #include "os/patience.h"
 #include "share/session.h"
 
 namespace onecopy {
 namespace {
-
-/// Bytes that the row's tensor reaches, from the start of its block.
-std::uint64_t reach(const ItemRow& row) {
-  std::uint64_t end = 0;
-  if (__builtin_add_overflow(row.tensor_offset, row.layout.extent_bytes(), &end) || end > INT64_MAX)
-    throw Error(ErrorCode::bad_handle, "a tensor in this queue reaches beyond any memory");
-  return end;
-}
-
-HandleFields fields_of(const ItemRow& row, const SegmentDirectory::Entry& entry) {
-  HandleFields fields;
-  fields.owner = entry.segment.owner;
-  fields.maker = entry.segment.maker;
-  fields.segment = entry.segment.number;
-  fields.kind = entry.segment.kind;
-  fields.device_type = device_type(entry.segment.kind);
-  fields.device = entry.segment.device;
-  fields.segment_size = entry.segment.size;
-  fields.block = row.block;
-  fields.generation = row.generation;
-  fields.storage_size = reach(row);
-  fields.tensor_offset = row.tensor_offset;
-  fields.flags = entry.access == Access::read_only ? kHandleIsReadOnly : 0;
-  fields.layout = row.layout;
-  return fields;
-}
 
 /// Not the item's fault: it stays, and can be taken when there is room, or when its stopped owner goes on.
 bool passes(ErrorCode code) noexcept {
@@ -72,17 +46,8 @@ struct Receiver::Attempt {
   std::optional<Error> lost;                   ///< why it cannot be opened
 };
 
-Receiver::Receiver(Ring& ring, const SegmentDirectory& directory, const Keepers& keepers)
-    : ring_(ring),
-      directory_(directory),
-      keepers_(keepers),
-      open_segments_(Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment))) {}
-
-void Receiver::reset(const ProcessId& parent) {
-  keepers_[1] = parent;
-  open_segments_ = Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment));
-  owners_.clear();
-}
+Receiver::Receiver(Ring& ring, const SegmentDirectory& directory, const TensorUnpacker::Holders& holders)
+    : ring_(ring), unpacker_(directory, holders) {}
 
 std::optional<Message> Receiver::get(Session& session, TimePoint deadline, Stream stream) {
   Contents contents;
@@ -97,15 +62,16 @@ std::optional<Message> Receiver::get_at_once(Session& session, Stream stream) {
 }
 
 Message Receiver::to_message(Contents& contents) {
-  Message message{contents.tag, std::move(contents.data), std::move(contents.others), contents.kind};
-  if (contents.first) message.tensors.insert(message.tensors.begin(), std::move(contents.first));
+  UnpackedTensors& tensors = contents.tensors;
+  Message message{contents.tag, std::move(contents.data), std::move(tensors.others), contents.kind};
+  if (tensors.first) message.tensors.insert(message.tensors.begin(), std::move(tensors.first));
   return message;
 }
 
 std::optional<Tensor> Receiver::get_tensor(Session& session, TimePoint deadline, Stream stream) {
   Contents contents;
   if (!take(session, deadline, Wants::tensor, stream, contents)) return {};
-  return std::move(contents.first);
+  return std::move(contents.tensors.first);
 }
 
 bool Receiver::take(Session& session, TimePoint deadline, Wants wants, Stream stream, Contents& contents) {
@@ -121,7 +87,7 @@ bool Receiver::take(Session& session, TimePoint deadline, Wants wants, Stream st
     point("queue.get.opened");
   }
   if (attempt.lost) throw lost(*attempt.lost);
-  put_in_order(session, contents, stream);
+  order(session, contents, stream);
   point("queue.get.done");
   return true;
 }
@@ -131,14 +97,15 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
   if (attempt.position == item.position) return true;
   try {
     attempt.lost.reset();
-    const auto open = [&](const ItemRow& row) { return try_open(session, row); };
+    UnpackedTensors& tensors = attempt.contents.tensors;
+    const auto unpack = [&](ItemReader& reader) { return unpacker_.try_unpack(session, reader, tensors); };
     if (attempt.wants == Wants::tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
       throw_not_one_tensor();
     // What is elsewhere is long, and its tensors may be anybody's.
-    if (!ItemReader(item.bytes).is_elsewhere() && read(item.bytes, attempt.contents, open) &&
-        can_be_ordered(session, attempt.contents, attempt.stream) &&
+    if (!ItemReader(item.bytes).is_elsewhere() && read(item.bytes, attempt.contents, unpack) &&
+        can_be_ordered(session, tensors, attempt.stream) &&
         (attempt.wants != Wants::quick_message ||
-         can_be_ordered_quickly(session, attempt.contents, attempt.stream))) {
+         can_be_ordered_quickly(session, tensors, attempt.stream))) {
       point("queue.get.claimed");
       return true;
     }
@@ -159,123 +126,55 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
 /// With no lock held: this may connect to the owner, or wait for it to be known dead.
 void Receiver::open_slowly(Session& session, Attempt& attempt, TimePoint deadline) {
   const Patience patience(deadline);
+  Contents& contents = attempt.contents;
   try {
-    Contents& contents = attempt.contents;
-    read(attempt.copy, contents, [&](const ItemRow& row) { return open(session, row); });
-    if (contents.elsewhere) read_elsewhere(session, contents);
-    if (contents.order.is_of_values()) return ask_for(session, contents.order);
-    for (const ItemPoint& p : contents.order.points)
-      session.streams().prepare_wait(contents.order.putter, contents.row(p.row).device());
+    open(session, attempt.copy, contents);
+    if (contents.is_elsewhere) open_elsewhere(session, contents);
+    prepare_order(session, contents.tensors);
   } catch (const Error& error) {
     if (passes(error.code())) throw;
     attempt.lost = error;
     return;
   }
-  can_be_ordered(session, attempt.contents, attempt.stream);  // unknown: the putter is gone
+  if (contents.tensors.order.is_of_values()) return;
+  can_be_ordered(session, contents.tensors, attempt.stream);  // unknown: the putter is gone
 }
 
-/// False as soon as one of the tensors did not open.
-template <class Open>
-bool Receiver::read(ByteSpan item, Contents& contents, Open&& open) {
+/// False when `unpack` returns false.
+template <class Unpack>
+bool Receiver::read(ByteSpan item, Contents& contents, Unpack&& unpack) {
   contents.clear();
   ItemReader reader(item);
   contents.tag = reader.head().tag;
   contents.kind = reader.head().kind;
-  contents.elsewhere = reader.is_elsewhere();
-  for (std::size_t i = 0; i < reader.head().rows; ++i) {
-    Tensor tensor = open(reader.next_row());
-    if (!tensor) return false;
-    if (i == 0) contents.first = std::move(tensor);
-    else contents.others.push_back(std::move(tensor));
-  }
-  contents.order = reader.order();
-  for (const ItemPoint& p : contents.order.points)
-    if (p.row != kNoRow && contents.row(p.row).device() == kCpu)
-      throw Error(ErrorCode::bad_handle, "memory of the host that waits for a stream");
+  contents.is_elsewhere = reader.is_elsewhere();
+  if (!unpack(reader)) return false;
   const ByteSpan data = reader.data();
   if (!data.empty()) contents.data.assign(data.begin(), data.end());
   return true;
 }
 
+void Receiver::open(Session& session, ByteSpan item, Contents& contents) {
+  read(item, contents,
+       [&](ItemReader& reader) { return unpacker_.unpack(session, reader, contents.tensors), true; });
+}
+
 /// The block that the item was written to keeps the tensors until they are claimed one by one.
-void Receiver::read_elsewhere(Session& session, Contents& contents) {
-  const Tensor item = std::move(contents.first);
+void Receiver::open_elsewhere(Session& session, Contents& contents) {
+  const Tensor item = std::move(contents.tensors.first);
   if (item.device() != kCpu)
     throw Error(ErrorCode::bad_handle, "an item that was written to memory of " + item.device().str());
-  read({item.as<std::byte>(), item.nbytes()}, contents,
-       [&](const ItemRow& row) { return open(session, row); });
-  if (contents.elsewhere) throw Error(ErrorCode::bad_handle, "an item that is elsewhere twice");
+  open(session, {item.as<std::byte>(), item.nbytes()}, contents);
+  if (contents.is_elsewhere) throw Error(ErrorCode::bad_handle, "an item that is elsewhere twice");
 }
 
-/// Without asking anybody. Throws unsupported while the item can stay: in a captured stream it cannot be.
-bool Receiver::can_be_ordered(Session& session, Contents& contents, Stream stream) {
-  if (contents.order.is_of_values()) return is_known(session, contents.order);
-  for (const ItemPoint& p : contents.order.points) {
-    const auto reached = session.streams().has_passed(contents.order.putter, {p.slot, p.value});
-    if (reached == StreamOrder::Reached::unknown) return false;
-    const Device device = contents.row(p.row).device();
-    if (reached == StreamOrder::Reached::no && backend(device.type).is_captured(device.index, stream))
-      throw Error(ErrorCode::unsupported,
-                  "this stream is being captured, and the next item of the queue waits for another "
-                  "process's stream; take it before the capture, and order each launch");
-  }
-  return true;
-}
-
-/// Where streams cannot wait, the host does.
-bool Receiver::can_be_ordered_quickly(Session& session, Contents& contents, Stream stream) {
-  if (contents.order.is_of_values()) return !may_wait_on_host(session, contents.order, stream);
-  for (const ItemPoint& p : contents.order.points)
-    if (session.streams().has_passed(contents.order.putter, {p.slot, p.value}) ==
-            StreamOrder::Reached::no &&
-        session.streams().may_wait_on_host(contents.order.putter, contents.row(p.row).device()))
-      return false;
-  return true;
-}
-
-/// With no lock held: the driver may wait for room in the stream.
-void Receiver::put_in_order(Session& session, Contents& contents, Stream stream) {
-  if (contents.order.is_of_values()) return wait_for_values(session, contents.order, stream);
+/// With no lock held. REQUIRES: the item has been taken.
+void Receiver::order(Session& session, Contents& contents, Stream stream) {
   try {
-    for (const ItemPoint& p : contents.order.points)
-      session.streams().wait_for(contents.order.putter, {p.slot, p.value}, contents.row(p.row).device(),
-                                 stream);
+    put_in_order(session, contents.tensors, stream);
   } catch (const Error& error) {
     throw lost(error);
   }
-  for (std::size_t i = 0; i < contents.rows(); ++i)
-    if (Tensor& tensor = contents.row(i); tensor.device() != kCpu)
-      tensor = session.streams().order_release(tensor, stream);
-}
-
-Tensor Receiver::try_open(Session& session, const ItemRow& row) {
-  if (row.segment == kWholeHandle) return {};
-  return session.try_open(open_segment(row.segment), directory_.epoch_of(row.segment),
-                          {row.block, row.generation}, row.tensor_offset, reach(row), row.layout);
-}
-
-Tensor Receiver::open(Session& session, const ItemRow& row) {
-  if (row.segment == kWholeHandle) {
-    const HandleFields fields = decode_handle(row.handle);
-    return session.open(fields, fields.is_read_only() ? Access::read_only : Access::read_write, keepers_);
-  }
-  if (Tensor tensor = try_open(session, row)) return tensor;
-  return open_entry(session, row);
-}
-
-Tensor Receiver::open_entry(Session& session, const ItemRow& row) {
-  const SegmentDirectory::Entry entry = directory_.read(row.segment);
-  const HandleFields fields = fields_of(row, entry);
-  Tensor tensor = session.open(fields, entry.access, keepers_);
-  keep_for_good(session.note(open_segment(row.segment), entry.epoch, fields, entry.access, tensor.device(),
-                             keepers_));
-  return tensor;
-}
-
-void Receiver::keep_for_good(std::shared_ptr<const void> owner) {
-  if (!owner) return;
-  const std::lock_guard lock(owners_mutex_);
-  owners_.insert(std::move(owner));
 }
 
 }  // namespace onecopy

@@ -1,20 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <array>
 #include <cstdint>
-#include <exception>
-#include <memory>
-#include <mutex>
 #include <optional>
-#include <set>
-#include <vector>
 
-#include "channel/queue/item.h"
-#include "channel/queue/segment_directory.h"
+#include "channel/codec/item.h"
+#include "channel/codec/segment_directory.h"
+#include "channel/codec/tensor_unpacker.h"
+#include "channel/codec/unpacked_tensors.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/memory/tensor.h"
-#include "os/mapping.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -26,10 +21,7 @@ namespace onecopy {
 /// Thread safety: all members may be called concurrently, but for reset().
 class Receiver {
  public:
-  /// Who may have what an item's owner and its putter do not: who keeps for the queue, and who has named it to us.
-  using Keepers = std::array<ProcessId, 2>;
-
-  Receiver(Ring& ring, const SegmentDirectory& directory, const Keepers& keepers);
+  Receiver(Ring& ring, const SegmentDirectory& directory, const TensorUnpacker::Holders& holders);
 
   /// Nothing when there was no message until the deadline. Throws closed, and what opening throws.
   /// What the stream is given afterwards finds the tensors as their putter's stream left them.
@@ -39,30 +31,20 @@ class Receiver {
   /// The same for what was put as one tensor; throws invalid_argument when the first item is not.
   std::optional<Tensor> get_tensor(Session& session, TimePoint deadline, Stream stream);
 
-  // Around a fork.
-  void lock() { owners_mutex_.lock(); }
-  void unlock() { owners_mutex_.unlock(); }
-  /// In a forked child, whose peers are others, and which has the queue from its parent.
-  void reset(const ProcessId& parent);
+  TensorUnpacker& unpacker() noexcept { return unpacker_; }
 
  private:
   struct Contents {
     std::uint32_t tag = 0;
     MessageKind kind = MessageKind::user;
     Bytes data;
-    Tensor first;
-    std::vector<Tensor> others;
-    ItemOrder order;
-    bool elsewhere = false;  ///< `first` is what the item was written to
+    UnpackedTensors tensors;
+    bool is_elsewhere = false;  ///< tensors.first is what the item was written to
 
     void clear() noexcept {
       data.clear();
-      if (first) first.release();
-      others.clear();
-      order.points.clear();
+      tensors.clear();
     }
-    Tensor& row(std::size_t i) { return i == 0 ? first : others[i - 1]; }
-    std::size_t rows() const noexcept { return first ? 1 + others.size() : 0; }
   };
   struct Attempt;
   enum class Wants : std::uint8_t { message, quick_message, tensor };
@@ -71,28 +53,14 @@ class Receiver {
   static Message to_message(Contents& contents);
   bool accept(Session& session, const RingItem& item, Attempt& attempt);
   void open_slowly(Session& session, Attempt& attempt, TimePoint deadline);
-  template <class Open>
-  static bool read(ByteSpan item, Contents& contents, Open&& open);
-  void read_elsewhere(Session& session, Contents& contents);
-  static bool can_be_ordered(Session& session, Contents& contents, Stream stream);
-  static bool can_be_ordered_quickly(Session& session, Contents& contents, Stream stream);
-  static void put_in_order(Session& session, Contents& contents, Stream stream);
-
-  Tensor try_open(Session& session, const ItemRow& row);
-  Tensor open(Session& session, const ItemRow& row);
-  /// Other threads may be looking at an owner that no segment names any more.
-  void keep_for_good(std::shared_ptr<const void> owner);
-  Tensor open_entry(Session& session, const ItemRow& row);
-  OpenSegment& open_segment(std::uint16_t index) const noexcept {
-    return open_segments_.as<OpenSegment>()[index];
-  }
+  template <class Unpack>
+  static bool read(ByteSpan item, Contents& contents, Unpack&& unpack);
+  void open(Session& session, ByteSpan item, Contents& contents);
+  void open_elsewhere(Session& session, Contents& contents);
+  static void order(Session& session, Contents& contents, Stream stream);
 
   Ring& ring_;
-  const SegmentDirectory& directory_;
-  Keepers keepers_;
-  Mapping open_segments_;  ///< by index in the directory
-  std::mutex owners_mutex_;
-  std::set<std::shared_ptr<const void>> owners_;  ///< those that open segments name, or have named
+  TensorUnpacker unpacker_;
 };
 
 }  // namespace onecopy

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "channel/queue/value_order.h"
+#include "channel/codec/value_order.h"
 
 #include <fmt/format.h>
 

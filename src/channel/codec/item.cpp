@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "channel/queue/item.h"
+#include "channel/codec/item.h"
 
 #include <fmt/format.h>
 

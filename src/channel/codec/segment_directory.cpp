@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "channel/queue/segment_directory.h"
+#include "channel/codec/segment_directory.h"
 
 #include <fmt/format.h>
 

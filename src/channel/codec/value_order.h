@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include "channel/queue/item.h"
+#include "channel/codec/item.h"
 #include "share/session.h"
 
 /// The order of items without tensors on devices: what a getter does after the get comes after the work that the

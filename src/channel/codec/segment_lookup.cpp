@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/codec/segment_lookup.h"
+
+#include "os/patience.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::size_t kMostKnown = SegmentDirectory::kIndices;
+
+}  // namespace
+
+/// Two threads may enter a segment at once; then it has two entries, which does no harm.
+std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Tensor& tensor,
+                                                     SharedKeeper& keeper, std::uint32_t segment,
+                                                     const Limits& limits, std::uint32_t epoch) {
+  const Key key{keeper.serial(), segment, tensor.access()};
+  if (has_lost_creator()) [[unlikely]]
+    doubt_deposits();
+  if (const auto index = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key), epoch))
+    return *index;
+  const std::optional<Known> before = find_known(key);
+  const bool must_ask_creator = !before || must_ask(session, *before);
+  if (!must_ask_creator && has_index(*before, epoch)) return before->index;
+  if (!limits.may_ask) return {};
+  Known now = before.value_or(Known{});
+  const SegmentRef ref = session.name_segment(keeper, tensor);
+  const Patience patience(limits.deadline);
+  if (must_ask_creator) ask_creator(session, tensor, ref.kind, now);
+  if (!has_index(now, epoch)) enter(ref, tensor.access(), limits.deadline, now);
+  remember(key, now);
+  return now.index;
+}
+
+/// A segment for which there was no room gets an index once there is some.
+bool SegmentLookup::has_index(const Known& known, std::uint32_t epoch) const noexcept {
+  return known.epoch == epoch && (known.index != kWholeHandle || !directory_.has_room());
+}
+
+void SegmentLookup::rely_on_creator(Session& session) {
+  const ConnectionEnd creator = session.queues().connection_end(creator_);
+  if (!creator) return;
+  const std::lock_guard lock(mutex_);
+  if (relied_on_once_.empty() || relied_on_once_.back() != creator) relied_on_once_.push_back(creator);
+  relied_on_.store(creator.get(), std::memory_order_release);
+}
+
+/// What it was asked to keep it may have let go of since.
+bool SegmentLookup::has_lost_creator() const noexcept {
+  const std::atomic<bool>* const has_ended = relied_on_.load(std::memory_order_acquire);
+  return has_ended && *has_ended;
+}
+
+/// It is asked for everything again.
+void SegmentLookup::doubt_deposits() noexcept {
+  const std::lock_guard lock(mutex_);
+  relied_on_ = nullptr;
+  for (auto& [key, known] : known_) known.ask_again = TimePoint::min();
+  last_.forget();
+}
+
+bool SegmentLookup::must_ask(Session& session, const Known& known) const {
+  return !known.is_settled() && known.ask_again <= std::chrono::steady_clock::now() &&
+         !session.queues().is_silent(creator_);
+}
+
+std::optional<SegmentLookup::Known> SegmentLookup::find_known(const Key& key) {
+  const std::lock_guard lock(mutex_);
+  const auto at = known_.find(key);
+  if (at == known_.end()) return {};
+  remember_last(key, at->second);
+  return at->second;
+}
+
+void SegmentLookup::remember(const Key& key, const Known& known) {
+  const std::lock_guard lock(mutex_);
+  if (known_.size() == kMostKnown) forget_most();
+  Known& before = known_[key];
+  if (known.is_unkept && !before.is_unkept) unkept_.fetch_add(1, std::memory_order_relaxed);
+  if (!known.is_unkept && before.is_unkept) unkept_.fetch_sub(1, std::memory_order_relaxed);
+  before = known;
+  remember_last(key, known);
+}
+
+/// REQUIRES: mutex_. Most are of segments that are gone. Those that are counted stay, or are counted no more.
+void SegmentLookup::forget_most() noexcept {
+  std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
+  if (known_.size() < kMostKnown) return;
+  unkept_.store(0, std::memory_order_relaxed);
+  known_.clear();
+}
+
+/// REQUIRES: mutex_.
+void SegmentLookup::remember_last(const Key& key, const Known& known) noexcept {
+  if (known.is_settled() && known.index != kWholeHandle)
+    last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.epoch, known.index);
+}
+
+void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known) {
+  constexpr std::chrono::seconds kOutOfReach{10};
+  const Retention retention = session.queues().retain(tensor.block(), creator_, directory_.queue());
+  point("queue.put.deposited");
+  const bool is_retained = retention == Retention::retained;
+  const bool is_needless = retention == Retention::not_needed;
+  known.is_unkept = !is_needless && (!is_retained || is_weak(kind));
+  known.ask_again = TimePoint::max();
+  if (retention == Retention::pending) known.ask_again = TimePoint::min();
+  if (retention == Retention::unreachable) known.ask_again = std::chrono::steady_clock::now() + kOutOfReach;
+  if (is_retained || is_needless) rely_on_creator(session);
+}
+
+/// This process holds the memory, and is named as its maker in the entry; receivers ask the creator by themselves.
+void SegmentLookup::enter(const SegmentRef& segment, Access access, TimePoint deadline, Known& known) {
+  ring_.exclusively(deadline, [&] {
+    known.index = directory_.append(segment, access).value_or(kWholeHandle);
+    known.epoch = directory_.epoch();
+  });
+}
+
+void SegmentLookup::reset() noexcept {
+  const std::lock_guard lock(mutex_);
+  known_.clear();
+  last_.forget();
+  relied_on_ = nullptr;
+  relied_on_once_.clear();
+  unkept_ = 0;
+}
+
+}  // namespace onecopy

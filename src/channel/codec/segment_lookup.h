@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "channel/codec/item.h"
+#include "channel/codec/segment_directory.h"
+#include "onecopy/memory/tensor.h"
+#include "share/session.h"
+
+namespace onecopy {
+
+/// The entry of the directory that was looked up last, for readers that take no lock.
+/// Thread safety: find() may be called by any thread, remember() by one thread at a time.
+class LastLookup {
+ public:
+  std::optional<std::uint16_t> find(std::uint64_t keeper, std::uint32_t segment, Access access,
+                                    std::uint32_t epoch) const noexcept {
+    const std::uint32_t version = version_.load();
+    const bool same = keeper_.load() == keeper && segment_.load() == segment && access_.load() == access &&
+                      epoch_.load() == epoch;
+    const std::uint16_t index = index_.load();
+    if (!same || (version & 1) != 0 || version_.load() != version) return std::nullopt;
+    return index;
+  }
+  void remember(std::uint64_t keeper, std::uint32_t segment, Access access, std::uint32_t epoch,
+                std::uint16_t index) noexcept {
+    version_.fetch_add(1);
+    keeper_.store(keeper);
+    segment_.store(segment);
+    access_.store(access);
+    epoch_.store(epoch);
+    index_.store(index);
+    version_.fetch_add(1);
+  }
+  void forget() noexcept { remember(0, 0, Access::read_only, 0, 0); }
+
+ private:
+  std::atomic<std::uint32_t> version_{0};  ///< odd while the rest is being written
+  std::atomic<std::uint64_t> keeper_{0};   ///< its serial()
+  std::atomic<std::uint32_t> segment_{0};
+  std::atomic<Access> access_{Access::read_only};
+  std::atomic<std::uint16_t> index_{0};
+  std::atomic<std::uint32_t> epoch_{0};
+};
+
+/// The indices, in a queue's directory, of the segments of tensors that this process puts. A segment that has none is
+/// entered; the queue's creator is asked once to retain it.
+///
+/// Thread safety: all members may be called concurrently.
+/// Invariant: unkept() counts the known segments that the creator does not retain.
+class SegmentLookup {
+ public:
+  /// How far a lookup may go.
+  struct Limits {
+    TimePoint deadline;
+    bool may_ask = true;  ///< the creator
+  };
+
+  SegmentLookup(Ring& ring, SegmentDirectory& directory, const ProcessId& creator) noexcept
+      : ring_(ring), directory_(directory), creator_(creator) {}
+
+  const SegmentDirectory& directory() const noexcept { return directory_; }
+  /// The index of the tensor's segment, kWholeHandle while the directory has no room: one of `epoch`, or of the epoch
+  /// that this call has begun. Empty when the creator would have to be asked and may not. Throws what Ring::exclusively()
+  /// throws. REQUIRES: `keeper` is shared_keeper() of the tensor, `segment` its segment.
+  std::optional<std::uint16_t> index_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
+                                        std::uint32_t segment, const Limits& limits, std::uint32_t epoch);
+
+  /// Segments that the creator does not keep, as far as is known.
+  std::uint64_t unkept() const noexcept { return unkept_.load(std::memory_order_relaxed); }
+
+  // Around a fork. A forked child forgets what its parent has asked for.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
+  void reset() noexcept;
+
+ private:
+  /// The keeper's serial(), the segment, how it is put.
+  using Key = std::tuple<std::uint64_t, std::uint32_t, Access>;
+  /// True once the connection to the creator has ended.
+  using ConnectionEnd = std::shared_ptr<const std::atomic<bool>>;
+  struct Known {
+    std::uint16_t index = kWholeHandle;      ///< in the directory
+    std::uint32_t epoch = UINT32_MAX;        ///< in which it has that index
+    bool is_unkept = false;                  ///< and counted
+    TimePoint ask_again = TimePoint::max();  ///< the creator, once it is not silent
+    bool is_settled() const noexcept { return ask_again == TimePoint::max(); }
+  };
+
+  bool has_index(const Known& known, std::uint32_t epoch) const noexcept;
+  std::optional<Known> find_known(const Key& key);
+  void remember(const Key& key, const Known& known);
+  void forget_most() noexcept;
+  void remember_last(const Key& key, const Known& known) noexcept;
+  void rely_on_creator(Session& session);
+  bool has_lost_creator() const noexcept;
+  void doubt_deposits() noexcept;
+  bool must_ask(Session& session, const Known& known) const;
+  void ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known);
+  void enter(const SegmentRef& segment, Access access, TimePoint deadline, Known& known);
+
+  Ring& ring_;
+  SegmentDirectory& directory_;
+  const ProcessId creator_;
+  std::mutex mutex_;
+  std::map<Key, Known> known_;
+  LastLookup last_;  ///< written under mutex_; of what is settled only
+  /// Over this connection the creator was asked to keep what is settled; null when it keeps nothing for us.
+  std::atomic<const std::atomic<bool>*> relied_on_{nullptr};
+  std::vector<ConnectionEnd> relied_on_once_;  ///< those it was, and is; under mutex_
+  std::atomic<std::uint64_t> unkept_{0};
+};
+
+}  // namespace onecopy

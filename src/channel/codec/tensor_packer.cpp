@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/codec/tensor_packer.h"
+
+#include "channel/codec/tensor_order.h"
+
+namespace onecopy {
+
+std::optional<Manifest> TensorPacker::pack(Session& session, std::span<const Tensor> tensors, Stream stream,
+                                           const Limits& limits) {
+  std::optional<Manifest> manifest = pack_unordered(session, tensors, limits, lookup_.directory().epoch());
+  if (manifest) manifest->order = order_of(session, tensors, stream);
+  return manifest;
+}
+
+std::optional<Manifest> TensorPacker::pack_unordered(Session& session, std::span<const Tensor> tensors,
+                                                     const Limits& limits, std::uint32_t epoch) {
+  std::optional<Manifest> manifest(std::in_place, epoch, tensors.size());
+  for (const Tensor& tensor : tensors)
+    if (!add(session, tensor, limits, *manifest)) return std::nullopt;
+  return manifest;
+}
+
+/// False when the creator may not be asked.
+bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& limits, Manifest& manifest) {
+  SharedKeeper& keeper = shared_keeper(tensor, "put");
+  const BlockSpot spot = session.locate(keeper, tensor);
+  const std::optional<std::uint16_t> index =
+      lookup_.index_of(session, tensor, keeper, spot.info.segment, limits, manifest.epoch());
+  if (!index) [[unlikely]]
+    return false;
+  Manifest::Row& out = manifest.add();
+  out.block_size = spot.info.size;
+  out.row.segment = *index;
+  if (*index == kWholeHandle) [[unlikely]] {
+    out.handle = encode(session.share(tensor).fields());
+    out.row.handle = out.handle;
+    return true;
+  }
+  out.row.generation = spot.info.generation;
+  out.row.tensor_offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
+  out.row.block = spot.info.number;
+  out.row.layout = tensor.layout();
+  return true;
+}
+
+void TensorPacker::prepare(Session& session, std::span<const Tensor> tensors, TimePoint deadline) {
+  for (const Tensor& tensor : tensors) {
+    SharedKeeper& keeper = shared_keeper(tensor, "put");
+    lookup_.index_of(session, tensor, keeper, session.locate(keeper, tensor).info.segment, {deadline},
+                     lookup_.directory().epoch());
+  }
+}
+
+}  // namespace onecopy

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "channel/codec/tensor_unpacker.h"
+
+#include "onecopy/core/error.h"
+
+namespace onecopy {
+namespace {
+
+/// Bytes that the row's tensor reaches, from the start of its block.
+std::uint64_t reach(const ItemRow& row) {
+  std::uint64_t end = 0;
+  if (__builtin_add_overflow(row.tensor_offset, row.layout.extent_bytes(), &end) || end > INT64_MAX)
+    throw Error(ErrorCode::bad_handle, "a tensor in this queue reaches beyond any memory");
+  return end;
+}
+
+HandleFields fields_of(const ItemRow& row, const SegmentDirectory::Entry& entry) {
+  HandleFields fields;
+  fields.owner = entry.segment.owner;
+  fields.maker = entry.segment.maker;
+  fields.segment = entry.segment.number;
+  fields.kind = entry.segment.kind;
+  fields.device_type = device_type(entry.segment.kind);
+  fields.device = entry.segment.device;
+  fields.segment_size = entry.segment.size;
+  fields.block = row.block;
+  fields.generation = row.generation;
+  fields.storage_size = reach(row);
+  fields.tensor_offset = row.tensor_offset;
+  fields.flags = entry.access == Access::read_only ? kHandleIsReadOnly : 0;
+  fields.layout = row.layout;
+  return fields;
+}
+
+}  // namespace
+
+TensorUnpacker::TensorUnpacker(const SegmentDirectory& directory, const Holders& holders)
+    : directory_(directory),
+      holders_(holders),
+      open_segments_(Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment))) {}
+
+void TensorUnpacker::reset(const ProcessId& parent) {
+  holders_[1] = parent;
+  open_segments_ = Mapping::anonymous(SegmentDirectory::kIndices * sizeof(OpenSegment));
+  owners_.clear();
+}
+
+void TensorUnpacker::unpack(Session& session, ItemReader& item, UnpackedTensors& tensors) {
+  read(item, tensors, [&](const ItemRow& row) { return open(session, row); });
+}
+
+bool TensorUnpacker::try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors) {
+  return read(item, tensors, [&](const ItemRow& row) { return try_open(session, row); });
+}
+
+/// False as soon as one of the tensors did not open.
+template <class Open>
+bool TensorUnpacker::read(ItemReader& item, UnpackedTensors& tensors, Open&& open) {
+  for (std::size_t i = 0; i < item.head().rows; ++i) {
+    Tensor tensor = open(item.next_row());
+    if (!tensor) return false;
+    tensors.add(std::move(tensor));
+  }
+  tensors.order = item.order();
+  for (const ItemPoint& p : tensors.order.points)
+    if (p.row != kNoRow && tensors.row(p.row).device() == kCpu)
+      throw Error(ErrorCode::bad_handle, "memory of the host that waits for a stream");
+  return true;
+}
+
+Tensor TensorUnpacker::try_open(Session& session, const ItemRow& row) {
+  if (row.segment == kWholeHandle) return {};
+  return session.try_open(open_segment(row.segment), directory_.epoch_of(row.segment),
+                          {row.block, row.generation}, row.tensor_offset, reach(row), row.layout);
+}
+
+Tensor TensorUnpacker::open(Session& session, const ItemRow& row) {
+  if (row.segment == kWholeHandle) {
+    const HandleFields fields = decode_handle(row.handle);
+    return session.open(fields, fields.is_read_only() ? Access::read_only : Access::read_write, holders_);
+  }
+  if (Tensor tensor = try_open(session, row)) return tensor;
+  return open_entry(session, row);
+}
+
+Tensor TensorUnpacker::open_entry(Session& session, const ItemRow& row) {
+  const SegmentDirectory::Entry entry = directory_.read(row.segment);
+  const HandleFields fields = fields_of(row, entry);
+  Tensor tensor = session.open(fields, entry.access, holders_);
+  keep_for_good(session.note(open_segment(row.segment), entry.epoch, fields, entry.access, tensor.device(),
+                             holders_));
+  return tensor;
+}
+
+void TensorUnpacker::keep_for_good(std::shared_ptr<const void> owner) {
+  if (!owner) return;
+  const std::lock_guard lock(owners_mutex_);
+  owners_.insert(std::move(owner));
+}
+
+}  // namespace onecopy

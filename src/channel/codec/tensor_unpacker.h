@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <array>
+#include <memory>
+#include <mutex>
+#include <set>
+
+#include "channel/codec/item.h"
+#include "channel/codec/segment_directory.h"
+#include "channel/codec/unpacked_tensors.h"
+#include "os/mapping.h"
+#include "share/session.h"
+
+namespace onecopy {
+
+/// Claims and opens the tensors that the rows of one queue's items name. Segments stay open from one item to the next.
+///
+/// Thread safety: all members may be called concurrently, but for reset().
+class TensorUnpacker {
+ public:
+  /// Processes that are asked for memory which an item's owner and its putter do not have: the queue's creator, and the
+  /// process whose handle named the queue.
+  using Holders = std::array<ProcessId, 2>;
+
+  TensorUnpacker(const SegmentDirectory& directory, const Holders& holders);
+
+  /// Takes all rows and the order from the reader. Throws bad_handle, and what opening throws.
+  void unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
+  /// As unpack(), without a question to another process; false as soon as a row would take one.
+  bool try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
+
+  // Around a fork.
+  void lock() { owners_mutex_.lock(); }
+  void unlock() { owners_mutex_.unlock(); }
+  /// In a forked child, whose peers are others, and which has the queue from its parent.
+  void reset(const ProcessId& parent);
+
+ private:
+  template <class Open>
+  static bool read(ItemReader& item, UnpackedTensors& tensors, Open&& open);
+  Tensor try_open(Session& session, const ItemRow& row);
+  Tensor open(Session& session, const ItemRow& row);
+  Tensor open_entry(Session& session, const ItemRow& row);
+  /// Other threads may be looking at an owner that no segment names any more.
+  void keep_for_good(std::shared_ptr<const void> owner);
+  OpenSegment& open_segment(std::uint16_t index) const noexcept {
+    return open_segments_.as<OpenSegment>()[index];
+  }
+
+  const SegmentDirectory& directory_;
+  Holders holders_;
+  Mapping open_segments_;  ///< by index in the directory
+  std::mutex owners_mutex_;
+  std::set<std::shared_ptr<const void>> owners_;  ///< those that open segments name, or have named
+};
+
+}  // namespace onecopy
