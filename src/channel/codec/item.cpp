@@ -12,7 +12,7 @@
 namespace onecopy {
 namespace {
 
-/// What every row begins with.
+/// The first bytes of every row.
 struct RowStart {
   std::uint64_t generation_and_form;  ///< {generation:62, form:2}
   std::uint64_t tensor_offset;
@@ -34,7 +34,7 @@ enum Form : std::uint64_t { narrow = 0, wide = 1, strided = 2 };
 
 std::size_t dim_bytes(std::uint64_t form) noexcept { return form == narrow ? 4 : form == wide ? 8 : 16; }
 
-/// Strides are left out only when the reader makes the very same ones.
+/// Strides are left out only if the reader makes equal ones.
 Form form_of(const Layout& layout) noexcept {
   const auto shape = layout.shape();
   const auto strides = layout.strides();
@@ -85,7 +85,7 @@ void check(const ItemOrder& order, std::uint16_t rows) {
       refuse_item(fmt::format("waits for value {} of its tensor {}'s stream", point.value, point.row));
 }
 
-/// The checks of offsets against the block are left to whoever knows its size.
+/// The caller, which knows the block's size, checks offsets against it.
 Layout read_layout(std::int64_t row, const RowStart& start, std::uint64_t form, const std::byte* dims) {
   const Subject subject{"tensor", row};
   if (form == strided)

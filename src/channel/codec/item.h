@@ -23,7 +23,7 @@ struct ItemHead {
 };
 static_assert(sizeof(ItemHead) == 12);
 
-/// The only row names a block of bytes, and the item is what is in it.
+/// The only row names a block of bytes, which hold the item.
 inline constexpr std::uint8_t kItemIsElsewhere = 1;
 /// It was put as a tensor, not as a message.
 inline constexpr std::uint8_t kItemIsOneTensor = 2;
@@ -31,7 +31,7 @@ inline constexpr std::uint8_t kItemIsOneTensor = 2;
 inline constexpr std::uint8_t kItemIsOrdered = 4;
 inline constexpr std::uint8_t kKnownItemFlags = 7;
 
-/// In place of a row: the item has no tensors on devices, and what is done after it was got comes after these points.
+/// In place of a row: the item has no tensors on devices, and the getter's later work comes after these points.
 inline constexpr std::uint32_t kNoRow = 0xffff'ffff;
 /// More devices than one process has.
 inline constexpr std::uint32_t kMostValuePoints = 128;
@@ -57,12 +57,12 @@ struct ItemPoint {
 };
 static_assert(sizeof(ItemPoint) == 16);
 
-/// What streams have to wait for before they touch an item's tensors; nothing when there are no points.
+/// The points that streams wait for before they touch an item's tensors; empty if there are none.
 struct ItemOrder {
   ProcessId putter{};
   std::vector<ItemPoint> points;  ///< one a device
 
-  /// Are the points about no tensors, but about whatever the getter does next?
+  /// Are the points about no tensors, but about the getter's next work?
   bool is_of_values() const noexcept { return !points.empty() && points.front().row == kNoRow; }
 };
 
@@ -73,8 +73,8 @@ std::size_t encoded_size(const ItemRow& row) noexcept;
 /// Writes encoded_size(row) bytes; returns the end.
 std::byte* encode(const ItemRow& row, std::byte* out) noexcept;
 
-/// Reads an item that other processes may be changing meanwhile: every byte is read once and checked
-/// before it is used. All members throw bad_handle.
+/// Reads an item that other processes may be changing meanwhile: every byte is read once and checked before it is
+/// used. All members throw bad_handle.
 class ItemReader {
  public:
   explicit ItemReader(ByteSpan item);

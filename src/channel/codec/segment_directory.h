@@ -11,14 +11,13 @@
 
 namespace onecopy {
 
-/// The segments that rows of a queue's items lie in, each named once and by its index from then on; and what its
-/// creator has said of the queue. It lies in the ring's extra bytes.
+/// The segments that rows of a queue's items lie in, each named once and by its index from then on; and the creator's
+/// description of the queue. It lies in the ring's extra bytes.
 ///
-/// The directory has two halves of kHalf entries. Entries are appended to one half; when that is full, the other is
+/// The directory has two halves of kHalf entries. Entries are appended to one half. When that is full, the other is
 /// begun again, once all items that were put before it was left have been taken. Each beginning is an epoch.
 ///
-/// Thread safety: all members may be called concurrently, append() inside Ring::exclusively().
-/// Invariants:
+/// Thread safety: all members may be called concurrently, append() inside Ring::exclusively(). Invariants:
 ///  - An item's rows name entries of the epoch in which it is put, which the putter checks under the producers' lock.
 ///  - So entries that the item at the head names stay as they are until it is taken.
 ///  - An entry or an epoch exists from one store on, so the death of an appender needs no repair.
@@ -40,14 +39,14 @@ class SegmentDirectory {
   void describe(std::uint64_t queue, bool sleeps);
 
   std::uint32_t epoch() const noexcept { return epoch_in(state().load(std::memory_order_acquire)); }
-  /// Would append() find room? It may not any more a moment later.
+  /// Would append() find room? That may change a moment later.
   bool has_room() const noexcept;
-  /// The new entry's index in epoch(), which may be another one than before; nothing when there is no room. Throws
+  /// The new entry's index in epoch(), which may be another one than before; empty if there is no room. Throws
   /// out_of_memory. REQUIRES: the producers' lock.
   std::optional<std::uint16_t> append(const SegmentRef& segment, Access access);
   /// The epoch that the entry of this index is of now.
   std::uint32_t epoch_of(std::uint16_t index) const noexcept;
-  /// Throws bad_handle when there is no such entry or it contradicts itself.
+  /// Throws bad_handle if there is no such entry or it contradicts itself.
   Entry read(std::uint16_t index) const;
 
   static constexpr std::uint32_t kHalf = 32'767;

@@ -23,7 +23,7 @@ std::vector<DeviceStream> on_each(const std::vector<Device>& devices, Stream str
   return streams;
 }
 
-/// Those of the scope have work, or nobody would have named them.
+/// The streams of the scope have work: the caller names no others.
 std::vector<DeviceStream> streams_with_work(Session& session, Stream stream) {
   if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
     return {scope->streams().begin(), scope->streams().end()};
@@ -41,7 +41,8 @@ std::vector<DeviceStream> streams_with_work(Session& session, Stream stream) {
   return streams;
 }
 
-/// A device that fails just now must not keep a process from saying so; of a captured stream nothing is done now.
+/// A device that fails just now must not keep a process from reporting that; work of a captured stream is not done
+/// now.
 TimelinePoint mark_or_leave(Session& session, const DeviceStream& at) {
   try {
     return session.streams().mark(at.device, at.stream);
@@ -53,7 +54,7 @@ TimelinePoint mark_or_leave(Session& session, const DeviceStream& at) {
   }
 }
 
-/// Where the getter's streams are. Nothing: one of several devices has it, and only the driver knows which.
+/// The streams of the getter. Empty if one of several devices has the stream, and only the driver knows which.
 std::optional<std::vector<DeviceStream>> streams_to_wait(Session& session, Stream stream) {
   if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
     return std::vector<DeviceStream>(scope->streams().begin(), scope->streams().end());

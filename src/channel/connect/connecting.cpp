@@ -15,7 +15,7 @@
 
 namespace onecopy {
 
-/// What the listener says is one row of bytes, of which more is there with every call.
+/// The listener's words are one row of bytes, and each call receives more of it.
 struct Connecting::State {
   State(std::string a, ByteSpan k) : address(std::move(a)), key(k.begin(), k.end()) {}
   std::optional<Pipe> finish(TimePoint deadline);
@@ -51,9 +51,9 @@ std::optional<Pipe> Connecting::State::finish(TimePoint deadline) {
   }
 }
 
-/// A listener with too many clients drops those that took long to prove themselves.
+/// A listener with too many clients drops clients that took long to prove themselves.
 bool Connecting::State::was_dropped() const {
-  constexpr int kMostTurns = 20;  // a listener that drops all is not one
+  constexpr int kMostTurns = 20;  // a listener that drops all clients is none
   return is_greeted && heard.size() == sizeof(handshake::Greeting) && turns < kMostTurns;
 }
 
@@ -101,7 +101,7 @@ void Connecting::State::check_user() const {
           address, peer->uid, ::geteuid()));
 }
 
-/// False when the deadline came before so many bytes.
+/// Returns false if the deadline came before so many bytes.
 bool Connecting::State::hear(std::size_t bytes, TimePoint deadline) {
   while (heard.size() < bytes) {
     pollfd readable{socket.fd(), POLLIN, 0};

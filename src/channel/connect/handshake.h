@@ -16,7 +16,7 @@
 #include "os/random.h"
 #include "os/stream_socket.h"
 
-/// What a listener and its client say to each other until they have a pipe. Both prove that they know the key.
+/// The messages between a listener and its client until they have a pipe. Both prove that they know the key.
 namespace onecopy::handshake {
 
 using std::chrono::milliseconds;

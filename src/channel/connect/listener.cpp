@@ -24,11 +24,10 @@ namespace {
 
 /// A client has this long for its proof, and again for opening the pipe.
 constexpr std::chrono::seconds kPatience{10};
-/// One that has not proved itself is dropped after this, when others want its place.
+/// An unproved client is dropped after this time, if others want its place.
 constexpr std::chrono::milliseconds kGrace{300};
 
-/// How many clients may be there that have not proved themselves. Each has a descriptor, and the process needs some
-/// for other things.
+/// How many unproved clients are kept. Each has a descriptor, and the process needs some for other things.
 std::size_t most_unproven() noexcept {
   constexpr rlim_t kMost = 64;
   constexpr rlim_t kFewest = 4;
@@ -39,8 +38,8 @@ std::size_t most_unproven() noexcept {
 
 }  // namespace
 
-/// Clients prove themselves side by side: nobody is waited for, each is looked at when it has said all
-/// that it has to say next.
+/// Clients prove themselves side by side. The listener waits for none of them: each is looked at once its next
+/// message is complete.
 struct Listener::State {
   struct Client {
     StreamSocket socket;
@@ -74,7 +73,7 @@ struct Listener::State {
   StreamSocket socket;
   Bytes key;
   std::list<Client> clients;              ///< in the order in which they came
-  bool is_starved = false;                ///< of descriptors, and somebody waits for one
+  bool is_starved = false;                ///< short of descriptors, and a client waits for one
   std::atomic<std::uint64_t> refused{0};  ///< clients
 };
 
@@ -92,7 +91,7 @@ std::optional<Pipe> Listener::State::accept(TimePoint deadline) {
   }
 }
 
-/// Without descriptors it is left to wait: those that there are are served, or their time runs out.
+/// Without descriptors the next client is left to wait: present clients are served, or their time runs out.
 std::optional<StreamSocket> Listener::State::next_in_line() {
   try {
     is_starved = true;
@@ -105,7 +104,7 @@ std::optional<StreamSocket> Listener::State::next_in_line() {
   }
 }
 
-/// A few at a time: those that are there already are served in between.
+/// A few at a time: present clients are served in between.
 void Listener::State::accept_new() {
   constexpr int kATurn = 16;
   for (int i = 0; i < kATurn && has_room(); ++i) {
@@ -135,7 +134,7 @@ bool Listener::State::has_room() const {
   return static_cast<std::size_t>(unproven) < most_unproven();
 }
 
-/// Those that wait in the backlog may be more honest. Whoever is dropped too early comes again (Connecting).
+/// Clients that wait in the backlog may be more honest. A client that is dropped too early comes again (Connecting).
 void Listener::State::make_room() {
   if (has_room() && !is_starved) return;
   const TimePoint now = std::chrono::steady_clock::now();
@@ -148,7 +147,7 @@ TimePoint Listener::State::next_room() const {
   return oldest == clients.end() ? kForever : oldest->since + kGrace;
 }
 
-/// Until something happens; false when the deadline has passed.
+/// Waits for an event; returns false if the deadline has passed.
 bool Listener::State::wait(TimePoint deadline) {
   constexpr std::chrono::milliseconds kSlice{100};
   const std::chrono::milliseconds left = handshake::whole_ms_left(deadline, kSlice);
@@ -191,7 +190,8 @@ std::optional<Pipe> Listener::State::serve(Client& client) {
   return std::move(client.ours);
 }
 
-/// Takes what has come, so that a part of a message wakes nobody again. True once there are `wanted` bytes.
+/// Takes the bytes that have come, so that a part of a message causes no further wake-up. Returns true once there are
+/// `wanted` bytes.
 bool Listener::State::Client::hear(std::size_t wanted) {
   while (heard_bytes < wanted) {
     const ssize_t got = ::recv(socket.fd(), heard.data() + heard_bytes, wanted - heard_bytes, MSG_DONTWAIT);

@@ -87,17 +87,17 @@ Channel& Channel::connect(const Handle& handle) {
 
 Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again(*this); }
 
-/// Whoever leaves may end at once, without any more of our code being run.
+/// The process may end at once after leaving, without any more of our code being run.
 void Channel::leave() noexcept {
   Session::settle_streams();
   ChannelRegistry::instance().leave(*this);
 }
 
-/// REQUIRES: the registry's lock: who opens the same queue again from here on opens it anew.
+/// REQUIRES: the registry's lock: a thread that opens this queue from here on opens it anew.
 void Channel::close() noexcept {
   Session* session = Session::existing();
   if (!session || session_.load() != session) return;  // a forked child that never used it
-  sender_.sent().release_taken(UINT64_MAX);            // what nobody will take
+  sender_.sent().release_taken(UINT64_MAX);            // items that will not be taken
   session->queues().remove_transit(transit_);
   session->queues().close(creator_, id_);
 }
@@ -107,7 +107,7 @@ int Channel::ready_fd() {
   return ChannelRegistry::instance().ready_fd(*this);
 }
 
-/// REQUIRES: the registry's lock, and nobody in note_change().
+/// REQUIRES: the registry's lock, and no thread in note_change().
 void Channel::forget_readiness() noexcept {
   ready_ = nullptr;
   readiness_.reset();
@@ -137,8 +137,8 @@ void Channel::settle_in(Session& session) {
   session_.store(&session, std::memory_order_release);
 }
 
-/// Tells the creator, once. It may be gone: then the queue goes on among its other users. One that could not be told
-/// is told at the next use.
+/// Tells the creator, once. If the creator is gone, the queue goes on among its other users. A creator that could not
+/// be told is told at the next use.
 void Channel::announce(Session& session) {
   if (is_announcing_.test_and_set()) return;
   try {
@@ -163,7 +163,7 @@ bool Channel::try_announce(Session& session) {
 std::optional<std::pair<std::uint64_t, std::uint64_t>> Channel::progress() const noexcept {
   try {
     return std::pair(ring_.put_count(), ring_.head());
-  } catch (const Error&) {  // a damaged ring: nobody will take anything out of it
+  } catch (const Error&) {  // a damaged ring: its items will not be taken
     return {};
   }
 }
@@ -174,8 +174,8 @@ void Channel::count_users(std::size_t others) noexcept {
   if (Session* session = session_) session->watch().request_tick();
 }
 
-/// Is somebody on its way with a handle, to whom the creator's keeping is promised? It opens that, which ends the hold,
-/// and joins afterwards. REQUIRES: the registry's lock.
+/// Is a process on its way with a handle, to which the creator's keeping is promised? It opens the handle, which ends
+/// the hold, and joins afterwards. REQUIRES: the registry's lock.
 bool Channel::is_invited() noexcept {
   Session* const session = session_;
   if (!session || creator_ != session->id()) return false;
@@ -184,14 +184,15 @@ bool Channel::is_invited() noexcept {
   return now < invited_until_;
 }
 
-/// By processes that have a Queue object. Those that keep it for its items alone do not keep it for each other.
+/// By processes that have a Queue object. Processes that keep the queue for its items alone do not keep it for each
+/// other.
 bool Channel::is_needed() noexcept {
   const bool is_over = is_alone();
   if (is_invited()) return true;
   return !is_over && (others_ != 0 || !sender_.sent().empty());
 }
 
-/// Whoever will take our items may be on its way with a handle; nobody is on its way for ever.
+/// The receiver of our items may be on its way with a handle, but not for ever.
 bool Channel::is_alone() noexcept {
   const auto now = std::chrono::steady_clock::now();
   if (is_played(ring_.fd(), Role::user)) alone_since_.reset();
@@ -215,7 +216,7 @@ bool Channel::tick() noexcept {
   return more;
 }
 
-/// Of a queue that is gone there is nothing to be lost. What is still to be taken out of it keeps it here.
+/// A queue that is gone has no items to lose. Items still to be taken out of it keep it here.
 std::uint64_t Channel::unkept() const noexcept {
   const bool is_over = queues_ == 0 || ring_.is_closed();
   return is_over && sender_.sent().empty() ? 0 : sender_.unkept();

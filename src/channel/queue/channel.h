@@ -18,9 +18,9 @@ namespace onecopy {
 
 class Session;
 
-/// One queue as this process has it open, however many Queue objects there are for it. When the last
-/// of them goes and there still are items of ours to be taken, or others who rely on the creator, the
-/// channel lives on in the background until that is over.
+/// One queue as this process has it open, with any number of Queue objects for it. When the last of them goes and
+/// items of ours are still to be taken, or others rely on the creator, the channel lives on in the background until
+/// that is over.
 ///
 /// Thread safety: all members may be called concurrently.
 class Channel {
@@ -43,8 +43,8 @@ class Channel {
   void note_change() noexcept {
     if (Readiness* readiness = ready_.load(std::memory_order_acquire)) readiness->refresh();
   }
-  /// This process, in which the channel is open; a forked child joins at its first use, and does not wait for the
-  /// creator much longer than until the deadline.
+  /// This process, in which the channel is open. A forked child joins at its first use, and waits for the creator
+  /// until the deadline and little longer.
   Session& session(TimePoint deadline = kForever) {
     Session& now = current_session();
     if (session_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
@@ -69,7 +69,7 @@ class Channel {
   void join_again(Session& session, TimePoint deadline);
   void settle_in(Session& session);
   void announce(Session& session);
-  /// False when the creator does not answer.
+  /// Returns false if the creator does not answer.
   bool try_announce(Session& session);
   std::optional<std::pair<std::uint64_t, std::uint64_t>> progress() const noexcept;
   void count_users(std::size_t others) noexcept;
@@ -77,10 +77,10 @@ class Channel {
   /// By others, although no Queue object is left here.
   bool is_needed() noexcept;
   bool is_invited() noexcept;
-  /// Are its items, and what others may still put, nobody's any more?
+  /// Will its items, and later ones of others, never be taken any more?
   bool is_alone() noexcept;
   void play_in_child() noexcept;
-  /// Lets go of what was taken. True while there is more.
+  /// Lets go of taken items. Returns true while there are more.
   bool tick() noexcept;
   TransitInfo in_transit() const;
   std::uint64_t unkept() const noexcept;
@@ -100,7 +100,8 @@ class Channel {
   std::uint64_t transit_ = 0;
   std::atomic<std::size_t> queues_{0};  ///< written under the registry's lock
   std::atomic<std::size_t> others_{0};  ///< in the creator: processes
-  /// In the creator: until then who was sent a handle may come, which is held no more since it has been opened.
+  /// In the creator: until then a process that was sent a handle may come. Its hold has ended, since the handle has
+  /// been opened.
   std::chrono::steady_clock::time_point invited_until_{};
   /// Since when no process has a Queue object of it.
   std::optional<std::chrono::steady_clock::time_point> alone_since_;

@@ -64,7 +64,7 @@ void ChannelRegistry::after_fork_in_child() noexcept {
   instance_->let_go_of_parents();
 }
 
-/// What the parent has in queues is the parent's to hold, and so is what it had left already.
+/// The parent holds its own items in queues, and so it does those that it had left already.
 void ChannelRegistry::let_go_of_parents() noexcept {
   Channels unused;
   const std::lock_guard lock(mutex_);
@@ -118,8 +118,8 @@ int ChannelRegistry::ready_fd(Channel& channel) {
   return channel.readiness_->fd();
 }
 
-/// What nobody needs; for the caller to destroy once it has no lock. True while there is what only somebody on its way
-/// needs, which time ends.
+/// Unneeded channels; the caller destroys them once it has no lock. Returns true while a channel is needed only by a
+/// process on its way, which time ends.
 bool ChannelRegistry::take_unused(Channels& unused) noexcept {
   const Session* const here = Session::existing();
   bool expects_guests = false;

@@ -19,7 +19,7 @@ constexpr std::string_view kPrefix = "onecopy-pipe:";
 constexpr std::uint32_t kPipeMagic = 0x45504950;  // "PIPE"
 constexpr std::uint16_t kPipeVersion = 1;
 
-/// What the bytes begin with; the handles of both queues follow, what end 0 sends first.
+/// The first bytes; the handles of both queues follow, the queue that end 0 sends into first.
 struct PipeHead {
   std::uint32_t magic = kPipeMagic;
   std::uint16_t version = kPipeVersion;
@@ -28,7 +28,7 @@ struct PipeHead {
 };
 static_assert(sizeof(PipeHead) == 12);
 
-/// How long a receiver sleeps before it looks whether anybody is left who could send.
+/// How long a receiver sleeps before it looks whether a sender is left.
 constexpr std::chrono::milliseconds kLookAround{100};
 
 Role role_of(unsigned end) noexcept { return end == 0 ? Role::end_0 : Role::end_1; }
@@ -50,7 +50,7 @@ TimePoint until(std::chrono::nanoseconds timeout) {
 
 struct PipeHandle::Parts {
   unsigned end;
-  std::array<Handle, 2> queues;  ///< what end 0 sends, what end 1 sends
+  std::array<Handle, 2> queues;  ///< that end 0 sends into, that end 1 sends into
   Fd played;                     ///< none when it came as bytes
 };
 
@@ -63,7 +63,7 @@ struct Pipe::End {
   const Fd& file() const noexcept { return queues[0]->ring().fd(); }
   Channel& out() const noexcept { return *queues[number]; }
   Channel& in() const noexcept { return *queues[1 - number]; }
-  /// Closes both queues for everybody once one end has nobody left. False also while a process that is stopped keeps
+  /// If no process has one end any more, closes both queues for all. Returns false also while a stopped process keeps
   /// a queue's lock.
   bool close_if_deserted() const;
   template <class Item>
@@ -77,7 +77,7 @@ struct Pipe::End {
   std::atomic<std::uint32_t> sent{0};
 };
 
-/// use(); what a closed ring says of its queue is said of the pipe.
+/// use(); an error of a closed ring names the pipe, not its queue.
 template <class Use>
 auto in_words_of_pipes(Use&& use) {
   try {
@@ -90,7 +90,7 @@ auto in_words_of_pipes(Use&& use) {
 
 template <class Item>
 void Pipe::End::send(const Item& item, Stream stream) {
-  constexpr std::uint32_t kLookEvery = 16;  // at a dead receiver nobody else would
+  constexpr std::uint32_t kLookEvery = 16;  // no other sender would look at a dead receiver
   if (sent.fetch_add(1, std::memory_order_relaxed) % kLookEvery == 0) close_if_deserted();
   in_words_of_pipes([&] { out().sender().put(out().session(), item, kForever, stream); });
 }
@@ -107,7 +107,7 @@ bool Pipe::End::close_if_deserted() const {
   return true;
 }
 
-/// If we were the last, the others need not wait until they look around.
+/// If this was the last holder, the others need not wait until they look around.
 Pipe::End::~End() {
   played.reset();
   if (is_played(file(), role_of(number))) return;
@@ -117,9 +117,9 @@ Pipe::End::~End() {
   }
 }
 
-/// take(deadline), with a look around whenever nothing came for a while. What a dying process had sent
-/// was there before it was gone, so the last look for messages comes after that. A process that is stopped, and
-/// keeps the queue's lock or does not answer, is waited for like a message.
+/// take(deadline), with a look around whenever no message came for a while. A dying process's messages were there
+/// before it was gone, so the last look for messages comes after that. A stopped process that keeps the queue's lock
+/// or does not answer is waited for like a message.
 template <class Take>
 auto Pipe::End::take(TimePoint deadline, Take&& take) const {
   const auto take_until = [&](TimePoint pause) -> decltype(take(pause)) {

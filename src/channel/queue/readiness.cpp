@@ -61,7 +61,7 @@ void Readiness::start_again() noexcept {
     start();
   } catch (const std::exception& error) {
     log_warning(error.what());
-    event_.set();  // whoever waits for it tries, and waits for the queue itself
+    event_.set();  // a reader tries, and waits for the queue itself
   }
 }
 
@@ -74,7 +74,7 @@ void Readiness::refresh() noexcept {
   }
 }
 
-/// True when it has become unreadable.
+/// Returns true if it has become unreadable.
 bool Readiness::refresh_locked() {
   bool drained = false;
   while (ring_.is_ready() != readable_) {
@@ -99,7 +99,7 @@ void Readiness::run() noexcept {
 void Readiness::watch() {
   Duration pause = kFirstLook;
   while (!stopping_) {
-    const bool closed = ring_.is_closed();  // before the look: who closes after it wakes us
+    const bool closed = ring_.is_closed();  // before the look: a closer after it wakes this thread
     refresh();
     if (closed) return;  // readable for ever
     if (ring_.is_ready()) {

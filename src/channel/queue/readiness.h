@@ -14,12 +14,12 @@ namespace onecopy {
 
 /// A descriptor for select, poll and epoll that is readable while a ring has an item or is closed.
 ///
-/// A thread of its own sleeps on the ring as a getter does, so putters pay what a getter costs them,
-/// and nothing while the ring has items; then it looks now and then whether others have emptied it.
-/// Users of this process say when they have taken or put something, which is quicker.
+/// A thread of its own sleeps on the ring as a getter does, so putters pay for it as for a getter. While the ring has
+/// items, it costs putters nothing: the thread looks from time to time whether others have emptied the ring. Users of
+/// this process report their puts and gets, which is quicker.
 ///
-/// Thread safety: all members may be called concurrently, but for the fork ones and the destructor.
-/// Invariant: the descriptor is made unreadable only under mutex_, and the ring is looked at after that.
+/// Thread safety: all members may be called concurrently, but for the fork ones and the destructor. Invariant: the
+/// descriptor is made unreadable only under mutex_, and the ring is looked at after that.
 class Readiness {
  public:
   /// Throws out_of_descriptors, out_of_memory.
@@ -27,7 +27,7 @@ class Readiness {
   ~Readiness();
 
   int fd() const noexcept { return event_.fd(); }
-  /// Makes the descriptor say what is true now.
+  /// Makes the descriptor show the present state.
   void refresh() noexcept;
 
   /// Before a fork and at exit: ends the thread. start_again() resumes.

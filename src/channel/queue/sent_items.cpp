@@ -7,7 +7,7 @@
 namespace onecopy {
 namespace {
 
-/// What is put can be opened elsewhere, so its keeper is one of ours.
+/// Its items can be opened elsewhere, so its keeper is one of ours.
 SharedKeeper& shared(BlockKeeper* keeper) { return static_cast<SharedKeeper&>(*keeper); }
 
 }  // namespace
@@ -40,7 +40,7 @@ bool SentItems::ends_with(std::span<const BlockRef> blocks) const noexcept {
   return last.keeper == blocks.front().keeper() && last.number == blocks.front().number();
 }
 
-/// Returns where the next ones go. Until publish() they do not count.
+/// Returns the place of the next ones. They do not count until publish().
 SentItems::Cursor SentItems::write(std::uint64_t position, std::span<const BlockRef> blocks) {
   Cursor end = write_;
   for (const BlockRef& block : blocks) {
@@ -75,7 +75,7 @@ void SentItems::release_before(std::uint64_t head, std::size_t keep,
   do {
     if (!lock) lock.lock();
     count = take_out(head, keep, taken);
-    lock.unlock();  // nobody should wait for what the keepers do now
+    lock.unlock();  // no thread should wait for the keepers' work now
     const std::span some(taken.data(), count);
     for (const Sent& item : some) shared(item.keeper).end_transit(item.number);
     release(some);
@@ -110,7 +110,7 @@ std::size_t SentItems::take_out(std::uint64_t head, std::size_t keep, std::span<
   return count;
 }
 
-/// Null when there is none.
+/// Null if there is none.
 const SentItems::Sent* SentItems::oldest() const noexcept {
   if (empty()) return nullptr;
   const Chunk& chunk = *read_.chunk;

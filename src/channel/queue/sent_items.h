@@ -15,11 +15,11 @@
 
 namespace onecopy {
 
-/// What this process has put into one queue and nobody has taken yet. It keeps the blocks until then.
+/// The items that this process has put into one queue and that are not taken yet. It keeps their blocks until then.
 ///
-/// Thread safety: all members may be called concurrently; push() by one thread at a time, in the order
-/// of positions (the ring's lock for producers sees to that). So push() takes no lock: a putter writes
-/// behind put_, whoever releases reads before it.
+/// Thread safety: all members may be called concurrently. REQUIRES: push() by one thread at a time, in the order of
+/// positions, as under the ring's lock for producers. So push() takes no lock: a putter writes behind put_, and a
+/// releaser reads before it.
 class SentItems {
  public:
   /// `channel` is the queue's number.
@@ -36,12 +36,12 @@ class SentItems {
   /// Whether the last item kept is this one block: keeping it once more takes no more memory. Under the ring's
   /// lock for producers, as push().
   bool ends_with(std::span<const BlockRef> blocks) const noexcept;
-  /// Lets go of the items before `head`. True while there are others. The watch thread does not wait
-  /// for another thread's work: it would hold up a fork.
+  /// Releases the items before `head`. Returns true while there are others. The watch thread does not wait for
+  /// another thread's work: it would hold up a fork.
   bool release_taken(std::uint64_t head, bool may_wait = true) noexcept;
   enum class Blocks : std::uint8_t { borrowed, own, large };
-  /// The same for some, if there is reason to look. Small own blocks stay a little longer: by then
-  /// whoever sent them on has let go too, and they are free at once, without a time in limbo.
+  /// release_taken() for some items, if there is reason to look. Small own blocks stay a little longer: by then the
+  /// process that sent them on has let go too, and they are free at once, without a time in limbo.
   template <class Head>
   void release_some(Blocks blocks, Head&& head) noexcept {
     const std::size_t keep = blocks == Blocks::own ? kMany : 0;
@@ -54,7 +54,7 @@ class SentItems {
   /// Blocks and age, for listings.
   TransitInfo info(std::string where) const;
 
-  // Around a fork. A child holds nothing: its parent does. What a putter was about to push is nobody's.
+  // Around a fork. A child holds nothing: its parent does. Items that a putter was about to push are dropped.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
   void clear() noexcept;
@@ -64,7 +64,7 @@ class SentItems {
   static constexpr std::size_t kManyLarge = 3;  ///< so that at most every other put disturbs the getter
   static constexpr std::size_t kAtOnce = 32;
 
-  /// A reference without an owner: what lies in a chunk is not released with it.
+  /// A reference without an owner: a chunk does not release the references in it.
   struct Sent {
     std::uint64_t position;
     BlockKeeper* keeper;
@@ -99,7 +99,7 @@ class SentItems {
   Cursor write_;
   std::atomic<std::size_t> put_{0};  ///< blocks ever
 
-  // Of those who hold the mutex.
+  // Of threads that hold the mutex.
   mutable std::mutex mutex_;
   Cursor read_;
   std::atomic<std::size_t> taken_{0};

@@ -18,7 +18,7 @@ namespace onecopy {
 using std::chrono::nanoseconds;
 
 bool may_do_smaller(const Error& error) noexcept {
-  constexpr std::size_t kMappingsOfAQueue = 8;  // at most, with what is mapped at first use
+  constexpr std::size_t kMappingsOfAQueue = 8;  // at most, with mappings made at first use
   const bool is_lack_of_room =
       error.code() == ErrorCode::out_of_memory || error.code() == ErrorCode::out_of_mappings;
   return is_lack_of_room && has_room_for_mappings(kMappingsOfAQueue);
@@ -56,7 +56,7 @@ Fd make_largest_range(const RingOptions& options) {
   }
 }
 
-/// How long it was until what was waited for came; long when the deadline came first.
+/// How long a wait was; long if the deadline came first.
 nanoseconds length_of_sleep(TimePoint asleep, TimePoint deadline) {
   const TimePoint now = std::chrono::steady_clock::now();
   return now < deadline ? now - asleep : kSleepSlice;
@@ -138,7 +138,7 @@ std::uint64_t Ring::settled_tail() {
   const std::uint64_t intent = producers.intent.load(std::memory_order_relaxed);
   if (intent == tail) return tail;
   if (intent != tail + 1) RingChunks::throw_damaged("tail", tail);
-  // A producer died, or gave up, around its commit. Its stamp says which side of it.
+  // A producer died, or gave up, around its commit. Its stamp tells on which side of it.
   const RingSlot* slot = chunks_.find(tail);
   if (!slot || slot->stamp.load() != intent) return tail;
   producers.tail.store(intent, std::memory_order_release);
@@ -251,7 +251,7 @@ void Ring::trim() {
   trim_locked();
 }
 
-/// The tail first: a chunk that is given back has no stamps any more to tell whether a dead producer's item was put.
+/// The tail first: the stamps of a returned chunk do not tell any more whether a dead producer's item was put.
 void Ring::trim_locked() {
   settled_tail();
   chunks_.trim(head(), RingChunks::kKeep);

@@ -24,7 +24,7 @@ struct RingOptions {
   std::uint64_t range = 4ULL << 30;  ///< address space for items; halved while RLIMIT_AS refuses
 };
 
-/// May a ring of a smaller range do after this failure? Not when there is no room for mappings of any size.
+/// May a ring of a smaller range succeed after this failure? Not if there is no room for mappings of any size.
 bool may_do_smaller(const Error& error) noexcept;
 
 /// An item while its getter decides. `bytes` point into shared memory and are valid until then.
@@ -35,72 +35,70 @@ struct RingItem {
 
 enum class Taken : std::uint8_t {
   yes,
-  deferred,  ///< the getter did not want it now; it stays the first
+  deferred,  ///< the getter does not want it now; it stays the first
   timed_out,
 };
 
-/// Small items, in order, between any number of producers and consumers in any processes. Grows until
-/// memory ends and survives the death of a user at any instruction.
+/// Small items, in order, between any number of producers and consumers in any processes. Grows until memory ends and
+/// survives the death of a user at any instruction.
 ///
-/// Thread safety: all members may be called concurrently, except set_wait_mode().
-/// Invariants, in shared memory:
+/// Thread safety: all members may be called concurrently, except set_wait_mode(). Invariants, in shared memory:
 ///  - Item n exists from the moment its slot's stamp becomes n + 1 until head becomes n + 1. These two
 ///    stores are the only commits; all else is derived or done again by the next one.
 ///  - Slots from head on are written under the producers' lock, and only before their stamp.
 ///  - A chunk is reused only after head has passed all of its items.
 ///  - No lock is held while waiting, and no wait is unbounded.
-/// What other processes wrote is checked where it is used: a damaged ring is an Error (protocol).
+/// Bytes of other processes are checked where they are used: a damaged ring is an Error (protocol).
 class Ring {
  public:
   /// Makes a ring. Throws out_of_memory, out_of_descriptors, out_of_mappings.
   explicit Ring(const RingOptions& options);
-  /// Attaches to the ring that another process or object made and whose descriptor it gave us. Throws
-  /// protocol when it is something else, unsupported as check_namespace().
+  /// Attaches to the ring of this descriptor, made by another process or object. Throws protocol if it is something
+  /// else, unsupported as check_namespace().
   explicit Ring(Fd fd);
-  /// Maps `mapped`, another open file of the ring: a mapping keeps its open file, and with it the locks that `fd` has,
-  /// in forked children for as long as they map the ring.
+  /// Maps `mapped`, another open file of the ring. A mapping keeps its open file, and with it the locks that `fd`
+  /// has, in forked children for as long as they map the ring.
   Ring(Fd fd, const Fd& mapped);
 
   /// Throws unsupported in a process of another PID namespace than the ring's maker. A forked child may be one.
   void check_namespace() const;
 
-  /// Puts one item: `write(position, space)` fills `space` (kMaxItemBytes) and returns how much of it.
-  /// It runs under the producers' lock; when it throws, nothing was put. The item is taken once
-  /// head() > position. False when there was no space until the deadline.
-  /// Throws closed, out_of_memory (nothing has changed then), protocol.
+  /// Puts one item: `write(position, space)` fills `space` (kMaxItemBytes) and returns how much of it. It runs under
+  /// the producers' lock; if it throws, nothing was put. The item is taken once head() > position. Returns false if
+  /// there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then), protocol.
   template <class Write>
   bool put(Write&& write, TimePoint deadline = kForever);
 
-  /// Offers the first item to `accept(RingItem) -> bool`, under the consumers' lock. True takes the
-  /// item out, after accept has returned; so whatever dies with this process dies before the item is
-  /// gone. False, or an exception, leaves the item the first; another consumer may take it.
-  /// Throws closed when the ring is closed and empty, protocol.
+  /// Offers the first item to `accept(RingItem) -> bool`, under the consumers' lock. True takes the item out, after
+  /// accept has returned: objects that die with this process die before the item is gone. False, or an exception,
+  /// leaves the item the first; another consumer may take it. Throws closed if the ring is closed and empty,
+  /// protocol.
   template <class Accept>
   Taken take(Accept&& accept, TimePoint deadline = kForever);
 
-  /// Waits until there is an item, or will never be one. False when neither came until the deadline.
+  /// Waits until there is an item, or will never be one. Returns false if neither came until the deadline.
   bool wait(TimePoint deadline);
-  /// Waits until a put need not wait for space, or will throw. False when neither came until the deadline.
+  /// Waits until a put need not wait for space, or will throw. Returns false if neither came until the deadline.
   bool wait_to_put(TimePoint deadline);
 
   /// Would take() not wait now?
   bool is_ready() const { return has_item() || is_closed(); }
-  /// For those who watch and take nothing: sleeps until is_ready() or `stop()`, for a slice at most.
+  /// For watchers that take nothing: sleeps until is_ready() or `stop()`, for a slice at most.
   template <class Stop>
   void doze(Stop&& stop);
   /// Wakes the next sleeper: a watcher may have been woken in a getter's place.
   void pass_on_wake() noexcept { header_->items.notify_one(); }
-  /// Wakes all that wait for items, so that they look at what they wait for.
+  /// Wakes all that wait for items, so that they look at their conditions.
   void wake_all() noexcept { header_->items.notify_all(); }
 
-  /// Puts fail from here on; getters drain what is there. All waiters wake. May be called again. Throws timeout
-  /// when another process keeps the lock beyond the deadline (it is stopped); then the ring is still open.
+  /// Puts fail from here on; getters drain the remaining items. All waiters wake. May be called again. Throws timeout
+  /// if another process keeps the lock beyond the deadline (it is stopped); then the ring is still open.
   void close(TimePoint deadline = kForever);
   bool is_closed() const noexcept { return header_->closed.load() != 0; }
 
   std::uint64_t head() const noexcept { return header_->consumers.head.load(); }
   std::uint64_t tail() const noexcept { return header_->producers.tail.load(); }
-  /// The tail, or one more when who put the last item died before it could move the tail on.
+  /// The tail, or one more if the last putter died before it could move the tail on.
   std::uint64_t put_count() const;
   std::uint64_t size() const noexcept;
   std::uint64_t max_items() const noexcept { return max_items_; }
@@ -109,7 +107,7 @@ class Ring {
   /// Gives drained memory back now instead of after a while.
   void trim();
 
-  /// kExtraBytes for whatever belongs to the items: shared, zero at first, checked by its users.
+  /// kExtraBytes for data that belongs to the items: shared, zero at first, checked by its users.
   std::byte* extra() const noexcept { return extra_; }
   /// Call it before a page of them is used for the first time. Throws out_of_memory.
   void reserve_extra(std::size_t offset, std::size_t size) { chunks_.reserve_extra(offset, size); }
@@ -121,8 +119,8 @@ class Ring {
     change();
   }
 
-  /// How many processes and threads work on the ring, as its creator knows: above the number of
-  /// processors nobody spins.
+  /// How many processes and threads work on the ring, as its creator knows. Above the number of processors no thread
+  /// spins.
   void set_users(std::uint32_t users) noexcept { header_->users.store(users); }
 
   enum class WaitMode : std::uint8_t { adaptive, block };
@@ -144,7 +142,7 @@ class Ring {
   template <class Accept>
   Taken try_take(Accept& accept, TimePoint deadline);
 
-  /// The slot of the next item and its position, or nullptr when the bound is reached.
+  /// The slot of the next item and its position, or nullptr if the bound is reached.
   RingSlot* slot_to_fill(std::uint64_t& position);
   std::uint64_t settled_tail();
   bool has_space(std::uint64_t tail);
@@ -153,7 +151,7 @@ class Ring {
     return slot && slot->stamp.load() == head + 1 ? slot : nullptr;
   }
   bool has_item() const { return first_item(head()) != nullptr; }
-  /// Throws protocol when the tail says that there is an item and its slot does not.
+  /// Throws protocol if the tail says that there is an item and its slot does not.
   void check_empty() const;
   static ByteSpan bytes_of(const RingSlot& slot) {
     const std::uint32_t size = slot.size;
@@ -161,12 +159,12 @@ class Ring {
     return {slot.payload, size};
   }
 
-  /// Throws timeout when another process keeps the lock beyond the deadline (it is stopped).
+  /// Throws timeout if another process keeps the lock beyond the deadline (it is stopped).
   void lock(RobustMutex& mutex, TimePoint deadline) const {
     if (!mutex.try_lock()) lock_contended(mutex, deadline);
   }
   void lock_contended(RobustMutex& mutex, TimePoint deadline) const;
-  /// Waits a slice at most. False when the deadline has passed; true means: look again.
+  /// Waits a slice at most. Returns false if the deadline has passed; true means: look again.
   bool wait_for_item(TimePoint deadline);
   bool is_full() const noexcept { return max_items_ != 0 && size() >= max_items_; }
   bool wait_for_space(TimePoint deadline);

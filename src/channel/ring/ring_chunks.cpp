@@ -35,7 +35,7 @@ RingSlot* RingChunks::assign(std::uint64_t tail, std::uint64_t head) {
   trim_if_shallow(tail, head);
   reserve_directory(logical);
   const std::uint32_t physical = find_free(head / kItemsPerChunk);
-  // The directory first: until the owner is stored nobody believes it, and the chunk stays free.
+  // The directory first: its entry has no effect until the owner is stored, and the chunk stays free.
   directory_[logical & mask_].store(physical);
   point("ring.chunk.listed");
   owners_[physical].store(logical + 1);

@@ -9,17 +9,17 @@
 
 namespace onecopy {
 
-/// Which memory holds which items. A logical chunk is 1024 consecutive positions; it is given a
-/// physical chunk when its first item is put. A physical chunk is free when the logical chunk it was
-/// last given to is drained: that follows from the head alone, so there is no list to repair.
+/// Which memory holds which items. A logical chunk is 1024 consecutive positions; it is given a physical chunk when
+/// its first item is put. A physical chunk is free when the logical chunk it was last given to is drained: that
+/// follows from the head alone, so there is no list to repair.
 ///
-/// Thread safety: find() may be called by anybody; assign() and trim() under the producers' lock.
-/// Nothing here needs repair when its caller dies: each step may be done again by the next one.
+/// Thread safety: find() may be called by any thread; assign() and trim() under the producers' lock. No step needs
+/// repair when its caller dies: the next caller may do it again.
 class RingChunks {
  public:
   RingChunks(int fd, const Mapping& memory, RingGeometry geometry) noexcept;
 
-  /// The slot of a position; nullptr when its chunk has no memory yet. Throws protocol.
+  /// The slot of a position; nullptr if its chunk has no memory yet. Throws protocol.
   RingSlot* find(std::uint64_t position) const {
     const std::uint64_t logical = position / kItemsPerChunk;
     const std::uint32_t physical = directory_[logical & mask_].load();
@@ -31,8 +31,8 @@ class RingChunks {
   /// Gives the chunk of `tail` memory, warm memory if there is any. Throws out_of_memory (nothing has
   /// changed then), protocol.
   RingSlot* assign(std::uint64_t tail, std::uint64_t head);
-  /// Gives the memory of drained chunks back to the system, but for the first `keep` chunks, and so
-  /// that it takes no longer than a few milliseconds.
+  /// Gives the memory of drained chunks back to the system, but for the first `keep` chunks. Takes no longer than a
+  /// few milliseconds.
   void trim(std::uint64_t head, std::uint32_t keep) noexcept;
 
   /// Memory for a part of the extra bytes. Throws out_of_memory.
@@ -47,7 +47,7 @@ class RingChunks {
   std::uint64_t max_chunks() const noexcept { return geometry_.max_chunks(); }
   [[noreturn]] static void throw_damaged(const char* what, std::uint64_t value);
 
-  /// What an idle ring keeps.
+  /// Chunks that an idle ring keeps.
   static constexpr std::uint32_t kKeep = 2;
 
  private:

@@ -7,8 +7,8 @@
 
 #include "os/robust_mutex.h"
 
-/// How a ring looks in shared memory. Item n lives in slot n % 1024 of the physical chunk
-/// directory[(n / 1024) % max_chunks], and is there exactly when the slot's stamp is n + 1.
+/// The layout of a ring in shared memory. Item n lives in slot n % 1024 of the physical chunk directory[(n / 1024) %
+/// max_chunks]. It is there exactly if the slot's stamp is n + 1.
 namespace onecopy {
 
 inline constexpr std::uint64_t kRingMagic = 0x31676e6972'636fULL;  // "ocring1"
@@ -24,13 +24,13 @@ struct RingSlot {
 };
 inline constexpr std::size_t kChunkBytes = kItemsPerChunk * sizeof(RingSlot);
 
-/// What getters (or putters) sleep on. Odd while somebody may be sleeping; every arming and every wake
-/// makes a new value, so nobody falls asleep on a word that a wake has passed. Waiters are not
-/// counted: a count would drift when one of them is killed.
+/// The word that getters (or putters) sleep on. Odd while a thread may be sleeping. Every arming and every wake makes
+/// a new value, so no thread falls asleep on a word that a wake has passed. Waiters are not counted: a count would
+/// drift when one of them is killed.
 struct WaitWord {
   std::atomic<std::uint32_t> word;
 
-  /// The value to sleep on. Look again for what you wait for after this and before sleeping.
+  /// The value to sleep on. After this and before sleeping, look for the condition again.
   std::uint32_t arm() noexcept;
   /// Wakes one sleeper if there may be any. Call it after the commit, with no lock held.
   void notify_one() noexcept {
@@ -73,7 +73,7 @@ static_assert(sizeof(RingProducers) == 128 && offsetof(RingProducers, intent) ==
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free);
 static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 
-/// What the ring's users keep beside the items; sparse, and reserved by them before use.
+/// Data of the ring's users beside the items; sparse, and reserved by them before use.
 inline constexpr std::size_t kExtraBytes = (4UL << 20) + 4096;
 
 /// Where the parts are: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra,

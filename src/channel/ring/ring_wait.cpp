@@ -17,7 +17,7 @@ using std::chrono::nanoseconds;
 
 namespace {
 
-/// Whether anybody was asleep.
+/// Whether a thread was asleep.
 bool wake(const WaitWord& word, int count) noexcept {
   return ::syscall(SYS_futex, &word.word, FUTEX_WAKE, count, nullptr, nullptr, 0) > 0;
 }
@@ -56,7 +56,7 @@ void WaitWord::wake_one() noexcept {
     if ((seen & 1) == 0) return;
   } while (!word.compare_exchange_weak(seen, seen + 2));
   point("ring.wake.marked");
-  // Nobody slept, and whoever arms from here on makes a new value: then the word may become even.
+  // No thread slept, and a thread that arms from here on makes a new value: then the word may become even.
   if (!wake(*this, 1)) {
     seen += 2;
     word.compare_exchange_strong(seen, seen + 1);

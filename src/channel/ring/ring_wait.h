@@ -18,14 +18,14 @@ inline constexpr TimePoint kNow = TimePoint::min();
 
 /// `timeout` from now, without overflow.
 TimePoint deadline_after(std::chrono::nanoseconds timeout) noexcept;
-/// What is left until `deadline`, at most `most`; zero when it has passed.
+/// The time left until `deadline`, at most `most`; zero if it has passed.
 std::chrono::nanoseconds time_left(TimePoint deadline, std::chrono::nanoseconds most) noexcept;
 
-/// No sleep is longer: whatever a killed process should have told us is noticed after it.
+/// No sleep is longer: a wake-up lost with a killed process is made good after it.
 inline constexpr std::chrono::milliseconds kSleepSlice{100};
 
-/// Sleeps until the word changes, the deadline or the end of a slice. False when a whole slice passed
-/// without a wake.
+/// Sleeps until the word changes, the deadline or the end of a slice. Returns false if a whole slice passed without a
+/// wake.
 bool sleep_on(const WaitWord& word, std::uint32_t armed, TimePoint deadline) noexcept;
 
 /// Tells the processor that this is a waiting loop.
@@ -37,15 +37,17 @@ inline void relax() noexcept {
 #endif
 }
 
-/// How long a waiter of this process may watch a word before it sleeps: longer after each success,
-/// half after each failure, soon not at all. So a busy ring costs no system calls and an idle one no
-/// processor time. What has given up tries again after a short sleep, for as long as a woken partner needs
-/// to answer (with less, two that put each other to sleep would never find out that both are busy), and
-/// each time that this fails only after twice as many short sleeps as the time before.
+/// How long a waiter of this process may watch a word before it sleeps: longer after each success, half after each
+/// failure, soon not at all. So a busy ring costs no system calls and an idle one no processor time.
+///
+/// After giving up, it tries again after a short sleep, for as long as a woken partner needs to answer. (With less,
+/// two that put each other to sleep would never find out that both are busy.) Each time that this fails, the next try
+/// comes after twice as many short sleeps.
+///
 /// Thread safety: all members may be called concurrently; one thread spins at a time.
 class SpinBudget {
  public:
-  /// True as soon as ready() is; false when the budget or `most` is used up, at once when there is no budget.
+  /// True as soon as ready() is. False if the budget or `most` is used up, at once if there is no budget.
   template <class Ready>
   bool spin(Ready&& ready, std::chrono::nanoseconds most = std::chrono::nanoseconds::max()) {
     const std::uint32_t budget = begin();
