@@ -497,7 +497,7 @@ class Bundle(Mapping[str, Any]):
             module: with the same names; on ``meta``, or with values that are dropped.
             prefix: where the module is in the shared value: "model" for share({"model": ...}).
             strict: refuse names that only one of both has. A non-persistent buffer that is not
-                on ``meta`` may be missing, and stays what it is.
+                on ``meta`` may be missing, and stays as it is.
 
         Returns:
             The names that were passed over, as ``missing`` and ``unexpected``.
@@ -731,7 +731,7 @@ class Queue(Generic[_T]):
         """
 
     def close(self) -> None:
-        """For all processes: puts fail from here on, gets drain what is there."""
+        """For all processes: puts fail from here on, gets drain the remaining objects."""
 
     @property
     def closed(self) -> bool:

@@ -26,7 +26,7 @@ class MissingName(KeyError):
         near = difflib.get_close_matches(self.args[0], names, _MOST_NEAR)
         text = f"{self.args[0]!r} is the name of none of the bundle's {len(names)} tensors"
         text += f"; near it are {', '.join(map(repr, near))}" if near else "; keys() has their names"
-        return text + ("; tree() gives the whole value, with what is no tensor" if self._is_tree else "")
+        return text + ("; tree() gives the whole value, with values that are no tensors" if self._is_tree else "")
 
     def __reduce__(self) -> tuple[type[KeyError], tuple[str]]:
         """Bundles do not cross processes; the text of the error does."""

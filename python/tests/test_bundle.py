@@ -75,7 +75,7 @@ def test_a_name_that_is_not_there_is_told_what_is_near():
     assert error.value.args == ("layers.0.c",)
     assert str(error.value) == (
         """'layers.0.c' is the name of none of the bundle's 3 tensors; near it are 'layers.0.b', 'layers.1.0'; """
-        "tree() gives the whole value, with what is no tensor"
+        "tree() gives the whole value, with values that are no tensors"
     )
 
 

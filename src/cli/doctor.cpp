@@ -75,7 +75,7 @@ std::size_t room_for_details(const std::vector<Probed>& results) {
 }
 
 void print_table(const std::vector<Probed>& results, std::size_t fatal) {
-  Table table({{"verdict"}, {"what"}, {"what was seen"}});
+  Table table({{"verdict"}, {"what"}, {"seen"}});
   const std::size_t room = room_for_details(results);
   for (const Probed& result : results) {
     std::string verdict = painted_word(result);
@@ -115,7 +115,7 @@ int doctor(OutputFormat format) {
 }  // namespace
 
 void add_doctor(CLI::App& app, Command& command) {
-  auto* sub = app.add_subcommand("doctor", "Say what works on this machine, what does not, and what to do");
+  auto* sub = app.add_subcommand("doctor", "Check the features of this machine, and name the remedies");
   auto format = add_format_option(*sub);
   sub->footer(
       "Tries out everything that onecopy uses on this machine: each line is a real attempt.\n"

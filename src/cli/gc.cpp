@@ -46,8 +46,8 @@ void add_gc(CLI::App& app, Command& command) {
   auto format = add_format_option(*sub);
   sub->footer(
       "Only the strategy file_system makes files with names (in /dev/shm, or ONECOPY_SHM_DIR). Those that\n"
-      "no process uses any more are removed; every process does the same when it first makes memory with\n"
-      "onecopy, whatever its strategy. Memory in use is never touched, so this is safe at any time.\n"
+      "no process uses any more are removed; every process does so, too, when it first makes memory with\n"
+      "onecopy, with any strategy. Memory in use is never touched, so this is safe at any time.\n"
       "\n"
       "Examples:\n  onecopy gc\n  ONECOPY_SHM_DIR=/mnt/shm onecopy gc --format json");
   sub->callback([&command, format] { command = [format] { return gc(*format); }; });

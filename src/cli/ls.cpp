@@ -191,14 +191,14 @@ void add_ls(CLI::App& app, Command& command) {
       "  memory      physical memory reserved in its segments\n"
       "  bytes       allocations alive in it, which are its blocks\n"
       "  in transit  blocks held for a receiver that has not taken them yet\n"
-      "  limbo       blocks it has freed that somebody still borrows\n"
+      "  limbo       blocks it has freed that a process still borrows\n"
       "  borrowers   processes that have opened some of it\n"
       "Below the table: processes without memory of their own, and those that did not answer within two\n"
       "seconds. On a terminal, command lines are cut to its width; -v shows them whole.\n"
       "\n"
       "Examples:\n"
       "  onecopy ls\n"
-      "  onecopy ls -v 4711                # devices, borrowers, what is in transit\n"
+      "  onecopy ls -v 4711                # devices, borrowers, blocks in transit\n"
       "  onecopy ls --watch\n"
       "  onecopy ls --format json | jq '.owners[] | {pid, bytes: .stats.live_bytes}'");
   sub->callback([&command, options] { command = [options] { return ls(*options); }; });

@@ -89,7 +89,7 @@ Finding probe_abstract_socket() {
   UnixSocket listener = UnixSocket::listen(name);
   UnixSocket client = UnixSocket::connect(name, kPatience);
   const auto accepted = listener.try_accept();
-  if (!accepted) return missing("connected, but nobody was accepted", "");
+  if (!accepted) return missing("connected, but no connection was accepted", "");
   if (accepted->peer().pid != current_pid())
     return missing(
         fmt::format("the peer's pid reads {} instead of {}", accepted->peer().pid, current_pid()),

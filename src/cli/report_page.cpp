@@ -117,9 +117,9 @@ std::string silent(const Look& look) {
   std::string rows;
   for (const SilentOwner& owner : look.silent)
     rows += line(number(static_cast<std::uint64_t>(owner.pid)) + cell(escaped(owner.why)));
-  return rows.empty() ? ""
-                      : section("Not listed", "Processes that did not say what they have.",
-                                table({"#pid", "why"}, rows));
+  return rows.empty()
+             ? ""
+             : section("Not listed", "Processes that did not answer.", table({"#pid", "why"}, rows));
 }
 
 std::string map_section(const Look& look) {

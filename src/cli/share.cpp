@@ -45,9 +45,8 @@ void say_who_still_borrows() {
     fmt::print(stderr, "still borrowed by {} (process {}): {}\n", borrower.name, borrower.pid,
                plural(borrower.claims, "block"));
   }
-  if (holding == 0) fmt::print(stderr, "Nobody borrows it: its memory goes back now.\n");
-  else
-    fmt::print(stderr, "They keep what they have; the memory goes back when the last of them lets go.\n");
+  if (holding == 0) fmt::print(stderr, "No process borrows it: its memory goes back now.\n");
+  else fmt::print(stderr, "They keep their memory; it goes back when the last of them lets go.\n");
 }
 
 int share_file(const ShareOptions& options) {

@@ -76,7 +76,7 @@ void ensure_private_directory(const std::string& path) {
   if (::lstat(path.c_str(), &status) != 0) throw_errno(fmt::format("cannot look at {}", path), errno);
   if (!S_ISDIR(status.st_mode) || status.st_uid != ::geteuid() || (status.st_mode & 077) != 0)
     throw Error(ErrorCode::other_user,
-                fmt::format("{} must be a directory (not a link) of user {} that nobody else may "
+                fmt::format("{} must be a directory (not a link) of user {} that no other user may "
                             "enter, but it has owner {} and mode {:o}; `chmod 700` it or choose "
                             "another directory",
                             path, ::geteuid(), status.st_uid, status.st_mode));

@@ -68,7 +68,7 @@ void connect_tcp(const Fd& fd, LoopbackPort at, std::chrono::milliseconds timeou
   if (error == 0) return;
   const std::string what = fmt::format("cannot connect to 127.0.0.1 port {}", at.port);
   if (error == ECONNREFUSED)
-    throw Error(ErrorCode::peer_died, what + ": nobody listens there (any more)", error,
+    throw Error(ErrorCode::peer_died, what + ": no process listens there (any more)", error,
                 ErrorDomain::posix);
   throw_errno(what, error, error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::system);
 }
@@ -139,7 +139,7 @@ StreamSocket StreamSocket::accept(std::chrono::milliseconds timeout) {
     if (auto accepted = try_accept()) return std::move(*accepted);
     if (!deadline.wait_for(fd_.get(), POLLIN))
       throw Error(ErrorCode::timeout,
-                  fmt::format("nobody connected to {} within {} ms", address_, timeout.count()));
+                  fmt::format("no client connected to {} within {} ms", address_, timeout.count()));
   }
 }
 

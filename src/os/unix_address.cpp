@@ -102,7 +102,7 @@ int replace_abandoned(const Fd& fd, const UnixAddress& address, const std::strin
   switch (error) {
     case ECONNREFUSED:
     case ENOENT:
-      throw Error(ErrorCode::peer_died, what + ": nobody listens there (any more)", error,
+      throw Error(ErrorCode::peer_died, what + ": no process listens there (any more)", error,
                   ErrorDomain::posix);
     case EAGAIN:
       throw Error(ErrorCode::timeout, what + ": it did not take the connection in time", error,

@@ -109,7 +109,7 @@ TEST_F(ShareAndOpen, ShareSaysWhenNobodyBorrows) {
   ASSERT_TRUE(contains(share.first_line(), "onecopy:"));
   share.signal(SIGTERM);
   EXPECT_EQ(share.wait(), 0);
-  EXPECT_TRUE(contains(share.err(), "Nobody borrows"));
+  EXPECT_TRUE(contains(share.err(), "No process borrows"));
 }
 
 TEST_F(ShareAndOpen, GarbageInsteadOfAHandleIsAClearError) {

@@ -109,7 +109,7 @@ def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]
     if left := _names_on_meta(model, torch):
         raise errors.Unsupported(
             f"{type(model).__name__} keeps tensors that are neither parameters nor buffers: {', '.join(left[:8])}; "
-            "load it with transformers, and share what is to be shared with onecopy.share()"
+            "load it with transformers, and share its tensors with onecopy.share()"
         )
     _add_generation_config(model, directory)
     return model.eval()

@@ -205,7 +205,7 @@ def _replace_reductions() -> None:
     for name, otherwise in _REDUCERS.items():
         _replace_reduction(name, otherwise)
     for name in _REBUILDERS:
-        _replace_reduction(name, "nobody can call it with our arguments either")
+        _replace_reduction(name, "no program can call it with our arguments either")
 
 
 def _replace_reduction(name: str, otherwise: str) -> None:

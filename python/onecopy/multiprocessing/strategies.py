@@ -21,7 +21,7 @@ def set_sharing_strategy(new_strategy: str) -> None:
 
     Args:
         new_strategy (str): ``"file_descriptor"`` or ``"file_system"``. Memory that is shared already
-            stays what it is.
+            stays as it is.
 
     Raises:
         AssertionError: there is no such strategy (the error that torch raises).

@@ -242,7 +242,7 @@ void init_bundle(nb::module_& m) {
            "    module: with the same names; on ``meta``, or with values that are dropped.\n"
            "    prefix: where the module is in the shared value: \"model\" for share({\"model\": ...}).\n"
            "    strict: refuse names that only one of both has. A non-persistent buffer that is not\n"
-           "        on ``meta`` may be missing, and stays what it is.\n"
+           "        on ``meta`` may be missing, and stays as it is.\n"
            "\n"
            "Returns:\n"
            "    The names that were passed over, as ``missing`` and ``unexpected``.\n"

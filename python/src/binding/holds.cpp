@@ -50,7 +50,7 @@ void init_holds(nb::module_& m) {
         "lives.");
   m.def("_let_hold_last", &let_last, nb::arg("handle"),
         "Lets such a hold last as long as this process, not ten minutes.");
-  m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: nobody will open the bytes.");
+  m.def("_end_hold", &end_hold_of, nb::arg("handle"), "Ends such a hold: the bytes will not be opened.");
 }
 
 }  // namespace onecopy::python

@@ -94,7 +94,7 @@ PipeEnd accept(SharedListener& listener, nb::handle timeout) {
   std::optional<Pipe> pipe = listener.accept(deadline_of(timeout));
   if (pipe) return PipeEnd(*std::move(pipe));
   throw Error(ErrorCode::timeout,
-              std::string("nobody connected within ") + nb::str(timeout).c_str() + " s");
+              std::string("no client connected within ") + nb::str(timeout).c_str() + " s");
 }
 
 PipeEnd connect_to(nb::handle to, nb::handle key, nb::handle timeout) {

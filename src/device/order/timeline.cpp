@@ -169,8 +169,7 @@ void ForeignTimeline::check_written(const TimelinePoint& point) const {
   const std::string why = failure();
   throw Error(
       ErrorCode::peer_died,
-      fmt::format("{} before its stream had finished what was to be done first, so the content may be half "
-                  "written",
+      fmt::format("{} before its stream had finished the work on it, so the content may be half written",
                   why.empty() ? "the process that handed this tensor over ended"
                               : "a device of the process that handed this tensor over failed with " + why));
 }

@@ -62,7 +62,7 @@ void Timeline::look_after(Device device) {
   if (page_.data()) page_.as<Word>()[kFailureWord] = to_word(error);
   end(device);
   log_error(fmt::format(
-      "{}; other processes that wait for its streams go on and are told, and what is given back in their "
+      "{}; other processes that wait for its streams go on and are told, and memory released in their "
       "order stays reserved until this process ends",
       error.what()));
 }

@@ -33,8 +33,8 @@ bool Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
     if (!std::exchange(refused_, true))
       log_warning(fmt::format(
           "memory of process {} that is in queues open here lies in many pieces on a device; {} "
-          "descriptors of such are kept for the day that their owners die, and what is in the "
-          "other pieces and not taken by then is lost",
+          "descriptors of such are kept for the day that their owners die, and items in the other "
+          "pieces that are not taken by then are lost",
           origin.pid, kMostOfDevices));
     return false;
   }

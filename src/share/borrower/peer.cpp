@@ -262,11 +262,11 @@ bool Peer::look_at_words() {
   const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::Awaited::nothing;
   if (awaited == ForeignTimeline::Awaited::never) {
     const std::string why = timeline_->failure();
-    log_warning(
-        fmt::format("{} before its streams had written what streams of this process wait for; those go on, "
-                    "with what is there",
-                    why.empty() ? fmt::format("process {} ended", pid_)
-                                : fmt::format("a device of process {} failed with {}", pid_, why)));
+    log_warning(fmt::format(
+        "{} before its streams had written data that streams of this process wait for; those go on "
+        "without it",
+        why.empty() ? fmt::format("process {} ended", pid_)
+                    : fmt::format("a device of process {} failed with {}", pid_, why)));
   }
   return awaited != ForeignTimeline::Awaited::nothing;
 }

@@ -219,7 +219,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
 void Broker::greet_child(At at, ByteSpan packet) {
   const auto body = wire::body_of<wire::ChildHello>(packet);
   if (!at->attached || at->credentials.pid != 0)
-    throw Error(ErrorCode::protocol, "a child's greeting from somebody else");
+    throw Error(ErrorCode::protocol, "a child's greeting from another process");
   Fd pidfd =
       // Empty for another pid namespace, whose numbers differ.
       open_pidfd(ProcessOrigin{body.pid, body.start_time});

@@ -45,7 +45,7 @@ void say_that_child_ends(const char* why) noexcept {
 std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept {
   announce_child(mine);
   constexpr const char* kDoesNotRead =
-      "the owner of memory that this process borrows does not read what it is sent; it may be stopped";
+      "the owner of memory that this process borrows does not read its messages; it may be stopped";
   try {
     if (owner.unread_bytes() > kMostUnread) {
       report_reserved(kDoesNotRead);

@@ -41,7 +41,7 @@ Device card_to_pin_for() {
   throw Error(
       ErrorCode::unsupported,
       fmt::format("memory is pinned by the driver of a card, and this process sees none: neither CUDA's "
-                  "({}) nor Ascend's; `onecopy doctor` says what was looked for",
+                  "({}) nor Ascend's; `onecopy doctor` lists the libraries it looked for",
                   reason_of(DeviceType::cuda)));
 }
 

@@ -225,7 +225,7 @@ TEST(UnixSocket, ConnectingWhereNobodyListensSaysSo) {
   const TemporaryDirectory directory;
   const std::string why =
       expect_error(ErrorCode::peer_died, [] { UnixSocket::connect(fresh_name("nobody"), 20s); });
-  EXPECT_PRED2(contains, why, "nobody listens");
+  EXPECT_PRED2(contains, why, "no process listens");
   expect_error(ErrorCode::peer_died, [&] { UnixSocket::connect({directory / "missing", false}, 20s); });
 }
 
