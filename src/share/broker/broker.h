@@ -21,7 +21,7 @@
 #include "os/watch.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
-#include "share/broker/orphan.h"
+#include "share/broker/undelivered_items.h"
 #include "share/owner/fork_page.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
@@ -61,7 +61,7 @@ class Broker {
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
   /// Blocks of dead borrowers' items that are still in queues.
-  std::vector<TransitInfo> orphans() const;
+  std::vector<TransitInfo> undelivered() const;
   /// Looks after borrowers whose socket has closed but whose process has not ended. Returns true while there are any.
   /// Watch thread.
   bool tick();
@@ -109,11 +109,11 @@ class Broker {
         looked_at;  ///< a stranger: since when its words are heard; watch thread
     Backoff looks;  ///< looks at its mappings once it is closed; watch thread
     std::optional<Lost> lost;
-    std::optional<Orphan> orphan;
+    std::optional<UndeliveredItems> undelivered;
     std::uint32_t serial = 0;  ///< of the question being answered
 
     /// Not a stranger, and not known to be dead.
-    bool is_borrower() const noexcept { return attached && !orphan && !lost; }
+    bool is_borrower() const noexcept { return attached && !undelivered && !lost; }
   };
   using Connections = std::list<Connection>;
   using At = Connections::iterator;
@@ -179,7 +179,7 @@ class Broker {
   Timeline& timeline_;
   Watch& watch_;
   /// Guards the list of connections and `untold`. Each connection is changed by the watch thread only; other threads
-  /// read socket, credentials, attached, joined, closed, leaving, lost and orphan under this lock.
+  /// read socket, credentials, attached, joined, closed, leaving, lost and undelivered under this lock.
   mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;

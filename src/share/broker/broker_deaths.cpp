@@ -38,9 +38,10 @@ bool Broker::look_after_closed() {
   const std::optional<bool> unseen = look_for_unseen();
   bool waiting = false;
   for (const At at : looked_after) {
-    if (at->orphan ? at->orphan->is_delivered(deposits_) : !at->attached && is_over(*at)) drop(at);
+    if (at->undelivered ? at->undelivered->are_delivered(deposits_) : !at->attached && is_over(*at))
+      drop(at);
     else if (at->lost && at->lost->is_over(unseen)) leave_in_transit(at);
-    else if (at->closed && !at->orphan && !at->lost && is_over(*at)) bury(at);
+    else if (at->closed && !at->undelivered && !at->lost && is_over(*at)) bury(at);
     else waiting = waiting || is_looked_for(*at);
   }
   return waiting;
@@ -49,7 +50,7 @@ bool Broker::look_after_closed() {
 /// Does it take a look to see that it is over? Otherwise its pidfd reports the end, or nothing ever does.
 bool Broker::is_looked_for(const Connection& c) const {
   if (c.lost) return c.lost->is_visible;
-  return c.orphan || !c.attached || !c.pidfd || !c.has_device_memory;
+  return c.undelivered || !c.attached || !c.pidfd || !c.has_device_memory;
 }
 
 /// Counted from the first look: its words may have waited longer than that for a watch thread that is late.
@@ -133,7 +134,7 @@ void Broker::leave_in_transit(At at) noexcept {
   const std::size_t blocks = ledger_.leave_in_transit(*at->attached, transits);
   if (blocks == 0) return drop(at);
   std::lock_guard lock(mutex_);
-  at->orphan.emplace(blocks, transits);
+  at->undelivered.emplace(blocks, transits);
   at->lost.reset();
   at->pidfd.reset();
   watch_.request_tick();
@@ -152,12 +153,12 @@ void Broker::drop(At at) noexcept {
   connections_.erase(at);
 }
 
-std::vector<TransitInfo> Broker::orphans() const {
+std::vector<TransitInfo> Broker::undelivered() const {
   std::lock_guard lock(mutex_);
   std::vector<TransitInfo> list;
   for (const Connection& c : connections_)
-    if (c.orphan)
-      list.push_back({c.orphan->blocks(), c.orphan->age().count(),
+    if (c.undelivered)
+      list.push_back({c.undelivered->blocks(), c.undelivered->age().count(),
                       fmt::format("queue, put by process {} before it ended", c.credentials.pid)});
   return list;
 }

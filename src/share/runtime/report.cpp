@@ -25,7 +25,7 @@ std::uint64_t count_descriptors() noexcept {
 }  // namespace
 
 std::vector<TransitInfo> Runtime::transits() const {
-  std::vector<TransitInfo> list = broker_.orphans();
+  std::vector<TransitInfo> list = broker_.undelivered();
   const auto now = Holds::Clock::now();
   for (const auto since : holds_.list())
     list.push_back({1, std::chrono::duration<double>(now - since).count(), "handle"});

@@ -21,17 +21,17 @@ inline std::atomic<int> after_transit_ms{5'000};
 /// them.
 ///
 /// Thread safety: used by one thread, but for blocks() and age(), which other threads may call meanwhile.
-class Orphan {
+class UndeliveredItems {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Orphan(std::size_t blocks, const Transits& transits);
+  UndeliveredItems(std::size_t blocks, const Transits& transits);
 
   std::size_t blocks() const noexcept { return blocks_; }
   std::chrono::duration<double> age() const noexcept { return Clock::now() - since_; }
   /// True if the receivers have all blocks, or have had the time. The borrower has noted its queues; queues that are
   /// open here tell how far they have come.
-  bool is_delivered(const Deposits& deposits);
+  bool are_delivered(const Deposits& deposits);
 
  private:
   bool has_passed_all(const Deposits& deposits);
@@ -39,7 +39,7 @@ class Orphan {
   const std::size_t blocks_;
   const Clock::time_point since_ = Clock::now();
   bool knows_queues_ = false;
-  /// The queues whose items are not all taken yet, with the number of items put before its death.
+  /// The queues whose items are not all taken yet, with the number of items put before the death.
   std::map<std::uint64_t, std::optional<std::uint64_t>> waiting_for_;
   std::optional<Clock::time_point> taken_;  ///< since when all items are taken
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/broker/orphan.h"
+#include "share/broker/undelivered_items.h"
 
 #include <iterator>
 
@@ -7,14 +7,14 @@
 
 namespace onecopy {
 
-Orphan::Orphan(std::size_t blocks, const Transits& transits) : blocks_(blocks) {
+UndeliveredItems::UndeliveredItems(std::size_t blocks, const Transits& transits) : blocks_(blocks) {
   const auto channels = transits.channels();
   if (!channels) return;
   knows_queues_ = true;
   for (const std::uint64_t channel : *channels) waiting_for_[channel];
 }
 
-bool Orphan::is_delivered(const Deposits& deposits) {
+bool UndeliveredItems::are_delivered(const Deposits& deposits) {
   const auto now = Clock::now();
   if (now - since_ > Holds::kLifetime) return true;
   if (!knows_queues_ || !has_passed_all(deposits)) return false;
@@ -22,7 +22,7 @@ bool Orphan::is_delivered(const Deposits& deposits) {
   return now - *taken_ > std::chrono::milliseconds(after_transit_ms);
 }
 
-bool Orphan::has_passed_all(const Deposits& deposits) {
+bool UndeliveredItems::has_passed_all(const Deposits& deposits) {
   for (auto at = waiting_for_.begin(); at != waiting_for_.end();) {
     auto& [channel, put_at_death] = *at;
     const auto progress = deposits.progress(channel);

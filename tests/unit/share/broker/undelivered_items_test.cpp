@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "share/broker/undelivered_items.h"
+
+#include <gtest/gtest.h>
+
+#include "share/owner/claim_memory.h"
+
+namespace onecopy {
+namespace {
+
+constexpr std::uint64_t kQueue = 77;
+
+/// The items of a dead process with one block in a queue; its receivers need no time to read them.
+class UndeliveredItemsTest : public ::testing::Test {
+ protected:
+  UndeliveredItemsTest() { transits_.begin(3, kQueue); }
+  ~UndeliveredItemsTest() override { after_transit_ms = before_; }
+
+  void open_queue(std::uint64_t number) {
+    const auto progress = [this] { return std::optional(std::pair(put_, taken_)); };
+    deposits_.add_channel(number, {progress, nullptr});
+  }
+
+  const int before_ = after_transit_ms.exchange(-1);
+  const Mapping page_ = private_claims();
+  Transits transits_ = transits_in(page_);
+  Deposits deposits_;
+  std::uint64_t put_ = 0;
+  std::uint64_t taken_ = 0;
+};
+
+TEST_F(UndeliveredItemsTest, AreDeliveredOnceAllIsTakenThatWasPutBeforeItsDeath) {
+  open_queue(kQueue);
+  put_ = 2;
+  UndeliveredItems items(1, transits_);
+  EXPECT_EQ(items.blocks(), 1u);
+  EXPECT_FALSE(items.are_delivered(deposits_));
+  put_ = 10;  // by others, later
+  taken_ = 1;
+  EXPECT_FALSE(items.are_delivered(deposits_));
+  taken_ = 2;
+  EXPECT_TRUE(items.are_delivered(deposits_));
+}
+
+TEST_F(UndeliveredItemsTest, WaitsForEachOfItsQueues) {
+  open_queue(kQueue);
+  transits_.begin(4, kQueue + 1);  // not open here: nobody says how far it has come
+  UndeliveredItems items(2, transits_);
+  EXPECT_FALSE(items.are_delivered(deposits_));
+  open_queue(kQueue + 1);
+  EXPECT_TRUE(items.are_delivered(deposits_));
+}
+
+TEST_F(UndeliveredItemsTest, GivesReceiversTheTimeToReadWhatTheyTook) {
+  open_queue(kQueue);
+  UndeliveredItems items(1, transits_);
+  after_transit_ms = 1'000'000;
+  EXPECT_FALSE(items.are_delivered(deposits_));
+  after_transit_ms = -1;
+  EXPECT_TRUE(items.are_delivered(deposits_));
+}
+
+TEST_F(UndeliveredItemsTest, WithMoreQueuesThanCanBeNotedWaitsForTimeAlone) {
+  open_queue(kQueue);
+  for (std::uint64_t queue = 1; queue <= Transits::kQueues + 1; ++queue) transits_.begin(3, 1000 + queue);
+  UndeliveredItems items(1, transits_);
+  EXPECT_FALSE(items.are_delivered(deposits_));
+}
+
+}  // namespace
+}  // namespace onecopy
