@@ -65,7 +65,7 @@ bool is_of_our_user(int pid) {
 }
 
 /// A process that may not be looked at is mostly another user's: only root has children that become such.
-bool may_be_unseen(int pid, const BorrowerFiles& files) {
+bool may_be_untracked(int pid, const BorrowerFiles& files) {
   std::size_t tables = 0;
   std::set<std::uint64_t> pages;
   const Seen seen = look(pid, [&](const std::string& line) {
@@ -110,7 +110,7 @@ bool may_own_table(int pid, std::uint64_t inode) {
 }
 
 /// The table is ours, so its users are younger than we are.
-bool UnseenUsers::look(const BorrowerFiles& files) {
+bool UntrackedMappers::look(const BorrowerFiles& files) {
   point("unseen.look");
   looks_.looked();
   const std::unique_ptr<DIR, int (*)(DIR*)> all(::opendir("/proc"), &::closedir);
@@ -120,7 +120,7 @@ bool UnseenUsers::look(const BorrowerFiles& files) {
     const int pid = std::atoi(entry->d_name);
     if (pid <= 0 || pid == current_pid() || files.is_harmless(pid)) continue;
     const std::uint64_t theirs = process_start_time(pid);  // 0: it cannot be read
-    if ((theirs == 0 || theirs >= ours) && may_be_unseen(pid, files)) return true;
+    if ((theirs == 0 || theirs >= ours) && may_be_untracked(pid, files)) return true;
   }
   return false;
 }

@@ -36,7 +36,7 @@ struct BorrowerFiles {
 /// Looks for processes that use our memory unknown to us: they map the table more often than they have pages that we
 /// know of. A look at all processes takes long. Therefore it is done less and less often, and once for all callers.
 /// Thread safety: used by one thread.
-class UnseenUsers {
+class UntrackedMappers {
  public:
   /// A new caller waits for a look.
   void hurry() noexcept { looks_.hurry(); }

@@ -183,10 +183,10 @@ class Broker {
   mutable std::mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
-  ClaimFile spare_page_;   ///< for the claims of the next borrower; watch thread, once it listens
-  bool starved_ = false;   ///< the listener is not watched, for want of descriptors; watch thread
-  bool starving_ = false;  ///< the shortage has been logged
-  UnseenUsers unseen_;     ///< watch thread
+  ClaimFile spare_page_;        ///< for the claims of the next borrower; watch thread, once it listens
+  bool starved_ = false;        ///< the listener is not watched, for want of descriptors; watch thread
+  bool starving_ = false;       ///< the shortage has been logged
+  UntrackedMappers untracked_;  ///< watch thread
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues
 };

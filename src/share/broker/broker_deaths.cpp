@@ -84,7 +84,7 @@ void Broker::lose(At at) noexcept {
       at->credentials.pid));
   const std::lock_guard lock(mutex_);
   at->lost = Lost{at->credentials.pid != 0};
-  unseen_.hurry();
+  untracked_.hurry();
   watch_.request_tick();
 }
 
@@ -100,7 +100,7 @@ std::optional<Broker::Clock::time_point> Broker::first_misheard() const {
 /// could be missed is no such child. A younger one may be, and have inherited our table beside its own.
 std::optional<bool> Broker::look_for_unseen() {
   const auto missed_since = first_misheard();
-  if (!missed_since || !unseen_.is_due()) return {};
+  if (!missed_since || !untracked_.is_due()) return {};
   BorrowerFiles files{{"onecopy-blocks", ledger_.table_inode()}, "onecopy-claims", {}, {}};
   for (const Connection& c : connections_)
     if (c.is_borrower()) files.pages.insert(c.page_inode);
@@ -109,7 +109,7 @@ std::optional<bool> Broker::look_for_unseen() {
       return c.is_borrower() && c.credentials.pid == pid && c.since < *missed_since;
     });
   };
-  return unseen_.look(files);
+  return untracked_.look(files);
 }
 
 bool Broker::Lost::is_over(std::optional<bool> unseen) noexcept {

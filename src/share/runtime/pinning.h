@@ -14,8 +14,8 @@
 
 #include "device/backend.h"
 #include "onecopy/memory/tensor.h"
-#include "os/errand.h"
 #include "os/watch.h"
+#include "os/worker.h"
 #include "share/owner/keeper.h"
 
 namespace onecopy {
@@ -98,9 +98,9 @@ class Pinning {
   Pieces pieces_;
   std::vector<Piece> left_;
   /// A thread of its own: a device may have much to do.
-  Errand unpinning_{"onecopy-unpin", [this] { end_left(); }};
+  Worker unpinning_{"onecopy-unpin", [this] { end_left(); }};
   /// A thread of its own: a driver may have no room.
-  Errand settling_{"onecopy-late", [] { settle(); }};
+  Worker settling_{"onecopy-late", [] { settle(); }};
 };
 
 }  // namespace onecopy

@@ -9,8 +9,8 @@
 #include "device/order/used_devices.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle_fields.h"
-#include "os/errand.h"
 #include "os/watch.h"
+#include "os/worker.h"
 #include "share/borrower/value_points.h"
 #include "share/owner/ordered_releases.h"
 
@@ -73,7 +73,7 @@ class StreamOrder {
   ValuePoints value_points_;
   OrderedReleases releases_;
   /// A thread of its own: a mark may have to wait for room in the stream.
-  Errand marking_{"onecopy-marks", [this] { releases_.mark_left(); }};
+  Worker marking_{"onecopy-marks", [this] { releases_.mark_left(); }};
 };
 
 }  // namespace onecopy

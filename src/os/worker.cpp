@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "os/errand.h"
+#include "os/worker.h"
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 namespace onecopy {
 
-void Errand::request() noexcept {
+void Worker::request() noexcept {
   const std::lock_guard lock(mutex_);
   if (is_stopping_) return;
   try {
@@ -25,14 +25,14 @@ void Errand::request() noexcept {
   }
 }
 
-bool Errand::stop(std::chrono::milliseconds patience) noexcept {
+bool Worker::stop(std::chrono::milliseconds patience) noexcept {
   std::unique_lock lock(mutex_);
   is_stopping_ = true;
   changed_.notify_all();
   return changed_.wait_for(lock, patience, [this] { return !has_thread_; });
 }
 
-void Errand::run() noexcept {
+void Worker::run() noexcept {
   pthread_setname_np(pthread_self(), name_);
   std::unique_lock lock(mutex_);
   for (;;) {

@@ -12,12 +12,12 @@ namespace onecopy {
 ///
 /// Thread safety: all members may be called concurrently. A forked child has no such thread, and runs no task of its
 /// parent's. REQUIRES: destroyed only when the thread has stopped, or never.
-class Errand {
+class Worker {
  public:
   /// `name` is the thread's, of 15 characters at most.
-  Errand(const char* name, std::function<void()> task) : name_(name), task_(std::move(task)) {}
-  Errand(const Errand&) = delete;
-  Errand& operator=(const Errand&) = delete;
+  Worker(const char* name, std::function<void()> task) : name_(name), task_(std::move(task)) {}
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
 
   /// The task runs soon; if it is under way, it runs once more from the beginning. Never waits. If the system has no
   /// more threads, this has no effect: ask again.
