@@ -20,8 +20,8 @@ namespace {
 
 constexpr std::uint64_t kWakeToken = 0;
 
-/// What fails at one packet fails at the next thousand, too: a text is said once, and a lack of descriptors, which
-/// names another file each time, is said once.
+/// An error at one packet comes at the next thousand, too. A text is logged once, and so is a lack of descriptors,
+/// which names another file each time.
 void say_once(const std::exception& e) {
   constexpr std::size_t kMostTexts = 64;
   thread_local std::set<std::string> said;
@@ -32,7 +32,7 @@ void say_once(const std::exception& e) {
   if (said.insert(is_lack ? "no descriptors" : text).second) log_warning(text);
 }
 
-/// False when it threw.
+/// Returns false if it threw.
 template <class F>
 bool run_logged(const F& f) noexcept {
   try {
@@ -55,7 +55,7 @@ Watch::~Watch() { stop(); }
 
 void Watch::add(int fd, Handler handler, bool edge) {
   std::lock_guard lock(mutex_);
-  ensure_thread();  // first: whatever fails, nothing may be left that calls `handler`
+  ensure_thread();  // first: if anything fails, nothing may be left that calls `handler`
   const std::uint64_t token = ++last_token_;
   auto called = std::make_shared<Handler>(std::move(handler));
   std::map<int, std::uint64_t> number{{fd, token}};  // from here on only the system can fail
@@ -92,7 +92,7 @@ void Watch::request_tick() noexcept {
   if (!poller_ || ticking_.load(std::memory_order_relaxed) || ticking_.exchange(true)) return;
   std::lock_guard lock(mutex_);
   if (try_thread()) wake_->set();
-  else ticking_ = false;  // whoever asks next tries again
+  else ticking_ = false;  // the next caller tries again
 }
 
 void Watch::ensure_thread() {
@@ -110,7 +110,7 @@ void Watch::ensure_thread() {
   }
 }
 
-/// False when no thread is to be had.
+/// Returns false if the system has no more threads.
 bool Watch::try_thread() noexcept {
   return run_logged([&] { ensure_thread(); });
 }
@@ -128,7 +128,8 @@ void Watch::may_sleep() noexcept { awake_until_ = {}; }
 
 void Watch::stop() noexcept {
   {
-    std::lock_guard lock(mutex_);  // a thread that somebody is starting now is seen, none is started later
+    // A thread that another caller is starting now is seen, none is started later.
+    std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   if (wake_) wake_->set();
@@ -194,9 +195,9 @@ void Watch::handle(std::uint64_t token) noexcept {
   run_logged(*handler);
 }
 
-/// What was asked for may come soon. What has been waited for before may take longer still.
+/// An event that was asked for may come soon. One that has been waited for before may take longer still.
 void Watch::tick() noexcept {
-  const bool was_asked = ticking_.exchange(false);  // whoever asks from here on is asked again
+  const bool was_asked = ticking_.exchange(false);  // a caller from here on gets another tick
   Again again = Again::soon;                        // also for a tick that failed
   run_logged([&] { again = call_ticks(); });
   if (again == Again::soon) ticking_ = true;

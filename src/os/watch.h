@@ -17,18 +17,18 @@
 
 namespace onecopy {
 
-/// The one background thread of a process. It answers the broker's connections, notices deaths, and
-/// ticks every 20 ms while somebody says that there is something to wait for. When that may come later, each pause is
-/// twice as long as the one before, up to 160 ms, until somebody asks for a tick.
+/// The one background thread of a process. It answers the broker's connections, notices deaths, and ticks every 20 ms
+/// while a Tick has something to wait for. If that may come later, each pause is twice as long as the one before, up
+/// to 160 ms, until a caller requests a tick.
 ///
-/// It starts with the first add(), request_tick() or start(). Handlers run on it, one at a time, without locks
-/// of the Watch; what they throw is logged. It never waits for another process.
-/// Thread safety: all members may be called concurrently, but for stop() and start_again().
+/// It starts with the first add(), request_tick() or start(). Handlers run on it, one at a time, without locks of the
+/// Watch; their exceptions are logged. It never waits for another process. Thread safety: all members may be called
+/// concurrently, but for stop() and start_again().
 class Watch {
  public:
   using Handler = std::function<void()>;
   enum class Again : std::uint8_t { no, later, soon };
-  /// Says when it wants to be called again.
+  /// Returns when it must be called again.
   using Tick = std::function<Again()>;
 
   Watch();
@@ -36,37 +36,36 @@ class Watch {
 
   /// Runs `handler` whenever `fd` is readable or hung up; with `edge`, once a change.
   void add(int fd, Handler handler, bool edge = false);
-  /// Reports again what is true of an edge-triggered `fd` now.
+  /// Reports the present state of an edge-triggered `fd` again.
   void rearm(int fd);
-  /// No handler of `fd` starts after this; one may be running, on the watch thread, unless the caller
-  /// is that thread.
+  /// No handler of `fd` starts after this. One may be running, on the watch thread, unless the caller is that thread.
   void remove(int fd) noexcept;
 
   /// For good.
   void add_tick(Tick tick);
-  /// From now on ticks until every Tick has said that it has nothing left, the next as soon as ever. Costs one load
-  /// when that has been asked for already.
+  /// Starts ticking; stops when every Tick has returned `no`. The next tick comes after the shortest pause. Costs one
+  /// load if it was requested already.
   void request_tick() noexcept;
-  /// In a Tick: the next one comes at once, or as soon as what else there is to do is done.
+  /// In a Tick: the next one comes at once, or as soon as other pending work is done.
   void hurry() noexcept { hurried_ = true; }
 
   /// Starts the thread before it is needed.
   void start();
-  /// On the watch thread: it stays awake that long, because somebody is about to answer.
+  /// On the watch thread: it stays awake that long, because an answer is about to come.
   void stay_awake(std::chrono::microseconds most) noexcept;
-  /// The same: nobody is.
+  /// Ends stay_awake(): no answer is about to come.
   void may_sleep() noexcept;
 
-  /// Ends the thread before a fork (or at exit); registrations stay. start_again() resumes, or, when there is no
-  /// thread to be had, whoever wants something next.
+  /// Ends the thread before a fork (or at exit); registrations stay. start_again() resumes. If the system has no more
+  /// threads then, the next request does.
   void stop() noexcept;
   void start_again() noexcept;
-  /// In a forked child, where the parent's registrations mean nothing, and its lock may be taken. From here on
-  /// nothing is watched: request_tick(), rearm() and remove() do nothing.
+  /// In a forked child, where the parent's registrations mean nothing, and its lock may be held. From here on nothing
+  /// is watched: request_tick(), rearm() and remove() do nothing.
   void abandon() noexcept;
-  /// Does stop() wait for the thread? Then a handler leaves what is reported again.
+  /// Does stop() wait for the thread? Then a handler leaves events that are reported again.
   bool is_stopping() const noexcept { return stopping_; }
-  /// Is this its thread, which everybody waits for?
+  /// Is the caller its thread, which all others wait for?
   bool runs_here() const noexcept { return running_ == this; }
 
  private:
@@ -99,7 +98,8 @@ class Watch {
   std::uint64_t last_token_ = 0;
   std::atomic<bool> ticking_{false};    ///< the next is asked for, or wanted soon
   std::chrono::milliseconds pause_{0};  ///< else before the next; 0: none is wanted. The thread's own
-  /// Or when there was none to wait for. The thread's own, and the next one's: who forks often ticks as well.
+  /// Or the beginning, if there was none. The thread's own, and the next one's: a process that forks often ticks as
+  /// well.
   std::chrono::steady_clock::time_point last_tick_ = std::chrono::steady_clock::time_point::min();
   std::atomic<bool> stopping_{false};
   bool hurried_ = false;                                 ///< the thread's own
