@@ -9,8 +9,7 @@
 
 namespace onecopy::rpc {
 
-/// Where a member of a group is found: what it publishes, and others connect to.
-/// Thread safety: as a value.
+/// Where a member of a group is found: it publishes this, and others connect to it. Thread safety: as a value.
 struct Address {
   std::string name;
   std::uint32_t number = 0;
@@ -24,7 +23,7 @@ struct Address {
   static Address from_bytes(ByteSpan bytes);
 };
 
-/// The two parts of a greeting: who greets, and the queue into which the greeted puts what is for it.
+/// The two parts of a greeting: the greeter, and the queue into which the greeted member puts messages for it.
 Bytes encode_greeting(const Address& from, const Handle& lane);
 std::pair<Address, Handle> decode_greeting(ByteSpan bytes);
 

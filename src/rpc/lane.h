@@ -21,7 +21,7 @@ class DoorbellMemory {
  public:
   /// A new one. Throws out_of_memory.
   DoorbellMemory();
-  /// That of another process. Throws what open() throws, and protocol for what is no doorbell.
+  /// The doorbell of another process. Throws as open() does, and protocol for memory that is no doorbell.
   explicit DoorbellMemory(const Handle& handle);
 
   Doorbell& operator*() const noexcept { return *bell_; }
@@ -42,11 +42,11 @@ class Inbound {
   Inbound();
 
   bool is_ready() const { return channel_->ring().is_ready(); }
-  /// The next message; nothing when there is none. A message whose tensors are lost is logged, and passed over. Throws
+  /// The next message; empty if there is none. A message whose tensors are lost is logged, and passed over. Throws
   /// protocol for a damaged ring, timeout while a stopped process keeps it.
   std::optional<Message> try_take();
   Handle handle() { return channel_->handle(); }
-  /// The same ring, for a process that sends to itself.
+  /// A sender into this ring, for a process that sends to itself.
   ChannelRef sender_to_itself() { return ChannelRef(&channel_->enter_again()); }
 
  private:

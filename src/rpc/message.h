@@ -70,7 +70,7 @@ void append_name(Bytes& data, std::string_view name);
 
 /// The message's form. Throws bad_handle for a tag that no member writes.
 Form form_of(std::uint32_t tag);
-/// Takes the tail off. Throws bad_handle when there is none.
+/// Takes the tail off. Throws bad_handle if there is none.
 template <class Tail>
 Tail take_tail(Bytes& data);
 /// Takes the name off that a call's tail says is there. Throws bad_handle.

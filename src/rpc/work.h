@@ -9,7 +9,7 @@
 
 namespace onecopy::rpc {
 
-/// What a worker is to do.
+/// A task for a worker.
 struct Work {
   enum class Kind : std::uint8_t {
     none,
@@ -36,7 +36,7 @@ class WorkQueue {
  public:
   void push(Work&& work);
   bool try_pop(Work& work);
-  /// True when no work in order is before the caller's, which begins now.
+  /// True if no work in order is before the caller's, which begins now.
   bool try_begin_order();
   void end_order() noexcept;
   bool is_ready() const noexcept { return ready_.load() != 0; }

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Waiting in an event loop of asyncio for what another thread completes."""
+"""Waiting in an event loop of asyncio for another thread's result."""
 import asyncio
 
 
 def future_in_loop(subscribe, result):
-    """A future of the running loop, done once `subscribe` has called back, with what `result()` returns or throws."""
+    """A future of the running loop, done once `subscribe` has called back, with the result or exception of
+    `result()`."""
     loop = asyncio.get_running_loop()
     future = loop.create_future()
 

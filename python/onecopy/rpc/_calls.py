@@ -13,7 +13,7 @@ from ._references import Cell
 
 _PARTS = {"[0]": "func", "[1]": "args", "[2]": "kwargs"}  # of a call's value: how errors name them
 
-local = threading.local()  # .future_list: those that _wait_all() collects
+local = threading.local()  # .future_list: the futures that _wait_all() collects
 
 
 def call(to, function, args=None, kwargs=None, timeout=-1.0):

@@ -136,7 +136,7 @@ def _take(store, me):
 
 
 def _process(pid):
-    """[pid, when it started]: no other process is the same."""
+    """[pid, when it started]: unique to one process."""
     with open(f"/proc/{pid}/stat") as file:
         return [pid, file.read().rpartition(")")[2].split()[19]]
 

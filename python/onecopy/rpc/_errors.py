@@ -24,7 +24,7 @@ class RemoteError(RuntimeError):
 
 
 class RemoteFailure:
-    """What a handler raised, as it crosses: the exception's class, and a text with where and how it happened."""
+    """An exception of a handler, as it crosses: its class, and a text with the place and the cause."""
 
     __slots__ = ("kind", "text")
 

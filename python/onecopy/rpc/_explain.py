@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Says which way a tensor would go to a member, and what went which way so far."""
+"""The route that a tensor would take to a member, and the routes that tensors have taken so far."""
 import torch
 
 from . import _agent, _devices, _modes, _native, _routes, _telemetry
@@ -46,8 +46,8 @@ def _about_card(agent, caller, value):
 
 
 def stats(of=None):
-    """What this process, or the member `of`, did since it joined its group: tensors by route, sent and received, and a
-    histogram of latency for each function, called and served."""
+    """The work of this process, or the member `of`, since it joined its group: tensors by route, sent and received,
+    and a histogram of latency for each function, called and served."""
     if of is not None:
         return _agent.current().call(of, "stats", None).wait()
     return {"routes": {"sent": _routes.sent.report(), "received": _routes.received.report()},

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which functions of this process other members may call: those marked with export(), and those that init(allow=...) names.
+"""Which functions of this process other members may call: functions marked with export(), and names of
+init(allow=...).
 
-A group made by onecopy.rpc.init() is restricted so; one made by onecopy.distributed.rpc.init_rpc() runs all that can be
-imported, as torch does, but for what _functions refuses.
-Thread safety: all members may be called concurrently."""
+A group made by onecopy.rpc.init() is restricted so; one made by onecopy.distributed.rpc.init_rpc() runs all that
+can be imported, as torch does, except for names that _functions refuses. Thread safety: all members may be called
+concurrently."""
 import fnmatch
 import sys
 
@@ -11,7 +12,7 @@ import torch
 
 from . import _functions
 
-# What a group needs to meet and to end.
+# Functions that a group needs to meet and to end.
 _OURS = frozenset(("onecopy.distributed.rpc.api._gather_to_leader", "onecopy.distributed.rpc.api._broadcast_to_followers"))
 
 _exported = {}  # "module.qualname" -> function

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names of functions and classes: how a call says what is to run, and what a callee looks up for it.
+"""Names of functions and classes: a call sends the name, and the callee looks it up.
 
 A name is a module and a qualified name. It stands for an object only if looking it up gives that very object, so
 lambdas and local functions have none, and a name never reaches through one module into another.
@@ -38,8 +38,8 @@ def public_module(name):
 
 
 def look_up(module, qualname):
-    """The object of that name. Throws AttributeError where there is none, PermissionError for what no program calls in
-    another process."""
+    """The object of that name. Throws AttributeError if there is none, PermissionError for functions that no
+    program calls in another process."""
     _check(module, qualname)
     found = module_named(module)
     for part in qualname.split("."):

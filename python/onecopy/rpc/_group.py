@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a group: who they are, where they are found, and which have ended.
+"""The members of a group: their identities and addresses, and the ones that have ended.
 
-The rendezvous is a torch.distributed store, which carries names and addresses. What an address names opens for processes of
+The rendezvous is a torch.distributed store, which carries names and addresses. An address opens for processes of
 its user only, so a store that others can read gives nothing away that they could use.
 """
 import datetime

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Joining and leaving a group whose members call only what is exported."""
+"""Joining and leaving a group whose members call exported functions only."""
 from . import _agent, _explain, _exports, _native, _rooms
 
 

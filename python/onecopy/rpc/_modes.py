@@ -35,8 +35,8 @@ class Marked:
 def borrow(tensor):
     """Lends a tensor to the callee, as an argument or a result: both have the same memory, and no byte is copied.
 
-    A tensor of the CPU moves into shared memory at the first time. The other has it for as long as it keeps a reference,
-    and each sees what the other writes."""
+    A tensor of the CPU moves into shared memory at the first time. The other has it for as long as it keeps a
+    reference, and each sees the other's writes."""
     return Marked(tensor, BORROW)
 
 

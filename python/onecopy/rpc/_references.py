@@ -5,8 +5,8 @@ The owner keeps a value while its table names a holder. A count is always there 
 - The owner that gives a reference away counts the receiver, and then sends.
 - A holder that passes one on announces the receiver to the owner, and then sends. The receiver accepts when it arrives.
 - A holder that lets go sends a drop. It comes behind the holder's announcements, and a receiver's behind its acceptance.
-Lanes are first in, first out, and an item in them outlives its sender, so nothing is acknowledged and nobody waits. A
-member that ends loses its counts.
+Lanes are first in, first out, and an item in them outlives its sender, so nothing is acknowledged and no member
+waits. A member that ends loses its counts.
 """
 import itertools
 import queue

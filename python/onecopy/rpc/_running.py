@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that this process runs for others: their deadline, whether they are cancelled, and what is told of them.
+"""Calls that this process runs for others: their deadline, whether they are cancelled, and their report.
 
 Thread safety: all members may be called concurrently."""
 import collections
@@ -26,7 +26,7 @@ class Running:
     Attributes:
         function: "module:name".
         caller: the WorkerInfo of the caller.
-        trace: what both sides' logs call it; calls that it makes have the same.
+        trace: its name in the logs of both sides, and that of calls that it makes.
         deadline: as time.monotonic() has it, or None."""
 
     def __init__(self, number, caller, function, deadline, trace):

@@ -72,7 +72,8 @@ class Stream:
         return self
 
     def __next__(self):
-        """The next item. Throws StopIteration behind the last, and what the generator threw behind those it made."""
+        """The next item. Throws StopIteration behind the last, and the generator's exception behind the items it
+        made."""
         with self._changed:
             self._changed.wait_for(self._is_ready)
             return self._take()
@@ -198,8 +199,8 @@ class _Window:
             self._changed.notify()
 
     def enter(self):
-        """Waits until an item may be made; False when none is wanted. Throws Timeout behind the call's deadline, and what
-        sending an item threw."""
+        """Waits until an item may be made; False if none is wanted. Throws Timeout behind the call's deadline, and
+        the exception of sending an item."""
         with self._changed:
             while not self._is_closed and self._credit == 0:
                 left = self._running.remaining()
@@ -261,7 +262,8 @@ async def _next(items):
 
 
 def _send_all(agent, caller, items, running, window):
-    """(how many there were, class and text of what the generator threw). Throws Cancelled when the caller wants no more."""
+    """(how many there were, class and text of the generator's exception). Throws Cancelled if the caller wants no
+    more."""
     total = 0
     while window.enter():
         try:

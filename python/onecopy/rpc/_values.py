@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments and results as plain values and tensors: what crosses a queue without pickle.
+"""Arguments and results as plain values and tensors, which cross a queue without pickle.
 
 encode() gives a tree of None, bool, int, float, str, bytes, list, tuple and dict, and the tensors that it numbers; decode()
 is its inverse. Everything else is a tuple that begins with _MARK: (_MARK, kind, ...). Unknown kinds and wrong shapes are
@@ -58,7 +58,8 @@ def encode(value, tensors, references):
 
 
 def decode(tree, tensors, references):
-    """The value of a tree. `references` makes an RRef of plain values. Throws TypeError for what encode() never made."""
+    """The value of a tree. `references` makes an RRef of plain values. Throws TypeError for a tree that encode()
+    never made."""
     return _Decoder(tensors, references).decode(tree, 0)
 
 

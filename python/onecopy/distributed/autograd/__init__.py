@@ -29,7 +29,7 @@ def backward(context_id, roots, retain_graph=False):
     """Computes the gradients of all leaves that the roots, scalar tensors, depend on, in every worker.
 
     Returns when all are there. Throws RuntimeError for an unknown context, a root that is no scalar or does not require
-    gradients, and "Error on Node N: ..." for what failed in a worker."""
+    gradients, and "Error on Node N: ..." for a failure in a worker."""
     _engine_of_this_process.backward(context_id, roots, retain_graph)
 
 

@@ -16,7 +16,7 @@ _IDS_OF_A_WORKER = 48
 
 
 class Context:
-    """What one worker knows of one context: tensors sent and received, and gradients of its leaves.
+    """One worker's part of one context: tensors sent and received, and gradients of its leaves.
     Thread safety: all members may be called concurrently."""
 
     def __init__(self, engine, context_id):

@@ -52,7 +52,7 @@ class LocalPass:
         return self._send_on(fired, change)
 
     def resolve(self):
-        """What has not come and is not marked never comes. As arrive()."""
+        """Gradients that have not come and are not marked never come. As arrive()."""
         with self._lock:
             self._dead = self._shape.everything() & ~self._arrived & ~self._live
         futures = []
@@ -153,8 +153,8 @@ class LocalPass:
             self._context.accumulate(output.leaf, g.detach())
 
     def _find_cut(self, roots, wanted, remaining):
-        """The nodes that run now and have an edge to what runs later, if the later stage can begin at them: none of
-        them leads to another through nodes that run now. Else None, and what lies above runs again."""
+        """The nodes that run now and have an edge to a later node, if the later stage can begin at them. That is so
+        if none of them leads to another through nodes that run now. Else None, and the nodes above run again."""
         leads, after = self._shape.leads, self._shape.after
         running = self._running(roots, wanted)
         cut = {n for n in running if any(m not in running and leads[m] & remaining for m, _ in after[n])}

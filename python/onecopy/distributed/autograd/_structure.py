@@ -37,7 +37,7 @@ class Component:
     """Sources that are evaluated together.
 
     Invariant: evaluating from `items`, (node, number, gradient) each, gives what its outputs that have not fired lack.
-    Thread safety: whoever holds `lock`.
+    Thread safety: with `lock` held.
     """
 
     __slots__ = ("mask", "outputs", "items", "lock", "is_blocked")
@@ -126,7 +126,7 @@ def _is_plain_leaf(node):
 
 
 def _walk(sources):
-    """The edges of every node, and the nodes with those that they lead to first."""
+    """The edges of every node, and the nodes in an order that has their successors first."""
     after, order = {}, []
     for _, edges in sources:
         for edge in edges:

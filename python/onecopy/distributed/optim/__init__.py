@@ -59,8 +59,8 @@ class DistributedOptimizer:
         self.remote_optimizers = _results(futures)
 
     def step(self, context_id):
-        """One step of each owner's optimizer, all at once. Returns when all are done. Throws RuntimeError for an unknown
-        context, and what a step throws."""
+        """One step of each owner's optimizer, all at once. Returns when all are done. Throws RuntimeError for an
+        unknown context, and a step's exceptions."""
         _autograd._is_valid_context(context_id)
         _results([_rpc.rpc_async(o.owner(), _step, args=(o, context_id)) for o in self.remote_optimizers])
 

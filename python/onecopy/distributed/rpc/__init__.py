@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls between processes: the names of ``torch.distributed.rpc``, over shared memory and without pickle.
 
-``import onecopy.distributed.rpc as rpc`` in place of ``import torch.distributed.rpc as rpc``. docs/rpc.md says what differs.
+``import onecopy.distributed.rpc as rpc`` in place of ``import torch.distributed.rpc as rpc``. docs/rpc.md lists the
+differences.
 """
 import itertools
 import os
@@ -94,8 +95,8 @@ def is_available():
 
 
 def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=None):
-    """Joins a group of processes of this host and user, and returns when all members have. Without a world size the group
-    has no fixed members: returns when those that there are know this one.
+    """Joins a group of processes of this host and user, and returns when all members have. Without a world size the
+    group has no fixed members: returns when the present members know this one.
 
     Args:
         name: this member's, unique in the group: letters, digits, ``-_:``.

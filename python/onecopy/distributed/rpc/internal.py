@@ -19,7 +19,8 @@ def _build_rpc_profiling_key(exec_type, func_name, current_worker_name, dst_work
 
 
 class _Codec:
-    """What crosses for a value: a tree of plain values, and its tensors. No pickle: see onecopy.rpc._values."""
+    """The form in which a value crosses: a tree of plain values, and its tensors. No pickle: see
+    onecopy.rpc._values."""
 
     def serialize(self, value):
         from ...rpc import _values

@@ -46,7 +46,7 @@ class RemoteModule(nn.Module):
         remote_device: "<worker name or rank>/<device>", such as "trainer0/cpu", "ps0/cuda:1" or "rank:0/cpu".
         module_cls: the module's class.
         args, kwargs: for its constructor.
-    Throws ValueError for a device that cannot be read, and what the constructor throws."""
+    Throws ValueError for a device that cannot be read, and the constructor's exceptions."""
 
     def __init__(self, remote_device, module_cls, args=None, kwargs=None):
         super().__init__()
