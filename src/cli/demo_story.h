@@ -30,6 +30,7 @@ struct DemoBaseline {
   Stats stats;
 };
 
+/// A borrower of the demo: its process, and the time and checksum of its opening.
 struct DemoBorrower {
   std::string name;
   Child child;

@@ -10,6 +10,7 @@
 
 namespace onecopy::cli {
 
+/// The tensors of a file, and the time of loading.
 struct LoadedFile {
   std::vector<NamedTensor> tensors;
   /// False for .npy: one tensor without a name.

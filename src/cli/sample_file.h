@@ -7,7 +7,8 @@
 
 namespace onecopy::cli {
 
-/// A directory of our own under TMPDIR or /tmp that disappears with everything in it.
+/// A directory of our own under TMPDIR or /tmp that disappears with everything in it. Thread safety: none.
+/// Neither copied nor moved.
 class TemporaryDirectory {
  public:
   TemporaryDirectory();

@@ -37,6 +37,7 @@ void flush_output();
 
 /// Is the descriptor a terminal that a person looks at?
 bool is_terminal(int fd);
+/// Columns and rows of a terminal.
 struct TerminalSize {
   std::size_t columns = 0;
   std::size_t rows = 0;
@@ -56,7 +57,7 @@ enum class Align { left, right };
 
 inline constexpr std::size_t kAnyWidth = std::numeric_limits<std::size_t>::max();
 
-/// Rows of text in columns that are as wide as they must be.
+/// Rows of text in columns that are as wide as they must be. Thread safety: none.
 class Table {
  public:
   struct Column {
@@ -85,7 +86,7 @@ class Table {
   std::string indent_;
 };
 
-/// One line on stderr that shows the progress of a transfer. Silent if stderr is not a terminal.
+/// One line on stderr that shows the progress of a transfer. Silent if stderr is not a terminal. Thread safety: none.
 class ProgressBar {
  public:
   explicit ProgressBar(std::string label);

@@ -92,6 +92,7 @@ class DeviceMemory {
   const Access access_;
 };
 
+/// A device as listings show it.
 struct DeviceInfo {
   Device device;
   Uuid uuid;

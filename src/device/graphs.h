@@ -62,7 +62,7 @@ struct Recording {
   std::vector<RecordedEdge> edges;  ///< in ascending order
 };
 
-/// A point in a stream.
+/// A point in a stream. Thread safety: external.
 class StreamMark {
  public:
   virtual ~StreamMark() = default;

@@ -11,6 +11,7 @@ namespace onecopy {
 /// Where segments of kind named_file live: ONECOPY_SHM_DIR, or /dev/shm. An absolute path.
 std::string shared_directory();
 
+/// The result of one clean-up.
 struct CleanupReport {
   std::uint64_t files = 0;   ///< unlinked
   std::uint64_t bytes = 0;   ///< memory they held

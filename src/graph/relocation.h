@@ -67,6 +67,7 @@ class Relocation {
   std::size_t noise_ = 0;
 };
 
+/// The outcome of prove(): a relocation, or the reason why there is none.
 struct Relocation::Proof {
   std::optional<Relocation> relocation;
   std::string reason;  ///< why there is none

@@ -23,7 +23,7 @@ struct Extent {
   std::byte* data = nullptr;
 };
 
-/// The object that an extent goes back to.
+/// The object that an extent goes back to. Thread safety: free() may be called concurrently. It must not throw.
 class ExtentOwner {
  public:
   virtual void free(const Extent& extent) noexcept = 0;
@@ -119,6 +119,7 @@ class SegmentTable {
   bool abandoned_ = false;
 };
 
+/// Numbers of one pool, read at one moment.
 struct PoolStats {
   std::uint64_t live_blocks = 0;
   std::uint64_t live_bytes = 0;  ///< as rounded up by the pool

@@ -14,6 +14,7 @@
 
 namespace onecopy {
 
+/// One tensor of a file: its name, layout and bytes.
 struct SafetensorsEntry {
   std::string name;
   DType dtype = DType::u8;

@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-/// The moment at which waiting ends. Made from a timeout; a negative one never ends.
+/// The moment at which waiting ends. Made from a timeout; a negative one never ends. Thread safety: as a value.
 class Deadline {
  public:
   explicit Deadline(std::chrono::milliseconds timeout) noexcept;

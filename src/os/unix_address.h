@@ -10,7 +10,7 @@
 
 namespace onecopy {
 
-/// A SocketName as the kernel takes it.
+/// A SocketName as the kernel takes it. Thread safety: as a value.
 class UnixAddress {
  public:
   /// Throws invalid_argument if the name is empty or longer than a sockaddr_un has room for.

@@ -25,6 +25,7 @@ struct Message {
   MessageKind kind = MessageKind::user;
 };
 
+/// Options of Queue::create().
 struct QueueOptions {
   std::uint64_t maxsize = 0;  ///< items; 0 = as many as memory allows
   /// Bytes of addresses for items, which each process reserves twice; memory is taken for present items only. Rounded

@@ -34,7 +34,7 @@ enum class ErrorCode : std::uint8_t {
 /// The vendor whose numbers `Error::vendor_code` uses.
 enum class ErrorDomain : std::uint8_t { none, posix, cuda, ascend };
 
-/// The one exception type of onecopy. `what()` tells the fault and the remedy.
+/// The one exception type of onecopy. `what()` tells the fault and the remedy. Thread safety: as a value.
 class Error : public std::runtime_error {
  public:
   explicit Error(ErrorCode code, const std::string& message, int vendor_code = 0,

@@ -20,6 +20,7 @@ namespace onecopy::graph {
 
 class Window;
 
+/// Options of Arena::make().
 struct ArenaOptions {
   std::size_t limit_bytes = SIZE_MAX;  ///< of physical memory
 };

@@ -39,7 +39,8 @@ class BlockKeeper {
   bool shareable_;
 };
 
-/// Keeps one block alive. Copyable: a copy is another reference.
+/// Keeps one block alive. Copyable: a copy is another reference. Thread safety: as a value; references to one block
+/// may be dropped concurrently.
 class BlockRef {
  public:
   BlockRef() noexcept = default;

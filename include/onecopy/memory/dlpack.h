@@ -11,22 +11,26 @@ namespace onecopy {
 // The C structs of DLPack (github.com/dmlc/dlpack, ABI version 1), which Python objects exchange in
 // capsules. Their layout must not change.
 
+/// The ABI version of a struct; another major version has another layout.
 struct DLPackVersion {
   std::uint32_t major;
   std::uint32_t minor;
 };
 
+/// A device by its kind and number.
 struct DLDevice {
   std::int32_t device_type;
   std::int32_t device_id;
 };
 
+/// An element type by its code, bits and lanes.
 struct DLDataType {
   std::uint8_t code;
   std::uint8_t bits;
   std::uint16_t lanes;
 };
 
+/// An array on memory of another library. It owns nothing.
 struct DLTensor {
   void* data;
   DLDevice device;

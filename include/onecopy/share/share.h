@@ -18,6 +18,7 @@ namespace onecopy {
 /// whose release is pending in streams.
 Tensor empty(const Layout& layout, Device device = kCpu);
 
+/// Options of empty().
 struct AllocateOptions {
   /// Pinned for this process's cards, see onecopy/share/pin.h; only memory of the CPU.
   bool pinned = false;
@@ -84,6 +85,7 @@ void end_hold(const Handle& handle) noexcept;
 /// the file is not shrunk.
 Tensor adopt_file(int fd, std::size_t size, std::size_t offset = 0);
 
+/// Options of open().
 struct OpenOptions {
   Access access = Access::read_write;
   /// The device that is to use it; by default the memory's own. On CUDA only that device gets a context.
@@ -110,6 +112,7 @@ enum class Exact : std::uint8_t {
   refuse,  ///< throw unsupported, with the numbers
   copy,    ///< share a copy, which lives as long as the handle
 };
+/// Options of share().
 struct ShareOptions {
   Exact exact = Exact::no;
   /// Shares in the order of this stream, as below; a copy is made in it, too.

@@ -60,12 +60,14 @@ void collect();
 /// how many bytes the pools gave back.
 std::uint64_t trim(std::optional<Device> device = {});
 
+/// A process that has opened blocks of this one.
 struct BorrowerInfo {
   int pid = 0;
   std::string name;
   std::uint64_t claims = 0;  ///< blocks it holds
 };
 
+/// Blocks that wait for a receiver in one place.
 struct TransitInfo {
   std::uint64_t blocks = 0;
   double age_seconds = 0;
@@ -98,6 +100,7 @@ struct SilentOwner {
   std::string why;
 };
 
+/// The answers of ask_owners().
 struct OwnerList {
   std::vector<OwnerInfo> owners;
   std::vector<SilentOwner> silent;

@@ -29,6 +29,7 @@ enum Flags : std::uint32_t {
 };
 inline constexpr std::uint32_t kKnownFlags = 31;
 
+/// A torch tensor as ours, with its flags for messages.
 struct Shared {
   Tensor tensor;
   std::uint32_t flags = kTorch;

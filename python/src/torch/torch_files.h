@@ -10,6 +10,7 @@
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python::torch {
 
+/// The memory of a storage that torch has in a file.
 struct SharedFile {
   Tensor bytes;  ///< u8[nbytes]: the same pages, mapped once more
   bool

@@ -10,7 +10,8 @@
 
 namespace onecopy::python {
 
-/// The numbers of the objects that may occur again. Holds them, so that no address means two of them.
+/// The numbers of the objects that may occur again. Holds them, so that no address means two of them. Thread safety:
+/// used with the GIL held.
 class SeenObjects {
  public:
   SeenObjects() = default;

@@ -14,6 +14,7 @@
 /// tensor, where streams have to come to, plain data. One small tensor fits into the cache line that its stamp is in.
 namespace onecopy {
 
+/// The first bytes of an item: the numbers of its parts.
 struct ItemHead {
   std::uint32_t tag = 0;
   std::uint32_t data_bytes = 0;
@@ -74,7 +75,7 @@ std::size_t encoded_size(const ItemRow& row) noexcept;
 std::byte* encode(const ItemRow& row, std::byte* out) noexcept;
 
 /// Reads an item that other processes may be changing meanwhile: every byte is read once and checked before it is
-/// used. All members throw bad_handle.
+/// used. All members throw bad_handle. Thread safety: none. The bytes must outlive the reader.
 class ItemReader {
  public:
   explicit ItemReader(ByteSpan item);

@@ -18,6 +18,7 @@
 
 namespace onecopy {
 
+/// Options of a new ring.
 struct RingOptions {
   std::string name = "queue";        ///< for /proc/<pid>/maps
   std::uint64_t max_items = 0;       ///< 0 = as many as memory allows

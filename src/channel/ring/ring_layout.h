@@ -16,6 +16,7 @@ inline constexpr std::uint32_t kRingVersion = 3;
 inline constexpr std::uint64_t kItemsPerChunk = 1024;
 inline constexpr std::size_t kMaxItemBytes = 240;
 
+/// One item of up to kMaxItemBytes. A put stores the stamp last, which is its commit.
 struct RingSlot {
   std::atomic<std::uint64_t> stamp;  ///< position + 1 of the item it holds; storing it is the commit
   std::uint32_t size;
@@ -48,11 +49,13 @@ struct alignas(128) RingProducers {
   std::atomic<std::uint64_t> tail;    ///< items ever put; behind by one while a commit is under way
   std::atomic<std::uint64_t> intent;  ///< tail + 1 from just before the commit until tail follows
 };
+/// The consumers' line: their lock, and the head, whose store is the commit of a get.
 struct alignas(128) RingConsumers {
   RobustMutex mutex;
   std::atomic<std::uint64_t> head;  ///< items ever taken
 };
 
+/// The first page of a ring. The maker writes the plain members once, before others see them.
 struct RingHeader {
   std::uint64_t magic;
   std::uint32_t version;
@@ -76,8 +79,8 @@ static_assert(std::atomic<std::uint32_t>::is_always_lock_free);
 /// Data of the ring's users beside the items; sparse, and reserved by them before use.
 inline constexpr std::size_t kExtraBytes = (4UL << 20) + 4096;
 
-/// Where the parts are: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra,
-/// chunks.
+/// Where the parts are: header, directory (u32 a logical chunk), owners (u64 a physical chunk), extra, chunks. Thread
+/// safety: as a value.
 class RingGeometry {
  public:
   explicit RingGeometry(std::uint32_t max_chunks) noexcept : max_chunks_(max_chunks) {}

@@ -18,6 +18,7 @@ inline void check(aclError result, const char* what) {
     throw_result(result, what);
 }
 
+/// The error rules of the ACL runtime for VendorLibrary calls.
 struct Vendor {
   static void check(aclError result, const char* what) { ascend::check(result, what); }
   [[noreturn]] static void throw_missing(const char* call, int since);

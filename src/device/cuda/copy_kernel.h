@@ -23,7 +23,7 @@ struct CopyTable {
   std::array<Row, GraphDriver::kMostRanges> rows{};
 };
 
-/// One launch that copies many ranges.
+/// One launch that copies many ranges. Thread safety: const members may be called concurrently.
 class CopyKernel {
  public:
   /// REQUIRES: the device's context is current, and nothing is captured.
@@ -35,7 +35,7 @@ class CopyKernel {
   void* function_ = nullptr;
 };
 
-/// The parameters of a launch, which point into the object.
+/// The parameters of a launch, which point into the object: so it is neither copied nor moved. Thread safety: none.
 class CopyLaunch {
  public:
   /// Throws invalid_argument for more than GraphDriver::kMostRanges ranges.

@@ -45,7 +45,8 @@ class Devices {
   std::size_t granularity_ = 0;
 };
 
-/// Makes a device's primary context current for a scope. Enough for work in streams.
+/// Makes a device's primary context current for a scope. Enough for work in streams. Thread safety: belongs to the
+/// thread that made it.
 class UseContext {
  public:
   explicit UseContext(int ordinal);
@@ -74,7 +75,7 @@ class RelaxedCapture {
   int mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-/// UseContext and RelaxedCapture.
+/// UseContext and RelaxedCapture. Thread safety: belongs to the thread that made it.
 class UseDevice : private UseContext {
  public:
   explicit UseDevice(int ordinal) : UseContext(ordinal), relaxed_(driver_) {}

@@ -19,6 +19,7 @@ inline void check(CUresult result, const char* what) {
     throw_result(result, what);
 }
 
+/// The error rules of the CUDA driver for VendorLibrary calls.
 struct Vendor {
   static void check(CUresult result, const char* what) { cuda::check(result, what); }
   [[noreturn]] static void throw_missing(const char* call, int since);

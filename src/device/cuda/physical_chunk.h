@@ -12,7 +12,7 @@
 
 namespace onecopy::cuda {
 
-/// A reference to memory of the driver's.
+/// A reference to memory of the driver's. Move-only. Thread safety: as a value.
 class AllocationHandle {
  public:
   AllocationHandle() = default;

@@ -19,6 +19,7 @@ inline constexpr std::size_t kDimSize = 16;  ///< size and stride
 /// Rows address dimensions and names with 32 bits.
 inline constexpr std::uint64_t kMaxSection = UINT32_MAX;
 
+/// The first bytes of a table: magic, version, checksums and the sizes of its sections.
 struct Header {
   char magic[6];
   std::uint16_t version;
@@ -34,6 +35,7 @@ struct Header {
 };
 static_assert(sizeof(Header) == kBundleHeaderSize && std::has_unique_object_representations_v<Header>);
 
+/// A segment that rows lie in.
 struct Origin {
   ProcessId owner;
   ProcessId maker;
@@ -46,6 +48,7 @@ struct Origin {
 };
 static_assert(sizeof(Origin) == kBundleOriginSize && std::has_unique_object_representations_v<Origin>);
 
+/// One tensor: its origin, block and layout.
 struct Row {
   std::uint32_t origin;
   std::uint32_t block;

@@ -39,7 +39,8 @@ Mapping private_claims();
 Mapping private_claims(Mapping in_place_of);
 /// The transits that lie beside the claims in one page.
 Transits transits_in(const Mapping& mapping);
-/// A word for each segment, see pin_claim.h.
+/// A word for each segment, see pin_claim.h. Thread safety: all members may be called concurrently; each word has one
+/// writer.
 class PinWords {
  public:
   using Word = PinWord<RealPlatform>;

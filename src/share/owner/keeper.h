@@ -31,7 +31,8 @@ struct BlockSpot {
   std::byte* data = nullptr;
 };
 
-/// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones.
+/// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones. Thread safety:
+/// all members may be called concurrently.
 class SharedKeeper : public BlockKeeper {
  public:
   /// The keeper that counts for good; another than this one if an object stands in between.
