@@ -22,8 +22,8 @@ constexpr int kRounds = 101;
 constexpr double kFastRaw = 120;  // ns
 double most_of_fresh(double raw) { return raw < kFastRaw ? 5.5 : 5; }
 
-/// Each round in another order: what two sleeping processes take to wake each other depends, by a quarter, on who
-/// exchanged before them.
+/// Each round in another order: the time in which two sleeping processes wake each other depends, by a quarter, on
+/// the exchange before theirs.
 void measure_in_turns(int rounds, std::vector<std::function<void()>> contenders) {
   std::mt19937 random(1);  // NOLINT(cert-msc51-cpp): the same orders in every run
   for (int i = 0; i < rounds; ++i) {

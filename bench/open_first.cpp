@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first open of an owner: connect, prove who one is, receive descriptors, map 1 GiB. In a new process
-// each time.
+// The first open of an owner: connect, prove the own identity, receive descriptors, map 1 GiB. In a new process each
+// time.
 #include <fmt/format.h>
 
 #include "onecopy/share/share.h"

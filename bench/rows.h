@@ -29,7 +29,7 @@ Row load_file(const Effort& effort);
 Row call_spinning(const Effort& effort);
 Row call_asleep(const Effort& effort);
 
-// What the other processes do.
+// The work of the other processes.
 void follow_exchanges(Parent& parent);
 void wait_for_items(Parent& parent);
 void open_handles(Parent& parent);

@@ -21,7 +21,7 @@ constexpr std::int64_t kBytesEach = 64;
 
 std::string name_of(std::size_t i) { return "t" + std::to_string(i); }
 
-/// What both processes answer: what they have now beyond what they had before.
+/// The answer of both processes: their resources beyond those of before.
 std::string describe(const Footprint& before, double ns) {
   const Footprint now = footprint();
   return fmt::format("{} {} {} {}", now.descriptors,
@@ -51,7 +51,7 @@ void judge(Row& row, const std::string& who, const Answer& answer) {
 
 }  // namespace
 
-/// Shares a million tensors as one bundle: says its handle, and, asked again, what all this takes.
+/// Shares a million tensors as one bundle: says its handle, and, asked again, the cost of all this.
 void own_a_million(Parent& parent) {
   const Footprint before = footprint();
   std::vector<Tensor> tensors;
@@ -72,7 +72,7 @@ void own_a_million(Parent& parent) {
   for (std::string message; parent.talk.try_hear(message);) parent.talk.say(describe(before, ns));
 }
 
-/// Opens every tensor of the bundle it hears of, touches all, and says what this takes.
+/// Opens every tensor of the bundle it hears of, touches all, and reports the cost.
 void open_a_million(Parent& parent) {
   const Footprint before = footprint();
   std::vector<Tensor> tensors;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables of bundles: whatever they say, and whatever is written into them after opening, a reader
-// stays inside of them; what can be read whole can be written again.
+// Tables of bundles: for any content, and for any writes after opening, a reader stays inside of them; a row that can
+// be read whole can be written again.
 #include <algorithm>
 #include <memory>
 
@@ -76,8 +76,8 @@ void check_table(ByteSpan bytes, ByteSpan instructions) {
   (void)read_all(**reader, ignored);
 }
 
-/// The same bytes with a beginning, length and checksums that are right, and the structure made to fill
-/// what the other sections leave, so that the checks behind are reached.
+/// The bytes with a right beginning, length and checksums. The structure fills the space that the other sections
+/// leave, so that the checks behind are reached.
 Bytes sealed(ByteSpan input) {
   static constexpr std::uint8_t kStart[] = {'1', 'C', 'B', 'N', 'D', 0, 1, 0};
   Bytes bytes(input.begin(), input.end());

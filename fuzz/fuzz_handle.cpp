@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles: decoding refuses or yields consistent fields, and what it yields encodes to the same bytes.
+// Handles: decoding refuses or yields consistent fields, which encode to the same bytes.
 #include <algorithm>
 
 #include "fuzz_input.h"
@@ -24,7 +24,7 @@ void check_handle(ByteSpan bytes) {
           "one handle has one encoding");
 }
 
-/// The same bytes with a beginning and checksum that are right, so that the checks behind are reached.
+/// The bytes with a right beginning and checksum, so that the checks behind are reached.
 Bytes sealed(ByteSpan input) {
   static constexpr std::uint8_t kStart[] = {'1', 'C', 'O', 'P', 'Y', 0, 1, 0};
   Bytes bytes(input.begin(), input.end());

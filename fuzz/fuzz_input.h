@@ -9,7 +9,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 
-/// What all fuzzers share: properties that must hold, and errors that may come.
+/// Code of all fuzzers: properties that must hold, and errors that may come.
 namespace onecopy::fuzz {
 
 inline ByteSpan span_of(const std::uint8_t* data, std::size_t size) noexcept {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items of a queue: whatever lies in its memory, reading refuses it or yields rows that can be written
-// again and are the same.
+// Items of a queue: for any bytes in its memory, reading refuses them or yields rows that can be written again and
+// stay equal.
 #include <algorithm>
 
 #include "channel/codec/item.h"

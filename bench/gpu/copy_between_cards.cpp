@@ -30,7 +30,7 @@ class Allocation {
   cuda::CUdeviceptr at_ = 0;
 };
 
-/// What two cards can do: memory of cudaMalloc, peer access enabled, and the card that is written to reads.
+/// The limit of two cards: memory of cudaMalloc, peer access enabled, and the card that is written to reads.
 void copy_raw(const Allocation& from, const Allocation& to, Device at, std::int64_t bytes) {
   const cuda::UseDevice use(at.index);
   cuda::Driver::get().cuMemcpyDtoDAsync.must(to.at(), from.at(), static_cast<std::size_t>(bytes), nullptr);

@@ -12,7 +12,7 @@ namespace onecopy::bench {
 inline constexpr Device kFirstCard{DeviceType::cuda, 0};
 inline constexpr Device kSecondCard{DeviceType::cuda, 1};
 
-/// What is measured with is never more than this part of the card: 1 GiB on a large one.
+/// The measured memory is never more than this part of the card: 1 GiB on a large one.
 std::int64_t large_bytes(std::int64_t wanted, int part);
 std::size_t cards();
 Tensor card_bytes(std::int64_t bytes, Device device = kFirstCard);
@@ -24,7 +24,7 @@ Row open_a_state_dict();
 Row copy_between_cards(int rounds);
 Row rest_on_a_card();
 
-// What the other processes do.
+// The work of the other processes.
 void follow_on_a_card(Parent& parent);
 void open_on_a_card(Parent& parent);
 void import_on_a_card(Parent& parent);

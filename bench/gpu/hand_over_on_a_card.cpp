@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors on a card through a Queue: what the host spends on each put and each get, in the order of streams.
+// Tensors on a card through a Queue: the host's time for each put and each get, in the order of streams.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -24,7 +24,7 @@ Stream new_stream() {
   return {stream};
 }
 
-/// Host time of one put, the queue being emptied afterwards by whoever gets.
+/// Host time of one put; the getter empties the queue afterwards.
 template <class Make>
 double time_puts(Queue& queue, Stream stream, Make&& make) {
   return time_ns([&] {
@@ -129,7 +129,7 @@ Row hand_over_on_a_card(int rounds) {
     fresh.measure(link, [] { return card_bytes(kSmall); });
     trips.add(time_round_trips(link, small));
     words.add(time_words(link.stream));
-    std::this_thread::sleep_for(std::chrono::milliseconds(25));  // what was given back late is free again
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));  // late releases are free again
   }
   row.add("write one word and wait for it, in a stream", words.median(), "ns");
   row.judge("put and get, the same tensor", same.there(), "ns", at_most(same.there(), 5000));

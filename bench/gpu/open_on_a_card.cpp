@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first open of memory on a card by a process that has a context, a state_dict's worth of tensors, and what
-// stays behind of them.
+// The first open of memory on a card by a process that has a context, a state_dict's worth of tensors, and the memory
+// that stays behind of them.
 #include <fmt/format.h>
 
 #include <map>

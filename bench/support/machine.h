@@ -7,7 +7,7 @@
 
 namespace onecopy::bench {
 
-/// What a number is worth nothing without.
+/// The facts without which a number is worth nothing.
 struct Machine {
   std::string kind;  ///< for file names: "amd-epyc-2cpu-vm"
   std::string date;  ///< 2026-01-31, UTC

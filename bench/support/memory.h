@@ -6,7 +6,7 @@
 
 namespace onecopy::bench {
 
-/// What a process has now.
+/// The memory of a process now.
 struct Footprint {
   std::uint64_t descriptors = 0;
   std::uint64_t mappings = 0;
@@ -18,7 +18,7 @@ Footprint footprint();
 /// Bytes of physical memory behind the memfds that this process has open.
 std::uint64_t memfd_bytes();
 
-/// Private memory that nobody has touched yet, unmapped with the object.
+/// Private memory that was never touched, unmapped with the object.
 class FreshMemory {
  public:
   explicit FreshMemory(std::size_t size);

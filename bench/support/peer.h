@@ -27,7 +27,7 @@ class Talk {
   Fd socket_;
 };
 
-/// What the raw limits are measured on; both processes have the same four things.
+/// The objects that raw limits are measured on; both processes have the same four.
 struct RawLink {
   Mapping arena;  ///< shared memory for words to spin and sleep on
   Fd from;        ///< pipe, reading end
@@ -64,7 +64,7 @@ class Peer {
   int pid_ = -1;
 };
 
-/// The same in the other process.
+/// The member in the other process.
 struct Parent {
   Parent();
   RawLink raw;

@@ -43,7 +43,7 @@ class Spin final : public Exchange {
   std::uint32_t number_ = 0;
 };
 
-/// The same, both sides sleeping.
+/// The exchange with both sides sleeping.
 class Sleep final : public Exchange {
  public:
   explicit Sleep(Arena& arena) : arena_(arena) {}
@@ -164,7 +164,7 @@ class Descriptors {
   const Fd& socket_;
   int flags_;
   Fd tensor_;
-  std::array<char, 128> handle_{};  // what would say which tensor it is
+  std::array<char, 128> handle_{};  // the name of the tensor
   iovec vector_{handle_.data(), handle_.size()};
   unsigned seen_ = 0;
 };
@@ -200,7 +200,7 @@ class DescriptorOneWay final : public Exchange {
   Descriptors descriptors_;
 };
 
-/// One producer, one consumer, eight bytes an item: what a queue that does nothing else can do.
+/// One producer, one consumer, eight bytes an item: the limit of a queue that does nothing else.
 class RingOneWay final : public Exchange {
  public:
   explicit RingOneWay(Arena& arena) : arena_(arena) {}

@@ -10,7 +10,7 @@
 
 namespace onecopy::bench {
 
-/// What a figure must reach: `value` compared with `bound`.
+/// The bound of a figure: `value` compared with `bound`.
 struct Bound {
   double value = 0;
   double limit = 0;

@@ -19,7 +19,7 @@ double time_ns(Work&& work) {
   return std::chrono::duration<double, std::nano>(Clock::now() - start).count();
 }
 
-/// Measurements of one thing, in nanoseconds (or whatever the caller says).
+/// Measurements of one thing, in nanoseconds (or the caller's unit).
 class Samples {
  public:
   void add(double value) { values_.push_back(value); }
@@ -34,8 +34,7 @@ class Samples {
     return sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
   }
 
-  /// The median over rounds of this divided by `limit` in the same round: what disturbs a round
-  /// disturbs both.
+  /// The median over rounds of this divided by `limit` in the same round: a disturbance of a round disturbs both.
   double ratio_to(const Samples& limit) const {
     Samples ratios;
     for (std::size_t i = 0; i < std::min(size(), limit.size()); ++i)

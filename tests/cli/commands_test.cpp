@@ -110,7 +110,7 @@ TEST(Commands, APipeIsNotWaitedFor) {
   EXPECT_TRUE(contains(run_command({"demo", path}).err, "is a pipe"));
 }
 
-/// What weights come in, by what is in the file or, where that says nothing, by its name; and the way from there.
+/// The format of weights, by the content of the file or, if that does not tell, by its name; and the way from there.
 TEST(Commands, AFileOfAnotherFormatIsNamedWithTheWayFromThere) {
   struct Case {
     const char* name;
@@ -166,7 +166,7 @@ TEST(Commands, AHelpThatCannotBeWrittenIsAFailure) {
   EXPECT_EQ(help.wait(), 1);
 }
 
-/// Their numbers would be given to what the library opens, and a table be written into a socket.
+/// Their numbers would be given to files of the library, and a table be written into a socket.
 TEST(Commands, AClosedStdoutIsNoDescriptorOfTheLibrary) {
   for (const char* command : {"bench", "gc"}) {
     const std::string line = fmt::format("'{}' {} 2>&1 >&-", ONECOPY_COMMAND, command);
@@ -266,7 +266,7 @@ TEST(Doctor, ReportsARuntimeDirectoryThatOthersCanEnter) {
 
 using Probes = std::map<std::string, nlohmann::json>;
 
-/// What doctor says about a vendor with these variables set, by the name of the probe; on simulated devices.
+/// Doctor's report of a vendor with these variables set, by the name of the probe; on simulated devices.
 Probes probes_of(const std::string& vendor, std::vector<std::pair<std::string, std::string>> variables) {
   variables.emplace_back("ONECOPY_CUDA_DRIVER", ONECOPY_BINARY_DIR "/simulators/cuda/libcuda.so.1");
   variables.emplace_back("ONECOPY_ASCEND_RUNTIME", ONECOPY_BINARY_DIR "/simulators/ascend/libascendcl.so");
@@ -395,7 +395,8 @@ TEST(Bench, LeavesCtrlCToTheParentFromTheStart) {
   EXPECT_NE(blocked_by(peer) & 1u << (SIGINT - 1), 0u);
 }
 
-/// What `onecopy ls` says of that process. It leaves out who does not answer in time, and then it is asked again.
+/// The entry of that process in `onecopy ls`. It leaves out processes that do not answer in time; then it is asked
+/// again.
 nlohmann::json listed_owner(int pid) {
   nlohmann::json owner;
   EXPECT_TRUE(eventually([&] {
@@ -426,7 +427,7 @@ TEST(Ls, ShowsTheOwnerItsMemoryAndItsBorrower) {
   EXPECT_TRUE(eventually([&] { return contains(run_command({"ls"}).out, std::to_string(share.pid())); }));
 }
 
-/// A process with 1 MiB on that device, as `onecopy ls` shows it: in JSON, and as a table with what is below.
+/// A process with 1 MiB on that device, as `onecopy ls` shows it: in JSON, and as a table with the lines below.
 void expect_listed_by_its_device(const char* name) {
   Shared<Note> note;
   Child owner([&] {
@@ -484,7 +485,7 @@ TEST_F(LsInItsOwnDirectory, NamesWhoDoesNotAnswerBelowTheOthersAndInJson) {
                        "Not listed: process " + std::to_string(stopped.pid()) + " did not answer"));
 }
 
-/// Whoever connected before fills its queue, and it takes nobody out.
+/// Earlier callers fill its queue, and it takes none of them out.
 TEST_F(LsInItsOwnDirectory, ListsAllOthersBesideOneThatHasNoRoomForACaller) {
   const cli::TemporaryDirectory files;
   const std::string path = files.path() + "/small.safetensors";

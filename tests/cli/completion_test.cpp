@@ -19,7 +19,7 @@ std::string script_for(const char* shell) {
   return script.out;
 }
 
-/// What bash offers for the last of these words, in a line.
+/// The words that bash offers for the last of these words, in a line.
 std::string offered_by_bash(const std::vector<std::string>& words) {
   const cli::TemporaryDirectory directory;
   const std::string path = directory.path() + "/completion";

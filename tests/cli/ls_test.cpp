@@ -112,7 +112,7 @@ TEST_F(LsOfOwners, WatchedInJsonIsALineForEachLook) {
     EXPECT_TRUE(nlohmann::json::parse(line).contains("owners")) << line;
 }
 
-/// A terminal of that many columns: what is written to its name is read from it.
+/// A terminal of that many columns: bytes written to its name are read from it.
 class Terminal {
  public:
   explicit Terminal(unsigned short columns) : master_(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC)) {
@@ -126,7 +126,7 @@ class Terminal {
   }
 
   const std::string& name() const noexcept { return name_; }
-  /// What has been written to it by now.
+  /// The text written to it by now.
   std::string text() const {
     std::string all;
     char part[4096];
@@ -141,7 +141,7 @@ class Terminal {
   std::string name_;
 };
 
-/// What the command writes to a terminal of that many columns, in lines without their colours.
+/// The command's output on a terminal of that many columns, in lines without their colours.
 std::vector<std::string> lines_on_terminal(unsigned short columns,
                                            const std::vector<std::string>& arguments,
                                            CommandProcess::Environment environment) {

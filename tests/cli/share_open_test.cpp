@@ -97,7 +97,7 @@ TEST_F(ShareAndOpen, ShareNamesItsBorrowersWhenItEnds) {
   EXPECT_EQ(open.wait(), 0) << open.err();
 }
 
-/// Nobody could ever open it.
+/// No process could ever open it.
 TEST_F(ShareAndOpen, ShareDoesNotHoldAFileWhoseHandleIsLost) {
   CommandProcess share({"share", make_file("two.safetensors", two_tensors())}, "", {}, "/dev/full");
   EXPECT_EQ(share.wait(), 1);

@@ -125,7 +125,7 @@ struct Killed : World<M> {
   }
 };
 
-/// The same while another borrower lives on, and its last release meets the detaching.
+/// The scenario while another borrower lives on, and its last release meets the detaching.
 template <Mistake M>
 struct KilledBesideAnother : World<M> {
   Borrower<M> other;
@@ -142,7 +142,7 @@ struct KilledBesideAnother : World<M> {
   }
 };
 
-/// A block that was never exported is freed without a look at anybody, while somebody tries an old or
+/// A block that was never exported is freed without a look at other processes. Meanwhile a process tries an old or
 /// invented handle on it, also when it is exported in its next life.
 template <Mistake M>
 struct NeverExported : Scenario {
@@ -165,7 +165,7 @@ struct NeverExported : Scenario {
   void finish() override { owner.expect_all_home(2); }
 };
 
-/// A borrower shares on what its owner has freed, and holds it until the next one has it.
+/// A borrower shares on a block that its owner has freed, and holds it until the next one has it.
 template <Mistake M>
 struct SharedOn : World<M> {
   Borrower<M> second;
@@ -197,7 +197,7 @@ struct SharedOn : World<M> {
   }
 };
 
-/// The same with a sender that lets go at once: the handle may be stale, but never somebody else's.
+/// The scenario with a sender that lets go at once: the handle may be stale, but never another's.
 template <Mistake M>
 struct SharedOnAndDropped : World<M> {
   Borrower<M> second;
@@ -226,8 +226,8 @@ struct SharedOnAndDropped : World<M> {
   }
 };
 
-/// The owner is killed anywhere in its free and the lending after it; the receiver of a handle that was
-/// shared on waits for its end. What is frozen then is either still the handle's or refused.
+/// The owner is killed anywhere in its free and the lending after it; the receiver of a handle that was shared on
+/// waits for its end. Frozen memory is then either still the handle's or refused.
 template <Mistake M>
 struct SharedOnAfterTheOwnersDeath : World<M> {
   Borrower<M> second;

@@ -249,7 +249,7 @@ class Search {
     }
   }
 
-  /// Who may take the step at `depth` first so that `thread` comes to its operation before that event.
+  /// Threads that may take the step at `depth` first so that `thread` comes to its operation before that event.
   void reverse(std::size_t depth, std::size_t thread, const Clock& clock) {
     Node& node = path_[depth];
     const std::size_t rival = events_[depth].thread;

@@ -10,8 +10,8 @@
 
 namespace onecopy::explorer {
 
-/// What a virtual thread is about to do to an object. Two operations on one object are dependent
-/// unless both read; only the order of dependent ones can matter.
+/// The next operation of a virtual thread on an object. Two operations on one object are dependent unless both read;
+/// only the order of dependent ones can matter.
 enum class Kind : std::uint8_t {
   read,
   write,
@@ -21,7 +21,7 @@ enum class Kind : std::uint8_t {
 using ObjectId = std::uint32_t;
 inline constexpr ObjectId kNoObject = 0;
 
-/// Numbers the objects of one execution; the same in every execution as long as set-up is the same.
+/// Numbers the objects of one execution; equal in every execution as long as set-up is equal.
 ObjectId new_object() noexcept;
 
 /// A scheduling point: returns once this virtual thread is chosen to act on `object`, which it does
@@ -90,14 +90,14 @@ class Process {
   void kill();
   /// Killed, or all its threads have ended?
   bool is_gone() const;
-  /// Returns once it is: what a pidfd says.
+  /// Returns once it is, as a pidfd reports.
   void wait_until_gone();
 
  private:
   ObjectId id_;
 };
 
-/// A socket: what one process has sent is there even when it is gone. For one receiver.
+/// A socket: packets of a process are there even when it is gone. For one receiver.
 class Mailbox {
  public:
   explicit Mailbox(const Process& sender) noexcept : id_(new_object()), sender_(sender) {}
@@ -128,7 +128,7 @@ struct Result {
   std::uint64_t longest = 0;       ///< steps of the longest execution
   bool complete = false;           ///< every interleaving was covered
   std::string violation;           ///< empty: none
-  std::vector<std::string> trace;  ///< of the violation: what each thread passed, in order
+  std::vector<std::string> trace;  ///< of the violation: the points that each thread passed, in order
   std::string text() const;
 };
 

@@ -45,7 +45,7 @@ class Fiber {
   void start(std::function<void()> body);
   /// Runs until the body yields or ends. REQUIRES: started, not finished.
   void resume();
-  /// Back to whoever resumed. Called by the body only.
+  /// Back to the thread that resumed. Called by the body only.
   void yield();
   bool finished() const noexcept { return finished_; }
 

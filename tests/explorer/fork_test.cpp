@@ -69,7 +69,7 @@ struct ParentLetsGo : Fork<M> {
   }
 };
 
-/// The same with an owner that drains meanwhile.
+/// The scenario with an owner that drains meanwhile.
 template <Mistake M>
 struct OwnerDrains : ParentLetsGo<M> {
   OwnerDrains() {
@@ -77,7 +77,7 @@ struct OwnerDrains : ParentLetsGo<M> {
   }
 };
 
-/// The child inherits nothing, but the owner cannot know: what it freed meanwhile has to come home.
+/// The child inherits nothing, but the owner cannot know: blocks that it freed meanwhile have to come home.
 template <Mistake M>
 struct ChildHoldsNothing : Fork<M> {
   ChildHoldsNothing() {
@@ -112,7 +112,7 @@ struct ChildKilled : Fork<M> {
   }
 };
 
-/// The parent is killed anywhere, before or after it has a child. What it has sent is read first.
+/// The parent is killed anywhere, before or after it has a child. Its messages are read first.
 template <Mistake M>
 struct ParentKilled : Fork<M> {
   ParentKilled() {

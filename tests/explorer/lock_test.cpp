@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lock between processes: its own code, and what the kernel does with it when a thread dies.
+// The lock between processes: its own code, and the kernel's part when a thread dies.
 #include <algorithm>
 #include <functional>
 #include <utility>
@@ -76,13 +76,13 @@ class FutexWord {
     wake_first();
   }
 
-  /// What one does that is killed before it sleeps.
+  /// A thread that is killed before it sleeps.
   void mark_waiters() {
     step(Kind::write, id_);
     value_ |= 0x80000000;
   }
 
-  /// What Linux does with an announced word (handle_futex_death).
+  /// Linux's treatment of an announced word (handle_futex_death).
   void bury(const Task& dead, bool is_announced) {
     step(Kind::write, id_);
     std::erase(sleepers_, &dead);
@@ -119,7 +119,7 @@ enum class Mistake {
   copied,             ///< the wrong lock without a mistake: the others fail for their mistakes only
   announced_late,     ///< taken, then announced
   ended_early,        ///< no longer announced, then freed
-  waiters_forgotten,  ///< taken after a sleep as if nobody else were asleep
+  waiters_forgotten,  ///< taken after a sleep as if no other thread were asleep
   no_generation,      ///< a dead holder's lock is taken over by its id alone
 };
 
@@ -181,7 +181,7 @@ class WrongWord {
 template <Mistake M>
 using LockUnderTest = std::conditional_t<M == Mistake::none, LockWord<Machine>, WrongWord<M>>;
 
-/// Tasks that take the lock, and what they must find then.
+/// Tasks that take the lock, and their conditions then.
 template <Mistake M>
 struct Contest : Scenario {
   Kernel kernel;
@@ -265,8 +265,8 @@ struct TheHolderIsKilled : Contest<M> {
   }
 };
 
-/// After a has given the lock back and before it wakes b, c takes the lock: the kernel wakes nobody then, and the end
-/// of b's slice must do.
+/// After a has given the lock back and before it wakes b, c takes the lock: the kernel wakes no thread then, and the
+/// end of b's slice must do.
 template <Mistake M>
 struct KilledBeforeTheWake : Contest<M> {
   Process killer;

@@ -240,8 +240,8 @@ class Borrower {
   Atomic<std::uint32_t> local_count_;
 };
 
-/// The owning process: its table under its lock, and the memory of its blocks. Whoever reads a block
-/// must find the generation that it claimed.
+/// The owning process: its table under its lock, and the memory of its blocks. A reader of a block must find the
+/// generation that it claimed.
 template <Mistake M>
 class Owner {
  public:
@@ -249,7 +249,7 @@ class Owner {
   static constexpr std::uint64_t kScribble = 0xdead;
 
   Process process;
-  bool lend_again = false;  ///< what becomes reusable is used at once for a new exported block
+  bool lend_again = false;  ///< reusable blocks are used at once for a new exported block
   int reused = 0;
 
   /// A new block with its generation written all over it.
@@ -312,7 +312,7 @@ class Owner {
     return yes;
   }
 
-  /// What a holder of the claim does with it.
+  /// A holder's use of the claim.
   void read(Handle h, const char* who) {
     require(memory_[h.block].load() == h.generation, who);
     require(records_[h.block].offset == h.generation, "a record changed under a claim");

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A claimer of a dead owner's block against the thread that closes the owner's leases and gives their memory back:
-// Leases::try_claim(), release(), try_close() and try_forget(). A visitor's plain stores are what they are here by
-// membarrier(2).
+// Leases::try_claim(), release(), try_close() and try_forget(). A visitor's plain stores become visible by
+// membarrier(2), as they are here.
 #include "explorer/expect.h"
 
 namespace onecopy::explorer {

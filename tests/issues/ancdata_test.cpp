@@ -49,7 +49,7 @@ TEST(Ancdata, TenThousandTensorsAreHeldWith64Descriptors) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// The same, one handle a tensor, as batches of a data loader arrive.
+/// The test with one handle a tensor, as batches of a data loader arrive.
 TEST(Ancdata, TenThousandHandlesOpenedOneByOneNeedNoMoreDescriptors) {
   const Limit limit(RLIMIT_NOFILE, 64);
   Shared<Note> note;

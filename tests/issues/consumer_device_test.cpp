@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The wound of a process that uses another's memory from a card of its own (sglang#22662): to open it took a context on
-// the owner's card, hundreds of megabytes of it for each such process. Nothing here is the simulator's alone but what
-// says so; a run on two real cards is still wanted.
+// The wound of a process that uses another's memory from a card of its own (sglang#22662): to open it took a context
+// on the owner's card, hundreds of megabytes of it for each such process. Parts of the simulator alone are marked; a
+// run on two real cards is still wanted.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,7 +69,7 @@ class ConsumerDevice : public ::testing::TestWithParam<SegmentKind> {
   }
 
   using Borrow = std::function<void(const Handle&)>;
-  /// What `borrow` gets in a process of its own is lent by another, which ends after it.
+  /// The tensor of `borrow` in a process of its own is lent by another, which ends after it.
   void lend(const std::function<Handle(const Tensor&)>& make_handle, const Borrow& borrow) {
     Child owner([&] { own(make_handle); });
     Child borrower([&] {

@@ -53,7 +53,7 @@ void with_mounts(std::string (*arrange)()) {
   if (note->step == 1) GTEST_SKIP() << note->read();
 }
 
-/// A full tmpfs at that directory. Where none could be mounted, what is there is left alone.
+/// A full tmpfs at that directory. If none could be mounted, the directory is left alone.
 std::string try_mount_full_tmpfs(const std::string& directory, const std::string& options) {
   if (std::string why = try_mount_tmpfs(directory, options); !why.empty()) return why;
   std::ofstream filler(directory + "/filler");
@@ -110,7 +110,7 @@ TEST(DevShm, HoldsNoNamesOfOursDuringUseOrAfterSigkill) {
     EXPECT_EQ(names_of(Handle::from_text(note->read()).fields().owner), 0u);
     note->step = 2;
     owner.kill();
-    std::memset(mine.data(), 1, mine.nbytes());  // and nobody pulled it from under us
+    std::memset(mine.data(), 1, mine.nbytes());  // and it was not unmapped under us
   }
   EXPECT_EQ(names_of(Handle::from_text(note->read()).fields().owner), 0u);
   EXPECT_TRUE(eventually([] { return stats().foreign_segments == 0; }))

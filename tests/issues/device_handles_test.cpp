@@ -59,7 +59,8 @@ TEST_F(DeviceHandles, Pytorch186213ReservesExactlyTheSegmentsAddresses) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// The device's attributes said that it exports descriptors. The owner's memory stays usable, and who opens is told.
+/// The device's attributes said that it exports descriptors. The owner's memory stays usable, and the opener gets the
+/// reason.
 TEST_F(DeviceHandles, Pytorch179220AnExportThatFailsInSpiteOfTheAttributesIsAnErrorOfItsOpener) {
   Child owner([&] {
     const CudaCalls cu;

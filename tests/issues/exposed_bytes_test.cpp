@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// pytorch#9447: to send a view shows the receiver the whole storage, and nothing says so. With Exact::refuse what
-// others could see beside the tensor is counted to the byte, but for what allocators of frameworks round up.
+// pytorch#9447: to send a view shows the receiver the whole storage, silently. With Exact::refuse the bytes that
+// others could see beside the tensor are counted, except for the rounding of frameworks' allocators.
 #include <gtest/gtest.h>
 
 #include <string>

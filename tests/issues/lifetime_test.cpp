@@ -51,7 +51,7 @@ TEST(OwnerExitsFirst, IsLegalAndBorrowersKeepAndPassOnWhatTheyHave) {
   EXPECT_EQ(borrower.join(), 0);
 }
 
-/// Openers that release, fail, die, fork and pass on; whatever happened, the owner's books close at 0.
+/// Openers that release, fail, die, fork and pass on; after each of these the owner's books close at 0.
 TEST(Counters, ReturnToZeroWhateverTheBorrowersDid) {
   Shared<Note> note;
   Child owner([&] {

@@ -25,7 +25,7 @@ namespace {
 
 using namespace testing;
 
-/// All mappings that this process may have: those that are left are made, of every second page of a range.
+/// All mappings that this process may have: the remaining ones are made of every second page of a range.
 class NoMappingsLeft {
  public:
   NoMappingsLeft() {

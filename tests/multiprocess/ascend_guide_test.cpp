@@ -53,14 +53,14 @@ TEST_F(AscendGuide, AHandleIsRebuiltOnTheSameCard) {
   Child producer([&] {
     // 1. A tensor on npu:0.
     const Tensor tensor = thousand_on(kFirst);
-    // 2. Its handle, as text for whatever carries it.
+    // 2. Its handle, as text for any carrier.
     note->write(share(tensor).to_text());
     // 3. The memory stays until the consumer is done with it, and shows what the consumer wrote.
     note->reach(2);
     EXPECT_EQ(element(tensor, 7), 70);
   });
   Child consumer([&] {
-    // 4. The same memory in another process: no copy is made.
+    // 4. Its memory in another process: no copy is made.
     const Tensor tensor = open(Handle::from_text(note->read()));
     EXPECT_EQ(tensor.device(), kFirst);
     EXPECT_EQ(tensor.shape()[0], 1000);
@@ -93,7 +93,7 @@ TEST_F(AscendGuide, TheOtherCardReadsTheMemoryWhereItIs) {
   EXPECT_EQ(producer.join(), 0);
 }
 
-/// What the guide does by changing the device in the handle's arguments.
+/// The guide's change of the device in the handle's arguments.
 TEST_F(AscendGuide, TheHandleIsRebuiltForTheOtherCard) {
   Shared<Note> note;
   Child producer([&] {
@@ -120,7 +120,7 @@ TEST_F(AscendGuide, TheHandleIsRebuiltForTheOtherCard) {
   EXPECT_EQ(producer.join(), 0);
 }
 
-/// What crosses where no broker of ours is in between.
+/// The data that crosses where no broker of ours is in between.
 struct Crossing {
   Note note;
   std::atomic<std::size_t> size{0};

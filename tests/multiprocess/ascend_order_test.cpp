@@ -108,7 +108,7 @@ TEST_F(AscendOrder, CopiesByWayOfOtherMemoryAreNotCaptured) {
   expect_not_captured("none", false);
 }
 
-/// Whether a lost device has written the last of it nobody can tell.
+/// A lost device may still write.
 TEST_F(AscendOrder, OfADeviceThatIsLostKeepsWhatIsGivenBackInItFromBeingUsedAgain) {
   in_npu_child({}, [] {
     const AclCalls acl;

@@ -34,7 +34,7 @@ Tensor pattern() {
   return tensor;
 }
 
-/// With the right checksum, as somebody would write it who means harm.
+/// With the right checksum, as a malicious writer would make it.
 Handle resealed(Bytes bytes) {
   store(bytes.data() + 12, std::uint32_t{0});
   store(bytes.data() + 12, crc32c(bytes));
@@ -50,7 +50,7 @@ class WrongHandle : public ::testing::Test {
           const Tensor second = pattern();  // lies beside it and has never been shared
           note_->write(share(tensor).to_text());
           note_->reach(2);
-          // What borrowers tried has left the owner as it was.
+          // The borrowers' attempts have left the owner as it was.
           EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
           EXPECT_EQ(stats().limbo, 0u);
           EXPECT_EQ(stats().live_blocks, 2u);

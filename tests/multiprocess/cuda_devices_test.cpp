@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory of one card used on another of the same process, what a handle lets others see, and bundles in order.
+// Memory of one card used on another of the same process, the memory that a handle lets others see, and bundles in
+// order.
 #include <gtest/gtest.h>
 
 #include "onecopy/channel/queue.h"
@@ -82,8 +83,8 @@ TEST_F(CudaOtherCard, UsesTheMemoryWhereItIs) {
 
 HandleFields open_and_share(const Handle& handle) { return share(open(handle)).fields(); }
 
-/// Kernels of the second card do not find it where it was opened for the first, whatever peer access there is: the
-/// handle is opened for each.
+/// Kernels of the second card do not find it where it was opened for the first, even with peer access: the handle is
+/// opened for each.
 TEST_F(CudaOtherCard, UsesWhatCudaMallocGave) {
   Child owner([&] {
     const CudaCalls cu;

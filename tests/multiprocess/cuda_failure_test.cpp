@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device that fails while its process lives: an error after which nothing works on it in this process, and what its
-// streams had still to do is never done.
+// A device that fails while its process lives. After the error nothing works on it in this process, and the rest of
+// its streams' work is never done.
 #include <gtest/gtest.h>
 
 #include <optional>
@@ -52,7 +52,7 @@ struct FailingDevice {
     kernel.emplace(cu);
     stream = cu.stream();
   }
-  /// Once the gate is open. What the stream is given from here on is never done.
+  /// Once the gate is open. Later work of the stream is never done.
   void fail_behind(Gate& gate) {
     close_with(cu, stream, gate);
     kernel->fail(stream);
@@ -198,7 +198,7 @@ TEST_F(CudaFailure, WithinOneProcessIsAnErrorForWhoWaitsForTheDevice) {
   });
 }
 
-/// Whether the device has written the last of it nobody can tell.
+/// The device may still write.
 TEST_F(CudaFailure, KeepsWhatIsGivenBackInItsStreamsFromBeingUsedAgain) {
   testing::in_child([&] {
     const StderrText log;

@@ -133,7 +133,7 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
       copy_into(tensor.view(), mine.view(), Stream{stream});
     }
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
-    gate->open = true;  // nobody has waited so far
+    gate->open = true;  // no stream has waited so far
     EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
     EXPECT_EQ(element<unsigned char>(mine, 0), 2);
     EXPECT_EQ(element<unsigned char>(mine, (1 << 20) - 1), 2);
@@ -248,8 +248,8 @@ void count_marks() {
   };
 }
 
-/// A mark in it, or a wait, has the driver keep the host until there is room. That may be made by what another
-/// stream of this process is still to be given.
+/// At a mark in it, or a wait, the driver keeps the host until there is room. Later work of another stream of this
+/// process may be needed to make that room.
 TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
   constexpr int kRoom = 8;
@@ -288,7 +288,7 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
 std::atomic<bool> is_registering{false};
 std::atomic<bool> may_register{false};
 
-/// While any stream is full, the driver keeps whoever registers memory waiting.
+/// While any stream is full, the driver keeps callers that register memory waiting.
 TEST_F(CudaOrder, ADeviceThatIsToldOfTheWordsKeepsNoOthersStreamsWaiting) {
   if (testing::cuda_devices() < 2) GTEST_SKIP() << "wants two devices";
   testing::in_child([&] {
@@ -371,7 +371,7 @@ TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore)
   });
 }
 
-// What another process has taken is dropped by the watch thread: here with a stream that has no room for the mark.
+// The watch thread drops memory that another process has taken: here with a stream that has no room for the mark.
 TEST_F(CudaOrder, WhatTheWatchThreadDropsKeepsNobodyFromOpening) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
   constexpr int kRoom = 8;
@@ -403,7 +403,7 @@ TEST_F(CudaOrder, WhatTheWatchThreadDropsKeepsNobodyFromOpening) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-// The watch thread marked them: nobody got an answer from this process until the stream went on.
+// The watch thread marked them: this process answered no question until the stream went on.
 TEST_F(CudaOrder, WhatIsDroppedInADefaultStreamWithoutRoomKeepsNobodyFromOpening) {
   if (!testing::is_simulated()) GTEST_SKIP() << "wants streams with little room";
   constexpr int kRoom = 8;

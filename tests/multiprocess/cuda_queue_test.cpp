@@ -324,7 +324,7 @@ TEST_F(CudaQueueOrder, WhatIsReadyIsDeliveredAlthoughItsPutterWasKilled) {
   EXPECT_EQ(creator.join(), 0);
 }
 
-/// The allocation is open already, so that the tensor's place in it is found without a question to anybody.
+/// The allocation is open already, so that the tensor's place in it is found without a question to another process.
 TEST_F(CudaQueueOrder, WhatEndedWithItsPutterIsAnErrorOnceAndTheQueueGoesOn) {
   Child creator([&] {
     Queue queue = Queue::create();

@@ -251,7 +251,7 @@ TEST_F(CudaBetweenProcesses, WhatCudaMallocGaveIsSharedWhereItIs) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// Its memory has ended with it, and a handle or an item would be of no use to anybody.
+/// Its memory has ended with it, and a handle or an item would be of no use to any process.
 TEST_F(CudaBetweenProcesses, WhatCudaMallocGaveIsNeitherSharedNorPutOnceItsOwnerHasEnded) {
   Shared<Note> note;
   Child owner([&] {
@@ -580,7 +580,7 @@ TEST_F(CudaBetweenProcesses, OneAllocationIsDescribedByTheDriverOnce) {
     const Tensor second = adopt(view_of(at + (1 << 20), 10), nullptr);
     EXPECT_EQ(share(second).fields().segment, share(first).fields().segment);
     EXPECT_EQ(share(second).fields().tensor_offset, 0u);
-    expect_refusal(ErrorCode::system, {"cuMemGetAddressRange"},  // and so it does for what reaches further
+    expect_refusal(ErrorCode::system, {"cuMemGetAddressRange"},  // and so it does for a longer range
                    [&] { adopt(view_of(at, 5 << 20), nullptr); });
   });
 }

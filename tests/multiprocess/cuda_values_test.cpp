@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values without tensors on devices, through queues and pipes: what a getter does after it has one comes after what the
-// putter's streams had in them. A host function that waits for a gate stands in for a kernel that takes long.
+// Values without tensors on devices, through queues and pipes: a getter's later work comes after the work in the
+// putter's streams. A host function that waits for a gate stands in for a kernel that takes long.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -31,7 +31,7 @@ constexpr int kEnd = 1000;
 
 void become_another_program() { execlp("sleep", "sleep", "600", nullptr); }
 
-/// An owner that execs when it is told to, a holder of what it shares, and the test, which has inherited nothing.
+/// An owner that execs when it is told to, a holder of its memory, and the test, which has inherited nothing.
 class OwnerThatExecs : public ::testing::Test {
  protected:
   /// It writes a handle into `owned`.
@@ -86,7 +86,8 @@ TEST_F(OwnerThatExecs, ATensorThatABorrowerHoldsIsOpenedByANewProcess) {
   EXPECT_EQ(element(open(Handle::from_text(held->text)), 999), 999);
 }
 
-/// Whoever is passed it has a connection to the owner that has ended, and can ask nobody whether the block is still held.
+/// A process that gets it now has a connection to the owner that has ended. It cannot ask whether the block is still
+/// held.
 TEST_F(OwnerThatExecs, ATensorThatItHadFreedIsOpenedByWhoHasBorrowedAnother) {
   start_owner([this] {
     const Tensor other = numbers(10, 7);
@@ -167,7 +168,7 @@ TEST_F(OwnerThatExecs, AQueueThatItHasCreatedIsConnectedToByANewProcess) {
   EXPECT_EQ(element(*tensor, 999), 999);
 }
 
-/// What is too long for the queue lies in a block of its putter.
+/// An item too long for the queue lies in a block of its putter.
 TEST_F(OwnerThatExecs, ALongItemThatItHasPutArrivesAtANewProcess) {
   start_holder([this] {
     const Queue queue = Queue::create();

@@ -33,7 +33,7 @@ class FirstOpen : public ::testing::Test {
     note_->step = 2;
     EXPECT_EQ(owner_.join(), 0);
   }
-  /// What a new process has of the system after `body`, or after nothing when that is no use of onecopy.
+  /// The resources of a new process after `body`, or after nothing if that is no use of onecopy.
   static Footprint footprint_after(const std::function<void()>& body) {
     Shared<Footprint> footprint;
     Child fresh([&] {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forks that meet other threads, or lack descriptors or threads. What a fork does otherwise is in share_test.cpp.
+// Forks that meet other threads, or lack descriptors or threads. Other effects of a fork are in share_test.cpp.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -48,7 +48,7 @@ void fork_orphan(const Body& body) {
   _exit(0);
 }
 
-/// New tensors in whatever memory is free.
+/// New tensors in any free memory.
 void overwrite_free_memory() {
   for (int i = 0; i < 100; ++i) set_element<std::int64_t>(numbers(1000), 999, 0);
 }
@@ -304,7 +304,7 @@ TEST_F(MissedChildren, ThatHaveEndedKeepNothingThoughABorrowerCameSince) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// It is a borrower by itself then, and still has what it inherited.
+/// It is a borrower by itself then, and still has its inheritance.
 TEST_F(MissedChildren, ThatConnectKeepWhatTheyInherited) {
   Child owner([&] {
     other = numbers(5 << 20);  // a segment that it has to ask for
@@ -390,7 +390,7 @@ TEST(Fork, AtTheLimitOfAddressesAChildKeepsWhatItsParentBorrowed) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// It could keep nobody from using them again.
+/// It could not keep other processes from using them again.
 TEST(Fork, AtTheLimitOfAddressesAChildOfAnOwnerOfTensorsEndsWithoutASignal) {
   if (kSanitized) GTEST_SKIP() << "sanitizers need addresses of their own";
   Child parent([] {
@@ -405,7 +405,7 @@ TEST(Fork, AtTheLimitOfAddressesAChildOfAnOwnerOfTensorsEndsWithoutASignal) {
   EXPECT_EQ(parent.join(), 0);
 }
 
-/// What the child has of its parent's is not all that there is.
+/// The child's inheritance from its parent is not all that there is.
 TEST(Fork, AChildOpensWhatItsDeadParentMadeAfterwardsWithTheHelpOfWhoPassesItOn) {
   constexpr std::int64_t kMany = 8 << 20;
   const Watchdog watchdog;

@@ -80,7 +80,7 @@ TEST(Forwarding, ATensorArrivesAfterItsForwarderWasKilled) { forward(End::is_kil
 TEST(Forwarding, ALargeMessageArrivesAfterItsForwarderHasExited) { forward(End::exits, 100'000); }
 TEST(Forwarding, ALargeMessageArrivesAfterItsForwarderWasKilled) { forward(End::is_killed, 100'000); }
 
-/// The owner of what is forwarded has both queues open: it sees when the item is taken.
+/// The owner of the forwarded memory has both queues open: it sees when the item is taken.
 void free_after_taking(End end, std::size_t extra) {
   Watchdog watchdog;
   after_transit_ms = 100;
@@ -178,7 +178,7 @@ TEST(Forwarding, WhatAStoppedOwnerHasFreedStaysInTheQueueUntilItCanBeAsked) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// The last number of what comes, which stays where it is while its owner takes too long.
+/// The last number of the item, which stays in its place while its owner takes too long.
 std::optional<std::int64_t> answered_in_time(Queue& queue) {
   try {
     return last_of(queue.get_tensor());
@@ -218,7 +218,7 @@ TEST(Forwarding, WhatAnOwnerHasFreedThatHungUpOnUsIsAskedForAnew) {
     note->reach(5);
   });
   note->reach(2);
-  Child child([&] { EXPECT_EQ(last_of(kept), 9); });  // its page is what the owner cannot take
+  Child child([&] { EXPECT_EQ(last_of(kept), 9); });  // the owner cannot take its page
   EXPECT_EQ(child.join(), 0);
   const auto& of_owner = *Runtime::current().importer().find(public_name(share(kept).fields().owner));
   EXPECT_TRUE(eventually([&] { return of_owner.is_disconnected(); }));

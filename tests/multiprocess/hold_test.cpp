@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles written down by one process and opened by another, with nobody but the hold in between.
+// Handles written down by one process and opened by another, with only the hold in between.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>

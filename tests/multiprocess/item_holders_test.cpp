@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An item of a queue arrives as long as any process has its memory that its receiver can know of: the owner, its
-// putter, the queue's creator, and who has handed the queue on.
+// An item of a queue arrives as long as a process known to its receiver has its memory: the owner, its putter, the
+// queue's creator, or the process that has handed the queue on.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -43,7 +43,7 @@ void fork_orphan(const Body& body) {
   _exit(0);
 }
 
-/// Whoever shares a tensor, and is there until it is killed.
+/// Shares a tensor, and is there until it is killed.
 Child owner_of_numbers(Note& note, std::int64_t first) {
   return Child([&note, first] {
     const Tensor tensor = numbers(1000, first);
@@ -354,7 +354,7 @@ TEST_F(OfADeadOrSlowCreator, ADepositThatWasTakenLateIsFoundThere) {
   expect_fresh_receiver_gets(queue.handle(), 7);
 }
 
-/// It keeps what was in the queue when it got it; so does every other process that has it.
+/// It keeps the items in the queue when it got it; so does every other process that has it.
 TEST_F(OfADeadOrSlowCreator, WhatItHasPutItselfArrivesAtWhoHasTheQueueFromAnother) {
   Shared<Note> note;
   Child creator([&] {
@@ -368,7 +368,7 @@ TEST_F(OfADeadOrSlowCreator, WhatItHasPutItselfArrivesAtWhoHasTheQueueFromAnothe
   expect_fresh_receiver_gets(queue.handle(), 7);
 }
 
-/// It closed the connection, and may have let go of what it was to keep.
+/// It closed the connection, and may have dropped its deposits.
 TEST_F(OfADeadOrSlowCreator, OneThatHungUpIsAskedAgain) {
   if (testing::kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";
   Shared<Note> note;
@@ -404,7 +404,7 @@ TEST_F(OfADeadOrSlowCreator, OneThatHungUpIsAskedAgain) {
   EXPECT_EQ(creator.join(), 0);
 }
 
-/// Nobody keeps what is put into it, should we die now.
+/// No process keeps later items, should we die now.
 Queue queue_of_a_dead_creator() {
   const Shared<Note> note;
   Child creator([&] {

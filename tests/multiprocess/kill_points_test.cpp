@@ -108,8 +108,8 @@ INSTANTIATE_TEST_SUITE_P(Points, BorrowerDies,
                                            "release.marked"),
                          point_name);
 
-/// Lives through somebody's death with a tensor of theirs, and has lost nothing by it: what it had after a polite
-/// owner's end it has after that one's. `lent` gets the tensor's handle, and step 9 when its owner is dead.
+/// Lives through a process's death with a tensor of its own, and has lost nothing by it: its resources are those
+/// after a polite owner's end. `lent` gets the tensor's handle, and step 9 when its owner is dead.
 class Survivor {
  public:
   Survivor(Note& lent, std::int64_t seed) : lent_(lent), seed_(seed) {}
@@ -127,7 +127,8 @@ class Survivor {
     polite_->reach(2);
   }
   void live() {
-    stats();  // what killed processes left is looked for now, and not by the watch thread after the first open
+    // Files of killed processes are looked for now, and not by the watch thread after the first open.
+    stats();
     open(Handle::from_text(polite_->read())).release();
     polite_->step = 2;
     const Footprint before = Footprint::settled();
@@ -260,7 +261,7 @@ TEST(OwnerDies, WhileItAdoptsAForkedChild) {
   EXPECT_EQ(borrower.join(), 0);
 }
 
-/// Handles of many owners, replaced all the time: what a storm's processes find each other by.
+/// Handles of many owners, replaced all the time: a storm's processes find each other by them.
 struct Board {
   static constexpr int kPlacesEach = 8;
   static constexpr int kPlaces = 3 * kPlacesEach;
@@ -327,7 +328,7 @@ void storm_borrow(Board& board, std::mt19937& random, Held& held, std::atomic<st
 
 bool is_on_a_real_card() { return testing::device().type == DeviceType::cuda && !testing::is_simulated(); }
 
-/// Of the card, as another process sees it: the storm's own would stand in the way of what is to be seen.
+/// Of the card, as another process sees it: the storm's own memory would stand in the way.
 std::size_t free_on_card() {
   if (!is_on_a_real_card()) return 0;
   Shared<std::atomic<std::size_t>> free;
@@ -341,7 +342,7 @@ std::size_t free_on_card() {
   return *free;
 }
 
-/// An owner and a borrower that are never killed. Afterwards they must have what they had before, when each had
+/// An owner and a borrower that are never killed. Afterwards they must have the resources of before, when each had
 /// already been through the polite end of another process.
 class Witnesses {
  public:
@@ -455,7 +456,7 @@ TEST(KillStorm, ThousandsOfRandomKillsLeaveNoWrongDataAndNothingBehind) {
   EXPECT_TRUE(eventually([&] { return free_on_card() >= free_before; })) << "memory of the card is lost";
 }
 
-/// What every start does, once what the killed have left is some seconds old.
+/// Each start does it, once the files of killed processes are some seconds old.
 void clean_up_later(const std::string& sockets) {
   for (const auto& file : std::filesystem::directory_iterator(sockets)) {
     const timespec long_ago[2] = {{1000, 0}, {1000, 0}};

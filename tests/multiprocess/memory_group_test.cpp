@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A control group kills whoever exceeds its memory, so what several processes reserve at once must stay below.
+// A control group kills a process that exceeds its memory, so the sum of concurrent reservations must stay below.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 #include <unistd.h>

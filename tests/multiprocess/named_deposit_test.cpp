@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strategy file_system: what a process put into another's queue outlives it, and so does the file's name.
+// Strategy file_system: a process's items in another's queue outlive it, and so does the file's name.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -50,7 +50,7 @@ class NamedDeposit : public ::testing::TestWithParam<End> {
     EXPECT_EQ(putter.join(), GetParam() == End::is_killed ? -SIGKILL : 0);
   }
 
-  /// What a starting process does, the watch thread does, and a user may do.
+  /// A starting process does it, the watch thread does, and a user may do.
   static void sweep() {
     collect();
     remove_abandoned_files();
@@ -125,8 +125,8 @@ TEST_P(NamedDeposit, IsGoneWithTheQueueThatNobodyRead) {
   expect_no_name_soon();
 }
 
-/// The owner is dead and nothing of its is held here until the segment is mapped: what looks for owners that
-/// nobody needs any more closed it in between, and the segment stayed mapped, and named, for ever.
+/// The owner is dead and nothing of its is held here until the segment is mapped. The search for unneeded owners
+/// closed it in between, and the segment stayed mapped, and named, for ever.
 TEST_P(NamedDeposit, ASweepWhileItIsBeingOpenedKeepsNothing) {
   Queue queue = Queue::create();
   put_and_end(queue, 1);

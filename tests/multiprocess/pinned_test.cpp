@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that cards copy at the speed of the link: what a driver has pinned is not given back (F2), not unmapped (F3),
-// and not used again while a copy still reads it (F4); captures are never spoilt (F5). Facts seen on an H100.
+// Memory that cards copy at the speed of the link. Memory that a driver has pinned is not given back (F2), not
+// unmapped (F3), and not used again while a copy still reads it (F4); captures are never spoilt (F5). Facts seen on
+// an H100.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -397,7 +398,7 @@ TEST_F(Pinned, MemoryOfOthersIsRefused) {
   });
 }
 
-/// A pinner and an owner that gives pages back again and again: what is counted ends where it began.
+/// A pinner and an owner that gives pages back again and again: the counts end where they began.
 TEST_F(Pinned, PinsAndHolesPassEachOther) {
   Child owner([&] {
     const Tensor kept = filled(kBytes, 1);

@@ -61,7 +61,7 @@ std::uint64_t blocks_sent() {
   return blocks;
 }
 
-// One body, whatever its processes are.
+// One body for all kinds of processes.
 
 constexpr std::int64_t kEach = 3000;
 
@@ -219,7 +219,7 @@ TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
   });
   note->step = 2;
   note->reach(3);
-  // A large tensor has a segment of its own, and what is too large for the queue is on the CPU.
+  // A large tensor has a segment of its own, and an item too large for the queue is on the CPU.
   const std::uint64_t segments = testing::device() == kCpu ? 2 : 3;
   EXPECT_TRUE(eventually([&] { return stats().deposits == segments; }));
   creator.kill();
@@ -231,7 +231,7 @@ TEST(QueueCreator, ThatIsKilledLeavesTheQueueAndItsTensorsToTheOthers) {
   EXPECT_EQ(other.join(), 0);
 }
 
-// What is kept for the day that an owner dies ends with the segment, also while everybody lives.
+// A deposit, which is kept for the day that an owner dies, ends with the segment, also while everybody lives.
 
 constexpr int kSegments = 3;
 
@@ -517,7 +517,8 @@ void take_if_there(Queue& queue) {
 
 std::atomic<int> waits_in_vain{0};
 
-/// What it has not answered it is not asked again before it goes on; then it keeps what it was asked to keep.
+/// A creator is not asked again, before it goes on, about requests that it has not answered; then it keeps those
+/// segments.
 TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   Watchdog watchdog;
   Shared<Note> note;
@@ -577,7 +578,7 @@ TEST(QueueCreator, ThatIsStoppedIsWaitedForOnceAndKeepsSegmentsWhenItGoesOn) {
   EXPECT_EQ(creator.join(), 0);
 }
 
-/// Each has put an item, and waits for somebody who takes it.
+/// Each has put an item, and waits for a getter.
 TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
   Watchdog watchdog;
   Shared<Note> note;
@@ -603,7 +604,7 @@ TEST(QueueUsers, ThatHaveAllLeftDoNotKeepItsItemsForEachOther) {
   EXPECT_EQ(other.join(), 0);
 }
 
-/// A mapping keeps its open file, and so the locks that say who has a Queue: the child kept its parent's.
+/// A mapping keeps its open file, and so the locks for Queue objects: the child kept its parent's.
 TEST(QueueUsers, ThatWereKilledAreNotTakenForUsersByTheirForkedChildren) {
   Watchdog watchdog;
   Shared<Note> note;
@@ -648,7 +649,7 @@ TEST(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
     creator.signal(SIGSTOP);
     const auto peer = Runtime::current().importer().find(public_name(handle.fields().owner));
     ASSERT_TRUE(peer);
-    while (peer->leave_channel(0, 0)) {  // one that nobody knows, until there is no room for more
+    while (peer->leave_channel(0, 0)) {  // unknown so far, until there is no room for more
     }
   }
   creator.signal(SIGCONT);
@@ -814,7 +815,7 @@ std::string point_name(const ::testing::TestParamInfo<const char*>& point) {
   return name;
 }
 
-/// Memory of Ascend that nobody has opened ends with its process; that is said for each item.
+/// Memory of Ascend without an opener ends with its process; that is reported for each item.
 std::int64_t next_that_is_left(Queue& queue) {
   const bool may_be_lost = testing::device().type == DeviceType::npu;
   while (may_be_lost) {
@@ -839,7 +840,7 @@ void put_as_the_victim_does(const Handle& handle) {
 TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
   Watchdog watchdog;
   Shared<Note> note;
-  Child polite([&] {  // what it leaves behind is what a death may leave
+  Child polite([&] {  // its remains are those of a death
     put_as_the_victim_does(Handle::from_text(note->read()));
     note->reach(2);
   });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue's descriptor for select, poll and epoll, and what other processes do to the queue.
+// A queue's descriptor for select, poll and epoll, and the effects of other processes on the queue.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// No descriptors, no address space, no mappings, no memory: an error that says which and what to do,
-// nothing half done, and it works again once there is room.
+// No descriptors, no address space, no mappings, no memory: an error that names the shortage and the remedy, nothing
+// half done, and it works again once there is room.
 #include <gtest/gtest.h>
 #include <malloc.h>
 #include <sys/mman.h>
@@ -223,7 +223,7 @@ TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// The one in the middle keeps what it inherited, whatever the youngest lets go of.
+/// The one in the middle keeps its inheritance, also if the youngest lets go of some.
 TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child grandparent([&] {
@@ -251,7 +251,7 @@ TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
   EXPECT_EQ(grandparent.join(), 0);
 }
 
-/// Whatever the call during which descriptors run out.
+/// During any call descriptors run out.
 TEST_F(Shortage, OfDescriptorsAtABorrowerIsAnErrorAtEveryStep) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
@@ -400,7 +400,7 @@ class MappingHog {
   }();
 };
 
-/// So that malloc needs no mapping: what is tested is how ours fail, not std::bad_alloc anywhere.
+/// So that malloc needs no mapping: the test is of our mappings' failures, not of std::bad_alloc anywhere.
 void keep_heap_room() {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 64 << 20);

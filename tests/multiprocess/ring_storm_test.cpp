@@ -17,8 +17,7 @@ constexpr std::size_t kWorkers = 6;  // Even ones put, odd ones take.
 constexpr int kKills = 600;
 constexpr std::size_t kMostLives = kKills + kWorkers + 2;
 
-/// What a worker put or what is known of what it put. A life is one process; its items are numbered
-/// from 1.
+/// A worker's puts, as far as they are known. A life is one process; its items are numbered from 1.
 struct Life {
   std::atomic<std::uint64_t> returned;  ///< puts that returned
   std::atomic<std::uint64_t> last;      ///< of its items that were accepted: position << 24 | number

@@ -260,7 +260,7 @@ TEST(ShareBetweenProcesses, WhatTheOwnerLetGoOfCanBePassedOnAndBack) {
 }
 
 TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
-  Child owner([] {  // a process of its own: what is kept stays for minutes
+  Child owner([] {  // a process of its own: holds stay for minutes
     Shared<Note> note;
     Tensor tensor = numbers(1000);
     const std::string text = share(tensor).to_text();
@@ -316,7 +316,7 @@ TEST(ShareBetweenProcesses, DeadOwnersLeaveNothingBehindInTheirBorrowers) {
   EXPECT_TRUE(eventually([&] { return testing::address_space() < addresses + kTableBytes; }));
 }
 
-/// What this process knows of the owner of a handle.
+/// This process's peer for the owner of a handle.
 std::weak_ptr<Peer> peer_of(const Handle& handle) {
   return Runtime::current().importer().find(public_name(handle.fields().owner));
 }
@@ -506,7 +506,7 @@ TEST(Fork, WithoutDescriptorsForThePageTheChildsMemoryIsSafeAllTheSame) {
     note->step = 1;
     note->reach(2);
     for (int i = 0; i < 100; ++i) set_element<std::int64_t>(numbers(1000), 999, 0);
-    EXPECT_EQ(stats().limbo, 1u);  // nobody can tell that the child has let go
+    EXPECT_EQ(stats().limbo, 1u);  // the child's release cannot be seen
     EXPECT_EQ(stats().live_blocks, 1u);
     EXPECT_EQ(child.join(), 0);
   });

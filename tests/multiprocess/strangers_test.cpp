@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Other users of the host, who can listen under any abstract name and connect to any; and owners that are late or
+// Other users of the host, which can listen under any abstract name and connect to any; and owners that are late or
 // stopped, which must not be taken for dead.
 #include <gtest/gtest.h>
 #include <sys/syscall.h>
@@ -259,7 +259,7 @@ TEST(LateBroker, DoesNotHangUpOnWhoHasSpoken) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// A borrower whose connection is closed and who lives has its mappings read again and again.
+/// A live borrower with a closed connection has its mappings read again and again.
 TEST(ClosedBorrower, ThatLivesIsLookedAtLessAndLess) {
   Shared<Note> note;
   Child owner([&] {
@@ -291,7 +291,7 @@ TEST(ClosedBorrower, ThatLivesIsLookedAtLessAndLess) {
   EXPECT_EQ(owner.join(), 0);
 }
 
-/// Descriptors on their way count for the whole user, whom this test must have for itself.
+/// Descriptors on their way count for the whole user, so this test needs a user of its own.
 TEST(ForksBesideAStoppedOwner, LeaveTheUsersOtherProcessesTheirDescriptors) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kSanitized) GTEST_SKIP() << "sanitizers need descriptors of their own";

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Both strategies through the whole path of sharing, and what file_system leaves in its directory.
+// Both strategies through the whole path of sharing, and the files that file_system leaves in its directory.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mount.h>
@@ -40,7 +40,7 @@ Tensor bytes(std::int64_t count, unsigned char value) {
 
 int last_byte(const Tensor& tensor) { return tensor.as<unsigned char>()[tensor.nbytes() - 1]; }
 
-/// A directory for named files that is nobody else's.
+/// A directory of its own for named files.
 class WithDirectory : public ::testing::Test {
  protected:
   WithDirectory() { ::setenv("ONECOPY_SHM_DIR", directory_.path().c_str(), 1); }
@@ -55,7 +55,7 @@ class EveryStrategy : public WithDirectory, public ::testing::WithParamInterface
  protected:
   EveryStrategy() { set_strategy(GetParam()); }
   ~EveryStrategy() override { set_strategy(Strategy::file_descriptor); }
-  /// What a process had when it was killed.
+  /// The resources of a process when it was killed.
   void leave_a_large_tensor() {
     Child victim([&] {
       const Tensor large = bytes(40 * kMiB, 2);

@@ -86,8 +86,8 @@ class Attack : public ::testing::Test {
   Attack()
       : owner_([this] {
           const Tensor tensor = filled(1000, 7);
-          // Counted before anybody can connect: other tests list all owners there are, this one too.
-          // The listener and the page for the next borrower.
+          // Counted before any process can connect: other tests list all owners there are, this one too. The listener
+          // and the page for the next borrower.
           const std::uint64_t at_rest = stats().descriptors + 2;
           const Handle handle = share(tensor);
           note_->write(handle.to_text());
@@ -371,7 +371,7 @@ TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
   Shared<Note> stop;
   Child flooder([&] {
     Client client(owner());
-    client.attach();  // nobody waits for a stranger for as long as this may take
+    client.attach();  // no test waits for a stranger for so long
     const Bytes question = wire::pack(Type::hello, wire::Hello{});
     for (int asked = 0, answered = 0; stop->step == 0;) {
       if (asked - answered < 100) asked += client.socket.try_send(question) ? 1 : 0;
@@ -391,7 +391,7 @@ TEST_F(Attack, SilentConnectionsKeepNobodyOut) {
   expect_served();
 }
 
-/// For a few of those who have not proved themselves yet their page is made early.
+/// The page of a few unproved strangers is made early.
 TEST_F(Attack, GreetingsWithoutAProofCostAnOwnerLittle) {
   constexpr std::size_t kMany = 200;
   const std::string directory = "/proc/" + std::to_string(owner_.pid()) + "/fd";
@@ -416,7 +416,7 @@ TEST_F(Attack, AnotherUserIsNotEvenAnswered) {
   EXPECT_EQ(stranger.join(), 0);
 }
 
-// The other way round: what listens in the place of an owner.
+// The other way round: a listener in the place of an owner.
 
 /// The first message of the next connection. Nothing when there is none yet, or it is no borrower's: other tests
 /// list all owners there are, this one too.

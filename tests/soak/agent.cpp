@@ -27,7 +27,7 @@ constexpr milliseconds kAnswerTakes{60'000};
 
 Layout row(std::uint64_t bytes) { return {DType::u8, {static_cast<std::int64_t>(bytes)}}; }
 
-/// The same bytes so many times: a number that goes with a tensor through a queue.
+/// The bytes so many times: a number that goes with a tensor through a queue.
 Tensor repeated(const Tensor& tensor, std::uint64_t times) {
   const std::int64_t bytes = tensor.shape()[0];
   return tensor.with_layout({DType::u8, {static_cast<std::int64_t>(times), bytes}, {0, 1}});
@@ -58,7 +58,7 @@ std::uint64_t count_mappings() {
   return mappings;
 }
 
-/// Which blocks of others this process still has leases of, and what their owners' tables say of them.
+/// The blocks of others of which this process still has leases, with the state in their owners' tables.
 std::string leases_of_others() {
   std::string text;
   for (const auto& peer : Runtime::current().importer().peers()) {

@@ -10,7 +10,7 @@
 
 namespace onecopy::soak {
 
-/// What a director can ask of an agent.
+/// A director's commands to an agent.
 enum class Op : std::uint8_t {
   allocate,      ///< a new block under `ref`, filled for `block` and version 0
   share,         ///< answers the handle's bytes
@@ -49,14 +49,14 @@ struct Command {
   std::string str() const;
 };
 
-/// What a block said of itself when it was read.
+/// The content of a block when it was read.
 struct Seen {
   std::uint64_t block = 0;
   std::uint64_t version = 0;
   bool whole = false;  ///< all of it is of that block and version
 };
 
-/// What an agent has left once it has settled.
+/// The resources of an agent once it has settled.
 enum class Left : std::uint8_t {
   owners,
   leases,
@@ -89,7 +89,7 @@ struct Result {
   std::string str() const;
 };
 
-/// What a process sends first.
+/// The first message of a process.
 struct Hello {
   std::int32_t pid = 0;
 };

@@ -30,9 +30,9 @@ using std::chrono::microseconds;
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-constexpr milliseconds kDeadline{120'000};  ///< of any batch; what takes longer hangs
+constexpr milliseconds kDeadline{120'000};  ///< of any batch; a longer one hangs
 constexpr std::size_t kMostAtOnce = 6;      ///< agents in a round
-constexpr int kMostForks = 8;               ///< from a program: what is inherited adds up
+constexpr int kMostForks = 8;               ///< from a program: inherited resources add up
 constexpr std::size_t kStepsForADeath = 24;
 constexpr std::uint64_t kStepsForACensus = 20'000;
 constexpr std::uint32_t kSettlesIn = 30'000;
@@ -235,7 +235,7 @@ void Director::collect(Part& part) {
     for (const Crash& crash : part.answer->crashes) note_crash(crash);
 }
 
-/// Of those that are to end: until they have.
+/// Waits for agents that are to end.
 void Director::await_end(Part& part) {
   if (is_hung_ || !is_death(part.fate) || part.fate == Fate::exec) return;
   const Agent& agent = agents_.at(part.agent);
@@ -334,7 +334,7 @@ void Director::hang(Id agent, const std::string& what) {
     }
 }
 
-/// Everybody does something of their own at the same time, and nobody dies.
+/// All agents work at once, and none dies.
 void Director::run_in_all(const std::function<std::vector<Planned>(Id)>& plan,
                           const std::function<void(const Part&)>& judge) {
   Parts parts;
@@ -449,7 +449,7 @@ void Director::end_all() {
   if (errno != ECHILD) judge_.fault(counters_.left_behind, "a process that nobody knows is left", {});
 }
 
-/// Of killed processes the next start of anybody removes them.
+/// The next start of any process removes those of killed processes.
 void Director::look_for_files() {
   remove_abandoned_files();
   std::error_code absent;

@@ -97,7 +97,7 @@ class Director {
   Planner planner_{model_, random_};
   Judge judge_;
   std::map<Id, Agent> agents_;
-  std::set<Id> pinned_;   ///< owners of what a process put into a queue that has died since
+  std::set<Id> pinned_;   ///< owners of items of a putter that has died since
   std::set<int> struck_;  ///< pids that were killed here
   std::uint64_t rounds_ = 0;
   std::uint64_t next_census_ = 0;

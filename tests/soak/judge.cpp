@@ -150,7 +150,7 @@ void Judge::put(Id agent, const Command& c, const Result& result) {
   queue.items.push_back(std::move(item));
 }
 
-/// What the queue said must be its first item that is certainly there, or one of those before it that perhaps are.
+/// The queue's answer must be its first item that is certainly there, or one of those before it that perhaps are.
 void Judge::got(Id agent, const Planned& planned, const Result& result) {
   const Command& c = planned.command;
   ++counters_.gets;

@@ -20,7 +20,7 @@ struct Counters {
   std::uint64_t gets = 0;
   std::uint64_t right_refusals = 0;
   std::uint64_t wrong_refusals = 0;
-  std::uint64_t right_losses = 0;  ///< of items that nobody alive kept
+  std::uint64_t right_losses = 0;  ///< items that no live process kept
   std::uint64_t unasked_losses =
       0;  ///< of those, with another process that had the memory, and was not to be asked
   std::uint64_t wrong_losses = 0;
@@ -36,8 +36,8 @@ struct Counters {
   std::string str() const;
 };
 
-/// Compares what agents answered with what the model allows, and tells the model what happened. A disagreement is
-/// printed with the commands that led to it.
+/// Compares the answers of agents with the outcomes that the model allows, and tells the model the outcome. A
+/// disagreement is printed with the commands that led to it.
 ///
 /// Thread safety: used by one thread.
 class Judge {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random processes share memory, and die, for as long as is wanted; a model says what may come of it.
+// Random processes share memory, and die, for as long as is wanted; a model lists the allowed outcomes.
 #include <fcntl.h>
 
 #include <algorithm>

@@ -54,10 +54,11 @@ struct AgentModel {
   std::map<Id, Holding> holds;
 };
 
-/// What should be: who holds which block, what is in which queue, and who could serve it.
+/// The expected state: the holders of each block, the items of each queue, and the processes that could serve a
+/// block.
 ///
-/// Thread safety: used by one thread.
-/// Invariants: a dead agent is not in `agents`, in no queue's users and in no block's holders.
+/// Thread safety: used by one thread. Invariants: a dead agent is not in `agents`, in no queue's users and in no
+/// block's holders.
 class Model {
  public:
   std::map<Id, AgentModel> agents;
@@ -70,27 +71,26 @@ class Model {
   /// Alive until the end of this round.
   bool is_firm(Id agent) const;
   bool holds(Id agent, Id block) const;
-  /// Somebody who outlives this round has it.
+  /// A process that outlives this round has it.
   bool is_held(Id block) const;
   bool is_used(Id block) const;
 
-  // What the library promises.
-  /// While the owner lives it serves a block that any process holds. Afterwards a process that holds it opens it itself,
-  /// and is asked by those whose handle it made.
+  // The library's promise. While the owner lives it serves a block that any process holds. Afterwards a process that
+  // holds it opens it itself, and serves the openers of handles that it made.
   bool must_open(Id agent, Id block, Id maker) const;
   /// A living process that has the queue open serves it if it made the handle, or the queue.
   bool must_connect(Id queue, Id maker) const;
-  /// An item is delivered while its putter lives; or the owner of each of its blocks; or the queue's creator, which keeps
-  /// what was put while it lived. What was too long for its slot is a block of the putter.
+  /// An item is delivered while its putter lives; or the owner of each of its blocks; or the queue's creator, which
+  /// keeps items put while it lived. An item too long for its slot is a block of the putter.
   bool must_deliver(Id agent, const QueueModel& queue, const Item& item) const;
-  /// Does somebody alive have all of it, whom the getter cannot know?
+  /// Does a live process that the getter cannot know have all of it?
   bool is_held_elsewhere(const Item& item) const;
 
-  // What happened.
+  // The outcome.
   void fork(Id parent, Id child);
   void end(Id agent, const std::string& how);
   std::size_t held_bytes() const;
-  /// Of blocks that nobody holds, a few stay: their handles must not open anything else.
+  /// Of blocks without a holder, a few stay: their handles must not open anything else.
   void forget_old_blocks(std::size_t keep);
 
  private:

@@ -30,7 +30,7 @@ bool is_death(Fate fate) noexcept { return fate >= Fate::exit; }
 struct Planner::Turn {
   Id agent;
   Fate fate;
-  std::map<Id, Holding> holds;  ///< what is certainly held when the next command comes
+  std::map<Id, Holding> holds;  ///< certain holdings when the next command comes
   std::map<Id, std::size_t>
       awaits;  ///< items that were in a queue before the round, or were put, and are not got
   std::vector<Planned> batch;
@@ -129,7 +129,7 @@ void Planner::plan_open(Turn& turn) {
   c.block = id;
   c.other = handle.maker;
   c.bytes = handle.bytes;
-  // What the agent has dropped in this batch it does not hold any more.
+  // The agent does not hold any more the blocks that it has dropped in this batch.
   const bool holds_still = turn.has(id) || !model_.holds(turn.agent, id);
   turn.add(c, holds_still && model_.must_open(turn.agent, id, handle.maker));
 }
@@ -192,7 +192,7 @@ void Planner::plan_connect(Turn& turn) {
 
 void Planner::plan_put(Turn& turn) {
   const auto queue = any_queue(turn);
-  if (!queue || turn.fate == Fate::exec) return;  // nobody may depend on it afterwards
+  if (!queue || turn.fate == Fate::exec) return;  // no plan may depend on it afterwards
   if (model_.queues.at(*queue).items.size() + turn.awaits[*queue] >= kMostItems) return;
   Command c = command(Op::put);
   const std::uint64_t kind = random_.below(10);
@@ -246,7 +246,7 @@ void Planner::plan_leave(Turn& turn) {
   Command c = command(Op::leave);
   c.queue = *queue;
   turn.add(c, true);
-  queues_in_use_[*queue] = 0;  // nobody's, from here on
+  queues_in_use_[*queue] = 0;  // without a holder, from here on
 }
 
 std::optional<Id> Planner::any_ref(const Turn& turn, bool with_handles) {

@@ -24,7 +24,7 @@ enum class Fate : std::uint8_t {
 };
 bool is_death(Fate fate) noexcept;
 
-/// A command, and what the model says of its outcome.
+/// A command, and the model's outcomes for it.
 struct Planned {
   Command command;
   bool must = false;  ///< it may not be refused
@@ -45,9 +45,9 @@ class Random {
   std::mt19937_64 engine_;
 };
 
-/// Chooses the batches of a round, whose agents run at the same time. No outcome depends on which of two comes first: a
-/// queue is used by one agent, a block that one agent changes or drops is touched by no other; deaths are the exception,
-/// and what depends on them may go either way.
+/// Chooses the batches of a round, whose agents run at once. No outcome depends on the order of two: a queue is used
+/// by one agent, and a block that one agent changes or drops is touched by no other. Deaths are the exception, and
+/// outcomes that depend on them may go either way.
 ///
 /// Thread safety: used by one thread.
 class Planner {

@@ -30,9 +30,9 @@ class Child {
 
   int pid() const noexcept { return pid_; }
   bool has_ended();
-  /// Waits for the end: the number of failures inside, kThrew, what the body gave to _exit, or
-  /// minus the signal that killed it. At the deadline the child is killed, and the test fails. It is
-  /// later than that of an eventually() inside, whose failure says more.
+  /// Waits for the end. Returns the number of failures inside, kThrew, the body's argument of _exit, or minus the
+  /// signal that killed it. At the deadline the child is killed, and the test fails. The deadline is later than that
+  /// of an eventually() inside, whose failure says more.
   int join(std::chrono::milliseconds deadline = 2 * kPatience);
   /// Kills it and waits for its end.
   void kill(int signal = SIGKILL);

@@ -105,7 +105,7 @@ inline void in_child(const std::function<void()>& body) {
   EXPECT_EQ(child.join(), 0);
 }
 
-/// The same with variables set.
+/// in_child() with variables set.
 inline void in_child_with(const std::vector<std::pair<const char*, const char*>>& variables,
                           const std::function<void()>& body) {
   in_child([&] {

@@ -5,8 +5,8 @@
 
 namespace onecopy::testing {
 
-/// A kernel of the current device that copies a byte. Other than a copy, which the driver does by whichever device it
-/// likes, it finds only what that device may use.
+/// A kernel of the current device that copies a byte. A copy runs on any device of the driver's choice; the kernel
+/// finds only memory that its own device may use.
 class CopyByte {
  public:
   explicit CopyByte(const CudaCalls& cu) : cu_(cu) {
@@ -50,7 +50,7 @@ class CopyByte {
   void* kernel_ = nullptr;
 };
 
-/// What a kernel of that device finds there.
+/// The byte that a kernel of that device finds there.
 inline int read_by_kernel(const CudaCalls& cu, int ordinal, const void* at) {
   cu.use(ordinal);
   const CUdeviceptr to = cu.memory(1);

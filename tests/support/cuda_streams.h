@@ -15,12 +15,12 @@ namespace onecopy::testing {
 
 inline constexpr Device kCuda0{DeviceType::cuda, 0};
 
-/// Stands in for a kernel that takes long: it ends when somebody opens it. In memory that is shared.
+/// Stands in for a kernel that takes long: it ends when a process opens it. In memory that is shared.
 struct Gate {
   std::atomic<bool> open{false};
 };
 
-/// What the stream is given afterwards waits until the gate is open.
+/// Later work of the stream waits until the gate is open.
 inline void close_with(const CudaCalls& cu, CUstream stream, Gate& gate) {
   const auto wait = [](void* at) {
     while (!static_cast<Gate*>(at)->open) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -24,7 +24,7 @@ std::uint64_t count_lines(const char* part) {
   return lines;
 }
 
-/// The turns of this process's watch thread, which it makes one after the other while somebody counts them.
+/// The turns of this process's watch thread, which it makes one after the other while a test counts them.
 class Turns {
  public:
   Turns() {
@@ -49,7 +49,7 @@ class Turns {
     std::atomic<int> made{0};
     std::atomic<bool> is_wanted{false};
   };
-  /// Ticks are for good, and so is what they count in.
+  /// Ticks are for good, and so is their counter.
   static Count* count_of(Runtime* process) {
     static std::map<Runtime*, Count*> counts;
     if (!process) return nullptr;
@@ -111,7 +111,7 @@ Footprint Footprint::unchanging() {
 /// It keeps a claim page ready for the next, which its watch thread makes when it comes to it.
 Footprint Footprint::settled_owner(std::uint64_t borrowers) {
   EXPECT_TRUE(eventually([&] { return stats().borrowers == borrowers; }));
-  settled();  // no pages of those that it borrowed from
+  settled();  // no pages of its former owners
   EXPECT_TRUE(eventually([&] { return count_lines("onecopy-claims") == borrowers + 1; }));
   return unchanging();
 }

@@ -7,8 +7,7 @@
 
 namespace onecopy::testing {
 
-/// What this process has of the system and of others, to compare before and after something that must
-/// leave nothing behind.
+/// The resources of this process, to compare before and after work that must leave nothing behind.
 struct Footprint {
   std::uint64_t descriptors = 0;
   /// Lines of /proc/self/maps that are onecopy's, but for timelines: streams may wait for those of the dead, and
@@ -24,16 +23,16 @@ struct Footprint {
   static Footprint now();
   /// Once all that it had to do with others has ended, and idle memory is given back.
   static Footprint settled();
-  /// The same of one that others borrow from, or did: so many of them are left.
+  /// The footprint of a process that others borrow from, or did: so many of them are left.
   static Footprint settled_owner(std::uint64_t borrowers = 0);
-  /// Once it looks the same turn after turn of the watch thread: nobody is in the middle of anything.
+  /// Once it is equal turn after turn of the watch thread: no work is under way.
   static Footprint unchanging();
   bool operator==(const Footprint&) const = default;
 };
 
 std::ostream& operator<<(std::ostream& out, const Footprint& footprint);
 
-/// It is like this again, soon: what others' deaths leave to do is done by the watch thread.
+/// It is like this again, soon: the watch thread does the work that others' deaths leave.
 void expect_soon(const Footprint& footprint);
 
 /// Of addresses, in bytes.

@@ -13,7 +13,7 @@
 
 namespace onecopy::testing {
 
-/// Ticks as often as a Watch can: what else ticks is counted by it.
+/// Ticks as often as a Watch can, and so counts its ticks.
 class Metronome {
  public:
   explicit Metronome(std::function<void()> at_each = [] {}) {

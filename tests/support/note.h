@@ -31,8 +31,8 @@ struct Note {
   void reach(int at_step) {
     EXPECT_TRUE(eventually([&] { return step >= at_step; })) << "waiting for step " << at_step;
   }
-  /// The same for a child that is there as long as the test needs it, which is up to the test: the
-  /// sum of all that others wait for. The child dies with the test.
+  /// note() for a child that is there as long as the test needs it, which is up to the test: the sum of all waits of
+  /// others. The child dies with the test.
   void serve_until(int at_step) {
     while (!eventually([&] { return step >= at_step; })) {
     }

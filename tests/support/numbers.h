@@ -8,7 +8,7 @@
 
 namespace onecopy::testing {
 
-/// Where the tests' tensors are: ONECOPY_TEST_DEVICE, or the CPU. The same programs are run for each.
+/// The device of the tests' tensors: ONECOPY_TEST_DEVICE, or the CPU. Each program runs for both.
 Device device();
 
 /// A fresh tensor i64[count] of first, first + 1, ... on device().

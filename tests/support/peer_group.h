@@ -27,8 +27,8 @@ class Role {
   std::map<std::string, UnixSocket> lines_;
 };
 
-/// What a role does. It is registered under its name at static initialisation, so that a spawned
-/// program finds it: `const Body lender("share.lender", [](Role& me) { ... });`
+/// The code of a role. It is registered under its name at static initialisation, so that a spawned program finds it:
+/// `const Body lender("share.lender", [](Role& me) { ... });`
 struct Body {
   Body(const char* body_name, void (*body)(Role&));
 

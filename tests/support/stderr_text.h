@@ -11,7 +11,7 @@
 
 namespace onecopy::testing {
 
-/// What this process writes to stderr from here on, in place of showing it. For children.
+/// Takes this process's output on stderr from here on, in place of showing it. For children.
 class StderrText {
  public:
   StderrText() : file_(::memfd_create("stderr", MFD_CLOEXEC)) { ::dup2(file_.get(), STDERR_FILENO); }

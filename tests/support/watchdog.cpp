@@ -56,7 +56,7 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-/// What the kernel knows of a thread that cannot or should not be interrupted.
+/// The kernel's state of a thread that cannot or should not be interrupted.
 void dump_kernel_view(const fs::path& task) {
   std::fprintf(stderr, "%s: %s, sleeps in %s, system call %s\n", task.c_str(),
                first_line(task / "comm").c_str(), first_line(task / "wchan").c_str(),

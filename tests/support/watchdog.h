@@ -17,7 +17,7 @@ namespace onecopy::testing {
 /// Thread safety: made and destroyed by the test's thread.
 class Watchdog {
  public:
-  /// What ctest gives a test, and a little less; with sanitizers it is four times as much.
+  /// A little less than ctest's limit for a test; with sanitizers it is four times as much.
   static constexpr std::chrono::seconds kLimit{kSanitized ? 200 : 50};
 
   explicit Watchdog(std::chrono::seconds limit = kLimit);

@@ -47,7 +47,7 @@ aclError resolve(const void* pointer, std::size_t bytes, Use use, int device, Si
   return ACL_SUCCESS;
 }
 
-/// What the documentation does not allow with another card's memory.
+/// Uses of another card's memory that the documentation does not allow.
 bool is_refused(const Side& to, const Side& from, int kind, bool waits) {
   if (!to.another_cards && !from.another_cards) return false;
   if (kind == ACL_MEMCPY_DEFAULT) return true;

@@ -3,7 +3,7 @@
 
 #include "device/ascend/acl_api.h"
 
-// What frameworks and tests call beyond what the library needs. Columns as in ONECOPY_ACL_CALLS.
+// Calls of frameworks and tests beyond those of the library. Columns as in ONECOPY_ACL_CALLS.
 // clang-format off
 #define ONECOPY_ACL_EXTRA_CALLS(X)                                                                        \
   X(aclFinalize, ())                                                                                      \

@@ -73,7 +73,7 @@ SIM_CALL aclrtIpcMemGetExportKey(void* pointer, std::size_t size, char* key, std
   return ACL_SUCCESS;
 }
 
-/// By whoever has it; not for keys without a whitelist.
+/// By any holder; not for keys without a whitelist.
 SIM_CALL aclrtIpcMemSetImportPid(const char* key, std::int32_t* numbers, std::size_t count) {
   SIM_ENTER(aclrtIpcMemSetImportPid);
   if (!key || !numbers || count == 0) return ACL_ERROR_INVALID_PARAM;
@@ -111,7 +111,8 @@ SIM_CALL aclrtIpcMemImportByKey(void** pointer, const char* key, std::uint64_t f
   return ACL_SUCCESS;
 }
 
-/// The first import of this process that is left, whichever was meant; or else the export, once nobody has it open.
+/// The first import of this process that is left, and not a chosen one; or else the export, once no process has it
+/// open.
 SIM_CALL aclrtIpcMemClose(const char* key) {
   SIM_ENTER(aclrtIpcMemClose);
   if (!key) return ACL_ERROR_INVALID_PARAM;

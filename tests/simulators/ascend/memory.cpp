@@ -229,7 +229,7 @@ SIM_CALL aclrtFreeHost(void* pointer) {
   return ACL_SUCCESS;
 }
 
-/// Nobody has asked a real device which of these it refuses.
+/// It was not tried which of these a real device refuses.
 SIM_CALL aclrtHostRegister(void* pointer, std::uint64_t size, int type, void** device) {
   SIM_ENTER(aclrtHostRegister);
   if (!pointer || size == 0 || !device ||

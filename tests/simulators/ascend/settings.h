@@ -7,7 +7,7 @@
 
 namespace sim {
 
-/// What the environment asks for; README.md lists the variables. Read once.
+/// The settings of the environment; README.md lists the variables. Read once.
 struct Settings {
   int devices = 2;  ///< physical ones, before ASCEND_RT_VISIBLE_DEVICES
   std::size_t memory = std::size_t{1} << 30;
@@ -29,7 +29,7 @@ struct Settings {
 
 const Settings& settings();
 
-/// The same in every process.
+/// Equal in every process.
 void uuid_of(int physical, char (&bytes)[16]);
 
 /// The error that the environment, or sim_fail(), wants from this call now; 0 for none.

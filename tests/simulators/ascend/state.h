@@ -25,7 +25,7 @@ struct Stream;
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-/// What is known of physical memory in all processes: the end of its memfd.
+/// The state of physical memory that all processes share: the end of its memfd.
 struct Facts {
   static constexpr std::size_t kMostAdmitted = 32768;  // as the driver's
   static constexpr std::size_t kMostImporters = 400;
@@ -52,7 +52,7 @@ class Memory {
  public:
   /// Null when the system has none left.
   static std::shared_ptr<Memory> create(int device, std::size_t size);
-  /// What another process's number names: its pid, its descriptor, and a check that it still is the same.
+  /// Another process's memory by its number: its pid, its descriptor, and a check that it is unchanged.
   static std::shared_ptr<Memory> import(std::uint64_t number);
   ~Memory();
 
@@ -101,7 +101,7 @@ struct Reservation {
 
 struct Handle {
   std::shared_ptr<Memory> memory;
-  int device = 0;         ///< physical: who may see it without more ado
+  int device = 0;         ///< physical: processes that may see it at once
   bool exported = false;  ///< once only
 };
 
@@ -132,7 +132,7 @@ struct State {
 
 State& state();
 
-/// Faults, forks, aclInit: what every call asks first. 0 when it may go on.
+/// Faults, forks, aclInit: every call asks this first. 0 when it may go on.
 aclError enter(const char* symbol);
 /// The current context of this thread; null when there is none.
 Context*& current() noexcept;
@@ -140,14 +140,14 @@ Context*& current() noexcept;
 int physical(int ordinal) noexcept;
 /// The driver's number of this process.
 std::int32_t own_number();
-/// From one device to another's memory; the same, or enabled.
+/// From one device to another's memory; equal, or enabled.
 bool reaches(int from, int to);
 
 // All of these want state().mutex held.
 
 /// Null when the device's memory is used up.
 std::shared_ptr<Memory> allocate(int device, std::size_t size);
-/// Addresses that nobody can read, on a huge page's boundary; 0 when there are none.
+/// Addresses without access, on a huge page's boundary; 0 when there are none.
 std::uintptr_t reserve_addresses(std::size_t size);
 void free_addresses(std::uintptr_t at, std::size_t size);
 Range& add_range(std::uintptr_t base, std::size_t size, RangeKind kind, std::shared_ptr<Memory> memory,

@@ -104,7 +104,7 @@ void Stream::run() {
     if (settings().delay_us > 0)
       std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
     const aclError result = next();
-    next = nullptr;  // what it held is given back before anybody can know that it is done
+    next = nullptr;  // its objects are given back before a caller can know that it is done
     progress_->advance(result);
   }
   delete this;

@@ -13,7 +13,7 @@ namespace sim {
 /// What it answers is said by who waits for the stream.
 using Operation = std::function<aclError()>;
 
-/// What a stream is recording instead of doing.
+/// The recording of a stream in place of its work.
 struct Capture {
   int mode = 0;
   std::thread::id thread;
@@ -50,9 +50,9 @@ struct Stream {
   aclError synchronize();
   bool synchronize_for(int milliseconds);
   bool is_idle() const;
-  /// What its capture does not allow makes that useless. REQUIRES: it is captured.
+  /// A call that its capture does not allow makes that useless. REQUIRES: it is captured.
   aclError spoil();
-  /// What is in it is still done.
+  /// Its pending work is still done.
   void destroy();
 
   Context* context = nullptr;
@@ -70,7 +70,7 @@ struct Stream {
   std::shared_ptr<Progress> progress_ = std::make_shared<Progress>();
 };
 
-/// Fails what may not be done while somebody captures, as the capture's mode says.
+/// While a capture is under way, fails calls that its mode does not allow.
 aclError forbid_in_capture();
 
 }  // namespace sim

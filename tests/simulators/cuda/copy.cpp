@@ -84,7 +84,7 @@ bool reaches(const Context& card, const Range& range, Use use) {
   }
 }
 
-/// What the card of the stream cannot reach comes and goes by way of the host, at a tenth of the speed.
+/// Memory that the card of the stream cannot reach comes and goes by way of the host, at a tenth of the speed.
 bool reaches(const Context& card, CUdeviceptr at, std::size_t bytes, Use use) {
   const std::lock_guard lock(state().mutex);
   for (const CUdeviceptr end = at + bytes; at < end;) {

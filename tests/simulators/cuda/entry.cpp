@@ -152,7 +152,7 @@ SIM_CALL cuGetProcAddress_v2(const char* name, void** address, int version, std:
   return CUDA_SUCCESS;
 }
 
-/// The form of CUDA 11: no status, and what is not found is an error.
+/// The form of CUDA 11: no status, and a missing symbol is an error.
 SIM_CALL cuGetProcAddress(const char* name, void** address, int version, std::uint64_t flags) {
   int status = 0;
   const CUresult result = cuGetProcAddress_v2(name, address, version, flags, &status);

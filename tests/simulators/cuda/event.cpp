@@ -55,7 +55,7 @@ struct Event {
   bool exporter;
   std::shared_ptr<Cell> cell;
   bool captured = false;
-  const Context* recorded_in = nullptr;  ///< null where another process did, or nobody
+  const Context* recorded_in = nullptr;  ///< null if another process did, or none
   std::vector<Reach> awaited{};          ///< of one that was recorded in a whole context
 };
 

@@ -4,7 +4,7 @@
 #include "device/cuda/driver_api.h"
 #include "device/cuda/graph_api.h"
 
-// What frameworks and tests call beyond what the library needs. Columns as in ONECOPY_CUDA_CALLS.
+// Calls of frameworks and tests beyond those of the library. Columns as in ONECOPY_CUDA_CALLS.
 // clang-format off
 #define ONECOPY_CUDA_EXTRA_CALLS(X)                                                                       \
   ONECOPY_CUDA_GRAPH_CALLS(X)                                                                             \

@@ -10,7 +10,7 @@
 
 namespace sim {
 
-/// What a kernel does with its parameters, and where they lie in them.
+/// The effect of a kernel's parameters, and where they lie in them.
 struct Kernel {
   struct Parameter {
     std::size_t offset;
@@ -28,7 +28,7 @@ struct Kernel {
 /// One node of a graph, which is also how work gets into a stream.
 struct Node {
   int type = 0;
-  Operation operation;  ///< of nodes whose parameters nobody can ask for
+  Operation operation;  ///< of nodes whose parameters cannot be read
   Kernel* kernel = nullptr;
   CUDA_KERNEL_NODE_PARAMS launch{};
   std::vector<std::byte> bytes;  ///< of the kernel's parameters
@@ -36,7 +36,7 @@ struct Node {
   CUDA_MEMCPY3D copy{};
   CUDA_MEMSET_NODE_PARAMS fill{};
 
-  /// Takes the parameters of a launch over. An error for what the driver refuses.
+  /// Takes the parameters of a launch over. Returns an error for launches that the driver refuses.
   CUresult set(const CUDA_KERNEL_NODE_PARAMS& parameters);
   /// Puts its work into a stream.
   CUresult submit(Stream& stream) const;
@@ -54,7 +54,7 @@ struct Executable {
   Node* find(CUgraphNode node);
 };
 
-/// What a node of that kind does, at once.
+/// The effect of a node of that kind, at once.
 CUresult submit_copy(Stream& stream, const CUDA_MEMCPY3D& copy);
 CUresult submit_fill(Stream& stream, const CUDA_MEMSET_NODE_PARAMS& fill);
 

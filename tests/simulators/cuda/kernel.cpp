@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules hold the kernels copy_byte(to, from) and onecopy_copy_ranges(table), whatever their image says. Unlike a copy
-// they find only what their own device may use, and nothing survives what they do wrong: its context fails.
+// Modules hold the kernels copy_byte(to, from) and onecopy_copy_ranges(table), for any image. Unlike a copy they find
+// only memory that their own device may use, and a wrong access is final: its context fails.
 #include <cstring>
 #include <map>
 #include <string>
@@ -16,7 +16,7 @@ bool reaches(const Range& range, const Context& context, bool writes) {
   switch (range.kind) {
     case RangeKind::allocation:
       return range.device == context.device || context.peers.contains(range.device);
-    case RangeKind::ipc: return range.device == context.device;  // who opened it; peers do not count
+    case RangeKind::ipc: return range.device == context.device;  // the opener; peers do not count
     case RangeKind::vmm: {
       const auto flags = range.access.find(context.device);
       if (flags == range.access.end()) return false;

@@ -194,7 +194,7 @@ SIM_CALL cuMemAllocManaged(CUdeviceptr* pointer, std::size_t size, unsigned) {
   return allocate_range(pointer, size, RangeKind::managed);
 }
 
-/// What a borrower still reads afterwards is undefined; here it is 0xdb, so that tests notice.
+/// A borrower's later reads are undefined; here they give 0xdb, so that tests notice.
 SIM_CALL cuMemFree_v2(CUdeviceptr pointer) {
   SIM_ENTER(cuMemFree);
   if (pointer == 0) return CUDA_SUCCESS;

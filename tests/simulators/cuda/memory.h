@@ -8,7 +8,7 @@ namespace sim {
 
 /// Null when the device's memory is used up.
 std::shared_ptr<Memory> allocate(int device, std::size_t size, bool exportable);
-/// Addresses that nobody can read; 0 when there are none.
+/// Addresses without access; 0 when there are none.
 CUdeviceptr reserve_addresses(std::size_t size, std::size_t alignment);
 void free_addresses(CUdeviceptr at, std::size_t size);
 Range& add_range(CUdeviceptr base, std::size_t size, RangeKind kind, std::shared_ptr<Memory> memory,

@@ -7,9 +7,9 @@
 
 namespace sim {
 
-/// The pages behind a registered range as they were then: what a card goes on reading, whatever is mapped there
-/// afterwards. A pipe holds them, as a driver's pins do, so bytes that the host writes to them are seen.
-/// Thread safety: all members may be called concurrently.
+/// The pages behind a registered range as they were then: a card goes on reading them, also if others are mapped
+/// there afterwards. A pipe holds them, as a driver's pins do, so bytes that the host writes to them are seen. Thread
+/// safety: all members may be called concurrently.
 class PinnedPages {
  public:
   /// Null for more than a pipe holds, 1 MiB: those are read where they are.

@@ -7,15 +7,16 @@
 
 namespace sim {
 
-/// What the environment asks for; README.md lists the variables. Read once.
+/// The settings of the environment; README.md lists the variables. Read once.
 struct Settings {
   int devices = 2;  ///< physical ones, before CUDA_VISIBLE_DEVICES
   std::size_t memory = std::size_t{1} << 30;
   std::size_t granularity = std::size_t{2} << 20;
   int driver_version = 13000;
-  int delay_us = 0;      ///< before each operation of a stream
-  std::size_t room = 0;  ///< operations that wait in a stream before whoever adds one has to; 0: any number
-  std::string peers;     ///< "all", "none", or pairs "0-1,2-3"
+  int delay_us = 0;  ///< before each operation of a stream
+  /// Operations that wait in a stream before a caller that adds one has to; 0: any number.
+  std::size_t room = 0;
+  std::string peers;  ///< "all", "none", or pairs "0-1,2-3"
   std::vector<std::string> missing;
   std::vector<int> visible;  ///< physical number of each ordinal
 

@@ -21,9 +21,9 @@ using namespace onecopy::cuda;
 
 struct Stream;
 
-/// Physical memory of a device: a memfd, with a page at its end that says what it is, so that another
-/// process can import the descriptor. The simulator reads and writes it through `bytes`; the addresses
-/// that programs get are not accessible to them, as on a machine with a real device.
+/// Physical memory of a device: a memfd, with a page at its end that describes it, so that another process can import
+/// the descriptor. The simulator reads and writes it through `bytes`; programs cannot access the addresses that they
+/// get, as on a machine with a real device.
 class Memory {
  public:
   /// Null when the system has none left.
@@ -54,13 +54,13 @@ struct Range {
   std::size_t size = 0;
   RangeKind kind = RangeKind::allocation;
   std::shared_ptr<Memory> memory;  // null for host memory, which is where its address says
-  int device = 0;                  ///< physical: whose memory, or for ipc who opened it
+  int device = 0;                  ///< physical: the memory's device, or for ipc the opener
   CUcontext context = nullptr;
   std::uint64_t buffer_id = 0;
   std::map<int, int> access;  ///< of vmm: flags by physical device
   int opened = 1;             ///< of ipc: how often
   std::shared_ptr<PinnedPages>
-      pinned;  ///< of registered, for copies: what a card reads; null: what is there
+      pinned;  ///< of registered, for copies: the pages that a card reads; null: the present ones
 
   std::byte* host(CUdeviceptr at) const {
     return memory ? memory->bytes + (at - base) : reinterpret_cast<std::byte*>(at);
@@ -98,9 +98,10 @@ struct State {
 
 State& state();
 
-/// Faults, forks, cuInit: what every call asks first. 0 when it may go on.
+/// Faults, forks, cuInit: every call asks this first. 0 when it may go on.
 CUresult enter(const char* symbol);
-/// The same, and whether the current context has failed: what all ask but those that change which one is current.
+/// begin(), and whether the current context has failed: all calls ask it except those that change the current
+/// context.
 CUresult enter_context(const char* symbol);
 /// The error of a context that failed while the caller waited.
 CUresult result_in(const Context* context) noexcept;
@@ -112,7 +113,7 @@ int physical(CUdevice ordinal) noexcept;
 /// The number by which this process knows a physical device; -1 when it is not visible.
 CUdevice ordinal(int physical) noexcept;
 
-/// Fails calls that allocate or wait while somebody captures, as the capture mode says.
+/// While a capture is under way, fails calls that allocate or wait, as the capture mode says.
 CUresult forbid_in_capture();
 
 inline Context* of(CUcontext context) noexcept { return reinterpret_cast<Context*>(context); }

@@ -15,8 +15,7 @@ namespace {
 
 thread_local int capture_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
 
-/// What the other streams of the context have in them now: the legacy stream and the blocking ones wait
-/// for each other.
+/// The pending work of the other streams of the context: the legacy stream and the blocking ones wait for each other.
 struct Wait {
   std::shared_ptr<Progress> progress;
   std::uint64_t ticket;
@@ -174,7 +173,7 @@ void Stream::run() {
     if (settings().delay_us > 0)
       std::this_thread::sleep_for(std::chrono::microseconds(settings().delay_us));
     if (result_in(context) == CUDA_SUCCESS) next();
-    next = nullptr;  // what it held is given back before anybody can know that it is done
+    next = nullptr;  // its objects are given back before a caller can know that it is done
     progress_->advance();
   }
   delete this;

@@ -16,10 +16,10 @@ namespace sim {
 using Operation = std::function<void()>;
 struct Node;
 
-/// A node of an operation that nobody can ask for its parameters.
+/// A node of an operation whose parameters cannot be read.
 std::shared_ptr<Node> host_node(Operation operation);
 
-/// What a stream is recording instead of doing.
+/// The recording of a stream in place of its work.
 struct Capture {
   int mode = 0;
   std::thread::id thread;
@@ -60,7 +60,7 @@ struct Stream {
   CUresult submit(Operation operation);
   void synchronize();
   bool is_idle() const;
-  /// What is in it is still done.
+  /// Its pending work is still done.
   void destroy();
 
   Context* context = nullptr;

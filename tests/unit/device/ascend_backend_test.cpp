@@ -156,7 +156,7 @@ TEST_F(Ascend, WhereShareableHandlesAreRefusedSegmentsLeaveByKey) {
                [] { EXPECT_EQ(share(a_hundred()).fields().kind, SegmentKind::ascend_key); });
 }
 
-/// Then another answer may come later, and the allocation says what is wrong.
+/// Then another answer may come later, and the allocation reports the fault.
 TEST_F(Ascend, ADeviceThatFailsIsNotTakenForAVirtualOne) {
   in_npu_child({}, [] {
     const AclCalls acl;
@@ -259,7 +259,7 @@ TEST_F(Ascend, AThreadsOwnDeviceStaysCurrent) {
   });
 }
 
-/// torch_npu does, and nobody says what a second time returns.
+/// torch_npu does, and the result of a second call is not documented.
 TEST_F(Ascend, AFrameworkMayHaveEnabledPeerAccessBefore) {
   in_npu_child({{"ONECOPY_SIM_ASCEND_PEERS_ONCE", "1"}}, [] {
     const AclCalls acl;

@@ -63,7 +63,7 @@ ErrorCode code_of_opening(Fd fd, std::uint64_t size, Access access = Access::rea
   return ErrorCode::system;
 }
 
-/// Signals are handled then: whoever interrupts a long reservation waits for one batch at most.
+/// Signals are handled then: an interrupt of a long reservation waits for one batch at most.
 TEST(CpuMemory, SaysHowFarAReservationHasComeEvery16MiB) {
   constexpr std::size_t kBytes = 100 * kMiB;
   const auto memory = create(kBytes);

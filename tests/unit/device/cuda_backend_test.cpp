@@ -218,7 +218,7 @@ std::unique_ptr<DeviceMemory> committed_segment() {
   return segment;
 }
 
-/// What `work` does in this thread while another thread's capture goes on leaves the capture good.
+/// `work` runs in this thread while another thread's capture goes on, and must leave the capture good.
 void expect_capture_survives(const std::function<void()>& work) {
   const CudaCalls cu;
   cu.use(0);
@@ -329,7 +329,7 @@ TEST_F(Cuda, WhatIsDroppedInTheDefaultStreamDuringACaptureDoesNotSpoilIt) {
   });
 }
 
-// The calls that give memory back invalidated whatever was being captured, which then failed at its end.
+// The calls that give memory back invalidated any capture under way, which then failed at its end.
 TEST_F(Cuda, TheWatchThreadGivesIdleMemoryBackWithoutSpoilingACapture) {
   in_child([] {
     const std::uint64_t before = stats().bytes_shared;

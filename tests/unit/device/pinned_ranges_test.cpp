@@ -163,7 +163,7 @@ TEST_F(PinnedPages, PagesThatSomebodyElseHasPinnedAreRefused) {
   });
 }
 
-/// Why nobody may punch a hole under what anybody has pinned.
+/// Why no process may punch a hole under pages that any process has pinned.
 TEST_F(PinnedPages, F2AHoleUnderThemLeavesTheCardTheOldPages) {
   in_child([] {
     const File file;

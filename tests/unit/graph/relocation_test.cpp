@@ -71,7 +71,7 @@ struct Model {
     return recording;
   }
 
-  /// Whether all halves that are no noise are what they would be with the regions there.
+  /// Whether all halves that are no noise have the values for regions there.
   bool is_right(const Recording& recording, const Bases& bases) const {
     std::mt19937_64 noise(0);
     for (std::size_t n = 0; n < nodes.size(); ++n)

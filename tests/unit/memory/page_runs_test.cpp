@@ -104,7 +104,7 @@ TEST(PageRuns, ASegmentIsDoneWhenItIsOneColdRun) {
   EXPECT_FALSE(runs.take_cold(1, 1));
 }
 
-/// Each page is in exactly one place, whatever is done.
+/// Each page is in exactly one place, after any change.
 TEST(PageRuns, NoPageIsEverLostOrGivenOutTwice) {
   constexpr std::uint32_t kPages = 300;
   enum class Page { cold, warm, taken };

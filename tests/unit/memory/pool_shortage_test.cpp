@@ -75,7 +75,7 @@ class ScarceBackend final : public Backend {
       committed_ += bytes;
       if (owner_.stops_halfway) throw Stopped{};
     }
-    /// What there is stays reserved, until it is given back.
+    /// Reserved pages stay reserved, until they are given back.
     void do_populate(std::size_t offset, std::size_t bytes) override {
       if (bytes <= owner_.budget) return do_commit(offset, bytes);
       const std::uint64_t there = owner_.budget.exchange(0);
@@ -87,7 +87,8 @@ class ScarceBackend final : public Backend {
     ExportedMemory do_export(Access) const override { return {}; }
 
     std::mutex mutex_;
-    std::map<std::size_t, std::uint64_t> missing_;  ///< of what could not be reserved whole, by offset
+    /// Ranges that could not be reserved whole, by offset.
+    std::map<std::size_t, std::uint64_t> missing_;
     ScarceBackend& owner_;
     std::size_t bytes_;
     std::uint64_t committed_ = 0;

@@ -21,7 +21,7 @@ SafetensorsHeader parse(const std::string& json, std::uint64_t data_bytes) {
   return parse_safetensors_header(bytes_of(json), 8 + json.size() + data_bytes);
 }
 
-/// What the refusal says; empty when there was none.
+/// The text of the refusal; empty if there was none.
 std::string refusal(const std::string& json, std::uint64_t data_bytes,
                     ErrorCode expected = ErrorCode::bad_file) {
   try {

@@ -27,7 +27,7 @@ void log_one_of_each() {
   log_error("e");
 }
 
-/// What a process with ONECOPY_LOG=`level` writes to stderr; none means not set.
+/// The output on stderr of a process with ONECOPY_LOG=`level`; none means not set.
 template <class Function>
 std::string stderr_of(const char* level, Function function) {
   const TemporaryDirectory directory;

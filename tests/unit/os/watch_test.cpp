@@ -31,7 +31,7 @@ using Again = Watch::Again;
 
 Again soon_if(bool wanted) { return wanted ? Again::soon : Again::no; }
 
-// In each test the Watch comes last: its thread ends before what it uses.
+// In each test the Watch comes last: its thread ends before the objects it uses.
 
 TEST(Watch, CallsAHandlerOnItsOwnThreadWhileThereIsSomethingToRead) {
   Event event;
@@ -128,7 +128,7 @@ TEST(Watch, RemovedHandlersAreNotCalledAndDestroyed) {
   removed.set();
   other.set();
   EXPECT_TRUE(eventually([&] { return others == 1; }));
-  watch.remove(removed.fd());  // again, and of what never was
+  watch.remove(removed.fd());  // again, and a descriptor that was never added
   watch.remove(12345);
 }
 

@@ -97,7 +97,7 @@ TEST_F(AscendSimulator, CopiesMindTheSizeOfTheirTarget) {
   });
 }
 
-/// What the stream is given afterwards waits until the gate is open.
+/// Later work of the stream waits until the gate is open.
 void close_with(const AclCalls& acl, AclCalls::aclrtStream stream, std::atomic<bool>& open) {
   const auto wait = [](void* gate) {
     while (!*static_cast<std::atomic<bool>*>(gate))

@@ -545,8 +545,8 @@ TEST_F(CudaSimulator, CaptureForbidsWhatItsModeSays) {
   });
 }
 
-// A driver's manual does not say which of these it refuses, and driver 580.159 on an H200 refuses only the last:
-// whoever gets by without asking is safe with any.
+// A driver's manual does not say which of these it refuses, and driver 580.159 on an H200 refuses only the last. A
+// program that gets by without asking is safe with any.
 TEST_F(CudaSimulator, CaptureForbidsMappingsToOthers) {
   in_child([] {
     const CudaCalls cu;

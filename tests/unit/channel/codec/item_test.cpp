@@ -153,7 +153,7 @@ TEST(Item, SaysWhatItsTensorsWaitFor) {
   EXPECT_EQ(read.points[1].row, 1u);
 }
 
-/// Without tensors on devices: what the getter does next waits.
+/// Without tensors on devices: the getter's next work waits.
 TEST(Item, SaysWhatItsValuesComeAfter) {
   const ItemOrder order{{1, 2, 3}, {{77, 5, kNoRow}, {78, 6, kNoRow}, {79, 7, kNoRow}}};
   EXPECT_TRUE(order.is_of_values());

@@ -83,7 +83,7 @@ TEST_F(SegmentDirectoryTest, UsesAHalfAgainWhenAllItemsOfItsTimeAreTaken) {
   EXPECT_EQ(directory_.epoch(), 1U);
   EXPECT_FALSE(directory_.has_room());
   EXPECT_EQ(append(100'000), std::nullopt);
-  put_number(ring_, 2);  // of the epoch now, and so in nobody's way
+  put_number(ring_, 2);  // of the epoch now, and so in no putter's way
   take_number(ring_);
   EXPECT_TRUE(directory_.has_room());
   EXPECT_EQ(append(100'001), 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A queue within one process: what it promises to threads.
+// A queue within one process: its promises to threads.
 #include "onecopy/channel/queue.h"
 
 #include <gtest/gtest.h>

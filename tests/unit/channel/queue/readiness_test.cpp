@@ -103,7 +103,7 @@ TEST(ReadyFd, LeavesNothingBehind) {
   expect_soon(before);
 }
 
-/// Waits for the descriptor only: what it misses is never taken.
+/// Waits for the descriptor only: an item that it misses is never taken.
 TEST(ReadyFd, MissesNothingThatOtherThreadsPut) {
   Watchdog watchdog;
   constexpr std::uint32_t kEach = 5000;
@@ -127,8 +127,8 @@ TEST(ReadyFd, MissesNothingThatOtherThreadsPut) {
   EXPECT_FALSE(is_readable(queue));
 }
 
-/// A wake goes to one sleeper: the watcher must pass on what was meant for a getter. Each wake that is
-/// lost costs the rest of a slice of 100 ms, so that the watchdog would see it.
+/// A wake goes to one sleeper: the watcher must pass on a wake that was meant for a getter. Each lost wake costs the
+/// rest of a slice of 100 ms, so that the watchdog would see it.
 TEST(ReadyFd, TakesNoWakeAwayFromAGetter) {
   Watchdog watchdog;
   constexpr std::uint32_t kRounds = 2000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a putter keeps until it is taken: what is kept, what is let go of and when.
+// The blocks that a putter keeps until their items are taken, and the time of their release.
 #include "channel/queue/sent_items.h"
 
 #include <gtest/gtest.h>

@@ -11,7 +11,7 @@
 namespace onecopy {
 namespace {
 
-/// A ring with a few items, and somebody who can write over any word of it.
+/// A ring with a few items, and a process that can write over any word of it.
 class DamagedRing : public ::testing::Test {
  protected:
   DamagedRing() {

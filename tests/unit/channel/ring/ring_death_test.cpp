@@ -13,7 +13,7 @@
 namespace onecopy {
 namespace {
 
-/// Every named point of the ring, and what a death there leaves behind.
+/// Every named point of the ring, and the state that a death there leaves behind.
 struct RingPoint {
   const char* name;
   bool put_is_done = false;   ///< the item is in the ring though put() never returned
@@ -55,7 +55,7 @@ constexpr RingPoint kRingPoints[] = {
 
 constexpr std::uint64_t kBound = 5 * kItemsPerChunk + 10;
 
-/// What the victim did, in memory that outlives it.
+/// The victim's work, in memory that outlives it.
 struct Diary {
   std::atomic<std::uint64_t> puts;
   std::atomic<std::uint64_t> takes;
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(, DeathIn, ::testing::ValuesIn(kRingPoints), [](const a
   return name;
 });
 
-/// Its chunk is given back before anybody has moved the tail on.
+/// Its chunk is given back before another producer has moved the tail on.
 TEST(Ring, WhatADeadProducerPutLastIsCountedThoughItsChunkIsGivenBack) {
   constexpr std::uint64_t kItems = (RingChunks::kKeep + 2) * kItemsPerChunk;
   static std::uint64_t commits = 0;

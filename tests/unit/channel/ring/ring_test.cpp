@@ -157,7 +157,7 @@ TEST(Ring, DrainsAfterCloseAndThenSaysClosed) {
   EXPECT_EQ(error_of([&] { take_number(ring); }), ErrorCode::closed);
 }
 
-/// All that Ring does while somebody sleeps, in both ways of waiting.
+/// All that Ring does while a thread sleeps, in both ways of waiting.
 class WaitingRing : public ::testing::TestWithParam<Ring::WaitMode> {
  protected:
   static void wait_until_asleep(const Ring& ring, std::size_t word_offset) {

@@ -47,7 +47,7 @@ TEST(SleepOn, SaysWhenAWholeSlicePassedWithoutAWake) {
 constexpr std::chrono::microseconds kShortSleep{60};
 constexpr std::chrono::milliseconds kLongSleep{100};
 
-/// Waits that do not see what they wait for; how many of them looked at all.
+/// Waits that do not see their condition; how many of them looked at all.
 int waits_that_looked(SpinBudget& budget, std::uint32_t waits, std::chrono::nanoseconds slept) {
   int looked = 0;
   for (std::uint32_t i = 0; i < waits; ++i) {

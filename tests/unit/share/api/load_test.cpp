@@ -124,7 +124,7 @@ TEST_F(Loading, WhatProgressThrowsEndsTheLoadingAndGivesTheMemoryBack) {
   EXPECT_EQ(stats().live_blocks, before);
 }
 
-/// A file that cannot be read any more once loading has begun: what is done before is reserving memory.
+/// A file that cannot be read any more once loading has begun: memory is reserved before.
 class Reserving : public Loading {
  protected:
   static constexpr std::uint64_t kBytes = std::uint64_t{192} << 20;
@@ -134,7 +134,7 @@ class Reserving : public Loading {
         fmt::format(R"({{"x":{{"dtype":"U8","shape":[{}],"data_offsets":[0,{}]}}}})", kBytes, kBytes);
     const std::uint64_t size = json.size();
     header_ = std::string(reinterpret_cast<const char*>(&size), sizeof size) + json;
-    collect();  // what lies warm need not be reserved
+    collect();  // warm pages need not be reserved
     std::filesystem::resize_file(make("sparse.safetensors", header_), header_.size() + kBytes);
   }
 

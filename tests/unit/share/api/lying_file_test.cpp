@@ -53,7 +53,7 @@ class LyingFile : public ::testing::TestWithParam<Lie> {
 TEST_P(LyingFile, IsRefusedWithItsReasonAndNothingStays) {
   const std::string path = directory_ + "/weights.safetensors";
   std::ofstream(path, std::ios::binary) << GetParam().content;
-  empty(Layout(DType::u8, {1}));  // so that what is made once is there
+  empty(Layout(DType::u8, {1}));  // so that objects made once are there
   const Footprint before = Footprint::unchanging();
   for (int i = 0; i < 3; ++i)
     expect_refusal(ErrorCode::bad_file, {path.c_str(), GetParam().says}, [&] { load_safetensors(path); });

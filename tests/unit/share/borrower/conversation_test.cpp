@@ -180,7 +180,7 @@ TEST(Conversation, WithoutASocketIsOverFromTheStart) {
   EXPECT_FALSE(conversation.tell(wire::Type::acknowledge, wire::Acknowledge{1}));
 }
 
-/// Its descriptor's number may be another's at once: ThreadSanitizer sees who still looks at it.
+/// Its descriptor's number may be another's at once: ThreadSanitizer sees threads that still look at it.
 TEST(Conversation, MayBeClosedWhileSomebodyAsks) {
   for (int round = 0; round < 20; ++round) {
     Watch watch;

@@ -71,13 +71,13 @@ TEST_F(DepositsTest, ElsewhereOfASegmentThatEndsAllHearOfIt) {
   const ProcessId one{1}, two{2};
   deposits_.add_elsewhere(key_, one);
   EXPECT_TRUE(deposits_.retire(key_));
-  deposits_.add_elsewhere(key_, two);  // before anybody could be told
+  deposits_.add_elsewhere(key_, two);  // before a keeper could be told
   EXPECT_TRUE(deposits_.retire(key_));
   EXPECT_FALSE(deposits_.retire(key_));
   EXPECT_EQ(deposits_.take_retired(), (std::map<DepositKey, std::set<ProcessId>>{{key_, {one, two}}}));
 }
 
-/// Nothing is retired any more, and what is noted of it would stay for ever.
+/// Nothing is retired any more, and notes about it would stay for ever.
 TEST_F(DepositsTest, ElsewhereOfAnOwnerOfWhichNothingIsHeldAreToBeLetGo) {
   const DepositKey other{"fedcba9876543210fedcba9876543210", 3};
   for (const DepositKey& key : {key_, {key_.first, 9}, other}) deposits_.add_elsewhere(key, ProcessId{1});
@@ -159,7 +159,7 @@ TEST_F(DepositsTest, OfADeadOwnerStayUntilTheLastItemPutBeforeIsTaken) {
   gone([&](const ProcessOrigin& origin) { add(key_, origin); });
   EXPECT_TRUE(deposits_.sweep());
   EXPECT_TRUE(deposits_.open(key_, Access::read_only)->owner_gone);
-  queue_ = {20, 9, true};  // what is put later is not the dead owner's
+  queue_ = {20, 9, true};  // later items are not the dead owner's
   EXPECT_TRUE(deposits_.sweep());
   EXPECT_EQ(deposits_.size(), 1u);
   queue_ = {20, 10, true};
@@ -184,7 +184,7 @@ TEST_F(DepositsTest, OfADeadOwnerStayWhileADepositorHasNotLetGoOfThem) {
   queue_ = {3, 3, true};
   EXPECT_FALSE(deposits_.sweep()) << "no item is waited for";
   EXPECT_EQ(deposits_.size(), 1u);
-  deposits_.let_go(key_, {&one, 4});  // of what was deposited before
+  deposits_.let_go(key_, {&one, 4});  // of the deposits before
   deposits_.leave(&two);
   EXPECT_FALSE(deposits_.sweep());
   EXPECT_EQ(deposits_.size(), 1u);

@@ -44,7 +44,7 @@ TEST_F(UndeliveredItemsTest, AreDeliveredOnceAllIsTakenThatWasPutBeforeItsDeath)
 
 TEST_F(UndeliveredItemsTest, WaitsForEachOfItsQueues) {
   open_queue(kQueue);
-  transits_.begin(4, kQueue + 1);  // not open here: nobody says how far it has come
+  transits_.begin(4, kQueue + 1);  // not open here: its progress is unknown
   UndeliveredItems items(2, transits_);
   EXPECT_FALSE(items.are_delivered(deposits_));
   open_queue(kQueue + 1);

@@ -330,7 +330,7 @@ TEST(HandleText, NamesWhatIsWrong) {
   }
 }
 
-/// What is lost when a long line is copied from a terminal; the length stands in the first 24 characters.
+/// The part that is lost when a long line is copied from a terminal; the length stands in the first 24 characters.
 TEST(HandleText, SaysHowMuchOfItIsMissing) {
   const std::string text = to_text(encode(with_timeline()));
   for (std::size_t size = 24; size < text.size(); ++size) {

@@ -35,7 +35,7 @@ TEST(PublicName, Is32HexDigitsThatChangeWithEveryBitOfTheId) {
   EXPECT_NE(public_name(id), name);
 }
 
-/// Whoever sees the sockets of this host must not learn the secret in handles.
+/// A process that sees the sockets of this host must not learn the secret in handles.
 TEST(PublicName, DoesNotContainTheId) {
   const ProcessId id{0xde, 0xad, 0xbe, 0xef, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
   EXPECT_EQ(public_name(id).find("deadbeef"), std::string::npos);

@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kCapacity = 4u << 20;
 
-/// Words of a full-size page; new[] of zeroes costs only what is touched.
+/// Words of a full-size page; new[] of zeroes costs only the touched ones.
 class MarkedPage {
  public:
   using Word = Hints<RealPlatform>::Word;

@@ -21,7 +21,7 @@ bool eventually_below(std::uint64_t bytes) {
   return true;
 }
 
-/// Nobody shared the tensors, nobody calls collect() or anything else.
+/// The tensors were not shared, and no one calls collect() or anything else.
 TEST(IdleMemory, GoesBackToTheSystemByItself) {
   collect();
   const std::uint64_t before = stats().bytes_shared + (1 << 20);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where malloc fails: what is let go of goes all the same, and nothing ends the process.
+// Where malloc fails: dropped memory goes nevertheless, and nothing ends the process.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -80,7 +80,7 @@ TEST(MemoryShortage, BorrowersHearOfSegmentsThatWereGivenBackMeanwhile) {
       with_allocations(round, [] {
         try {
           trim();
-        } catch (const std::bad_alloc&) {  // what is left is for the next
+        } catch (const std::bad_alloc&) {  // the rest is for the next
         }
       });
       trim();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a block is to those who think in storages: its exact bytes, and memory made by others.
+// Blocks as storages: their exact bytes, and memory made by others.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -115,7 +115,7 @@ TEST_P(AdoptedFile, KeepsItsLengthAndStaysTheCallers) {
   EXPECT_EQ(storage(tensor).size(), 4100u);
 }
 
-/// As torch's files with names begin, which count there who has them.
+/// As torch's files with names begin: torch counts their holders there.
 TEST_P(AdoptedFile, MayHaveAHeader) {
   const Fd fd = GetParam()(64 + 5000);
   ASSERT_EQ(::pwrite(fd.get(), "header", 6, 58), 6);
