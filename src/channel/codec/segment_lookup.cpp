@@ -45,13 +45,13 @@ void SegmentLookup::rely_on_creator(Session& session) {
   relied_on_.store(creator.get(), std::memory_order_release);
 }
 
-/// What it was asked to keep it may have let go of since.
+/// The creator may have let go since of segments that it was asked to retain.
 bool SegmentLookup::has_lost_creator() const noexcept {
   const std::atomic<bool>* const has_ended = relied_on_.load(std::memory_order_acquire);
   return has_ended && *has_ended;
 }
 
-/// It is asked for everything again.
+/// The creator is asked again for all segments.
 void SegmentLookup::doubt_deposits() noexcept {
   const std::lock_guard lock(mutex_);
   relied_on_ = nullptr;
@@ -82,7 +82,7 @@ void SegmentLookup::remember(const Key& key, const Known& known) {
   remember_last(key, known);
 }
 
-/// REQUIRES: mutex_. Most are of segments that are gone. Those that are counted stay, or are counted no more.
+/// REQUIRES: mutex_. Most entries are of segments that are gone. Counted entries stay, or are counted no more.
 void SegmentLookup::forget_most() noexcept {
   std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
   if (known_.size() < kMostKnown) return;

@@ -69,15 +69,15 @@ class SegmentLookup {
 
   const SegmentDirectory& directory() const noexcept { return directory_; }
   /// The index of the tensor's segment, kWholeHandle while the directory has no room: one of `epoch`, or of the epoch
-  /// that this call has begun. Empty when the creator would have to be asked and may not. Throws what Ring::exclusively()
-  /// throws. REQUIRES: `keeper` is shared_keeper() of the tensor, `segment` its segment.
+  /// that this call has begun. Empty if the creator would have to be asked and may not. Throws as Ring::exclusively()
+  /// does. REQUIRES: `keeper` is shared_keeper() of the tensor, `segment` its segment.
   std::optional<std::uint16_t> index_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
                                         std::uint32_t segment, const Limits& limits, std::uint32_t epoch);
 
-  /// Segments that the creator does not keep, as far as is known.
+  /// Segments that the creator does not retain, as far as is known.
   std::uint64_t unkept() const noexcept { return unkept_.load(std::memory_order_relaxed); }
 
-  // Around a fork. A forked child forgets what its parent has asked for.
+  // Around a fork. A forked child forgets its parent's requests.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
   void reset() noexcept;
@@ -112,10 +112,10 @@ class SegmentLookup {
   const ProcessId creator_;
   std::mutex mutex_;
   std::map<Key, Known> known_;
-  LastLookup last_;  ///< written under mutex_; of what is settled only
-  /// Over this connection the creator was asked to keep what is settled; null when it keeps nothing for us.
+  LastLookup last_;  ///< written under mutex_; of settled segments only
+  /// The connection over which the creator was asked to retain settled segments; null when it retains nothing for us.
   std::atomic<const std::atomic<bool>*> relied_on_{nullptr};
-  std::vector<ConnectionEnd> relied_on_once_;  ///< those it was, and is; under mutex_
+  std::vector<ConnectionEnd> relied_on_once_;  ///< connections it was, and is; under mutex_
   std::atomic<std::uint64_t> unkept_{0};
 };
 

@@ -20,7 +20,7 @@ std::optional<Manifest> TensorPacker::pack_unordered(Session& session, std::span
   return manifest;
 }
 
-/// False when the creator may not be asked.
+/// Returns false if the creator may not be asked.
 bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& limits, Manifest& manifest) {
   SharedKeeper& keeper = shared_keeper(tensor, "put");
   const BlockSpot spot = session.locate(keeper, tensor);

@@ -23,14 +23,14 @@ class TensorPacker {
       : lookup_(ring, directory, creator) {}
 
   /// Names the tensors in the directory's present epoch. A getter's streams wait for the work that `stream` has now.
-  /// Empty when the queue's creator would have to be asked and may not. Throws invalid_argument for memory of another
+  /// Empty if the queue's creator would have to be asked and may not. Throws invalid_argument for memory of another
   /// library, and for tensors on two devices with a stream of one.
   std::optional<Manifest> pack(Session& session, std::span<const Tensor> tensors, Stream stream,
                                const Limits& limits);
   /// As pack(), in no stream, and in an epoch that the caller has read.
   std::optional<Manifest> pack_unordered(Session& session, std::span<const Tensor> tensors,
                                          const Limits& limits, std::uint32_t epoch);
-  /// Asks the creator whatever pack() of these tensors would ask it. Throws what pack() throws.
+  /// Asks the creator the questions that pack() of these tensors would ask. Throws as pack() does.
   void prepare(Session& session, std::span<const Tensor> tensors, TimePoint deadline);
 
   SegmentLookup& lookup() noexcept { return lookup_; }

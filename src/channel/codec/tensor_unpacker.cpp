@@ -53,7 +53,7 @@ bool TensorUnpacker::try_unpack(Session& session, ItemReader& item, UnpackedTens
   return read(item, tensors, [&](const ItemRow& row) { return try_open(session, row); });
 }
 
-/// False as soon as one of the tensors did not open.
+/// Returns false as soon as one of the tensors did not open.
 template <class Open>
 bool TensorUnpacker::read(ItemReader& item, UnpackedTensors& tensors, Open&& open) {
   for (std::size_t i = 0; i < item.head().rows; ++i) {

@@ -25,9 +25,9 @@ class TensorUnpacker {
 
   TensorUnpacker(const SegmentDirectory& directory, const Holders& holders);
 
-  /// Takes all rows and the order from the reader. Throws bad_handle, and what opening throws.
+  /// Takes all rows and the order from the reader. Throws bad_handle, and as opening does.
   void unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
-  /// As unpack(), without a question to another process; false as soon as a row would take one.
+  /// unpack() without a question to another process; returns false as soon as a row would take one.
   bool try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
 
   // Around a fork.
@@ -52,7 +52,7 @@ class TensorUnpacker {
   Holders holders_;
   Mapping open_segments_;  ///< by index in the directory
   std::mutex owners_mutex_;
-  std::set<std::shared_ptr<const void>> owners_;  ///< those that open segments name, or have named
+  std::set<std::shared_ptr<const void>> owners_;  ///< owners that open segments name, or have named
 };
 
 }  // namespace onecopy

@@ -17,12 +17,12 @@ bool passes(ErrorCode code) noexcept {
          code == ErrorCode::out_of_descriptors || code == ErrorCode::timeout;
 }
 
-/// Nor is what the caller asked for: one tensor, or a stream that is being captured.
+/// Nor is the caller's demand: one tensor, or a stream that is being captured.
 bool is_kept(ErrorCode code) noexcept {
   return passes(code) || code == ErrorCode::invalid_argument || code == ErrorCode::unsupported;
 }
 
-/// Never a timeout: that says that the item is still there.
+/// Never a timeout: that means that the item is still there.
 Error lost(const Error& why) {
   const ErrorCode code = why.code() == ErrorCode::timeout ? ErrorCode::peer_died : why.code();
   return Error(code, fmt::format("an item was taken out of the queue and is lost: {}", why.what()),
@@ -92,7 +92,7 @@ bool Receiver::take(Session& session, TimePoint deadline, Wants wants, Stream st
   return true;
 }
 
-/// Under the consumers' lock: quick, and without a question to anybody.
+/// Under the consumers' lock: quick, and without a question to another process.
 bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) {
   if (attempt.position == item.position) return true;
   try {
@@ -101,7 +101,7 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
     const auto unpack = [&](ItemReader& reader) { return unpacker_.try_unpack(session, reader, tensors); };
     if (attempt.wants == Wants::tensor && (ItemReader(item.bytes).head().flags & kItemIsOneTensor) == 0)
       throw_not_one_tensor();
-    // What is elsewhere is long, and its tensors may be anybody's.
+    // An item elsewhere is long, and its tensors may be any process's.
     if (!ItemReader(item.bytes).is_elsewhere() && read(item.bytes, attempt.contents, unpack) &&
         can_be_ordered(session, tensors, attempt.stream) &&
         (attempt.wants != Wants::quick_message ||
@@ -114,7 +114,7 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
     attempt.position = item.position;
     return false;
   } catch (const Error& error) {
-    // Nor what is wrong with a device in this process: others may take the item.
+    // Nor is a fault of a device in this process: others may take the item.
     if (is_kept(error.code()) || error.domain() == ErrorDomain::cuda ||
         error.domain() == ErrorDomain::ascend)
       throw;
@@ -140,7 +140,7 @@ void Receiver::open_slowly(Session& session, Attempt& attempt, TimePoint deadlin
   can_be_ordered(session, contents.tensors, attempt.stream);  // unknown: the putter is gone
 }
 
-/// False when `unpack` returns false.
+/// Returns false if `unpack` does.
 template <class Unpack>
 bool Receiver::read(ByteSpan item, Contents& contents, Unpack&& unpack) {
   contents.clear();

@@ -14,21 +14,21 @@
 
 namespace onecopy {
 
-/// Takes messages out of a queue and opens their tensors: claim first, then advance the head. What
-/// is short and can be opened without asking anybody is opened under the ring's lock; for the rest the
-/// item stays where it is meanwhile, and another consumer may take it.
+/// Takes messages out of a queue and opens their tensors: claim first, then advance the head. A short item that can
+/// be opened without a question to another process is opened under the ring's lock. Other items stay in their place
+/// meanwhile, and another consumer may take them.
 ///
 /// Thread safety: all members may be called concurrently, but for reset().
 class Receiver {
  public:
   Receiver(Ring& ring, const SegmentDirectory& directory, const TensorUnpacker::Holders& holders);
 
-  /// Nothing when there was no message until the deadline. Throws closed, and what opening throws.
-  /// What the stream is given afterwards finds the tensors as their putter's stream left them.
+  /// Empty if there was no message until the deadline. Throws closed, and as opening does. Later work of the stream
+  /// finds the tensors as their putter's stream left them.
   std::optional<Message> get(Session& session, TimePoint deadline, Stream stream);
-  /// The first message if it can be opened without asking anybody.
+  /// The first message if it can be opened without a question to another process.
   std::optional<Message> get_at_once(Session& session, Stream stream);
-  /// The same for what was put as one tensor; throws invalid_argument when the first item is not.
+  /// get() for a message that was put as one tensor; throws invalid_argument if the first item is not.
   std::optional<Tensor> get_tensor(Session& session, TimePoint deadline, Stream stream);
 
   TensorUnpacker& unpacker() noexcept { return unpacker_; }
@@ -39,7 +39,7 @@ class Receiver {
     MessageKind kind = MessageKind::user;
     Bytes data;
     UnpackedTensors tensors;
-    bool is_elsewhere = false;  ///< tensors.first is what the item was written to
+    bool is_elsewhere = false;  ///< tensors.first is the block that the item was written to
 
     void clear() noexcept {
       data.clear();

@@ -117,7 +117,7 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
       throw HasTurned();
     if (kind == SentItems::Blocks::large && sent_.ends_with(blocks)) kind = SentItems::Blocks::borrowed;
     if (given) {
-      sent_.reserve();  // what can fail, while the block is still the caller's
+      sent_.reserve();  // the step that can fail, while the block is still the caller's
       sent_.push(position, given->take_block());
     } else {
       sent_.push(position, blocks);
@@ -134,7 +134,7 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
   return true;
 }
 
-/// The order is part of what is elsewhere: nobody touches the tensors before they have read it.
+/// The order is part of the block: no getter touches the tensors before it has read the order.
 bool Sender::put_elsewhere(Session& session, const Parts& parts, std::vector<BlockRef> blocks,
                            const Limits& limits) {
   const Tensor item = empty(Layout(DType::u8, {static_cast<std::int64_t>(parts.bytes())}));

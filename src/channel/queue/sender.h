@@ -23,19 +23,18 @@ class Sender {
   Sender(Ring& ring, SegmentDirectory& directory, const ProcessId& creator) noexcept
       : ring_(ring), directory_(directory), packer_(ring, directory, creator), sent_(directory.queue()) {}
 
-  /// False when there was no space until the deadline. Throws closed, out_of_memory (nothing has
-  /// changed then), invalid_argument for memory of other libraries.
-  /// Getters' streams will wait for what `stream` has in it now.
+  /// Returns false if there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then),
+  /// invalid_argument for memory of other libraries. Getters' streams will wait for the work that `stream` has now.
   bool put(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream);
   bool put(Session& session, const Message& message, TimePoint deadline, Stream stream);
-  /// The tensor is empty after a true.
+  /// If it returns true, the tensor is empty.
   bool put(Session& session, Tensor&& tensor, TimePoint deadline, Stream stream);
-  /// The same without waiting; false also when the creator would have to be asked first.
+  /// put() without waiting; also returns false if the creator would have to be asked first.
   bool put_at_once(Session& session, const Message& message, Stream stream);
-  /// Asks the creator to keep what it has not been asked for. Throws what put() throws.
+  /// Asks the creator to retain segments that it has not been asked for. Throws as put() does.
   void prepare(Session& session, const Message& message, TimePoint deadline);
 
-  /// Segments that the creator does not keep, as far as is known.
+  /// Segments that the creator does not retain, as far as is known.
   std::uint64_t unkept() const noexcept { return packer_.lookup().unkept(); }
 
   SentItems& sent() noexcept { return sent_; }
@@ -55,7 +54,7 @@ class Sender {
     ByteSpan data;
 
     std::size_t bytes() const noexcept { return sizeof head + tensors.bytes() + data.size(); }
-    /// Returns how many they are.
+    /// Returns the number of bytes.
     std::size_t write(std::byte* begin) const;
   };
   /// The directory has begun another epoch since the rows were looked up: the put begins again.
@@ -67,7 +66,7 @@ class Sender {
   bool try_put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
   bool try_put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream,
                    Tensor* given);
-  /// `given` is what the blocks were taken from: it goes.
+  /// `given` is the tensor of the blocks: it is consumed.
   bool put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks,
                   TimePoint deadline, Tensor* given = nullptr);
   bool put_elsewhere(Session& session, const Parts& parts, std::vector<BlockRef> blocks,
