@@ -60,7 +60,7 @@ def _values(kind: str) -> Iterator[Any]:
 
 
 def lead(talk: Talk, contender: dict[str, Any], kind: str) -> None:
-    """Says how many came to be alive, why no more, and what both processes have open then."""
+    """Says how many came to be alive, why no more, and how many files both processes have open then."""
     chosen = Contender(**contender)
     measure = _load if kind == "collate" else _send
     came, why, here, there = measure(chosen, kind)
@@ -89,7 +89,7 @@ def _send(contender: Contender, kind: str) -> tuple[int, str, Footprint, Footpri
 
 
 def _put_all(values: Iterator[Any], there: Any, back: Any) -> tuple[int, str]:
-    """How many the other process has, and what stopped it."""
+    """How many the other process has, and the error that stopped it."""
     came = 0
     while came < _TENSORS:
         try:

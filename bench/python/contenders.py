@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is measured beside each other: a package, one of its queues, and how tensors are shared."""
+"""The contenders: a package, one of its queues, and the way in which tensors are shared."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Contender:
     package: str
     queue: str = "Queue"
     strategy: str | None = None
-    sleeps: bool = False  # told that there is one processor, so that nobody spins
+    sleeps: bool = False  # told that there is one processor, so that no process spins
 
     @property
     def name(self) -> str:

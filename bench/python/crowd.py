@@ -134,7 +134,7 @@ def _measure(rounds: int) -> tuple[dict[Contender, Samples], float]:
 
 
 def one_processor(effort: Effort) -> Row:
-    """Whoever spins here takes the processor from the one that it waits for."""
+    """A process that spins here takes the processor from the one that it waits for."""
     row = Row(
         "An int there and back, both processes on one processor",
         "no spinning: not slower than multiprocessing.SimpleQueue",

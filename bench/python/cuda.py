@@ -276,7 +276,7 @@ def first_model(effort: Effort) -> Row:
 
 
 def _add_floor(row: Row, effort: Effort) -> None:
-    """What the driver takes for as many allocations as the model lies in, one call after the other."""
+    """The driver's time for as many allocations as the model lies in, one call after the other."""
     ordinal = int(effort.device.partition(":")[2] or 0)
     floors = {"cudaMalloc": cuda_floor.allocations, "descriptors": cuda_floor.chunks}
     for name, floor in floors.items():

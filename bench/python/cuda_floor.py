@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other processes' device memory by the driver alone: what no library can be quicker than.
+"""Other processes' device memory by the driver alone: the limit of any library.
 
 The calls are made one after the other, by their names, with nothing of onecopy or torch in between.
 """
@@ -115,7 +115,8 @@ def allocations(ordinal: int, count: int, nbytes: int) -> tuple[int, int]:
 
 
 def lend_chunks(talk: Talk, ordinal: int, name: str) -> None:
-    """Answers [count, bytes] with the nanoseconds that exporting all took, and sends them to who connects."""
+    """Answers [count, bytes] with the nanoseconds that exporting all took, and sends them to the process that
+    connects."""
     driver = Driver(ordinal)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process has open, asked from any process of the same user."""
+"""The open files of a process, asked from any process of its user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def footprint(pid: int) -> Footprint:
 
 @contextlib.contextmanager
 def _whole_limit() -> Iterator[None]:
-    """Whoever has used up its descriptors can still be counted."""
+    """A process that has used up its descriptors can still be counted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -61,7 +61,7 @@ def settle(there: Any, back: Any, prepare: Callable[[int], Callable[[], Any]], f
 
 
 def follow(there: Any, back: Any, strategy: str | None, usable: set[int]) -> None:
-    """Answers whatever comes with an int, until None does."""
+    """Answers each object with an int, until None comes."""
     os.sched_setaffinity(0, usable)
     if strategy:
         import torch.multiprocessing
@@ -115,7 +115,7 @@ MAKERS = {f.__name__: f for f in (fresh_tensors, fresh_views, fresh_parameters, 
 
 @dataclasses.dataclass(frozen=True)
 class Other:
-    """Who stands beside ours, exchanges a round, and how many times faster ours must be."""
+    """The contender beside ours, exchanges a round, and how many times faster ours must be."""
 
     contender: Contender
     count: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What importing takes, in a new interpreter each time."""
+"""The time of importing, in a new interpreter each time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAMS = {
     "import onecopy.multiprocessing": "import onecopy.multiprocessing",
 }
 
-# The difference of two that take more than a second each would be lost in what both vary by.
+# The difference of two that take more than a second each would be lost in their variation.
 _AFTER_TORCH = """
 from time import perf_counter_ns
 import torch

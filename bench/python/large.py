@@ -28,7 +28,7 @@ _ROUNDS = 31
 
 
 class Sender:
-    """Measures in the process that sends. What it puts is freed on both sides unless `keeps`."""
+    """Measures in the process that sends. Its objects are freed on both sides unless `keeps`."""
 
     def __init__(self, contender: Contender, keeps: bool) -> None:
         import torch
@@ -109,7 +109,7 @@ def lead(talk: Talk, contender: dict[str, Any], keeps: bool) -> None:
 
 
 def keep_all(there: Any, back: Any, strategy: str | None, usable: set[int]) -> None:
-    """Answers with an int whatever comes and keeps it, until None comes."""
+    """Answers each object with an int and keeps it, until None comes."""
     kept = []
     while (tensor := there.get()) is not None:
         kept.append(tensor)

@@ -57,7 +57,7 @@ def kind() -> str:
 
 
 def describe() -> dict[str, str]:
-    """What a reader of the numbers must know."""
+    """The facts that a reader of the numbers must know."""
     commit = _git("rev-parse", "--short=12", "HEAD")
     changed = " with changes" if _git("status", "--porcelain", "-uno") else ""
     huge = "/sys/kernel/mm/transparent_hugepage/"
@@ -78,7 +78,7 @@ def describe() -> dict[str, str]:
 
 
 def describe_device(device: str) -> dict[str, str]:
-    """What is to be said of a CUDA device, from a process of its own."""
+    """The facts about a CUDA device, from a process of its own."""
     if device == "cpu":
         return {}
     asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]

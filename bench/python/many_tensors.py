@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 0.5  # torch's daemon goes on removing files when its processes
 
 
 class Link:
-    """Another process, which opens all tensors of what it is sent and says how many there were."""
+    """Another process, which opens all tensors that it is sent and says how many there were."""
 
     def __init__(self, contender: Contender) -> None:
         self._there, self._back = contender.queues(2)

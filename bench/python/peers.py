@@ -28,7 +28,7 @@ class Talk:
     """The peer's side: hears questions until the other side has no more."""
 
     def __init__(self) -> None:
-        # What else writes to standard output must not meet the answers.
+        # Other output on standard output must not meet the answers.
         self._answers = os.fdopen(os.dup(1), "w")
         os.dup2(2, 1)
 

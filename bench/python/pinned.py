@@ -177,7 +177,7 @@ def load_times(path: Path, device: str, how: str) -> list[float]:
 
 
 def raw_direct(path: Path, threads: int = 16) -> float:
-    """What the disk gives to direct reads of 2 MiB by so many threads."""
+    """The disk's rate for direct reads of 2 MiB by so many threads."""
     part, size = 2 << 20, path.stat().st_size // (2 << 20) * (2 << 20)
     fd, places, lock = os.open(path, os.O_RDONLY | os.O_DIRECT), iter(range(0, size, part)), threading.Lock()
 

@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-    """What a value is compared with."""
+    """The bound of a value."""
 
     value: float
     limit: float
@@ -31,7 +31,7 @@ def at_least(value: float, limit: float) -> Bound:
 
 @dataclasses.dataclass(frozen=True)
 class Figure:
-    """One measured number; `ratio` is to what `to` names."""
+    """One measured number; `ratio` is to the row that `to` names."""
 
     what: str
     value: float

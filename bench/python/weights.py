@@ -25,7 +25,7 @@ _RAY_BYTES = 256 << 20
 
 
 def _own_memory() -> int:
-    """What this process has besides mapped files and shared memory."""
+    """This process's memory besides mapped files and shared memory."""
     with open("/proc/self/smaps_rollup") as file:
         return sum(int(kib) << 10 for kib in re.findall(r"^Anonymous:\s+(\d+) kB", file.read(), re.MULTILINE))
 
@@ -35,7 +35,7 @@ def _touch(tensors: Any) -> int:
 
 
 def _receive(kind: str, given: Any, ends: Any) -> None:
-    """Answers each word with what it has read, and in the end with the memory that it took."""
+    """Answers each word with the bytes it has read, and in the end with the memory that it took."""
     import torch
 
     torch.set_num_threads(1)

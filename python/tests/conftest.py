@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What all tests have in common: another process to talk to, and nothing left behind.
+"""Fixtures of all tests: another process to talk to, and nothing left behind.
 
 A test that hangs is ended after a while with every thread's stack. Run with ``-X dev -W error``.
 """
@@ -20,10 +20,10 @@ from pathlib import Path
 
 import pytest
 
-# What a hanging test may take; the slowest that works takes a tenth.
+# The time limit of a hanging test; the slowest that works takes a tenth.
 PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", 300))
 
-# How many processes are killed at random, in all; ONECOPY_TEST_KILLS=500 is what the package promises.
+# How many processes are killed at random, in all; the package promises ONECOPY_TEST_KILLS=500.
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", 80))
 
 # Threads of torch's that wait for each other on few processors are most of what programs that train cost.
@@ -102,7 +102,7 @@ def shared_names() -> set[str]:
 
 
 def is_left(name: str) -> bool:
-    """Whether it is a name of shared memory that nobody holds; programs that run beside us hold theirs."""
+    """Whether it is a name of shared memory that no process holds; programs that run beside us hold theirs."""
     if name.startswith(f"torch_{os.getpid()}_"):
         return True
     if not name.startswith("onecopy-"):
@@ -116,7 +116,7 @@ def is_left(name: str) -> bool:
 
 
 class Peer:
-    """A process that does what it is told over a pipe of the standard library.
+    """A process that takes commands over a pipe of the standard library.
 
     Arguments and results cross that pipe, so tensors among them cross by the reducers.
     """
@@ -134,7 +134,7 @@ class Peer:
         Peer.alive.append(self)
 
     def __call__(self, function, *arguments):
-        """What `function` returns over there; what it raises is raised here."""
+        """The result of `function` over there; its exceptions are raised here."""
         self._pipe.send((function, arguments))
         result, error = self._pipe.recv()
         if error is not None:
@@ -215,7 +215,8 @@ def run_python(tmp_path):
 
 
 def listed_owner() -> dict:
-    """What list_owners() says of this process. Whoever is slow to answer is left out, and then it is asked again."""
+    """The entry of this process in list_owners(). A process that is slow to answer is left out, and then it is
+    asked again."""
     import onecopy
 
     while not (found := [owner for owner in onecopy.list_owners() if owner["pid"] == os.getpid()]):
@@ -224,7 +225,7 @@ def listed_owner() -> dict:
 
 
 def handles_in_transit() -> list[dict]:
-    """What this process holds for handles. Items of ended processes in queues of earlier tests are none of these."""
+    """This process's holds for handles. Items of ended processes in queues of earlier tests are none of these."""
     return [transit for transit in listed_owner()["in_transit"] if transit["where"] == "handle"]
 
 

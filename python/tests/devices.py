@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Devices for tests: real ones, or the simulated drivers over memory of the host.
 
-Whatever touches a device runs in processes of its own that are spawned for it: the driver is chosen once a
-process, and its users must not be forked. ``ONECOPY_CUDA_DRIVER=libcuda.so.1`` chooses the machine's own, and
-so does ``ONECOPY_ASCEND_RUNTIME=libascendcl.so``.
+Code that touches a device runs in processes of its own that are spawned for it: the driver is chosen once a
+process, and its users must not be forked. ``ONECOPY_CUDA_DRIVER=libcuda.so.1`` chooses the machine's own, and so
+does ``ONECOPY_ASCEND_RUNTIME=libascendcl.so``.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def borrower(function, *arguments):
 
 
 def _run(module: str, name: str, arguments: dict) -> str | None:
-    """In the owner: a test's body. The text of what went wrong: tracebacks do not cross processes."""
+    """In the owner: a test's body. The text of its failure: tracebacks do not cross processes."""
     try:
         getattr(importlib.import_module(module), name).__wrapped__(**arguments)
     except BaseException:
@@ -191,7 +191,7 @@ def eventually(condition, seconds: float = 60.0) -> bool:
 
 
 def settled(numbers):
-    """What it returns once it has returned the same for a while: what was dropped ends by the tick of a thread."""
+    """Its result once that has not changed for a while: drops end by the tick of a thread."""
     import onecopy
 
     seen: list = []

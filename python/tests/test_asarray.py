@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors made of arrays and numbers, and what other libraries' asarray() makes of tensors."""
+"""Tensors made of arrays and numbers, and the results of other libraries' asarray() for tensors."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors as bytes: memoryview(), files, and what other objects have the buffer protocol."""
+"""Tensors as bytes: memoryview(), files, and other objects with the buffer protocol."""
 
 import array
 import gc
@@ -89,7 +89,7 @@ def test_a_view_keeps_the_memory():
 
 
 def test_the_tensor_itself_is_no_buffer():
-    """torch.asarray() takes whatever is one for bytes."""
+    """torch.asarray() takes any buffer for bytes."""
     with pytest.raises(TypeError, match="bytes-like object is required"):
         memoryview(onecopy.zeros(2, "uint8"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles: one handle for a nested value, and what its opener gets."""
+"""Bundles: one handle for a nested value, and its opener's view."""
 
 import collections
 import collections.abc

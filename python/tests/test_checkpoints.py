@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Directories of safetensors files: what their index says is what is loaded, or the difference is named."""
+"""Directories of safetensors files: the files that their index names are loaded, or the difference is named."""
 
 import json
 import struct

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 RUNNER = Path(__file__).with_name("cpython_suite.py")
 
-# What is ours: quick enough for every run.
+# The part that is ours: quick enough for every run.
 QUICK = [
     "WithProcessesTestQueue", "TestSimpleQueue", "WithProcessesTestProcess",
     "WithProcessesTestSubclassingProcess", "WithProcessesTestEvent", "WithProcessesTestConnection",

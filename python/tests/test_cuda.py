@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only CUDA has, beside test_devices.py: on the simulated driver, or on a GPU (tests/gpu/python.sh)."""
+"""Features that only CUDA has, beside test_devices.py: on the simulated driver, or on a GPU (tests/gpu/python.sh)."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Wire:
 
 
 class Port:
-    """What one engine sends."""
+    """The messages of one engine."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onecopy.graphs: captured graphs share their memory, and nothing that anybody holds is overwritten."""
+"""onecopy.graphs: captured graphs share their memory, and held outputs are never overwritten."""
 
 from __future__ import annotations
 

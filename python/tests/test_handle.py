@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles: what travels, what it keeps alive, and what is refused."""
+"""Handles: the bytes that travel, the blocks they keep alive, and refusals."""
 
 import copy
 import multiprocessing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Several processes train one model: what share_memory() is for."""
+"""Several processes train one model, the purpose of share_memory()."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def arrays(draw, names=tuple(DTYPES)):
 
 @st.composite
 def keys(draw, shape):
-    """What both numpy and onecopy understand."""
+    """The dtypes of both numpy and onecopy."""
     key = []
     for size in shape:
         kind = draw(st.sampled_from(["int", "slice", "all", "new"]))
@@ -251,7 +251,7 @@ WAYS = ["Queue", "SimpleQueue", "Pipe", "Pool"]
 
 
 def describe(tensor):
-    """What a receiver sees of a tensor, without its memory. No elements lie nowhere: their offset may be 0."""
+    """A receiver's view of a tensor, without its memory. No elements lie nowhere: their offset may be 0."""
     offset = tensor.storage_offset() if tensor.numel() else 0
     return (str(tensor.dtype), tuple(tensor.shape), tensor.stride(), offset, tensor.untyped_storage().nbytes(),
             tensor.requires_grad, bytes_of(sys.modules["torch"], tensor.detach()))  # fmt: skip
@@ -296,7 +296,7 @@ class Correspondent:
         self._receive = {"Queue": back.get, "SimpleQueue": simply_back.get, "Pipe": self._ours.recv}
 
     def ask(self, way, pair):
-        """What see_and_invert() says over there."""
+        """The result of see_and_invert() over there."""
         if way == "Pool":
             return self._pool.apply(see_and_invert, (pair,))
         self._send[way](pair)

@@ -65,7 +65,7 @@ def test_the_interpreter_ends_in_silence(run_python, program):
     assert run_python("import onecopy\n" + program, env=REPORT_LEAKS) == ""
 
 
-# Their objects are never freed, which nobody needs to know.
+# Their objects are never freed, which is no leak to report.
 DAEMONS = {
     "working": (
         "import threading, time\ndef forever():\n    while True:\n        onecopy.open(onecopy.share(onecopy.zeros(100)))\n"

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hurt users of other libraries, by the number of their report. tests/issues/ has those of the C++ library."""
+"""Bugs that hurt users of other libraries, by the number of their report. tests/issues/ has those of the C++
+library."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ class RunsWhenUnpickled:
 
 
 def test_vllm_35928_a_handle_is_data_and_nothing_in_it_runs():
-    """Handles that were pickles let whoever could send one run what they liked."""
+    """With pickles for handles, any sender of one could run any code."""
     data = pickle.dumps(RunsWhenUnpickled())
     for read in (onecopy.open, onecopy.Handle.from_bytes):
         with pytest.raises(onecopy.errors.BadHandle):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was put into a queue arrives while anybody has it whom the receiver can ask: owner, putter, the queue's maker."""
+"""An item of a queue arrives while a process that the receiver can ask has it: owner, putter, the queue's maker."""
 
 import os
 import signal
@@ -87,7 +87,7 @@ def put_new_memory(queue, size, timeout, results):
 
 
 def test_a_put_waits_for_a_busy_maker_as_long_as_it_may():
-    """It need not wait for it; but what the maker has not been given is lost when the putter ends."""
+    """It need not wait for it; but memory that the maker has not got is lost when the putter ends."""
     ours, theirs = FORK.Pipe()
     maker = FORK.Process(target=make_queue, args=(theirs,))
     maker.start()

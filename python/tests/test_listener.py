@@ -141,7 +141,7 @@ def test_keyboard_interrupt_ends_accept(address):
 
 @pytest.fixture(params=["unix", "tcp"])
 def silent_address(request, tmp_path):
-    """Where somebody listens who never says a word."""
+    """Where a process listens that never says a word."""
     with socket.socket(socket.AF_UNIX if request.param == "unix" else socket.AF_INET) as listener:
         listener.bind(str(tmp_path / "socket") if request.param == "unix" else ("127.0.0.1", 0))
         listener.listen()

@@ -136,7 +136,7 @@ def shared_memory():
 
 @pytest.mark.parametrize("make", [onecopy.empty, onecopy.zeros, lambda n, t: onecopy.full(n, 7, t)])
 def test_a_signal_is_handled_while_memory_is_reserved(make):
-    """The handler runs when a part of the memory is there, and what it raises ends the call."""
+    """The handler runs when a part of the memory is there, and its exception ends the call."""
     size = 512 << 20
     onecopy.collect()
     others = shared_memory()

@@ -109,7 +109,7 @@ def test_buffers_stay_persistent_or_not():
 
 
 def test_a_module_with_values_of_its_own_is_loaded_from_a_state_dict():
-    """What no state_dict() has, this module has computed itself."""
+    """The module has computed itself a buffer that no state_dict() has."""
     model, other = Model(), Model()
     assert onecopy.open(onecopy.share(model.state_dict())).load_into(other) == ([], [])
     assert torch.equal(other(TOKENS), model(TOKENS))

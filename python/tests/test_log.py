@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the library in C++ has to say reaches Python's logging."""
+"""Lines of the library in C++ reach Python's logging."""
 
 import subprocess
 import sys

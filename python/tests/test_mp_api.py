@@ -25,7 +25,7 @@ MODULES = [
 
 
 def public(module) -> set[str]:
-    """Submodules that others have imported by now appear as names too; they are nobody's to export."""
+    """Submodules that others have imported by now appear as names too; they are not exported."""
     names = {name for name in dir(module) if not name.startswith("_")}
     exported = set(getattr(module, "__all__", ()))
     return {n for n in names if n in exported or f"{getattr(module, '__name__', '')}.{n}" not in sys.modules}

@@ -31,7 +31,7 @@ def blocks(page: str):
 
 
 def programs_of(page: str) -> list[list[str]]:
-    """Those that are no example, with what the page says that they print: the text that follows."""
+    """Blocks that are no example, with the output that the page shows: the text that follows."""
     found: list[list[str]] = []
     is_one = False
     for comment, language, text in blocks(page):
@@ -101,7 +101,7 @@ def test_the_page_for_python_says_what_to_do_about_every_error():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_fragments_of_programs_are_python_and_name_what_there_is(page):
-    """```py: parts that need a card or a network. They are compiled, and what they take of onecopy exists."""
+    """```py: parts that need a card or a network. They are compiled, and the names of onecopy in them exist."""
     for _, language, text in blocks(page):
         if language == "py":
             compile(text, page, "exec")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was pickled for a channel of multiprocessing waits there for hours, not for ten minutes."""
+"""Tensors pickled for a channel of multiprocessing wait there for hours, not for ten minutes."""
 
 from __future__ import annotations
 

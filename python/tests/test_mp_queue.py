@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onecopy.multiprocessing.Queue: what the standard library's queue does, and what it does not."""
+"""onecopy.multiprocessing.Queue: the behaviour of the standard library's queue, and the differences."""
 
 import asyncio
 import concurrent.futures

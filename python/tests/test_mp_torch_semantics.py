@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What torch.multiprocessing documents and tests, by every way in which a tensor can be sent."""
+"""The documented and tested behaviour of torch.multiprocessing, by every way in which a tensor can be sent."""
 
 from __future__ import annotations
 
@@ -817,7 +817,7 @@ POOLS = """
 
 
 def test_workers_of_pools_leave_no_files(run_python, tmp_path):
-    """What the parent lets go of while the next pool's workers, forked since, still have it."""
+    """The parent drops it while the next pool's workers, forked since, still have it."""
     assert run_python(POOLS, env={"ONECOPY_SHM_DIR": str(tmp_path / "shm")}) == ""
 
 

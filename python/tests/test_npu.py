@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only Ascend has, beside test_devices.py: on the simulated runtime, or on real cards.
+"""Features that only Ascend has, beside test_devices.py: on the simulated runtime, or on real cards.
 
 And the published guide to sharing memory between its processes, step by step, with tensors of onecopy.
 """
@@ -98,7 +98,7 @@ def test_the_guide_by_copies_from_card_to_card(vendor):
 
 @on_device
 def test_a_handles_arguments_name_the_other_card_by_its_number(vendor):
-    """What the guide does with the arguments of reduce_tensor(): they say a number, and the handle which kind."""
+    """The guide's use of the arguments of reduce_tensor(): they have a number, and the handle has the kind."""
     from onecopy.multiprocessing.reductions import _device_asked
 
     handle = onecopy.share(onecopy.zeros(5, device="npu:0")).to_bytes()
@@ -280,7 +280,7 @@ class Program(subprocess.Popen):
 
 @contextlib.contextmanager
 def borrower_of_a_killed_owner(then: str, environment: dict):
-    """A process that had memory open when its owner was killed, and what it does then."""
+    """A process that had memory open when its owner was killed, and its later use of it."""
     with Program(OWNER, env=environment) as owner:
         with Program(BORROWER + then, owner.stdout.readline().strip(), env=environment) as opener:
             assert opener.stdout.readline() == "open\n"

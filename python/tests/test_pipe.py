@@ -166,7 +166,7 @@ CHILDREN = {
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("is_joined", [True, False], ids=["joined", "not joined"])
 def test_the_end_of_a_child_that_was_given_an_end_is_noticed(ends, how, method, is_joined):
-    """Also while the Process object is there, and without join() by whoever sits in recv()."""
+    """Also while the Process object is there, and without join() by the caller that waits in recv()."""
     a, b = ends
     function, before = CHILDREN[how]
     child = multiprocessing.get_context(method).Process(target=function, args=(*before, b))

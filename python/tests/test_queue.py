@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""onecopy.Queue: what is put is got, by anybody, whatever it is."""
+"""onecopy.Queue: any process gets any object that was put."""
 
 import gc
 import multiprocessing

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queues of Python when processes die: what was put is delivered, and nothing hangs or is left behind."""
+"""Queues of Python when processes die: items are delivered, and nothing hangs or is left behind."""
 
 import gc
 import os
@@ -97,7 +97,7 @@ def numbered(number, size):
 
 
 def check(value, number=None):
-    """Data that somebody else's death has damaged, or that is somebody else's, fails here."""
+    """Data that another process's death has damaged, or that is another's, fails here."""
     if isinstance(value, tuple):
         number, value, rest = value
         assert rest == {"in": {1}}
@@ -107,7 +107,7 @@ def check(value, number=None):
 
 
 def traffic(here, there):
-    """Passes on what comes, with tensors of its own, until it is killed."""
+    """Passes on its items, with tensors of its own, until it is killed."""
     number = 0
     try:
         while True:
@@ -120,7 +120,7 @@ def traffic(here, there):
 
 
 def drain(queue):
-    """Takes all there is; a tensor of somebody who is gone may be lost, and then says so."""
+    """Takes all there is; a tensor of a dead process may be lost, and then get() says so."""
     taken = 0
     while not queue.empty():
         try:

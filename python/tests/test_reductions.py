@@ -375,7 +375,7 @@ PLAIN = {
 }
 
 
-# What CUDA tensors are reduced to; it can be said of a tensor of the CPU as well, where every machine can look.
+# The arguments of CUDA tensors; a tensor of the CPU can have them as well, where every machine can look.
 @pytest.mark.parametrize("make", PLAIN.values(), ids=PLAIN)
 def test_what_is_said_of_a_plain_tensor_in_one_call_rebuilds_it(make):
     tensor = make(torch.arange(24.0).view(4, 6))
@@ -473,7 +473,7 @@ def test_a_device_can_be_asked_for_by_its_uuid(monkeypatch):
 
 
 def test_a_library_that_registers_its_own_wrapper_still_sends_by_handle(monkeypatch):
-    """What inference engines do: wrap torch's function, register again."""
+    """As inference engines: wrap torch's function, register again."""
     seen = []
 
     def wrapper(tensor):
@@ -568,7 +568,7 @@ def test_errors_of_the_other_side_name_the_cause(forked):
 
 
 class Event:
-    """As torch.cuda.Event: what its handle names is there as long as the event is."""
+    """As torch.cuda.Event: the object of its handle is there as long as the event is."""
 
     there: set[bytes] = set()
     device = torch.device("cuda", 0)

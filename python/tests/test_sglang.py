@@ -62,7 +62,7 @@ def serializer_source():
     return head + "import torch\n" + "\n\n".join(ast.get_source_segment(text, node) for node in found)
 
 
-# What the server does with a request, around a small stand-in for a model.
+# The server's handling of a request, around a small stand-in for a model.
 SERVER = """
 import json, sys, types
 sys.modules.update({name: types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.utils")})
@@ -161,7 +161,7 @@ def test_an_offer_that_was_dropped_is_an_error(server):
 
 
 def test_tensors_of_a_trainer_with_our_import_pass_the_list_of_names(run_python):
-    """Of all kinds that weights are of; and what else we have is not let through."""
+    """Of all kinds that weights are of; our other names are not let through."""
     import onecopy.multiprocessing as mp
 
     buffer = io.BytesIO()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""inspect.signature() of what is written in C++, and annotations with its classes."""
+"""inspect.signature() of functions in C++, and annotations with its classes."""
 
 import collections.abc
 import inspect

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who keeps my memory? What stats(), list_owners() and collect() answer."""
+"""The holders of memory: the answers of stats(), list_owners() and collect()."""
 
 import os
 import subprocess
@@ -73,7 +73,7 @@ def test_sharing_and_opening_are_counted():
 
 
 def test_a_borrower_keeps_freed_memory_in_limbo_until_it_ends(run_python):
-    # In a program of its own: what others borrowed in tests before this one may be leaving limbo meanwhile.
+    # In a program of its own: blocks borrowed in tests before this one may be leaving limbo meanwhile.
     program = """
         import subprocess, sys, time, onecopy
 

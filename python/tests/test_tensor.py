@@ -178,7 +178,7 @@ KEYS = [
 
 
 def select(nested, key, shape):
-    """What numpy would give, from lists: the elements, and the shape."""
+    """numpy's result, from lists: the elements, and the shape."""
     key = key if isinstance(key, tuple) else (key,)
     taken = sum(k is not None and k is not ... for k in key)
     if ... not in key:

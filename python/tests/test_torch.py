@@ -217,7 +217,7 @@ def test_a_numpy_view_made_before_stays_valid():
     tensor = torch.arange(4.0)
     array = tensor.numpy()
     received = through(tensor)
-    array[0] = 9  # memory that nobody else uses now, but ours
+    array[0] = 9  # memory that only ours uses now
     assert received.tolist() == [0, 1, 2, 3]
     del tensor, received
     gc.collect()

@@ -11,7 +11,7 @@ from devices import needs_simulator
 
 pytest.importorskip("torch", reason="wants torch installed")
 
-# Without CUDA torch has no streams; the words here are those that we ask it.
+# Without CUDA torch has no streams; the names here are those that we ask it for.
 PROGRAM = """
 import sys, threading, types
 import onecopy, torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that nobody started for each other exchange tensors over the standard library's connections."""
+"""Programs that were not started for each other exchange tensors over the standard library's connections."""
 
 from __future__ import annotations
 

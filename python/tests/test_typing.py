@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the package promises to type checkers is what it has."""
+"""The package keeps its promises to type checkers."""
 
 import ast
 import difflib
@@ -82,7 +82,7 @@ CLASSES = ["Tensor", "Handle", "Bundle", "Message", "Queue", "PipeHandle", "Pipe
 
 
 def words_of(member: object) -> str:
-    """What nanobind says without any are the signatures."""
+    """Without a docstring nanobind returns the signatures."""
     lines = (inspect.getdoc(member) or "").splitlines()
     return "\n".join(line for line in lines if "->" not in line)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plain values as bytes: what goes in comes out, and nonsense is refused without harm."""
+"""Plain values as bytes: the decoded value equals the encoded one, and nonsense is refused without harm."""
 
 import math
 import pickle
@@ -168,7 +168,7 @@ def test_nonsense_is_refused_or_a_value(data):
         value = _core._decode_values(data, [])
     except onecopy.errors.BadHandle:
         return
-    # Whatever is accepted is a plain value: it can be written again.
+    # Accepted bytes are a plain value: it can be written again.
     repr(value)
 
 

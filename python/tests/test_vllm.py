@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-# The worker: what vLLM does in one, around a small stand-in for a model. One line of json in, one out.
+# The worker: vLLM's part of one, around a small stand-in for a model. One line of json in, one out.
 WORKER = """
 import json, sys, types
 sys.path.insert(0, {tests!r})

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A program that uses all of the public API, for test_typing.py: it is type-checked, never run.
 
-What carries a ``type: ignore`` has to be an error: mypy reports those that ignore nothing.
+A line with ``type: ignore`` has to be an error: mypy reports comments that ignore nothing.
 """
 
 from __future__ import annotations
