@@ -731,7 +731,7 @@ class Queue(Generic[_T]):
         """
 
     def close(self) -> None:
-        """For all processes: puts fail from here on, gets drain the remaining objects."""
+        """For all processes: puts fail from here on, gets drain the rest."""
 
     @property
     def closed(self) -> bool:

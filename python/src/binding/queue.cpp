@@ -285,7 +285,7 @@ void init_queue(nb::module_& m) {
   queue
       .def(
           "close", [](Queue& q) { without_gil([&] { q.close(); }); },
-          "For all processes: puts fail from here on, gets drain the remaining objects.")
+          "For all processes: puts fail from here on, gets drain the rest.")
       .def_prop_ro("closed", &Queue::is_closed, "Has any process closed it?")
       .def("size", &Queue::size, "Objects in it now; others may change it at any time.")
       .def("empty", &Queue::empty, "Is nothing in it now?")
