@@ -20,7 +20,7 @@ NAVIGATION = {
     "Start": ["index.md", "python.md", "cli.md"],
     "Tasks": ["weights-trainer-engine.md", "kv-cache.md", "data-loading.md", "numpy.md", "asyncio.md",
               "coming-from-torch-multiprocessing.md", "rpc.md", "graphs.md"],
-    "With": ["huggingface.md", "ray.md", "vllm.md", "sglang.md"],
+    "With": ["huggingface.md", "ray.md", "vllm.md", "sglang.md", "lmcache.md"],
     "When it fails": ["errors.md", "SECURITY.md", "versions.md", "CHANGELOG.md"],
 }  # fmt: skip
 # Lines of code have 100 columns and more.

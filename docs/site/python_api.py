@@ -22,6 +22,7 @@ MODULES = {
     "onecopy.integrations.ray": "integrations/ray.py",
     "onecopy.integrations.vllm": "integrations/vllm.py",
     "onecopy.integrations.sglang": "integrations/sglang.py",
+    "onecopy.integrations.lmcache": "integrations/lmcache.py",
     "onecopy.integrations.joblib": "integrations/joblib.py",
 }
 
