@@ -139,6 +139,13 @@ def test_many_tensors_take_few_descriptors_and_segments(run_python):
     assert run_python(program, str(handle)) == "20000 True True\n"
 
 
+def test_a_queue_that_nothing_was_put_into_is_not_counted_as_memory():
+    before = onecopy.stats()["bytes_shared"]
+    queue = onecopy.Queue()
+    assert onecopy.stats()["bytes_shared"] == before
+    del queue
+
+
 def test_memory_is_given_back_by_collect():
     t = onecopy.zeros(1 << 26, "uint8")
     before = onecopy.stats()["bytes_shared"]

@@ -35,7 +35,7 @@ void Session::settle_streams() noexcept {
 }
 
 Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) {
-  return runtime().adopt(std::move(memory), size, size);
+  return runtime().adopt(std::move(memory), size);
 }
 
 BlockRef Session::try_retain(const BlockName& name) noexcept {
