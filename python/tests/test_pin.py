@@ -246,7 +246,7 @@ def test_without_a_card_that_is_said(run_python):
 
 
 @pytest.mark.skipif(
-    is_simulated() or not torch_has_cuda(), reason="wants a real CUDA device and a torch that can use it"
+    is_simulated() or not torch_has_cuda(), reason="wants a CUDA GPU, and a torch that can use it"
 )
 @on_device
 def test_the_loader_of_torch_pins_on_a_real_card():

@@ -69,7 +69,7 @@ def test_links_of_the_repository_become_links_of_the_site():
 
 
 def test_the_site_is_built_and_all_its_links_lead_somewhere():
-    pytest.importorskip("material", reason="wants mkdocs-material, which python/requirements-docs.txt names")
+    pytest.importorskip("material", reason="wants mkdocs-material (pip install -r python/requirements-docs.txt)")
     result = subprocess.run([sys.executable, SITE / "build.py"], capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "links checked" in result.stdout
