@@ -70,6 +70,12 @@ def _leave_in_child():
 os.register_at_fork(after_in_child=_leave_in_child)
 
 
+def _late(seconds, reason=None):
+    """The text of the drop-in's model, and the reason behind it."""
+    text = f"RPC ran for more than set timeout ({int(seconds * 1000)} ms) and will now be marked with an error"
+    return Timeout(f"{text}: {reason}" if reason else text)
+
+
 class Later:
     """A handler's result that is not there yet: `then(value of the future)` makes it."""
 
@@ -221,6 +227,8 @@ class Agent:
         try:
             self._check_can_send(member)
             future.begin(self.node.call(rank, message, deadline, future))
+        except Timeout as error:  # of the first contact
+            future.complete(None, _late(seconds, error))
         except (RuntimeError, onecopy.Error) as error:
             future.complete(None, self._why_not_sent(member, error))
         return future
@@ -353,8 +361,7 @@ class Agent:
             is_plain, answer = call.take_answer()
             return (answer, None) if is_plain else self._outcome_of(answer, rank, future)
         if call.end_kind == _LATE:
-            return None, Timeout(f"RPC ran for more than set timeout ({int(seconds * 1000)} ms) and will now be marked with an "
-                                 "error")
+            return None, _late(seconds)
         if call.end_kind == _ENDED:
             return None, PeerDied(self._why_ended(rank))
         return None, RuntimeError(self.why_stopped)
