@@ -9,6 +9,7 @@ from __future__ import annotations
 import faulthandler
 import fcntl
 import gc
+import importlib.util
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,9 @@ import time
 from pathlib import Path
 
 import pytest
+from programs_with_torch import Programs
+
+HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 # The time limit of a hanging test; the slowest that works takes a tenth.
 PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", 300))
@@ -195,17 +199,35 @@ def strategy(request):
     mp.set_sharing_strategy(before)
 
 
-@pytest.fixture
-def run_python(tmp_path):
-    """Runs a program in a new interpreter; returns its standard output, fails when it says anything else."""
+@pytest.fixture(scope="session")
+def programs_with_torch():
+    programs = Programs()
+    yield programs
+    programs.close()
 
-    def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "") -> str:
+
+def reads_at_its_start(name: str) -> bool:
+    """Whether a variable is read by an interpreter or a loader before the first line of a program."""
+    return name.startswith(("LD_", "PYTHON"))
+
+
+@pytest.fixture
+def run_python(tmp_path, request):
+    """Runs a program in an interpreter of its own; returns its standard output, fails when it says anything else.
+
+    A program that uses torch finds it imported, unless `fresh` is said.
+    """
+
+    def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "", fresh: bool = False) -> str:
         file = tmp_path / "program.py"
         file.write_text(textwrap.dedent(program))
-        result = subprocess.run(
-            [sys.executable, "-X", "dev", "-W", "error", str(file), *arguments],
-            capture_output=True, text=True, timeout=PATIENCE / 2, env={**os.environ, **(env or {})},
-        )  # fmt: skip
+        environment, patience = {**os.environ, **(env or {})}, PATIENCE / 2
+        if HAS_TORCH and "import torch" in program and not fresh and not any(map(reads_at_its_start, env or {})):
+            programs = request.getfixturevalue("programs_with_torch")
+            result = programs.run([str(file), *arguments], patience, environment)
+        else:
+            command = [sys.executable, "-X", "dev", "-W", "error", str(file), *arguments]
+            result = subprocess.run(command, capture_output=True, text=True, timeout=patience, env=environment)
         assert result.returncode == 0, result.stderr
         if stderr is not None:
             assert result.stderr == stderr
