@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
+#include "support/die_at.h"
 #include "support/note.h"
 #include "support/numbers.h"
 #include "support/refusal.h"
@@ -210,25 +211,30 @@ TEST(Agent, LearnsThatAMemberWasKilled) {
                  [&] { agent.call("callee", "add one", number(1)); });
 }
 
+/// The caller is stopped, so the answer lies in its lane when the callee dies.
 TEST(Agent, GetsWhatAMemberHadAnsweredBeforeItEnded) {
   Watchdog watchdog;
   Shared<Meeting> meeting;
+  Shared<std::atomic<int>> step;
   Child callee = serve(meeting, [&](Agent& agent) {
     agent.define("answer and die", [&](Values&&) {
-      std::thread([&] {
-        meeting->reach(2);
-        ::raise(SIGKILL);
-      }).detach();
+      *step = 1;
+      EXPECT_TRUE(eventually([&] { return *step == 2; }));
+      testing::die_at("rpc.answer.committed");
       return number(42);
     });
   });
-  Agent agent({.name = "caller"});
-  meeting->join(agent, 1);
-  Future future = agent.call_async("callee", "answer and die");
-  EXPECT_TRUE(eventually([&] { return future.is_ready(); }));
-  meeting->step = 2;
+  Child caller([&] {
+    Agent agent({.name = "caller"});
+    meeting->join(agent, 1);
+    EXPECT_EQ(number_of(agent.call("callee", "answer and die")), 42);
+  });
+  EXPECT_TRUE(eventually([&] { return *step == 1; }));
+  caller.signal(SIGSTOP);
+  *step = 2;
   EXPECT_EQ(callee.join(), -SIGKILL);
-  EXPECT_EQ(number_of(future.get()), 42);
+  caller.signal(SIGCONT);
+  EXPECT_EQ(caller.join(), 0);
 }
 
 TEST(Agent, LearnsThatAMemberHasLeft) {
