@@ -183,3 +183,23 @@ def test_bad_options_of_init(tmp_path, options, kind, text):
 def test_credit_and_timeouts_below_nothing():
     with pytest.raises(ValueError, match="credit is how many items"):
         rpc.stream("worker1", theirs.numbers, credit=0)
+
+
+def test_the_page_of_errors_quotes_what_the_errors_say(repository):
+    """docs/errors.md, of calls between processes: each text in quotes is one of the sources."""
+    import ast
+
+    page = (repository / "docs/errors.md").read_text()
+    rows = page[page.index("## Calls between processes"):page.index("## Plugs")].splitlines()
+    quotes = [quote for row in rows if row.startswith("|") for quote in row.split("|")[1].split('"')[1::2]]
+    said = set()
+    for path in (repository / "python/onecopy").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                said.add("".join(part.value if isinstance(part, ast.Constant) else "..." for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                said.add(node.value)
+    assert len(quotes) > 15
+    for quote in quotes:
+        words = quote.split("...")
+        assert any(all(word in text for word in words) for text in said), quote
