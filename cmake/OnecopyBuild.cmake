@@ -64,6 +64,9 @@ add_library(onecopy_build_flags INTERFACE)
 target_compile_options(onecopy_build_flags INTERFACE
   -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion
   $<$<BOOL:${ONECOPY_WERROR}>:-Werror>)
+if(CMAKE_CXX_COMPILER_ID MATCHES "Clang")  # the annotations of os/mutex.h
+  target_compile_options(onecopy_build_flags INTERFACE -Wthread-safety)
+endif()
 if(ONECOPY_WERROR AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # These follow the optimiser through the standard library and see what cannot happen (g++ 12 and 13).
   target_compile_options(onecopy_build_flags INTERFACE -Wno-error=array-bounds -Wno-error=maybe-uninitialized

@@ -7,11 +7,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "device/backend.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -97,8 +97,8 @@ class SegmentTable {
   std::vector<SegmentInfo> list() const;
 
   /// Before and after fork(2), so that a child never inherits a table in the middle of a change.
-  void prepare_fork() { mutex_.lock(); }
-  void finish_fork() { mutex_.unlock(); }
+  void prepare_fork() ACQUIRE(mutex_) { mutex_.lock(); }
+  void finish_fork() RELEASE(mutex_) { mutex_.unlock(); }
   /// In a forked child: the segments stay mapped and exportable, also when this is destroyed.
   void abandon() noexcept { abandoned_ = true; }
 
@@ -110,12 +110,13 @@ class SegmentTable {
     std::uint64_t committed = 0;
   };
   Entry find(std::uint32_t number) const;
-  const Entry& entry(std::uint32_t number) const;
+  const Entry& entry(std::uint32_t number) const REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::map<std::uint32_t, Entry> entries_;
-  std::vector<std::uint32_t> retired_;  ///< and on_retire has not been told; has room for all entries
-  std::uint32_t last_ = 0;
+  mutable Mutex mutex_;
+  std::map<std::uint32_t, Entry> entries_ GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> retired_
+      GUARDED_BY(mutex_);  ///< and on_retire has not been told; has room for all entries
+  std::uint32_t last_ GUARDED_BY(mutex_) = 0;
   bool abandoned_ = false;
 };
 
@@ -176,8 +177,8 @@ class Pool final : public ExtentOwner {
   PoolStats stats() const;
 
   /// Before and after fork(2), so that a child never inherits a pool in the middle of a change.
-  void prepare_fork();
-  void finish_fork();
+  void prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
+  void finish_fork() NO_THREAD_SAFETY_ANALYSIS;
   /// In a forked child: the memory is the parent's, and the destructor leaves it alone. REQUIRES: no other member is
   /// called any more.
   void abandon() noexcept;

@@ -77,7 +77,7 @@ Extent Pool::Impl::allocate(std::uint64_t bytes) {
 
 Extent Pool::Impl::allocate_shared(std::uint64_t bytes, Ahead ahead) {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (const auto extent = try_warm(bytes)) return *extent;
   }
   return grow(bytes, ahead);
@@ -117,11 +117,11 @@ Extent Pool::Impl::place_slot(unsigned size_class, const PageRun& run) {
 }
 
 Extent Pool::Impl::grow(std::uint64_t bytes, Ahead ahead) {
-  const std::lock_guard growing(growth_);
+  const LockGuard growing(growth_);
   const std::uint32_t pages = pages_for(bytes);
   for (;;) {
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       if (const auto extent = try_warm(bytes)) return *extent;
     }
     make_room(bytes);
@@ -131,7 +131,7 @@ Extent Pool::Impl::grow(std::uint64_t bytes, Ahead ahead) {
       continue;
     }
     commit(*growth);
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     PageRun run = growth->run;
     note_committed(static_cast<std::int64_t>(run.pages - growth->warm) * page_bytes_);
     if (run.pages > pages)
@@ -143,7 +143,7 @@ Extent Pool::Impl::grow(std::uint64_t bytes, Ahead ahead) {
 }
 
 std::optional<PageRuns::Growth> Pool::Impl::take_cold(std::uint32_t pages, Ahead ahead) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return runs_.take_cold(pages, ahead == Ahead::yes ? pages_ahead() : 0);
 }
 
@@ -153,7 +153,7 @@ void Pool::Impl::commit(const PageRuns::Growth& growth) {
   const std::uint64_t bytes = std::uint64_t{run.pages - growth.warm} * page_bytes_;
   DeviceMemory* memory = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     memory = segments_.at(run.segment).memory;
   }
   const ReserveListener silence{{}};  // growth_ is locked
@@ -161,7 +161,7 @@ void Pool::Impl::commit(const PageRuns::Growth& growth) {
     memory->populate(offset, bytes);
   } catch (...) {
     table_.punch(run.segment, *memory, offset, bytes);  // a borrower may have pinned some of it meanwhile
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     runs_.put_back(growth);
     throw;
   }
@@ -176,7 +176,7 @@ void Pool::Impl::add_shared_segment(std::uint32_t pages, Ahead ahead) {
     try {
       if (traits_.whole_segments) return add_whole_segment(bytes);
       Segment& segment = create_segment(bytes, false);
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       runs_.put({segment.number, 0, static_cast<std::uint32_t>(bytes / page_bytes_)}, PageRuns::Kind::cold);
       return;
     } catch (const Error& error) {
@@ -190,7 +190,7 @@ void Pool::Impl::add_shared_segment(std::uint32_t pages, Ahead ahead) {
 std::uint64_t Pool::Impl::next_shared(Ahead ahead) const {
   if (!traits_.whole_segments) return std::clamp(largest_shared() * 2, kFirstShared, kLargestShared);
   if (ahead == Ahead::no) return unit_;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return std::clamp(stats_.live_bytes / 4 / unit_ * unit_, unit_, kLargestWhole);
 }
 
@@ -205,14 +205,14 @@ void Pool::Impl::add_whole_segment(std::uint64_t bytes) {
     throw;
   }
   table_.add_committed(segment.number, static_cast<std::int64_t>(bytes));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   note_committed(static_cast<std::int64_t>(bytes));
   runs_.put({segment.number, 0, static_cast<std::uint32_t>(bytes / page_bytes_)}, PageRuns::Kind::warm,
             std::chrono::steady_clock::now());
 }
 
 std::uint64_t Pool::Impl::largest_shared() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint64_t largest = 0;
   for (const auto& [number, segment] : segments_)
     if (!segment.own) largest = std::max(largest, segment.bytes);
@@ -222,7 +222,7 @@ std::uint64_t Pool::Impl::largest_shared() const {
 Extent Pool::Impl::allocate_own(std::uint64_t bytes) {
   bytes = (bytes + unit_ - 1) / unit_ * unit_;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (const auto extent = try_warm_own(bytes)) return *extent;
   }
   make_room(bytes);
@@ -237,7 +237,7 @@ Extent Pool::Impl::allocate_own(std::uint64_t bytes) {
     throw;
   }
   table_.add_committed(segment.number, static_cast<std::int64_t>(bytes));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   note_committed(static_cast<std::int64_t>(bytes));
   return handed_out(segment, 0, bytes);
 }
@@ -268,7 +268,7 @@ Pool::Impl::Segment& Pool::Impl::create_segment(std::uint64_t bytes, bool own) {
   segment.live = own;
   if (!own) segment.pages.resize(bytes / page_bytes_);
   table_.add(number, Device{backend_.type(), static_cast<std::int16_t>(ordinal_)}, std::move(memory));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return segments_.emplace(number, std::move(segment)).first->second;
 }
 

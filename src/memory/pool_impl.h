@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include "memory/pool.h"
+#include "os/mutex.h"
 #include "page_runs.h"
 #include "small_extents.h"
 
@@ -27,8 +28,8 @@ class Pool::Impl {
   std::uint64_t trim_all();
   void look_again();
   PoolStats stats() const;
-  void prepare_fork();
-  void finish_fork();
+  void prepare_fork() ACQUIRE(reclaiming_, growth_, mutex_);
+  void finish_fork() RELEASE(reclaiming_, growth_, mutex_);
   void abandon() noexcept { abandoned_ = true; }
 
  private:
@@ -49,9 +50,9 @@ class Pool::Impl {
   // allocate
   enum class Ahead : bool { no, yes };  // reserve more than is needed now?
   Extent allocate_shared(std::uint64_t bytes, Ahead ahead);
-  std::optional<Extent> try_warm(std::uint64_t bytes);
-  Extent place(std::uint64_t bytes, const PageRun& run);
-  Extent place_slot(unsigned size_class, const PageRun& run);
+  std::optional<Extent> try_warm(std::uint64_t bytes) REQUIRES(mutex_);
+  Extent place(std::uint64_t bytes, const PageRun& run) REQUIRES(mutex_);
+  Extent place_slot(unsigned size_class, const PageRun& run) REQUIRES(mutex_);
   Extent grow(std::uint64_t bytes, Ahead ahead);
   std::optional<PageRuns::Growth> take_cold(std::uint32_t pages, Ahead ahead);
   void commit(const PageRuns::Growth& growth);
@@ -60,31 +61,33 @@ class Pool::Impl {
   std::uint64_t next_shared(Ahead ahead) const;
   std::uint64_t largest_shared() const;
   Extent allocate_own(std::uint64_t bytes);
-  std::optional<Extent> try_warm_own(std::uint64_t bytes);
+  std::optional<Extent> try_warm_own(std::uint64_t bytes) REQUIRES(mutex_);
   Segment& create_segment(std::uint64_t bytes, bool own);
-  std::uint32_t pages_for(std::uint64_t bytes) const noexcept;
-  std::uint32_t pages_ahead() const noexcept;
-  Extent handed_out(const Segment& segment, std::uint64_t offset, std::uint64_t bytes) noexcept;
-  void note_committed(std::int64_t bytes) noexcept;
+  /// Of small_ it reads what never changes.
+  std::uint32_t pages_for(std::uint64_t bytes) const noexcept NO_THREAD_SAFETY_ANALYSIS;
+  std::uint32_t pages_ahead() const noexcept REQUIRES(mutex_);
+  Extent handed_out(const Segment& segment, std::uint64_t offset, std::uint64_t bytes) noexcept
+      REQUIRES(mutex_);
+  void note_committed(std::int64_t bytes) noexcept REQUIRES(mutex_);
 
   // free
-  void free_locked(const Extent& extent);
-  void free_shared(Segment& segment, std::uint64_t offset);
-  void free_pages(Segment& segment, const PageRun& run);
-  void taken_back(std::uint64_t bytes) noexcept;
+  void free_locked(const Extent& extent) REQUIRES(mutex_);
+  void free_shared(Segment& segment, std::uint64_t offset) REQUIRES(mutex_);
+  void free_pages(Segment& segment, const PageRun& run) REQUIRES(mutex_);
+  void taken_back(std::uint64_t bytes) noexcept REQUIRES(mutex_);
 
   // give back
   std::uint64_t reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages, std::uint64_t most);
   void make_room(std::uint64_t bytes);
   bool decommit(const PageRun& run);
-  void take_idle_own(PoolTime until);
+  void take_idle_own(PoolTime until) REQUIRES(mutex_);
   void leave(const Segment& segment);
   std::uint64_t give_back_own(std::uint64_t most);
-  std::optional<std::uint32_t> take_oldest_own();
+  std::optional<std::uint32_t> take_oldest_own() REQUIRES(mutex_);
   void remove_own(std::uint32_t number);
-  std::optional<std::uint32_t> take_idle_whole(PoolTime until);
-  std::uint64_t warm_bytes() const noexcept;
-  bool has_waiting() const;
+  std::optional<std::uint32_t> take_idle_whole(PoolTime until) REQUIRES(mutex_);
+  std::uint64_t warm_bytes() const noexcept REQUIRES(mutex_);
+  bool has_waiting() const REQUIRES(mutex_);
 
   Backend& backend_;
   const int ordinal_;
@@ -97,24 +100,25 @@ class Pool::Impl {
       page_bytes_;  // the piece that segments are cut into; less than unit_ where segments are committed whole
   const std::uint32_t min_returned_;  // pages: shorter runs between blocks in use stay warm
 
-  std::mutex reclaiming_;  // held while memory goes back: an allocation without memory waits for that
-  std::mutex growth_;      // one thread at a time reserves memory in shared segments
-  mutable std::mutex mutex_;
-  std::unordered_map<std::uint32_t, Segment> segments_;
-  SmallExtents small_;
-  PageRuns runs_;
+  Mutex reclaiming_;  // held while memory goes back: an allocation without memory waits for that
+  Mutex growth_;      // one thread at a time reserves memory in shared segments
+  mutable Mutex mutex_;
+  std::unordered_map<std::uint32_t, Segment> segments_ GUARDED_BY(mutex_);
+  SmallExtents small_ GUARDED_BY(mutex_);
+  PageRuns runs_ GUARDED_BY(mutex_);
   /// An own segment on its way back to the system: no allocation takes it any more.
   struct Leaving {
     std::uint32_t number;
     DeviceMemory* memory;
     std::uint64_t left;  ///< bytes that still have memory, from the segment's beginning
   };
-  std::vector<Leaving> leaving_;
-  std::uint64_t warm_own_ = 0;  // bytes of own segments not in use
-  PoolTime looked_at_;          // by trim; long ago if the last look left something that it found
+  std::vector<Leaving> leaving_ GUARDED_BY(mutex_);
+  std::uint64_t warm_own_ GUARDED_BY(mutex_) = 0;  // bytes of own segments not in use
+  PoolTime looked_at_
+      GUARDED_BY(mutex_);  // by trim; long ago if the last look left something that it found
   std::atomic<bool> is_kept_pinned_{false};  // the last look left runs because they are pinned
-  bool waiting_ = false;                     // something was freed since trim found nothing to wait for
-  PoolStats stats_;
+  bool waiting_ GUARDED_BY(mutex_) = false;  // something was freed since trim found nothing to wait for
+  PoolStats stats_ GUARDED_BY(mutex_);
   bool abandoned_ = false;
 };
 

@@ -17,7 +17,7 @@ constexpr std::chrono::milliseconds kLookEvery{100};
 }  // namespace
 
 bool Pool::Impl::free(const Extent& extent) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const bool waited = waiting_;
   free_locked(extent);
   return waiting_ && !waited;
@@ -73,20 +73,20 @@ void Pool::Impl::taken_back(std::uint64_t bytes) noexcept {
 
 Pool::Trimmed Pool::Impl::trim(PoolTime now, std::uint64_t most) {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (now - looked_at_ < kLookEvery && now >= looked_at_) return {0, waiting_};
     if (!waiting_) return {};
     looked_at_ = now;
   }
   const std::uint64_t bytes = reclaim(now, now - kDecay, min_returned_, most);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (bytes >= most) looked_at_ = {};
   // If the rest is all pinned, trim() need not be called for it: look_again() or the next free asks for another look.
   return {bytes, waiting_ = (bytes != 0 || !is_kept_pinned_) && has_waiting()};
 }
 
 void Pool::Impl::look_again() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   waiting_ = true;
 }
 
@@ -97,11 +97,11 @@ std::uint64_t Pool::Impl::trim_all() {
 /// Returns how many bytes it gave back: `most` or more if it left some.
 std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t least_pages,
                                   std::uint64_t most) {
-  const std::lock_guard whole(reclaiming_);
+  const LockGuard whole(reclaiming_);
   is_kept_pinned_ = false;
   std::vector<PageRun> runs;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (const PageRun& slab : small_.take_idle(now, until)) {
       Segment& segment = segments_.at(slab.segment);
       std::fill_n(segment.pages.begin() + slab.first, slab.pages, 0);
@@ -128,7 +128,7 @@ std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
   Leaving leaving{};
   std::uint64_t bytes = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (leaving_.empty()) return 0;
     leaving = leaving_.back();
     leaving_.pop_back();
@@ -145,7 +145,7 @@ std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
     remove_own(leaving.number);  // whole: a holder that has it pinned keeps it
     return bytes + leaving.left;
   }
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   leaving_.push_back(leaving);
   return bytes;
 }
@@ -169,7 +169,7 @@ void Pool::Impl::make_room(std::uint64_t bytes) {
     std::optional<PageRun> run;
     std::optional<std::uint32_t> own;
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       if (warm_bytes() <= (stats_.live_bytes + bytes) / 2 + kWarmSlack) return;
       own = take_oldest_own();
       if (!own) own = take_idle_whole(PoolTime::max());
@@ -187,18 +187,18 @@ bool Pool::Impl::decommit(const PageRun& run) {
   const std::uint64_t bytes = std::uint64_t{run.pages} * page_bytes_;
   DeviceMemory* memory = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     memory = segments_.at(run.segment).memory;
   }
   point("pool.decommit");
   if (!table_.give_back(run.segment, *memory, std::uint64_t{run.first} * page_bytes_, bytes)) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     runs_.put(run, PageRuns::Kind::warm, std::chrono::steady_clock::now());
     return false;
   }
   bool remove = false;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     note_committed(-static_cast<std::int64_t>(bytes));
     runs_.put(run, PageRuns::Kind::cold);
     const auto at = segments_.find(run.segment);
@@ -228,7 +228,7 @@ void Pool::Impl::take_idle_own(PoolTime until) {
 /// trim() gives it back step by step. REQUIRES: no page of the segment was ever used.
 void Pool::Impl::leave(const Segment& segment) {
   table_.add_committed(segment.number, static_cast<std::int64_t>(segment.bytes));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   leaving_.push_back({segment.number, segment.memory, segment.bytes});
   waiting_ = true;
   looked_at_ = {};
@@ -248,7 +248,7 @@ std::optional<std::uint32_t> Pool::Impl::take_oldest_own() {
 
 void Pool::Impl::remove_own(std::uint32_t number) {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     segments_.erase(number);
   }
   table_.remove(number);
@@ -269,7 +269,7 @@ bool Pool::Impl::has_waiting() const {
 }
 
 PoolStats Pool::Impl::stats() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   PoolStats stats = stats_;
   stats.segments = segments_.size();
   stats.warm_bytes = warm_bytes();

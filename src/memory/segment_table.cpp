@@ -25,13 +25,13 @@ SegmentTable::~SegmentTable() {
 }
 
 std::uint32_t SegmentTable::next_number() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return ++last_;
 }
 
 void SegmentTable::add(std::uint32_t number, Device device, std::unique_ptr<DeviceMemory> memory) {
   const DeviceIdentity& identity = identity_of(device);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const std::size_t most = retired_.size() + entries_.size() + 1;
   if (retired_.capacity() < most) retired_.reserve(2 * most);
   entries_.emplace(number, Entry{&identity, std::move(memory), 0});
@@ -40,7 +40,7 @@ void SegmentTable::add(std::uint32_t number, Device device, std::unique_ptr<Devi
 void SegmentTable::remove(std::uint32_t number) noexcept {
   std::shared_ptr<DeviceMemory> memory;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto at = entries_.find(number);
     if (at == entries_.end()) return;
     memory = std::move(at->second.memory);
@@ -53,7 +53,7 @@ void SegmentTable::remove(std::uint32_t number) noexcept {
 
 /// Two threads may tell of one segment. That does no harm: numbers are never used again.
 bool SegmentTable::tell_retired() noexcept {
-  std::unique_lock lock(mutex_);
+  ReleasableLock lock(mutex_);
   while (on_retire && !retired_.empty()) {
     const std::uint32_t number = retired_.back();
     lock.unlock();
@@ -84,13 +84,13 @@ bool SegmentTable::punch(std::uint32_t number, DeviceMemory& memory, std::uint64
 }
 
 std::shared_ptr<DeviceMemory> SegmentTable::memory(std::uint32_t number) const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = entries_.find(number);
   return at == entries_.end() ? nullptr : at->second.memory;
 }
 
 void SegmentTable::add_committed(std::uint32_t number, std::int64_t bytes) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = entries_.find(number);
   if (at != entries_.end()) at->second.committed += static_cast<std::uint64_t>(bytes);
 }
@@ -104,7 +104,7 @@ const SegmentTable::Entry& SegmentTable::entry(std::uint32_t number) const {
 }
 
 SegmentTable::Entry SegmentTable::find(std::uint32_t number) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return entry(number);
 }
 
@@ -116,7 +116,7 @@ ExportedMemory SegmentTable::export_memory(std::uint32_t number, Access access) 
 }
 
 std::vector<Fd> SegmentTable::export_rest(std::uint32_t number, std::size_t first) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return entry(number).memory->export_rest(first);
 }
 
@@ -125,13 +125,13 @@ std::byte* SegmentTable::allow(std::uint32_t number, int ordinal) const {
 }
 
 SegmentInfo SegmentTable::info(std::uint32_t number) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Entry& found = entry(number);
   return describe(number, *found.identity, *found.memory, found.committed);
 }
 
 std::vector<SegmentInfo> SegmentTable::list() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::vector<SegmentInfo> infos;
   infos.reserve(entries_.size());
   for (const auto& [number, found] : entries_)

@@ -54,7 +54,7 @@ Watch::Watch() : poller_(std::in_place), wake_(std::in_place) { poller_->add(wak
 Watch::~Watch() { stop(); }
 
 void Watch::add(int fd, Handler handler, bool edge) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ensure_thread();  // first: if anything fails, nothing may be left that calls `handler`
   const std::uint64_t token = ++last_token_;
   auto called = std::make_shared<Handler>(std::move(handler));
@@ -68,14 +68,14 @@ void Watch::add(int fd, Handler handler, bool edge) {
 
 void Watch::rearm(int fd) {
   if (!poller_) return;
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = token_of_.find(fd);
   if (at != token_of_.end()) poller_->rearm(fd, at->second, entries_[at->second].edge);
 }
 
 void Watch::remove(int fd) noexcept {
   if (!poller_) return;
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = token_of_.find(fd);
   if (at == token_of_.end()) return;
   poller_->remove(fd);
@@ -84,13 +84,13 @@ void Watch::remove(int fd) noexcept {
 }
 
 void Watch::add_tick(Tick tick) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ticks_.push_back(std::move(tick));
 }
 
 void Watch::request_tick() noexcept {
   if (!poller_ || ticking_.load(std::memory_order_relaxed) || ticking_.exchange(true)) return;
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (try_thread()) wake_->set();
   else ticking_ = false;  // the next caller tries again
 }
@@ -112,11 +112,14 @@ void Watch::ensure_thread() {
 
 /// Returns false if the system has no more threads.
 bool Watch::try_thread() noexcept {
-  return run_logged([&] { ensure_thread(); });
+  return run_logged([&] {
+    mutex_.assert_held();
+    ensure_thread();
+  });
 }
 
 void Watch::start() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ensure_thread();
 }
 
@@ -129,7 +132,7 @@ void Watch::may_sleep() noexcept { awake_until_ = {}; }
 void Watch::stop() noexcept {
   {
     // A thread that another caller is starting now is seen, none is started later.
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     stopping_ = true;
   }
   if (wake_) wake_->set();
@@ -137,7 +140,7 @@ void Watch::stop() noexcept {
 }
 
 void Watch::start_again() noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   stopping_ = false;
   wake_->clear();
   if (ticking_) wake_->set();
@@ -187,7 +190,7 @@ void Watch::handle(std::uint64_t token) noexcept {
   }
   std::shared_ptr<Handler> handler;
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto at = entries_.find(token);
     if (at == entries_.end()) return;
     handler = at->second.handler;
@@ -208,7 +211,7 @@ void Watch::tick() noexcept {
 Watch::Again Watch::call_ticks() {
   std::vector<Tick> ticks;  // called without the lock
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     ticks = ticks_;
   }
   Again again = Again::no;

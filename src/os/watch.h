@@ -7,12 +7,12 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <vector>
 
 #include "os/event.h"
+#include "os/mutex.h"
 #include "os/poller.h"
 
 namespace onecopy {
@@ -78,9 +78,8 @@ class Watch {
     std::shared_ptr<Handler> handler;  // the registry and, while it runs, the thread
   };
 
-  /// REQUIRES: mutex_, as try_thread().
-  void ensure_thread();
-  bool try_thread() noexcept;
+  void ensure_thread() REQUIRES(mutex_);
+  bool try_thread() noexcept REQUIRES(mutex_);
   void run() noexcept;
   void wait_and_handle();
   void handle(std::uint64_t token) noexcept;
@@ -91,11 +90,11 @@ class Watch {
 
   std::optional<Poller> poller_;  ///< none after abandon()
   std::optional<Event> wake_;
-  std::mutex mutex_;
-  std::map<std::uint64_t, Entry> entries_;
-  std::map<int, std::uint64_t> token_of_;
-  std::vector<Tick> ticks_;
-  std::uint64_t last_token_ = 0;
+  Mutex mutex_;
+  std::map<std::uint64_t, Entry> entries_ GUARDED_BY(mutex_);
+  std::map<int, std::uint64_t> token_of_ GUARDED_BY(mutex_);
+  std::vector<Tick> ticks_ GUARDED_BY(mutex_);
+  std::uint64_t last_token_ GUARDED_BY(mutex_) = 0;
   std::atomic<bool> ticking_{false};    ///< the next is asked for, or wanted soon
   std::chrono::milliseconds pause_{0};  ///< else before the next; 0: none is wanted. The thread's own
   /// Or the beginning, if there was none. The thread's own, and the next one's: a process that forks often ticks as
@@ -104,7 +103,7 @@ class Watch {
   std::atomic<bool> stopping_{false};
   bool hurried_ = false;                                 ///< the thread's own
   std::chrono::steady_clock::time_point awake_until_{};  ///< the thread's own
-  bool wanted_ = false;
+  bool wanted_ GUARDED_BY(mutex_) = false;
   std::thread thread_;
   inline static thread_local const Watch* running_ = nullptr;  ///< whose thread this is
 };

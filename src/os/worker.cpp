@@ -13,7 +13,7 @@
 namespace onecopy {
 
 void Worker::request() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (is_stopping_) return;
   try {
     const BlockedSignals blocked;
@@ -26,17 +26,20 @@ void Worker::request() noexcept {
 }
 
 bool Worker::stop(std::chrono::milliseconds patience) noexcept {
-  std::unique_lock lock(mutex_);
+  const auto deadline = std::chrono::steady_clock::now() + patience;
+  const LockGuard lock(mutex_);
   is_stopping_ = true;
   changed_.notify_all();
-  return changed_.wait_for(lock, patience, [this] { return !has_thread_; });
+  while (has_thread_)
+    if (!changed_.wait_until(mutex_, deadline)) break;
+  return !has_thread_;
 }
 
 void Worker::run() noexcept {
   pthread_setname_np(pthread_self(), name_);
-  std::unique_lock lock(mutex_);
+  ReleasableLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [this] { return is_wanted_ || is_stopping_; });
+    while (!is_wanted_ && !is_stopping_) changed_.wait(mutex_);
     if (is_stopping_) break;
     is_wanted_ = false;
     lock.unlock();

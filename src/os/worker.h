@@ -2,9 +2,9 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <functional>
-#include <mutex>
+
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -31,11 +31,11 @@ class Worker {
 
   const char* const name_;
   const std::function<void()> task_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool has_thread_ = false;
-  bool is_wanted_ = false;
-  bool is_stopping_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  bool has_thread_ GUARDED_BY(mutex_) = false;
+  bool is_wanted_ GUARDED_BY(mutex_) = false;
+  bool is_stopping_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace onecopy

@@ -40,7 +40,7 @@ bool SegmentLookup::has_index(const Known& known, std::uint32_t epoch) const noe
 void SegmentLookup::rely_on_creator(Session& session) {
   const ConnectionEnd creator = session.queues().connection_end(creator_);
   if (!creator) return;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (relied_on_once_.empty() || relied_on_once_.back() != creator) relied_on_once_.push_back(creator);
   relied_on_.store(creator.get(), std::memory_order_release);
 }
@@ -53,7 +53,7 @@ bool SegmentLookup::has_lost_creator() const noexcept {
 
 /// The creator is asked again for all segments.
 void SegmentLookup::doubt_deposits() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   relied_on_ = nullptr;
   for (auto& [key, known] : known_) known.ask_again = TimePoint::min();
   last_.forget();
@@ -65,7 +65,7 @@ bool SegmentLookup::must_ask(Session& session, const Known& known) const {
 }
 
 std::optional<SegmentLookup::Known> SegmentLookup::find_known(const Key& key) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = known_.find(key);
   if (at == known_.end()) return {};
   remember_last(key, at->second);
@@ -73,7 +73,7 @@ std::optional<SegmentLookup::Known> SegmentLookup::find_known(const Key& key) {
 }
 
 void SegmentLookup::remember(const Key& key, const Known& known) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (known_.size() == kMostKnown) forget_most();
   Known& before = known_[key];
   if (known.is_unkept && !before.is_unkept) unkept_.fetch_add(1, std::memory_order_relaxed);
@@ -82,7 +82,7 @@ void SegmentLookup::remember(const Key& key, const Known& known) {
   remember_last(key, known);
 }
 
-/// REQUIRES: mutex_. Most entries are of segments that are gone. Counted entries stay, or are counted no more.
+/// Most entries are of segments that are gone. Counted entries stay, or are counted no more.
 void SegmentLookup::forget_most() noexcept {
   std::erase_if(known_, [](const auto& known) { return !known.second.is_unkept; });
   if (known_.size() < kMostKnown) return;
@@ -90,7 +90,6 @@ void SegmentLookup::forget_most() noexcept {
   known_.clear();
 }
 
-/// REQUIRES: mutex_.
 void SegmentLookup::remember_last(const Key& key, const Known& known) noexcept {
   if (known.is_settled() && known.index != kWholeHandle)
     last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.epoch, known.index);
@@ -118,7 +117,7 @@ void SegmentLookup::enter(const SegmentRef& segment, Access access, TimePoint de
 }
 
 void SegmentLookup::reset() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   known_.clear();
   last_.forget();
   relied_on_ = nullptr;

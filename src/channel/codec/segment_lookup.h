@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "channel/codec/item.h"
 #include "channel/codec/segment_directory.h"
 #include "onecopy/memory/tensor.h"
+#include "os/mutex.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -78,8 +78,8 @@ class SegmentLookup {
   std::uint64_t unkept() const noexcept { return unkept_.load(std::memory_order_relaxed); }
 
   // Around a fork. A forked child forgets its parent's requests.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void reset() noexcept;
 
  private:
@@ -98,8 +98,8 @@ class SegmentLookup {
   bool has_index(const Known& known, std::uint32_t epoch) const noexcept;
   std::optional<Known> find_known(const Key& key);
   void remember(const Key& key, const Known& known);
-  void forget_most() noexcept;
-  void remember_last(const Key& key, const Known& known) noexcept;
+  void forget_most() noexcept REQUIRES(mutex_);
+  void remember_last(const Key& key, const Known& known) noexcept REQUIRES(mutex_);
   void rely_on_creator(Session& session);
   bool has_lost_creator() const noexcept;
   void doubt_deposits() noexcept;
@@ -110,12 +110,12 @@ class SegmentLookup {
   Ring& ring_;
   SegmentDirectory& directory_;
   const ProcessId creator_;
-  std::mutex mutex_;
-  std::map<Key, Known> known_;
+  Mutex mutex_;
+  std::map<Key, Known> known_ GUARDED_BY(mutex_);
   LastLookup last_;  ///< written under mutex_; of settled segments only
   /// The connection over which the creator was asked to retain settled segments; null when it retains nothing for us.
   std::atomic<const std::atomic<bool>*> relied_on_{nullptr};
-  std::vector<ConnectionEnd> relied_on_once_;  ///< connections it was, and is; under mutex_
+  std::vector<ConnectionEnd> relied_on_once_ GUARDED_BY(mutex_);  ///< connections it was, and is
   std::atomic<std::uint64_t> unkept_{0};
 };
 

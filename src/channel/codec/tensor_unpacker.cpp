@@ -94,7 +94,7 @@ Tensor TensorUnpacker::open_entry(Session& session, const ItemRow& row) {
 
 void TensorUnpacker::keep_for_good(std::shared_ptr<const void> owner) {
   if (!owner) return;
-  const std::lock_guard lock(owners_mutex_);
+  const LockGuard lock(owners_mutex_);
   owners_.insert(std::move(owner));
 }
 

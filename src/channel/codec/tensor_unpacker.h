@@ -3,13 +3,13 @@
 
 #include <array>
 #include <memory>
-#include <mutex>
 #include <set>
 
 #include "channel/codec/item.h"
 #include "channel/codec/segment_directory.h"
 #include "channel/codec/unpacked_tensors.h"
 #include "os/mapping.h"
+#include "os/mutex.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -31,10 +31,10 @@ class TensorUnpacker {
   bool try_unpack(Session& session, ItemReader& item, UnpackedTensors& tensors);
 
   // Around a fork.
-  void lock() { owners_mutex_.lock(); }
-  void unlock() { owners_mutex_.unlock(); }
+  void lock() ACQUIRE(owners_mutex_) { owners_mutex_.lock(); }
+  void unlock() RELEASE(owners_mutex_) { owners_mutex_.unlock(); }
   /// In a forked child, whose peers are others, and which has the queue from its parent.
-  void reset(const ProcessId& parent);
+  void reset(const ProcessId& parent) NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   template <class Open>
@@ -51,8 +51,9 @@ class TensorUnpacker {
   const SegmentDirectory& directory_;
   Holders holders_;
   Mapping open_segments_;  ///< by index in the directory
-  std::mutex owners_mutex_;
-  std::set<std::shared_ptr<const void>> owners_;  ///< owners that open segments name, or have named
+  Mutex owners_mutex_;
+  std::set<std::shared_ptr<const void>> owners_
+      GUARDED_BY(owners_mutex_);  ///< owners that open segments name, or have named
 };
 
 }  // namespace onecopy

@@ -25,7 +25,7 @@ ChannelRegistry& ChannelRegistry::instance() {
 
 /// No thread of ours outlives static objects.
 void ChannelRegistry::at_exit() noexcept {
-  const std::lock_guard lock(instance_->mutex_);
+  const LockGuard lock(instance_->mutex_);
   for (auto& [id, channel] : instance_->channels_)
     if (channel->readiness_) channel->readiness_->stop();
 }
@@ -67,7 +67,7 @@ void ChannelRegistry::after_fork_in_child() noexcept {
 /// The parent holds its own items in queues, and so it does those that it had left already.
 void ChannelRegistry::let_go_of_parents() noexcept {
   Channels unused;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto& [id, channel] : channels_) channel->sender().sent().clear();
   take_unused(unused);
 }
@@ -75,7 +75,7 @@ void ChannelRegistry::let_go_of_parents() noexcept {
 Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
   Channel* channel;
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     auto& known = channels_[fresh->id_];
     if (!known) known = std::move(fresh);
     channel = known.get();
@@ -92,14 +92,14 @@ Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
 }
 
 Channel& ChannelRegistry::enter_again(Channel& channel) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ++channel.queues_;
   return channel;
 }
 
 void ChannelRegistry::leave(Channel& channel) noexcept {
   Channels unused;
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (--channel.queues_ != 0) return;
   stop_playing(channel.ring_.fd(), Role::user);
   channel.forget_readiness();
@@ -110,7 +110,7 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
 }
 
 int ChannelRegistry::ready_fd(Channel& channel) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!channel.readiness_) {
     channel.readiness_ = std::make_unique<Readiness>(channel.ring_);
     channel.ready_ = channel.readiness_.get();
@@ -141,7 +141,7 @@ bool ChannelRegistry::take_unused(Channels& unused) noexcept {
 void ChannelRegistry::join(Channel& channel, Session& session) {
   Channels unused;  // of the parent's
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (channel.session_ != &session) {
       channel.settle_in(session);
       take_unused(unused);
@@ -155,8 +155,8 @@ void ChannelRegistry::join(Channel& channel, Session& session) {
 /// It does not wait for the lock: before a fork it is held while the watch thread is being stopped.
 Watch::Again ChannelRegistry::tick() noexcept {
   Channels unused;
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  if (!lock) return Watch::Again::soon;
+  if (!mutex_.try_lock()) return Watch::Again::soon;
+  const LockGuard lock(mutex_, std::adopt_lock);
   bool more = false;
   for (auto& [id, channel] : channels_) more = channel->tick() || more;
   const bool expects_guests = take_unused(unused);

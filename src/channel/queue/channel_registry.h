@@ -4,9 +4,9 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 
 #include "channel/queue/channel.h"
+#include "os/mutex.h"
 #include "os/watch.h"
 
 namespace onecopy {
@@ -32,18 +32,19 @@ class ChannelRegistry {
 
   ChannelRegistry() = default;
   Watch::Again tick() noexcept;
-  bool take_unused(Channels& unused) noexcept;
+  bool take_unused(Channels& unused) noexcept REQUIRES(mutex_);
   void let_go_of_parents() noexcept;
   static void at_exit() noexcept;
-  static void before_fork() noexcept;
-  static void after_fork() noexcept;
-  static void after_fork_in_child() noexcept;
+  // No analysis follows locks from the one before to those after.
+  static void before_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
+  static void after_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
+  static void after_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
   inline static ChannelRegistry* instance_ = nullptr;
 
-  std::mutex mutex_;
-  Channels channels_;
-  Session* ticked_by_ = nullptr;
+  Mutex mutex_;
+  Channels channels_ GUARDED_BY(mutex_);
+  Session* ticked_by_ GUARDED_BY(mutex_) = nullptr;
 };
 
 }  // namespace onecopy

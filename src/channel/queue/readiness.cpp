@@ -47,7 +47,7 @@ void Readiness::start() {
 void Readiness::stop() noexcept {
   if (!thread_.joinable()) return;
   {
-    const std::lock_guard lock(mutex_);  // it is not between a look at stopping_ and its sleep
+    const LockGuard lock(mutex_);  // it is not between a look at stopping_ and its sleep
     stopping_ = true;
     drained_.notify_all();
   }
@@ -67,7 +67,7 @@ void Readiness::start_again() noexcept {
 
 void Readiness::refresh() noexcept {
   try {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (refresh_locked()) drained_.notify_all();
   } catch (const Error&) {  // a damaged ring; getting says so
     event_.set();
@@ -113,9 +113,9 @@ void Readiness::watch() {
 }
 
 void Readiness::wait_until_drained(Duration& pause) {
-  std::unique_lock lock(mutex_);
+  const LockGuard lock(mutex_);
   if (stopping_ || !readable_) return;
-  drained_.wait_for(lock, pause);
+  drained_.wait_until(mutex_, std::chrono::steady_clock::now() + pause);
   pause = std::min(kLongestPause, pause * 2);
 }
 

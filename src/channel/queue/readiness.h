@@ -3,12 +3,11 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "channel/ring/ring.h"
 #include "os/event.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -34,8 +33,8 @@ class Readiness {
   void stop() noexcept;
   void start_again() noexcept;
   // Around a fork, with the thread stopped. A child destroys it: the descriptor is its parent's too.
-  void lock() noexcept { mutex_.lock(); }
-  void unlock() noexcept { mutex_.unlock(); }
+  void lock() noexcept ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() noexcept RELEASE(mutex_) { mutex_.unlock(); }
 
  private:
   using Duration = std::chrono::milliseconds;
@@ -43,14 +42,14 @@ class Readiness {
   void start();
   void run() noexcept;
   void watch();
-  bool refresh_locked();
+  bool refresh_locked() REQUIRES(mutex_);
   void wait_until_drained(Duration& pause);
 
   Ring& ring_;
   Event event_;
-  std::mutex mutex_;
-  std::condition_variable drained_;
-  bool readable_ = false;
+  Mutex mutex_;
+  Condition drained_;
+  bool readable_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> stopping_{false};
   std::thread thread_;
 };

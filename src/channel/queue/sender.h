@@ -41,8 +41,8 @@ class Sender {
   const SentItems& sent() const noexcept { return sent_; }
 
   // Around a fork. A forked child forgets all that its parent had put.
-  void lock();
-  void unlock();
+  void lock() NO_THREAD_SAFETY_ANALYSIS;
+  void unlock() NO_THREAD_SAFETY_ANALYSIS;
   void reset() noexcept;
 
  private:

@@ -61,25 +61,30 @@ void SentItems::publish(Cursor end, std::span<const BlockRef> blocks) noexcept {
 }
 
 bool SentItems::release_taken(std::uint64_t head, bool may_wait) noexcept {
-  std::unique_lock lock(mutex_, std::defer_lock);
-  if (may_wait) lock.lock();
-  else if (!lock.try_lock()) return true;
-  release_before(head, 0, std::move(lock));
+  if (may_wait) {
+    release_before(head, 0);
+  } else {
+    if (!mutex_.try_lock()) return true;
+    release_locked(head, 0);
+  }
   return !empty();
 }
 
-void SentItems::release_before(std::uint64_t head, std::size_t keep,
-                               std::unique_lock<std::mutex> lock) noexcept {
+void SentItems::release_before(std::uint64_t head, std::size_t keep) noexcept {
+  mutex_.lock();
+  release_locked(head, keep);
+}
+
+void SentItems::release_locked(std::uint64_t head, std::size_t keep) noexcept {
   std::array<Sent, kAtOnce> taken;
-  std::size_t count;
-  do {
-    if (!lock) lock.lock();
-    count = take_out(head, keep, taken);
-    lock.unlock();  // no thread should wait for the keepers' work now
+  for (;; mutex_.lock()) {
+    const std::size_t count = take_out(head, keep, taken);
+    mutex_.unlock();  // no thread should wait for the keepers' work now
     const std::span some(taken.data(), count);
     for (const Sent& item : some) shared(item.keeper).end_transit(item.number);
     release(some);
-  } while (count == taken.size());
+    if (count < taken.size()) return;
+  }
 }
 
 void SentItems::release(std::span<const Sent> items) noexcept {
@@ -93,7 +98,6 @@ void SentItems::release(std::span<const Sent> items) noexcept {
   }
 }
 
-/// REQUIRES: mutex_, as those below.
 std::size_t SentItems::take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept {
   std::size_t count = 0;
   for (; count < taken.size() && size() > keep; ++count) {
@@ -118,8 +122,9 @@ const SentItems::Sent* SentItems::oldest() const noexcept {
 }
 
 void SentItems::note_age() noexcept {
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  const Sent* const item = lock ? oldest() : nullptr;
+  if (!mutex_.try_lock()) return;
+  const LockGuard lock(mutex_, std::adopt_lock);
+  const Sent* const item = oldest();
   if (!item || item->position + 1 == oldest_) return;
   oldest_ = item->position + 1;
   oldest_since_ = std::chrono::steady_clock::now();
@@ -127,8 +132,9 @@ void SentItems::note_age() noexcept {
 
 TransitInfo SentItems::info(std::string where) const {
   TransitInfo info{size(), 0, std::move(where)};
-  std::unique_lock lock(mutex_, std::try_to_lock);
-  const Sent* const item = lock ? oldest() : nullptr;
+  if (!mutex_.try_lock()) return info;
+  const LockGuard lock(mutex_, std::adopt_lock);
+  const Sent* const item = oldest();
   if (item && item->position + 1 == oldest_)
     info.age_seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - oldest_since_).count();
@@ -139,11 +145,11 @@ void SentItems::clear() noexcept {
   std::array<Sent, kAtOnce> dropped;
   std::size_t count;
   do {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     count = take_out(UINT64_MAX, 0, dropped);
     release({dropped.data(), count});
+    write_ = read_;
   } while (count != 0);
-  write_ = read_;
 }
 
 }  // namespace onecopy

@@ -6,12 +6,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <string>
 
 #include "onecopy/memory/block.h"
 #include "onecopy/share/stats.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -45,8 +45,7 @@ class SentItems {
   template <class Head>
   void release_some(Blocks blocks, Head&& head) noexcept {
     const std::size_t keep = blocks == Blocks::own ? kMany : 0;
-    if (size() >= keep + (blocks == Blocks::large ? kManyLarge : kMany))
-      release_before(head(), keep, std::unique_lock(mutex_));
+    if (size() >= keep + (blocks == Blocks::large ? kManyLarge : kMany)) release_before(head(), keep);
   }
   bool empty() const noexcept { return size() == 0; }
   /// Notes since when the oldest has been there.
@@ -55,8 +54,8 @@ class SentItems {
   TransitInfo info(std::string where) const;
 
   // Around a fork. A child holds nothing: its parent does. Items that a putter was about to push are dropped.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;
 
  private:
@@ -85,12 +84,15 @@ class SentItems {
   }
   Cursor write(std::uint64_t position, std::span<const BlockRef> blocks);
   void publish(Cursor end, std::span<const BlockRef> blocks) noexcept;
-  /// Releases until only `keep` are left. `lock` owns mutex_, and does not when this returns.
-  void release_before(std::uint64_t head, std::size_t keep, std::unique_lock<std::mutex> lock) noexcept;
+  /// Releases until only `keep` are left.
+  void release_before(std::uint64_t head, std::size_t keep) noexcept EXCLUDES(mutex_);
+  /// As release_before(); lets go of the lock.
+  void release_locked(std::uint64_t head, std::size_t keep) noexcept RELEASE(mutex_);
   /// At most kAtOnce of them.
   static void release(std::span<const Sent> items) noexcept;
-  std::size_t take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept;
-  const Sent* oldest() const noexcept;
+  std::size_t take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept
+      REQUIRES(mutex_);
+  const Sent* oldest() const noexcept REQUIRES(mutex_);
 
   const std::uint64_t channel_;
   std::unique_ptr<Chunk> chunks_;  ///< from the oldest item on
@@ -100,11 +102,11 @@ class SentItems {
   std::atomic<std::size_t> put_{0};  ///< blocks ever
 
   // Of threads that hold the mutex.
-  mutable std::mutex mutex_;
-  Cursor read_;
+  mutable Mutex mutex_;
+  Cursor read_ GUARDED_BY(mutex_);
   std::atomic<std::size_t> taken_{0};
-  std::uint64_t oldest_ = 0;
-  std::chrono::steady_clock::time_point oldest_since_{};
+  std::uint64_t oldest_ GUARDED_BY(mutex_) = 0;
+  std::chrono::steady_clock::time_point oldest_since_ GUARDED_BY(mutex_){};
 };
 
 }  // namespace onecopy

@@ -6,7 +6,7 @@
 namespace onecopy {
 
 std::optional<bool> RegisteredDevices::find(Device device) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = known_.find(device);
   if (at == known_.end()) return {};
   return at->second;
@@ -14,11 +14,11 @@ std::optional<bool> RegisteredDevices::find(Device device) const {
 
 bool RegisteredDevices::make_known(Device device, const Mapping& page) {
   if (const auto known = find(device)) return *known;
-  const std::lock_guard one_at_a_time(registering_);
+  const LockGuard one_at_a_time(registering_);
   if (const auto known = find(device)) return *known;
   point("timeline.register");
   const bool can_use = backend(device.type).register_words(device.index, page.data(), page.size());
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return known_[device] = can_use;
 }
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <optional>
 
 #include "device/backend.h"
 #include "os/mapping.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -23,15 +23,15 @@ class RegisteredDevices {
   bool can_use(Device device) const { return find(device).value_or(false); }
 
   // Around a fork, which does not wait for the driver: a child cannot use it.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
  private:
   std::optional<bool> find(Device device) const;
 
-  std::mutex registering_;  ///< before mutex_; held while the driver waits
-  mutable std::mutex mutex_;
-  std::map<Device, bool> known_;
+  Mutex registering_;  ///< before mutex_; held while the driver waits
+  mutable Mutex mutex_;
+  std::map<Device, bool> known_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy

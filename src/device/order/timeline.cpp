@@ -50,12 +50,12 @@ void Timeline::make_page() {
 /// Null for a new stream if all words are taken.
 Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_write) {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     check(device);
     make_page();
   }
   streams_write = registered_.make_known(device, page_);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const std::pair key(device, stream.native);
   if (lines_.size() >= kTimelineSlots && !lines_.contains(key)) return nullptr;
   return &lines_.try_emplace(key, static_cast<std::uint32_t>(lines_.size())).first->second;
@@ -69,7 +69,7 @@ std::optional<TimelinePoint> Timeline::try_mark(Device device, Stream stream) {
   if (!line) return {};
   Backend& vendor = backend(device.type);
   Word& word = page_.as<Word>()[line->slot];
-  const std::lock_guard in_order(line->order);
+  const LockGuard in_order(line->order);
   const std::uint64_t value = line->last + 1;
   point("timeline.mark");
   if (streams_write) vendor.write_word(device.index, stream, word, value);
@@ -92,7 +92,7 @@ TimelinePoint Timeline::mark(Device device, Stream stream) {
     return point;
   } catch (const Error&) {
     look_after(device);
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     check(device);
     throw;
   }
@@ -101,7 +101,7 @@ TimelinePoint Timeline::mark(Device device, Stream stream) {
 void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
   Word* word = nullptr;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (!page_.data() || point.slot >= kTimelineSlots)
       throw Error(ErrorCode::bad_handle, "the handle waits for a stream that cannot be");
     word = page_.as<Word>() + point.slot;
@@ -112,7 +112,7 @@ void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
   onecopy::point("timeline.wait");
   if (streams_wait) return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
   wait_on_host(*word, point.value);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   check_written(point);
 }
 
@@ -129,7 +129,7 @@ bool Timeline::has_passed(const TimelinePoint& point) const noexcept {
 }
 
 bool Timeline::have_passed_all() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return pid_ != current_pid() || std::all_of(lines_.begin(), lines_.end(), [&](const auto& line) {
            return is_reached(page_.as<Word>()[line.second.slot].load(), line.second.last);
          });
@@ -180,7 +180,7 @@ std::string ForeignTimeline::failure() const {
 
 /// Noted before the words are read once more: either end() finds the note, or the read finds the end.
 void ForeignTimeline::note_awaited(const TimelinePoint& point) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint64_t& latest = awaited_[point.slot];
   latest = std::max(latest, point.value);
 }
@@ -216,7 +216,7 @@ void ForeignTimeline::end() noexcept {
 }
 
 ForeignTimeline::Awaited ForeignTimeline::look() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::erase_if(awaited_, [&](const auto& a) { return has_passed({a.first, a.second}); });
   const bool is_never = std::erase_if(awaited_, [&](const auto& a) {
                           return is_cut_off(word(a.first).load(), a.second);

@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -15,6 +14,7 @@
 #include "device/order/registered_devices.h"
 #include "os/fd.h"
 #include "os/mapping.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -79,7 +79,7 @@ class Timeline {
 
     const std::uint32_t slot;
     /// Held while a value is enqueued, which may have to wait for room in the stream.
-    std::mutex order;
+    Mutex order;
     std::atomic<std::uint64_t> last{0};
   };
   using Lines = std::map<std::pair<Device, void*>, Line>;
@@ -90,27 +90,26 @@ class Timeline {
     bool ended_last = false;
   };
 
-  /// REQUIRES: mutex_, as the next three.
-  void make_page();
-  void check(Device device) const;
-  void check_written(const TimelinePoint& point) const;
-  void end(Device device) noexcept;
+  void make_page() REQUIRES(mutex_);
+  void check(Device device) const REQUIRES(mutex_);
+  void check_written(const TimelinePoint& point) const REQUIRES(mutex_);
+  void end(Device device) noexcept REQUIRES(mutex_);
   bool have_passed_all() const noexcept;
   std::optional<TimelinePoint> try_mark(Device device, Stream stream);
   TimelinePoint mark_or_wait(Device device, Stream stream);
   Line* find_line(Device device, Stream stream, bool& streams_write);
-  std::set<Device> devices_at_work() const;
+  std::set<Device> devices_at_work() const REQUIRES(mutex_);
   void look_after(Device device);
-  bool end_again() noexcept;
+  bool end_again() noexcept REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;  ///< never held while the driver may wait
-  int pid_ = 0;               ///< the maker of the page
+  mutable Mutex mutex_;  ///< never held while the driver may wait
+  int pid_ = 0;          ///< the maker of the page
   Fd file_;
   Mapping page_;
   std::atomic<const Word*> words_{nullptr};  ///< in the page
   RegisteredDevices registered_;
-  Lines lines_;  ///< they stay
-  std::map<Device, Failure> failed_;
+  Lines lines_ GUARDED_BY(mutex_);  ///< they stay
+  std::map<Device, Failure> failed_ GUARDED_BY(mutex_);
   std::atomic<bool> has_failures_{false};  ///< for readers without the lock
 };
 
@@ -131,13 +130,13 @@ class ForeignTimeline {
   bool may_wait_on_host(Device device) const { return !registered_.can_use(device); }
   bool has_passed(const TimelinePoint& point) const noexcept;
   /// In a forked child, where no stream waits.
-  void forget_awaited() noexcept { awaited_.clear(); }
+  void forget_awaited() noexcept NO_THREAD_SAFETY_ANALYSIS { awaited_.clear(); }
   // Around a fork: the child's watch thread will call end().
-  void lock() {
+  void lock() NO_THREAD_SAFETY_ANALYSIS {
     mutex_.lock();
     registered_.lock();
   }
-  void unlock() {
+  void unlock() NO_THREAD_SAFETY_ANALYSIS {
     registered_.unlock();
     mutex_.unlock();
   }
@@ -157,8 +156,9 @@ class ForeignTimeline {
   void check_written(const TimelinePoint& point) const;
 
   const std::function<bool()> is_gone_;
-  mutable std::mutex mutex_;
-  std::map<std::uint32_t, std::uint64_t> awaited_;  ///< by slot, the latest value that streams wait for
+  mutable Mutex mutex_;
+  std::map<std::uint32_t, std::uint64_t> awaited_
+      GUARDED_BY(mutex_);  ///< by slot, the latest value that streams wait for
   Mapping page_;
   RegisteredDevices registered_;
 };

@@ -17,20 +17,19 @@ std::uint64_t to_word(const Error& error) noexcept {
 
 }  // namespace
 
-/// REQUIRES: mutex_.
 void Timeline::check(Device device) const {
   const auto failed = failed_.find(device);
   if (failed != failed_.end()) throw Error(failed->second.error);
 }
 
-/// REQUIRES: mutex_. Work that a failed device's stream had not done is never done.
+/// Work that a failed device's stream had not done is never done.
 void Timeline::check_written(const TimelinePoint& point) const {
   if (failed_.empty() || has_passed(point)) return;
   for (const auto& [key, line] : lines_)
     if (line.slot == point.slot) check(key.first);
 }
 
-/// REQUIRES: mutex_. The words still show the streams' progress before the failure; no further values are written.
+/// The words still show the streams' progress before the failure; no further values are written.
 void Timeline::end(Device device) noexcept {
   for (const auto& [key, line] : lines_)
     if (key.first == device) page_.as<Word>()[line.slot].fetch_or(kTimelineEnd);
@@ -38,11 +37,10 @@ void Timeline::end(Device device) noexcept {
 
 bool Timeline::has_failed(Device device) const noexcept {
   if (!has_failures_) return false;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return failed_.contains(device);
 }
 
-/// REQUIRES: mutex_.
 std::set<Device> Timeline::devices_at_work() const {
   std::set<Device> devices;
   for (const auto& [key, line] : lines_)
@@ -53,7 +51,7 @@ std::set<Device> Timeline::devices_at_work() const {
 void Timeline::look_after(Device device) {
   const std::optional<Error> why = backend(device.type).failure(device.index);
   if (!why) return;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Error error(why->code(), fmt::format("{} has failed: {}", device.str(), why->what()),
                     why->vendor_code(), why->domain());
   const auto until = std::chrono::steady_clock::now() + kLateWords;
@@ -67,7 +65,7 @@ void Timeline::look_after(Device device) {
       error.what()));
 }
 
-/// REQUIRES: mutex_. Returns true while that has to be done again.
+/// Returns true while that has to be done again.
 bool Timeline::end_again() noexcept {
   const auto now = std::chrono::steady_clock::now();
   bool again = false;
@@ -81,7 +79,7 @@ bool Timeline::end_again() noexcept {
 }
 
 bool Timeline::look_after_devices() {
-  std::unique_lock lock(mutex_);
+  ReleasableLock lock(mutex_);
   const std::set<Device> at_work = devices_at_work();
   const bool again = end_again();
   lock.unlock();

@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <cstddef>
-#include <mutex>
 #include <vector>
 
 #include "onecopy/core/device.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -19,7 +19,7 @@ class UsedDevices {
   /// True for a device that was not there before.
   bool note(Device device) {
     if (last_.load(std::memory_order_relaxed) == packed(device)) return false;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     last_.store(packed(device), std::memory_order_relaxed);
     for (const Device known : devices_)
       if (known == device) return false;
@@ -29,7 +29,7 @@ class UsedDevices {
   }
   bool empty() const noexcept { return count_.load(std::memory_order_acquire) == 0; }
   std::vector<Device> list() const {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     return devices_;
   }
 
@@ -41,8 +41,8 @@ class UsedDevices {
 
   std::atomic<std::uint32_t> last_{0};  ///< most processes use one device
   std::atomic<std::size_t> count_{0};
-  mutable std::mutex mutex_;
-  std::vector<Device> devices_;
+  mutable Mutex mutex_;
+  std::vector<Device> devices_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy

@@ -90,7 +90,7 @@ Packet Conversation::ask(Bytes question, wire::Type answer, std::span<const int>
   try {
     const Turn turn(*this);
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       if (is_over_) throw Error(ErrorCode::peer_died, "that process is gone");
       if (is_silent_ && when_silent == WhenSilent::leave) ask_and_leave(std::move(question), fds);
       number(question);
@@ -131,7 +131,7 @@ void Conversation::ask_all(std::vector<Bytes> questions, std::size_t ahead,
 
 bool Conversation::try_send(const Bytes& message) {
   // Meanwhile the socket could be closed, and its number be reused.
-  const std::lock_guard lock(telling_mutex_);
+  const LockGuard lock(telling_mutex_);
   return !is_over_ && socket_.try_send(message);
 }
 
@@ -141,7 +141,7 @@ void Conversation::number(Bytes& question) {
 }
 
 void Conversation::number_while_open(Bytes& question) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (is_over_) throw Error(ErrorCode::peer_died, "that process is gone");
   number(question);
 }
@@ -189,7 +189,7 @@ void Conversation::fall_silent(std::chrono::milliseconds patience) {
 
 /// The next packet that is no news; empty if none is there.
 std::optional<Packet> Conversation::try_hear() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   while (auto packet = socket_.try_receive()) {
     is_silent_ = false;
     if (!is_news(*packet)) return packet;
@@ -209,17 +209,16 @@ Packet Conversation::receive_answer(std::uint32_t serial) {
 /// The watch thread has not read packets that came during a question, nor the end of the connection. Without the lock
 /// for reading, which the watch thread tries to take.
 void Conversation::rearm() {
-  const std::lock_guard lock(telling_mutex_);  // as in try_send()
+  const LockGuard lock(telling_mutex_);  // as in try_send()
   if (watch_ && socket_) watch_->rearm(socket_.fd());
 }
 
 void Conversation::on_readable() {
-  const std::unique_lock lock(mutex_, std::try_to_lock);
-  if (lock && asking_ == 0 && !is_over_)
-    hear_news();  // else a question is being answered: it rearms the watch
+  if (!mutex_.try_lock()) return;  // as below
+  const LockGuard lock(mutex_, std::adopt_lock);
+  if (asking_ == 0 && !is_over_) hear_news();  // else a question is being answered: it rearms the watch
 }
 
-/// REQUIRES: mutex_.
 void Conversation::hear_news() {
   try {
     while (auto packet = socket_.try_receive()) {
@@ -238,8 +237,9 @@ void Conversation::hear_news() {
 }
 
 bool Conversation::try_end() {
-  const std::unique_lock reading(mutex_, std::try_to_lock);
-  if (!reading || asking_ != 0) return false;
+  if (!mutex_.try_lock()) return false;
+  const LockGuard reading(mutex_, std::adopt_lock);
+  if (asking_ != 0) return false;
   try {
     if (!is_over_) hear_news();
   } catch (const Error& e) {
@@ -251,7 +251,8 @@ bool Conversation::try_end() {
 }
 
 void Conversation::close() noexcept {
-  const std::scoped_lock lock(mutex_, telling_mutex_);
+  const LockGuard reading(mutex_);
+  const LockGuard telling(telling_mutex_);
   socket_ = UnixSocket();
 }
 

@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "os/mutex.h"
 #include "os/unix_socket.h"
 #include "os/watch.h"
 #include "share/format/wire.h"
@@ -38,7 +38,7 @@ class Conversation {
   // The introduction. REQUIRES: no other thread knows this object yet. All throw peer_died, timeout.
   void say(const Bytes& message);
   /// Asks; hear_answer() returns the answer. It saves a round trip.
-  void ask_ahead(Bytes question);
+  void ask_ahead(Bytes question) NO_THREAD_SAFETY_ANALYSIS;
   Packet hear();
   Packet hear_answer();
 
@@ -76,8 +76,8 @@ class Conversation {
   void close() noexcept;
 
   // Around a fork.
-  void lock();
-  void unlock();
+  void lock() ACQUIRE(mutex_, telling_mutex_);
+  void unlock() RELEASE(mutex_, telling_mutex_);
   /// REQUIRES: locked.
   UnixSocket& socket() noexcept { return socket_; }
   /// In the child: goes on over a connection of its own. Without one it sends nothing more, and the parent's stays
@@ -90,21 +90,21 @@ class Conversation {
   template <class F>
   auto or_say_silent(F&& f);
   bool try_send(const Bytes& message);
-  void number(Bytes& question);
+  void number(Bytes& question) REQUIRES(mutex_);
   void number_while_open(Bytes& question);
   void send_question(const Bytes& question, std::span<const int> fds);
-  [[noreturn]] void ask_and_leave(Bytes question, std::span<const int> fds);
+  [[noreturn]] void ask_and_leave(Bytes question, std::span<const int> fds) REQUIRES(mutex_);
   Packet receive_soon();
   std::optional<Packet> try_hear();
   [[noreturn]] void fall_silent(std::chrono::milliseconds patience);
   Packet receive_answer(std::uint32_t serial);
   void rearm();
   void on_readable();
-  void hear_news();
+  void hear_news() REQUIRES(mutex_);
 
   const int pid_;
-  std::mutex mutex_;          ///< held while the socket is read; never while the broker is waited for
-  std::mutex telling_mutex_;  ///< after mutex_; held while the socket is used without mutex_, or closed
+  Mutex mutex_;          ///< held while the socket is read; never while the broker is waited for
+  Mutex telling_mutex_;  ///< after mutex_; held while the socket is used without mutex_, or closed
   UnixSocket socket_;
   std::atomic<bool> is_over_;
   std::atomic<bool> is_silent_{false};

@@ -26,7 +26,7 @@ bool is_of_host(const ExportedMemory& memory) noexcept {
 
 bool Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
                    std::uint64_t channel, std::optional<DepositClaim> claim) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!channels_.contains(channel)) return false;
   auto at = entries_.find(key);
   if (at == entries_.end() && !has_room_for(memory)) {
@@ -54,7 +54,7 @@ bool Deposits::add(const DepositKey& key, const ProcessOrigin& origin, Fd table,
 }
 
 void Deposits::let_go(const DepositKey& key, const DepositClaim& claims) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = entries_.find(key);
   if (at == entries_.end()) return;
   for (auto& [channel, use] : at->second.channels) {
@@ -65,7 +65,7 @@ void Deposits::let_go(const DepositKey& key, const DepositClaim& claims) noexcep
 }
 
 void Deposits::leave(Depositor depositor, std::uint64_t channel) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto& [key, entry] : entries_)
     if (const auto use = entry.channels.find(channel); use != entry.channels.end())
       use->second.claims.erase(depositor);
@@ -73,7 +73,7 @@ void Deposits::leave(Depositor depositor, std::uint64_t channel) noexcept {
 }
 
 void Deposits::leave(Depositor depositor) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto& [key, entry] : entries_)
     for (auto& [channel, use] : entry.channels) use.claims.erase(depositor);
   next_look_ = {};
@@ -88,7 +88,7 @@ bool Deposits::has_room_for(const ExportedMemory& memory) const noexcept {
 }
 
 std::optional<HeldSegment> Deposits::open(const DepositKey& key, Access access) const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = entries_.find(key);
   if (at == entries_.end()) return {};
   const Entry& entry = at->second;
@@ -98,12 +98,12 @@ std::optional<HeldSegment> Deposits::open(const DepositKey& key, Access access) 
 }
 
 std::uint64_t Deposits::add_elsewhere(const DepositKey& key, const ProcessId& keeper) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return elsewhere_[key][keeper] = ++last_number_;
 }
 
 bool Deposits::retire(const DepositKey& key) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   entries_.erase(key);
   const auto kept = elsewhere_.find(key);
   if (kept == elsewhere_.end()) return false;
@@ -113,7 +113,7 @@ bool Deposits::retire(const DepositKey& key) {
 }
 
 bool Deposits::let_go_of(const std::string& owner) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto at = entries_.lower_bound({owner, 0}); at != entries_.end() && at->first.first == owner; ++at)
     for (auto& [channel, use] : at->second.channels) use.claims.erase(nullptr);
   next_look_ = {};
@@ -124,17 +124,17 @@ bool Deposits::let_go_of(const std::string& owner) noexcept {
 }
 
 std::vector<LetGo> Deposits::take_let_go() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return std::exchange(let_go_, {});
 }
 
 void Deposits::let_go_later(LetGo again) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   let_go_.push_back(std::move(again));
 }
 
 std::map<DepositKey, std::set<ProcessId>> Deposits::take_retired() noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return std::exchange(retired_, {});
 }
 
@@ -146,25 +146,25 @@ void Deposits::clear() noexcept {
 }
 
 void Deposits::add_channel(std::uint64_t channel, ChannelHooks hooks) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   channels_[channel] = std::move(hooks);
 }
 
 std::optional<std::pair<std::uint64_t, std::uint64_t>> Deposits::progress(std::uint64_t channel) const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = channels_.find(channel);
   if (at == channels_.end()) return {};
   return at->second.progress();
 }
 
 void Deposits::report_users(std::uint64_t channel, std::uint8_t role, std::size_t users) const noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = channels_.find(channel);
   if (at != channels_.end() && at->second.users) at->second.users(role, users);
 }
 
 void Deposits::remove_channel(std::uint64_t channel) noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   channels_.erase(channel);
   drop_where(entries_, [&](Entry& entry) {
     entry.channels.erase(channel);
@@ -221,7 +221,7 @@ bool Deposits::drop_passed(Entry& entry) {
 /// A live owner is looked at when a claim has ended, and then from time to time, whenever sweep() runs.
 bool Deposits::sweep() noexcept {
   constexpr std::chrono::seconds kPause{1};
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto now = std::chrono::steady_clock::now();
   const bool may_look = now >= next_look_;
   bool waiting = false;
@@ -244,7 +244,7 @@ bool Deposits::sweep() noexcept {
 }
 
 std::size_t Deposits::size() const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return entries_.size();
 }
 

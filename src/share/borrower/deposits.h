@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,6 +15,7 @@
 #include "device/backend.h"
 #include "onecopy/share/handle_fields.h"
 #include "os/fd.h"
+#include "os/mutex.h"
 #include "os/process.h"
 #include "os/process_origin.h"
 #include "share/borrower/channel_hooks.h"
@@ -95,9 +95,9 @@ class Deposits {
   std::size_t size() const;
 
   // Around a fork; a child has nothing to keep.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-  void clear() noexcept;
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
+  void clear() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   /// The need of one queue for a deposit.
@@ -126,25 +126,25 @@ class Deposits {
     std::unique_ptr<DeviceMemory> user = {};
   };
 
-  bool has_room_for(const ExportedMemory& memory) const noexcept;
-  std::shared_ptr<Owner> owner_of(const DepositKey& key, const ProcessOrigin& origin,
-                                  const Fd& table) const;
-  std::shared_ptr<const Fd> table_of(const DepositKey& key, Fd sent) const;
-  bool drop_passed(Entry& entry);
+  bool has_room_for(const ExportedMemory& memory) const noexcept REQUIRES(mutex_);
+  std::shared_ptr<Owner> owner_of(const DepositKey& key, const ProcessOrigin& origin, const Fd& table) const
+      REQUIRES(mutex_);
+  std::shared_ptr<const Fd> table_of(const DepositKey& key, Fd sent) const REQUIRES(mutex_);
+  bool drop_passed(Entry& entry) REQUIRES(mutex_);
   static bool is_claimed(const Entry& entry) noexcept;
 
-  mutable std::mutex mutex_;
-  std::map<DepositKey, Entry> entries_;
-  std::map<DepositKey, std::map<ProcessId, std::uint64_t>>
-      elsewhere_;  ///< with the number of our last claim
-  std::uint64_t last_number_ = 0;
-  std::vector<LetGo> let_go_;  ///< notices that keepers have not heard yet
+  mutable Mutex mutex_;
+  std::map<DepositKey, Entry> entries_ GUARDED_BY(mutex_);
+  std::map<DepositKey, std::map<ProcessId, std::uint64_t>> elsewhere_
+      GUARDED_BY(mutex_);  ///< with the number of our last claim
+  std::uint64_t last_number_ GUARDED_BY(mutex_) = 0;
+  std::vector<LetGo> let_go_ GUARDED_BY(mutex_);  ///< notices that keepers have not heard yet
   /// Retired segments whose keepers have not heard of it yet.
-  std::map<DepositKey, std::set<ProcessId>> retired_;
-  std::map<std::uint64_t, ChannelHooks> channels_;
-  bool refused_ = false;
+  std::map<DepositKey, std::set<ProcessId>> retired_ GUARDED_BY(mutex_);
+  std::map<std::uint64_t, ChannelHooks> channels_ GUARDED_BY(mutex_);
+  bool refused_ GUARDED_BY(mutex_) = false;
   /// When live owners are looked at again: a process may have become another program.
-  std::chrono::steady_clock::time_point next_look_{};
+  std::chrono::steady_clock::time_point next_look_ GUARDED_BY(mutex_){};
 };
 
 }  // namespace onecopy

@@ -20,7 +20,7 @@ Access other_than(Access access) noexcept {
 SegmentPlace ForeignSegments::find(std::uint32_t segment, Access access) {
   if (!places_) return {};
   if (const SegmentPlace place = places_->find(segment, access)) return place;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Mapped* mapped = find_mapped(segment, access);
   if (!mapped) return {};
   const DeviceMemory& memory = *mapped->memory;
@@ -35,7 +35,7 @@ SegmentPlace ForeignSegments::find_any(std::uint32_t segment, Access access) {
 }
 
 bool ForeignSegments::contains(std::uint32_t segment, Access access) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return find_mapped(segment, access) != nullptr;
 }
 
@@ -47,7 +47,7 @@ void ForeignSegments::map(std::uint32_t segment, Access access, ExportedMemory m
   std::unique_ptr<DeviceMemory> mapped =
       backend(home.type).open(home.index, std::move(memory), access, ordinal);
   point("open.mapped");
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   Segments& known = mapped_[static_cast<std::size_t>(access)];
   if (segment >= known.size()) known.resize(segment + 1);
   if (!known[segment].memory)  // another thread may have been faster
@@ -55,7 +55,7 @@ void ForeignSegments::map(std::uint32_t segment, Access access, ExportedMemory m
 }
 
 ExportedMemory ForeignSegments::export_memory(std::uint32_t segment, Access access) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Mapped* mapped = find_mapped(segment, Access::read_write);
   if (!mapped && access == Access::read_only) mapped = find_mapped(segment, access);
   if (!mapped)
@@ -68,19 +68,19 @@ ExportedMemory ForeignSegments::export_memory(std::uint32_t segment, Access acce
 }
 
 std::byte* ForeignSegments::allow(std::uint32_t segment, Access access, int ordinal) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Mapped* mapped = find_any_mapped(segment, access);
   return mapped ? mapped->memory->allow(ordinal) : nullptr;
 }
 
 std::shared_ptr<DeviceMemory> ForeignSegments::memory(std::uint32_t segment, Access access) const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Mapped* mapped = find_any_mapped(segment, access);
   return mapped ? mapped->memory : nullptr;
 }
 
 std::size_t ForeignSegments::count() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::size_t count = 0;
   for (const Segments& known : mapped_)
     count += std::count_if(known.begin(), known.end(), [](const Mapped& m) { return m.memory != nullptr; });
@@ -88,7 +88,7 @@ std::size_t ForeignSegments::count() const {
 }
 
 bool ForeignSegments::uses_devices() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return std::any_of(mapped_.begin(), mapped_.end(), [](const Segments& known) {
     return std::any_of(known.begin(), known.end(), [](const Mapped& m) {
       return m.memory && device_type(m.memory->kind()) != DeviceType::cpu;
@@ -97,7 +97,7 @@ bool ForeignSegments::uses_devices() const {
 }
 
 std::vector<std::uint32_t> ForeignSegments::weak() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::vector<std::uint32_t> numbers;
   for (const Segments& known : mapped_)
     for (std::size_t segment = 0; segment < known.size(); ++segment)
@@ -108,14 +108,14 @@ std::vector<std::uint32_t> ForeignSegments::weak() const {
 
 void ForeignSegments::retire(std::uint32_t segment) noexcept {
   std::array<std::shared_ptr<DeviceMemory>, 2> retired;  // unmapped without the lock
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (places_) places_->forget(segment);
   for (std::size_t access = 0; access < 2; ++access)
     if (segment < mapped_[access].size()) retired[access] = std::move(mapped_[access][segment].memory);
 }
 
 void ForeignSegments::close() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   places_.reset();
   for (Segments& known : mapped_) known = Segments();  // its capacity as well: closed peers stay
 }

@@ -4,11 +4,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "device/backend.h"
+#include "os/mutex.h"
 #include "share/borrower/segment_places.h"
 
 namespace onecopy {
@@ -48,8 +48,8 @@ class ForeignSegments {
   void close() noexcept;
 
   // Around a fork.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
  private:
   struct Mapped {
@@ -59,14 +59,13 @@ class ForeignSegments {
   };
   using Segments = std::vector<Mapped>;
 
-  /// REQUIRES: mutex_, as find_any_mapped().
-  const Mapped* find_mapped(std::uint32_t segment, Access access) const noexcept;
-  const Mapped* find_any_mapped(std::uint32_t segment, Access access) const noexcept;
+  const Mapped* find_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
+  const Mapped* find_any_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   /// Places of some of them; written under mutex_. Empty once it is closed.
   std::unique_ptr<SegmentPlaces> places_ = std::make_unique<SegmentPlaces>();
-  std::array<Segments, 2> mapped_;  ///< by Access, by number
+  std::array<Segments, 2> mapped_ GUARDED_BY(mutex_);  ///< by Access, by number
 };
 
 }  // namespace onecopy

@@ -68,16 +68,18 @@ Error died(const HandleFields& handle) {
 class Importer::Turn {
  public:
   Turn(Importer& importer, const ProcessId& process) : importer_(importer), process_(process) {
-    std::unique_lock lock(importer_.turns_);
-    const auto begin = [&] { return importer_.in_turn_.insert(process_).second; };
-    if (!importer_.turn_ended_.wait_for(lock, broker_patience(), begin))
-      throw Error(ErrorCode::timeout,
-                  "another thread is connecting to that process, and has had no answer yet; it may be "
-                  "stopped (SIGSTOP, a debugger), try again once it runs");
+    const auto deadline = Clock::now() + broker_patience();
+    const LockGuard lock(importer_.turns_);
+    for (bool is_early = true; !importer_.in_turn_.insert(process_).second;
+         is_early = importer_.turn_ended_.wait_until(importer_.turns_, deadline))
+      if (!is_early)
+        throw Error(ErrorCode::timeout,
+                    "another thread is connecting to that process, and has had no answer yet; it may be "
+                    "stopped (SIGSTOP, a debugger), try again once it runs");
   }
   ~Turn() {
     {
-      const std::lock_guard lock(importer_.turns_);
+      const LockGuard lock(importer_.turns_);
       importer_.in_turn_.erase(process_);
     }
     importer_.turn_ended_.notify_all();
@@ -110,7 +112,7 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
       ref = peer->claim(handle.block, handle.generation);
     }
     if (!ref && peer->is_gone()) {
-      std::lock_guard no_sweep(mutex_);  // which may have been in the middle of trying to close it
+      const LockGuard no_sweep(mutex_);  // which may have been in the middle of trying to close it
       if (peer->is_closed()) continue;
       ref = peer->claim(handle.block, handle.generation);
     }
@@ -182,7 +184,7 @@ ForeignTimeline* Importer::timeline_of(const ProcessId& process) {
   for (;; std::this_thread::sleep_for(kLookAgain)) {
     try {
       ForeignTimeline& timeline = connect(process)->timeline();
-      std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       return timelines_[process] = &timeline;
     } catch (const Error& e) {
       if (!is_absent(e)) throw;
@@ -194,19 +196,19 @@ ForeignTimeline* Importer::timeline_of(const ProcessId& process) {
 }
 
 ForeignTimeline* Importer::known_timeline_of(const ProcessId& process) const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = timelines_.find(process);
   return at == timelines_.end() ? nullptr : at->second;
 }
 
 Importer::PeerRef Importer::find_owner(const ProcessId& owner) const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = by_owner_.find(owner);
   return at == by_owner_.end() ? nullptr : at->second;
 }
 
 Importer::PeerRef Importer::find(const std::string& name) const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (const auto& [id, peer] : by_owner_)
     if (peer->name() == name && !peer->is_closed()) return peer;
   return nullptr;
@@ -257,11 +259,11 @@ Importer::PeerRef Importer::attach(Call call, std::optional<Peer::Wanted> wanted
 /// A disconnected peer of that process stays: this process holds leases of it.
 Importer::PeerRef Importer::adopt(PeerRef peer) {
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     open_.push_back(peer);  // first: a handler of its may run already when the next cannot be added
   }
   peer->watch(watch_, deposits_);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   by_owner_[peer->owner()] = peer;
   return peer;
 }
@@ -424,7 +426,7 @@ std::optional<ExportedMemory> Importer::ask_owner(const ProcessId& owner, std::u
 }
 
 std::vector<Importer::PeerRef> Importer::peers() const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::vector<PeerRef> peers;
   for (const auto& peer : open_)
     if (!peer->is_closed()) peers.push_back(peer);
@@ -438,7 +440,7 @@ bool Importer::look_after_hangups() {
 }
 
 bool Importer::sweep() noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   bool waiting = false;
   std::set<std::string> closed;
   for (auto at = open_.begin(); at != open_.end();) {
@@ -458,7 +460,6 @@ bool Importer::sweep() noexcept {
 }
 
 /// A process that has become another program is not forgotten: a device may still work for it, see timeline_of().
-/// REQUIRES: mutex_.
 void Importer::forget_ended() noexcept {
   std::erase_if(by_owner_, [](const auto& e) {
     if (!e.second->is_closed() || !e.second->has_ended()) return false;
@@ -468,13 +469,13 @@ void Importer::forget_ended() noexcept {
 }
 
 /// On the watch thread, which may be in the middle of one of their handlers elsewhere. A peer that is forgotten later
-/// is destroyed by the sweep after the next end of an owner. REQUIRES: mutex_.
+/// is destroyed by the sweep after the next end of an owner.
 void Importer::destroy_forgotten() noexcept {
   if (!watch_.runs_here()) return;
   std::erase_if(closed_, [](const PeerRef& peer) { return peer.use_count() == 1 && peer->can_go(); });
 }
 
-/// Unless this process holds blocks of that owner in another way, too. REQUIRES: mutex_.
+/// Unless this process holds blocks of that owner in another way, too.
 void Importer::let_go_of_closed(const std::set<std::string>& owners) noexcept {
   for (const std::string& owner : owners) {
     const auto is_open = [&](const auto& peer) { return peer->name() == owner && !peer->is_closed(); };
@@ -488,7 +489,7 @@ void Importer::let_go_of_closed(const std::set<std::string>& owners) noexcept {
 
 void Importer::inherit(Importer& parent) {
   {
-    const std::lock_guard lock(mutex_);  // the watch thread may be at work already
+    const LockGuard lock(mutex_);  // the watch thread may be at work already
     inherited_ = std::move(parent.inherited_);
     by_owner_ = std::move(parent.by_owner_);
     open_ = std::move(parent.open_);

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <condition_variable>
 #include <functional>
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <span>
@@ -15,6 +13,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/memory/tensor.h"
+#include "os/mutex.h"
 #include "os/watch.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/peer.h"
@@ -76,12 +75,12 @@ class Importer {
   bool look_after_hangups();
 
   // Around a fork.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// REQUIRES: locked.
-  const Peers& peers_locked() const noexcept { return open_; }
+  const Peers& peers_locked() const noexcept REQUIRES(mutex_) { return open_; }
   /// In a forked child: takes over what the parent had borrowed.
-  void inherit(Importer& parent);
+  void inherit(Importer& parent) NO_THREAD_SAFETY_ANALYSIS;
   /// The blocks of the parent and its ancestors that this process holds through fork.
   void add_inherited(Ledger& ledger) { inherited_.push_back(&ledger); }
   const std::vector<Ledger*>& inherited() const noexcept { return inherited_; }
@@ -105,9 +104,9 @@ class Importer {
   void fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user,
              Holders holders);
   bool try_fetch(Peer& peer, const Peer::Wanted& wanted);
-  void forget_ended() noexcept;
-  void destroy_forgotten() noexcept;
-  void let_go_of_closed(const std::set<std::string>& owners) noexcept;
+  void forget_ended() noexcept REQUIRES(mutex_);
+  void destroy_forgotten() noexcept REQUIRES(mutex_);
+  void let_go_of_closed(const std::set<std::string>& owners) noexcept REQUIRES(mutex_);
   void fetch_again(Peer& old, const Peer::Wanted& wanted);
   Tensor open_own(const HandleFields& handle, Access access);
 
@@ -116,14 +115,15 @@ class Importer {
   Watch& watch_;
   Deposits& deposits_;
   Holds& holds_;
-  mutable std::mutex mutex_;
-  std::mutex turns_;  ///< before mutex_
-  std::condition_variable turn_ended_;
-  std::set<ProcessId> in_turn_;  ///< processes to which a thread is connecting
-  std::map<ProcessId, PeerRef> by_owner_;
-  Peers open_;
-  Peers closed_;                                     ///< closed, and perhaps still referenced by a caller
-  std::map<ProcessId, ForeignTimeline*> timelines_;  ///< of peers, some of which may be closed by now
+  mutable Mutex mutex_;
+  Mutex turns_;  ///< before mutex_
+  Condition turn_ended_;
+  std::set<ProcessId> in_turn_ GUARDED_BY(turns_);  ///< processes to which a thread is connecting
+  std::map<ProcessId, PeerRef> by_owner_ GUARDED_BY(mutex_);
+  Peers open_ GUARDED_BY(mutex_);
+  Peers closed_ GUARDED_BY(mutex_);  ///< closed, and perhaps still referenced by a caller
+  std::map<ProcessId, ForeignTimeline*> timelines_
+      GUARDED_BY(mutex_);  ///< of peers, some of which may be closed by now
   std::vector<Ledger*> inherited_;
 };
 

@@ -42,7 +42,7 @@ std::optional<HeldSegment> Importer::find_held(const std::string& owner, std::ui
   if (auto kept = deposits_.open({owner, segment}, access)) return kept;
   std::optional<Error> why;
   {
-    const std::lock_guard no_sweep(mutex_);  // a sweep gives back segments that are being handed out
+    const LockGuard no_sweep(mutex_);  // a sweep gives back segments that are being handed out
     for (const auto& peer : open_)
       if (peer->name() == owner && !peer->is_closed())
         if (auto held = try_export(*peer, segment, access, why)) return held;

@@ -133,8 +133,9 @@ bool Peer::is_frozen() const noexcept { return has_ended() || (!uses_devices() &
 
 /// Also true while it is being asked for its words.
 bool Peer::uses_devices() const noexcept {
-  const std::unique_lock lock(timeline_mutex_, std::try_to_lock);
-  return !lock || timeline_ || segments_.uses_devices();
+  if (!timeline_mutex_.try_lock()) return true;
+  const LockGuard lock(timeline_mutex_, std::adopt_lock);
+  return timeline_ || segments_.uses_devices();
 }
 
 /// A dead owner reuses nothing, so it need not see the pin.
@@ -185,7 +186,7 @@ Peer::Location Peer::locate(const Said& handle, Access access, std::optional<Dev
 }
 
 bool Peer::has_ended() const noexcept {
-  const std::lock_guard lock(ending_mutex_);
+  const LockGuard lock(ending_mutex_);
   return !pidfd_ || has_exited(pidfd_);
 }
 
@@ -200,7 +201,7 @@ bool Peer::has_left() const noexcept {
 }
 
 Fd Peer::export_table() const {
-  const std::lock_guard lock(ending_mutex_);
+  const LockGuard lock(ending_mutex_);
   return table_file_.duplicate();
 }
 
@@ -249,7 +250,7 @@ bool Peer::end() {
   gone_ = true;
   report_weak_segments();
   {
-    const std::lock_guard lock(timeline_mutex_);
+    const LockGuard lock(timeline_mutex_);
     if (timeline_) timeline_->end();  // this process's streams write nothing for it any more
     look_at_words();
   }
@@ -257,7 +258,7 @@ bool Peer::end() {
   return true;
 }
 
-/// True while streams of ours wait for its words. REQUIRES: timeline_mutex_.
+/// True while streams of ours wait for its words.
 bool Peer::look_at_words() {
   const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::Awaited::nothing;
   if (awaited == ForeignTimeline::Awaited::never) {
@@ -272,8 +273,9 @@ bool Peer::look_at_words() {
 }
 
 bool Peer::look_after_waits() {
-  const std::unique_lock lock(timeline_mutex_, std::try_to_lock);
-  return !lock || look_at_words();  // else it is being asked for its words
+  if (!timeline_mutex_.try_lock()) return true;  // it is being asked for its words
+  const LockGuard lock(timeline_mutex_, std::adopt_lock);
+  return look_at_words();
 }
 
 /// Logged, because tensors in weak segments fail from here on.
@@ -288,19 +290,19 @@ bool Peer::try_close() noexcept {
     if (!gone_ || !leases_.try_close()) return false;
     segments_.close();
     conversation_.close();
-    const std::lock_guard lock(ending_mutex_);
+    const LockGuard lock(ending_mutex_);
     table_file_.reset();
   }
   return leases_.try_forget();
 }
 
 bool Peer::can_go() noexcept {
-  const std::lock_guard lock(timeline_mutex_);
+  const LockGuard lock(timeline_mutex_);
   return !timeline_ && leases_.has_no_visitors();
 }
 
 void Peer::forget_process() noexcept {
-  const std::lock_guard lock(ending_mutex_);
+  const LockGuard lock(ending_mutex_);
   pidfd_.reset();
 }
 

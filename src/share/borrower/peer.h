@@ -5,12 +5,12 @@
 #include <chrono>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 
 #include "device/order/timeline.h"
 #include "onecopy/core/error.h"
+#include "os/mutex.h"
 #include "os/patience.h"
 #include "os/unix_socket.h"
 #include "os/watch.h"
@@ -182,11 +182,11 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   void forget_process() noexcept;
 
   // Around a fork. Before: a page and a connection for the child, announced to the owner.
-  void lock_for_fork();
-  void unlock_after_fork();
+  void lock_for_fork() NO_THREAD_SAFETY_ANALYSIS;
+  void unlock_after_fork() NO_THREAD_SAFETY_ANALYSIS;
   void prepare_fork();
   void finish_fork_in_parent() noexcept;
-  void finish_fork_in_child() noexcept;
+  void finish_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   explicit Peer(const ProcessId& owner, UnixSocket socket = {}, int pid = 0);
@@ -204,7 +204,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   void keep(Packet packet);
   void check_gone();
   bool end();
-  bool look_at_words();
+  bool look_at_words() REQUIRES(timeline_mutex_);
   void report_weak_segments() const;
 
   const ProcessId owner_;
@@ -218,9 +218,9 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   Leases leases_;
   ForeignSegments segments_;
 
-  mutable std::mutex ending_mutex_;  ///< while a descriptor is used without a lock of its own, or let go of
-  mutable std::mutex timeline_mutex_;
-  std::unique_ptr<ForeignTimeline> timeline_;
+  mutable Mutex ending_mutex_;  ///< while a descriptor is used without a lock of its own, or let go of
+  mutable Mutex timeline_mutex_;
+  std::unique_ptr<ForeignTimeline> timeline_ GUARDED_BY(timeline_mutex_);
 
   Conversation conversation_;
   std::optional<Wanted> wanted_;  ///< with the welcome

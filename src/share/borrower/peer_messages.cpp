@@ -147,13 +147,13 @@ void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd&
 
 ForeignTimeline& Peer::timeline() {
   {
-    const std::lock_guard lock(timeline_mutex_);
+    const LockGuard lock(timeline_mutex_);
     if (timeline_) return *timeline_;
   }  // a fork takes it, and does not wait for the owner
   const Packet packet =
       conversation_.ask(wire::pack(wire::Type::want_timeline, wire::WantInfo{}), wire::Type::timeline);
   if (packet.fds.size() != 1) throw Error(ErrorCode::protocol, "a timeline without its descriptor");
-  const std::lock_guard lock(timeline_mutex_);
+  const LockGuard lock(timeline_mutex_);
   if (timeline_) return *timeline_;  // another thread has asked, too
   timeline_ = std::make_unique<ForeignTimeline>(packet.fds[0], [this] { return has_ended(); });
   if (gone_) timeline_->end();

@@ -3,12 +3,12 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "device/order/timeline.h"
 #include "onecopy/share/handle_fields.h"
+#include "os/mutex.h"
 #include "os/process.h"
 
 namespace onecopy {
@@ -28,7 +28,7 @@ class ValuePoints {
   template <class HasPassed>
   void remember(const Entry& entry, HasPassed&& has_passed) {
     constexpr std::size_t kMany = 64;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (latest_.size() >= kMany)
       std::erase_if(latest_, [&](const auto& known) { return has_passed(entry_of(known)); });
     std::uint64_t& value = latest_[{entry.putter, entry.point.slot}];
@@ -36,7 +36,7 @@ class ValuePoints {
   }
   std::vector<Entry> all() const {
     std::vector<Entry> entries;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (const auto& known : latest_) entries.push_back(entry_of(known));
     return entries;
   }
@@ -47,8 +47,8 @@ class ValuePoints {
     return {known.first.first, {known.first.second, known.second}};
   }
 
-  mutable std::mutex mutex_;
-  Latest latest_;  ///< by putter and slot
+  mutable Mutex mutex_;
+  Latest latest_ GUARDED_BY(mutex_);  ///< by putter and slot
 };
 
 }  // namespace onecopy

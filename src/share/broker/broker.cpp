@@ -39,7 +39,7 @@ Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposi
 
 void Broker::listen() {
   if (listening_) return;
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (listening_) return;
   if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
   make_spare_page();
@@ -70,7 +70,7 @@ void Broker::accept_some() {
 }
 
 Broker::At Broker::add_connection(UnixSocket socket) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const At at = connections_.emplace(connections_.end());
   at->credentials = socket.peer();
   at->socket = std::move(socket);
@@ -146,7 +146,7 @@ void Broker::send(Connection& c, const Bytes& message, const std::vector<int>& f
 void Broker::announce_retired(std::uint32_t segment) {
   bool waiting = false;
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (auto& [channel, segments] : spread_) segments.erase(segment);
     for (Connection& c : connections_) {
       if (!c.attached || c.closed) continue;
@@ -158,7 +158,7 @@ void Broker::announce_retired(std::uint32_t segment) {
   if (waiting) watch_.request_tick();
 }
 
-/// Tells of as many segments as find room. REQUIRES: mutex_.
+/// Tells of as many segments as find room.
 void Broker::tell_retired(Connection& c) noexcept {
   auto next = c.untold.begin();
   try {
@@ -173,7 +173,7 @@ void Broker::tell_retired(Connection& c) noexcept {
 
 /// True while there are borrowers that do not read.
 bool Broker::tell_all_retired() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   bool waiting = false;
   for (Connection& c : connections_) {
     if (c.closed) c.untold.clear();
@@ -184,7 +184,7 @@ bool Broker::tell_all_retired() noexcept {
 }
 
 std::vector<BorrowerInfo> Broker::borrowers() const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::vector<BorrowerInfo> list;
   for (const Connection& c : connections_)
     if (c.is_borrower())
@@ -194,7 +194,7 @@ std::vector<BorrowerInfo> Broker::borrowers() const {
 }
 
 std::size_t Broker::borrower_count() const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return std::count_if(connections_.begin(), connections_.end(),
                        [](const Connection& c) { return c.is_borrower(); });
 }

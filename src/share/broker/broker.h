@@ -6,7 +6,6 @@
 #include <functional>
 #include <list>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,6 +15,7 @@
 #include "onecopy/share/stats.h"
 #include "os/backoff.h"
 #include "os/mapping.h"
+#include "os/mutex.h"
 #include "os/page_users.h"
 #include "os/unix_socket.h"
 #include "os/watch.h"
@@ -67,10 +67,10 @@ class Broker {
   bool tick();
 
   // Around a fork, with the watch stopped.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// Attaches the page of the coming child. The child gets the ForkPage that is returned.
-  ForkPage prepare_fork();
+  ForkPage prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
   /// In the child: closes what it inherited.
   void abandon() noexcept;
 
@@ -126,7 +126,7 @@ class Broker {
   void send(Connection& c, const Bytes& message, const std::vector<int>& fds);
   void refuse(Connection& c, const Error& why);
   void make_spare_page() noexcept;
-  void tell_retired(Connection& c) noexcept;
+  void tell_retired(Connection& c) noexcept REQUIRES(mutex_);
   bool tell_all_retired() noexcept;
 
   // broker_answers.cpp
@@ -180,7 +180,7 @@ class Broker {
   Watch& watch_;
   /// Guards the list of connections and `untold`. Each connection is changed by the watch thread only; other threads
   /// read socket, credentials, attached, joined, closed, leaving, lost and undelivered under this lock.
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;
   ClaimFile spare_page_;        ///< for the claims of the next borrower; watch thread, once it listens
@@ -188,7 +188,8 @@ class Broker {
   bool starving_ = false;       ///< the shortage has been logged
   UntrackedMappers untracked_;  ///< watch thread
   Connections connections_;
-  std::map<std::uint64_t, std::set<std::uint32_t>> spread_;  ///< our segments in our queues
+  std::map<std::uint64_t, std::set<std::uint32_t>> spread_
+      GUARDED_BY(mutex_);  ///< our segments in our queues
 };
 
 }  // namespace onecopy

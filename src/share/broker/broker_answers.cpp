@@ -123,7 +123,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
   c.page_inode = inode_of(page.file);
   {
     // A segment that retires before the welcome is not announced to it.
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     c.attached = ledger_.attach(claims_in(c.page));
     point("attach.done");
     reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.file.get()});
@@ -201,13 +201,13 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a child without page or socket");
   const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     child->credentials = {};  // the parent's, until child_hello comes
   }
   child->page = map_claims(packet.fds[0]);
   child->page_inode = inode_of(packet.fds[0]);
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     child->attached = ledger_.attach(claims_in(child->page));
     child->untold = parent.untold;  // it has inherited the mappings
   }
@@ -223,7 +223,7 @@ void Broker::greet_child(At at, ByteSpan packet) {
   Fd pidfd =
       // Empty for another pid namespace, whose numbers differ.
       open_pidfd(ProcessOrigin{body.pid, body.start_time});
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (pidfd) at->credentials.pid = body.pid;
   at->pidfd = std::move(pidfd);
 }

@@ -10,7 +10,7 @@
 namespace onecopy {
 
 void Broker::spread_deposit(std::uint32_t segment, std::uint64_t channel) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!spread_[channel].insert(segment).second) return;
   for (Connection& c : connections_)
     for (const wire::JoinChannel& joined : c.joined)
@@ -18,7 +18,7 @@ void Broker::spread_deposit(std::uint32_t segment, std::uint64_t channel) {
 }
 
 void Broker::forget_channel(std::uint64_t channel) noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   spread_.erase(channel);
 }
 
@@ -48,7 +48,7 @@ void Broker::send_keep(Connection& c, std::uint32_t segment, std::uint64_t chann
 void Broker::join(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::JoinChannel>(packet);
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto is_it = [&](const auto& j) { return j.channel == body.channel && j.role == body.role; };
     if (std::none_of(c.joined.begin(), c.joined.end(), is_it)) c.joined.push_back(body);
     const auto at = spread_.find(body.channel);
@@ -63,7 +63,7 @@ void Broker::leave(Connection& c, const wire::JoinChannel& which) {
   deposits_.leave(&c, which.channel);
   watch_.request_tick();
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto at = std::find_if(c.joined.begin(), c.joined.end(), [&](const auto& j) {
       return j.channel == which.channel && j.role == which.role;
     });
@@ -76,7 +76,7 @@ void Broker::leave(Connection& c, const wire::JoinChannel& which) {
 void Broker::report_users(const wire::JoinChannel& which) {
   std::size_t users = 0;
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (const Connection& c : connections_)
       users += std::any_of(c.joined.begin(), c.joined.end(), [&](const auto& j) {
         return j.channel == which.channel && j.role == which.role;

@@ -16,7 +16,7 @@ namespace onecopy {
 void Broker::on_hangup(At at) {
   watch_.remove(at->socket.fd());
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     at->closed = true;
     at->socket = UnixSocket();  // it may live on: it must not wait for answers
   }
@@ -31,7 +31,7 @@ void Broker::on_hangup(At at) {
 bool Broker::look_after_closed() {
   std::vector<At> looked_after;
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (At at = connections_.begin(); at != connections_.end(); ++at)
       if (at->closed || !at->attached) looked_after.push_back(at);
   }
@@ -82,7 +82,7 @@ void Broker::lose(At at) noexcept {
   log_warning(fmt::format(
       "what process {} had borrowed stays reserved while children of it may live that are not known here",
       at->credentials.pid));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   at->lost = Lost{at->credentials.pid != 0};
   untracked_.hurry();
   watch_.request_tick();
@@ -133,7 +133,7 @@ void Broker::leave_in_transit(At at) noexcept {
   const Transits transits = transits_in(at->page);
   const std::size_t blocks = ledger_.leave_in_transit(*at->attached, transits);
   if (blocks == 0) return drop(at);
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   at->undelivered.emplace(blocks, transits);
   at->lost.reset();
   at->pidfd.reset();
@@ -144,17 +144,17 @@ void Broker::drop(At at) noexcept {
   if (at->socket) watch_.remove(at->socket.fd());
   if (at->pidfd) watch_.remove(at->pidfd.get());
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     at->leaving = true;
   }
   if (at->attached) ledger_.detach(*at->attached);
   point("detach.done");
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   connections_.erase(at);
 }
 
 std::vector<TransitInfo> Broker::undelivered() const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::vector<TransitInfo> list;
   for (const Connection& c : connections_)
     if (c.undelivered)

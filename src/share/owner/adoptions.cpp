@@ -59,7 +59,7 @@ Adoptions::Place Adoptions::place_of(const TensorView& view, std::size_t bytes) 
 /// Most tensors share their allocation with others, and the driver is slow to describe it. A round asks the driver
 /// about each allocation once, for any of its tensors. A row of several mappings is asked about each time.
 std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   Adopted* const known = find_known(view, bytes);
   if (!known) return {};
   known->round = this_round;
@@ -67,7 +67,7 @@ std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, s
   return Place{known->segment, known->memory.base};
 }
 
-/// REQUIRES: mutex_. Several rows may begin at the same place: the longest is asked about first.
+/// Several rows may begin at the same place: the longest is asked about first.
 Adoptions::Adopted* Adoptions::find_known(const TensorView& view, std::size_t bytes) {
   auto* const data = static_cast<std::byte*>(view.data);
   auto at = by_place_.upper_bound({data, SIZE_MAX});
@@ -86,7 +86,7 @@ Adoptions::Adopted* Adoptions::find_known(const TensorView& view, std::size_t by
 
 /// The segment's number, with one more block counted in it.
 std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const Key key{memory.base, memory.bytes};
   if (const auto at = by_place_.find(key); at != by_place_.end()) {
     Adopted& known = by_segment_.at(at->second);
@@ -106,14 +106,14 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
 }
 
 bool Adoptions::contains(std::uint32_t segment) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return by_segment_.contains(segment);
 }
 
 void Adoptions::free(const Extent& extent) noexcept {
   bool idle = false;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto at = by_segment_.find(extent.segment);
     if (at == by_segment_.end()) return;
     idle = --at->second.blocks == 0;
@@ -130,7 +130,7 @@ bool Adoptions::has_decayed(const Adopted& idle, std::chrono::steady_clock::time
 /// Idle allocations that it is time to ask about.
 std::vector<ForeignMemory> Adoptions::take_due(std::chrono::steady_clock::time_point now) {
   std::vector<ForeignMemory> due;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto& [segment, adopted] : by_segment_)
     if (adopted.blocks == 0 && !has_decayed(adopted, now) && now >= adopted.ask_again) {
       adopted.ask_again = now + kAskAgain;
@@ -143,7 +143,7 @@ std::vector<ForeignMemory> Adoptions::take_due(std::chrono::steady_clock::time_p
 void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
   for (const ForeignMemory& memory : take_due(now)) {
     if (backend(memory.device.type).is_still(memory, memory.base)) continue;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto at = by_place_.find({memory.base, memory.bytes});
     if (at == by_place_.end()) continue;
     Adopted& adopted = by_segment_.at(at->second);
@@ -158,7 +158,7 @@ bool Adoptions::sweep(std::chrono::steady_clock::time_point now) {
   std::vector<std::uint32_t> gone;
   bool waiting = false;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (auto at = by_segment_.begin(); at != by_segment_.end();) {
       const Adopted& adopted = at->second;
       const bool drop = adopted.blocks == 0 && has_decayed(adopted, now);

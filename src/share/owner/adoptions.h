@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "onecopy/memory/tensor.h"
+#include "os/mutex.h"
 #include "share/owner/ledger.h"
 
 namespace onecopy {
@@ -62,7 +62,7 @@ class Adoptions final : public ExtentOwner {
   };
   Place place_of(const TensorView& view, std::size_t bytes);
   std::optional<Place> enter_known(const TensorView& view, std::size_t bytes);
-  Adopted* find_known(const TensorView& view, std::size_t bytes);
+  Adopted* find_known(const TensorView& view, std::size_t bytes) REQUIRES(mutex_);
   std::uint32_t enter(const ForeignMemory& memory);
   std::vector<ForeignMemory> take_due(std::chrono::steady_clock::time_point now);
   void find_freed(std::chrono::steady_clock::time_point now);
@@ -70,9 +70,9 @@ class Adoptions final : public ExtentOwner {
 
   SegmentTable& segments_;
   Ledger& ledger_;
-  mutable std::mutex mutex_;
-  std::map<Key, std::uint32_t> by_place_;
-  std::map<std::uint32_t, Adopted> by_segment_;
+  mutable Mutex mutex_;
+  std::map<Key, std::uint32_t> by_place_ GUARDED_BY(mutex_);
+  std::map<std::uint32_t, Adopted> by_segment_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy

@@ -9,14 +9,13 @@
 namespace onecopy {
 
 std::uint64_t Holds::add(BlockRef block, Clock::time_point now, Until until) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint64_t nonce = 0;
   while (nonce == 0 || holds_.contains(nonce)) nonce = take_nonce();
   holds_[nonce] = {.block = std::move(block), .since = now, .lasts = until == Until::opened};
   return nonce;
 }
 
-/// REQUIRES: mutex_.
 std::uint64_t Holds::take_nonce() {
   if (nonces_left_ == 0) {
     random_bytes(std::as_writable_bytes(std::span(nonces_)));
@@ -27,7 +26,7 @@ std::uint64_t Holds::take_nonce() {
 
 void Holds::end(std::uint64_t nonce) noexcept {
   BlockRef ended;  // declared before the lock, so released after it
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = holds_.find(nonce);
   if (at == holds_.end()) return;
   ended = std::move(at->second.block);
@@ -35,14 +34,14 @@ void Holds::end(std::uint64_t nonce) noexcept {
 }
 
 void Holds::let_last(std::uint64_t nonce) noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (const auto at = holds_.find(nonce); at != holds_.end()) at->second.lasts = true;
 }
 
 template <typename IsOver>
 void Holds::end_those(IsOver is_over) noexcept {
   std::vector<BlockRef> ended;  // as above
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto at = holds_.begin(); at != holds_.end();) {
     if (!is_over(at->second)) {
       ++at;
@@ -68,7 +67,7 @@ void Holds::end_older(Clock::time_point than) noexcept {
 }
 
 bool Holds::contain(const BlockRef& block) const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return std::any_of(holds_.begin(), holds_.end(), [&](const auto& entry) {
     const BlockRef& held = entry.second.block;
     return held.keeper() == block.keeper() && held.number() == block.number();
@@ -76,7 +75,7 @@ bool Holds::contain(const BlockRef& block) const noexcept {
 }
 
 std::vector<Holds::Clock::time_point> Holds::list() const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::vector<Clock::time_point> since;
   for (const auto& [nonce, hold] : holds_) since.push_back(hold.since);
   return since;
@@ -84,7 +83,7 @@ std::vector<Holds::Clock::time_point> Holds::list() const {
 
 void Holds::clear() noexcept {
   std::unordered_map<std::uint64_t, Hold> ended;
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ended.swap(holds_);
   nonces_left_ = 0;  // a forked child's are its own
 }

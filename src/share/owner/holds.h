@@ -5,11 +5,11 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "onecopy/memory/block.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -41,8 +41,8 @@ class Holds {
   std::vector<Clock::time_point> list() const;
 
   // Around a fork; a child holds nothing for others.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   void clear() noexcept;
 
  private:
@@ -53,12 +53,13 @@ class Holds {
   };
   template <typename IsOver>
   void end_those(IsOver is_over) noexcept;
-  std::uint64_t take_nonce();
+  std::uint64_t take_nonce() REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::unordered_map<std::uint64_t, Hold> holds_;
-  std::array<std::uint64_t, 64> nonces_{};  ///< from the kernel, which is asked for many at once
-  std::size_t nonces_left_ = 0;
+  mutable Mutex mutex_;
+  std::unordered_map<std::uint64_t, Hold> holds_ GUARDED_BY(mutex_);
+  std::array<std::uint64_t, 64> nonces_
+      GUARDED_BY(mutex_){};  ///< from the kernel, which is asked for many at once
+  std::size_t nonces_left_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace onecopy

@@ -14,18 +14,18 @@
 namespace onecopy {
 
 LateReleases& LateReleases::activate(DeviceType type) {
-  static std::mutex& making = *new std::mutex;
-  const std::lock_guard lock(making);
+  static Mutex& making = *new Mutex;
+  const LockGuard lock(making);
   LateReleases* active = active_.load();
   if (!active) active_ = active = std::make_unique<LateReleases>().release();
-  const std::lock_guard inner(active->mutex_);
+  const LockGuard inner(active->mutex_);
   active->types_.add(type);
   return *active;
 }
 
 /// A copy: there are two kinds of devices at most.
 LateReleases::Types LateReleases::all_types() const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return types_;
 }
 
@@ -38,7 +38,7 @@ bool LateReleases::keep(SharedKeeper& keeper, std::uint32_t block,
   if (!PinnedRanges::any() || !PinnedRanges::get().touches(bytes.data(), bytes.size())) return false;
   bool is_due = false;
   try {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     open_.push_back({&keeper, block});
     open_bytes_ += bytes.size();
     is_due = open_.size() >= kMany || open_bytes_ >= kMuch || Clock::now() - last_close_ >= kSeldom;
@@ -58,7 +58,7 @@ bool LateReleases::keep(SharedKeeper& keeper, std::uint32_t block,
 bool LateReleases::close_list() noexcept {
   List list;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (open_.empty()) return true;
     list.kept = std::exchange(open_, {});
     open_bytes_ = 0;
@@ -66,7 +66,7 @@ bool LateReleases::close_list() noexcept {
   }
   try {
     if (try_mark(list)) {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       closed_.push_back(std::move(list));
       return true;
     }
@@ -88,7 +88,7 @@ bool LateReleases::try_mark(List& list) {
 }
 
 void LateReleases::put_back(List list) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (open_.empty()) open_.swap(list.kept);
   else open_.insert(open_.end(), list.kept.begin(), list.kept.end());
 }
@@ -98,7 +98,7 @@ void LateReleases::end_due() noexcept {
   for (;;) {
     std::vector<Kept> due;
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       if (closed_.empty()) return;
       List& first = closed_.front();
       WorkPoint::Passed passed = WorkPoint::Passed::yes;
@@ -129,7 +129,7 @@ bool LateReleases::tick() noexcept {
   end_due();
   bool is_open = false;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     is_open = !open_.empty();
   }
   if (is_open && on_work) on_work();
@@ -146,7 +146,7 @@ void LateReleases::settle() noexcept {
 void LateReleases::wait_for_devices() noexcept {
   List list;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     list.kept = std::exchange(open_, {});
     open_bytes_ = 0;
   }
@@ -156,7 +156,7 @@ void LateReleases::wait_for_devices() noexcept {
   });
   if (!was_free) return put_back(std::move(list));
   if (has_finished) return end(list.kept);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   size_ -= list.kept.size();
   held_.insert(held_.end(), list.kept.begin(), list.kept.end());
 }

@@ -9,12 +9,12 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "device/work_point.h"
 #include "onecopy/core/device.h"
+#include "os/mutex.h"
 #include "share/owner/keeper.h"
 
 namespace onecopy {
@@ -56,11 +56,11 @@ class LateReleases {
   std::size_t size() const noexcept { return size_; }
 
   // Around a fork.
-  static void lock() noexcept;
-  static void unlock() noexcept;
+  static void lock() noexcept NO_THREAD_SAFETY_ANALYSIS;
+  static void unlock() noexcept NO_THREAD_SAFETY_ANALYSIS;
   /// In the child: all kept references end, since its parent's devices are not its own. REQUIRES: it has claims of
   /// its own.
-  static void end_in_child() noexcept;
+  static void end_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -97,14 +97,14 @@ class LateReleases {
 
   static inline std::atomic<LateReleases*> active_{nullptr};
 
-  mutable std::mutex mutex_;
-  Types types_;
-  std::vector<Kept> open_;
-  std::uint64_t open_bytes_ = 0;
-  Clock::time_point last_close_{};
-  std::deque<List> closed_;
-  std::vector<Kept> held_;              ///< until the process ends
-  std::atomic<bool> has_points_{true};  ///< until a vendor says that it has none
+  mutable Mutex mutex_;
+  Types types_ GUARDED_BY(mutex_);
+  std::vector<Kept> open_ GUARDED_BY(mutex_);
+  std::uint64_t open_bytes_ GUARDED_BY(mutex_) = 0;
+  Clock::time_point last_close_ GUARDED_BY(mutex_){};
+  std::deque<List> closed_ GUARDED_BY(mutex_);
+  std::vector<Kept> held_ GUARDED_BY(mutex_);  ///< until the process ends
+  std::atomic<bool> has_points_{true};         ///< until a vendor says that it has none
   std::atomic<std::uint64_t> total_{0};
   std::atomic<std::size_t> size_{0};  ///< without the held ones
 };

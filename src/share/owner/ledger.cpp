@@ -38,10 +38,14 @@ ProcessOrigin Ledger::origin() const {
 }
 
 BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
-  std::unique_lock lock(mutex_);
-  table_.drain([&](std::uint32_t block) { reusable_.push_back(block); });
+  ReleasableLock lock(mutex_);
+  table_.drain([&](std::uint32_t block) {
+    mutex_.assert_held();
+    reusable_.push_back(block);
+  });
   if (!reusable_.empty()) {
-    dispose(lock);
+    lock.unlock();
+    reclaim([](auto) {});
     lock.lock();
   }
   make_room();
@@ -68,7 +72,7 @@ BlockRef Ledger::add(const Extent& extent, ExtentOwner& from) {
   return {this, block};
 }
 
-/// For every block, so that letting go of one never allocates. REQUIRES: mutex_.
+/// For every block, so that letting go of one never allocates.
 void Ledger::make_room() {
   constexpr std::size_t kLeast = 64;
   if (reusable_.capacity() <= table_.used())
@@ -83,7 +87,7 @@ std::uint16_t Ledger::index_of(ExtentOwner& from) {
 }
 
 void Ledger::keep_with(std::uint32_t block, std::vector<BlockRef> kept) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   kept_[block] = std::move(kept);
   local_[block].keeps_others = true;
 }
@@ -111,7 +115,7 @@ BlockRef Ledger::try_open(std::uint32_t block, std::uint64_t generation) noexcep
 
 /// A receiver sends back a block that this owner has freed: it is live again.
 BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!table_.try_revive(block, generation)) return {};
   local_[block].refs.store(1);
   return {this, block};
@@ -120,7 +124,7 @@ BlockRef Ledger::try_revive(std::uint32_t block, std::uint64_t generation) noexc
 /// A borrower that read `closing` may ask after this process has revived the block. Then the block is not in limbo
 /// any more, and is kept nevertheless. The borrower's slot is up, so the next free looks at it.
 bool Ledger::is_kept(std::uint32_t block, std::uint64_t generation) const noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return table_.is_in_limbo(block, generation) ||
          (block < kMaxBlocks &&
           table_.record(block).word.load() == make_word(generation, BlockState::exported));
@@ -179,9 +183,12 @@ void Ledger::release_all(std::span<const std::uint32_t> blocks) noexcept {
 /// Runs `change` under the lock, and disposes of the blocks that became reusable without it.
 template <class Change>
 void Ledger::reclaim(Change&& change) noexcept {
-  std::unique_lock lock(mutex_);
-  change([&](std::uint32_t block) { reusable_.push_back(block); });
-  dispose(lock);
+  mutex_.lock();
+  change([&](std::uint32_t block) {
+    mutex_.assert_held();
+    reusable_.push_back(block);
+  });
+  dispose();
 }
 
 void Ledger::last_references(std::span<const std::uint32_t> blocks) noexcept {
@@ -199,7 +206,7 @@ void Ledger::last_references(std::span<const std::uint32_t> blocks) noexcept {
 void Ledger::leave_inherited(std::uint32_t block) noexcept {
   std::vector<BlockRef> kept;
   if (local_[block].keeps_others) {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     kept = std::move(kept_[block]);
     kept_.erase(block);
   }
@@ -220,15 +227,15 @@ Ledger::Freed Ledger::take_out(std::uint32_t block) noexcept {
 }
 
 /// Gives all reusable blocks back, with the references that they kept, without the lock.
-void Ledger::dispose(std::unique_lock<std::mutex>& lock) noexcept {
-  while (dispose_some(lock)) lock.lock();
+void Ledger::dispose() noexcept {
+  while (dispose_some()) mutex_.lock();
 }
 
 /// Releases the lock. Returns true if there is more.
-bool Ledger::dispose_some(std::unique_lock<std::mutex>& lock) noexcept {
+bool Ledger::dispose_some() noexcept {
   constexpr std::size_t kAtOnce = 8;
   if (reusable_.empty()) {
-    lock.unlock();
+    mutex_.unlock();
     return false;
   }
   std::array<Freed, kAtOnce> freed;
@@ -236,7 +243,7 @@ bool Ledger::dispose_some(std::unique_lock<std::mutex>& lock) noexcept {
   for (; count < kAtOnce && !reusable_.empty(); reusable_.pop_back())
     freed[count++] = take_out(reusable_.back());
   const bool more = !reusable_.empty();
-  lock.unlock();
+  mutex_.unlock();
   for (const Freed& f : std::span(freed).first(count)) f.from->free(f.extent);
   return more;
 }
@@ -267,19 +274,19 @@ std::byte* Ledger::allow(std::uint32_t block, Access, int ordinal) {
 
 /// A mapped table is not written through its descriptor any more.
 Fd Ledger::export_table() const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!file_is_read_only_) file_ = reopen_read_only(file_);
   file_is_read_only_ = true;
   return file_.duplicate();
 }
 
 std::uint64_t Ledger::table_inode() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return inode_of(file_);
 }
 
 Ledger::PageRef Ledger::attach(const Claims& page) {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return attach_locked(page);
 }
 
@@ -303,6 +310,7 @@ void Ledger::attach_child(PageRef parent) noexcept {
 
 void Ledger::detach(PageRef page) noexcept {
   reclaim([&](auto reusable) {
+    mutex_.assert_held();
     pins_.detach(page);
     table_.detach(page);
     table_.rescan(reusable);
@@ -310,13 +318,14 @@ void Ledger::detach(PageRef page) noexcept {
 }
 
 bool Ledger::awaits_child(PageRef page) const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return page->claims.header().announced.load() != page->attached_children;
 }
 
 std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noexcept {
   std::size_t kept = 0;
   reclaim([&](auto reusable) {
+    mutex_.assert_held();
     for (std::uint32_t block = 0; block < table_.used(); ++block) {
       const std::uint32_t items = transits.items(block);
       page->claims.slot(block).store(items);
@@ -340,7 +349,7 @@ bool Ledger::drain() noexcept {
 }
 
 std::uint64_t Ledger::claims_of(PageRef page) const noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint64_t claims = 0;
   for (std::uint32_t block = 0; block < table_.used(); ++block)
     claims += page->claims.slot(block).load(std::memory_order_relaxed) != 0;
@@ -348,12 +357,12 @@ std::uint64_t Ledger::claims_of(PageRef page) const noexcept {
 }
 
 std::size_t Ledger::limbo() const noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return table_.limbo_size();
 }
 
 std::size_t Ledger::live() const noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return table_.live();
 }
 
@@ -392,7 +401,7 @@ void Ledger::leave_limbo_to_parent() noexcept {
 
 /// Of one block that the child has no reference to, and so will never release; empty when there is none.
 std::vector<BlockRef> Ledger::take_kept_of_freed() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto at = kept_.begin(); at != kept_.end();) {
     const auto next = std::next(at);
     if (local_[at->first].refs.load() == 0) {

@@ -3,13 +3,13 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
 #include "memory/pool.h"
 #include "os/fd.h"
 #include "os/mapping.h"
+#include "os/mutex.h"
 #include "os/process_origin.h"
 #include "share/owner/block_table.h"
 #include "share/owner/claim_memory.h"
@@ -96,13 +96,13 @@ class Ledger final : public SharedKeeper, public PageGuard {
   std::size_t live() const noexcept;
 
   // Around a fork, see fork.cpp.
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
-  std::size_t live_locked() const noexcept { return table_.live(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
+  std::size_t live_locked() const noexcept REQUIRES(mutex_) { return table_.live(); }
   /// Before: the child may hold any live block, so freeing it must look. REQUIRES: locked.
-  void export_all() noexcept;
+  void export_all() noexcept REQUIRES(mutex_);
   /// Before: the page of the coming child, with `all` raised. REQUIRES: locked.
-  PageRef attach_locked(const Claims& page);
+  PageRef attach_locked(const Claims& page) REQUIRES(mutex_);
   /// Before, if there can be no such page: no block that was ever exported is reused from now on.
   void hold_everything();
   bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
@@ -139,29 +139,30 @@ class Ledger final : public SharedKeeper, public PageGuard {
   void last_references(std::span<const std::uint32_t> blocks) noexcept;
   void leave_inherited(std::uint32_t block) noexcept;
   std::vector<BlockRef> take_kept_of_freed() noexcept;
-  Freed take_out(std::uint32_t block) noexcept;
-  void make_room();
-  std::uint16_t index_of(ExtentOwner& from);
+  Freed take_out(std::uint32_t block) noexcept REQUIRES(mutex_);
+  void make_room() REQUIRES(mutex_);
+  std::uint16_t index_of(ExtentOwner& from) REQUIRES(mutex_);
   template <class Change>
   void reclaim(Change&& change) noexcept;
-  void dispose(std::unique_lock<std::mutex>& lock) noexcept;
-  bool dispose_some(std::unique_lock<std::mutex>& lock) noexcept;
+  void dispose() noexcept RELEASE(mutex_);
+  bool dispose_some() noexcept RELEASE(mutex_);
 
   ProcessId owner_;
   const int pid_;
   mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
   const SegmentTable& segments_;
-  mutable Fd file_;                         ///< of the table
-  mutable bool file_is_read_only_ = false;  ///< by its descriptor
+  mutable Fd file_ GUARDED_BY(mutex_);                         ///< of the table
+  mutable bool file_is_read_only_ GUARDED_BY(mutex_) = false;  ///< by its descriptor
   Mapping records_;
   Mapping local_memory_;
   Local* local_;
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   BlockTable<RealPlatform> table_;
-  SegmentPins pins_;
-  std::vector<std::uint32_t> reusable_;  ///< and not yet taken out; has room for all blocks
-  std::vector<ExtentOwner*> sources_;
-  std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_;
+  SegmentPins pins_ GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> reusable_
+      GUARDED_BY(mutex_);  ///< and not yet taken out; has room for all blocks
+  std::vector<ExtentOwner*> sources_ GUARDED_BY(mutex_);
+  std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_ GUARDED_BY(mutex_);
   Mapping everything_;  ///< see hold_everything()
   Claims inherited_;
   Transits transits_;  ///< of a forked child

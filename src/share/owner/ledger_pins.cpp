@@ -35,7 +35,7 @@ void Ledger::begin_pin(std::uint32_t segment) {
   if (inherited_ && !is_seen(inherited_)) throw_no_pins();
   if (inherited_) note_pin<RealPlatform>(pins_in(inherited_)[segment]);
   else {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     pins_.note_own(segment);
   }
   const PinWords holes(records_.as<PinWords::Word>(kHolesAt));
@@ -50,12 +50,12 @@ void Ledger::begin_pin(std::uint32_t segment) {
 
 void Ledger::end_pin(std::uint32_t segment) noexcept {
   if (inherited_) return onecopy::end_pin<RealPlatform>(pins_in(inherited_)[segment]);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   pins_.end_own(segment);
 }
 
 bool Ledger::uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (std::uint32_t block = 0; block < table_.used(); ++block) {
     const Record& r = table_.record(block);
     if (r.segment == segment && state_of(r.word.load()) != BlockState::free && r.offset < offset + bytes &&
@@ -66,12 +66,12 @@ bool Ledger::uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t byt
 }
 
 bool Ledger::begin_hole(std::uint32_t segment) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return pins_.begin_hole(segment);
 }
 
 void Ledger::end_hole(std::uint32_t segment) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   pins_.end_hole(segment);
 }
 

@@ -94,7 +94,7 @@ void OrderedReleases::mark_all(std::vector<Dropped> blocks) noexcept {
     });
     const auto point = mark(device, stream);
     if (!point || !timeline_.has_passed(*point)) {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       for (auto at = first; at != blocks.end(); ++at)
         if (point) waiting_.push_back({std::move(at->block), *point, device});
         else unmarked_.push_back(std::move(*at));
@@ -105,7 +105,7 @@ void OrderedReleases::mark_all(std::vector<Dropped> blocks) noexcept {
   }
 }
 
-/// Moves the blocks of the chosen entries, and counts them no more. REQUIRES: mutex_.
+/// Moves the blocks of the chosen entries, and counts them no more.
 template <class Entries, class IsChosen>
 void OrderedReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) {
   const auto first = std::stable_partition(from.begin(), from.end(), std::not_fn(is_chosen));
@@ -114,7 +114,7 @@ void OrderedReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& 
   from.erase(first, from.end());
 }
 
-/// REQUIRES: mutex_, and no waiting point has passed.
+/// REQUIRES: no waiting point has passed.
 void OrderedReleases::hold_those_of_failed_devices() {
   const auto has_failed = [this](const auto& entry) { return timeline_.has_failed(entry.device); };
   take(waiting_, held_, has_failed);
@@ -125,7 +125,7 @@ void OrderedReleases::hold_those_of_failed_devices() {
 /// tick's worth.
 void OrderedReleases::end_two() noexcept {
   std::vector<Waiting> due;  // dropped without the lock
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (int i = 0; i < 2 && !waiting_.empty() && timeline_.has_passed(waiting_.front().point); ++i) {
     due.push_back(std::move(waiting_.front()));
     waiting_.pop_front();
@@ -148,7 +148,7 @@ void OrderedReleases::drop(Dropped block) noexcept {
 }
 
 void OrderedReleases::leave(Dropped block) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   unmarked_.push_back(std::move(block));
 }
 
@@ -160,7 +160,7 @@ void OrderedReleases::collect(Dropped block) noexcept {
   const std::size_t size = keeper.bytes_of(block.block.number(), Access::read_write).size();
   bool are_enough = false;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     collected_.push_back(std::move(block));
     collected_bytes_ += size;
     are_enough = collected_.size() >= kMany || (collected_.size() > 1 && collected_bytes_ > kMuch);
@@ -171,7 +171,7 @@ void OrderedReleases::collect(Dropped block) noexcept {
 void OrderedReleases::mark_collected() noexcept {
   std::vector<Dropped> collected;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     collected.swap(collected_);
     collected_bytes_ = 0;
   }
@@ -181,7 +181,7 @@ void OrderedReleases::mark_collected() noexcept {
 void OrderedReleases::mark_left() noexcept {
   std::vector<Dropped> unmarked;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     unmarked.swap(unmarked_);
   }
   mark_all(std::move(unmarked));
@@ -192,7 +192,7 @@ bool OrderedReleases::sweep() noexcept {
   std::vector<BlockRef> due;  // dropped without the lock: one may stand before another
   bool are_left = false;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     take(waiting_, due, [this](const Waiting& w) { return timeline_.has_passed(w.point); });
     hold_those_of_failed_devices();
     are_left = !unmarked_.empty() || !collected_.empty();

@@ -4,11 +4,11 @@
 #include <atomic>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <optional>
 #include <vector>
 
 #include "device/order/timeline.h"
+#include "os/mutex.h"
 #include "share/owner/keeper.h"
 
 namespace onecopy {
@@ -61,17 +61,18 @@ class OrderedReleases {
   void mark_all(std::vector<Dropped> blocks) noexcept;
   std::optional<TimelinePoint> mark(Device device, Stream stream) noexcept;
   template <class Entries, class IsChosen>
-  void take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen);
-  void hold_those_of_failed_devices();
+  void take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) REQUIRES(mutex_);
+  void hold_those_of_failed_devices() REQUIRES(mutex_);
 
   Timeline& timeline_;
   std::atomic<std::size_t> size_{0};  ///< also counts leases that are just being marked
-  std::mutex mutex_;
-  std::vector<Dropped> collected_;  ///< in default streams, and not marked yet
-  std::size_t collected_bytes_ = 0;
-  std::deque<Waiting> waiting_;
-  std::vector<Dropped> unmarked_;  ///< a captured stream takes no mark, and some threads may make none
-  std::vector<BlockRef> held_;     ///< until the process ends
+  Mutex mutex_;
+  std::vector<Dropped> collected_ GUARDED_BY(mutex_);  ///< in default streams, and not marked yet
+  std::size_t collected_bytes_ GUARDED_BY(mutex_) = 0;
+  std::deque<Waiting> waiting_ GUARDED_BY(mutex_);
+  std::vector<Dropped> unmarked_
+      GUARDED_BY(mutex_);  ///< a captured stream takes no mark, and some threads may make none
+  std::vector<BlockRef> held_ GUARDED_BY(mutex_);  ///< until the process ends
 };
 
 }  // namespace onecopy

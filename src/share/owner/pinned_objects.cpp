@@ -12,7 +12,7 @@ struct PinnedObjects::Pin {
   Pin(const Pin&) = delete;
   Pin& operator=(const Pin&) = delete;
   ~Pin() {
-    const std::lock_guard lock(registry.mutex_);
+    const LockGuard lock(registry.mutex_);
     registry.pins_.erase(name);
   }
 
@@ -23,14 +23,14 @@ struct PinnedObjects::Pin {
 
 std::shared_ptr<const void> PinnedObjects::add(Name name, std::shared_ptr<const void> object) {
   auto pin = std::make_shared<const Pin>(*this, name, std::move(object));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   pins_[name] = pin;
   return pin;
 }
 
 std::shared_ptr<const void> PinnedObjects::find(Name name) const {
   std::shared_ptr<const Pin> pin;  // outlives the lock, which its destructor takes
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = pins_.find(name);
   if (at == pins_.end()) return {};
   pin = at->second.lock();

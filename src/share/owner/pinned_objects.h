@@ -4,7 +4,8 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
+
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -28,8 +29,8 @@ class PinnedObjects {
  private:
   struct Pin;
 
-  mutable std::mutex mutex_;
-  std::map<Name, std::weak_ptr<const Pin>> pins_;
+  mutable Mutex mutex_;
+  std::map<Name, std::weak_ptr<const Pin>> pins_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy

@@ -10,7 +10,7 @@ Pool& Pools::of(SegmentKind kind, Device device) {
   const ByPlace::key_type key{kind, device};
   if (const auto* last = last_.load(std::memory_order_acquire); last && last->first == key)
     return *last->second;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   auto at = pools_.find(key);
   if (at == pools_.end()) {
     auto made = std::make_unique<Pool>(backend(device.type), device.index, kind, owner_, segments_);
@@ -22,15 +22,15 @@ Pool& Pools::of(SegmentKind kind, Device device) {
 }
 
 std::uint64_t Pools::live_bytes() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::uint64_t bytes = 0;
   for (const auto& [key, pool] : pools_) bytes += pool->stats().live_bytes;
   return bytes;
 }
 
 Pool::Trimmed Pools::trim() {
-  const std::unique_lock lock(trimming_, std::try_to_lock);
-  if (!lock) return {0, true};  // trim_all() is at it
+  if (!trimming_.try_lock()) return {0, true};  // trim_all() is at it
+  const LockGuard lock(trimming_, std::adopt_lock);
   Pool::Trimmed all_trimmed;
   for (Pool* pool : all()) {
     const Pool::Trimmed trimmed = pool->trim(std::chrono::steady_clock::now(), kAtOnce);
@@ -41,19 +41,20 @@ Pool::Trimmed Pools::trim() {
 }
 
 std::uint64_t Pools::trim_all(std::optional<Device> device) {
-  const std::lock_guard lock(trimming_);
+  const LockGuard lock(trimming_);
   std::uint64_t bytes = 0;
   for (Pool* pool : all(device)) bytes += pool->trim_all();
   return bytes;
 }
 
 void Pools::look_again() {
-  const std::lock_guard lock(trimming_);
+  const LockGuard lock(trimming_);
   for (Pool* pool : all()) pool->look_again();
 }
 
 void Pools::end(SegmentKind kind) {
-  const std::scoped_lock lock(trimming_, mutex_);
+  const LockGuard trimming(trimming_);
+  const LockGuard lock(mutex_);
   last_ = nullptr;
   std::erase_if(pools_, [kind](const auto& p) { return p.first.first == kind; });
 }
@@ -73,7 +74,7 @@ void Pools::abandon() noexcept {
 }
 
 std::vector<Pool*> Pools::all(std::optional<Device> device) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   std::vector<Pool*> list;
   for (const auto& [key, pool] : pools_)
     if (!device || key.second == *device) list.push_back(pool.get());

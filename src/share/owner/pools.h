@@ -6,13 +6,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "memory/pool.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -43,22 +43,22 @@ class Pools {
   void end(SegmentKind kind);
 
   // Around a fork.
-  void prepare_fork();
-  void finish_fork();
+  void prepare_fork() ACQUIRE(mutex_);
+  void finish_fork() RELEASE(mutex_);
   /// See Pool::abandon().
-  void abandon() noexcept;
+  void abandon() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
  private:
   using ByPlace = std::map<std::pair<SegmentKind, Device>, std::unique_ptr<Pool>>;
 
-  /// REQUIRES: trimming_, or they may end.
-  std::vector<Pool*> all(std::optional<Device> device = {}) const;
+  /// They do not end while trimming_ is held.
+  std::vector<Pool*> all(std::optional<Device> device = {}) const REQUIRES(trimming_) EXCLUDES(mutex_);
 
   const std::string& owner_;
   SegmentTable& segments_;
-  std::mutex trimming_;  ///< held while memory is given back
-  mutable std::mutex mutex_;
-  ByPlace pools_;
+  Mutex trimming_;  ///< held while memory is given back
+  mutable Mutex mutex_;
+  ByPlace pools_ GUARDED_BY(mutex_);
   std::atomic<const ByPlace::value_type*> last_{nullptr};  ///< asked for; found without the lock
 };
 

@@ -71,7 +71,7 @@ void Runtime::prepare_fork() {
 }
 
 void Runtime::finish_in_parent() {
-  const std::lock_guard forking(making_, std::adopt_lock);
+  const LockGuard forking(making_, std::adopt_lock);
   Runtime* process = existing();
   if (!process) return;
   process->child_.reset();

@@ -32,7 +32,7 @@ bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, ChannelHook
   deposits_.add_channel(queue, std::move(hooks));
   if (creator == self_) return true;
   {
-    const std::lock_guard lock(left_mutex_);
+    const LockGuard lock(left_mutex_);
     std::erase(left_, Left{creator, queue});  // the creator was not told, and need not be
   }
   try {
@@ -59,7 +59,7 @@ void OpenQueues::close(const ProcessId& creator, std::uint64_t queue) noexcept {
   const auto peer = importer_.find(public_name(creator));
   if (!peer || peer->leave_channel(queue, kRole) || peer->is_disconnected()) return;
   try {
-    const std::lock_guard lock(left_mutex_);
+    const LockGuard lock(left_mutex_);
     left_.push_back({creator, queue});
     watch_.request_tick();
   } catch (const std::bad_alloc&) {  // then the creator learns it when this process ends
@@ -123,25 +123,25 @@ std::shared_ptr<const std::atomic<bool>> OpenQueues::connection_end(const Proces
 }
 
 std::uint64_t OpenQueues::add_transit(Transit transit) {
-  const std::lock_guard lock(transits_mutex_);
+  const LockGuard lock(transits_mutex_);
   transits_[++last_transit_] = std::move(transit);
   return last_transit_;
 }
 
 void OpenQueues::remove_transit(std::uint64_t id) noexcept {
-  const std::lock_guard lock(transits_mutex_);
+  const LockGuard lock(transits_mutex_);
   transits_.erase(id);
 }
 
 void OpenQueues::list_transits(std::vector<TransitInfo>& list) const {
-  const std::lock_guard lock(transits_mutex_);
+  const LockGuard lock(transits_mutex_);
   for (const auto& [id, transit] : transits_)
     if (TransitInfo info = transit.info(); info.blocks != 0) list.push_back(std::move(info));
 }
 
 std::uint64_t OpenQueues::unkept() const {
   std::uint64_t sum = 0;
-  const std::lock_guard lock(transits_mutex_);
+  const LockGuard lock(transits_mutex_);
   for (const auto& [id, transit] : transits_) sum += transit.unkept();
   return sum;
 }
@@ -167,7 +167,7 @@ bool OpenQueues::tell_of_retired() {
 
 /// Returns true while a creator has to be told again: it counts this process among its queue's users until then.
 bool OpenQueues::tell_of_left() noexcept {
-  const std::lock_guard lock(left_mutex_);
+  const LockGuard lock(left_mutex_);
   std::erase_if(left_, [this](const Left& left) {
     const auto peer = importer_.find(public_name(left.creator));
     return !peer || peer->leave_channel(left.queue, kRole) || peer->is_disconnected();

@@ -6,13 +6,13 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "onecopy/memory/block.h"
 #include "onecopy/share/handle_fields.h"
 #include "onecopy/share/stats.h"
+#include "os/mutex.h"
 #include "os/watch.h"
 #include "share/borrower/channel_hooks.h"
 
@@ -90,12 +90,12 @@ class OpenQueues {
   Broker& broker_;
   Watch& watch_;
 
-  std::mutex left_mutex_;
-  std::vector<Left> left_;
+  Mutex left_mutex_;
+  std::vector<Left> left_ GUARDED_BY(left_mutex_);
 
-  mutable std::mutex transits_mutex_;
-  std::map<std::uint64_t, Transit> transits_;
-  std::uint64_t last_transit_ = 0;
+  mutable Mutex transits_mutex_;
+  std::map<std::uint64_t, Transit> transits_ GUARDED_BY(transits_mutex_);
+  std::uint64_t last_transit_ GUARDED_BY(transits_mutex_) = 0;
 };
 
 }  // namespace onecopy

@@ -133,13 +133,13 @@ void Pinning::pin(const Tensor& tensor, std::optional<Device> card) {
   Piece piece = piece_of(tensor);
   const std::uint32_t block = tensor.block().number();
   if (try_use(piece, block)) return;
-  const std::lock_guard making(making_);
+  const LockGuard making(making_);
   if (!try_use(piece, block)) make(std::move(piece), block, card ? *card : card_to_pin_for());
 }
 
 /// Also takes back a piece that was to be unpinned, and is not yet.
 bool Pinning::try_use(const Piece& wanted, std::uint32_t block) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto left =
       std::find_if(left_.begin(), left_.end(), [&](const Piece& p) { return p.at() == wanted.at(); });
   if (left != left_.end()) {
@@ -168,7 +168,7 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card) {
     throw;
   }
   piece.users.insert(block);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   pieces_.emplace(at, std::move(piece));
 }
 
@@ -191,7 +191,7 @@ void Pinning::make_room(std::uint64_t bytes) {
 void Pinning::unpin(const Tensor& tensor) {
   const Piece piece = piece_of(tensor);
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto found = pieces_.find(piece.at());
     if (found == pieces_.end()) return;
     std::erase_if(found->second.users, [&](std::uint32_t block) {
@@ -213,7 +213,7 @@ bool Pinning::is_pinned(const Tensor& tensor) {
 
 std::vector<Pinning::Piece> Pinning::take(const std::function<bool(const Piece&)>& is_chosen) {
   std::vector<Piece> taken;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (auto at = pieces_.begin(); at != pieces_.end();) {
     if (!is_chosen(at->second)) {
       ++at;
@@ -230,7 +230,7 @@ void Pinning::sweep() noexcept {
     std::vector<Piece> gone = take([](const Piece& piece) { return piece.memory.use_count() == 1; });
     if (gone.empty()) return;
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       std::move(gone.begin(), gone.end(), std::back_inserter(left_));
     }
     unpinning_.request();
@@ -239,7 +239,7 @@ void Pinning::sweep() noexcept {
 }
 
 std::vector<Pinning::Piece> Pinning::take_left() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return std::exchange(left_, {});
 }
 
@@ -249,16 +249,16 @@ std::vector<Pinning::Piece> Pinning::take_idle() {
 }
 
 void Pinning::end_left() noexcept {
-  const std::lock_guard making(making_);
+  const LockGuard making(making_);
   end(take_left());
 }
 
 std::uint64_t Pinning::end_idle() {
-  const std::lock_guard making(making_);
+  const LockGuard making(making_);
   return end(take_idle()) + end(take_left());
 }
 
-/// Tells the driver first, then the owner, and ends the mapping last. REQUIRES: making_.
+/// Tells the driver first, then the owner, and ends the mapping last.
 std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
   std::uint64_t bytes = 0;
   for (const Piece& piece : pieces) {

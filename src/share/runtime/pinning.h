@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <utility>
@@ -14,6 +13,7 @@
 
 #include "device/backend.h"
 #include "onecopy/memory/tensor.h"
+#include "os/mutex.h"
 #include "os/watch.h"
 #include "os/worker.h"
 #include "share/owner/keeper.h"
@@ -60,9 +60,9 @@ class Pinning {
   void stop(std::chrono::milliseconds patience) noexcept;
 
   /// In a forked child, which has pinned nothing.
-  void abandon() noexcept;
-  void lock() { mutex_.lock(); }
-  void unlock() { mutex_.unlock(); }
+  void abandon() noexcept NO_THREAD_SAFETY_ANALYSIS;
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
   /// How many bytes a process may pin: ONECOPY_PIN_LIMIT, or else half of the memory that it may use.
   static std::uint64_t limit();
@@ -83,20 +83,20 @@ class Pinning {
 
   static Piece piece_of(const Tensor& tensor);
   bool try_use(const Piece& wanted, std::uint32_t block);
-  void make(Piece piece, std::uint32_t block, Device card);
-  void make_room(std::uint64_t bytes);
+  void make(Piece piece, std::uint32_t block, Device card) REQUIRES(making_);
+  void make_room(std::uint64_t bytes) REQUIRES(making_);
   std::vector<Piece> take(const std::function<bool(const Piece&)>& is_chosen);
   std::vector<Piece> take_idle();
   std::vector<Piece> take_left() noexcept;
-  std::uint64_t end(std::vector<Piece> pieces) noexcept;
+  std::uint64_t end(std::vector<Piece> pieces) noexcept REQUIRES(making_);
 
   void sweep() noexcept;
 
   Watch& watch_;
-  std::mutex making_;  ///< before mutex_; held while a piece is pinned or unpinned
-  mutable std::mutex mutex_;
-  Pieces pieces_;
-  std::vector<Piece> left_;
+  Mutex making_;  ///< before mutex_; held while a piece is pinned or unpinned
+  mutable Mutex mutex_;
+  Pieces pieces_ GUARDED_BY(mutex_);
+  std::vector<Piece> left_ GUARDED_BY(mutex_);
   /// A thread of its own: a device may have much to do.
   Worker unpinning_{"onecopy-unpin", [this] { end_left(); }};
   /// A thread of its own: a driver may have no room.

@@ -5,7 +5,6 @@
 #include <list>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <utility>
@@ -13,6 +12,7 @@
 
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/mutex.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
 #include "share/broker/broker.h"
@@ -127,18 +127,19 @@ class Runtime final : public Session {
 
   // fork.cpp
   static int forks_unhandled_;  ///< the error, from before main()
-  static void prepare_fork();
-  static void finish_in_parent();
-  static void finish_in_child();
-  void become_child();
-  void lock_all();
-  void unlock_all();
+  // Before and after, in functions of the system's: no analysis follows locks from one to the other.
+  static void prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
+  static void finish_in_parent() NO_THREAD_SAFETY_ANALYSIS;
+  static void finish_in_child() NO_THREAD_SAFETY_ANALYSIS;
+  void become_child() NO_THREAD_SAFETY_ANALYSIS;
+  void lock_all() NO_THREAD_SAFETY_ANALYSIS;
+  void unlock_all() NO_THREAD_SAFETY_ANALYSIS;
   void abandon() noexcept;
   static void claim_inherited(Inherited& from) noexcept;
   void inherit(Runtime& parent);
   void watch_inherited(Inherited& from);
 
-  inline static std::mutex making_;
+  inline static Mutex making_;
   // In a forked child, until its own Runtime is made:
   inline static Runtime* forked_from_ = nullptr;
   inline static std::list<Inherited> inheritance_;

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+/// Locks that Clang checks: what is GUARDED_BY() a Mutex is touched only while that is held, and a function that
+/// REQUIRES() one is called only then. Other compilers see plain locks.
+#if defined(__clang__)
+#define ONECOPY_ANNOTATION(x) __attribute__((x))
+#else
+#define ONECOPY_ANNOTATION(x)
+#endif
+
+#define CAPABILITY(name) ONECOPY_ANNOTATION(capability(name))
+#define SCOPED_CAPABILITY ONECOPY_ANNOTATION(scoped_lockable)
+/// Of a member: read and written with the lock held. PT_GUARDED_BY: so is what it points to.
+#define GUARDED_BY(mutex) ONECOPY_ANNOTATION(guarded_by(mutex))
+#define PT_GUARDED_BY(mutex) ONECOPY_ANNOTATION(pt_guarded_by(mutex))
+/// Of a mutex: taken after the other one.
+#define ACQUIRED_AFTER(mutex) ONECOPY_ANNOTATION(acquired_after(mutex))
+/// Of a function: the caller holds the lock; it must not; it holds the lock afterwards, or no more.
+#define REQUIRES(...) ONECOPY_ANNOTATION(requires_capability(__VA_ARGS__))
+#define EXCLUDES(...) ONECOPY_ANNOTATION(locks_excluded(__VA_ARGS__))
+#define ACQUIRE(...) ONECOPY_ANNOTATION(acquire_capability(__VA_ARGS__))
+#define RELEASE(...) ONECOPY_ANNOTATION(release_capability(__VA_ARGS__))
+#define TRY_ACQUIRE(...) ONECOPY_ANNOTATION(try_acquire_capability(__VA_ARGS__))
+#define ASSERT_CAPABILITY(mutex) ONECOPY_ANNOTATION(assert_capability(mutex))
+/// Of a function whose locks the analysis cannot follow; a comment says why.
+#define NO_THREAD_SAFETY_ANALYSIS ONECOPY_ANNOTATION(no_thread_safety_analysis)
+
+namespace onecopy {
+
+/// A std::mutex that the analysis knows.
+class CAPABILITY("mutex") Mutex {
+ public:
+  void lock() ACQUIRE() { mutex_.lock(); }
+  void unlock() RELEASE() { mutex_.unlock(); }
+  bool try_lock() TRY_ACQUIRE(true) { return mutex_.try_lock(); }
+  /// Tells the analysis, in a lambda, that the function around it holds the lock.
+  void assert_held() const ASSERT_CAPABILITY(this) {}
+
+ private:
+  friend class Condition;
+  std::mutex mutex_;
+};
+
+/// Holds a Mutex until the end of its block.
+class SCOPED_CAPABILITY LockGuard {
+ public:
+  explicit LockGuard(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  /// Of a mutex that the caller has taken.
+  LockGuard(Mutex& mutex, std::adopt_lock_t) REQUIRES(mutex) : mutex_(mutex) {}
+  ~LockGuard() RELEASE() { mutex_.unlock(); }
+  LockGuard(const LockGuard&) = delete;
+  LockGuard& operator=(const LockGuard&) = delete;
+
+ private:
+  Mutex& mutex_;
+};
+
+/// A LockGuard that lets go of its mutex for a while.
+class SCOPED_CAPABILITY ReleasableLock {
+ public:
+  explicit ReleasableLock(Mutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~ReleasableLock() RELEASE() {
+    if (is_held_) mutex_.unlock();
+  }
+  ReleasableLock(const ReleasableLock&) = delete;
+  ReleasableLock& operator=(const ReleasableLock&) = delete;
+
+  void lock() ACQUIRE() {
+    mutex_.lock();
+    is_held_ = true;
+  }
+  void unlock() RELEASE() {
+    is_held_ = false;
+    mutex_.unlock();
+  }
+
+ private:
+  Mutex& mutex_;
+  bool is_held_ = true;
+};
+
+/// Threads that wait for a change of what a Mutex guards.
+class Condition {
+ public:
+  void wait(Mutex& mutex) REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    changed_.wait(lock);
+    lock.release();
+  }
+  /// False at the deadline.
+  template <class Clock, class Duration>
+  bool wait_until(Mutex& mutex, const std::chrono::time_point<Clock, Duration>& deadline) REQUIRES(mutex) {
+    std::unique_lock<std::mutex> lock(mutex.mutex_, std::adopt_lock);
+    const bool is_early = changed_.wait_until(lock, deadline) == std::cv_status::no_timeout;
+    lock.release();
+    return is_early;
+  }
+  void notify_one() noexcept { changed_.notify_one(); }
+  void notify_all() noexcept { changed_.notify_all(); }
+
+ private:
+  std::condition_variable changed_;
+};
+
+}  // namespace onecopy
