@@ -66,6 +66,8 @@ class DeviceMemory {
   void commit(std::size_t offset, std::size_t bytes);
   /// commit() for pages that other processes may use already: pages that were reserved before an error stay.
   void populate(std::size_t offset, std::size_t bytes);
+  /// Bytes that have physical memory now; all where the kind cannot tell.
+  virtual std::size_t present() const noexcept { return size(); }
   /// Gives physical memory back to the system; the content is lost.
   virtual void decommit(std::size_t offset, std::size_t bytes) noexcept = 0;
   /// The bytes and descriptors by which another process maps this. Throws out_of_descriptors, read_only, unsupported.

@@ -225,11 +225,13 @@ void Pool::Impl::take_idle_own(PoolTime until) {
   }
 }
 
-/// trim() gives it back step by step. REQUIRES: no page of the segment was ever used.
+/// trim() gives it back step by step. Pages that were reserved lie at the segment's beginning, and are all that counts.
+/// REQUIRES: no page of the segment was ever used.
 void Pool::Impl::leave(const Segment& segment) {
-  table_.add_committed(segment.number, static_cast<std::int64_t>(segment.bytes));
+  const std::uint64_t there = segment.memory->present();
+  table_.add_committed(segment.number, static_cast<std::int64_t>(there));
   const LockGuard lock(mutex_);
-  leaving_.push_back({segment.number, segment.memory, segment.bytes});
+  leaving_.push_back({segment.number, segment.memory, std::max<std::uint64_t>(there, 1)});
   waiting_ = true;
   looked_at_ = {};
 }

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -157,6 +158,13 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
       for (const Range& hole : missing) give_back_pages(file.fd, hole.begin, hole.end - hole.begin);
     throw;
   }
+}
+
+std::size_t present_pages(const Fd& fd, std::size_t size) noexcept {
+  constexpr std::size_t kBlock = 512;  // stat(2)
+  struct stat status {};
+  if (::fstat(fd.get(), &status) != 0) return size;
+  return std::min(size, static_cast<std::size_t>(status.st_blocks) * kBlock);
 }
 
 void give_back_pages(const Fd& fd, std::size_t offset, std::size_t bytes) noexcept {

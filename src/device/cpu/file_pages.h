@@ -25,6 +25,9 @@ struct FilePages {
 /// given back, unless others may have filled them.
 void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes);
 
+/// Bytes of the file's pages that are there; `size` if the system does not say.
+std::size_t present_pages(const Fd& fd, std::size_t size) noexcept;
+
 /// Gives the pages back to the system; they read as zeros afterwards.
 void give_back_pages(const Fd& fd, std::size_t offset, std::size_t bytes) noexcept;
 

@@ -23,6 +23,7 @@ class MemfdMemory final : public DeviceMemory {
   std::byte* data() const noexcept override { return mapping_.data(); }
   std::size_t size() const noexcept override { return mapping_.size(); }
   SegmentKind kind() const noexcept override { return kind_; }
+  std::size_t present() const noexcept override { return present_pages(fd_, size()); }
   void decommit(std::size_t offset, std::size_t bytes) noexcept override;
 
  private:

@@ -85,6 +85,7 @@ class NamedFileMemory final : public DeviceMemory {
   std::byte* data() const noexcept override { return mapping_.data(); }
   std::size_t size() const noexcept override { return mapping_.size(); }
   SegmentKind kind() const noexcept override { return SegmentKind::named_file; }
+  std::size_t present() const noexcept override { return fd_ ? present_pages(fd_, size()) : size(); }
   void decommit(std::size_t offset, std::size_t bytes) noexcept override {
     if (fd_) give_back_pages(fd_, offset, bytes);
   }
