@@ -598,8 +598,9 @@ def list_owners() -> list[dict[str, Any]]:
 
     Returns:
         For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),
-        ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has) and
-        ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait).
+        ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has),
+        ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait) and
+        ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them).
     """
 
 def strategy() -> Literal['file_descriptor', 'file_system']:

@@ -22,7 +22,7 @@ struct LoadOptions {
   std::string device = "cpu";
 };
 
-LoadedFile load(const LoadOptions& options, Interrupts& interrupts) {
+LoadedFile load_files(const LoadOptions& options, Interrupts& interrupts) {
   ProgressBar bar("loading");
   const auto show = [&](std::uint64_t done, std::uint64_t total) {
     bar.show(done, total);
@@ -40,7 +40,7 @@ LoadedFile load(const LoadOptions& options, Interrupts& interrupts) {
 
 int run(const LoadOptions& options) {
   Interrupts interrupts;
-  const LoadedFile loaded = load(options, interrupts);
+  const LoadedFile loaded = load_files(options, interrupts);
   fmt::print("{}: {}, {} on {} in {}\n", options.file, plural(loaded.tensors.size(), "tensor"),
              format_bytes(loaded.bytes), options.device, format_speed(loaded));
   return 0;

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 
 #include "commands.h"
+#include "group_table.h"
 #include "interrupts.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/stats.h"
@@ -26,6 +27,7 @@ namespace {
 struct LsOptions {
   std::shared_ptr<OutputFormat> format;
   bool details = false;
+  bool groups = false;    ///< of rpc, in the place of memory
   std::vector<int> pids;  ///< whose; empty for all
   std::optional<std::chrono::nanoseconds> watch;
 
@@ -74,6 +76,12 @@ std::string pinned_line(const std::vector<ListedOwner>& owners) {
   return count == 0 ? "" : fmt::format("Pinned for cards: {}{}\n", who, count > kMost ? ", ..." : "");
 }
 
+std::string silent_lines(const std::vector<SilentOwner>& silent) {
+  std::string text;
+  for (const SilentOwner& owner : silent) text += fmt::format("Not listed: {}\n", escaped(owner.why));
+  return text;
+}
+
 std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwner>& silent,
                     const LsOptions& options) {
   const std::string pinned = pinned_line(owners);
@@ -88,8 +96,7 @@ std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwn
   text += pinned;
   if (options.details)
     for (const ListedOwner& owner : owners) text += "\n" + owner_details(owner);
-  for (const SilentOwner& owner : silent) text += fmt::format("Not listed: {}\n", escaped(owner.why));
-  return text;
+  return text + silent_lines(silent);
 }
 
 void check_asked_for(const OwnerList& list, const LsOptions& options) {
@@ -112,7 +119,8 @@ std::string look(const LsOptions& options) {
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
   if (*options.format == OutputFormat::json)
     return json_text(as_json(owners, list.silent), options.watch ? -1 : 2) + "\n";
-  return as_text(owners, list.silent, options);
+  if (!options.groups) return as_text(owners, list.silent, options);
+  return group_table(owners) + silent_lines(list.silent);
 }
 
 /// Writes the text over the last one on the terminal, as much of it as fits.
@@ -166,6 +174,7 @@ void add_options(CLI::App& sub, const std::shared_ptr<LsOptions>& options) {
       ->expected(0, CLI::detail::expected_max_vector_size)
       ->default_str("all")
       ->type_name("[PID...]");
+  sub.add_flag("--rpc", options->groups, "Members of groups of rpc, with their peers, calls and routes");
   sub.add_option_function<double>(
          "--watch",
          [options](double seconds) {
@@ -199,6 +208,7 @@ void add_ls(CLI::App& app, Command& command) {
       "Examples:\n"
       "  onecopy ls\n"
       "  onecopy ls -v 4711                # devices, borrowers, blocks in transit\n"
+      "  onecopy ls --rpc                  # groups of rpc: peers, calls and routes\n"
       "  onecopy ls --watch\n"
       "  onecopy ls --format json | jq '.owners[] | {pid, bytes: .stats.live_bytes}'");
   sub->callback([&command, options] { command = [options] { return ls(*options); }; });

@@ -19,6 +19,7 @@
 #include "share/format/field_checks.h"
 #include "share/format/segment_ref.h"
 #include "share/owner/keeper.h"
+#include "share/runtime/group_reports.h"
 #include "share/runtime/open_queues.h"
 #include "share/runtime/open_segment.h"
 #include "share/runtime/stream_order.h"
@@ -48,6 +49,8 @@ class Session {
   StreamOrder& streams() noexcept { return streams_; }
   /// The queues that are open here.
   OpenQueues& queues() noexcept { return queues_; }
+  /// The groups of rpc that this process is in.
+  GroupReports& groups() noexcept { return groups_; }
   /// StreamOrder::settle() of this process, if it has used onecopy.
   static void settle_streams() noexcept;
 
@@ -101,8 +104,9 @@ class Session {
   ExportedMemory fetch_memory(const HandleFields& handle, Access access);
 
  protected:
-  Session(const ProcessId& id, StreamOrder& streams, OpenQueues& queues, Watch& watch) noexcept
-      : id_(id), streams_(streams), queues_(queues), watch_(watch) {}
+  Session(const ProcessId& id, StreamOrder& streams, OpenQueues& queues, GroupReports& groups,
+          Watch& watch) noexcept
+      : id_(id), streams_(streams), queues_(queues), groups_(groups), watch_(watch) {}
   ~Session() = default;
 
   static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
@@ -131,6 +135,7 @@ class Session {
   const ProcessId id_;
   StreamOrder& streams_;
   OpenQueues& queues_;
+  GroupReports& groups_;
   Watch& watch_;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "onecopy/core/device.h"
@@ -82,6 +83,30 @@ struct DeviceUse {
   std::uint64_t bytes = 0;  ///< physical memory reserved in them
 };
 
+/// Another member of a group of rpc, as one of them sees it.
+struct PeerInfo {
+  std::string name;
+  std::uint32_t number = 0;
+  int pid = 0;
+  std::string state;                  ///< "new" until the first call, "open", "ended", "left", or "here"
+  std::uint64_t lanes = 0;            ///< to it and from it
+  std::uint64_t calls_under_way = 0;  ///< of the process, to the peer
+  std::uint64_t calls = 0;            ///< sent to it so far
+  std::uint64_t answers = 0;          ///< that have come from it
+  std::uint64_t served = 0;           ///< calls that have come from it
+  std::vector<std::pair<std::string, std::uint64_t>> routes;  ///< how many tensors went to it in which way
+};
+
+/// A group of rpc, as one of its members sees it.
+struct GroupInfo {
+  std::string name;  ///< of the member
+  std::uint32_t number = 0;
+  std::uint64_t calls_under_way = 0;
+  std::uint64_t idle_workers = 0;
+  std::vector<PeerInfo> peers;  ///< 256 at most
+  std::uint64_t unlisted = 0;   ///< peers beyond those
+};
+
 /// One process of this user that owns or serves shared memory, as `onecopy ls` shows it.
 struct OwnerInfo {
   int pid = 0;
@@ -91,6 +116,7 @@ struct OwnerInfo {
   std::vector<DeviceUse> devices;
   std::vector<BorrowerInfo> borrowers;
   std::vector<TransitInfo> in_transit;
+  std::vector<GroupInfo> groups;
 };
 
 /// An owner that did not answer.

@@ -81,6 +81,39 @@ nb::list transits(const OwnerInfo& owner) {
   return all;
 }
 
+nb::dict to_dict(const PeerInfo& peer) {
+  nb::dict one;
+  one["name"] = peer.name;
+  one["number"] = peer.number;
+  one["pid"] = peer.pid;
+  one["state"] = peer.state;
+  one["lanes"] = peer.lanes;
+  one["calls_under_way"] = peer.calls_under_way;
+  one["calls"] = peer.calls;
+  one["answers"] = peer.answers;
+  one["served"] = peer.served;
+  nb::dict routes;
+  for (const auto& [route, tensors] : peer.routes) routes[nb::str(route.c_str())] = tensors;
+  one["routes"] = routes;
+  return one;
+}
+
+nb::list groups(const OwnerInfo& owner) {
+  nb::list all;
+  for (const GroupInfo& group : owner.groups) {
+    nb::dict one;
+    one["name"] = group.name;
+    one["number"] = group.number;
+    one["calls_under_way"] = group.calls_under_way;
+    one["idle_workers"] = group.idle_workers;
+    nb::list peers;
+    for (const PeerInfo& peer : group.peers) peers.append(to_dict(peer));
+    one["peers"] = peers;
+    all.append(one);
+  }
+  return all;
+}
+
 nb::list owners() {
   nb::list all;
   for (const OwnerInfo& owner : without_gil([] { return list_owners(); })) {
@@ -90,6 +123,7 @@ nb::list owners() {
     one["stats"] = to_dict(owner.stats);
     one["borrowers"] = borrowers(owner);
     one["in_transit"] = transits(owner);
+    one["groups"] = groups(owner);
     all.append(one);
   }
   return all;
@@ -188,8 +222,9 @@ void init_stats(nb::module_& m) {
         "\n"
         "Returns:\n"
         "    For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),\n"
-        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has) and\n"
-        "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait).");
+        "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has),\n"
+        "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait) and\n"
+        "    ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them).");
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
         "How new memory is made: ``set_strategy()``.");

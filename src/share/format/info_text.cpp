@@ -79,6 +79,57 @@ double age(const json& object) {
 
 std::uint64_t count(const json& object, const char* name) { return integer<std::uint64_t>(object, name); }
 
+constexpr std::array<std::pair<const char*, std::uint64_t PeerInfo::*>, 5> kPeerFields{{
+    {"lanes", &PeerInfo::lanes},
+    {"calls_under_way", &PeerInfo::calls_under_way},
+    {"calls", &PeerInfo::calls},
+    {"answers", &PeerInfo::answers},
+    {"served", &PeerInfo::served},
+}};
+
+json peer_to_json(const PeerInfo& peer) {
+  json text{{"name", peer.name}, {"number", peer.number}, {"pid", peer.pid}, {"state", peer.state}};
+  for (const auto& [name, field] : kPeerFields) text[name] = peer.*field;
+  text["routes"] = json::object();
+  for (const auto& [route, tensors] : peer.routes) text["routes"][route] = tensors;
+  return text;
+}
+
+PeerInfo peer_from_json(const json& text) {
+  PeerInfo peer;
+  peer.name = text.value("name", "");
+  peer.number = integer<std::uint32_t>(text, "number");
+  peer.pid = integer<int>(text, "pid");
+  peer.state = text.value("state", "");
+  for (const auto& [name, field] : kPeerFields) peer.*field = count(text, name);
+  const json routes = text.value("routes", json::object());
+  for (const auto& [route, tensors] : routes.items())
+    peer.routes.emplace_back(route, count(routes, route.c_str()));
+  return peer;
+}
+
+json group_to_json(const GroupInfo& group) {
+  json text{{"name", group.name},
+            {"number", group.number},
+            {"calls_under_way", group.calls_under_way},
+            {"idle_workers", group.idle_workers},
+            {"unlisted", group.unlisted},
+            {"peers", json::array()}};
+  for (const PeerInfo& peer : group.peers) text["peers"].push_back(peer_to_json(peer));
+  return text;
+}
+
+GroupInfo group_from_json(const json& text) {
+  GroupInfo group;
+  group.name = text.value("name", "");
+  group.number = integer<std::uint32_t>(text, "number");
+  group.calls_under_way = count(text, "calls_under_way");
+  group.idle_workers = count(text, "idle_workers");
+  group.unlisted = count(text, "unlisted");
+  for (const json& peer : text.value("peers", json::array())) group.peers.push_back(peer_from_json(peer));
+  return group;
+}
+
 }  // namespace
 
 std::string to_json(const OwnerInfo& info) {
@@ -94,6 +145,8 @@ std::string to_json(const OwnerInfo& info) {
   text["transit"] = json::array();
   for (const TransitInfo& t : info.in_transit)
     text["transit"].push_back({{"blocks", t.blocks}, {"age_seconds", t.age_seconds}, {"where", t.where}});
+  text["groups"] = json::array();
+  for (const GroupInfo& group : info.groups) text["groups"].push_back(group_to_json(group));
   return text.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -114,6 +167,8 @@ OwnerInfo owner_from_json(const std::string& text) {
       info.borrowers.push_back({integer<int>(b, "pid"), b.value("name", ""), count(b, "claims")});
     for (const json& t : root.value("transit", json::array()))
       info.in_transit.push_back({count(t, "blocks"), age(t), t.value("where", "")});
+    for (const json& group : root.value("groups", json::array()))
+      info.groups.push_back(group_from_json(group));
     return info;
   } catch (const json::exception& e) {
     refuse(e.what());

@@ -93,6 +93,7 @@ OwnerInfo Runtime::describe() const {
   info.devices = devices();
   info.borrowers = broker_.borrowers();
   info.in_transit = transits();
+  info.groups = groups_.list();
   return info;
 }
 

@@ -74,7 +74,7 @@ void Runtime::at_exit() noexcept {
 Runtime::Runtime() : Runtime(new_id()) {}
 
 Runtime::Runtime(const ProcessId& id)
-    : Session(id, streams_, queues_, watch_),
+    : Session(id, streams_, queues_, groups_, watch_),
       name_(public_name(id)),
       adopted_(segments_),
       pools_(name_, segments_),

@@ -22,6 +22,8 @@ OwnerInfo sample() {
   info.devices = {{"cpu", "", 1, 4096}, {"npu:1", "53494d75-6c61", 2, std::uint64_t{1} << 33}};
   info.borrowers = {{12, "engine", 200}, {13, "", 0}};
   info.in_transit = {{5, 1.5, "queue 7"}, {1, 0, "handle"}};
+  info.groups = {{"worker0", 3, 2, 1, {}, 5}};
+  info.groups[0].peers = {{"worker1", 4, 4712, "open", 2, 2, 9, 7, 8, {{"copy", 3}, {"inline", 1}}}};
   return info;
 }
 
@@ -46,6 +48,13 @@ TEST(InfoText, SurvivesTheRoundTrip) {
   ASSERT_EQ(again.in_transit.size(), 2u);
   EXPECT_EQ(again.in_transit[0].age_seconds, 1.5);
   EXPECT_EQ(again.in_transit[0].where, "queue 7");
+  ASSERT_EQ(again.groups.size(), 1u);
+  EXPECT_EQ(again.groups[0].name, "worker0");
+  EXPECT_EQ(again.groups[0].unlisted, 5u);
+  ASSERT_EQ(again.groups[0].peers.size(), 1u);
+  EXPECT_EQ(again.groups[0].peers[0].state, "open");
+  EXPECT_EQ(again.groups[0].peers[0].served, 8u);
+  EXPECT_EQ(again.groups[0].peers[0].routes, info.groups[0].peers[0].routes);
   EXPECT_EQ(to_json(again), to_json(info));
 }
 
@@ -68,7 +77,8 @@ TEST(InfoText, AProcessMayCallItselfAnything) {
 TEST(InfoText, WhatIsNotADescriptionIsRefused) {
   for (const char* text :
        {"", "{", "nonsense", "[]", "7", "{\"pid\":\"x\"}", "{\"pid\":1,\"stats\":7}", "{\"borrowers\":[1]}",
-        "{\"devices\":[1]}", "{\"stats\":{\"limbo\":\"many\"}}", "{\"pid\":1}x"})
+        "{\"devices\":[1]}", "{\"groups\":[1]}", "{\"groups\":[{\"peers\":[{\"routes\":[1]}]}]}",
+        "{\"stats\":{\"limbo\":\"many\"}}", "{\"pid\":1}x"})
     expect_refusal(ErrorCode::protocol, {"unknown way"}, [&] { owner_from_json(text); });
 }
 
