@@ -179,10 +179,11 @@ def _reduce(error: Error) -> tuple:
 
 
 def _make(code: str, message: str, vendor_code: int, domain: str) -> Error:
-    kind = _BY_CODE[code]
+    kind = _BY_CODE.get(code, Error)
     if kind is System and domain == "posix" and vendor_code in _OF_PYTHON:
         kind = _both(System, _OF_PYTHON[vendor_code])
     error = kind(message)
+    error.code = code  # also of causes that have no class of their own
     error.vendor_code = vendor_code
     error.domain = domain
     if isinstance(error, OSError) and domain == "posix":

@@ -70,9 +70,13 @@ def terminal(request):
 
 @pytest.fixture(autouse=True)
 def watchdog(terminal):
-    """Ends a hanging run with the stacks of all threads."""
-    faulthandler.dump_traceback_later(PATIENCE, exit=True, file=terminal)
-    yield
+    """Ends a hanging run with the stacks of all threads. A test that takes long calls it whenever it has come further."""
+
+    def begin_again():
+        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=terminal)
+
+    begin_again()
+    yield begin_again
     faulthandler.cancel_dump_traceback_later()
 
 

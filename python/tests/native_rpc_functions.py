@@ -63,6 +63,12 @@ def nested_sleep(to, seconds):
 
 
 @rpc.export
+def descend(here, there, left):
+    """The members `here` and `there` call each other in turn: how often they did."""
+    return 0 if left == 0 else 1 + rpc.call(there, descend, (there, here, left - 1))
+
+
+@rpc.export
 def sleep(seconds):
     time.sleep(seconds)
 

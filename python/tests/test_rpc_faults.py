@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Processes that are killed and stopped at random while others call them: each call ends, with its result or a typed error.
 
-A few are killed by default; ONECOPY_RPC_KILLS=1000 with ONECOPY_TEST_PATIENCE=3600 kills many, ONECOPY_RPC_SEED repeats a run.
+A few are killed by default; ONECOPY_TEST_KILLS=1000 kills many, ONECOPY_RPC_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import native_rpc_functions as theirs  # noqa: E402
 import onecopy.rpc as rpc  # noqa: E402
 from rpc_group import PATIENCE, Member, native_init, until  # noqa: E402
 
-KILLS = int(os.environ.get("ONECOPY_RPC_KILLS", 12))
+KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", 12))
 SEED = int(os.environ.get("ONECOPY_RPC_SEED", time.time_ns() % 10**6))
 WORKERS = ["w0", "w1", "w2"]
 EXPECTED = (rpc.PeerDied, rpc.Timeout, rpc.Cancelled, rpc.Busy)
@@ -138,7 +138,7 @@ def hurt(worker, dice):
     return True
 
 
-def test_each_call_ends_while_processes_are_killed_and_come_back(meeting, tmp_path):
+def test_each_call_ends_while_processes_are_killed_and_come_back(meeting, tmp_path, watchdog):
     print(f"ONECOPY_RPC_SEED={SEED}")
     dice, done, stop = random.Random(SEED), tmp_path / "done", tmp_path / "stop"
     workers = {name: meeting.join(name) for name in WORKERS}
@@ -153,6 +153,7 @@ def test_each_call_ends_while_processes_are_killed_and_come_back(meeting, tmp_pa
             killed += 1
             workers[name] = meeting.join(name)
             print(killed, end=" ", flush=True)
+            watchdog()  # the limit is for one kill: how long all of them take is up to how many are asked for
             descriptors.append(len(os.listdir(f"/proc/{callers[0].process.pid}/fd")))
     stop.touch()
     for caller in callers:
@@ -261,3 +262,28 @@ def test_ten_thousand_calls_in_flight(meeting):
     caller = meeting.join("caller", max_calls=20_000)
     meeting.join("callee")
     assert caller(ten_thousand)
+
+
+def have_few_threads():
+    from onecopy.rpc import _agent
+
+    _agent._MOST_WORKERS = 4
+
+
+def descend_often():
+    calls = [rpc.call_async("callee", theirs.descend, ("callee", "caller", 6)) for _ in range(20)]
+    return rpc.wait_all(calls)
+
+
+def rpc_threads():
+    from onecopy.rpc import _agent
+
+    return len(_agent.current()._threads)
+
+
+def test_calls_that_wait_for_each_other_do_not_run_out_of_threads(meeting):
+    """Four threads in each member, and 20 calls that go back and forth six times."""
+    caller, callee = meeting.join("caller"), meeting.join("callee")
+    caller(have_few_threads), callee(have_few_threads)
+    assert caller(descend_often) == [6] * 20
+    assert caller(rpc_threads) <= 4 and callee(rpc_threads) <= 4

@@ -689,3 +689,33 @@ def test_routes_of_cards_are_a_pure_function():
     assert choose(card, Target("GPU-2", can_reach=False)).name == "staged"
     assert choose(card, Target("cpu")).name == "staged"
     assert choose(Source("cpu", 1 << 20), Target("GPU-1")).name == "staged"
+
+
+# --- onecopy ls --rpc
+
+
+def own_listing():
+    import onecopy
+
+    return next(owner["groups"][0] for owner in onecopy.list_owners() if owner["pid"] == os.getpid())
+
+
+def peer_in_listing(name):
+    return next(peer for peer in own_listing()["peers"] if peer["name"] == name)
+
+
+def calls_with_tensors():
+    before = peer_in_listing("worker1")
+    for tensor in (torch.ones(3), torch.ones(5000), rpc.borrow(torch.ones(5000))):
+        rpc.call("worker1", theirs.ignore, (tensor,))
+    after = peer_in_listing("worker1")
+    routes = {route: count - before["routes"].get(route, 0) for route, count in after["routes"].items()}
+    return after["state"], after["calls"] - before["calls"], after["answers"] - before["answers"], routes
+
+
+def test_a_listing_counts_calls_and_tensors_by_route_for_each_peer(pair):
+    state, calls, answers, routes = pair[0](calls_with_tensors)
+    assert (state, calls, answers) == ("open", 3, 3)
+    assert {route: count for route, count in routes.items() if count} == {"inline": 1, "copy": 1, "lease": 1}
+    assert pair[0](own_listing)["name"] == "worker0"
+    assert {peer["name"] for peer in pair[1](own_listing)["peers"]} == {"worker0", "worker1"}

@@ -13,8 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import given, settings, strategies as st  # noqa: E402
+from hypothesis import example, given, settings, strategies as st  # noqa: E402
 
+import onecopy  # noqa: E402
 import onecopy.distributed.rpc as rpc  # noqa: E402
 from onecopy.rpc import _devices, _functions, _values  # noqa: E402
 
@@ -259,3 +260,68 @@ def test_a_device_below_zero_is_refused():
     options.set_device_map("worker1", {0: 1})
     with pytest.raises(ValueError, match="only supports 1-to-1 mapping"):
         options.set_device_map("worker1", {0: 0})
+
+
+# --- the arguments of a plain call, as bytes
+
+some_calls = st.tuples(st.lists(plain, max_size=4).map(tuple) | st.lists(plain, max_size=4),
+                       st.none() | st.dictionaries(st.text(max_size=5), plain, max_size=3))
+
+
+def read_call(data):
+    """(args, kwargs), or None for what the callee refuses."""
+    try:
+        args, kwargs = onecopy._core._decode_call(data)
+    except onecopy.BadHandle:
+        return None
+    assert type(args) is tuple and type(kwargs) in (dict, type(None))
+    return args, kwargs
+
+
+@given(some_calls)
+def test_arguments_of_a_plain_call_come_as_they_were(call):
+    args, kwargs = read_call(onecopy._core._encode_values(call)[0])
+    assert equal(args, tuple(call[0])) and equal(kwargs, call[1])
+
+
+@given(plain | st.tuples(plain) | st.tuples(plain, plain) | st.tuples(plain, plain, plain))
+@example(((), [1]))  # what takes keyword arguments would read a list as a dict
+@example((1, None))
+@example(((), 5))
+@example([(), {}])
+def test_what_is_no_call_is_refused(value):
+    looks_like_one = (type(value) is tuple and len(value) == 2 and type(value[0]) in (tuple, list)
+                      and type(value[1]) in (dict, type(None)))
+    encoded = onecopy._core._encode_values(value)
+    if encoded is not None and not looks_like_one:
+        assert read_call(encoded[0]) is None
+
+
+@settings(max_examples=1000)
+@given(st.binary(max_size=200))
+@example(b"\xa2\xa0\xc0")
+@example(b"\xa2\xa1\xd3\x0b\x01" + b"\xff" * 8 + b"\xc0")  # a tensor with fewer than no elements
+@example(b"\xa2\xa1\xd3\x0b\x02" + b"\xff\xff\xff\x7f\0\0\0\0" * 2 + b"\xc0")
+@example(b"\xa2\xa1\xd3\x0b\xff" + b"\x01" * 100)
+@example(b"\xa2\xa1\xd3\x00\x00\xc0")
+def test_nonsense_for_a_plain_call_is_refused_or_a_call(data):
+    read_call(data)
+
+
+def some_tensors():
+    dtypes = st.sampled_from([torch.float32, torch.bool, torch.int64, torch.complex64, torch.bfloat16, torch.uint8])
+    return st.builds(lambda dtype, shape: torch.ones(shape, dtype=dtype), dtypes, st.lists(st.integers(0, 3), max_size=3))
+
+
+@settings(max_examples=500)
+@given(st.lists(some_tensors() | plain, max_size=3), st.data())
+def test_a_damaged_plain_call_is_refused_or_a_call(values, draw):
+    data = onecopy._core._encode_call(tuple(values))
+    if data is None:
+        return
+    assert equal(read_call(data), (tuple(values), None))
+    damaged = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
+    read_call(bytes(damaged))
+    read_call(bytes(damaged[:draw.draw(st.integers(0, len(damaged)))]))

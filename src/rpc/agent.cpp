@@ -12,6 +12,7 @@
 #include "rpc/failure.h"
 #include "rpc/functions.h"
 #include "rpc/node.h"
+#include "rpc/value_codec.h"
 #include "rpc/workers.h"
 
 namespace onecopy::rpc {
@@ -35,13 +36,40 @@ using std::chrono::nanoseconds;
 
 Values values_of(Message&& message) { return {std::move(message.data), std::move(message.tensors)}; }
 
+Message message_of(Values&& values) { return {0, std::move(values.data), std::move(values.tensors)}; }
+
+Message message_of(const Value& value) {
+  Message message;
+  encode_value(value, message);
+  message.tag = kPlainBody << kBodyShift;
+  return message;
+}
+
+/// Those of a plain call, which are its arguments and keyword arguments.
+Value::List arguments_of(const Message& message) {
+  if (body_form(message.tag) != kPlainBody)
+    throw Error(ErrorCode::invalid_argument, "this function takes plain values: call it with call_plain()");
+  const Value call = decode_value(message.data, message.tensors);
+  const Value::List& parts = call.as_list();
+  if (parts.size() != 2) refuse_message("is no plain call");
+  if (parts[1].kind() != Value::Kind::none && !parts[1].as_dict().empty())
+    throw Error(ErrorCode::invalid_argument, "a function in C++ takes no keyword arguments");
+  return parts[0].as_list();
+}
+
+Value value_of(const Message& answer) {
+  if (body_form(answer.tag) != kPlainBody)
+    throw Error(ErrorCode::unsupported, "the function was called, and its result is no plain value");
+  return decode_value(answer.data, answer.tensors);
+}
+
 }  // namespace
 
 struct Agent::State {
   explicit State(AgentOptions&& from)
       : options(std::move(from)),
         node({options.name, options.number, options.spin}),
-        workers(node, [this](Work& work) { run(work); }) {
+        workers(node, options.most_workers, [this](Work& work) { run(work); }) {
     workers.add();
   }
 
@@ -55,20 +83,20 @@ struct Agent::State {
     if (timeout == nanoseconds{0}) timeout = options.timeout;
     return timeout <= nanoseconds{0} ? kForever : deadline_after(timeout);
   }
-  CallRef call(Member& to, std::string_view function, Values&& arguments, nanoseconds timeout) {
-    return node.call(to, {{0, std::move(arguments.data), std::move(arguments.tensors)}, function},
-                     deadline(timeout), false);
+  CallRef call(Member& to, std::string_view function, Message&& arguments, nanoseconds timeout) {
+    to.counters.count(to.number() == node.number() ? Route::here : Route::lease, arguments.tensors.size());
+    return node.call(to, {std::move(arguments), function}, deadline(timeout), false);
   }
-  Values result(Member& from, const CallRef& call) {
-    while (!node.wait(call, kForever)) continue;
+  Message result(Member& from, const CallRef& call) {
+    while (!node.wait(call, kForever)) workers.help();
     if (call->end != End::answered) throw_end(node, from, call->end);
     if (call->status == Status::failure) throw_failure(call->answer);
-    return values_of(std::move(call->answer));
+    return std::move(call->answer);
   }
 
   void run(Work& work) noexcept;
   void serve(Work& work);
-  Values run_function(Work& work);
+  Message run_function(Work& work);
 
   const AgentOptions options;
   Functions functions;
@@ -94,9 +122,9 @@ void Agent::State::serve(Work& work) {
   point("rpc.serve.running");
   Message failure;
   try {
-    Values result = run_function(work);
-    return node.answer(*work.from, work.call, Status::value,
-                       {0, std::move(result.data), std::move(result.tensors)});
+    Message result = run_function(work);
+    work.from->counters.count(Route::lease, result.tensors.size());
+    return node.answer(*work.from, work.call, Status::value, std::move(result));
   } catch (const Error& error) {
     failure = encode_failure(error.code(), where + error.what());
   } catch (const std::exception& error) {
@@ -105,14 +133,12 @@ void Agent::State::serve(Work& work) {
   node.answer(*work.from, work.call, Status::failure, std::move(failure));
 }
 
-Values Agent::State::run_function(Work& work) {
+Message Agent::State::run_function(Work& work) {
   const auto function = functions.find(work.function->text);
   if (!function)
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("no function \"{}\" is defined", work.function->text));
-  if (body_form(work.message.tag) != 0)
-    throw Error(ErrorCode::invalid_argument, "this call's arguments are of another language");
-  return (*function)(values_of(std::move(work.message)));
+  return (*function)(std::move(work.message));
 }
 
 struct Future::State {
@@ -129,7 +155,7 @@ Future::Future(Future&&) noexcept = default;
 Future& Future::operator=(Future&&) noexcept = default;
 Future::~Future() = default;
 
-Values Future::get() { return state_->agent.result(state_->member, state_->call); }
+Values Future::get() { return values_of(state_->agent.result(state_->member, state_->call)); }
 
 bool Future::wait_for(nanoseconds timeout) {
   const TimePoint until = deadline_after(timeout);
@@ -160,19 +186,38 @@ Bytes Agent::address() const { return state_->node.address().to_bytes(); }
 std::string Agent::join(ByteSpan address) { return state_->node.join(Address::from_bytes(address)).name(); }
 
 void Agent::define(std::string name, Function function) {
-  state_->functions.define(std::move(name), std::move(function));
+  state_->functions.define(std::move(name), [function = std::move(function)](Message&& message) {
+    if (body_form(message.tag) != 0)
+      throw Error(ErrorCode::invalid_argument,
+                  "this call's arguments are of another language: define_plain() takes them");
+    return message_of(function(values_of(std::move(message))));
+  });
+}
+
+void Agent::define_plain(std::string name, PlainFunction function) {
+  state_->functions.define(std::move(name), [function = std::move(function)](Message&& message) {
+    return message_of(function(arguments_of(message)));
+  });
 }
 
 Values Agent::call(std::string_view member, std::string_view function, Values&& arguments,
                    nanoseconds timeout) {
   Member& to = state_->member(member);
-  return state_->result(to, state_->call(to, function, std::move(arguments), timeout));
+  return values_of(
+      state_->result(to, state_->call(to, function, message_of(std::move(arguments)), timeout)));
+}
+
+Value Agent::call_plain(std::string_view member, std::string_view function, Value::List arguments,
+                        nanoseconds timeout) {
+  Member& to = state_->member(member);
+  Message message = message_of(Value::tuple({Value::tuple(std::move(arguments)), Value()}));
+  return value_of(state_->result(to, state_->call(to, function, std::move(message), timeout)));
 }
 
 Future Agent::call_async(std::string_view member, std::string_view function, Values&& arguments,
                          nanoseconds timeout) {
   Member& to = state_->member(member);
-  CallRef call = state_->call(to, function, std::move(arguments), timeout);
+  CallRef call = state_->call(to, function, message_of(std::move(arguments)), timeout);
   return Future(std::make_unique<Future::State>(*state_, to, std::move(call)));
 }
 

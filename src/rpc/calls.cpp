@@ -72,4 +72,12 @@ std::vector<CallRef> Calls::take_all() {
   return take_if([](const Call&) { return true; });
 }
 
+std::map<std::uint32_t, std::size_t> Calls::by_member() const {
+  std::map<std::uint32_t, std::size_t> counts;
+  const std::lock_guard lock(mutex_);
+  for (const Slot& slot : slots_)
+    if (slot.number != 0) ++counts[slot.call->member()];
+  return counts;
+}
+
 }  // namespace onecopy::rpc

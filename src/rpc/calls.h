@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <mutex>
 #include <vector>
 
@@ -25,6 +26,9 @@ class Calls {
   std::vector<CallRef> take_of(std::uint32_t member);
   std::vector<CallRef> take_all();
 
+  /// How many are under way to each member.
+  std::map<std::uint32_t, std::size_t> by_member() const;
+
   /// No deadline is before it.
   TimePoint next_deadline() const noexcept {
     return TimePoint(TimePoint::duration(next_deadline_.load(std::memory_order_relaxed)));
@@ -42,7 +46,7 @@ class Calls {
   std::vector<CallRef> take_if(Wants&& wants);
   CallRef take_out(std::size_t index);
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::vector<Slot> slots_;
   std::vector<std::uint32_t> free_;
   std::uint64_t last_ = 0;

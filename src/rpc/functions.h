@@ -1,27 +1,31 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
 
-#include "onecopy/rpc/agent.h"
+#include "onecopy/channel/queue.h"
 
 namespace onecopy::rpc {
+
+/// A function of a message's body. What it throws is the caller's.
+using BodyFunction = std::function<Message(Message&&)>;
 
 /// The functions in C++ that members may call, by name.
 /// Thread safety: all members may be called concurrently.
 class Functions {
  public:
-  void define(std::string name, Function function);
+  void define(std::string name, BodyFunction function);
   /// Null when there is none. A call that runs, and the table, have it: it may be defined anew meanwhile.
-  std::shared_ptr<const Function> find(std::string_view name) const;
+  std::shared_ptr<const BodyFunction> find(std::string_view name) const;
 
  private:
   mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<const Function>, std::less<>> functions_;
+  std::map<std::string, std::shared_ptr<const BodyFunction>, std::less<>> functions_;
 };
 
 }  // namespace onecopy::rpc

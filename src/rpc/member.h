@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -44,6 +45,25 @@ class Numbers {
   std::map<std::string, Entry, std::less<>> entries_;
 };
 
+/// Ways in which tensors go to a member: docs/rpc.md.
+enum class Route : std::uint8_t { inlined, copy, lease, move, pull, staged, parts, here };
+inline constexpr std::array<const char*, 8> kRouteNames{"inline", "copy",   "lease", "move",
+                                                        "pull",   "staged", "parts", "here"};
+
+/// Numbers of calls and tensors that went to a member or came from it. Relaxed, for listings alone.
+struct Counters {
+  std::atomic<std::uint64_t> calls{0}, answers{0}, served{0};
+  std::array<std::atomic<std::uint64_t>, kRouteNames.size()> routes{};
+
+  void count(Route route, std::uint64_t tensors) noexcept {
+    if (tensors != 0) routes[static_cast<std::size_t>(route)].fetch_add(tensors, std::memory_order_relaxed);
+  }
+  /// For a counter that one thread at a time writes.
+  static void count_alone(std::atomic<std::uint64_t>& counter) noexcept {
+    counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+  }
+};
+
 /// One process of the group, as this one knows it: its lanes, the names of functions, whether it lives.
 ///
 /// Thread safety: as said at each part. It is never destroyed before its node.
@@ -68,6 +88,7 @@ struct Member {
   std::atomic<int> senders{0};        ///< threads that may use `out` now; see Sending
   std::atomic<bool> has_left{false};  ///< it said so; else it died
   Numbers numbers;
+  Counters counters;
 
   // Of the thread that opens the member; `opening`.
   std::mutex opening;

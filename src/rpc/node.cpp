@@ -55,9 +55,12 @@ Node::Node(NodeOptions options)
   waits_.set_spin(nanoseconds(spin_ns_));
   lists_.push_back(std::make_unique<const MemberList>());
   list_ = lists_.back().get();
+  report_ = session_.groups().add([this] { return describe(); });
 }
 
+/// A forked child is in another session, and its listings have nothing of the parent's node.
 Node::~Node() {
+  if (Session::existing() == &session_) session_.groups().remove(report_);
   for (const auto& member : members_)
     if (member->pidfd) session_.watch().remove(member->pidfd.get());
 }
@@ -110,6 +113,7 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_
   try {
     const Sending sending(to);
     put(lane_of(sending, to), outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
+    to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
     throw;

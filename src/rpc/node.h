@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "onecopy/share/stats.h"
 #include "rpc/calls.h"
 #include "rpc/member.h"
 #include "rpc/waits.h"
@@ -87,6 +88,9 @@ class Node {
   // Workers. Each asks for work, does it, and asks again.
   /// Waits. False after stop().
   bool next(Work& work);
+  /// For a worker that waits within its own work: work for which no worker is left. False while there is none, or a
+  /// worker that looks for some.
+  bool try_help(Work& work);
   void end_order() noexcept;
   /// Must another worker be started, since none is left that waits?
   bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }
@@ -109,11 +113,15 @@ class Node {
   void greet(Member& to);
   void take_greeting(ByteSpan bytes);
   Member& enter(const Address& address);
+  bool is_own(const Address& address) const;
   void set_out_for_itself(Member& me);
   void watch_over(Member& member);
   void stop_watching(Member& member) noexcept;
   void release_lanes(Member& member);
   void say_farewell(Member& to) noexcept;
+
+  // node_report.cpp
+  GroupInfo describe() const;
 
   // node_lanes.cpp
   bool are_lanes_ready() const;
@@ -160,6 +168,7 @@ class Node {
   std::atomic<bool> has_first_sleeper_{false};  ///< the others sleep in reserve
   std::atomic<bool> is_spinning_{false};        ///< one worker spins at most
   std::atomic<bool> is_stopped_{false};
+  std::uint64_t report_ = 0;  ///< its place in this process's listings
 };
 
 }  // namespace onecopy::rpc

@@ -139,6 +139,7 @@ void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
   work.call = tail.call;
   if (tail.deadline != 0) work.deadline = TimePoint(nanoseconds(tail.deadline));
   work.message = std::move(message);
+  Counters::count_alone(from.counters.served);
   point("rpc.call.taken");
   hand_out(std::move(work));
 }
@@ -147,6 +148,7 @@ void Node::handle_answer(Member& from, Message&& message, bool is_in_order, cons
   const AnswerTail tail = take_tail<AnswerTail>(message.data);
   CallRef call = calls_.take(tail.call);
   if (!call || call->member() != from.number()) return;  // late: it has timed out, or was cancelled
+  Counters::count_alone(from.counters.answers);
   point("rpc.answer.taken");
   if (!is_in_order) {
     waits_.complete(call, End::answered, tail.status, std::move(message), mine);
@@ -232,6 +234,11 @@ bool Node::next(Work& work) {
   }
   if (has_work()) (*bell_)->calls.ring();
   return true;
+}
+
+bool Node::try_help(Work& work) {
+  work = {};
+  return idle_.load() == 0 && !is_stopped() && work_.try_pop(work);
 }
 
 /// While a thread waits for a call, that one looks at the lanes.

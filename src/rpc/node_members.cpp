@@ -38,6 +38,10 @@ Address Node::address() {
 
 Member& Node::join(const Address& address) { return enter(address); }
 
+bool Node::is_own(const Address& address) const {
+  return address.name == options_.name && address.pid == current_pid();
+}
+
 Member& Node::enter(const Address& address) {
   const std::lock_guard lock(members_mutex_);
   for (const auto& known : members_) {
@@ -47,6 +51,10 @@ Member& Node::enter(const Address& address) {
                 fmt::format("member {} of the group is {}, and cannot be {} as well", address.number,
                             known->name(), address.name));
   }
+  if (address.number == options_.number && !is_own(address))
+    throw Error(ErrorCode::invalid_argument,
+                fmt::format("member {} of the group is {}, this process, and cannot be {} (pid {}) as well",
+                            address.number, options_.name, address.name, address.pid));
   auto member = std::make_unique<Member>(address);
   member->opened = std::make_shared<Call>(address.number, kForever, false);
   if (address.number == options_.number) set_out_for_itself(*member);

@@ -32,7 +32,7 @@ class BlockedSignals {
 
 void Workers::add() {
   const std::lock_guard lock(mutex_);
-  if (is_closed_ || threads_.size() >= kMost) return;
+  if (is_closed_ || threads_.size() >= most_) return;
   const BlockedSignals blocked;
   try {
     threads_.emplace_back([this] { work(); });
@@ -41,7 +41,21 @@ void Workers::add() {
   }
 }
 
+/// Of this thread: whose worker it is, and how many functions it runs within each other.
+thread_local const Workers* t_workers = nullptr;
+thread_local int t_depth = 0;
+constexpr int kMostWithin = 16;  // a stack has room for more
+
+void Workers::help() noexcept {
+  Work work;
+  if (t_workers != this || t_depth == kMostWithin || !node_.try_help(work)) return;
+  ++t_depth;
+  run_(work);
+  --t_depth;
+}
+
 void Workers::work() noexcept {
+  t_workers = this;
   ::pthread_setname_np(::pthread_self(), "onecopy-rpc");
   Work work;
   while (node_.next(work)) {

@@ -12,7 +12,9 @@
 #include <nlohmann/json.hpp>
 
 #include "command_process.h"
+#include "onecopy/rpc/agent.h"
 #include "os/fd.h"
+#include "support/child.h"
 #include "support/eventually.h"
 #include "support/watchdog.h"
 
@@ -83,6 +85,28 @@ TEST_F(LsOfOwners, GivesDetailsOfTheProcessesAskedForOnly) {
   EXPECT_TRUE(contains(all, borrower));
   EXPECT_TRUE(contains(all, std::to_string(other.pid()) + ": "));
   EXPECT_EQ(count(ls({}).out, "borrows"), 0u);
+}
+
+TEST_F(LsOfOwners, ListsMembersOfGroupsOfRpcWithTheirPeers) {
+  EXPECT_TRUE(contains(ls({"--rpc"}).out, "No process of this user that answers is a member"));
+  Child member([&] {
+    ::setenv("ONECOPY_RUNTIME_DIR", environment.front().second.c_str(), 1);
+    rpc::Agent agent({.name = "trainer", .number = 3});
+    agent.define("echo", [](rpc::Values&& values) { return std::move(values); });
+    agent.join(agent.address());
+    for (int i = 0; i < 41; ++i) agent.call("trainer", "echo");
+    ::pause();
+  });
+  const std::string pid = std::to_string(member.pid());
+  EXPECT_TRUE(eventually(
+      [&] { return contains(ls({"--rpc"}).out, pid + " is trainer (3), with 0 calls under way"); }));
+  const auto peer = [&] {
+    const auto list = nlohmann::json::parse(ls({"--rpc", "--format", "json"}).out);
+    return list["owners"][0]["groups"][0]["peers"][0];
+  };
+  EXPECT_TRUE(eventually([&] { return peer()["answers"] == 41; }));
+  EXPECT_EQ(peer()["served"], 41);
+  EXPECT_EQ(peer()["state"], "here");
 }
 
 TEST_F(LsOfOwners, RefusesAPidThatNoOwnerHas) {

@@ -12,6 +12,7 @@
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/memory/tensor.h"
+#include "onecopy/rpc/value.h"
 
 namespace onecopy::rpc {
 
@@ -25,6 +26,10 @@ struct Values {
 /// Runs in the process that is called, on a thread of its agent. What it throws is thrown at the caller.
 using Function = std::function<Values(Values&&)>;
 
+/// The same of plain values, for callers in C++ and in Python. Its tensors are copies that the function may keep, or lent by a
+/// caller in C++.
+using PlainFunction = std::function<Value(const Value::List& arguments)>;
+
 struct AgentOptions {
   std::string name;          ///< of this member, unique in its group
   std::uint32_t number = 0;  ///< the same, for those that count
@@ -33,6 +38,9 @@ struct AgentOptions {
   /// How long a thread looks for a message before it sleeps: the time that it takes to wake a process is well spent
   /// looking. Negative: as the environment's ONECOPY_RPC_SPIN_US says, or 100 µs; zero: sleeps at once.
   std::chrono::nanoseconds spin{-1};
+  /// Threads that run functions, at most. A function that waits for a call of its own runs others' meanwhile when all
+  /// are taken, so that calls which wait for each other do not use them up.
+  std::size_t most_workers = 1024;
 };
 
 /// The result of a call that may be under way. Letting go of it does not end the call. REQUIRES: the agent outlives it.
@@ -82,6 +90,7 @@ class Agent {
 
   /// Members may call `function` by that name from here on. In place of one that was there.
   void define(std::string name, Function function);
+  void define_plain(std::string name, PlainFunction function);
 
   /// Calls a function of a member that has joined. `timeout` of zero: the agent's own; negative: none.
   /// Throws invalid_argument for an unknown member, peer_died for one that has ended, closed after shutdown(), and what
@@ -91,6 +100,11 @@ class Agent {
   /// The same without waiting for the answer. Throws before anything was sent, or not at all.
   Future call_async(std::string_view member, std::string_view function, Values&& arguments = {},
                     std::chrono::nanoseconds timeout = {});
+
+  /// Calls a plain function: one of a program in C++ by its name, one of a program in Python as "module:name". Throws as
+  /// call(), invalid_argument for values that cannot be written, unsupported for a result that Value cannot hold.
+  Value call_plain(std::string_view member, std::string_view function, Value::List arguments = {},
+                   std::chrono::nanoseconds timeout = {});
 
   /// Calls of this process that have no answer yet.
   std::size_t calls_under_way() const;

@@ -21,6 +21,7 @@ from ._group import WorkerInfo
 from ._joining import init, members, shutdown
 from ._modes import borrow, move
 from ._native import Call, call, call_async, calls, remote, wait_all
+from ._programs import address, enter
 from ._references import PyRRef as Reference
 from ._routes import Route
 from ._running import current as current_call
@@ -38,12 +39,14 @@ __all__ = [
     "Stream",
     "Timeout",
     "WorkerInfo",
+    "address",
     "allow_pickle",
     "borrow",
     "call",
     "call_async",
     "calls",
     "current_call",
+    "enter",
     "explain",
     "export",
     "init",

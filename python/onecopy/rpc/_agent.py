@@ -111,7 +111,7 @@ class Agent:
         self.workers = Workers(name)
         self.references = References(self)
         self._store, self._world_size = store, world_size
-        self._members = {}
+        self._members, self._programs = {}, {}
 
     @property
     def timeout(self):
@@ -162,6 +162,19 @@ class Agent:
         self.node.join(member.address)
         self.node.set_number_of(member.info.name, rank)
 
+    def enter_program(self, address):
+        """A program in C++ that can be called from now on."""
+        name, number, pid = self.node.join(address)
+        if any(m.info.name == name for m in self._members.values()):
+            raise RuntimeError(f"{name} is a member of this group already: give the program in C++ another name")
+        info = _group.WorkerInfo(name, number)
+        self._programs = {**self._programs, number: _programs.Program(info, pid, address, {})}
+        return info
+
+    def _known(self, rank):
+        """The member, or program in C++, of that number; or None."""
+        return self._members.get(rank) or self._programs.get(rank)
+
     def _add_worker(self):
         """Called by a worker that is about to run a request while no other waits for messages."""
         with self._lock:
@@ -201,16 +214,17 @@ class Agent:
         if isinstance(to, _group.WorkerInfo):
             to = to.id
         if isinstance(to, str):
-            named = [m for m in self._members.values() if m.info.name == to]
+            named = [m for m in (*self._members.values(), *self._programs.values()) if m.info.name == to]
             if not named:
                 raise RuntimeError(f"could not find destination {to}; the members are "
                                    f"{', '.join(i.name for i in self.get_worker_infos())}")
             return next((m for m in named if not m.has_ended), named[-1])
         if not isinstance(to, int):
             raise ValueError(f"Cannot get WorkerInfo from name {to}")
-        if to not in self._members:
+        found = self._known(to)
+        if found is None:
             raise RuntimeError(f"Unknown destination worker id {to}")
-        return self._members[to]
+        return found
 
     # --- sending
 
@@ -229,6 +243,17 @@ class Agent:
             future.begin(self.node.call(rank, message, deadline, future))
         except Timeout as error:  # of the first contact
             future.complete(None, _late(seconds, error))
+        except (RuntimeError, onecopy.Error) as error:
+            future.complete(None, self._why_not_sent(member, error))
+        return future
+
+    def call_program(self, member, function, args, kwargs, deadline, seconds):
+        """A Future of the result of a function in C++. Throws TypeError for a value that cannot cross."""
+        rank = member.info.id
+        future = CallFuture(lambda call, future: self._outcome(call, rank, seconds, future))
+        try:
+            self._check_can_send(member)
+            future.begin(self.node.call_program(rank, function, (tuple(args), kwargs or None), deadline, future))
         except (RuntimeError, onecopy.Error) as error:
             future.complete(None, self._why_not_sent(member, error))
         return future
@@ -291,7 +316,7 @@ class Agent:
         return error if self.is_running else RuntimeError(self.why_stopped)
 
     def _why_ended(self, rank):
-        info = self._members[rank].info
+        info = self._known(rank).info
         return f"{info} has left the group" if self.node.has_left(rank) else f"{info} has ended"
 
     def _message(self, member, verb, context, value, devices, what="Request"):
@@ -300,7 +325,8 @@ class Agent:
         tree = _values.encode(value, tensors, lambda v: self._give(v, member, given))
         targets = _devices.targets(tensors, devices, self.info.name, member.info.name, what)
         recorded = context.record_sent(tensors, member.info.id) if context is not None else None
-        packed = [_devices.pack(t) for t in tensors]
+        count = functools.partial(self.node.count_route, member.info.id)
+        packed = [_devices.pack(t, count) for t in tensors]
         return (verb, context.id if context is not None else None, recorded, tree, packed, targets), bool(given)
 
     def _give(self, value, member, given):
@@ -358,7 +384,10 @@ class Agent:
     def _outcome(self, call, rank, seconds, future=None):
         """(value, error) of a call that has ended."""
         if call.end_kind == _ANSWERED:
-            is_plain, answer = call.take_answer()
+            try:
+                is_plain, answer = call.take_answer()
+            except Exception as failure:  # of a program in C++, or one that cannot be read here
+                return None, failure
             return (answer, None) if is_plain else self._outcome_of(answer, rank, future)
         if call.end_kind == _LATE:
             return None, _late(seconds)
@@ -383,7 +412,7 @@ class Agent:
 
     def _take_end(self, rank, has_left):
         """Behind all that the member had put into its lane."""
-        member = self._members.get(rank)
+        member = self._known(rank)
         if member is None:
             return
         if not member.has_ended:
@@ -447,6 +476,9 @@ class Agent:
         self._put_answer(member, number, message, has_references)
 
     def _answer_failure(self, number, sender, failure):
+        if sender not in self._members:  # a program in C++
+            self.node.answer_program(sender, number, getattr(failure.kind, "code", ""), failure.text)
+            return
         member = self.member(sender)
         for kind in (failure.kind, RuntimeError):
             try:
@@ -477,11 +509,20 @@ class Agent:
         kind = RuntimeError if isinstance(error, AttributeError) else type(error)  # a name that is not here
         self._answer_failure(number, sender, RemoteFailure(kind, f"On {self.info}:\n{error}"))
 
+    def _refuse_text(self, number, sender, text):
+        """A call whose message could not be read, or whose answer could not be written."""
+        self._answer_failure(number, sender, RemoteFailure(RuntimeError, f"On {self.info}:\n{text}"))
+
     def _serve_plain(self, number, sender, function, args, kwargs):
+        if sender not in self._members:
+            self._refuse_text(number, sender, f"{function.__qualname__} gives its result later, which no program in C++ can take")
+            return
         self._serve(number, sender, "run", None, (function, list(args), kwargs or {}))
 
     def _answer_plain(self, number, sender, result):
         try:
+            if sender not in self._members:
+                raise TypeError(f"a {type(result).__name__} cannot cross to a program in C++: only plain values and tensors can")
             self._answer(number, sender, None, result)
         except Exception as error:
             self._answer_failure(number, sender, self._failure(error))
@@ -511,7 +552,7 @@ class Agent:
         return info
 
 
-from . import _dynamic  # noqa: E402: it enters its handlers here
+from . import _dynamic, _programs  # noqa: E402: _dynamic enters its handlers here
 
 class Transport:
     """Gradients and marks of distributed autograd between workers. Each call gives a Future."""

@@ -47,12 +47,16 @@ def targets(tensors, devices, caller, receiver, what="Request"):
     return found
 
 
-def pack(tensor):
+def pack(tensor, count=lambda route: None):
     """A tensor with the same elements that nobody else has, the bytes of a small one with its dtype and shape, the parts of a
     sparse one, or the tensor itself where it is lent or given away. Strides stay where the storage is small or mostly used.
+    `count` is called with its route.
     """
     route = _route(tensor)
     _routes.sent.add(route)
+    count(route)
+    if route == _routes.PARTS:
+        return _parts(tensor.detach(), count)
     return _PACK[route](tensor.detach())
 
 
@@ -69,8 +73,8 @@ def _inline(tensor):
     return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes_of(tensor)
 
 
-def _parts(tensor):
-    return pack(tensor._indices()), pack(tensor._values()), tuple(tensor.shape), tensor.is_coalesced()
+def _parts(tensor, count):
+    return pack(tensor._indices(), count), pack(tensor._values(), count), tuple(tensor.shape), tensor.is_coalesced()
 
 
 def _copy(tensor):
@@ -83,7 +87,7 @@ def _copy(tensor):
     return _fresh(flat.shape, flat).copy_(flat).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-_PACK = {_routes.INLINE: _inline, _routes.PARTS: _parts, _routes.COPY: _copy, _routes.LEASE: lambda t: t,
+_PACK = {_routes.INLINE: _inline, _routes.COPY: _copy, _routes.LEASE: lambda t: t,
          _routes.MOVE: lambda t: t}
 
 

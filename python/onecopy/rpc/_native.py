@@ -8,7 +8,7 @@ import time
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import Timeout
-from . import _agent, _calls, _exports, _modes, _ranges, _rooms, _running, _telemetry, _values
+from . import _agent, _calls, _exports, _modes, _programs, _ranges, _rooms, _running, _telemetry, _values
 from ._agent import Later, handler, handlers
 from ._awaiting import future_in_loop
 from ._errors import Cancelled, RemoteFailure
@@ -112,7 +112,7 @@ def call(to, function, args=(), kwargs=None, *, timeout=None):
     with the place in the text; Timeout after `timeout` seconds (0: no limit; None: that of init()), or when the call that
     this thread runs for another is late; PeerDied when the member has ended; TypeError for a value that cannot cross."""
     agent = _agent.current()
-    with _ranges.of_call("sync", name_for(function), agent, to):
+    with _ranges.of_call("sync", _name_at(agent.member(to), function), agent, to):
         return call_async(to, function, args, kwargs, timeout=timeout).wait()
 
 
@@ -125,7 +125,8 @@ def begin(to, verb, function, args, kwargs, timeout, extra=(), keep=None):
     """`keep` is told of the Call before anything is sent."""
     agent = _agent.current()
     member = agent.member(to)
-    made = Call(agent, member, name_for(function), _running.deadline_for(timeout, agent.timeout))
+    _programs.refuse_other_verbs(member, verb)
+    made = Call(agent, member, _name_at(member, function), _running.deadline_for(timeout, agent.timeout))
     args, kwargs = list(_checked(args)), dict(kwargs or {})
     if keep is not None:
         keep(made)
@@ -144,6 +145,11 @@ def _checked(args):
     if isinstance(args, (list, tuple)):
         return args
     raise TypeError(f"args is a tuple of arguments, not a {type(args).__name__}: args=({args!r:.60},)")
+
+
+def _name_at(member, function):
+    """A program in C++ gives its functions names of any kind."""
+    return function if isinstance(member, _programs.Program) and isinstance(function, str) else name_for(function)
 
 
 def name_for(function):
@@ -165,6 +171,9 @@ def name_for(function):
 def _start(made, agent, member, verb, args, kwargs, extra):
     if member.info.id == agent.info.id:
         return _start_here(made, agent, verb, args, kwargs, extra)
+    if isinstance(member, _programs.Program):
+        seconds = _running.seconds_until(made.deadline)
+        return agent.call_program(member, made.function, args, kwargs, made.deadline, seconds)
     marked = [*_modes.marked_in(args), *_modes.marked_in(kwargs)]
     value = (made.number, made.deadline, made.trace, made.function, args, kwargs, *extra)
     seconds = _running.seconds_until(made.deadline)
@@ -246,7 +255,9 @@ def _error_of(future):
 def remote(to, function, args=(), kwargs=None, *, timeout=None):
     """A Reference, at once, to the result of function(*args, **kwargs), which stays in the member `to`. Methods of the
     value whose names do not begin with an underscore are called through it: reference.rpc_sync().method(...)."""
-    deadline = _running.deadline_for(timeout, _agent.current().timeout)
+    agent = _agent.current()
+    _programs.refuse_other_verbs(agent.member(to), "remote")
+    deadline = _running.deadline_for(timeout, agent.timeout)
     return _calls.remote(to, function, args, kwargs, _running.seconds_until(deadline))
 
 

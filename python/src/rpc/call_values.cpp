@@ -24,12 +24,28 @@ nb::object decode_body(Message&& message) {
   return decode_message(std::move(message));
 }
 
-bool encode_plain(nb::handle value, Message& message) {
+bool encode_plain(nb::handle value, Message& message, std::size_t* inlined) {
   constexpr std::size_t kUsual = 160;  // most calls, and the tail behind them, without growing
   message.data.reserve(kUsual);
-  if (!call_python([&] { return encode_value(value.ptr(), message, Tensors::are_copied); })) return false;
+  if (!call_python([&] { return encode_value(value.ptr(), message, Tensors::are_copied, inlined); }))
+    return false;
   message.tag = kPlainCall << rpc::kBodyShift;
   return true;
+}
+
+std::pair<nb::object, nb::object> decode_call(Message&& message) {
+  const nb::object values = decode_plain(std::move(message));
+  if (!PyTuple_CheckExact(values.ptr()) || PyTuple_GET_SIZE(values.ptr()) != 2)
+    throw Error(ErrorCode::bad_handle, "a call of another member has no arguments");
+  const nb::object args = nb::borrow(PyTuple_GET_ITEM(values.ptr(), 0));
+  nb::object kwargs = nb::borrow(PyTuple_GET_ITEM(values.ptr(), 1));
+  if (!PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr()))
+    throw Error(ErrorCode::bad_handle, "a call of another member has arguments that are no tuple");
+  if (!kwargs.is_none() && !PyDict_CheckExact(kwargs.ptr()))
+    throw Error(ErrorCode::bad_handle, "a call of another member has keyword arguments that are no dict");
+  nb::object tuple = nb::steal(PySequence_Tuple(args.ptr()));
+  if (!tuple.is_valid()) throw nb::python_error();
+  return {std::move(tuple), std::move(kwargs)};
 }
 
 nb::object decode_plain(Message&& message) {

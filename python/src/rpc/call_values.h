@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 
 #include "binding/module.h"
 #include "onecopy/channel/queue.h"
@@ -21,8 +22,12 @@ Message encode_body(nb::handle value);
 nb::object decode_body(Message&& message);
 
 /// Values for a plain call. Tensors of the CPU are copied. False when there is something else in the value.
-bool encode_plain(nb::handle value, Message& message);
+/// The tensors that went as bytes are counted in `inlined`; the others are those of the message.
+bool encode_plain(nb::handle value, Message& message, std::size_t* inlined = nullptr);
 nb::object decode_plain(Message&& message);
+/// (a tuple of arguments, a dict of keyword arguments or None) of a plain call. Throws bad_handle for other values, since
+/// the interpreter relies on these types.
+std::pair<nb::object, nb::object> decode_call(Message&& message);
 
 /// Puts `message` into a lane by `put(Stream)`, in the order of the program's current streams. Without the GIL where
 /// putting may have to ask another process.

@@ -3,6 +3,8 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
+#include <functional>
 #include <utility>
 
 #include "binding/bytes.h"
@@ -12,6 +14,7 @@
 #include "os/log.h"
 #include "rpc/call_values.h"
 #include "rpc/context.h"
+#include "rpc/failure.h"
 
 namespace onecopy::python {
 namespace {
@@ -33,11 +36,43 @@ nb::object to_seconds(TimePoint deadline) {
   return nb::float_(static_cast<double>(deadline.time_since_epoch().count()) / 1e9);
 }
 
+/// Of a thread in RpcNode::run(): what it can do while a call of its own function is under way.
+struct Helper {
+  rpc::Node& node;
+  std::function<void(rpc::Work&)> handle;
+  int depth = 0;  ///< functions that it runs within each other
+};
+thread_local Helper* t_helper = nullptr;
+
+/// Work that no other thread is left for, since their functions wait for calls, too.
+void help(rpc::Node& node) {
+  constexpr int kMostWithin = 16;
+  rpc::Work work;
+  if (!t_helper || &t_helper->node != &node || t_helper->depth == kMostWithin || !node.try_help(work))
+    return;
+  ++t_helper->depth;
+  t_helper->handle(work);
+  --t_helper->depth;
+}
+
 void wait_for(rpc::Node& node, const rpc::CallRef& call) {
   while (!without_gil([&] { return node.wait(call, kForever); })) {
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     drop_unneeded();
+    help(node);
   }
+}
+
+/// The code of that word; remote_error for all others.
+ErrorCode code_named(const std::string& word) {
+  for (int i = 0; i <= static_cast<int>(ErrorCode::system); ++i)
+    if (word == name(static_cast<ErrorCode>(i))) return static_cast<ErrorCode>(i);
+  return ErrorCode::remote_error;
+}
+
+void count_plain(rpc::Member& to, std::size_t inlined, const Message& message) noexcept {
+  to.counters.count(rpc::Route::inlined, inlined);
+  to.counters.count(rpc::Route::copy, message.tensors.size());
 }
 
 nb::object not_plain() { return nb::borrow(Py_NotImplemented); }
@@ -72,6 +107,7 @@ void RpcCall::complete() { node_->complete(call_, rpc::End::answered); }
 
 nb::object RpcCall::take_answer() {
   Message answer = std::move(call_->answer);
+  if (call_->status == rpc::Status::failure) rpc::throw_failure(answer);  // of a program in C++
   const bool is_plain = rpc::body_form(answer.tag) == kPlainCall;
   return nb::make_tuple(is_plain,
                         is_plain ? decode_plain(std::move(answer)) : decode_body(std::move(answer)));
@@ -97,9 +133,16 @@ RpcNode::~RpcNode() {
 
 nb::bytes RpcNode::address() { return to_python(node_->address().to_bytes()); }
 
-void RpcNode::join(nb::bytes address) {
+nb::object RpcNode::join(nb::bytes address) {
   const rpc::Address where = rpc::Address::from_bytes(span_of(address));
   without_gil([&] { node_->join(where); });
+  return nb::make_tuple(where.name, where.number, where.pid);
+}
+
+void RpcNode::count_route(std::uint32_t to, const std::string& route) {
+  const auto at = std::find(rpc::kRouteNames.begin(), rpc::kRouteNames.end(), route);
+  if (at == rpc::kRouteNames.end()) throw Error(ErrorCode::invalid_argument, "there is no such route");
+  member(to).counters.count(static_cast<rpc::Route>(at - rpc::kRouteNames.begin()), 1);
 }
 
 void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
@@ -123,6 +166,32 @@ nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline
   });
   Py_INCREF(future.ptr());
   return nb::cast(RpcCall(node_, std::move(call)));
+}
+
+nb::object RpcNode::call_program(std::uint32_t to, const std::string& function, nb::handle values,
+                                 nb::handle deadline, nb::handle future) {
+  rpc::Member& callee = member(to);
+  const TimePoint until = deadline_from(deadline);
+  Message message;
+  std::size_t inlined = 0;
+  if (!encode_plain(values, message, &inlined))
+    throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
+  if (!callee.out.load()) without_gil([&] { node_->connect(callee, until); });
+  count_plain(callee, inlined, message);
+  rpc::CallRef call;
+  put_in_order(message, [&](Stream stream) {
+    rpc::Node::Outgoing outgoing{std::move(message), function, false, stream, future.ptr(), &drop_python};
+    call = node_->call(callee, std::move(outgoing), until, true);
+  });
+  Py_INCREF(future.ptr());
+  return nb::cast(RpcCall(node_, std::move(call)));
+}
+
+void RpcNode::answer_program(std::uint32_t to, std::uint64_t call, const std::string& code,
+                             const std::string& text) {
+  rpc::Member& caller = member(to);
+  Message message = rpc::encode_failure(code_named(code), text);
+  without_gil([&] { node_->answer(caller, call, rpc::Status::failure, std::move(message)); });
 }
 
 nb::object RpcNode::begin_here(nb::handle deadline, nb::handle future) {
@@ -212,7 +281,9 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   if (!to) return {};
   const nb::object values = values_of_call(args, kwargs);
   Message message;
-  if (!values.is_valid() || !encode_plain(values, message)) return {};
+  std::size_t inlined = 0;
+  if (!values.is_valid() || !encode_plain(values, message, &inlined)) return {};
+  count_plain(*to, inlined, message);
   const TimePoint deadline = deadline_after_seconds(seconds);
   rpc::CallRef call;
   try {
@@ -262,19 +333,39 @@ nb::object RpcNode::begin_plain(nb::handle to, nb::handle function, nb::handle a
 // --- workers
 
 void RpcNode::run(nb::handle agent) {
+  Helper helper{*node_, [this, agent](rpc::Work& work) { handle(agent, work); }};
+  t_helper = &helper;
   rpc::Work work;
   while (without_gil([&] { return node_->next(work); })) {
     if (node_->wants_worker()) call_python([&] { agent.attr("_add_worker")(); });
-    try {
-      do_work(agent, work);
-    } catch (nb::python_error& error) {
-      error.restore();
-      PyErr_WriteUnraisable(agent.ptr());
-    } catch (const std::exception& error) {
-      log_warning(std::string("a message of rpc was not handled: ") + error.what());
-    }
+    handle(agent, work);
     work = {};
     drop_unneeded();
+  }
+  t_helper = nullptr;
+}
+
+void RpcNode::handle(nb::handle agent, rpc::Work& work) noexcept {
+  try {
+    do_work(agent, work);
+  } catch (nb::python_error& error) {
+    const std::string text = error.what();
+    error.restore();
+    PyErr_WriteUnraisable(agent.ptr());
+    refuse(agent, work, text);
+  } catch (const std::exception& error) {
+    log_warning(std::string("a message of rpc was not handled: ") + error.what());
+    refuse(agent, work, error.what());
+  }
+}
+
+/// A caller that has had its answer drops this one.
+void RpcNode::refuse(nb::handle agent, const rpc::Work& work, const std::string& text) noexcept {
+  if (work.kind != rpc::Work::Kind::call || work.call == 0) return;
+  try {
+    call_python([&] { agent.attr("_refuse_text")(work.call, work.from->number(), text); });
+  } catch (const std::exception& error) {
+    log_warning(std::string("a caller was not told that its call failed: ") + error.what());
   }
 }
 
@@ -373,18 +464,16 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   }
   Target& found = *at;
   try {
-    const nb::object values = decode_plain(std::move(work.message));
-    const nb::object args = nb::steal(PySequence_Tuple(PyTuple_GetItem(values.ptr(), 0)));
-    PyObject* const kwargs = PyTuple_GetItem(values.ptr(), 1);
-    if (!args.is_valid() || !kwargs) throw nb::python_error();
+    const auto [args, kwargs] = decode_call(std::move(work.message));
     const nb::object function = found.function;
     if (!found.is_plain) {
-      call_python([&] { agent.attr("_serve_plain")(work.call, from, function, args, nb::borrow(kwargs)); });
+      call_python([&, &args = args, &kwargs = kwargs] {
+        agent.attr("_serve_plain")(work.call, from, function, args, kwargs);
+      });
       return;
     }
-    result = call_python([&] {
-      return nb::steal(PyObject_Call(function.ptr(), args.ptr(), kwargs == Py_None ? nullptr : kwargs));
-    });
+    PyObject* const given[] = {args.ptr(), kwargs.is_none() ? nullptr : kwargs.ptr()};
+    result = call_python([&] { return nb::steal(PyObject_Call(function.ptr(), given[0], given[1])); });
     if (!result.is_valid()) throw nb::python_error();
   } catch (nb::python_error& error) {
     const nb::object value = nb::borrow(error.value());
@@ -396,10 +485,12 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
 
 void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result) {
   Message message;
-  if (!encode_plain(result, message)) {
+  std::size_t inlined = 0;
+  if (!encode_plain(result, message, &inlined)) {
     call_python([&] { agent.attr("_answer_plain")(work.call, work.from->number(), result); });
     return;
   }
+  count_plain(*work.from, inlined, message);
   put_in_order(message, [&](Stream stream) {
     node_->answer(*work.from, work.call, rpc::Status::value, std::move(message), false, stream);
   });
@@ -411,6 +502,25 @@ void RpcNode::stop() {
 
 void init_rpc(nb::module_& m) {
   init_rpc_context(m);
+  m.def(
+      "_decode_call",
+      [](nb::bytes data) {
+        const ByteSpan bytes = span_of(data);
+        Message message;
+        message.data.assign(bytes.begin(), bytes.end());
+        auto [args, kwargs] = decode_call(std::move(message));
+        return nb::make_tuple(args, kwargs);
+      },
+      nb::arg("data"), "The arguments of a plain call, as its callee reads them.");
+  m.def(
+      "_encode_call",
+      [](nb::tuple args) -> nb::object {
+        Message message;
+        if (!encode_plain(nb::make_tuple(args, nb::none()), message) || !message.tensors.empty())
+          return nb::none();
+        return to_python(message.data);
+      },
+      nb::arg("args"), "For _decode_call(); None for what does not go as bytes alone.");
   nb::class_<RpcCall>(m, "_RpcCall")
       .def_prop_ro("number", &RpcCall::number)
       .def_prop_ro("done", &RpcCall::is_done)
@@ -423,10 +533,15 @@ void init_rpc(nb::module_& m) {
       .def(nb::init<const std::string&, std::uint32_t>(), nb::arg("name"), nb::arg("number"))
       .def("address", &RpcNode::address)
       .def("join", &RpcNode::join, nb::arg("address"))
+      .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
       .def("call", &RpcNode::call, nb::arg("to"), nb::arg("value"), nb::arg("deadline").none(),
            nb::arg("future"))
       .def("begin_here", &RpcNode::begin_here, nb::arg("deadline").none(), nb::arg("future"))
+      .def("call_program", &RpcNode::call_program, nb::arg("to"), nb::arg("function"), nb::arg("values"),
+           nb::arg("deadline").none(), nb::arg("future"))
+      .def("answer_program", &RpcNode::answer_program, nb::arg("to"), nb::arg("call"), nb::arg("code"),
+           nb::arg("text"))
       .def("note", &RpcNode::note, nb::arg("to"), nb::arg("value"))
       .def("answer", &RpcNode::answer, nb::arg("to"), nb::arg("call"), nb::arg("value"),
            nb::arg("is_in_order"))

@@ -49,13 +49,23 @@ class RpcNode {
 
   rpc::Node& node() noexcept { return *node_; }
   nb::bytes address();
-  void join(nb::bytes address);
+  /// (name, number, pid) of the member.
+  nb::object join(nb::bytes address);
+  /// For listings: a tensor goes to that member by this route.
+  void count_route(std::uint32_t to, const std::string& route);
   void set_number_of(const std::string& name, nb::handle number);
 
   // Calls that are not plain.
   nb::object call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future);
   nb::object begin_here(nb::handle deadline, nb::handle future);
   void note(std::uint32_t to, nb::handle value);
+  /// Of a function in C++, by its name there: `values` are (arguments, keyword arguments or None). Throws TypeError for
+  /// what is no plain value.
+  nb::object call_program(std::uint32_t to, const std::string& function, nb::handle values,
+                          nb::handle deadline, nb::handle future);
+  /// To a program in C++: an error by the word for its cause, and its text.
+  void answer_program(std::uint32_t to, std::uint64_t call, const std::string& code,
+                      const std::string& text);
   void answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order);
 
   // Plain ones.
@@ -92,6 +102,8 @@ class RpcNode {
                           nb::handle kwargs, double seconds, nb::handle future);
   nb::object wait_plain(nb::handle agent, const rpc::Member& to, const rpc::CallRef& call, double seconds);
 
+  void handle(nb::handle agent, rpc::Work& work) noexcept;
+  void refuse(nb::handle agent, const rpc::Work& work, const std::string& text) noexcept;
   void do_work(nb::handle agent, rpc::Work& work);
   void take(nb::handle agent, rpc::Work& work);
   void serve_plain(nb::handle agent, rpc::Work& work);

@@ -25,6 +25,7 @@ class Encoder {
     for (const auto& [row, array] : arrays_) message_.tensors[row] = array.tensor();
     return true;
   }
+  std::size_t inlined() const noexcept { return inlined_; }
 
  private:
   /// REQUIRES: the caller keeps the value meanwhile.
@@ -67,6 +68,7 @@ class Encoder {
       arrays_;  ///< copied, by their rows, if all can be written
   SeenObjects seen_;
   std::uint32_t numbered_ = 0;
+  std::size_t inlined_ = 0;                 ///< tensors that were written as bytes
   std::vector<std::uint32_t> open_tuples_;  ///< numbers; a reader cannot refer to a tuple's beginning
   bool is_cyclic_ = false;                  ///< an object refers to a tuple that it is in
 };
@@ -223,6 +225,7 @@ bool Encoder::write_inline(const torch::Copyable& from) {
   for (const std::int64_t size : from.layout.shape())
     append(reinterpret_cast<const char*>(&size), sizeof size);
   append(reinterpret_cast<const char*>(from.data), from.layout.nbytes());
+  ++inlined_;
   return true;
 }
 
@@ -272,8 +275,11 @@ void Encoder::write_count(Tag small, std::size_t most, Tag large, std::size_t co
 
 }  // namespace
 
-bool encode_value(PyObject* value, Message& message, Tensors tensors) {
-  return Encoder(message, tensors).write_all(value);
+bool encode_value(PyObject* value, Message& message, Tensors tensors, std::size_t* inlined) {
+  Encoder encoder(message, tensors);
+  const bool is_plain = encoder.write_all(value);
+  if (inlined) *inlined = encoder.inlined();
+  return is_plain;
 }
 
 }  // namespace onecopy::python

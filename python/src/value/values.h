@@ -24,7 +24,9 @@ enum class Tensors : std::uint8_t {
 /// bool, int, float, complex, str, bytes, tuple, list, dict, torch and onecopy tensors, of exactly these types and
 /// nested up to 32 deep. If it contains another object, which has to be pickled, returns false with the message
 /// unspecified. Throws the exceptions of moving a tensor.
-bool encode_value(PyObject* value, Message& message, Tensors tensors = Tensors::are_shared);
+/// `inlined` is set to the number of tensors that went as bytes.
+bool encode_value(PyObject* value, Message& message, Tensors tensors = Tensors::are_shared,
+                  std::size_t* inlined = nullptr);
 
 /// A tensor as it was before encoding: a torch tensor with the flags' properties, or for no flags a
 /// onecopy.Tensor. Throws bad_handle for flags that do not exist.

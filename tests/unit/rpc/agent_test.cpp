@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
+#include "onecopy/share/stats.h"
 #include "support/die_at.h"
 #include "support/note.h"
 #include "support/numbers.h"
@@ -169,6 +170,28 @@ TEST(Agent, IsCalledBackAtAnyDepth) {
   EXPECT_EQ(callee.join(), 0);
 }
 
+/// With four threads in each process, and 20 calls that go back and forth six times.
+TEST(Agent, DoesNotRunOutOfThreadsForCallsThatWaitForEachOther) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee([&] {
+    Agent agent({.name = "callee", .number = 1, .most_workers = 4});
+    define_descend(agent, "caller");
+    meeting->join(agent, 0);
+    meeting->publish(1, agent);
+    meeting->reach(1);
+  });
+  Agent agent({.name = "caller", .most_workers = 4});
+  define_descend(agent, "callee");
+  meeting->publish(0, agent);
+  meeting->join(agent, 1);
+  std::vector<Future> futures;
+  for (int i = 0; i < 20; ++i) futures.push_back(agent.call_async("callee", "descend", number(6)));
+  for (Future& future : futures) EXPECT_EQ(number_of(future.get()), 6);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
 TEST(Agent, GivesUpAtTheDeadline) {
   Watchdog watchdog;
   Shared<Meeting> meeting;
@@ -279,6 +302,43 @@ TEST(Agent, FailsItsCallsWhenItShutsDown) {
   expect_refusal(ErrorCode::closed, {}, [&] { agent.call("callee", "echo"); });
   meeting->step = 1;
   EXPECT_EQ(callee.join(), 0);
+}
+
+PeerInfo peer_in_listing(std::size_t i) { return this_owner().groups.at(0).peers.at(i); }
+
+TEST(Agent, IsListedWithItsPeersAndWhatWentToThem) {
+  Watchdog watchdog;
+  Shared<Meeting> meeting;
+  Child callee = serve(meeting, [&](Agent& agent) {
+    agent.define("wait", [&](Values&&) {
+      meeting->reach(1);
+      return Values{};
+    });
+  });
+  {
+    Agent agent({.name = "caller", .number = 7});
+    meeting->join(agent, 1);
+    EXPECT_EQ(peer_in_listing(0).state, "new");
+    agent.call("callee", "echo", {{}, {testing::numbers(10, 1), testing::numbers(10, 1)}});
+    Future future = agent.call_async("callee", "wait");
+    const GroupInfo group = this_owner().groups.at(0);
+    EXPECT_EQ(group.name, "caller");
+    EXPECT_EQ(group.number, 7U);
+    EXPECT_EQ(group.calls_under_way, 1U);
+    const PeerInfo peer = peer_in_listing(0);
+    EXPECT_EQ(peer.name, "callee");
+    EXPECT_EQ(peer.pid, callee.pid());
+    EXPECT_EQ(peer.state, "open");
+    EXPECT_EQ(peer.lanes, 2U);
+    EXPECT_EQ(peer.calls_under_way, 1U);
+    EXPECT_EQ(peer.calls, 2U);
+    EXPECT_EQ(peer.answers, 1U);
+    EXPECT_EQ(peer.routes, (std::vector<std::pair<std::string, std::uint64_t>>{{"lease", 2}}));
+    callee.kill();
+    expect_refusal(ErrorCode::peer_died, {}, [&] { future.get(); });
+    EXPECT_EQ(peer_in_listing(0).state, "ended");
+  }
+  EXPECT_TRUE(this_owner().groups.empty());
 }
 
 TEST(Agent, IsNotForForkedChildren) {

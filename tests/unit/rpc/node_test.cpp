@@ -93,6 +93,13 @@ TEST_F(Nodes, RefuseAMemberUnderATakenNumber) {
                  [&] { a_.join(other.address()); });
 }
 
+TEST_F(Nodes, RefuseAnotherUnderTheirOwnNumber) {
+  Node other({"other", 0, 0ns});
+  expect_refusal(ErrorCode::invalid_argument, {"member 0 of the group is a, this process"},
+                 [&] { a_.join(other.address()); });
+  EXPECT_EQ(a_.find(0), nullptr);
+}
+
 TEST_F(Nodes, RefuseBytesThatAreNoAddress) {
   const Bytes good = b_.address().to_bytes();
   expect_refusal(ErrorCode::bad_handle, {}, [&] { Address::from_bytes({}); });

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <complex>
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "onecopy/core/bytes.h"
+#include "onecopy/memory/tensor.h"
+
+namespace onecopy::rpc {
+
+/// A plain value of Python, for calls between programs in C++ and in Python. Copies are cheap: they have their parts in
+/// common, which never change.
+/// Thread safety: as a value.
+class Value {
+ public:
+  enum class Kind : std::uint8_t {
+    none,
+    boolean,
+    integer,
+    real,
+    complex,
+    text,
+    bytes,
+    list,
+    tuple,
+    dict,
+    tensor
+  };
+  using List = std::vector<Value>;
+  using Dict = std::vector<std::pair<Value, Value>>;  ///< in the order in which its keys came
+
+  Value() = default;
+  Value(std::same_as<bool> auto truth) : value_(truth) {}
+  template <std::integral Integer>
+  requires(!std::same_as<Integer, bool>) Value(Integer number)
+      : value_(static_cast<std::int64_t>(number)) {}
+  Value(double number) : value_(number) {}
+  Value(std::complex<double> number) : value_(number) {}
+  Value(std::string text) : value_(std::make_shared<const std::string>(std::move(text))) {}
+  Value(const char* text) : Value(std::string(text)) {}
+  Value(Tensor tensor) : value_(std::move(tensor)) {}
+  static Value bytes(Bytes bytes);
+  static Value list(List items);
+  static Value tuple(List items);
+  static Value dict(Dict items);
+
+  Kind kind() const noexcept { return static_cast<Kind>(value_.index()); }
+
+  // Each throws invalid_argument for a value of another kind, and says of which.
+  bool as_bool() const;
+  std::int64_t as_int() const;
+  double as_double() const;  ///< of an integer, too
+  std::complex<double> as_complex() const;
+  const std::string& as_text() const;
+  const Bytes& as_bytes() const;
+  const List& as_list() const;  ///< of a tuple, too
+  const Dict& as_dict() const;
+  const Tensor& as_tensor() const;
+
+ private:
+  template <class T>
+  using Shared = std::shared_ptr<const T>;  ///< with all copies of the value
+  struct TupleItems {
+    List items;
+  };
+
+  template <class T>
+  const T& get(const char* wanted) const;
+
+  std::variant<std::monostate, bool, std::int64_t, double, std::complex<double>, Shared<std::string>,
+               Shared<Bytes>, Shared<List>, Shared<TupleItems>, Shared<Dict>, Tensor>
+      value_;
+};
+
+/// "a list", for errors.
+const char* name(Value::Kind kind) noexcept;
+
+}  // namespace onecopy::rpc

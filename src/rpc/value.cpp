@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "onecopy/rpc/value.h"
+
+#include <fmt/format.h>
+
+#include <array>
+
+#include "onecopy/core/error.h"
+
+namespace onecopy::rpc {
+namespace {
+
+constexpr std::array<const char*, 11> kNames{"None",  "a bool", "an int",  "a float", "a complex", "a str",
+                                             "bytes", "a list", "a tuple", "a dict",  "a tensor"};
+
+}  // namespace
+
+const char* name(Value::Kind kind) noexcept { return kNames[static_cast<std::size_t>(kind)]; }
+
+Value Value::bytes(Bytes bytes) {
+  Value value;
+  value.value_ = std::make_shared<const Bytes>(std::move(bytes));
+  return value;
+}
+
+Value Value::list(List items) {
+  Value value;
+  value.value_ = std::make_shared<const List>(std::move(items));
+  return value;
+}
+
+Value Value::tuple(List items) {
+  Value value;
+  value.value_ = std::make_shared<const TupleItems>(TupleItems{std::move(items)});
+  return value;
+}
+
+Value Value::dict(Dict items) {
+  Value value;
+  value.value_ = std::make_shared<const Dict>(std::move(items));
+  return value;
+}
+
+template <class T>
+const T& Value::get(const char* wanted) const {
+  if (const T* const found = std::get_if<T>(&value_)) return *found;
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("{} is wanted, and this value is {}", wanted, name(kind())));
+}
+
+bool Value::as_bool() const { return get<bool>("a bool"); }
+
+std::int64_t Value::as_int() const { return get<std::int64_t>("an int"); }
+
+double Value::as_double() const {
+  return kind() == Kind::integer ? static_cast<double>(as_int()) : get<double>("a float");
+}
+
+std::complex<double> Value::as_complex() const { return get<std::complex<double>>("a complex"); }
+
+const std::string& Value::as_text() const { return *get<Shared<std::string>>("a str"); }
+
+const Bytes& Value::as_bytes() const { return *get<Shared<Bytes>>("bytes"); }
+
+const Value::List& Value::as_list() const {
+  return kind() == Kind::tuple ? std::get<Shared<TupleItems>>(value_)->items : *get<Shared<List>>("a list");
+}
+
+const Value::Dict& Value::as_dict() const { return *get<Shared<Dict>>("a dict"); }
+
+const Tensor& Value::as_tensor() const { return get<Tensor>("a tensor"); }
+
+}  // namespace onecopy::rpc
