@@ -22,6 +22,7 @@ table { border-collapse: collapse; width: 100%; } th { font-weight: 600; text-al
 th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 td.c { font-family: ui-monospace, monospace; font-size: .85em; overflow-wrap: anywhere; }
+td.c div { max-height: 5.2em; overflow: auto; }
 .tiles { display: flex; flex-wrap: wrap; gap: .8rem; margin: 1.2rem 0; }
 .tile { background: var(--soft); border-radius: 8px; padding: .6rem 1rem; min-width: 7rem; }
 .tile b { display: block; font-size: 1.3rem; }
@@ -73,11 +74,11 @@ std::string owners(const Look& look) {
   std::string rows;
   for (const ListedOwner& owner : look.owners) {
     const Stats& stats = owner.info.stats;
-    rows +=
-        line(number(static_cast<std::uint64_t>(owner.info.pid)) + number(format_bytes(stats.bytes_shared)) +
-             number(format_bytes(stats.live_bytes)) + number(stats.live_blocks) + number(stats.in_transit) +
-             number(stats.limbo) + number(owner.info.borrowers.size()) + number(stats.leases) +
-             number(stats.descriptors) + fmt::format("<td class=\"c\">{}</td>", html(owner.command)));
+    rows += line(number(static_cast<std::uint64_t>(owner.info.pid)) +
+                 number(format_bytes(stats.bytes_shared)) + number(format_bytes(stats.live_bytes)) +
+                 number(stats.live_blocks) + number(stats.in_transit) + number(stats.limbo) +
+                 number(owner.info.borrowers.size()) + number(stats.leases) + number(stats.descriptors) +
+                 fmt::format("<td class=\"c\"><div>{}</div></td>", html(owner.command)));
   }
   return table({"#pid", "#memory", "#bytes", "#blocks", "#in transit", "#limbo", "#borrowers", "#leases",
                 "#descriptors", "command"},
