@@ -19,10 +19,6 @@ install(FILES ${PROJECT_BINARY_DIR}/onecopy-config.cmake ${PROJECT_BINARY_DIR}/o
 
 # For those who build without CMake. The libraries are archives, so whoever links them links what they call as well;
 # the file finds its prefix by where it lies, as an installed package may be moved.
-set(ONECOPY_PC_REQUIRES "fmt")
-if(ONECOPY_HEADERS)
-  set(ONECOPY_PC_REQUIRES "")
-endif()
 set(ONECOPY_PC_DIR ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 file(RELATIVE_PATH ONECOPY_PREFIX_FROM_PC /prefix/${ONECOPY_PC_DIR} /prefix)
 configure_file(cmake/onecopy.pc.in ${PROJECT_BINARY_DIR}/onecopy.pc @ONLY)

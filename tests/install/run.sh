@@ -32,6 +32,17 @@ expect_line() {  # expect_line <file> <text> <command that fails>...: it says so
   [ "$(grep -cF -- "$text" "$file")" -ge 1 ] || { cat "$file"; exit 1; }
 }
 
+needs_no_fmt() {  # needs_no_fmt <prefix> <program>: neither to be compiled nor to run
+  if grep -rlE 'fmt|spdlog|nlohmann' "$1/lib"*/cmake "$1/lib"*/pkgconfig; then
+    echo "the installed package wants libraries of its users that only its own sources include"
+    exit 1
+  fi
+  if readelf -d "$2" | grep -E 'NEEDED.*(fmt|spdlog)'; then
+    echo "programs that link onecopy want a library to run"
+    exit 1
+  fi
+}
+
 build_and_run() {  # build_and_run <cmake argument>...
   "$cmake" -S "$place/stranger" -B "$place/build" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@"
   "$cmake" --build "$place/build"
@@ -42,7 +53,8 @@ case $kind in
   find_package)
     install_to "$place/first"
     mv "$place/first" "$place/moved"  # an installed package may be moved
-    build_and_run -DCMAKE_PREFIX_PATH="$place/moved"
+    build_and_run -DCMAKE_PREFIX_PATH="$place/moved" -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON
+    needs_no_fmt "$place/moved" "$place/build/stranger"
     if grep -rl "$build" "$place/moved/lib"*/cmake; then
       echo "the installed package names the build directory"
       exit 1

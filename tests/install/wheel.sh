@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# wheel.sh WHEEL [ROOT...]: installs it with pip where no compiler is, runs README's program and `onecopy doctor`. Each
-# ROOT is a directory with another distribution in it that has python3-venv (debootstrap makes one; wants root); without
-# one it is an environment of this distribution's Python with a PATH that has no compiler.
+# wheel.sh WHEEL [PYTHON | ROOT...]: installs it with pip where no compiler is, runs README's program and `onecopy doctor`.
+# Each ROOT is a directory with another distribution in it that has python3-venv (debootstrap makes one; wants root).
+# Without one it is an environment of PYTHON (python3) with a PATH that has no compiler.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 wheel=$(realpath "$1")
@@ -10,12 +10,12 @@ shift
 place=$(mktemp -d)
 trap 'rm -rf "$place"' EXIT
 
-check_links() {  # of what the wheel holds: libc's own libraries, and no other
+check_links() {  # of what the wheel holds: the libraries of libc, the unwinder beside it, and no other
   local file needed
   (cd "$place" && mkdir unpacked && cd unpacked && python3 -m zipfile -e "$wheel" .)
   for file in "$place"/unpacked/onecopy/_core*.so "$place"/unpacked/*.data/scripts/onecopy; do
     needed=$(readelf -d "$file" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
-      grep -vE '^(libc|libm|libdl|libpthread|librt)\.so\.|^ld-linux' || true)
+      grep -vE '^(libc|libm|libdl|libpthread|librt|libgcc_s)\.so\.|^ld-linux' || true)
     if [ -n "$needed" ]; then
       echo "$(basename "$file") links $needed"
       exit 1
@@ -48,7 +48,7 @@ try_here() {
   mkdir "$place/bin"
   for tool in cat cmp; do ln -s "$(command -v $tool)" "$place/bin/$tool"; done
   # The interpreter itself: what PATH has may be a script around it.
-  ln -s "$(python3 -c 'import os, sys; print(os.path.realpath(sys.executable))')" "$place/bin/python3"
+  ln -s "$("$1" -c 'import os, sys; print(os.path.realpath(sys.executable))')" "$place/bin/python3"
   bring "$place/try"
   (cd / && env -i PATH="$place/bin" HOME="$place" /bin/sh "$place/try/try.sh" "$place/try")
 }
@@ -63,8 +63,9 @@ try_in() {  # try_in <root>
 }
 
 check_links
-if [ $# = 0 ]; then
-  try_here
+if [ $# = 0 ] || [ ! -d "$1" ]; then
+  try_here "${1:-python3}"
+  set --
 fi
 for root in "$@"; do
   echo "in $root: $(sed -n 's/^PRETTY_NAME=//p' "$root/etc/os-release")"
