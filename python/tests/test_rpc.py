@@ -115,6 +115,68 @@ def points_that_are_waited_for():
     return by_callback, waited
 
 
+def futures_that_are_left(count):
+    """How many of as many Futures there still are, that were waited for, called back, collected, or never looked at."""
+    import gc
+
+    from onecopy.rpc._futures import CallFuture
+
+    def calls():
+        return [rpc.rpc_async("worker1", add, args=(i,)) for i in range(count)]
+
+    def is_one(thing):
+        return type(thing) is CallFuture  # isinstance() would ask objects of torch that complain
+
+    before = sum(map(is_one, gc.get_objects()))
+    torch.futures.wait_all(calls())
+    for future in calls():
+        future.wait()
+    for future in calls():
+        future.then(lambda f: f.value()).wait()
+    calls()
+    until(lambda: rpc._get_current_rpc_agent().pending_count() == 0, "calls that nobody waits for are under way")
+    add_references = [rpc.rpc_async("worker1", rref_of, args=(i,)).wait() for i in range(count)]
+    del future, add_references
+
+    def left():
+        gc.collect()
+        return sum(map(is_one, gc.get_objects())) - before
+
+    until(lambda: left() <= 0, "Futures of calls are never let go of")
+    return left()
+
+
+def rref_of(value):
+    return rpc.RRef(value)
+
+
+def completes_unwaited(how):
+    """Nobody waits for the call: its Future completes for those who ask in that way."""
+    future, seen = rpc.rpc_async("worker1", add, args=(1,)), []
+    if how == "then":
+        future.then(seen.append)
+    elif how == "callback":
+        future.add_done_callback(seen.append)
+    elif how == "torch's own":  # as a program has them that imported them by name before
+        from onecopy.distributed.rpc._torch_futures import _TORCHS
+
+        return _TORCHS["wait_all"]([future]), _TORCHS["collect_all"]([future]).wait()[0].value()
+    else:
+        until(future.done, "the call is never done")
+        return future.value()
+    until(lambda: seen, "the callback is never called")
+    return seen[0].value()
+
+
+def asked_after_the_answer():
+    """The same where the answer lies in the lane already."""
+    future, seen = rpc.rpc_async("worker1", add, args=(1,)), []
+    call(add, 1)
+    future.then(seen.append)
+    until(lambda: seen, "the callback is never called")
+    return seen[0].value()
+
+
 def shared_by_threads():
     results = []
 
@@ -205,6 +267,17 @@ def test_a_late_call_fails_at_its_deadline_and_the_next_one_works(pair):
 
 def test_callbacks_may_call_and_wait(pair):
     assert pair[0](callback_that_calls) == (3, 7)
+
+
+@pytest.mark.parametrize("how", ["then", "callback", "done", "torch's own"])
+def test_a_future_completes_for_who_asks_without_waiting(pair, how):
+    assert pair[0](completes_unwaited, how) == (([2], 2) if how == "torch's own" else 2)
+    assert pair[0](asked_after_the_answer) == 2
+
+
+def test_futures_of_calls_go_with_the_last_that_has_them(pair):
+    """Each call had its Future for its owner and the Future its call, so that results were never let go of."""
+    assert pair[0](futures_that_are_left, 50) <= 0
 
 
 def test_each_thread_that_takes_a_result_orders_its_streams_behind_it(pair):

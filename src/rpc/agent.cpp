@@ -117,7 +117,7 @@ void Agent::State::run(Work& work) noexcept {
 
 /// A caller whose call is late has given up.
 void Agent::State::serve(Work& work) {
-  if (work.from->has_ended || std::chrono::steady_clock::now() > work.deadline) return;
+  if (work.from->has_ended || is_past(work.deadline)) return;
   const std::string where = fmt::format("On {}: ", options.name);
   point("rpc.serve.running");
   Message failure;
@@ -164,7 +164,7 @@ bool Future::wait_for(nanoseconds timeout) {
   return true;
 }
 
-bool Future::is_ready() const { return state_->call->is_done(); }
+bool Future::is_ready() const { return state_->agent.node.has_ended(state_->call); }
 
 Agent::Agent(AgentOptions options) {
   if (options.name.empty() || options.name.size() > kMostNameBytes)

@@ -28,9 +28,7 @@ enum class End : std::uint8_t {
 /// Thread safety: all members may be called concurrently, but the outcome is read after is_done() only.
 class Call {
  public:
-  /// `is_settled_by_worker`: when no thread waits for the call, its end is work for a worker.
-  Call(std::uint32_t member, TimePoint deadline, bool is_settled_by_worker)
-      : member_(member), deadline_(deadline), word_(is_settled_by_worker ? kIsWork : 0) {}
+  Call(std::uint32_t member, TimePoint deadline) : member_(member), deadline_(deadline) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call() {
@@ -60,10 +58,10 @@ class Call {
   friend class Waits;
 
   static constexpr std::uint32_t kDone = 1;
-  static constexpr std::uint32_t kWaited = 2;  ///< a thread waits, and sees to what follows
-  static constexpr std::uint32_t kAsleep = 4;  ///< a thread sleeps on the word
-  static constexpr std::uint32_t kLead = 8;    ///< the thread that sleeps on it is to look at the lanes
-  static constexpr std::uint32_t kIsWork = 16;
+  static constexpr std::uint32_t kWaited = 2;   ///< a thread waits, and sees to what follows
+  static constexpr std::uint32_t kAsleep = 4;   ///< a thread sleeps on the word
+  static constexpr std::uint32_t kLead = 8;     ///< the thread that sleeps on it is to look at the lanes
+  static constexpr std::uint32_t kIsWork = 16;  ///< when no thread waits, its end is work for a worker
   static constexpr std::uint32_t kClaimed = 32;
 
   /// True once.
@@ -71,7 +69,7 @@ class Call {
 
   const std::uint32_t member_;
   const TimePoint deadline_;
-  std::atomic<std::uint32_t> word_;  ///< a futex of this process
+  std::atomic<std::uint32_t> word_{0};  ///< a futex of this process
 };
 
 /// Both the table of calls and the thread that waits have it.

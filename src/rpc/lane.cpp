@@ -44,6 +44,7 @@ Handle DoorbellMemory::handle() const { return share(memory_); }
 
 Inbound::Inbound() : channel_(&Channel::create({})) {}
 
+/// In the order of the default streams: whoever decodes a message orders its own streams behind them.
 std::optional<Message> Inbound::try_take() {
   while (is_ready()) {
     Session& session = channel_->session();
@@ -61,7 +62,7 @@ std::optional<Message> Inbound::try_take() {
 }
 
 void Outbound::put(const Message& message, Stream stream) {
-  channel_->sender().put(channel_->session(), message, deadline_after(kPatience), stream);
+  channel_->sender().put(channel_->session(), message, deadline_after_about(kPatience), stream);
 }
 
 }  // namespace onecopy::rpc

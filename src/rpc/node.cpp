@@ -100,22 +100,24 @@ void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail ta
   out.bell().ring_for_call();
 }
 
-CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_settled_by_worker) {
+CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_wanted) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
   Numbers::Entry& entry = to.numbers.of(outgoing.function);
-  auto call = std::make_shared<Call>(to.number(), deadline, is_settled_by_worker);
+  auto call = std::make_shared<Call>(to.number(), deadline);
   call->owner = outgoing.owner;
   call->drop_owner = outgoing.drop_owner;
   call->mean_ns = &entry.mean_ns;
   if (entry.mean_ns.load(std::memory_order_relaxed) > spin_ns_) call->spin_ns = 0;
   const std::uint64_t number = calls_.add(call);
+  if (is_wanted) waits_.want(*call);
   try {
     const Sending sending(to);
     put(lane_of(sending, to), outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
+    waits_.give_up(*call);
     throw;
   }
   // Who ended the others may not have seen this one.
@@ -157,11 +159,22 @@ void Node::answer(Member& to, std::uint64_t call, Status status, Message&& messa
 }
 
 CallRef Node::begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept) {
-  auto call = std::make_shared<Call>(number(), deadline, true);
+  auto call = std::make_shared<Call>(number(), deadline);
   call->owner = owner;
   call->drop_owner = drop_owner;
   calls_.add(call);
+  waits_.want(*call);
   return call;
+}
+
+/// The lanes are the parent's in a forked child.
+void Node::look_once() {
+  if (Session::existing() == &session_ && are_lanes_ready()) look(nullptr);
+}
+
+bool Node::has_ended(const CallRef& call) {
+  if (!call->is_done()) look_once();
+  return call->is_done();
 }
 
 bool Node::end_call(const CallRef& call, End end) {

@@ -67,15 +67,22 @@ class Node {
     void (*drop_owner)(void*) noexcept = nullptr;
   };
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, and what putting throws: the call
-  /// was not sent then.
-  CallRef call(Member& to, Outgoing&& call, TimePoint deadline, bool is_settled_by_worker);
+  /// was not sent then. `is_wanted`: as by want().
+  CallRef call(Member& to, Outgoing&& call, TimePoint deadline, bool is_wanted);
+  /// From here on a worker gets the call's end as work, unless a thread waits for it then. False when it has ended. Until
+  /// then its answer stays where it is, and costs no other thread anything.
+  bool want(const CallRef& call) noexcept { return waits_.want(*call); }
+  /// Whether the call has ended, after a look at the lanes.
+  bool has_ended(const CallRef& call);
+  /// Handles the messages that are in the lanes.
+  void look_once();
   /// A call whose answer is not wanted.
   void post(Member& to, Outgoing&& call);
   void note(Member& to, Message&& message, Stream stream = {});
   /// Answers a call. Without effect when the caller has ended, or nobody waits.
   void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false,
               Stream stream = {});
-  /// A call that crosses to no member: end_call() ends it, or its deadline.
+  /// A wanted call that crosses to no member: end_call() ends it, or its deadline.
   CallRef begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept);
   /// Ends a call from here. False when it has ended already.
   bool end_call(const CallRef& call, End end);

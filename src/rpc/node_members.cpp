@@ -56,7 +56,7 @@ Member& Node::enter(const Address& address) {
                 fmt::format("member {} of the group is {}, this process, and cannot be {} (pid {}) as well",
                             address.number, options_.name, address.name, address.pid));
   auto member = std::make_unique<Member>(address);
-  member->opened = std::make_shared<Call>(address.number, kForever, false);
+  member->opened = std::make_shared<Call>(address.number, kForever);
   if (address.number == options_.number) set_out_for_itself(*member);
   else watch_over(*member);
   members_.push_back(std::move(member));

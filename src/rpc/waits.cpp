@@ -36,6 +36,21 @@ class Waits::Follower {
   std::list<Call*>::iterator place_;
 };
 
+/// First the count, then the look for a leader: one that leaves the bell awake looks at the count afterwards.
+bool Waits::want(Call& call) noexcept {
+  wanted_.fetch_add(1);
+  const std::uint32_t before = call.word_.fetch_or(Call::kIsWork);
+  if ((before & (Call::kDone | Call::kIsWork)) != 0) wanted_.fetch_sub(1);
+  if ((before & Call::kDone) != 0) return false;
+  if (!is_led_.load()) end_watch();
+  return true;
+}
+
+void Waits::give_up(Call& call) noexcept {
+  const std::uint32_t before = call.word_.fetch_and(~Call::kIsWork);
+  if ((before & (Call::kIsWork | Call::kDone)) == Call::kIsWork) wanted_.fetch_sub(1);
+}
+
 bool Waits::wait(const CallRef& call, TimePoint until) {
   if (call->is_done()) return true;
   until = std::min(until, deadline_after(kSleepSlice));
@@ -56,7 +71,7 @@ void Waits::stop_waiting(const CallRef& call) {
 }
 
 void Waits::lead(Call& call, TimePoint until) {
-  bell_.answers.watch();
+  bell_.answers.stay_awake();
   while (!watch(call, until)) sleep(call, until);
   stop_leading(call);
 }
@@ -86,16 +101,24 @@ void Waits::sleep(const Call& call, TimePoint until) {
   bell_.answers.watch();
 }
 
-/// Looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
+/// While no call is wanted the bell stays awake, and answers stay in the lanes until a thread waits for one of them. Else
+/// looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
 void Waits::stop_leading(const Call& call) {
-  bell_.answers.desert();
+  const bool is_any_wanted = wanted_.load() != 0;
+  if (is_any_wanted) bell_.answers.desert();
   point("rpc.wait.deserted");
-  if (lanes_.are_ready()) {
+  if (is_any_wanted && lanes_.are_ready()) {
     lanes_.look(&call);
     if (lanes_.are_ready()) bell_.calls.ring();
   }
   is_led_.store(false);
+  if (wanted_.load() != 0) end_watch();
   choose_leader();
+}
+
+/// Messages that are in the lanes by now have rung for no thread. A leader that has just begun is woken once too often.
+void Waits::end_watch() noexcept {
+  if (bell_.answers.desert_if_awake() && lanes_.are_ready()) bell_.calls.ring();
 }
 
 void Waits::choose_leader() {
@@ -132,6 +155,7 @@ bool Waits::complete(const CallRef& call, End end, Status status, Message&& answ
   call->status = status;
   call->answer = std::move(answer);
   const std::uint32_t before = call->word_.fetch_or(Call::kDone);
+  if ((before & Call::kIsWork) != 0) wanted_.fetch_sub(1);
   if ((before & Call::kAsleep) != 0) futex_wake(call->word_, INT_MAX);
   if (call.get() == mine) return true;
   if ((before & Call::kWaited) != 0) {

@@ -25,13 +25,17 @@ struct Lanes {
 /// thread that waits alone takes its answer itself, and no other thread runs for it.
 ///
 /// Thread safety: all members may be called concurrently.
-/// Invariants: while a thread waits, a leader listens to the answers' bell, or is about to. No lock is held while
-/// waiting. A sleep lasts a slice at most.
+/// Invariants: while a thread waits, a leader listens to the answers' bell, or is about to. Where none does, the bell
+/// says awake only while no call under way is wanted. No lock is held while waiting. A sleep lasts a slice at most.
 class Waits {
  public:
   /// `on_unwaited` is called for a call that no thread waits for and a worker has to settle.
   Waits(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaited);
 
+  /// From here on the call's end is work for a worker, unless a thread waits for it then. False when it has ended.
+  bool want(Call& call) noexcept;
+  /// For a wanted call that was not sent.
+  void give_up(Call& call) noexcept;
   /// True when the call is done; false at `until`, and after a slice: look at what else there is then.
   bool wait(const CallRef& call, TimePoint until);
   /// Ends the call, unless it has ended. Returns whether this did it. `mine`: the call that this thread waits for.
@@ -50,6 +54,7 @@ class Waits {
   bool watch(Call& call, TimePoint until);
   void sleep(const Call& call, TimePoint until);
   void stop_leading(const Call& call);
+  void end_watch() noexcept;
   /// True: this thread leads now.
   bool follow(Call& call, TimePoint until);
   void choose_leader();
@@ -60,6 +65,7 @@ class Waits {
   const std::function<void(CallRef)> on_unwaited_;
   std::atomic<std::int64_t> spin_ns_{100'000};
   std::atomic<bool> is_led_{false};
+  std::atomic<int> wanted_{0};  ///< calls under way that a worker may have to settle
   std::mutex followers_mutex_;
   std::list<Call*> followers_;
   std::atomic<std::size_t> follower_count_{0};

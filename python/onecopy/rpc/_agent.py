@@ -236,11 +236,10 @@ class Agent:
         deadline = time.monotonic() + seconds if seconds else None
         devices = self._map_back(member) if is_result else self._map_to(member)
         message, _ = self._message(member, verb, context, value, devices)
-        rank = member.info.id
-        future = CallFuture(lambda call, future: self._outcome(call, rank, seconds, future), context)
+        future = CallFuture(self, seconds, context)
         try:
             self._check_can_send(member)
-            future.begin(self.node.call(rank, message, deadline, future))
+            future.begin(self.node.call(member.info.id, message, deadline, future))
         except Timeout as error:  # of the first contact
             future.complete(None, _late(seconds, error))
         except (RuntimeError, onecopy.Error) as error:
@@ -261,7 +260,7 @@ class Agent:
     def begin_here(self, seconds):
         """(number, Future) of a call that crosses to no other process; end_here() completes it, or its deadline."""
         deadline = time.monotonic() + seconds if seconds else None
-        future = CallFuture(lambda call, future: self._outcome(call, self.info.id, seconds, future))
+        future = CallFuture(self, seconds)
         call = self.node.begin_here(deadline, future)
         future.begin(call)
         self._here[call.number] = future
@@ -272,14 +271,10 @@ class Agent:
 
     def begin_plain(self, to, function, args, kwargs, timeout):
         """A Future of the result of a plain call, or NotImplemented."""
-        if not self.node.knows(function):
-            return NotImplemented
-        rank = self.member(to).info.id
-        seconds = self.timeout if timeout is None or timeout < 0 else timeout
-        future = CallFuture(lambda call, future: self._outcome(call, rank, seconds, future))
-        call = self.node.begin_plain(rank, function, args, kwargs, timeout, future)
+        call = self.node.begin_plain(to, function, args, kwargs, timeout)
         if call is NotImplemented:
             return NotImplemented
+        future = CallFuture(self, self._timeout if timeout is None or timeout < 0 else timeout)
         future.begin(call)
         return future
 
@@ -367,43 +362,43 @@ class Agent:
             self.references.owned.count(reference, holder)
         return self.references.owned.cell(reference)
 
-    def _take_answer(self, future, call, message, sender):
-        """In the order of the lane, for a call that has a Future."""
-        future.complete_in_order(call, *self._outcome_of(message, sender, future))
-
     def _outcome_of(self, message, sender, future):
-        """(value, error) of an answer. `future` is None for a plain call."""
+        """(value, error, points) of an answer: points in streams behind which the value's tensors are there. `future` is
+        None for a plain call, which has no context."""
         try:
             value = self._decode(message, sender, future and future.context)
-            if future is not None:
-                future.points = _devices.points(message[5])
-            return value, RemoteFailure(*value).exception() if message[0] == "failure" else None
+            error = RemoteFailure(*value).exception() if message[0] == "failure" else None
+            return value, error, _devices.points(message[5])
         except Exception as failure:
-            return None, failure
+            return None, failure, ()
 
-    def _outcome(self, call, rank, seconds, future=None):
-        """(value, error) of a call that has ended."""
+    def outcome(self, call, seconds, future=None):
+        """(value, error, points) of a call that has ended."""
         if call.end_kind == _ANSWERED:
             try:
                 is_plain, answer = call.take_answer()
             except Exception as failure:  # of a program in C++, or one that cannot be read here
-                return None, failure
-            return (answer, None) if is_plain else self._outcome_of(answer, rank, future)
+                return None, failure, ()
+            if is_plain:
+                return answer, None, ()
+            return answer if is_plain is None else self._outcome_of(answer, call.member, future)
         if call.end_kind == _LATE:
-            return None, _late(seconds)
+            return None, _late(seconds), ()
         if call.end_kind == _ENDED:
-            return None, PeerDied(self._why_ended(rank))
-        return None, RuntimeError(self.why_stopped)
+            return None, PeerDied(self._why_ended(call.member)), ()
+        return None, RuntimeError(self.why_stopped), ()
 
-    def _result_of(self, call, rank, seconds):
+    def _result_of(self, call, seconds):
         """The result of a plain call that was not answered plainly."""
-        return self._result(self._outcome(call, rank, seconds))
+        return self._result(self.outcome(call, seconds))
 
     @staticmethod
     def _result(outcome):
-        value, error = outcome
+        value, error, points = outcome
         if error is not None:
             raise error
+        if points:
+            _devices.wait_for(points)
         return value
 
     def _take_note(self, sender, message):

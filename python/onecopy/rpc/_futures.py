@@ -10,64 +10,97 @@ import torch
 from . import _devices
 from ._awaiting import future_in_loop
 
-Outcome = tuple[Any, "Exception | None"]
+Outcome = tuple[Any, "Exception | None", Any]
+
+_NO_DEVICES: list[Any] = []
+_make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
 
 
 class CallFuture(torch.futures.Future):
     """Completes once. Where a thread waits, that thread takes the answer, sets the result, and runs the callbacks; else a
-    worker does.
+    worker does, once there are callbacks. An answer that nobody has asked for stays where it is.
+
     Thread safety: all members may be called concurrently, but for begin(), which is called before the Future is given away.
+    Invariant: a call that has ended is let go of. It may have this Future for its owner, and neither would ever go else.
     """
 
-    def __init__(self, outcome_of: Callable[[Any, CallFuture], Outcome], context: Any = None) -> None:
-        """`outcome_of(call, future)` is the outcome of a call that ended without complete(); `context` is that of autograd
-        in which the call was made."""
-        super().__init__()
+    _call: Any = None
+    _given: Outcome | None = None
+    _is_settled = False
+    points: Any = ()  # events in streams behind which the result's tensors are there
+
+    def __init__(self, agent: Any, seconds: float, context: Any = None) -> None:
+        """`agent` makes the outcome of a call that ended without complete(); `context` is that of autograd in which the call
+        was made."""
+        _make_future(self, _NO_DEVICES)  # torch.futures.Future looks for devices first
         self.context = context
-        self._outcome_of, self._turn = outcome_of, threading.Lock()
-        self._call: Any = None
-        self._given: Outcome | None = None
-        self._is_settled = False
-        self.points: Any = ()  # events in streams behind which the result's tensors are there
+        self._agent, self._seconds, self._turn = agent, seconds, threading.Lock()
 
     def begin(self, call: Any) -> None:
-        """`call` is a _core._RpcCall that has this Future for its owner."""
+        """`call` is a _core._RpcCall."""
         self._call = call
 
     def wait(self) -> Any:
         """The result. Throws the call's error."""
         if not self._is_settled:
-            if self._call is not None:
-                self._call.wait()
+            call = self._call
+            if call is not None:
+                call.wait()
             self._settle()
-        if self.points:
-            _devices.wait_for(self.points)
-        return super().wait()
+        try:
+            return super().wait()
+        finally:
+            if self.points:
+                _devices.wait_for(self.points)
 
     def value(self) -> Any:
         """The result, which must be here. Throws the call's error."""
+        self.done()
         if self.points:
             _devices.wait_for(self.points)
         return super().value()
 
+    def done(self) -> bool:
+        """Whether the result or the error is here."""
+        call = self._call
+        if call is not None and not self._is_settled and call.done:
+            self._settle()
+        return super().done()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """A torch.futures.Future of callback(this one), which is called once this one is done."""
+        self.want()
+        return super().then(callback)
+
+    def add_done_callback(self, callback: Callable[[Any], None]) -> None:
+        """Calls callback(this one) once it is done."""
+        self.want()
+        super().add_done_callback(callback)
+
     def __await__(self) -> Any:
         return future_in_loop(self.add_done_callback, self.wait).__await__()
+
+    def want(self) -> None:
+        """From here on it completes by itself, also when no thread waits: for code in C++ that gets torch's part of it."""
+        call = self._call
+        if call is not None and not self._is_settled and not call.want(self):
+            self._settle()
 
     def complete(self, value: Any, error: Exception | None = None) -> None:
         """Ends the call from here; the first outcome counts. Runs no callback but where there is no call."""
         with self._turn:
             if self._given is not None or self._is_settled:
                 return
-            self._given = (value, error)
+            self._given = (value, error, ())
             if self._call is not None and not self._call.end():
                 self._given = None
         if self._call is None:
             self._settle()
 
-    def complete_in_order(self, call: Any, value: Any, error: Exception | None) -> None:
+    def complete_in_order(self, call: Any, outcome: Outcome) -> None:
         """For an answer that had to be decoded before the next message."""
         with self._turn:
-            self._given = self._given or (value, error)
+            self._given = self._given or outcome
         call.complete()
 
     def _settle(self, call: Any = None) -> None:
@@ -75,8 +108,8 @@ class CallFuture(torch.futures.Future):
             if self._is_settled:
                 return
             self._is_settled = True
-        value, error = self._given or self._outcome_of(call or self._call, self)
-        self._outcome_of = None
+        value, error, self.points = self._given or self._agent.outcome(call or self._call, self._seconds, self)
+        self._call = self._agent = None
         if error is None:
             self.set_result(value)
         else:

@@ -75,6 +75,11 @@ void count_plain(rpc::Member& to, std::size_t inlined, const Message& message) n
   to.counters.count(rpc::Route::copy, message.tensors.size());
 }
 
+nb::object owner_of(const rpc::Call& call) {
+  void* const owner = call.owner.load();
+  return owner ? nb::borrow(static_cast<PyObject*>(owner)) : nb::none();
+}
+
 nb::object not_plain() { return nb::borrow(Py_NotImplemented); }
 
 /// Lets the next message that is handled in order begin.
@@ -101,11 +106,25 @@ void RpcCall::wait() {
   if (!call_->is_done()) wait_for(*node_, call_);
 }
 
+bool RpcCall::is_done() {
+  return call_->is_done() || without_gil([&] { return node_->has_ended(call_); });
+}
+
+/// The owner may be there already: the Future, or an outcome.
+bool RpcCall::want(nb::handle future) {
+  if (call_->is_done()) return false;
+  void* none = nullptr;
+  if (call_->owner.compare_exchange_strong(none, future.ptr())) Py_INCREF(future.ptr());
+  return node_->want(call_);
+}
+
 bool RpcCall::end() { return node_->end_call(call_, rpc::End::cancelled); }
 
 void RpcCall::complete() { node_->complete(call_, rpc::End::answered); }
 
 nb::object RpcCall::take_answer() {
+  const nb::object owner = nb::steal(static_cast<PyObject*>(call_->owner.exchange(nullptr)));
+  if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return nb::make_tuple(nb::none(), owner);
   Message answer = std::move(call_->answer);
   if (call_->status == rpc::Status::failure) rpc::throw_failure(answer);  // of a program in C++
   const bool is_plain = rpc::body_form(answer.tag) == kPlainCall;
@@ -275,7 +294,7 @@ TimePoint deadline_after_seconds(double seconds) {
 
 /// None when it is no plain call, or cannot be sent: then another way says why.
 rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
-                                 nb::handle kwargs, double seconds, nb::handle future) {
+                                 nb::handle kwargs, double seconds) {
   const Plain* const known = has_rpc_context() ? nullptr : plain(function);
   to = known ? member_for(whom) : nullptr;
   if (!to) return {};
@@ -288,19 +307,17 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   rpc::CallRef call;
   try {
     put_in_order(message, [&](Stream stream) {
-      rpc::Node::Outgoing outgoing{std::move(message), known->wire_name, false, stream,
-                                   future.ptr(),       &drop_python};
-      call = node_->call(*to, std::move(outgoing), deadline, future.is_valid());
+      rpc::Node::Outgoing outgoing{std::move(message), known->wire_name, false, stream, nullptr,
+                                   &drop_python};
+      call = node_->call(*to, std::move(outgoing), deadline, false);
     });
   } catch (const Error&) {
     return {};
   }
-  Py_XINCREF(future.ptr());
   return call;
 }
 
-nb::object RpcNode::wait_plain(nb::handle agent, const rpc::Member& to, const rpc::CallRef& call,
-                               double seconds) {
+nb::object RpcNode::wait_plain(nb::handle agent, const rpc::CallRef& call, double seconds) {
   try {
     wait_for(*node_, call);
   } catch (...) {
@@ -311,22 +328,21 @@ nb::object RpcNode::wait_plain(nb::handle agent, const rpc::Member& to, const rp
   if (is_plain) return decode_plain(std::move(call->answer));
   if (void* const outcome = call->owner.exchange(nullptr))  // a worker has decoded it, in its order
     return call_python([&] { return agent.attr("_result")(nb::steal(static_cast<PyObject*>(outcome))); });
-  return call_python([&] { return agent.attr("_result_of")(RpcCall(node_, call), to.number(), seconds); });
+  return call_python([&] { return agent.attr("_result_of")(RpcCall(node_, call), seconds); });
 }
 
 nb::object RpcNode::call_plain(nb::handle agent, nb::handle to, nb::handle function, nb::handle args,
                                nb::handle kwargs, nb::handle timeout) {
   rpc::Member* callee = nullptr;
   const double seconds = seconds_of(timeout, usual_timeout);
-  const rpc::CallRef call = send_plain(callee, to, function, args, kwargs, seconds, {});
-  return call ? wait_plain(agent, *callee, call, seconds) : not_plain();
+  const rpc::CallRef call = send_plain(callee, to, function, args, kwargs, seconds);
+  return call ? wait_plain(agent, call, seconds) : not_plain();
 }
 
 nb::object RpcNode::begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                                nb::handle timeout, nb::handle future) {
+                                nb::handle timeout) {
   rpc::Member* callee = nullptr;
-  rpc::CallRef call =
-      send_plain(callee, to, function, args, kwargs, seconds_of(timeout, usual_timeout), future);
+  rpc::CallRef call = send_plain(callee, to, function, args, kwargs, seconds_of(timeout, usual_timeout));
   return call ? nb::cast(RpcCall(node_, std::move(call))) : not_plain();
 }
 
@@ -374,8 +390,8 @@ void RpcNode::do_work(nb::handle agent, rpc::Work& work) {
                         rpc::body_form(work.message.tag) == kPlainCall;
   if (is_plain) return serve_plain(agent, work);
   if (work.kind == rpc::Work::Kind::settle) {
-    const nb::object future = nb::borrow(static_cast<PyObject*>(work.done->owner.load()));
-    call_python([&] { future.attr("_settle")(RpcCall(node_, work.done)); });
+    const nb::object future = owner_of(*work.done);
+    if (!future.is_none()) call_python([&] { future.attr("_settle")(RpcCall(node_, work.done)); });
     return;
   }
   take(agent, work);
@@ -404,18 +420,16 @@ void RpcNode::take(nb::handle agent, rpc::Work& work) {
   }
 }
 
-/// A Future gets its outcome here; a plain call, which has none, finds it with the call.
+/// A Future that is known gets its outcome here; others find it with the call. Python code may make it known meanwhile.
 void RpcNode::take_answer(nb::handle agent, rpc::Work& work) {
   const nb::object value = decode_body(std::move(work.message));
-  if (void* const owner = work.done->owner.load()) {
-    const nb::object future = nb::borrow(static_cast<PyObject*>(owner));
-    call_python(
-        [&] { agent.attr("_take_answer")(future, RpcCall(node_, work.done), value, work.from->number()); });
+  const nb::object before = owner_of(*work.done);
+  nb::object outcome =
+      call_python([&] { return agent.attr("_outcome_of")(value, work.from->number(), before); });
+  if (const nb::object future = owner_of(*work.done); !future.is_none()) {
+    call_python([&] { future.attr("complete_in_order")(RpcCall(node_, work.done), outcome); });
     return;
   }
-  nb::object outcome =
-      call_python([&] { return agent.attr("_outcome_of")(value, work.from->number(), nb::none()); });
-  work.done->drop_owner = &drop_python;
   work.done->owner = outcome.release().ptr();
   node_->complete(work.done, rpc::End::answered);
 }
@@ -450,7 +464,7 @@ class Serving {
 }  // namespace
 
 void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
-  if (work.from->has_ended || std::chrono::steady_clock::now() > work.deadline) return;
+  if (work.from->has_ended || is_past(work.deadline)) return;
   const Serving now(serving);
   const std::uint32_t from = work.from->number();
   nb::object result;
@@ -525,7 +539,9 @@ void init_rpc(nb::module_& m) {
       .def_prop_ro("number", &RpcCall::number)
       .def_prop_ro("done", &RpcCall::is_done)
       .def_prop_ro("end_kind", &RpcCall::how_it_ended)
+      .def_prop_ro("member", &RpcCall::member)
       .def("wait", &RpcCall::wait)
+      .def("want", &RpcCall::want, nb::arg("future"))
       .def("end", &RpcCall::end)
       .def("complete", &RpcCall::complete)
       .def("take_answer", &RpcCall::take_answer);
@@ -552,7 +568,8 @@ void init_rpc(nb::module_& m) {
            nb::arg("function").none(), nb::arg("args").none(), nb::arg("kwargs").none(),
            nb::arg("timeout").none())
       .def("begin_plain", &RpcNode::begin_plain, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(), nb::arg("future"))
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
+      .def("look", [](RpcNode& n) { without_gil([&] { n.node().look_once(); }); })
       .def("run", &RpcNode::run, nb::arg("agent"))
       .def("stop", &RpcNode::stop)
       .def("has_left",

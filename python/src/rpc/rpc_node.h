@@ -19,7 +19,12 @@ class RpcCall {
       : node_(std::move(node)), call_(std::move(call)) {}
 
   std::uint64_t number() const noexcept { return call_->number; }
-  bool is_done() const noexcept { return call_->is_done(); }
+  std::uint32_t member() const noexcept { return call_->member(); }
+  /// After a look at what has come.
+  bool is_done();
+  /// From here on a worker calls future._settle() when the call ends, unless a thread waits for it then. False when it has
+  /// ended.
+  bool want(nb::handle future);
   int how_it_ended() const noexcept { return static_cast<int>(call_->end); }
   /// Until it has ended. Signal handlers of Python run meanwhile, and what they throw ends the wait.
   void wait();
@@ -27,7 +32,7 @@ class RpcCall {
   bool end();
   /// For a worker: the call is over, and what there is to know its Future has.
   void complete();
-  /// (is it plain, value) of the answer, once.
+  /// (is it plain, value) of the answer, once; (None, outcome) when a worker has decoded it, in its order.
   nb::object take_answer();
 
  private:
@@ -75,9 +80,9 @@ class RpcNode {
   /// The result; NotImplemented when it is no plain call, and nothing was sent. `agent` says what other answers mean.
   nb::object call_plain(nb::handle agent, nb::handle to, nb::handle function, nb::handle args,
                         nb::handle kwargs, nb::handle timeout);
-  /// The call, whose Future is `future`; or NotImplemented.
+  /// The call, or NotImplemented.
   nb::object begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                         nb::handle timeout, nb::handle future);
+                         nb::handle timeout);
 
   /// What a worker does, until stop().
   void run(nb::handle agent);
@@ -99,8 +104,8 @@ class RpcNode {
   rpc::Member* member_for(nb::handle to);
   const Plain* plain(nb::handle function) const;
   rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
-                          nb::handle kwargs, double seconds, nb::handle future);
-  nb::object wait_plain(nb::handle agent, const rpc::Member& to, const rpc::CallRef& call, double seconds);
+                          nb::handle kwargs, double seconds);
+  nb::object wait_plain(nb::handle agent, const rpc::CallRef& call, double seconds);
 
   void handle(nb::handle agent, rpc::Work& work) noexcept;
   void refuse(nb::handle agent, const rpc::Work& work, const std::string& text) noexcept;

@@ -20,7 +20,7 @@ class Bell {
   enum State : std::uint32_t {
     deserted = 0,  ///< no thread listens
     asleep = 1,    ///< a thread may be sleeping: a ring wakes it
-    awake = 2,     ///< a thread looks by itself again and again: a ring does nothing
+    awake = 2,  ///< a thread looks by itself again and again, or will when it needs to: a ring does nothing
   };
 
   std::uint32_t value() const noexcept { return word_.load(); }
@@ -29,13 +29,22 @@ class Bell {
 
   /// From here on a thread looks by itself. Returns the value that says so.
   std::uint32_t watch() noexcept { return set(awake); }
+  /// watch(), without a write to the word if it says so already: a ringer has it in its cache.
+  void stay_awake() noexcept {
+    if (state() != awake) set(awake);
+  }
   /// From here on a ring wakes. Returns the value to sleep on.
   std::uint32_t arm() noexcept { return set(asleep); }
   /// No thread listens from here on.
   void desert() noexcept { set(deserted); }
-  /// The same, unless another thread has changed the state since watch() returned `watched`.
-  void desert_from(std::uint32_t watched) noexcept {
-    word_.compare_exchange_strong(watched, (watched & ~kStates) + kStep);
+  /// desert(), if the word says that a thread is awake. True when it did.
+  bool desert_if_awake() noexcept {
+    const std::uint32_t seen = word_.load();
+    return state_of(seen) == awake && desert_from(seen);
+  }
+  /// desert(), unless another thread has changed the state since the word was `seen`.
+  bool desert_from(std::uint32_t seen) noexcept {
+    return word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
   }
 
   /// Wakes one sleeper if there may be one. Returns the state that it found.
@@ -64,7 +73,7 @@ class Bell {
 };
 
 /// What all lanes into one process ring: one bell for answers, which waiting threads listen to, and one for calls, which
-/// its workers do. An answer that no thread waits for rings for a worker.
+/// its workers do. An answer that no thread waits for rings for a worker, unless none is needed for answers.
 /// Thread safety: all members may be called concurrently.
 struct Doorbell {
   alignas(128) Bell answers;

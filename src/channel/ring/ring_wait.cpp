@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <ctime>
 
 #include "core/point.h"
 #include "os/futex.h"
@@ -24,9 +25,22 @@ bool wake(const WaitWord& word, int count) noexcept {
 
 }  // namespace
 
-TimePoint deadline_after(nanoseconds timeout) noexcept {
-  const TimePoint now = std::chrono::steady_clock::now();
+namespace {
+
+TimePoint after(TimePoint now, nanoseconds timeout) noexcept {
   return timeout > kForever - now ? kForever : now + timeout;
+}
+
+}  // namespace
+
+TimePoint deadline_after(nanoseconds timeout) noexcept {
+  return after(std::chrono::steady_clock::now(), timeout);
+}
+
+TimePoint deadline_after_about(nanoseconds timeout) noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return after(TimePoint(std::chrono::seconds(now.tv_sec) + nanoseconds(now.tv_nsec)), timeout);
 }
 
 nanoseconds time_left(TimePoint deadline, nanoseconds most) noexcept {

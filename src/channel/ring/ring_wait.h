@@ -18,6 +18,11 @@ inline constexpr TimePoint kNow = TimePoint::min();
 
 /// `timeout` from now, without overflow.
 TimePoint deadline_after(std::chrono::nanoseconds timeout) noexcept;
+/// deadline_after() to within a few milliseconds, for a fraction of its time.
+TimePoint deadline_after_about(std::chrono::nanoseconds timeout) noexcept;
+inline bool is_past(TimePoint deadline) noexcept {
+  return deadline != kForever && std::chrono::steady_clock::now() > deadline;
+}
 /// The time left until `deadline`, at most `most`; zero if it has passed.
 std::chrono::nanoseconds time_left(TimePoint deadline, std::chrono::nanoseconds most) noexcept;
 

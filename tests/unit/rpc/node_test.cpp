@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <ctime>
 #include <thread>
 #include <vector>
@@ -65,6 +66,47 @@ TEST_F(Nodes, CallAndAnswer) {
   EXPECT_EQ(answer_to("g", {0, {}, {}}).data, Bytes{});
   EXPECT_EQ(answer_to("f", {0, {std::byte{8}}, {}}).data, Bytes{std::byte{8}});
   EXPECT_EQ(a_.calls_under_way(), 0U);
+}
+
+/// A worker of `a`, which no other call of it needs.
+class Settler {
+ public:
+  explicit Settler(Node& node)
+      : thread_([this, &node] {
+          Work work;
+          while (node.next(work))
+            if (work.kind == Work::Kind::settle) settled_ = work.done.get();
+        }) {}
+  void join() { thread_.join(); }
+  bool has_settled(const CallRef& call) const {
+    return eventually([&] { return settled_.load() == call.get(); });
+  }
+
+ private:
+  std::atomic<const Call*> settled_{nullptr};
+  std::thread thread_;
+};
+
+TEST_F(Nodes, LeaveAnAnswerInTheLaneUntilSomebodyLooks) {
+  answer_to("f", {});
+  const CallRef call = a_.call(*to_b_, {{}, "f"}, kForever, false);
+  EXPECT_TRUE(eventually([&] { return kinds().size() == 2; }));
+  EXPECT_FALSE(call->is_done());
+  EXPECT_TRUE(eventually([&] { return a_.has_ended(call); }));
+  EXPECT_EQ(call->end, End::answered);
+}
+
+TEST_F(Nodes, GiveTheEndOfAWantedCallToAWorker) {
+  Settler worker(a_);
+  answer_to("f", {});
+  const CallRef before = a_.call(*to_b_, {{}, "f"}, kForever, true);
+  EXPECT_TRUE(worker.has_settled(before));
+  const CallRef after = a_.call(*to_b_, {{}, "f"}, kForever, false);
+  EXPECT_TRUE(eventually([&] { return kinds().size() == 3; }));
+  EXPECT_TRUE(!a_.want(after) || worker.has_settled(after));  // it may have looked by itself
+  EXPECT_FALSE(a_.want(before));
+  a_.stop();
+  worker.join();
 }
 
 TEST_F(Nodes, GiveOutWhatIsInOrderOneAtATime) {

@@ -2,26 +2,29 @@
 """torch.futures.wait_all() and collect_all() end with the first call that fails.
 
 torch's own ones do so for errors that were set in C++ only, so a list with Futures of calls goes here, and all others to
-torch. uninstall() undoes it."""
+torch. What torch itself collects is told: a Future of a call completes by itself only for those who ask. uninstall() undoes
+it."""
 import threading
 
 import torch
 
 from ...rpc._futures import CallFuture
 
-_TORCHS = {"wait_all": torch.futures.wait_all, "collect_all": torch.futures.collect_all}
+_TORCHS = {"wait_all": torch.futures.wait_all, "collect_all": torch.futures.collect_all,
+           "_collect_all": torch._C._collect_all}
 
 
 def install():
-    """Replaces both functions. Nothing happens the second time."""
-    torch.futures.wait_all, torch.futures.collect_all = wait_all, collect_all
+    """Replaces the functions. Nothing happens the second time."""
+    torch.futures.wait_all, torch.futures.collect_all, torch._C._collect_all = wait_all, collect_all, _collect_all
 
 
 def uninstall():
     """Gives torch its functions back, where no other has replaced them meanwhile."""
-    for name, ours in (("wait_all", wait_all), ("collect_all", collect_all)):
-        if getattr(torch.futures, name) is ours:
-            setattr(torch.futures, name, _TORCHS[name])
+    ours = (torch.futures, wait_all), (torch.futures, collect_all), (torch._C, _collect_all)
+    for module, function in ours:
+        if getattr(module, function.__name__) is function:
+            setattr(module, function.__name__, _TORCHS[function.__name__])
 
 
 def wait_all(futures):
@@ -49,6 +52,14 @@ def collect_all(futures):
     for future in futures:
         future.add_done_callback(one_is_done)
     return out
+
+
+def _collect_all(futures):
+    """torch's own: functions of torch call it, and a program may have imported those by name before."""
+    for future in futures:
+        if isinstance(future, CallFuture):
+            future.want()
+    return _TORCHS["_collect_all"](futures)
 
 
 def _error_of(future):

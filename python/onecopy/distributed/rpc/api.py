@@ -50,13 +50,17 @@ class TensorPipeAgent(_agent.Agent, RpcAgent):
         return self._options.device_maps.get(worker.name, {})
 
 
+def _refuse_uninitialized():
+    if _agent.is_forked():
+        raise RuntimeError(_agent.FORKED)
+    raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+
+
 def _require_initialized(function):
     @functools.wraps(function)
     def wrapper(*args, **kwargs):
         if not _is_current_rpc_agent_set():
-            if _agent.is_forked():
-                raise RuntimeError(_agent.FORKED)
-            raise RuntimeError("RPC has not been initialized. Call torch.distributed.rpc.init_rpc first.")
+            _refuse_uninitialized()
         return function(*args, **kwargs)
 
     return wrapper
@@ -123,13 +127,14 @@ def enable_gil_profiling(flag):
 # --- calls
 
 
-@_require_initialized
 def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
     """The result of func(*args, **kwargs), run in the member `to` (a name, rank or WorkerInfo).
 
     Throws what func throws, as its own type and with its stack in the text; RuntimeError after `timeout` seconds or when
     the member has ended; TypeError before anything is sent when a value cannot cross."""
-    agent = _agent.current()
+    agent = _agent._current
+    if agent is None:
+        _refuse_uninitialized()
     if not _is_profiled():
         result = agent.node.call_plain(agent, to, func, args, kwargs, timeout)
         if result is not NotImplemented:
@@ -139,10 +144,11 @@ def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEO
         return _calls.call(to, func, args, kwargs, timeout).wait()
 
 
-@_require_initialized
 def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
     """A torch.futures.Future of what rpc_sync() returns or throws."""
-    agent = _agent.current()
+    agent = _agent._current
+    if agent is None:
+        _refuse_uninitialized()
     future = NotImplemented if _is_profiled() else agent.begin_plain(to, func, args, kwargs, timeout)
     if future is NotImplemented:
         to = _to_worker_info(to)
@@ -385,7 +391,7 @@ def _settle(agent):
     """Waits for the answers to all calls of this process: each comes, or has a deadline, or its member ends."""
     settled = threading.Event()
     while agent.pending_count() and not settled.wait(0.001):
-        pass
+        agent.node.look()  # answers that no thread waits for stay in the lanes
 
 
 def _finalize_shutdown(leaks):
