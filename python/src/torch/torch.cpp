@@ -342,7 +342,7 @@ std::optional<Copyable> copyable(PyObject* object) {
 
 nb::object copy_of(const Layout& layout, ByteSpan elements) {
   const Api& torch = api();
-  nb::object made = torch.make(layout);
+  nb::object made = torch.make_again(layout);
   if (elements.empty()) return made;
   const auto placed = torch.placed(made.ptr());
   if (!placed || placed->layout.nbytes() != elements.size())

@@ -136,6 +136,7 @@ nb::object Api::needed(nb::handle owner, const char* owner_name, const char* nam
 void Api::look_up_tensors() {
   const auto of_tensor = [&](const char* name) { return needed(tensor_, "torch.Tensor", name); };
   empty_ = needed(module, "torch", "empty");
+  empty_like_ = needed(module, "torch", "empty_like");
   strided_ = needed(module, "torch", "strided");
   set_ = of_tensor("set_");
   size_ = of_tensor("size");
@@ -389,6 +390,20 @@ nb::object Api::make(const Layout& layout) const {
     throw Error(ErrorCode::unsupported, "this version of torch has no dtype " +
                                             std::string(name(layout.dtype())) + "; use a newer one");
   return empty_(tuple_of(layout.shape()), nb::arg("dtype") = dtype, nb::arg("device") = cpu_);
+}
+
+/// A tensor of another class (a fake one, made in a mode of torch) is no pattern.
+nb::object Api::make_again(const Layout& layout) const {
+  std::size_t kind = static_cast<std::size_t>(layout.dtype()) + layout.ndim();
+  for (const std::int64_t size : layout.shape()) kind = kind * 31 + static_cast<std::size_t>(size);
+  Pattern& pattern = patterns_[kind % patterns_.size()];
+  if (!pattern.tensor.is_valid() || !(pattern.layout == layout)) {
+    nb::object made = make(layout);
+    if (is_tensor(made.ptr())) pattern = {layout, made};
+    return made;
+  }
+  const nb::object like = pattern.tensor;
+  return call(empty_like_, like);
 }
 
 nb::object Api::as_parameter(nb::handle tensor, bool requires_grad) const {

@@ -84,6 +84,8 @@ class Api {
   nb::object on_storage(nb::handle storage, const Layout& layout, std::size_t offset, Device device) const;
   /// A new tensor of the CPU, row-major and not initialised. Throws unsupported for a dtype that torch does not have.
   nb::object make(const Layout& layout) const;
+  /// make() for layouts that come again and again: a tensor like the one before takes torch half of the time.
+  nb::object make_again(const Layout& layout) const;
   nb::object as_parameter(nb::handle tensor, bool requires_grad) const;
 
   nb::object size(nb::handle tensor) const { return call(size_, tensor); }
@@ -141,6 +143,12 @@ class Api {
     bool operator==(const References&) const = default;
   };
 
+  /// A tensor for empty_like().
+  struct Pattern {
+    Layout layout;
+    nb::object tensor;
+  };
+
   explicit Api(nb::object torch);
   /// None, and the first of them is remembered, when it is missing.
   nb::object needed(nb::handle owner, const char* owner_name, const char* name);
@@ -178,8 +186,10 @@ class Api {
   const ExchangeTable* table_;
   mutable std::atomic<std::uint32_t> used_{0};  ///< a bit for each DeviceType; not kept over a fork
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
-      dtypes_;  ///< by DType; none: unknown to torch
-  nb::object empty_, set_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_, is_shared_;
+      dtypes_;                                ///< by DType; none: unknown to torch
+  mutable std::array<Pattern, 16> patterns_;  ///< the last of its kind that make_again() made
+  nb::object empty_, empty_like_, set_, strided_, make_subclass_, import_capsule_, from_weak_, free_weak_,
+      is_shared_;
   nb::object size_, stride_, untyped_storage_, storage_offset_, is_conj_, is_neg_, data_ptr_, nbytes_,
       weak_ref_, resizable_, swap_;
   nb::object tensor_, is_inference_, neg_view_;
