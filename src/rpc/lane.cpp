@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "onecopy/core/error.h"
@@ -14,6 +15,9 @@ namespace {
 
 /// A process that is stopped with the ring's lock holds up others no longer.
 constexpr std::chrono::seconds kPatience{10};
+
+/// Bytes of a tensor. The block of a larger one is let go of as soon as it was taken, so that calls go round in few blocks.
+constexpr std::size_t kLarge = std::size_t{64} << 10;
 
 Tensor make_zeroed() {
   Tensor memory = empty(Layout(DType::u8, {4096}));
@@ -44,7 +48,7 @@ Handle DoorbellMemory::handle() const { return share(memory_); }
 
 Inbound::Inbound() : channel_(&Channel::create({})) {}
 
-/// In the order of the default streams: whoever decodes a message orders its own streams behind them.
+/// In the order of the default streams: the thread that decodes a message orders its own streams behind them.
 std::optional<Message> Inbound::try_take() {
   while (is_ready()) {
     Session& session = channel_->session();
@@ -62,6 +66,9 @@ std::optional<Message> Inbound::try_take() {
 }
 
 void Outbound::put(const Message& message, Stream stream) {
+  const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
+  if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
+    channel_->sender().sent().release_taken(channel_->ring().head(), false);
   channel_->sender().put(channel_->session(), message, deadline_after_about(kPatience), stream);
 }
 
