@@ -88,6 +88,10 @@ class Peer:
                 self._kill_group()
                 raise TimeoutError(f"{self._name}: said nothing for {timeout} s")
 
+    def kill(self) -> None:
+        """For one that has no end of its own."""
+        self._kill_group()
+
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls between two processes, beside torch.distributed.rpc in the same run."""
+"""Calls between two processes, each on a processor of its own, beside torch.distributed.rpc in the same run.
+
+Each package's two members are pinned when they have their threads: two that spin on one processor measure its scheduler. torch
+is quicker so, too."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
+import mmap
+import os
 import pathlib
 import tempfile
+import time
 from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
@@ -29,8 +36,25 @@ def echo(value: Any) -> Any:
     return value
 
 
-def member(talk: Talk, package: str, rank: int, rendezvous: str) -> None:
+def lent_echo(value: Any) -> Any:
+    import onecopy.rpc
+
+    return onecopy.rpc.borrow(value)
+
+
+def _pin(rank: int) -> None:
+    """All threads of this process that there are: torch's agent has some."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        return
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {usable[rank]})
+
+
+def member(talk: Talk, package: str, rank: int, rendezvous: str, spin: str) -> None:
     """Rank 0 answers (what, count) with the nanoseconds that one of so many calls took; rank 1 is called."""
+    if spin:
+        os.environ["ONECOPY_RPC_SPIN_US"] = spin
     import torch
 
     torch.set_num_threads(1)
@@ -40,19 +64,65 @@ def member(talk: Talk, package: str, rank: int, rendezvous: str) -> None:
     # Named by the module that both processes import, and not by the program that runs it.
     here = importlib.import_module("rpc_calls")
     ways = _ways(rpc, here)
+    if package == "onecopy":
+        importlib.import_module("onecopy.rpc").export(here.lent_echo)
+    _pin(rank)
     talk.say("ready")
     for what, count in talk.questions() if rank == 0 else ():
         start = perf_counter_ns()
-        ways[what](count)
-        talk.say((perf_counter_ns() - start) / count)
+        took = ways[what](count)
+        talk.say((took or perf_counter_ns() - start) / count)
     rpc.shutdown()
 
 
-def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], None]]:
-    """By name: so many calls of one kind."""
+def _after_pauses(call: Callable[[], object], count: int) -> int:
+    """Nanoseconds of so many calls, each when the other side has fallen asleep."""
+    took = 0
+    for _ in range(count):
+        time.sleep(0.0005)
+        start = perf_counter_ns()
+        call()
+        took += perf_counter_ns() - start
+    return took
+
+
+def sleeper(talk: Talk, rank: int, path: str) -> None:
+    """Two words in shared memory, both sides asleep: rank 0 leads, as member() answers; rank 1 follows for ever."""
+    _pin(rank)
+    with open(path, "r+b") as file, mmap.mmap(file.fileno(), 4096) as memory:
+        words = (ctypes.c_uint32 * 1024).from_buffer(memory)
+        there, back = (ctypes.c_void_p(ctypes.addressof(words) + at) for at in (0, 256))
+        system, number = ctypes.CDLL(None).syscall, 0
+
+        def wake(at: int, word: ctypes.c_void_p) -> None:
+            words[at] = number
+            system(202, word, 1, 1, None, None, 0)
+
+        def wait(at: int, word: ctypes.c_void_p) -> None:
+            while words[at] != number:
+                system(202, word, 0, number - 1, None, None, 0)
+
+        def exchange() -> None:
+            nonlocal number
+            number += 1
+            wake(0, there)
+            wait(64, back)
+
+        talk.say("ready")
+        while rank == 1:
+            number += 1
+            wait(0, there)
+            wake(64, back)
+        for _, count in talk.questions():
+            talk.say(_after_pauses(exchange, count) / count)
+        del words
+
+
+def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], int | None]]:
+    """By name: so many calls of one kind, and the nanoseconds that they took where that is not all of the time."""
     import torch
 
-    small, large = torch.ones(1), torch.ones(1 << 20)
+    small, large, other = torch.ones(1), torch.ones(1 << 20), torch.ones(1 << 20)
 
     def sync(function: Any, arguments: tuple[Any, ...] = ()) -> Callable[[int], None]:
         def calls(count: int) -> None:
@@ -70,27 +140,56 @@ def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], None]]:
         for future in futures:
             future.wait()
 
-    return {"empty": sync(here.nothing), "echo": sync(here.echo, (small,)), "large": sync(here.echo, (large,)),
-            "waited": waited, "pipelined": pipelined}  # fmt: skip
+    def copied(count: int) -> None:
+        for _ in range(count):
+            other.copy_(large)
+
+    def borrowed(count: int) -> None:
+        import onecopy.rpc as native
+
+        for _ in range(count):
+            native.call("worker1", here.lent_echo, args=(native.borrow(large),))
+
+    def asleep(count: int) -> int:
+        return _after_pauses(lambda: rpc.rpc_sync("worker1", here.nothing), count)
+
+    return {"asleep": asleep, "empty": sync(here.nothing), "echo": sync(here.echo, (small,)), "large": sync(here.echo, (large,)),
+            "waited": waited, "pipelined": pipelined, "copied": copied, "borrowed": borrowed}  # fmt: skip
 
 
-def _measure(what: str, effort: Effort) -> dict[str, Samples]:
+def _measure(what: str, effort: Effort, count: int = _CALLS, beside: str = "", spin: str = "") -> dict[str, Samples]:
+    """Samples by package, and of `beside` in onecopy's caller or among sleepers."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(tempfile.TemporaryDirectory())
         callers = {}
         for package in _PACKAGES:
-            pair = [Peer(member, package=package, rank=rank, rendezvous=str(pathlib.Path(directory) / package))
-                    for rank in (0, 1)]  # fmt: skip
+            path = str(pathlib.Path(directory) / package)
+            pair = [Peer(member, package=package, rank=rank, rendezvous=path, spin=spin) for rank in (0, 1)]
             for peer in reversed(pair):  # the caller is told of the end first; the other waits for it in shutdown()
                 stack.enter_context(peer)
             for peer in pair:
                 peer.hear()
             callers[package] = pair
-        found = {package: Samples() for package in _PACKAGES}
+        asked = {package: (pair[0], what) for package, pair in callers.items()}
+        if beside == "futex":
+            asked[beside] = _sleepers(stack, pathlib.Path(directory) / "words"), what
+        elif beside:
+            asked[beside] = callers["onecopy"][0], beside
+        found = {name: Samples() for name in asked}
         for _ in range(effort.rounds(_ROUNDS)):
-            for package, (caller, _) in callers.items():
-                found[package].append(caller.ask((what, _CALLS)))
+            for name, (peer, question) in asked.items():
+                found[name].append(peer.ask((question, count)))
         return found
+
+
+def _sleepers(stack: contextlib.ExitStack, path: pathlib.Path) -> Peer:
+    path.write_bytes(bytes(4096))
+    pair = [Peer(sleeper, rank=rank, path=str(path)) for rank in (0, 1)]
+    for peer in pair:
+        stack.enter_context(peer)
+        peer.hear()
+    stack.callback(pair[1].kill)  # it follows for ever
+    return pair[0]
 
 
 def _row(what: str, title: str, promise: str, effort: Effort, most_ns: float | None, most_of_torch: float) -> Row:
@@ -119,8 +218,39 @@ def echoed(effort: Effort) -> Row:
 
 
 def echoed_large(effort: Effort) -> Row:
-    return _row("large", "rpc_sync that sends 4 MB there and back, copied each way", "half of torch.distributed.rpc", effort,
-                None, 0.5)  # fmt: skip
+    row = Row("rpc_sync that sends 4 MB there and back, copied each way; onecopy.rpc.call that lends it",
+              "1.3 x as long as copying it twice, and half of torch.distributed.rpc; 15 µs lent")  # fmt: skip
+    found = _measure("large", effort, 20, beside="copied")
+    mine, theirs, copy = found["onecopy"], found["torch"], found["copied"]
+    row.judge_ratio("onecopy, beside two copies", mine.median(), "ns", "copies", at_most(mine.ratio_to(copy) / 2, 1.3))
+    row.judge_ratio("onecopy, beside torch", mine.median(), "ns", "torch", at_most(mine.ratio_to(theirs), 0.5))
+    row.add("torch", theirs.median(), "ns")
+    row.add("Tensor.copy_ of 4 MB", copy.median(), "ns")
+    lent = _lent(effort)
+    row.judge("onecopy, lent each way", lent.median(), "ns", at_most(lent.median(), 15_000))
+    return row
+
+
+def _lent(effort: Effort) -> Samples:
+    with contextlib.ExitStack() as stack:
+        path = str(pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory())) / "onecopy")
+        pair = [Peer(member, package="onecopy", rank=rank, rendezvous=path, spin="") for rank in (0, 1)]
+        for peer in reversed(pair):
+            stack.enter_context(peer)
+        for peer in pair:
+            peer.hear()
+        return Samples([pair[0].ask(("borrowed", _CALLS)) for _ in range(effort.rounds(_ROUNDS))])
+
+
+def asleep(effort: Effort) -> Row:
+    row = Row("rpc_sync of a function that does nothing, both sides asleep", "1.15 x a futex round trip + 5 µs")
+    found = _measure("asleep", effort, beside="futex", spin="0")
+    mine, futex = found["onecopy"], found["futex"]
+    row.judge("onecopy", mine.median(), "ns", at_most(mine.median(), 1.15 * futex.median() + 5000))
+    row.add("onecopy, beside the futex", mine.median(), "ns", mine.ratio_to(futex), "futex")
+    row.add("futex, called from Python", futex.median(), "ns")
+    row.add("torch", found["torch"].median(), "ns")
+    return row
 
 
 def pipelined(effort: Effort) -> Row:

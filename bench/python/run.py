@@ -42,6 +42,7 @@ ROWS = {
     "graphs-memory": graph_calls.memory,
     "graphs-calls": graph_calls.calls,
     "rpc-empty": rpc_calls.empty,
+    "rpc-asleep": rpc_calls.asleep,
     "rpc-async": rpc_calls.waited,
     "rpc-echo": rpc_calls.echoed,
     "rpc-large": rpc_calls.echoed_large,
