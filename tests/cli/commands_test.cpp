@@ -18,6 +18,7 @@
 #include <nlohmann/json.hpp>
 
 #include "command_process.h"
+#include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/unix_socket.h"
 #include "support/child.h"
