@@ -39,7 +39,7 @@ TEST_F(ReportOfOwners, NamesOwnersAndTheirBorrowers) {
   ASSERT_TRUE(contains(borrower.first_line(), "name"));
   ASSERT_EQ(report({"--for", "0.2", "--every", "0.1", file("page.html")}).status, 0);
   const std::string page = read_file(file("page.html"));
-  EXPECT_TRUE(contains(page, "w.safetensors</td>"));
+  EXPECT_TRUE(contains(page, "w.safetensors</div></td>"));
   EXPECT_TRUE(contains(page, "<td class=\"n\">" + std::to_string(borrower.pid()) + "</td>"));
   EXPECT_EQ(count(page, "class=\"claim\""), 1U) << page;
   EXPECT_EQ(count(page, "class=\"box\""), 2U) << page;
