@@ -248,11 +248,13 @@ class Agent:
 
     def call_program(self, member, function, args, kwargs, deadline, seconds):
         """A Future of the result of a function in C++. Throws TypeError for a value that cannot cross."""
-        rank = member.info.id
-        future = CallFuture(lambda call, future: self._outcome(call, rank, seconds, future))
+        future = CallFuture(self, seconds)
         try:
             self._check_can_send(member)
-            future.begin(self.node.call_program(rank, function, (tuple(args), kwargs or None), deadline, future))
+            future.begin(self.node.call_program(member.info.id, function, (tuple(args), kwargs or None), deadline,
+                                                future))
+        except Timeout as error:  # of the first contact
+            future.complete(None, _late(seconds, error))
         except (RuntimeError, onecopy.Error) as error:
             future.complete(None, self._why_not_sent(member, error))
         return future
