@@ -65,7 +65,7 @@ class RpcNode {
   nb::object begin_here(nb::handle deadline, nb::handle future);
   void note(std::uint32_t to, nb::handle value);
   /// Of a function in C++, by its name there: `values` are (arguments, keyword arguments or None). Throws TypeError for
-  /// what is no plain value.
+  /// any other than plain values.
   nb::object call_program(std::uint32_t to, const std::string& function, nb::handle values,
                           nb::handle deadline, nb::handle future);
   /// To a program in C++: an error by the word for its cause, and its text.
