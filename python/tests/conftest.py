@@ -219,14 +219,14 @@ def reads_at_its_start(name: str) -> bool:
 def run_python(tmp_path, request):
     """Runs a program in an interpreter of its own; returns its standard output, fails when it says anything else.
 
-    A program that uses torch finds it imported, unless `fresh` is said.
+    A program that uses torch finds it imported, unless `env` has a variable that an interpreter reads at its start.
     """
 
-    def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "", fresh: bool = False) -> str:
+    def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "") -> str:
         file = tmp_path / "program.py"
         file.write_text(textwrap.dedent(program))
         environment, patience = {**os.environ, **(env or {})}, PATIENCE / 2
-        if HAS_TORCH and "import torch" in program and not fresh and not any(map(reads_at_its_start, env or {})):
+        if HAS_TORCH and "import torch" in program and not any(map(reads_at_its_start, env or {})):
             programs = request.getfixturevalue("programs_with_torch")
             result = programs.run([str(file), *arguments], patience, environment)
         else:

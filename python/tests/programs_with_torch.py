@@ -61,7 +61,7 @@ def _read(descriptor: int, said: list[str], number: int) -> None:
 
 
 def _next_program(requests: socket.socket) -> dict | None:
-    """In a child: what it is to run. None, in the parent, when there is no more."""
+    """In a child, the program that it must run. In the parent, None when no more programs come."""
     while True:
         text, outputs, _, _ = socket.recv_fds(requests, 1 << 17, 2)
         if not text:
