@@ -281,10 +281,7 @@ void Director::bury(const Part& part) {
       "execs", "was killed", "was cut off", "was killed while it was stopped"};
   const char* const how = kWords[static_cast<std::size_t>(part.fate)];
   judge_.note(fmt::format("agent {}: {}", part.agent, how));
-  for (const auto& [name, queue] : model_.queues)
-    for (const Item& item : queue.items)
-      if (item.putter == part.agent)
-        for (const Id block : item.blocks) pinned_.insert(model_.blocks.at(block).owner);
+  pinned_.merge(model_.owners_that_wait_for(part.agent));
   model_.end(part.agent, how);
   Agent agent = std::move(agents_.at(part.agent));
   agents_.erase(part.agent);

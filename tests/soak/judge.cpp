@@ -164,7 +164,7 @@ void Judge::got(Id agent, const Planned& planned, const Result& result) {
     const Item item = queue.items.front();
     if (!is_nothing && item.blocks == blocks && item.tag == result.tag &&
         item.data_bytes == result.data_bytes) {
-      queue.items.pop_front();
+      model_.pass_first(queue);
       std::uint64_t ref = c.ref;
       for (std::size_t i = 0; i < blocks.size(); ++i) {
         model_.agents.at(agent).holds[ref++] = {item.blocks[i], false};
@@ -173,7 +173,7 @@ void Judge::got(Id agent, const Planned& planned, const Result& result) {
       return;
     }
     if (!item.is_perhaps) break;
-    queue.items.pop_front();
+    model_.pass_first(queue);
   }
   if (is_nothing && queue.items.empty()) return;
   std::string what = fmt::format("agent {}: {} -> {}", agent, c.str(), result.str());
@@ -197,7 +197,7 @@ void Judge::lost(Id agent, QueueModel& queue, const Planned& planned, const Resu
   }
   const bool must = std::all_of(candidates.begin(), candidates.end(),
                                 [&](const Item& item) { return model_.must_deliver(agent, queue, item); });
-  if (candidates.size() == 1) queue.items.pop_front();
+  if (candidates.size() == 1) model_.pass_first(queue);
   else
     for (std::size_t i = 0; i < candidates.size(); ++i) queue.items[i].is_perhaps = true;
   if (!must && means_gone(result.code)) {

@@ -68,6 +68,28 @@ bool Model::is_held_elsewhere(const Item& item) const {
   return std::all_of(item.blocks.begin(), item.blocks.end(), [&](Id block) { return is_held(block); });
 }
 
+std::set<Id> Model::owners_that_wait_for(Id putter) const {
+  std::set<Id> owners;
+  const auto add = [&](const Item& item) {
+    if (item.putter != putter) return;
+    for (const Id block : item.blocks)
+      if (const auto at = blocks.find(block); at != blocks.end()) owners.insert(at->second.owner);
+  };
+  for (const auto& [name, queue] : queues)
+    for (const Item& item : queue.items) add(item);
+  const auto now = std::chrono::steady_clock::now();
+  for (const Passed& passed : passed_)
+    if (now - passed.since <= kPutterLooksWithin) add(passed.item);
+  return owners;
+}
+
+void Model::pass_first(QueueModel& queue) {
+  const auto now = std::chrono::steady_clock::now();
+  while (!passed_.empty() && now - passed_.front().since > kPutterLooksWithin) passed_.pop_front();
+  passed_.push_back({now, std::move(queue.items.front())});
+  queue.items.pop_front();
+}
+
 void Model::fork(Id parent, Id child) {
   AgentModel copy = agents.at(parent);
   copy.forks += 1;

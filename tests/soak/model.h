@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -86,7 +88,13 @@ class Model {
   /// Does a live process that the getter cannot know have all of it?
   bool is_held_elsewhere(const Item& item) const;
 
+  /// Owners of blocks that the dead putter's page may still count as under way: of its items in queues, and of items
+  /// taken too short a time ago for it to have looked. Such an owner waits ten minutes for a queue that it has not open.
+  std::set<Id> owners_that_wait_for(Id putter) const;
+
   // The outcome.
+  /// The first item is out of the queue.
+  void pass_first(QueueModel& queue);
   void fork(Id parent, Id child);
   void end(Id agent, const std::string& how);
   std::size_t held_bytes() const;
@@ -94,7 +102,16 @@ class Model {
   void forget_old_blocks(std::size_t keep);
 
  private:
+  /// A putter looks every 160 ms at the latest, if its background thread gets a processor.
+  static constexpr std::chrono::seconds kPutterLooksWithin{1};
+  struct Passed {
+    std::chrono::steady_clock::time_point since;
+    Item item;
+  };
+
   bool serves(Id agent, const QueueModel& queue, const Item& item, Id owner) const;
+
+  std::deque<Passed> passed_;
 };
 
 }  // namespace onecopy::soak
