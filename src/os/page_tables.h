@@ -3,13 +3,11 @@
 
 #include <cstddef>
 
-#include "onecopy/core/tensor_view.h"
-
 namespace onecopy {
 
-/// Enters pages of a mapping of this process into its page tables, by a few threads: a driver that pins them would
+/// Enters present pages of a shared mapping of this process into its page tables, by a few threads: a driver that pins them would
 /// fault page by page, in one. Only for speed: has no effect before Linux 5.14. Thread safety: may be called
 /// concurrently.
-void fill_page_tables(std::byte* at, std::size_t bytes, Access access) noexcept;
+void fill_page_tables(std::byte* at, std::size_t bytes) noexcept;
 
 }  // namespace onecopy

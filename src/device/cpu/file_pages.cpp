@@ -3,8 +3,10 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -29,6 +31,7 @@ constexpr std::size_t kBatch = std::size_t{16}
                                << 20;  // of the threads of one crew; it cannot be interrupted
 constexpr std::size_t kPiece = std::size_t{1} << 20;  // one system call
 constexpr std::size_t kBytesPerThread = std::size_t{4} << 20;
+constexpr std::size_t kBlock = 512;  // of stat(2)
 constexpr std::size_t kMaxThreads = 4;
 
 constexpr std::size_t kBetweenLooks = std::size_t{8} << 20;  // at the memory limits
@@ -40,9 +43,20 @@ struct Range {
   std::size_t end;
 };
 
-/// The parts of the range that have no pages yet. All of it if the file cannot tell.
-std::vector<Range> holes(const Fd& fd, Range range) {
+/// Has every page of the file memory? Says no for files on disks, whose counts have more than pages.
+bool is_whole(const Fd& fd, std::size_t size) noexcept {
+  struct statfs system {};
+  struct stat status {};
+  return ::fstatfs(fd.get(), &system) == 0 && system.f_type == TMPFS_MAGIC &&
+         ::fstat(fd.get(), &status) == 0 && static_cast<std::size_t>(status.st_size) == size &&
+         static_cast<std::size_t>(status.st_blocks) * kBlock >= size;
+}
+
+/// The parts of the range that have no pages yet. All of it if the file cannot tell. The system looks at each page of
+/// a file that has holes: 80 ms for 4 GiB.
+std::vector<Range> holes(const Fd& fd, std::size_t size, Range range) {
   std::vector<Range> found;
+  if (is_whole(fd, size)) return found;
   while (range.begin < range.end) {
     const off_t hole = ::lseek(fd.get(), static_cast<off_t>(range.begin), SEEK_HOLE);
     if (hole < 0) {
@@ -146,7 +160,7 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
   if (offset > file.size || bytes > file.size - offset)
     throw Error(ErrorCode::invalid_argument, fmt::format("bytes {} to {} are outside of a segment of {}",
                                                          offset, offset + bytes, file.size));
-  const std::vector<Range> missing = holes(file.fd, {offset, offset + bytes});
+  const std::vector<Range> missing = holes(file.fd, file.size, {offset, offset + bytes});
   std::size_t asked = 0;
   for (const Range& hole : missing) asked += hole.end - hole.begin;
   std::size_t done = 0;
@@ -161,7 +175,6 @@ void reserve_pages(const FilePages& file, std::size_t offset, std::size_t bytes)
 }
 
 std::size_t present_pages(const Fd& fd, std::size_t size) noexcept {
-  constexpr std::size_t kBlock = 512;  // stat(2)
   struct stat status {};
   if (::fstat(fd.get(), &status) != 0) return size;
   return std::min(size, static_cast<std::size_t>(status.st_blocks) * kBlock);

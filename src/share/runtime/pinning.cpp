@@ -161,7 +161,7 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card) {
   try {
     const std::uint64_t inside = std::min<std::uint64_t>(piece.bytes, piece.memory->size() - piece.offset);
     if (piece.memory->access() == Access::read_write) piece.memory->populate(piece.offset, inside);
-    fill_page_tables(at, inside, piece.memory->access());
+    fill_page_tables(at, inside);
     PinnedRanges::get().pin(card, at, piece.bytes, piece.memory->access());
   } catch (...) {
     piece.keeper->end_pin(piece.segment);
