@@ -13,6 +13,7 @@
 #include "onecopy/share/load.h"
 #include "os/fd.h"
 #include "os/mapping.h"
+#include "share/api/load_times.h"
 
 namespace onecopy {
 
@@ -43,7 +44,7 @@ class DeviceLoader {
   };
 
   bool step(Slot& slot);
-  void wait_for(Slot& slot) const;
+  void wait_for(Slot& slot);
   void fill(std::byte* to, std::uint64_t from, std::uint64_t bytes);
   bool is_cached(std::uint64_t from, std::uint64_t bytes) const noexcept;
   std::uint64_t read_directly(std::byte* to, std::uint64_t from, std::uint64_t bytes);
@@ -63,6 +64,7 @@ class DeviceLoader {
   std::atomic<std::uint64_t> next_{0};  ///< part
   std::atomic<std::uint64_t> done_{0};  ///< bytes
   std::atomic<bool> failed_{false};
+  LoadTimes times_;
   std::mutex mutex_;
   std::exception_ptr error_;
 };
