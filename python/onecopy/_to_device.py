@@ -11,7 +11,7 @@ from ._pin import pin as _pin
 
 TYPE_CHECKING = False  # typing would be another import
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 
@@ -42,10 +42,9 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
         Unsupported: there is no such device.
         OutOfMemory: on the device.
     """
-    found: list[tuple[_core.Tensor, int | None]] = []
-    shape = _take(value, found, "value")
-    made = _core._to_device([tensor for tensor, _ in found], device, stream)
-    return _put(shape, [_as_before(one, flags) for one, (_, flags) in zip(made, found, strict=True)])
+    copies = _Copies(device, stream)
+    shape = _take(value, copies, ("value",))
+    return _put(shape, copies.end())
 
 
 def load(
@@ -80,21 +79,76 @@ def load(
     return _pin(tensors) if pin and tensors and str(device) == "cpu" else tensors
 
 
-class _Leaf:
-    def __init__(self, number: int) -> None:
-        self.number = number
+class _Copies:
+    """Copies of the tensors of a value, in its order.
+
+    A card copies the first half GiB while Python looks at the tensors behind it. Neighbours are joined within such a
+    part, so a value whose order is not that of its memory stays together.
+    """
+
+    _PART = 512 << 20
+
+    def __init__(self, device: Any, stream: Any) -> None:
+        self._device = device
+        self._stream = stream
+        self._waiting: list[_core.Tensor] = []
+        self._flags: list[int | None] = []
+        self._made: list[_core.Tensor] = []
+        self._bytes = 0
+        self._last = 0  # address
+        self._descents = 0
+        self._has_parts = str(device) != "cpu"
+
+    def add(self, tensor: _core.Tensor, flags: int | None) -> None:
+        self._waiting.append(tensor)
+        self._flags.append(flags)
+        at = tensor.data_ptr
+        self._descents += at < self._last
+        self._last = at
+        self._bytes += tensor.nbytes
+        if self._bytes >= self._PART and self._has_parts and 4 * self._descents <= len(self._waiting):
+            self._copy()
+
+    def end(self) -> Iterator[Any]:
+        """The copies, each of the library that the original came from."""
+        self._copy()
+        return map(_as_before, self._made, self._flags)
+
+    def _copy(self) -> None:
+        self._made += _core._to_device(self._waiting, self._device, self._stream)
+        self._waiting.clear()
+        self._bytes = self._descents = 0
 
 
-def _take(value: Any, found: list[tuple[_core.Tensor, int | None]], place: str) -> Any:
-    """The value with a _Leaf for each tensor, which is added to `found`."""
-    if isinstance(value, (_core.Bundle, Mapping)):
-        return {name: _take(value[name], found, f"{place}[{name!r}]") for name in value}
-    if isinstance(value, (list, tuple)):
-        return _rebuilt(value, [_take(one, found, f"{place}[{at}]") for at, one in enumerate(value)])
+_TENSOR = object()  # in the shape of a value, where a tensor was
+
+
+def _take(value: Any, copies: _Copies, place: tuple[Any, ...]) -> Any:
+    """The value with _TENSOR for each tensor, which is copied."""
+    if isinstance(value, _core.Tensor):
+        copies.add(value, None)
+        return _TENSOR
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return value
-    found.append(_tensor(value, place))
-    return _Leaf(len(found) - 1)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        shared = _core.torch_share(value)
+        if shared is not None:
+            copies.add(*shared)
+            return _TENSOR
+    elif isinstance(value, (_core.Bundle, Mapping)):
+        return {name: _take(value[name], copies, (place, name)) for name in value}
+    elif isinstance(value, (list, tuple)):
+        return _rebuilt(value, [_take(one, copies, (place, at)) for at, one in enumerate(value)])
+    raise TypeError(
+        f"{_named(place)} must be a dense tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a "
+        f"plain value, not {type(value).__name__}"
+    )
+
+
+def _named(place: tuple[Any, ...]) -> str:
+    """Such as "value['a'][3]". Text only where an error needs it."""
+    return place[0] if len(place) == 1 else f"{_named(place[0])}[{place[1]!r}]"
 
 
 def _rebuilt(value: Any, items: list[Any]) -> Any:
@@ -102,27 +156,13 @@ def _rebuilt(value: Any, items: list[Any]) -> Any:
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
-def _tensor(value: Any, place: str) -> tuple[_core.Tensor, int | None]:
-    if isinstance(value, _core.Tensor):
-        return value, None
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        shared = _core.torch_share(value)
-        if shared is not None:
-            return shared
-    raise TypeError(
-        f"{place} must be a dense tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a plain "
-        f"value, not {type(value).__name__}"
-    )
-
-
 def _as_before(tensor: _core.Tensor, flags: int | None) -> Any:
     return tensor if flags is None else _core.torch_open(tensor, flags)
 
 
-def _put(shape: Any, made: list[Any]) -> Any:
-    if isinstance(shape, _Leaf):
-        return made[shape.number]
+def _put(shape: Any, made: Iterator[Any]) -> Any:
+    if shape is _TENSOR:
+        return next(made)
     if isinstance(shape, dict):
         return {name: _put(one, made) for name, one in shape.items()}
     if isinstance(shape, (list, tuple)):

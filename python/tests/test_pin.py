@@ -170,6 +170,28 @@ def test_neighbours_become_one_block_on_the_card():
     assert begins == [begins[0] + 4096 * i for i in range(64)]
 
 
+@on_device
+@pytest.mark.parametrize("backwards", [False, True])
+def test_the_card_copies_the_first_part_of_a_large_value_while_the_rest_is_looked_at(monkeypatch, backwards):
+    from onecopy import _to_device
+
+    block = onecopy.empty(64 * 4096, "uint8")
+    for i in range(64):
+        block[i * 4096 : (i + 1) * 4096].numpy()[:] = i
+    value = {i: [block[i * 4096 : (i + 1) * 4096], i] for i in range(64)}
+    if backwards:
+        value = dict(reversed(value.items()))
+    parts = []
+    copy = _to_device._Copies._copy
+    monkeypatch.setattr(_to_device._Copies, "_PART", 16 * 4096)
+    monkeypatch.setattr(_to_device._Copies, "_copy", lambda self: (parts.append(len(self._waiting)), copy(self)))
+    there = onecopy.to_device(value, "cuda:0")
+    assert parts == ([64] if backwards else [16, 16, 16, 16, 0])
+    assert list(there) == list(value)
+    for i, (tensor, number) in there.items():
+        assert number == i and bytes_on(tensor) == {i}
+
+
 def save_file(tensors, path):
     """Rows of bytes as a safetensors file."""
     at, header = 0, {}

@@ -94,49 +94,54 @@ Tensor new_block(std::uint64_t bytes, Device device) {
   return empty(row, AllocateOptions{device == kCpu && bytes != 0, device});
 }
 
-/// Where each run goes. All small runs share one block.
-struct Placed {
-  Tensor block;
-  std::uint64_t offset = 0;
+/// Runs that share one block on the device, each at a line of 256 bytes; gaps before them stay unused.
+struct Group {
+  std::span<const Run> runs;
+  std::vector<std::uint64_t> offsets{};
+  std::uint64_t bytes = 0;
 };
 
-std::vector<Placed> place(std::span<const Run> runs, Device device) {
+/// The runs at the front, as many as go together.
+Group next_group(std::span<const Run> runs) {
   constexpr std::uint64_t kTogether = std::uint64_t{1}
                                       << 30;  // a block of a card's takes its driver a millisecond
-  std::vector<Placed> places(runs.size());
-  for (std::size_t first = 0; first < runs.size();) {
-    std::uint64_t bytes = 0;
-    std::size_t last = first;
-    for (; last < runs.size() && (last == first || bytes + runs[last].bytes() <= kTogether); ++last) {
-      // Keeps its place in a line of 256 bytes; the gap before it stays unused.
-      places[last].offset = bytes;
-      bytes = (bytes + runs[last].bytes() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
-    }
-    const Tensor block = new_block(bytes, device);
-    for (std::size_t i = first; i < last; ++i) places[i].block = block;
-    first = last;
+  Group group;
+  for (const Run& run : runs) {
+    if (!group.offsets.empty() && group.bytes + run.bytes() > kTogether) break;
+    group.offsets.push_back(group.bytes);
+    group.bytes = (group.bytes + run.bytes() + kBlockAlignment - 1) / kBlockAlignment * kBlockAlignment;
   }
-  return places;
+  group.runs = runs.first(group.offsets.size());
+  return group;
+}
+
+void copy_group(std::span<const Tensor> tensors, const Group& group, Device device, Stream stream,
+                std::vector<Tensor>& made) {
+  const Tensor fresh = new_block(group.bytes, device);
+  const Tensor block = device == kCpu ? fresh : record_stream(fresh, stream);
+  for (std::size_t i = 0; i < group.runs.size(); ++i) {
+    const Run& run = group.runs[i];
+    const Device from = tensors[run.tensors.front()].device();
+    copy_bytes({block.as<std::byte>() + group.offsets[i], device, run.begin, from, run.bytes()}, stream);
+    for (const std::size_t t : run.tensors) {
+      const auto offset = static_cast<std::size_t>(begin_of(tensors[t]) - run.begin);
+      made[t] = block.with_layout(tensors[t].layout(), group.offsets[i] + offset);
+    }
+  }
 }
 
 }  // namespace
 
+/// The card copies a group while the next one gets its block.
 std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream) {
   check(tensors, device);
   if (device != kCpu) pin_all(tensors, device);
   const std::vector<Run> runs = runs_of(tensors);
-  const std::vector<Placed> places = place(runs, device);
   std::vector<Tensor> made(tensors.size());
-  for (std::size_t i = 0; i < runs.size(); ++i) {
-    const Run& run = runs[i];
-    const Device from = tensors[run.tensors.front()].device();
-    const Tensor block = device == kCpu ? places[i].block : record_stream(places[i].block, stream);
-    std::byte* const to = block.as<std::byte>() + places[i].offset;
-    copy_bytes({to, device, run.begin, from, run.bytes()}, stream);
-    for (const std::size_t t : run.tensors) {
-      const auto offset = static_cast<std::size_t>(begin_of(tensors[t]) - run.begin);
-      made[t] = block.with_layout(tensors[t].layout(), places[i].offset + offset);
-    }
+  for (std::span<const Run> left = runs; !left.empty();) {
+    const Group group = next_group(left);
+    copy_group(tensors, group, device, stream, made);
+    left = left.subspan(group.runs.size());
   }
   return made;
 }
