@@ -207,6 +207,36 @@ def test_a_pending_call_keeps_the_cache_that_it_was_given(patches):
     assert not graphs.report(pool).recaptured, str(graphs.report(pool))
 
 
+def test_threads_with_caches_of_their_own_never_write_each_others(patches):
+    """A graph that one thread has compared with its cache may be moved by another one before it is launched."""
+
+    def step(x, cache, at):
+        cache.index_copy_(0, at, x * 2)
+        return cache.sum(0)
+
+    call = compiled(step, graphs.arena(DEVICE), dynamic=False)
+    caches = [torch.zeros(32, WIDTH, device=DEVICE) for _ in range(3)]
+    inputs = [rows(2) for _ in caches]
+    places = [torch.tensor([at, at + 16], device=DEVICE) for at in range(16)]
+    for x, cache in zip(inputs, caches, strict=True):
+        call(x, cache, places[0])
+
+    def work(x, cache):
+        with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(160):
+                call(x, cache, places[turn % 16])
+            torch.cuda.current_stream().synchronize()
+
+    torch.cuda.synchronize()
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(inputs, caches, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x, cache in zip(inputs, caches, strict=True):
+        assert torch.equal(cache, torch.cat([(x * 2)[:1].expand(16, -1), (x * 2)[1:].expand(16, -1)]))
+
+
 def test_a_patched_graph_has_the_parameters_of_a_fresh_capture(patches):
     """All but what no kernel has set, which the proof has found."""
     pool = graphs.arena(DEVICE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -24,27 +25,49 @@ def new_graph() -> torch.cuda.CUDAGraph:
     return torch.cuda.CUDAGraph(keep_graph=True) if KEEPS_GRAPHS else torch.cuda.CUDAGraph()
 
 
+class _Collector:
+    """Python's garbage collector: the objects that it frees may not be freed in a capture. Of captures on several
+    threads the last one to end lets it go on."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._captures = 0
+        self._was_enabled = False
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        with self._lock:
+            if self._captures == 0:
+                self._was_enabled = gc.isenabled()
+                gc.disable()
+            self._captures += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._captures -= 1
+                if self._captures == 0 and self._was_enabled:
+                    gc.enable()
+
+
+_collector = _Collector()
+
+
 @contextlib.contextmanager
 def recording(graph: torch.cuda.CUDAGraph, pool: CapturePool, arena: Arena) -> Iterator[None]:
     """The block's work is captured on the arena's stream, and its memory is the pool's."""
     stream = arena.stream
     here = torch.cuda.current_stream(arena.device)
     stream.wait_stream(here)
-    collects = gc.isenabled()
-    gc.disable()  # its objects may not be freed in a capture
-    try:
-        with pool.open(), torch.cuda.stream(stream):
-            begin_capture(graph, pool, "thread_local")
-            try:
-                yield
-            except BaseException:
-                with contextlib.suppress(RuntimeError):  # it says once more that the capture has failed
-                    end_capture(graph, pool)
-                raise
-            end_capture(graph, pool)
-    finally:
-        if collects:
-            gc.enable()
+    with _collector.paused(), pool.open(), torch.cuda.stream(stream):
+        begin_capture(graph, pool, "thread_local")
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(RuntimeError):  # it says once more that the capture has failed
+                end_capture(graph, pool)
+            raise
+        end_capture(graph, pool)
     here.wait_stream(stream)
 
 

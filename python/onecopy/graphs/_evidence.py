@@ -8,8 +8,7 @@ operator, in another colour each time.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -100,7 +99,7 @@ def _with_two_captures(
 
 
 def _capture(record: Any, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: list[Any], colour: int) -> None:
-    with _painted(colour):
+    with _Paint(colour):
         _core._call_deeper(colour * _DEEPER, lambda: record(graph, pool, arguments))
 
 
@@ -114,23 +113,13 @@ def _stand_in(argument: Any, at: int | None) -> Any:
     return laid(bytes_.untyped_storage(), argument.dtype, argument.shape, argument.stride(), 0)
 
 
-@contextlib.contextmanager
-def _painted(colour: int) -> Iterator[None]:
-    _core._paint_heap(colour)
-    try:
-        with _Paint(colour):
-            yield
-    finally:
-        _core._paint_heap(0)
-
-
 class _Paint(TorchDispatchMode):
-    """Fills the stack below each operator."""
+    """Fills unused memory of stack and heap before each operator."""
 
     def __init__(self, colour: int) -> None:
         super().__init__()
         self._colour = colour
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _core._paint_stack(self._colour)
+        _core._paint(self._colour)
         return function(*args, **(kwargs or {}))

@@ -45,6 +45,7 @@ DLTensor must_view(const torch::Api& api, nb::handle tensor) {
 
 std::optional<DLTensor> view_of(const torch::Api& api, PyObject* tensor) noexcept {
   DLTensor view;
+  if (!api.is_tensor(tensor)) return std::nullopt;  // torch does not check
   if (api.exchange_table()->view_of_object(tensor, &view) == 0) return view;
   PyErr_Clear();
   return std::nullopt;
@@ -92,6 +93,7 @@ void GraphCall::set_place(std::size_t index, nb::handle tensor) {
   for (Place& place : places_)
     if (place.index != index) rest.push_back(std::move(place));
   places_.swap(rest);
+  ++moves_;
   add_place(index, tensor);
 }
 
@@ -110,17 +112,20 @@ void GraphCall::add_result(Kind kind, std::size_t index, nb::object object) {
   results_.push_back({kind, index, std::move(object)});
 }
 
-bool GraphCall::is_in_place(PyObject* const* arguments) const noexcept {
+bool GraphCall::is_in_place(Arguments arguments) const noexcept {
   return std::all_of(places_.begin(), places_.end(), [&](const Place& place) {
+    if (place.index >= arguments.size()) return false;
     const auto view = view_of(api_, arguments[place.index]);
     return view && place.facts.is(*view);
   });
 }
 
-std::vector<CopyRange> GraphCall::ranges_in(PyObject* const* arguments) const {
+std::vector<CopyRange> GraphCall::ranges_in(Arguments arguments) const {
   std::vector<CopyRange> ranges;
   ranges.reserve(slots_.size());
   for (const Slot& slot : slots_) {
+    if (slot.index >= arguments.size())
+      throw Error(ErrorCode::invalid_argument, "a graph was given fewer inputs than it was captured with");
     const DLTensor view = must_view(api_, arguments[slot.index]);
     ranges.push_back({slot.at, static_cast<std::byte*>(view.data) + view.byte_offset, slot.bytes});
   }
@@ -154,8 +159,10 @@ void GraphCall::set_inputs(std::span<const CopyRange> ranges) {
   for (const CopyRange& range : ranges) last_inputs_.push_back(range.from);
 }
 
-std::optional<std::vector<nb::object>> GraphCall::run(PyObject* const* arguments, nb::handle launcher,
+std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::handle launcher,
                                                       bool looked_at) {
+  const std::size_t moves = moves_;
+  if (!looked_at && !is_in_place(arguments)) return std::nullopt;
   const std::vector<CopyRange> in = ranges_in(arguments);
   std::vector<CopyRange> out(sources_.size());
   std::vector<nb::object> fresh;
@@ -165,7 +172,7 @@ std::optional<std::vector<nb::object>> GraphCall::run(PyObject* const* arguments
   const bool launches = launcher.is_none();
   const bool has_run = without_gil([&] {
     const std::lock_guard lock(turn_);
-    if (!executable_ || (!looked_at && !turn_.is_open())) return false;
+    if (!executable_ || (!looked_at && (!turn_.is_open() || moves != moves_))) return false;
     turn_.enter(stream);
     set_inputs(in);
     set(scatter_, out);
@@ -181,11 +188,15 @@ std::optional<std::vector<nb::object>> GraphCall::run(PyObject* const* arguments
   return fresh;
 }
 
-nb::list GraphCall::results(PyObject* const* arguments, const std::vector<nb::object>& fresh) const {
+nb::list GraphCall::results(Arguments arguments, const std::vector<nb::object>& fresh) const {
   nb::list all;
   for (const Result& result : results_) switch (result.kind) {
       case Kind::fresh: all.append(fresh[result.index]); break;
-      case Kind::argument: all.append(nb::handle(arguments[result.index])); break;
+      case Kind::argument:
+        if (result.index >= arguments.size())
+          throw Error(ErrorCode::invalid_argument, "a result of a graph is an input that it was not given");
+        all.append(nb::handle(arguments[result.index]));
+        break;
       case Kind::object: all.append(result.object); break;
     }
   return all;
@@ -200,8 +211,10 @@ int GraphCall::traverse(visitproc visit, void* arg) {
 
 void GraphCall::clear() {
   close();
-  places_.clear();
-  results_.clear();
+  std::vector<Place> places;  // their ends may run Python, and a traverse() of the rest
+  std::vector<Result> results;
+  places.swap(places_);
+  results.swap(results_);
 }
 
 }  // namespace onecopy::python

@@ -38,9 +38,10 @@ std::optional<DLTensor> view_of(const torch::Api& api, PyObject* tensor) noexcep
 /// launched, and the results are in memory of the caller's. Copies in and out are nodes of the graph.
 ///
 /// Thread safety: used with the GIL held. run() releases it, and takes the arena's turn. Invariant: a launch is under
-/// way only after every place was compared in that call (I3).
+/// way only after every place was compared in that call (I3), also where another thread moves the graph meanwhile.
 class GraphCall {
  public:
+  using Arguments = std::span<PyObject* const>;
   struct Slot {
     std::size_t index;
     std::byte* at;
@@ -74,16 +75,17 @@ class GraphCall {
     slots_.push_back({index, at, bytes});
   }
   void add_place(std::size_t index, nb::handle tensor);
+  /// With the turn's lock.
   void set_place(std::size_t index, nb::handle tensor);
   void add_source(nb::handle tensor);
   void add_result(Kind kind, std::size_t index, nb::object object);
 
-  bool is_in_place(PyObject* const* arguments) const noexcept;
+  bool is_in_place(Arguments arguments) const noexcept;
   /// Returns a tensor for each source. `launcher`, if there is one, launches the graph in the current stream. None if
-  /// the arena is not open to it, and `looked_at` is false. Throws the driver's refusals.
-  std::optional<std::vector<nb::object>> run(PyObject* const* arguments, nb::handle launcher,
-                                             bool looked_at);
-  nb::list results(PyObject* const* arguments, const std::vector<nb::object>& fresh) const;
+  /// the graph is closed; and, unless the caller has `looked_at` both, if the arena is not open to it or an input in
+  /// place is elsewhere. Throws the driver's refusals, invalid_argument for arguments that are not those of the graph.
+  std::optional<std::vector<nb::object>> run(Arguments arguments, nb::handle launcher, bool looked_at);
+  nb::list results(Arguments arguments, const std::vector<nb::object>& fresh) const;
   /// No run() from now on. With the turn's lock.
   void close() noexcept { executable_ = nullptr; }
 
@@ -94,7 +96,7 @@ class GraphCall {
   void clear();
 
  private:
-  std::vector<CopyRange> ranges_in(PyObject* const* arguments) const;
+  std::vector<CopyRange> ranges_in(Arguments arguments) const;
   nb::object make_fresh(const Source& source, CopyRange& range) const;
   void set(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges) const;
   void set_inputs(std::span<const CopyRange> ranges);
@@ -112,6 +114,7 @@ class GraphCall {
   std::vector<Source> sources_;
   std::vector<Result> results_;
   std::vector<const std::byte*> last_inputs_;  ///< ranges that the gather nodes copy now; with the turn
+  std::size_t moves_ = 0;                      ///< of places; changes with the GIL and the turn
   std::size_t runs_ = 0;
 };
 

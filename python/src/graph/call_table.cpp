@@ -98,11 +98,18 @@ bool GraphCallTable::make_key(PyObject* const* arguments, std::size_t count) {
 
 void GraphCallTable::add(nb::handle arguments, nb::object call) {
   const auto items = items_of(arguments);
-  if (make_key(items.data(), items.size())) calls_[key_] = std::move(call);
+  if (make_key(items.data(), items.size())) std::swap(calls_[key_], call);  // the old one ends last
 }
 
+/// An end of a call may run Python, and a traverse() of the table: so it ends behind the table's back.
 void GraphCallTable::remove(nb::handle call) {
+  const nb::object kept = nb::borrow(call);
   std::erase_if(calls_, [&](const auto& entry) { return entry.second.is(call); });
+}
+
+void GraphCallTable::clear() {
+  std::unordered_map<std::string, nb::object> calls;
+  calls.swap(calls_);
 }
 
 nb::object GraphCallTable::call(nb::handle boxed) {
@@ -113,14 +120,13 @@ nb::object GraphCallTable::call(nb::handle boxed) {
   if (found == calls_.end()) return nb::none();
   const nb::object object = found->second;  // others may drop it meanwhile
   GraphCall& call = *nb::inst_ptr<GraphCall>(object);
-  if (!call.is_in_place(items.data())) return nb::none();
   const torch::Api& api = *torch::Api::get();
   if (backend(device_.type).is_captured(device_.index, api.current_stream(device_))) return nb::none();
-  const auto fresh = call.run(items.data(), nb::none(), false);
+  const auto fresh = call.run(items, nb::none(), false);
   if (!fresh) return nb::none();
   call.last_used = tick();
   ++hits_;
-  nb::object results = call.results(items.data(), *fresh);
+  nb::object results = call.results(items, *fresh);
   if (PyList_SetSlice(boxed.ptr(), 0, PyList_GET_SIZE(boxed.ptr()), nullptr) != 0) throw nb::python_error();
   return results;
 }
@@ -201,7 +207,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 template <class Type>
 int clear(PyObject* self) {
-  nb::inst_ptr<Type>(self)->clear();
+  if (nb::inst_ready(self)) nb::inst_ptr<Type>(self)->clear();
   return 0;
 }
 
@@ -211,7 +217,7 @@ PyType_Slot slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse<Type>)
                        {0, nullptr}};
 
 nb::object run(GraphCall& call, nb::handle arguments, nb::handle launcher) {
-  const auto fresh = call.run(items_of(arguments).data(), launcher, true);
+  const auto fresh = call.run(items_of(arguments), launcher, true);
   if (!fresh) throw Error(ErrorCode::invalid_argument, "the graph is closed");
   nb::list made;
   for (const nb::object& one : *fresh) made.append(one);
@@ -260,9 +266,7 @@ void bind_call(nb::module_& m) {
            "A tensor for each source. With the turn.")
       .def(
           "is_in_place",
-          [](const GraphCall& call, nb::handle arguments) {
-            return call.is_in_place(items_of(arguments).data());
-          },
+          [](const GraphCall& call, nb::handle arguments) { return call.is_in_place(items_of(arguments)); },
           nb::arg("arguments"))
       .def("set_place", &GraphCall::set_place, nb::arg("index"), nb::arg("tensor"),
            "The graph has this input there from now on.")

@@ -32,7 +32,7 @@ class GraphCallTable {
   std::size_t hits() const noexcept { return hits_; }
 
   int traverse(visitproc visit, void* arg);
-  void clear() { calls_.clear(); }
+  void clear();
 
  private:
   bool make_key(PyObject* const* arguments, std::size_t count);

@@ -3,13 +3,14 @@
 #include "graph/evidence.h"
 
 #include <alloca.h>
-#include <malloc.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <array>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <set>
@@ -66,13 +67,33 @@ constexpr std::size_t kPainted = std::size_t{192} << 10;
   return result;
 }
 
-/// Memory of the heap is filled with the pattern, too, where it is glibc's; 0: as usual.
+constexpr std::size_t kSmallest = 24, kLargest = 1032,
+                      kStep = 16;  // blocks that glibc keeps for each thread
+constexpr std::size_t kKept = 7;   // of one size
+constexpr std::size_t kBeyond = std::size_t{96} << 10;
+
+void* painted_block(std::size_t bytes, int pattern) {
+  void* const block = std::malloc(bytes);
+  if (block) std::memset(block, pattern, bytes);
+  asm volatile("" ::"r"(block) : "memory");  // kept, though nothing reads it
+  return block;
+}
+
+/// The memory that this thread's next allocations get has the pattern, for the most part. No memory of other threads
+/// changes, as it would by mallopt(M_PERTURB): with that, a calloc() under way in another thread can return bytes that
+/// are not zero.
 void paint_heap(int pattern) {
-#ifdef M_PERTURB
-  ::mallopt(M_PERTURB, pattern);
-#else
-  static_cast<void>(pattern);
-#endif
+  std::free(painted_block(kBeyond, pattern));
+  for (std::size_t bytes = kSmallest; bytes <= kLargest; bytes += kStep) {
+    std::array<void*, kKept> blocks{};
+    for (void*& block : blocks) block = painted_block(bytes, pattern);
+    for (void* const block : blocks) std::free(block);
+  }
+}
+
+void paint(int pattern) {
+  paint_heap(pattern);
+  paint_stack(pattern);
 }
 
 using Moved = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>;
@@ -138,8 +159,9 @@ void init_graph_evidence(nb::module_& m) {
   m.def("_prove_relocation", &prove, nb::arg("device"), nb::arg("graph"), nb::arg("moved"),
         nb::arg("again"), nb::arg("regions"), nb::arg("fixed"),
         "The graph, or None and why there is no proof.");
-  m.def("_paint_stack", &paint_stack, nb::arg("pattern"));
-  m.def("_paint_heap", &paint_heap, nb::arg("pattern"));
+  m.def("_paint", &paint, nb::arg("pattern"),
+        "Fills memory that nothing uses: the stack below, and the heap that this thread allocates from "
+        "next.");
   m.def("_call_deeper", &call_deeper, nb::arg("nbytes"), nb::arg("function"));
 }
 

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What surrounds a capture of onecopy.graphs, where no card is needed."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+
+import pytest
+
+pytest.importorskip("torch", reason="wants torch installed")
+
+from onecopy import _core  # noqa: E402
+from onecopy.graphs._captures import _Collector  # noqa: E402
+
+
+def test_of_two_captures_at_a_time_the_last_one_to_end_lets_the_collector_go_on():
+    collector = _Collector()
+    first, second = collector.paused(), collector.paused()
+    assert gc.isenabled()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert not gc.isenabled(), "the second capture is still under way"
+    second.__exit__(None, None, None)
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with _Collector().paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_painted_memory_is_what_this_thread_allocates_next():
+    malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
+    malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    _core._paint(0x2E)
+    block = malloc(400)
+    content = ctypes.string_at(block, 400)
+    free(block)
+    assert content[16:] == b"\x2e" * 384
+
+
+def test_painting_leaves_zeroed_memory_of_other_threads_zero():
+    calloc, free = ctypes.CDLL(None).calloc, ctypes.CDLL(None).free
+    calloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+    wrong, done = [], threading.Event()
+
+    def allocate():
+        while not done.is_set():
+            blocks = [calloc(1, size) for size in (200, 5000, 200_000)]
+            for block, size in zip(blocks, (200, 5000, 200_000), strict=True):
+                if ctypes.string_at(block, size).strip(b"\0"):
+                    wrong.append(size)
+                free(block)
+
+    other = threading.Thread(target=allocate)
+    other.start()
+    for turn in range(2000):
+        _core._paint(0x11 + turn % 2)
+    done.set()
+    other.join()
+    assert not wrong
