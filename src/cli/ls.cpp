@@ -76,6 +76,25 @@ std::string pinned_line(const std::vector<ListedOwner>& owners) {
   return count == 0 ? "" : fmt::format("Pinned for cards: {}{}\n", who, count > kMost ? ", ..." : "");
 }
 
+/// Memory that captured graphs have in common. None of it is shared with other processes.
+std::string arenas_line(const std::vector<ListedOwner>& owners) {
+  constexpr std::size_t kMost = 8;
+  std::string who;
+  std::size_t count = 0;
+  for (const ListedOwner& owner : owners) {
+    std::uint64_t bytes = 0, graphs = 0;
+    for (const ArenaInfo& arena : owner.info.arenas) {
+      bytes += arena.shared + arena.own;
+      graphs += arena.windows;
+    }
+    if (owner.info.arenas.empty() || ++count > kMost) continue;
+    who += fmt::format("{}{} ({} for {})", who.empty() ? "" : ", ", owner.info.pid, format_bytes(bytes),
+                       plural(graphs, "graph"));
+  }
+  return count == 0 ? ""
+                    : fmt::format("Arenas of captured graphs: {}{}\n", who, count > kMost ? ", ..." : "");
+}
+
 std::string silent_lines(const std::vector<SilentOwner>& silent) {
   std::string text;
   for (const SilentOwner& owner : silent) text += fmt::format("Not listed: {}\n", escaped(owner.why));
@@ -84,7 +103,7 @@ std::string silent_lines(const std::vector<SilentOwner>& silent) {
 
 std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwner>& silent,
                     const LsOptions& options) {
-  const std::string pinned = pinned_line(owners);
+  const std::string below = pinned_line(owners) + arenas_line(owners);
   const auto idle_from = std::stable_partition(owners.begin(), owners.end(), [&](const ListedOwner& owner) {
     return options.details || shares_something(owner.info);
   });
@@ -93,7 +112,7 @@ std::string as_text(std::vector<ListedOwner> owners, const std::vector<SilentOwn
   std::string text = owners.empty() ? "No process of this user that answers shares memory.\n"
                                     : owner_table(owners, line_width());
   if (!idle.empty()) text += idle_line(idle);
-  text += pinned;
+  text += below;
   if (options.details)
     for (const ListedOwner& owner : owners) text += "\n" + owner_details(owner);
   return text + silent_lines(silent);
@@ -202,12 +221,14 @@ void add_ls(CLI::App& app, Command& command) {
       "  in transit  blocks held for a receiver that has not taken them yet\n"
       "  limbo       blocks it has freed that a process still borrows\n"
       "  borrowers   processes that have opened some of it\n"
-      "Below the table: processes without memory of their own, and those that did not answer within two\n"
-      "seconds. On a terminal, command lines are cut to its width; -v shows them whole.\n"
+      "Below the table: processes without memory of their own, arenas of captured graphs, and processes "
+      "that\n"
+      "did not answer within two seconds. On a terminal, command lines are cut to its width; -v shows them "
+      "whole.\n"
       "\n"
       "Examples:\n"
       "  onecopy ls\n"
-      "  onecopy ls -v 4711                # devices, borrowers, blocks in transit\n"
+      "  onecopy ls -v 4711                # devices, arenas, borrowers, blocks in transit\n"
       "  onecopy ls --rpc                  # groups of rpc: peers, calls and routes\n"
       "  onecopy ls --watch\n"
       "  onecopy ls --format json | jq '.owners[] | {pid, bytes: .stats.live_bytes}'");

@@ -47,6 +47,13 @@ std::vector<std::string> totals(const std::vector<ListedOwner>& owners) {
   return row("total", numbers(sum, borrowers), plural(owners.size(), "owner"));
 }
 
+std::string arena_line(const ArenaInfo& arena) {
+  const std::string own =
+      arena.own == 0 ? "" : fmt::format(", and {} of single ones", format_bytes(arena.own));
+  return fmt::format("{} of an arena on {} for {}{}{}", format_bytes(arena.shared), escaped(arena.device),
+                     plural(arena.windows, "captured graph"), own, arena.parked ? ", parked" : "");
+}
+
 }  // namespace
 
 std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits) {
@@ -120,6 +127,7 @@ std::string owner_details(const ListedOwner& owner) {
     add(fmt::format("{} on {}, {}{}", plural(use.segments, "segment"), escaped(use.device),
                     format_bytes(use.bytes),
                     use.uuid.empty() ? "" : fmt::format(" ({})", escaped(use.uuid))));
+  for (const ArenaInfo& arena : info.arenas) add(arena_line(arena));
   for (const BorrowerInfo& borrower : info.borrowers)
     add(fmt::format("{} ({}) borrows {}", borrower.pid, escaped(borrower.name),
                     plural(borrower.claims, "block")));

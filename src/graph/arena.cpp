@@ -219,6 +219,17 @@ void Arena::resume() {
 
 Footprint Arena::footprint() const {
   const std::lock_guard lock(mutex_);
+  return measure();
+}
+
+std::optional<Footprint> Arena::try_footprint() const {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock) return std::nullopt;
+  return measure();
+}
+
+/// REQUIRES: mutex_.
+Footprint Arena::measure() const {
   Footprint footprint{
       .shared = parked_ ? 0 : pages_end(), .limit = limit_, .windows = views_.size(), .parked = parked_};
   for (const View* view : views_) {

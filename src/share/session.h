@@ -19,9 +19,9 @@
 #include "share/format/field_checks.h"
 #include "share/format/segment_ref.h"
 #include "share/owner/keeper.h"
-#include "share/runtime/group_reports.h"
 #include "share/runtime/open_queues.h"
 #include "share/runtime/open_segment.h"
+#include "share/runtime/reports.h"
 #include "share/runtime/stream_order.h"
 
 namespace onecopy {
@@ -51,6 +51,8 @@ class Session {
   OpenQueues& queues() noexcept { return queues_; }
   /// The groups of rpc that this process is in.
   GroupReports& groups() noexcept { return groups_; }
+  /// Listings have this arena from now on, until `describe` finds it gone. It is called as Reports::add() says.
+  void list_arena(ArenaReports::Describe describe);
   /// StreamOrder::settle() of this process, if it has used onecopy.
   static void settle_streams() noexcept;
 

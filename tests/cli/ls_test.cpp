@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <memory>
 #include <sstream>
 #include <string>
 
@@ -12,8 +13,10 @@
 #include <nlohmann/json.hpp>
 
 #include "command_process.h"
+#include "onecopy/graph/arena.h"
 #include "onecopy/rpc/agent.h"
 #include "os/fd.h"
+#include "share/session.h"
 #include "support/child.h"
 #include "support/eventually.h"
 #include "support/watchdog.h"
@@ -85,6 +88,27 @@ TEST_F(LsOfOwners, GivesDetailsOfTheProcessesAskedForOnly) {
   EXPECT_TRUE(contains(all, borrower));
   EXPECT_TRUE(contains(all, std::to_string(other.pid()) + ": "));
   EXPECT_EQ(count(ls({}).out, "borrows"), 0u);
+}
+
+TEST_F(LsOfOwners, ShowsArenasOfCapturedGraphs) {
+  Child owner([&] {
+    ::setenv("ONECOPY_RUNTIME_DIR", environment.front().second.c_str(), 1);
+    const std::shared_ptr<graph::Arena> arena = graph::Arena::make(kCpu);
+    const graph::Window small = arena->open(1000), large = arena->open(std::size_t{5} << 20);
+    Session::current().list_arena([&] {
+      const auto size = arena->footprint();
+      return ArenaInfo{"cpu", size.shared, size.own, size.mapped, size.windows, size.parked};
+    });
+    ::pause();
+  });
+  const std::string pid = std::to_string(owner.pid());
+  const std::string line = "Arenas of captured graphs: " + pid + " (6.0 MiB for 2 graphs)";
+  EXPECT_TRUE(eventually([&] { return contains(ls({}).out, line); })) << ls({}).out;
+  const std::string details = ls({"-v", pid}).out;
+  EXPECT_TRUE(contains(details, pid + ": 6.0 MiB of an arena on cpu for 2 captured graphs\n")) << details;
+  const auto arena = nlohmann::json::parse(ls({"--format", "json"}).out)["owners"][0]["arenas"][0];
+  EXPECT_EQ(arena["shared"], 6 << 20);
+  EXPECT_EQ(arena["mapped"], 8 << 20);
 }
 
 TEST_F(LsOfOwners, ListsMembersOfGroupsOfRpcWithTheirPeers) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -71,6 +72,8 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   void resume();
 
   Footprint footprint() const;
+  /// footprint() without waiting: empty while another thread changes the arena.
+  std::optional<Footprint> try_footprint() const;
   Device device() const noexcept { return device_; }
 
  private:
@@ -86,6 +89,7 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   std::size_t page_at(std::size_t offset) const noexcept;
   std::size_t end_of(std::size_t bytes) const noexcept;
   std::size_t pages_end() const noexcept;
+  Footprint measure() const;
   void check_running() const;
   void check_room(std::size_t bytes, std::size_t end) const;
   std::unique_ptr<View> reserve(std::size_t bytes);

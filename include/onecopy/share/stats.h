@@ -107,6 +107,16 @@ struct GroupInfo {
   std::uint64_t unlisted = 0;   ///< peers beyond those
 };
 
+/// An arena of captured graphs. Sizes in bytes.
+struct ArenaInfo {
+  std::string device;        ///< as the process numbers it
+  std::uint64_t shared = 0;  ///< physical memory that all its graphs have in common
+  std::uint64_t own = 0;     ///< physical memory that one graph alone has
+  std::uint64_t mapped = 0;  ///< addresses of all its graphs together
+  std::uint64_t windows = 0;
+  bool parked = false;
+};
+
 /// One process of this user that owns or serves shared memory, as `onecopy ls` shows it.
 struct OwnerInfo {
   int pid = 0;
@@ -117,6 +127,7 @@ struct OwnerInfo {
   std::vector<BorrowerInfo> borrowers;
   std::vector<TransitInfo> in_transit;
   std::vector<GroupInfo> groups;
+  std::vector<ArenaInfo> arenas;
 };
 
 /// An owner that did not answer.

@@ -114,6 +114,21 @@ nb::list groups(const OwnerInfo& owner) {
   return all;
 }
 
+nb::list arenas(const OwnerInfo& owner) {
+  nb::list all;
+  for (const ArenaInfo& arena : owner.arenas) {
+    nb::dict one;
+    one["device"] = arena.device;
+    one["shared"] = arena.shared;
+    one["own"] = arena.own;
+    one["mapped"] = arena.mapped;
+    one["windows"] = arena.windows;
+    one["parked"] = arena.parked;
+    all.append(one);
+  }
+  return all;
+}
+
 nb::list owners() {
   nb::list all;
   for (const OwnerInfo& owner : without_gil([] { return list_owners(); })) {
@@ -124,6 +139,7 @@ nb::list owners() {
     one["borrowers"] = borrowers(owner);
     one["in_transit"] = transits(owner);
     one["groups"] = groups(owner);
+    one["arenas"] = arenas(owner);
     all.append(one);
   }
   return all;
@@ -223,8 +239,10 @@ void init_stats(nb::module_& m) {
         "Returns:\n"
         "    For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),\n"
         "    ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has),\n"
-        "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait) and\n"
-        "    ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them).");
+        "    ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait),\n"
+        "    ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them) and\n"
+        "    ``arenas`` (of captured graphs: dicts of ``device``, the bytes ``shared`` by all graphs,\n"
+        "    ``own`` to one and ``mapped`` as addresses, ``windows``, ``parked``).");
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
         "How new memory is made: ``set_strategy()``.");

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/graph/arena.h"
 
+#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -9,6 +10,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -18,6 +20,9 @@
 #include "graph/call_table.h"
 #include "graph/pool.h"
 #include "onecopy/core/error.h"
+#include "onecopy/share/stats.h"
+#include "os/log.h"
+#include "share/session.h"
 
 /// The memory behind onecopy.graphs.
 namespace onecopy::python {
@@ -27,10 +32,41 @@ using graph::Arena;
 using graph::Footprint;
 using graph::Window;
 
+/// What `onecopy ls` shows of an arena. While another thread changes it, that is its last look.
+class Listed {
+ public:
+  explicit Listed(const std::shared_ptr<Arena>& arena)
+      : arena_(arena), device_(arena->device().str()), last_(arena->footprint()) {}
+
+  std::optional<ArenaInfo> operator()() {
+    const auto arena = arena_.lock();
+    if (!arena) return std::nullopt;
+    last_ = arena->try_footprint().value_or(last_);
+    return ArenaInfo{device_, last_.shared, last_.own, last_.mapped, last_.windows, last_.parked};
+  }
+
+ private:
+  std::weak_ptr<Arena> arena_;  // ends with its graphs
+  std::string device_;
+  Footprint last_;
+};
+
+/// A process that cannot be listed has arenas all the same.
+void list(const std::shared_ptr<Arena>& arena) {
+  try {
+    Session::current().list_arena(Listed(arena));
+  } catch (const Error& error) {
+    log_warning(
+        fmt::format("onecopy ls will not show an arena on {}: {}", arena->device().str(), error.what()));
+  }
+}
+
 std::shared_ptr<Arena> make_arena(nb::handle device, std::optional<std::size_t> limit) {
   graph::ArenaOptions options;
   if (limit) options.limit_bytes = *limit;
-  return Arena::make(device_arg(device, "device"), options);
+  auto arena = Arena::make(device_arg(device, "device"), options);
+  list(arena);
+  return arena;
 }
 
 using Extents = std::vector<std::pair<std::uintptr_t, std::size_t>>;

@@ -130,6 +130,27 @@ GroupInfo group_from_json(const json& text) {
   return group;
 }
 
+constexpr std::array<std::pair<const char*, std::uint64_t ArenaInfo::*>, 4> kArenaFields{{
+    {"shared", &ArenaInfo::shared},
+    {"own", &ArenaInfo::own},
+    {"mapped", &ArenaInfo::mapped},
+    {"windows", &ArenaInfo::windows},
+}};
+
+json arena_to_json(const ArenaInfo& arena) {
+  json text{{"device", arena.device}, {"parked", arena.parked}};
+  for (const auto& [name, field] : kArenaFields) text[name] = arena.*field;
+  return text;
+}
+
+ArenaInfo arena_from_json(const json& text) {
+  ArenaInfo arena;
+  arena.device = text.value("device", "");
+  arena.parked = text.value("parked", false);
+  for (const auto& [name, field] : kArenaFields) arena.*field = count(text, name);
+  return arena;
+}
+
 }  // namespace
 
 std::string to_json(const OwnerInfo& info) {
@@ -147,6 +168,8 @@ std::string to_json(const OwnerInfo& info) {
     text["transit"].push_back({{"blocks", t.blocks}, {"age_seconds", t.age_seconds}, {"where", t.where}});
   text["groups"] = json::array();
   for (const GroupInfo& group : info.groups) text["groups"].push_back(group_to_json(group));
+  text["arenas"] = json::array();
+  for (const ArenaInfo& arena : info.arenas) text["arenas"].push_back(arena_to_json(arena));
   return text.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
@@ -169,6 +192,8 @@ OwnerInfo owner_from_json(const std::string& text) {
       info.in_transit.push_back({count(t, "blocks"), age(t), t.value("where", "")});
     for (const json& group : root.value("groups", json::array()))
       info.groups.push_back(group_from_json(group));
+    for (const json& arena : root.value("arenas", json::array()))
+      info.arenas.push_back(arena_from_json(arena));
     return info;
   } catch (const json::exception& e) {
     refuse(e.what());

@@ -94,6 +94,7 @@ OwnerInfo Runtime::describe() const {
   info.borrowers = broker_.borrowers();
   info.in_transit = transits();
   info.groups = groups_.list();
+  info.arenas = arenas_.list();
   return info;
 }
 

@@ -22,7 +22,7 @@
 #include "share/owner/owner_keeper.h"
 #include "share/owner/pinned_objects.h"
 #include "share/owner/pools.h"
-#include "share/runtime/group_reports.h"
+#include "share/runtime/reports.h"
 #include "share/runtime/pinning.h"
 #include "share/session.h"
 
@@ -162,6 +162,7 @@ class Runtime final : public Session {
   Broker broker_;
   OpenQueues queues_;
   GroupReports groups_;
+  ArenaReports arenas_;
   std::atomic<std::uint64_t> shared_total_{0};
   std::atomic<std::uint64_t> opened_total_{0};
 

@@ -151,6 +151,11 @@ ExportedMemory Session::fetch_memory(const HandleFields& handle, Access access) 
   return runtime().importer_.connect(handle.owner)->fetch_memory({handle.segment, access});
 }
 
+void Session::list_arena(ArenaReports::Describe describe) {
+  runtime().arenas_.add(std::move(describe));
+  runtime().broker_.listen();  // a process that is not reached is not listed
+}
+
 HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
   SharedKeeper& shared = shared_keeper(tensor, "share");
   broker_.listen();

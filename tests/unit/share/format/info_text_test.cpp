@@ -24,6 +24,7 @@ OwnerInfo sample() {
   info.in_transit = {{5, 1.5, "queue 7"}, {1, 0, "handle"}};
   info.groups = {{"worker0", 3, 2, 1, {}, 5}};
   info.groups[0].peers = {{"worker1", 4, 4712, "open", 2, 2, 9, 7, 8, {{"copy", 3}, {"inline", 1}}}};
+  info.arenas = {{"cuda:0", std::uint64_t{96} << 20, 4096, std::uint64_t{1} << 31, 36, true}};
   return info;
 }
 
@@ -55,6 +56,11 @@ TEST(InfoText, SurvivesTheRoundTrip) {
   EXPECT_EQ(again.groups[0].peers[0].state, "open");
   EXPECT_EQ(again.groups[0].peers[0].served, 8u);
   EXPECT_EQ(again.groups[0].peers[0].routes, info.groups[0].peers[0].routes);
+  ASSERT_EQ(again.arenas.size(), 1u);
+  EXPECT_EQ(again.arenas[0].device, "cuda:0");
+  EXPECT_EQ(again.arenas[0].shared, std::uint64_t{96} << 20);
+  EXPECT_EQ(again.arenas[0].windows, 36u);
+  EXPECT_TRUE(again.arenas[0].parked);
   EXPECT_EQ(to_json(again), to_json(info));
 }
 
@@ -78,7 +84,8 @@ TEST(InfoText, WhatIsNotADescriptionIsRefused) {
   for (const char* text :
        {"", "{", "nonsense", "[]", "7", "{\"pid\":\"x\"}", "{\"pid\":1,\"stats\":7}", "{\"borrowers\":[1]}",
         "{\"devices\":[1]}", "{\"groups\":[1]}", "{\"groups\":[{\"peers\":[{\"routes\":[1]}]}]}",
-        "{\"stats\":{\"limbo\":\"many\"}}", "{\"pid\":1}x"})
+        "{\"arenas\":[1]}", "{\"arenas\":[{\"parked\":1}]}", "{\"stats\":{\"limbo\":\"many\"}}",
+        "{\"pid\":1}x"})
     expect_refusal(ErrorCode::protocol, {"unknown way"}, [&] { owner_from_json(text); });
 }
 
