@@ -58,6 +58,14 @@ bool overlap(const MovedRegion& a, const MovedRegion& b) {
   return meet(a.base, b.base, a.bytes, b.bytes) || meet(a.moved, b.moved, a.bytes, b.bytes);
 }
 
+/// Would half a word that holds their distance, or their sum, be the same in the graph and in the evidence? Both change
+/// their sign where all bits of both addresses change, so this is so for places that lie 2 GiB apart, or a multiple.
+bool keep_half(const MovedRegion& a, const MovedRegion& b) {
+  const auto half = [](std::uint64_t word) { return static_cast<std::uint32_t>(word); };
+  return half(a.base - b.base) == half(a.moved - b.moved) ||
+         half(a.base + b.base) == half(a.moved + b.moved);
+}
+
 /// With the same displacement twice, a word could be an address of either, or the distance of both.
 std::string ambiguity(std::span<const MovedRegion> regions) {
   for (std::size_t i = 0; i < regions.size(); ++i) {
@@ -68,6 +76,8 @@ std::string ambiguity(std::span<const MovedRegion> regions) {
       if (regions[j].moved - regions[j].base == way)
         return fmt::format("regions {} and {} moved by the same distance", j, i);
       if (overlap(regions[i], regions[j])) return fmt::format("regions {} and {} overlap", j, i);
+      if (keep_half(regions[i], regions[j]))
+        return fmt::format("half of the distance of regions {} and {} is the same in the evidence", j, i);
     }
   }
   return {};
