@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tells the core when torch captures a graph, from the first tensor on that is pinned."""
+"""Tells the core when torch captures a graph, from the first tensor on that is pinned, or the first arena on a card."""
 
 from __future__ import annotations
 

@@ -437,6 +437,34 @@ def test_a_capture_that_fails_leaves_no_trace_and_the_call_its_result():
     assert graphs.report(pool).captures == 2 and not graphs.report(pool).eager
 
 
+def test_pinned_memory_that_is_dropped_meanwhile_spoils_no_capture():
+    import onecopy
+
+    model, done, failed = Layers(), threading.Event(), []
+
+    def drop_pinned_memory():
+        try:
+            while not done.is_set():
+                onecopy.empty(4096, pin=True)
+        except Exception as error:
+            failed.append(error)
+
+    other = threading.Thread(target=drop_pinned_memory)
+    other.start()
+    try:
+        for _ in range(5):
+            pool = graphs.arena(DEVICE)
+            call = compiled(model, pool)
+            for count in SHAPES:
+                call(rows(count))
+            report = graphs.report(pool)
+            assert report.captures == len(report.graphs) > 1 and not report.eager, str(report)
+    finally:
+        done.set()
+        other.join()
+    assert not failed
+
+
 def test_two_streams_take_turns_in_one_arena():
     pool, model = graphs.arena(DEVICE), Layers(2048)
     call = compiled(model, pool, dynamic=False)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import threading
@@ -11,7 +12,9 @@ import pytest
 
 pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy import _core  # noqa: E402
+import torch  # noqa: E402
+
+from onecopy import _core, _captures, graphs  # noqa: E402
 from onecopy.graphs._captures import _Collector  # noqa: E402
 
 
@@ -25,6 +28,17 @@ def test_of_two_captures_at_a_time_the_last_one_to_end_lets_the_collector_go_on(
     assert not gc.isenabled(), "the second capture is still under way"
     second.__exit__(None, None, None)
     assert gc.isenabled()
+
+
+def test_pinned_memory_waits_for_captures_from_the_first_arena_on_a_card_on(monkeypatch):
+    """A point after all work, which ends dropped pinned memory, would spoil them."""
+    done = []
+    monkeypatch.setattr(_captures, "watch", lambda: done.append("watched"))
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: done.append("a stream"))
+    monkeypatch.setattr(_core, "_prepare_graphs", lambda _: False)
+    graphs.Arena()._prepare_captures(torch.device("cpu"))
+    assert done == ["watched", "a stream"]
 
 
 def test_a_collector_that_was_off_stays_off():

@@ -63,8 +63,10 @@ class Arena:
                 )
 
     def _prepare_captures(self, device: torch.device) -> None:
+        from .._captures import watch
         from ._captures import KEEPS_GRAPHS
 
+        watch()  # pinned memory that is dropped meanwhile would spoil a capture
         with torch.cuda.device(device):
             self.stream = torch.cuda.Stream()
         self.turn.core.bind(str(device))
