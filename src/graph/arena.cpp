@@ -21,13 +21,22 @@ constexpr std::size_t kSmallestPage = 2 * kMiB;
 constexpr std::size_t kLargestPage = 64 * kMiB;
 constexpr std::size_t kSmallPagesUpTo = 256 * kMiB;
 
+/// All that the device has. A device may say it from its first use on only.
+std::uint64_t memory_of(Device device) {
+  Backend& vendor = backend(device.type);
+  vendor.create_chunk(device.index, vendor.granularity());
+  for (const DeviceInfo& info : vendor.devices())
+    if (info.device == device) return info.total_bytes;
+  return 0;
+}
+
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 
 /// Where a window lies. `end` is where its last page ends; `own` are its own pages, by their offsets.
 struct Arena::View {
-  std::unique_ptr<Reservation> addresses;
+  std::shared_ptr<Reservation> addresses;  // shared by all windows where memory has one address
   std::size_t bytes = 0;
   std::size_t end = 0;
   std::map<std::size_t, std::unique_ptr<PhysicalChunk>> own{};
@@ -40,17 +49,14 @@ struct Arena::View {
 };
 
 std::shared_ptr<Arena> Arena::make(Device device, const ArenaOptions& options) {
-  Backend& vendor = backend(device.type);
-  if (!vendor.traits().maps_one_chunk_twice)
-    throw Error(ErrorCode::unsupported,
-                fmt::format("memory of {} cannot be shown at several addresses, which an arena needs; "
-                            "run these graphs eagerly",
-                            device.str()));
-  return std::shared_ptr<Arena>(new Arena(device, options, vendor.granularity()));
+  return std::shared_ptr<Arena>(new Arena(device, options));
 }
 
-Arena::Arena(Device device, const ArenaOptions& options, std::size_t granularity)
-    : device_(device), limit_(options.limit_bytes), granularity_(granularity) {}
+Arena::Arena(Device device, const ArenaOptions& options)
+    : device_(device),
+      limit_(options.limit_bytes),
+      granularity_(backend(device.type).granularity()),
+      has_aliases_(backend(device.type).traits().maps_one_chunk_twice) {}
 
 Arena::~Arena() = default;
 
@@ -91,16 +97,17 @@ Window Arena::open(std::size_t bytes) {
   if (bytes == 0) throw Error(ErrorCode::invalid_argument, "a window of 0 bytes has no addresses");
   const std::lock_guard lock(mutex_);
   check_room(bytes, end_of(bytes));
-  auto view = reserve(bytes);
+  auto view = has_aliases_ ? reserve(bytes) : look_at_common();
   grow(*view, bytes);
   views_.insert(view.get());
   return {shared_from_this(), std::move(view)};
 }
 
 Window Arena::open_growing(std::size_t most) {
-  auto view = reserve(most);
+  auto view = has_aliases_ ? reserve(most) : nullptr;
   const std::lock_guard lock(mutex_);
   check_running();
+  if (!view) view = look_at_common();
   views_.insert(view.get());
   return {shared_from_this(), std::move(view)};
 }
@@ -111,7 +118,17 @@ std::unique_ptr<Arena::View> Arena::reserve(std::size_t bytes) {
   return view;
 }
 
-/// REQUIRES: mutex_, as those below.
+/// REQUIRES: mutex_, as those below. The addresses are for as much memory as there may be: they cannot grow.
+std::unique_ptr<Arena::View> Arena::look_at_common() {
+  if (!common_) {
+    const std::uint64_t most = std::min<std::uint64_t>(limit_, memory_of(device_));
+    common_ = backend(device_.type).reserve(device_.index, end_of(most));
+  }
+  auto view = std::make_unique<View>();
+  view->addresses = common_;
+  return view;
+}
+
 void Arena::grow(View& view, std::size_t bytes) {
   const std::size_t before = view.end;
   const std::size_t end = std::max(before, end_of(bytes));
@@ -124,7 +141,7 @@ void Arena::grow(View& view, std::size_t bytes) {
     grow_to(end);
     show(view, before, end);
   } catch (...) {
-    view.addresses->unmap(before, end - before);
+    if (has_aliases_) view.addresses->unmap(before, end - before);
     trim();
     throw;
   }
@@ -142,22 +159,38 @@ void Arena::grow_to(std::size_t end) {
 
 /// Maps the pages in a range of whole ones; a window's own are there already.
 void Arena::show(View& view, std::size_t from, std::size_t end) {
-  if (from == end) return;
+  if (!has_aliases_) from = std::max(from, shown_);
+  if (from >= end) return;
   for (const Page& page : pages_) {
     if (page.offset < from || page.offset >= end || view.own.contains(page.offset)) continue;
     view.addresses->map(page.offset, *page.chunk, 0, page.bytes);
   }
   view.addresses->allow(device_.index, from, end - from, Access::read_write);
+  if (!has_aliases_) shown_ = end;
 }
 
+/// Has no effect without aliases: other windows show the pages there, too.
 void Arena::hide(View& view) noexcept {
+  if (!has_aliases_) return;
   for (const Page& page : pages_)
     if (page.offset < view.end && !view.own.contains(page.offset))
       view.addresses->unmap(page.offset, page.bytes);
 }
 
+void Arena::hide_all() noexcept {
+  for (View* view : views_) hide(*view);
+  if (common_) common_->unmap(0, pages_end());
+  shown_ = 0;
+}
+
 void Arena::own(View& view, std::span<const Extent> extents) {
   check_running();
+  if (!has_aliases_)
+    throw Error(
+        ErrorCode::unsupported,
+        fmt::format("memory of {} has one address, which all graphs of an arena share: capture this "
+                    "graph, which leaves tensors alive, in an arena of its own",
+                    device_.str()));
   for (const Page& page : pages_) {
     if (page.offset >= view.end || view.own.contains(page.offset)) continue;
     const bool touched = std::any_of(extents.begin(), extents.end(), [&](const Extent& extent) {
@@ -179,7 +212,11 @@ void Arena::own_page(View& view, const Page& page) {
 void Arena::trim() noexcept {
   std::size_t end = 0;
   for (const View* view : views_) end = std::max(end, view->end);
-  while (!pages_.empty() && pages_.back().offset >= end) pages_.pop_back();
+  while (!pages_.empty() && pages_.back().offset >= end) {
+    if (common_) common_->unmap(pages_.back().offset, pages_.back().bytes);
+    pages_.pop_back();
+  }
+  shown_ = std::min(shown_, pages_end());
 }
 
 void Arena::retire(View& view) noexcept {
@@ -198,7 +235,7 @@ void Arena::close(View& view) noexcept {
 
 void Arena::park() noexcept {
   const std::lock_guard lock(mutex_);
-  for (View* view : views_) hide(*view);
+  hide_all();
   for (Page& page : pages_) page.chunk.reset();
   parked_ = true;
 }
@@ -210,7 +247,7 @@ void Arena::resume() {
     for (Page& page : pages_) page.chunk = backend(device_.type).create_chunk(device_.index, page.bytes);
     for (View* view : views_) show(*view, 0, view->end);
   } catch (...) {
-    for (View* view : views_) hide(*view);
+    hide_all();
     for (Page& page : pages_) page.chunk.reset();
     throw;
   }
@@ -230,12 +267,16 @@ std::optional<Footprint> Arena::try_footprint() const {
 
 /// REQUIRES: mutex_.
 Footprint Arena::measure() const {
-  Footprint footprint{
-      .shared = parked_ ? 0 : pages_end(), .limit = limit_, .windows = views_.size(), .parked = parked_};
+  Footprint footprint{.shared = parked_ ? 0 : pages_end(),
+                      .limit = limit_,
+                      .windows = views_.size(),
+                      .parked = parked_,
+                      .aliases = has_aliases_};
   for (const View* view : views_) {
     footprint.mapped += view->end;
     footprint.own += view->own_bytes();
   }
+  if (!has_aliases_) footprint.mapped = pages_end();
   return footprint;
 }
 

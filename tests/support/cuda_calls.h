@@ -28,6 +28,8 @@ class CudaCalls {
     bind(sim_break, "sim_break");
     bind(sim_reserved, "sim_reserved");
     bind(sim_staged, "sim_staged");
+    bind(sim_unordered, "sim_unordered");
+    bind(sim_first_unordered, "sim_first_unordered");
   }
 
 #define MEMBER(CALL, SYMBOL, SINCE, PARAMETERS) CUresult(*CALL) PARAMETERS = nullptr;
@@ -39,6 +41,8 @@ class CudaCalls {
   void (*sim_break)(int, int) = nullptr;
   std::size_t (*sim_reserved)() = nullptr;
   std::size_t (*sim_staged)() = nullptr;
+  std::size_t (*sim_unordered)() = nullptr;
+  const char* (*sim_first_unordered)() = nullptr;
 
   /// Initialises, and makes the device's primary context current.
   CUcontext use(int ordinal) const {

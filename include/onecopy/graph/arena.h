@@ -40,11 +40,16 @@ struct Footprint {
   std::size_t limit = 0;   ///< for `shared`
   std::size_t windows = 0;
   bool parked = false;
+  bool aliases = true;  ///< has each window addresses of its own?
 };
 
 /// Scratch memory of captured graphs. Each capture has a Window: addresses of its own over common physical pages,
 /// from the first page on. So the arena is as large as its largest window, in any order of windows, and no two
 /// captures have an address in common.
+///
+/// Where one memory cannot have several addresses, all windows have the same ones (Footprint::aliases is false).
+/// REQUIRES, there: nothing of a capture is alive when the next one begins. A capture that leaves something alive is
+/// made in an arena of its own.
 ///
 /// Between replays the pages hold no data of value. REQUIRES: one replay at a time uses them.
 ///
@@ -52,14 +57,13 @@ struct Footprint {
 /// and no further. A parked arena has none.
 class Arena : public std::enable_shared_from_this<Arena> {  // shared by its windows and its maker
  public:
-  /// Throws unsupported if one memory cannot have several addresses.
   static std::shared_ptr<Arena> make(Device device, const ArenaOptions& options = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
 
-  /// Addresses for at least so many bytes. Throws out_of_memory with the numbers, out_of_mappings, and
-  /// invalid_argument while the arena is parked; nothing is changed then.
+  /// Addresses for at least so many bytes. Throws out_of_memory with the numbers, out_of_mappings, unsupported if the
+  /// device does not tell addresses from memory, and invalid_argument while the arena is parked; nothing is changed then.
   Window open(std::size_t bytes);
   /// Addresses for a capture whose size is unknown until it ends: `most` bytes of them, without pages until
   /// Window::grow(). Throws out_of_mappings, and invalid_argument while the arena is parked.
@@ -85,7 +89,7 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
     std::unique_ptr<PhysicalChunk> chunk;  ///< none: parked
   };
 
-  Arena(Device device, const ArenaOptions& options, std::size_t granularity);
+  Arena(Device device, const ArenaOptions& options);
   std::size_t page_at(std::size_t offset) const noexcept;
   std::size_t end_of(std::size_t bytes) const noexcept;
   std::size_t pages_end() const noexcept;
@@ -93,11 +97,13 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   void check_running() const;
   void check_room(std::size_t bytes, std::size_t end) const;
   std::unique_ptr<View> reserve(std::size_t bytes);
+  std::unique_ptr<View> look_at_common();
   void grow(View& view, std::size_t bytes);
   void grow_to(std::size_t end);
   void trim() noexcept;
   void show(View& view, std::size_t from, std::size_t end);
   void hide(View& view) noexcept;
+  void hide_all() noexcept;
   void own(View& view, std::span<const Extent> extents);
   void own_page(View& view, const Page& page);
   void retire(View& view) noexcept;
@@ -106,9 +112,12 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   const Device device_;
   const std::size_t limit_;
   const std::size_t granularity_;
+  const bool has_aliases_;
   mutable std::mutex mutex_;
   std::vector<Page> pages_;
   std::set<View*> views_;
+  std::shared_ptr<Reservation> common_;  ///< the addresses of all windows, without aliases; theirs, too
+  std::size_t shown_ = 0;                ///< bytes of it that show pages
   bool parked_ = false;
 };
 
@@ -133,7 +142,8 @@ class Window {
   /// numbers, invalid_argument while the arena is parked; nothing is changed then.
   void grow(std::size_t bytes);
   /// Gives each page that the extents touch memory of the window's own, with any content, which no replay of another
-  /// window can overwrite. Throws out_of_memory: then some pages are exchanged, and the window is of no use.
+  /// window can overwrite. Throws out_of_memory: then some pages are exchanged, and the window is of no use. Throws
+  /// unsupported, with nothing changed, where all windows have the same addresses.
   /// REQUIRES: the caller has waited for work that used the pages.
   void make_own(std::span<const Extent> extents);
   /// Shows no shared page any more; addresses and own memory stay until the window ends. REQUIRES: the caller has

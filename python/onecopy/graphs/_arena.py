@@ -163,6 +163,7 @@ class _Footprint:
     mapped: int = 0
     windows: int = 0
     parked: bool = False
+    aliases: bool = True
 
 
 _NOTHING = _Footprint()

@@ -35,6 +35,8 @@ class Report:
     private_bytes: int
     mapped_bytes: int
     parked: bool
+    aliases: bool
+    """Whether each graph has addresses of its own; if not, one that leaves tensors alive wants an arena of its own."""
     held_outputs: int
     """Outputs that are still held where they lie."""
     captures: int
@@ -56,7 +58,8 @@ class Report:
     def __str__(self) -> str:
         lines = [
             f"arena on {self.device}: {_size(self.shared_bytes)} shared, {_size(self.private_bytes)} private, "
-            f"{_size(max(self.saved_bytes, 0))} saved{', parked' if self.parked else ''}",
+            f"{_size(max(self.saved_bytes, 0))} saved{', parked' if self.parked else ''}"
+            f"{'' if self.aliases else ', all graphs at the same addresses'}",
             f"  {self.captures} captures, {self.replays} replays, {self.moves} moves, {self.evicted} dropped, "
             f"{sum(self.eager.values())} eager calls, {self.held_outputs} outputs held in place",
         ]
@@ -90,6 +93,7 @@ def report(arena: Arena) -> Report:
             private_bytes=max(sum(g.private for g in graphs), sum(f.own for f in footprints)),
             mapped_bytes=sum(f.mapped for f in footprints),
             parked=arena.footprint.parked,
+            aliases=all(f.aliases for f in footprints),
             held_outputs=sum(len(a.leases) for a in arenas),
             captures=sum(f.captures for f in functions),
             replays=sum(f.replays for f in functions),

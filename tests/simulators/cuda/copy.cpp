@@ -66,6 +66,10 @@ CUresult copy_piece(Stream& stream, CUdeviceptr to, CUdeviceptr from, std::size_
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   }
   const bool waits = target.pageable || source.pageable;  // as with memory that is not pinned
+  if (!stream.capture) {
+    note_use(stream, to, here, true);
+    note_use(stream, from, here, false);
+  }
   const CUresult result = stream.submit([target = std::move(target), source = std::move(source), here] {
     if (source.pinned) source.pinned->read(source.offset, target.at, here);
     else std::memmove(target.at, source.at, here);
@@ -132,6 +136,7 @@ CUresult fill(CUdeviceptr at, unsigned char value, std::size_t bytes, CUstream h
     if (const CUresult result = resolve(at, bytes, Use::write, stream->context->device, target, here))
       return result;
     if (target.pageable) return CUDA_ERROR_INVALID_VALUE;
+    if (!stream->capture) note_use(*stream, at, here, true);
     const CUresult result = stream->submit([target, value, here] { std::memset(target.at, value, here); });
     if (result != CUDA_SUCCESS) return result;
     at += here;
@@ -274,6 +279,8 @@ SIM_CALL cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr at, std::uint64_t v
   if (flags > 3) return CUDA_ERROR_INVALID_VALUE;
   Side side;
   if (const CUresult result = resolve_word(*stream, at, Use::read, side)) return result;
+  WindowOrder::instance().let_wait(stream->line,
+                                   Stream::clock_of_all(*stream->context));  // whoever writes it
   return stream->submit([side, value, flags, context = stream->context] {
     const auto* word = reinterpret_cast<const Word*>(side.at);
     while (!is_reached(word->load(), value, flags) && result_in(context) == CUDA_SUCCESS)

@@ -55,6 +55,7 @@ struct Event {
   bool exporter;
   std::shared_ptr<Cell> cell;
   bool captured = false;
+  Clock clock{};                         ///< of what it was recorded after
   const Context* recorded_in = nullptr;  ///< null if another process did, or none
   std::vector<Reach> awaited{};          ///< of one that was recorded in a whole context
 };
@@ -88,7 +89,15 @@ CUresult record(CUevent handle, CUstream stream_handle) {
   if (const CUresult failed = result_in(stream->context)) return failed;
   event->recorded_in = stream->context;
   const std::uint64_t ticket = ++event->cell->counters->recorded;
-  return stream->submit([cell = event->cell, ticket] { cell->complete(ticket); });
+  const CUresult result = stream->submit([cell = event->cell, ticket] { cell->complete(ticket); });
+  event->clock = WindowOrder::instance().clock_of(stream->line);
+  return result;
+}
+
+/// The host has seen that it is done.
+CUresult seen(const Event& event, CUresult result) {
+  if (result == CUDA_SUCCESS) WindowOrder::instance().host_waited(event.clock);
+  return result;
 }
 
 }  // namespace
@@ -133,6 +142,7 @@ SIM_CALL cuCtxRecordEvent(CUcontext context, CUevent handle) {
   if (!awaited) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   event->captured = false;
   event->awaited = std::move(*awaited);
+  event->clock = Stream::clock_of_all(*of(context));
   event->recorded_in = of(context);
   return CUDA_SUCCESS;
 }
@@ -151,7 +161,7 @@ SIM_CALL cuEventQuery(CUevent handle) {
   if (const CUresult failed = result_in(event->recorded_in)) return failed;
   if (!has_come(*event)) return CUDA_ERROR_NOT_READY;
   const Counters& counters = *event->cell->counters;
-  return counters.completed >= counters.recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  return seen(*event, counters.completed >= counters.recorded ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY);
 }
 
 SIM_CALL cuEventSynchronize(CUevent handle) {
@@ -160,9 +170,11 @@ SIM_CALL cuEventSynchronize(CUevent handle) {
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   const auto cell = event->cell;
+  const Clock clock = event->clock;
   for (const Reach& reach : event->awaited) reach.progress->wait(reach.ticket);
   const Context* const context = event->recorded_in ? event->recorded_in : current();
   cell->wait(cell->counters->recorded, context);
+  WindowOrder::instance().host_waited(clock);
   return result_in(context);
 }
 
@@ -174,6 +186,7 @@ SIM_CALL cuStreamWaitEvent(CUstream handle, CUevent event_handle, unsigned flags
   if (flags > 1) return CUDA_ERROR_INVALID_VALUE;
   if (event->captured) return stream->capture ? stream->submit([] {}) : CUDA_ERROR_CAPTURED_EVENT;
   const std::uint64_t ticket = event->cell->counters->recorded;
+  WindowOrder::instance().let_wait(stream->line, event->clock);
   return stream->submit(
       [cell = event->cell, ticket, context = stream->context] { cell->wait(ticket, context); });
 }

@@ -60,6 +60,7 @@ CUresult Node::submit(Stream& stream) const {
   switch (type) {
     case CU_GRAPH_NODE_TYPE_KERNEL:
       if (kernel->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
+      kernel->note(bytes.data(), {launch.gridDimX, launch.gridDimY, launch.gridDimZ}, stream);
       return stream.submit([kernel = kernel, bytes = bytes,
                             grid = std::array{launch.gridDimX, launch.gridDimY, launch.gridDimZ}] {
         kernel->run(bytes.data(), grid, *kernel->context);

@@ -20,6 +20,8 @@ struct Kernel {
   const char* name;
   std::vector<Parameter> parameters;
   void (*run)(const std::byte* bytes, std::array<unsigned, 3> grid, Context& context);
+  /// Notes the addresses that it will use.
+  void (*note)(const std::byte* bytes, std::array<unsigned, 3> grid, Stream& stream);
   Context* context = nullptr;
 
   std::size_t bytes() const { return parameters.back().offset + parameters.back().bytes; }

@@ -62,6 +62,19 @@ void copy_ranges(const std::byte* bytes, std::array<unsigned, 3> grid, Context& 
   }
 }
 
+void note_byte(const std::byte* bytes, std::array<unsigned, 3>, Stream& stream) {
+  note_use(stream, address_in(bytes, 0), 1, true);
+  note_use(stream, address_in(bytes, 8), 1, false);
+}
+
+void note_ranges(const std::byte* bytes, std::array<unsigned, 3> grid, Stream& stream) {
+  for (unsigned row = 0; row < grid[1]; ++row) {
+    const std::byte* const at = bytes + 8 + 24 * row;
+    note_use(stream, address_in(at, 0), address_in(at, 16), true);
+    note_use(stream, address_in(at, 8), address_in(at, 16), false);
+  }
+}
+
 /// One for each context, never destroyed.
 Kernel* find_kernel(Context* context, const char* name) {
   static std::map<std::pair<Context*, std::string>, Kernel>& all =
@@ -69,8 +82,9 @@ Kernel* find_kernel(Context* context, const char* name) {
   const std::lock_guard lock(state().mutex);
   const auto known = all.find({context, name});
   if (known != all.end()) return &known->second;
-  const Kernel kernels[] = {{"copy_byte", {{0, 8}, {8, 8}}, &copy_byte, context},
-                            {"onecopy_copy_ranges", {{0, 8 + 24 * 64}}, &copy_ranges, context}};
+  const Kernel kernels[] = {
+      {"copy_byte", {{0, 8}, {8, 8}}, &copy_byte, &note_byte, context},
+      {"onecopy_copy_ranges", {{0, 8 + 24 * 64}}, &copy_ranges, &note_ranges, context}};
   for (const Kernel& kernel : kernels)
     if (std::strcmp(kernel.name, name) == 0)
       return &all.emplace(std::pair{context, name}, kernel).first->second;

@@ -58,6 +58,7 @@ Stream* Stream::make(Context& context, unsigned flags) {
   auto* stream = new Stream;  // ends itself, see run()
   stream->context = &context;
   stream->flags = flags;
+  WindowOrder::instance().begin(stream->line);
   state().streams.insert(stream);
   return stream;
 }
@@ -88,6 +89,7 @@ Stream* Stream::find(CUstream handle) {
 
 void Stream::synchronize_all(const Context& context) {
   std::vector<Wait> waits;
+  const Clock clock = clock_of_all(context);
   {
     const std::lock_guard lock(state().mutex);
     for (Stream* stream : state().streams) {
@@ -96,9 +98,19 @@ void Stream::synchronize_all(const Context& context) {
     }
   }
   for (const Wait& wait : waits) wait.progress->wait(wait.ticket);
+  WindowOrder::instance().host_waited(clock);
 }
 
-Operation Stream::after_others(Operation operation) {
+Clock Stream::clock_of_all(const Context& context) {
+  Clock clock;
+  const std::lock_guard lock(state().mutex);
+  for (const Stream* stream : state().streams)
+    if (stream->context == &context) merge(clock, WindowOrder::instance().clock_of(stream->line));
+  return clock;
+}
+
+/// `before` gets the clocks of the streams that it comes after.
+Operation Stream::after_others(Operation operation, Clock& before) {
   if (flags & CU_STREAM_NON_BLOCKING) return operation;
   std::vector<Wait> waits;
   const bool is_legacy = this == context->legacy;
@@ -106,6 +118,7 @@ Operation Stream::after_others(Operation operation) {
   for (Stream* other : state().streams) {
     if (other == this || other->context != context || (other->flags & CU_STREAM_NON_BLOCKING)) continue;
     if (!is_legacy && other != context->legacy) continue;
+    merge(before, WindowOrder::instance().clock_of(other->line));
     const std::lock_guard inner(other->mutex_);
     if (!other->progress_->has_reached(other->submitted_))
       waits.push_back({other->progress_, other->submitted_});
@@ -148,7 +161,9 @@ CUresult Stream::submit(Operation operation) {
         return CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
       }
   }
-  operation = after_others(std::move(operation));
+  Clock before;
+  operation = after_others(std::move(operation), before);
+  WindowOrder::instance().submit(line, before);
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return settings().room == 0 || queue_.size() < settings().room; });
   queue_.push_back(std::move(operation));
@@ -182,17 +197,36 @@ void Stream::run() {
 void Stream::synchronize() {
   std::shared_ptr<Progress> progress;
   std::uint64_t ticket = 0;
+  Clock clock;
   {
     const std::lock_guard lock(mutex_);
     progress = progress_;
     ticket = submitted_;
+    clock = WindowOrder::instance().clock_of(line);
   }
   progress->wait(ticket);
+  WindowOrder::instance().host_waited(clock);
+}
+
+void note_use(Stream& stream, CUdeviceptr at, std::size_t bytes, bool writes) {
+  constexpr std::size_t kPage = std::size_t{2} << 20;
+  const std::lock_guard lock(state().mutex);
+  for (const CUdeviceptr end = at + bytes; at < end;) {
+    const Range* range = state().find(at);
+    if (!range) return;
+    const CUdeviceptr last = std::min<CUdeviceptr>(end, range->base + range->size);
+    for (std::uint64_t page = (at - range->base) / kPage; page * kPage < last - range->base; ++page)
+      if (range->kind == RangeKind::vmm)
+        WindowOrder::instance().use(stream.line, range->memory->id, page, range->base, writes);
+    at = last;
+  }
 }
 
 bool Stream::is_idle() const {
   const std::lock_guard lock(mutex_);
-  return progress_->has_reached(submitted_);
+  if (!progress_->has_reached(submitted_)) return false;
+  WindowOrder::instance().host_waited(WindowOrder::instance().clock_of(line));
+  return true;
 }
 
 void Stream::destroy() {
@@ -211,6 +245,14 @@ void Stream::destroy() {
 }
 
 }  // namespace sim
+
+extern "C" __attribute__((visibility("default"))) std::size_t sim_unordered() {
+  return WindowOrder::instance().count();
+}
+
+extern "C" __attribute__((visibility("default"))) const char* sim_first_unordered() {
+  return WindowOrder::instance().first();
+}
 
 namespace {
 

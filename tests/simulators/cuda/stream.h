@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "simulators/window_order.h"
 #include "state.h"
 
 namespace sim {
@@ -46,12 +47,19 @@ struct Reach {
   std::uint64_t ticket;
 };
 
+struct Stream;
+
+/// The next operation of the stream uses these addresses. REQUIRES: nothing is captured in it.
+void note_use(Stream& stream, CUdeviceptr at, std::size_t bytes, bool writes);
+
 /// Operations in order, done by a thread of the stream's own.
 struct Stream {
   static Stream* make(Context& context, unsigned flags);
   /// The stream behind a handle of the caller's; null when there is none such.
   static Stream* find(CUstream handle);
   static void synchronize_all(const Context& context);
+  /// Of all that is in the context's streams now.
+  static Clock clock_of_all(const Context& context);
   /// How far each of the context's streams will have come once all that is in them now is done. None, and all captures
   /// in the context are spoilt, while one is under way.
   static std::optional<std::vector<Reach>> reach_all(const Context& context);
@@ -66,10 +74,11 @@ struct Stream {
   Context* context = nullptr;
   unsigned flags = 0;
   std::unique_ptr<Capture> capture;
+  WindowOrder::Line line;  ///< its operations in the order that programs have asked for
 
  private:
   void run();
-  Operation after_others(Operation operation);
+  Operation after_others(Operation operation, Clock& before);
 
   mutable std::mutex mutex_;
   std::condition_variable changed_;

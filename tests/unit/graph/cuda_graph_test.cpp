@@ -2,7 +2,9 @@
 // Graphs of CUDA devices as the driver shows and changes them: on the simulator, and on a card where there is one.
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <numeric>
+#include <string>
 #include <vector>
 
 #include "device/backend.h"
@@ -10,6 +12,7 @@
 #include "graph/relocation.h"
 #include "graph/stand_ins.h"
 #include "onecopy/core/error.h"
+#include "onecopy/graph/arena.h"
 #include "support/cuda_calls.h"
 #include "support/cuda_kernel.h"
 #include "support/cuda_streams.h"
@@ -112,6 +115,63 @@ TEST(CudaGraphs, ALaunchKeepsTheRangesThatItWasGiven) {
     EXPECT_EQ(card.cu.read(to + 255), (10 + 255) % 256);
     EXPECT_EQ(card.cu.read(other + 7), 27);
     EXPECT_EQ(card.cu.read(other + 8), 8);
+  });
+}
+
+/// Two windows over one page, as graphs of one arena have them.
+struct TwoWindows {
+  TwoWindows() : arena(Arena::make(kCuda0)), first(arena->open(kBytes)), second(arena->open(kBytes)) {}
+
+  static CUdeviceptr at(const Window& window) { return reinterpret_cast<CUdeviceptr>(window.base()); }
+
+  std::shared_ptr<Arena> arena;
+  Window first, second;
+};
+
+TEST(CudaGraphs, KernelsThatUseAPageThroughTwoWindowsWithoutOrderAreReported) {
+  in_child([] {
+    const Card card;
+    if (!card.cu.sim_unordered) return;  // a real driver does not tell
+    const CopyByte kernel(card.cu);
+    const TwoWindows windows;
+    const CUdeviceptr apart = card.bytes(40);
+    CUstream other = card.cu.stream();
+    const Captured graph =
+        card.capture([&] { kernel.launch(TwoWindows::at(windows.second), apart, card.stream); });
+    EXPECT_EQ(card.cu.sim_unordered(), 0U);
+    kernel.launch(TwoWindows::at(windows.first), apart, other);
+    EXPECT_EQ(card.cu.sim_unordered(), 0U) << card.cu.sim_first_unordered();
+    card.launch(graph);
+    EXPECT_EQ(card.cu.sim_unordered(), 1U);
+    EXPECT_NE(std::string(card.cu.sim_first_unordered()).find("another address"), std::string::npos);
+    kernel.launch(TwoWindows::at(windows.second), apart, other);  // the stream's own address of before
+    EXPECT_EQ(card.cu.sim_unordered(), 1U);
+    card.wait();
+    EXPECT_EQ(card.cu.cuStreamSynchronize(other), CUDA_SUCCESS);
+    kernel.launch(TwoWindows::at(windows.first), apart, card.stream);  // the host has waited for all
+    EXPECT_EQ(card.cu.sim_unordered(), 1U) << card.cu.sim_first_unordered();
+  });
+}
+
+TEST(CudaGraphs, MarksAreTheOrderOfWindowsOnTwoStreams) {
+  in_child([] {
+    const Card card;
+    const CopyByte kernel(card.cu);
+    const TwoWindows windows;
+    const CUdeviceptr apart = card.bytes(40);
+    CUstream streams[] = {card.stream, card.cu.stream()};
+    const auto mark = card.graphs.make_mark(0);
+    for (int turn = 0; turn < 40; ++turn) {
+      CUstream stream = streams[turn % 2];
+      if (turn > 0) mark->let_wait({stream});
+      kernel.launch(TwoWindows::at(turn % 3 == 0 ? windows.first : windows.second), apart, stream);
+      mark->record({stream});
+    }
+    mark->wait();
+    if (card.cu.sim_unordered) {
+      EXPECT_EQ(card.cu.sim_unordered(), 0U) << card.cu.sim_first_unordered();
+    }
+    EXPECT_EQ(card.cu.read(TwoWindows::at(windows.first)), 40);
   });
 }
 
