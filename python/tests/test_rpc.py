@@ -105,11 +105,12 @@ def points_that_are_waited_for():
     waited, points, wait_for = [], _devices.points, _devices.wait_for
     _devices.points, _devices.wait_for = lambda targets: [f"behind {target}" for target in targets], waited.extend
     try:
-        future = rpc.rpc_async("worker1", torch.add, args=(torch.ones(2), 1))
+        not_plain = {"dtype": torch.float64}
+        future = rpc.rpc_async("worker1", torch.sum, args=(torch.ones(2),), kwargs=not_plain)
         future.then(lambda f: f.value()).wait()
         by_callback = len(waited)
         future.wait()
-        rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), 1))
+        rpc.rpc_sync("worker1", torch.sum, args=(torch.ones(2),), kwargs=not_plain)
     finally:
         _devices.points, _devices.wait_for = points, wait_for
     return by_callback, waited
@@ -192,6 +193,49 @@ def shared_by_threads():
     return len(results) == 160 and all(results)
 
 
+def is_plain(function, *args):
+    """Whether calls of it need no Python code of ours, from the second one on."""
+    from onecopy.rpc import _agent
+
+    agent = _agent.current()
+    call(function, *args)
+    return agent.node.call_plain(agent, "worker1", function, args, None, None) is not NotImplemented
+
+
+def refusals_of_operator():
+    """What the caller is told, of the first such call and of one that is plain."""
+    told = []
+    for _ in range(2):
+        try:
+            call(torch.add, "a", 1)
+        except RuntimeError as error:
+            told.append("failed to match any schema" in str(error))
+        call(torch.add, torch.ones(1), 1)
+    return told
+
+
+def stay_on_one_processor():
+    one = min(os.sched_getaffinity(0))
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), {one})
+
+
+def init_on_one_processor(*arguments):
+    os.environ["ONECOPY_RPC_SPIN_US"] = "30000000"
+    stay_on_one_processor()
+    init(*arguments)
+
+
+class OnOneProcessor(Group):
+    init = staticmethod(init_on_one_processor)
+
+
+def calls_with_pauses():
+    for _ in range(20):
+        call(add, 1)
+        time.sleep(0.02)
+
+
 # --- results and errors
 
 
@@ -199,6 +243,24 @@ def test_a_call_returns_what_the_function_does(pair):
     assert pair[0](call, add, 1, 2) == 3
     assert pair[0](call, own_pid) == pair[1].process.pid
     assert pair[0](tensor_of, torch.add, torch.ones(2), torch.ones(2)) == [2, 2]
+
+
+@pytest.mark.parametrize(("function", "args"), [(len, ("abc",)), (torch.add, (1, 2)), (torch.sum, (torch.ones(3),))])
+def test_calls_of_builtin_functions_and_of_operators_are_as_plain_as_others(pair, function, args):
+    assert pair[0](is_plain, function, *args)
+
+
+def test_arguments_that_no_operator_takes_are_refused_by_the_caller_in_each_call(pair):
+    assert pair[0](refusals_of_operator) == [True, True]
+
+
+def test_members_on_one_processor_do_not_spin_in_each_others_way(tmp_path):
+    """They may spin for half a minute, and the callee would use its processor in all of each pause."""
+    with OnOneProcessor(tmp_path, 2) as group:
+        group[0](calls_with_pauses)
+        before = group[1](time.process_time)
+        group[0](calls_with_pauses)
+        assert group[1](time.process_time) - before < 0.2
 
 
 def test_a_member_may_call_itself(pair):

@@ -115,6 +115,16 @@ def unmapped():
     return refused(theirs.ignore, torch.empty(3, device="meta"))
 
 
+def test_a_map_may_send_tensors_of_the_cpu_to_a_card():
+    from onecopy.rpc import _devices
+
+    cpu, card = torch.device("cpu"), torch.device("cuda", 1)
+    assert _devices.targets([torch.ones(1)], {cpu: card}, "a", "b") == ["cuda:1"]
+    assert _devices.targets([torch.ones(1)], _devices.inverse({card: cpu}), "b", "a") == ["cuda:1"]
+    assert _devices.targets([torch.ones(1)], {card: card}, "a", "b") == ["cpu"]
+    assert _devices.numbers({cpu: card, card: cpu}) == [(-1, 1), (1, -1)]
+
+
 def test_a_tensor_on_a_device_that_goes_nowhere_names_the_device_and_the_member(pair):
     kind, text = pair[0](unmapped)
     assert issubclass(kind, RuntimeError)

@@ -157,6 +157,8 @@ std::string process_name(int pid) {
   return name;
 }
 
+int current_cpu() noexcept { return ::sched_getcpu(); }
+
 int usable_cpus() {
   const int allowed = cpus_in_affinity_mask();
   const double quota = cpu_quota(CgroupTree(""));

@@ -38,5 +38,7 @@ std::string process_name(int pid);
 /// Processors this process may use: affinity mask, and the CPU quota of its cgroups rounded up. At
 /// least 1.
 int usable_cpus();
+/// The processor that the calling thread is on, from 0; it may be on another one a moment later.
+int current_cpu() noexcept;
 
 }  // namespace onecopy

@@ -113,7 +113,9 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_
   if (is_wanted) waits_.want(*call);
   try {
     const Sending sending(to);
-    put(lane_of(sending, to), outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
+    Outbound& out = lane_of(sending, to);
+    put(out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
+    if (out.bell().calls.shares_processor()) call->spin_ns = 0;
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
@@ -156,6 +158,7 @@ void Node::answer(Member& to, std::uint64_t call, Status status, Message&& messa
   point("rpc.answer.committed");
   if (is_in_order) out->bell().ring_for_call();
   else out->bell().ring_for_answer();
+  shares_processor_.store(out->bell().answers.shares_processor(), std::memory_order_relaxed);
 }
 
 CallRef Node::begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept) {

@@ -174,6 +174,7 @@ class Node {
   std::atomic<int> sleepers_{0};
   std::atomic<bool> has_first_sleeper_{false};  ///< the others sleep in reserve
   std::atomic<bool> is_spinning_{false};        ///< one worker spins at most
+  std::atomic<bool> shares_processor_{false};   ///< with the last caller that was answered
   std::atomic<bool> is_stopped_{false};
   std::uint64_t report_ = 0;  ///< its place in this process's listings
 };

@@ -241,9 +241,13 @@ bool Node::try_help(Work& work) {
   return idle_.load() == 0 && !is_stopped() && work_.try_pop(work);
 }
 
-/// While a thread waits for a call, that one looks at the lanes.
+/// While a thread waits for a call, that one looks at the lanes. A caller on this processor gets to run only when this
+/// thread sleeps.
 bool Node::spin_for_work() {
-  if (spin_ns_ == 0 || waits_.has_leader() || is_spinning_.exchange(true)) return false;
+  if (spin_ns_ == 0 || waits_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
+    return false;
+  if (is_spinning_.exchange(true)) return false;
+  (*bell_)->calls.listen_here();
   const std::uint32_t watched = (*bell_)->calls.watch();
   TimePoint end{};
   bool found = false, is_over = false;
@@ -256,6 +260,7 @@ bool Node::spin_for_work() {
     const TimePoint now = steady_clock::now();
     if (end == TimePoint{}) end = now + nanoseconds(spin_ns_);
     is_over = now >= end || waits_.has_leader();
+    (*bell_)->calls.listen_here();
   }
   is_spinning_.store(false);
   if (sleepers_.load() > 0) (*bell_)->calls.arm();
@@ -271,6 +276,7 @@ void Node::sleep_for_work() {
     const Counted sleeper(sleepers_);
     const std::uint32_t reserve = bell.reserve();
     const std::uint32_t armed = is_spinning_.load() ? bell.value() : bell.arm();
+    bell.listen_here();
     point("rpc.work.armed");
     const TimePoint deadline = calls_.next_deadline();
     if (!has_work() && is_first) bell.sleep(armed, deadline);

@@ -35,6 +35,7 @@ enum ValueTag : std::uint8_t {
   kDict = 0xd0,
   kTensor = 0xd1,
   kInlineTensor = 0xd3,  ///< u8 dtype, u8 number of dimensions, i64 each, the elements row-major; numbered
+  kCardTensor = 0xd4,    ///< u8 flags, u8 number of the card that it is for; numbered
   kAgain = 0xd2,         ///< u32 number of a tensor, container, long str or bytes before it
 };
 

@@ -71,6 +71,7 @@ void Waits::stop_waiting(const CallRef& call) {
 }
 
 void Waits::lead(Call& call, TimePoint until) {
+  bell_.answers.listen_here();
   bell_.answers.stay_awake();
   while (!watch(call, until)) sleep(call, until);
   stop_leading(call);
@@ -91,6 +92,7 @@ bool Waits::watch(Call& call, TimePoint until) {
     if (call.waited_since_ns == 0) call.waited_since_ns = now.time_since_epoch().count();
     if (now >= until) return true;
     if (now >= end) return false;
+    bell_.answers.listen_here();
   }
 }
 

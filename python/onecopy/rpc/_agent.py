@@ -84,6 +84,7 @@ class Later:
 
 
 MAKING = ("remote", "remote_method")  # requests that begin with the reference to their result
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
 handlers = {}  # of requests: verb -> function(agent, caller's id, value)
 note_handlers = {}  # of notes, called in the order of their lane
@@ -161,6 +162,7 @@ class Agent:
         self._members = {**self._members, rank: member}  # others iterate over the one before
         self.node.join(member.address)
         self.node.set_number_of(member.info.name, rank)
+        self.node.set_devices(rank, _devices.numbers(self._map_to(member)), _devices.numbers(self._map_back(member)))
 
     def enter_program(self, address):
         """A program in C++ that can be called from now on."""
@@ -282,15 +284,17 @@ class Agent:
 
     def learn(self, function):
         """From here on calls of `function` may be plain, if both sides can look it up by one name."""
-        if type(function) is not types.FunctionType or "." in function.__qualname__ or self.node.knows(function):
+        if type(function) not in _FUNCTIONS or self.node.knows(function):
             return
+        operator = _functions.operator_of(function)
         try:
-            module, qualname = _functions.name_of(function)
+            module, qualname = ("torch", function.__name__) if operator else _functions.name_of(function)
         except (TypeError, AttributeError, PermissionError):
             return
         names = vars(_functions.module_named(module))
         if names.get(qualname) is function:
-            self.node.learn(function, f"{module}:{qualname}", names, sys.intern(qualname))
+            check = operator and functools.partial(_functions.check_operator, operator)
+            self.node.learn(function, f"{module}:{qualname}", names, sys.intern(qualname), check)
 
     def note(self, to, verb, value):
         """A message that nobody answers, seen in its order. Nothing happens when the member has ended."""
@@ -378,11 +382,11 @@ class Agent:
         """(value, error, points) of a call that has ended."""
         if call.end_kind == _ANSWERED:
             try:
-                is_plain, answer = call.take_answer()
+                is_plain, answer, is_on_cards = call.take_answer()
             except Exception as failure:  # of a program in C++, or one that cannot be read here
                 return None, failure, ()
             if is_plain:
-                return answer, None, ()
+                return answer, None, _devices.points_of_plain(answer) if is_on_cards else ()
             return answer if is_plain is None else self._outcome_of(answer, call.member, future)
         if call.end_kind == _LATE:
             return None, _late(seconds), ()

@@ -6,7 +6,7 @@ import threading
 import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
-from . import _agent, _exports, _values
+from . import _agent, _exports, _functions, _values
 from ._agent import ASYNC_MARK, Later, handler, handlers
 from ._errors import RemoteFailure
 from ._references import Cell
@@ -54,21 +54,9 @@ def _call_value(function, args, kwargs):
     if not callable(function):
         raise TypeError("function should be callable.")
     args, kwargs = tuple(args or ()), dict(kwargs or {})
-    _check_operator(function, args, kwargs)
+    if (operator := _functions.operator_of(function)) is not None:
+        _functions.check_operator(operator, args, kwargs)
     return (function, list(args), kwargs)
-
-
-def _check_operator(function, args, kwargs):
-    """Refuses here what the other would refuse: a caller that made the mistake sees it in its own stack."""
-    name = torch.jit._builtins._find_builtin(function)
-    if name is None:
-        return
-    try:
-        torch._C._jit_resolve_packet(name, *args, **kwargs)
-    except RuntimeError as error:
-        raise RuntimeError("Overloaded torch operator invoked from Python failed to match any schema\n" + str(error)) from error
-    except AttributeError:  # a torch without that function: the callee refuses
-        pass
 
 
 def _remote(agent, owner, verb, value, timeout):

@@ -29,14 +29,17 @@ def inverse(devices):
     return {there: here for here, there in devices.items()}
 
 
+def numbers(devices):
+    """The map of cards by their numbers, and -1 for the CPU, as _core._RpcNode has it."""
+    known = [pair for pair in devices.items() if all(d.type in ("cpu", "cuda") for d in pair)]
+    return [tuple(-1 if d.type == "cpu" else d.index for d in pair) for pair in known]
+
+
 def targets(tensors, devices, caller, receiver, what="Request"):
     """Where each tensor goes, as text; `what` is a request or a response. Throws RuntimeError for a device that has no target."""
     found = []
     for tensor in tensors:
-        if tensor.device.type == "cpu":
-            found.append("cpu")
-            continue
-        target = devices.get(tensor.device)
+        target = devices.get(tensor.device, CPU if tensor.device.type == "cpu" else None)
         if target is None:
             raise RuntimeError(
                 f"TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
@@ -131,6 +134,23 @@ def points(targets):
     """Events behind what was ordered so far in this thread's streams of those devices; () for the CPU alone."""
     cards = {target for target in targets if target != "cpu"}
     return [torch.cuda.current_stream(torch.device(card)).record_event() for card in cards]
+
+
+def points_of_plain(value):
+    """points() for the cards of a value of lists, tuples, dicts and tensors."""
+    found, left, seen = set(), [value], set()
+    while left:
+        one = left.pop()
+        if id(one) in seen:  # a list may be in itself
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Tensor):
+            found.add(str(one.device))
+        elif isinstance(one, (list, tuple)):
+            left.extend(one)
+        elif isinstance(one, dict):
+            left.extend((*one, *one.values()))
+    return points(found)
 
 
 def wait_for(points):

@@ -7,6 +7,8 @@ lambdas and local functions have none, and a name never reaches through one modu
 import importlib
 import sys
 
+import torch
+
 REFUSED = frozenset(f"builtins.{n}" for n in ("eval", "exec", "compile", "__import__", "open", "input", "breakpoint"))
 REFUSED_MODULES = frozenset(("os", "posix", "subprocess", "_posixsubprocess", "pickle", "_pickle", "importlib",
                              "_frozen_importlib", "_frozen_importlib_external", "ctypes", "_ctypes", "runpy", "shutil",
@@ -30,6 +32,22 @@ def name_of(thing):
     if look_up(module, qualname) is not thing:
         raise NoName(f"{module}.{qualname} is another object than the one given: define it under a name of its own")
     return module, qualname
+
+
+def operator_of(function):
+    """The name of the operator of torch that this function is, such as "aten::add"; or None."""
+    return torch.jit._builtins._find_builtin(function)
+
+
+def check_operator(name, args, kwargs):
+    """Refuses here what the other would refuse: a caller that made the mistake sees it in its own stack. Throws
+    RuntimeError."""
+    try:
+        torch._C._jit_resolve_packet(name, *args, **(kwargs or {}))
+    except RuntimeError as error:
+        raise RuntimeError("Overloaded torch operator invoked from Python failed to match any schema\n" + str(error)) from error
+    except AttributeError:  # a torch without that function: the callee refuses
+        pass
 
 
 def public_module(name):

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/call_values.h"
 
+#include <string>
 #include <utility>
 
+#include "binding/device.h"
 #include "onecopy/core/error.h"
 #include "value/message.h"
-#include "value/values.h"
 
 namespace onecopy::python {
 
@@ -24,10 +25,11 @@ nb::object decode_body(Message&& message) {
   return decode_message(std::move(message));
 }
 
-bool encode_plain(nb::handle value, Message& message, std::size_t* inlined) {
+bool encode_plain(nb::handle value, Message& message, std::size_t* inlined, const DeviceMap& devices) {
   constexpr std::size_t kUsual = 160;  // most calls, and the tail behind them, without growing
   message.data.reserve(kUsual);
-  if (!call_python([&] { return encode_value(value.ptr(), message, Tensors::are_copied, inlined); }))
+  if (!call_python(
+          [&] { return encode_value(value.ptr(), message, Tensors::are_copied, inlined, devices); }))
     return false;
   message.tag = kPlainCall << rpc::kBodyShift;
   return true;
@@ -48,9 +50,24 @@ std::pair<nb::object, nb::object> decode_call(Message&& message) {
   return {std::move(tuple), std::move(kwargs)};
 }
 
+namespace {
+
+/// A tensor of a card may be meant for another one, or for the card that has this number here.
+nb::object open_on_card(const Tensor& tensor, std::uint32_t flags) {
+  nb::object opened = open_tensor(tensor, flags & 0xff);
+  const int card = card_of(flags);
+  if (card < 0 || (tensor.device().type == DeviceType::cuda && tensor.device().index == card))
+    return opened;
+  const nb::module_ devices = nb::module_::import_("onecopy.rpc._devices");
+  return devices.attr("unpack")(opened, nb::str(("cuda:" + std::to_string(card)).c_str()));
+}
+
+}  // namespace
+
 nb::object decode_plain(Message&& message) {
+  receive(message.tensors);
   return call_python(
-      [&] { return decode_value(message.data, message.tensors, open_tensor, Tensors::are_copied); });
+      [&] { return decode_value(message.data, message.tensors, open_on_card, Tensors::are_copied); });
 }
 
 }  // namespace onecopy::python

@@ -8,6 +8,7 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/device/stream.h"
 #include "rpc/message.h"
+#include "value/values.h"
 
 /// Python values as bodies of rpc's messages.
 /// Thread safety: all functions are called with the GIL held.
@@ -21,9 +22,12 @@ inline constexpr std::uint32_t kPlainCall =
 Message encode_body(nb::handle value);
 nb::object decode_body(Message&& message);
 
-/// Values for a plain call. Tensors of the CPU are copied. False when there is something else in the value.
-/// The tensors that went as bytes are counted in `inlined`; the others are those of the message.
-bool encode_plain(nb::handle value, Message& message, std::size_t* inlined = nullptr);
+/// Values for a plain call. Tensors of the CPU are copied, and those of cards that `devices` has. False when there is
+/// something else in the value. The tensors that went as bytes are counted in `inlined`; the others are those of the
+/// message.
+bool encode_plain(nb::handle value, Message& message, std::size_t* inlined = nullptr,
+                  const DeviceMap& devices = {});
+/// In the order of the current streams. Throws TypeError for a card that this process has not.
 nb::object decode_plain(Message&& message);
 /// (a tuple of arguments, a dict of keyword arguments or None) of a plain call. Throws bad_handle for other values, since
 /// the interpreter relies on these types.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/rpc_node.h"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <functional>
@@ -124,12 +126,14 @@ void RpcCall::complete() { node_->complete(call_, rpc::End::answered); }
 
 nb::object RpcCall::take_answer() {
   const nb::object owner = nb::steal(static_cast<PyObject*>(call_->owner.exchange(nullptr)));
-  if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return nb::make_tuple(nb::none(), owner);
+  if (owner.is_valid() && PyTuple_CheckExact(owner.ptr())) return nb::make_tuple(nb::none(), owner, false);
   Message answer = std::move(call_->answer);
   if (call_->status == rpc::Status::failure) rpc::throw_failure(answer);  // of a program in C++
   const bool is_plain = rpc::body_form(answer.tag) == kPlainCall;
-  return nb::make_tuple(is_plain,
-                        is_plain ? decode_plain(std::move(answer)) : decode_body(std::move(answer)));
+  const bool has_devices = std::any_of(answer.tensors.begin(), answer.tensors.end(),
+                                       [](const Tensor& tensor) { return !is_on_host(tensor); });
+  const nb::object value = is_plain ? decode_plain(std::move(answer)) : decode_body(std::move(answer));
+  return nb::make_tuple(is_plain, value, has_devices);
 }
 
 // --- RpcNode
@@ -165,6 +169,10 @@ void RpcNode::count_route(std::uint32_t to, const std::string& route) {
 }
 
 void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
+
+void RpcNode::set_devices(std::uint32_t of, DeviceMap of_calls, DeviceMap of_answers) {
+  devices_[of] = {std::move(of_calls), std::move(of_answers)};
+}
 
 rpc::Member& RpcNode::member(std::uint32_t number) {
   rpc::Member* const found = node_->find(number);
@@ -235,10 +243,11 @@ void RpcNode::answer(std::uint32_t to, std::uint64_t call, nb::handle value, boo
 
 // --- plain calls, in the caller
 
-void RpcNode::learn(nb::handle function, const std::string& wire_name, nb::handle names, nb::handle name) {
+void RpcNode::learn(nb::handle function, const std::string& wire_name, nb::handle names, nb::handle name,
+                    nb::handle check) {
   if (knows(function)) return;
   Py_INCREF(function.ptr());
-  plain_.emplace(function.ptr(), Plain{nb::borrow(names), nb::borrow(name), wire_name});
+  plain_.emplace(function.ptr(), Plain{nb::borrow(names), nb::borrow(name), nb::borrow(check), wire_name});
 }
 
 /// None also when the name stands for something else by now.
@@ -299,9 +308,12 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   to = known ? member_for(whom) : nullptr;
   if (!to) return {};
   const nb::object values = values_of_call(args, kwargs);
+  if (!values.is_valid()) return {};
+  if (!known->check.is_none()) call_python([&] { known->check(values[0], values[1]); });
+  const DeviceMap devices = devices_[to->number()].of_calls;
   Message message;
   std::size_t inlined = 0;
-  if (!values.is_valid() || !encode_plain(values, message, &inlined)) return {};
+  if (!encode_plain(values, message, &inlined, devices)) return {};
   count_plain(*to, inlined, message);
   const TimePoint deadline = deadline_after_seconds(seconds);
   rpc::CallRef call;
@@ -498,9 +510,10 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
 }
 
 void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result) {
+  const DeviceMap devices = devices_[work.from->number()].of_answers;
   Message message;
   std::size_t inlined = 0;
-  if (!encode_plain(result, message, &inlined)) {
+  if (!encode_plain(result, message, &inlined, devices)) {
     call_python([&] { agent.attr("_answer_plain")(work.call, work.from->number(), result); });
     return;
   }
@@ -551,6 +564,7 @@ void init_rpc(nb::module_& m) {
       .def("join", &RpcNode::join, nb::arg("address"))
       .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
+      .def("set_devices", &RpcNode::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"))
       .def("call", &RpcNode::call, nb::arg("to"), nb::arg("value"), nb::arg("deadline").none(),
            nb::arg("future"))
       .def("begin_here", &RpcNode::begin_here, nb::arg("deadline").none(), nb::arg("future"))
@@ -562,7 +576,7 @@ void init_rpc(nb::module_& m) {
       .def("answer", &RpcNode::answer, nb::arg("to"), nb::arg("call"), nb::arg("value"),
            nb::arg("is_in_order"))
       .def("learn", &RpcNode::learn, nb::arg("function"), nb::arg("wire_name"), nb::arg("names"),
-           nb::arg("name"))
+           nb::arg("name"), nb::arg("check").none())
       .def("knows", &RpcNode::knows, nb::arg("function").none())
       .def("call_plain", &RpcNode::call_plain, nb::arg("agent"), nb::arg("to").none(),
            nb::arg("function").none(), nb::arg("args").none(), nb::arg("kwargs").none(),

@@ -8,6 +8,7 @@
 
 #include "binding/module.h"
 #include "rpc/node.h"
+#include "value/values.h"
 
 namespace onecopy::python {
 
@@ -32,7 +33,7 @@ class RpcCall {
   bool end();
   /// For a worker: the call is over, and what there is to know its Future has.
   void complete();
-  /// (is it plain, value) of the answer, once; (None, outcome) when a worker has decoded it, in its order.
+  /// (is it plain, value, has it tensors of cards) of the answer, once; (None, outcome, False) when a worker has decoded it, in its order.
   nb::object take_answer();
 
  private:
@@ -42,8 +43,8 @@ class RpcCall {
 
 /// This process's Node for onecopy.rpc._agent: what a call does that is not plain is decided there.
 ///
-/// A plain call is one of a function that both sides know by its name, with plain values and tensors of the CPU, and
-/// without a context of autograd. It never enters Python code of ours, on either side.
+/// A plain call is one of a function that both sides know by its name, with plain values and tensors of the CPU or
+/// of cards that the device maps have, and without a context of autograd. It never enters Python code of ours, on either side.
 /// Thread safety: the GIL.
 class RpcNode {
  public:
@@ -59,6 +60,8 @@ class RpcNode {
   /// For listings: a tensor goes to that member by this route.
   void count_route(std::uint32_t to, const std::string& route);
   void set_number_of(const std::string& name, nb::handle number);
+  /// Where tensors of plain calls go in that member, and where those of answers to it go.
+  void set_devices(std::uint32_t of, DeviceMap of_calls, DeviceMap of_answers);
 
   // Calls that are not plain.
   nb::object call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future);
@@ -74,8 +77,10 @@ class RpcNode {
   void answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order);
 
   // Plain ones.
-  /// The function is called by this name from here on: it is what `name` stands for in `names`, its module's.
-  void learn(nb::handle function, const std::string& wire_name, nb::handle names, nb::handle name);
+  /// The function is called by this name from here on: it is what `name` stands for in `names`, its module's. Unless
+  /// `check` is None, it is called with (arguments, keyword arguments) before anything is sent.
+  void learn(nb::handle function, const std::string& wire_name, nb::handle names, nb::handle name,
+             nb::handle check);
   bool knows(nb::handle function) const { return plain_.count(function.ptr()) != 0; }
   /// The result; NotImplemented when it is no plain call, and nothing was sent. `agent` says what other answers mean.
   nb::object call_plain(nb::handle agent, nb::handle to, nb::handle function, nb::handle args,
@@ -95,8 +100,11 @@ class RpcNode {
  private:
   /// A function that is called by its name.
   struct Plain {
-    nb::object names, name;
+    nb::object names, name, check;
     std::string wire_name;
+  };
+  struct Devices {
+    DeviceMap of_calls, of_answers;
   };
   struct Target;
 
@@ -116,9 +124,10 @@ class RpcNode {
   void take_answer(nb::handle agent, rpc::Work& work);
   Target& target(nb::handle agent, rpc::Name& name);
 
-  std::shared_ptr<rpc::Node> node_;             ///< calls that are under way have it as well
-  nb::dict numbers_;                            ///< of members, by name
-  std::unordered_map<PyObject*, Plain> plain_;  ///< functions, which are kept
+  std::shared_ptr<rpc::Node> node_;                     ///< calls that are under way have it as well
+  nb::dict numbers_;                                    ///< of members, by name
+  std::unordered_map<std::uint32_t, Devices> devices_;  ///< of members, by number
+  std::unordered_map<PyObject*, Plain> plain_;          ///< functions, which are kept
   std::vector<std::unique_ptr<Target>> targets_;
 };
 

@@ -340,6 +340,20 @@ std::optional<Copyable> copyable(PyObject* object) {
   return Copyable{std::move(placed->layout), placed->data};
 }
 
+std::optional<Tensor> copy_on_card(PyObject* object) {
+  const Api& torch = api();
+  const auto placed = torch.placed(object);
+  if (!placed || placed->device == kCpu || !placed->layout.is_contiguous() || placed->layout.numel() == 0)
+    return std::nullopt;
+  const DType dtype = placed->layout.dtype();
+  if (((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(object)) || torch.is_neg(object))
+    return std::nullopt;
+  const nb::object copy = nb::handle(object).attr("detach")().attr("clone")();
+  auto shared = share(copy.ptr());
+  if (!shared) return std::nullopt;
+  return std::move(shared->tensor);
+}
+
 nb::object copy_of(const Layout& layout, ByteSpan elements) {
   const Api& torch = api();
   nb::object made = torch.make_again(layout);

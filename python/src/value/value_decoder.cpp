@@ -38,6 +38,8 @@ class Decoder {
   nb::object read_list(std::size_t count, int depth);
   nb::object read_dict(std::size_t count, int depth);
   nb::object read_tensor();
+  nb::object read_card_tensor();
+  nb::object open_next(std::uint32_t flags);
   nb::object read_again();
   nb::object read_inline();
 
@@ -108,6 +110,7 @@ nb::object Decoder::read_long(Tag tag, int depth) {
     case kDict: return read_dict(number<std::uint32_t>(), depth);
     case kTensor: return read_tensor();
     case kInlineTensor: return numbered(read_inline());
+    case kCardTensor: return read_card_tensor();
     case kAgain: return read_again();
     default: refuse_value(fmt::format("its byte {:#04x} means nothing", static_cast<unsigned>(tag)));
   }
@@ -167,12 +170,19 @@ nb::object Decoder::read_dict(std::size_t count, int depth) {
   return dict;
 }
 
-nb::object Decoder::read_tensor() {
-  const auto flags = number<std::uint8_t>();
+nb::object Decoder::read_tensor() { return numbered(open_next(number<std::uint8_t>())); }
+
+nb::object Decoder::read_card_tensor() {
+  if (kind_ != Tensors::are_copied) refuse_value("it has a tensor for a card, as only calls do");
+  const std::uint32_t flags = number<std::uint8_t>();
+  return numbered(open_next(flags | (number<std::uint8_t>() + 1U) << 8));
+}
+
+nb::object Decoder::open_next(std::uint32_t flags) {
   if (tensors_.empty()) refuse_value("it has fewer tensors than it refers to");
   const Tensor& tensor = tensors_.front();
   tensors_ = tensors_.subspan(1);
-  return numbered(open_(tensor, flags));
+  return open_(tensor, flags);
 }
 
 /// Layout checks dtype and shape, and take() that the elements are there.

@@ -15,10 +15,20 @@
 namespace onecopy::python {
 namespace {
 
+constexpr int kHost = -1;
+
+/// kHost also for a card that is not in the map.
+int target_of(const DeviceMap& devices, int here) {
+  for (const auto& [from, to] : devices)
+    if (from == here) return to;
+  return kHost;
+}
+
 /// One call of encode_value().
 class Encoder {
  public:
-  Encoder(Message& message, Tensors tensors) : message_(message), tensors_(tensors) {}
+  Encoder(Message& message, Tensors tensors, const DeviceMap& devices)
+      : message_(message), tensors_(tensors), devices_(devices) {}
 
   bool write_all(PyObject* value) {
     if (!write(value, 0) || is_cyclic_) return false;
@@ -42,6 +52,7 @@ class Encoder {
   bool write_tensor(PyObject* value);
   bool write_array(PyObject* value);
   bool write_copy(PyObject* value);
+  bool write_card_copy(PyObject* value);
   bool write_inline(const torch::Copyable& from);
   bool write_text(PyObject* object, const char* text, std::size_t size, Tag small, Tag large);
 
@@ -64,6 +75,7 @@ class Encoder {
 
   Message& message_;
   const Tensors tensors_;
+  const DeviceMap& devices_;
   std::vector<std::pair<std::size_t, SharedArray>>
       arrays_;  ///< copied, by their rows, if all can be written
   SeenObjects seen_;
@@ -208,7 +220,8 @@ bool Encoder::write_copy(PyObject* value) {
   constexpr std::size_t kMostInline = 4096;
   if (!torch::is_tensor(value)) return false;
   const auto from = torch::copyable(value);
-  if (!from) return false;
+  if (!from) return !devices_.empty() && write_card_copy(value);
+  if (target_of(devices_, kHost) != kHost) return false;
   if (is_again(value)) return true;
   if (from->layout.nbytes() <= kMostInline) return write_inline(*from);
   Tensor copy = empty(from->layout);
@@ -216,6 +229,19 @@ bool Encoder::write_copy(PyObject* value) {
   copy.nbytes() >= kLargeCopy ? without_gil(fill) : fill();
   message_.tensors.push_back(std::move(copy));
   return write_number(kTensor, static_cast<std::uint8_t>(torch::kTorch));
+}
+
+/// On its own card, in the order of the current stream.
+bool Encoder::write_card_copy(PyObject* value) {
+  auto copy = torch::copy_on_card(value);
+  if (!copy) return false;
+  const int target = target_of(devices_, copy->device().index);
+  if (target < 0 || target > UINT8_MAX) return false;
+  if (is_again(value)) return true;
+  message_.tensors.push_back(*std::move(copy));
+  write_number(kCardTensor, static_cast<std::uint8_t>(torch::kTorch));
+  write_byte(static_cast<std::size_t>(target));
+  return true;
 }
 
 bool Encoder::write_inline(const torch::Copyable& from) {
@@ -275,8 +301,9 @@ void Encoder::write_count(Tag small, std::size_t most, Tag large, std::size_t co
 
 }  // namespace
 
-bool encode_value(PyObject* value, Message& message, Tensors tensors, std::size_t* inlined) {
-  Encoder encoder(message, tensors);
+bool encode_value(PyObject* value, Message& message, Tensors tensors, std::size_t* inlined,
+                  const DeviceMap& devices) {
+  Encoder encoder(message, tensors, devices);
   const bool is_plain = encoder.write_all(value);
   if (inlined) *inlined = encoder.inlined();
   return is_plain;

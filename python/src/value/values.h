@@ -17,23 +17,30 @@ namespace onecopy::python {
 /// The treatment of tensors among the values.
 enum class Tensors : std::uint8_t {
   are_shared,  ///< torch tensors are moved into shared memory, and both sides have them
-  are_copied,  ///< torch tensors of the CPU, dense and row-major: small ones as bytes, others once into shared memory
+  are_copied,  ///< dense and row-major torch tensors: small ones of the CPU as bytes, others once into shared memory
 };
+
+/// Where tensors of a card go: (number of the card here, number there). The CPU is -1.
+using DeviceMap = std::vector<std::pair<int, int>>;
 
 /// Appends the value to message.data and message.tensors; torch tensors are moved into shared memory. Takes None,
 /// bool, int, float, complex, str, bytes, tuple, list, dict, torch and onecopy tensors, of exactly these types and
 /// nested up to 32 deep. If it contains another object, which has to be pickled, returns false with the message
 /// unspecified. Throws the exceptions of moving a tensor.
-/// `inlined` is set to the number of tensors that went as bytes.
+/// `inlined` is set to the number of tensors that went as bytes. Copies of a card's tensors go where `devices` says.
 bool encode_value(PyObject* value, Message& message, Tensors tensors = Tensors::are_shared,
-                  std::size_t* inlined = nullptr);
+                  std::size_t* inlined = nullptr, const DeviceMap& devices = {});
 
 /// A tensor as it was before encoding: a torch tensor with the flags' properties, or for no flags a
 /// onecopy.Tensor. Throws bad_handle for flags that do not exist.
 nb::object open_tensor(const Tensor& tensor, std::uint32_t flags);
 
-/// Makes an object of a tensor and its flags.
+/// Makes an object of a tensor and its flags. For a tensor that is for a card, the number of the card and one more are
+/// above the flags: see card_of().
 using TensorOpener = std::function<nb::object(const Tensor& tensor, std::uint32_t flags)>;
+
+/// The number of the card that a tensor with these flags is for; -1: it stays where it is.
+constexpr int card_of(std::uint32_t flags) noexcept { return static_cast<int>(flags >> 8) - 1; }
 
 /// Decodes the value. Throws bad_handle for bytes that encode_value() does not write. REQUIRES: a value that was
 /// written with copies is read with them.

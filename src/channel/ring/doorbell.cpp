@@ -9,6 +9,7 @@
 
 #include "core/point.h"
 #include "os/futex.h"
+#include "os/process.h"
 
 namespace onecopy {
 
@@ -47,6 +48,15 @@ void Bell::wake(std::uint32_t seen) noexcept {
   if (wake_one(word_)) return;
   reserve_.fetch_add(1);
   if (!wake_one(reserve_)) word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
+}
+
+void Bell::listen_here() noexcept {
+  const std::int32_t here = current_cpu() + 1;
+  if (processor_.load(std::memory_order_relaxed) != here) processor_.store(here, std::memory_order_relaxed);
+}
+
+bool Bell::shares_processor() const noexcept {
+  return processor_.load(std::memory_order_relaxed) == current_cpu() + 1;
 }
 
 void Bell::ring_all() noexcept {

@@ -47,6 +47,12 @@ class Bell {
     return word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
   }
 
+  /// Notes the processor of this thread, which listens.
+  void listen_here() noexcept;
+  /// Whether the listener was on the caller's processor when it last said so. Then it cannot run while the caller spins:
+  /// a caller that waits for it must sleep.
+  bool shares_processor() const noexcept;
+
   /// Wakes one sleeper if there may be one. Returns the state that it found.
   State ring() noexcept {
     const std::uint32_t seen = word_.load();
@@ -70,6 +76,7 @@ class Bell {
 
   std::atomic<std::uint32_t> word_{0};
   std::atomic<std::uint32_t> reserve_{0};
+  std::atomic<std::int32_t> processor_{0};  ///< the listener's, plus 1; 0: it never said
 };
 
 /// What all lanes into one process ring: one bell for answers, which waiting threads listen to, and one for calls, which
@@ -84,6 +91,6 @@ struct Doorbell {
   }
   void ring_for_call() noexcept { calls.ring(); }
 };
-static_assert(sizeof(Doorbell) == 256 && sizeof(Bell) == 8);
+static_assert(sizeof(Doorbell) == 256 && sizeof(Bell) == 12);
 
 }  // namespace onecopy
