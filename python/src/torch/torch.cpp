@@ -19,6 +19,7 @@
 #include "binding/kept.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "onecopy/share/stats.h"
 #include "torch/torch_api.h"
 #include "torch/torch_files.h"
 #include "torch/torch_storages.h"
@@ -348,6 +349,11 @@ std::optional<Tensor> copy_on_card(PyObject* object) {
   const DType dtype = placed->layout.dtype();
   if (((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(object)) || torch.is_neg(object))
     return std::nullopt;
+  constexpr std::size_t kLarge = std::size_t{1} << 20;
+  if (placed->layout.nbytes() >= kLarge) {  // copies that others are done with would go at the next tick
+    without_gil([] { onecopy::collect(); });
+    drop_unneeded();
+  }
   const nb::object copy = nb::handle(object).attr("detach")().attr("clone")();
   auto shared = share(copy.ptr());
   if (!shared) return std::nullopt;
