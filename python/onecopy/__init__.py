@@ -55,7 +55,7 @@ from ._core import (
 )
 from ._arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
 from ._pin import is_pinned, pin, unpin
-from ._to_device import load, to_device
+from ._to_device import load, to_device, view_on
 from .dtypes import DType
 from .errors import (
     BadFile,
@@ -146,6 +146,7 @@ __all__ = [
     "to_device",
     "torch",
     "unpin",
+    "view_on",
     "zeros",
     "zeros_like",
 ]

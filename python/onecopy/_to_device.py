@@ -79,6 +79,52 @@ def load(
     return _pin(tensors) if pin and tensors and str(device) == "cpu" else tensors
 
 
+def view_on(value: Any, device: Any) -> Any:
+    """Tensors of a card on the host's memory where it is: the card reads and writes it over the link,
+    and nothing is copied::
+
+        experts = onecopy.open(handle, framework="torch")
+        y = x @ onecopy.view_on(experts["expert.7"], "cuda:0")
+
+    For what is read once, or seldom, or does not fit on the card. Memory that is not pinned is
+    pinned. A view keeps the memory as any tensor does, and after the last one it is used again only
+    once the card has done its work of that moment. Writes of either side are seen by the other once
+    it has synchronized. A view stays in this process: share the tensor that it is a view of.
+
+    Args:
+        value: a tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, on the cpu. Plain
+            values stay as they are.
+        device: "cuda:0", "npu:0", or a ``torch.device``.
+
+    Returns:
+        The value with tensors of the device, each of the library that it came from, without
+        gradients; a dict for a Bundle.
+
+    Raises:
+        TypeError: value has an object in it that is no tensor and no plain value.
+        InvalidArgument: memory of another library, or of a card; there is no such device.
+        Unsupported: this process sees no card, or its card does not see memory of the host in place.
+        OutOfMemory: beyond the limit of ``pin()``.
+    """
+    views = _Views(device)
+    shape = _take(value, views, ("value",))
+    return _put(shape, iter(views.made))
+
+
+class _Views:
+    """Views of the tensors of a value, in its order."""
+
+    _OF_GRADIENTS = 2 | 4  # flags of torch_open(): requires_grad, and Parameter
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+        self.made: list[Any] = []
+
+    def add(self, tensor: _core.Tensor, flags: int | None) -> None:
+        view = _core._view_on(tensor, self._device)
+        self.made.append(view if flags is None else _core.torch_open(view, flags & ~self._OF_GRADIENTS))
+
+
 class _Copies:
     """Copies of the tensors of a value, in its order.
 
@@ -123,8 +169,8 @@ class _Copies:
 _TENSOR = object()  # in the shape of a value, where a tensor was
 
 
-def _take(value: Any, copies: _Copies, place: tuple[Any, ...]) -> Any:
-    """The value with _TENSOR for each tensor, which is copied."""
+def _take(value: Any, copies: _Copies | _Views, place: tuple[Any, ...]) -> Any:
+    """The value with _TENSOR for each tensor, which `copies` gets."""
     if isinstance(value, _core.Tensor):
         copies.add(value, None)
         return _TENSOR

@@ -192,6 +192,50 @@ def test_the_card_copies_the_first_part_of_a_large_value_while_the_rest_is_looke
         assert number == i and bytes_on(tensor) == {i}
 
 
+@on_device
+def test_a_card_reads_the_hosts_memory_in_place():
+    value = {"a": onecopy.full((3, 5), 2, "uint8"), "b": [onecopy.full(MIB, 3, "uint8"), 7]}
+    views = onecopy.view_on(value, "cuda:0")
+    assert str(views["a"].device) == "cuda:0" and views["a"].shape == (3, 5) and views["b"][1] == 7
+    assert views["a"].data_ptr == value["a"].data_ptr and onecopy.is_pinned(value["a"])
+    value["b"][0].numpy()[:] = 9
+    assert bytes_on(views["a"]) == {2} and bytes_on(views["b"][0]) == {9}
+    del value["b"]
+    gc.collect()
+    assert bytes_on(views["b"][0]) == {9}, "the view keeps the memory"
+    onecopy.unpin(value["a"])
+    assert onecopy.is_pinned(value["a"]) and bytes_on(views["a"]) == {2}
+    with pytest.raises(onecopy.InvalidArgument, match="share the tensor that it is a view of"):
+        onecopy.share(views["a"])
+    with pytest.raises(onecopy.InvalidArgument, match="own already"):
+        onecopy.view_on(views["a"], "cuda:0")
+    with pytest.raises(onecopy.InvalidArgument, match="cuda:9"):
+        onecopy.view_on(value["a"], "cuda:9")
+    with pytest.raises(onecopy.InvalidArgument, match="for a card"):
+        onecopy.view_on(value["a"], "cpu")
+    with pytest.raises(TypeError, match=r"value\['x'\]"):
+        onecopy.view_on({"x": object()}, "cuda:0")
+
+
+@pytest.mark.skipif(
+    is_simulated() or not torch_has_cuda(), reason="wants a CUDA GPU, and a torch that can use it"
+)
+@on_device
+def test_torch_computes_on_the_hosts_memory_in_place():
+    import torch
+
+    weight = torch.nn.Parameter(torch.full((64, 64), 2.0))
+    view = onecopy.view_on(weight, "cuda:0")
+    assert view.is_cuda and view.data_ptr() == weight.data_ptr() and not view.requires_grad
+    assert (torch.ones(64, device="cuda:0") @ view == 128).all()
+    view.mul_(2)
+    torch.cuda.synchronize()
+    assert (weight == 4).all(), "the card has written to the host's memory"
+    assert str(onecopy.open(onecopy.share(weight), framework="torch").device) == "cpu"
+    with pytest.raises(onecopy.InvalidArgument, match="share the tensor that it is a view of"):
+        onecopy.share(view)
+
+
 def save_file(tensors, path):
     """Rows of bytes as a safetensors file."""
     at, header = 0, {}

@@ -203,6 +203,8 @@ class Backend {
   /// REQUIRES: unpin_host() before the pages are unmapped, mapped over or given back, or the device goes on using the
   /// old ones.
   virtual void pin_host(int ordinal, void* at, std::size_t bytes, Access access);
+  /// Checks that work of the device finds pinned memory of the host at the host's own address. Throws unsupported.
+  virtual void require_in_place(int ordinal, const void* at);
   /// Unpins a range, named by its beginning. Waits for all work of the device.
   virtual void unpin_host(int, void*) noexcept {}
 

@@ -38,6 +38,11 @@ class PinnedRanges {
 
   /// Is anything pinned here now? Costs one load.
   static bool any() noexcept { return any_.load(std::memory_order_relaxed); }
+  /// Is memory of `device` that begins at `at` in truth the host's, which the card has in place? Costs one load while
+  /// nothing is pinned.
+  static bool is_view(Device device, const void* at) noexcept {
+    return device != kCpu && any() && get().touches(at, 1);
+  }
   /// Is some of [at, at + bytes) pinned?
   bool touches(const void* at, std::size_t bytes) const noexcept;
   /// Does one pinned range hold all of [at, at + bytes)?

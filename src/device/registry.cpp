@@ -69,6 +69,12 @@ void Backend::pin_host(int, void*, std::size_t, Access) {
                   name(type())));
 }
 
+void Backend::require_in_place(int ordinal, const void*) {
+  throw Error(ErrorCode::unsupported,
+              fmt::format("{} does not read memory of the host in place; copy it: to_device()",
+                          Device{type(), static_cast<std::int16_t>(ordinal)}.str()));
+}
+
 std::unique_ptr<WorkPoint> Backend::mark_work() {
   throw Error(ErrorCode::unsupported,
               fmt::format("{} devices have no point after all work of a process", name(type())));

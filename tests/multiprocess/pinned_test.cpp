@@ -67,10 +67,10 @@ void copy_in(const CudaCalls&, CUstream stream, const Tensor& to, const Tensor& 
   copy_bytes({to.data(), to.device(), from.data(), kCpu, from.nbytes()}, Stream{stream});
 }
 
-/// The bytes of a tensor that is gone are used again as soon as they may be.
-bool is_used_again(const void* at, std::int64_t bytes) {
+/// The bytes of a tensor that is gone are used again as soon as they may be, at the latest by the `most`th tensor.
+bool is_used_again(const void* at, std::int64_t bytes, int most = 8) {
   std::vector<Tensor> kept;
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < most; ++i) {
     kept.push_back(filled(bytes, 7));
     if (kept.back().data() == at) return true;
   }
@@ -310,7 +310,9 @@ TEST_F(Pinned, ADriverWithoutEventsOfAContextIsWaitedForByAThread) {
     here.release();
     EXPECT_FALSE(is_used_again(at, kBytes));
     gate->open = true;
-    EXPECT_TRUE(eventually([&] { return is_used_again(at, kBytes); }));
+    // The thread looks every 20 ms, and the tensors of a look wait, too: the next ones lie elsewhere.
+    constexpr int kWholePiece = static_cast<int>(kPinUnit / kBytes) + 1;
+    EXPECT_TRUE(eventually([&] { return is_used_again(at, kBytes, kWholePiece); }));
     expect_bytes(there, 4);
   });
 }
@@ -395,6 +397,99 @@ TEST_F(Pinned, MemoryOfOthersIsRefused) {
     expect_refusal(ErrorCode::invalid_argument, {"cuda:0", "own already"}, [&] { pin(there); });
     expect_refusal(ErrorCode::invalid_argument, {"cuda:0", "not pinned"},
                    [&] { empty(Layout(DType::u8, {1}), {.pinned = true, .device = kCuda0}); });
+  });
+}
+
+TEST_F(Pinned, ACardReadsAndWritesTheHostsMemoryInPlaceThroughAView) {
+  in_child([] {
+    const CudaCalls cu;
+    cu.use(0);
+    const CUstream stream = cu.stream();
+    const Tensor here = filled(kBytes, 4);
+    const Tensor view = view_on(here, kCuda0);
+    EXPECT_TRUE(is_view(view));
+    EXPECT_FALSE(is_view(here));
+    EXPECT_TRUE(is_pinned(here));
+    EXPECT_EQ(view.device(), kCuda0);
+    EXPECT_EQ(view.layout(), here.layout());
+    expect_bytes(view, 4);
+    fill(cu, view, 5, stream);
+    EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
+    EXPECT_EQ(here.as<unsigned char>()[kBytes - 1], 5);
+    EXPECT_EQ(stats().bytes_shared, std::uint64_t{kBytes}) << "nothing is copied, and the card has no memory of ours";
+  });
+}
+
+/// The block belongs to another process, which frees it while a card still works on it.
+TEST_F(Pinned, AViewKeepsTheClaimUntilTheCardHasDoneItsWork) {
+  Child owner([&] {
+    Tensor pages = filled(kBytes, 6);
+    const void* const at = pages.data();
+    note->write(share(pages).to_text());
+    note->reach(2);
+    pages.release();
+    EXPECT_FALSE(is_used_again(at, kBytes)) << "the view holds it";
+    note->step = 3;
+    note->reach(4);
+    EXPECT_FALSE(is_used_again(at, kBytes)) << "the card works on it";
+    note->step = 5;
+    note->reach(6);
+    EXPECT_TRUE(eventually([&] { return is_used_again(at, kBytes); }));
+    note->step = 7;
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const CUstream stream = cu.stream();
+    const Tensor there = device_bytes(kBytes);
+    Tensor opened = open(Handle::from_text(note->read()));
+    Tensor view = view_on(opened, kCuda0);
+    opened.release();
+    note->step = 2;
+    note->reach(3);
+    close_with(cu, stream, *gate);
+    copy_bytes({there.data(), kCuda0, view.data(), kCuda0, kBytes}, Stream{stream});
+    view.release();
+    note->step = 4;
+    note->reach(5);
+    gate->open = true;
+    EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
+    expect_bytes(there, 6);
+    note->step = 6;
+    note->reach(7);
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+TEST_F(Pinned, UnpinLeavesWhatACardHasAViewOf) {
+  in_child([] {
+    Tensor here = filled(kLarge, 4);
+    Tensor view = view_on(here, kCuda0);
+    unpin(here);
+    Runtime::current().pinning().end_left();
+    EXPECT_TRUE(is_pinned(here));
+    expect_bytes(view, 4);
+    here.release();
+    view.release();
+    EXPECT_TRUE(eventually([] { return trim(), stats().pinned_bytes == 0; })) << "the last of them is gone";
+  });
+}
+
+TEST_F(Pinned, AViewIsRefusedWhereItCannotBeAndIsNotShared) {
+  in_child([] {
+    const Tensor here = filled(kBytes, 4);
+    expect_refusal(ErrorCode::invalid_argument, {"for a card"}, [&] { view_on(here, kCpu); });
+    expect_refusal(ErrorCode::invalid_argument, {"cuda:9"}, [&] { view_on(here, {DeviceType::cuda, 9}); });
+    expect_refusal(ErrorCode::invalid_argument, {"cuda:0", "own already"},
+                   [&] { view_on(device_bytes(10), kCuda0); });
+    EXPECT_FALSE(is_pinned(here));
+    const Tensor view = view_on(here, kCuda0);
+    expect_refusal(ErrorCode::invalid_argument, {"cuda:0's view", "share the tensor"},
+                   [&] { share(view); });
+    std::vector<char> bytes(100);
+    const Tensor theirs(BlockRef(), bytes.data(), Layout(DType::u8, {100}), kCpu, Access::read_write);
+    expect_refusal(ErrorCode::invalid_argument, {"another library"}, [&] { view_on(theirs, kCuda0); });
   });
 }
 

@@ -25,6 +25,16 @@ void pin(const Tensor& tensor, std::optional<Device> card = {});
 /// Ends the caller's use of the pinned memory. A background thread unpins it, unless a tensor beside it was pinned,
 /// too. Has no effect on memory that is not pinned.
 void unpin(const Tensor& tensor);
+/// The tensor as work of a card has it: the card reads and writes the host's memory where it is, over the link, and
+/// nothing is copied. Memory that is not pinned is pinned. The view keeps the block as any tensor does; after the last
+/// one, the block is used again only once the card's work of that moment is done. While this process has the block,
+/// unpin() leaves it pinned.
+///
+/// A view stays in this process: share the tensor itself. Throws as pin() does, and unsupported if the card sees
+/// memory of the host at other addresses.
+Tensor view_on(const Tensor& tensor, Device device);
+/// Is it memory of the host, as a card has it? Costs one load while nothing is pinned.
+bool is_view(const Tensor& tensor) noexcept;
 /// Is all of the tensor pinned here, by onecopy? Costs a look-up.
 bool is_pinned(const Tensor& tensor);
 

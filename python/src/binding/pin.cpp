@@ -60,6 +60,12 @@ std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle dev
   });
 }
 
+Tensor view_here(const Tensor& tensor, nb::handle device) {
+  const Device card = device_arg(device, "device");
+  watch_captures();
+  return without_gil([&] { return view_on(tensor, card); });
+}
+
 }  // namespace
 
 void watch_captures() {
@@ -82,6 +88,8 @@ void init_pin(nb::module_& m) {
   m.def("_to_device", &copies_on, nb::arg("tensors"), nb::arg("device"), nb::arg("stream") = nb::none(),
         nb::sig("def _to_device(tensors: list[Tensor], device: typing.Any, stream: typing.Any = None) -> "
                 "list[Tensor]"));
+  m.def("_view_on", &view_here, nb::arg("tensor"), nb::arg("device"),
+        nb::sig("def _view_on(tensor: Tensor, device: typing.Any) -> Tensor"));
   m.def(
       "_unpin", [](const Tensor& tensor) { unpin(tensor); }, nb::arg("tensor"));
   m.def(

@@ -4,6 +4,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
+#include <fmt/format.h>
 #include <pthread.h>
 
 #include <cstring>
@@ -17,7 +18,9 @@
 #include "binding/gil.h"
 #include "binding/holds.h"
 #include "binding/kept.h"
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "torch/torch_api.h"
@@ -247,8 +250,23 @@ nb::object storage_on(Device device, const Api& torch, const std::byte* begin) {
   return torch.device_of_storage(storage) == device ? storage : nb::object();
 }
 
+/// The host's memory as a card has it. The block's own storage here is the host's.
+nb::object view_of_host(const Api& torch, const Tensor& tensor) {
+  if (!Api::can_import(tensor.layout().dtype()))
+    throw Error(ErrorCode::unsupported, "this torch makes no tensors of this dtype on memory of others");
+  return torch.import(to_dlpack_versioned(tensor));
+}
+
+[[noreturn]] void refuse_view(Device device) {
+  throw Error(ErrorCode::invalid_argument,
+              fmt::format("this is {}'s view of memory of the host, and stays in this process; share the "
+                          "tensor that it is a view of",
+                          device.str()));
+}
+
 /// A tensor on the block's own storage here, made if this is the first.
 nb::object plain(const Api& torch, const Tensor& tensor) {
+  if (is_view(tensor)) return view_of_host(torch, tensor);
   const std::span<std::byte> block = onecopy::storage(tensor);
   const auto offset = static_cast<std::size_t>(static_cast<std::byte*>(tensor.data()) - block.data());
   const Layout& layout = tensor.layout();
@@ -377,6 +395,7 @@ std::optional<Shared> share(PyObject* object) {
   auto placed = torch.placed(object);
   if (!placed) return std::nullopt;
   auto& [layout, device, data] = *placed;
+  if (PinnedRanges::is_view(device, data)) refuse_view(device);
   const auto flags = flags_of(torch, tensor, layout.dtype());
   if (!flags) return std::nullopt;
   std::optional<Range> elements;

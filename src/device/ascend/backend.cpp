@@ -53,6 +53,7 @@ class AscendBackend final : public Backend {
     ascend::pin_host(ordinal, at, bytes, access);
   }
   void unpin_host(int ordinal, void* at) noexcept override { ascend::unpin_host(ordinal, at); }
+  void require_in_place(int ordinal, const void* at) override { ascend::require_in_place(ordinal, at); }
   int device_in_use() const noexcept override { return ascend::device_in_use(); }
   bool finish_work() noexcept override { return ascend::finish_work(); }
   /// Streams of this runtime write no word, so a put of a plain value would have to wait for the stream itself.

@@ -1,26 +1,61 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "host_pages.h"
 
+#include <fmt/format.h>
+
+#include <mutex>
+#include <set>
+
 #include "devices.h"
+#include "onecopy/core/error.h"
 
 namespace onecopy::ascend {
+
+namespace {
+
+/// Where pinned ranges begin that devices see at other addresses. Never destroyed: unpinning may come late.
+struct Moved {
+  std::mutex mutex;
+  std::set<const void*> begins;
+};
+Moved& moved() {
+  static Moved& all = *new Moved;
+  return all;
+}
+
+}  // namespace
 
 void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
   const Driver& driver = Driver::get();
   const UseDevice use(ordinal);
-  void* seen = nullptr;  // where kernels would find it; copies name the host's address
+  void* seen = nullptr;  // where kernels find it; copies name the host's address
   driver.aclrtHostRegister.must(
       at, bytes, access == Access::read_only ? ACL_HOST_REGISTER_READONLY : ACL_HOST_REGISTER_MAPPED,
       &seen);
+  if (seen == at) return;
+  const std::lock_guard lock(moved().mutex);
+  moved().begins.insert(at);
 }
 
 void unpin_host(int ordinal, void* at) noexcept {
   try {
     const UseDevice use(ordinal);
     Driver::get().aclrtHostUnregister(at);
+    const std::lock_guard lock(moved().mutex);
+    moved().begins.erase(at);
   } catch (const Error&) {
     // The device is gone, or this is a forked child, whose parent has the pins.
   }
+}
+
+/// One range at another address is enough to refuse: the runtime does that for all or none.
+void require_in_place(int ordinal, const void*) {
+  const std::lock_guard lock(moved().mutex);
+  if (moved().begins.empty()) return;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("npu:{} sees pinned memory of the host at other addresses; copy it: to_device()",
+                          ordinal),
+              0, ErrorDomain::ascend);
 }
 
 }  // namespace onecopy::ascend

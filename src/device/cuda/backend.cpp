@@ -69,6 +69,7 @@ class CudaBackend final : public Backend {
     cuda::pin_host(ordinal, at, bytes, access);
   }
   void unpin_host(int ordinal, void* at) noexcept override { cuda::unpin_host(ordinal, at); }
+  void require_in_place(int ordinal, const void* at) override { cuda::require_in_place(ordinal, at); }
   int device_in_use() const noexcept override { return cuda::device_in_use(); }
   std::unique_ptr<WorkPoint> mark_work() override { return cuda::mark_work(); }
   bool finish_work() noexcept override { return cuda::finish_work(); }

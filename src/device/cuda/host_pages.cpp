@@ -50,4 +50,18 @@ void unpin_host(int ordinal, void* at) noexcept {
   }
 }
 
+void require_in_place(int ordinal, const void* at) {
+  if (Devices::get().at(ordinal).has_host_addresses) return;
+  const Driver& driver = Driver::get();
+  const UseDevice use(ordinal);
+  CUdeviceptr seen = 0;
+  driver.cuMemHostGetDevicePointer.must(&seen, const_cast<void*>(at), 0);
+  if (seen == reinterpret_cast<CUdeviceptr>(at)) return;
+  throw Error(ErrorCode::unsupported,
+              fmt::format("cuda:{} sees pinned memory of the host at other addresses (its driver lacks "
+                          "CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM); copy it: to_device()",
+                          ordinal),
+              0, ErrorDomain::cuda);
+}
+
 }  // namespace onecopy::cuda

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy {
@@ -17,6 +18,12 @@ SharedKeeper& shared_keeper(const Tensor& tensor, const char* verb) {
                 fmt::format("this tensor's memory belongs to another library and cannot be opened by other "
                             "processes; {} onecopy::copy(tensor.view()) instead",
                             verb));
+  if (PinnedRanges::is_view(tensor.device(), tensor.data())) [[unlikely]]
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("this is {}'s view of memory of the host, and stays in this process; {} the tensor "
+                    "that it is a view of",
+                    tensor.device().str(), verb));
   return static_cast<SharedKeeper&>(*keeper).root();
 }
 

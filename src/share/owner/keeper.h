@@ -90,8 +90,8 @@ class SharedKeeper : public BlockKeeper {
   const std::uint64_t serial_ = ++last_serial_;
 };
 
-/// The keeper that counts the tensor's block for good. Throws invalid_argument for a tensor without memory, and for
-/// memory of other libraries. The message names the caller's `verb`: "share", "put".
+/// The keeper that counts the tensor's block for good. Throws invalid_argument for a tensor without memory, for a
+/// card's view of the host's, and for memory of other libraries. The message names the caller's `verb`: "share", "put".
 SharedKeeper& shared_keeper(const Tensor& tensor, const char* verb);
 
 /// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may

@@ -129,16 +129,21 @@ Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
   return piece;
 }
 
-void Pinning::pin(const Tensor& tensor, std::optional<Device> card) {
+void Pinning::note(Piece& piece, std::uint32_t block, Use use) {
+  piece.users.insert(block);
+  if (use == Use::views) piece.viewed.insert(block);
+}
+
+void Pinning::pin(const Tensor& tensor, std::optional<Device> card, Use use) {
   Piece piece = piece_of(tensor);
   const std::uint32_t block = tensor.block().number();
-  if (try_use(piece, block)) return;
+  if (try_use(piece, block, use)) return;
   const LockGuard making(making_);
-  if (!try_use(piece, block)) make(std::move(piece), block, card ? *card : card_to_pin_for());
+  if (!try_use(piece, block, use)) make(std::move(piece), block, card ? *card : card_to_pin_for(), use);
 }
 
 /// Also takes back a piece that was to be unpinned, and is not yet.
-bool Pinning::try_use(const Piece& wanted, std::uint32_t block) {
+bool Pinning::try_use(const Piece& wanted, std::uint32_t block, Use use) {
   const LockGuard lock(mutex_);
   const auto left =
       std::find_if(left_.begin(), left_.end(), [&](const Piece& p) { return p.at() == wanted.at(); });
@@ -147,13 +152,13 @@ bool Pinning::try_use(const Piece& wanted, std::uint32_t block) {
     left_.erase(left);
   }
   const auto found = pieces_.find(wanted.at());
-  if (found != pieces_.end()) found->second.users.insert(block);
+  if (found != pieces_.end()) note(found->second, block, use);
   return found != pieces_.end();
 }
 
 /// The pages must be there before the driver takes them: it would fill in missing ones regardless of the group's
 /// limit.
-void Pinning::make(Piece piece, std::uint32_t block, Device card) {
+void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
   make_room(piece.bytes);
   LateReleases::activate(card.type);
   std::byte* const at = piece.at();
@@ -167,7 +172,7 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card) {
     piece.keeper->end_pin(piece.segment);
     throw;
   }
-  piece.users.insert(block);
+  note(piece, block, use);
   const LockGuard lock(mutex_);
   pieces_.emplace(at, std::move(piece));
 }
@@ -197,7 +202,8 @@ void Pinning::unpin(const Tensor& tensor) {
     std::erase_if(found->second.users, [&](std::uint32_t block) {
       return block == tensor.block().number() || !piece.keeper->holds(block);
     });
-    if (!found->second.users.empty()) return;
+    std::erase_if(found->second.viewed, [&](std::uint32_t block) { return !piece.keeper->holds(block); });
+    if (!found->second.users.empty() || !found->second.viewed.empty()) return;
     left_.push_back(std::move(found->second));
     pieces_.erase(found);
   }

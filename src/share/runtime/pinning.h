@@ -40,8 +40,10 @@ class Pinning {
   /// Pins all pages that the tensor's block lies in. Quick if they are pinned already. Throws unsupported with the
   /// missing feature; invalid_argument for memory of other libraries; out_of_memory with the numbers and the limit.
   /// `card`: the first card to use it, by default one that is in use here; every card of its kind can use the pages.
-  void pin(const Tensor& tensor, std::optional<Device> card = {});
-  /// Ends the caller's use of the pages. Has no effect if they are not pinned.
+  void pin(const Tensor& tensor, std::optional<Device> card = {}) { pin(tensor, card, Use::copies); }
+  /// pin(), and unpin() has no effect as long as this process has the block.
+  void pin_for_views(const Tensor& tensor, Device card) { pin(tensor, card, Use::views); }
+  /// Ends the caller's use of the pages. Has no effect if they are not pinned, or if a card has views of them.
   void unpin(const Tensor& tensor);
   /// Does one pinned range hold all of the tensor?
   static bool is_pinned(const Tensor& tensor);
@@ -75,15 +77,20 @@ class Pinning {
     std::uint32_t segment = 0;
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
-    std::set<std::uint32_t> users{};  ///< blocks that were pinned by name
+    std::set<std::uint32_t> users{};   ///< blocks that were pinned by name
+    std::set<std::uint32_t> viewed{};  ///< blocks that a card may use in place
 
     std::byte* at() const noexcept { return memory->data() + offset; }
   };
   using Pieces = std::map<std::byte*, Piece>;
 
+  enum class Use { copies, views };
+
   static Piece piece_of(const Tensor& tensor);
-  bool try_use(const Piece& wanted, std::uint32_t block);
-  void make(Piece piece, std::uint32_t block, Device card) REQUIRES(making_);
+  void pin(const Tensor& tensor, std::optional<Device> card, Use use);
+  bool try_use(const Piece& wanted, std::uint32_t block, Use use);
+  void make(Piece piece, std::uint32_t block, Device card, Use use) REQUIRES(making_);
+  static void note(Piece& piece, std::uint32_t block, Use use);
   void make_room(std::uint64_t bytes) REQUIRES(making_);
   std::vector<Piece> take(const std::function<bool(const Piece&)>& is_chosen);
   std::vector<Piece> take_idle();
