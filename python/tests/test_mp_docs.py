@@ -46,7 +46,7 @@ def programs_of(page: str) -> list[list[str]]:
 PROGRAMS = [(page, number) for page in PAGES for number in range(len(programs_of(page)))]
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", [*PAGES, "to-the-card.md"])
 def test_programs_on_a_page_are_the_examples(page):
     """Or else they are run by themselves."""
     for comment, language, text in blocks(page):

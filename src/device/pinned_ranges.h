@@ -43,6 +43,11 @@ class PinnedRanges {
   static bool is_view(Device device, const void* at) noexcept {
     return device != kCpu && any() && get().touches(at, 1);
   }
+  /// May a copy from a card still be filling memory of `device` that begins at `at`? Costs one load while nothing is
+  /// pinned.
+  static bool may_be_filled(Device device, const void* at, std::size_t bytes) noexcept {
+    return device == kCpu && any() && get().touches(at, bytes);
+  }
   /// Is some of [at, at + bytes) pinned?
   bool touches(const void* at, std::size_t bytes) const noexcept;
   /// Does one pinned range hold all of [at, at + bytes)?

@@ -11,6 +11,7 @@
 #include "array/strided.h"
 #include "binding/args.h"
 #include "binding/gil.h"
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
@@ -128,8 +129,10 @@ Tensor empty_in_order(const Layout& layout, Device device) {
 }
 
 Handle share_in_order(const Tensor& tensor, Exact exact) {
-  if (is_on_host(tensor) && exact == Exact::no) return share(tensor);
+  if (is_on_host(tensor) && exact == Exact::no && !PinnedRanges::any()) return share(tensor);
   const ShareOptions options{exact, current_stream(tensor.device())};
+  const std::vector<DeviceStream> at_work = streams_to_come_after({&tensor, 1});
+  const CurrentStreams in_order(at_work);  // a copy from a card may be filling it
   return without_gil([&] { return share(tensor, options); });
 }
 

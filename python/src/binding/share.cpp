@@ -11,6 +11,7 @@
 #include "binding/gil.h"
 #include "binding/kept.h"
 #include "binding/module.h"
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 #include "torch/torch.h"
@@ -96,6 +97,9 @@ Handle share_nested(nb::handle x, bool copy) {
     value.again.push_back(other.leaf);
   }
   tree.let_collect();
+  const std::vector<DeviceStream> current =
+      PinnedRanges::any() ? current_streams() : std::vector<DeviceStream>();
+  const CurrentStreams in_order(current);  // copies from cards may be filling them
   return without_gil([&] { return share_bundle(rows, value.encode(), stream); });
 }
 

@@ -75,9 +75,11 @@ void load_sizes(const std::byte* from, std::span<std::int64_t> shape) noexcept {
   refuse_item(fmt::format("waits for {} streams with {} tensors", points, rows));
 }
 
+std::size_t most_points(std::uint16_t rows) { return std::max<std::size_t>(rows, kMostValuePoints); }
+
 void check(const ItemOrder& order, std::uint16_t rows) {
   const bool is_of_values = order.is_of_values();
-  if (order.points.empty() || (!is_of_values && order.points.size() > rows))
+  if (order.points.empty() || (!is_of_values && order.points.size() > most_points(rows)))
     refuse_order(order.points.size(), rows);
   for (const ItemPoint& point : order.points)
     if ((is_of_values ? point.row != kNoRow : point.row >= rows) || point.value == 0 ||
@@ -182,8 +184,7 @@ ItemOrder ItemReader::order() {
   copy_once(&start, rest_.data(), sizeof start);
   rest_ = rest_.subspan(sizeof start);
   order.putter = start.putter;
-  const std::uint32_t most = std::max<std::uint32_t>(head_.rows, kMostValuePoints);
-  if (start.points > most || rest_.size() < start.points * sizeof(ItemPoint))
+  if (start.points > most_points(head_.rows) || rest_.size() < start.points * sizeof(ItemPoint))
     refuse_order(start.points, head_.rows);
   order.points.resize(start.points);
   copy_once(order.points.data(), rest_.data(), start.points * sizeof(ItemPoint));

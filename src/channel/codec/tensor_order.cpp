@@ -7,9 +7,38 @@
 #include <vector>
 
 #include "channel/codec/value_order.h"
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy {
+
+namespace {
+
+/// The first tensor of the host that a copy from a card may still be filling; kNoRow if there is none.
+std::uint32_t filled_row(std::span<const Tensor> tensors) {
+  if (!PinnedRanges::any()) return kNoRow;
+  for (std::uint32_t row = 0; row < tensors.size(); ++row)
+    if (PinnedRanges::may_be_filled(tensors[row].device(), tensors[row].data(),
+                                    std::max<std::size_t>(1, tensors[row].nbytes())))
+      return row;
+  return kNoRow;
+}
+
+/// The host waits for points of tensors of the host, which name the first of these.
+void add_points_of_host(ItemOrder& order, std::uint32_t row) {
+  for (std::size_t i = 0, count = order.points.size(); i < count; ++i)
+    order.points.push_back({order.points[i].value, order.points[i].slot, row});
+}
+
+ItemOrder order_of_host(Session& session, std::span<const Tensor> tensors, Stream stream) {
+  ItemOrder order = order_of_values(session, stream);
+  if (order.points.empty()) return order;
+  const std::uint32_t row = filled_row(tensors);
+  for (ItemPoint& point : order.points) point.row = row;
+  return order;
+}
+
+}  // namespace
 
 ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream stream) {
   ItemOrder order;
@@ -27,7 +56,8 @@ ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream str
     if (const TimelinePoint point = session.streams().mark(device, stream))
       order.points.push_back({point.value, point.slot, row});
   }
-  if (devices.empty()) return order_of_values(session, stream);
+  if (devices.empty()) return order_of_host(session, tensors, stream);
+  if (const std::uint32_t row = filled_row(tensors); row != kNoRow) add_points_of_host(order, row);
   order.putter = session.id();
   return order;
 }
@@ -67,7 +97,9 @@ void put_in_order(Session& session, UnpackedTensors& tensors, Stream stream) {
   const ItemOrder& order = tensors.order;
   if (order.is_of_values()) return wait_for_values(session, order, stream);
   for (const ItemPoint& p : order.points)
-    session.streams().wait_for(order.putter, {p.slot, p.value}, tensors.row(p.row).device(), stream);
+    if (const Device device = tensors.row(p.row).device(); device == kCpu)
+      session.streams().wait_to_read(order.putter, {p.slot, p.value});
+    else session.streams().wait_for(order.putter, {p.slot, p.value}, device, stream);
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (Tensor& tensor = tensors.row(i); tensor.device() != kCpu)
       tensor = session.streams().order_release(tensor, stream);

@@ -62,9 +62,6 @@ bool TensorUnpacker::read(ItemReader& item, UnpackedTensors& tensors, Open&& ope
     tensors.add(std::move(tensor));
   }
   tensors.order = item.order();
-  for (const ItemPoint& p : tensors.order.points)
-    if (p.row != kNoRow && tensors.row(p.row).device() == kCpu)
-      throw Error(ErrorCode::bad_handle, "memory of the host that waits for a stream");
   return true;
 }
 

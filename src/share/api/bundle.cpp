@@ -3,10 +3,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <mutex>
 #include <set>
 #include <vector>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "share/format/bundle_codec.h"
@@ -16,12 +18,29 @@ namespace onecopy {
 
 namespace {
 
+/// After the work that may be filling memory of the host. If the bundle has tensors on devices, its one point is
+/// theirs, and the host waits here.
+TimelinePoint mark_filling(Runtime& runtime, std::span<const NamedTensor> tensors, Stream stream,
+                           bool has_devices) {
+  const auto pinned = std::find_if(tensors.begin(), tensors.end(), [](const NamedTensor& named) {
+    const Tensor& tensor = named.second;
+    return PinnedRanges::may_be_filled(tensor.device(), tensor.data(),
+                                       std::max<std::size_t>(1, tensor.nbytes()));
+  });
+  if (pinned == tensors.end()) return {};
+  const TimelinePoint point = runtime.mark_filling(pinned->second, stream);
+  if (!point || !has_devices) return point;
+  runtime.streams().wait_to_read(runtime.id(), point);
+  return {};
+}
+
 /// One point for all: if the tensors are on several devices, the first one's stream waits for the others'.
 TimelinePoint mark_all(Runtime& runtime, std::span<const NamedTensor> tensors, Stream stream) {
   std::set<Device> devices;
   for (const auto& [name, tensor] : tensors)
     if (tensor.device() != kCpu) devices.insert(tensor.device());
-  if (devices.empty()) return {};
+  const TimelinePoint filled = mark_filling(runtime, tensors, stream, !devices.empty());
+  if (devices.empty()) return filled;
   if (stream.native && devices.size() > 1)
     throw Error(
         ErrorCode::invalid_argument,
@@ -78,12 +97,18 @@ struct Bundle::State {
         point{handle.timeline_slot, handle.timeline_value},
         reader({table.as<std::byte>(), table.nbytes()}) {}
 
-  /// Once for each device that the tensors are on: the point covers them all.
+  /// Once for each device that the tensors are on: the point covers them all. If all are on the host, the host waits.
   void wait(Runtime& runtime, Device device) {
     const std::lock_guard lock(mutex);
     if (!point || waited.contains(device)) return;
-    runtime.streams().wait_for(maker, point, device, *options.stream);
+    if (device != kCpu) runtime.streams().wait_for(maker, point, device, *options.stream);
+    else if (is_on_host()) runtime.streams().wait_to_read(maker, point);
     waited.insert(device);
+  }
+  bool is_on_host() const {
+    for (std::size_t row = 0; row < reader.size(); ++row)
+      if (reader.fields(row).device_type != DeviceType::cpu) return false;
+    return true;
   }
 
   Tensor table;
@@ -106,6 +131,8 @@ Bundle Bundle::open(const Handle& handle, const OpenOptions& options) {
   HandleFields fields = handle.fields();
   if (!fields.layout.is_contiguous() || fields.layout.dtype() != DType::u8)
     throw Error(ErrorCode::bad_handle, "a bundle's table is a row of bytes, not " + fields.layout.str());
+  fields.timeline_slot = 0;  // it is about the bundle's tensors, and the table is there
+  fields.timeline_value = 0;
   Tensor table = Session::open_early(fields, OpenOptions{options.access, {}, {}});
   if (table.device() != kCpu)
     throw Error(ErrorCode::bad_handle,
@@ -124,7 +151,7 @@ Layout Bundle::layout(std::size_t row) const { return state_->reader.row(row).la
 Tensor Bundle::tensor(std::size_t row) const {
   Runtime& runtime = Runtime::current();
   Tensor tensor = runtime.open(state_->reader.fields(row), state_->options);
-  if (state_->options.stream && tensor.device() != kCpu) state_->wait(runtime, tensor.device());
+  if (state_->options.stream || tensor.device() == kCpu) state_->wait(runtime, tensor.device());
   return tensor;
 }
 std::vector<Tensor> Bundle::tensors(std::size_t count) const {

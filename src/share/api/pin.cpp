@@ -19,7 +19,9 @@ Tensor view_on(const Tensor& tensor, Device device) {
   if (device == kCpu)
     throw Error(ErrorCode::invalid_argument, "a view is for a card: name one, such as cuda:0");
   identity_of(device);  // throws if it is not there
-  Runtime::current().pinning().pin_for_views(tensor, device);
+  Runtime& runtime = Runtime::current();
+  runtime.pinning().pin_for_views(tensor, device);
+  runtime.streams().note_use(device);
   backend(device.type).require_in_place(device.index, tensor.data());
   return {tensor.block(), tensor.data(), tensor.layout(), device, tensor.access()};
 }

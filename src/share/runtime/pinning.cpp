@@ -138,8 +138,13 @@ void Pinning::pin(const Tensor& tensor, std::optional<Device> card, Use use) {
   Piece piece = piece_of(tensor);
   const std::uint32_t block = tensor.block().number();
   if (try_use(piece, block, use)) return;
-  const LockGuard making(making_);
-  if (!try_use(piece, block, use)) make(std::move(piece), block, card ? *card : card_to_pin_for(), use);
+  {
+    const LockGuard making(making_);
+    if (try_use(piece, block, use)) return;
+    if (!card) card = card_to_pin_for();
+    make(std::move(piece), block, *card, use);
+  }
+  if (on_pinned) on_pinned(*card);
 }
 
 /// Also takes back a piece that was to be unpinned, and is not yet.

@@ -36,6 +36,8 @@ class Pinning {
 
   /// Called (without locks) when pages of our own may go back to the system again.
   std::function<void()> on_unpinned;
+  /// Called (without locks) when pages have been pinned for a card: copies from it may fill them from now on.
+  std::function<void(Device card)> on_pinned;
 
   /// Pins all pages that the tensor's block lies in. Quick if they are pinned already. Throws unsupported with the
   /// missing feature; invalid_argument for memory of other libraries; out_of_memory with the numbers and the limit.

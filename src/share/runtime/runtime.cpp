@@ -96,6 +96,7 @@ Runtime::Runtime(const ProcessId& id)
     }
   };
   segments_.guard = &ledger_;
+  pinning_.on_pinned = [this](Device card) { streams_.note_use(card); };
   pinning_.on_unpinned = [this] { pools_.look_again(); };
   pools_.on_idle = [this] { watch_.request_tick(); };
   ledger_.on_limbo = [this] { watch_.request_tick(); };

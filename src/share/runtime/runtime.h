@@ -64,7 +64,10 @@ class Runtime final : public Session {
   /// share() for callers that keep the block in another way.
   HandleFields name_in_handle(const Tensor& tensor, std::uint32_t flags = 0);
   /// A handle whose point comes after all work in the stream.
+  /// Of the host: after all work that may be filling it, if it is pinned.
   HandleFields name_in_order(const Tensor& tensor, Stream stream);
+  /// A point after that work, in the current streams or `stream`; empty if there is none.
+  TimelinePoint mark_filling(const Tensor& tensor, Stream stream);
   Handle hold(const Handle& handle);
   using Session::open;
   Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }
@@ -103,6 +106,7 @@ class Runtime final : public Session {
 
   // allocate.cpp
   Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
+  Extent allocate_in_time(Pool& pool, std::uint64_t bytes, Device device);
   bool await_release(std::chrono::steady_clock::time_point deadline);
 
   // session.cpp

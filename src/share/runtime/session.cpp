@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/process.h"
 #include "share/borrower/call.h"
@@ -215,12 +216,20 @@ Handle Runtime::share(const Tensor& tensor, Stream stream) {
 HandleFields Runtime::name_in_order(const Tensor& tensor, Stream stream) {
   streams_.note_use(tensor.device(), stream);
   HandleFields fields = name_in_handle(tensor);
-  if (tensor.device() != kCpu) {
-    const TimelinePoint point = streams_.mark(tensor.device(), stream);
-    fields.timeline_slot = point.slot;
-    fields.timeline_value = point.value;
-  }
+  const TimelinePoint point =
+      tensor.device() != kCpu ? streams_.mark(tensor.device(), stream) : mark_filling(tensor, stream);
+  fields.timeline_slot = point.slot;
+  fields.timeline_value = point.value;
   return fields;
+}
+
+/// A handle has room for one point: the host waits for all others.
+TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
+  if (!PinnedRanges::may_be_filled(kCpu, tensor.data(), std::max<std::size_t>(1, tensor.nbytes())))
+    return {};
+  const std::vector<TimelinePoint> points = streams_.mark_work(stream);
+  for (std::size_t i = 1; i < points.size(); ++i) streams_.wait_to_read(id(), points[i]);
+  return points.empty() ? TimelinePoint{} : points.front();
 }
 
 /// Each tensor that a framework's reducers name comes through here: one copy of the fields, and no tick.
@@ -235,10 +244,13 @@ Tensor Session::open(const HandleFields& handle, const OpenOptions& options) {
   const bool is_user = is_kind && handle.device_type != DeviceType::cpu;  // use_on() refuses others
   Tensor tensor = runtime().open_for(handle, options.access, is_user ? options.device : std::nullopt);
   if (options.device) tensor = use_on(tensor, *options.device);
-  if (tensor.device() == kCpu) return tensor;
+  const TimelinePoint point{handle.timeline_slot, handle.timeline_value};
+  if (tensor.device() == kCpu) {
+    if (point) streams_.wait_to_read(handle.maker, point);
+    return tensor;
+  }
   if (!options.stream) return streams_.note_use(tensor.device()), tensor;
-  if (const TimelinePoint point{handle.timeline_slot, handle.timeline_value})
-    streams_.wait_for(handle.maker, point, tensor.device(), *options.stream);
+  if (point) streams_.wait_for(handle.maker, point, tensor.device(), *options.stream);
   return streams_.order_release(tensor, *options.stream);
 }
 

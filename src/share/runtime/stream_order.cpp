@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <mutex>
 
+#include "device/order/current_streams.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "share/borrower/importer.h"
@@ -53,7 +54,37 @@ bool StreamOrder::look_after_waits() {
 
 void StreamOrder::prepare_wait(const ProcessId& maker, Device device) {
   if (maker == self_) return;
-  if (ForeignTimeline* timeline = importer_.timeline_of(maker)) timeline->prepare(device);
+  ForeignTimeline* const timeline = importer_.timeline_of(maker);
+  if (timeline && device != kCpu) timeline->prepare(device);
+}
+
+std::vector<TimelinePoint> StreamOrder::mark_work(Stream stream) {
+  std::vector<DeviceStream> streams;
+  if (const CurrentStreams* scope = CurrentStreams::of_this_thread())
+    streams.assign(scope->streams().begin(), scope->streams().end());
+  else
+    for (const Device device : used_devices_.list()) streams.push_back({device, stream});
+  std::vector<TimelinePoint> points;
+  for (const DeviceStream& at : streams) {
+    if (!backend(at.device.type).has_work(at.device.index, at.stream)) continue;
+    try {
+      if (const TimelinePoint point = mark(at.device, at.stream)) points.push_back(point);
+    } catch (const Error& error) {
+      if (error.code() != ErrorCode::unsupported)  // a captured stream does nothing now
+        log_warning(fmt::format("memory is handed over before the work of {} could be marked: {}",
+                                at.device.str(), error.what()));
+    }
+  }
+  return points;
+}
+
+void StreamOrder::wait_to_read(const ProcessId& maker, const TimelinePoint& point) {
+  if (maker == self_) {
+    if (!timeline_.has_passed(point)) timeline_.wait_on_host_for(point);
+    return;
+  }
+  ForeignTimeline* const timeline = importer_.timeline_of(maker);
+  if (timeline && !timeline->has_passed(point)) timeline->wait_on_host_for(point);
 }
 
 StreamOrder::Reached StreamOrder::has_passed(const ProcessId& maker, const TimelinePoint& point) const {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 #include "device/order/timeline.h"
 #include "device/order/used_devices.h"
@@ -28,6 +29,9 @@ class StreamOrder {
 
   /// A point after all that is in the stream now, for others to wait for.
   TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
+  /// Points after the work of the current streams (CurrentStreams), or else of `stream` on each device that this
+  /// process has used. Idle streams have none. A stream that cannot be marked now has none either; logged.
+  std::vector<TimelinePoint> mark_work(Stream stream);
   /// Makes a stream wait for a point in one of `maker`'s, unless it has passed.
   void wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream);
   /// Afterwards wait_for() asks no other process, and is quick. Throws as connecting does.
@@ -43,6 +47,9 @@ class StreamOrder {
   const UsedDevices& used_devices() const noexcept { return used_devices_; }
   /// Devices that are used later come after this point of a value that was got.
   void remember_point(const ProcessId& putter, const TimelinePoint& point);
+  /// The host waits for the point, unless it has passed: its memory is filled until then. Asks the maker for its words;
+  /// if it is gone, it is not waited for. Throws peer_died if it ended, or its device failed, before it came there.
+  void wait_to_read(const ProcessId& maker, const TimelinePoint& point);
   /// wait_for() on the host, for streams that cannot wait. Asks no other process: returns at once while the putter is
   /// not known.
   void wait_on_host_for(const ProcessId& putter, const TimelinePoint& point);
