@@ -184,6 +184,14 @@ bool Channel::is_invited() noexcept {
   return now < invited_until_;
 }
 
+/// REQUIRES: the registry's lock.
+void Channel::give_up() noexcept {
+  if (queues_ != 0) return;
+  is_alone();
+  if (alone_since_) alone_since_ = std::chrono::steady_clock::time_point{};
+  invited_until_ = {};
+}
+
 /// By processes that have a Queue object. Processes that keep the queue for its items alone do not keep it for each
 /// other.
 bool Channel::is_needed() noexcept {
@@ -197,6 +205,7 @@ bool Channel::is_alone() noexcept {
   const auto now = std::chrono::steady_clock::now();
   if (is_played(ring_.fd(), Role::user)) alone_since_.reset();
   else if (!alone_since_) alone_since_ = now;
+  is_left_ = alone_since_.has_value();
   return alone_since_ && now - *alone_since_ >= kReceiversMayTake;
 }
 
@@ -223,7 +232,9 @@ std::uint64_t Channel::unkept() const noexcept {
 }
 
 TransitInfo Channel::in_transit() const {
-  return sender_.sent().info(fmt::format("queue {:08x}", static_cast<std::uint32_t>(id_)));
+  return sender_.sent().info(fmt::format(
+      "queue {:08x}{}", static_cast<std::uint32_t>(id_),
+      is_left_ ? ", whose users have gone (kept for ten seconds, or until memory is short)" : ""));
 }
 
 }  // namespace onecopy

@@ -77,6 +77,8 @@ class Channel {
   /// By others, although no Queue object is left here.
   bool is_needed() noexcept;
   bool is_invited() noexcept;
+  /// Memory is short: if no user is left, receivers to come are not waited for.
+  void give_up() noexcept;
   /// Will its items, and later ones of others, never be taken any more?
   bool is_alone() noexcept;
   void play_in_child() noexcept;
@@ -105,6 +107,7 @@ class Channel {
   std::chrono::steady_clock::time_point invited_until_{};
   /// Since when no process has a Queue object of it.
   std::optional<std::chrono::steady_clock::time_point> alone_since_;
+  std::atomic<bool> is_left_{false};  ///< alone_since_ has a value; for listings
 };
 
 }  // namespace onecopy

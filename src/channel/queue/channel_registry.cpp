@@ -146,10 +146,24 @@ void ChannelRegistry::join(Channel& channel, Session& session) {
       channel.settle_in(session);
       take_unused(unused);
     }
-    if (ticked_by_ != &session) session.watch().add_tick([this] { return tick(); });
+    if (ticked_by_ != &session) {
+      session.watch().add_tick([this] { return tick(); });
+      session.queues().on_shortage = []() noexcept { return instance().give_up_backlogs(); };
+    }
     ticked_by_ = &session;
   }
   channel.announce(session);
+}
+
+/// It does not wait for the lock: an allocation may be made under another of ours.
+bool ChannelRegistry::give_up_backlogs() noexcept {
+  Channels unused;
+  if (!mutex_.try_lock()) return false;
+  const LockGuard lock(mutex_, std::adopt_lock);
+  for (auto& [id, channel] : channels_)
+    if (channel->session_ == Session::existing()) channel->give_up();
+  take_unused(unused);
+  return !unused.empty();
 }
 
 /// It does not wait for the lock: before a fork it is held while the watch thread is being stopped.

@@ -32,6 +32,7 @@ class ChannelRegistry {
 
   ChannelRegistry() = default;
   Watch::Again tick() noexcept;
+  bool give_up_backlogs() noexcept;
   bool take_unused(Channels& unused) noexcept REQUIRES(mutex_);
   void let_go_of_parents() noexcept;
   static void at_exit() noexcept;

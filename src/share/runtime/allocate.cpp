@@ -38,7 +38,7 @@ bool Runtime::await_release(std::chrono::steady_clock::time_point deadline) {
 }
 
 /// Retries while releases are pending on device streams: that memory is about to come back.
-Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
+Extent Runtime::allocate_in_time(Pool& pool, std::uint64_t bytes, Device device) {
   const auto deadline = std::chrono::steady_clock::now() + kPatienceWithStreams;
   for (bool again = device != kCpu && streams_.waiting_releases() != 0;; again = await_release(deadline)) {
     try {
@@ -47,6 +47,18 @@ Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
       if (!again || error.code() != ErrorCode::out_of_memory) throw;
     }
   }
+}
+
+/// Tries again without the backlogs of queues that all users have left.
+Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
+  try {
+    return allocate_in_time(pool, bytes, device);
+  } catch (const Error& error) {
+    const auto give_up = queues_.on_shortage.load();
+    if (error.code() != ErrorCode::out_of_memory || !give_up || !give_up()) throw;
+  }
+  ledger_.drain();
+  return allocate_in_time(pool, bytes, device);
 }
 
 std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device device) {

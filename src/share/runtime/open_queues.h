@@ -41,6 +41,10 @@ class OpenQueues {
   OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker, Watch& watch)
       : self_(self), importer_(importer), deposits_(deposits), broker_(broker), watch_(watch) {}
 
+  /// Called when memory is short: gives up what queues without users keep for receivers to come. Returns false if
+  /// there was nothing. Null until this process has used a queue.
+  std::atomic<bool (*)() noexcept> on_shortage{nullptr};
+
   /// This process opens a queue that `creator` made, and answers calls from now on. Returns false if the creator does
   /// not answer, so that it has to be told again. A creator that is gone need not be told.
   bool open(const ProcessId& creator, std::uint64_t queue, ChannelHooks hooks);
