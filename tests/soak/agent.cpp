@@ -13,6 +13,9 @@
 #include <string>
 #include <thread>
 
+#include "device/backend.h"
+#include "onecopy/core/error.h"
+#include "onecopy/share/pin.h"
 #include "onecopy/share/stats.h"
 #include "share/runtime/runtime.h"
 #include "soak/pattern.h"
@@ -31,6 +34,24 @@ Layout row(std::uint64_t bytes) { return {DType::u8, {static_cast<std::int64_t>(
 Tensor repeated(const Tensor& tensor, std::uint64_t times) {
   const std::int64_t bytes = tensor.shape()[0];
   return tensor.with_layout({DType::u8, {static_cast<std::int64_t>(times), bytes}, {0, 1}});
+}
+
+/// The card's copy of the block's pages. A forked child cannot use the card, nor can a process at its limit of pins.
+Seen read_by_card(const Tensor& tensor, std::uint64_t& times) {
+  constexpr Device kCard{DeviceType::cuda, 0};
+  try {
+    pin(tensor, kCard);
+    const std::span<std::byte> bytes = storage(tensor);
+    const Tensor there = empty(row(bytes.size()), kCard);
+    copy_bytes_and_wait({there.data(), kCard, bytes.data(), kCpu, bytes.size()});
+    const Tensor back = empty(row(bytes.size()));
+    copy_bytes_and_wait({back.data(), kCpu, there.data(), kCard, bytes.size()});
+    ++times;
+    return read(back);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::out_of_memory) throw;
+    return read(tensor);
+  }
 }
 
 std::vector<Crash> reap_children() {
@@ -180,6 +201,11 @@ Result Agent::run(const Command& c, std::vector<Fd>& fds) {
       break;
     }
     case Op::check: result.seen.push_back(read(tensors_.at(c.ref))); break;
+    case Op::check_by_card:
+      result.seen.push_back(read_by_card(tensors_.at(c.ref), result.data_bytes));
+      break;
+    case Op::unpin: unpin(tensors_.at(c.ref)); break;
+    case Op::trim: onecopy::trim(); break;
     case Op::write: fill(tensors_.at(c.ref), c.block, c.version); break;
     case Op::drop:
       if (tensors_.erase(c.ref) == 0) handles_.erase(c.ref);

@@ -22,13 +22,16 @@ enum class Op : std::uint8_t {
   create_queue,  ///< answers the handle's bytes
   connect,       ///< connects to `queue` by `bytes`, answers this agent's own handle
   put,  ///< one item of the tensors `refs`, with `size` bytes of data; with `tag` 0 one tensor, `size` times
-  get,           ///< one item; its tensors get the numbers from `ref` on
-  leave,         ///< destroys the Queue object
-  fork,          ///< the child talks over the packet's descriptor
-  exec,          ///< answers, then becomes a fresh program
-  exit,          ///< answers, then drops everything and ends with exit(0)
-  exit_at_once,  ///< answers, then _exit(0)
-  settle,        ///< waits until nothing is held, of `size` others, and answers `Result::numbers`
+  get,            ///< one item; its tensors get the numbers from `ref` on
+  leave,          ///< destroys the Queue object
+  fork,           ///< the child talks over the packet's descriptor
+  exec,           ///< answers, then becomes a fresh program
+  exit,           ///< answers, then drops everything and ends with exit(0)
+  exit_at_once,   ///< answers, then _exit(0)
+  check_by_card,  ///< pins `ref`, and reads it through a card; itself where a card cannot be used
+  unpin,          ///< `ref`
+  trim,           ///< gives memory back, and unpins where no tensor lies
+  settle,         ///< waits until nothing is held, of `size` others, and answers `Result::numbers`
 };
 const char* name(Op op) noexcept;
 

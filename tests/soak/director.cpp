@@ -54,6 +54,7 @@ void send_signal(const Fd& pidfd, int number) noexcept {
 
 Director::Director(const Options& options)
     : options_(options), folder_(make_folder()), judge_(model_, counters_, options.seed) {
+  if (options.has_card) planner_.use_card(), judge_.use_card();
   ::prctl(PR_SET_CHILD_SUBREAPER, 1);
   next_census_ = kStepsForACensus;
 }

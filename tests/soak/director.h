@@ -23,6 +23,7 @@ struct Options {
   double minutes = 0;       ///< 0: as long as the steps take
   std::size_t agents = 12;
   bool ends_at_fault = false;
+  bool has_card = false;  ///< agents pin memory and read it through a card
 };
 
 /// Runs agents in rounds: a few of them get a batch each at the same time; some are stopped, killed, or end in it. In

@@ -32,12 +32,13 @@ std::string block_name(Id block) { return fmt::format("block {}", block); }
 
 std::string Counters::str() const {
   return fmt::format(
-      "steps {}, processes {}, deaths {}, stops {}, opens {}, puts {}, gets {}, slowest command {:.1f} s\n"
+      "steps {}, processes {}, deaths {}, stops {}, opens {}, puts {}, gets {}, reads by a card {}, "
+      "slowest command {:.1f} s\n"
       "right: refusals {}, lost with all that kept it {} (of these another process had open {})\n"
       "wrong: refusals {}, lost {}, torn {}, left behind {}, crashes {}, hangs {}",
-      steps, processes, deaths, stops, opens, puts, gets, static_cast<double>(slowest_micros) / 1e6,
-      right_refusals, right_losses, unasked_losses, wrong_refusals, wrong_losses, torn, left_behind,
-      crashes, hangs);
+      steps, processes, deaths, stops, opens, puts, gets, card_reads,
+      static_cast<double>(slowest_micros) / 1e6, right_refusals, right_losses, unasked_losses,
+      wrong_refusals, wrong_losses, torn, left_behind, crashes, hangs);
 }
 
 void Judge::note(std::string line) {
@@ -83,6 +84,7 @@ void Judge::answered(Id agent, const Planned& planned, const Result& result) {
     }
     case Op::keep: holds[c.other] = {c.block, true}; break;
     case Op::open: opened(agent, planned, result); break;
+    case Op::check_by_card: counters_.card_reads += result.data_bytes; [[fallthrough]];
     case Op::check: compare(agent, c, result.seen.at(0), c.block); break;
     case Op::write: model_.blocks.at(c.block).version = c.version; break;
     case Op::drop: holds.erase(c.ref); break;
@@ -91,6 +93,8 @@ void Judge::answered(Id agent, const Planned& planned, const Result& result) {
     case Op::put: put(agent, c, result); break;
     case Op::get: got(agent, planned, result); break;
     case Op::leave: model_.queues.at(c.queue).users.erase(agent); break;
+    case Op::unpin:
+    case Op::trim:
     case Op::fork:
     case Op::exec:
     case Op::exit:
@@ -253,8 +257,10 @@ void Judge::settled(Id agent, const Result& result, std::size_t others, bool is_
   expect(Left::leases, 0), expect(Left::deposits, 0), expect(Left::live_blocks, 0);
   if (!is_pinned) expect(Left::limbo, 0), expect(Left::in_transit, 0);
   expect(Left::owners, others), expect(Left::borrowers, kWaysToKnow * others);
-  expect(Left::descriptors, 24 + 8 * others), expect(Left::mappings, 24 + 8 * others),
-      expect(Left::threads, 3);
+  // A driver has threads, descriptors and mappings of its own; pins and late releases have a thread each.
+  const std::uint64_t of_card = has_card_ ? 16 : 0;
+  expect(Left::descriptors, 24 + 8 * others + of_card), expect(Left::mappings, 24 + 8 * others + of_card),
+      expect(Left::threads, 3 + of_card);
   if (why.empty()) return;
   fault(counters_.left_behind,
         fmt::format("agent {} has let go of everything, and has still{}{}", agent, why, result.text),

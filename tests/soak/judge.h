@@ -18,6 +18,7 @@ struct Counters {
   std::uint64_t opens = 0;
   std::uint64_t puts = 0;
   std::uint64_t gets = 0;
+  std::uint64_t card_reads = 0;
   std::uint64_t right_refusals = 0;
   std::uint64_t wrong_refusals = 0;
   std::uint64_t right_losses = 0;  ///< items that no live process kept
@@ -45,6 +46,8 @@ class Judge {
   Judge(Model& model, Counters& counters, std::uint64_t seed)
       : model_(model), counters_(counters), seed_(seed) {}
 
+  /// Agents pin memory, and a driver is in their processes.
+  void use_card() noexcept { has_card_ = true; }
   void note(std::string line);
   void answered(Id agent, const Planned& planned, const Result& result);
   /// Killed before it answered: each of these may have happened.
@@ -67,6 +70,7 @@ class Judge {
   const std::uint64_t seed_;
   std::deque<std::string> history_;
   std::uint64_t printed_ = 0;
+  bool has_card_ = false;
 };
 
 }  // namespace onecopy::soak

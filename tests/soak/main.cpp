@@ -18,8 +18,9 @@ namespace {
 using onecopy::soak::Options;
 
 constexpr const char* kUsage =
-    "usage: onecopy_soak [--seed S] [--steps N] [--minutes M] [--agents K] [--until-fault]\n"
-    "  without --steps and --minutes: 20,000 steps; without --seed: a random one, which is printed\n";
+    "usage: onecopy_soak [--seed S] [--steps N] [--minutes M] [--agents K] [--until-fault] [--card]\n"
+    "  without --steps and --minutes: 20,000 steps; without --seed: a random one, which is printed\n"
+    "  with --card agents pin memory, and read it through the first CUDA device\n";
 
 int run_agent(int fd) {
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
@@ -36,6 +37,10 @@ Options options_from(int argc, char** argv) {
     const char* const value = i + 1 < argc ? argv[i + 1] : nullptr;
     if (word == "--until-fault") {
       options.ends_at_fault = true;
+      continue;
+    }
+    if (word == "--card") {
+      options.has_card = true;
       continue;
     }
     if (!value || word.rfind("--", 0) != 0) std::fputs(kUsage, stderr), std::exit(2);

@@ -63,6 +63,8 @@ std::vector<Planned> Planner::plan(Id agent, std::size_t count, Fate fate, std::
 }
 
 void Planner::plan_one(Turn& turn) {
+  constexpr std::uint64_t kOfCards = 4;  // one command of so many
+  if (has_card_ && random_.one_in(kOfCards)) return plan_card(turn);
   struct Choice {
     std::uint64_t weight;
     void (Planner::*plan)(Turn&);
@@ -141,6 +143,14 @@ void Planner::plan_check(Turn& turn) {
   c.block = turn.holds[*ref].block;
   touch(turn.agent, c.block, false);
   turn.add(c, true);
+}
+
+void Planner::plan_card(Turn& turn) {
+  const std::uint64_t kind = random_.below(10);
+  if (kind == 0) return turn.add(command(Op::trim), true);
+  const std::size_t before = turn.batch.size();
+  plan_check(turn);
+  if (turn.batch.size() != before) turn.batch.back().command.op = kind < 3 ? Op::unpin : Op::check_by_card;
 }
 
 /// Not by one that is killed: half a pattern would be its own.

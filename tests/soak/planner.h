@@ -54,6 +54,9 @@ class Planner {
  public:
   Planner(const Model& model, Random& random) : model_(model), random_(random) {}
 
+  /// Agents pin memory and read it through a card, too. Seeds without that stay what they are.
+  void use_card() noexcept { has_card_ = true; }
+
   void begin_round();
   std::vector<Planned> plan(Id agent, std::size_t count, Fate fate, std::optional<Id> child);
   Id next_id() { return ++last_id_; }
@@ -71,6 +74,7 @@ class Planner {
   void plan_share(Turn& turn);
   void plan_open(Turn& turn);
   void plan_check(Turn& turn);
+  void plan_card(Turn& turn);
   void plan_write(Turn& turn);
   void plan_drop(Turn& turn);
   void plan_queue(Turn& turn);
@@ -88,6 +92,7 @@ class Planner {
 
   const Model& model_;
   Random& random_;
+  bool has_card_ = false;
   std::map<Id, Touch> touched_;
   std::map<Id, Id> queues_in_use_;
   std::size_t planned_bytes_ = 0;
