@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch/torch.h"
 
+#include <fmt/format.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <fmt/format.h>
 #include <pthread.h>
 
 #include <cstring>
