@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 GIB = 1 << 30
+SAYING = {**os.environ, "ONECOPY_LOG": "info"}  # where the time goes
 rows: list[dict[str, Any]] = []
 
 
@@ -29,6 +30,13 @@ def row(what: str, figure: float, unit: str, bound: str = "", met: bool | None =
     verdict = "" if met is None else "pass" if met else "MISS"
     rows.append({"what": what, "figure": figure, "unit": unit, "bound": bound, "verdict": verdict})
     print(f"| {what:<66} | {figure:>10.2f} {unit:<8} | {bound:<28} | {verdict:<4} |", flush=True)
+
+
+def say(text: str) -> None:
+    """What the library logs of a process, beside its row."""
+    for line in text.splitlines():
+        if "[onecopy]" in line:
+            print("    " + line, flush=True)
 
 
 def seconds(call: Callable[[], object], rounds: int = 5) -> float:
@@ -93,7 +101,8 @@ def second_process(gib: float, device: str) -> None:
         "assert w.is_pinned(); print(t)"
     )
     handle = onecopy.share(weights)
-    out = subprocess.run([sys.executable, "-c", code, str(handle), device], capture_output=True, text=True)
+    out = subprocess.run([sys.executable, "-c", code, str(handle), device], capture_output=True, text=True, env=SAYING)
+    say(out.stderr)
     if out.returncode:
         print(out.stderr[-2000:])
         return
@@ -169,7 +178,8 @@ def drop_cache(path: Path) -> None:
 
 
 def load_times(path: Path, device: str, how: str) -> list[float]:
-    out = subprocess.run([sys.executable, "-c", LOAD, str(path), device, how], capture_output=True, text=True)
+    out = subprocess.run([sys.executable, "-c", LOAD, str(path), device, how], capture_output=True, text=True, env=SAYING)
+    say(out.stderr)
     if out.returncode:
         print(f"{how}: {out.stderr.strip().splitlines()[-1] if out.stderr.strip() else out.returncode}")
         return []

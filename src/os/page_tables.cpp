@@ -4,28 +4,34 @@
 #include <sys/mman.h>
 
 #include <algorithm>
-#include <atomic>
 
-#include "os/crew.h"
 #include "os/process.h"
 
 namespace onecopy {
 
+namespace {
+
+/// Little, so that the front, where the driver begins, is there soon.
+constexpr std::size_t kPiece = std::size_t{2} << 20;
+
+std::size_t threads_for(std::size_t bytes) {
+  constexpr std::size_t kBytesPerThread = std::size_t{16} << 20;
+  constexpr std::size_t kMostThreads = 16;
+  const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
+  return std::min({bytes / kBytesPerThread, kMostThreads, cpus});
+}
+
+}  // namespace
+
+PageTableFiller::PageTableFiller(std::byte* at, std::size_t bytes)
+    : at_(at), bytes_(bytes), crew_(threads_for(bytes), [this] { work(); }) {}
+
 /// Faults for reading map the pages around, too, and are a third of the time of those for writing. A writable mapping
 /// of shared memory is writable afterwards all the same: the system does not follow writes to it.
-void fill_page_tables(std::byte* at, std::size_t bytes) noexcept {
+void PageTableFiller::work() noexcept {
   constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, Linux 5.14
-  constexpr std::size_t kPiece = std::size_t{16} << 20;
-  constexpr std::size_t kMostThreads = 16;
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    for (std::size_t begin = next.fetch_add(kPiece); begin < bytes; begin = next.fetch_add(kPiece))
-      if (::madvise(at + begin, std::min(kPiece, bytes - begin), kPopulateRead) != 0) return;
-  };
-  const auto cpus = static_cast<std::size_t>(std::max(1, usable_cpus()));
-  const std::size_t threads = std::clamp<std::size_t>(bytes / kPiece, 1, std::min(kMostThreads, cpus));
-  const Crew crew(threads - 1, work);
-  work();
+  for (std::size_t begin = next_.fetch_add(kPiece); begin < bytes_; begin = next_.fetch_add(kPiece))
+    if (::madvise(at_ + begin, std::min(kPiece, bytes_ - begin), kPopulateRead) != 0) return;
 }
 
 }  // namespace onecopy

@@ -49,8 +49,20 @@ Extent Runtime::allocate_in_time(Pool& pool, std::uint64_t bytes, Device device)
   }
 }
 
+/// A large block that was dropped in an idle stream just now is used again, and no other made beside it.
+void Runtime::end_idle_releases() {
+  constexpr std::chrono::microseconds kIdleStream{100};
+  streams_.mark_left();
+  const auto deadline = std::chrono::steady_clock::now() + kIdleStream;
+  while (streams_.sweep_releases() && std::chrono::steady_clock::now() < deadline)
+    std::this_thread::yield();
+  ledger_.drain();
+}
+
 /// Tries again without the backlogs of queues that all users have left.
 Extent Runtime::allocate_from(Pool& pool, std::uint64_t bytes, Device device) {
+  constexpr std::uint64_t kLarge = std::uint64_t{256} << 20;
+  if (device != kCpu && bytes >= kLarge && streams_.waiting_releases() != 0) end_idle_releases();
   try {
     return allocate_in_time(pool, bytes, device);
   } catch (const Error& error) {

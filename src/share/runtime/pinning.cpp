@@ -12,6 +12,7 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 #include "os/memory_limit.h"
 #include "os/page_tables.h"
 #include "share/owner/late_releases.h"
@@ -44,6 +45,10 @@ Device card_to_pin_for() {
                   "({}) nor Ascend's; `onecopy doctor` lists the libraries it looked for",
                   reason_of(DeviceType::cuda)));
 }
+
+using Clock = std::chrono::steady_clock;
+
+double ms(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
 
 std::uint64_t unit_of(std::string_view suffix) {
   if (suffix.empty()) return 1;
@@ -170,9 +175,15 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
   piece.keeper->begin_pin(piece.segment);
   try {
     const std::uint64_t inside = std::min<std::uint64_t>(piece.bytes, piece.memory->size() - piece.offset);
+    const auto begin = Clock::now();
     if (piece.memory->access() == Access::read_write) piece.memory->populate(piece.offset, inside);
-    fill_page_tables(at, inside);
-    PinnedRanges::get().pin(card, at, piece.bytes, piece.memory->access());
+    const auto present = Clock::now();
+    {
+      const PageTableFiller filler(at, inside);
+      PinnedRanges::get().pin(card, at, piece.bytes, piece.memory->access());
+    }
+    log_info(fmt::format("pinned {} bytes: {:.1f} ms to reserve them, {:.1f} ms for the driver",
+                         piece.bytes, ms(present - begin), ms(Clock::now() - present)));
   } catch (...) {
     piece.keeper->end_pin(piece.segment);
     throw;

@@ -22,8 +22,8 @@
 #include "share/owner/owner_keeper.h"
 #include "share/owner/pinned_objects.h"
 #include "share/owner/pools.h"
-#include "share/runtime/reports.h"
 #include "share/runtime/pinning.h"
+#include "share/runtime/reports.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -106,6 +106,7 @@ class Runtime final : public Session {
 
   // allocate.cpp
   Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
+  void end_idle_releases();
   Extent allocate_in_time(Pool& pool, std::uint64_t bytes, Device device);
   bool await_release(std::chrono::steady_clock::time_point deadline);
 

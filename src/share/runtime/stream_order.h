@@ -65,6 +65,8 @@ class StreamOrder {
   Watch::Again tick();
   /// Ends releases that are due. True while some are waiting.
   bool sweep_releases() noexcept { return releases_.sweep(); }
+  /// Marks the ends of those that wait for that. May have to wait for room in a stream.
+  void mark_left() noexcept { releases_.mark_left(); }
   std::size_t waiting_releases() const noexcept { return releases_.size(); }
   /// No marks are made in the background any more; waits for one that is under way.
   void stop_marking(std::chrono::milliseconds patience) noexcept { marking_.stop(patience); }
