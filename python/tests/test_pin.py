@@ -8,6 +8,7 @@ import json
 import queue
 import struct
 import threading
+from pathlib import Path
 
 import pytest
 from devices import borrower, end_peers, eventually, is_simulated, on_device
@@ -292,6 +293,45 @@ def test_a_file_that_ends_early_is_refused_on_the_way_to_a_card(tmp_path):
         onecopy.load(path, "cuda:0", progress=cut)
     with pytest.raises(FileNotFoundError):
         onecopy.load(tmp_path / "none.safetensors", "cuda:0")
+
+
+@on_device
+def test_a_file_that_is_replaced_while_it_is_loaded_is_the_one_that_was_opened(tmp_path):
+    import os
+
+    import numpy
+
+    path, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    save_file({"x": numpy.full(8 * MIB, 1, "uint8")}, path)
+    save_file({"x": numpy.full(8 * MIB, 2, "uint8")}, other)
+
+    def replace(done, total):
+        if other.exists():
+            os.replace(other, path)
+
+    assert bytes_on(onecopy.load(path, "cuda:0", progress=replace)["x"]) == {1}
+    assert bytes_on(onecopy.load(path, "cuda:0")["x"]) == {2}
+
+
+@on_device
+def test_files_without_direct_reads_are_loaded_and_what_is_no_file_is_refused(tmp_path):
+    import os
+    import tempfile
+
+    import numpy
+
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        save_file({"x": numpy.full(3 * MIB, 5, "uint8")}, Path(folder) / "a.safetensors")
+        assert bytes_on(onecopy.load(folder, "cuda:0")["x"]) == {5}
+    os.mkfifo(tmp_path / "pipe.safetensors")
+    with pytest.raises(onecopy.InvalidArgument, match="is a pipe"):
+        onecopy.load(tmp_path / "pipe.safetensors", "cuda:0")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(onecopy.InvalidArgument, match="without a .safetensors file"):
+        onecopy.load(tmp_path / "empty", "cuda:0")
+    save_file({"x": numpy.ones(4, "uint8")}, tmp_path / "a.safetensors")
+    with pytest.raises(onecopy.InvalidArgument, match="cuda:9"):
+        onecopy.load(tmp_path / "a.safetensors", "cuda:9")
 
 
 def test_without_a_card_that_is_said(run_python):

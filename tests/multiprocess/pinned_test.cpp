@@ -194,7 +194,7 @@ TEST_F(Pinned, F3NothingIsUnmappedWhileItIsPinned) {
     note->reach(3);
     EXPECT_TRUE(eventually([&] { return !PinnedRanges::get().is_pinned(at, 1); }))
         << "unpinned, then unmapped";
-    EXPECT_EQ(stats().pinned_bytes, 0u);
+    EXPECT_TRUE(eventually([] { return stats().pinned_bytes == 0; }));
     note->step = 4;
   });
   EXPECT_EQ(borrower.join(), 0);
@@ -416,7 +416,8 @@ TEST_F(Pinned, ACardReadsAndWritesTheHostsMemoryInPlaceThroughAView) {
     fill(cu, view, 5, stream);
     EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
     EXPECT_EQ(here.as<unsigned char>()[kBytes - 1], 5);
-    EXPECT_EQ(stats().bytes_shared, std::uint64_t{kBytes}) << "nothing is copied, and the card has no memory of ours";
+    EXPECT_EQ(stats().bytes_shared, std::uint64_t{kBytes})
+        << "nothing is copied, and the card has no memory of ours";
   });
 }
 
