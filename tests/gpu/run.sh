@@ -53,6 +53,7 @@ GROUPS_TO_RUN=(
   "captured graphs|^graph_tests\.(CudaGraphs|StandIns)"
   "interface|^simulator_tests\.CudaAbi"
   "memory of others, order|^multiprocess_tests\.Cuda|^multiprocess_tests\.Of/CudaManyChunks|^issues_tests\.Of/ConsumerDevice"
+  "pinned memory|^multiprocess_tests\.Pinned"
   "share and queues|^multiprocess_tests\.cuda\.[^K]"
   "200 kills|^multiprocess_tests\.cuda\.KillStorm"  # alone: it looks at the card's free memory
 )
