@@ -599,8 +599,10 @@ def list_owners() -> list[dict[str, Any]]:
     Returns:
         For each a dict of ``pid``, ``name``, ``stats`` (as ``stats()``, without torch's),
         ``borrowers`` (dicts of ``pid``, ``name`` and ``claims``: the blocks that it has),
-        ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait) and
-        ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them).
+        ``in_transit`` (dicts of ``blocks``, ``age_seconds`` and ``where`` they wait),
+        ``groups`` (of rpc: dicts as ``onecopy ls --rpc --format json`` has them) and
+        ``arenas`` (of captured graphs: dicts of ``device``, the bytes ``shared`` by all graphs,
+        ``own`` to one and ``mapped`` as addresses, ``windows``, ``parked``).
     """
 
 def strategy() -> Literal['file_descriptor', 'file_system']:
