@@ -75,3 +75,66 @@ def calls(effort: Effort) -> Row:
         ratio = ours.ratio_to(eager)
         row.judge_ratio(f"ours, {rows} rows of {width}", ours.median(), "ns", "eager", at_most(ratio, 1.1))
     return row
+
+
+def llama(effort: Effort) -> Row:
+    """A step of one token; each request has a cache of its own."""
+    import torch
+
+    from llama import Llama
+    from onecopy import graphs
+
+    row = Row("A step of a Llama, one thread, a new static cache for each request", "≤ 1.1 x eager execution, tokens equal")
+    torch.set_num_threads(1)
+    steps, requests = 24, effort.rounds(10)
+    for layers in (2, 8):
+        torch._dynamo.reset()
+        model, pool = Llama(layers, 256, "cpu", torch.float32), graphs.arena()
+        compiled = torch.compile(model.step, backend=graphs.backend(pool), dynamic=False)
+        eager, ours, wrong = Samples(), Samples(), 0
+        with torch.no_grad():
+            model.tokens(compiled, model.new_cache(), 3)
+            for request in range(requests):
+                caches, made = [model.new_cache(), model.new_cache()], [[], []]
+                eager.append(time_ns(lambda: made[0].extend(model.tokens(model.step, caches[0], steps, request))) / steps)
+                ours.append(time_ns(lambda: made[1].extend(model.tokens(compiled, caches[1], steps, request))) / steps)
+                wrong += made[0] != made[1]
+        row.add(f"eager, {layers} layers ({model.kind})", eager.median(), "ns")
+        row.judge_ratio(f"ours, {layers} layers", ours.median(), "ns", "eager", at_most(ours.ratio_to(eager), 1.1))
+        row.judge(f"requests with other tokens, {layers} layers", wrong, f"of {requests}", at_most(wrong, 0))
+        report = graphs.report(pool)
+        row.add(f"calls that ran eagerly, {layers} layers", sum(report.eager.values()), f"of {requests * steps + 3}")
+    return row
+
+
+def interleavings(effort: Effort) -> Row:
+    """Graphs of eight shapes at random; shared pages are overwritten after each, and seven outputs are held."""
+    import torch
+
+    from onecopy import graphs
+
+    torch.set_num_threads(1)
+    count = effort.rounds(100_000)
+    row = Row(f"{count} calls of 8 shapes in one poisoned arena, 7 outputs held", "none is wrong")
+    torch._dynamo.reset()
+    chance, model, pool = random.Random(7), _layers(16), graphs.arena()
+    call = torch.compile(model, backend=graphs.backend(pool), dynamic=True)
+    inputs = [torch.randn(3 * (i + 1), 16) for i in range(8)]
+    wrong, held = 0, []
+    with torch.no_grad():
+        for x in inputs:
+            call(x)
+        wanted = [call(x).clone() for x in inputs]
+        window = pool.open(pool.footprint.shared)
+        pages = torch.frombuffer(window, dtype=torch.uint8)
+        for _ in range(count):
+            which = chance.randrange(8)
+            held.append((which, call(inputs[which])))
+            pages[: 1 << 15].fill_(0xFF)
+            if len(held) > 7:
+                then, out = held.pop(chance.randrange(7))
+                wrong += not torch.equal(out, wanted[then])
+    row.judge("wrong", wrong, f"of {count}", at_most(wrong, 0))
+    most = max(graph.planned for graph in graphs.report(pool).graphs)
+    row.judge("of the arena that graphs use, poisoned", min(most, 1 << 15), "B", at_most(most, 1 << 15))
+    return row

@@ -124,10 +124,13 @@ def _measure_memory(whose: str, name: str, device: str) -> None:
 
     order = [max(_SIZES)] if name == "largest" else _orders()[name]
     with torch.no_grad():
-        print(json.dumps((_ours_in if whose == "ours" else _torchs_in)(order, device)))
+        if whose.startswith("runner-"):
+            print(json.dumps(_runner_in(order, device, whose.removeprefix("runner-"))))
+        else:
+            print(json.dumps((_ours_in if whose == "ours" else _torchs_in)(order, device)))
 
 
-def _memory_of(whose: str, name: str, device: str) -> dict[str, int]:
+def _memory_of(whose: str, name: str, device: str) -> dict[str, Any]:
     made = subprocess.run(
         [sys.executable, __file__, whose, name, device], check=True, capture_output=True, text=True
     )
@@ -538,6 +541,121 @@ def streams(effort: Effort) -> Row:
             for out, want in zip(outs, wanted, strict=True):
                 wrong += (out != want).any()
         row.judge("wrong", int(wrong), f"of {count}", at_most(int(wrong), 0))
+    return row
+
+
+# --- engines ----------------------------------------------------------------------------------------
+
+
+def llama(effort: Effort) -> Row:
+    """Each request has a cache of its own, which moves; the first request of each warms up."""
+    import torch
+
+    from llama import Llama
+    from onecopy import graphs
+    from onecopy.graphs import _cuda
+
+    _cuda.PATCHES = True
+    row = Row(
+        "A step of a Llama in half precision, a new static cache for each request",
+        "≤ 0.8 x reduce-overhead where that captures, tokens equal, no capture after the first evidence",
+    )
+    steps, requests = 64, effort.rounds(10)
+    for layers in (2, 8):
+        model = Llama(layers, 512, effort.device, torch.float16)
+        with torch.no_grad():
+            pool = graphs.arena(effort.device)
+            backend = graphs.backend(pool, codegen="inductor")
+            mine, ours = _requests(model, steps, requests, backend=backend)
+            report = graphs.report(pool)  # before the others' requests drop its functions
+            theirs, reduced = _requests(model, steps, requests, mode="reduce-overhead")
+            plain, eager = _requests(model, steps, requests)
+        wrong = sum(a != b for a, b in zip(mine, plain, strict=True))
+        row.add(f"eager, {layers} layers ({model.kind})", eager, "ns")
+        row.add(f"reduce-overhead, {layers} layers", reduced, "ns")
+        row.add(f"reduce-overhead: requests with other tokens than eager, {layers} layers",
+                sum(a != b for a, b in zip(theirs, plain, strict=True)), f"of {requests}")  # fmt: skip
+        row.judge_ratio(f"ours, {layers} layers", ours, "ns", "reduce-overhead", at_most(ours / reduced, 0.8))
+        row.judge(f"ours: requests with other tokens, {layers} layers", wrong, f"of {requests}", at_most(wrong, 0))
+        again = sum(report.recaptured.values())
+        row.judge(f"captured again, {layers} layers", again, f"of {report.moves} moves", at_most(again, 0))
+        row.notes += [f"captured again, since {reason}" for reason in report.recaptured]
+        row.notes += [f"{count} eager calls: {reason}" for reason, count in report.eager.items()]
+    return row
+
+
+def _requests(model: Any, steps: int, requests: int, **compiled: Any) -> tuple[list[list[int]], float]:
+    """The tokens of each request, and the median time of a step in nanoseconds, of requests after the second."""
+    import torch
+
+    torch._dynamo.reset()
+    step = torch.compile(model.step, dynamic=False, **compiled) if compiled else model.step
+    made, times = [], []
+    for request in range(requests + 2):
+        cache = model.new_cache()
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        tokens = model.tokens(step, cache, steps, request)
+        torch.cuda.synchronize()
+        times.append((time.perf_counter() - begin) / steps * 1e9)
+        made.append(tokens)
+    return made[2:], sorted(times[2:])[requests // 2]
+
+
+def _runner_in(order: list[int], device: str, whose: str) -> dict[str, float]:
+    """A runner as vLLM's: one input, one output, a graph for each batch size, each after a run without capture."""
+    import torch
+
+    from onecopy import graphs
+
+    model, most = _layers(device), max(order)
+    given, made = (torch.randn(most, _WIDTH, device=device).half() for _ in range(2))
+    pool = graphs.arena(device) if whose == "ours" else torch.cuda.graph_pool_handle()
+    model(given[:1])
+    gc.collect()
+    torch.cuda.empty_cache()
+    taken, kept, seconds, stream = _Taken(), [], 0.0, torch.cuda.Stream()
+    for rows in order:
+        with torch.cuda.stream(stream):
+            made[:rows].copy_(model(given[:rows]))
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        into = graphs.graph(graph, pool, stream=stream) if whose == "ours" else torch.cuda.graph(graph, pool=pool, stream=stream)
+        begin = time.perf_counter()
+        with into:
+            made[:rows].copy_(model(given[:rows]))
+        seconds += time.perf_counter() - begin
+        kept.append((rows, graph))
+        taken.now()
+    return {"peak": taken.peak, "seconds": seconds, "wrong": _count_wrong_replays(kept, model, given, made)}
+
+
+def _count_wrong_replays(kept: list[tuple[int, Any]], model: Any, given: Any, made: Any) -> int:
+    """In another order than that of the captures, with other inputs."""
+    import torch
+
+    wrong = 0
+    for rows, graph in random.Random(3).sample(kept, len(kept)):
+        given.copy_(torch.randn_like(given))
+        graph.replay()
+        got = made[:rows].clone()
+        wrong += not torch.allclose(got, model(given[:rows]), rtol=1e-2, atol=1e-2)
+    return wrong
+
+
+def runner(effort: Effort) -> Row:
+    row = Row(
+        f"A runner as vLLM's: {len(_SIZES)} batch sizes of {_LAYERS} layers of {_WIDTH}, captured in ascending order",
+        "capture time ≤ 1.2 x torch's, memory ≤ 0.25 x torch's, replays right",
+    )
+    ours, theirs = (_memory_of(f"runner-{whose}", "ascending", effort.device) for whose in ("ours", "torch"))
+    row.add("torch's shared pool: capture", theirs["seconds"] * 1e9, "ns")
+    ratio = ours["seconds"] / theirs["seconds"]
+    row.judge_ratio("ours: capture", ours["seconds"] * 1e9, "ns", "torch's", at_most(ratio, 1.2))
+    row.add("torch's shared pool: memory at most", theirs["peak"], "B")
+    row.judge_ratio("ours: memory at most", ours["peak"], "B", "torch's", at_most(ours["peak"] / theirs["peak"], 0.25))
+    row.judge("ours: replays wrong", ours["wrong"], f"of {len(_SIZES)}", at_most(ours["wrong"], 0))
+    row.add("torch: replays wrong", theirs["wrong"], f"of {len(_SIZES)}")
     return row
 
 

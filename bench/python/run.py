@@ -41,6 +41,8 @@ ROWS = {
     "import": imports.times,
     "graphs-memory": graph_calls.memory,
     "graphs-calls": graph_calls.calls,
+    "graphs-llama": graph_calls.llama,
+    "graphs-interleavings": graph_calls.interleavings,
     "rpc-empty": rpc_calls.empty,
     "rpc-asleep": rpc_calls.asleep,
     "rpc-async": rpc_calls.waited,
@@ -65,6 +67,8 @@ CUDA_ROWS = {
     "cuda-graphs-moved": graph_card.moved,
     "cuda-graphs-parked": graph_card.parked,
     "cuda-graphs-streams": graph_card.streams,
+    "cuda-graphs-llama": graph_card.llama,
+    "cuda-graphs-runner": graph_card.runner,
 }
 
 
