@@ -547,6 +547,33 @@ def test_a_capture_of_ones_own_that_fails_leaves_no_trace():
     assert same(out, x * 2)
 
 
+def test_a_capture_inside_a_capture_is_refused_and_the_outer_one_goes_on():
+    pool, x = graphs.arena(DEVICE), rows(4)
+    outer = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(outer):
+        first = x * 2
+        with pytest.raises(InvalidArgument, match="cannot lie in another one"), graphs.graph(torch.cuda.CUDAGraph(), pool):
+            raise AssertionError("the block has run")
+        out = first + 1
+    outer.replay()
+    assert same(out, x * 2 + 1) and pool.footprint.windows == 0
+
+
+def test_out_of_memory_in_the_middle_of_a_capture_leaves_no_trace():
+    pool, x = graphs.arena(DEVICE, limit=8 << 20), rows(64)
+    with pytest.raises(torch.OutOfMemoryError), graphs.graph(torch.cuda.CUDAGraph(), pool):
+        x + 1
+        torch.empty(64 << 20, dtype=torch.uint8, device=DEVICE)
+    gc.collect()
+    torch.cuda.empty_cache()
+    assert pool.footprint.windows == 0 and pool.footprint.shared == 0
+    captured = torch.cuda.CUDAGraph()
+    with graphs.graph(captured, pool):
+        out = x + 1
+    captured.replay()
+    assert same(out, x + 1)
+
+
 def test_a_parked_arena_has_no_memory_and_goes_on_as_before():
     pool, model, x = graphs.arena(DEVICE), Layers(), rows(500)
     call = compiled(model, pool, dynamic=False)

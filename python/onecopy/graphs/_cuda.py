@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..errors import Error, OutOfMemory
+from ..errors import Error, OutOfMappings, OutOfMemory
 from ._arena import Arena, Leases
 from ._captures import KEEPS_GRAPHS, close_dropped, drop, drop_later, first_line, new_graph, recording
 from ._evidence import check_moved, prove_moves
@@ -83,9 +83,9 @@ def _random_numbers(device: Any) -> Any:
 
 def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any]:
     arena.leases.evacuate()
-    if arena.limit is not None:  # a limit is for graphs, and no reason for a call to fail
+    pool = _pool_for_a_run(arena)
+    if pool is None:
         return list(function(list(arguments)))
-    pool = arena.open_pool()
     with arena.turn.of(torch.cuda.current_stream(arena.device)):
         with pool.use():
             results = _plain(function(list(arguments)))
@@ -94,6 +94,17 @@ def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any
     _keep_content(pool, arena)
     pool.close()
     return results
+
+
+def _pool_for_a_run(arena: Arena) -> CapturePool | None:
+    """None: it takes memory as any call does. A limit is for graphs, and no reason for a call to fail; neither is a
+    want of addresses."""
+    if arena.limit is not None:
+        return None
+    try:
+        return arena.open_pool()
+    except OutOfMappings:
+        return None
 
 
 def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:

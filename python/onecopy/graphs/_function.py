@@ -14,7 +14,7 @@ import torch
 import torch.fx
 
 from .. import _core
-from ..errors import InvalidArgument, OutOfMemory
+from ..errors import InvalidArgument, OutOfMappings, OutOfMemory
 from ._arena import Arena, Arenas
 from ._host import HostRun
 from ._record import NotReplayable
@@ -223,7 +223,7 @@ class Function:
         except NotReplayable as reason:
             self._give_up(key, str(reason))
             return
-        except OutOfMemory as reason:
+        except (OutOfMemory, OutOfMappings) as reason:
             self._give_up(key, f"no room: {reason}", self.arena.footprint.windows)
             return
         self.arenas.add(arena)
@@ -277,7 +277,7 @@ class Function:
             self.moved_to.append(f"{moves}; captured anew, since {reason}" if reason else moves)
         except NotReplayable as reason:
             self._give_up(key, str(reason))
-        except OutOfMemory as reason:
+        except (OutOfMemory, OutOfMappings) as reason:
             self._give_up(key, f"no room: {reason}", self.arena.footprint.windows)
         return self.entries[key]
 

@@ -153,6 +153,41 @@ TEST(CudaGraphs, KernelsThatUseAPageThroughTwoWindowsWithoutOrderAreReported) {
   });
 }
 
+TEST(CudaGraphs, MoreWindowsThanAddressesAreRefusedAndTheArenaIsAsItWas) {
+  in_child([] {
+    const Card card;
+    if (!card.cu.sim_fail) return;  // a real driver has addresses for thousands
+    const auto arena = Arena::make(kCuda0);
+    const Window window = arena->open(kBytes);
+    card.cu.sim_fail("cuMemAddressReserve", 2, 0, 1);
+    expect_refusal(ErrorCode::out_of_mappings, {"addresses"}, [&] { (void)arena->open(kBytes); });
+    EXPECT_EQ(arena->footprint().windows, 1U);
+    const Window later = arena->open(kBytes);
+    card.cu.write(TwoWindows::at(window), 6);
+    EXPECT_EQ(card.cu.read(TwoWindows::at(later)), 6);
+  });
+}
+
+TEST(CudaGraphs, OutOfMemoryInTheMiddleOfACaptureLeavesTheArenaAsItWas) {
+  in_child([] {
+    const Card card;
+    if (!card.cu.sim_fail) return;
+    constexpr std::size_t kPage = std::size_t{2} << 20;
+    const auto arena = Arena::make(kCuda0);
+    const Window held = arena->open(kPage);
+    card.cu.write(TwoWindows::at(held), 6);
+    Window captured = arena->open_growing(64 * kPage);
+    captured.grow(2 * kPage);
+    card.cu.sim_fail("cuMemCreate", 2, 3, 1);  // of eight more pages the fourth
+    expect_refusal(ErrorCode::out_of_memory, {"cuda:0"}, [&] { captured.grow(10 * kPage); });
+    EXPECT_EQ(arena->footprint().shared, 2 * kPage);
+    EXPECT_EQ(captured.size(), 2 * kPage);
+    EXPECT_EQ(card.cu.read(TwoWindows::at(captured)), 6);
+    captured.grow(10 * kPage);
+    EXPECT_EQ(arena->footprint().shared, 10 * kPage);
+  });
+}
+
 TEST(CudaGraphs, MarksAreTheOrderOfWindowsOnTwoStreams) {
   in_child([] {
     const Card card;
