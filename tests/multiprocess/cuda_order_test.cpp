@@ -482,6 +482,17 @@ TEST_F(CudaOrder, WhoIsShortOfMemoryWaitsForWhatStreamsStillUse) {
   });
 }
 
+/// A drop in a default stream is marked with others, at the next tick.
+TEST_F(CudaOrder, ALargeBlockThatWasDroppedInAnIdleStreamIsUsedAgainAtOnce) {
+  testing::in_child([&] {
+    constexpr std::int64_t kLarge = 256 << 20;
+    Tensor tensor = record_stream(bytes(kLarge), Stream{});
+    const void* const at = tensor.data();
+    tensor.release();
+    EXPECT_EQ(bytes(kLarge).data(), at);
+  });
+}
+
 TEST_F(CudaOrder, TheDefaultStreamsOfTwoThreadsAreTwo) {
   testing::in_child([&] {
     const CudaCalls cu;
