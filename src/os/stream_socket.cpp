@@ -20,11 +20,13 @@
 namespace onecopy {
 namespace {
 
-sockaddr_in loopback(LoopbackPort at) noexcept {
+HostPort loopback(LoopbackPort at) noexcept { return {INADDR_LOOPBACK, at.port}; }
+
+sockaddr_in address_of(const HostPort& at) noexcept {
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_port = htons(at.port);
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_addr.s_addr = htonl(at.host);
   return address;
 }
 
@@ -39,14 +41,14 @@ void set_option(int fd, int level, int option) noexcept {
   ::setsockopt(fd, level, option, &on, sizeof on);
 }
 
-std::uint16_t listen_tcp(const Fd& fd, LoopbackPort at, int backlog) {
+std::uint16_t listen_tcp(const Fd& fd, const HostPort& at, int backlog) {
   set_option(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // a restarted program gets its port back
-  sockaddr_in address = loopback(at);
+  sockaddr_in address = address_of(at);
   socklen_t size = sizeof address;
   if (::bind(fd.get(), reinterpret_cast<const sockaddr*>(&address), size) != 0 ||
       ::listen(fd.get(), backlog) != 0 ||
       ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0)
-    throw_errno(fmt::format("cannot listen on 127.0.0.1 port {}", at.port), errno);
+    throw_errno(fmt::format("cannot listen on {}", at.str()), errno);
   return ntohs(address.sin_port);
 }
 
@@ -59,14 +61,14 @@ int finish_connecting(int fd, const Deadline& deadline) {
   return error;
 }
 
-void connect_tcp(const Fd& fd, LoopbackPort at, std::chrono::milliseconds timeout) {
+void connect_tcp(const Fd& fd, const HostPort& at, std::chrono::milliseconds timeout) {
   const Deadline deadline(timeout);
-  const sockaddr_in address = loopback(at);
+  const sockaddr_in address = address_of(at);
   int error = 0;
   if (::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0) error = errno;
   if (error == EINPROGRESS || error == EINTR) error = finish_connecting(fd.get(), deadline);
   if (error == 0) return;
-  const std::string what = fmt::format("cannot connect to 127.0.0.1 port {}", at.port);
+  const std::string what = fmt::format("cannot connect to {}", at.str());
   if (error == ECONNREFUSED)
     throw Error(ErrorCode::peer_died, what + ": no process listens there (any more)", error,
                 ErrorDomain::posix);
@@ -108,9 +110,13 @@ StreamSocket StreamSocket::listen(const std::string& address, int backlog) {
     BoundPath path = listen_unix(fd, *name, SOCK_STREAM, backlog);
     return StreamSocket(std::move(fd), address, std::move(path));
   }
+  return listen(loopback(std::get<LoopbackPort>(parsed)), backlog);
+}
+
+StreamSocket StreamSocket::listen(const HostPort& at, int backlog) {
   Fd fd = make_tcp_socket();
-  const auto port = listen_tcp(fd, std::get<LoopbackPort>(parsed), backlog);
-  return StreamSocket(std::move(fd), fmt::format("tcp:127.0.0.1:{}", port));
+  const auto port = listen_tcp(fd, at, backlog);
+  return StreamSocket(std::move(fd), "tcp:" + HostPort{at.host, port}.str());
 }
 
 StreamSocket StreamSocket::connect(const std::string& address, std::chrono::milliseconds timeout) {
@@ -120,10 +126,14 @@ StreamSocket StreamSocket::connect(const std::string& address, std::chrono::mill
     connect_unix(fd, *name, timeout);
     return StreamSocket(std::move(fd), address);
   }
+  return connect(loopback(std::get<LoopbackPort>(parsed)), timeout);
+}
+
+StreamSocket StreamSocket::connect(const HostPort& at, std::chrono::milliseconds timeout) {
   Fd fd = make_tcp_socket();
-  connect_tcp(fd, std::get<LoopbackPort>(parsed), timeout);
+  connect_tcp(fd, at, timeout);
   set_option(fd.get(), IPPROTO_TCP, TCP_NODELAY);
-  return StreamSocket(std::move(fd), address);
+  return StreamSocket(std::move(fd), "tcp:" + at.str());
 }
 
 std::optional<StreamSocket> StreamSocket::try_accept() {

@@ -10,11 +10,12 @@
 #include "onecopy/core/bytes.h"
 #include "os/bound_path.h"
 #include "os/fd.h"
+#include "os/host_port.h"
 #include "os/unix_socket.h"
 
 namespace onecopy {
 
-/// A byte stream between processes of one host. Addresses: "unix:/path", "unix:@name" (abstract) and
+/// A byte stream between processes. Addresses of one host: "unix:/path", "unix:@name" (abstract) and
 /// "tcp:127.0.0.1:port" or "tcp:localhost:port" (port 0: any free one). Any process that reaches the address can
 /// connect: prove your identity with a key before saying more.
 ///
@@ -29,6 +30,9 @@ class StreamSocket {
   static StreamSocket listen(const std::string& address, int backlog = 128);
   /// Throws peer_died if no socket listens there, timeout, invalid_argument.
   static StreamSocket connect(const std::string& address, std::chrono::milliseconds timeout);
+  /// Across hosts. Throw as above.
+  static StreamSocket listen(const HostPort& at, int backlog = 128);
+  static StreamSocket connect(const HostPort& at, std::chrono::milliseconds timeout);
 
   /// Of a listener: the address to connect to, with the real port. Of a connection: the address it was made to; empty
   /// for an accepted one.
