@@ -27,7 +27,8 @@ class Stranger {
     const int pid = current_pid();
     Message greeting{static_cast<std::uint32_t>(Form::note), {}, {}};
     greeting.data = encode_greeting(
-        {"stranger", 0, pid, process_start_time(pid), door_.handle(), bell_->handle()}, lane_.handle());
+        {"stranger", 0, pid, process_start_time(pid), door_.handle(), bell_->handle(), this_host()},
+        lane_.handle());
     append_tail(greeting.data, NoteTail{NoteKind::greeting, 0});
     door_to_.put(greeting);
     look();

@@ -4,13 +4,17 @@
 #include <fmt/format.h>
 
 #include "onecopy/core/error.h"
+#include "os/hmac.h"
+#include "os/host_port.h"
+#include "os/process.h"
 #include "rpc/message.h"
 
 namespace onecopy::rpc {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x4d52434f;  // "OCRM"
-constexpr std::uint16_t kVersion = 1;
+constexpr std::uint16_t kVersion = 2;
+constexpr std::size_t kMostEndpoint = 64;
 
 struct Head {
   std::uint32_t magic = kMagic;
@@ -21,8 +25,10 @@ struct Head {
   std::uint64_t start_time = 0;
   std::uint32_t door_bytes = 0;
   std::uint32_t bell_bytes = 0;
+  std::uint64_t host = 0;
+  std::uint64_t endpoint_bytes = 0;
 };
-static_assert(sizeof(Head) == 32);
+static_assert(sizeof(Head) == 48);
 
 [[noreturn]] void refuse(const char* problem) {
   throw Error(ErrorCode::bad_handle, fmt::format("this address of a member of a group {}", problem));
@@ -48,11 +54,14 @@ Bytes Address::to_bytes() const {
   head.start_time = start_time;
   head.door_bytes = static_cast<std::uint32_t>(door_handle.size());
   head.bell_bytes = static_cast<std::uint32_t>(bell_handle.size());
+  head.host = host;
+  head.endpoint_bytes = endpoint.size();
   Bytes out(sizeof head);
   store(out.data(), head);
   append(out, std::as_bytes(std::span(name)));
   append(out, door_handle);
   append(out, bell_handle);
+  append(out, std::as_bytes(std::span(endpoint)));
   return out;
 }
 
@@ -73,9 +82,23 @@ Address Address::from_bytes(ByteSpan bytes) {
   address.start_time = head.start_time;
   address.door = Handle::from_bytes(cut(rest, head.door_bytes));
   address.bell = Handle::from_bytes(cut(rest, head.bell_bytes));
+  address.host = head.host;
+  if (head.endpoint_bytes > kMostEndpoint) refuse("has too long an endpoint");
+  const ByteSpan endpoint = cut(rest, head.endpoint_bytes);
+  address.endpoint.assign(reinterpret_cast<const char*>(endpoint.data()), endpoint.size());
   if (!rest.empty()) refuse("is followed by something else");
   if (!address.door.fields().is_queue()) refuse("names something that is not a queue");
   return address;
+}
+
+std::uint64_t this_host() {
+  const auto boot = boot_id();
+  std::array<std::uint64_t, 2> namespaces{network_namespace(), pid_namespace()};
+  Bytes all;
+  append(all, std::as_bytes(std::span(boot)));
+  append(all, std::as_bytes(std::span(namespaces)));
+  const Digest digest = sha256(all);
+  return load<std::uint64_t>(std::as_bytes(std::span(digest)).data());
 }
 
 Bytes encode_greeting(const Address& from, const Handle& lane) {

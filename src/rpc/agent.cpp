@@ -84,7 +84,7 @@ struct Agent::State {
     return timeout <= nanoseconds{0} ? kForever : deadline_after(timeout);
   }
   CallRef call(Member& to, std::string_view function, Message&& arguments, nanoseconds timeout) {
-    to.counters.count(to.number() == node.number() ? Route::here : Route::lease, arguments.tensors.size());
+    to.count(to.number() == node.number() ? Route::here : Route::lease, arguments.tensors.size());
     return node.call(to, {std::move(arguments), function}, deadline(timeout), false);
   }
   Message result(Member& from, const CallRef& call) {
@@ -123,7 +123,7 @@ void Agent::State::serve(Work& work) {
   Message failure;
   try {
     Message result = run_function(work);
-    work.from->counters.count(Route::lease, result.tensors.size());
+    work.from->count(Route::lease, result.tensors.size());
     return node.answer(*work.from, work.call, Status::value, std::move(result));
   } catch (const Error& error) {
     failure = encode_failure(error.code(), where + error.what());

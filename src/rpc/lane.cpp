@@ -66,6 +66,8 @@ std::optional<Message> Inbound::try_take() {
 }
 
 void Outbound::put(const Message& message, Stream stream) {
+  if (link_) [[unlikely]]
+    return link_->put(message, stream);
   const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
   if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
     channel_->sender().sent().release_taken(channel_->ring().head(), false);

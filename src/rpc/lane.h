@@ -7,6 +7,7 @@
 #include "channel/queue/channel.h"
 #include "channel/ring/doorbell.h"
 #include "onecopy/memory/tensor.h"
+#include "rpc/far/far_link.h"
 
 namespace onecopy::rpc {
 
@@ -53,19 +54,30 @@ class Inbound {
   ChannelRef channel_;
 };
 
-/// Messages to one process, from all threads of this one.
+/// Messages to one process, from all threads of this one: through its lane, or over a connection to another host.
 /// Thread safety: all members may be called concurrently.
 class Outbound {
  public:
   Outbound(ChannelRef channel, std::shared_ptr<const DoorbellMemory> bell)
       : channel_(std::move(channel)), bell_(std::move(bell)) {}
+  explicit Outbound(FarLinkRef link) : link_(std::move(link)) {}
 
   /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring.
   /// In the order of `stream`, as queues do it.
   void put(const Message& message, Stream stream = {});
-  Doorbell& bell() const noexcept { return **bell_; }
+  /// After put(). A message to another host needs none.
+  void ring_for_call() const noexcept {
+    if (bell_) (*bell_)->ring_for_call();
+  }
+  void ring_for_answer() const noexcept {
+    if (bell_) (*bell_)->ring_for_answer();
+  }
+  /// Do the threads that listen for calls, or for answers, share this thread's processor? See Bell.
+  bool is_worker_beside_us() const noexcept { return bell_ && (*bell_)->calls.shares_processor(); }
+  bool is_waiter_beside_us() const noexcept { return bell_ && (*bell_)->answers.shares_processor(); }
 
  private:
+  FarLinkRef link_;  ///< to another host; there is no channel then
   ChannelRef channel_;
   std::shared_ptr<const DoorbellMemory> bell_;  ///< the member's, or this process's own
 };

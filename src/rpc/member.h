@@ -46,9 +46,9 @@ class Numbers {
 };
 
 /// Ways in which tensors go to a member: docs/rpc.md.
-enum class Route : std::uint8_t { inlined, copy, lease, move, pull, staged, parts, here };
-inline constexpr std::array<const char*, 8> kRouteNames{"inline", "copy",   "lease", "move",
-                                                        "pull",   "staged", "parts", "here"};
+enum class Route : std::uint8_t { inlined, copy, lease, move, pull, staged, parts, here, tcp };
+inline constexpr std::array<const char*, 9> kRouteNames{"inline", "copy",  "lease", "move", "pull",
+                                                        "staged", "parts", "here",  "tcp"};
 
 /// Numbers of calls and tensors that went to a member or came from it. Relaxed, for listings alone.
 struct Counters {
@@ -74,9 +74,16 @@ struct Member {
   std::uint32_t number() const noexcept { return address.number; }
   const std::string& name() const noexcept { return address.name; }
 
+  /// Counts tensors that go to it. Those to another host take one route.
+  void count(Route route, std::uint64_t tensors) noexcept {
+    counters.count(is_far ? Route::tcp : route, tensors);
+  }
+
   const Address address;
-  Fd pidfd;  ///< none for this process
-  /// Its pidfd has said that it exited; what it had put may still be there. The watch thread has it as well.
+  bool is_far = false;  ///< on another host; set before others see the member
+  Fd pidfd;             ///< none for this process
+  /// Its pidfd, or the end of a connection, has said that it exited; what it had put may still be there. The watch thread
+  /// or the far thread has it as well.
   std::shared_ptr<std::atomic<bool>> exit;
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
@@ -97,6 +104,8 @@ struct Member {
   std::unique_ptr<Outbound> outbound;
   std::unique_ptr<Inbound> inbound;
   std::shared_ptr<const DoorbellMemory> bell;
+  std::vector<FarLinkRef>
+      links;  ///< to another host: the one that it opened, the one that this process did
 
   // Of the thread that looks at the lanes.
   std::vector<std::unique_ptr<Name>> names;

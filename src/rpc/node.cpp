@@ -55,11 +55,13 @@ Node::Node(NodeOptions options)
   waits_.set_spin(nanoseconds(spin_ns_));
   lists_.push_back(std::make_unique<const MemberList>());
   list_ = lists_.back().get();
+  far_ = make_far();
   report_ = session_.groups().add([this] { return describe(); });
 }
 
 /// A forked child is in another session, and its listings have nothing of the parent's node.
 Node::~Node() {
+  far_.reset();  // its thread enters members
   if (Session::existing() == &session_) session_.groups().remove(report_);
   for (const auto& member : members_)
     if (member->pidfd) session_.watch().remove(member->pidfd.get());
@@ -97,7 +99,7 @@ void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail ta
   out.put(call.message, call.stream);
   point("rpc.call.committed");
   if (!is_told) entry.is_told.store(true, std::memory_order_release);
-  out.bell().ring_for_call();
+  out.ring_for_call();
 }
 
 CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_wanted) {
@@ -115,7 +117,7 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_
     const Sending sending(to);
     Outbound& out = lane_of(sending, to);
     put(out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
-    if (out.bell().calls.shares_processor()) call->spin_ns = 0;
+    if (out.is_worker_beside_us()) call->spin_ns = 0;
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
@@ -144,7 +146,7 @@ void Node::note(Member& to, Message&& message, Stream stream) {
   append_tail(message.data, NoteTail{});
   message.tag = tag_of(Form::note, message.tag, true);
   out.put(message, stream);
-  out.bell().ring_for_call();
+  out.ring_for_call();
 }
 
 void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
@@ -156,9 +158,9 @@ void Node::answer(Member& to, std::uint64_t call, Status status, Message&& messa
   message.tag = tag_of(Form::answer, message.tag, is_in_order);
   out->put(message, stream);
   point("rpc.answer.committed");
-  if (is_in_order) out->bell().ring_for_call();
-  else out->bell().ring_for_answer();
-  shares_processor_.store(out->bell().answers.shares_processor(), std::memory_order_relaxed);
+  if (is_in_order) out->ring_for_call();
+  else out->ring_for_answer();
+  shares_processor_.store(out->is_waiter_beside_us(), std::memory_order_relaxed);
 }
 
 CallRef Node::begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept) {
@@ -215,6 +217,7 @@ void Node::stop() {
   point("rpc.stop.begun");
   MemberList members = *list_.load();
   for (Member* member : members) say_farewell(*member);
+  far_->flush();
   fail(calls_.take_all(), End::stopped);
   for (Member* member : members)
     if (member->opened) complete(member->opened, End::stopped);

@@ -12,6 +12,7 @@
 
 #include "onecopy/share/stats.h"
 #include "rpc/calls.h"
+#include "rpc/far/far.h"
 #include "rpc/member.h"
 #include "rpc/waits.h"
 #include "rpc/work.h"
@@ -127,6 +128,14 @@ class Node {
   void release_lanes(Member& member);
   void say_farewell(Member& to) noexcept;
 
+  // node_far.cpp
+  std::unique_ptr<Far> make_far();
+  bool is_far(const Address& address) const;
+  void enter_far(Member& member);
+  void connect_far(Member& to, TimePoint deadline);
+  Far::Delivery take_link(Member& member, const FarLinkRef& link);
+  void close_links(Member& member);
+
   // node_report.cpp
   GroupInfo describe() const;
 
@@ -176,6 +185,7 @@ class Node {
   std::atomic<bool> is_spinning_{false};        ///< one worker spins at most
   std::atomic<bool> shares_processor_{false};   ///< with the last caller that was answered
   std::atomic<bool> is_stopped_{false};
+  std::unique_ptr<Far> far_;
   std::uint64_t report_ = 0;  ///< its place in this process's listings
 };
 

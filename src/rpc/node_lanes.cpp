@@ -183,6 +183,7 @@ void Node::handle_note(Member& from, Message&& message) {
 void Node::end(Member& member) {
   if (member.has_ended.exchange(true)) return;
   stop_watching(member);
+  close_links(member);
   fail(calls_.take_of(member.number()), End::member_ended);
   complete(member.opened, End::member_ended);
   Work work;

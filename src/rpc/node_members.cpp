@@ -33,20 +33,23 @@ void put_through_door(const Address& address, const DoorbellMemory& bell, NoteKi
 
 Address Node::address() {
   const int pid = current_pid();
-  return {options_.name, options_.number, pid, process_start_time(pid), door_.handle(), bell_->handle()};
+  return {options_.name,  options_.number, pid,         process_start_time(pid),
+          door_.handle(), bell_->handle(), this_host(), far_->endpoint()};
 }
 
 Member& Node::join(const Address& address) { return enter(address); }
 
 bool Node::is_own(const Address& address) const {
-  return address.name == options_.name && address.pid == current_pid();
+  return address.name == options_.name && address.pid == current_pid() && address.host == this_host();
 }
 
 Member& Node::enter(const Address& address) {
   const std::lock_guard lock(members_mutex_);
   for (const auto& known : members_) {
     if (known->number() != address.number) continue;
-    if (known->name() == address.name && known->address.pid == address.pid) return *known;
+    const bool is_same = known->name() == address.name && known->address.pid == address.pid &&
+                         known->address.host == address.host;
+    if (is_same) return *known;
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("member {} of the group is {}, and cannot be {} as well", address.number,
                             known->name(), address.name));
@@ -58,6 +61,7 @@ Member& Node::enter(const Address& address) {
   auto member = std::make_unique<Member>(address);
   member->opened = std::make_shared<Call>(address.number, kForever);
   if (address.number == options_.number) set_out_for_itself(*member);
+  else if (is_far(address)) enter_far(*member);
   else watch_over(*member);
   members_.push_back(std::move(member));
   auto list = std::make_unique<MemberList>(*list_.load());
@@ -110,6 +114,7 @@ void Node::release_lanes(Member& member) {
   member.outbound.reset();
   member.inbound.reset();
   member.bell.reset();
+  member.links.clear();
 }
 
 Member* Node::find(std::uint32_t number) {
@@ -126,7 +131,8 @@ Member* Node::find(std::string_view name) {
 
 void Node::connect(Member& to, TimePoint deadline) {
   if (to.out.load(std::memory_order_acquire)) return;
-  greet(to);
+  if (to.is_far) connect_far(to, deadline);
+  else greet(to);
   point("rpc.lane.greeted");
   while (!to.opened->is_done()) {
     check_can_send(to);
@@ -184,8 +190,8 @@ void Node::say_farewell(Member& to) noexcept {
       note.tag = static_cast<std::uint32_t>(Form::note);
       append_tail(note.data, NoteTail{NoteKind::farewell, 0});
       out->put(note);
-      out->bell().ring_for_call();
-    } else {
+      out->ring_for_call();
+    } else if (!to.is_far) {
       put_through_door(to.address, DoorbellMemory(to.address.bell), NoteKind::farewell,
                        address().to_bytes());
     }

@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
 #include <map>
+#include <mutex>
 
 #include "rpc/node.h"
 
@@ -9,13 +12,26 @@ namespace {
 
 constexpr std::size_t kMostPeers = 256;  // the listing is one packet
 
-const char* state_of(const Member& member, std::uint32_t own_number) {
+constexpr std::chrono::seconds kSilent{3};  // a member on another host says something each second
+
+/// Of a member on another host, since it said something. 0: not long ago.
+std::chrono::seconds silence_of(Member& member) {
+  const std::lock_guard lock(member.opening);
+  std::chrono::seconds shortest{0};
+  for (const FarLinkRef& link : member.links)
+    if (shortest == std::chrono::seconds{0} || link->silence() < shortest) shortest = link->silence();
+  return shortest < kSilent ? std::chrono::seconds{0} : shortest;
+}
+
+std::string state_of(Member& member, std::uint32_t own_number) {
   if (member.number() == own_number) return "here";
   if (member.has_ended) return member.has_left ? "left" : "ended";
+  const auto silence = silence_of(member);
+  if (silence.count() != 0) return fmt::format("silent for {} s", silence.count());
   return member.out.load() ? "open" : "new";
 }
 
-PeerInfo describe_peer(const Member& member, std::uint32_t own_number) {
+PeerInfo describe_peer(Member& member, std::uint32_t own_number) {
   PeerInfo peer;
   peer.name = member.name();
   peer.number = member.number();
@@ -40,7 +56,7 @@ GroupInfo Node::describe() const {
   group.calls_under_way = calls_under_way();
   group.idle_workers = static_cast<std::uint64_t>(idle_workers());
   const auto under_way = calls_.by_member();
-  for (const Member* const member : *list_.load(std::memory_order_acquire)) {
+  for (Member* const member : *list_.load(std::memory_order_acquire)) {
     if (group.peers.size() == kMostPeers) {
       ++group.unlisted;
       continue;

@@ -65,7 +65,8 @@ class Future {
   std::unique_ptr<State> state_;
 };
 
-/// This process as a member of a group of processes of this host and user, that call functions of each other.
+/// This process as a member of a group of processes of one user, that call functions of each other. Those on other hosts
+/// need ONECOPY_RPC_KEY (docs/rpc.md).
 ///
 /// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory itself;
 /// threads of the agent run functions, each on the thread that took the call, and one more is there whenever all others

@@ -165,7 +165,7 @@ TEST_F(Nodes, RestWhenAMemberHasPutSomethingBehindItsFarewell) {
   Message late{static_cast<std::uint32_t>(Form::note) | kInOrder, {}, {}};
   append_tail(late.data, NoteTail{});
   lane.put(late);
-  lane.bell().ring_for_call();
+  lane.ring_for_call();
   EXPECT_TRUE(eventually([] {
     const std::clock_t before = std::clock();
     std::this_thread::sleep_for(100ms);

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sys/uio.h>
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "os/event.h"
+#include "os/mutex.h"
+#include "os/stream_socket.h"
+#include "rpc/far/frame.h"
+#include "rpc/far/parcel.h"
+
+namespace onecopy::rpc {
+
+/// The frames that this process sends over one connection. Who puts a message sends it, as far as the socket takes it
+/// at once; the far thread sends the rest.
+///
+/// Thread safety: all members may be called concurrently.
+class FrameSender {
+ public:
+  FrameSender(int fd, const Digest& key) : fd_(fd), seal_(key) {}
+
+  void put_hello(Bytes&& hello);
+  /// Throws invalid_argument for a message that cannot cross.
+  void put(Message&& message);
+  /// Sends what the socket takes now. True when more is left. Throws peer_died. `is_due`: a heartbeat, if there is
+  /// nothing else.
+  bool send(bool is_due = false);
+  bool is_empty() const noexcept { return waiting_.load() == 0; }
+
+ private:
+  struct Frame {
+    FrameHead head;
+    ByteSpan payload;
+    ShortMac mac;
+    std::size_t sent = 0;
+    std::size_t size() const noexcept { return sizeof head + payload.size() + sizeof mac; }
+  };
+  struct Item {
+    Bytes hello;
+    std::optional<Parcel> parcel;
+  };
+
+  void push(Item&& item);
+  bool next_frame(bool is_due) REQUIRES(sending_);
+  void make_frame(FrameKind kind, ByteSpan payload) REQUIRES(sending_);
+  bool send_frame() REQUIRES(sending_);
+
+  const int fd_;
+  Mutex items_mutex_;
+  std::deque<Item> items_ GUARDED_BY(items_mutex_);
+  std::atomic<std::size_t> waiting_{0};  ///< items that are not sent to the end
+  Mutex sending_;
+  FrameSeal seal_ GUARDED_BY(sending_);
+  std::optional<Item> item_ GUARDED_BY(sending_);
+  std::optional<Frame> frame_ GUARDED_BY(sending_);
+};
+
+/// The frames that come over one connection.
+/// Thread safety: none of its own: the far thread's.
+class FrameReceiver {
+ public:
+  struct Handlers {
+    std::function<void(ByteSpan)> hello;
+    std::function<void(Message&&)> message;
+  };
+  /// `has_hello`: the other end has been connected to, and is known.
+  FrameReceiver(int fd, const Digest& key, bool has_hello, std::uint64_t most_bytes = kMostMessageBytes)
+      : fd_(fd), seal_(key), assembly_(most_bytes), has_hello_(has_hello) {}
+
+  /// Takes what has come, a few frames at most. Throws peer_died at the end of the connection, protocol for a frame
+  /// that does not check.
+  void receive(const Handlers& handlers);
+
+ private:
+  bool fill();
+  void begin_frame();
+  void end_frame(const Handlers& handlers);
+  std::size_t frame_bytes() const noexcept { return sizeof head_ + payload_.size() + sizeof mac_; }
+
+  const int fd_;
+  FrameSeal seal_;
+  Assembly assembly_;
+  FrameHead head_;
+  std::span<std::byte> payload_;
+  ShortMac mac_{};
+  Bytes buffer_;
+  std::size_t got_ = 0;
+  bool has_head_ = false;
+  bool has_hello_;
+};
+
+/// One connection to a member on another host, on which both sides have proved that they know the group's key.
+///
+/// Thread safety: all members may be called concurrently, but for receive(), the far thread's.
+/// Invariant: a closed link delivers nothing more.
+class FarLink {
+ public:
+  enum class Side : std::uint8_t { client, listener };
+  /// `wake` is the far thread's.
+  FarLink(StreamSocket socket, const FrameKeys& keys, Side side, std::shared_ptr<Event> wake);
+
+  /// Throws invalid_argument, and what copying from a card throws; the end of a link is no error here.
+  void put(const Message& message, Stream stream);
+  void put_hello(Bytes&& hello);
+  /// After what is being sent.
+  void close() noexcept;
+  bool is_closed() const noexcept { return is_closed_.load(); }
+  bool has_sent_all() const noexcept { return sender_.is_empty(); }
+  /// How long the other has said nothing. Members say something each second.
+  std::chrono::seconds silence() const noexcept;
+  int fd() const noexcept { return socket_.fd(); }
+
+  // For the far thread.
+  bool send(bool is_due) { return sender_.send(is_due); }
+  void receive(const FrameReceiver::Handlers& handlers);
+  /// The connection ends for the other side, too, although a member may still have the link.
+  void end() noexcept;
+
+ private:
+  void send_or_leave() noexcept;
+
+  StreamSocket socket_;
+  FrameSender sender_;
+  FrameReceiver receiver_;
+  const std::shared_ptr<Event> wake_;  ///< the links', and the far thread's
+  std::atomic<bool> is_closed_{false};
+  std::atomic<std::int64_t> heard_ns_;
+};
+
+/// The far thread has it, and the member that it leads to.
+using FarLinkRef = std::shared_ptr<FarLink>;
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "rpc/far/parcel.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "os/log.h"
+#include "rpc/message.h"
+
+namespace onecopy::rpc {
+namespace {
+
+constexpr std::size_t kMostTensors = 1024;
+constexpr std::uint64_t kMostDataBytes = std::uint64_t{1} << 30;
+/// A message up to this size is one frame.
+constexpr std::size_t kMostInFirst = 32 << 10;
+
+struct ParcelHead {
+  std::uint32_t tag = 0;
+  std::uint32_t tensors = 0;
+  std::uint64_t data_bytes = 0;
+};
+static_assert(sizeof(ParcelHead) == 16);
+
+/// `dims` sizes and as many strides follow, of 8 bytes each.
+struct RowHead {
+  std::uint8_t dtype = 0;
+  std::uint8_t dims = 0;
+  std::uint8_t reserved[6] = {};
+};
+static_assert(sizeof(RowHead) == 8);
+
+void append_bytes(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
+
+void append_row(Bytes& out, const Layout& layout) {
+  RowHead row;
+  row.dtype = static_cast<std::uint8_t>(layout.dtype());
+  row.dims = static_cast<std::uint8_t>(layout.ndim());
+  append_bytes(out, std::as_bytes(std::span(&row, 1)));
+  append_bytes(out, std::as_bytes(layout.shape()));
+  append_bytes(out, std::as_bytes(layout.strides()));
+}
+
+std::int64_t clock_ns() noexcept { return std::chrono::steady_clock::now().time_since_epoch().count(); }
+
+/// Changes the deadline in the tail of a call.
+template <class Change>
+void change_deadline(Message& message, Change&& change) {
+  const bool is_call = (message.tag & kFormBits) == static_cast<std::uint32_t>(Form::call);
+  if (!is_call || message.data.size() < sizeof(CallTail)) return;
+  std::byte* const at = message.data.data() + message.data.size() - sizeof(CallTail);
+  auto tail = load<CallTail>(at);
+  if (tail.deadline == 0) return;
+  tail.deadline = change(tail.deadline);
+  store(at, tail);
+}
+
+ByteSpan cut_bytes(ByteSpan& rest, std::size_t bytes) {
+  if (bytes > rest.size()) refuse_frame("is cut off");
+  const ByteSpan part = rest.first(bytes);
+  rest = rest.subspan(bytes);
+  return part;
+}
+
+std::vector<std::int64_t> cut_numbers(ByteSpan& rest, std::size_t count) {
+  std::vector<std::int64_t> numbers(count);
+  const ByteSpan bytes = cut_bytes(rest, count * sizeof(std::int64_t));
+  if (count != 0) std::memcpy(numbers.data(), bytes.data(), bytes.size());
+  return numbers;
+}
+
+Layout cut_layout(ByteSpan& rest) {
+  const auto row = load<RowHead>(cut_bytes(rest, sizeof(RowHead)).data());
+  const auto dtype = static_cast<DType>(row.dtype);
+  if (!is_valid(dtype) || row.dims > kMaxDims) refuse_frame("has a tensor that cannot be");
+  const auto shape = cut_numbers(rest, row.dims), strides = cut_numbers(rest, row.dims);
+  try {
+    return {dtype, shape, strides};
+  } catch (const Error& error) {
+    refuse_frame(error.what());
+  }
+}
+
+}  // namespace
+
+// --- Parcel
+
+Parcel::Parcel(Message&& message) : message_(std::move(message)) {
+  const auto& tensors = message_.tensors;
+  if (tensors.size() > kMostTensors || message_.data.size() > kMostDataBytes)
+    throw Error(
+        ErrorCode::invalid_argument,
+        fmt::format("a message with {} tensors and {} other bytes does not go to another host: {} and "
+                    "{} at most",
+                    tensors.size(), message_.data.size(), kMostTensors, kMostDataBytes));
+  const std::int64_t now = clock_ns();
+  change_deadline(message_, [&](std::int64_t at) { return std::max<std::int64_t>(1, at - now); });
+  const ParcelHead head{message_.tag, static_cast<std::uint32_t>(tensors.size()), message_.data.size()};
+  append_bytes(first_, std::as_bytes(std::span(&head, 1)));
+  std::size_t bytes = message_.data.size();
+  for (const Tensor& tensor : tensors) {
+    append_row(first_, tensor.layout());
+    bytes += tensor.layout().extent_bytes();
+  }
+  if (first_.size() > kMostFrameBytes)
+    throw Error(ErrorCode::invalid_argument,
+                "the shapes of a message's tensors do not go to another host: they take too many bytes");
+  if (bytes + first_.size() > kMostInFirst) return;
+  for (std::size_t i = 0; i <= tensors.size(); ++i) append_bytes(first_, part(i));
+  part_ = tensors.size() + 1;
+}
+
+ByteSpan Parcel::part(std::size_t i) const noexcept {
+  if (i == 0) return message_.data;
+  const Tensor& tensor = message_.tensors[i - 1];
+  return {tensor.as<const std::byte>(), tensor.layout().extent_bytes()};
+}
+
+std::optional<ByteSpan> Parcel::next() {
+  if (!is_begun_) {
+    is_begun_ = true;
+    return first_;
+  }
+  while (part_ <= message_.tensors.size() && at_ == part(part_).size()) {
+    ++part_;
+    at_ = 0;
+  }
+  if (part_ > message_.tensors.size()) return {};
+  const ByteSpan rest = part(part_).subspan(at_);
+  const ByteSpan payload = rest.first(std::min<std::size_t>(rest.size(), kMostFrameBytes));
+  at_ += payload.size();
+  return payload;
+}
+
+// --- Assembly
+
+void Assembly::begin(ByteSpan payload) {
+  if (is_begun_) refuse_frame("begins a message within another");
+  const auto head = load<ParcelHead>(cut_bytes(payload, sizeof(ParcelHead)).data());
+  if (head.tensors > kMostTensors || head.data_bytes > std::min(kMostDataBytes, most_bytes_))
+    refuse_frame("is of too large a message");
+  rows_.clear();
+  data_bytes_ = head.data_bytes;
+  std::uint64_t tensor_bytes = 0;
+  for (std::uint32_t i = 0; i < head.tensors; ++i) {
+    Layout layout = cut_layout(payload);
+    const std::size_t bytes = layout.extent_bytes();
+    if (bytes > most_bytes_ - std::min(tensor_bytes, most_bytes_)) refuse_frame("is of too large a tensor");
+    tensor_bytes += bytes;
+    rows_.push_back({std::move(layout), bytes});
+  }
+  left_ = data_bytes_ + tensor_bytes;
+  if (!payload.empty() && payload.size() != left_) refuse_frame("has another length than its message");
+  is_begun_ = true;
+  message_ = Message{head.tag, {}, {}};
+  part_ = at_ = 0;
+  allocate();
+  while (!payload.empty()) {
+    skip_full_parts();
+    const auto into = is_lost_ ? room(payload.size()) : part(part_).subspan(at_);
+    const ByteSpan bytes = cut_bytes(payload, std::min(into.size(), payload.size()));
+    std::memcpy(into.data(), bytes.data(), bytes.size());
+    fill(bytes.size());
+  }
+}
+
+/// The memory of a tensor is a row of bytes first: its layout may have gaps.
+void Assembly::allocate() {
+  is_lost_ = false;
+  try {
+    message_.data.resize(data_bytes_);
+    for (const Row& row : rows_) {
+      const Layout bytes(DType::u8, {static_cast<std::int64_t>(row.bytes)});
+      message_.tensors.push_back(row.layout.is_contiguous() ? empty(row.layout)
+                                                            : empty(bytes).with_layout(row.layout));
+    }
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("a message from another host was lost: {}", error.what()));
+    message_ = {};
+    is_lost_ = true;
+    scrap_.resize(kMostFrameBytes);
+  }
+}
+
+std::span<std::byte> Assembly::part(std::size_t i) noexcept {
+  if (i == 0) return message_.data;
+  return {message_.tensors[i - 1].as<std::byte>(), rows_[i - 1].bytes};
+}
+
+void Assembly::skip_full_parts() noexcept {
+  while (!is_lost_ && part_ <= rows_.size() && at_ == part(part_).size()) {
+    ++part_;
+    at_ = 0;
+  }
+}
+
+std::span<std::byte> Assembly::room(std::size_t bytes) {
+  if (!is_begun_ || bytes > left_ || bytes == 0) refuse_frame("has bytes of no message");
+  if (is_lost_) return std::span(scrap_).first(bytes);
+  skip_full_parts();
+  const auto rest = part(part_).subspan(at_);
+  if (bytes > rest.size()) refuse_frame("reaches from one tensor into another");
+  return rest.first(bytes);
+}
+
+void Assembly::fill(std::size_t bytes) noexcept {
+  at_ += bytes;
+  left_ -= bytes;
+}
+
+std::optional<Message> Assembly::take() {
+  is_begun_ = false;
+  if (is_lost_) return {};
+  const std::int64_t now = clock_ns();
+  constexpr std::int64_t kLongest = std::int64_t{1} << 61;  // 73 years
+  change_deadline(message_,
+                  [&](std::int64_t left) { return now + std::clamp<std::int64_t>(left, 1, kLongest); });
+  return std::move(message_);
+}
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "onecopy/channel/queue.h"
+#include "rpc/far/frame.h"
+
+/// Messages of rpc as the payloads of frames.
+namespace onecopy::rpc {
+
+inline constexpr std::uint64_t kMostMessageBytes = std::uint64_t{1} << 40;
+
+/// A message on its way out, cut into payloads. Its tensors are of the CPU.
+/// Thread safety: none of its own.
+class Parcel {
+ public:
+  /// Deadlines cross as the time that is left. Throws invalid_argument for a message with too many tensors, or too
+  /// many plain bytes.
+  explicit Parcel(Message&& message);
+
+  FrameKind kind() const noexcept { return is_begun_ ? FrameKind::more : FrameKind::message; }
+  /// The next payload; valid as long as the parcel. Empty at the end.
+  std::optional<ByteSpan> next();
+
+ private:
+  ByteSpan part(std::size_t i) const noexcept;
+
+  Message message_;
+  Bytes first_;
+  bool is_begun_ = false;
+  std::size_t part_ = 0, at_ = 0;  ///< the data, and then each tensor
+};
+
+/// A message on its way in. A process that sends does not decide where its bytes go before a frame is checked.
+/// Thread safety: none of its own.
+class Assembly {
+ public:
+  /// A message of more bytes is refused.
+  explicit Assembly(std::uint64_t most_bytes) : most_bytes_(most_bytes) {}
+
+  /// The payload of a checked frame of kind message. Throws protocol.
+  void begin(ByteSpan payload);
+  /// Where the payload of the next frame of kind more goes. Throws protocol if the message has no room for it.
+  std::span<std::byte> room(std::size_t bytes);
+  /// That room was filled, and the frame has been checked.
+  void fill(std::size_t bytes) noexcept;
+
+  bool is_whole() const noexcept { return is_begun_ && left_ == 0; }
+  /// The message; none if there was no memory for it, which is logged. REQUIRES: is_whole().
+  std::optional<Message> take();
+
+ private:
+  std::span<std::byte> part(std::size_t i) noexcept;
+  void skip_full_parts() noexcept;
+  void allocate();
+
+  struct Row {
+    Layout layout;
+    std::size_t bytes;
+  };
+  const std::uint64_t most_bytes_;
+  Message message_;
+  std::vector<Row> rows_;
+  Bytes scrap_;  ///< for a message without memory
+  std::size_t data_bytes_ = 0;
+  std::size_t left_ = 0;
+  std::size_t part_ = 0, at_ = 0;
+  bool is_begun_ = false, is_lost_ = false;
+};
+
+}  // namespace onecopy::rpc

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/two_networks.h"
+
+#include <fmt/format.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace onecopy::testing {
+namespace {
+
+constexpr const char* kCables[2] = {"ocpy0", "ocpy1"};
+
+bool works(const std::string& command) { return std::system((command + " >/dev/null 2>&1").c_str()) == 0; }
+
+void must(const std::string& command) {
+  if (!works(command)) throw std::runtime_error("this failed: " + command);
+}
+
+}  // namespace
+
+std::string TwoNetworks::obstacle() {
+  if (::geteuid() != 0) return "wants to be root, who may make network namespaces";
+  if (!works("command -v ip && command -v nsenter"))
+    return "wants ip of iproute2 and nsenter of util-linux";
+  if (!works("unshare -n ip link add ocpytry0 type veth peer name ocpytry1"))
+    return "wants a kernel and a container that let it make network namespaces";
+  return "";
+}
+
+TwoNetworks::TwoNetworks(int first_pid, int second_pid) : pids_{first_pid, second_pid} {
+  must(fmt::format("nsenter -t {} -n ip link add {} type veth peer name {} netns {}", pids_[0], kCables[0],
+                   kCables[1], pids_[1]));
+  for (int i = 0; i < 2; ++i) {
+    const std::string in = fmt::format("nsenter -t {} -n ", pids_[i]);
+    must(in + fmt::format("ip addr add {}/24 dev {}", kAddresses[i], kCables[i]));
+    must(in + "ip link set lo up");
+    must(in + fmt::format("ip link set {} up", kCables[i]));
+  }
+}
+
+void TwoNetworks::cut() { must(fmt::format("nsenter -t {} -n ip link set {} down", pids_[0], kCables[0])); }
+
+bool TwoNetworks::disturb(const std::string& how) {
+  return works(
+      fmt::format("nsenter -t {} -n tc qdisc add dev {} root netem {}", pids_[0], kCables[0], how));
+}
+
+void enter_network() {
+  if (::unshare(CLONE_NEWNET) != 0) throw std::runtime_error("this process got no network namespace");
+}
+
+}  // namespace onecopy::testing
