@@ -21,7 +21,7 @@ import onecopy
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import PeerDied, Timeout
-from . import _devices, _exports, _functions, _group, _values
+from . import _devices, _exports, _functions, _group, _modes, _values
 from ._errors import RemoteFailure
 from ._futures import CallFuture
 from ._references import PyRRef, References
@@ -155,12 +155,21 @@ class Agent:
         for member in members.values():
             self.enter(member)
         self._add_worker()  # now, when all are known: the first message may be of any of them
+        if self.is_static_group:
+            self._connect_far()
+
+    def _connect_far(self):
+        """To members on other hosts, whose end is known by the end of a connection alone. One of two members connects."""
+        for rank, member in self._members.items():
+            if member.is_far and rank > self.info.id:
+                self.node.connect(rank, time.monotonic() + self.timeout if self.timeout else None)
 
     def enter(self, member):
         """Another member that there is from now on."""
         rank = member.info.id
         self._members = {**self._members, rank: member}  # others iterate over the one before
         self.node.join(member.address)
+        member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
         self.node.set_devices(rank, _devices.numbers(self._map_to(member)), _devices.numbers(self._map_back(member)))
 
@@ -327,7 +336,9 @@ class Agent:
         targets = _devices.targets(tensors, devices, self.info.name, member.info.name, what)
         recorded = context.record_sent(tensors, member.info.id) if context is not None else None
         count = functools.partial(self.node.count_route, member.info.id)
-        packed = [_devices.pack(t, count) for t in tensors]
+        if member.is_far:
+            _modes.check_far(tensors, member.info)
+        packed = [_devices.pack(t, count, member.is_far) for t in tensors]
         return (verb, context.id if context is not None else None, recorded, tree, packed, targets), bool(given)
 
     def _give(self, value, member, given):

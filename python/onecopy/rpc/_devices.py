@@ -50,16 +50,17 @@ def targets(tensors, devices, caller, receiver, what="Request"):
     return found
 
 
-def pack(tensor, count=lambda route: None):
+def pack(tensor, count=lambda route: None, is_far=False):
     """A tensor with the same elements that nobody else has, the bytes of a small one with its dtype and shape, the parts of a
     sparse one, or the tensor itself where it is lent or given away. Strides stay where the storage is small or mostly used.
     `count` is called with its route.
     """
     route = _route(tensor)
-    _routes.sent.add(route)
-    count(route)
+    taken = _routes.TCP if is_far else route
+    _routes.sent.add(taken)
+    count(taken)
     if route == _routes.PARTS:
-        return _parts(tensor.detach(), count)
+        return _parts(tensor.detach(), count, is_far)
     return _PACK[route](tensor.detach())
 
 
@@ -76,8 +77,9 @@ def _inline(tensor):
     return str(tensor.dtype).removeprefix("torch."), list(tensor.shape), _bytes_of(tensor)
 
 
-def _parts(tensor, count):
-    return pack(tensor._indices(), count), pack(tensor._values(), count), tuple(tensor.shape), tensor.is_coalesced()
+def _parts(tensor, count, is_far):
+    indices, values = (pack(part, count, is_far) for part in (tensor._indices(), tensor._values()))
+    return indices, values, tuple(tensor.shape), tensor.is_coalesced()
 
 
 def _copy(tensor):

@@ -136,12 +136,14 @@ def _take(store, me):
 
 
 def _process(pid):
-    """[pid, when it started]: unique to one process."""
+    """[pid, when it started, its host]: unique to one process."""
     with open(f"/proc/{pid}/stat") as file:
-        return [pid, file.read().rpartition(")")[2].split()[19]]
+        return [pid, file.read().rpartition(")")[2].split()[19], onecopy._core._rpc_host()]
 
 
 def _is_alive(process):
+    if process[2] != onecopy._core._rpc_host():
+        return True  # as far as is known here: a call to it says otherwise
     try:
         return _process(process[0]) == list(process)
     except OSError:

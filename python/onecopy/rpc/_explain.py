@@ -18,6 +18,9 @@ def explain(to, tensor):
         raise TypeError(f"explain() takes a tensor, not a {type(tensor).__name__}")
     if member.info.id == agent.info.id:
         return _routes.choose(_routes.source_of(tensor), _routes.Target("cpu", is_here=True))
+    if member.is_far:
+        _modes.check_far([tensor], member.info)
+        return _routes.choose(_routes.source_of(tensor), _routes.Target("cpu", is_far=True))
     target = _devices.targets([tensor], agent._map_to(member), agent.info.name, member.info.name)[0]
     card = _card(tensor.device)
     return _routes.choose(_routes.source_of(tensor, card), _target(agent, member, target, card))

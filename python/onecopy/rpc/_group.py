@@ -41,11 +41,13 @@ class WorkerInfo:
 
 
 class Member:
-    """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which."""
+    """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which.
+    `is_far`: it is on another host, or reached as if it were."""
 
     def __init__(self, info, pid, address, device_maps):
         self.info, self.pid, self.address, self.device_maps = info, pid, address, device_maps
         self.has_ended, self.why_ended = False, ""
+        self.is_far = False
 
 
 def check_size(store, info, world_size):

@@ -5,7 +5,7 @@ from . import _agent, _explain, _exports, _native, _rooms
 
 def init(name, *, rank=-1, world_size=None, rendezvous="env://", timeout=60.0, allow=(), max_calls=4096,
          when_full=_rooms.WAIT, device_maps=None):
-    """Joins a group of processes of this host and user.
+    """Joins a group of processes of one user. Those on other hosts need ONECOPY_RPC_KEY: see docs/rpc.md.
 
     Args:
         name: this member's, unique in the group: letters, digits, ``-_:``.

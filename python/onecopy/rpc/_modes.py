@@ -55,6 +55,13 @@ def of(tensor):
     return getattr(tensor, _ATTRIBUTE, COPY)
 
 
+def check_far(tensors, info):
+    """Throws TypeError for a tensor that is lent to a member on another host."""
+    if any(of(tensor) == BORROW for tensor in tensors):
+        raise TypeError(f"borrow() lends memory of this host, and {info} is on another: give the call the tensor itself, "
+                        "which is copied, or move() it")
+
+
 def marked_in(value, depth=4):
     """The Marked ones in arguments: at the top, and in lists, tuples and dicts."""
     if isinstance(value, Marked):

@@ -8,8 +8,8 @@ from . import _modes, _telemetry
 # Of a tensor that crosses as bytes of the message: shared memory of its own would cost more. The bytes are read by numpy.
 INLINE_BYTES = 4096 if importlib.util.find_spec("numpy") is not None else 0
 
-INLINE, COPY, LEASE, MOVE, PULL, STAGED, PARTS, HERE = (
-    "inline", "copy", "lease", "move", "pull", "staged", "parts", "here")
+INLINE, COPY, LEASE, MOVE, PULL, STAGED, PARTS, HERE, TCP = (
+    "inline", "copy", "lease", "move", "pull", "staged", "parts", "here", "tcp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +35,12 @@ class Target:
     Attributes:
         device: "cpu", or the UUID of a card.
         is_here: this process itself, called without a message.
+        is_far: another host.
         can_reach: whether the receiver's card reads the source's memory; None when there is no need."""
 
     device: str
     is_here: bool = False
+    is_far: bool = False  # on another host
     can_reach: "bool | None" = None
 
 
@@ -57,6 +59,9 @@ def choose(source, target):
     """The Route of one tensor."""
     if target.is_here:
         return Route(HERE, "the callee is this process: it gets the tensor itself")
+    if target.is_far:
+        return Route(TCP, "the callee is on another host: the bytes go over a TCP connection, those of a card by way of the "
+                          "host's memory")
     if source.layout != "strided":
         return Route(PARTS, "a sparse tensor crosses as its indices and its values, each by its own route")
     if source.device == "cpu" and target.device == "cpu":

@@ -73,8 +73,8 @@ ErrorCode code_named(const std::string& word) {
 }
 
 void count_plain(rpc::Member& to, std::size_t inlined, const Message& message) noexcept {
-  to.counters.count(rpc::Route::inlined, inlined);
-  to.counters.count(rpc::Route::copy, message.tensors.size());
+  to.count(rpc::Route::inlined, inlined);
+  to.count(rpc::Route::copy, message.tensors.size());
 }
 
 nb::object owner_of(const rpc::Call& call) {
@@ -162,10 +162,18 @@ nb::object RpcNode::join(nb::bytes address) {
   return nb::make_tuple(where.name, where.number, where.pid);
 }
 
+bool RpcNode::is_far(std::uint32_t number) { return member(number).is_far; }
+
+void RpcNode::connect(std::uint32_t number, nb::handle deadline) {
+  rpc::Member& to = member(number);
+  const TimePoint until = deadline_from(deadline);
+  without_gil([&] { node_->connect(to, until); });
+}
+
 void RpcNode::count_route(std::uint32_t to, const std::string& route) {
   const auto at = std::find(rpc::kRouteNames.begin(), rpc::kRouteNames.end(), route);
   if (at == rpc::kRouteNames.end()) throw Error(ErrorCode::invalid_argument, "there is no such route");
-  member(to).counters.count(static_cast<rpc::Route>(at - rpc::kRouteNames.begin()), 1);
+  member(to).count(static_cast<rpc::Route>(at - rpc::kRouteNames.begin()), 1);
 }
 
 void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
@@ -529,6 +537,8 @@ void RpcNode::stop() {
 
 void init_rpc(nb::module_& m) {
   init_rpc_context(m);
+  m.def("_rpc_host", &rpc::this_host,
+        "A number of this boot and these namespaces: processes of one reach each other's memory.");
   m.def(
       "_decode_call",
       [](nb::bytes data) {
@@ -562,6 +572,8 @@ void init_rpc(nb::module_& m) {
       .def(nb::init<const std::string&, std::uint32_t>(), nb::arg("name"), nb::arg("number"))
       .def("address", &RpcNode::address)
       .def("join", &RpcNode::join, nb::arg("address"))
+      .def("is_far", &RpcNode::is_far, nb::arg("number"))
+      .def("connect", &RpcNode::connect, nb::arg("number"), nb::arg("deadline").none())
       .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
       .def("set_devices", &RpcNode::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"))

@@ -58,6 +58,9 @@ class RpcNode {
   /// (name, number, pid) of the member.
   nb::object join(nb::bytes address);
   /// For listings: a tensor goes to that member by this route.
+  bool is_far(std::uint32_t number);
+  /// As Node::connect().
+  void connect(std::uint32_t number, nb::handle deadline);
   void count_route(std::uint32_t to, const std::string& route);
   void set_number_of(const std::string& name, nb::handle number);
   /// Where tensors of plain calls go in that member, and where those of answers to it go.
