@@ -55,6 +55,19 @@ class WindowOrder {
     const std::lock_guard lock(mutex_);
     return stream.clock;
   }
+  /// Clocks of events belong to them, and are touched here alone: several threads may use one event.
+  void record(const Line& stream, Clock& event) {
+    const std::lock_guard lock(mutex_);
+    event = stream.clock;
+  }
+  void record(Clock all, Clock& event) {
+    const std::lock_guard lock(mutex_);
+    event = std::move(all);
+  }
+  Clock copy_of(const Clock& event) {
+    const std::lock_guard lock(mutex_);
+    return event;
+  }
   void let_wait(Line& stream, const Clock& event) {
     const std::lock_guard lock(mutex_);
     merge(stream.clock, event);

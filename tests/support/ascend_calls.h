@@ -28,6 +28,7 @@ class AclCalls {
     ONECOPY_ACL_EXTRA_CALLS(BIND)
 #undef BIND
     sim_fail = reinterpret_cast<decltype(sim_fail)>(::dlsym(library_, "sim_fail"));
+    sim_unordered = reinterpret_cast<decltype(sim_unordered)>(::dlsym(library_, "sim_unordered"));
   }
 
 #define MEMBER(CALL, PARAMETERS) ascend::aclError(*CALL) PARAMETERS = nullptr;
@@ -50,6 +51,7 @@ class AclCalls {
   ONECOPY_ACL_EXTRA_CALLS(MEMBER)
 #undef MEMBER
   void (*sim_fail)(const char*, int, int, int) = nullptr;
+  std::size_t (*sim_unordered)() = nullptr;
 
   /// Initialises, and makes the device current.
   void use(int ordinal) const {

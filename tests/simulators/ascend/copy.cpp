@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies and memset. The direction that a caller names is not looked at: the addresses say it.
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "stream.h"
 
@@ -8,7 +10,16 @@ using namespace sim;
 
 namespace {
 
-enum class Use { read, write };
+enum class Access { read, write };
+
+std::vector<Use> pages_of(const Range& range, std::uintptr_t at, std::size_t bytes, Access access) {
+  std::vector<Use> pages;
+  if (range.kind != RangeKind::vmm) return pages;
+  const std::uintptr_t first = (at - range.base) / kHugePage, end = at - range.base + bytes;
+  for (std::uintptr_t page = first; page * kHugePage < end; ++page)
+    pages.push_back({range.memory->number(), page, range.base, access == Access::write});
+  return pages;
+}
 
 /// One end of a copy, resolved and checked.
 struct Side {
@@ -17,33 +28,38 @@ struct Side {
   bool is_host = false;
   bool pageable = false;
   bool another_cards = false;
+  std::vector<Use> pages{};  ///< of memory that may have several addresses
 
   bool is_gone() const { return keep && keep->freed; }
 };
 
-bool may(const Range& range, Use use, int device) {
+bool may(const Range& range, Access use, int device) {
   if (range.kind == RangeKind::host) return true;
   if (range.kind != RangeKind::vmm)
     return reaches(device, range.device) && reaches(device, range.memory->device);
   const auto flags = range.access.find(device);
   if (flags == range.access.end())
-    return use == Use::read && reaches(device, range.device);  // a peer copies from another's mapping
-  return use == Use::read ? flags->second != ACL_RT_MEM_ACCESS_FLAGS_NONE
-                          : flags->second == ACL_RT_MEM_ACCESS_FLAGS_READWRITE;
+    return use == Access::read && reaches(device, range.device);  // a peer copies from another's mapping
+  return use == Access::read ? flags->second != ACL_RT_MEM_ACCESS_FLAGS_NONE
+                             : flags->second == ACL_RT_MEM_ACCESS_FLAGS_READWRITE;
 }
 
-aclError resolve(const void* pointer, std::size_t bytes, Use use, int device, Side& side) {
+aclError resolve(const void* pointer, std::size_t bytes, Access use, int device, Side& side) {
   const std::lock_guard lock(state().mutex);
   const std::uintptr_t at = address(pointer);
   const Range* range = state().find(at);
   if (!range) {
-    side = {nullptr, reinterpret_cast<std::byte*>(at), true, true, false};
+    side = {nullptr, reinterpret_cast<std::byte*>(at), true, true, false, {}};
     return ACL_SUCCESS;
   }
   if (bytes > range->base + range->size - at || !may(*range, use, device))
     return ACL_ERROR_RT_PARAM_INVALID;
-  side = {range->memory, range->host(at), range->kind == RangeKind::host, false,
-          range->memory && range->memory->device != device};
+  side = {range->memory,
+          range->host(at),
+          range->kind == RangeKind::host,
+          false,
+          range->memory && range->memory->device != device,
+          pages_of(*range, at, bytes, use)};
   return ACL_SUCCESS;
 }
 
@@ -63,30 +79,35 @@ aclError copy(void* to, std::size_t most, const void* from, std::size_t bytes, i
   const int device = stream->context->device;
   Side target;
   Side source;
-  if (const aclError result = resolve(to, bytes, Use::write, device, target)) return result;
-  if (const aclError result = resolve(from, bytes, Use::read, device, source)) return result;
+  if (const aclError result = resolve(to, bytes, Access::write, device, target)) return result;
+  if (const aclError result = resolve(from, bytes, Access::read, device, source)) return result;
   if (is_refused(target, source, kind, waits)) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
   const bool pageable = target.pageable || source.pageable;
   if (pageable && stream->capture) return stream->spoil();
-  const aclError result = stream->submit([target = std::move(target), source = std::move(source), bytes] {
+  std::vector<Use> pages = target.pages;
+  pages.insert(pages.end(), source.pages.begin(), source.pages.end());
+  const auto work = [target = std::move(target), source = std::move(source), bytes] {
     if (target.is_gone() || source.is_gone()) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
     std::memmove(target.at, source.at, bytes);
     return ACL_SUCCESS;
-  });
+  };
+  const aclError result = stream->submit(work, std::move(pages));
   return result == ACL_SUCCESS && (pageable || waits) ? stream->synchronize() : result;
 }
 
 aclError fill(void* to, std::size_t most, int value, std::size_t bytes, Stream* stream) {
   if (!to || bytes > most) return ACL_ERROR_INVALID_PARAM;
   Side target;
-  if (const aclError result = resolve(to, bytes, Use::write, stream->context->device, target))
+  if (const aclError result = resolve(to, bytes, Access::write, stream->context->device, target))
     return result;
   if (target.pageable) return ACL_ERROR_RT_PARAM_INVALID;
-  return stream->submit([target = std::move(target), value, bytes] {
+  std::vector<Use> pages = target.pages;
+  const auto work = [target = std::move(target), value, bytes] {
     if (target.is_gone()) return ACL_ERROR_RT_DRV_INTERNAL_ERROR;
     std::memset(target.at, value, bytes);
     return ACL_SUCCESS;
-  });
+  };
+  return stream->submit(work, std::move(pages));
 }
 
 aclError no_stream() { return current() ? ACL_ERROR_RT_STREAM_CONTEXT : ACL_ERROR_RT_CONTEXT_NULL; }

@@ -38,6 +38,7 @@ struct Event {
   std::uint32_t flags = 0;
   bool exporter = true;
   std::shared_ptr<Cell> cell;
+  Clock clock{};  ///< of what it was recorded after
 
   bool is_ipc() const { return flags == ACL_EVENT_IPC; }
   bool is_done() const { return cell->counters().completed >= cell->counters().recorded; }
@@ -92,14 +93,16 @@ SIM_CALL aclrtDestroyEvent(aclrtEvent handle) {
 
 SIM_CALL aclrtRecordEvent(aclrtEvent handle, aclrtStream stream_handle) {
   SIM_ENTER(aclrtRecordEvent);
-  const Event* event = find(handle);
+  Event* event = find(handle);
   Stream* stream = Stream::find(stream_handle);
   if (const aclError refused = check(event, stream)) return refused;
   const std::uint64_t ticket = ++event->cell->counters().recorded;
-  return stream->submit([cell = event->cell, ticket] {
+  const aclError result = stream->submit([cell = event->cell, ticket] {
     cell->complete(ticket);
     return ACL_SUCCESS;
   });
+  WindowOrder::instance().record(stream->line, event->clock);
+  return result;
 }
 
 SIM_CALL aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
@@ -108,6 +111,7 @@ SIM_CALL aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent handle) {
   Stream* stream = Stream::find(stream_handle);
   if (const aclError refused = check(event, stream)) return refused;
   const std::uint64_t ticket = event->cell->counters().recorded;
+  if (!stream->capture) WindowOrder::instance().let_wait(stream->line, event->clock);
   return stream->submit([cell = event->cell, ticket] {
     cell->wait(ticket);
     return ACL_SUCCESS;
@@ -119,7 +123,9 @@ SIM_CALL aclrtSynchronizeEvent(aclrtEvent handle) {
   const Event* event = find(handle);
   if (!event) return ACL_ERROR_INVALID_PARAM;
   const auto cell = event->cell;
+  const Clock clock = WindowOrder::instance().copy_of(event->clock);
   cell->wait(cell->counters().recorded);
+  WindowOrder::instance().host_waited(clock);
   return ACL_SUCCESS;
 }
 
@@ -127,7 +133,9 @@ SIM_CALL aclrtQueryEventStatus(aclrtEvent handle, int* status) {
   SIM_ENTER(aclrtQueryEventStatus);
   const Event* event = find(handle);
   if (!event || !status) return ACL_ERROR_INVALID_PARAM;
-  *status = event->is_done() ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
+  const bool is_done = event->is_done();
+  if (is_done) WindowOrder::instance().host_waited(event->clock);
+  *status = is_done ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
   return ACL_SUCCESS;
 }
 
@@ -136,7 +144,9 @@ SIM_CALL aclrtQueryEvent(aclrtEvent handle, int* status) {
   SIM_ENTER(aclrtQueryEvent);
   const Event* event = find(handle);
   if (!event || !status || event->is_ipc()) return ACL_ERROR_INVALID_PARAM;
-  *status = event->is_done() ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
+  const bool is_done = event->is_done();
+  if (is_done) WindowOrder::instance().host_waited(event->clock);
+  *status = is_done ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
   return ACL_SUCCESS;
 }
 

@@ -50,6 +50,7 @@ bool Progress::wait_for(std::uint64_t ticket, int milliseconds) {
 Stream* Stream::make(Context& context) {
   auto* stream = new Stream;  // ends itself, see run()
   stream->context = &context;
+  WindowOrder::instance().begin(stream->line);
   state().streams.insert(stream);
   return stream;
 }
@@ -64,24 +65,31 @@ Stream* Stream::find(aclrtStream handle) {
 
 aclError Stream::synchronize_all(const Context& context) {
   std::vector<std::pair<std::shared_ptr<Progress>, std::uint64_t>> waits;
+  Clock clock;
   {
     const std::lock_guard lock(state().mutex);
     for (Stream* stream : state().streams) {
       const std::lock_guard inner(stream->mutex_);
-      if (stream->context == &context) waits.emplace_back(stream->progress_, stream->submitted_);
+      if (stream->context != &context) continue;
+      waits.emplace_back(stream->progress_, stream->submitted_);
+      merge(clock, WindowOrder::instance().clock_of(stream->line));
     }
   }
   aclError result = ACL_SUCCESS;
   for (const auto& [progress, ticket] : waits)
     if (const aclError failure = progress->wait(ticket)) result = failure;
+  WindowOrder::instance().host_waited(clock);
   return result;
 }
 
-aclError Stream::submit(Operation operation) {
+aclError Stream::submit(Operation operation, std::vector<Use> uses) {
   if (capture) {
-    capture->operations.push_back(std::move(operation));
+    capture->operations.push_back({std::move(operation), std::move(uses)});
     return ACL_SUCCESS;
   }
+  WindowOrder& order = WindowOrder::instance();
+  for (const Use& use : uses) order.use(line, use.memory, use.page, use.window, use.writes);
+  order.submit(line);
   const std::lock_guard lock(mutex_);
   queue_.push_back(std::move(operation));
   ++submitted_;
@@ -112,26 +120,36 @@ void Stream::run() {
 
 aclError Stream::synchronize() {
   std::uint64_t ticket = 0;
+  Clock clock;
   {
     const std::lock_guard lock(mutex_);
     ticket = submitted_;
+    clock = WindowOrder::instance().clock_of(line);
   }
   const std::shared_ptr<Progress> progress = progress_;
-  return progress->wait(ticket);
+  const aclError result = progress->wait(ticket);
+  WindowOrder::instance().host_waited(clock);
+  return result;
 }
 
 bool Stream::synchronize_for(int milliseconds) {
   std::uint64_t ticket = 0;
+  Clock clock;
   {
     const std::lock_guard lock(mutex_);
     ticket = submitted_;
+    clock = WindowOrder::instance().clock_of(line);
   }
-  return progress_->wait_for(ticket, milliseconds);
+  if (!progress_->wait_for(ticket, milliseconds)) return false;
+  WindowOrder::instance().host_waited(clock);
+  return true;
 }
 
 bool Stream::is_idle() const {
   const std::lock_guard lock(mutex_);
-  return progress_->has_reached(submitted_);
+  if (!progress_->has_reached(submitted_)) return false;
+  WindowOrder::instance().host_waited(WindowOrder::instance().clock_of(line));
+  return true;
 }
 
 aclError Stream::spoil() {
@@ -155,6 +173,14 @@ void Stream::destroy() {
 }
 
 }  // namespace sim
+
+extern "C" __attribute__((visibility("default"))) std::size_t sim_unordered() {
+  return WindowOrder::instance().count();
+}
+
+extern "C" __attribute__((visibility("default"))) const char* sim_first_unordered() {
+  return WindowOrder::instance().first();
+}
 
 namespace {
 
@@ -245,7 +271,7 @@ SIM_CALL aclmdlRICaptureEnd(aclrtStream handle, void** model) {
     return kWrongThread;
   const std::unique_ptr<Capture> capture = std::move(stream->capture);
   if (capture->invalid) return kInvalidated;
-  *model = new std::vector<Operation>(std::move(capture->operations));
+  *model = new std::vector<Recorded>(std::move(capture->operations));
   return ACL_SUCCESS;
 }
 
@@ -265,13 +291,14 @@ SIM_CALL aclmdlRIExecuteAsync(void* model, aclrtStream handle) {
   Stream* stream = Stream::find(handle);
   if (!stream) return no_stream();
   if (!model) return ACL_ERROR_INVALID_PARAM;
-  for (const Operation& operation : *static_cast<std::vector<Operation>*>(model)) stream->submit(operation);
+  for (const Recorded& one : *static_cast<std::vector<Recorded>*>(model))
+    stream->submit(one.operation, one.uses);
   return ACL_SUCCESS;
 }
 
 SIM_CALL aclmdlRIDestroy(void* model) {
   SIM_ENTER(aclmdlRIDestroy);
   if (!model) return ACL_ERROR_INVALID_PARAM;
-  delete static_cast<std::vector<Operation>*>(model);
+  delete static_cast<std::vector<Recorded>*>(model);
   return ACL_SUCCESS;
 }

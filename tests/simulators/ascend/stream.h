@@ -5,7 +5,9 @@
 #include <deque>
 #include <functional>
 #include <thread>
+#include <vector>
 
+#include "simulators/window_order.h"
 #include "state.h"
 
 namespace sim {
@@ -13,12 +15,25 @@ namespace sim {
 /// What it answers is said by who waits for the stream.
 using Operation = std::function<aclError()>;
 
+/// A page of memory as an operation finds it.
+struct Use {
+  std::uint64_t memory;
+  std::uint64_t page;
+  std::uintptr_t window;
+  bool writes;
+};
+
+struct Recorded {
+  Operation operation;
+  std::vector<Use> uses;
+};
+
 /// The recording of a stream in place of its work.
 struct Capture {
   int mode = 0;
   std::thread::id thread;
   bool invalid = false;
-  std::vector<Operation> operations;
+  std::vector<Recorded> operations;
 };
 
 /// How far a stream has come; outlives it.
@@ -46,7 +61,7 @@ struct Stream {
   static aclError synchronize_all(const Context& context);
 
   /// Adds an operation, or records it.
-  aclError submit(Operation operation);
+  aclError submit(Operation operation, std::vector<Use> uses = {});
   aclError synchronize();
   bool synchronize_for(int milliseconds);
   bool is_idle() const;
@@ -57,6 +72,7 @@ struct Stream {
 
   Context* context = nullptr;
   std::unique_ptr<Capture> capture;
+  WindowOrder::Line line;  ///< its operations in the order that programs have asked for
 
  private:
   void run();

@@ -90,7 +90,7 @@ CUresult record(CUevent handle, CUstream stream_handle) {
   event->recorded_in = stream->context;
   const std::uint64_t ticket = ++event->cell->counters->recorded;
   const CUresult result = stream->submit([cell = event->cell, ticket] { cell->complete(ticket); });
-  event->clock = WindowOrder::instance().clock_of(stream->line);
+  WindowOrder::instance().record(stream->line, event->clock);
   return result;
 }
 
@@ -142,7 +142,7 @@ SIM_CALL cuCtxRecordEvent(CUcontext context, CUevent handle) {
   if (!awaited) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   event->captured = false;
   event->awaited = std::move(*awaited);
-  event->clock = Stream::clock_of_all(*of(context));
+  WindowOrder::instance().record(Stream::clock_of_all(*of(context)), event->clock);
   event->recorded_in = of(context);
   return CUDA_SUCCESS;
 }
@@ -170,7 +170,7 @@ SIM_CALL cuEventSynchronize(CUevent handle) {
   if (!event) return CUDA_ERROR_INVALID_HANDLE;
   if (event->captured) return CUDA_ERROR_CAPTURED_EVENT;
   const auto cell = event->cell;
-  const Clock clock = event->clock;
+  const Clock clock = WindowOrder::instance().copy_of(event->clock);
   for (const Reach& reach : event->awaited) reach.progress->wait(reach.ticket);
   const Context* const context = event->recorded_in ? event->recorded_in : current();
   cell->wait(cell->counters->recorded, context);

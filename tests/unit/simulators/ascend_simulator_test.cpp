@@ -270,6 +270,34 @@ TEST_F(AscendSimulator, MapsWholeAllocationsOfOneKindOnly) {
   });
 }
 
+TEST_F(AscendSimulator, UsesOfAPageThroughTwoAddressesWithoutOrderAreReported) {
+  in_npu_child({}, [] {
+    const AclCalls acl;
+    if (!acl.sim_unordered) return;  // a real runtime does not tell
+    acl.use(0);
+    const auto chunk = acl.chunk(kHuge, 0);
+    void* windows[] = {acl.map(chunk, kHuge), acl.map(chunk, kHuge)};
+    void* streams[] = {acl.stream(), acl.stream()};
+    aclrtEvent event = nullptr;
+    void* model = nullptr;
+    EXPECT_EQ(acl.aclrtCreateEventExWithFlag(&event, 0), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclmdlRICaptureBegin(streams[1], 1), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclrtMemsetAsync(windows[1], kHuge, 2, kHuge, streams[1]), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclmdlRICaptureEnd(streams[1], &model), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclrtMemsetAsync(windows[0], kHuge, 1, kHuge, streams[0]), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclrtRecordEvent(event, streams[0]), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclrtStreamWaitEvent(streams[1], event), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclmdlRIExecuteAsync(model, streams[1]), ACL_SUCCESS);
+    EXPECT_EQ(acl.sim_unordered(), 0U);
+    EXPECT_EQ(acl.aclrtMemsetAsync(windows[0], kHuge, 3, kHuge, streams[0]), ACL_SUCCESS);
+    EXPECT_EQ(acl.sim_unordered(), 1U);
+    EXPECT_EQ(acl.aclrtSynchronizeStream(streams[0]), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclmdlRIExecuteAsync(model, streams[1]), ACL_SUCCESS);
+    EXPECT_EQ(acl.sim_unordered(), 1U) << "the host has waited";
+    EXPECT_EQ(acl.aclrtSynchronizeStream(streams[1]), ACL_SUCCESS);
+  });
+}
+
 TEST_F(AscendSimulator, ReadOnlyMappingsRefuseToBeWritten) {
   in_npu_child({}, [] {
     const AclCalls acl;
