@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of one group in two network namespaces with a cable between them, as on two hosts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+CABLES, ADDRESSES = ("ocpy2", "ocpy3"), ("10.213.58.1", "10.213.58.2")
+
+MEMBER = r'''
+import sys
+import torch
+import onecopy.distributed.autograd as dist_autograd
+import onecopy.distributed.rpc as rpc
+import onecopy.rpc as native
+from onecopy.distributed.optim import DistributedOptimizer
+
+rank, rendezvous = int(sys.argv[1]), sys.argv[2]
+options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{rendezvous}", rpc_timeout=50)
+rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+
+
+def train():
+    tensor = torch.arange(1 << 20, dtype=torch.float32)
+    assert torch.equal(rpc.rpc_sync("worker1", torch.add, args=(tensor, 1)), tensor + 1)
+    assert rpc.remote("worker1", torch.ones, args=((3,),)).to_here().tolist() == [1.0, 1.0, 1.0]
+    assert native.explain("worker1", tensor).name == "tcp"
+    try:
+        rpc.rpc_sync("worker1", torch.add, args=(torch.ones(2), torch.ones(3)))
+        raise AssertionError("the shapes do not fit")
+    except RuntimeError as error:
+        assert "worker1" in str(error)
+    try:
+        native.call("worker1", torch.add, args=(native.borrow(torch.ones(2000)), 1))
+        raise AssertionError("memory was lent to another host")
+    except TypeError as error:
+        assert "on another" in str(error)
+    torch.manual_seed(0)
+    near, far = torch.rand(4, 4, requires_grad=True), torch.rand(4, 4)
+    parameter = rpc.remote("worker1", make_parameter, args=(far,))
+    with dist_autograd.context() as context:
+        out = rpc.rpc_sync("worker1", multiply, args=(near, parameter))
+        dist_autograd.backward(context, [out.sum()])
+        found = dist_autograd.get_gradients(context)[near]
+        torch.testing.assert_close(found, torch.ones(4, 4) @ far.t())
+        DistributedOptimizer(torch.optim.SGD, [parameter], lr=1.0).step(context)
+    torch.testing.assert_close(parameter.to_here(), far - near.detach().t() @ torch.ones(4, 4))
+    print("trained")
+
+
+def make_parameter(values):
+    return values.clone().requires_grad_()
+
+
+def multiply(x, parameter):
+    return x @ parameter.to_here()
+
+
+if rank == 0:
+    train()
+rpc.shutdown()
+'''
+
+
+def obstacle():
+    if os.geteuid() != 0:
+        return "wants to be root, who may make network namespaces"
+    if not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
+        return "wants ip of iproute2, and nsenter and unshare of util-linux"
+    made = subprocess.run(["unshare", "-n", "ip", "link", "add", "ocpytry2", "type", "veth", "peer", "name", "ocpytry3"],
+                          capture_output=True)
+    return "wants a kernel and a container that let it make network namespaces" if made.returncode else None
+
+
+def run_in(holder, *command):
+    subprocess.run(["nsenter", "-t", str(holder.pid), "-n", *command], check=True)
+
+
+@pytest.fixture
+def networks():
+    """The holders of two network namespaces."""
+    if why := obstacle():
+        pytest.skip(why)
+    holders = [subprocess.Popen(["unshare", "-n", "sh", "-c", "echo there; exec sleep 1000"], stdout=subprocess.PIPE, text=True)
+               for _ in ADDRESSES]
+    try:
+        for holder in holders:
+            assert holder.stdout.readline() == "there\n"
+        run_in(holders[0], "ip", "link", "add", CABLES[0], "type", "veth", "peer", "name", CABLES[1], "netns",
+               str(holders[1].pid))
+        for holder, cable, address in zip(holders, CABLES, ADDRESSES):
+            run_in(holder, "ip", "addr", "add", f"{address}/24", "dev", cable)
+            run_in(holder, "ip", "link", "set", "lo", "up")
+            run_in(holder, "ip", "link", "set", cable, "up")
+        yield holders
+    finally:
+        for holder in holders:
+            holder.kill()
+            holder.wait()
+            holder.stdout.close()
+
+
+def start(holder, program, rank, rendezvous, **environment):
+    return subprocess.Popen(["nsenter", "-t", str(holder.pid), "-n", sys.executable, str(program), str(rank), str(rendezvous)],
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+
+def test_members_on_two_hosts_call_train_and_leave(networks, tmp_path):
+    program = tmp_path / "member.py"
+    program.write_text(MEMBER)
+    members = [start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY="a secret of this test")
+               for rank, holder in enumerate(networks)]
+    outcomes = [member.communicate(timeout=240) for member in members]
+    assert [member.returncode for member in members] == [0, 0], outcomes
+    assert outcomes[0][0] == "trained\n"
+
+
+def test_members_without_a_key_say_what_to_do(networks, tmp_path):
+    program = tmp_path / "member.py"
+    program.write_text(MEMBER)
+    members = [start(holder, program, rank, tmp_path / "rendezvous") for rank, holder in enumerate(networks)]
+    errors = members[0].communicate(timeout=240)[1]
+    members[1].kill()
+    members[1].communicate()
+    assert members[0].returncode == 1
+    assert "set ONECOPY_RPC_KEY" in errors
