@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <shared_mutex>
@@ -47,6 +48,11 @@ class PinnedRanges {
   /// pinned.
   static bool may_be_filled(Device device, const void* at, std::size_t bytes) noexcept {
     return device == kCpu && any() && get().touches(at, bytes);
+  }
+  /// Called when a segment has ended that pinned pieces may keep mapped. Set before the first pin.
+  inline static std::function<void()> on_segment_end;
+  static void segment_ended() {
+    if (any() && on_segment_end) on_segment_end();
   }
   /// Is some of [at, at + bytes) pinned?
   bool touches(const void* at, std::size_t bytes) const noexcept;

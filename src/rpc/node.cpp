@@ -64,7 +64,7 @@ Node::~Node() {
   far_.reset();  // its thread enters members
   if (Session::existing() == &session_) session_.groups().remove(report_);
   for (const auto& member : members_)
-    if (member->pidfd) session_.watch().remove(member->pidfd.get());
+    if (member->pidfd) session_.loop().remove(member->pidfd.get());
 }
 
 void Node::check_can_send(const Member& to) const {

@@ -15,7 +15,7 @@ namespace onecopy::rpc {
 
 std::unique_ptr<Far> Node::make_far() {
   return std::make_unique<Far>(
-      FarOptions::of_environment(), session_.watch(), [this] { return address(); },
+      FarOptions::of_environment(), session_.loop(), [this] { return address(); },
       [this](const Address& from, const FarLinkRef& link) { return take_link(enter(from), link); });
 }
 

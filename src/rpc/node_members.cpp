@@ -94,13 +94,13 @@ void Node::watch_over(Member& member) {
     return note();
   }
   if (process_start_time(member.address.pid) != member.address.start_time) return note();
-  session_.watch().add(member.pidfd.get(), note, true);
+  session_.loop().add(member.pidfd.get(), note, true);
 }
 
 /// REQUIRES: turn_, or no thread that looks at the lanes.
 void Node::stop_watching(Member& member) noexcept {
   if (!member.pidfd) return;
-  session_.watch().remove(member.pidfd.get());
+  session_.loop().remove(member.pidfd.get());
   member.pidfd.reset();
 }
 

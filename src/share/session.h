@@ -13,9 +13,9 @@
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle.h"
 #include "onecopy/share/share.h"
+#include "os/event_loop.h"
 #include "os/fd.h"
 #include "os/process.h"
-#include "os/watch.h"
 #include "share/format/field_checks.h"
 #include "share/format/segment_ref.h"
 #include "share/owner/keeper.h"
@@ -43,8 +43,8 @@ class Session {
   static Session* existing() noexcept { return current_.load(std::memory_order_acquire); }
 
   const ProcessId& id() const noexcept { return id_; }
-  /// Its thread watches descriptors, and ticks while there is something to wait for.
-  Watch& watch() noexcept { return watch_; }
+  /// The watch thread: its handlers of descriptors, and its timers.
+  EventLoop& loop() noexcept { return loop_; }
   /// The order of work in streams of devices.
   StreamOrder& streams() noexcept { return streams_; }
   /// The queues that are open here.
@@ -107,8 +107,8 @@ class Session {
 
  protected:
   Session(const ProcessId& id, StreamOrder& streams, OpenQueues& queues, GroupReports& groups,
-          Watch& watch) noexcept
-      : id_(id), streams_(streams), queues_(queues), groups_(groups), watch_(watch) {}
+          EventLoop& loop) noexcept
+      : id_(id), streams_(streams), queues_(queues), groups_(groups), loop_(loop) {}
   ~Session() = default;
 
   static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
@@ -138,7 +138,7 @@ class Session {
   StreamOrder& streams_;
   OpenQueues& queues_;
   GroupReports& groups_;
-  Watch& watch_;
+  EventLoop& loop_;
 };
 
 /// Adopts a named file as adopt_file() does, without a descriptor that stays open. The file gets a second name beside

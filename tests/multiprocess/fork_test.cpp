@@ -235,7 +235,7 @@ std::atomic<int> looks{0}, looks_in_a_tick{0}, most_in_a_tick{0};
 /// Counts how often this process looks through all others.
 void count_looks() {
   point_hook = [](const char* name) noexcept {
-    if (std::string_view(name) == "broker.tick") looks_in_a_tick = 0;
+    if (std::string_view(name) == "broker.look") looks_in_a_tick = 0;
     if (std::string_view(name) != "unseen.look") return;
     ++looks;
     most_in_a_tick = std::max<int>(most_in_a_tick, ++looks_in_a_tick);

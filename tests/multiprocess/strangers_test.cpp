@@ -245,7 +245,7 @@ TEST(LateBroker, DoesNotHangUpOnWhoHasSpoken) {
     point_hook = [](const char* name) noexcept {
       if (std::string_view(name) == "broker.accepted" && ++accepted == 1)
         std::this_thread::sleep_for(50ms);  // a tick is due before anything is read
-      if (std::string_view(name) == "broker.tick" && accepted == 1 && !is_late.exchange(true))
+      if (std::string_view(name) == "broker.look" && accepted == 1 && !is_late.exchange(true))
         std::this_thread::sleep_for(2 * kSilence);
     };
     note->write(handle.to_text());
@@ -268,7 +268,7 @@ TEST(ClosedBorrower, ThatLivesIsLookedAtLessAndLess) {
     const Handle handle = share(tensor);
     point_hook = [](const char* name) noexcept {
       if (std::string_view(name) == "broker.looked_at_maps") ++looks;
-      if (std::string_view(name) == "broker.tick" && looks != 0) ++ticks;
+      if (std::string_view(name) == "broker.look" && looks != 0) ++ticks;
     };
     note->write(handle.to_text());
     EXPECT_TRUE(eventually([] { return ticks >= 60; }));

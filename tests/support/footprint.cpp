@@ -8,6 +8,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <string>
 
 #include "onecopy/share/stats.h"
@@ -30,7 +31,7 @@ class Turns {
   Turns() {
     if (!count_) return;
     count_->is_wanted = true;
-    process_->watch().request_tick();
+    count_->timer->request();
   }
   Turns(const Turns&) = delete;
   Turns& operator=(const Turns&) = delete;
@@ -48,19 +49,18 @@ class Turns {
   struct Count {
     std::atomic<int> made{0};
     std::atomic<bool> is_wanted{false};
+    std::optional<Timer> timer{};
   };
-  /// Ticks are for good, and so is their counter.
+  /// One for each process, for good.
   static Count* count_of(Runtime* process) {
     static std::map<Runtime*, Count*> counts;
     if (!process) return nullptr;
     Count*& count = counts[process];
     if (count) return count;
     count = new Count;
-    process->watch().add_tick([count, &watch = process->watch()] {
+    count->timer.emplace(process->loop(), [count] {
       ++count->made;
-      if (!count->is_wanted) return Watch::Again::no;
-      watch.hurry();
-      return Watch::Again::soon;
+      return count->is_wanted ? Timer::Pause(Timer::kAtOnce) : Timer::Pause();
     });
     return count;
   }

@@ -171,7 +171,7 @@ std::optional<std::pair<std::uint64_t, std::uint64_t>> Channel::progress() const
 void Channel::count_users(std::size_t others) noexcept {
   others_ = others;
   ring_.set_users(static_cast<std::uint32_t>(others + 1));
-  if (Session* session = session_) session->watch().request_tick();
+  ChannelRegistry::look_soon();
 }
 
 /// Is a process on its way with a handle, to which the creator's keeping is promised? It opens the handle, which ends
@@ -219,7 +219,7 @@ void Channel::play_in_child() noexcept {
   }
 }
 
-bool Channel::tick() noexcept {
+bool Channel::look() noexcept {
   const bool more = sender_.sent().release_taken(ring_.head(), false);
   sender_.sent().note_age();
   return more;

@@ -83,7 +83,7 @@ class Channel {
   bool is_alone() noexcept;
   void play_in_child() noexcept;
   /// Lets go of taken items. Returns true while there are more.
-  bool tick() noexcept;
+  bool look() noexcept;
   TransitInfo in_transit() const;
   std::uint64_t unkept() const noexcept;
 

@@ -105,8 +105,7 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   channel.forget_readiness();
   channel.sender_.sent().release_taken(channel.ring_.head());
   const bool expects_guests = take_unused(unused);
-  if (Session* const session = Session::existing(); session && expects_guests)
-    session->watch().request_tick();
+  if (expects_guests) look_soon();
 }
 
 int ChannelRegistry::ready_fd(Channel& channel) {
@@ -146,11 +145,11 @@ void ChannelRegistry::join(Channel& channel, Session& session) {
       channel.settle_in(session);
       take_unused(unused);
     }
-    if (ticked_by_ != &session) {
-      session.watch().add_tick([this] { return tick(); });
+    if (looked_after_by_ != &session) {
+      looks_.emplace(session.loop(), [this] { return look(); });
       session.queues().on_shortage = []() noexcept { return instance().give_up_backlogs(); };
     }
-    ticked_by_ = &session;
+    looked_after_by_ = &session;
   }
   channel.announce(session);
 }
@@ -167,15 +166,16 @@ bool ChannelRegistry::give_up_backlogs() noexcept {
 }
 
 /// It does not wait for the lock: before a fork it is held while the watch thread is being stopped.
-Watch::Again ChannelRegistry::tick() noexcept {
+Timer::Pause ChannelRegistry::look() noexcept {
+  constexpr std::chrono::milliseconds kUntilGuestsCome{160};
   Channels unused;
-  if (!mutex_.try_lock()) return Watch::Again::soon;
+  if (!mutex_.try_lock()) return Timer::kSoon;
   const LockGuard lock(mutex_, std::adopt_lock);
   bool more = false;
-  for (auto& [id, channel] : channels_) more = channel->tick() || more;
+  for (auto& [id, channel] : channels_) more = channel->look() || more;
   const bool expects_guests = take_unused(unused);
-  if (more) return Watch::Again::soon;
-  return expects_guests ? Watch::Again::later : Watch::Again::no;
+  if (more) return Timer::kSoon;
+  return expects_guests ? Timer::Pause(kUntilGuestsCome) : Timer::Pause();
 }
 
 }  // namespace onecopy

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "channel/queue/channel.h"
+#include "os/event_loop.h"
 #include "os/mutex.h"
-#include "os/watch.h"
 
 namespace onecopy {
 
@@ -26,12 +28,16 @@ class ChannelRegistry {
   int ready_fd(Channel& channel);
   /// Makes a channel this process's own, also after a fork.
   void join(Channel& channel, Session& session);
+  /// The watch thread looks after all channels soon. Has no effect before the first join().
+  static void look_soon() noexcept {
+    if (instance_ && instance_->looks_) instance_->looks_->request();
+  }
 
  private:
   using Channels = std::map<std::uint64_t, std::unique_ptr<Channel>>;
 
   ChannelRegistry() = default;
-  Watch::Again tick() noexcept;
+  Timer::Pause look() noexcept;
   bool give_up_backlogs() noexcept;
   bool take_unused(Channels& unused) noexcept REQUIRES(mutex_);
   void let_go_of_parents() noexcept;
@@ -45,7 +51,8 @@ class ChannelRegistry {
 
   Mutex mutex_;
   Channels channels_ GUARDED_BY(mutex_);
-  Session* ticked_by_ GUARDED_BY(mutex_) = nullptr;
+  Session* looked_after_by_ GUARDED_BY(mutex_) = nullptr;
+  std::optional<Timer> looks_;  ///< made by a process's first join(), which comes before all requests
 };
 
 }  // namespace onecopy

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "channel/queue/channel_registry.h"
 #include "onecopy/core/error.h"
 #include "share/session.h"
 
@@ -129,7 +130,7 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
   };
   if (!ring_.put(write, deadline)) return false;
   sent_.release_some(kind, [this] { return ring_.head(); });
-  if (!sent_.empty()) session.watch().request_tick();
+  if (!sent_.empty()) ChannelRegistry::look_soon();
   point("queue.put.done");
   return true;
 }

@@ -45,7 +45,7 @@ class ReleasedFiles {
     std::string path;
     int tries;  ///< left before it can wait: a process uses it, perhaps for days
   };
-  static constexpr int kTries = 250;  // five seconds of ticks
+  static constexpr int kTries = 250;  // five seconds of looks, every 20 ms
 
   static bool is_done(const std::string& path) noexcept {
     return unlink_if_unused(path) >= 0 || ::access(path.c_str(), F_OK) != 0;
@@ -63,8 +63,9 @@ ReleasedFiles& released_files() {
 }  // namespace
 
 void unlink_once_unused(std::string path) noexcept {
-  if (unlink_if_unused(path) < 0 && ::access(path.c_str(), F_OK) == 0)
-    released_files().add(std::move(path));
+  if (unlink_if_unused(path) >= 0 || ::access(path.c_str(), F_OK) != 0) return;
+  released_files().add(std::move(path));
+  if (on_file_left) on_file_left();
 }
 
 bool remove_released_files() noexcept { return released_files().retry(); }

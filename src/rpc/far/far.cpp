@@ -11,9 +11,9 @@
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/blocked_signals.h"
+#include "os/event_loop.h"
 #include "os/log.h"
 #include "os/process.h"
-#include "os/watch.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -51,9 +51,9 @@ FarOptions FarOptions::of_environment() {
   return options;
 }
 
-Far::Far(FarOptions options, Watch& watch, std::function<Address()> own, Opened opened)
+Far::Far(FarOptions options, EventLoop& loop, std::function<Address()> own, Opened opened)
     : options_(std::move(options)),
-      watch_(watch),
+      loop_(loop),
       own_(std::move(own)),
       opened_(std::move(opened)),
       pid_(current_pid()),
@@ -84,7 +84,7 @@ void Far::listen() {
     const LockGuard lock(starter->mutex);
     if (starter->far) starter->far->start();
   };
-  watch_.add(listener_.fd(), start_thread, true);
+  loop_.add(listener_.fd(), start_thread, true);
 }
 
 /// In a forked child there is no thread, and the connections are the parent's.
@@ -94,7 +94,7 @@ Far::~Far() {
     if (thread_.joinable()) thread_.detach();
     return;
   }
-  if (listener_) watch_.remove(listener_.fd());
+  if (listener_) loop_.remove(listener_.fd());
   {
     const LockGuard lock(starter_->mutex);
     starter_->far = nullptr;

@@ -18,7 +18,7 @@
 #include "rpc/far/far_link.h"
 
 namespace onecopy {
-class Watch;
+class EventLoop;
 }
 
 namespace onecopy::rpc {
@@ -48,7 +48,7 @@ class Far {
   /// A process has proved itself, and says which member it is. Run on the far thread.
   using Opened = std::function<Delivery(const Address& from, const FarLinkRef& link)>;
   /// Throws invalid_argument for a listener beyond loopback without a key, system when the address is taken.
-  Far(FarOptions options, Watch& watch, std::function<Address()> own, Opened opened);
+  Far(FarOptions options, EventLoop& loop, std::function<Address()> own, Opened opened);
   /// Ends all links.
   ~Far();
   Far(const Far&) = delete;
@@ -89,7 +89,7 @@ class Far {
   void end(std::uint64_t token, const char* why) noexcept;
 
   const FarOptions options_;
-  Watch& watch_;
+  EventLoop& loop_;
   const std::function<Address()> own_;
   const Opened opened_;
   const int pid_;

@@ -6,8 +6,8 @@
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
+#include "os/event_loop.h"
 #include "os/log.h"
-#include "os/watch.h"
 #include "rpc/far/far.h"
 
 /// What the far thread does.
@@ -29,7 +29,7 @@ void Far::run() noexcept {
     poller_->add(wake_->fd(), kWakeToken);
     last_token_ = kFirstLinkToken;
     if (listener_) {
-      watch_.remove(listener_.fd());
+      loop_.remove(listener_.fd());
       clients_ = std::make_unique<FarClients>(listener_, options_.key, *poller_, kClientToken);
       poller_->add(listener_.fd(), kClientToken);
     }

@@ -77,10 +77,10 @@ Packet Conversation::hear_answer() {
   return or_say_silent([&] { return receive_answer(last_serial_); });
 }
 
-void Conversation::watch(Watch& watch) {
-  watch_ = &watch;
+void Conversation::watch(EventLoop& loop) {
+  loop_ = &loop;
   if (is_over_) return;
-  watch.add(
+  loop.add(
       socket_.fd(), [this] { on_readable(); }, true);
 }
 
@@ -210,7 +210,7 @@ Packet Conversation::receive_answer(std::uint32_t serial) {
 /// for reading, which the watch thread tries to take.
 void Conversation::rearm() {
   const LockGuard lock(telling_mutex_);  // as in try_send()
-  if (watch_ && socket_) watch_->rearm(socket_.fd());
+  if (loop_ && socket_) loop_->rearm(socket_.fd());
 }
 
 void Conversation::on_readable() {
@@ -231,8 +231,8 @@ void Conversation::hear_news() {
     if (e.code() == ErrorCode::out_of_descriptors) rearm();  // one packet is lost, the others are not
     if (e.code() != ErrorCode::peer_died) throw;
     is_over_ = true;
-    watch_->remove(socket_.fd());
-    watch_->request_tick();  // sees whether its process has ended
+    loop_->remove(socket_.fd());
+    if (on_end) on_end();
   }
 }
 
@@ -245,7 +245,7 @@ bool Conversation::try_end() {
   } catch (const Error& e) {
     log_warning(fmt::format("process {} has ended: {}", pid_, e.what()));
   }
-  watch_->remove(socket_.fd());
+  loop_->remove(socket_.fd());
   is_over_ = true;
   return true;
 }

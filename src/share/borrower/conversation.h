@@ -12,9 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "os/event_loop.h"
 #include "os/mutex.h"
 #include "os/unix_socket.h"
-#include "os/watch.h"
 #include "share/format/wire.h"
 
 namespace onecopy {
@@ -34,6 +34,8 @@ class Conversation {
 
   /// Set before anything is heard.
   std::function<void(Packet)> on_news;
+  /// Called on the watch thread when the connection has ended.
+  std::function<void()> on_end;
 
   // The introduction. REQUIRES: no other thread knows this object yet. All throw peer_died, timeout.
   void say(const Bytes& message);
@@ -43,7 +45,7 @@ class Conversation {
   Packet hear_answer();
 
   /// Hears news on the watch thread from here on.
-  void watch(Watch& watch);
+  void watch(EventLoop& loop);
   enum class WhenSilent : std::uint8_t { wait, leave };
   /// Returns the answer, which is of type `answer`. Throws the broker's refusal, peer_died, timeout. If the caller
   /// may leave a silent broker, throws timeout at once.
@@ -110,7 +112,7 @@ class Conversation {
   std::atomic<bool> is_silent_{false};
   std::atomic<int> asking_{0};     ///< 1 while a thread asks, which then hears the news as well
   std::uint32_t last_serial_ = 0;  ///< of the last question, whose answer is awaited
-  Watch* watch_ = nullptr;
+  EventLoop* loop_ = nullptr;
 };
 
 /// Tells a process that the handle with this hold has arrived, without a connection and a handshake. The number of

@@ -61,7 +61,7 @@ void Deposits::let_go(const DepositKey& key, const DepositClaim& claims) noexcep
     const auto claim = use.claims.find(claims.depositor);
     if (claim != use.claims.end() && claim->second <= claims.number) use.claims.erase(claim);
   }
-  next_look_ = {};
+  look_soon();
 }
 
 void Deposits::leave(Depositor depositor, std::uint64_t channel) noexcept {
@@ -69,14 +69,20 @@ void Deposits::leave(Depositor depositor, std::uint64_t channel) noexcept {
   for (auto& [key, entry] : entries_)
     if (const auto use = entry.channels.find(channel); use != entry.channels.end())
       use->second.claims.erase(depositor);
-  next_look_ = {};
+  look_soon();
 }
 
 void Deposits::leave(Depositor depositor) noexcept {
   const LockGuard lock(mutex_);
   for (auto& [key, entry] : entries_)
     for (auto& [channel, use] : entry.channels) use.claims.erase(depositor);
+  look_soon();
+}
+
+/// At all live owners, too.
+void Deposits::look_soon() noexcept {
   next_look_ = {};
+  if (on_due) on_due();
 }
 
 bool Deposits::has_room_for(const ExportedMemory& memory) const noexcept {
@@ -102,7 +108,11 @@ std::uint64_t Deposits::add_elsewhere(const DepositKey& key, const ProcessId& ke
   return elsewhere_[key][keeper] = ++last_number_;
 }
 
-bool Deposits::retire(const DepositKey& key) {
+void Deposits::retire(const DepositKey& key) {
+  if (note_retired(key) && on_news) on_news();
+}
+
+bool Deposits::note_retired(const DepositKey& key) {
   const LockGuard lock(mutex_);
   entries_.erase(key);
   const auto kept = elsewhere_.find(key);
@@ -112,15 +122,19 @@ bool Deposits::retire(const DepositKey& key) {
   return true;
 }
 
-bool Deposits::let_go_of(const std::string& owner) noexcept {
-  const LockGuard lock(mutex_);
-  for (auto at = entries_.lower_bound({owner, 0}); at != entries_.end() && at->first.first == owner; ++at)
-    for (auto& [channel, use] : at->second.channels) use.claims.erase(nullptr);
-  next_look_ = {};
-  auto at = elsewhere_.lower_bound({owner, 0});
-  for (; at != elsewhere_.end() && at->first.first == owner; at = elsewhere_.erase(at))
-    for (const auto& [keeper, number] : at->second) let_go_.push_back({at->first, keeper, number});
-  return !let_go_.empty();
+void Deposits::let_go_of(const std::string& owner) noexcept {
+  bool is_news = false;
+  {
+    const LockGuard lock(mutex_);
+    for (auto at = entries_.lower_bound({owner, 0}); at != entries_.end() && at->first.first == owner; ++at)
+      for (auto& [channel, use] : at->second.channels) use.claims.erase(nullptr);
+    look_soon();
+    auto at = elsewhere_.lower_bound({owner, 0});
+    for (; at != elsewhere_.end() && at->first.first == owner; at = elsewhere_.erase(at))
+      for (const auto& [keeper, number] : at->second) let_go_.push_back({at->first, keeper, number});
+    is_news = !let_go_.empty();
+  }
+  if (is_news && on_news) on_news();
 }
 
 std::vector<LetGo> Deposits::take_let_go() noexcept {
@@ -173,10 +187,20 @@ void Deposits::remove_channel(std::uint64_t channel) noexcept {
 }
 
 std::shared_ptr<Deposits::Owner> Deposits::owner_of(const DepositKey& key, const ProcessOrigin& origin,
-                                                    const Fd& table) const {
+                                                    const Fd& table) {
   const auto other = entries_.lower_bound({key.first, 0});
   if (other != entries_.end() && other->first.first == key.first) return other->second.owner;
-  return std::make_shared<Owner>(Owner{open_pidfd(origin), origin.pid, inode_of(table)});
+  const std::shared_ptr<Owner> owner(new Owner{open_pidfd(origin), origin.pid, inode_of(table), nullptr});
+  if (!loop_ || !owner->pidfd) return owner;
+  loop_->add(owner->pidfd.get(), [this, watched = std::weak_ptr(owner)] {
+    const LockGuard lock(mutex_);
+    const auto ended = watched.lock();
+    if (!ended || !ended->is_gone()) return;
+    loop_->remove(ended->pidfd.get());
+    look_soon();
+  });
+  owner->loop = loop_;
+  return owner;
 }
 
 /// An owner that cannot be looked at counts as alive.

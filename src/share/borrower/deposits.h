@@ -14,6 +14,7 @@
 
 #include "device/backend.h"
 #include "onecopy/share/handle_fields.h"
+#include "os/event_loop.h"
 #include "os/fd.h"
 #include "os/mutex.h"
 #include "os/process.h"
@@ -58,6 +59,13 @@ class Deposits {
  public:
   static constexpr std::size_t kMostOfDevices = 256;  ///< descriptors
 
+  /// Called when sweep() may find something to drop. Must not call back.
+  std::function<void()> on_due;
+  /// Called (without locks) when keepers in other processes have something to hear.
+  std::function<void()> on_news;
+  /// The ends of owners are noticed from here on. Before the first deposit.
+  void watch(EventLoop& loop) noexcept { loop_ = &loop; }
+
   /// Keeps a segment for `channel`. Without a claim it comes from its owner. Returns false if it is not kept: the
   /// channel is not open here, or its descriptors are too many.
   bool add(const DepositKey& key, const ProcessOrigin& origin, Fd table, ExportedMemory memory,
@@ -71,14 +79,14 @@ class Deposits {
 
   /// `keeper` retains this segment for us, and must hear of its end. Returns the number of our claim.
   std::uint64_t add_elsewhere(const DepositKey& key, const ProcessId& keeper);
-  /// The owner has given the segment back, so no item in a queue lies in it. Returns true if keepers in other
-  /// processes must hear of it. Call it again after a bad_alloc.
-  bool retire(const DepositKey& key);
+  /// The owner has given the segment back, so no item in a queue lies in it. Call it again after a bad_alloc.
+  void retire(const DepositKey& key);
+  /// As retire(), but returns true where that calls on_news.
+  bool note_retired(const DepositKey& key);
   /// Takes the segments that were retired, each with the processes that retain it.
   std::map<DepositKey, std::set<ProcessId>> take_retired() noexcept;
-  /// This process holds no block of that owner's any more. Returns true if keepers in other processes must hear of
-  /// it.
-  bool let_go_of(const std::string& owner) noexcept;
+  /// This process holds no block of that owner's any more.
+  void let_go_of(const std::string& owner) noexcept;
   std::vector<LetGo> take_let_go() noexcept;
   /// The keeper could not be told; it is told later.
   void let_go_later(LetGo again);
@@ -111,7 +119,12 @@ class Deposits {
     Fd pidfd;
     int pid;
     std::uint64_t table_inode;
+    EventLoop* loop;        ///< that watches the pidfd; null if none does
     bool has_left = false;  ///< its program has ended, although its process lives
+
+    ~Owner() {
+      if (loop && pidfd) loop->remove(pidfd.get());
+    }
 
     bool is_gone() const noexcept { return !pidfd || has_exited(pidfd); }
     /// Reads /proc.
@@ -127,12 +140,14 @@ class Deposits {
   };
 
   bool has_room_for(const ExportedMemory& memory) const noexcept REQUIRES(mutex_);
-  std::shared_ptr<Owner> owner_of(const DepositKey& key, const ProcessOrigin& origin, const Fd& table) const
+  std::shared_ptr<Owner> owner_of(const DepositKey& key, const ProcessOrigin& origin, const Fd& table)
       REQUIRES(mutex_);
+  void look_soon() noexcept REQUIRES(mutex_);
   std::shared_ptr<const Fd> table_of(const DepositKey& key, Fd sent) const REQUIRES(mutex_);
   bool drop_passed(Entry& entry) REQUIRES(mutex_);
   static bool is_claimed(const Entry& entry) noexcept;
 
+  EventLoop* loop_ = nullptr;
   mutable Mutex mutex_;
   std::map<DepositKey, Entry> entries_ GUARDED_BY(mutex_);
   std::map<DepositKey, std::map<ProcessId, std::uint64_t>> elsewhere_

@@ -92,8 +92,8 @@ class Importer::Turn {
   const ProcessId& process_;
 };
 
-Importer::Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds)
-    : self_(self), ledger_(ledger), watch_(watch), deposits_(deposits), holds_(holds) {}
+Importer::Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, Deposits& deposits, Holds& holds)
+    : self_(self), ledger_(ledger), loop_(loop), deposits_(deposits), holds_(holds) {}
 
 Tensor Importer::open(const HandleFields& handle, Access access, std::optional<Device> user,
                       Holders holders) {
@@ -250,8 +250,8 @@ Importer::PeerRef Importer::try_attach(Call call, std::optional<Peer::Wanted> wa
 
 Importer::PeerRef Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
   PeerRef peer = Peer::introduce(std::move(call), public_name(self_), wanted);
-  watch_.start();         // while the other looks at our proof
-  watch_.request_tick();  // for work that waits for a thread: see Runtime::clean_up()
+  loop_.start();  // while the other looks at our proof
+  if (on_thread) on_thread();
   peer->await_welcome();
   return adopt(std::move(peer));
 }
@@ -262,7 +262,7 @@ Importer::PeerRef Importer::adopt(PeerRef peer) {
     const LockGuard lock(mutex_);
     open_.push_back(peer);  // first: a handler of its may run already when the next cannot be added
   }
-  peer->watch(watch_, deposits_);
+  peer->watch(loop_, looks_, deposits_);
   const LockGuard lock(mutex_);
   by_owner_[peer->owner()] = peer;
   return peer;
@@ -471,7 +471,7 @@ void Importer::forget_ended() noexcept {
 /// On the watch thread, which may be in the middle of one of their handlers elsewhere. A peer that is forgotten later
 /// is destroyed by the sweep after the next end of an owner.
 void Importer::destroy_forgotten() noexcept {
-  if (!watch_.runs_here()) return;
+  if (!loop_.runs_here()) return;
   std::erase_if(closed_, [](const PeerRef& peer) { return peer.use_count() == 1 && peer->can_go(); });
 }
 
@@ -483,7 +483,7 @@ void Importer::let_go_of_closed(const std::set<std::string>& owners) noexcept {
     if (std::any_of(open_.begin(), open_.end(), is_open) ||
         std::any_of(inherited_.begin(), inherited_.end(), is_its))
       continue;
-    if (deposits_.let_go_of(owner)) watch_.request_tick();
+    deposits_.let_go_of(owner);
   }
 }
 
@@ -495,7 +495,7 @@ void Importer::inherit(Importer& parent) {
     open_ = std::move(parent.open_);
     closed_ = std::move(parent.closed_);
   }
-  for (const PeerRef& peer : peers()) peer->watch(watch_, deposits_);
+  for (const PeerRef& peer : peers()) peer->watch(loop_, looks_, deposits_);
 }
 
 }  // namespace onecopy

@@ -13,8 +13,8 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/memory/tensor.h"
+#include "os/event_loop.h"
 #include "os/mutex.h"
-#include "os/watch.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/peer.h"
 #include "share/format/bundle_codec.h"
@@ -33,7 +33,10 @@ class Importer {
   using Peers = std::list<PeerRef>;
   using Holders = std::span<const ProcessId>;
 
-  Importer(const ProcessId& self, Ledger& ledger, Watch& watch, Deposits& deposits, Holds& holds);
+  /// Called when the watch thread has been started at a first contact.
+  std::function<void()> on_thread;
+
+  Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, Deposits& deposits, Holds& holds);
 
   /// Opens on the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
   /// `holders` are asked for frozen memory as well as the maker of the handle.
@@ -71,8 +74,6 @@ class Importer {
   std::vector<PeerRef> peers() const;
   /// Lets go of owners that are gone and have no lease here. Returns true while there are such owners left.
   bool sweep() noexcept;
-  /// Looks which owners that hung up are gone. Returns true while it has to be called again soon. Watch thread.
-  bool look_after_hangups();
 
   // Around a fork.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
@@ -104,6 +105,8 @@ class Importer {
   void fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user,
              Holders holders);
   bool try_fetch(Peer& peer, const Peer::Wanted& wanted);
+  /// Looks which owners that hung up are gone. Returns true while it has to be called again soon. Watch thread.
+  bool look_after_hangups();
   void forget_ended() noexcept REQUIRES(mutex_);
   void destroy_forgotten() noexcept REQUIRES(mutex_);
   void let_go_of_closed(const std::set<std::string>& owners) noexcept REQUIRES(mutex_);
@@ -112,7 +115,7 @@ class Importer {
 
   const ProcessId self_;
   Ledger& ledger_;
-  Watch& watch_;
+  EventLoop& loop_;
   Deposits& deposits_;
   Holds& holds_;
   mutable Mutex mutex_;
@@ -125,6 +128,10 @@ class Importer {
   std::map<ProcessId, ForeignTimeline*> timelines_
       GUARDED_BY(mutex_);  ///< of peers, some of which may be closed by now
   std::vector<Ledger*> inherited_;
+  Timer looks_{loop_, [this] {
+                 const bool again = look_after_hangups();
+                 return Timer::soon_if(sweep() || again);
+               }};
 };
 
 }  // namespace onecopy

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
 #include "os/page_users.h"
@@ -56,11 +57,13 @@ void Peer::set_table(Fd file) {
   table_file_ = std::move(file);
 }
 
-void Peer::watch(Watch& watch, Deposits& deposits) {
-  watch_ = &watch;
+void Peer::watch(EventLoop& loop, Timer& looks, Deposits& deposits) {
+  loop_ = &loop;
+  looks_ = &looks;
   deposits_ = &deposits;
-  conversation_.watch(watch);
-  if (!gone_) watch.add(pidfd_.get(), [this] { check_gone(); });
+  conversation_.on_end = [&looks] { looks.request(); };
+  conversation_.watch(loop);
+  if (!gone_) loop.on_exit_of(pidfd_, [this] { end(); });
 }
 
 /// Reading /proc takes up to a fifth of a connection's time, so it is read late. A value read while the process lived
@@ -158,7 +161,7 @@ void Peer::release(std::uint32_t block) noexcept {
 
 void Peer::release_now(std::uint32_t block) noexcept {
   leases_.release(block, [this]() noexcept {
-    if (gone_ && watch_) watch_->request_tick();  // perhaps it was the last one
+    if (gone_ && looks_) looks_->request();  // perhaps it was the last one
   });
 }
 
@@ -227,12 +230,8 @@ std::byte* Peer::allow(std::uint32_t block, Access access, int ordinal) {
   return segment ? segment + r.offset : nullptr;
 }
 
-void Peer::check_gone() {
-  if (has_exited(pidfd_)) end();
-}
-
 /// An exec unmaps everything before it closes the sockets, so one look sees it. A process that hung up and lives on
-/// is looked at from time to time, at ticks.
+/// is looked at again when the importer looks for another reason, once a second at most.
 bool Peer::look_after_hangup() {
   constexpr std::chrono::seconds kPause{1};
   const auto now = std::chrono::steady_clock::now();
@@ -246,7 +245,7 @@ bool Peer::look_after_hangup() {
 bool Peer::end() {
   Visit::prepare();  // for when it is closed, with locks held
   if (!conversation_.try_end()) return false;
-  watch_->remove(pidfd_.get());
+  loop_->remove(pidfd_.get());
   gone_ = true;
   report_weak_segments();
   {
@@ -254,7 +253,7 @@ bool Peer::end() {
     if (timeline_) timeline_->end();  // this process's streams write nothing for it any more
     look_at_words();
   }
-  watch_->request_tick();
+  looks_->request();
   return true;
 }
 
@@ -289,6 +288,7 @@ bool Peer::try_close() noexcept {
   if (!is_closed()) {
     if (!gone_ || !leases_.try_close()) return false;
     segments_.close();
+    PinnedRanges::segment_ended();
     conversation_.close();
     const LockGuard lock(ending_mutex_);
     table_file_.reset();

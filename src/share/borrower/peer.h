@@ -10,10 +10,10 @@
 
 #include "device/order/timeline.h"
 #include "onecopy/core/error.h"
+#include "os/event_loop.h"
 #include "os/mutex.h"
 #include "os/patience.h"
 #include "os/unix_socket.h"
-#include "os/watch.h"
 #include "share/borrower/call.h"
 #include "share/borrower/conversation.h"
 #include "share/borrower/deposits.h"
@@ -56,8 +56,8 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   /// An owner that is gone, as a holder of its block table described it.
   static std::shared_ptr<Peer> frozen(const ProcessId& owner, Fd table);
 
-  /// Puts the connection and the pidfd under watch.
-  void watch(Watch& watch, Deposits& deposits);
+  /// Puts the connection and the pidfd under watch. The Importer `looks` when the connection or its process ends.
+  void watch(EventLoop& loop, Timer& looks, Deposits& deposits);
 
   /// A lease on the block if its generation is still the handle's. Empty if it is stale, or if only the owner can
   /// tell. Never waits.
@@ -202,7 +202,6 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   bool uses_devices() const noexcept;
   void hear_news(Packet packet);
   void keep(Packet packet);
-  void check_gone();
   bool end();
   bool look_at_words() REQUIRES(timeline_mutex_);
   void report_weak_segments() const;
@@ -225,7 +224,8 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   Conversation conversation_;
   std::optional<Wanted> wanted_;  ///< with the welcome
   std::chrono::steady_clock::time_point next_look_{};
-  Watch* watch_ = nullptr;
+  EventLoop* loop_ = nullptr;
+  Timer* looks_ = nullptr;
   Deposits* deposits_ = nullptr;
 
   std::optional<ForkPage> fork_page_;

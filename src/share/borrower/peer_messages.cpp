@@ -185,9 +185,8 @@ void Peer::hear_news(Packet packet) {
   if (wire::type_of(packet.bytes) == wire::Type::keep) return keep(std::move(packet));
   const std::uint32_t segment = wire::body_of<wire::Retire>(packet.bytes).segment;
   segments_.retire(segment);
-  const bool is_kept = deposits_ && deposits_->retire({name_, segment});
-  // Its pinned pieces are to be unpinned, and unmapped then.
-  if (watch_ && (is_kept || PinnedRanges::any())) watch_->request_tick();
+  if (deposits_) deposits_->retire({name_, segment});
+  PinnedRanges::segment_ended();
 }
 
 void Peer::keep(Packet packet) {

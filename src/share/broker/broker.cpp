@@ -28,14 +28,14 @@ bool is_shortage(const Error& e) noexcept {
 }  // namespace
 
 Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
-               Timeline& timeline, Watch& watch)
+               Timeline& timeline, EventLoop& loop)
     : self_(self),
       ledger_(ledger),
       importer_(importer),
       deposits_(deposits),
       holds_(holds),
       timeline_(timeline),
-      watch_(watch) {}
+      loop_(loop) {}
 
 void Broker::listen() {
   if (listening_) return;
@@ -43,7 +43,7 @@ void Broker::listen() {
   if (listening_) return;
   if (!listener_) listener_ = UnixSocket::listen(socket_name(public_name(self_)));  // else the rest failed
   make_spare_page();
-  watch_.add(listener_.fd(), [this] { accept_some(); });  // which may run before this returns
+  loop_.add(listener_.fd(), [this] { accept_some(); });  // which may run before this returns
   listening_ = true;
 }
 
@@ -51,7 +51,7 @@ void Broker::listen() {
 /// is reported again.
 void Broker::accept_some() {
   try {
-    for (int i = 0; i < kAcceptsATurn && !watch_.is_stopping(); ++i) {
+    for (int i = 0; i < kAcceptsATurn && !loop_.is_stopping(); ++i) {
       auto socket = listener_.try_accept();
       if (!socket) break;
       point("broker.accepted");
@@ -63,9 +63,9 @@ void Broker::accept_some() {
     if (!is_shortage(e)) throw;
     if (!starving_) log_warning(fmt::format("borrowers have to wait: {}", e.what()));
     starving_ = true;
-    watch_.remove(listener_.fd());  // it would be reported without end; tick() looks again
+    loop_.remove(listener_.fd());  // it would be reported without end; look() tries again
     starved_ = true;
-    watch_.request_tick();
+    looks_.request();
   }
 }
 
@@ -74,8 +74,8 @@ Broker::At Broker::add_connection(UnixSocket socket) {
   const At at = connections_.emplace(connections_.end());
   at->credentials = socket.peer();
   at->socket = std::move(socket);
-  watch_.add(at->socket.fd(), [this, at] { serve(at); });
-  watch_.request_tick();  // a stranger that stays silent raises no event
+  loop_.add(at->socket.fd(), [this, at] { serve(at); });
+  looks_.request();  // a stranger that stays silent raises no event
   return at;
 }
 
@@ -118,13 +118,13 @@ void Broker::make_spare_page() noexcept {
   }
 }
 
-bool Broker::tick() {
-  point("broker.tick");
+Timer::Pause Broker::look() {
+  point("broker.look");
   if (listening_) make_spare_page();
-  if (starved_) watch_.add(listener_.fd(), [this] { accept_some(); });
+  if (starved_) loop_.add(listener_.fd(), [this] { accept_some(); });
   starved_ = false;
   const bool untold = tell_all_retired();
-  return look_after_closed() || untold;
+  return Timer::soon_if(look_after_closed() || untold);
 }
 
 void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {
@@ -155,7 +155,7 @@ void Broker::announce_retired(std::uint32_t segment) {
       waiting = waiting || !c.untold.empty();
     }
   }
-  if (waiting) watch_.request_tick();
+  if (waiting) looks_.request();
 }
 
 /// Tells of as many segments as find room.
@@ -210,7 +210,7 @@ ForkPage Broker::prepare_fork() {
   at->page = std::move(page.memory);
   at->page_inode = inode_of(page.file);
   at->attached = ledger_.attach_locked(claims_in(at->page));
-  watch_.add(at->socket.fd(), [this, at] { serve(at); });
+  loop_.add(at->socket.fd(), [this, at] { serve(at); });
   return child;
 }
 

@@ -14,11 +14,11 @@
 #include "device/order/timeline.h"
 #include "onecopy/share/stats.h"
 #include "os/backoff.h"
+#include "os/event_loop.h"
 #include "os/mapping.h"
 #include "os/mutex.h"
 #include "os/page_users.h"
 #include "os/unix_socket.h"
-#include "os/watch.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
 #include "share/broker/undelivered_items.h"
@@ -43,11 +43,11 @@ inline std::atomic<int> stranger_silence_ms{5'000};
 class Broker {
  public:
   Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
-         Timeline& timeline, Watch& watch);
+         Timeline& timeline, EventLoop& loop);
 
   /// Starts listening at the first call. Any thread.
   void listen();
-  /// At exit, with the watch stopped: a socket with a path leaves its directory.
+  /// At exit, with the event loop stopped: a socket with a path leaves its directory.
   void stop_listening() noexcept { listener_ = UnixSocket(); }
   /// Returns the answer to `want_info`. Set before listen().
   std::function<std::string()> describe;
@@ -62,11 +62,8 @@ class Broker {
   std::size_t borrower_count() const;
   /// Blocks of dead borrowers' items that are still in queues.
   std::vector<TransitInfo> undelivered() const;
-  /// Looks after borrowers whose socket has closed but whose process has not ended. Returns true while there are any.
-  /// Watch thread.
-  bool tick();
 
-  // Around a fork, with the watch stopped.
+  // Around a fork, with the event loop stopped.
   void lock() ACQUIRE(mutex_) { mutex_.lock(); }
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// Attaches the page of the coming child. The child gets the ForkPage that is returned.
@@ -119,6 +116,8 @@ class Broker {
   using At = Connections::iterator;
 
   // broker.cpp: connections
+  /// Looks after borrowers whose socket has closed but whose process has not ended.
+  Timer::Pause look();
   void accept_some();
   At add_connection(UnixSocket socket);
   void serve(At at);
@@ -177,7 +176,7 @@ class Broker {
   Deposits& deposits_;
   Holds& holds_;
   Timeline& timeline_;
-  Watch& watch_;
+  EventLoop& loop_;
   /// Guards the list of connections and `untold`. Each connection is changed by the watch thread only; other threads
   /// read socket, credentials, attached, joined, closed, leaving, lost and undelivered under this lock.
   mutable Mutex mutex_;
@@ -190,6 +189,7 @@ class Broker {
   Connections connections_;
   std::map<std::uint64_t, std::set<std::uint32_t>> spread_
       GUARDED_BY(mutex_);  ///< our segments in our queues
+  Timer looks_{loop_, [this] { return look(); }};
 };
 
 }  // namespace onecopy

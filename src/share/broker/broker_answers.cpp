@@ -99,7 +99,7 @@ void Broker::challenge(Connection& c, ByteSpan packet) {
   reply(c, wire::pack(wire::Type::challenge,
                       wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
   if (c.attached) return;
-  watch_.stay_awake(kSoon);
+  loop_.stay_awake(kSoon);
 }
 
 /// Strangers whose proof is on its way.
@@ -128,8 +128,8 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     point("attach.done");
     reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.file.get()});
   }
-  if (challenged() == 0) watch_.may_sleep();
-  watch_.request_tick();  // makes another spare page later: this borrower's next question comes first
+  if (challenged() == 0) loop_.may_sleep();
+  looks_.request();  // makes another spare page later: this borrower's next question comes first
 }
 
 void Broker::send_segment(Connection& c, ByteSpan packet) {
@@ -244,13 +244,12 @@ void Broker::take_deposit(Connection& c, Packet packet) {
 
 void Broker::drop_deposit(ByteSpan packet) {
   const auto body = wire::body_of<wire::Withdraw>(packet);
-  if (deposits_.retire({wire::to_string(body.owner), body.segment})) watch_.request_tick();
+  deposits_.retire({wire::to_string(body.owner), body.segment});
 }
 
 void Broker::let_go_of_deposit(const Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::LetGo>(packet);
   deposits_.let_go({wire::to_string(body.owner), body.segment}, {&c, body.number});
-  watch_.request_tick();
 }
 
 }  // namespace onecopy

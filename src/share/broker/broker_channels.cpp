@@ -61,7 +61,6 @@ void Broker::join(Connection& c, ByteSpan packet) {
 
 void Broker::leave(Connection& c, const wire::JoinChannel& which) {
   deposits_.leave(&c, which.channel);
-  watch_.request_tick();
   {
     const LockGuard lock(mutex_);
     const auto at = std::find_if(c.joined.begin(), c.joined.end(), [&](const auto& j) {

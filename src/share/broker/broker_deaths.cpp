@@ -14,17 +14,15 @@ namespace onecopy {
 
 /// The socket has closed: a sign to look, not yet a death.
 void Broker::on_hangup(At at) {
-  watch_.remove(at->socket.fd());
+  loop_.remove(at->socket.fd());
   {
     const LockGuard lock(mutex_);
     at->closed = true;
     at->socket = UnixSocket();  // it may live on: it must not wait for answers
   }
   if (!at->attached || !at->pidfd || has_exited(at->pidfd)) return bury(at);
-  watch_.add(at->pidfd.get(), [this, at] {
-    if (has_exited(at->pidfd)) bury(at);
-  });
-  watch_.request_tick();
+  loop_.on_exit_of(at->pidfd, [this, at] { bury(at); });
+  looks_.request();
 }
 
 /// Returns true while a look is needed to see whether any of them has ended.
@@ -85,7 +83,7 @@ void Broker::lose(At at) noexcept {
   const LockGuard lock(mutex_);
   at->lost = Lost{at->credentials.pid != 0};
   untracked_.hurry();
-  watch_.request_tick();
+  looks_.request();
 }
 
 /// Since when children of lost borrowers may have been missed; empty if no child can be looked for.
@@ -120,10 +118,10 @@ bool Broker::Lost::is_over(std::optional<bool> unseen) noexcept {
 
 /// The borrower is gone. The items that it had put into queues stay for the receivers.
 void Broker::bury(At at) noexcept {
-  if (at->pidfd) watch_.remove(at->pidfd.get());
+  if (at->pidfd) loop_.remove(at->pidfd.get());
   while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
   deposits_.leave(&*at);
-  watch_.request_tick();
+  looks_.request();
   if (!at->attached) return drop(at);
   if (may_be_used_unseen(*at)) return lose(at);
   leave_in_transit(at);
@@ -137,12 +135,12 @@ void Broker::leave_in_transit(At at) noexcept {
   at->undelivered.emplace(blocks, transits);
   at->lost.reset();
   at->pidfd.reset();
-  watch_.request_tick();
+  looks_.request();
 }
 
 void Broker::drop(At at) noexcept {
-  if (at->socket) watch_.remove(at->socket.fd());
-  if (at->pidfd) watch_.remove(at->pidfd.get());
+  if (at->socket) loop_.remove(at->socket.fd());
+  if (at->pidfd) loop_.remove(at->pidfd.get());
   {
     const LockGuard lock(mutex_);
     at->leaving = true;

@@ -127,6 +127,10 @@ bool Adoptions::has_decayed(const Adopted& idle, std::chrono::steady_clock::time
   return idle.stale || now - kDecayWhileThere >= idle.idle_since;
 }
 
+std::chrono::steady_clock::time_point Adoptions::next_look(const Adopted& idle) noexcept {
+  return std::min(idle.ask_again, idle.idle_since + kDecayWhileThere);
+}
+
 /// Idle allocations that it is time to ask about.
 std::vector<ForeignMemory> Adoptions::take_due(std::chrono::steady_clock::time_point now) {
   std::vector<ForeignMemory> due;
@@ -153,16 +157,18 @@ void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
   }
 }
 
-bool Adoptions::sweep(std::chrono::steady_clock::time_point now) {
+std::optional<std::chrono::steady_clock::duration> Adoptions::sweep(
+    std::chrono::steady_clock::time_point now) {
   find_freed(now);
   std::vector<std::uint32_t> gone;
-  bool waiting = false;
+  std::optional<std::chrono::steady_clock::duration> next;
   {
     const LockGuard lock(mutex_);
     for (auto at = by_segment_.begin(); at != by_segment_.end();) {
       const Adopted& adopted = at->second;
       const bool drop = adopted.blocks == 0 && has_decayed(adopted, now);
-      waiting = waiting || (adopted.blocks == 0 && !drop);
+      if (adopted.blocks == 0 && !drop)
+        next = std::min(next.value_or(kDecayWhileThere), next_look(adopted) - now);
       if (!drop) {
         ++at;
         continue;
@@ -173,7 +179,7 @@ bool Adoptions::sweep(std::chrono::steady_clock::time_point now) {
     }
   }
   for (const std::uint32_t segment : gone) segments_.remove(segment);
-  return waiting;
+  return next;
 }
 
 }  // namespace onecopy

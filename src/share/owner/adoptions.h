@@ -38,8 +38,8 @@ class Adoptions final : public ExtentOwner {
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
   void free(const Extent& extent) noexcept override;
   bool contains(std::uint32_t segment) const;
-  /// Lets go of segments that have been idle for long enough. True while there are idle ones left.
-  bool sweep(std::chrono::steady_clock::time_point now);
+  /// Lets go of segments that have been idle for long enough. Returns when to look at the next idle one, if any.
+  std::optional<std::chrono::steady_clock::duration> sweep(std::chrono::steady_clock::time_point now);
   void sweep_all() { sweep(std::chrono::steady_clock::time_point::max()); }
 
  private:
@@ -66,6 +66,7 @@ class Adoptions final : public ExtentOwner {
   std::uint32_t enter(const ForeignMemory& memory);
   std::vector<ForeignMemory> take_due(std::chrono::steady_clock::time_point now);
   void find_freed(std::chrono::steady_clock::time_point now);
+  static std::chrono::steady_clock::time_point next_look(const Adopted& idle) noexcept;
   static bool has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept;
 
   SegmentTable& segments_;

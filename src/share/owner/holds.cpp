@@ -52,14 +52,15 @@ void Holds::end_those(IsOver is_over) noexcept {
   }
 }
 
-bool Holds::expire(Clock::time_point now) noexcept {
-  bool more = false;
+std::optional<Holds::Clock::duration> Holds::expire(Clock::time_point now) noexcept {
+  std::optional<Clock::duration> next;
   end_those([&](const Hold& hold) {
-    const bool is_over = !hold.lasts && now - hold.since >= kLifetime;
-    more = more || !(hold.lasts || is_over);
-    return is_over;
+    if (hold.lasts) return false;
+    const Clock::duration left = hold.since + kLifetime - now;
+    if (left > Clock::duration::zero()) next = std::min(next.value_or(left), left);
+    return left <= Clock::duration::zero();
   });
-  return more;
+  return next;
 }
 
 void Holds::end_older(Clock::time_point than) noexcept {

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -31,8 +32,8 @@ class Holds {
   void end(std::uint64_t nonce) noexcept;
   /// From now on time does not end this hold. Has no effect if it is over.
   void let_last(std::uint64_t nonce) noexcept;
-  /// Ends holds that are older than kLifetime and do not last. Returns true while time will end more of them.
-  bool expire(Clock::time_point now = Clock::now()) noexcept;
+  /// Ends holds that are older than kLifetime and do not last. Returns when time will end the next one, if any.
+  std::optional<Clock::duration> expire(Clock::time_point now = Clock::now()) noexcept;
   /// Ends all holds that were made at that time or before.
   void end_older(Clock::time_point than) noexcept;
   /// Is the block held for a handle?

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -23,6 +24,8 @@ namespace onecopy {
 class Pools {
  public:
   static constexpr std::uint64_t kAtOnce = std::uint64_t{32} << 20;
+  /// Between looks for memory that has been idle for long.
+  static constexpr std::chrono::milliseconds kPause{100};
 
   Pools(const std::string& owner, SegmentTable& segments) : owner_(owner), segments_(segments) {}
 

@@ -52,7 +52,7 @@ void Runtime::prepare_fork() {
   or_log([&] {  // the child may share what it inherits: borrowers of that must reach us
     if (process->ledger_.live() != 0) process->broker_.listen();
   });
-  process->watch_.stop();
+  process->loop_.stop();
   process->lock_all();
   for (const auto& peer : process->importer_.peers_locked()) {
     if (peer->is_closed()) continue;  // for good: the importer is locked
@@ -83,7 +83,7 @@ void Runtime::finish_in_parent() {
     peer->unlock_after_fork();
   }
   process->unlock_all();
-  process->watch_.start_again();
+  process->loop_.start_again();
 }
 
 void Runtime::finish_in_child() {
@@ -140,7 +140,7 @@ void Runtime::claim_inherited(Inherited& from) noexcept {
 void Runtime::inherit(Runtime& parent) {
   cleaned_up_ = parent.cleaned_up_;  // before there is a thread that looks
   if (!inheritance_.empty() || !parent.importer_.peers().empty())
-    watch_.start();  // the first step that can fail: the inheritance cannot be given back
+    loop_.start();  // the first step that can fail: the inheritance cannot be given back
   parent_ = &parent;
   importer_.inherit(parent.importer_);
   inherited_ = std::move(inheritance_);
@@ -151,16 +151,17 @@ void Runtime::inherit(Runtime& parent) {
 /// The owner tells when a segment is gone; its end is no news, the memory stays.
 void Runtime::watch_inherited(Inherited& from) {
   if (from.is_counted_with_parent) return;
-  watch_.add(from.socket.fd(), [this, &from] {
+  loop_.add(from.socket.fd(), [this, &from] {
     try {
       while (auto packet = from.socket.try_receive())
         if (wire::type_of(packet->bytes) == wire::Type::retire) {
           const std::uint32_t segment = wire::body_of<wire::Retire>(packet->bytes).segment;
           from.owner->segments_.remove(segment);
-          if (deposits_.retire({from.owner->name_, segment}) || PinnedRanges::any()) watch_.request_tick();
+          deposits_.retire({from.owner->name_, segment});
+          PinnedRanges::segment_ended();
         }
     } catch (const Error& e) {
-      watch_.remove(from.socket.fd());
+      loop_.remove(from.socket.fd());
       if (e.code() != ErrorCode::peer_died) throw;
     }
   });
@@ -169,7 +170,7 @@ void Runtime::watch_inherited(Inherited& from) {
 /// In the child's copy of its parent. Stops the parent's own duties: answering, holding for others and returning
 /// memory.
 void Runtime::abandon() noexcept {
-  watch_.abandon();
+  loop_.abandon();
   broker_.abandon();
   holds_.clear();
   deposits_.clear();

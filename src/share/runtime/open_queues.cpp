@@ -27,6 +27,14 @@ bool leaves_items_usable(const Error& error) noexcept {
 
 }  // namespace
 
+OpenQueues::OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker,
+                       EventLoop& loop)
+    : self_(self), importer_(importer), deposits_(deposits), broker_(broker), telling_(loop, [this] {
+        return tell();
+      }) {
+  deposits_.on_news = [this] { telling_.request(); };
+}
+
 bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, ChannelHooks hooks) {
   broker_.listen();
   deposits_.add_channel(queue, std::move(hooks));
@@ -61,7 +69,7 @@ void OpenQueues::close(const ProcessId& creator, std::uint64_t queue) noexcept {
   try {
     const LockGuard lock(left_mutex_);
     left_.push_back({creator, queue});
-    watch_.request_tick();
+    telling_.request();
   } catch (const std::bad_alloc&) {  // then the creator learns it when this process ends
   }
 }
@@ -146,10 +154,10 @@ std::uint64_t OpenQueues::unkept() const {
   return sum;
 }
 
-bool OpenQueues::tick() {
+Timer::Pause OpenQueues::tell() {
   bool more = tell_of_retired();
   more = tell_of_let_go() || more;
-  return tell_of_left() || more;
+  return Timer::soon_if(tell_of_left() || more);
 }
 
 /// Returns true while a keeper has to be told again that a segment is gone.
@@ -160,7 +168,7 @@ bool OpenQueues::tell_of_retired() {
       const auto peer = importer_.find(public_name(keeper));
       if (!peer || peer->withdraw(segment) || peer->is_gone()) continue;
       deposits_.add_elsewhere(segment, keeper);
-      again = (deposits_.retire(segment) && !peer->is_disconnected()) || again;
+      again = (deposits_.note_retired(segment) && !peer->is_disconnected()) || again;
     }
   return again;
 }

@@ -12,8 +12,8 @@
 #include "onecopy/memory/block.h"
 #include "onecopy/share/handle_fields.h"
 #include "onecopy/share/stats.h"
+#include "os/event_loop.h"
 #include "os/mutex.h"
-#include "os/watch.h"
 #include "share/borrower/channel_hooks.h"
 
 namespace onecopy {
@@ -38,8 +38,8 @@ enum class Retention : std::uint8_t {
 /// Thread safety: all members may be called concurrently.
 class OpenQueues {
  public:
-  OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker, Watch& watch)
-      : self_(self), importer_(importer), deposits_(deposits), broker_(broker), watch_(watch) {}
+  OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker,
+             EventLoop& loop);
 
   /// Called when memory is short: gives up what queues without users keep for receivers to come. Returns false if
   /// there was nothing. Null until this process has used a queue.
@@ -69,9 +69,6 @@ class OpenQueues {
   // For the runtime.
   void list_transits(std::vector<TransitInfo>& list) const;
   std::uint64_t unkept() const;
-  /// Tells other processes news that they could not be told before. Returns true while it has to be called again.
-  /// Watch thread.
-  bool tick();
 
  private:
   /// A queue that this process has left, whose creator did not read then.
@@ -84,6 +81,8 @@ class OpenQueues {
   void join(const ProcessId& creator, std::uint64_t queue);
   void deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
   Retention why_not_retained(const Error& error, const ProcessId& creator) const;
+  /// Tells other processes news that they could not be told before.
+  Timer::Pause tell();
   bool tell_of_retired();
   bool tell_of_let_go();
   bool tell_of_left() noexcept;
@@ -92,7 +91,6 @@ class OpenQueues {
   Importer& importer_;
   Deposits& deposits_;
   Broker& broker_;
-  Watch& watch_;
 
   Mutex left_mutex_;
   std::vector<Left> left_ GUARDED_BY(left_mutex_);
@@ -100,6 +98,7 @@ class OpenQueues {
   mutable Mutex transits_mutex_;
   std::map<std::uint64_t, Transit> transits_ GUARDED_BY(transits_mutex_);
   std::uint64_t last_transit_ GUARDED_BY(transits_mutex_) = 0;
+  Timer telling_;
 };
 
 }  // namespace onecopy

@@ -76,16 +76,22 @@ std::uint64_t parse_limit(std::string_view text) {
 
 }  // namespace
 
-Pinning::Pinning(Watch& watch) : watch_(watch) {
-  LateReleases::on_wait = [this] { watch_.request_tick(); };
+Pinning::Pinning(EventLoop& loop) : looks_(loop, [this] { return look(); }) {
+  PinnedRanges::on_segment_end = [this] {
+    has_segment_ended_ = true;
+    looks_.request();
+  };
+  LateReleases::on_wait = [this] { looks_.request(); };
   LateReleases::on_work = [this] { settling_.request(); };
-  LateReleases::must_not_wait = [this] { return watch_.runs_here(); };
+  LateReleases::must_not_wait = [&loop] { return loop.runs_here(); };
 }
 
-bool Pinning::tick() noexcept {
+Timer::Pause Pinning::look() noexcept {
+  const bool again = has_segment_ended_.exchange(false);  // a thread may be about to unmap it
   sweep();
   LateReleases* const late = LateReleases::active();
-  return late && late->tick();
+  const bool waiting = late && late->tick();
+  return Timer::soon_if(waiting || again);
 }
 
 void Pinning::settle() noexcept {
@@ -289,7 +295,6 @@ std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
     bytes += piece.bytes;
   }
   if (!pieces.empty() && on_unpinned) on_unpinned();
-  if (!pieces.empty()) watch_.request_tick();
   return bytes;
 }
 

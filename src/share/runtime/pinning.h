@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -13,8 +14,8 @@
 
 #include "device/backend.h"
 #include "onecopy/memory/tensor.h"
+#include "os/event_loop.h"
 #include "os/mutex.h"
-#include "os/watch.h"
 #include "os/worker.h"
 #include "share/owner/keeper.h"
 
@@ -32,7 +33,7 @@ namespace onecopy {
 /// waits for.
 class Pinning {
  public:
-  explicit Pinning(Watch& watch);
+  explicit Pinning(EventLoop& loop);
 
   /// Called (without locks) when pages of our own may go back to the system again.
   std::function<void()> on_unpinned;
@@ -50,9 +51,6 @@ class Pinning {
   /// Does one pinned range hold all of the tensor?
   static bool is_pinned(const Tensor& tensor);
 
-  /// Looks after dropped pieces, and for pieces that nothing else has mapped. Returns true while a piece waits for a
-  /// device.
-  bool tick() noexcept;
   /// Ends references that need not wait any more, as far as the devices have come.
   static void settle() noexcept;
   /// Unpins pieces that were left for later. Waits for the device.
@@ -99,9 +97,11 @@ class Pinning {
   std::vector<Piece> take_left() noexcept;
   std::uint64_t end(std::vector<Piece> pieces) noexcept REQUIRES(making_);
 
+  /// Looks after dropped pieces, and for pieces that nothing else has mapped; again soon while a piece waits for a
+  /// device.
+  Timer::Pause look() noexcept;
   void sweep() noexcept;
 
-  Watch& watch_;
   Mutex making_;  ///< before mutex_; held while a piece is pinned or unpinned
   mutable Mutex mutex_;
   Pieces pieces_ GUARDED_BY(mutex_);
@@ -110,6 +110,8 @@ class Pinning {
   Worker unpinning_{"onecopy-unpin", [this] { end_left(); }};
   /// A thread of its own: a driver may have no room.
   Worker settling_{"onecopy-late", [] { settle(); }};
+  std::atomic<bool> has_segment_ended_{false};
+  Timer looks_;
 };
 
 }  // namespace onecopy

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <utility>
 
-#include "device/janitor.h"
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
@@ -25,6 +24,11 @@ ProcessId new_id() {
   ProcessId id;
   random_bytes(std::as_writable_bytes(std::span(id)));
   return id;
+}
+
+Timer::Pause rounded_up(std::optional<std::chrono::steady_clock::duration> pause) {
+  if (!pause) return {};
+  return std::chrono::ceil<std::chrono::milliseconds>(*pause);
 }
 
 }  // namespace
@@ -63,7 +67,7 @@ void Runtime::at_exit() noexcept {
   constexpr std::chrono::seconds kFullStream{1};
   Runtime* process = existing();
   if (!process) return;
-  process->watch_.stop();
+  process->loop_.stop();
   process->streams_.stop_marking(kFullStream);
   process->pinning_.stop(kFullStream);
   process->broker_.stop_listening();
@@ -74,35 +78,42 @@ void Runtime::at_exit() noexcept {
 Runtime::Runtime() : Runtime(new_id()) {}
 
 Runtime::Runtime(const ProcessId& id)
-    : Session(id, streams_, queues_, groups_, watch_),
+    : Session(id, streams_, queues_, groups_, loop_),
       name_(public_name(id)),
       adopted_(segments_),
       pools_(name_, segments_),
       ledger_(id, segments_),
       adoptions_(segments_, ledger_),
-      streams_(id, importer_, watch_),
-      pinning_(watch_),
-      importer_(id, ledger_, watch_, deposits_, holds_),
-      broker_(id, ledger_, importer_, deposits_, holds_, streams_.timeline(), watch_),
-      queues_(id, importer_, deposits_, broker_, watch_) {
+      streams_(id, importer_, loop_),
+      pinning_(loop_),
+      importer_(id, ledger_, loop_, deposits_, holds_),
+      broker_(id, ledger_, importer_, deposits_, holds_, streams_.timeline(), loop_),
+      queues_(id, importer_, deposits_, broker_, loop_) {
   own_ = &ledger_;
   segments_.on_retire = [this](std::uint32_t number) {
     try {
       broker_.announce_retired(number);
-      if (deposits_.retire({name_, number}) || PinnedRanges::any()) watch_.request_tick();
+      deposits_.retire({name_, number});
+      PinnedRanges::segment_ended();
     } catch (const std::bad_alloc&) {
-      watch_.request_tick();
+      retiring_.request();
       throw;
     }
   };
   segments_.guard = &ledger_;
   pinning_.on_pinned = [this](Device card) { streams_.note_use(card); };
-  pinning_.on_unpinned = [this] { pools_.look_again(); };
-  pools_.on_idle = [this] { watch_.request_tick(); };
-  ledger_.on_limbo = [this] { watch_.request_tick(); };
-  adoptions_.on_idle = [this] { watch_.request_tick(); };
+  deposits_.watch(loop_);
+  deposits_.on_due = [this] { sweeping_.request(); };
+  pinning_.on_unpinned = [this] {
+    pools_.look_again();
+    trimming_.request();
+  };
+  pools_.on_idle = [this] { trimming_.request(); };
+  ledger_.on_limbo = [this] { limbo_.request(); };
+  adoptions_.on_idle = [this] { adopted_idle_.request(); };
+  on_file_left = [this] { files_.request(); };
+  importer_.on_thread = [this] { cleaning_.request(); };
   broker_.describe = [this] { return to_json(describe()); };
-  watch_.add_tick([this] { return tick(); });
 }
 
 /// Once: removes names that killed processes have left. If a process begins by opening, its watch thread does this.
@@ -112,29 +123,16 @@ void Runtime::clean_up() {
   remove_abandoned_files();
 }
 
-Watch::Again Runtime::tick() {
-  clean_up();
-  bool more = ledger_.drain();
-  more = segments_.tell_retired() || more;
-  more = deposits_.sweep() || more;
-  more = importer_.look_after_hangups() || more;
-  more = importer_.sweep() || more;
-  more = queues_.tick() || more;
-  more = broker_.tick() || more;
-  const Watch::Again streams = streams_.tick();
-  const bool are_held = holds_.expire();
-  more = pinning_.tick() || more;
-  more = adoptions_.sweep(std::chrono::steady_clock::now()) || more;
-  more = trim() || more;
-  more = remove_released_files() || more;  // after all that may have released one
-  if (more) return Watch::Again::soon;
-  return are_held ? std::max(streams, Watch::Again::later) : streams;
+Timer::Pause Runtime::expire_holds() { return rounded_up(holds_.expire()); }
+
+Timer::Pause Runtime::sweep_adopted() {
+  return rounded_up(adoptions_.sweep(std::chrono::steady_clock::now()));
 }
 
-bool Runtime::trim() {
+Timer::Pause Runtime::trim() {
   const Pool::Trimmed trimmed = pools_.trim();
-  if (trimmed.bytes >= Pools::kAtOnce) watch_.hurry();
-  return trimmed.waiting;
+  if (trimmed.bytes >= Pools::kAtOnce) return Timer::kAtOnce;
+  return trimmed.waiting ? Timer::Pause(Pools::kPause) : Timer::Pause();
 }
 
 void Runtime::collect() { give_back({}); }
@@ -152,7 +150,7 @@ std::uint64_t Runtime::give_back(std::optional<Device> device) {
   if (!device || *device == kCpu) pinning_.end_idle();
   adoptions_.sweep_all();
   const std::uint64_t bytes = pools_.trim_all(device);
-  if (remove_released_files()) watch_.request_tick();
+  if (remove_released_files()) files_.request();
   return bytes;
 }
 

@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include "device/janitor.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/event_loop.h"
 #include "os/mutex.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
@@ -101,8 +103,9 @@ class Runtime final : public Session {
   explicit Runtime(const ProcessId& id);
   static Runtime& make();
   void clean_up();
-  Watch::Again tick();
-  bool trim();
+  Timer::Pause expire_holds();
+  Timer::Pause sweep_adopted();
+  Timer::Pause trim();
 
   // allocate.cpp
   Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
@@ -158,7 +161,7 @@ class Runtime final : public Session {
   PinnedObjects objects_;  // before ledger_, whose blocks keep them
   Ledger ledger_;
   Adoptions adoptions_;
-  Watch watch_;
+  EventLoop loop_;
   Deposits deposits_;
   StreamOrder streams_;
   Pinning pinning_;
@@ -168,6 +171,14 @@ class Runtime final : public Session {
   OpenQueues queues_;
   GroupReports groups_;
   ArenaReports arenas_;
+  Timer limbo_{loop_, [this] { return Timer::soon_if(ledger_.drain()); }};
+  Timer retiring_{loop_, [this] { return Timer::soon_if(segments_.tell_retired()); }};
+  Timer sweeping_{loop_, [this] { return Timer::soon_if(deposits_.sweep()); }};
+  Timer holding_{loop_, [this] { return expire_holds(); }};
+  Timer adopted_idle_{loop_, [this] { return sweep_adopted(); }};
+  Timer trimming_{loop_, [this] { return trim(); }};
+  Timer files_{loop_, [] { return Timer::soon_if(remove_released_files()); }};
+  Timer cleaning_{loop_, [this] { return clean_up(), Timer::Pause(); }};
   std::atomic<std::uint64_t> shared_total_{0};
   std::atomic<std::uint64_t> opened_total_{0};
 

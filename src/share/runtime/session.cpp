@@ -193,7 +193,7 @@ Handle Runtime::hold(const Handle& handle) {
   HandleFields fields = handle.fields();
   fields.maker = id();
   fields.hold = holds_.add(handle.block());
-  watch_.request_tick();
+  holding_.request();
   return {std::move(fields), handle.block()};
 }
 

@@ -14,16 +14,16 @@
 
 namespace onecopy {
 
-StreamOrder::StreamOrder(const ProcessId& self, Importer& importer, Watch& watch)
-    : self_(self), importer_(importer), watch_(watch), releases_(timeline_) {
+StreamOrder::StreamOrder(const ProcessId& self, Importer& importer, EventLoop& loop)
+    : self_(self), importer_(importer), releases_(timeline_), looks_(loop, [this] { return look(); }) {
   timeline_.on_first_mark = [] {
     static std::once_flag once;  // after the driver's own handlers, and so run before them
     std::call_once(once, [] { std::atexit([] { Session::settle_streams(); }); });
   };
-  timeline_.on_wait = [this] { watch_.request_tick(); };
-  releases_.on_wait = [this] { watch_.request_tick(); };
+  timeline_.on_wait = [this] { look_soon(); };
+  releases_.on_wait = [this] { look_soon(); };
   releases_.on_left = [this] { marking_.request(); };
-  releases_.must_not_wait = [this] { return watch_.runs_here(); };
+  releases_.must_not_wait = [&loop] { return loop.runs_here(); };
 }
 
 void StreamOrder::wait_for(const ProcessId& maker, const TimelinePoint& point, Device device,
@@ -32,17 +32,26 @@ void StreamOrder::wait_for(const ProcessId& maker, const TimelinePoint& point, D
   ForeignTimeline* const timeline = importer_.timeline_of(maker);
   if (!timeline) return;
   timeline->wait(device, stream, point);
-  if (!timeline->has_passed(point)) watch_.request_tick();  // see look_after_waits()
+  if (!timeline->has_passed(point)) look_soon();  // see look_after_waits()
+}
+
+void StreamOrder::look_soon() noexcept {
+  if (!is_asked_.load(std::memory_order_relaxed)) is_asked_ = true;
+  looks_.request();
 }
 
 /// A stream that has reached one mark is likely to reach the next soon.
-Watch::Again StreamOrder::tick() {
+Timer::Pause StreamOrder::look() {
+  constexpr std::chrono::milliseconds kLongestPause{160};
+  const bool was_asked = is_asked_.exchange(false);
   const bool waiting = look_after_waits();
   const bool at_work = timeline_.look_after_devices();
   const std::size_t before = releases_.size();
   const bool releasing = releases_.sweep();
-  if (releasing && releases_.size() < before) return Watch::Again::soon;
-  return waiting || at_work || releasing ? Watch::Again::later : Watch::Again::no;
+  if (!waiting && !at_work && !releasing) return {};
+  const bool is_moving = releasing && releases_.size() < before;
+  pause_ = was_asked || is_moving ? Timer::kSoon : std::min(2 * pause_, kLongestPause);
+  return pause_;
 }
 
 /// True while streams of ours wait for other processes'.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +11,7 @@
 #include "device/order/used_devices.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/handle_fields.h"
-#include "os/watch.h"
+#include "os/event_loop.h"
 #include "os/worker.h"
 #include "share/borrower/value_points.h"
 #include "share/owner/ordered_releases.h"
@@ -25,7 +26,7 @@ class Importer;
 /// Thread safety: all members may be called concurrently, but for those of the runtime.
 class StreamOrder {
  public:
-  StreamOrder(const ProcessId& self, Importer& importer, Watch& watch);
+  StreamOrder(const ProcessId& self, Importer& importer, EventLoop& loop);
 
   /// A point after all that is in the stream now, for others to wait for.
   TimelinePoint mark(Device device, Stream stream) { return timeline_.mark(device, stream); }
@@ -61,8 +62,6 @@ class StreamOrder {
 
   // For the runtime.
   Timeline& timeline() noexcept { return timeline_; }
-  /// Looks at waits, devices and releases, and says when to look again. Watch thread.
-  Watch::Again tick();
   /// Ends releases that are due. True while some are waiting.
   bool sweep_releases() noexcept { return releases_.sweep(); }
   /// Marks the ends of those that wait for that. May have to wait for room in a stream.
@@ -72,17 +71,23 @@ class StreamOrder {
   void stop_marking(std::chrono::milliseconds patience) noexcept { marking_.stop(patience); }
 
  private:
+  /// Looks at waits, devices and releases. What was asked for may come soon; what has been waited for before may take
+  /// longer still.
+  Timer::Pause look();
+  void look_soon() noexcept;
   bool look_after_waits();
 
   const ProcessId self_;
   Importer& importer_;
-  Watch& watch_;
   Timeline timeline_;
   UsedDevices used_devices_;
   ValuePoints value_points_;
   OrderedReleases releases_;
   /// A thread of its own: a mark may have to wait for room in the stream.
   Worker marking_{"onecopy-marks", [this] { releases_.mark_left(); }};
+  std::atomic<bool> is_asked_{false};              ///< since the last look
+  std::chrono::milliseconds pause_{Timer::kSoon};  ///< the watch thread's own
+  Timer looks_;
 };
 
 }  // namespace onecopy

@@ -46,7 +46,7 @@ class ConversationTest : public ::testing::Test {
   UnixSocket& broker = sockets.second;
   std::atomic<std::uint32_t> last_retired{0};
   Conversation conversation{std::move(sockets.first), 1};
-  Watch watch;
+  EventLoop loop;
 };
 
 std::vector<Bytes> questions(std::size_t count) { return std::vector<Bytes>(count, question()); }
@@ -128,7 +128,7 @@ TEST_F(ConversationTest, HearsNewsWhileAnAnswerIsAwaitedAndOnTheWatchThread) {
   EXPECT_TRUE(ask());
   EXPECT_EQ(last_retired, 3u);
   brokers.join();
-  conversation.watch(watch);
+  conversation.watch(loop);
   broker.send(retired(4), {}, testing::kPatience);
   EXPECT_TRUE(eventually([&] { return last_retired == 4; }));
 }
@@ -137,7 +137,7 @@ TEST_F(ConversationTest, IsOverOnceTheBrokerHasHungUpAndAllItSaidIsHeard) {
   broker.send(retired(5), {}, testing::kPatience);
   broker = UnixSocket();
   EXPECT_FALSE(conversation.is_over());
-  conversation.watch(watch);
+  conversation.watch(loop);
   EXPECT_TRUE(eventually([&] { return conversation.is_over(); }));
   EXPECT_EQ(last_retired, 5u);
   expect_refusal(ErrorCode::peer_died, {"gone"}, [&] { ask(); });
@@ -183,10 +183,10 @@ TEST(Conversation, WithoutASocketIsOverFromTheStart) {
 /// Its descriptor's number may be another's at once: ThreadSanitizer sees threads that still look at it.
 TEST(Conversation, MayBeClosedWhileSomebodyAsks) {
   for (int round = 0; round < 20; ++round) {
-    Watch watch;
+    EventLoop loop;
     auto [ours, theirs] = UnixSocket::pair();
     Conversation conversation(std::move(ours), 1);
-    conversation.watch(watch);
+    conversation.watch(loop);
     theirs = UnixSocket();
     ASSERT_TRUE(eventually([&] { return conversation.is_over(); }));
     std::atomic<int> asked{0};

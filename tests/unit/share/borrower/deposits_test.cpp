@@ -4,11 +4,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <string>
+
 #include "onecopy/core/error.h"
 #include "os/mapping.h"
 #include "os/memfd.h"
 #include "os/process.h"
 #include "support/child.h"
+#include "support/eventually.h"
 #include "support/limits.h"
 
 namespace onecopy {
@@ -40,6 +44,20 @@ class DepositsTest : public ::testing::Test {
            std::optional<DepositClaim> claim = {}) {
     return deposits_.add(key, origin, table_.duplicate(), segment(), queue, claim);
   }
+  DepositsTest() {
+    deposits_.on_news = [this] { ++news_; };
+  }
+  /// Whether keepers elsewhere have to hear of it.
+  bool retire(const DepositKey& key) {
+    const int before = news_;
+    deposits_.retire(key);
+    return news_ != before;
+  }
+  bool let_go_of(const std::string& owner) {
+    const int before = news_;
+    deposits_.let_go_of(owner);
+    return news_ != before;
+  }
   /// A process that has ended, and lived when `during` was called.
   ProcessOrigin gone(const std::function<void(const ProcessOrigin&)>& during = {}) {
     Child child([] { ::pause(); });
@@ -52,6 +70,7 @@ class DepositsTest : public ::testing::Test {
   /// Mapped here, as the table of an owner is, and in children.
   const Fd table_ = create_memfd("onecopy-blocks", 4096);
   Mapping mapped_ = Mapping::of(table_, 4096, Access::read_write);
+  int news_ = 0;
   Deposits deposits_;
   Progress queue_;
   const DepositKey key_{"0123456789abcdef0123456789abcdef", 3};
@@ -67,13 +86,30 @@ TEST_F(DepositsTest, AreKeptForQueuesThatAreOpenHereOnly) {
   EXPECT_EQ(deposits_.size(), 1u);
 }
 
+/// Its claims have ended before it, so no other event asks for a sweep.
+TEST_F(DepositsTest, OfAnOwnerThatEndsAreLookedAt) {
+  std::atomic<int> asked{0};
+  EventLoop loop;
+  deposits_.watch(loop);
+  deposits_.on_due = [&] { ++asked; };
+  deposits_.add_channel(kQueue, queue_.hooks());
+  gone([&](const ProcessOrigin& owner) {
+    EXPECT_TRUE(add(key_, owner));
+    EXPECT_FALSE(deposits_.sweep());
+    EXPECT_EQ(asked, 0);
+  });
+  EXPECT_TRUE(testing::eventually([&] { return asked == 1; }));
+  deposits_.sweep();
+  EXPECT_EQ(deposits_.size(), 0u);
+}
+
 TEST_F(DepositsTest, ElsewhereOfASegmentThatEndsAllHearOfIt) {
   const ProcessId one{1}, two{2};
   deposits_.add_elsewhere(key_, one);
-  EXPECT_TRUE(deposits_.retire(key_));
+  EXPECT_TRUE(retire(key_));
   deposits_.add_elsewhere(key_, two);  // before a keeper could be told
-  EXPECT_TRUE(deposits_.retire(key_));
-  EXPECT_FALSE(deposits_.retire(key_));
+  EXPECT_TRUE(retire(key_));
+  EXPECT_FALSE(retire(key_));
   EXPECT_EQ(deposits_.take_retired(), (std::map<DepositKey, std::set<ProcessId>>{{key_, {one, two}}}));
 }
 
@@ -81,10 +117,10 @@ TEST_F(DepositsTest, ElsewhereOfASegmentThatEndsAllHearOfIt) {
 TEST_F(DepositsTest, ElsewhereOfAnOwnerOfWhichNothingIsHeldAreToBeLetGo) {
   const DepositKey other{"fedcba9876543210fedcba9876543210", 3};
   for (const DepositKey& key : {key_, {key_.first, 9}, other}) deposits_.add_elsewhere(key, ProcessId{1});
-  EXPECT_TRUE(deposits_.let_go_of(key_.first));
-  EXPECT_FALSE(deposits_.retire(key_));
-  EXPECT_FALSE(deposits_.retire({key_.first, 9}));
-  EXPECT_TRUE(deposits_.retire(other));
+  EXPECT_TRUE(let_go_of(key_.first));
+  EXPECT_FALSE(retire(key_));
+  EXPECT_FALSE(retire({key_.first, 9}));
+  EXPECT_TRUE(retire(other));
   std::vector<LetGo> told = deposits_.take_let_go();
   ASSERT_EQ(told.size(), 2u);
   EXPECT_EQ(told[0].key, key_);
@@ -93,7 +129,7 @@ TEST_F(DepositsTest, ElsewhereOfAnOwnerOfWhichNothingIsHeldAreToBeLetGo) {
   EXPECT_TRUE(deposits_.take_let_go().empty());
   deposits_.let_go_later(std::move(told[0]));
   EXPECT_EQ(deposits_.take_let_go().size(), 1u);
-  EXPECT_FALSE(deposits_.let_go_of(key_.first));
+  EXPECT_FALSE(let_go_of(key_.first));
 }
 
 TEST_F(DepositsTest, OfDevicesAreKeptUpToANumberOfDescriptorsAndOthersAreNot) {
@@ -232,7 +268,7 @@ TEST_F(DepositsTest, OfThisProcessAreLetGoWithItsLastBlockOfThatOwner) {
   add(key_, gone(), kQueue, DepositClaim{});
   deposits_.sweep();
   EXPECT_EQ(deposits_.size(), 1u);
-  EXPECT_FALSE(deposits_.let_go_of(key_.first)) << "nobody else keeps it for us";
+  EXPECT_FALSE(let_go_of(key_.first)) << "nobody else keeps it for us";
   deposits_.sweep();
   EXPECT_EQ(deposits_.size(), 0u);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "os/watch.h"
+#include "os/event_loop.h"
 
 #include <fmt/format.h>
 #include <pthread.h>
@@ -11,9 +11,11 @@
 #include <string>
 #include <system_error>
 
+#include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/blocked_signals.h"
 #include "os/log.h"
+#include "os/process.h"
 
 namespace onecopy {
 namespace {
@@ -49,15 +51,17 @@ bool run_logged(const F& f) noexcept {
 
 }  // namespace
 
-Watch::Watch() : poller_(std::in_place), wake_(std::in_place) { poller_->add(wake_->fd(), kWakeToken); }
+EventLoop::EventLoop() : poller_(std::in_place), wake_(std::in_place) {
+  poller_->add(wake_->fd(), kWakeToken);
+}
 
-Watch::~Watch() { stop(); }
+EventLoop::~EventLoop() { stop(); }
 
-void Watch::add(int fd, Handler handler, bool edge) {
+void EventLoop::add(int fd, Task handler, bool edge) {
   const LockGuard lock(mutex_);
   ensure_thread();  // first: if anything fails, nothing may be left that calls `handler`
   const std::uint64_t token = ++last_token_;
-  auto called = std::make_shared<Handler>(std::move(handler));
+  auto called = std::make_shared<Task>(std::move(handler));
   std::map<int, std::uint64_t> number{{fd, token}};  // from here on only the system can fail
   std::map<std::uint64_t, Entry> entry{{token, Entry{fd, edge, std::move(called)}}};
   poller_->add(fd, token, edge);
@@ -66,14 +70,20 @@ void Watch::add(int fd, Handler handler, bool edge) {
   token_of_.merge(number);
 }
 
-void Watch::rearm(int fd) {
+void EventLoop::on_exit_of(const Fd& pidfd, Task task) {
+  add(pidfd.get(), [&pidfd, task = std::move(task)] {
+    if (has_exited(pidfd)) task();
+  });
+}
+
+void EventLoop::rearm(int fd) {
   if (!poller_) return;
   const LockGuard lock(mutex_);
   const auto at = token_of_.find(fd);
   if (at != token_of_.end()) poller_->rearm(fd, at->second, entries_[at->second].edge);
 }
 
-void Watch::remove(int fd) noexcept {
+void EventLoop::remove(int fd) noexcept {
   if (!poller_) return;
   const LockGuard lock(mutex_);
   const auto at = token_of_.find(fd);
@@ -83,19 +93,7 @@ void Watch::remove(int fd) noexcept {
   token_of_.erase(at);
 }
 
-void Watch::add_tick(Tick tick) {
-  const LockGuard lock(mutex_);
-  ticks_.push_back(std::move(tick));
-}
-
-void Watch::request_tick() noexcept {
-  if (!poller_ || ticking_.load(std::memory_order_relaxed) || ticking_.exchange(true)) return;
-  const LockGuard lock(mutex_);
-  if (try_thread()) wake_->set();
-  else ticking_ = false;  // the next caller tries again
-}
-
-void Watch::ensure_thread() {
+void EventLoop::ensure_thread() {
   wanted_ = true;
   if (thread_.joinable() || stopping_) return;
   const BlockedSignals blocked;
@@ -111,25 +109,23 @@ void Watch::ensure_thread() {
 }
 
 /// Returns false if the system has no more threads.
-bool Watch::try_thread() noexcept {
+bool EventLoop::try_thread() noexcept {
   return run_logged([&] {
     mutex_.assert_held();
     ensure_thread();
   });
 }
 
-void Watch::start() {
+void EventLoop::start() {
   const LockGuard lock(mutex_);
   ensure_thread();
 }
 
-void Watch::stay_awake(std::chrono::microseconds most) noexcept {
-  awake_until_ = std::chrono::steady_clock::now() + most;
-}
+void EventLoop::stay_awake(std::chrono::microseconds most) noexcept { awake_until_ = Clock::now() + most; }
 
-void Watch::may_sleep() noexcept { awake_until_ = {}; }
+void EventLoop::may_sleep() noexcept { awake_until_ = {}; }
 
-void Watch::stop() noexcept {
+void EventLoop::stop() noexcept {
   {
     // A thread that another caller is starting now is seen, none is started later.
     const LockGuard lock(mutex_);
@@ -139,56 +135,50 @@ void Watch::stop() noexcept {
   if (thread_.joinable()) thread_.join();
 }
 
-void Watch::start_again() noexcept {
+void EventLoop::start_again() noexcept {
   const LockGuard lock(mutex_);
   stopping_ = false;
   wake_->clear();
-  if (ticking_) wake_->set();
-  if (wanted_ && !try_thread()) ticking_ = false;
+  if (wanted_ && !try_thread()) forget_requests();
 }
 
-void Watch::abandon() noexcept {
+void EventLoop::abandon() noexcept {
   poller_.reset();
   wake_.reset();
 }
 
-void Watch::run() noexcept {
+void EventLoop::run() noexcept {
   pthread_setname_np(pthread_self(), "onecopy-watch");
   running_ = this;
-  if (last_tick_ == std::chrono::steady_clock::time_point::min())
-    last_tick_ = std::chrono::steady_clock::now();
+  if (rested_at_ == Clock::time_point::min()) rested_at_ = Clock::now();
   while (!stopping_) {
     run_logged([&] { wait_and_handle(); });
-    const auto now = std::chrono::steady_clock::now();
-    if (!is_ticking()) {
-      last_tick_ = now;
-    } else if (now >= last_tick_ + pause()) {
-      hurried_ = false;
-      tick();
-      last_tick_ = hurried_ ? now - pause() : now;
-    }
+    const auto now = Clock::now();
+    if (now >= next_pass()) pass();
+    else if (!pass_requested_) rested_at_ = now;
   }
 }
 
-void Watch::wait_and_handle() {
+void EventLoop::wait_and_handle() {
   using std::chrono::milliseconds;
-  const auto now = std::chrono::steady_clock::now();
-  const auto left = std::chrono::ceil<milliseconds>(last_tick_ + pause() - now);
+  const auto now = Clock::now();
+  const auto next = next_pass();
   const bool awake = now < awake_until_;
-  const auto wait = awake          ? milliseconds{0}
-                    : is_ticking() ? std::max(left, milliseconds{0})
-                                   : milliseconds{-1};
+  auto wait = milliseconds{-1};
+  if (awake) wait = milliseconds{0};
+  else if (next != Clock::time_point::max())
+    wait = std::max(std::chrono::ceil<milliseconds>(next - now), milliseconds{0});
   const auto tokens = poller_->wait(wait);
   for (const std::uint64_t token : tokens) handle(token);
   if (awake && tokens.empty()) std::this_thread::yield();
 }
 
-void Watch::handle(std::uint64_t token) noexcept {
+void EventLoop::handle(std::uint64_t token) noexcept {
   if (token == kWakeToken) {
     if (!stopping_) wake_->clear();
     return;
   }
-  std::shared_ptr<Handler> handler;
+  std::shared_ptr<Task> handler;
   {
     const LockGuard lock(mutex_);
     const auto at = entries_.find(token);
@@ -198,26 +188,71 @@ void Watch::handle(std::uint64_t token) noexcept {
   run_logged(*handler);
 }
 
-/// An event that was asked for may come soon. One that has been waited for before may take longer still.
-void Watch::tick() noexcept {
-  const bool was_asked = ticking_.exchange(false);  // a caller from here on gets another tick
-  Again again = Again::soon;                        // also for a tick that failed
-  run_logged([&] { again = call_ticks(); });
-  if (again == Again::soon) ticking_ = true;
-  if (again == Again::later) pause_ = was_asked ? kTickTime : std::min(2 * pause_, kLongestPause);
-  else pause_ = pause_.zero();
+void EventLoop::add(Timer& timer) {
+  const LockGuard lock(mutex_);
+  timers_.push_back(&timer);
 }
 
-Watch::Again Watch::call_ticks() {
-  std::vector<Tick> ticks;  // called without the lock
-  {
-    const LockGuard lock(mutex_);
-    ticks = ticks_;
+void EventLoop::remove(Timer& timer) noexcept {
+  if (!poller_) return;
+  const LockGuard lock(mutex_);
+  std::erase(timers_, &timer);
+  while (running_timer_ == &timer) timer_ended_.wait(mutex_);
+}
+
+void EventLoop::request_pass() noexcept {
+  if (!poller_ || pass_requested_.exchange(true)) return;
+  const LockGuard lock(mutex_);
+  if (try_thread()) wake_->set();
+  else forget_requests();
+}
+
+/// The system has no more threads: the next caller tries again.
+void EventLoop::forget_requests() noexcept {
+  pass_requested_ = false;
+  for (Timer* timer : timers_) timer->runs_soon_ = false;
+}
+
+EventLoop::Clock::time_point EventLoop::next_pass() const noexcept {
+  return pass_requested_ ? std::min(next_due_, rested_at_ + Timer::kSoon) : next_due_;
+}
+
+/// Runs all timers that are due or requested. A timer may come or go meanwhile, so that another is passed over: its
+/// request stays.
+void EventLoop::pass() noexcept {
+  point("loop.pass");
+  rested_at_ = Clock::now();
+  pass_requested_ = false;  // a caller from here on gets another pass
+  const LockGuard lock(mutex_);
+  for (std::size_t i = 0; i < timers_.size(); ++i)
+    if (Timer& timer = *timers_[i]; timer.runs_soon_ || timer.due_ <= rested_at_) run(timer);
+  next_due_ = Clock::time_point::max();
+  for (const Timer* timer : timers_) {
+    next_due_ = std::min(next_due_, timer->due_);
+    if (timer->runs_soon_) pass_requested_ = true;
   }
-  Again again = Again::no;
-  for (const Tick& t : ticks)
-    if (!run_logged([&] { again = std::max(again, t()); })) again = Again::soon;
-  return again;
+}
+
+void EventLoop::run(Timer& timer) noexcept {
+  running_timer_ = &timer;
+  timer.runs_soon_ = false;
+  mutex_.unlock();
+  Timer::Pause pause = Timer::kSoon;  // also for a task that failed
+  run_logged([&] { pause = timer.task_(); });
+  mutex_.lock();
+  running_timer_ = nullptr;
+  timer_ended_.notify_all();
+  timer.due_ = pause ? rested_at_ + *pause : Clock::time_point::max();
+  if (pause && *pause <= Timer::kSoon) timer.runs_soon_ = true;
+}
+
+Timer::Timer(EventLoop& loop, std::function<Pause()> task) : loop_(loop), task_(std::move(task)) {
+  loop_.add(*this);
+}
+
+void Timer::request() noexcept {
+  if (runs_soon_.load(std::memory_order_relaxed) || runs_soon_.exchange(true)) return;
+  loop_.request_pass();
 }
 
 }  // namespace onecopy
