@@ -131,11 +131,11 @@ Member* Node::find(std::string_view name) {
 
 void Node::connect(Member& to, TimePoint deadline) {
   if (to.out.load(std::memory_order_acquire)) return;
-  if (to.is_far) connect_far(to, deadline);
-  else greet(to);
+  if (!to.is_far) greet(to);
   point("rpc.lane.greeted");
   while (!to.opened->is_done()) {
     check_can_send(to);
+    if (to.is_far) connect_far(to, deadline);  // again, if another thread has tried in vain
     if (!waits_.wait(to.opened, deadline) &&
         time_left(deadline, kSleepSlice) == std::chrono::nanoseconds{0})
       throw Error(ErrorCode::timeout, fmt::format("{} has not answered the greeting in time", to.name()));

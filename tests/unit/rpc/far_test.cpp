@@ -3,12 +3,14 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
+#include "os/stream_socket.h"
 #include "rpc/address.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
@@ -169,6 +171,47 @@ TEST_F(FarMembers, ThatAreStoppedAreSilentAndComeBack) {
   callee.signal(SIGCONT);
   EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
   EXPECT_TRUE(eventually([&] { return peer("callee").state == "open"; }));
+  meeting_->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+/// Calls until that fails.
+void call_until_death(Agent& agent) {
+  try {
+    for (;;) agent.call("callee", "add one", number(1));
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ErrorCode::peer_died) << error.what();
+  }
+}
+
+TEST_F(FarMembers, ThatAreKilledAtAnyMomentEndCallsWithAnAnswerOrAnError) {
+  std::mt19937 random(1);  // NOLINT(cert-msc51-cpp): a failure repeats more often so
+  for (int round = 0; round < 20; ++round) {
+    Shared<Meeting> meeting;
+    Child callee = serve(meeting);
+    Agent agent({.name = "caller", .timeout = 0s});
+    meeting->join(agent, 1);
+    std::vector<std::jthread> threads;
+    for (int t = 0; t < 3; ++t) threads.emplace_back([&] { call_until_death(agent); });
+    std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
+    callee.kill();
+  }
+}
+
+TEST_F(FarMembers, GoOnWhenStrangersConnect) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  const auto& there = meeting_->addresses[1];
+  const HostPort at = HostPort::parse(Address::from_bytes({there.bytes, there.size}).endpoint);
+  StreamSocket silent = StreamSocket::connect(at, 10s), loud = StreamSocket::connect(at, 10s);
+  Bytes greeting(40), verdict(36);  // of channel/connect/handshake.h
+  loud.receive_exactly(greeting, 10s);
+  loud.send_all(Bytes(64, std::byte{7}), 10s);
+  loud.receive_exactly(verdict, 10s);
+  EXPECT_EQ(verdict, Bytes(36));
+  expect_refusal(ErrorCode::peer_died, {}, [&] { loud.receive_exactly(verdict, 10s); });
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
   meeting_->step = 1;
   EXPECT_EQ(callee.join(), 0);
 }
