@@ -80,7 +80,8 @@ Broker::At Broker::add_connection(UnixSocket socket) {
 }
 
 void Broker::serve(At at) {
-  if (!at->attached && !at->looked_at) at->looked_at = Clock::now();
+  if (auto* stranger = std::get_if<Stranger>(&at->stage); stranger && !stranger->heard_since)
+    stranger->heard_since = Clock::now();
   bool answering = false;
   try {
     // Other connections wait; unread packets are reported again.
@@ -149,7 +150,7 @@ void Broker::announce_retired(std::uint32_t segment) {
     const LockGuard lock(mutex_);
     for (auto& [channel, segments] : spread_) segments.erase(segment);
     for (Connection& c : connections_) {
-      if (!c.attached || c.closed) continue;
+      if (!c.is_open()) continue;
       c.untold.push_back(segment);
       tell_retired(c);
       waiting = waiting || !c.untold.empty();
@@ -176,7 +177,7 @@ bool Broker::tell_all_retired() noexcept {
   const LockGuard lock(mutex_);
   bool waiting = false;
   for (Connection& c : connections_) {
-    if (c.closed) c.untold.clear();
+    if (!c.is_open()) c.untold.clear();
     tell_retired(c);
     waiting = waiting || !c.untold.empty();
   }
@@ -210,6 +211,7 @@ ForkPage Broker::prepare_fork() {
   at->page = std::move(page.memory);
   at->page_inode = inode_of(page.file);
   at->attached = ledger_.attach_locked(claims_in(at->page));
+  at->stage = Attached{};
   loop_.add(at->socket.fd(), [this, at] { serve(at); });
   return child;
 }

@@ -9,11 +9,11 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <variant>
 #include <vector>
 
 #include "device/order/timeline.h"
 #include "onecopy/share/stats.h"
-#include "os/backoff.h"
 #include "os/event_loop.h"
 #include "os/mapping.h"
 #include "os/mutex.h"
@@ -21,7 +21,7 @@
 #include "os/unix_socket.h"
 #include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
-#include "share/broker/undelivered_items.h"
+#include "share/broker/connection_stage.h"
 #include "share/owner/fork_page.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
@@ -74,27 +74,17 @@ class Broker {
  private:
   using Clock = Holds::Clock;
 
-  /// A borrower that is gone, and may have left children that never connected.
-  struct Lost {
-    bool is_visible;  ///< false in another pid namespace: its processes cannot be seen
-    int times_gone = 0;
-
-    /// Are those children gone, too? `unseen`: the result of a look, if there was one. True only after two looks: a
-    /// child that forked and ended during one may have been missed.
-    bool is_over(std::optional<bool> unseen) noexcept;
-  };
   struct Connection {
     UnixSocket socket;
     PeerCredentials credentials;
     Fd pidfd;
     wire::Nonce theirs{};
     wire::Nonce ours{};
-    bool greeted = false;
+    Stage stage;
     Mapping page;
     std::uint64_t page_inode = 0;
-    std::optional<Ledger::PageRef> attached;
+    std::optional<Ledger::PageRef> attached;  ///< the page, of all but strangers
     std::vector<wire::JoinChannel> joined;
-    bool closed = false;
     std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
     /// Since when messages of it may have been lost, a child's page among them. Set if we hung up on it, or were
     /// short of memory or descriptors when the page came.
@@ -102,15 +92,11 @@ class Broker {
     std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
     bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
-    std::optional<Clock::time_point>
-        looked_at;  ///< a stranger: since when its words are heard; watch thread
-    Backoff looks;  ///< looks at its mappings once it is closed; watch thread
-    std::optional<Lost> lost;
-    std::optional<UndeliveredItems> undelivered;
     std::uint32_t serial = 0;  ///< of the question being answered
 
+    bool is_open() const noexcept { return std::holds_alternative<Attached>(stage); }
     /// Not a stranger, and not known to be dead.
-    bool is_borrower() const noexcept { return attached && !undelivered && !lost; }
+    bool is_borrower() const noexcept { return is_open() || std::holds_alternative<HungUp>(stage); }
   };
   using Connections = std::list<Connection>;
   using At = Connections::iterator;
@@ -159,9 +145,8 @@ class Broker {
   // broker_deaths.cpp
   void on_hangup(At at);
   bool look_after_closed();
-  bool is_silent(Connection& c) const;
-  bool is_over(Connection& c) const;
-  bool is_looked_for(const Connection& c) const;
+  Sight sight_of(const Connection& c) const;
+  Step look_at(Connection& c, std::optional<bool> may_have_children);
   void bury(At at) noexcept;
   bool may_be_used_unseen(const Connection& c) const;
   void lose(At at) noexcept;
@@ -178,7 +163,7 @@ class Broker {
   Timeline& timeline_;
   EventLoop& loop_;
   /// Guards the list of connections and `untold`. Each connection is changed by the watch thread only; other threads
-  /// read socket, credentials, attached, joined, closed, leaving, lost and undelivered under this lock.
+  /// read socket, credentials, stage, attached, joined and leaving under this lock.
   mutable Mutex mutex_;
   std::atomic<bool> listening_{false};
   UnixSocket listener_;

@@ -94,25 +94,29 @@ void Broker::send_timeline(Connection& c) {
 void Broker::challenge(Connection& c, ByteSpan packet) {
   c.theirs = wire::body_of<wire::Hello>(packet).nonce;
   c.ours = wire::new_nonce();
-  c.greeted = true;
   const ByteSpan secret = std::as_bytes(std::span(self_));
   reply(c, wire::pack(wire::Type::challenge,
                       wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
-  if (c.attached) return;
+  auto* const stranger = std::get_if<Stranger>(&c.stage);
+  if (!stranger) return;
+  stranger->is_challenged = true;
   loop_.stay_awake(kSoon);
 }
 
 /// Strangers whose proof is on its way.
 std::size_t Broker::challenged() const {
   return static_cast<std::size_t>(
-      std::count_if(connections_.begin(), connections_.end(),
-                    [](const Connection& c) { return c.greeted && !c.attached && !c.closed; }));
+      std::count_if(connections_.begin(), connections_.end(), [](const Connection& c) {
+        const auto* stranger = std::get_if<Stranger>(&c.stage);
+        return stranger && stranger->is_challenged;
+      }));
 }
 
 void Broker::welcome(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::Prove>(packet);
   const Digest expected = wire::prove(std::as_bytes(std::span(self_)), "borrower", c.theirs, c.ours);
-  if (!c.greeted || c.attached ||
+  const auto* const stranger = std::get_if<Stranger>(&c.stage);
+  if (!stranger || !stranger->is_challenged ||
       !equal_in_constant_time(std::as_bytes(std::span(body.proof)), std::as_bytes(std::span(expected))))
     throw Error(ErrorCode::bad_secret,
                 "the owner refuses: this process does not know the secret that its handles carry");
@@ -125,6 +129,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     // A segment that retires before the welcome is not announced to it.
     const LockGuard lock(mutex_);
     c.attached = ledger_.attach(claims_in(c.page));
+    c.stage = Attached{};
     point("attach.done");
     reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.file.get()});
   }
@@ -209,6 +214,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   {
     const LockGuard lock(mutex_);
     child->attached = ledger_.attach(claims_in(child->page));
+    child->stage = Attached{};
     child->untold = parent.untold;  // it has inherited the mappings
   }
   point("adopt.attached");

@@ -14,7 +14,7 @@ void Broker::spread_deposit(std::uint32_t segment, std::uint64_t channel) {
   if (!spread_[channel].insert(segment).second) return;
   for (Connection& c : connections_)
     for (const wire::JoinChannel& joined : c.joined)
-      if (joined.channel == channel && !c.closed) send_keep(c, segment, channel);
+      if (joined.channel == channel && c.is_open()) send_keep(c, segment, channel);
 }
 
 void Broker::forget_channel(std::uint64_t channel) noexcept {

@@ -12,15 +12,14 @@
 
 namespace onecopy {
 
-/// The socket has closed: a sign to look, not yet a death.
 void Broker::on_hangup(At at) {
   loop_.remove(at->socket.fd());
   {
     const LockGuard lock(mutex_);
-    at->closed = true;
+    if (at->attached) at->stage = HungUp{};
     at->socket = UnixSocket();  // it may live on: it must not wait for answers
   }
-  if (!at->attached || !at->pidfd || has_exited(at->pidfd)) return bury(at);
+  if (!at->attached || Attached::hang_up(sight_of(*at)) == Step::end) return bury(at);
   loop_.on_exit_of(at->pidfd, [this, at] { bury(at); });
   looks_.request();
 }
@@ -31,42 +30,42 @@ bool Broker::look_after_closed() {
   {
     const LockGuard lock(mutex_);
     for (At at = connections_.begin(); at != connections_.end(); ++at)
-      if (at->closed || !at->attached) looked_after.push_back(at);
+      if (!at->is_open()) looked_after.push_back(at);
   }
   const std::optional<bool> unseen = look_for_unseen();
-  bool waiting = false;
-  for (const At at : looked_after) {
-    if (at->undelivered ? at->undelivered->are_delivered(deposits_) : !at->attached && is_over(*at))
-      drop(at);
-    else if (at->lost && at->lost->is_over(unseen)) leave_in_transit(at);
-    else if (at->closed && !at->undelivered && !at->lost && is_over(*at)) bury(at);
-    else waiting = waiting || is_looked_for(*at);
-  }
-  return waiting;
+  bool again = false;
+  for (const At at : looked_after) switch (look_at(*at, unseen)) {
+      case Step::wait: break;
+      case Step::look_again: again = true; break;
+      case Step::end: bury(at); break;
+      case Step::release: leave_in_transit(at); break;
+      case Step::drop: drop(at); break;
+    }
+  return again;
 }
 
-/// Does it take a look to see that it is over? Otherwise its pidfd reports the end, or nothing ever does.
-bool Broker::is_looked_for(const Connection& c) const {
-  if (c.lost) return c.lost->is_visible;
-  return c.undelivered || !c.attached || !c.pidfd || !c.has_device_memory;
+Sight Broker::sight_of(const Connection& c) const {
+  Sight sight;
+  sight.now = Clock::now();
+  sight.has_spoken = c.socket && c.socket.is_readable();
+  sight.has_pidfd = static_cast<bool>(c.pidfd);
+  sight.has_exited = c.pidfd && has_exited(c.pidfd);
+  sight.has_device_memory = c.has_device_memory;
+  sight.maps_page = [&c] {
+    point("broker.looked_at_maps");
+    return maps_file(c.credentials.pid, {"onecopy-claims", c.page_inode});
+  };
+  return sight;
 }
 
-/// Counted from the first look: its words may have waited longer than that for a watch thread that is late.
-bool Broker::is_silent(Connection& c) const {
-  const auto now = Clock::now();
-  if (!c.looked_at) c.looked_at = now;
-  return now - *c.looked_at > std::chrono::milliseconds(stranger_silence_ms) && !c.socket.is_readable();
-}
-
-/// True for a stranger that has been silent too long, or a borrower that has ended. The mappings of a process take
-/// long to read.
-bool Broker::is_over(Connection& c) const {
-  if (!c.attached) return is_silent(c);
-  if (has_exited(c.pidfd)) return true;
-  if (c.has_device_memory || !c.looks.is_due()) return false;
-  c.looks.looked();
-  point("broker.looked_at_maps");
-  return !maps_file(c.credentials.pid, {"onecopy-claims", c.page_inode});
+Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
+  Sight sight = sight_of(c);
+  sight.may_have_children = may_have_children;
+  if (auto* stranger = std::get_if<Stranger>(&c.stage))
+    return stranger->look(sight, std::chrono::milliseconds(stranger_silence_ms));
+  if (auto* hung_up = std::get_if<HungUp>(&c.stage)) return hung_up->look(sight);
+  if (auto* parent = std::get_if<MaybeForked>(&c.stage)) return parent->look(sight);
+  return std::get<UndeliveredItems>(c.stage).are_delivered(deposits_) ? Step::drop : Step::look_again;
 }
 
 /// True if an unseen process may still use these claims: a child that never connected, or the borrower itself if we
@@ -75,13 +74,12 @@ bool Broker::may_be_used_unseen(const Connection& c) const {
   return c.misheard && (!c.pidfd || ledger_.awaits_child(*c.attached));
 }
 
-/// Its page stays attached: an awaited child counts as holding everything.
 void Broker::lose(At at) noexcept {
   log_warning(fmt::format(
       "what process {} had borrowed stays reserved while children of it may live that are not known here",
       at->credentials.pid));
   const LockGuard lock(mutex_);
-  at->lost = Lost{at->credentials.pid != 0};
+  at->stage = MaybeForked{at->credentials.pid != 0};
   untracked_.hurry();
   looks_.request();
 }
@@ -90,7 +88,8 @@ void Broker::lose(At at) noexcept {
 std::optional<Broker::Clock::time_point> Broker::first_misheard() const {
   std::optional<Clock::time_point> first;
   for (const Connection& c : connections_)
-    if (c.lost && c.lost->is_visible) first = std::min(first.value_or(*c.misheard), *c.misheard);
+    if (const auto* parent = std::get_if<MaybeForked>(&c.stage); parent && parent->is_visible)
+      first = std::min(first.value_or(*c.misheard), *c.misheard);
   return first;
 }
 
@@ -110,12 +109,6 @@ std::optional<bool> Broker::look_for_unseen() {
   return untracked_.look(files);
 }
 
-bool Broker::Lost::is_over(std::optional<bool> unseen) noexcept {
-  if (!is_visible || !unseen) return false;
-  times_gone = *unseen ? 0 : times_gone + 1;
-  return times_gone >= 2;
-}
-
 /// The borrower is gone. The items that it had put into queues stay for the receivers.
 void Broker::bury(At at) noexcept {
   if (at->pidfd) loop_.remove(at->pidfd.get());
@@ -132,8 +125,7 @@ void Broker::leave_in_transit(At at) noexcept {
   const std::size_t blocks = ledger_.leave_in_transit(*at->attached, transits);
   if (blocks == 0) return drop(at);
   const LockGuard lock(mutex_);
-  at->undelivered.emplace(blocks, transits);
-  at->lost.reset();
+  at->stage.emplace<UndeliveredItems>(blocks, transits);
   at->pidfd.reset();
   looks_.request();
 }
@@ -155,8 +147,8 @@ std::vector<TransitInfo> Broker::undelivered() const {
   const LockGuard lock(mutex_);
   std::vector<TransitInfo> list;
   for (const Connection& c : connections_)
-    if (c.undelivered)
-      list.push_back({c.undelivered->blocks(), c.undelivered->age().count(),
+    if (const auto* items = std::get_if<UndeliveredItems>(&c.stage))
+      list.push_back({items->blocks(), items->age().count(),
                       fmt::format("queue, put by process {} before it ended", c.credentials.pid)});
   return list;
 }
