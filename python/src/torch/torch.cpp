@@ -22,7 +22,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
-#include "onecopy/share/stats.h"
+#include "share/session.h"
 #include "torch/torch_api.h"
 #include "torch/torch_files.h"
 #include "torch/torch_storages.h"
@@ -369,7 +369,7 @@ std::optional<Tensor> copy_on_card(PyObject* object) {
     return std::nullopt;
   constexpr std::size_t kLarge = std::size_t{1} << 20;
   if (placed->layout.nbytes() >= kLarge) {  // copies that others are done with would go at the next tick
-    without_gil([] { onecopy::collect(); });
+    if (Session* const session = Session::existing()) without_gil([&] { session->take_back(); });
     drop_unneeded();
   }
   const nb::object copy = nb::handle(object).attr("detach")().attr("clone")();

@@ -43,6 +43,11 @@ BlockRef Session::try_retain(const BlockName& name) noexcept {
   return runtime().ledger_.try_open(name.block, name.generation);
 }
 
+void Session::take_back() noexcept {
+  runtime().ledger_.drain();
+  streams_.sweep_releases();
+}
+
 void Session::keep_with(const BlockRef& block, std::vector<BlockRef> kept) {
   runtime().ledger_.keep_with(block.number(), std::move(kept));
 }
