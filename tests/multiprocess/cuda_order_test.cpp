@@ -486,6 +486,7 @@ TEST_F(CudaOrder, WhoIsShortOfMemoryWaitsForWhatStreamsStillUse) {
 TEST_F(CudaOrder, ALargeBlockThatWasDroppedInAnIdleStreamIsUsedAgainAtOnce) {
   testing::in_child([&] {
     constexpr std::int64_t kLarge = 256 << 20;
+    idle_stream_us = 20'000'000;  // the simulated stream is a thread, which may not get a processor soon
     Tensor tensor = record_stream(bytes(kLarge), Stream{});
     const void* const at = tensor.data();
     tensor.release();

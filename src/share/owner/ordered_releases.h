@@ -13,6 +13,9 @@
 
 namespace onecopy {
 
+/// How long an allocation of a large block waits for a stream to pass the drop of another one. Tests raise it.
+inline std::atomic<int> idle_stream_us{100};
+
 /// Leases that end only once a stream has done all work that was in it when the last reference went. So memory that
 /// the stream still reads or writes is not reused before. No thread waits for that. A failed device may still do
 /// anything: a lease that waits for its streams ends with the process.

@@ -51,9 +51,8 @@ Extent Runtime::allocate_in_time(Pool& pool, std::uint64_t bytes, Device device)
 
 /// A large block that was dropped in an idle stream just now is used again, and no other made beside it.
 void Runtime::end_idle_releases() {
-  constexpr std::chrono::microseconds kIdleStream{100};
   streams_.mark_left();
-  const auto deadline = std::chrono::steady_clock::now() + kIdleStream;
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::microseconds(idle_stream_us);
   while (streams_.sweep_releases() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::yield();
   ledger_.drain();
