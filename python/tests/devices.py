@@ -74,8 +74,9 @@ def _build_simulator(vendor: Vendor) -> Path | None:
     target = ROOT / "build/python-tests" / vendor.simulator
     target.parent.mkdir(parents=True, exist_ok=True)
     made = target.with_suffix(f".{os.getpid()}")
-    options = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,-Bsymbolic", f"-I{ROOT}/src"]
-    subprocess.run([compiler, *options, *sources, "-o", str(made)], check=True)
+    options = ["-std=c++20", "-shared", "-fPIC", "-fvisibility=hidden", "-pthread", "-Wl,-Bsymbolic"]
+    includes = [f"-I{ROOT}/src", f"-I{ROOT}/tests"]
+    subprocess.run([compiler, *options, *includes, *sources, "-o", str(made)], check=True)
     made.rename(target)
     return target
 

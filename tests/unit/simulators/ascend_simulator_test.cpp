@@ -282,14 +282,17 @@ TEST_F(AscendSimulator, UsesOfAPageThroughTwoAddressesWithoutOrderAreReported) {
     void* model = nullptr;
     EXPECT_EQ(acl.aclrtCreateEventExWithFlag(&event, 0), ACL_SUCCESS);
     EXPECT_EQ(acl.aclmdlRICaptureBegin(streams[1], 1), ACL_SUCCESS);
-    EXPECT_EQ(acl.aclrtMemsetAsync(windows[1], kHuge, 2, kHuge, streams[1]), ACL_SUCCESS);
+    // Halves of a page: without order both are written at once, and no byte twice.
+    constexpr std::size_t kHalf = kHuge / 2;
+    void* const second_half = static_cast<std::byte*>(windows[0]) + kHalf;
+    EXPECT_EQ(acl.aclrtMemsetAsync(windows[1], kHalf, 2, kHalf, streams[1]), ACL_SUCCESS);
     EXPECT_EQ(acl.aclmdlRICaptureEnd(streams[1], &model), ACL_SUCCESS);
     EXPECT_EQ(acl.aclrtMemsetAsync(windows[0], kHuge, 1, kHuge, streams[0]), ACL_SUCCESS);
     EXPECT_EQ(acl.aclrtRecordEvent(event, streams[0]), ACL_SUCCESS);
     EXPECT_EQ(acl.aclrtStreamWaitEvent(streams[1], event), ACL_SUCCESS);
     EXPECT_EQ(acl.aclmdlRIExecuteAsync(model, streams[1]), ACL_SUCCESS);
     EXPECT_EQ(acl.sim_unordered(), 0U);
-    EXPECT_EQ(acl.aclrtMemsetAsync(windows[0], kHuge, 3, kHuge, streams[0]), ACL_SUCCESS);
+    EXPECT_EQ(acl.aclrtMemsetAsync(second_half, kHalf, 3, kHalf, streams[0]), ACL_SUCCESS);
     EXPECT_EQ(acl.sim_unordered(), 1U);
     EXPECT_EQ(acl.aclrtSynchronizeStream(streams[0]), ACL_SUCCESS);
     EXPECT_EQ(acl.aclmdlRIExecuteAsync(model, streams[1]), ACL_SUCCESS);
