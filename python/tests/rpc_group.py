@@ -100,6 +100,16 @@ def shutdown(graceful: bool = True) -> None:
     rpc.shutdown(graceful=graceful)
 
 
+def is_plain(function, *arguments) -> bool:
+    """Whether calls of it in "worker1" need no Python code of ours, from the second one on."""
+    import onecopy.distributed.rpc as rpc
+    from onecopy.rpc import _agent
+
+    agent = _agent.current()
+    rpc.rpc_sync("worker1", function, args=arguments)
+    return agent.node.call_plain(agent, "worker1", function, arguments, None, None) is not NotImplemented
+
+
 class Group:
     """Members "worker0" and so on, that have met. As a context manager it ends them."""
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy.distributed.rpc as rpc  # noqa: E402
-from rpc_group import Group  # noqa: E402
+from rpc_group import Group, is_plain  # noqa: E402
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the processes of other tests are forked from here
 
@@ -52,14 +52,6 @@ def call(function, *args):
 
 def where_it_goes():
     return [call(device_of, torch.ones(1, device="cuda:0")) for _ in range(3)][-1]
-
-
-def is_plain(function, *args):
-    from onecopy.rpc import _agent
-
-    agent = _agent.current()
-    call(function, *args)
-    return agent.node.call_plain(agent, "worker1", function, args, None, None) is not NotImplemented
 
 
 def plain_with(shape, dtype):

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import onecopy.distributed.rpc as rpc  # noqa: E402
-from rpc_group import Group, Member, init, shutdown, until  # noqa: E402
+from rpc_group import Group, Member, init, is_plain, shutdown, until  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -191,15 +191,6 @@ def shared_by_threads():
     for thread in threads:
         thread.join()
     return len(results) == 160 and all(results)
-
-
-def is_plain(function, *args):
-    """Whether calls of it need no Python code of ours, from the second one on."""
-    from onecopy.rpc import _agent
-
-    agent = _agent.current()
-    call(function, *args)
-    return agent.node.call_plain(agent, "worker1", function, args, None, None) is not NotImplemented
 
 
 def refusals_of_operator():

@@ -58,7 +58,7 @@ bool overlap(const MovedRegion& a, const MovedRegion& b) {
   return meet(a.base, b.base, a.bytes, b.bytes) || meet(a.moved, b.moved, a.bytes, b.bytes);
 }
 
-/// Would half a word that holds their distance, or their sum, be the same in the graph and in the evidence? Both change
+/// Is half a word that holds their distance, or their sum, equal in the graph and in the evidence? Both change
 /// their sign where all bits of both addresses change, so this is so for places that lie 2 GiB apart, or a multiple.
 bool keep_half(const MovedRegion& a, const MovedRegion& b) {
   const auto half = [](std::uint64_t word) { return static_cast<std::uint32_t>(word); };

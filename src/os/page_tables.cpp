@@ -27,7 +27,7 @@ PageTableFiller::PageTableFiller(std::byte* at, std::size_t bytes)
     : at_(at), bytes_(bytes), crew_(threads_for(bytes), [this] { work(); }) {}
 
 /// Faults for reading map the pages around, too, and are a third of the time of those for writing. A writable mapping
-/// of shared memory is writable afterwards all the same: the system does not follow writes to it.
+/// of shared memory is writable afterwards nevertheless: the system does not follow writes to it.
 void PageTableFiller::work() noexcept {
   constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, Linux 5.14
   for (std::size_t begin = next_.fetch_add(kPiece); begin < bytes_; begin = next_.fetch_add(kPiece))

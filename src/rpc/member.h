@@ -82,7 +82,7 @@ struct Member {
   const Address address;
   bool is_far = false;  ///< on another host; set before others see the member
   Fd pidfd;             ///< none for this process
-  /// Its pidfd, or the end of a connection, has said that it exited; what it had put may still be there. The watch thread
+  /// Its pidfd, or the end of a connection, says that it exited; messages of it may still be there. The watch thread
   /// or the far thread has it as well.
   std::shared_ptr<std::atomic<bool>> exit;
 

@@ -64,7 +64,7 @@ class Session {
   bool owns(const BlockRef& block) const noexcept { return block.keeper() == own_; }
   /// Another reference to a block of this process; empty when it is stale.
   BlockRef try_retain(const BlockName& name) noexcept;
-  /// Blocks that no process holds any more go home now, and not at the next tick. Waits for nothing.
+  /// Blocks that no process holds any more go home now, before the timer for that. Waits for nothing.
   void take_back() noexcept;
   /// `kept` lives as long as any process holds `block`. REQUIRES: owns(block).
   void keep_with(const BlockRef& block, std::vector<BlockRef> kept);

@@ -54,7 +54,7 @@ class Planner {
  public:
   Planner(const Model& model, Random& random) : model_(model), random_(random) {}
 
-  /// Agents pin memory and read it through a card, too. Seeds without that stay what they are.
+  /// Agents pin memory and read it through a card, too. The plans of seeds without that do not change.
   void use_card() noexcept { has_card_ = true; }
 
   void begin_round();

@@ -47,7 +47,7 @@ struct Footprint {
 /// from the first page on. So the arena is as large as its largest window, in any order of windows, and no two
 /// captures have an address in common.
 ///
-/// Where one memory cannot have several addresses, all windows have the same ones (Footprint::aliases is false).
+/// Where one memory cannot have several addresses, all windows have one address (Footprint::aliases is false).
 /// REQUIRES, there: nothing of a capture is alive when the next one begins. A capture that leaves something alive is
 /// made in an arena of its own.
 ///
@@ -143,7 +143,7 @@ class Window {
   void grow(std::size_t bytes);
   /// Gives each page that the extents touch memory of the window's own, with any content, which no replay of another
   /// window can overwrite. Throws out_of_memory: then some pages are exchanged, and the window is of no use. Throws
-  /// unsupported, with nothing changed, where all windows have the same addresses.
+  /// unsupported, with nothing changed, where all windows have one address.
   /// REQUIRES: the caller has waited for work that used the pages.
   void make_own(std::span<const Extent> extents);
   /// Shows no shared page any more; addresses and own memory stay until the window ends. REQUIRES: the caller has

@@ -349,13 +349,20 @@ bool is_tensor(PyObject* object) {
   return torch && torch->is_tensor(object);
 }
 
+namespace {
+
+/// Its elements are read conjugated or negated.
+bool has_lazy_bits(const Api& torch, PyObject* tensor, DType dtype) {
+  return ((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(tensor)) || torch.is_neg(tensor);
+}
+
+}  // namespace
+
 std::optional<Copyable> copyable(PyObject* object) {
   const Api& torch = api();
   auto placed = torch.placed(object);
   if (!placed || placed->device != kCpu || !placed->layout.is_contiguous()) return std::nullopt;
-  const DType dtype = placed->layout.dtype();
-  if (((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(object)) || torch.is_neg(object))
-    return std::nullopt;
+  if (has_lazy_bits(torch, object, placed->layout.dtype())) return std::nullopt;
   return Copyable{std::move(placed->layout), placed->data};
 }
 
@@ -364,11 +371,9 @@ std::optional<Tensor> copy_on_card(PyObject* object) {
   const auto placed = torch.placed(object);
   if (!placed || placed->device == kCpu || !placed->layout.is_contiguous() || placed->layout.numel() == 0)
     return std::nullopt;
-  const DType dtype = placed->layout.dtype();
-  if (((dtype == DType::c64 || dtype == DType::c128) && torch.is_conj(object)) || torch.is_neg(object))
-    return std::nullopt;
+  if (has_lazy_bits(torch, object, placed->layout.dtype())) return std::nullopt;
   constexpr std::size_t kLarge = std::size_t{1} << 20;
-  if (placed->layout.nbytes() >= kLarge) {  // copies that others are done with would go at the next tick
+  if (placed->layout.nbytes() >= kLarge) {  // copies that others are done with go at the next timer else
     if (Session* const session = Session::existing()) without_gil([&] { session->take_back(); });
     drop_unneeded();
   }

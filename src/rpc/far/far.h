@@ -57,7 +57,7 @@ class Far {
   bool is_forced() const noexcept { return options_.is_forced; }
   /// Where it listens, as "10.0.0.1:4711"; empty: nowhere.
   const std::string& endpoint() const noexcept { return endpoint_; }
-  /// Connects to another member, and says who this one is. Throws peer_died, timeout, bad_secret, unsupported when it
+  /// Connects to another member, and sends this one's address. Throws peer_died, timeout, bad_secret, unsupported when it
   /// listens nowhere.
   FarLinkRef connect(const Address& to, TimePoint deadline);
   /// From here on the link is read.

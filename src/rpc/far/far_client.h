@@ -28,7 +28,7 @@ class FarClients {
   FarClients(StreamSocket& listener, ByteSpan key, Poller& poller, std::uint64_t token)
       : listener_(listener), key_(key), poller_(poller), token_(token) {}
 
-  /// Takes what has come. Returns the clients that have proved themselves since.
+  /// Reads the clients' bytes. Returns the clients that have proved themselves since.
   std::vector<Proved> serve();
   bool is_empty() const noexcept { return clients_.empty(); }
 

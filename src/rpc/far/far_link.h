@@ -74,7 +74,7 @@ class FrameReceiver {
   FrameReceiver(int fd, const Digest& key, bool has_hello, std::uint64_t most_bytes = kMostMessageBytes)
       : fd_(fd), seal_(key), assembly_(most_bytes), has_hello_(has_hello) {}
 
-  /// Takes what has come, a few frames at most. Throws peer_died at the end of the connection, protocol for a frame
+  /// Reads frames, a few at most. Throws peer_died at the end of the connection, protocol for a frame
   /// that does not check.
   void receive(const Handlers& handlers);
 
@@ -109,7 +109,7 @@ class FarLink {
   /// Throws invalid_argument, and what copying from a card throws; the end of a link is no error here.
   void put(const Message& message, Stream stream);
   void put_hello(Bytes&& hello);
-  /// After what is being sent.
+  /// After the frames that wait already.
   void close() noexcept;
   bool is_closed() const noexcept { return is_closed_.load(); }
   bool has_sent_all() const noexcept { return sender_.is_empty(); }

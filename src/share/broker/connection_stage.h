@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stages of a borrower's connection, and the steps from one to the next. Nothing here knows a socket or a process:
-// the Broker says what it sees, and does what the step says.
+// the Broker reports events, and carries out the step.
 #pragma once
 
 #include <chrono>

@@ -41,7 +41,7 @@ class OpenQueues {
   OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker,
              EventLoop& loop);
 
-  /// Called when memory is short: gives up what queues without users keep for receivers to come. Returns false if
+  /// Called when memory is short: gives up the backlogs of queues without users. Returns false if
   /// there was nothing. Null until this process has used a queue.
   std::atomic<bool (*)() noexcept> on_shortage{nullptr};
 

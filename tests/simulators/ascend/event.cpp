@@ -38,7 +38,7 @@ struct Event {
   std::uint32_t flags = 0;
   bool exporter = true;
   std::shared_ptr<Cell> cell;
-  Clock clock{};  ///< of what it was recorded after
+  Clock clock{};  ///< of the operations before it
 
   bool is_ipc() const { return flags == ACL_EVENT_IPC; }
   bool is_done() const { return cell->counters().completed >= cell->counters().recorded; }

@@ -55,7 +55,7 @@ struct Event {
   bool exporter;
   std::shared_ptr<Cell> cell;
   bool captured = false;
-  Clock clock{};                         ///< of what it was recorded after
+  Clock clock{};                         ///< of the operations before it
   const Context* recorded_in = nullptr;  ///< null if another process did, or none
   std::vector<Reach> awaited{};          ///< of one that was recorded in a whole context
 };

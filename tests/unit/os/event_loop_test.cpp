@@ -177,7 +177,7 @@ int times_said(const std::string& text) {
   return said["onecopy's watch thread: " + text];
 }
 
-/// Throws what it is given, in order, each time that `event` is set.
+/// Throws the given errors, in order, each time that `event` is set.
 void throw_in_order(Event& event, std::vector<Error> errors) {
   std::atomic<std::size_t> thrown{0};
   {

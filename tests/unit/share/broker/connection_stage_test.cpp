@@ -48,7 +48,7 @@ TEST(AttachedBorrower, ThatHangsUpByItsDeathHasEnded) {
   EXPECT_EQ(Attached::hang_up(seen), Step::end);
 }
 
-/// A forked child that never said who it is, for one.
+/// A forked child that never attached, for one.
 TEST(AttachedBorrower, WhoseProcessIsNotKnownEndsWithItsConnection) {
   Sight seen = sight();
   seen.has_pidfd = false;
