@@ -66,6 +66,8 @@ void thin(std::vector<Moment>& past) {
 /// Looks again and again until the time is over, or the user ends it; once in any case.
 Watched watch(const ReportOptions& options) {
   Interrupts interrupts;
+  if (options.seconds > 0)
+    fmt::print(stderr, "watching for {} s; Ctrl-C ends it before, and writes the page\n", options.seconds);
   const auto pause = std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(options.every));
   Clock::time_point start = Clock::now();
   Watched watched{look_at_all(start), {}};

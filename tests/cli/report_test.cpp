@@ -86,6 +86,7 @@ TEST_F(ReportOfOwners, EndsEarlyAndWritesThePageWhenItIsInterrupted) {
                          environment);
   const CommandProcess owner({"share", weights("w.safetensors")}, "", environment);
   ASSERT_TRUE(contains(owner.first_line(), "onecopy:"));
+  ASSERT_TRUE(process.says("Ctrl-C"));  // from here on it is ready for one
   process.signal(SIGINT);
   EXPECT_EQ(process.wait(), 0) << process.err();
   EXPECT_TRUE(contains(read_file(file("page.html")), "</html>"));
