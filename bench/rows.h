@@ -28,6 +28,7 @@ Row load_file(const Effort& effort);
 // Of the issue "RPC".
 Row call_spinning(const Effort& effort);
 Row call_asleep(const Effort& effort);
+Row call_far(const Effort& effort);
 
 // The work of the other processes.
 void follow_exchanges(Parent& parent);
@@ -37,5 +38,7 @@ void open_one_handle(Parent& parent);
 void own_a_million(Parent& parent);
 void open_a_million(Parent& parent);
 void answer_calls(Parent& parent);
+void answer_far_calls(Parent& parent);
+void make_far_calls(Parent& parent);
 
 }  // namespace onecopy::bench

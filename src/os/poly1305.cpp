@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "os/poly1305.h"
 
+#include <algorithm>
 #include <cstring>
+
+#include "os/poly1305_lanes.h"
 
 namespace onecopy {
 namespace {
@@ -36,9 +39,33 @@ class Accumulator {
     multiply();
   }
 
+  /// Whole blocks.
+  void add_all(ByteSpan blocks) noexcept {
+    const std::size_t in_lanes =
+        blocks.size() < kWorthLanes || !has_poly_lanes() ? 0 : blocks.size() / 128 * 128;
+    if (in_lanes != 0) add_in_lanes(blocks.first(in_lanes));
+    for (ByteSpan rest = blocks.subspan(in_lanes); !rest.empty(); rest = rest.subspan(16))
+      add(rest.data(), 1);
+  }
+
   ShortMac finish(const std::uint8_t* pad) noexcept;
 
  private:
+  static constexpr std::size_t kWorthLanes = 1024;  // less is done before the powers of r are there
+
+  void add_in_lanes(ByteSpan blocks) noexcept {
+    PolyNumber powers[8];
+    std::uint64_t sum[3];
+    std::copy(h_, h_ + 3, sum);
+    std::copy(r_, r_ + 3, h_);
+    for (PolyNumber& power : powers) {
+      std::copy(h_, h_ + 3, power.limbs);
+      multiply();
+    }
+    PolyNumber lanes{{sum[0], sum[1], sum[2]}};
+    add_blocks_in_lanes(lanes, powers, blocks);
+    std::copy(lanes.limbs, lanes.limbs + 3, h_);
+  }
   void multiply() noexcept {
     const std::uint64_t s1 = r_[1] * 20, s2 = r_[2] * 20;
     const Wide d0 = Wide{h_[0]} * r_[0] + Wide{h_[1]} * s2 + Wide{h_[2]} * s1;
@@ -91,7 +118,8 @@ ShortMac Accumulator::finish(const std::uint8_t* pad) noexcept {
 ShortMac poly1305(const Digest& one_time_key, std::initializer_list<ByteSpan> parts) noexcept {
   Accumulator sum(one_time_key.data());
   for (ByteSpan part : parts) {
-    for (; part.size() >= 16; part = part.subspan(16)) sum.add(part.data(), 1);
+    sum.add_all(part.first(part.size() / 16 * 16));
+    part = part.subspan(part.size() / 16 * 16);
     if (part.empty()) continue;
     std::byte last[16] = {};
     std::memcpy(last, part.data(), part.size());

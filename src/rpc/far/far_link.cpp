@@ -125,7 +125,17 @@ bool FrameSender::send_frame() {
 }
 
 bool FrameSender::send(bool is_due) {
-  const LockGuard lock(sending_);
+  if (!sending_.try_lock()) return false;
+  bool is_more = true;
+  {
+    const LockGuard lock(sending_, std::adopt_lock);
+    is_more = send_some(is_due);
+  }
+  // Not a load: a thread that has found the lock taken counted its item before, and this sees it.
+  return is_more || waiting_.fetch_add(0) != 0;
+}
+
+bool FrameSender::send_some(bool is_due) {
   for (int i = 0; i < kAtOnce; ++i) {
     if (!frame_ && !next_frame(is_due)) return false;
     is_due = false;

@@ -29,8 +29,8 @@ class FrameSender {
   void put_hello(Bytes&& hello);
   /// Throws invalid_argument for a message that cannot cross.
   void put(Message&& message);
-  /// Sends what the socket takes now. True when more is left. Throws peer_died. `is_due`: a heartbeat, if there is
-  /// nothing else.
+  /// Sends what the socket takes now. True when more is left. False, too, while another thread sends: it looks for more
+  /// before and after it lets others. Throws peer_died. `is_due`: a heartbeat, if there is nothing else.
   bool send(bool is_due = false);
   bool is_empty() const noexcept { return waiting_.load() == 0; }
 
@@ -48,6 +48,7 @@ class FrameSender {
   };
 
   void push(Item&& item);
+  bool send_some(bool is_due) REQUIRES(sending_);
   bool next_frame(bool is_due) REQUIRES(sending_);
   void make_frame(FrameKind kind, ByteSpan payload) REQUIRES(sending_);
   bool send_frame() REQUIRES(sending_);

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <string_view>
 
@@ -50,6 +51,27 @@ TEST(Poly1305, OfPartsIsThatOfTheWhole) {
   const std::string text(1000, 'x');
   const ByteSpan whole = bytes_of(text);
   EXPECT_EQ(poly1305(key, {whole}), poly1305(key, {whole.first(160), whole.subspan(160)}));
+}
+
+/// A long text goes through lanes where the processor has them, its parts do not.
+TEST(Poly1305, OfALongTextIsThatOfItsShortParts) {
+  Digest key = sha256(bytes_of("another key"));
+  std::string text(4096 + 48 + 5, '\0');
+  for (int round = 0; round < 200; ++round) {
+    for (std::size_t i = 0; i < text.size(); ++i) {
+      const bool is_full = round % 3 == 0;  // sums near the modulus
+      text[i] = static_cast<char>(is_full ? 0xff : key[i % key.size()] + i * (7 + i / 256));
+    }
+    const std::size_t size = text.size() - static_cast<std::size_t>(round % 100);
+    const ByteSpan whole = bytes_of(text).first(size);
+    // Of parts below what is worth lanes.
+    const auto part = [&](std::size_t i) {
+      return whole.subspan(i * 1008, std::min<std::size_t>(1008, size - i * 1008));
+    };
+    EXPECT_EQ(poly1305(key, {whole}),
+              poly1305(key, {part(0), part(1), part(2), part(3), whole.subspan(4032)}));
+    key = sha256(std::as_bytes(std::span(key)));
+  }
 }
 
 }  // namespace
