@@ -15,7 +15,7 @@ void check_body(ByteSpan packet) {
   const auto tail = accepted(kRefusals, [&] { return wire::tail_of<Body>(packet); });
   require(body.has_value() == tail.has_value(), "a packet has a body and a tail or neither");
   if (!body) return;
-  const Bytes again = wire::pack(wire::Type::segment, *body, *tail);
+  const Bytes again = wire::pack(*body, *tail);
   require(again.size() == packet.size(), "what was unpacked packs to the same size");
 }
 
@@ -36,7 +36,7 @@ void check_packet(ByteSpan packet) {
   check_body<wire::WantForeign>(packet);
   check_body<wire::WantRest>(packet);
   check_body<wire::Segment>(packet);
-  check_body<wire::Deposit>(packet);
+  check_body<wire::Retain>(packet);
   accepted(kRefusals, [&] { return wire::segments_wanted(packet); });
   for (const std::size_t wanted : {1, 3})
     accepted(kRefusals, [&] { return wire::segments_in(packet, wanted); });

@@ -649,7 +649,7 @@ TEST(QueueCreator, ThatIsStoppedHearsWhoHasLeftWhenItGoesOn) {
     creator.signal(SIGSTOP);
     const auto peer = Runtime::current().importer().find(public_name(handle.fields().owner));
     ASSERT_TRUE(peer);
-    while (peer->leave_channel(0, 0)) {  // unknown so far, until there is no room for more
+    while (peer->leave_queue(0)) {  // unknown so far, until there is no room for more
     }
   }
   creator.signal(SIGCONT);
@@ -879,7 +879,7 @@ TEST_P(PutterDies, TheOthersGoOnWithWhatItHadPut) {
 INSTANTIATE_TEST_SUITE_P(Points, PutterDies,
                          ::testing::Values("queue.create.made", "queue.create.adopted",
                                            "queue.connect.opened", "queue.connect.joined",
-                                           "queue.put.deposited", "queue.segment.written",
+                                           "queue.put.retained", "queue.segment.written",
                                            "queue.segment.counted", "queue.put.encoded", "queue.put.held",
                                            "queue.put.done", "queue.put.written_elsewhere",
                                            "queue.put.kept_elsewhere", "ring.put.committed"),

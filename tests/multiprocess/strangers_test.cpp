@@ -253,7 +253,7 @@ TEST(LateBroker, DoesNotHangUpOnWhoHasSpoken) {
   });
   const ProcessId id = Handle::from_text(note->read()).fields().owner;
   UnixSocket socket = dial(public_name(id), kPatience);
-  socket.send(wire::pack(wire::Type::hello, wire::Hello{wire::new_nonce()}), {}, kPatience);
+  socket.send(wire::pack(wire::Hello{wire::new_nonce()}), {}, kPatience);
   wire::expect(socket.receive(kPatience).bytes, wire::Type::challenge);
   note->step = 2;
   EXPECT_EQ(owner.join(), 0);
@@ -279,10 +279,10 @@ TEST(ClosedBorrower, ThatLivesIsLookedAtLessAndLess) {
   const ProcessId id = Handle::from_text(note->read()).fields().owner;
   const wire::Nonce nonce = wire::new_nonce();
   std::optional<UnixSocket> socket = dial(public_name(id), kPatience);
-  socket->send(wire::pack(wire::Type::hello, wire::Hello{nonce}), {}, kPatience);
+  socket->send(wire::pack(wire::Hello{nonce}), {}, kPatience);
   const auto challenge = wire::body_of<wire::Challenge>(socket->receive(kPatience).bytes);
   const Digest proof = wire::prove(std::as_bytes(std::span(id)), "borrower", nonce, challenge.nonce);
-  socket->send(wire::pack(wire::Type::prove, wire::Prove{proof, {}}), {}, kPatience);
+  socket->send(wire::pack(wire::Prove{proof, {}}), {}, kPatience);
   const Packet welcome = socket->receive(kPatience);
   ASSERT_EQ(welcome.fds.size(), 2u);
   const Mapping page = map_claims(welcome.fds[1]);

@@ -65,13 +65,12 @@ struct Client {
     return socket.receive(kPatience);
   }
   wire::Challenge greet() {
-    const Packet packet = ask(wire::pack(Type::hello, wire::Hello{nonce}));
+    const Packet packet = ask(wire::pack(wire::Hello{nonce}));
     wire::expect(packet.bytes, Type::challenge);
     return wire::body_of<wire::Challenge>(packet.bytes);
   }
   Packet prove(const wire::Nonce& theirs) {
-    return ask(
-        wire::pack(Type::prove, wire::Prove{wire::prove(secret(id), "borrower", nonce, theirs), {}}));
+    return ask(wire::pack(wire::Prove{wire::prove(secret(id), "borrower", nonce, theirs), {}}));
   }
   void attach() { wire::expect(prove(greet().nonce).bytes, Type::welcome); }
 
@@ -131,7 +130,7 @@ TEST_F(Attack, AWrongProofGetsNothing) {
 TEST_F(Attack, TheBrokersOwnProofCannotBeSentBack) {
   Client client(owner());
   const wire::Challenge challenge = client.greet();
-  const Packet packet = client.ask(wire::pack(Type::prove, wire::Prove{challenge.proof, {}}));
+  const Packet packet = client.ask(wire::pack(wire::Prove{challenge.proof, {}}));
   expect_refusal(ErrorCode::bad_secret, {"secret"}, [&] { wire::expect(packet.bytes, Type::welcome); });
 }
 
@@ -156,7 +155,7 @@ TEST_F(Attack, NothingIsServedBeforeTheProof) {
   for (std::uint32_t type = 0; type <= kBeyond; ++type) {
     const auto t = static_cast<Type>(type);
     if (t == Type::hello || t == Type::want_info || t == Type::prove || !wire::is_answered(t)) continue;
-    const Packet packet = client.ask(wire::pack(t, wire::Deposit{}));
+    const Packet packet = client.ask(wire::pack_as(t, wire::Retain{}));
     EXPECT_TRUE(packet.fds.empty());
     expect_refusal(ErrorCode::bad_secret, {"prove"}, [&] { wire::expect(packet.bytes, Type::welcome); });
   }
@@ -164,7 +163,7 @@ TEST_F(Attack, NothingIsServedBeforeTheProof) {
 
 TEST_F(Attack, AnotherProtocolVersionIsToldSo) {
   Client client(owner());
-  Bytes hello = wire::pack(Type::hello, wire::Hello{});
+  Bytes hello = wire::pack(wire::Hello{});
   store(hello.data() + 4, std::uint32_t{7});
   const Packet packet = client.ask(hello);
   expect_refusal(ErrorCode::version_mismatch, {"version 7", "same release"},
@@ -235,7 +234,7 @@ TEST_F(Silence, OfStrangersEndsTheirConnectionAndOfBorrowersDoesNot) {
   for (int i = 0; i < 50; ++i) many.emplace_back(owner());
   EXPECT_TRUE(eventually([&] { return is_hung_up(silent) && is_hung_up(*half); }));
   for (Client& client : many) EXPECT_TRUE(eventually([&] { return is_hung_up(client); }));
-  EXPECT_FALSE(borrower->ask(wire::pack(Type::want_info, wire::WantInfo{})).bytes.empty());
+  EXPECT_FALSE(borrower->ask(wire::pack(wire::WantInfo{})).bytes.empty());
 }
 
 /// Every message a borrower may send, cut off after every byte.
@@ -243,13 +242,13 @@ TEST_F(Attack, TruncatedMessagesOfABorrowerAreRefusedOrIgnored) {
   for (std::uint32_t type = 0; type <= kBeyond; ++type) {
     Client client(owner());
     client.attach();
-    const Bytes whole = wire::pack(static_cast<Type>(type), wire::Deposit{});
+    const Bytes whole = wire::pack_as(static_cast<Type>(type), wire::Retain{});
     for (std::size_t size = 1; size <= whole.size(); size += 3) {
       client.socket.send(ByteSpan(whole).first(size), {}, kPatience);
       while (client.socket.try_receive()) {
       }
     }
-    const Packet still = client.ask(wire::pack(Type::want_info, wire::WantInfo{}));
+    const Packet still = client.ask(wire::pack(wire::WantInfo{}));
     EXPECT_FALSE(still.bytes.empty());
   }
 }
@@ -260,7 +259,7 @@ TEST_F(Attack, DescriptorsThatNobodyAskedForAreClosed) {
     Client client(owner());
     if (attached) client.attach();
     for (std::uint32_t type = 1; type <= kBeyond; ++type) {
-      client.socket.send(wire::pack(static_cast<Type>(type), wire::Deposit{}), many, kPatience);
+      client.socket.send(wire::pack_as(static_cast<Type>(type), wire::Retain{}), many, kPatience);
       while (client.socket.try_receive()) {
       }
     }
@@ -276,26 +275,24 @@ TEST_F(Attack, AnUnsealedPageForAChildIsNotTouched) {
   const auto [ours, theirs] = UnixSocket::pair();
   for (const int page : {small.get(), 2}) {
     const int fds[] = {page, theirs.fd()};
-    client.socket.send(wire::pack(Type::adopt_child, wire::AdoptChild{}), fds, kPatience);
+    client.socket.send(wire::pack(wire::AdoptChild{}), fds, kPatience);
   }
   const int only_one[] = {good.get()};
-  client.socket.send(wire::pack(Type::adopt_child, wire::AdoptChild{}), only_one, kPatience);
-  wire::expect(client.ask(wire::pack(Type::want_info, wire::WantInfo{})).bytes, Type::info);
+  client.socket.send(wire::pack(wire::AdoptChild{}), only_one, kPatience);
+  wire::expect(client.ask(wire::pack(wire::WantInfo{})).bytes, Type::info);
 }
 
 TEST_F(Attack, SegmentsAndBlocksThatDoNotExistAreRefusedOneByOne) {
   Client client(owner());
   client.attach();
   expect_refusal(ErrorCode::stale_handle, {"segment 4711", "gone"}, [&] {
-    wire::expect(client.ask(wire::pack(Type::want_segment, wire::WantSegment{4711, 0})).bytes,
-                 Type::segment);
+    wire::expect(client.ask(wire::pack(wire::WantSegment{4711, 0})).bytes, Type::segment);
   });
   expect_refusal(ErrorCode::owner_died, {"does not hold"}, [&] {
-    wire::expect(client.ask(wire::pack(Type::want_foreign, wire::WantForeign{{}, 1, 0})).bytes,
-                 Type::segment);
+    wire::expect(client.ask(wire::pack(wire::WantForeign{{}, 1, 0})).bytes, Type::segment);
   });
   for (const std::uint32_t block : {4u << 20, ~0u}) {
-    const Packet packet = client.ask(wire::pack(Type::ask_limbo, wire::AskLimbo{0, block}));
+    const Packet packet = client.ask(wire::pack(wire::AskLimbo{0, block}));
     wire::expect(packet.bytes, Type::limbo);
     EXPECT_EQ(wire::body_of<wire::Limbo>(packet.bytes).yes, 0);
   }
@@ -303,7 +300,7 @@ TEST_F(Attack, SegmentsAndBlocksThatDoNotExistAreRefusedOneByOne) {
 
 TEST_F(Attack, AFloodThatIsNeverReadIsCutOff) {
   Client client(owner());
-  const Bytes question = wire::pack(Type::want_info, wire::WantInfo{});
+  const Bytes question = wire::pack(wire::WantInfo{});
   EXPECT_TRUE(eventually([&] {
     try {
       for (int i = 0; i < 1000; ++i) client.socket.try_send(question);
@@ -349,12 +346,12 @@ TEST(SlowBorrower, LearnsOfASegmentThatWentWhileThereWasNoRoomToTellIt) {
     note->reach(4);
   });
   const ProcessId owner = Handle::from_text(note->read()).fields().owner;
-  const Bytes question = wire::pack(Type::ask_limbo, wire::AskLimbo{0, 0});
+  const Bytes question = wire::pack(wire::AskLimbo{0, 0});
   const std::size_t most = answers_that_find_room(owner, question);
   Client client(owner);
   client.attach();
   for (std::size_t i = 0; i < most; ++i) client.socket.send(question, {}, kPatience);
-  const auto all = static_cast<int>(most * wire::pack(Type::limbo, wire::Limbo{0}).size());
+  const auto all = static_cast<int>(most * wire::pack(wire::Limbo{0}).size());
   EXPECT_TRUE(eventually([&] {
     int waiting = 0;
     return ::ioctl(client.socket.fd(), FIONREAD, &waiting) == 0 && waiting >= all;
@@ -372,7 +369,7 @@ TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
   Child flooder([&] {
     Client client(owner());
     client.attach();  // no test waits for a stranger for so long
-    const Bytes question = wire::pack(Type::hello, wire::Hello{});
+    const Bytes question = wire::pack(wire::Hello{});
     for (int asked = 0, answered = 0; stop->step == 0;) {
       if (asked - answered < 100) asked += client.socket.try_send(question) ? 1 : 0;
       while (client.socket.try_receive()) ++answered;
@@ -477,15 +474,15 @@ wire::Challenge answer_to(const ProcessId& id, ByteSpan hello) {
 
 /// An impostor that knows the secret: another user of a leaked handle. Its welcome is `fds`.
 void welcome_with(const ProcessId& id, UnixSocket& socket, ByteSpan hello, const std::vector<int>& fds) {
-  socket.send(wire::pack(Type::challenge, answer_to(id, hello)), {}, kPatience);
+  socket.send(wire::pack(answer_to(id, hello)), {}, kPatience);
   socket.receive(kPatience);
-  socket.send(wire::pack(Type::welcome, wire::Welcome{}), fds, kPatience);
+  socket.send(wire::pack(wire::Welcome{}), fds, kPatience);
 }
 
 TEST_F(Impostor, ThatDoesNotKnowTheSecretIsFoundOut) {
   expect_open(ErrorCode::bad_secret, {"does not know its secret", "not used"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan hello) {
-                socket.send(wire::pack(Type::challenge, answer_to(ProcessId{}, hello)), {}, kPatience);
+                socket.send(wire::pack(answer_to(ProcessId{}, hello)), {}, kPatience);
               });
 }
 
@@ -493,7 +490,7 @@ TEST_F(Impostor, ThatSendsTheBorrowersOwnNonceBackIsFoundOut) {
   expect_open(ErrorCode::bad_secret, {"does not know its secret"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan hello) {
                 const auto nonce = wire::body_of<wire::Hello>(hello).nonce;
-                socket.send(wire::pack(Type::challenge, wire::Challenge{nonce, {}}), {}, kPatience);
+                socket.send(wire::pack(wire::Challenge{nonce, {}}), {}, kPatience);
               });
 }
 
@@ -502,7 +499,7 @@ TEST_F(Impostor, ThatSkipsTheProofIsFoundOut) {
               [](const ProcessId&, UnixSocket& socket, ByteSpan) {
                 const Fd file = create_memfd("x", 4096);
                 const int fds[] = {file.get(), file.get()};
-                socket.send(wire::pack(Type::welcome, wire::Welcome{}), fds, kPatience);
+                socket.send(wire::pack(wire::Welcome{}), fds, kPatience);
               });
 }
 
@@ -514,7 +511,7 @@ TEST_F(Impostor, ThatTalksGarbageIsFoundOut) {
   });
   expect_open(ErrorCode::protocol, {"error code that does not exist"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan) {
-                socket.send(wire::pack(Type::refused, wire::Refused{ErrorCode{77}}), {}, kPatience);
+                socket.send(wire::pack(wire::Refused{ErrorCode{77}}), {}, kPatience);
               });
 }
 

@@ -16,7 +16,7 @@ std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Ten
                                                      const Limits& limits, std::uint32_t epoch) {
   const Key key{keeper.serial(), segment, tensor.access()};
   if (has_lost_creator()) [[unlikely]]
-    doubt_deposits();
+    doubt_retention();
   if (const auto index = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key), epoch))
     return *index;
   const std::optional<Known> before = find_known(key);
@@ -52,7 +52,7 @@ bool SegmentLookup::has_lost_creator() const noexcept {
 }
 
 /// The creator is asked again for all segments.
-void SegmentLookup::doubt_deposits() noexcept {
+void SegmentLookup::doubt_retention() noexcept {
   const LockGuard lock(mutex_);
   relied_on_ = nullptr;
   for (auto& [key, known] : known_) known.ask_again = TimePoint::min();
@@ -98,7 +98,7 @@ void SegmentLookup::remember_last(const Key& key, const Known& known) noexcept {
 void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known) {
   constexpr std::chrono::seconds kOutOfReach{10};
   const Retention retention = session.queues().retain(tensor.block(), creator_, directory_.queue());
-  point("queue.put.deposited");
+  point("queue.put.retained");
   const bool is_retained = retention == Retention::retained;
   const bool is_needless = retention == Retention::not_needed;
   known.is_unkept = !is_needless && (!is_retained || is_weak(kind));

@@ -102,7 +102,7 @@ class SegmentLookup {
   void remember_last(const Key& key, const Known& known) noexcept REQUIRES(mutex_);
   void rely_on_creator(Session& session);
   bool has_lost_creator() const noexcept;
-  void doubt_deposits() noexcept;
+  void doubt_retention() noexcept;
   bool must_ask(Session& session, const Known& known) const;
   void ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known);
   void enter(const SegmentRef& segment, Access access, TimePoint deadline, Known& known);

@@ -151,18 +151,17 @@ void Channel::announce(Session& session) {
 }
 
 bool Channel::try_announce(Session& session) {
-  ChannelHooks hooks;
+  QueueHooks hooks;
   hooks.progress = [this] { return progress(); };
-  if (creator_ == session.id())
-    hooks.users = [this](std::uint8_t, std::size_t users) { count_users(users); };
+  if (creator_ == session.id()) hooks.users = [this](std::size_t users) { count_users(users); };
   if (!session.queues().open(creator_, id_, std::move(hooks))) return false;
   point("queue.connect.joined");
   return true;
 }
 
-std::optional<std::pair<std::uint64_t, std::uint64_t>> Channel::progress() const noexcept {
+std::optional<QueueProgress> Channel::progress() const noexcept {
   try {
-    return std::pair(ring_.put_count(), ring_.head());
+    return QueueProgress{ring_.put_count(), ring_.head()};
   } catch (const Error&) {  // a damaged ring: its items will not be taken
     return {};
   }

@@ -17,6 +17,7 @@
 namespace onecopy {
 
 class Session;
+struct QueueProgress;
 
 /// One queue as this process has it open, with any number of Queue objects for it. When the last of them goes and
 /// items of ours are still to be taken, or others rely on the creator, the channel lives on in the background until
@@ -71,7 +72,7 @@ class Channel {
   void announce(Session& session);
   /// Returns false if the creator does not answer.
   bool try_announce(Session& session);
-  std::optional<std::pair<std::uint64_t, std::uint64_t>> progress() const noexcept;
+  std::optional<QueueProgress> progress() const noexcept;
   void count_users(std::size_t others) noexcept;
   void forget_readiness() noexcept;
   /// By others, although no Queue object is left here.

@@ -50,7 +50,7 @@ void add_silent(OwnerList& list, const std::string& name, int pid, const Error& 
 Asked ask(const std::string& name) {
   UnixSocket socket = dial(name, std::chrono::milliseconds(0));
   const PeerCredentials peer = socket.peer();
-  socket.send(wire::pack(wire::Type::want_info, wire::WantInfo{}), {}, std::chrono::milliseconds(0));
+  socket.send(wire::pack(wire::WantInfo{}), {}, std::chrono::milliseconds(0));
   return {name, std::move(socket), peer.pid};
 }
 

@@ -50,7 +50,7 @@ Call::Call(const ProcessId& called, std::chrono::milliseconds patience)
       socket(dial(public_name(called), patience)),
       credentials(socket.peer()),
       nonce(wire::new_nonce()) {
-  socket.send(wire::pack(wire::Type::hello, wire::Hello{nonce}), {}, patience);
+  socket.send(wire::pack(wire::Hello{nonce}), {}, patience);
 }
 
 EarlyCall::EarlyCall(const ProcessId& to, bool has_tables) noexcept {

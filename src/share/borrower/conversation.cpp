@@ -22,7 +22,7 @@ namespace {
 
 bool is_news(const Packet& packet) {
   const wire::Type type = wire::type_of(packet.bytes);
-  return type == wire::Type::retire || type == wire::Type::keep;
+  return type == wire::Type::retire || type == wire::Type::retain_mine;
 }
 
 }  // namespace
@@ -277,7 +277,7 @@ void Conversation::go_on_in_child(UnixSocket socket) noexcept {
 void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept {
   constexpr std::chrono::milliseconds kPatience{100};  // its socket's queue is full
   try {
-    dial(name, kPatience).try_send(wire::pack(wire::Type::acknowledge, wire::Acknowledge{hold}));
+    dial(name, kPatience).try_send(wire::pack(wire::Acknowledge{hold}));
   } catch (const std::exception&) {  // it is gone, and its holds with it; or they expire
   }
 }

@@ -60,9 +60,9 @@ class Conversation {
   bool is_silent() const noexcept { return is_silent_; }
   /// Sends a notice that needs no answer. Never waits. Returns false if the broker does not read, or is gone.
   template <class Body>
-  bool tell(wire::Type type, const Body& body) noexcept {
+  bool tell(const Body& body) noexcept {
     try {
-      return try_send(wire::pack(type, body));
+      return try_send(wire::pack(body));
     } catch (const std::exception&) {
       return false;
     }

@@ -92,8 +92,9 @@ class Importer::Turn {
   const ProcessId& process_;
 };
 
-Importer::Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, Deposits& deposits, Holds& holds)
-    : self_(self), ledger_(ledger), loop_(loop), deposits_(deposits), holds_(holds) {}
+Importer::Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, SegmentRetention& retention,
+                   Holds& holds)
+    : self_(self), ledger_(ledger), loop_(loop), retention_(retention), holds_(holds) {}
 
 Tensor Importer::open(const HandleFields& handle, Access access, std::optional<Device> user,
                       Holders holders) {
@@ -262,7 +263,7 @@ Importer::PeerRef Importer::adopt(PeerRef peer) {
     const LockGuard lock(mutex_);
     open_.push_back(peer);  // first: a handler of its may run already when the next cannot be added
   }
-  peer->watch(loop_, looks_, deposits_);
+  peer->watch(loop_, looks_, retention_);
   const LockGuard lock(mutex_);
   by_owner_[peer->owner()] = peer;
   return peer;
@@ -483,7 +484,7 @@ void Importer::let_go_of_closed(const std::set<std::string>& owners) noexcept {
     if (std::any_of(open_.begin(), open_.end(), is_open) ||
         std::any_of(inherited_.begin(), inherited_.end(), is_its))
       continue;
-    deposits_.let_go_of(owner);
+    retention_.release_all_of(owner);
   }
 }
 
@@ -495,7 +496,7 @@ void Importer::inherit(Importer& parent) {
     open_ = std::move(parent.open_);
     closed_ = std::move(parent.closed_);
   }
-  for (const PeerRef& peer : peers()) peer->watch(loop_, looks_, deposits_);
+  for (const PeerRef& peer : peers()) peer->watch(loop_, looks_, retention_);
 }
 
 }  // namespace onecopy

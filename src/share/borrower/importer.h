@@ -15,8 +15,8 @@
 #include "onecopy/memory/tensor.h"
 #include "os/event_loop.h"
 #include "os/mutex.h"
-#include "share/borrower/deposits.h"
 #include "share/borrower/peer.h"
+#include "share/borrower/retention.h"
 #include "share/format/bundle_codec.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
@@ -24,7 +24,7 @@
 namespace onecopy {
 
 /// Opens handles: finds or makes the peer for a handle's owner, claims the block, and maps its segment. The segment
-/// comes from a holder: the owner, the maker of the handle, or our own deposits.
+/// comes from a holder: the owner, the maker of the handle, or the segments retained here.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones.
 class Importer {
@@ -36,7 +36,8 @@ class Importer {
   /// Called when the watch thread has been started at a first contact.
   std::function<void()> on_thread;
 
-  Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, Deposits& deposits, Holds& holds);
+  Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, SegmentRetention& retention,
+           Holds& holds);
 
   /// Opens on the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
   /// `holders` are asked for frozen memory as well as the maker of the handle.
@@ -116,7 +117,7 @@ class Importer {
   const ProcessId self_;
   Ledger& ledger_;
   EventLoop& loop_;
-  Deposits& deposits_;
+  SegmentRetention& retention_;
   Holds& holds_;
   mutable Mutex mutex_;
   Mutex turns_;  ///< before mutex_

@@ -39,7 +39,7 @@ std::optional<HeldSegment> try_export(const Keeper& keeper, std::uint32_t segmen
 
 std::optional<HeldSegment> Importer::find_held(const std::string& owner, std::uint32_t segment,
                                                Access access) const {
-  if (auto kept = deposits_.open({owner, segment}, access)) return kept;
+  if (auto kept = retention_.segments.open({owner, segment}, access)) return kept;
   std::optional<Error> why;
   {
     const LockGuard no_sweep(mutex_);  // a sweep gives back segments that are being handed out

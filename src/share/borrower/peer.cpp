@@ -57,10 +57,10 @@ void Peer::set_table(Fd file) {
   table_file_ = std::move(file);
 }
 
-void Peer::watch(EventLoop& loop, Timer& looks, Deposits& deposits) {
+void Peer::watch(EventLoop& loop, Timer& looks, SegmentRetention& retention) {
   loop_ = &loop;
   looks_ = &looks;
-  deposits_ = &deposits;
+  retention_ = &retention;
   conversation_.on_end = [&looks] { looks.request(); };
   conversation_.watch(loop);
   if (!gone_) loop.on_exit_of(pidfd_, [this] { end(); });
@@ -98,8 +98,8 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
                      std::optional<Error>& silence) noexcept {
   try {
     if (!is_disconnected()) {
-      const Packet packet = conversation_.ask(
-          wire::pack(wire::Type::ask_limbo, wire::AskLimbo{generation, block}), wire::Type::limbo);
+      const Packet packet =
+          conversation_.ask(wire::pack(wire::AskLimbo{generation, block}), wire::Type::limbo);
       return wire::body_of<wire::Limbo>(packet.bytes).yes != 0;
     }
   } catch (const Error& e) {

@@ -16,10 +16,10 @@
 #include "os/unix_socket.h"
 #include "share/borrower/call.h"
 #include "share/borrower/conversation.h"
-#include "share/borrower/deposits.h"
 #include "share/borrower/foreign_segments.h"
 #include "share/borrower/held_segment.h"
 #include "share/borrower/leases.h"
+#include "share/borrower/retention.h"
 #include "share/format/wire.h"
 #include "share/owner/fork_page.h"
 #include "share/owner/keeper.h"
@@ -57,7 +57,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   static std::shared_ptr<Peer> frozen(const ProcessId& owner, Fd table);
 
   /// Puts the connection and the pidfd under watch. The Importer `looks` when the connection or its process ends.
-  void watch(EventLoop& loop, Timer& looks, Deposits& deposits);
+  void watch(EventLoop& loop, Timer& looks, SegmentRetention& retention);
 
   /// A lease on the block if its generation is still the handle's. Empty if it is stale, or if only the owner can
   /// tell. Never waits.
@@ -102,24 +102,24 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
 
   /// Asks this process for a segment of another owner that it holds.
   HeldSegment fetch_foreign(const std::string& owner_name, const Wanted& wanted);
-  /// Hands a segment over for safe keeping. Throws timeout, while is_silent() at once; the process may still keep the
-  /// segment once it goes on.
-  void deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
-               const ExportedMemory& memory, std::uint64_t channel, std::uint64_t number);
-  /// Says that the deposited segment is gone. Never waits. Returns false if the process could not be told.
-  bool withdraw(const DepositKey& key) noexcept;
-  /// Says that deposits up to this number are not needed for us any more. Never waits. Returns false if it could not
-  /// be told.
-  bool let_go(const DepositKey& key, std::uint64_t number) noexcept;
+  /// Hands a segment over, to be retained for items in `queue`. Throws timeout, while is_silent() at once; the process
+  /// may still retain the segment once it goes on.
+  void retain(const SegmentKey& key, const ProcessOrigin& origin, const Fd& table,
+              const ExportedMemory& memory, std::uint64_t queue, std::uint64_t number);
+  /// Says that the owner has given the retained segment back. Never waits. Returns false if the process could not be
+  /// told.
+  bool forget(const SegmentKey& key) noexcept;
+  /// Ends our requests up to this number. Never waits. Returns false if the process could not be told.
+  bool release(const SegmentKey& key, std::uint64_t number) noexcept;
   /// The words that this process's streams write. Throws peer_died.
   ForeignTimeline& timeline();
   /// Logs it if streams of ours wait for words that its streams will never write. Returns true while some wait. Never
   /// waits.
   bool look_after_waits();
   /// Afterwards we have every segment that is in that queue now, should its creator die.
-  void join_channel(std::uint64_t channel, std::uint8_t role);
+  void join_queue(std::uint64_t queue);
   /// Returns false if the creator does not read, or is gone.
-  bool leave_channel(std::uint64_t channel, std::uint8_t role) noexcept;
+  bool leave_queue(std::uint64_t queue) noexcept;
   /// Tells the maker of a handle that it has arrived. Never waits. Returns false if it could not be told over this
   /// connection.
   bool acknowledge(std::uint64_t hold) noexcept;
@@ -201,7 +201,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   bool is_frozen() const noexcept;
   bool uses_devices() const noexcept;
   void hear_news(Packet packet);
-  void keep(Packet packet);
+  void retain_its(Packet packet);
   bool end();
   bool look_at_words() REQUIRES(timeline_mutex_);
   void report_weak_segments() const;
@@ -226,7 +226,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   std::chrono::steady_clock::time_point next_look_{};
   EventLoop* loop_ = nullptr;
   Timer* looks_ = nullptr;
-  Deposits* deposits_ = nullptr;
+  SegmentRetention* retention_ = nullptr;
 
   std::optional<ForkPage> fork_page_;
 };

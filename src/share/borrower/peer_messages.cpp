@@ -15,9 +15,7 @@ wire::WantSegment body_of(const Peer::Wanted& wanted) {
   return {wanted.segment, wanted.access == Access::read_only, wanted.number};
 }
 
-Bytes want_segment(const Peer::Wanted& wanted) {
-  return wire::pack(wire::Type::want_segment, body_of(wanted));
-}
+Bytes want_segment(const Peer::Wanted& wanted) { return wire::pack(body_of(wanted)); }
 
 }  // namespace
 
@@ -33,7 +31,7 @@ void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
                 "another process listens in the place of this handle's owner and does not know its "
                 "secret; the handle was not used");
   const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
-  conversation_.say(wire::pack(wire::Type::prove, proof));
+  conversation_.say(wire::pack(proof));
   if (wanted_) conversation_.ask_ahead(want_segment(*wanted_));  // before the welcome has come
 }
 
@@ -60,7 +58,7 @@ ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
   if (memory.missing == 0) return memory;
   memory.rest = [self = shared_from_this(), segment](std::size_t first) {
     const wire::WantRest body{segment, static_cast<std::uint32_t>(first)};
-    return self->conversation_.ask(wire::pack(wire::Type::want_rest, body), wire::Type::rest).fds;
+    return self->conversation_.ask(wire::pack(body), wire::Type::rest).fds;
   };
   return memory;
 }
@@ -122,7 +120,7 @@ void Peer::try_map(const Wanted& wanted, ExportedMemory memory) noexcept {
 HeldSegment Peer::fetch_foreign(const std::string& owner_name, const Wanted& wanted) {
   const wire::WantForeign body{wire::to_name(owner_name), wanted.segment,
                                wanted.access == Access::read_only, wanted.number};
-  Packet packet = conversation_.ask(wire::pack(wire::Type::want_foreign, body), wire::Type::segment);
+  Packet packet = conversation_.ask(wire::pack(body), wire::Type::segment);
   const auto answer = wire::body_of<wire::Segment>(packet.bytes);
   if (!answer.has_table || packet.fds.empty())
     throw Error(ErrorCode::protocol, "a foreign segment came without its block table");
@@ -130,19 +128,19 @@ HeldSegment Peer::fetch_foreign(const std::string& owner_name, const Wanted& wan
   return {std::move(table), wire::memory_in<wire::Segment>(std::move(packet), 1), answer.owner_gone != 0};
 }
 
-void Peer::deposit(const DepositKey& key, const ProcessOrigin& origin, const Fd& table,
-                   const ExportedMemory& memory, std::uint64_t channel, std::uint64_t number) {
-  const wire::Deposit body{wire::to_name(key.first),
-                           origin.pid,
-                           origin.start_time,
-                           memory.size,
-                           channel,
-                           number,
-                           key.second,
-                           static_cast<std::uint8_t>(memory.kind),
-                           memory.device};
-  conversation_.ask(wire::pack(wire::Type::deposit, body, memory.blob), wire::Type::deposited,
-                    wire::descriptors(memory, table), Conversation::WhenSilent::leave);
+void Peer::retain(const SegmentKey& key, const ProcessOrigin& origin, const Fd& table,
+                  const ExportedMemory& memory, std::uint64_t queue, std::uint64_t number) {
+  const wire::Retain body{wire::to_name(key.first),
+                          origin.pid,
+                          origin.start_time,
+                          memory.size,
+                          queue,
+                          number,
+                          key.second,
+                          static_cast<std::uint8_t>(memory.kind),
+                          memory.device};
+  conversation_.ask(wire::pack(body, memory.blob), wire::Type::retained, wire::descriptors(memory, table),
+                    Conversation::WhenSilent::leave);
 }
 
 ForeignTimeline& Peer::timeline() {
@@ -150,8 +148,7 @@ ForeignTimeline& Peer::timeline() {
     const LockGuard lock(timeline_mutex_);
     if (timeline_) return *timeline_;
   }  // a fork takes it, and does not wait for the owner
-  const Packet packet =
-      conversation_.ask(wire::pack(wire::Type::want_timeline, wire::WantInfo{}), wire::Type::timeline);
+  const Packet packet = conversation_.ask(wire::pack(wire::WantTimeline{}), wire::Type::timeline);
   if (packet.fds.size() != 1) throw Error(ErrorCode::protocol, "a timeline without its descriptor");
   const LockGuard lock(timeline_mutex_);
   if (timeline_) return *timeline_;  // another thread has asked, too
@@ -160,41 +157,37 @@ ForeignTimeline& Peer::timeline() {
   return *timeline_;
 }
 
-void Peer::join_channel(std::uint64_t channel, std::uint8_t role) {
-  conversation_.ask(wire::pack(wire::Type::join_channel, wire::JoinChannel{channel, role}),
-                    wire::Type::joined);
+void Peer::join_queue(std::uint64_t queue) {
+  conversation_.ask(wire::pack(wire::JoinQueue{queue}), wire::Type::joined);
 }
 
-bool Peer::leave_channel(std::uint64_t channel, std::uint8_t role) noexcept {
-  return conversation_.tell(wire::Type::leave_channel, wire::JoinChannel{channel, role});
+bool Peer::leave_queue(std::uint64_t queue) noexcept { return conversation_.tell(wire::LeaveQueue{queue}); }
+
+bool Peer::acknowledge(std::uint64_t hold) noexcept { return conversation_.tell(wire::Acknowledge{hold}); }
+
+bool Peer::forget(const SegmentKey& key) noexcept {
+  return conversation_.tell(wire::Forget{wire::to_name(key.first), key.second});
 }
 
-bool Peer::acknowledge(std::uint64_t hold) noexcept {
-  return conversation_.tell(wire::Type::acknowledge, wire::Acknowledge{hold});
-}
-
-bool Peer::withdraw(const DepositKey& key) noexcept {
-  return conversation_.tell(wire::Type::withdraw, wire::Withdraw{wire::to_name(key.first), key.second});
-}
-
-bool Peer::let_go(const DepositKey& key, std::uint64_t number) noexcept {
-  return conversation_.tell(wire::Type::let_go, wire::LetGo{wire::to_name(key.first), key.second, number});
+bool Peer::release(const SegmentKey& key, std::uint64_t number) noexcept {
+  return conversation_.tell(wire::Release{wire::to_name(key.first), key.second, number});
 }
 
 void Peer::hear_news(Packet packet) {
-  if (wire::type_of(packet.bytes) == wire::Type::keep) return keep(std::move(packet));
+  if (wire::type_of(packet.bytes) == wire::Type::retain_mine) return retain_its(std::move(packet));
   const std::uint32_t segment = wire::body_of<wire::Retire>(packet.bytes).segment;
   segments_.retire(segment);
-  if (deposits_) deposits_->retire({name_, segment});
+  if (retention_) retention_->retire({name_, segment});
   PinnedRanges::segment_ended();
 }
 
-void Peer::keep(Packet packet) {
-  const auto body = wire::body_of<wire::Deposit>(packet.bytes);
-  if (packet.fds.empty() || !deposits_) return;
+void Peer::retain_its(Packet packet) {
+  const auto body = wire::body_of<wire::Retain>(packet.bytes);
+  if (packet.fds.empty() || !retention_) return;
   Fd table = std::move(packet.fds[0]);
-  deposits_->add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
-                 std::move(table), wire::memory_in<wire::Deposit>(std::move(packet), 1), body.channel);
+  retention_->segments.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
+                           std::move(table), wire::memory_in<wire::Retain>(std::move(packet), 1),
+                           body.queue);
 }
 
 }  // namespace onecopy

@@ -27,12 +27,12 @@ bool is_shortage(const Error& e) noexcept {
 
 }  // namespace
 
-Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
-               Timeline& timeline, EventLoop& loop)
+Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, SegmentRetention& retention,
+               Holds& holds, Timeline& timeline, EventLoop& loop)
     : self_(self),
       ledger_(ledger),
       importer_(importer),
-      deposits_(deposits),
+      retention_(retention),
       holds_(holds),
       timeline_(timeline),
       loop_(loop) {}
@@ -163,8 +163,7 @@ void Broker::announce_retired(std::uint32_t segment) {
 void Broker::tell_retired(Connection& c) noexcept {
   auto next = c.untold.begin();
   try {
-    while (next != c.untold.end() && c.socket.try_send(wire::pack(wire::Type::retire, wire::Retire{*next})))
-      ++next;
+    while (next != c.untold.end() && c.socket.try_send(wire::pack(wire::Retire{*next}))) ++next;
   } catch (const Error& e) {  // it is gone, which its hangup says too, or the system is short of memory
     if (e.code() == ErrorCode::peer_died) next = c.untold.end();
   } catch (const std::bad_alloc&) {  // this process is short of memory: later

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
@@ -19,8 +20,8 @@
 #include "os/mutex.h"
 #include "os/page_users.h"
 #include "os/unix_socket.h"
-#include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
+#include "share/borrower/retention.h"
 #include "share/broker/connection_stage.h"
 #include "share/owner/fork_page.h"
 #include "share/owner/holds.h"
@@ -42,8 +43,8 @@ inline std::atomic<int> stranger_silence_ms{5'000};
 /// Thread safety: connections are handled on the watch thread only; members say if other threads may call.
 class Broker {
  public:
-  Broker(const ProcessId& self, Ledger& ledger, Importer& importer, Deposits& deposits, Holds& holds,
-         Timeline& timeline, EventLoop& loop);
+  Broker(const ProcessId& self, Ledger& ledger, Importer& importer, SegmentRetention& retention,
+         Holds& holds, Timeline& timeline, EventLoop& loop);
 
   /// Starts listening at the first call. Any thread.
   void listen();
@@ -54,10 +55,10 @@ class Broker {
 
   /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
   void announce_retired(std::uint32_t segment);
-  /// Gives a segment of ours to each process that has `channel` open or will have, to be kept should we die. Any
-  /// thread.
-  void spread_deposit(std::uint32_t segment, std::uint64_t channel);
-  void forget_channel(std::uint64_t channel) noexcept;
+  /// Gives a segment of ours to each process that has `queue` open or will have, to be retained should this process
+  /// die. Any thread.
+  void spread(std::uint32_t segment, std::uint64_t queue);
+  void forget_queue(std::uint64_t queue) noexcept;
   std::vector<BorrowerInfo> borrowers() const;
   std::size_t borrower_count() const;
   /// Blocks of dead borrowers' items that are still in queues.
@@ -84,7 +85,7 @@ class Broker {
     Mapping page;
     std::uint64_t page_inode = 0;
     std::optional<Ledger::PageRef> attached;  ///< the page, of all but strangers
-    std::vector<wire::JoinChannel> joined;
+    std::vector<std::uint64_t> joined;        ///< the queues that it has open
     std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
     /// Since when messages of it may have been lost, a child's page among them. Set if we hung up on it, or were
     /// short of memory or descriptors when the page came.
@@ -95,6 +96,9 @@ class Broker {
     std::uint32_t serial = 0;  ///< of the question being answered
 
     bool is_open() const noexcept { return std::holds_alternative<Attached>(stage); }
+    bool has_joined(std::uint64_t queue) const noexcept {
+      return std::find(joined.begin(), joined.end(), queue) != joined.end();
+    }
     /// Not a stranger, and not known to be dead.
     bool is_borrower() const noexcept { return is_open() || std::holds_alternative<HungUp>(stage); }
   };
@@ -132,15 +136,15 @@ class Broker {
   void note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept;
   void adopt_child(Connection& parent, Packet packet);
   void greet_child(At at, ByteSpan packet);
-  void take_deposit(Connection& c, Packet packet);
-  void drop_deposit(ByteSpan packet);
-  void let_go_of_deposit(const Connection& c, ByteSpan packet);
+  void retain(Connection& c, Packet packet);
+  void forget(ByteSpan packet);
+  void release(const Connection& c, ByteSpan packet);
 
-  // broker_channels.cpp
+  // broker_queues.cpp
   void join(Connection& c, ByteSpan packet);
-  void leave(Connection& c, const wire::JoinChannel& which);
-  void send_keep(Connection& c, std::uint32_t segment, std::uint64_t channel) noexcept;
-  void report_users(const wire::JoinChannel& which);
+  void leave(Connection& c, std::uint64_t queue);
+  void ask_to_retain(Connection& c, std::uint32_t segment, std::uint64_t queue) noexcept;
+  void report_users(std::uint64_t queue);
 
   // broker_deaths.cpp
   void on_hangup(At at);
@@ -158,7 +162,7 @@ class Broker {
   const ProcessId self_;
   Ledger& ledger_;
   Importer& importer_;
-  Deposits& deposits_;
+  SegmentRetention& retention_;
   Holds& holds_;
   Timeline& timeline_;
   EventLoop& loop_;

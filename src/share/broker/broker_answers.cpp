@@ -66,37 +66,36 @@ void Broker::answer_borrower(Connection& c, wire::Type type, Packet packet) {
     case wire::Type::ask_limbo: return send_limbo(c, bytes);
     case wire::Type::want_timeline: return send_timeline(c);
     case wire::Type::adopt_child: return adopt_child(c, std::move(packet));
-    case wire::Type::join_channel: return join(c, bytes);
-    case wire::Type::leave_channel: return leave(c, wire::body_of<wire::JoinChannel>(bytes));
-    case wire::Type::deposit: return take_deposit(c, std::move(packet));
-    case wire::Type::withdraw: return drop_deposit(bytes);
-    case wire::Type::let_go: return let_go_of_deposit(c, bytes);
+    case wire::Type::join_queue: return join(c, bytes);
+    case wire::Type::leave_queue: return leave(c, wire::body_of<wire::LeaveQueue>(bytes).queue);
+    case wire::Type::retain: return retain(c, std::move(packet));
+    case wire::Type::forget: return forget(bytes);
+    case wire::Type::release: return release(c, bytes);
     default: throw Error(ErrorCode::protocol, "a message that no borrower sends");
   }
 }
 
 void Broker::send_info(Connection& c) {
   const std::string text = describe ? describe() : std::string();
-  reply(c, wire::pack(wire::Type::info, wire::WantInfo{}, std::as_bytes(std::span(text))));
+  reply(c, wire::pack(wire::Info{}, std::as_bytes(std::span(text))));
 }
 
 void Broker::send_limbo(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::AskLimbo>(packet);
   const wire::Limbo answer{ledger_.is_kept(body.block, body.generation)};
-  reply(c, wire::pack(wire::Type::limbo, answer));
+  reply(c, wire::pack(answer));
 }
 
 void Broker::send_timeline(Connection& c) {
   const Fd page = timeline_.export_page();
-  reply(c, wire::pack(wire::Type::timeline, wire::Deposited{}), {page.get()});
+  reply(c, wire::pack(wire::Timeline{}), {page.get()});
 }
 
 void Broker::challenge(Connection& c, ByteSpan packet) {
   c.theirs = wire::body_of<wire::Hello>(packet).nonce;
   c.ours = wire::new_nonce();
   const ByteSpan secret = std::as_bytes(std::span(self_));
-  reply(c, wire::pack(wire::Type::challenge,
-                      wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
+  reply(c, wire::pack(wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
   auto* const stranger = std::get_if<Stranger>(&c.stage);
   if (!stranger) return;
   stranger->is_challenged = true;
@@ -131,7 +130,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     c.attached = ledger_.attach(claims_in(c.page));
     c.stage = Attached{};
     point("attach.done");
-    reply(c, wire::pack(wire::Type::welcome, wire::Welcome{}), {table.get(), page.file.get()});
+    reply(c, wire::pack(wire::Welcome{}), {table.get(), page.file.get()});
   }
   if (challenged() == 0) loop_.may_sleep();
   looks_.request();  // makes another spare page later: this borrower's next question comes first
@@ -144,7 +143,7 @@ void Broker::send_segment(Connection& c, ByteSpan packet) {
   note_what_is_sent(c, memory);
   const wire::Segment answer{memory.size,   static_cast<std::uint8_t>(memory.kind),    0, 0,
                              memory.device, static_cast<std::uint32_t>(memory.missing)};
-  reply(c, wire::pack(wire::Type::segment, answer, memory.blob), wire::descriptors(memory));
+  reply(c, wire::pack(answer, memory.blob), wire::descriptors(memory));
 }
 
 void Broker::send_segments(Connection& c, ByteSpan packet) {
@@ -152,7 +151,7 @@ void Broker::send_segments(Connection& c, ByteSpan packet) {
   Bytes tail;
   for (const wire::WantSegment& one : wanted) wire::add_segment(tail, try_describe(c, one));
   const wire::Segments body{static_cast<std::uint32_t>(wanted.size())};
-  reply(c, wire::pack(wire::Type::segments, body, tail));
+  reply(c, wire::pack(body, tail));
 }
 
 /// Empty for a segment that takes descriptors, or cannot be exported: its borrower asks for it alone.
@@ -174,7 +173,7 @@ void Broker::send_rest(Connection& c, ByteSpan packet) {
   const std::vector<Fd> fds = ledger_.export_rest(body.segment, body.first);
   std::vector<int> numbers;
   for (const Fd& fd : fds) numbers.push_back(fd.get());
-  reply(c, wire::pack(wire::Type::rest, wire::Rest{}), numbers);
+  reply(c, wire::pack(wire::Rest{}), numbers);
 }
 
 /// A process asks over a new connection if we hung up on its old one. Its claims stand in the old one's page.
@@ -196,8 +195,7 @@ void Broker::send_foreign(Connection& c, ByteSpan packet) {
   admit(found->memory, body.number);
   const wire::Segment answer{found->memory.size, static_cast<std::uint8_t>(found->memory.kind), 1,
                              found->owner_gone, found->memory.device};
-  reply(c, wire::pack(wire::Type::segment, answer, found->memory.blob),
-        wire::descriptors(found->memory, found->table));
+  reply(c, wire::pack(answer, found->memory.blob), wire::descriptors(found->memory, found->table));
 }
 
 void Broker::adopt_child(Connection& parent, Packet packet) {
@@ -234,28 +232,29 @@ void Broker::greet_child(At at, ByteSpan packet) {
   at->pidfd = std::move(pidfd);
 }
 
-void Broker::take_deposit(Connection& c, Packet packet) {
-  const auto body = wire::body_of<wire::Deposit>(packet.bytes);
-  if (packet.fds.empty()) throw Error(ErrorCode::protocol, "a deposit without descriptors");
+void Broker::retain(Connection& c, Packet packet) {
+  const auto body = wire::body_of<wire::Retain>(packet.bytes);
+  if (packet.fds.empty())
+    throw Error(ErrorCode::protocol, "a segment to be retained came without descriptors");
   Fd table = std::move(packet.fds[0]);
-  if (!deposits_.add({wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start},
-                     std::move(table), wire::memory_in<wire::Deposit>(std::move(packet), 1), body.channel,
-                     DepositClaim{&c, body.number}))
+  if (!retention_.segments.add(
+          {wire::to_string(body.owner), body.segment}, {body.owner_pid, body.owner_start}, std::move(table),
+          wire::memory_in<wire::Retain>(std::move(packet), 1), body.queue, RetainRequest{&c, body.number}))
     throw Error(ErrorCode::unsupported,
                 "the queue's creator does not have it open any more, or keeps no more descriptors of "
                 "device memory");
-  point("deposit.kept");
-  reply(c, wire::pack(wire::Type::deposited, wire::Deposited{}));
+  point("segment.retained");
+  reply(c, wire::pack(wire::Retained{}));
 }
 
-void Broker::drop_deposit(ByteSpan packet) {
-  const auto body = wire::body_of<wire::Withdraw>(packet);
-  deposits_.retire({wire::to_string(body.owner), body.segment});
+void Broker::forget(ByteSpan packet) {
+  const auto body = wire::body_of<wire::Forget>(packet);
+  retention_.retire({wire::to_string(body.owner), body.segment});
 }
 
-void Broker::let_go_of_deposit(const Connection& c, ByteSpan packet) {
-  const auto body = wire::body_of<wire::LetGo>(packet);
-  deposits_.let_go({wire::to_string(body.owner), body.segment}, {&c, body.number});
+void Broker::release(const Connection& c, ByteSpan packet) {
+  const auto body = wire::body_of<wire::Release>(packet);
+  retention_.segments.release({wire::to_string(body.owner), body.segment}, {&c, body.number});
 }
 
 }  // namespace onecopy

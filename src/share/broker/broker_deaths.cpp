@@ -65,7 +65,8 @@ Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
     return stranger->look(sight, std::chrono::milliseconds(stranger_silence_ms));
   if (auto* hung_up = std::get_if<HungUp>(&c.stage)) return hung_up->look(sight);
   if (auto* parent = std::get_if<MaybeForked>(&c.stage)) return parent->look(sight);
-  return std::get<UndeliveredItems>(c.stage).are_delivered(deposits_) ? Step::drop : Step::look_again;
+  return std::get<UndeliveredItems>(c.stage).are_delivered(retention_.queues) ? Step::drop
+                                                                              : Step::look_again;
 }
 
 /// True if an unseen process may still use these claims: a child that never connected, or the borrower itself if we
@@ -112,8 +113,8 @@ std::optional<bool> Broker::look_for_unseen() {
 /// The borrower is gone. The items that it had put into queues stay for the receivers.
 void Broker::bury(At at) noexcept {
   if (at->pidfd) loop_.remove(at->pidfd.get());
-  while (!at->joined.empty()) leave(*at, wire::JoinChannel(at->joined.back()));
-  deposits_.leave(&*at);
+  while (!at->joined.empty()) leave(*at, at->joined.back());
+  retention_.segments.release_all_by(&*at);
   looks_.request();
   if (!at->attached) return drop(at);
   if (may_be_used_unseen(*at)) return lose(at);

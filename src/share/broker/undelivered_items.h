@@ -8,7 +8,7 @@
 #include <map>
 #include <optional>
 
-#include "share/borrower/deposits.h"
+#include "share/borrower/local_queues.h"
 #include "share/owner/transits.h"
 
 namespace onecopy {
@@ -31,16 +31,14 @@ class UndeliveredItems {
   std::chrono::duration<double> age() const noexcept { return Clock::now() - since_; }
   /// True if the receivers have all blocks, or have had the time. The borrower has noted its queues; queues that are
   /// open here tell how far they have come.
-  bool are_delivered(const Deposits& deposits);
+  bool are_delivered(const LocalQueues& queues);
 
  private:
-  bool has_passed_all(const Deposits& deposits);
-
   const std::size_t blocks_;
   const Clock::time_point since_ = Clock::now();
   bool knows_queues_ = false;
-  /// The queues whose items are not all taken yet, with the number of items put before the death.
-  std::map<std::uint64_t, std::optional<std::uint64_t>> waiting_for_;
+  /// The queues whose items are not all taken yet, with the ends that they had at the first look.
+  std::map<std::uint64_t, QueueMark> waiting_for_;
   std::optional<Clock::time_point> taken_;  ///< since when all items are taken
 };
 

@@ -26,9 +26,9 @@ bool is_answered(Type type) noexcept {
     case Type::acknowledge:
     case Type::adopt_child:
     case Type::child_hello:
-    case Type::leave_channel:
-    case Type::withdraw:
-    case Type::let_go: return false;
+    case Type::leave_queue:
+    case Type::forget:
+    case Type::release: return false;
     default: return true;
   }
 }
@@ -62,12 +62,11 @@ void expect(ByteSpan packet, Type expected) {
 
 Bytes refuse(const Error& error) {
   const std::string_view text = error.what();
-  return pack(Type::refused, Refused{error.code()}, std::as_bytes(std::span(text)));
+  return pack(Refused{error.code()}, std::as_bytes(std::span(text)));
 }
 
 Bytes want_segments(std::span<const WantSegment> wanted) {
-  return pack(Type::want_segments, WantSegments{static_cast<std::uint32_t>(wanted.size())},
-              std::as_bytes(wanted));
+  return pack(WantSegments{static_cast<std::uint32_t>(wanted.size())}, std::as_bytes(wanted));
 }
 
 std::vector<WantSegment> segments_wanted(ByteSpan packet) {

@@ -38,22 +38,22 @@ enum class Type : std::uint32_t {
   acknowledge,
   adopt_child,  ///< borrower: a claim page and a socket for a child I am about to fork (no answer)
   child_hello,  ///< that child, over that socket: my pid (no answer)
-  deposit,      ///< producer: keep this segment for the receivers of your queue
-  deposited,    ///< broker: done
-  /// Borrower: I have your queue open; before the answer comes `keep` for segments in use.
-  join_channel,
-  leave_channel,  ///< borrower: not any more (no answer)
-  keep,           ///< broker, unasked: keep this segment, I may die before you take the item
+  retain,       ///< putter: retain this segment for the getters of your queue
+  retained,     ///< broker: done
+  /// Borrower: I have your queue open; before the answer comes `retain_mine` for segments in use.
+  join_queue,
+  leave_queue,    ///< borrower: not any more (no answer)
+  retain_mine,    ///< broker, unasked: retain this segment of mine, I may die before you take the item
   retire,         ///< owner, unasked: this segment is gone, drop your mapping
   want_info,      ///< any process of the same user: describe yourself
   info,           ///< broker: JSON
   joined,         ///< broker: all segments that you would need, should I die, have been sent
   want_timeline,  ///< borrower: the words that your streams write
   timeline,       ///< broker: a descriptor of the page with them
-  withdraw,       ///< producer: the owner has given back this segment, which I deposited (no answer)
+  forget,         ///< putter: the owner has given back this segment, which you retain for me (no answer)
   want_rest,      ///< borrower: more descriptors of a segment of yours that has more than one message takes
   rest,           ///< owner: those, and nothing else
-  let_go,         ///< producer: I hold nothing of this segment any more, and put no more of it (no answer)
+  release,        ///< putter: I hold nothing of this segment any more, and put no more of it (no answer)
   want_segments,  ///< borrower: several segments of yours, of a kind that takes no descriptors
   segments,       ///< owner: the blobs that open them, in their order
 };
@@ -69,30 +69,39 @@ struct Head {
   std::uint32_t serial = 0;  ///< an answer has its question's; 0 = not asked for
 };
 struct Hello {
+  static constexpr Type kType = Type::hello;
   Nonce nonce;
 };
 struct Challenge {
+  static constexpr Type kType = Type::challenge;
   Nonce nonce;
   Digest proof;
 };
 struct Prove {
+  static constexpr Type kType = Type::prove;
   Digest proof;
   Name name;  ///< public name of the borrower
 };
-struct Welcome {};
+struct Welcome {
+  static constexpr Type kType = Type::welcome;
+};
 struct Refused {
+  static constexpr Type kType = Type::refused;
   ErrorCode code;
 };
 struct WantSegment {
+  static constexpr Type kType = Type::want_segment;
   std::uint32_t segment;
   std::uint8_t read_only;
   std::int32_t number = 0;  ///< Backend::borrower_number()
 };
 struct WantRest {
+  static constexpr Type kType = Type::want_rest;
   std::uint32_t segment;
   std::uint32_t first;  ///< the number of the first descriptor wanted
 };
 struct WantForeign {
+  static constexpr Type kType = Type::want_foreign;
   Name owner;
   std::uint32_t segment;
   std::uint8_t read_only;
@@ -100,6 +109,7 @@ struct WantForeign {
 };
 /// Descriptors: the block table first when `has_table`, then the segment's own. Tail: vendor bytes.
 struct Segment {
+  static constexpr Type kType = Type::segment;
   std::uint64_t size;
   std::uint8_t kind;
   std::uint8_t has_table;
@@ -109,65 +119,105 @@ struct Segment {
 };
 /// Tail: `count` bodies of want_segment.
 struct WantSegments {
+  static constexpr Type kType = Type::want_segments;
   std::uint32_t count;
 };
 /// Tail: for each segment a number of bytes, then so many bytes: the body and the tail of `segment`. 0 bytes: the
 /// borrower asks for that segment alone, and gets its descriptors, or the reason for the refusal.
 struct Segments {
+  static constexpr Type kType = Type::segments;
   std::uint32_t count;
 };
 /// So many are asked for in one message: an answer is some 10 KB.
 inline constexpr std::uint32_t kMostAskedAtOnce = 64;
 struct AskLimbo {
+  static constexpr Type kType = Type::ask_limbo;
   std::uint64_t generation;
   std::uint32_t block;
 };
 struct Limbo {
+  static constexpr Type kType = Type::limbo;
   std::uint8_t yes;
 };
 struct Acknowledge {
+  static constexpr Type kType = Type::acknowledge;
   std::uint64_t hold;
 };
-struct AdoptChild {};
+struct AdoptChild {
+  static constexpr Type kType = Type::adopt_child;
+};
 struct ChildHello {
+  static constexpr Type kType = Type::child_hello;
   std::int32_t pid;
   std::uint64_t start_time;
 };
 /// Descriptors: block table, then the segment's own. Tail: vendor bytes.
-struct Deposit {
+struct Retain {
+  static constexpr Type kType = Type::retain;
   Name owner;
   std::int32_t owner_pid;
   std::uint64_t owner_start;
   std::uint64_t size;
-  std::uint64_t channel;  ///< which queue; random, the same everywhere
-  std::uint64_t number;   ///< of the producer's claim, which grows; 0 in `keep`: the owner's own has none
+  std::uint64_t queue;   ///< random, equal in every process
+  std::uint64_t number;  ///< of the putter's request, which grows; 0 in `retain_mine`
   std::uint32_t segment;
   std::uint8_t kind;
   Uuid device;
 };
-struct Rest {};
-struct Deposited {};
-struct Withdraw {
+struct Rest {
+  static constexpr Type kType = Type::rest;
+};
+struct RetainMine : Retain {
+  static constexpr Type kType = Type::retain_mine;
+};
+struct Retained {
+  static constexpr Type kType = Type::retained;
+};
+struct Forget {
+  static constexpr Type kType = Type::forget;
   Name owner;
   std::uint32_t segment;
 };
-struct LetGo {
+struct Release {
+  static constexpr Type kType = Type::release;
   Name owner;
   std::uint32_t segment;
-  std::uint64_t number;  ///< of the last claim that ends
+  std::uint64_t number;  ///< of the last request that ends
 };
-struct JoinChannel {  // and leave
-  std::uint64_t channel;
-  std::uint8_t role;
+struct JoinQueue {
+  static constexpr Type kType = Type::join_queue;
+  std::uint64_t queue;
+  std::uint64_t unused = 0;
 };
-struct Joined {};
+struct LeaveQueue {
+  static constexpr Type kType = Type::leave_queue;
+  std::uint64_t queue;
+  std::uint64_t unused = 0;
+};
+struct Joined {
+  static constexpr Type kType = Type::joined;
+};
 struct Retire {
+  static constexpr Type kType = Type::retire;
   std::uint32_t segment;
 };
-struct WantInfo {};
+struct WantInfo {
+  static constexpr Type kType = Type::want_info;
+};
+struct Info {
+  static constexpr Type kType = Type::info;
+};  ///< Tail: JSON.
+struct WantTimeline {
+  static constexpr Type kType = Type::want_timeline;
+};
+/// Descriptor: the page with the words.
+struct Timeline {
+  static constexpr Type kType = Type::timeline;
+};
 
+/// A message of any type and body. For tests of messages that no process sends; others use pack().
 template <class Body>
-Bytes pack(Type type, const Body& body, ByteSpan tail = {}) {
+Bytes pack_as(Type type, const Body& body, ByteSpan tail = {}) {
   static_assert(std::is_trivially_copyable_v<Body>);
   const std::size_t fixed = std::is_empty_v<Body> ? 0 : sizeof(Body);
   Bytes bytes(sizeof(Head) + fixed + tail.size());
@@ -175,6 +225,12 @@ Bytes pack(Type type, const Body& body, ByteSpan tail = {}) {
   if constexpr (!std::is_empty_v<Body>) store(bytes.data() + sizeof(Head), body);
   std::copy(tail.begin(), tail.end(), bytes.begin() + static_cast<std::ptrdiff_t>(sizeof(Head) + fixed));
   return bytes;
+}
+
+/// The message whose type is the body's.
+template <class Body>
+Bytes pack(const Body& body, ByteSpan tail = {}) {
+  return pack_as(Body::kType, body, tail);
 }
 
 /// Throws protocol, version_mismatch.
@@ -201,7 +257,7 @@ ByteSpan tail_of(ByteSpan packet) {
   return packet.subspan(sizeof(Head) + sizeof(Body));
 }
 
-/// The memory that came with `segment`, `deposit` and `keep`, whose first descriptors may be others. REQUIRES: those
+/// The memory that came with `segment`, `retain` and `retain_mine`, whose first descriptors may be others. REQUIRES: those
 /// are there.
 template <class Body>
 ExportedMemory memory_in(Packet packet, std::size_t others) {
@@ -222,7 +278,7 @@ void add_segment(Bytes& tail, const std::optional<ExportedMemory>& memory);
 /// As many as were asked for. Throws protocol for another number, and for bytes that do not fit into the packet.
 std::vector<std::optional<ExportedMemory>> segments_in(ByteSpan packet, std::size_t wanted);
 
-/// The numbers of the descriptors that travel with `segment`, `deposit` and `keep`: the block table first, if it
+/// The numbers of the descriptors that travel with `segment`, `retain` and `retain_mine`: the block table first, if it
 /// does.
 std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd());
 

@@ -57,7 +57,7 @@ std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept
     auto [ours, theirs] = UnixSocket::pair();
     child.socket = std::move(ours);
     const int fds[] = {page.file.get(), theirs.fd()};
-    if (owner.try_send(wire::pack(wire::Type::adopt_child, wire::AdoptChild{}), fds)) {
+    if (owner.try_send(wire::pack(wire::AdoptChild{}), fds)) {
       point("fork.page_sent");
       return child;
     }
@@ -73,7 +73,7 @@ std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept
 bool greet_owner(UnixSocket& owner) noexcept {
   try {
     const ProcessOrigin self = this_process_origin();
-    return owner.try_send(wire::pack(wire::Type::child_hello, wire::ChildHello{self.pid, self.start_time}));
+    return owner.try_send(wire::pack(wire::ChildHello{self.pid, self.start_time}));
   } catch (const std::exception&) {
     return false;
   }

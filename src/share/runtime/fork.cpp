@@ -59,7 +59,7 @@ void Runtime::prepare_fork() {
     peer->lock_for_fork();
     peer->prepare_fork();
   }
-  process->deposits_.lock();  // after the peers' sockets: segments that arrive there are deposited
+  process->retention_.lock();  // after the peers' sockets: segments that arrive there are retained
   for (Inherited& from : process->inherited_)
     if (!from.is_counted_with_parent)
       from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
@@ -157,7 +157,7 @@ void Runtime::watch_inherited(Inherited& from) {
         if (wire::type_of(packet->bytes) == wire::Type::retire) {
           const std::uint32_t segment = wire::body_of<wire::Retire>(packet->bytes).segment;
           from.owner->segments_.remove(segment);
-          deposits_.retire({from.owner->name_, segment});
+          retention_.retire({from.owner->name_, segment});
           PinnedRanges::segment_ended();
         }
     } catch (const Error& e) {
@@ -173,7 +173,7 @@ void Runtime::abandon() noexcept {
   loop_.abandon();
   broker_.abandon();
   holds_.clear();
-  deposits_.clear();
+  retention_.clear();
   segments_.on_retire = nullptr;
   segments_.abandon();
   pools_.abandon();
@@ -204,7 +204,7 @@ void Runtime::unlock_all() {
   pinning_.unlock();
   LateReleases::unlock();
   ledger_.unlock();
-  deposits_.unlock();
+  retention_.unlock();
   holds_.unlock();
   broker_.unlock();
   importer_.unlock();

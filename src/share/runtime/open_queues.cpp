@@ -7,16 +7,13 @@
 #include "onecopy/core/error.h"
 #include "os/patience.h"
 #include "share/borrower/call.h"
-#include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
+#include "share/borrower/retention.h"
 #include "share/broker/broker.h"
 #include "share/format/process_name.h"
 
 namespace onecopy {
 namespace {
-
-/// All processes use a queue alike, as far as its creator has to count them.
-constexpr std::uint8_t kRole = 0;
 
 /// Failures after which an item can be put nevertheless: processes that have the segment open can take it, others get
 /// the reason.
@@ -27,17 +24,17 @@ bool leaves_items_usable(const Error& error) noexcept {
 
 }  // namespace
 
-OpenQueues::OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker,
-                       EventLoop& loop)
-    : self_(self), importer_(importer), deposits_(deposits), broker_(broker), telling_(loop, [this] {
+OpenQueues::OpenQueues(const ProcessId& self, Importer& importer, SegmentRetention& retention,
+                       Broker& broker, EventLoop& loop)
+    : self_(self), importer_(importer), retention_(retention), broker_(broker), telling_(loop, [this] {
         return tell();
       }) {
-  deposits_.on_news = [this] { telling_.request(); };
+  retention_.elsewhere.on_news = [this] { telling_.request(); };
 }
 
-bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, ChannelHooks hooks) {
+bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, QueueHooks hooks) {
   broker_.listen();
-  deposits_.add_channel(queue, std::move(hooks));
+  retention_.queues.add(queue, std::move(hooks));
   if (creator == self_) return true;
   {
     const LockGuard lock(left_mutex_);
@@ -55,17 +52,17 @@ bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, ChannelHook
 void OpenQueues::join(const ProcessId& creator, std::uint64_t queue) {
   const Importer::PeerRef peer = importer_.connect(creator);
   try {
-    peer->join_channel(queue, kRole);
+    peer->join_queue(queue);
   } catch (const Error& error) {  // a creator that is stopped reads it later
     if (error.code() != ErrorCode::timeout) throw;
   }
 }
 
 void OpenQueues::close(const ProcessId& creator, std::uint64_t queue) noexcept {
-  deposits_.remove_channel(queue);
-  if (creator == self_) return broker_.forget_channel(queue);
+  retention_.remove_queue(queue);
+  if (creator == self_) return broker_.forget_queue(queue);
   const auto peer = importer_.find(public_name(creator));
-  if (!peer || peer->leave_channel(queue, kRole) || peer->is_disconnected()) return;
+  if (!peer || peer->leave_queue(queue) || peer->is_disconnected()) return;
   try {
     const LockGuard lock(left_mutex_);
     left_.push_back({creator, queue});
@@ -84,7 +81,7 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
   try {
     const Patience patience(std::chrono::steady_clock::now() +
                             std::min<std::chrono::milliseconds>(broker_patience(), kCreatorTakesAtMost));
-    deposit(block, creator, queue);
+    ask_to_retain(block, creator, queue);
     return Retention::retained;
   } catch (const Error& error) {
     if (!leaves_items_usable(error)) throw;
@@ -100,21 +97,21 @@ Retention OpenQueues::why_not_retained(const Error& error, const ProcessId& crea
   return peer && !peer->has_left() ? Retention::unreachable : Retention::not_retained;
 }
 
-void OpenQueues::deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
+void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
   auto& keeper = static_cast<SharedKeeper&>(*block.keeper());
   const BlockPlace place = keeper.export_block(block.number(), Access::read_write);
   const std::uint32_t segment = place.info.segment;
-  if (creator == self_ && keeper.owner() == self_) return broker_.spread_deposit(segment, queue);
-  const DepositKey key{public_name(keeper.owner()), segment};
+  if (creator == self_ && keeper.owner() == self_) return broker_.spread(segment, queue);
+  const SegmentKey key{public_name(keeper.owner()), segment};
   if (creator != self_) {
     // First: a request that times out may be served later.
-    const std::uint64_t number = deposits_.add_elsewhere(key, creator);
-    importer_.connect(creator)->deposit(key, keeper.origin(), keeper.export_table(),
-                                        importer_.pass_on(keeper, segment), queue, number);
+    const std::uint64_t number = retention_.elsewhere.add(key, creator);
+    importer_.connect(creator)->retain(key, keeper.origin(), keeper.export_table(),
+                                       importer_.pass_on(keeper, segment), queue, number);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
-    // Memory of the host that is open here can be served without a deposit.
-    if (!deposits_.add(key, keeper.origin(), keeper.export_table(), importer_.pass_on(keeper, segment),
-                       queue, DepositClaim{}))
+    // Memory of the host that is open here can be served without being retained.
+    if (!retention_.segments.add(key, keeper.origin(), keeper.export_table(),
+                                 importer_.pass_on(keeper, segment), queue, RetainRequest{}))
       throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
   }
 }
@@ -156,19 +153,19 @@ std::uint64_t OpenQueues::unkept() const {
 
 Timer::Pause OpenQueues::tell() {
   bool more = tell_of_retired();
-  more = tell_of_let_go() || more;
+  more = tell_of_releases() || more;
   return Timer::soon_if(tell_of_left() || more);
 }
 
 /// Returns true while a keeper has to be told again that a segment is gone.
 bool OpenQueues::tell_of_retired() {
   bool again = false;
-  for (const auto& [segment, keepers] : deposits_.take_retired())
+  for (const auto& [segment, keepers] : retention_.elsewhere.take_retired())
     for (const ProcessId& keeper : keepers) {
       const auto peer = importer_.find(public_name(keeper));
-      if (!peer || peer->withdraw(segment) || peer->is_gone()) continue;
-      deposits_.add_elsewhere(segment, keeper);
-      again = (deposits_.note_retired(segment) && !peer->is_disconnected()) || again;
+      if (!peer || peer->forget(segment) || peer->is_gone()) continue;
+      retention_.elsewhere.add(segment, keeper);
+      again = (retention_.elsewhere.note_retired(segment) && !peer->is_disconnected()) || again;
     }
   return again;
 }
@@ -178,18 +175,18 @@ bool OpenQueues::tell_of_left() noexcept {
   const LockGuard lock(left_mutex_);
   std::erase_if(left_, [this](const Left& left) {
     const auto peer = importer_.find(public_name(left.creator));
-    return !peer || peer->leave_channel(left.queue, kRole) || peer->is_disconnected();
+    return !peer || peer->leave_queue(left.queue) || peer->is_disconnected();
   });
   return !left_.empty();
 }
 
 /// Returns true while a keeper has to be told again. A keeper that hung up keeps the segment until this process ends.
-bool OpenQueues::tell_of_let_go() {
+bool OpenQueues::tell_of_releases() {
   bool again = false;
-  for (LetGo& last : deposits_.take_let_go()) {
+  for (Release& last : retention_.elsewhere.take_releases()) {
     const auto peer = importer_.find(public_name(last.keeper));
-    if (!peer || peer->let_go(last.key, last.number) || peer->is_disconnected()) continue;
-    deposits_.let_go_later(std::move(last));
+    if (!peer || peer->release(last.segment, last.number) || peer->is_disconnected()) continue;
+    retention_.elsewhere.release_later(std::move(last));
     again = true;
   }
   return again;

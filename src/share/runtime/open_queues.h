@@ -14,12 +14,12 @@
 #include "onecopy/share/stats.h"
 #include "os/event_loop.h"
 #include "os/mutex.h"
-#include "share/borrower/channel_hooks.h"
+#include "share/borrower/local_queues.h"
 
 namespace onecopy {
 
 class Broker;
-class Deposits;
+struct SegmentRetention;
 class Importer;
 class Error;
 
@@ -38,7 +38,7 @@ enum class Retention : std::uint8_t {
 /// Thread safety: all members may be called concurrently.
 class OpenQueues {
  public:
-  OpenQueues(const ProcessId& self, Importer& importer, Deposits& deposits, Broker& broker,
+  OpenQueues(const ProcessId& self, Importer& importer, SegmentRetention& retention, Broker& broker,
              EventLoop& loop);
 
   /// Called when memory is short: gives up the backlogs of queues without users. Returns false if
@@ -47,7 +47,7 @@ class OpenQueues {
 
   /// This process opens a queue that `creator` made, and answers calls from now on. Returns false if the creator does
   /// not answer, so that it has to be told again. A creator that is gone need not be told.
-  bool open(const ProcessId& creator, std::uint64_t queue, ChannelHooks hooks);
+  bool open(const ProcessId& creator, std::uint64_t queue, QueueHooks hooks);
   void close(const ProcessId& creator, std::uint64_t queue) noexcept;
 
   /// Before the first item with this segment is put: asks the creator to retain it. If this process is the creator,
@@ -79,17 +79,17 @@ class OpenQueues {
   };
 
   void join(const ProcessId& creator, std::uint64_t queue);
-  void deposit(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
+  void ask_to_retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue);
   Retention why_not_retained(const Error& error, const ProcessId& creator) const;
   /// Tells other processes news that they could not be told before.
   Timer::Pause tell();
   bool tell_of_retired();
-  bool tell_of_let_go();
+  bool tell_of_releases();
   bool tell_of_left() noexcept;
 
   const ProcessId self_;
   Importer& importer_;
-  Deposits& deposits_;
+  SegmentRetention& retention_;
   Broker& broker_;
 
   Mutex left_mutex_;

@@ -54,7 +54,7 @@ Stats Runtime::stats() const {
     s.leases += peer->leases();
   }
   s.borrowers = broker_.borrower_count();
-  s.deposits = deposits_.size();
+  s.deposits = retention_.segments.size();
   s.host_waits = host_waits;
   s.direct_copies = copy_counts.direct;
   s.staged_copies = copy_counts.staged;

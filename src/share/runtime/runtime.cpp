@@ -86,14 +86,14 @@ Runtime::Runtime(const ProcessId& id)
       adoptions_(segments_, ledger_),
       streams_(id, importer_, loop_),
       pinning_(loop_),
-      importer_(id, ledger_, loop_, deposits_, holds_),
-      broker_(id, ledger_, importer_, deposits_, holds_, streams_.timeline(), loop_),
-      queues_(id, importer_, deposits_, broker_, loop_) {
+      importer_(id, ledger_, loop_, retention_, holds_),
+      broker_(id, ledger_, importer_, retention_, holds_, streams_.timeline(), loop_),
+      queues_(id, importer_, retention_, broker_, loop_) {
   own_ = &ledger_;
   segments_.on_retire = [this](std::uint32_t number) {
     try {
       broker_.announce_retired(number);
-      deposits_.retire({name_, number});
+      retention_.retire({name_, number});
       PinnedRanges::segment_ended();
     } catch (const std::bad_alloc&) {
       retiring_.request();
@@ -102,8 +102,8 @@ Runtime::Runtime(const ProcessId& id)
   };
   segments_.guard = &ledger_;
   pinning_.on_pinned = [this](Device card) { streams_.note_use(card); };
-  deposits_.watch(loop_);
-  deposits_.on_due = [this] { sweeping_.request(); };
+  retention_.segments.watch(loop_);
+  retention_.segments.on_due = [this] { sweeping_.request(); };
   pinning_.on_unpinned = [this] {
     pools_.look_again();
     trimming_.request();
@@ -141,7 +141,7 @@ std::uint64_t Runtime::give_back(std::optional<Device> device) {
   // A stream without other work passes the end of a drop in that time.
   constexpr std::chrono::milliseconds kIdleStream{1};
   ledger_.drain();
-  deposits_.sweep();
+  retention_.segments.sweep();
   const auto deadline = std::chrono::steady_clock::now() + kIdleStream;
   while (streams_.sweep_releases() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::yield();

@@ -15,8 +15,8 @@
 #include "onecopy/share/stats.h"
 #include "os/event_loop.h"
 #include "os/mutex.h"
-#include "share/borrower/deposits.h"
 #include "share/borrower/importer.h"
+#include "share/borrower/retention.h"
 #include "share/broker/broker.h"
 #include "share/owner/adoptions.h"
 #include "share/owner/holds.h"
@@ -162,7 +162,7 @@ class Runtime final : public Session {
   Ledger ledger_;
   Adoptions adoptions_;
   EventLoop loop_;
-  Deposits deposits_;
+  SegmentRetention retention_;
   StreamOrder streams_;
   Pinning pinning_;
   Holds holds_;
@@ -173,7 +173,7 @@ class Runtime final : public Session {
   ArenaReports arenas_;
   Timer limbo_{loop_, [this] { return Timer::soon_if(ledger_.drain()); }};
   Timer retiring_{loop_, [this] { return Timer::soon_if(segments_.tell_retired()); }};
-  Timer sweeping_{loop_, [this] { return Timer::soon_if(deposits_.sweep()); }};
+  Timer sweeping_{loop_, [this] { return Timer::soon_if(retention_.segments.sweep()); }};
   Timer holding_{loop_, [this] { return expire_holds(); }};
   Timer adopted_idle_{loop_, [this] { return sweep_adopted(); }};
   Timer trimming_{loop_, [this] { return trim(); }};

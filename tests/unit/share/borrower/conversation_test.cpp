@@ -19,15 +19,15 @@ namespace {
 using testing::eventually;
 using testing::expect_refusal;
 
-Bytes question() { return wire::pack(wire::Type::ask_limbo, wire::AskLimbo{1, 0}); }
+Bytes question() { return wire::pack(wire::AskLimbo{1, 0}); }
 
 Bytes answer(const Packet& asked, bool yes) {
-  Bytes bytes = wire::pack(wire::Type::limbo, wire::Limbo{yes});
+  Bytes bytes = wire::pack(wire::Limbo{yes});
   wire::set_serial(bytes, wire::serial_of(asked.bytes));
   return bytes;
 }
 
-Bytes retired(std::uint32_t segment) { return wire::pack(wire::Type::retire, wire::Retire{segment}); }
+Bytes retired(std::uint32_t segment) { return wire::pack(wire::Retire{segment}); }
 
 class ConversationTest : public ::testing::Test {
  protected:
@@ -141,7 +141,7 @@ TEST_F(ConversationTest, IsOverOnceTheBrokerHasHungUpAndAllItSaidIsHeard) {
   EXPECT_TRUE(eventually([&] { return conversation.is_over(); }));
   EXPECT_EQ(last_retired, 5u);
   expect_refusal(ErrorCode::peer_died, {"gone"}, [&] { ask(); });
-  EXPECT_FALSE(conversation.tell(wire::Type::acknowledge, wire::Acknowledge{1}));
+  EXPECT_FALSE(conversation.tell(wire::Acknowledge{1}));
 }
 
 TEST_F(ConversationTest, CanBeLockedForAForkWhileAnAnswerIsAwaited) {
@@ -177,7 +177,7 @@ TEST_F(ConversationTest, LetsOneThreadAskAtATime) {
 TEST(Conversation, WithoutASocketIsOverFromTheStart) {
   Conversation conversation(UnixSocket(), 1);
   EXPECT_TRUE(conversation.is_over());
-  EXPECT_FALSE(conversation.tell(wire::Type::acknowledge, wire::Acknowledge{1}));
+  EXPECT_FALSE(conversation.tell(wire::Acknowledge{1}));
 }
 
 /// Its descriptor's number may be another's at once: ThreadSanitizer sees threads that still look at it.

@@ -17,14 +17,14 @@ class UndeliveredItemsTest : public ::testing::Test {
   ~UndeliveredItemsTest() override { after_transit_ms = before_; }
 
   void open_queue(std::uint64_t number) {
-    const auto progress = [this] { return std::optional(std::pair(put_, taken_)); };
-    deposits_.add_channel(number, {progress, nullptr});
+    const auto progress = [this] { return std::optional(QueueProgress{put_, taken_}); };
+    queues_.add(number, {progress, nullptr});
   }
 
   const int before_ = after_transit_ms.exchange(-1);
   const Mapping page_ = private_claims();
   Transits transits_ = transits_in(page_);
-  Deposits deposits_;
+  LocalQueues queues_;
   std::uint64_t put_ = 0;
   std::uint64_t taken_ = 0;
 };
@@ -34,37 +34,37 @@ TEST_F(UndeliveredItemsTest, AreDeliveredOnceAllIsTakenThatWasPutBeforeItsDeath)
   put_ = 2;
   UndeliveredItems items(1, transits_);
   EXPECT_EQ(items.blocks(), 1u);
-  EXPECT_FALSE(items.are_delivered(deposits_));
+  EXPECT_FALSE(items.are_delivered(queues_));
   put_ = 10;  // by others, later
   taken_ = 1;
-  EXPECT_FALSE(items.are_delivered(deposits_));
+  EXPECT_FALSE(items.are_delivered(queues_));
   taken_ = 2;
-  EXPECT_TRUE(items.are_delivered(deposits_));
+  EXPECT_TRUE(items.are_delivered(queues_));
 }
 
 TEST_F(UndeliveredItemsTest, WaitsForEachOfItsQueues) {
   open_queue(kQueue);
   transits_.begin(4, kQueue + 1);  // not open here: its progress is unknown
   UndeliveredItems items(2, transits_);
-  EXPECT_FALSE(items.are_delivered(deposits_));
+  EXPECT_FALSE(items.are_delivered(queues_));
   open_queue(kQueue + 1);
-  EXPECT_TRUE(items.are_delivered(deposits_));
+  EXPECT_TRUE(items.are_delivered(queues_));
 }
 
 TEST_F(UndeliveredItemsTest, GivesReceiversTheTimeToReadWhatTheyTook) {
   open_queue(kQueue);
   UndeliveredItems items(1, transits_);
   after_transit_ms = 1'000'000;
-  EXPECT_FALSE(items.are_delivered(deposits_));
+  EXPECT_FALSE(items.are_delivered(queues_));
   after_transit_ms = -1;
-  EXPECT_TRUE(items.are_delivered(deposits_));
+  EXPECT_TRUE(items.are_delivered(queues_));
 }
 
 TEST_F(UndeliveredItemsTest, WithMoreQueuesThanCanBeNotedWaitsForTimeAlone) {
   open_queue(kQueue);
   for (std::uint64_t queue = 1; queue <= Transits::kQueues + 1; ++queue) transits_.begin(3, 1000 + queue);
   UndeliveredItems items(1, transits_);
-  EXPECT_FALSE(items.are_delivered(deposits_));
+  EXPECT_FALSE(items.are_delivered(queues_));
 }
 
 }  // namespace

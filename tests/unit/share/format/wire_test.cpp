@@ -13,7 +13,7 @@ using onecopy::testing::expect_refusal;
 ByteSpan text(std::string_view t) { return std::as_bytes(std::span(t)); }
 
 TEST(Wire, GivesBackTypeBodyAndTail) {
-  const Bytes packet = pack(Type::segment, Segment{1 << 20, 2, 1, 0, {}}, text("path"));
+  const Bytes packet = pack(Segment{1 << 20, 2, 1, 0, {}}, text("path"));
   EXPECT_EQ(type_of(packet), Type::segment);
   EXPECT_EQ(body_of<Segment>(packet).size, 1u << 20);
   EXPECT_EQ(body_of<Segment>(packet).kind, 2);
@@ -22,10 +22,10 @@ TEST(Wire, GivesBackTypeBodyAndTail) {
 }
 
 TEST(Wire, BodiesThatAreNotWholeAreRefused) {
-  const Bytes packet = pack(Type::deposit, Deposit{});
+  const Bytes packet = pack(Retain{});
   for (std::size_t size = 0; size < packet.size(); ++size)
-    expect_refusal(ErrorCode::protocol, {"bytes"}, [&] { body_of<Deposit>(ByteSpan(packet).first(size)); });
-  EXPECT_TRUE(tail_of<Deposit>(packet).empty());
+    expect_refusal(ErrorCode::protocol, {"bytes"}, [&] { body_of<Retain>(ByteSpan(packet).first(size)); });
+  EXPECT_TRUE(tail_of<Retain>(packet).empty());
 }
 
 TEST(Wire, SeveralSegmentsAreAskedForAndDescribedInOneMessageEach) {
@@ -41,7 +41,7 @@ TEST(Wire, SeveralSegmentsAreAskedForAndDescribedInOneMessageEach) {
   memory->device.bytes[3] = 9;
   add_segment(tail, memory);
   add_segment(tail, {});
-  const auto described = segments_in(pack(Type::segments, Segments{2}, tail), 2);
+  const auto described = segments_in(pack(Segments{2}, tail), 2);
   ASSERT_TRUE(described[0]);
   EXPECT_FALSE(described[1]) << "to be asked for alone";
   EXPECT_EQ(described[0]->kind, SegmentKind::cuda_ipc);
@@ -59,16 +59,16 @@ TEST(Wire, SegmentsThatAreNotAllThereAreRefused) {
                  [&] { segments_wanted(want_segments(std::vector<WantSegment>(kMostAskedAtOnce + 1))); });
   Bytes tail;
   for (int i = 0; i < 3; ++i) add_segment(tail, ExportedMemory{SegmentKind::cuda_ipc, 1, {}, Bytes(8), {}});
-  const Bytes answer = pack(Type::segments, Segments{3}, tail);
+  const Bytes answer = pack(Segments{3}, tail);
   EXPECT_EQ(segments_in(answer, 3).size(), 3u);
   for (std::size_t size = 12; size < answer.size(); ++size)
     expect_refusal(ErrorCode::protocol, {}, [&] { segments_in(ByteSpan(answer).first(size), 3); });
   expect_refusal(ErrorCode::protocol, {}, [&] { segments_in(answer, 2); });
-  expect_refusal(ErrorCode::protocol, {}, [&] { segments_in(pack(Type::segments, Segments{2}, tail), 2); });
+  expect_refusal(ErrorCode::protocol, {}, [&] { segments_in(pack(Segments{2}, tail), 2); });
 }
 
 TEST(Wire, AnAnswerIsKnownByItsQuestionsSerial) {
-  Bytes packet = pack(Type::limbo, Limbo{1});
+  Bytes packet = pack(Limbo{1});
   EXPECT_EQ(serial_of(packet), 0u);
   set_serial(packet, 4711);
   EXPECT_EQ(serial_of(packet), 4711u);
@@ -77,7 +77,7 @@ TEST(Wire, AnAnswerIsKnownByItsQuestionsSerial) {
 }
 
 TEST(Wire, OtherVersionsAreRefusedWithBothNumbers) {
-  Bytes packet = pack(Type::hello, Hello{});
+  Bytes packet = pack(Hello{});
   store(packet.data() + 4, std::uint32_t{9});
   const std::string ours = "this one " + std::to_string(kVersion);
   expect_refusal(ErrorCode::version_mismatch, {"version 9", ours.c_str(), "same release"},
@@ -92,7 +92,7 @@ TEST(Wire, ARefusalArrivesAsTheErrorItWas) {
 
 TEST(Wire, ARefusalWithACodeThatDoesNotExistIsAProtocolError) {
   for (int code = 0; code < 256; ++code) {
-    const Bytes packet = pack(Type::refused, Refused{static_cast<ErrorCode>(code)});
+    const Bytes packet = pack(Refused{static_cast<ErrorCode>(code)});
     if (std::string_view(name(static_cast<ErrorCode>(code))) == "unknown")
       expect_refusal(ErrorCode::protocol, {"does not exist"}, [&] { expect(packet, Type::segment); });
     else expect_refusal(static_cast<ErrorCode>(code), {}, [&] { expect(packet, Type::segment); });
@@ -100,9 +100,8 @@ TEST(Wire, ARefusalWithACodeThatDoesNotExistIsAProtocolError) {
 }
 
 TEST(Wire, AnotherMessageThanExpectedIsRefused) {
-  expect(pack(Type::welcome, Welcome{}), Type::welcome);
-  expect_refusal(ErrorCode::protocol, {"type 4", "8"},
-                 [] { expect(pack(Type::welcome, Welcome{}), Type::segment); });
+  expect(pack(Welcome{}), Type::welcome);
+  expect_refusal(ErrorCode::protocol, {"type 4", "8"}, [] { expect(pack(Welcome{}), Type::segment); });
 }
 
 TEST(Wire, NamesOfAnyLengthFitOrAreCut) {
@@ -123,11 +122,11 @@ TEST(Wire, ProofsDependOnSecretRoleAndBothNonces) {
 }
 
 TEST(Wire, OnlyMessagesThatNobodyWaitsForGetNoAnswer) {
-  for (const Type type : {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::leave_channel,
-                          Type::withdraw, Type::let_go})
+  for (const Type type : {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::leave_queue,
+                          Type::forget, Type::release})
     EXPECT_FALSE(is_answered(type));
   for (const Type type : {Type::hello, Type::prove, Type::want_segment, Type::want_foreign, Type::ask_limbo,
-                          Type::deposit, Type::want_info, Type{999}})
+                          Type::retain, Type::want_info, Type{999}})
     EXPECT_TRUE(is_answered(type));
 }
 
