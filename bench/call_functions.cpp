@@ -52,7 +52,7 @@ class Callee {
            count;
   }
 
-  /// The same with all under way at once.
+  /// All calls are under way at once.
   double pipelined(int count) {
     std::vector<rpc::Future> futures;
     futures.reserve(static_cast<std::size_t>(count));

@@ -36,7 +36,7 @@ double cpu_of_waiting(int users, std::chrono::seconds how_long) {
   return most;
 }
 
-/// Processor time per item, in nanoseconds, of `users` processes that share what comes every millisecond.
+/// Processor time per item, in nanoseconds, of `users` processes that share one item a millisecond.
 double cpu_of_taking(int users, int items_each) {
   Queue queue = Queue::create();
   std::vector<std::unique_ptr<Peer>> takers;

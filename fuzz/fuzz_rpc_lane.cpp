@@ -41,7 +41,7 @@ class Stranger {
   void put(bool through_door, const Message& message) {
     (through_door ? door_to_ : *lane_to_).put(message);
   }
-  /// Lets the victim read what was put.
+  /// Lets the victim read the messages.
   void look() {
     const CallRef call = victim_.begin_here(steady_clock::now(), nullptr, nullptr);
     while (!victim_.wait(call, kForever)) continue;

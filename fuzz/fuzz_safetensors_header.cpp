@@ -25,7 +25,7 @@ void check_entry(const SafetensorsEntry& entry, std::uint64_t expected_begin) {
 }
 
 /// The names of element types as the fuzzed parser read them cannot be asked for here, so sizes and
-/// names are what is written again: one byte per element.
+/// names are written again: one byte per element.
 std::string written_again(const SafetensorsHeader& header) {
   auto json = nlohmann::ordered_json::object();
   if (!header.metadata.empty()) json["__metadata__"] = header.metadata;

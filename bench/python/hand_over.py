@@ -71,7 +71,7 @@ def follow(there: Any, back: Any, strategy: str | None, usable: set[int]) -> Non
         back.put(7)
 
 
-# --- what is put: each gives, for a number of exchanges, what makes the next object ------------------
+# --- objects that are put: each gives, for a number of exchanges, a maker of the next object ------------------
 
 
 def fresh_tensors() -> Callable[[int], Callable[[], Any]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2] / "python/onecopy"
 
-# Module, and the file that it is in. Its __all__ says what is public.
+# Module, and the file that it is in. Its __all__ lists the public names.
 MODULES = {
     "onecopy": "__init__.py",
     "onecopy.errors": "errors.py",

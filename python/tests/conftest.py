@@ -30,7 +30,7 @@ PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", 300))
 # How many processes are killed at random, in all; the package promises ONECOPY_TEST_KILLS=500.
 KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", 80))
 
-# Threads of torch's that wait for each other on few processors are most of what programs that train cost.
+# Threads of torch's that wait for each other on few processors are most of the cost of programs that train.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # Where the shell that started us ignores it, as it does in the background, so would every test.

@@ -36,7 +36,7 @@ def here(to, function, *args):
     return function(*args)
 
 
-# What workers compute; `call` is remotely() or here().
+# The functions of workers; `call` is remotely() or here().
 
 
 def layer(i, x):

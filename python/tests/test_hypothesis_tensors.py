@@ -346,7 +346,7 @@ def test_any_view_keeps_its_values_strides_and_aliases_on_every_way(corresponden
         assert {t.untyped_storage()._cdata for t in (view, base_back, view_back)} == {one}
 
 
-# ---- what comes from outside may be anything
+# ---- input from outside may be anything
 
 
 @hypothesis.given(st.binary(max_size=200))

@@ -136,7 +136,7 @@ def test_a_module_in_something_larger_is_named_by_its_prefix():
         bundle.load_into(on_meta())
 
 
-# --- what does not fit ------------------------------------------------------------------------------
+# --- tensors that do not fit ------------------------------------------------------------------------------
 
 
 def refusal(bundle, module, **keywords):

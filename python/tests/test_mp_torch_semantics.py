@@ -358,7 +358,7 @@ def test_tensors_pass_through_a_process_in_between(context):
     target.close()
 
 
-# --- what queues promise ----------------------------------------------------------------------------
+# --- promises of queues ----------------------------------------------------------------------------
 
 
 def test_a_queue_is_not_bounded(fork):

@@ -166,7 +166,7 @@ def test_sharing_waits_for_the_stream_and_lets_other_threads_run(vendor):
         assert gate.is_set(), "there are no words that a stream of the opener could wait for"
 
 
-# --- what is refused --------------------------------------------------------------------------------
+# --- refusals --------------------------------------------------------------------------------
 
 
 @on_device

@@ -98,7 +98,7 @@ say["views of one memory"] = here["twice"][0].data_ptr() + 4 == here["twice"][1]
 say["nothing"] = ray.get(a.nothing.remote())
 del here
 
-# what nobody refers to any more is freed
+# a block without a reference is freed
 big = Actor.remote()
 made = big.make.remote(1, 1 << 20)
 ray.get(b.look.remote(made))

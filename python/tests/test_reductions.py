@@ -220,7 +220,7 @@ def test_a_tensor_that_begins_in_the_middle_of_an_element_is_refused():
         reduce_tensor(tensor)
 
 
-# --- what is said about a tensor --------------------------------------------------------------------
+# --- descriptions of a tensor --------------------------------------------------------------------
 
 
 def test_requires_grad_arrives_and_the_gradient_does_not():

@@ -31,7 +31,7 @@ def refused(function, *args, to="worker1", **kwargs):
     raise AssertionError("it worked")
 
 
-# (what is called, its arguments, the class of the error, a part of its text)
+# (the function, its arguments, the class of the error, a part of its text)
 BAD = {
     "a function that is not there": ("native_rpc_functions:nothing", (), AttributeError, "has no 'nothing' in this process"),
     "a module that is not there": ("no_such_module:f", (), PermissionError, "no_such_module.f is not exported"),

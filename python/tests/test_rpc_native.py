@@ -46,7 +46,7 @@ def test_an_error_comes_back_as_its_own_class_with_the_place_in_the_text(pair):
         pair[0](call, theirs.fail, "not there")
 
 
-# --- what may be called
+# --- functions that may be called
 
 
 def test_a_function_that_is_not_exported_is_refused_and_the_error_says_what_to_do(pair):

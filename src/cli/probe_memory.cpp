@@ -37,7 +37,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 constexpr const char* kShmemEnabled = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
 
-/// Raw calls on purpose: the library's own wrappers retry and hide what this page is about.
+/// Raw calls on purpose: the library's own wrappers retry and hide the faults that this page reports.
 Fd make_memfd(std::size_t size, unsigned extra_flags = 0) {
   Fd fd(::memfd_create("onecopy-doctor", MFD_CLOEXEC | MFD_ALLOW_SEALING | extra_flags));
   if (!fd) throw_errno("memfd_create", errno);

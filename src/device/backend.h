@@ -182,7 +182,7 @@ class Backend {
 
   /// Duplicates an export, to be passed on with no more access than `access`.
   virtual ExportedMemory duplicate(const ExportedMemory& memory, Access access) const = 0;
-  /// The driver's number for this process, for owners that lend to it; 0 if the driver does not check who opens
+  /// The driver's number for this process, for owners that lend to it; 0 if the driver does not check openers of
   /// memory. Throws unsupported.
   virtual std::int32_t borrower_number() { return 0; }
   /// If the driver checks openers of memory, lets the process with this number open the export.

@@ -19,7 +19,7 @@ namespace onecopy {
 struct Extent {
   std::uint32_t segment = 0;
   std::uint64_t offset = 0;
-  std::uint64_t size = 0;  ///< bytes usable; at least what was asked for
+  std::uint64_t size = 0;  ///< bytes usable; at least the size that was asked for
   std::byte* data = nullptr;
 };
 
@@ -167,7 +167,7 @@ class Pool final : public ExtentOwner {
     std::uint64_t bytes = 0;  ///< given back now
     bool waiting = false;     ///< there is more, now or later: call again
   };
-  /// Gives back what has been idle for kDecay at `now`, about `most` bytes of it: a GiB takes the system 0.1 s.
+  /// Gives back memory that has been idle for kDecay at `now`, about `most` bytes of it: a GiB takes the system 0.1 s.
   /// Cheap to call often.
   Trimmed trim(std::chrono::steady_clock::time_point now, std::uint64_t most = kAll) noexcept;
   /// Gives back everything that is not in use; returns how many bytes.

@@ -20,7 +20,7 @@ class Poller {
   /// Reports `token` while `fd` is readable, closed by the peer or broken; with `edge`, once for each
   /// change to that.
   void add(int fd, std::uint64_t token, bool edge = false);
-  /// Changes what add() said; reports again what is true now. With `writable`, also while there is
+  /// Changes what add() said; reports the present state again. With `writable`, also while there is
   /// room to send.
   void rearm(int fd, std::uint64_t token, bool edge = false, bool writable = false);
   /// Has no effect if `fd` was not added.

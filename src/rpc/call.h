@@ -58,7 +58,7 @@ class Call {
   friend class Waits;
 
   static constexpr std::uint32_t kDone = 1;
-  static constexpr std::uint32_t kWaited = 2;   ///< a thread waits, and sees to what follows
+  static constexpr std::uint32_t kWaited = 2;   ///< a thread waits, and sees to the rest
   static constexpr std::uint32_t kAsleep = 4;   ///< a thread sleeps on the word
   static constexpr std::uint32_t kLead = 8;     ///< the thread that sleeps on it is to look at the lanes
   static constexpr std::uint32_t kIsWork = 16;  ///< when no thread waits, its end is work for a worker

@@ -80,7 +80,7 @@ class Node {
   /// A call whose answer is not wanted.
   void post(Member& to, Outgoing&& call);
   void note(Member& to, Message&& message, Stream stream = {});
-  /// Answers a call. Without effect when the caller has ended, or nobody waits.
+  /// Answers a call. Without effect when the caller has ended, or no thread waits.
   void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false,
               Stream stream = {});
   /// A wanted call that crosses to no member: end_call() ends it, or its deadline.
@@ -104,7 +104,7 @@ class Node {
   bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }
   int idle_workers() const noexcept { return idle_.load(); }
 
-  /// Leaves the group: tells the others, and fails what is under way. Workers end.
+  /// Leaves the group: tells the others, and fails the calls under way. Workers end.
   void stop();
   bool is_stopped() const noexcept { return is_stopped_.load(); }
 
@@ -141,7 +141,7 @@ class Node {
 
   // node_lanes.cpp
   bool are_lanes_ready() const;
-  /// Handles what is in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
+  /// Handles the messages in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
   bool look(const Call* mine, Work* own = nullptr);
   bool read(Member& from, const Call* mine);
   bool read_door();

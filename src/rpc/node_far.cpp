@@ -44,7 +44,7 @@ void Node::connect_far(Member& to, TimePoint deadline) {
   }
 }
 
-/// A further connection to a member: to send on, if there is no other. The member's lane has what comes over any of them.
+/// A further connection to a member: to send on, if there is no other. Messages of all of them come into the member's lane.
 Far::Delivery Node::take_link(Member& member, const FarLinkRef& link) {
   if (member.number() == number())
     throw Error(ErrorCode::protocol, "another process says that it is this one");

@@ -179,7 +179,7 @@ void Node::handle_note(Member& from, Message&& message) {
   hand_out(std::move(work));
 }
 
-/// Behind all that the member had put. First has_ended: who adds a call from here on sees it.
+/// Behind all that the member had put. First has_ended: a thread that adds a call from here on sees it.
 void Node::end(Member& member) {
   if (member.has_ended.exchange(true)) return;
   stop_watching(member);

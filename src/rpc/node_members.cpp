@@ -79,7 +79,7 @@ void Node::set_out_for_itself(Member& me) {
   me.out = me.outbound.get();
 }
 
-/// The watch thread only notes an exit: a thread that looks at the lanes reads what is left there first.
+/// The watch thread only notes an exit: a thread that looks at the lanes reads the messages that are left there first.
 void Node::watch_over(Member& member) {
   member.exit = std::make_shared<std::atomic<bool>>(false);
   const auto note = [exit = member.exit, bell = bell_] {
@@ -165,7 +165,7 @@ void Node::greet(Member& to) {
   to.is_greeted = true;
 }
 
-/// The other's lane, for what this process sends; and a greeting in return.
+/// The other's lane, for messages of this process; and a greeting in return.
 void Node::take_greeting(ByteSpan bytes) {
   const auto [from, lane] = decode_greeting(bytes);
   Member& member = enter(from);

@@ -16,7 +16,7 @@ namespace onecopy::rpc {
 struct Lanes {
   /// Is there something in a lane? Quick, and any thread may ask.
   std::function<bool()> are_ready;
-  /// Handles what is there, unless another thread does. `mine` is the call that the thread waits for.
+  /// Handles the messages there, unless another thread does. `mine` is the call that the thread waits for.
   std::function<void(const Call* mine)> look;
 };
 

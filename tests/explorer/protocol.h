@@ -10,8 +10,8 @@
 #include "share/owner/block_table.h"
 
 /// The protocol as the scenarios use it: the code of src/share with Mistake::none, and with anything
-/// else the same with one thing wrong, so that each order that the protocol insists on has a test
-/// that shows what happens without it.
+/// else that code with one mistake. So each order that the protocol insists on has a test that shows the
+/// fault without it.
 namespace onecopy::explorer {
 
 enum class Mistake {

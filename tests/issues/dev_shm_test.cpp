@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // pytorch#5040, #5247, #1355, #2244: "Bus error" when /dev/shm is full (64 MB in Docker);
 // pytorch#30225, mlcommons/storage#528: names in /dev/shm unlinked by RemoveIPC;
-// cpython#82300: a resource tracker that unlinks what others use; vllm#51579: SIGKILL leaks names.
+// cpython#82300: a resource tracker that unlinks names that others use; vllm#51579: SIGKILL leaks names.
 // Our default has no names and does not use /dev/shm.
 #include <gtest/gtest.h>
 #include <sys/stat.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Wounds of handles of device memory: addresses reserved beyond need (pytorch#186213), a probe that promises what does
-// not work (pytorch#179220, #173606), handles opened once a tensor (rapidsmpf#206) and exported once a tensor
+// Wounds of handles of device memory: addresses reserved beyond need (pytorch#186213), a probe that promises a way that
+// does not work (pytorch#179220, #173606), handles opened once a tensor (rapidsmpf#206) and exported once a tensor
 // (sglang#8079), and the wrong card for want of its name (pytorch#149196, sglang#12664).
 #include <gtest/gtest.h>
 

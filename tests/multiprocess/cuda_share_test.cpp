@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is special about CUDA memory between processes. The bodies use the driver's own calls as a framework
+// The peculiarities of CUDA memory between processes. The bodies use the driver's own calls as a framework
 // would, and no process forks after it has used a device.
 #include <fcntl.h>
 #include <gtest/gtest.h>

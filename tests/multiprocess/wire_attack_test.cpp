@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What may sit at the other end of a broker's socket: liars, strangers, the broken and the silent.
+// Peers that may sit at the other end of a broker's socket: liars, strangers, the broken and the silent.
 #include <gtest/gtest.h>
 #include <sys/ioctl.h>
 #include <sys/stat.h>

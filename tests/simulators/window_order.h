@@ -22,8 +22,8 @@ inline void merge(Clock& into, const Clock& from) {
 }
 
 /// Finds uses of one page through two windows (addresses) that have no order between them, one of which writes: on a
-/// device the later one need not see what the earlier one wrote. Order is what programs ask for, by streams, events and
-/// waits of the host, whatever the simulator's threads happen to do. What is waited for by any thread of the host comes
+/// device the later one need not see the writes of the earlier one. Order is made by programs, through streams, events and
+/// waits of the host, whatever the simulator's threads happen to do. Work that a thread of the host has waited for comes
 /// before all that is submitted afterwards.
 ///
 /// Thread safety: all members may be called concurrently.

@@ -375,7 +375,7 @@ void Director::take_census() {
   std::erase_if(pinned_, [this](Id owner) { return !agents_.contains(owner); });
 }
 
-/// The first user of each queue takes out what is there.
+/// The first user of each queue takes out its items.
 std::vector<Planned> Director::empty_queues(Id agent) {
   std::vector<Planned> batch;
   for (const auto& [id, queue] : model_.queues) {

@@ -36,7 +36,7 @@ class Metronome {
   std::optional<Timer> timer_;
 };
 
-/// How often this process's watch thread looks what is to be done, while another would 60 times; on a starved machine
+/// How often this process's watch thread looks for work, while another would 60 times; on a starved machine
 /// the two come nearer to each other.
 inline int looks_in_a_while() {
   static std::atomic<int> looks;

@@ -40,9 +40,9 @@ class PipeHandle {
 /// One end of a connection between two ends, each of which receives the other's messages, as queues do. Several
 /// processes may have one end: the first to receive gets the message.
 ///
-/// If no process has the other end any more (closed, exited, killed; a forked child that inherited it counts), recv()
-/// still delivers sent messages, then throws closed. send() throws closed soon: a death may be noticed some messages
-/// late.
+/// The other end is gone when all processes with it, forked children among them, have closed it, exited or been killed.
+/// Then recv() still delivers sent messages, and throws closed afterwards. send() throws closed soon: a death may be
+/// noticed some messages late.
 ///
 /// Thread safety: all members may be called concurrently, but for moving and close(). Move-only.
 class Pipe {

@@ -51,8 +51,8 @@ class Future {
   Future& operator=(Future&&) noexcept;
   ~Future();
 
-  /// Waits. Throws what the function threw (as remote_error, or the Error that it was), timeout at the call's deadline,
-  /// peer_died when the member has ended: the function may have run then, and is not run again. May be called once.
+  /// Waits. Throws the function's exception (as remote_error, or the Error that it was), timeout at the call's deadline,
+  /// and peer_died when the member has ended. The function may have run then, and is not run again. May be called once.
   Values get();
   /// Is the outcome there within that time?
   bool wait_for(std::chrono::nanoseconds timeout);
@@ -68,9 +68,9 @@ class Future {
 /// This process as a member of a group of processes of one user, that call functions of each other. Those on other hosts
 /// need ONECOPY_RPC_KEY (docs/rpc.md).
 ///
-/// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory itself;
-/// threads of the agent run functions, each on the thread that took the call, and one more is there whenever all others
-/// run something. So a function may call back, and wait, at any depth.
+/// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory itself.
+/// Threads of the agent run functions, each on the thread that took the call. Whenever all of them run something, there is
+/// one more. So a function may call back, and wait, at any depth.
 ///
 /// Does not survive fork(): a child may not use it. Thread safety: all members may be called concurrently, but for
 /// moving. Move-only; destroying it shuts it down.

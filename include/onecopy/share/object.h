@@ -11,7 +11,7 @@ namespace onecopy {
 
 /// Names an object of this process for others. The process keeps `object` while the handle, a copy of it or a claim
 /// of any process lives; then it drops the object, on any thread. Another process claims it by open(). The tensor
-/// that open() returns has no content; its last copy, or the death of that process, ends the claim. hold() keeps the
+/// that open() returns has no content. Its last copy, or the death of that process, ends the claim. hold() keeps the
 /// object for a handle that is written down. Costs no system call. Throws invalid_argument for an empty object, and
 /// as empty() does.
 Handle share_object(std::shared_ptr<const void> object);

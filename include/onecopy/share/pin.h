@@ -7,13 +7,13 @@
 
 namespace onecopy {
 
-// Memory of the host that the driver of a card has pinned: every card of its kind copies it at the speed of the link,
+// Memory of the host that the driver of a card has pinned. Every card of its kind copies it at the speed of the link,
 // and no caller waits for that. Each process pins its own mappings; the memory is one nevertheless.
 //
 // Memory is pinned in pieces of 64 MiB, or by whole tensors of 32 MiB and more, and stays pinned for the tensors that
 // come after. While a process has it pinned, its owner gives no page of it back to the system.
 //
-// After the last reference to a pinned tensor went, the memory is reused only once certain work is done: all work
+// After the last reference to a pinned tensor went, the memory is reused only once certain work is done. It is all work
 // that this process had given to its cards by then, in primary contexts, through any library. With contexts of its
 // own (cuCtxCreate) a program must keep the tensor until its copies are done.
 

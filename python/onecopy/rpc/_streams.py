@@ -97,7 +97,7 @@ class Stream:
         if rest:
             self._call._agent.references.later(lambda: [taken.set_result(False) for taken in rest])
 
-    # --- what comes
+    # --- items that come
 
     def _is_ready(self):
         return self._is_closed or self._next in self._items or self._is_over()

@@ -5,7 +5,7 @@
 
 namespace onecopy::python {
 
-/// Whether this thread is in a context of distributed autograd: what crosses then is recorded.
+/// Whether this thread is in a context of distributed autograd: tensors that cross then are recorded.
 /// Thread safety: the GIL.
 bool has_rpc_context() noexcept;
 

@@ -195,7 +195,7 @@ nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline
   Message message = encode_body(value);
   rpc::CallRef call;
   put_in_order(message, [&](Stream stream) {
-    // The order keeps notes, and what depends on them, behind the calls before.
+    // The order keeps notes, and calls that depend on them, behind the calls before.
     rpc::Node::Outgoing outgoing{std::move(message), kGeneral, true, stream, future.ptr(), &drop_python};
     call = node_->call(callee, std::move(outgoing), until, true);
   });
@@ -286,7 +286,7 @@ rpc::Member* RpcNode::member_for(nb::handle to) {
 
 namespace {
 
-/// (arguments, keyword arguments or None); none for what is neither a tuple or list, nor a dict.
+/// (arguments, keyword arguments or None); none if they are neither a tuple or list, nor a dict.
 nb::object values_of_call(nb::handle args, nb::handle kwargs) {
   const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
   if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr())) return {};

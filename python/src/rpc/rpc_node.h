@@ -21,7 +21,7 @@ class RpcCall {
 
   std::uint64_t number() const noexcept { return call_->number; }
   std::uint32_t member() const noexcept { return call_->member(); }
-  /// After a look at what has come.
+  /// After a look at the messages that have come.
   bool is_done();
   /// From here on a worker calls future._settle() when the call ends, unless a thread waits for it then. False when it has
   /// ended.

@@ -11,7 +11,7 @@ namespace onecopy {
 
 /// A word in shared memory that threads of one process sleep on, and other processes ring.
 ///
-/// The two low bits say whether a ring is worth a system call; the rest is a new value after every arming and every
+/// The two low bits say whether a ring is worth a system call. The rest is a new value after every arming and every
 /// wake, so that no thread falls asleep on a word that a ring has passed. A sleeper arms, looks again for what it waits
 /// for, and sleeps; a ringer commits, and rings.
 /// Thread safety: all members may be called concurrently. Zeroed memory is a bell that no thread listens to.

@@ -33,7 +33,7 @@ struct FarOptions {
   static FarOptions of_environment();
 };
 
-/// A member's connections to members on other hosts. One thread sends what sockets did not take at once, receives,
+/// A member's connections to members on other hosts. One thread sends the bytes that sockets did not take at once, receives,
 /// and lets clients prove themselves; it starts with the first connection.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.

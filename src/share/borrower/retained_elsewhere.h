@@ -21,8 +21,8 @@ struct Release {
   std::uint64_t number = 0;
 };
 
-/// The segments that other processes, their keepers, retain for this one, and the notices that keepers have not heard
-/// yet: that a segment has ended at its owner, or that this process needs it no more.
+/// The segments that other processes, their keepers, retain for this one. Notices that keepers have not heard yet wait
+/// here, too: a segment has ended at its owner, or this process needs it no more.
 ///
 /// Thread safety: all members may be called concurrently. on_news is set before, and called without locks.
 class RetainedElsewhere {

@@ -26,7 +26,7 @@ struct Sight {
 };
 
 enum class Step : std::uint8_t {
-  wait,        ///< an event reports what comes next, or nothing ever does
+  wait,        ///< an event reports the next step, or nothing ever does
   look_again,  ///< only another look will tell
   end,         ///< its process has ended
   release,     ///< its claims fall, but for those of items in queues

@@ -16,7 +16,7 @@ struct Settings {
   int delay_us = 0;         ///< before each operation of a stream
   std::string peers;        ///< "all", "none", or pairs "0-1,2-3"
   std::string virtuals;     ///< devices that are virtual: "all", "none", or physical numbers "0,2"
-  bool peers_once = false;  ///< enabling what is enabled is an error
+  bool peers_once = false;  ///< a second enable is an error
   int number_offset = 0;    ///< the driver's number of a process is its pid plus this, as in a container
   bool ipc_events = true;
   std::string key_directory;  ///< where keys outlive their process; none do when it is empty

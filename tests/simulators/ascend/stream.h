@@ -12,7 +12,7 @@
 
 namespace sim {
 
-/// What it answers is said by who waits for the stream.
+/// Its answer is reported to the waiter for the stream.
 using Operation = std::function<aclError()>;
 
 /// A page of memory as an operation finds it.

@@ -280,7 +280,7 @@ SIM_CALL cuStreamWaitValue64_v2(CUstream handle, CUdeviceptr at, std::uint64_t v
   Side side;
   if (const CUresult result = resolve_word(*stream, at, Use::read, side)) return result;
   WindowOrder::instance().let_wait(stream->line,
-                                   Stream::clock_of_all(*stream->context));  // whoever writes it
+                                   Stream::clock_of_all(*stream->context));  // by any writer
   return stream->submit([side, value, flags, context = stream->context] {
     const auto* word = reinterpret_cast<const Word*>(side.at);
     while (!is_reached(word->load(), value, flags) && result_in(context) == CUDA_SUCCESS)

@@ -362,7 +362,7 @@ SIM_CALL cuPointerGetAttribute(void* out, int attribute, CUdeviceptr pointer) {
   return range ? attribute_of(*range, attribute, out) : CUDA_ERROR_INVALID_VALUE;
 }
 
-/// Of what is none of ours: success, and zeros.
+/// Of memory that is not ours: success, and zeros.
 SIM_CALL cuPointerGetAttributes(unsigned count, int* attributes, void** out, CUdeviceptr pointer) {
   SIM_ENTER(cuPointerGetAttributes);
   if (!attributes || !out) return CUDA_ERROR_INVALID_VALUE;

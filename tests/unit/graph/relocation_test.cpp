@@ -170,7 +170,7 @@ void mutate(Case& made, std::mt19937_64& chance) {
       if (has_carries(node[at + 1 - which])) node[at + 1 - which] = {};  // no half of another word
       break;
     }
-    case 3: node[at] = half, node[at + 1] = {Half::Kind::noise}; break;  // beside what means nothing
+    case 3: node[at] = half, node[at + 1] = {Half::Kind::noise}; break;  // beside bytes that mean nothing
     default: node[at] = {Half::Kind::noise}, node[at + 1] = half;
   }
 }

@@ -64,7 +64,7 @@ TEST(Poly1305, OfALongTextIsThatOfItsShortParts) {
     }
     const std::size_t size = text.size() - static_cast<std::size_t>(round % 100);
     const ByteSpan whole = bytes_of(text).first(size);
-    // Of parts below what is worth lanes.
+    // Of parts that are too short for lanes.
     const auto part = [&](std::size_t i) {
       return whole.subspan(i * 1008, std::min<std::size_t>(1008, size - i * 1008));
     };

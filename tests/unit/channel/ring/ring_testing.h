@@ -10,7 +10,7 @@
 
 namespace onecopy {
 
-/// For what must not time out.
+/// For waits that must not time out.
 inline TimePoint in_good_time() { return deadline_after(testing::kPatience); }
 
 /// An item that shows when it is torn: a number, repeated over a length that depends on it.
