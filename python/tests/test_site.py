@@ -2,6 +2,7 @@
 """./dev docs: pages of docs/, the Python API from docstrings and stubs, the C++ API from header comments."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import onecopy
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SITE = Path(__file__).resolve().parents[2] / "docs/site"
 sys.path.insert(0, str(SITE))
 import cpp_api
@@ -73,3 +75,15 @@ def test_the_site_is_built_and_all_its_links_lead_somewhere():
     result = subprocess.run([sys.executable, SITE / "build.py"], capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "links checked" in result.stdout
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="wants Chromium: apt-get install chromium")
+def test_a_page_that_is_opened_as_a_file_finds_what_is_searched_for(tmp_path):
+    pytest.importorskip("material", reason="wants mkdocs-material (pip install -r python/requirements-docs.txt)")
+    page = SITE.parents[1] / "build/docs/site/index.html"
+    assert "unpkg.com/iframe-worker" not in page.read_text()
+    options = ["--headless=new", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=60000", "--dump-dom",
+               f"--user-data-dir={tmp_path}/profile", "--host-resolver-rules=MAP * ~NOTFOUND"]  # fmt: skip
+    command = [CHROMIUM, *options, page.as_uri() + "?q=load_safetensors"]
+    dom = subprocess.run(command, capture_output=True, text=True, timeout=200).stdout
+    assert re.search(r"\d+ matching documents", dom)
