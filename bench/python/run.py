@@ -16,6 +16,7 @@ import graph_card
 import hand_over
 import imports
 import large
+import loaded_model
 import machine
 import many_tensors
 import rpc_calls
@@ -51,6 +52,7 @@ ROWS = {
     "rpc-pipelined": rpc_calls.pipelined,
     "weights": weights.weights,
     "ray": weights.ray_actors,
+    "huggingface": loaded_model.huggingface,
 }
 CUDA_ROWS = {
     "cuda-tensor": cuda.tensors,

@@ -24,7 +24,7 @@ _RAY_BYTES = 256 << 20
 # --- the receivers, each in a process of its own ----------------------------------------------------
 
 
-def _own_memory() -> int:
+def own_memory() -> int:
     """This process's memory besides mapped files and shared memory."""
     with open("/proc/self/smaps_rollup") as file:
         return sum(int(kib) << 10 for kib in re.findall(r"^Anonymous:\s+(\d+) kB", file.read(), re.MULTILINE))
@@ -39,11 +39,11 @@ def _receive(kind: str, given: Any, ends: Any) -> None:
     import torch
 
     torch.set_num_threads(1)
-    before = _own_memory()
+    before = own_memory()
     read = {"onecopy": _by_onecopy, "file": _by_file, "bucket": _by_bucket}[kind](given, ends)
     for word in iter(ends.recv, None):
         ends.send(read(word))
-    ends.send(_own_memory() - before)
+    ends.send(own_memory() - before)
 
 
 def _by_onecopy(given: str, ends: Any) -> Callable[[Any], int]:

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A model of Hugging Face in a second process, which the first has loaded: time, and memory of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pathlib
+import tempfile
+
+from effort import Effort
+from peers import Peer, Talk
+from report import Row, at_most
+from samples import time_ns
+from weights import own_memory
+
+_LAYER_BYTES = 2 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)  # of a Llama of 8 billion numbers
+
+
+def _gib() -> float:
+    return float(os.environ.get("ONECOPY_BENCH_MODEL_GIB", "1"))
+
+
+def _write_model(directory: pathlib.Path, gib: float) -> int:
+    """The files of a Llama of so many layers as give its size; returns their bytes."""
+    import torch
+    import transformers
+    from safetensors.torch import save_file
+
+    layers = max(1, round(gib * 2**30 / _LAYER_BYTES))
+    config = transformers.LlamaConfig(
+        vocab_size=1024, hidden_size=4096, intermediate_size=14336, num_attention_heads=32, num_key_value_heads=8,
+        num_hidden_layers=layers, tie_word_embeddings=False, dtype="bfloat16", architectures=["LlamaForCausalLM"],
+    )  # fmt: skip
+    config.save_pretrained(directory)
+    with torch.device("meta"):
+        shapes = {name: value.shape for name, value in transformers.LlamaForCausalLM(config).state_dict().items()}
+    random = torch.randn(4096 * 14336).bfloat16()
+    files: dict[str, str] = {}
+    for layer in range(-1, layers):
+        prefix = f"model.layers.{layer}."
+        mine = [name for name in shapes if name.startswith(prefix) or (layer < 0 and not name.startswith("model.layers."))]
+        file = f"part-{layer + 1}.safetensors"
+        tensors = {name: random[: shapes[name].numel()].reshape(shapes[name]).clone() for name in mine}
+        save_file(tensors, directory / file, metadata={"format": "pt"})
+        files |= dict.fromkeys(mine, file)
+    total = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    index = {"metadata": {"total_size": total}, "weight_map": files}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+    return total
+
+
+def hold_model(talk: Talk, path: str) -> None:
+    """Loads the model when it is asked, and holds it until no question is left."""
+    import torch
+    import transformers
+
+    import onecopy.hf
+
+    torch.set_num_threads(1)
+    cls = transformers.LlamaForCausalLM  # imports what it needs before the time begins
+    held = []
+    for _ in talk.questions():
+        before = own_memory()
+        ns = time_ns(lambda: held.append(onecopy.hf.from_pretrained(cls, path)))
+        talk.say([ns, own_memory() - before])
+
+
+def huggingface(effort: Effort) -> Row:
+    """The first process reads the files, the second and the third open what it has."""
+    gib = _gib()
+    row = Row(f"A Llama in bfloat16, {gib:g} GiB asked for", "a second process has it in 0.3 s, with 50 MiB of its own")
+    if importlib.util.find_spec("transformers") is None:
+        row.note("transformers is not installed: nothing was measured")
+        return row
+    with tempfile.TemporaryDirectory() as place:
+        total = _write_model(pathlib.Path(place), gib)
+        with Peer(hold_model, path=place) as first, Peer(hold_model, path=place) as second, Peer(hold_model, path=place) as third:
+            row.add("the model", total / 2**30, "GiB")
+            row.add("the first process, which reads the files", first.ask("load", timeout=600)[0], "ns")
+            for what, peer in (("the second process", second), ("the third process", third)):
+                ns, memory = peer.ask("load", timeout=600)
+                row.judge(what, ns, "ns", at_most(ns, 3e8))
+                row.judge("  memory of its own", memory / 2**20, "MiB", at_most(memory / 2**20, 50))
+    row.note("ONECOPY_BENCH_MODEL_GIB is the size to ask for; the files take as much of the disk, and are gone afterwards")
+    return row
