@@ -31,8 +31,10 @@ for compiler in c++ g++ cc gcc clang; do
   if command -v $compiler >/dev/null; then echo "$compiler is in the PATH"; exit 1; fi
 done
 python3 -m venv env
+begin=$(date +%s%N)
 env/bin/pip install -q --disable-pip-version-check --no-index --no-deps ./*.whl
 env/bin/python two_processes.py >said
+echo "$((($(date +%s%N) - begin) / 1000000)) ms from pip install to the end of README's program"
 cat said
 cmp said two_processes.expected
 env/bin/onecopy --version
@@ -46,7 +48,7 @@ bring() {  # bring <directory>: all that try.sh needs
 
 try_here() {
   mkdir "$place/bin"
-  for tool in cat cmp; do ln -s "$(command -v $tool)" "$place/bin/$tool"; done
+  for tool in cat cmp date; do ln -s "$(command -v $tool)" "$place/bin/$tool"; done
   # The interpreter itself: what PATH has may be a script around it.
   ln -s "$("$1" -c 'import os, sys; print(os.path.realpath(sys.executable))')" "$place/bin/python3"
   bring "$place/try"

@@ -80,7 +80,7 @@ Device device_of(nb::handle object, const char* argument) {
   const nb::object device = nb::getattr(object, "__dlpack_device__", nb::none());
   if (device.is_none()) return kCpu;
   const nb::object pair = device();
-  if (!PyTuple_Check(pair.ptr()) || PyTuple_GET_SIZE(pair.ptr()) != 2)
+  if (!PyTuple_Check(pair.ptr()) || NB_TUPLE_GET_SIZE(pair.ptr()) != 2)
     raise_type_error(fmt::format("{}.__dlpack_device__() must give two ints", argument));
   const nb::object type = pair[0];
   const nb::object index = pair[1];

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -140,9 +141,12 @@ double real(DType dtype, nb::handle number, const char* argument) {
   refuse(dtype, number, argument, "a number");
 }
 
-Py_complex complex(DType dtype, nb::handle number, const char* argument) {
-  const Py_complex value = PyComplex_AsCComplex(number.ptr());
-  if (value.real != -1.0 || !PyErr_Occurred()) return value;
+/// The real and the imaginary part.
+std::array<double, 2> complex(DType dtype, nb::handle number, const char* argument) {
+  const bool converts = !PyComplex_Check(number.ptr()) && nb::hasattr(number, "__complex__");
+  const nb::object value = converts ? number.attr("__complex__")() : nb::borrow(number);
+  const double real = PyComplex_RealAsDouble(value.ptr());
+  if (real != -1.0 || !PyErr_Occurred()) return {real, PyComplex_ImagAsDouble(value.ptr())};
   if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
   PyErr_Clear();
   refuse(dtype, number, argument, "a number");
@@ -202,15 +206,11 @@ Element from_number(DType dtype, nb::handle number, const char* argument) {
     case DType::i64: from_int<std::int64_t>(element, dtype, number, argument); break;
     case DType::f32: store(element.data(), static_cast<float>(real(dtype, number, argument))); break;
     case DType::c64: {
-      const Py_complex value = complex(dtype, number, argument);
-      store(element.data(), std::array{static_cast<float>(value.real), static_cast<float>(value.imag)});
+      const auto [real_part, imaginary] = complex(dtype, number, argument);
+      store(element.data(), std::array{static_cast<float>(real_part), static_cast<float>(imaginary)});
       break;
     }
-    case DType::c128: {
-      const Py_complex value = complex(dtype, number, argument);
-      store(element.data(), std::array{value.real, value.imag});
-      break;
-    }
+    case DType::c128: store(element.data(), complex(dtype, number, argument)); break;
     default: store(element.data(), real(dtype, number, argument)); break;
   }
   return element;

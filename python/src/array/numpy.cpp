@@ -42,11 +42,6 @@ Tensor as_bits(const Tensor& tensor) {
 /// A copy of fewer bytes by pickle costs less than a block of shared memory and its item.
 constexpr std::size_t kSmallest = std::size_t{64} << 10;
 
-/// Exactly numpy.ndarray: subclasses have more content than their elements.
-bool is_ndarray(PyObject* object) noexcept {
-  return Py_TYPE(object)->tp_name == std::string_view("numpy.ndarray");
-}
-
 /// Are the elements numbers that tensors have, in this machine's byte order?
 bool has_plain_elements(nb::handle array) {
   const nb::object dtype = array.attr("dtype");
@@ -81,6 +76,31 @@ Tensor SharedArray::tensor() const {
   const Tensor shared = source_.shared();
   return is_transposed_ ? transposed(shared) : shared;
 }
+
+#if defined(Py_LIMITED_API)
+
+/// The stable ABI shows no names of types. An array exists only where numpy has been imported.
+static PyTypeObject* imported_ndarray() noexcept {
+  static PyObject* const name = PyUnicode_InternFromString("numpy");       // each put() asks
+  PyObject* const numpy = PyDict_GetItem(PyImport_GetModuleDict(), name);  // borrowed
+  PyObject* const type = numpy ? PyObject_GetAttrString(numpy, "ndarray") : nullptr;
+  PyErr_Clear();
+  return reinterpret_cast<PyTypeObject*>(type);  // kept for ever
+}
+
+bool is_ndarray(PyObject* object) noexcept {
+  static PyTypeObject* known = nullptr;
+  if (!known) known = imported_ndarray();
+  return Py_TYPE(object) == known;
+}
+
+#else
+
+bool is_ndarray(PyObject* object) noexcept {
+  return Py_TYPE(object)->tp_name == std::string_view("numpy.ndarray");
+}
+
+#endif
 
 bool is_numpy_scalar(nb::handle value) {
   const nb::object numpy = nb::module_::import_("sys").attr("modules").attr("get")("numpy");

@@ -9,6 +9,7 @@
 #include "array/dlpack.h"
 #include "array/dtype.h"
 #include "array/exports.h"
+#include "array/numpy.h"
 #include "binding/args.h"
 #include "binding/device.h"
 #include "binding/gil.h"
@@ -24,16 +25,16 @@ namespace {
 
 /// The dtype of a numpy array whose elements the buffer protocol lacks, but ml_dtypes has.
 std::optional<DType> extended_dtype(nb::handle object) {
-  if (Py_TYPE(object.ptr())->tp_name != std::string_view("numpy.ndarray")) return std::nullopt;
+  if (!is_ndarray(object.ptr())) return std::nullopt;
   const auto dtype = parse_dtype(nb::cast<std::string>(object.attr("dtype").attr("name")));
   if (!dtype || is_native_to_numpy(*dtype)) return std::nullopt;
   return dtype;
 }
 
 /// The name in numpy, or else the letters of the buffer protocol.
-std::string name_of_elements(const Py_buffer& view) {
-  const nb::object dtype = nb::getattr(view.obj, "dtype", nb::none());
-  if (dtype.is_none()) return fmt::format("format '{}'", view.format);
+std::string name_of_elements(nb::handle memoryview) {
+  const nb::object dtype = nb::getattr(memoryview.attr("obj"), "dtype", nb::none());
+  if (dtype.is_none()) return fmt::format("format '{}'", nb::str(memoryview.attr("format")).c_str());
   return fmt::format("dtype {}", nb::str(dtype).c_str());
 }
 
@@ -49,16 +50,21 @@ const char* advice(std::string_view format) {
   return "convert them to little-endian numbers first, with .astype()";
 }
 
-/// Gives a view of the array's memory back when it goes.
+/// A view of the array's memory, given back when it goes.
 class Buffer {
  public:
-  explicit Buffer(nb::handle memoryview) : view_(*PyMemoryView_GET_BUFFER(memoryview.ptr())) {}
+  explicit Buffer(nb::handle memoryview) : memoryview_(memoryview) {
+    if (PyObject_GetBuffer(memoryview.ptr(), &view_, PyBUF_FULL_RO) != 0) throw nb::python_error();
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  ~Buffer() { PyBuffer_Release(&view_); }
 
   DType dtype(const char* argument) const {
     const auto dtype = parse_buffer_format(view_.format, static_cast<std::size_t>(view_.itemsize));
     if (dtype) return *dtype;
     refuse(fmt::format("{} has elements of the {}, {} bytes each, which cannot be shared; {}", argument,
-                       name_of_elements(view_), view_.itemsize, advice(view_.format)));
+                       name_of_elements(memoryview_), view_.itemsize, advice(view_.format)));
   }
 
   Strided elements(const char* argument) const {
@@ -75,7 +81,8 @@ class Buffer {
   Access access() const { return view_.readonly ? Access::read_only : Access::read_write; }
 
  private:
-  const Py_buffer& view_;
+  nb::handle memoryview_;
+  Py_buffer view_{};
 };
 
 /// cupy's arrays look like buffers, and refuse to be one.

@@ -39,8 +39,18 @@ auto call_python(Call&& call) {
   }
 }
 
+#if defined(Py_LIMITED_API)
+// Each interpreter from 3.12 on has one of them, and the stable ABI none.
+extern "C" {
+[[gnu::weak]] int Py_IsFinalizing();
+[[gnu::weak]] int _Py_IsFinalizing();  // NOLINT(bugprone-reserved-identifier): CPython's name
+}
+#endif
+
 inline bool is_finalizing() noexcept {
-#if PY_VERSION_HEX >= 0x030D0000
+#if defined(Py_LIMITED_API)
+  return (Py_IsFinalizing ? Py_IsFinalizing() : _Py_IsFinalizing()) != 0;
+#elif PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0;
 #else
   return _Py_IsFinalizing() != 0;

@@ -71,10 +71,10 @@ std::string address_arg(nb::handle value) {
   std::string message =
       "address must be a str such as \"unix:/path\", \"unix:@name\" or \"tcp:127.0.0.1:0\", not " +
       short_repr(value);
-  if (PyTuple_Check(value.ptr()) && PyTuple_GET_SIZE(value.ptr()) == 2)
+  if (PyTuple_Check(value.ptr()) && NB_TUPLE_GET_SIZE(value.ptr()) == 2)
     message += std::string("; write \"tcp:") +
-               nb::str(nb::handle(PyTuple_GET_ITEM(value.ptr(), 0))).c_str() + ":" +
-               nb::str(nb::handle(PyTuple_GET_ITEM(value.ptr(), 1))).c_str() + "\"";
+               nb::str(nb::handle(NB_TUPLE_GET_ITEM(value.ptr(), 0))).c_str() + ":" +
+               nb::str(nb::handle(NB_TUPLE_GET_ITEM(value.ptr(), 1))).c_str() + "\"";
   raise_type_error(message);
 }
 

@@ -5,7 +5,7 @@ namespace {
 
 /// The state of onecopy and nanobind belongs to one interpreter.
 void require_main_interpreter() {
-  if (PyInterpreterState_Get() != PyInterpreterState_Main())
+  if (PyInterpreterState_GetID(PyInterpreterState_Get()) != 0)  // the main one is the first
     throw nanobind::import_error(
         "onecopy is for one interpreter of a process; use it in the main interpreter");
 }

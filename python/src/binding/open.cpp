@@ -69,8 +69,8 @@ Handle handle_arg(nb::handle value, const char* argument) {
   if (PyBytes_Check(value.ptr()) || PyByteArray_Check(value.ptr()) || PyMemoryView_Check(value.ptr())) {
     const nb::object bytes = nb::steal(PyBytes_FromObject(value.ptr()));
     if (!bytes.is_valid()) throw nb::python_error();
-    return Handle::from_bytes({reinterpret_cast<const std::byte*>(PyBytes_AS_STRING(bytes.ptr())),
-                               static_cast<std::size_t>(PyBytes_GET_SIZE(bytes.ptr()))});
+    return Handle::from_bytes({reinterpret_cast<const std::byte*>(PyBytes_AsString(bytes.ptr())),
+                               static_cast<std::size_t>(PyBytes_Size(bytes.ptr()))});
   }
   raise_type_error(fmt::format("{} must be a onecopy.Handle, its bytes or its text, not {}", argument,
                                short_repr(value)));

@@ -279,7 +279,7 @@ void init_queue(nb::module_& m) {
   queue.def(nb::new_(&make), nb::arg("maxsize") = 0);
   const nb::object alias = nb::module_::import_("types").attr("GenericAlias");
   queue.attr("__class_getitem__") =
-      nb::handle(reinterpret_cast<PyObject*>(&PyClassMethod_Type))(alias);  // Queue[int], for annotations
+      nb::module_::import_("builtins").attr("classmethod")(alias);  // Queue[int], for annotations
   init_messages(queue);
   expect_waiting_threads();
   queue

@@ -4,11 +4,16 @@
 namespace onecopy::python {
 namespace {
 
+/// The namespace of a type behind the proxy that Python shows of it.
+nb::object namespace_of(nb::handle type) {
+  return nb::module_::import_("gc").attr("get_referents")(type.attr("__dict__"))[0];
+}
+
 /// A property named __signature__ of one of nanobind's types of functions. They refuse setattr(), as built-in types do.
 void add_signature(PyTypeObject* type, nb::object (*signature)(nb::handle)) {
   const nb::object getter = nb::cpp_function(signature, nb::arg("function"));
   const nb::object property = nb::handle(reinterpret_cast<PyObject*>(&PyProperty_Type))(getter);
-  if (PyDict_SetItemString(type->tp_dict, "__signature__", property.ptr()) < 0) throw nb::python_error();
+  namespace_of(reinterpret_cast<PyObject*>(type))["__signature__"] = property;
   PyType_Modified(type);
 }
 

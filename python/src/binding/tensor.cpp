@@ -30,7 +30,7 @@ nb::tuple to_tuple(std::span<const std::int64_t> numbers) {
   nb::object tuple = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(numbers.size())));
   if (!tuple.is_valid()) throw nb::python_error();
   for (std::size_t i = 0; i < numbers.size(); ++i)
-    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), nb::int_(numbers[i]).release().ptr());
+    NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), nb::int_(numbers[i]).release().ptr());
   return nb::borrow<nb::tuple>(tuple);
 }
 
@@ -70,8 +70,8 @@ std::vector<std::int64_t> shape_from(const Tensor& tensor, const nb::args& sizes
   if (!list.is_valid()) throw nb::python_error();
   if (PyIndex_Check(given.ptr())) nb::borrow<nb::list>(list).append(given);
   Py_ssize_t rest = -1;
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list.ptr()); ++i) {
-    PyObject* const size = PyList_GET_ITEM(list.ptr(), i);
+  for (Py_ssize_t i = 0; i < NB_LIST_GET_SIZE(list.ptr()); ++i) {
+    PyObject* const size = NB_LIST_GET_ITEM(list.ptr(), i);
     if (!PyLong_Check(size) || PyLong_AsLongLong(size) != -1 || PyErr_Occurred()) continue;
     if (rest >= 0)
       throw Error(ErrorCode::invalid_argument, "shape has more than one -1; only one size can be the rest");
@@ -194,9 +194,9 @@ Tensor to_device(const Tensor& tensor, nb::handle device) {
 /// Does `max_version` allow the form of DLPack 1?
 bool allows_versioned(nb::handle max_version) {
   if (max_version.is_none()) return false;
-  if (!PyTuple_Check(max_version.ptr()) || PyTuple_GET_SIZE(max_version.ptr()) != 2)
+  if (!PyTuple_Check(max_version.ptr()) || NB_TUPLE_GET_SIZE(max_version.ptr()) != 2)
     raise_type_error(fmt::format("max_version must be None or two ints, not {}", short_repr(max_version)));
-  const long major = PyLong_AsLong(PyTuple_GET_ITEM(max_version.ptr(), 0));
+  const long major = PyLong_AsLong(NB_TUPLE_GET_ITEM(max_version.ptr(), 0));
   if (major == -1 && PyErr_Occurred()) throw nb::python_error();
   return major >= 1;
 }
@@ -204,10 +204,10 @@ bool allows_versioned(nb::handle max_version) {
 /// The tensor itself, or, on the cpu, a copy of one on a device: then a copy must be allowed.
 Tensor on_dl_device(const Tensor& tensor, nb::handle device, nb::handle copy) {
   if (device.is_none()) return tensor;
-  if (!PyTuple_Check(device.ptr()) || PyTuple_GET_SIZE(device.ptr()) != 2)
+  if (!PyTuple_Check(device.ptr()) || NB_TUPLE_GET_SIZE(device.ptr()) != 2)
     raise_type_error(fmt::format("dl_device must be None or two ints, not {}", short_repr(device)));
-  const long type = PyLong_AsLong(PyTuple_GET_ITEM(device.ptr(), 0));
-  const long index = PyLong_AsLong(PyTuple_GET_ITEM(device.ptr(), 1));
+  const long type = PyLong_AsLong(NB_TUPLE_GET_ITEM(device.ptr(), 0));
+  const long index = PyLong_AsLong(NB_TUPLE_GET_ITEM(device.ptr(), 1));
   if (PyErr_Occurred()) throw nb::python_error();
   const DLDevice here = to_dl(tensor.device());
   if (type == here.device_type && index == here.device_id) return tensor;

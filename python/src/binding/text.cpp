@@ -24,8 +24,8 @@ nb::object list_from(const std::byte* data, const Tensor& tensor, std::size_t di
   nb::object list = nb::steal(PyList_New(count));
   if (!list.is_valid()) throw nb::python_error();
   for (std::int64_t i = 0; i < count; ++i)
-    PyList_SET_ITEM(list.ptr(), i,
-                    list_from(element_at(data, tensor, dim, i), tensor, dim + 1).release().ptr());
+    NB_LIST_SET_ITEM(list.ptr(), i,
+                     list_from(element_at(data, tensor, dim, i), tensor, dim + 1).release().ptr());
   return list;
 }
 
@@ -34,7 +34,7 @@ std::string number_text(DType dtype, const std::byte* element) {
   const nb::object number = to_number(dtype, element);
   if (!PyFloat_Check(number.ptr()) || dtype == DType::f64) return nb::repr(number).c_str();
   std::string text = dtype == DType::f32 ? fmt::format("{}", load<float>(element))
-                                         : fmt::format("{:.4g}", PyFloat_AS_DOUBLE(number.ptr()));
+                                         : fmt::format("{:.4g}", PyFloat_AsDouble(number.ptr()));
   if (text.find_first_not_of("-0123456789") == std::string::npos) text += ".0";
   return text;
 }

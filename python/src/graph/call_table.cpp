@@ -22,11 +22,26 @@ namespace {
 
 enum class Part : char { tensor, content, integer, boolean, number };
 
-std::span<PyObject* const> items_of(nb::handle list) {
+void check_list(nb::handle list) {
   if (!PyList_CheckExact(list.ptr())) throw nb::type_error("a graph takes its inputs in a list");
-  return {reinterpret_cast<PyListObject*>(list.ptr())->ob_item,
-          static_cast<std::size_t>(PyList_GET_SIZE(list.ptr()))};
 }
+
+/// The items of a list, which keeps them: in place, where its layout is known.
+#if defined(Py_LIMITED_API)
+std::vector<PyObject*> items_of(nb::handle list) {
+  check_list(list);
+  std::vector<PyObject*> items(static_cast<std::size_t>(NB_LIST_GET_SIZE(list.ptr())));
+  for (std::size_t i = 0; i < items.size(); ++i)
+    items[i] = NB_LIST_GET_ITEM(list.ptr(), static_cast<Py_ssize_t>(i));
+  return items;
+}
+#else
+std::span<PyObject* const> items_of(nb::handle list) {
+  check_list(list);
+  return {reinterpret_cast<PyListObject*>(list.ptr())->ob_item,
+          static_cast<std::size_t>(NB_LIST_GET_SIZE(list.ptr()))};
+}
+#endif
 
 std::size_t content_bytes(const DLTensor& tensor, std::size_t& elements) {
   elements = 1;
@@ -83,7 +98,7 @@ bool GraphCallTable::add_to_key(const torch::Api& api, PyObject* argument) {
   }
   if (!PyFloat_CheckExact(argument)) return false;
   append(Part::number);
-  append(PyFloat_AS_DOUBLE(argument));
+  append(PyFloat_AsDouble(argument));
   return true;
 }
 
@@ -127,7 +142,8 @@ nb::object GraphCallTable::call(nb::handle boxed) {
   call.last_used = tick();
   ++hits_;
   nb::object results = call.results(items, *fresh);
-  if (PyList_SetSlice(boxed.ptr(), 0, PyList_GET_SIZE(boxed.ptr()), nullptr) != 0) throw nb::python_error();
+  if (PyList_SetSlice(boxed.ptr(), 0, NB_LIST_GET_SIZE(boxed.ptr()), nullptr) != 0)
+    throw nb::python_error();
   return results;
 }
 

@@ -37,10 +37,10 @@ bool encode_plain(nb::handle value, Message& message, std::size_t* inlined, cons
 
 std::pair<nb::object, nb::object> decode_call(Message&& message) {
   const nb::object values = decode_plain(std::move(message));
-  if (!PyTuple_CheckExact(values.ptr()) || PyTuple_GET_SIZE(values.ptr()) != 2)
+  if (!PyTuple_CheckExact(values.ptr()) || NB_TUPLE_GET_SIZE(values.ptr()) != 2)
     throw Error(ErrorCode::bad_handle, "a call of another member has no arguments");
-  const nb::object args = nb::borrow(PyTuple_GET_ITEM(values.ptr(), 0));
-  nb::object kwargs = nb::borrow(PyTuple_GET_ITEM(values.ptr(), 1));
+  const nb::object args = nb::borrow(NB_TUPLE_GET_ITEM(values.ptr(), 0));
+  nb::object kwargs = nb::borrow(NB_TUPLE_GET_ITEM(values.ptr(), 1));
   if (!PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr()))
     throw Error(ErrorCode::bad_handle, "a call of another member has arguments that are no tuple");
   if (!kwargs.is_none() && !PyDict_CheckExact(kwargs.ptr()))

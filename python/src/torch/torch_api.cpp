@@ -20,8 +20,9 @@ constexpr std::int16_t kCurrentDevice = -1;  // for torch
 
 /// torch, if it was imported, and completely.
 nb::object imported_torch() {
-  PyObject* module = PyDict_GetItemString(PyImport_GetModuleDict(), "torch");  // borrowed
-  if (!module || module == Py_None) return {};                                 // None: forbidden to import
+  static PyObject* const name = PyUnicode_InternFromString("torch");  // each put() asks
+  PyObject* module = PyDict_GetItem(PyImport_GetModuleDict(), name);  // borrowed
+  if (!module || module == Py_None) return {};                        // None: forbidden to import
   const nb::handle torch(module);
   const nb::object spec = nb::getattr(torch, "__spec__", nb::none());
   if (nb::cast<bool>(nb::getattr(spec, "_initializing", nb::bool_(false)))) return {};
@@ -38,7 +39,7 @@ nb::tuple tuple_of(std::span<const std::int64_t> values) {
   PyObject* tuple = PyTuple_New(static_cast<Py_ssize_t>(values.size()));
   if (!tuple) throw nb::python_error();
   for (std::size_t i = 0; i < values.size(); ++i)
-    PyTuple_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
+    NB_TUPLE_SET_ITEM(tuple, static_cast<Py_ssize_t>(i), PyLong_FromLongLong(values[i]));
   return nb::steal<nb::tuple>(tuple);
 }
 

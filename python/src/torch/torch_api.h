@@ -160,7 +160,9 @@ class Api {
   References references(const nb::object& storage) const;
   /// A method of torch's types, looked up once, called on an object of that type.
   static nb::object call(const nb::object& method, nb::handle self) {
-    PyObject* result = PyObject_CallOneArg(method.ptr(), self.ptr());
+    PyObject* const arguments[] = {nullptr, self.ptr()};  // room in front, for bound methods
+    PyObject* result =
+        PyObject_Vectorcall(method.ptr(), arguments + 1, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
     if (!result) throw nb::python_error();
     return nb::steal(result);
   }

@@ -64,7 +64,7 @@ nb::object Shim::to_python(Tensor tensor) const {
   if (!capsule) throw nb::python_error();
   const nb::object list = nb::steal(PyList_New(1));
   if (!list.is_valid()) throw nb::python_error();
-  PyList_SET_ITEM(list.ptr(), 0, capsule);
+  NB_LIST_SET_ITEM(list.ptr(), 0, capsule);
   const nb::object made = to_tensors_(list);
   return nb::borrow(PyList_GetItem(made.ptr(), 0));
 }

@@ -184,7 +184,7 @@ nb::object Tree::walk(nb::handle x, int depth) {
 nb::object Tree::walk_dict(nb::handle x, int depth) {
   nb::object copy = nb::steal(PyDict_Copy(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
-  most_together_ = std::max(most_together_, static_cast<std::size_t>(PyDict_GET_SIZE(copy.ptr())));
+  most_together_ = std::max(most_together_, static_cast<std::size_t>(NB_DICT_GET_SIZE(copy.ptr())));
   bool changed = !PyDict_CheckExact(x.ptr());
   PyObject *key, *value;
   for (Py_ssize_t position = 0; PyDict_Next(copy.ptr(), &position, &key, &value) != 0;) {
@@ -206,11 +206,11 @@ nb::object Tree::walk_dict(nb::handle x, int depth) {
 nb::object Tree::walk_sequence(nb::handle x, bool is_tuple, int depth) {
   nb::object copy = nb::steal(PySequence_List(x.ptr()));
   if (!copy.is_valid()) throw nb::python_error();
-  most_together_ = std::max(most_together_, static_cast<std::size_t>(PyList_GET_SIZE(copy.ptr())));
+  most_together_ = std::max(most_together_, static_cast<std::size_t>(NB_LIST_GET_SIZE(copy.ptr())));
   bool changed = !PyList_CheckExact(x.ptr()) && !PyTuple_CheckExact(x.ptr());
-  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(copy.ptr()); ++i) {
+  for (Py_ssize_t i = 0; i < NB_LIST_GET_SIZE(copy.ptr()); ++i) {
     const Step step(*this, fmt::format_int(i).c_str());
-    PyObject* const value = PyList_GET_ITEM(copy.ptr(), i);
+    PyObject* const value = NB_LIST_GET_ITEM(copy.ptr(), i);
     nb::object fit = walk(value, depth + 1);
     if (fit.is(nb::handle(value))) continue;
     changed = true;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -95,7 +96,10 @@ nb::object Decoder::read_number(Tag tag) {
     case kInt64: return made(PyLong_FromLongLong(number<std::int64_t>()));
     case kLongInt: return read_long_int();
     case kFloat: return made(PyFloat_FromDouble(number<double>()));
-    default: return made(PyComplex_FromCComplex(number<Py_complex>()));
+    default: {
+      const auto [real, imaginary] = number<std::array<double, 2>>();
+      return made(PyComplex_FromDoubles(real, imaginary));
+    }
   }
 }
 
@@ -143,7 +147,7 @@ nb::object Decoder::read_tuple(std::size_t count, int depth) {
   numbered_.emplace_back();
   nb::object tuple = made(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (std::size_t i = 0; i < count; ++i)
-    PyTuple_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), read(depth + 1).release().ptr());
+    NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), read(depth + 1).release().ptr());
   return numbered_[number] = std::move(tuple);
 }
 

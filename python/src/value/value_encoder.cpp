@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 #include <vector>
@@ -112,9 +113,10 @@ bool Encoder::write(PyObject* value, int depth) {
 bool Encoder::write_simple(PyObject* value, PyTypeObject* type, bool& known) {
   if (type == &PyLong_Type) return write_int(value);
   if (type == &PyUnicode_Type) return write_str(value);
-  if (type == &PyFloat_Type) return write_float(PyFloat_AS_DOUBLE(value));
+  if (type == &PyFloat_Type) return write_float(PyFloat_AsDouble(value));
   if (type == &PyBytes_Type) return write_bytes(value);
-  if (type == &PyComplex_Type) return write_number(kComplex, PyComplex_AsCComplex(value));
+  if (type == &PyComplex_Type)
+    return write_number(kComplex, std::array{PyComplex_RealAsDouble(value), PyComplex_ImagAsDouble(value)});
   known = value == Py_None || type == &PyBool_Type;
   if (known) write_byte(value == Py_None ? kNone : value == Py_True ? kTrue : kFalse);
   return known;
@@ -162,8 +164,8 @@ bool Encoder::write_str(PyObject* value) {
 }
 
 bool Encoder::write_bytes(PyObject* value) {
-  return write_text(value, PyBytes_AS_STRING(value), static_cast<std::size_t>(PyBytes_GET_SIZE(value)),
-                    kBytes, kLongBytes);
+  return write_text(value, PyBytes_AsString(value), static_cast<std::size_t>(Py_SIZE(value)), kBytes,
+                    kLongBytes);
 }
 
 bool Encoder::write_text(PyObject* object, const char* text, std::size_t size, Tag small, Tag large) {
@@ -181,30 +183,30 @@ bool Encoder::write_text(PyObject* object, const char* text, std::size_t size, T
 bool Encoder::write_tuple(PyObject* value, int depth) {
   const std::uint32_t number = numbered_;
   if (is_again(value)) return true;
-  const Py_ssize_t count = PyTuple_GET_SIZE(value);
+  const Py_ssize_t count = NB_TUPLE_GET_SIZE(value);
   write_count(kShortTuple, 15, kTuple, static_cast<std::size_t>(count));
   open_tuples_.push_back(number);
   for (Py_ssize_t i = 0; i < count; ++i)
-    if (!write(PyTuple_GET_ITEM(value, i), depth + 1)) return false;
+    if (!write(NB_TUPLE_GET_ITEM(value, i), depth + 1)) return false;
   open_tuples_.pop_back();
   return true;
 }
 
 bool Encoder::write_list(PyObject* value, int depth) {
   if (is_again(value)) return true;
-  const Py_ssize_t count = PyList_GET_SIZE(value);
+  const Py_ssize_t count = NB_LIST_GET_SIZE(value);
   write_count(kShortList, 7, kList, static_cast<std::size_t>(count));
-  for (Py_ssize_t i = 0; i < count && i < PyList_GET_SIZE(value); ++i) {
-    PyObject* const item = PyList_GET_ITEM(value, i);
+  for (Py_ssize_t i = 0; i < count && i < NB_LIST_GET_SIZE(value); ++i) {
+    PyObject* const item = NB_LIST_GET_ITEM(value, i);
     const Hold hold(item);
     if (!write(item, depth + 1)) return false;
   }
-  return PyList_GET_SIZE(value) == count;  // another thread's change while a tensor was moved
+  return NB_LIST_GET_SIZE(value) == count;  // another thread's change while a tensor was moved
 }
 
 bool Encoder::write_dict(PyObject* value, int depth) {
   if (is_again(value)) return true;
-  const Py_ssize_t count = PyDict_GET_SIZE(value);
+  const Py_ssize_t count = NB_DICT_GET_SIZE(value);
   write_count(kShortDict, 7, kDict, static_cast<std::size_t>(count));
   PyObject *key, *item;
   Py_ssize_t position = 0, written = 0;
@@ -212,7 +214,7 @@ bool Encoder::write_dict(PyObject* value, int depth) {
     const Hold hold_key(key), hold_item(item);
     if (!write(key, depth + 1) || !write(item, depth + 1)) return false;
   }
-  return written == count && PyDict_GET_SIZE(value) == count;
+  return written == count && NB_DICT_GET_SIZE(value) == count;
 }
 
 /// Larger ones are copied once, into memory that the reader gets.
