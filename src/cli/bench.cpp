@@ -35,7 +35,7 @@ constexpr std::chrono::seconds kPatience{60};
 constexpr std::size_t kLarge = std::size_t{16} << 20;
 
 /// A median, and the figure it is compared with.
-struct Measured {
+struct Measurement {
   std::string what;
   double ns = 0;
   std::string limit;
@@ -117,9 +117,9 @@ std::array<double, 2> measure_fill() {
   return {in_place, again};
 }
 
-std::vector<Measured> measure() {
+std::vector<Measurement> measure() {
   Child peer({"bench-peer"});
-  std::vector<Measured> results;
+  std::vector<Measurement> results;
   const double ping = measure_ping_pong(peer);
   const double pipe = measure_pipe(peer);
   results.push_back({"word in shared memory and back, both spinning", ping, "", 0});
@@ -139,18 +139,18 @@ std::vector<Measured> measure() {
   return results;
 }
 
-void print_table(const std::vector<Measured>& results) {
+void print_table(const std::vector<Measurement>& results) {
   Table table({{"what"}, {"median", Align::right}, {"ratio", Align::right}, {"to"}});
-  for (const Measured& result : results)
+  for (const Measurement& result : results)
     table.add({result.what, format_duration(std::chrono::nanoseconds(static_cast<std::int64_t>(result.ns))),
                result.limit.empty() ? "" : fmt::format("{:.2f}", result.ratio), result.limit});
   fmt::print("{} usable\n\n{}", plural(static_cast<std::uint64_t>(usable_cpus()), "processor"),
              table.str());
 }
 
-void print_as_json(const std::vector<Measured>& results) {
+void print_as_json(const std::vector<Measurement>& results) {
   Json rows = Json::array();
-  for (const Measured& result : results) {
+  for (const Measurement& result : results) {
     Json row{{"what", result.what}, {"median_ns", result.ns}};
     if (!result.limit.empty()) row.update({{"ratio", result.ratio}, {"to", result.limit}});
     rows.push_back(std::move(row));
@@ -170,7 +170,7 @@ void add_bench(CLI::App& app, Command& command) {
       "Examples:\n  onecopy bench\n  onecopy bench --format json > $(hostname).json");
   sub->callback([&command, format] {
     command = [format] {
-      const std::vector<Measured> results = measure();
+      const std::vector<Measurement> results = measure();
       if (*format == OutputFormat::json) print_as_json(results);
       else print_table(results);
       return 0;

@@ -20,12 +20,12 @@
 namespace onecopy::cli {
 namespace {
 
-struct Probed {
+struct ProbeResult {
   Probe probe;
   Finding finding;
 };
 
-Probed run(const Probe& probe) {
+ProbeResult run(const Probe& probe) {
   try {
     return {probe, probe.run()};
   } catch (const std::exception& error) {
@@ -33,15 +33,15 @@ Probed run(const Probe& probe) {
   }
 }
 
-std::vector<Probed> run_all() {
-  std::vector<Probed> results;
+std::vector<ProbeResult> run_all() {
+  std::vector<ProbeResult> results;
   for (const auto& list : {memory_probes(), limit_probes(), process_probes(), vendor_probes(),
                            device_probes(), probes_between_processes()})
     for (const Probe& probe : list) results.push_back(run(probe));
   return results;
 }
 
-bool is_fatal(const Probed& result) {
+bool is_fatal(const ProbeResult& result) {
   return result.probe.required && result.finding.verdict == Verdict::missing;
 }
 
@@ -54,7 +54,7 @@ const char* word(Verdict verdict) {
   return "?";
 }
 
-std::string painted_word(const Probed& result) {
+std::string painted_word(const ProbeResult& result) {
   const char* text = word(result.finding.verdict);
   if (result.finding.verdict == Verdict::ok) return green(text);
   return is_fatal(result) ? red(text) : bold(text);
@@ -66,18 +66,18 @@ std::string kernel() {
 }
 
 /// Columns that a line of a hundred leaves for the details.
-std::size_t room_for_details(const std::vector<Probed>& results) {
+std::size_t room_for_details(const std::vector<ProbeResult>& results) {
   constexpr std::size_t kBefore = 11;  // the verdicts, and the gaps between columns
   std::size_t longest = 0;
-  for (const Probed& result : results)
+  for (const ProbeResult& result : results)
     longest = std::max(longest, std::string_view(result.probe.name).size());
   return 100 - kBefore - longest;
 }
 
-void print_table(const std::vector<Probed>& results, std::size_t fatal) {
+void print_table(const std::vector<ProbeResult>& results, std::size_t fatal) {
   Table table({{"verdict"}, {"what"}, {"seen"}});
   const std::size_t room = room_for_details(results);
-  for (const Probed& result : results) {
+  for (const ProbeResult& result : results) {
     std::string verdict = painted_word(result);
     std::string name = result.probe.name;
     for (std::string& line : wrap(result.finding.detail, room))
@@ -92,9 +92,9 @@ void print_table(const std::vector<Probed>& results, std::size_t fatal) {
   else fmt::print("onecopy cannot work here: {} it needs failed.\n", plural(fatal, "thing"));
 }
 
-void print_as_json(const std::vector<Probed>& results, std::size_t fatal) {
+void print_as_json(const std::vector<ProbeResult>& results, std::size_t fatal) {
   nlohmann::json probes = nlohmann::json::array();
-  for (const Probed& result : results)
+  for (const ProbeResult& result : results)
     probes.push_back({{"name", result.probe.name},
                       {"verdict", word(result.finding.verdict)},
                       {"required", result.probe.required},
@@ -104,9 +104,9 @@ void print_as_json(const std::vector<Probed>& results, std::size_t fatal) {
 }
 
 int doctor(OutputFormat format) {
-  const std::vector<Probed> results = run_all();
+  const std::vector<ProbeResult> results = run_all();
   std::size_t fatal = 0;
-  for (const Probed& result : results) fatal += is_fatal(result);
+  for (const ProbeResult& result : results) fatal += is_fatal(result);
   if (format == OutputFormat::json) print_as_json(results, fatal);
   else print_table(results, fatal);
   return fatal == 0 ? 0 : 1;

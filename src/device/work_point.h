@@ -9,7 +9,7 @@ namespace onecopy {
 /// Backend::mark_work(). Thread safety: external.
 class WorkPoint {
  public:
-  enum class Passed : std::uint8_t {
+  enum class Progress : std::uint8_t {
     no,
     yes,
     never,  ///< a device has failed: its work may still go on
@@ -17,7 +17,7 @@ class WorkPoint {
 
   virtual ~WorkPoint() = default;
   /// Waits for nothing.
-  virtual Passed look() noexcept = 0;
+  virtual Progress look() noexcept = 0;
 };
 
 }  // namespace onecopy

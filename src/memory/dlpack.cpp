@@ -22,20 +22,20 @@ constexpr DLPackVersion kVersion{1, 1};  // the version that brought the fp8 dty
 
 /// The arrays that an exported struct points into. Owns itself until the struct's deleter is called.
 template <class Managed>
-struct Exported {
+struct TensorExport {
   Managed managed{};
   Tensor tensor;
   std::vector<std::int64_t> dims;  // shape, then strides
 
   static void destroy(Managed* self) {
-    const std::unique_ptr<Exported> owner(static_cast<Exported*>(self->manager_ctx));
+    const std::unique_ptr<TensorExport> owner(static_cast<TensorExport*>(self->manager_ctx));
   }
 };
 
 template <class Managed>
 Managed* export_tensor(const Tensor& tensor) {
   const DLDevice device = to_dl(tensor.device());
-  auto exported = std::make_unique<Exported<Managed>>();
+  auto exported = std::make_unique<TensorExport<Managed>>();
   exported->tensor = tensor;
   exported->dims.assign(tensor.shape().begin(), tensor.shape().end());
   exported->dims.insert(exported->dims.end(), tensor.strides().begin(), tensor.strides().end());
@@ -50,7 +50,7 @@ Managed* export_tensor(const Tensor& tensor) {
                        exported->dims.data() + ndim,
                        0};
   managed.manager_ctx = exported.get();
-  managed.deleter = &Exported<Managed>::destroy;
+  managed.deleter = &TensorExport<Managed>::destroy;
   return &exported.release()->managed;
 }
 
@@ -67,10 +67,10 @@ using Owned = std::unique_ptr<Managed, CallDeleter<Managed>>;
 
 /// Counts the references to one imported struct. The references own it together; the last one ends it.
 template <class Managed>
-class ForeignBlock final : public BlockKeeper {
+class ForeignBlock final : public BlockGroup {
  public:
   explicit ForeignBlock(Owned<Managed> managed) noexcept
-      : BlockKeeper(false), managed_(std::move(managed)) {}
+      : BlockGroup(false), managed_(std::move(managed)) {}
 
   void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
   void release(std::uint32_t) noexcept override {
@@ -119,8 +119,8 @@ Tensor import_tensor(Owned<Managed> managed, Access access) {
   if (!source.data && layout.numel() > 0)
     throw Error(ErrorCode::invalid_argument, fmt::format("{} without memory", layout.str()));
   void* data = source.data ? static_cast<std::byte*>(source.data) + source.byte_offset : nullptr;
-  auto keeper = std::make_unique<ForeignBlock<Managed>>(std::move(managed));
-  return Tensor(BlockRef(keeper.release(), 0), data, std::move(layout), device, access);
+  auto group = std::make_unique<ForeignBlock<Managed>>(std::move(managed));
+  return Tensor(BlockRef(group.release(), 0), data, std::move(layout), device, access);
 }
 
 template <class Managed>

@@ -29,7 +29,7 @@ void Pool::free(const Extent& extent) noexcept {
   }
 }
 
-Pool::Trimmed Pool::trim(std::chrono::steady_clock::time_point now, std::uint64_t most) noexcept {
+Pool::TrimResult Pool::trim(std::chrono::steady_clock::time_point now, std::uint64_t most) noexcept {
   try {
     return impl_->trim(now, most);
   } catch (const std::bad_alloc&) {

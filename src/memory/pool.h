@@ -163,13 +163,13 @@ class Pool final : public ExtentOwner {
   /// `extent` as allocate() gave it; only its segment and offset matter.
   void free(const Extent& extent) noexcept override;
 
-  struct Trimmed {
+  struct TrimResult {
     std::uint64_t bytes = 0;  ///< given back now
     bool waiting = false;     ///< there is more, now or later: call again
   };
   /// Gives back memory that has been idle for kDecay at `now`, about `most` bytes of it: a GiB takes the system 0.1 s.
   /// Cheap to call often.
-  Trimmed trim(std::chrono::steady_clock::time_point now, std::uint64_t most = kAll) noexcept;
+  TrimResult trim(std::chrono::steady_clock::time_point now, std::uint64_t most = kAll) noexcept;
   /// Gives back everything that is not in use; returns how many bytes.
   std::uint64_t trim_all() noexcept;
   /// The guard may allow now a page that it has refused before: the next trim() looks again.

@@ -24,7 +24,7 @@ class Pool::Impl {
   Extent allocate(std::uint64_t bytes);
   /// True if something begins to wait for trim() with this call.
   bool free(const Extent& extent);
-  Trimmed trim(PoolTime now, std::uint64_t most);
+  TrimResult trim(PoolTime now, std::uint64_t most);
   std::uint64_t trim_all();
   void look_again();
   PoolStats stats() const;

@@ -71,7 +71,7 @@ void Pool::Impl::taken_back(std::uint64_t bytes) noexcept {
   stats_.live_bytes -= bytes;
 }
 
-Pool::Trimmed Pool::Impl::trim(PoolTime now, std::uint64_t most) {
+Pool::TrimResult Pool::Impl::trim(PoolTime now, std::uint64_t most) {
   {
     const LockGuard lock(mutex_);
     if (now - looked_at_ < kLookEvery && now >= looked_at_) return {0, waiting_};

@@ -81,7 +81,7 @@ std::uint32_t SmallExtents::add_slab(unsigned size_class, const PageRun& run) {
   return number;
 }
 
-SmallExtents::Freed SmallExtents::free(std::uint32_t number, std::uint64_t offset) noexcept {
+SmallExtents::FreedExtent SmallExtents::free(std::uint32_t number, std::uint64_t offset) noexcept {
   Slab& slab = slabs_[number];
   const std::uint32_t bytes = slot_bytes(slab.size_class);
   const auto inside = static_cast<std::uint32_t>(offset - std::uint64_t{slab.run.first} * page_bytes_);

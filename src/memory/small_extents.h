@@ -38,11 +38,11 @@ class SmallExtents {
   /// Returns the slab's number.
   std::uint32_t add_slab(unsigned size_class, const PageRun& run);
 
-  struct Freed {
+  struct FreedExtent {
     std::uint32_t bytes = 0;      ///< of the slot; 0 when there is no live slot at that place
     std::optional<PageRun> slab;  ///< pages to give back: the slab became empty
   };
-  Freed free(std::uint32_t slab, std::uint64_t offset) noexcept;
+  FreedExtent free(std::uint32_t slab, std::uint64_t offset) noexcept;
 
   /// Reserve slabs that were empty at this call and at one no later than `until`.
   std::vector<PageRun> take_idle(PoolTime now, PoolTime until);

@@ -19,21 +19,21 @@
 namespace onecopy {
 namespace {
 
-enum class Seen : std::uint8_t { memory, no_memory, refused, gone, nothing };
+enum class Sighting : std::uint8_t { memory, no_memory, refused, gone, nothing };
 
 /// Calls `note` with each line of the mappings of the process that has this number in /proc.
 template <class Note>
-Seen look(int number, const Note& note) {
+Sighting look(int number, const Note& note) {
   errno = 0;
   std::ifstream maps(fmt::format("/proc/{}/maps", number));
-  if (!maps && (errno == ENOENT || errno == ESRCH)) return Seen::gone;
+  if (!maps && (errno == ENOENT || errno == ESRCH)) return Sighting::gone;
   if (!maps)
     // Short of descriptors, for instance.
-    return errno == EACCES || errno == EPERM ? Seen::refused : Seen::nothing;
+    return errno == EACCES || errno == EPERM ? Sighting::refused : Sighting::nothing;
   bool has_memory = false;
   for (std::string line; std::getline(maps, line); has_memory = true) note(line);
-  if (maps.bad()) return Seen::nothing;
-  return has_memory ? Seen::memory : Seen::no_memory;
+  if (maps.bad()) return Sighting::nothing;
+  return has_memory ? Sighting::memory : Sighting::no_memory;
 }
 
 /// The inode of the file in a line of maps, if its name contains `name`; else 0, which no file has.
@@ -68,13 +68,13 @@ bool is_of_our_user(int pid) {
 bool may_be_untracked(int pid, const BorrowerFiles& files) {
   std::size_t tables = 0;
   std::set<std::uint64_t> pages;
-  const Seen seen = look(pid, [&](const std::string& line) {
+  const Sighting seen = look(pid, [&](const std::string& line) {
     if (is_of(line, files.table)) ++tables;
     if (const std::uint64_t page = inode_in(line, files.page_name); files.pages.contains(page))
       pages.insert(page);
   });
-  if (seen == Seen::refused) return ::geteuid() == 0 || is_of_our_user(pid);
-  return seen == Seen::nothing || tables > pages.size();
+  if (seen == Sighting::refused) return ::geteuid() == 0 || is_of_our_user(pid);
+  return seen == Sighting::nothing || tables > pages.size();
 }
 
 /// If not, /proc does not show such files.
@@ -93,9 +93,9 @@ bool maps_file(int pid, const MappedFile& file) {
   const int number = number_in_proc(pid);
   if (number == 0) return true;
   bool is_mapped = false;
-  const Seen seen =
+  const Sighting seen =
       look(number, [&](const std::string& line) { is_mapped = is_mapped || is_of(line, file); });
-  return is_mapped || seen != Seen::memory;
+  return is_mapped || seen != Sighting::memory;
 }
 
 /// The seal of a table keeps other processes from mapping it for writing. Tables that a new program of the process
@@ -103,10 +103,10 @@ bool maps_file(int pid, const MappedFile& file) {
 bool may_own_table(int pid, std::uint64_t inode) {
   const MappedFile table{"onecopy-blocks", inode};
   bool is_owned = false;
-  const Seen seen = look(pid, [&](const std::string& line) {
+  const Sighting seen = look(pid, [&](const std::string& line) {
     is_owned = is_owned || (is_of(line, table) && is_for_writing(line));
   });
-  return is_owned || seen != Seen::memory;
+  return is_owned || seen != Sighting::memory;
 }
 
 /// The table is ours, so its users are younger than we are.

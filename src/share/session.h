@@ -18,7 +18,7 @@
 #include "os/process.h"
 #include "share/format/field_checks.h"
 #include "share/format/segment_ref.h"
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 #include "share/runtime/open_queues.h"
 #include "share/runtime/open_segment.h"
 #include "share/runtime/reports.h"
@@ -61,7 +61,7 @@ class Session {
   /// come with use, so none are counted in Stats::bytes_shared.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size);
   /// Is this block counted by this process's own ledger, with nothing in between?
-  bool owns(const BlockRef& block) const noexcept { return block.keeper() == own_; }
+  bool owns(const BlockRef& block) const noexcept { return block.group() == own_; }
   /// Another reference to a block of this process; empty when it is stale.
   BlockRef try_retain(const BlockName& name) noexcept;
   /// Blocks that no process holds any more go home now, before the timer for that. Waits for nothing.
@@ -74,10 +74,10 @@ class Session {
   /// A handle whose point comes after all work in the stream, with a hold that no time ends. Tensors of the host have
   /// no stream.
   Handle share_held(const Tensor& tensor, Stream stream);
-  /// Where the tensor's block lies. REQUIRES: `keeper` is shared_keeper() of the tensor.
-  BlockSpot locate(SharedKeeper& keeper, const Tensor& tensor);
+  /// Where the tensor's block lies. REQUIRES: `group` is shared_blocks() of the tensor.
+  BlockSpot locate(SharedBlocks& group, const Tensor& tensor);
   /// The tensor's segment. REQUIRES: as locate().
-  SegmentRef name_segment(SharedKeeper& keeper, const Tensor& tensor) const;
+  SegmentRef name_segment(SharedBlocks& group, const Tensor& tensor) const;
   /// The descriptor behind a tensor's segment.
   static Fd segment_file(const Tensor& tensor);
   /// Is the block held for a handle that was written down?
@@ -119,12 +119,12 @@ class Session {
   inline static std::atomic<Session*> current_{nullptr};
   /// Differs from our pid in a child that was forked without our handlers.
   inline static int handled_pid_ = 0;
-  const BlockKeeper* own_ = nullptr;  ///< the ledger of this process
+  const BlockGroup* own_ = nullptr;  ///< the ledger of this process
 
  private:
   /// The fields of an OpenSegment, read in one piece.
-  struct Opened {
-    SharedKeeper* keeper;
+  struct OpenBlock {
+    SharedBlocks* group;
     std::uint64_t segment_size;
     std::uint32_t segment;
     SegmentKind kind;
@@ -132,7 +132,7 @@ class Session {
     Device device;
   };
 
-  static std::optional<Opened> read(const OpenSegment& segment, std::uint32_t epoch) noexcept;
+  static std::optional<OpenBlock> read(const OpenSegment& segment, std::uint32_t epoch) noexcept;
   Runtime& runtime() noexcept;
   const Runtime& runtime() const noexcept;
 

@@ -363,7 +363,7 @@ TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore)
     releases.order(bytes(4096).block(), testing::kCuda0, Stream{stream}).reset();
     EXPECT_TRUE(releases.sweep()) << "the stream has still to come past it";
     cu.sim_break(0, 700);
-    timeline.look_after_devices();
+    timeline.poll_devices();
     EXPECT_FALSE(releases.sweep());
     EXPECT_EQ(releases.size(), 0u);
     EXPECT_EQ(stats().live_blocks, 1u) << "nobody knows what the device still does";

@@ -416,7 +416,7 @@ TEST_F(CudaBetweenProcesses, WhatTakesSeveralMessagesIsNotPassedOnAndTheErrorSay
     Queue queue = Queue::create();
     queue.put(tensor);
     EXPECT_EQ(stats().unkept, 1u);
-    auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
+    auto& keeper = static_cast<SharedBlocks&>(*tensor.block().group());
     const auto segment = keeper.export_block(tensor.block().number(), Access::read_write).info.segment;
     expect_refusal(ErrorCode::unsupported, {"253 descriptors", "its owner hands it out"},
                    [&] { Runtime::current().importer().pass_on(keeper, segment); });

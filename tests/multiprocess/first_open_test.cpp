@@ -11,7 +11,7 @@
 #include "core/point.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/borrower/call.h"
+#include "share/borrower/dial.h"
 #include "share/broker/broker.h"
 #include "share/runtime/runtime.h"
 #include "support/child.h"
@@ -90,7 +90,7 @@ TEST_F(FirstOpen, OfTheWrongOwnerIsNotTakenForTheRightOne) {
     other_note->reach(2);
   });
   Child borrower([&] {
-    const EarlyCall to_nobody_we_need(handle_.fields().owner, Runtime::existing() != nullptr);
+    const EarlyDial to_nobody_we_need(handle_.fields().owner, Runtime::existing() != nullptr);
     EXPECT_EQ(open(Handle::from_text(other_note->read())).as<unsigned char>()[0], 9);
     EXPECT_EQ(open(handle_).nbytes(), 1000u);
   });
@@ -113,7 +113,7 @@ TEST(FirstOpenOfAll, GoesOnWhenTheOwnerHasHungUpMeanwhile) {
   });
   Child borrower([&] {
     const Handle handle = Handle::from_text(note->read());
-    const EarlyCall early(handle.fields().owner, Runtime::existing() != nullptr);
+    const EarlyDial early(handle.fields().owner, Runtime::existing() != nullptr);
     std::this_thread::sleep_for(std::chrono::milliseconds(600));
     note->step = 2;
     note->reach(3);

@@ -224,9 +224,9 @@ TEST(Forwarding, WhatAnOwnerHasFreedThatHungUpOnUsIsAskedForAnew) {
   EXPECT_TRUE(eventually([&] { return of_owner.is_disconnected(); }));
   note->step = 3;
   note->reach(4);
-  broker_patience_ms = 500;  // which is how long it may take to find out that it has not died
+  reply_timeout_ms = 500;  // which is how long it may take to find out that it has not died
   EXPECT_TRUE(eventually([&] { return answered_in_time(second) == 999; }));
-  broker_patience_ms = 10'000;
+  reply_timeout_ms = 10'000;
   note->step = 5;
   EXPECT_EQ(forwarder.join(), 0);
   EXPECT_EQ(owner.join(), 0);

@@ -11,7 +11,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "os/patience.h"
+#include "os/deadline_scope.h"
 #include "support/child.h"
 #include "support/limits.h"
 #include "support/note.h"
@@ -276,7 +276,7 @@ class OfADeadOrSlowCreator : public ::testing::Test {
   }
   Handle handle() { return Handle::from_text(note_->read()); }
 
-  const int patience_ = broker_patience_ms;
+  const int patience_ = reply_timeout_ms;
   Watchdog watchdog_;
   Shared<Note> note_, text_;
   std::optional<Child> creator_;
@@ -313,7 +313,7 @@ TEST_F(OfADeadOrSlowCreator, AStoppedOneIsNotNeededForWhatALivingPutterHolds) {
     Queue mine = Queue::connect(handle);
     note_->step = 2;
     note_->reach(3);
-    broker_patience_ms = 500;
+    reply_timeout_ms = 500;
     std::optional<Tensor> taken;
     EXPECT_TRUE(eventually([&] {
       try {

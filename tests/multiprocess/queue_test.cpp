@@ -397,11 +397,11 @@ TEST(QueueProducer, ThatIsStoppedHoldsUpItsItemAndDoesNotLoseIt) {
   note->reach(1);
   for (const std::uint64_t left : {2, 1}) {
     putter.signal(SIGSTOP);
-    broker_patience_ms = 100;
+    reply_timeout_ms = 100;
     expect_refusal(ErrorCode::timeout, {"did not answer", "stopped"}, [&] { queue.get(); });
     EXPECT_EQ(queue.size(), left);
     putter.signal(SIGCONT);
-    broker_patience_ms = 10'000;
+    reply_timeout_ms = 10'000;
     EXPECT_EQ(number_in(queue.get().tensors.at(0)), left == 2 ? 7 : 8);
   }
   note->step = 2;
@@ -449,9 +449,9 @@ TEST(QueueProducer, ThatIsStoppedInsideAPutKeepsNobodyLongerThanHeWantedToWait) 
   putter.signal(SIGSTOP);
   for (const auto timeout : {0ms, 50ms})  // of a segment that the queue does not know yet
     expect_refusal(ErrorCode::timeout, {"stopped"}, [&] { queue.try_put(numbers(100), timeout); });
-  broker_patience_ms = 100;
+  reply_timeout_ms = 100;
   expect_refusal(ErrorCode::timeout, {"stopped"}, [&] { queue.close(); });
-  broker_patience_ms = 10'000;
+  reply_timeout_ms = 10'000;
   EXPECT_FALSE(queue.is_closed());
   note->step = 2;
   putter.signal(SIGCONT);

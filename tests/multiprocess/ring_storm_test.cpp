@@ -93,7 +93,8 @@ TEST_P(RingStorm, TearsLosesAndRepeatsNothing) {
   // One more put settles what the last producer left; then all that was committed must come out.
   testing::Child last([&] { EXPECT_TRUE(put_number(ring, item_of(lives, 1), in_good_time())); });
   while (ledger.lives[lives].last.load() == 0)
-    ASSERT_EQ(ring.take([&](RingItem item) { return check(ledger, item); }, in_good_time()), Taken::yes);
+    ASSERT_EQ(ring.take([&](RingItem item) { return check(ledger, item); }, in_good_time()),
+              TakeResult::yes);
   EXPECT_EQ(last.join(), 0);
   EXPECT_EQ(ledger.torn, 0U);
   EXPECT_EQ(ledger.lost, 0U);

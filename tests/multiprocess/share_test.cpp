@@ -19,7 +19,7 @@
 #include "os/memfd.h"
 #include "share/format/process_name.h"
 #include "share/owner/claim_memory.h"
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 #include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/footprint.h"
@@ -266,7 +266,7 @@ TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
     const std::string text = share(tensor).to_text();
     Child middle([&] {
       const Tensor mine = open(Handle::from_text(note->read()));
-      static_cast<SharedKeeper*>(mine.block().keeper())->begin_transit(mine.block().number(), 1);
+      static_cast<SharedBlocks*>(mine.block().group())->begin_transit(mine.block().number(), 1);
       note->step = 2;
       pause();
     });

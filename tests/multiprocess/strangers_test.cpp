@@ -19,7 +19,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/mapping.h"
-#include "share/borrower/call.h"
+#include "share/borrower/dial.h"
 #include "share/broker/broker.h"
 #include "share/format/process_name.h"
 #include "share/format/wire.h"
@@ -183,9 +183,9 @@ TEST(SilentSocket, InADeadProducersPlaceLosesNoItem) {
   Squatter squatter(Handle::from_text(note->read()).fields().owner, true, geteuid());
   producer.kill();
   squatter.await();
-  broker_patience_ms = 100;
+  reply_timeout_ms = 100;
   EXPECT_EQ(number_in(queue.get_tensor()), 7);
-  broker_patience_ms = 10'000;
+  reply_timeout_ms = 10'000;
 }
 
 /// An owner to whose broker another user connects without end: again whenever a connection was accepted.

@@ -516,13 +516,13 @@ TEST_F(Impostor, ThatTalksGarbageIsFoundOut) {
 }
 
 TEST_F(Impostor, ThatHangsUpAndListensIsNotCalledDead) {
-  broker_patience_ms = 300;
+  reply_timeout_ms = 300;
   expect_open(ErrorCode::timeout, {"did not answer", "stopped"},
               [](const ProcessId&, UnixSocket& socket, ByteSpan) { socket = UnixSocket(); });
 }
 
 TEST_F(Impostor, ThatStaysSilentIsGivenUp) {
-  broker_patience_ms = 100;
+  reply_timeout_ms = 100;
   expect_open(ErrorCode::timeout, {"did not answer", "stopped"},
               [](const ProcessId&, UnixSocket&, ByteSpan) {});
 }
@@ -581,11 +581,11 @@ TEST_F(StoppedOwner, IsAnErrorAndItsLateAnswerIsNotTakenForAnother) {
   const Handle second = Handle::from_text(note_->read(5));
   const Footprint before = Footprint::unchanging();
   owner_.signal(SIGSTOP);
-  broker_patience_ms = 100;
+  reply_timeout_ms = 100;
   expect_refusal(ErrorCode::timeout, {"did not answer", "stopped", "100 ms"}, [&] { open(first); });
   expect_soon(before);
   owner_.signal(SIGCONT);
-  broker_patience_ms = 10'000;
+  reply_timeout_ms = 10'000;
   EXPECT_EQ(open(second).as<std::int64_t>()[kOwnSegment - 1],
             2);  // not the first, whose answer comes first
   EXPECT_EQ(open(first).as<std::int64_t>()[kOwnSegment - 1], 1);

@@ -19,7 +19,7 @@ struct BlockInfo {
 /// Counts the references of a group of blocks: the ledger for blocks allocated here, a peer for borrowed ones, a
 /// framework for memory that is not shared at all. Thread safety: all members may be called concurrently. None
 /// throws.
-class BlockKeeper {
+class BlockGroup {
  public:
   /// Can other processes open these blocks? False for memory of frameworks.
   bool shareable() const noexcept { return shareable_; }
@@ -32,8 +32,8 @@ class BlockKeeper {
   }
 
  protected:
-  explicit BlockKeeper(bool shareable) noexcept : shareable_(shareable) {}
-  ~BlockKeeper() = default;
+  explicit BlockGroup(bool shareable) noexcept : shareable_(shareable) {}
+  ~BlockGroup() = default;
 
  private:
   bool shareable_;
@@ -45,30 +45,30 @@ class BlockRef {
  public:
   BlockRef() noexcept = default;
   /// Takes over a reference that the caller already counted.
-  BlockRef(BlockKeeper* keeper, std::uint32_t number) noexcept : keeper_(keeper), number_(number) {}
-  BlockRef(const BlockRef& other) noexcept : keeper_(other.keeper_), number_(other.number_) {
-    if (keeper_) keeper_->retain(number_);
+  BlockRef(BlockGroup* group, std::uint32_t number) noexcept : group_(group), number_(number) {}
+  BlockRef(const BlockRef& other) noexcept : group_(other.group_), number_(other.number_) {
+    if (group_) group_->retain(number_);
   }
   BlockRef(BlockRef&& other) noexcept
-      : keeper_(std::exchange(other.keeper_, nullptr)), number_(other.number_) {}
+      : group_(std::exchange(other.group_, nullptr)), number_(other.number_) {}
   BlockRef& operator=(BlockRef other) noexcept {
-    std::swap(keeper_, other.keeper_);
+    std::swap(group_, other.group_);
     std::swap(number_, other.number_);
     return *this;
   }
   ~BlockRef() { reset(); }
 
   void reset() noexcept {
-    if (keeper_) std::exchange(keeper_, nullptr)->release(number_);
+    if (group_) std::exchange(group_, nullptr)->release(number_);
   }
   /// The reference is the caller's to count from here on.
-  void detach() noexcept { keeper_ = nullptr; }
-  explicit operator bool() const noexcept { return keeper_ != nullptr; }
-  BlockKeeper* keeper() const noexcept { return keeper_; }
+  void detach() noexcept { group_ = nullptr; }
+  explicit operator bool() const noexcept { return group_ != nullptr; }
+  BlockGroup* group() const noexcept { return group_; }
   std::uint32_t number() const noexcept { return number_; }
 
  private:
-  BlockKeeper* keeper_ = nullptr;
+  BlockGroup* group_ = nullptr;
   std::uint32_t number_ = 0;
 };
 

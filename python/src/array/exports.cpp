@@ -17,15 +17,15 @@ namespace {
 
 /// REQUIRES: is_shareable(tensor).
 std::vector<Stream> order_of(const Tensor& tensor) {
-  return static_cast<SharedKeeper&>(*tensor.block().keeper()).order();
+  return static_cast<SharedBlocks&>(*tensor.block().group()).order();
 }
 
 /// One exported block, with the number of its exports, which own it together. Exports of the block in the order of
 /// other streams are kept as well until the last one goes. So all streams that it was exported to are waited for.
-class Export final : public BlockKeeper {
+class Export final : public BlockGroup {
  public:
   explicit Export(const Tensor& tensor)
-      : BlockKeeper(false),
+      : BlockGroup(false),
         block_(tensor.block()),
         orders_{order_of(tensor)},
         memory_(storage(tensor)),

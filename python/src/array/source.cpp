@@ -67,7 +67,7 @@ class Buffer {
                        name_of_elements(memoryview_), view_.itemsize, advice(view_.format)));
   }
 
-  Strided elements(const char* argument) const {
+  StridedView elements(const char* argument) const {
     if (view_.suboffsets && std::any_of(view_.suboffsets, view_.suboffsets + view_.ndim,
                                         [](Py_ssize_t offset) { return offset >= 0; }))
       refuse(
@@ -93,7 +93,7 @@ bool is_on_a_device(nb::handle object) {
 }
 
 /// The elements as a tensor of ours, if they are that.
-std::optional<Tensor> find_ours(DType dtype, const Strided& elements, Access access) {
+std::optional<Tensor> find_ours(DType dtype, const StridedView& elements, Access access) {
   const auto size = static_cast<std::int64_t>(elements.element_size);
   std::vector<std::int64_t> strides;
   for (const std::int64_t stride : elements.strides) {
@@ -118,7 +118,7 @@ void refuse_masked(nb::handle object, const char* argument) {
         argument));
 }
 
-void copy_with_gil(const Strided& to, const Strided& from) {
+void copy_with_gil(const StridedView& to, const StridedView& from) {
   if (static_cast<std::size_t>(to.count()) * to.element_size < kLargeCopy) return copy_elements(to, from);
   without_gil([&] { copy_elements(to, from); });
 }

@@ -33,7 +33,7 @@ class Source {
 
  private:
   Source(const Tensor& tensor);
-  Source(DType dtype, nb::object memoryview, Strided elements)
+  Source(DType dtype, nb::object memoryview, StridedView elements)
       : dtype_(dtype), keep_(std::move(memoryview)), elements_(std::move(elements)) {}
   static Source of_buffer(nb::handle object, const char* argument, std::optional<DType> dtype);
   static Source of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why);
@@ -42,13 +42,13 @@ class Source {
   nb::object keep_;               ///< a memoryview
   std::optional<Tensor> tensor_;  ///< foreign memory by DLPack
   std::optional<Tensor> ours_;
-  Strided elements_;
+  StridedView elements_;
 };
 
 /// Throws unsupported for a numpy.ma.MaskedArray: its memory is that of all elements, also of those masked.
 void refuse_masked(nb::handle object, const char* argument);
 
 /// Copies large arrays without the GIL. REQUIRES: equal shape and element size.
-void copy_with_gil(const Strided& to, const Strided& from);
+void copy_with_gil(const StridedView& to, const StridedView& from);
 
 }  // namespace onecopy::python

@@ -18,7 +18,7 @@ struct Step {
 };
 
 /// The dimensions, outermost first, without those of size 1. Neighbours are joined if both arrays allow.
-std::vector<Step> steps(const Strided& to, const Strided& from) {
+std::vector<Step> steps(const StridedView& to, const StridedView& from) {
   std::vector<Step> joined;
   for (std::size_t i = 0; i < to.shape.size(); ++i) {
     if (to.shape[i] == 1) continue;
@@ -58,21 +58,21 @@ void copy_steps(std::byte* to, const std::byte* from, std::span<const Step> step
     copy_steps(to + i * steps[0].to, from + i * steps[0].from, steps.subspan(1), size);
 }
 
-void copy_apart(const Strided& to, const Strided& from) noexcept {
+void copy_apart(const StridedView& to, const StridedView& from) noexcept {
   std::vector<Step> walked = steps(to, from);
   if (walked.empty()) walked.push_back({1, 0, 0});
   copy_steps(to.data, from.data, walked, to.element_size);
 }
 
 /// Do both lie row by row without gaps? std::memmove() takes care of overlaps then.
-bool is_one_row(const Strided& to, const Strided& from) {
+bool is_one_row(const StridedView& to, const StridedView& from) {
   const std::vector<Step> walked = steps(to, from);
   const auto bytes = static_cast<std::int64_t>(to.element_size);
   return walked.empty() || (walked.size() == 1 && walked[0].to == bytes && walked[0].from == bytes);
 }
 
 /// From the lowest byte of any element to past the highest. REQUIRES: elements.
-std::pair<const std::byte*, const std::byte*> extent(const Strided& view) noexcept {
+std::pair<const std::byte*, const std::byte*> extent(const StridedView& view) noexcept {
   const std::byte* begin = view.data;
   const std::byte* end = view.data + view.element_size;
   for (std::size_t i = 0; i < view.shape.size(); ++i) {
@@ -83,11 +83,11 @@ std::pair<const std::byte*, const std::byte*> extent(const Strided& view) noexce
 }
 
 /// Copies the elements of `from` row by row, and holds them until they are written.
-void copy_by_way_of_another(const Strided& to, const Strided& from) {
+void copy_by_way_of_another(const StridedView& to, const StridedView& from) {
   const auto bytes = static_cast<std::size_t>(from.count()) * from.element_size;
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes);
-  Strided between{memory.get(), from.shape, std::vector<std::int64_t>(from.shape.size()),
-                  from.element_size};
+  StridedView between{memory.get(), from.shape, std::vector<std::int64_t>(from.shape.size()),
+                      from.element_size};
   auto stride = static_cast<std::int64_t>(from.element_size);
   for (std::size_t i = from.shape.size(); i-- > 0; stride *= from.shape[i]) between.strides[i] = stride;
   copy_apart(between, from);
@@ -96,7 +96,7 @@ void copy_by_way_of_another(const Strided& to, const Strided& from) {
 
 }  // namespace
 
-bool overlap(const Strided& a, const Strided& b) noexcept {
+bool overlap(const StridedView& a, const StridedView& b) noexcept {
   if (a.count() == 0 || b.count() == 0) return false;
   const auto [a_begin, a_end] = extent(a);
   const auto [b_begin, b_end] = extent(b);
@@ -104,32 +104,32 @@ bool overlap(const Strided& a, const Strided& b) noexcept {
   return before(a_begin, b_end) && before(b_begin, a_end);
 }
 
-std::int64_t Strided::count() const noexcept {
+std::int64_t StridedView::count() const noexcept {
   std::int64_t product = 1;
   for (const std::int64_t size : shape) product *= size;
   return product;
 }
 
-Strided strided(const Tensor& tensor) {
-  Strided view{tensor.as<std::byte>(),
-               {tensor.shape().begin(), tensor.shape().end()},
-               {tensor.strides().begin(), tensor.strides().end()},
-               size_of(tensor.dtype())};
+StridedView strided(const Tensor& tensor) {
+  StridedView view{tensor.as<std::byte>(),
+                   {tensor.shape().begin(), tensor.shape().end()},
+                   {tensor.strides().begin(), tensor.strides().end()},
+                   size_of(tensor.dtype())};
   for (std::int64_t& stride : view.strides) stride *= static_cast<std::int64_t>(view.element_size);
   return view;
 }
 
-void copy_elements(const Strided& to, const Strided& from) {
+void copy_elements(const StridedView& to, const StridedView& from) {
   if (to.count() == 0) return;
   if (overlap(to, from) && !is_one_row(to, from)) return copy_by_way_of_another(to, from);
   copy_apart(to, from);
 }
 
 /// One element is written, and then copied to all others as an array of stride 0.
-void fill(const Strided& to, const Element& value) noexcept {
+void fill(const StridedView& to, const Element& value) noexcept {
   if (to.count() == 0) return;
-  Strided same{const_cast<std::byte*>(value.data()), to.shape,
-               std::vector<std::int64_t>(to.shape.size(), 0), to.element_size};
+  StridedView same{const_cast<std::byte*>(value.data()), to.shape,
+                   std::vector<std::int64_t>(to.shape.size(), 0), to.element_size};
   copy_apart(to, same);
 }
 

@@ -14,7 +14,7 @@
 namespace onecopy::python {
 
 /// Elements without their meaning. Unlike those of a Layout, the strides are bytes and may be negative.
-struct Strided {
+struct StridedView {
   std::byte* data = nullptr;  ///< element 0
   std::vector<std::int64_t> shape;
   std::vector<std::int64_t> strides;
@@ -23,16 +23,16 @@ struct Strided {
   std::int64_t count() const noexcept;
 };
 
-Strided strided(const Tensor& tensor);
+StridedView strided(const Tensor& tensor);
 
 /// May the two have an element in common?
-bool overlap(const Strided& a, const Strided& b) noexcept;
+bool overlap(const StridedView& a, const StridedView& b) noexcept;
 
 /// If both overlap, the result is as if `from` had been copied before. REQUIRES: equal shape and element size.
-void copy_elements(const Strided& to, const Strided& from);
+void copy_elements(const StridedView& to, const StridedView& from);
 
 /// The bytes of one element; as many of them count as the dtype has.
 using Element = std::array<std::byte, 16>;
-void fill(const Strided& to, const Element& value) noexcept;
+void fill(const StridedView& to, const Element& value) noexcept;
 
 }  // namespace onecopy::python

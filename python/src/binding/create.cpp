@@ -79,8 +79,10 @@ Tensor full(nb::handle shape, nb::handle fill_value, nb::handle dtype, nb::handl
   return without_gil([&] {
     const auto size = static_cast<std::int64_t>(size_of(tensor.dtype()));
     fill_in_pieces(tensor, [&](std::byte* at, std::size_t bytes) {
-      fill(Strided{at, {static_cast<std::int64_t>(bytes) / size}, {size}, static_cast<std::size_t>(size)},
-           value);
+      fill(
+          StridedView{
+              at, {static_cast<std::int64_t>(bytes) / size}, {size}, static_cast<std::size_t>(size)},
+          value);
     });
     return tensor;
   });

@@ -60,7 +60,7 @@ void fill_row(const Tensor& tensor, const Element& value) {
   const std::size_t first = std::min(tensor.nbytes(), kStaging);
   const auto count = static_cast<std::int64_t>(first / element);
   std::vector<std::byte> staged(first);
-  fill(Strided{staged.data(), {count}, {static_cast<std::int64_t>(element)}, element}, value);
+  fill(StridedView{staged.data(), {count}, {static_cast<std::int64_t>(element)}, element}, value);
   const Device device = tensor.device();
   const Stream stream = current_stream(device);
   without_gil([&] {

@@ -13,10 +13,10 @@ namespace {
 
 /// Objects that are not needed any more. Thread safety: all members may be called concurrently; drop() needs the GIL.
 /// Survives fork. Never destroyed.
-class Unneeded {
+class DropQueue {
  public:
-  static Unneeded& instance() {
-    static Unneeded* const unneeded = new Unneeded;
+  static DropQueue& instance() {
+    static DropQueue* const unneeded = new DropQueue;
     return *unneeded;
   }
 
@@ -49,7 +49,7 @@ class Unneeded {
   }
 
  private:
-  Unneeded() {
+  DropQueue() {
     pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
                    [] { instance().mutex_.unlock(); });
   }
@@ -63,24 +63,24 @@ class Unneeded {
 
 }  // namespace
 
-void drop_soon(PyObject* object) noexcept { Unneeded::instance().add(object); }
+void drop_soon(PyObject* object) noexcept { DropQueue::instance().add(object); }
 
 void drop_unneeded() {
-  if (Unneeded::instance().is_due()) Unneeded::instance().drop();
+  if (DropQueue::instance().is_due()) DropQueue::instance().drop();
 }
 
 std::shared_ptr<const void> kept(nb::object object) {
   drop_unneeded();
   PyObject* const raw = object.ptr();
-  std::shared_ptr<const void> keeper(
+  std::shared_ptr<const void> group(
       raw, [](const void* dropped) { drop_soon(static_cast<PyObject*>(const_cast<void*>(dropped))); });
   object.release();
-  return keeper;
+  return group;
 }
 
 void init_kept(nb::module_& m) {
-  Unneeded::instance();  // before any other lock's handlers for fork(), so that it is taken after those
-  m.def("_end_of_interpreter", [] { Unneeded::instance().end(); });
+  DropQueue::instance();  // before any other lock's handlers for fork(), so that it is taken after those
+  m.def("_end_of_interpreter", [] { DropQueue::instance().end(); });
   nb::module_::import_("atexit").attr("register")(m.attr("_end_of_interpreter"));
 }
 

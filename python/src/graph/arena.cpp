@@ -33,9 +33,9 @@ using graph::Footprint;
 using graph::Window;
 
 /// What `onecopy ls` shows of an arena. While another thread changes it, that is its last look.
-class Listed {
+class ArenaListing {
  public:
-  explicit Listed(const std::shared_ptr<Arena>& arena)
+  explicit ArenaListing(const std::shared_ptr<Arena>& arena)
       : arena_(arena), device_(arena->device().str()), last_(arena->footprint()) {}
 
   std::optional<ArenaInfo> operator()() {
@@ -54,7 +54,7 @@ class Listed {
 /// A process that cannot be listed has arenas all the same.
 void list(const std::shared_ptr<Arena>& arena) {
   try {
-    Session::current().list_arena(Listed(arena));
+    Session::current().list_arena(ArenaListing(arena));
   } catch (const Error& error) {
     log_warning(
         fmt::format("onecopy ls will not show an arena on {}: {}", arena->device().str(), error.what()));

@@ -246,13 +246,13 @@ const Api::ExchangeTable* Api::find_table(nb::handle tensor_type) {
   return table && table->version.major == 1 ? table : nullptr;
 }
 
-std::optional<Api::Placed> Api::placed(PyObject* tensor) const {
+std::optional<Api::Placement> Api::placed(PyObject* tensor) const {
   if (table_ && table_->view_of_object)
     if (auto placed = placed_by_table(tensor)) return placed;
   return placed_by_attributes(tensor);
 }
 
-std::optional<Api::Placed> Api::placed_by_table(PyObject* tensor) const {
+std::optional<Api::Placement> Api::placed_by_table(PyObject* tensor) const {
   DLTensor dl;
   if (table_->view_of_object(tensor, &dl) != 0) {
     PyErr_Clear();  // sparse, quantized, meta, a dtype that DLPack does not have
@@ -265,21 +265,21 @@ std::optional<Api::Placed> Api::placed_by_table(PyObject* tensor) const {
     const DType dtype = from_dl(dl.dtype);
     if (is_int_of_bytes(dtype) && !get(tensor, dtype_).is(dtypes_[static_cast<std::size_t>(dtype)]))
       return std::nullopt;
-    return Placed{Layout(dtype, std::span(dl.shape, ndim), std::span(dl.strides, ndim)), from_dl(dl.device),
-                  static_cast<std::byte*>(dl.data) + dl.byte_offset};
+    return Placement{Layout(dtype, std::span(dl.shape, ndim), std::span(dl.strides, ndim)),
+                     from_dl(dl.device), static_cast<std::byte*>(dl.data) + dl.byte_offset};
   } catch (const Error&) {
     return std::nullopt;
   }
 }
 
-std::optional<Api::Placed> Api::placed_by_attributes(nb::handle tensor) const {
+std::optional<Api::Placement> Api::placed_by_attributes(nb::handle tensor) const {
   const auto device = device_of(tensor);
   if (!device || !tensor.attr("layout").is(strided_) || nb::cast<bool>(tensor.attr("is_nested")))
     return std::nullopt;
   const nb::object dtype = tensor.attr("dtype");
   for (auto i = static_cast<std::size_t>(kFirstDType); i < dtypes_.size(); ++i)
     if (dtypes_[i].is(dtype))
-      return Placed{
+      return Placement{
           Layout(static_cast<DType>(i), numbers(tensor.attr("shape")), numbers(tensor.attr("stride")())),
           *device, reinterpret_cast<std::byte*>(number(tensor.attr("data_ptr")()))};
   return std::nullopt;

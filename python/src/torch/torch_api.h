@@ -54,13 +54,13 @@ class Api {
   bool is_parameter(PyObject* object) const noexcept { return Py_TYPE(object) == parameter_type; }
 
   /// The elements of a tensor, and their device.
-  struct Placed {
+  struct Placement {
     Layout layout;
     Device device;
     std::byte* data;  ///< of the first element; of nothing in particular when there are no elements
   };
   /// Empty for objects that are no plain strided tensor of a known device with a dtype that onecopy has.
-  std::optional<Placed> placed(PyObject* tensor) const;
+  std::optional<Placement> placed(PyObject* tensor) const;
   /// Throws unsupported for a storage on a device that we do not know.
   Device device_of_storage(nb::handle storage) const;
   /// Before torch makes tensors on memory of a device. Throws unsupported when this torch cannot.
@@ -177,8 +177,8 @@ class Api {
     return result;
   }
   static const ExchangeTable* find_table(nb::handle tensor_type);
-  std::optional<Placed> placed_by_table(PyObject* tensor) const;
-  std::optional<Placed> placed_by_attributes(nb::handle tensor) const;
+  std::optional<Placement> placed_by_table(PyObject* tensor) const;
+  std::optional<Placement> placed_by_attributes(nb::handle tensor) const;
   /// torch's module for devices of that type; none when there is none.
   nb::object part_for(DeviceType type) const;
   /// False in a forked child at first, also if its parent has used the device.

@@ -36,7 +36,7 @@ Storages::Storages() {
 
 nb::object Storages::lend(const Api& api, const Tensor& tensor) {
   drop_due(api);
-  auto lent = std::make_unique<Lent>(tensor);
+  auto lent = std::make_unique<Loan>(tensor);
   // They are only read, and stay where they are as long as torch has them. A 0-d tensor has pointers, too.
   const Layout& layout = lent->bytes.layout();
   lent->managed.version = {1, 1};
@@ -84,7 +84,7 @@ std::optional<Tensor> Storages::paired_block_at(const Api& api, const std::byte*
   std::optional<Tensor> bytes;
   {
     std::lock_guard lock(mutex_);
-    const Paired& paired = paired_.at(begin);  // entries go with the GIL only, which we hold
+    const StoragePair& paired = paired_.at(begin);  // entries go with the GIL only, which we hold
     weak = paired.weak;
     bytes = paired.bytes;
   }
@@ -124,8 +124,8 @@ void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
 
 void Storages::note_adopted(const Api& api, nb::handle storage, const Tensor& bytes) {
   if (adopted_.size() >= adopted_limit_) drop_expired_adopted(api);
-  const BlockInfo info = Session::current().locate(shared_keeper(bytes, "adopt"), bytes).info;
-  const Adopted adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
+  const BlockInfo info = Session::current().locate(shared_blocks(bytes, "adopt"), bytes).info;
+  const Adoption adopted{info.number, info.generation, bytes.nbytes(), api.weak(storage)};
   const auto [at, is_new] = adopted_.try_emplace(bytes.as<std::byte>(), adopted);
   if (!is_new) api.free_weak(std::exchange(at->second, adopted).weak);
 }
@@ -199,12 +199,12 @@ Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
 }
 
 void Storages::give_back(DLManagedTensorVersioned* managed) {
-  const std::unique_ptr<Lent> lent(static_cast<Lent*>(managed->manager_ctx));
+  const std::unique_ptr<Loan> lent(static_cast<Loan*>(managed->manager_ctx));
   instance().remove(*lent);
   if (lent->former) drop_soon(lent->former);
 }  // and the block is let go of without the lock
 
-void Storages::remove(Lent& lent) noexcept {
+void Storages::remove(Loan& lent) noexcept {
   std::lock_guard lock(mutex_);
   const auto at = lent_.find(lent.begin);
   if (at != lent_.end() && at->second == &lent) lent_.erase(at);

@@ -50,8 +50,8 @@ class Storages {
 
  private:
   /// A block on loan; it owns itself until torch gives it back.
-  struct Lent {
-    explicit Lent(const Tensor& tensor) : bytes(tensor), begin(storage(tensor).data()) {}
+  struct Loan {
+    explicit Loan(const Tensor& tensor) : bytes(tensor), begin(storage(tensor).data()) {}
 
     DLManagedTensorVersioned managed{};
     Tensor bytes;
@@ -62,13 +62,13 @@ class Storages {
   };
 
   /// Without an exchange, torch does not report that it frees the storage: it is looked at from time to time.
-  struct Paired {
+  struct StoragePair {
     Tensor bytes;
     std::uintptr_t weak;
   };
 
   /// The block is named and not kept: its sharer releases it some time.
-  struct Adopted {
+  struct Adoption {
     std::uint32_t block;
     std::uint64_t generation;
     std::size_t size;
@@ -83,7 +83,7 @@ class Storages {
   std::uintptr_t weak_at(const std::byte* begin) const;
   std::optional<Tensor> paired_block_at(const Api& api, const std::byte* begin);
   static void give_back(DLManagedTensorVersioned* managed);
-  void remove(Lent& lent) noexcept;
+  void remove(Loan& lent) noexcept;
   void drop_due(const Api& api) {
     if (is_due_.load(std::memory_order_relaxed)) [[unlikely]]
       drop_all_due(api);
@@ -96,10 +96,10 @@ class Storages {
   }
 
   mutable std::mutex mutex_;
-  std::unordered_map<const std::byte*, Lent*> lent_;
-  std::unordered_map<const std::byte*, Paired> paired_;          ///< by the address in torch's mapping
+  std::unordered_map<const std::byte*, Loan*> lent_;
+  std::unordered_map<const std::byte*, StoragePair> paired_;     ///< by the address in torch's mapping
   std::unordered_map<const std::byte*, const std::byte*> ours_;  ///< paired_ by the address in ours
-  std::unordered_map<const std::byte*, Adopted> adopted_;        ///< used with the GIL only
+  std::unordered_map<const std::byte*, Adoption> adopted_;       ///< used with the GIL only
   std::size_t adopted_limit_ = 64;
   std::size_t paired_limit_ = 64;         ///< when to look for expired ones
   std::vector<std::uintptr_t> due_weak_;  ///< to be freed with the GIL

@@ -21,7 +21,7 @@ struct SegmentDirectory::Head {
   std::uint32_t options;
 };
 
-struct SegmentDirectory::Packed {
+struct SegmentDirectory::PackedEntry {
   ProcessId owner;
   ProcessId maker;
   std::uint64_t segment_size;
@@ -33,16 +33,16 @@ struct SegmentDirectory::Packed {
 };
 
 SegmentDirectory::SegmentDirectory(Ring& ring) noexcept : ring_(ring), state_(&head().state) {
-  static_assert(sizeof(Packed) == 64 && kPage + 2 * kHalfAt * sizeof(Packed) == kExtraBytes);
-  static_assert(kHalfAt + kHalf == kIndices && kHalfAt * sizeof(Packed) % kPage == 0);
+  static_assert(sizeof(PackedEntry) == 64 && kPage + 2 * kHalfAt * sizeof(PackedEntry) == kExtraBytes);
+  static_assert(kHalfAt + kHalf == kIndices && kHalfAt * sizeof(PackedEntry) % kPage == 0);
 }
 
 SegmentDirectory::Head& SegmentDirectory::head() const noexcept {
   return *reinterpret_cast<Head*>(ring_.extra());
 }
 
-SegmentDirectory::Packed& SegmentDirectory::packed(std::uint16_t index) const noexcept {
-  return reinterpret_cast<Packed*>(ring_.extra() + kPage)[index];
+SegmentDirectory::PackedEntry& SegmentDirectory::packed(std::uint16_t index) const noexcept {
+  return reinterpret_cast<PackedEntry*>(ring_.extra() + kPage)[index];
 }
 
 std::uint64_t SegmentDirectory::queue() const noexcept { return head().queue; }
@@ -82,7 +82,8 @@ std::optional<std::uint16_t> SegmentDirectory::append(const SegmentRef& segment,
     now = turn(epoch_in(now));
   }
   const std::uint32_t index = (epoch_in(now) & 1) * kHalfAt + count_in(now);
-  if (index % (kPage / sizeof(Packed)) == 0) ring_.reserve_extra(kPage + index * sizeof(Packed), kPage);
+  if (index % (kPage / sizeof(PackedEntry)) == 0)
+    ring_.reserve_extra(kPage + index * sizeof(PackedEntry), kPage);
   packed(static_cast<std::uint16_t>(index)) = {segment.owner,
                                                segment.maker,
                                                segment.size,
@@ -117,7 +118,7 @@ SegmentDirectory::Entry SegmentDirectory::read(std::uint16_t index) const {
   const Subject subject{"item's segment"};
   const std::uint64_t before = state().load();
   if (!is_there(index, before)) refuse(subject, fmt::format("is entry {} of {}", index, count_in(before)));
-  Packed entry;
+  PackedEntry entry;
   copy_once(&entry, reinterpret_cast<const std::byte*>(&packed(index)), sizeof entry);
   const std::uint32_t epoch = epoch_of(index, before);
   if (epoch_of(index) != epoch) refuse(subject, fmt::format("is entry {}, which is gone", index));

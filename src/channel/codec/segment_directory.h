@@ -54,7 +54,7 @@ class SegmentDirectory {
 
  private:
   struct Head;
-  struct Packed;
+  struct PackedEntry;
 
   static std::uint32_t epoch_in(std::uint64_t state) noexcept {
     return static_cast<std::uint32_t>(state >> 32);
@@ -66,7 +66,7 @@ class SegmentDirectory {
   bool is_there(std::uint16_t index, std::uint64_t state) const noexcept;
   Head& head() const noexcept;
   std::atomic<std::uint64_t>& state() const noexcept { return *state_; }
-  Packed& packed(std::uint16_t index) const noexcept;
+  PackedEntry& packed(std::uint16_t index) const noexcept;
 
   Ring& ring_;
   std::atomic<std::uint64_t>* const state_;  ///< {epoch, entries in its half}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/codec/segment_lookup.h"
 
-#include "os/patience.h"
+#include "os/deadline_scope.h"
 
 namespace onecopy {
 namespace {
@@ -12,20 +12,20 @@ constexpr std::size_t kMostKnown = SegmentDirectory::kIndices;
 
 /// Two threads may enter a segment at once; then it has two entries, which does no harm.
 std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Tensor& tensor,
-                                                     SharedKeeper& keeper, std::uint32_t segment,
+                                                     SharedBlocks& group, std::uint32_t segment,
                                                      const Limits& limits, std::uint32_t epoch) {
-  const Key key{keeper.serial(), segment, tensor.access()};
+  const Key key{group.serial(), segment, tensor.access()};
   if (has_lost_creator()) [[unlikely]]
     doubt_retention();
   if (const auto index = last_.find(std::get<0>(key), std::get<1>(key), std::get<2>(key), epoch))
     return *index;
-  const std::optional<Known> before = find_known(key);
+  const std::optional<CachedSegment> before = find_known(key);
   const bool must_ask_creator = !before || must_ask(session, *before);
   if (!must_ask_creator && has_index(*before, epoch)) return before->index;
   if (!limits.may_ask) return {};
-  Known now = before.value_or(Known{});
-  const SegmentRef ref = session.name_segment(keeper, tensor);
-  const Patience patience(limits.deadline);
+  CachedSegment now = before.value_or(CachedSegment{});
+  const SegmentRef ref = session.name_segment(group, tensor);
+  const DeadlineScope patience(limits.deadline);
   if (must_ask_creator) ask_creator(session, tensor, ref.kind, now);
   if (!has_index(now, epoch)) enter(ref, tensor.access(), limits.deadline, now);
   remember(key, now);
@@ -33,7 +33,7 @@ std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Ten
 }
 
 /// A segment for which there was no room gets an index once there is some.
-bool SegmentLookup::has_index(const Known& known, std::uint32_t epoch) const noexcept {
+bool SegmentLookup::has_index(const CachedSegment& known, std::uint32_t epoch) const noexcept {
   return known.epoch == epoch && (known.index != kWholeHandle || !directory_.has_room());
 }
 
@@ -59,12 +59,12 @@ void SegmentLookup::doubt_retention() noexcept {
   last_.forget();
 }
 
-bool SegmentLookup::must_ask(Session& session, const Known& known) const {
+bool SegmentLookup::must_ask(Session& session, const CachedSegment& known) const {
   return !known.is_settled() && known.ask_again <= std::chrono::steady_clock::now() &&
          !session.queues().is_silent(creator_);
 }
 
-std::optional<SegmentLookup::Known> SegmentLookup::find_known(const Key& key) {
+std::optional<SegmentLookup::CachedSegment> SegmentLookup::find_known(const Key& key) {
   const LockGuard lock(mutex_);
   const auto at = known_.find(key);
   if (at == known_.end()) return {};
@@ -72,10 +72,10 @@ std::optional<SegmentLookup::Known> SegmentLookup::find_known(const Key& key) {
   return at->second;
 }
 
-void SegmentLookup::remember(const Key& key, const Known& known) {
+void SegmentLookup::remember(const Key& key, const CachedSegment& known) {
   const LockGuard lock(mutex_);
   if (known_.size() == kMostKnown) forget_most();
-  Known& before = known_[key];
+  CachedSegment& before = known_[key];
   if (known.is_unkept && !before.is_unkept) unkept_.fetch_add(1, std::memory_order_relaxed);
   if (!known.is_unkept && before.is_unkept) unkept_.fetch_sub(1, std::memory_order_relaxed);
   before = known;
@@ -90,12 +90,13 @@ void SegmentLookup::forget_most() noexcept {
   known_.clear();
 }
 
-void SegmentLookup::remember_last(const Key& key, const Known& known) noexcept {
+void SegmentLookup::remember_last(const Key& key, const CachedSegment& known) noexcept {
   if (known.is_settled() && known.index != kWholeHandle)
     last_.remember(std::get<0>(key), std::get<1>(key), std::get<2>(key), known.epoch, known.index);
 }
 
-void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known) {
+void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentKind kind,
+                                CachedSegment& known) {
   constexpr std::chrono::seconds kOutOfReach{10};
   const Retention retention = session.queues().retain(tensor.block(), creator_, directory_.queue());
   point("queue.put.retained");
@@ -109,7 +110,8 @@ void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentK
 }
 
 /// This process holds the memory, and is named as its maker in the entry; receivers ask the creator by themselves.
-void SegmentLookup::enter(const SegmentRef& segment, Access access, TimePoint deadline, Known& known) {
+void SegmentLookup::enter(const SegmentRef& segment, Access access, TimePoint deadline,
+                          CachedSegment& known) {
   ring_.exclusively(deadline, [&] {
     known.index = directory_.append(segment, access).value_or(kWholeHandle);
     known.epoch = directory_.epoch();

@@ -21,19 +21,19 @@ namespace onecopy {
 /// Thread safety: find() may be called by any thread, remember() by one thread at a time.
 class LastLookup {
  public:
-  std::optional<std::uint16_t> find(std::uint64_t keeper, std::uint32_t segment, Access access,
+  std::optional<std::uint16_t> find(std::uint64_t group, std::uint32_t segment, Access access,
                                     std::uint32_t epoch) const noexcept {
     const std::uint32_t version = version_.load();
-    const bool same = keeper_.load() == keeper && segment_.load() == segment && access_.load() == access &&
+    const bool same = group_.load() == group && segment_.load() == segment && access_.load() == access &&
                       epoch_.load() == epoch;
     const std::uint16_t index = index_.load();
     if (!same || (version & 1) != 0 || version_.load() != version) return std::nullopt;
     return index;
   }
-  void remember(std::uint64_t keeper, std::uint32_t segment, Access access, std::uint32_t epoch,
+  void remember(std::uint64_t group, std::uint32_t segment, Access access, std::uint32_t epoch,
                 std::uint16_t index) noexcept {
     version_.fetch_add(1);
-    keeper_.store(keeper);
+    group_.store(group);
     segment_.store(segment);
     access_.store(access);
     epoch_.store(epoch);
@@ -44,7 +44,7 @@ class LastLookup {
 
  private:
   std::atomic<std::uint32_t> version_{0};  ///< odd while the rest is being written
-  std::atomic<std::uint64_t> keeper_{0};   ///< its serial()
+  std::atomic<std::uint64_t> group_{0};    ///< its serial()
   std::atomic<std::uint32_t> segment_{0};
   std::atomic<Access> access_{Access::read_only};
   std::atomic<std::uint16_t> index_{0};
@@ -70,8 +70,8 @@ class SegmentLookup {
   const SegmentDirectory& directory() const noexcept { return directory_; }
   /// The index of the tensor's segment, kWholeHandle while the directory has no room: one of `epoch`, or of the epoch
   /// that this call has begun. Empty if the creator would have to be asked and may not. Throws as Ring::exclusively()
-  /// does. REQUIRES: `keeper` is shared_keeper() of the tensor, `segment` its segment.
-  std::optional<std::uint16_t> index_of(Session& session, const Tensor& tensor, SharedKeeper& keeper,
+  /// does. REQUIRES: `group` is shared_blocks() of the tensor, `segment` its segment.
+  std::optional<std::uint16_t> index_of(Session& session, const Tensor& tensor, SharedBlocks& group,
                                         std::uint32_t segment, const Limits& limits, std::uint32_t epoch);
 
   /// Segments that the creator does not retain, as far as is known.
@@ -83,11 +83,11 @@ class SegmentLookup {
   void reset() noexcept;
 
  private:
-  /// The keeper's serial(), the segment, how it is put.
+  /// The group's serial(), the segment, how it is put.
   using Key = std::tuple<std::uint64_t, std::uint32_t, Access>;
   /// True once the connection to the creator has ended.
   using ConnectionEnd = std::shared_ptr<const std::atomic<bool>>;
-  struct Known {
+  struct CachedSegment {
     std::uint16_t index = kWholeHandle;      ///< in the directory
     std::uint32_t epoch = UINT32_MAX;        ///< in which it has that index
     bool is_unkept = false;                  ///< and counted
@@ -95,23 +95,23 @@ class SegmentLookup {
     bool is_settled() const noexcept { return ask_again == TimePoint::max(); }
   };
 
-  bool has_index(const Known& known, std::uint32_t epoch) const noexcept;
-  std::optional<Known> find_known(const Key& key);
-  void remember(const Key& key, const Known& known);
+  bool has_index(const CachedSegment& known, std::uint32_t epoch) const noexcept;
+  std::optional<CachedSegment> find_known(const Key& key);
+  void remember(const Key& key, const CachedSegment& known);
   void forget_most() noexcept REQUIRES(mutex_);
-  void remember_last(const Key& key, const Known& known) noexcept REQUIRES(mutex_);
+  void remember_last(const Key& key, const CachedSegment& known) noexcept REQUIRES(mutex_);
   void rely_on_creator(Session& session);
   bool has_lost_creator() const noexcept;
   void doubt_retention() noexcept;
-  bool must_ask(Session& session, const Known& known) const;
-  void ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, Known& known);
-  void enter(const SegmentRef& segment, Access access, TimePoint deadline, Known& known);
+  bool must_ask(Session& session, const CachedSegment& known) const;
+  void ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, CachedSegment& known);
+  void enter(const SegmentRef& segment, Access access, TimePoint deadline, CachedSegment& known);
 
   Ring& ring_;
   SegmentDirectory& directory_;
   const ProcessId creator_;
   Mutex mutex_;
-  std::map<Key, Known> known_ GUARDED_BY(mutex_);
+  std::map<Key, CachedSegment> known_ GUARDED_BY(mutex_);
   LastLookup last_;  ///< written under mutex_; of settled segments only
   /// The connection over which the creator was asked to retain settled segments; null when it retains nothing for us.
   std::atomic<const std::atomic<bool>*> relied_on_{nullptr};

@@ -67,9 +67,9 @@ bool can_be_ordered(Session& session, UnpackedTensors& tensors, Stream stream) {
   if (order.is_of_values()) return is_known(session, order);
   for (const ItemPoint& p : order.points) {
     const auto reached = session.streams().has_passed(order.putter, {p.slot, p.value});
-    if (reached == StreamOrder::Reached::unknown) return false;
+    if (reached == StreamOrder::MarkState::unknown) return false;
     const Device device = tensors.row(p.row).device();
-    if (reached == StreamOrder::Reached::no && backend(device.type).is_captured(device.index, stream))
+    if (reached == StreamOrder::MarkState::no && backend(device.type).is_captured(device.index, stream))
       throw Error(ErrorCode::unsupported,
                   "this stream is being captured, and the next item of the queue waits for another "
                   "process's stream; take it before the capture, and order each launch");
@@ -81,7 +81,7 @@ bool can_be_ordered_quickly(Session& session, UnpackedTensors& tensors, Stream s
   const ItemOrder& order = tensors.order;
   if (order.is_of_values()) return !may_wait_on_host(session, order, stream);
   for (const ItemPoint& p : order.points)
-    if (session.streams().has_passed(order.putter, {p.slot, p.value}) == StreamOrder::Reached::no &&
+    if (session.streams().has_passed(order.putter, {p.slot, p.value}) == StreamOrder::MarkState::no &&
         session.streams().may_wait_on_host(order.putter, tensors.row(p.row).device()))
       return false;
   return true;

@@ -22,10 +22,10 @@ std::optional<Manifest> TensorPacker::pack_unordered(Session& session, std::span
 
 /// Returns false if the creator may not be asked.
 bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& limits, Manifest& manifest) {
-  SharedKeeper& keeper = shared_keeper(tensor, "put");
-  const BlockSpot spot = session.locate(keeper, tensor);
+  SharedBlocks& group = shared_blocks(tensor, "put");
+  const BlockSpot spot = session.locate(group, tensor);
   const std::optional<std::uint16_t> index =
-      lookup_.index_of(session, tensor, keeper, spot.info.segment, limits, manifest.epoch());
+      lookup_.index_of(session, tensor, group, spot.info.segment, limits, manifest.epoch());
   if (!index) [[unlikely]]
     return false;
   Manifest::Row& out = manifest.add();
@@ -45,8 +45,8 @@ bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& lim
 
 void TensorPacker::prepare(Session& session, std::span<const Tensor> tensors, TimePoint deadline) {
   for (const Tensor& tensor : tensors) {
-    SharedKeeper& keeper = shared_keeper(tensor, "put");
-    lookup_.index_of(session, tensor, keeper, session.locate(keeper, tensor).info.segment, {deadline},
+    SharedBlocks& group = shared_blocks(tensor, "put");
+    lookup_.index_of(session, tensor, group, session.locate(group, tensor).info.segment, {deadline},
                      lookup_.directory().epoch());
   }
 }

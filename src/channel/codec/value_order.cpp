@@ -92,7 +92,7 @@ ItemOrder order_of_values(Session& session, Stream stream) {
 bool is_known(Session& session, const ItemOrder& values) {
   return session.streams().used_devices().empty() ||
          session.streams().has_passed(values.putter, point_of(values.points.front())) !=
-             StreamOrder::Reached::unknown;
+             StreamOrder::MarkState::unknown;
 }
 
 void ask_for(Session& session, const ItemOrder& values) noexcept {
@@ -107,7 +107,7 @@ void ask_for(Session& session, const ItemOrder& values) noexcept {
 
 bool may_wait_on_host(Session& session, const ItemOrder& values, Stream stream) {
   const auto is_passed = [&](const ItemPoint& point) {
-    return session.streams().has_passed(values.putter, point_of(point)) == StreamOrder::Reached::yes;
+    return session.streams().has_passed(values.putter, point_of(point)) == StreamOrder::MarkState::yes;
   };
   if (std::all_of(values.points.begin(), values.points.end(), is_passed)) return false;
   const auto streams = streams_to_wait(session, stream);
@@ -120,9 +120,9 @@ void wait_for_values(Session& session, const ItemOrder& values, Stream stream) n
   try {
     for (const ItemPoint& p : values.points) {
       const auto reached = session.streams().has_passed(values.putter, point_of(p));
-      if (reached == StreamOrder::Reached::yes) continue;
+      if (reached == StreamOrder::MarkState::yes) continue;
       session.streams().remember_point(values.putter, point_of(p));
-      if (reached == StreamOrder::Reached::no && !session.streams().used_devices().empty())
+      if (reached == StreamOrder::MarkState::no && !session.streams().used_devices().empty())
         wait(session, values.putter, point_of(p), streams_to_wait(session, stream));
     }
   } catch (const std::exception& error) {

@@ -75,7 +75,7 @@ std::optional<Pipe> Connecting::State::go_on(TimePoint deadline) {
   const std::string text(reinterpret_cast<const char*>(heard.data()) + kText, text_bytes);
   Pipe pipe = Pipe::connect(PipeHandle::from_text(text));
   point("listener.pipe_opened");
-  handshake::send(socket, handshake::Opened{1});
+  handshake::send(socket, handshake::OpenReply{1});
   return pipe;
 }
 

@@ -40,7 +40,7 @@ struct Verdict {  // listener; the text of a pipe's handle follows if the client
   std::uint32_t text_bytes;
   Digest digest;
 };
-struct Opened {  // client
+struct OpenReply {  // client
   std::uint8_t yes;
 };
 

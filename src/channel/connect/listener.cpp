@@ -178,7 +178,7 @@ std::optional<Pipe> Listener::State::serve_or_drop(Client& client) {
 }
 
 std::optional<Pipe> Listener::State::serve(Client& client) {
-  if (!client.hear(client.ours ? sizeof(handshake::Opened) : sizeof(handshake::Proof))) {
+  if (!client.hear(client.ours ? sizeof(handshake::OpenReply) : sizeof(handshake::Proof))) {
     client.is_over = client.is_over || std::chrono::steady_clock::now() > client.deadline;
     return {};
   }

@@ -6,11 +6,11 @@
 #include <algorithm>
 
 #include "channel/queue/channel_registry.h"
-#include "channel/ring/presence.h"
+#include "channel/ring/role_lock.h"
 #include "onecopy/core/error.h"
+#include "os/deadline_scope.h"
 #include "os/log.h"
 #include "os/memfd.h"
-#include "os/patience.h"
 #include "os/random.h"
 #include "share/session.h"
 
@@ -39,7 +39,7 @@ Fd make_ring_file(const RingOptions& options, bool may_spin) {
 
 Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer)
     : memory_(std::move(memory)),
-      ring_(play(ring, Role::user), ring),
+      ring_(hold_role(ring, Role::user), ring),
       segments_(ring_),
       creator_(creator),
       id_(segments_.queue()),
@@ -119,7 +119,7 @@ Session& Channel::current_session() { return Session::current(); }
 
 void Channel::join_again(Session& session, TimePoint deadline) {
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};  // it hears of it once it goes on
-  const Patience patience(std::min(deadline, std::chrono::steady_clock::now() + kCreatorTakesAtMost));
+  const DeadlineScope patience(std::min(deadline, std::chrono::steady_clock::now() + kCreatorTakesAtMost));
   ChannelRegistry::instance().join(*this, session);
 }
 
@@ -202,17 +202,17 @@ bool Channel::is_needed() noexcept {
 /// The receiver of our items may be on its way with a handle, but not for ever.
 bool Channel::is_alone() noexcept {
   const auto now = std::chrono::steady_clock::now();
-  if (is_played(ring_.fd(), Role::user)) alone_since_.reset();
+  if (is_role_held(ring_.fd(), Role::user)) alone_since_.reset();
   else if (!alone_since_) alone_since_ = now;
   is_left_ = alone_since_.has_value();
   return alone_since_ && now - *alone_since_ >= kReceiversMayTake;
 }
 
 /// Before the parent can leave: it must see that its child has the queue too.
-void Channel::play_in_child() noexcept {
+void Channel::hold_role_in_child() noexcept {
   ring_.forget_waiting();
   try {
-    ring_.use_file(play(ring_.fd(), Role::user));
+    ring_.use_file(hold_role(ring_.fd(), Role::user));
   } catch (const Error& error) {
     log_warning(fmt::format("a forked child shares its parent's place in a queue: {}", error.what()));
   }

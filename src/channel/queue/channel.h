@@ -82,7 +82,7 @@ class Channel {
   void give_up() noexcept;
   /// Will its items, and later ones of others, never be taken any more?
   bool is_alone() noexcept;
-  void play_in_child() noexcept;
+  void hold_role_in_child() noexcept;
   /// Lets go of taken items. Returns true while there are more.
   bool look() noexcept;
   TransitInfo in_transit() const;

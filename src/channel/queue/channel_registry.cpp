@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-#include "channel/ring/presence.h"
+#include "channel/ring/role_lock.h"
 #include "onecopy/core/error.h"
 #include "share/session.h"
 
@@ -56,7 +56,7 @@ void ChannelRegistry::after_fork() noexcept {
 
 void ChannelRegistry::after_fork_in_child() noexcept {
   for (auto& [id, channel] : instance_->channels_) {
-    channel->play_in_child();
+    channel->hold_role_in_child();
     if (channel->readiness_) channel->readiness_->unlock();
     channel->forget_readiness();
   }
@@ -79,7 +79,7 @@ Channel& ChannelRegistry::enter(std::unique_ptr<Channel> fresh) {
     auto& known = channels_[fresh->id_];
     if (!known) known = std::move(fresh);
     channel = known.get();
-    if (channel->queues_ == 0) play_again(channel->ring_.fd(), Role::user);
+    if (channel->queues_ == 0) hold_role_again(channel->ring_.fd(), Role::user);
     ++channel->queues_;
   }
   try {
@@ -101,7 +101,7 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   Channels unused;
   const LockGuard lock(mutex_);
   if (--channel.queues_ != 0) return;
-  stop_playing(channel.ring_.fd(), Role::user);
+  release_role(channel.ring_.fd(), Role::user);
   channel.forget_readiness();
   channel.sender_.sent().release_taken(channel.ring_.head());
   const bool expects_guests = take_unused(unused);

@@ -8,7 +8,7 @@
 #include <atomic>
 
 #include "channel/queue/channel.h"
-#include "channel/ring/presence.h"
+#include "channel/ring/role_lock.h"
 #include "core/base64.h"
 #include "onecopy/core/error.h"
 
@@ -51,13 +51,15 @@ TimePoint until(std::chrono::nanoseconds timeout) {
 struct PipeHandle::Parts {
   unsigned end;
   std::array<Handle, 2> queues;  ///< that end 0 sends into, that end 1 sends into
-  Fd played;                     ///< none when it came as bytes
+  Fd role;                       ///< none when it came as bytes
 };
 
 /// The end of a pipe in this process.
 struct Pipe::End {
   End(unsigned which, ChannelRef first, ChannelRef second)
-      : number(which), queues{std::move(first), std::move(second)}, played(play(file(), role_of(which))) {}
+      : number(which),
+        queues{std::move(first), std::move(second)},
+        role(hold_role(file(), role_of(which))) {}
   ~End();
 
   const Fd& file() const noexcept { return queues[0]->ring().fd(); }
@@ -73,7 +75,7 @@ struct Pipe::End {
 
   unsigned number;
   std::array<ChannelRef, 2> queues;
-  Fd played;
+  Fd role;
   std::atomic<std::uint32_t> sent{0};
 };
 
@@ -96,7 +98,7 @@ void Pipe::End::send(const Item& item, Stream stream) {
 }
 
 bool Pipe::End::close_if_deserted() const {
-  if (is_played(file(), role_of(1 - number))) return false;
+  if (is_role_held(file(), role_of(1 - number))) return false;
   try {
     in().ring().close(kNow);
     out().ring().close(kNow);
@@ -109,8 +111,8 @@ bool Pipe::End::close_if_deserted() const {
 
 /// If this was the last holder, the others need not wait until they look around.
 Pipe::End::~End() {
-  played.reset();
-  if (is_played(file(), role_of(number))) return;
+  role.reset();
+  if (is_role_held(file(), role_of(number))) return;
   try {
     for (const ChannelRef& queue : queues) queue->ring().close(kNow);
   } catch (const Error&) {  // a damaged ring, or one whose lock is kept; they will look around
@@ -172,7 +174,7 @@ PipeHandle Pipe::handle() const {
   auto parts = std::make_unique<PipeHandle::Parts>();
   parts->end = e.number;
   parts->queues = {e.queues[0]->handle(), e.queues[1]->handle()};
-  parts->played = e.played.duplicate();
+  parts->role = e.role.duplicate();
   return PipeHandle(std::move(parts));
 }
 

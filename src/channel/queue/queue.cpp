@@ -2,7 +2,7 @@
 #include "onecopy/channel/queue.h"
 
 #include "channel/queue/channel.h"
-#include "os/patience.h"
+#include "os/deadline_scope.h"
 
 namespace onecopy {
 namespace {
@@ -102,7 +102,7 @@ std::uint64_t Queue::size() const { return channel_->ring().size(); }
 std::uint64_t Queue::maxsize() const { return channel_->ring().max_items(); }
 
 void Queue::close() {
-  channel_->ring().close(deadline_after(broker_patience()));
+  channel_->ring().close(deadline_after(reply_timeout()));
   channel_->note_change();
 }
 

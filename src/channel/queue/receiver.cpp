@@ -5,7 +5,7 @@
 
 #include "channel/codec/tensor_order.h"
 #include "onecopy/core/error.h"
-#include "os/patience.h"
+#include "os/deadline_scope.h"
 #include "share/session.h"
 
 namespace onecopy {
@@ -78,9 +78,9 @@ bool Receiver::take(Session& session, TimePoint deadline, Wants wants, Stream st
   Attempt attempt{wants, stream, contents, ~std::uint64_t{0}, {}, {}};
   const auto look = [&](const RingItem& item) { return accept(session, item, attempt); };
   for (;;) {
-    const Taken taken = ring_.take(look, deadline);
-    if (taken == Taken::timed_out) return false;
-    if (taken == Taken::yes) break;
+    const TakeResult taken = ring_.take(look, deadline);
+    if (taken == TakeResult::timed_out) return false;
+    if (taken == TakeResult::yes) break;
     if (wants == Wants::quick_message) return false;
     point("queue.get.deferred");
     open_slowly(session, attempt, deadline);
@@ -125,7 +125,7 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
 
 /// With no lock held: this may connect to the owner, or wait for it to be known dead.
 void Receiver::open_slowly(Session& session, Attempt& attempt, TimePoint deadline) {
-  const Patience patience(deadline);
+  const DeadlineScope patience(deadline);
   Contents& contents = attempt.contents;
   try {
     open(session, attempt.copy, contents);

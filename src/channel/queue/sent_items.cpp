@@ -7,8 +7,8 @@
 namespace onecopy {
 namespace {
 
-/// Its items can be opened elsewhere, so its keeper is one of ours.
-SharedKeeper& shared(BlockKeeper* keeper) { return static_cast<SharedKeeper&>(*keeper); }
+/// Its items can be opened elsewhere, so its group is one of ours.
+SharedBlocks& shared(BlockGroup* group) { return static_cast<SharedBlocks&>(*group); }
 
 }  // namespace
 
@@ -20,7 +20,7 @@ SentItems::SentItems(std::uint64_t channel)
 
 void SentItems::push(std::uint64_t position, std::span<const BlockRef> blocks) {
   const Cursor end = write(position, blocks);
-  for (const BlockRef& block : blocks) block.keeper()->retain(block.number());
+  for (const BlockRef& block : blocks) block.group()->retain(block.number());
   publish(end, blocks);
 }
 
@@ -37,7 +37,7 @@ void SentItems::reserve() {
 bool SentItems::ends_with(std::span<const BlockRef> blocks) const noexcept {
   if (blocks.size() != 1 || write_.index == 0) return false;
   const Sent& last = write_.chunk->items[write_.index - 1];
-  return last.keeper == blocks.front().keeper() && last.number == blocks.front().number();
+  return last.group == blocks.front().group() && last.number == blocks.front().number();
 }
 
 /// Returns the place of the next ones. They do not count until publish().
@@ -48,13 +48,13 @@ SentItems::Cursor SentItems::write(std::uint64_t position, std::span<const Block
       if (!end.chunk->next) end.chunk->next = std::make_unique<Chunk>();
       end = {end.chunk->next.get(), 0};
     }
-    end.chunk->items[end.index++] = {position, block.keeper(), block.number()};
+    end.chunk->items[end.index++] = {position, block.group(), block.number()};
   }
   return end;
 }
 
 void SentItems::publish(Cursor end, std::span<const BlockRef> blocks) noexcept {
-  for (const BlockRef& block : blocks) shared(block.keeper()).begin_transit(block.number(), channel_);
+  for (const BlockRef& block : blocks) shared(block.group()).begin_transit(block.number(), channel_);
   write_ = end;
   put_.store(put_.load(std::memory_order_relaxed) + blocks.size(), std::memory_order_release);
   point("queue.put.held");
@@ -81,7 +81,7 @@ void SentItems::release_locked(std::uint64_t head, std::size_t keep) noexcept {
     const std::size_t count = take_out(head, keep, taken);
     mutex_.unlock();  // no thread should wait for the keepers' work now
     const std::span some(taken.data(), count);
-    for (const Sent& item : some) shared(item.keeper).end_transit(item.number);
+    for (const Sent& item : some) shared(item.group).end_transit(item.number);
     release(some);
     if (count < taken.size()) return;
   }
@@ -91,9 +91,9 @@ void SentItems::release(std::span<const Sent> items) noexcept {
   std::array<std::uint32_t, kAtOnce> numbers;
   while (!items.empty()) {
     std::size_t count = 0;
-    for (; count < items.size() && items[count].keeper == items.front().keeper; ++count)
+    for (; count < items.size() && items[count].group == items.front().group; ++count)
       numbers[count] = items[count].number;
-    items.front().keeper->release_all({numbers.data(), count});
+    items.front().group->release_all({numbers.data(), count});
     items = items.subspan(count);
   }
 }

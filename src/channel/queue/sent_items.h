@@ -66,7 +66,7 @@ class SentItems {
   /// A reference without an owner: a chunk does not release the references in it.
   struct Sent {
     std::uint64_t position;
-    BlockKeeper* keeper;
+    BlockGroup* group;
     std::uint32_t number;
   };
   struct Chunk {

@@ -34,7 +34,7 @@ struct RingItem {
   ByteSpan bytes;
 };
 
-enum class Taken : std::uint8_t {
+enum class TakeResult : std::uint8_t {
   yes,
   deferred,  ///< the getter does not want it now; it stays the first
   timed_out,
@@ -75,7 +75,7 @@ class Ring {
   /// leaves the item the first; another consumer may take it. Throws closed if the ring is closed and empty,
   /// protocol.
   template <class Accept>
-  Taken take(Accept&& accept, TimePoint deadline = kForever);
+  TakeResult take(Accept&& accept, TimePoint deadline = kForever);
 
   /// Waits until there is an item, or will never be one. Returns false if neither came until the deadline.
   bool wait(TimePoint deadline);
@@ -141,7 +141,7 @@ class Ring {
   template <class Write>
   bool try_put(Write& write, TimePoint deadline);
   template <class Accept>
-  Taken try_take(Accept& accept, TimePoint deadline);
+  TakeResult try_take(Accept& accept, TimePoint deadline);
 
   /// The slot of the next item and its position, or nullptr if the bound is reached.
   RingSlot* slot_to_fill(std::uint64_t& position);
@@ -232,13 +232,13 @@ void Ring::doze(Stop&& stop) {
 }
 
 template <class Accept>
-Taken Ring::take(Accept&& accept, TimePoint deadline) {
-  Taken taken = Taken::timed_out;
+TakeResult Ring::take(Accept&& accept, TimePoint deadline) {
+  TakeResult taken = TakeResult::timed_out;
   do {
     if (has_item()) taken = try_take(accept, deadline);
-    if (taken != Taken::timed_out) break;
+    if (taken != TakeResult::timed_out) break;
   } while (wait_for_item(deadline));
-  if (taken == Taken::yes) {
+  if (taken == TakeResult::yes) {
     point("ring.take.unlocked");
     if (max_items_) header_->space.notify_one();
   }
@@ -246,21 +246,21 @@ Taken Ring::take(Accept&& accept, TimePoint deadline) {
 }
 
 template <class Accept>
-Taken Ring::try_take(Accept& accept, TimePoint deadline) {
+TakeResult Ring::try_take(Accept& accept, TimePoint deadline) {
   RingConsumers& consumers = header_->consumers;
   lock(consumers.mutex, deadline);
   const std::lock_guard guard(consumers.mutex, std::adopt_lock);
   point("ring.take.locked");
   const std::uint64_t head = consumers.head.load(std::memory_order_relaxed);
   const RingSlot* slot = first_item(head);
-  if (!slot) return Taken::timed_out;
+  if (!slot) return TakeResult::timed_out;
   point("ring.take.found");
-  if (!accept(RingItem{head, bytes_of(*slot)})) return Taken::deferred;
+  if (!accept(RingItem{head, bytes_of(*slot)})) return TakeResult::deferred;
   point("ring.take.accepted");
   // The commit. Only putters at a bound may be asleep for it.
   consumers.head.store(head + 1, max_items_ ? std::memory_order_seq_cst : std::memory_order_release);
   point("ring.take.committed");
-  return Taken::yes;
+  return TakeResult::yes;
 }
 
 }  // namespace onecopy

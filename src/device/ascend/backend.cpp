@@ -143,7 +143,7 @@ std::unique_ptr<DeviceMemory> AscendBackend::open(int home, ExportedMemory memor
 ExportedMemory AscendBackend::duplicate(const ExportedMemory& memory, Access access) const {
   ExportedMemory copy{memory.kind, memory.size, {}, memory.blob, memory.device};
   if (access == Access::read_only) {
-    ascend::Exported exported = ascend::decode(memory);
+    ascend::ExportedKeys exported = ascend::decode(memory);
     exported.access = access;
     copy.blob = ascend::encode(exported);
   }

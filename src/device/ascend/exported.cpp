@@ -40,7 +40,7 @@ constexpr std::uint32_t kVersion = 1;
 
 }  // namespace
 
-Bytes encode(const Exported& exported) {
+Bytes encode(const ExportedKeys& exported) {
   Head head{kVersion,           exported.access == Access::read_only,
             exported.bytes,     exported.device,
             exported.shareable, {}};
@@ -50,15 +50,15 @@ Bytes encode(const Exported& exported) {
   return bytes;
 }
 
-Exported decode(const ExportedMemory& memory) {
+ExportedKeys decode(const ExportedMemory& memory) {
   if (memory.blob.size() != sizeof(Head)) refuse(fmt::format("has {} bytes", memory.blob.size()));
   const Head head = load<Head>(memory.blob.data());
   if (head.version != kVersion) refuse(fmt::format("has version {}", head.version));
   if (head.bytes != memory.size || head.bytes == 0)
     refuse(fmt::format("says {} bytes where {} were announced", head.bytes, memory.size));
   if (head.key[kKeyBytes - 1] != '\0') refuse("has a key without an end");
-  Exported exported{head.read_only != 0 ? Access::read_only : Access::read_write, head.bytes, head.device,
-                    head.shareable, head.key};
+  ExportedKeys exported{head.read_only != 0 ? Access::read_only : Access::read_write, head.bytes,
+                        head.device, head.shareable, head.key};
   const bool named =
       memory.kind == SegmentKind::ascend_key ? !exported.key.empty() : exported.shareable != 0;
   if (!named) refuse("names no memory");
@@ -74,7 +74,7 @@ std::int32_t own_number() {
 }
 
 void admit(const ExportedMemory& memory, std::int32_t process) {
-  const Exported exported = decode(memory);
+  const ExportedKeys exported = decode(memory);
   if (!Driver::if_loaded())  // such as a queue's creator, which has only a name of the memory
     throw Error(ErrorCode::owner_died,
                 "this process does not have the Ascend memory open that it was asked for");
@@ -87,7 +87,7 @@ void admit(const ExportedMemory& memory, std::int32_t process) {
   if (result != ACL_SUCCESS) throw_not_admitted(driver, result);
 }
 
-int prepare_to_open(int ordinal, const Exported& exported, Access access) {
+int prepare_to_open(int ordinal, const ExportedKeys& exported, Access access) {
   if (access == Access::read_write && exported.access == Access::read_only)
     throw Error(ErrorCode::read_only, "the segment was lent read-only; open it with Access::read_only");
   Devices& devices = Devices::get();

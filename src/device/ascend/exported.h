@@ -9,7 +9,7 @@
 namespace onecopy::ascend {
 
 /// The name of an Ascend segment for other processes, in ExportedMemory::blob. There are no descriptors.
-struct Exported {
+struct ExportedKeys {
   Access access = Access::read_write;
   std::uint64_t bytes = 0;
   Uuid device{};                ///< whose memory it is
@@ -17,9 +17,9 @@ struct Exported {
   std::string key;              ///< of kind ascend_key
 };
 
-Bytes encode(const Exported& exported);
+Bytes encode(const ExportedKeys& exported);
 /// Throws bad_handle if the blob contradicts itself or the rest of `memory`.
-Exported decode(const ExportedMemory& memory);
+ExportedKeys decode(const ExportedMemory& memory);
 
 /// The driver's number of this process. In a container it differs from getpid().
 std::int32_t own_number();
@@ -29,6 +29,6 @@ void admit(const ExportedMemory& memory, std::int32_t process);
 
 /// Checks that another process's export may be opened at `ordinal`: the access it was lent with, and a path between
 /// the cards if they differ. Returns the owner's device by our number. Throws read_only, unsupported.
-int prepare_to_open(int ordinal, const Exported& exported, Access access);
+int prepare_to_open(int ordinal, const ExportedKeys& exported, Access access);
 
 }  // namespace onecopy::ascend

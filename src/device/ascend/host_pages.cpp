@@ -14,12 +14,12 @@ namespace onecopy::ascend {
 namespace {
 
 /// Where pinned ranges begin that devices see at other addresses. Never destroyed: unpinning may come late.
-struct Moved {
+struct MoveResult {
   std::mutex mutex;
   std::set<const void*> begins;
 };
-Moved& moved() {
-  static Moved& all = *new Moved;
+MoveResult& moved() {
+  static MoveResult& all = *new MoveResult;
   return all;
 }
 

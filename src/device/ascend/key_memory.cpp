@@ -18,23 +18,23 @@ namespace onecopy::ascend {
 namespace {
 
 /// An allocation, and the key of its export, if it was exported.
-struct Keyed {
+struct KeyMapping {
   int ordinal = 0;
   void* base = nullptr;
   std::size_t bytes = 0;
   std::string key;
 };
 
-/// Exported allocations that no segment uses. Keys are finite, and outlive a process that does not close them.
+/// ExportedKeys allocations that no segment uses. Keys are finite, and outlive a process that does not close them.
 /// Therefore they are closed at the end of the process.
-class Parked {
+class ParkedMemory {
  public:
-  static Parked& get() {
-    static Parked& all = *new Parked;  // used until the very end
+  static ParkedMemory& get() {
+    static ParkedMemory& all = *new ParkedMemory;  // used until the very end
     return all;
   }
 
-  bool take(int ordinal, std::size_t bytes, Keyed& found) {
+  bool take(int ordinal, std::size_t bytes, KeyMapping& found) {
     const std::lock_guard lock(mutex_);
     const auto at = free_.find({ordinal, bytes});
     if (at == free_.end()) return false;
@@ -42,7 +42,7 @@ class Parked {
     free_.erase(at);
     return true;
   }
-  void put(Keyed memory) {
+  void put(KeyMapping memory) {
     const std::lock_guard lock(mutex_);
     const std::pair place{memory.ordinal, memory.bytes};
     free_.emplace(place, std::move(memory));
@@ -54,7 +54,7 @@ class Parked {
   void note(const std::string& key) {
     const std::lock_guard lock(mutex_);
     keys_.push_back(key);
-    if (keys_.size() == 1) std::atexit([] { Parked::get().close_all(); });
+    if (keys_.size() == 1) std::atexit([] { ParkedMemory::get().close_all(); });
   }
 
  private:
@@ -66,7 +66,7 @@ class Parked {
   }
 
   std::mutex mutex_;
-  std::multimap<std::pair<int, std::size_t>, Keyed> free_;
+  std::multimap<std::pair<int, std::size_t>, KeyMapping> free_;
   std::vector<std::string> keys_;  ///< all of this process
 };
 
@@ -80,9 +80,9 @@ class Parked {
               result, ErrorDomain::ascend);
 }
 
-Keyed allocate(int ordinal, std::size_t bytes) {
-  Keyed memory{ordinal, nullptr, bytes, {}};
-  if (Parked::get().take(ordinal, bytes, memory)) return memory;
+KeyMapping allocate(int ordinal, std::size_t bytes) {
+  KeyMapping memory{ordinal, nullptr, bytes, {}};
+  if (ParkedMemory::get().take(ordinal, bytes, memory)) return memory;
   const Driver& driver = Driver::get();
   const aclError result = driver.aclrtMalloc(&memory.base, bytes, ACL_MEM_MALLOC_HUGE_ONLY);
   if (result == ACL_ERROR_RT_MEMORY_ALLOCATION || result == ACL_ERROR_RT_DEVICE_OOM)
@@ -94,7 +94,7 @@ Keyed allocate(int ordinal, std::size_t bytes) {
 /// A segment of kind ascend_key, of its owner.
 class KeyMemory final : public DeviceMemory {
  public:
-  explicit KeyMemory(Keyed memory) : DeviceMemory(Access::read_write), memory_(std::move(memory)) {}
+  explicit KeyMemory(KeyMapping memory) : DeviceMemory(Access::read_write), memory_(std::move(memory)) {}
   KeyMemory(const KeyMemory&) = delete;
   KeyMemory& operator=(const KeyMemory&) = delete;
   ~KeyMemory() override;
@@ -110,14 +110,14 @@ class KeyMemory final : public DeviceMemory {
   void export_key() const;
 
   mutable std::mutex mutex_;
-  mutable Keyed memory_;
+  mutable KeyMapping memory_;
 };
 
 KeyMemory::~KeyMemory() {
   const Driver* driver = Driver::try_get();
   if (!driver) return;
   if (!memory_.key.empty()) {
-    Parked::get().put(std::move(memory_));
+    ParkedMemory::get().put(std::move(memory_));
     return;
   }
   try {
@@ -143,7 +143,7 @@ void KeyMemory::export_key() const {
         result, ErrorDomain::ascend);
   check(result, "aclrtIpcMemGetExportKey");
   memory_.key.assign(key.data(), ::strnlen(key.data(), kKeyBytes - 1));
-  Parked::get().note(memory_.key);
+  ParkedMemory::get().note(memory_.key);
 }
 
 ExportedMemory KeyMemory::do_export(Access access) const {
@@ -160,7 +160,7 @@ ExportedMemory KeyMemory::do_export(Access access) const {
 /// Another process's allocation, opened by its key.
 class OpenedByKey final : public DeviceMemory {
  public:
-  OpenedByKey(int ordinal, int owner, Exported exported, Access access)
+  OpenedByKey(int ordinal, int owner, ExportedKeys exported, Access access)
       : DeviceMemory(access),
         exported_(std::move(exported)),
         base_(OpenedKeys::get().open(ordinal, owner, exported_, access)) {}
@@ -177,13 +177,13 @@ class OpenedByKey final : public DeviceMemory {
   void do_commit(std::size_t, std::size_t) override {}
   ExportedMemory do_export(Access access) const override;
 
-  const Exported exported_;
+  const ExportedKeys exported_;
   void* const base_;
 };
 
 /// The owner's key opens it for others, too.
 ExportedMemory OpenedByKey::do_export(Access access) const {
-  Exported again = exported_;
+  ExportedKeys again = exported_;
   again.access = access;
   ExportedMemory memory;
   memory.kind = kind();
@@ -201,9 +201,9 @@ std::unique_ptr<DeviceMemory> create_key_memory(int ordinal, std::size_t bytes) 
 }
 
 std::unique_ptr<DeviceMemory> open_key_memory(int ordinal, const ExportedMemory& memory, Access access) {
-  Exported exported = decode(memory);
+  ExportedKeys exported = decode(memory);
   const int owner = prepare_to_open(ordinal, exported, access);
-  if (Parked::get().is_ours(exported.key)) admit(memory, own_number());
+  if (ParkedMemory::get().is_ours(exported.key)) admit(memory, own_number());
   return std::make_unique<OpenedByKey>(ordinal, owner, std::move(exported), access);
 }
 

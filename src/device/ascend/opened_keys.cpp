@@ -51,7 +51,7 @@ OpenedKeys& OpenedKeys::get() {
   return all;
 }
 
-void* OpenedKeys::open(int ordinal, int owner, const Exported& exported, Access access) {
+void* OpenedKeys::open(int ordinal, int owner, const ExportedKeys& exported, Access access) {
   const std::lock_guard lock(mutex_);
   if (const auto at = keys_.find(exported.key); at != keys_.end())
     for (const Import& import : at->second.imports)

@@ -20,7 +20,7 @@ class OpenedKeys {
 
   /// Opens the memory and returns its address for `ordinal`, another one for each access. Ends with close(). Throws
   /// owner_died, unsupported.
-  void* open(int ordinal, int owner, const Exported& exported, Access access);
+  void* open(int ordinal, int owner, const ExportedKeys& exported, Access access);
   /// Call once for each open().
   void close(const std::string& name) noexcept;
 

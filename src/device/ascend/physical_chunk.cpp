@@ -16,7 +16,7 @@ constexpr int kMade = -1;
 
 /// A memory by its number, with the device of its import, or kMade. This process may not import one memory twice, nor
 /// its own exports.
-struct Known {
+struct CachedChunk {
   std::mutex mutex;
   std::map<std::pair<std::uint64_t, int>, std::weak_ptr<Physical>> by_number;
 
@@ -26,8 +26,8 @@ struct Known {
   }
 };
 
-Known& known() {
-  static Known& all = *new Known;  // used until the very end
+CachedChunk& known() {
+  static CachedChunk& all = *new CachedChunk;  // used until the very end
   return all;
 }
 
@@ -56,7 +56,7 @@ class Physical {
   }
 
   aclrtDrvMemHandle handle() const noexcept { return handle_; }
-  /// Exported at the first call: a second export would fail.
+  /// ExportedKeys at the first call: a second export would fail.
   static std::uint64_t number_of(const std::shared_ptr<Physical>& memory) {
     const std::lock_guard lock(known().mutex);
     if (memory->number_ != 0) return memory->number_;
@@ -147,7 +147,7 @@ std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
 }
 
 std::unique_ptr<PhysicalChunk> import_chunk(int home, const ExportedMemory& memory, int user) {
-  const Exported exported = decode(memory);
+  const ExportedKeys exported = decode(memory);
   const UseDevice use(user);
   return std::make_unique<AscendChunk>(home, exported.bytes,
                                        import_physical(Driver::get(), user, exported.shareable));

@@ -67,7 +67,7 @@ void AscendReservation::allow(int ordinal, std::size_t at, std::size_t bytes, Ac
 }
 
 /// The device that has the memory may use each of its mappings as it is.
-void AscendReservation::allow_mapping(std::size_t at, Mapped& mapped, int ordinal, Access access) {
+void AscendReservation::allow_mapping(std::size_t at, MappedPart& mapped, int ordinal, Access access) {
   if (ordinal == user_) mapped.known.emplace(base() + at, mapped.bytes, access, mapped.owner);
   if (ordinal == mapped.owner && access == Access::read_write) return;
   Devices::get().require_reach(ordinal, mapped.owner);

@@ -30,18 +30,18 @@ class AscendReservation final : public Reservation {
   void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) override;
 
  private:
-  struct Mapped {
+  struct MappedPart {
     std::size_t bytes = 0;
     int owner = 0;                     ///< the device with the memory
     std::shared_ptr<Physical> memory;  ///< with the chunks of it, of which the last may go first
     std::optional<KnownRange> known;   ///< once `user` may use it
   };
-  void allow_mapping(std::size_t at, Mapped& mapped, int ordinal, Access access);
+  void allow_mapping(std::size_t at, MappedPart& mapped, int ordinal, Access access);
 
   const int user_;
   const std::size_t bytes_;
   void* base_ = nullptr;
-  std::map<std::size_t, Mapped> mapped_;  ///< by offset
+  std::map<std::size_t, MappedPart> mapped_;  ///< by offset
 };
 
 }  // namespace onecopy::ascend

@@ -76,7 +76,7 @@ class OwnChunk final : public CudaChunk {
 
 /// The descriptors of all chunks that came together, or none if there was no room for all: a model in expandable
 /// segments comes with thousands.
-struct Received {
+struct ReceivedChunk {
   KeptDescriptors kept{room_for_received};
   std::size_t chunks = 0;
 };
@@ -87,7 +87,7 @@ class ImportedChunk final : public CudaChunk {
  public:
   /// The chunks that came with `received` share it, and go one by one.
   ImportedChunk(int home, std::size_t bytes, AllocationHandle handle,
-                std::shared_ptr<const Received> received, std::size_t index)
+                std::shared_ptr<const ReceivedChunk> received, std::size_t index)
       : CudaChunk(home, bytes, std::move(handle)), received_(std::move(received)), index_(index) {}
 
   Fd descriptor() const override {
@@ -103,7 +103,7 @@ class ImportedChunk final : public CudaChunk {
   }
 
  private:
-  const std::shared_ptr<const Received> received_;
+  const std::shared_ptr<const ReceivedChunk> received_;
   const std::size_t index_;
 };
 
@@ -165,7 +165,7 @@ std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemo
     if (i - first == memory.fds.size()) memory.fds = rest_of(memory, first = i);
     handles.push_back(import_handle(driver, memory.fds[i - first]));
   }
-  auto received = std::make_shared<Received>();
+  auto received = std::make_shared<ReceivedChunk>();
   received->chunks = sizes.size();
   if (first == 0) received->kept.keep(std::move(memory.fds));
   std::vector<std::unique_ptr<PhysicalChunk>> chunks;

@@ -37,7 +37,7 @@ void CudaReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
                             from + bytes, chunk.size()));
   const auto& memory = static_cast<const CudaChunk&>(chunk);
   const UseDevice use(user_);
-  const auto added = mapped_.try_emplace(at, Mapped{bytes, memory.ordinal()}).first;
+  const auto added = mapped_.try_emplace(at, MappedPart{bytes, memory.ordinal()}).first;
   const CUresult result = Driver::get().cuMemMap(base_ + at, bytes, 0, memory.handle(), 0);
   if (result == CUDA_SUCCESS) return Mappings::get().add(base_ + at, bytes, memory.ordinal());
   mapped_.erase(added);

@@ -25,7 +25,7 @@ class CudaReservation final : public Reservation {
   void allow(int ordinal, std::size_t at, std::size_t bytes, Access access) override;
 
  private:
-  struct Mapped {
+  struct MappedPart {
     std::size_t bytes;
     int owner;  ///< the device with the memory
   };
@@ -33,7 +33,7 @@ class CudaReservation final : public Reservation {
   const int user_;
   const std::size_t bytes_;
   CUdeviceptr base_ = 0;
-  std::map<std::size_t, Mapped> mapped_;  ///< by offset
+  std::map<std::size_t, MappedPart> mapped_;  ///< by offset
 };
 
 }  // namespace onecopy::cuda

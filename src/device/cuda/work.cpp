@@ -46,14 +46,14 @@ class ContextEvent {
     if (event_) driver_.cuEventDestroy(event_);
   }
 
-  WorkPoint::Passed look() const noexcept {
+  WorkPoint::Progress look() const noexcept {
     try {
       const UseDevice use(ordinal_);
       const CUresult result = driver_.cuEventQuery(event_);
-      if (result == CUDA_SUCCESS) return WorkPoint::Passed::yes;
-      return result == CUDA_ERROR_NOT_READY ? WorkPoint::Passed::no : WorkPoint::Passed::never;
+      if (result == CUDA_SUCCESS) return WorkPoint::Progress::yes;
+      return result == CUDA_ERROR_NOT_READY ? WorkPoint::Progress::no : WorkPoint::Progress::never;
     } catch (const Error&) {  // a failed device, or a forked child
-      return WorkPoint::Passed::never;
+      return WorkPoint::Progress::never;
     }
   }
 
@@ -68,10 +68,10 @@ class Events final : public WorkPoint {
  public:
   explicit Events(std::vector<ContextEvent> events) : left_(std::move(events)) {}
 
-  Passed look() noexcept override {
+  Progress look() noexcept override {
     for (; !left_.empty(); left_.pop_back())
-      if (const Passed passed = left_.back().look(); passed != Passed::yes) return passed;
-    return Passed::yes;
+      if (const Progress passed = left_.back().look(); passed != Progress::yes) return passed;
+    return Progress::yes;
   }
 
  private:

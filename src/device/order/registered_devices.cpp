@@ -12,7 +12,7 @@ std::optional<bool> RegisteredDevices::find(Device device) const {
   return at->second;
 }
 
-bool RegisteredDevices::make_known(Device device, const Mapping& page) {
+bool RegisteredDevices::register_page(Device device, const Mapping& page) {
   if (const auto known = find(device)) return *known;
   const LockGuard one_at_a_time(registering_);
   if (const auto known = find(device)) return *known;

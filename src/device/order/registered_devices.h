@@ -13,12 +13,12 @@ namespace onecopy {
 /// Which devices' drivers know a page of words, and whether their streams can write it and wait for it: cards of one
 /// kind may differ in that.
 ///
-/// Thread safety: all members may be called concurrently. Only make_known() waits, for the driver: as long as any of
+/// Thread safety: all members may be called concurrently. Only register_page() waits, for the driver: as long as any of
 /// the process's streams is full.
 class RegisteredDevices {
  public:
   /// Registers the page with the device's driver, the first time. Returns whether its streams can use it.
-  bool make_known(Device device, const Mapping& page);
+  bool register_page(Device device, const Mapping& page);
   /// False as long as it is not known.
   bool can_use(Device device) const { return find(device).value_or(false); }
 

@@ -54,7 +54,7 @@ Timeline::Line* Timeline::find_line(Device device, Stream stream, bool& streams_
     check(device);
     make_page();
   }
-  streams_write = registered_.make_known(device, page_);
+  streams_write = registered_.register_page(device, page_);
   const LockGuard lock(mutex_);
   const std::pair key(device, stream.native);
   if (lines_.size() >= kTimelineSlots && !lines_.contains(key)) return nullptr;
@@ -91,7 +91,7 @@ TimelinePoint Timeline::mark(Device device, Stream stream) {
     if (on_wait && !has_passed(point)) on_wait();
     return point;
   } catch (const Error&) {
-    look_after(device);
+    poll(device);
     const LockGuard lock(mutex_);
     check(device);
     throw;
@@ -108,7 +108,7 @@ void Timeline::wait(Device device, Stream stream, const TimelinePoint& point) {
     if (has_passed(point)) return;
     check_written(point);
   }
-  const bool streams_wait = registered_.make_known(device, page_);
+  const bool streams_wait = registered_.register_page(device, page_);
   onecopy::point("timeline.wait");
   if (streams_wait) return backend(device.type).wait_for_word(device.index, stream, *word, point.value);
   wait_on_host(*word, point.value);
@@ -193,7 +193,7 @@ void ForeignTimeline::wait(Device device, Stream stream, const TimelinePoint& po
   check_slot(point);
   if (!is_reached(word(point.slot).load(), point.value)) {
     if (is_gone_()) end();
-    if (registered_.make_known(device, page_)) {
+    if (registered_.register_page(device, page_)) {
       note_awaited(point);
       check_written(point);
       return backend(device.type).wait_for_word(device.index, stream, word(point.slot), point.value);
@@ -215,14 +215,14 @@ void ForeignTimeline::end() noexcept {
   for (std::uint32_t slot = 0; slot < kTimelineSlots; ++slot) word(slot).fetch_or(kTimelineEnd);
 }
 
-ForeignTimeline::Awaited ForeignTimeline::look() noexcept {
+ForeignTimeline::WaitState ForeignTimeline::look() noexcept {
   const LockGuard lock(mutex_);
   std::erase_if(awaited_, [&](const auto& a) { return has_passed({a.first, a.second}); });
   const bool is_never = std::erase_if(awaited_, [&](const auto& a) {
                           return is_cut_off(word(a.first).load(), a.second);
                         }) != 0;
-  if (is_never) return Awaited::never;
-  return awaited_.empty() ? Awaited::nothing : Awaited::something;
+  if (is_never) return WaitState::never;
+  return awaited_.empty() ? WaitState::nothing : WaitState::something;
 }
 
 }  // namespace onecopy

@@ -46,7 +46,7 @@ class Timeline {
  public:
   /// Called once, when the device's driver is there and before the first mark.
   std::function<void()> on_first_mark;
-  /// Called (without locks) when a stream has still to come to a mark. The caller must then call look_after_devices()
+  /// Called (without locks) when a stream has still to come to a mark. The caller must then call poll_devices()
   /// until it returns false.
   std::function<void()> on_wait;
 
@@ -67,7 +67,7 @@ class Timeline {
   bool settle(std::chrono::milliseconds patience) const noexcept;
   /// For each device whose streams have still to come to marks: asks whether it has failed, and if so ends its words,
   /// so that waiting ends. Returns true while there are such streams. Waits for nothing.
-  bool look_after_devices();
+  bool poll_devices();
   /// As far as is known.
   bool has_failed(Device device) const noexcept;
   /// For other processes; waits for nothing. Throws bad_handle before the first mark(): no point exists then.
@@ -99,7 +99,7 @@ class Timeline {
   TimelinePoint mark_or_wait(Device device, Stream stream);
   Line* find_line(Device device, Stream stream, bool& streams_write);
   std::set<Device> devices_at_work() const REQUIRES(mutex_);
-  void look_after(Device device);
+  void poll(Device device);
   bool end_again() noexcept REQUIRES(mutex_);
 
   mutable Mutex mutex_;  ///< never held while the driver may wait
@@ -125,7 +125,7 @@ class ForeignTimeline {
   /// The host waits, also if streams could. Throws as wait() does.
   void wait_on_host_for(const TimelinePoint& point);
   /// Registers the page with the device's driver, which takes a while at the first time.
-  void prepare(Device device) { registered_.make_known(device, page_); }
+  void prepare(Device device) { registered_.register_page(device, page_); }
   /// Might wait() keep the host waiting? Also true as long as it is not known.
   bool may_wait_on_host(Device device) const { return !registered_.can_use(device); }
   bool has_passed(const TimelinePoint& point) const noexcept;
@@ -142,9 +142,9 @@ class ForeignTimeline {
   }
   /// The process is gone, and its devices have stopped: ends all waiting for its words.
   void end() noexcept;
-  enum class Awaited : std::uint8_t { nothing, something, never };
+  enum class WaitState : std::uint8_t { nothing, something, never };
   /// Do streams of ours wait for it? A point that is never reached is reported once.
-  Awaited look() noexcept;
+  WaitState look() noexcept;
   /// Why a device of the process writes no words any more, as "CUDA error 700". Empty while all do, and if the
   /// process has ended, which is the reason then.
   std::string failure() const;

@@ -48,7 +48,7 @@ std::set<Device> Timeline::devices_at_work() const {
   return devices;
 }
 
-void Timeline::look_after(Device device) {
+void Timeline::poll(Device device) {
   const std::optional<Error> why = backend(device.type).failure(device.index);
   if (!why) return;
   const LockGuard lock(mutex_);
@@ -78,12 +78,12 @@ bool Timeline::end_again() noexcept {
   return again;
 }
 
-bool Timeline::look_after_devices() {
+bool Timeline::poll_devices() {
   ReleasableLock lock(mutex_);
   const std::set<Device> at_work = devices_at_work();
   const bool again = end_again();
   lock.unlock();
-  for (const Device device : at_work) look_after(device);
+  for (const Device device : at_work) poll(device);
   return again || !at_work.empty();
 }
 

@@ -123,7 +123,7 @@ void DeviceLoader::wait_for(Slot& slot) {
   constexpr std::chrono::microseconds kNap{20};
   const Spent spent(times_.waited);
   Session& session = Session::current();
-  while (slot.busy && session.streams().has_passed(session.id(), slot.busy) == StreamOrder::Reached::no) {
+  while (slot.busy && session.streams().has_passed(session.id(), slot.busy) == StreamOrder::MarkState::no) {
     if (const auto failure = backend(device_.type).failure(device_.index)) throw Error(*failure);
     std::this_thread::sleep_for(kNap);
   }

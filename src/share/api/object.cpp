@@ -16,7 +16,7 @@ Handle share_object(std::shared_ptr<const void> object) {
   Handle handle = runtime.share(byte);
   const PinnedObjects::Name name{handle.fields().block, handle.fields().generation};
   runtime.ledger().keep_with(name.block,
-                             {OwnerKeeper::keep(runtime.objects().add(name, std::move(object)))});
+                             {ObjectBlock::keep(runtime.objects().add(name, std::move(object)))});
   return handle;
 }
 

@@ -4,7 +4,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/pin.h"
-#include "share/borrower/call.h"
+#include "share/borrower/dial.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
 
@@ -33,16 +33,16 @@ Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
 Handle share(const Tensor& tensor) { return Runtime::current().share(tensor); }
 
 bool is_shareable(const Tensor& tensor) noexcept {
-  const BlockKeeper* keeper = tensor.block().keeper();
-  return keeper && keeper->shareable();
+  const BlockGroup* group = tensor.block().group();
+  return group && group->shareable();
 }
 
 namespace {
 
-std::span<std::byte> storage_in(SharedKeeper& keeper, const Tensor& tensor) {
+std::span<std::byte> storage_in(SharedBlocks& group, const Tensor& tensor) {
   const std::uint32_t number = tensor.block().number();
-  const std::span<std::byte> bytes = keeper.bytes_of(number, tensor.access());
-  return {begin_for(keeper, tensor, {{number, 0, 0, 0, bytes.size()}, bytes.data()}), bytes.size()};
+  const std::span<std::byte> bytes = group.bytes_of(number, tensor.access());
+  return {begin_for(group, tensor, {{number, 0, 0, 0, bytes.size()}, bytes.data()}), bytes.size()};
 }
 
 }  // namespace
@@ -52,7 +52,7 @@ std::span<std::byte> storage(const Tensor& tensor) {
     throw Error(ErrorCode::invalid_argument,
                 "this tensor's memory belongs to another library, which alone knows how much there is; "
                 "ask that library, or use onecopy::copy(tensor.view())");
-  return storage_in(static_cast<SharedKeeper&>(*tensor.block().keeper()), tensor);
+  return storage_in(static_cast<SharedBlocks&>(*tensor.block().group()), tensor);
 }
 
 Handle hold(const Handle& handle) { return Runtime::current().hold(handle); }
@@ -106,9 +106,9 @@ Tensor use_on(const Tensor& tensor, Device device) {
   if (!is_shareable(tensor))
     throw Error(ErrorCode::invalid_argument, "this tensor's memory belongs to another library; adopt() it");
   uuid_of(device);  // is it there?
-  auto& keeper = static_cast<SharedKeeper&>(*tensor.block().keeper());
-  const auto offset = tensor.as<std::byte>() - storage_in(keeper, tensor).data();
-  std::byte* const begin = keeper.allow(tensor.block().number(), tensor.access(), device.index);
+  auto& group = static_cast<SharedBlocks&>(*tensor.block().group());
+  const auto offset = tensor.as<std::byte>() - storage_in(group, tensor).data();
+  std::byte* const begin = group.allow(tensor.block().number(), tensor.access(), device.index);
   return {tensor.block(), begin + offset, tensor.layout(), device, tensor.access()};
 }
 

@@ -12,7 +12,7 @@
 
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "share/borrower/call.h"
+#include "share/borrower/dial.h"
 #include "share/format/info_text.h"
 #include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
@@ -30,7 +30,7 @@ std::chrono::milliseconds left_until(Clock::time_point deadline) {
 }
 
 /// An owner with a question on its way.
-struct Asked {
+struct PendingReply {
   std::string name;
   UnixSocket socket;
   int pid = 0;
@@ -47,7 +47,7 @@ void add_silent(OwnerList& list, const std::string& name, int pid, const Error& 
 }
 
 /// Never waits: an owner whose queue of callers is full must not delay the others' answers. Throws timeout then.
-Asked ask(const std::string& name) {
+PendingReply ask(const std::string& name) {
   UnixSocket socket = dial(name, std::chrono::milliseconds(0));
   const PeerCredentials peer = socket.peer();
   socket.send(wire::pack(wire::WantInfo{}), {}, std::chrono::milliseconds(0));
@@ -55,9 +55,9 @@ Asked ask(const std::string& name) {
 }
 
 /// Owners whose queue of callers is full now are left in `busy`.
-std::vector<Asked> ask_all(std::span<const std::string> names, OwnerList& list,
-                           std::vector<std::string>& busy) {
-  std::vector<Asked> asked;
+std::vector<PendingReply> ask_all(std::span<const std::string> names, OwnerList& list,
+                                  std::vector<std::string>& busy) {
+  std::vector<PendingReply> asked;
   for (const std::string& name : names) {
     try {
       asked.push_back(ask(name));
@@ -69,15 +69,15 @@ std::vector<Asked> ask_all(std::span<const std::string> names, OwnerList& list,
   return asked;
 }
 
-OwnerInfo answer_of(Asked& owner, Clock::time_point deadline) {
+OwnerInfo answer_of(PendingReply& owner, Clock::time_point deadline) {
   const Packet packet = owner.socket.receive(left_until(deadline));
   wire::expect(packet.bytes, wire::Type::info);
   const ByteSpan text = ByteSpan(packet.bytes).subspan(sizeof(wire::Head));
   return owner_from_json({reinterpret_cast<const char*>(text.data()), text.size()});
 }
 
-void hear_all(std::vector<Asked> asked, Clock::time_point deadline, OwnerList& list) {
-  for (Asked& owner : asked) {
+void hear_all(std::vector<PendingReply> asked, Clock::time_point deadline, OwnerList& list) {
+  for (PendingReply& owner : asked) {
     try {
       list.owners.push_back(answer_of(owner, deadline));
     } catch (const Error& e) {

@@ -37,7 +37,7 @@ bool is_joined(const Run& run, const Tensor& last, const Tensor& next) {
   if (begin <= run.end) return true;
   const std::ptrdiff_t gap = begin - run.end;
   const bool is_one_block =
-      last.block().keeper() == next.block().keeper() && last.block().number() == next.block().number();
+      last.block().group() == next.block().group() && last.block().number() == next.block().number();
   if (is_one_block) return gap < static_cast<std::ptrdiff_t>(page);
   return static_cast<std::ptrdiff_t>(last.nbytes()) >= kWholePages &&
          reinterpret_cast<std::uintptr_t>(begin) % page == 0 && gap < static_cast<std::ptrdiff_t>(page);

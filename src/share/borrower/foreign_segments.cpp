@@ -21,7 +21,7 @@ SegmentPlace ForeignSegments::find(std::uint32_t segment, Access access) {
   if (!places_) return {};
   if (const SegmentPlace place = places_->find(segment, access)) return place;
   const LockGuard lock(mutex_);
-  const Mapped* mapped = find_mapped(segment, access);
+  const MappedSegment* mapped = find_mapped(segment, access);
   if (!mapped) return {};
   const DeviceMemory& memory = *mapped->memory;
   const SegmentPlace place{memory.data(), memory.size(), memory.kind(), mapped->identity, mapped->user};
@@ -56,7 +56,7 @@ void ForeignSegments::map(std::uint32_t segment, Access access, ExportedMemory m
 
 ExportedMemory ForeignSegments::export_memory(std::uint32_t segment, Access access) const {
   const LockGuard lock(mutex_);
-  const Mapped* mapped = find_mapped(segment, Access::read_write);
+  const MappedSegment* mapped = find_mapped(segment, Access::read_write);
   if (!mapped && access == Access::read_only) mapped = find_mapped(segment, access);
   if (!mapped)
     throw Error(ErrorCode::owner_died,
@@ -69,13 +69,13 @@ ExportedMemory ForeignSegments::export_memory(std::uint32_t segment, Access acce
 
 std::byte* ForeignSegments::allow(std::uint32_t segment, Access access, int ordinal) {
   const LockGuard lock(mutex_);
-  const Mapped* mapped = find_any_mapped(segment, access);
+  const MappedSegment* mapped = find_any_mapped(segment, access);
   return mapped ? mapped->memory->allow(ordinal) : nullptr;
 }
 
 std::shared_ptr<DeviceMemory> ForeignSegments::memory(std::uint32_t segment, Access access) const noexcept {
   const LockGuard lock(mutex_);
-  const Mapped* mapped = find_any_mapped(segment, access);
+  const MappedSegment* mapped = find_any_mapped(segment, access);
   return mapped ? mapped->memory : nullptr;
 }
 
@@ -83,14 +83,15 @@ std::size_t ForeignSegments::count() const {
   const LockGuard lock(mutex_);
   std::size_t count = 0;
   for (const Segments& known : mapped_)
-    count += std::count_if(known.begin(), known.end(), [](const Mapped& m) { return m.memory != nullptr; });
+    count += std::count_if(known.begin(), known.end(),
+                           [](const MappedSegment& m) { return m.memory != nullptr; });
   return count;
 }
 
 bool ForeignSegments::uses_devices() const {
   const LockGuard lock(mutex_);
   return std::any_of(mapped_.begin(), mapped_.end(), [](const Segments& known) {
-    return std::any_of(known.begin(), known.end(), [](const Mapped& m) {
+    return std::any_of(known.begin(), known.end(), [](const MappedSegment& m) {
       return m.memory && device_type(m.memory->kind()) != DeviceType::cpu;
     });
   });
@@ -120,15 +121,15 @@ void ForeignSegments::close() noexcept {
   for (Segments& known : mapped_) known = Segments();  // its capacity as well: closed peers stay
 }
 
-const ForeignSegments::Mapped* ForeignSegments::find_mapped(std::uint32_t segment,
-                                                            Access access) const noexcept {
+const ForeignSegments::MappedSegment* ForeignSegments::find_mapped(std::uint32_t segment,
+                                                                   Access access) const noexcept {
   const Segments& known = mapped_[static_cast<std::size_t>(access)];
   return segment < known.size() && known[segment].memory ? &known[segment] : nullptr;
 }
 
-const ForeignSegments::Mapped* ForeignSegments::find_any_mapped(std::uint32_t segment,
-                                                                Access access) const noexcept {
-  const Mapped* mapped = find_mapped(segment, access);
+const ForeignSegments::MappedSegment* ForeignSegments::find_any_mapped(std::uint32_t segment,
+                                                                       Access access) const noexcept {
+  const MappedSegment* mapped = find_mapped(segment, access);
   return mapped ? mapped : find_mapped(segment, other_than(access));
 }
 

@@ -52,15 +52,16 @@ class ForeignSegments {
   void unlock() RELEASE(mutex_) { mutex_.unlock(); }
 
  private:
-  struct Mapped {
+  struct MappedSegment {
     std::shared_ptr<DeviceMemory> memory;  ///< shared with holders that have it pinned
     const DeviceIdentity* identity = nullptr;
     int user = 0;
   };
-  using Segments = std::vector<Mapped>;
+  using Segments = std::vector<MappedSegment>;
 
-  const Mapped* find_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
-  const Mapped* find_any_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
+  const MappedSegment* find_mapped(std::uint32_t segment, Access access) const noexcept REQUIRES(mutex_);
+  const MappedSegment* find_any_mapped(std::uint32_t segment, Access access) const noexcept
+      REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   /// Places of some of them; written under mutex_. Empty once it is closed.

@@ -37,11 +37,12 @@ void check_block_number(const HandleFields& handle) {
 }
 
 /// The driver may need the number of the process that opens the segment.
-Peer::Wanted wanted(std::uint32_t segment, SegmentKind kind, Access access, std::optional<Device> user) {
+Peer::SegmentRequest wanted(std::uint32_t segment, SegmentKind kind, Access access,
+                            std::optional<Device> user) {
   return {segment, access, backend(device_type(kind)).borrower_number(), user};
 }
 
-Peer::Wanted wanted(const HandleFields& handle, Access access, std::optional<Device> user = {}) {
+Peer::SegmentRequest wanted(const HandleFields& handle, Access access, std::optional<Device> user = {}) {
   return wanted(handle.segment, handle.kind, access, user);
 }
 
@@ -65,10 +66,10 @@ Error died(const HandleFields& handle) {
 
 }  // namespace
 
-class Importer::Turn {
+class Importer::SingleFlight {
  public:
-  Turn(Importer& importer, const ProcessId& process) : importer_(importer), process_(process) {
-    const auto deadline = Clock::now() + broker_patience();
+  SingleFlight(Importer& importer, const ProcessId& process) : importer_(importer), process_(process) {
+    const auto deadline = Clock::now() + reply_timeout();
     const LockGuard lock(importer_.turns_);
     for (bool is_early = true; !importer_.in_turn_.insert(process_).second;
          is_early = importer_.turn_ended_.wait_until(importer_.turns_, deadline))
@@ -77,15 +78,15 @@ class Importer::Turn {
                     "another thread is connecting to that process, and has had no answer yet; it may be "
                     "stopped (SIGSTOP, a debugger), try again once it runs");
   }
-  ~Turn() {
+  ~SingleFlight() {
     {
       const LockGuard lock(importer_.turns_);
       importer_.in_turn_.erase(process_);
     }
     importer_.turn_ended_.notify_all();
   }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  SingleFlight(const SingleFlight&) = delete;
+  SingleFlight& operator=(const SingleFlight&) = delete;
 
  private:
   Importer& importer_;
@@ -119,8 +120,8 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
     }
     if (!ref) throw stale(handle);
     point("open.claimed");
-    const Peer::Said said{handle.block, handle.segment, handle.segment_size, handle.storage_size,
-                          handle.kind};
+    const Peer::ClaimRequest said{handle.block, handle.segment, handle.segment_size, handle.storage_size,
+                                  handle.kind};
     Peer::Location at = peer->locate(said, access, user);
     while (!at) {  // the lease keeps the segment from being retired
       fetch(*peer, handle, access, user, holders);
@@ -148,7 +149,7 @@ void Importer::fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin>
   const PeerRef peer = find_owner(owner);
   if (!peer || peer->is_disconnected()) return;
   std::set<std::uint32_t> seen;
-  std::vector<Peer::Wanted> missing, described;
+  std::vector<Peer::SegmentRequest> missing, described;
   for (const BundleOrigin& origin : origins)
     if (origin.owner == owner && seen.insert(origin.segment).second &&
         !peer->has_segment(origin.segment, access))
@@ -215,22 +216,22 @@ Importer::PeerRef Importer::find(const std::string& name) const {
   return nullptr;
 }
 
-Importer::PeerRef Importer::connect(const ProcessId& process, std::optional<Peer::Wanted> wanted) {
+Importer::PeerRef Importer::connect(const ProcessId& process, std::optional<Peer::SegmentRequest> wanted) {
   const auto live = [&] {
     PeerRef peer = find_owner(process);
     return peer && !peer->is_disconnected() ? peer : nullptr;
   };
   if (PeerRef peer = live()) return peer;
-  const Patience in_all(Clock::now() + broker_patience());
-  const Turn turn(*this, process);
+  const DeadlineScope in_all(Clock::now() + reply_timeout());
+  const SingleFlight turn(*this, process);
   if (PeerRef peer = live()) return peer;
   const PeerRef known = find_owner(process);
   if (known && known->has_ended())  // another may listen under its name
     throw Error(ErrorCode::peer_died, "that process has ended");
-  if (std::optional<Call> begun = EarlyCall::take(process))
+  if (std::optional<Dial> begun = EarlyDial::take(process))
     if (PeerRef peer = try_attach(*std::move(begun), wanted)) return peer;
   for (int calls = 0; calls < kCalls; ++calls)
-    if (PeerRef peer = try_attach(Call(process, broker_patience()), wanted)) return peer;
+    if (PeerRef peer = try_attach(Dial(process, reply_timeout()), wanted)) return peer;
   throw Error(
       ErrorCode::timeout,
       fmt::format("the owner of this memory lives and has hung up {} times; it may be short of CPU, "
@@ -240,7 +241,7 @@ Importer::PeerRef Importer::connect(const ProcessId& process, std::optional<Peer
 
 /// Null if the broker hung up: it does so on a caller that takes too long. A process that has ended refuses the next
 /// call.
-Importer::PeerRef Importer::try_attach(Call call, std::optional<Peer::Wanted> wanted) {
+Importer::PeerRef Importer::try_attach(Dial call, std::optional<Peer::SegmentRequest> wanted) {
   try {
     return attach(std::move(call), wanted);
   } catch (const Error& e) {
@@ -249,11 +250,11 @@ Importer::PeerRef Importer::try_attach(Call call, std::optional<Peer::Wanted> wa
   }
 }
 
-Importer::PeerRef Importer::attach(Call call, std::optional<Peer::Wanted> wanted) {
-  PeerRef peer = Peer::introduce(std::move(call), public_name(self_), wanted);
+Importer::PeerRef Importer::attach(Dial call, std::optional<Peer::SegmentRequest> wanted) {
+  PeerRef peer = Peer::begin_handshake(std::move(call), public_name(self_), wanted);
   loop_.start();  // while the other looks at our proof
   if (on_thread) on_thread();
-  peer->await_welcome();
+  peer->finish_handshake();
   return adopt(std::move(peer));
 }
 
@@ -289,7 +290,7 @@ Importer::PeerRef Importer::reach_owner(const HandleFields& handle, Access acces
         is_silent ? ask_holders_soon(handle, access, holders) : ask_holders(handle, access, holders);
     if (!found || (is_silent && !found->owner_gone)) throw why.value_or(died(handle));
     if (found->owner_gone) {
-      const Turn turn(*this, handle.owner);
+      const SingleFlight turn(*this, handle.owner);
       if (PeerRef peer = find_owner(handle.owner); peer && !peer->is_closed()) return peer;
       auto frozen = Peer::frozen(handle.owner, std::move(found->table));
       frozen->map_segment(wanted(handle, access, user), std::move(found->memory));
@@ -320,7 +321,7 @@ std::vector<ProcessId> Importer::to_be_asked(const HandleFields& handle, Holders
 /// Asks the holders when the time is up: a tenth of a second for each.
 std::optional<HeldSegment> Importer::ask_holders_soon(const HandleFields& handle, Access access,
                                                       Holders holders) {
-  const Patience at_most(Clock::now());
+  const DeadlineScope at_most(Clock::now());
   return ask_holders(handle, access, holders);
 }
 
@@ -351,8 +352,8 @@ std::optional<HeldSegment> Importer::ask_holders(const HandleFields& handle, Acc
   }
   const std::vector<ProcessId> asked = to_be_asked(handle, holders);
   for (const ProcessId& holder : asked) {
-    const auto most = &holder == &asked.back() ? broker_patience_ms.load() : kOneOfManyTakesAtMost.count();
-    const Patience patience(Clock::now() + std::min(broker_patience(), std::chrono::milliseconds(most)));
+    const auto most = &holder == &asked.back() ? reply_timeout_ms.load() : kOneOfManyTakesAtMost.count();
+    const DeadlineScope patience(Clock::now() + std::min(reply_timeout(), std::chrono::milliseconds(most)));
     if (auto held = ask_holder(holder, handle, access, why)) return held;
   }
   if (why) throw Error(*why);
@@ -361,7 +362,7 @@ std::optional<HeldSegment> Importer::ask_holders(const HandleFields& handle, Acc
 
 void Importer::fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user,
                      Holders holders) {
-  const Peer::Wanted segment = wanted(handle, access, user);
+  const Peer::SegmentRequest segment = wanted(handle, access, user);
   if (try_fetch(peer, segment)) return;
   const Access other = access == Access::read_only ? Access::read_write : Access::read_only;
   std::optional<Error> not_kept;
@@ -379,7 +380,7 @@ void Importer::fetch(Peer& peer, const HandleFields& handle, Access access, std:
 }
 
 /// Fetches from the owner itself. Returns false if it is gone, true if it has the segment or must be asked again.
-bool Importer::try_fetch(Peer& peer, const Peer::Wanted& wanted) {
+bool Importer::try_fetch(Peer& peer, const Peer::SegmentRequest& wanted) {
   const auto is_answered = [](auto&& ask) {
     try {
       ask();
@@ -395,21 +396,21 @@ bool Importer::try_fetch(Peer& peer, const Peer::Wanted& wanted) {
 
 /// The owner closed the connection and lives: it was short of memory or descriptors when we last spoke. Our leases of
 /// the old connection stay good as long as this process lives.
-void Importer::fetch_again(Peer& old, const Peer::Wanted& wanted) {
+void Importer::fetch_again(Peer& old, const Peer::SegmentRequest& wanted) {
   const PeerRef peer = connect(old.owner());
   if (peer.get() == &old)
     return std::this_thread::sleep_for(kLookAgain);  // the watch thread has not seen the end yet
   old.map_segment(wanted, peer->fetch_memory(wanted));
 }
 
-ExportedMemory Importer::pass_on(const SharedKeeper& keeper, std::uint32_t segment) {
+ExportedMemory Importer::pass_on(const SharedBlocks& group, std::uint32_t segment) {
   try {
-    ExportedMemory memory = keeper.export_segment(segment, Access::read_write);
+    ExportedMemory memory = group.export_segment(segment, Access::read_write);
     require_all(memory);
     return memory;
   } catch (const Error& e) {
-    if (e.code() != ErrorCode::unsupported || keeper.owner() == self_) throw;
-    auto memory = ask_owner(keeper.owner(), segment);
+    if (e.code() != ErrorCode::unsupported || group.owner() == self_) throw;
+    auto memory = ask_owner(group.owner(), segment);
     if (!memory) throw;
     require_all(*memory);
     return *std::move(memory);
@@ -434,9 +435,9 @@ std::vector<Importer::PeerRef> Importer::peers() const {
   return peers;
 }
 
-bool Importer::look_after_hangups() {
+bool Importer::poll_hangups() {
   bool again = false;
-  for (const PeerRef& peer : peers()) again = peer->look_after_hangup() || again;
+  for (const PeerRef& peer : peers()) again = peer->poll_hangup() || again;
   return again;
 }
 

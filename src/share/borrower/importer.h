@@ -51,7 +51,7 @@ class Importer {
   /// expires.
   void acknowledge(const HandleFields& handle) noexcept;
   /// The peer for a live process; connects when there is none. Throws peer_died, timeout.
-  PeerRef connect(const ProcessId& process, std::optional<Peer::Wanted> wanted = {});
+  PeerRef connect(const ProcessId& process, std::optional<Peer::SegmentRequest> wanted = {});
   /// The words of another process's streams; asks it the first time. Null if it is gone and was never asked: then
   /// there is no work to wait for.
   ForeignTimeline* timeline_of(const ProcessId& process);
@@ -68,9 +68,9 @@ class Importer {
   /// pass it on.
   std::optional<HeldSegment> find_held(const std::string& owner, std::uint32_t segment,
                                        Access access) const;
-  /// Exports a segment of the keeper's for a third process, also after this process and the owner have died. If this
+  /// Exports a segment of the group's for a third process, also after this process and the owner have died. If this
   /// borrower has not kept the descriptors, the owner is asked. Throws unsupported if the owner is gone then.
-  ExportedMemory pass_on(const SharedKeeper& keeper, std::uint32_t segment);
+  ExportedMemory pass_on(const SharedBlocks& group, std::uint32_t segment);
 
   std::vector<PeerRef> peers() const;
   /// Lets go of owners that are gone and have no lease here. Returns true while there are such owners left.
@@ -89,11 +89,11 @@ class Importer {
 
  private:
   /// One thread at a time connects to a process.
-  class Turn;
+  class SingleFlight;
 
   PeerRef find_owner(const ProcessId& owner) const;
-  PeerRef try_attach(Call call, std::optional<Peer::Wanted> wanted);
-  PeerRef attach(Call call, std::optional<Peer::Wanted> wanted);
+  PeerRef try_attach(Dial call, std::optional<Peer::SegmentRequest> wanted);
+  PeerRef attach(Dial call, std::optional<Peer::SegmentRequest> wanted);
   PeerRef adopt(PeerRef peer);
   PeerRef reach_owner(const HandleFields& handle, Access access, std::optional<Device> user,
                       Holders holders);
@@ -105,13 +105,13 @@ class Importer {
   std::optional<ExportedMemory> ask_owner(const ProcessId& owner, std::uint32_t segment);
   void fetch(Peer& peer, const HandleFields& handle, Access access, std::optional<Device> user,
              Holders holders);
-  bool try_fetch(Peer& peer, const Peer::Wanted& wanted);
+  bool try_fetch(Peer& peer, const Peer::SegmentRequest& wanted);
   /// Looks which owners that hung up are gone. Returns true while it has to be called again soon. Watch thread.
-  bool look_after_hangups();
+  bool poll_hangups();
   void forget_ended() noexcept REQUIRES(mutex_);
   void destroy_forgotten() noexcept REQUIRES(mutex_);
   void let_go_of_closed(const std::set<std::string>& owners) noexcept REQUIRES(mutex_);
-  void fetch_again(Peer& old, const Peer::Wanted& wanted);
+  void fetch_again(Peer& old, const Peer::SegmentRequest& wanted);
   Tensor open_own(const HandleFields& handle, Access access);
 
   const ProcessId self_;
@@ -130,7 +130,7 @@ class Importer {
       GUARDED_BY(mutex_);  ///< of peers, some of which may be closed by now
   std::vector<Ledger*> inherited_;
   Timer looks_{loop_, [this] {
-                 const bool again = look_after_hangups();
+                 const bool again = poll_hangups();
                  return Timer::soon_if(sweep() || again);
                }};
 };

@@ -19,16 +19,16 @@ bool is_frozen(const Ledger& ledger, const ExportedMemory& memory) {
          (device_type(memory.kind) == DeviceType::cpu && !may_own_table(origin.pid, ledger.table_inode()));
 }
 
-/// Empty if this keeper has not got the segment, or cannot pass it on: then `why` is set.
-template <class Keeper>
-std::optional<HeldSegment> try_export(const Keeper& keeper, std::uint32_t segment, Access access,
+/// Empty if this group has not got the segment, or cannot pass it on: then `why` is set.
+template <class Group>
+std::optional<HeldSegment> try_export(const Group& group, std::uint32_t segment, Access access,
                                       std::optional<Error>& why) {
   try {
-    Fd table = keeper.export_table();
-    ExportedMemory memory = keeper.export_segment(segment, access);
-    const bool owner_gone = is_frozen(keeper, memory);
+    Fd table = group.export_table();
+    ExportedMemory memory = group.export_segment(segment, access);
+    const bool owner_gone = is_frozen(group, memory);
     return HeldSegment{std::move(table), std::move(memory), owner_gone};
-  } catch (const Error& e) {  // not opened, or allocated after the fork: another keeper may have it
+  } catch (const Error& e) {  // not opened, or allocated after the fork: another group may have it
     if (e.code() == ErrorCode::unsupported) why = e;
     else if (e.code() != ErrorCode::owner_died && e.code() != ErrorCode::stale_handle) throw;
     return {};

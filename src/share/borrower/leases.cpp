@@ -27,7 +27,7 @@ void Leases::set_page(Mapping page) {
 }
 
 std::uint64_t Leases::count() const noexcept {
-  const Visit here(this);
+  const HazardGuard here(this);
   if (closed_) return 0;
   std::uint64_t sum = 0;
   for (std::uint32_t block = 0; block <= highest_block_; ++block)
@@ -36,7 +36,7 @@ std::uint64_t Leases::count() const noexcept {
 }
 
 std::vector<LeaseInfo> Leases::list() const {
-  const Visit here(this);
+  const HazardGuard here(this);
   std::vector<LeaseInfo> leases;
   if (closed_) return leases;
   for (std::uint32_t block = 0; block <= highest_block_; ++block)
@@ -48,7 +48,7 @@ std::vector<LeaseInfo> Leases::list() const {
 }
 
 bool Leases::any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept {
-  const Visit here(this);
+  const HazardGuard here(this);
   if (closed_) return false;
   for (std::uint32_t block = 0; block <= highest_block_; ++block) {
     const Record& r = record(block);
@@ -76,10 +76,10 @@ bool Leases::try_close() noexcept {
 /// A late claimer may raise a slot and read a word before it sees that all is closed. If the kernel cannot tell of
 /// such claimers, the addresses stay, and read as zero.
 bool Leases::try_forget() noexcept {
-  const Visit::Visitors visitors = Visit::visitors(this);
-  if (visitors == Visit::Visitors::some) return false;
+  const HazardGuard::Readers readers = HazardGuard::readers_of(this);
+  if (readers == HazardGuard::Readers::some) return false;
   for (Mapping* memory : {&table_, &page_memory_, &count_memory_})
-    if (visitors == Visit::Visitors::none) memory->reset();
+    if (readers == HazardGuard::Readers::none) memory->reset();
     else memory->forget();
   return true;
 }

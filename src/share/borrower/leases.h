@@ -7,7 +7,7 @@
 
 #include "os/fd.h"
 #include "os/mapping.h"
-#include "share/borrower/visit.h"
+#include "share/borrower/hazard_guard.h"
 #include "share/owner/claim_memory.h"
 
 namespace onecopy {
@@ -24,7 +24,7 @@ struct LeaseInfo {
 /// This process's leases of another's blocks: the owner's block table, the claim page that the owner made for us, and
 /// a count of leases for each block. The counts are in private memory as well, where a forked child finds them.
 ///
-/// Once closed it holds nothing and never will. Its memory stays while a late claimer may touch it (Visit).
+/// Once closed it holds nothing and never will. Its memory stays while a late claimer may touch it (HazardGuard).
 ///
 /// Thread safety: all members may be called concurrently, but for those that set it up or end it and around a fork.
 class Leases {
@@ -42,7 +42,7 @@ class Leases {
   template <class Ask>
   bool try_claim(std::uint32_t block, std::uint64_t generation, Ask&& ask) noexcept {
     if (block >= kMaxBlocks) return false;
-    const Visit here(this);
+    const HazardGuard here(this);
     if (closed_) return false;
     std::uint32_t highest = highest_block_.load(std::memory_order_relaxed);
     while (highest < block && !highest_block_.compare_exchange_weak(highest, block)) {
@@ -62,7 +62,7 @@ class Leases {
   /// The last lease may be gone after it, but not before `afterwards` has returned.
   template <class Afterwards>
   void release(std::uint32_t block, Afterwards&& afterwards) noexcept {
-    const Visit here(this);  // the record is read after the lease has ended
+    const HazardGuard here(this);  // the record is read after the lease has ended
     counts_[block].fetch_sub(1, std::memory_order_relaxed);
     release_claim(page_, record(block), block);
     afterwards();
@@ -72,11 +72,11 @@ class Leases {
   }
   // See pin_claim.h. Has no effect once it is closed and holds no lease.
   void note_pin(std::uint32_t segment) noexcept {
-    const Visit here(this);
+    const HazardGuard here(this);
     if (!closed_) onecopy::note_pin<RealPlatform>(pins_in(page_)[segment]);
   }
   void end_pin(std::uint32_t segment) noexcept {
-    const Visit here(this);
+    const HazardGuard here(this);
     if (!closed_) onecopy::end_pin<RealPlatform>(pins_in(page_)[segment]);
   }
   /// The words of the owner. REQUIRES: the caller holds a lease.
@@ -86,7 +86,7 @@ class Leases {
   /// Does the owner see the claims and pins of this page?
   bool is_seen() const noexcept { return onecopy::is_seen(page_); }
   bool has(std::uint32_t block) const noexcept {
-    const Visit here(this);
+    const HazardGuard here(this);
     return !closed_ && counts_[block].load(std::memory_order_relaxed) != 0;
   }
   /// Is there a lease of a block that lies in these bytes of the segment?
@@ -101,7 +101,9 @@ class Leases {
   /// try_close().
   bool try_forget() noexcept;
   /// Is no claimer or releaser at work on this any more? False if the kernel cannot tell.
-  bool has_no_visitors() const noexcept { return Visit::visitors(this) == Visit::Visitors::none; }
+  bool has_no_readers() const noexcept {
+    return HazardGuard::readers_of(this) == HazardGuard::Readers::none;
+  }
 
   // Around a fork.
   Claims& page() noexcept { return page_; }

@@ -30,11 +30,12 @@ namespace {
 }  // namespace
 
 Peer::Peer(const ProcessId& owner, UnixSocket socket, int pid)
-    : owner_(owner), name_(public_name(owner)), pid_(pid), conversation_(std::move(socket), pid) {
-  conversation_.on_news = [this](Packet packet) { hear_news(std::move(packet)); };
+    : owner_(owner), name_(public_name(owner)), pid_(pid), client_(std::move(socket), pid) {
+  client_.on_news = [this](Packet packet) { take_news(std::move(packet)); };
 }
 
-std::shared_ptr<Peer> Peer::introduce(Call call, const std::string& my_name, std::optional<Wanted> wanted) {
+std::shared_ptr<Peer> Peer::begin_handshake(Dial call, const std::string& my_name,
+                                            std::optional<SegmentRequest> wanted) {
   Fd pidfd = call.socket.peer_pidfd();
   std::shared_ptr<Peer> peer(new Peer(call.to, std::move(call.socket), call.credentials.pid));
   peer->pidfd_ = std::move(pidfd);
@@ -61,8 +62,8 @@ void Peer::watch(EventLoop& loop, Timer& looks, SegmentRetention& retention) {
   loop_ = &loop;
   looks_ = &looks;
   retention_ = &retention;
-  conversation_.on_end = [&looks] { looks.request(); };
-  conversation_.watch(loop);
+  client_.on_end = [&looks] { looks.request(); };
+  client_.watch(loop);
   if (!gone_) loop.on_exit_of(pidfd_, [this] { end(); });
 }
 
@@ -99,7 +100,7 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
   try {
     if (!is_disconnected()) {
       const Packet packet =
-          conversation_.ask(wire::pack(wire::AskLimbo{generation, block}), wire::Type::limbo);
+          client_.request(wire::pack(wire::AskLimbo{generation, block}), wire::Type::limbo);
       return wire::body_of<wire::Limbo>(packet.bytes).yes != 0;
     }
   } catch (const Error& e) {
@@ -124,7 +125,7 @@ bool Peer::ask_owner(std::uint32_t block, std::uint64_t generation,
 bool Peer::wait_gone() const noexcept {
   constexpr std::chrono::milliseconds kLongestPause{20};
   const auto deadline = std::chrono::steady_clock::now() +
-                        std::min<std::chrono::milliseconds>(kDeathTakesAtMost, broker_patience());
+                        std::min<std::chrono::milliseconds>(kDeathTakesAtMost, reply_timeout());
   for (std::chrono::milliseconds pause{1}; !is_frozen(); pause = std::min(2 * pause, kLongestPause)) {
     if (std::chrono::steady_clock::now() > deadline) return false;
     std::this_thread::sleep_for(pause);
@@ -165,7 +166,7 @@ void Peer::release_now(std::uint32_t block) noexcept {
   });
 }
 
-Peer::Location Peer::locate(const Said& handle, Access access, std::optional<Device> user) {
+Peer::Location Peer::locate(const ClaimRequest& handle, Access access, std::optional<Device> user) {
   const Record& r = leases_.record(handle.block);
   if (r.segment != handle.segment || handle.storage_size > r.size)
     throw Error(ErrorCode::bad_handle,
@@ -232,7 +233,7 @@ std::byte* Peer::allow(std::uint32_t block, Access access, int ordinal) {
 
 /// An exec unmaps everything before it closes the sockets, so one look sees it. A process that hung up and lives on
 /// is looked at again when the importer looks for another reason, once a second at most.
-bool Peer::look_after_hangup() {
+bool Peer::poll_hangup() {
   constexpr std::chrono::seconds kPause{1};
   const auto now = std::chrono::steady_clock::now();
   if (gone_ || !is_disconnected() || now < next_look_) return false;
@@ -243,8 +244,8 @@ bool Peer::look_after_hangup() {
 
 /// Returns false while another thread asks it a question, which ends now: call again.
 bool Peer::end() {
-  Visit::prepare();  // for when it is closed, with locks held
-  if (!conversation_.try_end()) return false;
+  HazardGuard::prepare();  // for when it is closed, with locks held
+  if (!client_.try_end()) return false;
   loop_->remove(pidfd_.get());
   gone_ = true;
   report_weak_segments();
@@ -259,8 +260,8 @@ bool Peer::end() {
 
 /// True while streams of ours wait for its words.
 bool Peer::look_at_words() {
-  const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::Awaited::nothing;
-  if (awaited == ForeignTimeline::Awaited::never) {
+  const auto awaited = timeline_ ? timeline_->look() : ForeignTimeline::WaitState::nothing;
+  if (awaited == ForeignTimeline::WaitState::never) {
     const std::string why = timeline_->failure();
     log_warning(fmt::format(
         "{} before its streams had written data that streams of this process wait for; those go on "
@@ -268,10 +269,10 @@ bool Peer::look_at_words() {
         why.empty() ? fmt::format("process {} ended", pid_)
                     : fmt::format("a device of process {} failed with {}", pid_, why)));
   }
-  return awaited != ForeignTimeline::Awaited::nothing;
+  return awaited != ForeignTimeline::WaitState::nothing;
 }
 
-bool Peer::look_after_waits() {
+bool Peer::poll_waits() {
   if (!timeline_mutex_.try_lock()) return true;  // it is being asked for its words
   const LockGuard lock(timeline_mutex_, std::adopt_lock);
   return look_at_words();
@@ -289,7 +290,7 @@ bool Peer::try_close() noexcept {
     if (!gone_ || !leases_.try_close()) return false;
     segments_.close();
     PinnedRanges::segment_ended();
-    conversation_.close();
+    client_.close();
     const LockGuard lock(ending_mutex_);
     table_file_.reset();
   }
@@ -298,7 +299,7 @@ bool Peer::try_close() noexcept {
 
 bool Peer::can_go() noexcept {
   const LockGuard lock(timeline_mutex_);
-  return !timeline_ && leases_.has_no_visitors();
+  return !timeline_ && leases_.has_no_readers();
 }
 
 void Peer::forget_process() noexcept {
@@ -308,7 +309,7 @@ void Peer::forget_process() noexcept {
 
 void Peer::lock_for_fork() {
   timeline_mutex_.lock();
-  conversation_.lock();
+  client_.lock();
   segments_.lock();
   ending_mutex_.lock();
   if (timeline_) timeline_->lock();
@@ -318,7 +319,7 @@ void Peer::unlock_after_fork() {
   if (timeline_) timeline_->unlock();
   ending_mutex_.unlock();
   segments_.unlock();
-  conversation_.unlock();
+  client_.unlock();
   timeline_mutex_.unlock();
 }
 
@@ -326,7 +327,7 @@ void Peer::prepare_fork() {
   if (is_closed() || gone_) return;
   if (is_disconnected())  // it may live: without the child's page it counts all blocks of ours as held
     announce_child(leases_.page());
-  else fork_page_ = send_child_page(leases_.page(), conversation_.socket());
+  else fork_page_ = send_child_page(leases_.page(), client_.socket());
 }
 
 void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }
@@ -336,7 +337,7 @@ void Peer::finish_fork_in_child() noexcept {
   // Empty if the owner is gone, or counts us with our parent.
   ForkPage mine = std::exchange(fork_page_, {}).value_or(ForkPage{});
   leases_.go_on_in_child(std::move(mine.memory));
-  conversation_.go_on_in_child(std::move(mine.socket));
+  client_.go_on_in_child(std::move(mine.socket));
   if (timeline_) timeline_->forget_awaited();
 }
 

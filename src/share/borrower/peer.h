@@ -10,19 +10,19 @@
 
 #include "device/order/timeline.h"
 #include "onecopy/core/error.h"
+#include "os/deadline_scope.h"
 #include "os/event_loop.h"
 #include "os/mutex.h"
-#include "os/patience.h"
 #include "os/unix_socket.h"
-#include "share/borrower/call.h"
-#include "share/borrower/conversation.h"
+#include "share/borrower/broker_client.h"
+#include "share/borrower/dial.h"
 #include "share/borrower/foreign_segments.h"
 #include "share/borrower/held_segment.h"
 #include "share/borrower/leases.h"
 #include "share/borrower/retention.h"
 #include "share/format/wire.h"
 #include "share/owner/fork_page.h"
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 
 namespace onecopy {
 
@@ -38,9 +38,9 @@ namespace onecopy {
 /// owner reuses nothing: its segments are frozen.
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones.
-class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer> {
+class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer> {
  public:
-  struct Wanted {
+  struct SegmentRequest {
     std::uint32_t segment;
     Access access;
     std::int32_t number = 0;       ///< Backend::borrower_number() of the segment's kind
@@ -48,11 +48,11 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   };
   /// The first half of a connection: proves our identity to the called process, and asks for `wanted`. Throws
   /// peer_died, other_user, bad_secret, timeout...
-  static std::shared_ptr<Peer> introduce(Call call, const std::string& my_name,
-                                         std::optional<Wanted> wanted = {});
+  static std::shared_ptr<Peer> begin_handshake(Dial call, const std::string& my_name,
+                                               std::optional<SegmentRequest> wanted = {});
   /// The second half: attaches, and maps the wanted segment. Other work may be done between the two halves. Throws as
-  /// introduce(). REQUIRES: after a throw the Peer is only destroyed.
-  void await_welcome();
+  /// begin_handshake(). REQUIRES: after a throw the Peer is only destroyed.
+  void finish_handshake();
   /// An owner that is gone, as a holder of its block table described it.
   static std::shared_ptr<Peer> frozen(const ProcessId& owner, Fd table);
 
@@ -65,7 +65,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   /// As try_claim(), but asks the owner if needed. Empty if the block is stale. Throws timeout if the owner does not
   /// answer.
   BlockRef claim(std::uint32_t block, std::uint64_t generation);
-  struct Said {  ///< from the handle
+  struct ClaimRequest {  ///< from the handle
     std::uint32_t block;
     std::uint32_t segment;
     std::uint64_t segment_size;
@@ -81,27 +81,27 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   /// For the device `user` of this process, or else for the memory's own. Empty while the block's segment is not
   /// mapped. Throws bad_handle if the handle contradicts the owner's table, unsupported if `user` has no way to the
   /// memory.
-  Location locate(const Said& handle, Access access, std::optional<Device> user = {});
+  Location locate(const ClaimRequest& handle, Access access, std::optional<Device> user = {});
   bool has_segment(std::uint32_t segment, Access access) const {
     return segments_.contains(segment, access);
   }
   /// Asks the owner for the segment and maps it. Throws peer_died.
-  void fetch_segment(const Wanted& wanted);
+  void fetch_segment(const SegmentRequest& wanted);
   /// Asks the owner for several segments, and maps each while the owner works on the next. Leaves out segments that
   /// the owner refuses, that cannot be mapped, or that take more than one message. Throws peer_died, timeout.
-  void fetch_ahead(std::span<const Wanted> wanted);
+  void fetch_ahead(std::span<const SegmentRequest> wanted);
   /// fetch_ahead() of segments whose kind takes no descriptors.
-  void fetch_described(std::span<const Wanted> wanted);
+  void fetch_described(std::span<const SegmentRequest> wanted);
   /// Asks the owner for the descriptors and vendor bytes that map the segment. Throws peer_died.
-  ExportedMemory fetch_memory(const Wanted& wanted);
+  ExportedMemory fetch_memory(const SegmentRequest& wanted);
   /// Maps a segment that another holder handed over. REQUIRES: no thread can close this peer meanwhile, because the
   /// caller holds a block of it or is the only one to know it. A closed peer would keep the memory for ever.
-  void map_segment(const Wanted& wanted, ExportedMemory memory) {
+  void map_segment(const SegmentRequest& wanted, ExportedMemory memory) {
     segments_.map(wanted.segment, wanted.access, std::move(memory), wanted.user);
   }
 
   /// Asks this process for a segment of another owner that it holds.
-  HeldSegment fetch_foreign(const std::string& owner_name, const Wanted& wanted);
+  HeldSegment fetch_foreign(const std::string& owner_name, const SegmentRequest& wanted);
   /// Hands a segment over, to be retained for items in `queue`. Throws timeout, while is_silent() at once; the process
   /// may still retain the segment once it goes on.
   void retain(const SegmentKey& key, const ProcessOrigin& origin, const Fd& table,
@@ -115,7 +115,7 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   ForeignTimeline& timeline();
   /// Logs it if streams of ours wait for words that its streams will never write. Returns true while some wait. Never
   /// waits.
-  bool look_after_waits();
+  bool poll_waits();
   /// Afterwards we have every segment that is in that queue now, should its creator die.
   void join_queue(std::uint64_t queue);
   /// Returns false if the creator does not read, or is gone.
@@ -162,11 +162,11 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   bool has_left() const noexcept;
   /// Once the conversation is over: looks whether the owner is gone. Returns true while it has to be called again
   /// soon. Watch thread.
-  bool look_after_hangup();
-  bool is_disconnected() const noexcept { return conversation_.is_over(); }
-  const std::atomic<bool>& connection_end() const noexcept { return conversation_.end(); }
+  bool poll_hangup();
+  bool is_disconnected() const noexcept { return client_.is_over(); }
+  const std::atomic<bool>& connection_end() const noexcept { return client_.end(); }
   /// Has it let a question wait too long, and said nothing since?
-  bool is_silent() const noexcept { return conversation_.is_silent(); }
+  bool is_silent() const noexcept { return client_.is_silent(); }
   bool is_closed() const noexcept { return leases_.is_closed(); }
   ProcessOrigin origin() const override;
   std::uint64_t leases() const noexcept { return leases_.count(); }
@@ -192,15 +192,15 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   explicit Peer(const ProcessId& owner, UnixSocket socket = {}, int pid = 0);
   void prove(const wire::Nonce& mine, const std::string& my_name);
   ExportedMemory with_rest(ExportedMemory memory, std::uint32_t segment);
-  void map_answer(const Wanted& wanted, Packet packet) noexcept;
-  void map_answers(std::span<const Wanted> wanted, const Packet& packet) noexcept;
-  void try_map(const Wanted& wanted, ExportedMemory memory) noexcept;
+  void map_answer(const SegmentRequest& wanted, Packet packet) noexcept;
+  void map_answers(std::span<const SegmentRequest> wanted, const Packet& packet) noexcept;
+  void try_map(const SegmentRequest& wanted, ExportedMemory memory) noexcept;
   void set_table(Fd file);
   bool ask_owner(std::uint32_t block, std::uint64_t generation, std::optional<Error>& silence) noexcept;
   bool wait_gone() const noexcept;
   bool is_frozen() const noexcept;
   bool uses_devices() const noexcept;
-  void hear_news(Packet packet);
+  void take_news(Packet packet);
   void retain_its(Packet packet);
   bool end();
   bool look_at_words() REQUIRES(timeline_mutex_);
@@ -221,8 +221,8 @@ class Peer final : public SharedKeeper, public std::enable_shared_from_this<Peer
   mutable Mutex timeline_mutex_;
   std::unique_ptr<ForeignTimeline> timeline_ GUARDED_BY(timeline_mutex_);
 
-  Conversation conversation_;
-  std::optional<Wanted> wanted_;  ///< with the welcome
+  BrokerClient client_;
+  std::optional<SegmentRequest> wanted_;  ///< with the welcome
   std::chrono::steady_clock::time_point next_look_{};
   EventLoop* loop_ = nullptr;
   Timer* looks_ = nullptr;

@@ -11,17 +11,17 @@
 namespace onecopy {
 namespace {
 
-wire::WantSegment body_of(const Peer::Wanted& wanted) {
+wire::WantSegment body_of(const Peer::SegmentRequest& wanted) {
   return {wanted.segment, wanted.access == Access::read_only, wanted.number};
 }
 
-Bytes want_segment(const Peer::Wanted& wanted) { return wire::pack(body_of(wanted)); }
+Bytes want_segment(const Peer::SegmentRequest& wanted) { return wire::pack(body_of(wanted)); }
 
 }  // namespace
 
 void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
   const ByteSpan secret = std::as_bytes(std::span(owner_));
-  const Packet packet = conversation_.hear();
+  const Packet packet = client_.receive();
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
   const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
@@ -31,26 +31,26 @@ void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
                 "another process listens in the place of this handle's owner and does not know its "
                 "secret; the handle was not used");
   const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
-  conversation_.say(wire::pack(proof));
-  if (wanted_) conversation_.ask_ahead(want_segment(*wanted_));  // before the welcome has come
+  client_.send(wire::pack(proof));
+  if (wanted_) client_.request_ahead(want_segment(*wanted_));  // before the welcome has come
 }
 
-void Peer::await_welcome() {
-  Packet packet = conversation_.hear();
+void Peer::finish_handshake() {
+  Packet packet = client_.receive();
   wire::expect(packet.bytes, wire::Type::welcome);
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a welcome without its descriptors");
   set_table(std::move(packet.fds[0]));
   leases_.set_page(map_claims(packet.fds[1]));
   if (!wanted_) return;
-  packet = conversation_.hear_answer();
+  packet = client_.receive_answer();
   // Refused: a thread that claims the block asks again and gets the reason.
   if (wire::type_of(packet.bytes) == wire::Type::segment)
     map_segment(*wanted_,
                 with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted_->segment));
 }
 
-ExportedMemory Peer::fetch_memory(const Wanted& wanted) {
-  Packet packet = conversation_.ask(want_segment(wanted), wire::Type::segment);
+ExportedMemory Peer::fetch_memory(const SegmentRequest& wanted) {
+  Packet packet = client_.request(want_segment(wanted), wire::Type::segment);
   return with_rest(wire::memory_in<wire::Segment>(std::move(packet), 0), wanted.segment);
 }
 
@@ -58,39 +58,39 @@ ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
   if (memory.missing == 0) return memory;
   memory.rest = [self = shared_from_this(), segment](std::size_t first) {
     const wire::WantRest body{segment, static_cast<std::uint32_t>(first)};
-    return self->conversation_.ask(wire::pack(body), wire::Type::rest).fds;
+    return self->client_.request(wire::pack(body), wire::Type::rest).fds;
   };
   return memory;
 }
 
-void Peer::fetch_segment(const Wanted& wanted) { map_segment(wanted, fetch_memory(wanted)); }
+void Peer::fetch_segment(const SegmentRequest& wanted) { map_segment(wanted, fetch_memory(wanted)); }
 
-void Peer::fetch_ahead(std::span<const Wanted> wanted) {
+void Peer::fetch_ahead(std::span<const SegmentRequest> wanted) {
   constexpr std::size_t kAhead = 8;
   std::vector<Bytes> questions;
   questions.reserve(wanted.size());
-  for (const Wanted& segment : wanted) questions.push_back(want_segment(segment));
-  conversation_.ask_all(std::move(questions), kAhead,
-                        [&](std::size_t at, Packet packet) { map_answer(wanted[at], std::move(packet)); });
+  for (const SegmentRequest& segment : wanted) questions.push_back(want_segment(segment));
+  client_.request_all(std::move(questions), kAhead,
+                      [&](std::size_t at, Packet packet) { map_answer(wanted[at], std::move(packet)); });
 }
 
 /// One message for many: a model in memory of cudaMalloc lies in thousands of allocations.
-void Peer::fetch_described(std::span<const Wanted> wanted) {
+void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
   constexpr std::size_t kAhead = 3;
-  std::vector<std::span<const Wanted>> parts;
+  std::vector<std::span<const SegmentRequest>> parts;
   std::vector<Bytes> questions;
   for (; !wanted.empty(); wanted = wanted.subspan(parts.back().size())) {
     parts.push_back(wanted.first(std::min<std::size_t>(wanted.size(), wire::kMostAskedAtOnce)));
     std::vector<wire::WantSegment> bodies;
-    for (const Wanted& segment : parts.back()) bodies.push_back(body_of(segment));
+    for (const SegmentRequest& segment : parts.back()) bodies.push_back(body_of(segment));
     questions.push_back(wire::want_segments(bodies));
   }
-  conversation_.ask_all(std::move(questions), kAhead,
-                        [&](std::size_t at, Packet packet) { map_answers(parts[at], packet); });
+  client_.request_all(std::move(questions), kAhead,
+                      [&](std::size_t at, Packet packet) { map_answers(parts[at], packet); });
 }
 
 /// A segment that is left out is asked for again when one of its blocks is opened; the caller gets the reason then.
-void Peer::map_answer(const Wanted& wanted, Packet packet) noexcept {
+void Peer::map_answer(const SegmentRequest& wanted, Packet packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segment) return;
     ExportedMemory memory = wire::memory_in<wire::Segment>(std::move(packet), 0);
@@ -100,7 +100,7 @@ void Peer::map_answer(const Wanted& wanted, Packet packet) noexcept {
 }
 
 /// Each segment that cannot be mapped is left out by itself.
-void Peer::map_answers(std::span<const Wanted> wanted, const Packet& packet) noexcept {
+void Peer::map_answers(std::span<const SegmentRequest> wanted, const Packet& packet) noexcept {
   try {
     if (wire::type_of(packet.bytes) != wire::Type::segments) return;
     auto described = wire::segments_in(packet.bytes, wanted.size());
@@ -110,17 +110,17 @@ void Peer::map_answers(std::span<const Wanted> wanted, const Packet& packet) noe
   }
 }
 
-void Peer::try_map(const Wanted& wanted, ExportedMemory memory) noexcept {
+void Peer::try_map(const SegmentRequest& wanted, ExportedMemory memory) noexcept {
   try {
     map_segment(wanted, std::move(memory));
   } catch (const std::exception&) {
   }
 }
 
-HeldSegment Peer::fetch_foreign(const std::string& owner_name, const Wanted& wanted) {
+HeldSegment Peer::fetch_foreign(const std::string& owner_name, const SegmentRequest& wanted) {
   const wire::WantForeign body{wire::to_name(owner_name), wanted.segment,
                                wanted.access == Access::read_only, wanted.number};
-  Packet packet = conversation_.ask(wire::pack(body), wire::Type::segment);
+  Packet packet = client_.request(wire::pack(body), wire::Type::segment);
   const auto answer = wire::body_of<wire::Segment>(packet.bytes);
   if (!answer.has_table || packet.fds.empty())
     throw Error(ErrorCode::protocol, "a foreign segment came without its block table");
@@ -139,8 +139,8 @@ void Peer::retain(const SegmentKey& key, const ProcessOrigin& origin, const Fd& 
                           key.second,
                           static_cast<std::uint8_t>(memory.kind),
                           memory.device};
-  conversation_.ask(wire::pack(body, memory.blob), wire::Type::retained, wire::descriptors(memory, table),
-                    Conversation::WhenSilent::leave);
+  client_.request(wire::pack(body, memory.blob), wire::Type::retained, wire::descriptors(memory, table),
+                  BrokerClient::WhenSilent::leave);
 }
 
 ForeignTimeline& Peer::timeline() {
@@ -148,7 +148,7 @@ ForeignTimeline& Peer::timeline() {
     const LockGuard lock(timeline_mutex_);
     if (timeline_) return *timeline_;
   }  // a fork takes it, and does not wait for the owner
-  const Packet packet = conversation_.ask(wire::pack(wire::WantTimeline{}), wire::Type::timeline);
+  const Packet packet = client_.request(wire::pack(wire::WantTimeline{}), wire::Type::timeline);
   if (packet.fds.size() != 1) throw Error(ErrorCode::protocol, "a timeline without its descriptor");
   const LockGuard lock(timeline_mutex_);
   if (timeline_) return *timeline_;  // another thread has asked, too
@@ -158,22 +158,22 @@ ForeignTimeline& Peer::timeline() {
 }
 
 void Peer::join_queue(std::uint64_t queue) {
-  conversation_.ask(wire::pack(wire::JoinQueue{queue}), wire::Type::joined);
+  client_.request(wire::pack(wire::JoinQueue{queue}), wire::Type::joined);
 }
 
-bool Peer::leave_queue(std::uint64_t queue) noexcept { return conversation_.tell(wire::LeaveQueue{queue}); }
+bool Peer::leave_queue(std::uint64_t queue) noexcept { return client_.notify(wire::LeaveQueue{queue}); }
 
-bool Peer::acknowledge(std::uint64_t hold) noexcept { return conversation_.tell(wire::Acknowledge{hold}); }
+bool Peer::acknowledge(std::uint64_t hold) noexcept { return client_.notify(wire::Acknowledge{hold}); }
 
 bool Peer::forget(const SegmentKey& key) noexcept {
-  return conversation_.tell(wire::Forget{wire::to_name(key.first), key.second});
+  return client_.notify(wire::Forget{wire::to_name(key.first), key.second});
 }
 
 bool Peer::release(const SegmentKey& key, std::uint64_t number) noexcept {
-  return conversation_.tell(wire::Release{wire::to_name(key.first), key.second, number});
+  return client_.notify(wire::Release{wire::to_name(key.first), key.second, number});
 }
 
-void Peer::hear_news(Packet packet) {
+void Peer::take_news(Packet packet) {
   if (wire::type_of(packet.bytes) == wire::Type::retain_mine) return retain_its(std::move(packet));
   const std::uint32_t segment = wire::body_of<wire::Retire>(packet.bytes).segment;
   segments_.retire(segment);

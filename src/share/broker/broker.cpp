@@ -96,8 +96,8 @@ void Broker::serve(At at) {
     if (e.code() != ErrorCode::peer_died)
       log_warning(fmt::format("a borrower (pid {}): {}", at->credentials.pid, e.what()));
     if ((answering || e.code() != ErrorCode::peer_died) &&
-        !at->misheard)  // false if it closed, and all was read
-      at->misheard = Clock::now();
+        !at->suspect_since)  // false if it closed, and all was read
+      at->suspect_since = Clock::now();
     on_hangup(at);
   }
 }
@@ -125,7 +125,7 @@ Timer::Pause Broker::look() {
   if (starved_) loop_.add(listener_.fd(), [this] { accept_some(); });
   starved_ = false;
   const bool untold = tell_all_retired();
-  return Timer::soon_if(look_after_closed() || untold);
+  return Timer::soon_if(poll_closed() || untold);
 }
 
 void Broker::reply(Connection& c, Bytes message, const std::vector<int>& fds) {

@@ -89,7 +89,7 @@ class Broker {
     std::vector<std::uint32_t> untold;  ///< segments that went while its socket had no room for the news
     /// Since when messages of it may have been lost, a child's page among them. Set if we hung up on it, or were
     /// short of memory or descriptors when the page came.
-    std::optional<Clock::time_point> misheard;
+    std::optional<Clock::time_point> suspect_since;
     std::atomic<bool> has_device_memory{false};  ///< it was sent some, or its process on another connection
     bool leaving = false;  ///< its page is being detached: only the watch thread may use `attached`
     const Clock::time_point since = Clock::now();
@@ -133,7 +133,7 @@ class Broker {
   std::optional<ExportedMemory> try_describe(const Connection& c, const wire::WantSegment& wanted) noexcept;
   void send_rest(Connection& c, ByteSpan packet);
   void send_foreign(Connection& c, ByteSpan packet);
-  void note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept;
+  void flag_device_memory(const Connection& c, const ExportedMemory& memory) noexcept;
   void adopt_child(Connection& parent, Packet packet);
   void greet_child(At at, ByteSpan packet);
   void retain(Connection& c, Packet packet);
@@ -148,13 +148,13 @@ class Broker {
 
   // broker_deaths.cpp
   void on_hangup(At at);
-  bool look_after_closed();
+  bool poll_closed();
   Sight sight_of(const Connection& c) const;
   Step look_at(Connection& c, std::optional<bool> may_have_children);
   void bury(At at) noexcept;
   bool may_be_used_unseen(const Connection& c) const;
   void lose(At at) noexcept;
-  std::optional<Clock::time_point> first_misheard() const;
+  std::optional<Clock::time_point> first_suspect_since() const;
   std::optional<bool> look_for_unseen();
   void leave_in_transit(At at) noexcept;
   void drop(At at) noexcept;

@@ -140,7 +140,7 @@ void Broker::send_segment(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::WantSegment>(packet);
   const ExportedMemory memory = ledger_.export_segment(body.segment, access_of(body.read_only));
   admit(memory, body.number);
-  note_what_is_sent(c, memory);
+  flag_device_memory(c, memory);
   const wire::Segment answer{memory.size,   static_cast<std::uint8_t>(memory.kind),    0, 0,
                              memory.device, static_cast<std::uint32_t>(memory.missing)};
   reply(c, wire::pack(answer, memory.blob), wire::descriptors(memory));
@@ -161,7 +161,7 @@ std::optional<ExportedMemory> Broker::try_describe(const Connection& c,
     ExportedMemory memory = ledger_.export_segment(wanted.segment, access_of(wanted.read_only));
     if (!memory.fds.empty() || memory.missing != 0) return {};
     admit(memory, wanted.number);
-    note_what_is_sent(c, memory);
+    flag_device_memory(c, memory);
     return memory;
   } catch (const std::exception&) {
     return {};
@@ -177,7 +177,7 @@ void Broker::send_rest(Connection& c, ByteSpan packet) {
 }
 
 /// A process asks over a new connection if we hung up on its old one. Its claims stand in the old one's page.
-void Broker::note_what_is_sent(const Connection& c, const ExportedMemory& memory) noexcept {
+void Broker::flag_device_memory(const Connection& c, const ExportedMemory& memory) noexcept {
   if (device_type(memory.kind) == DeviceType::cpu) return;
   for (Connection& other : connections_)
     if (other.credentials.pid == c.credentials.pid) other.has_device_memory = true;
@@ -199,8 +199,8 @@ void Broker::send_foreign(Connection& c, ByteSpan packet) {
 }
 
 void Broker::adopt_child(Connection& parent, Packet packet) {
-  const auto misheard = parent.misheard;
-  if (!misheard) parent.misheard = Clock::now();  // should anything fail
+  const auto suspect_since = parent.suspect_since;
+  if (!suspect_since) parent.suspect_since = Clock::now();  // should anything fail
   if (packet.fds.size() != 2) throw Error(ErrorCode::protocol, "a child without page or socket");
   const At child = add_connection(UnixSocket(std::move(packet.fds[1])));
   {
@@ -217,7 +217,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   }
   point("adopt.attached");
   ledger_.attach_child(*parent.attached);
-  parent.misheard = misheard;
+  parent.suspect_since = suspect_since;
 }
 
 void Broker::greet_child(At at, ByteSpan packet) {

@@ -25,7 +25,7 @@ void Broker::on_hangup(At at) {
 }
 
 /// Returns true while a look is needed to see whether any of them has ended.
-bool Broker::look_after_closed() {
+bool Broker::poll_closed() {
   std::vector<At> looked_after;
   {
     const LockGuard lock(mutex_);
@@ -72,7 +72,7 @@ Step Broker::look_at(Connection& c, std::optional<bool> may_have_children) {
 /// True if an unseen process may still use these claims: a child that never connected, or the borrower itself if we
 /// hung up on it and cannot see whether it lives.
 bool Broker::may_be_used_unseen(const Connection& c) const {
-  return c.misheard && (!c.pidfd || ledger_.awaits_child(*c.attached));
+  return c.suspect_since && (!c.pidfd || ledger_.awaits_child(*c.attached));
 }
 
 void Broker::lose(At at) noexcept {
@@ -86,18 +86,18 @@ void Broker::lose(At at) noexcept {
 }
 
 /// Since when children of lost borrowers may have been missed; empty if no child can be looked for.
-std::optional<Broker::Clock::time_point> Broker::first_misheard() const {
+std::optional<Broker::Clock::time_point> Broker::first_suspect_since() const {
   std::optional<Clock::time_point> first;
   for (const Connection& c : connections_)
     if (const auto* parent = std::get_if<MaybeForked>(&c.stage); parent && parent->is_visible)
-      first = std::min(first.value_or(*c.misheard), *c.misheard);
+      first = std::min(first.value_or(*c.suspect_since), *c.suspect_since);
   return first;
 }
 
 /// One look for all lost borrowers; empty if it is not time for one. A process that was connected before any child
 /// could be missed is no such child. A younger one may be, and have inherited our table beside its own.
 std::optional<bool> Broker::look_for_unseen() {
-  const auto missed_since = first_misheard();
+  const auto missed_since = first_suspect_since();
   if (!missed_since || !untracked_.is_due()) return {};
   BorrowerFiles files{{"onecopy-blocks", ledger_.table_inode()}, "onecopy-claims", {}, {}};
   for (const Connection& c : connections_)

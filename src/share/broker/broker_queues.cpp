@@ -30,7 +30,7 @@ void Broker::ask_to_retain(Connection& c, std::uint32_t segment, std::uint64_t q
     const wire::RetainMine body{{wire::to_name(public_name(self_)), origin.pid, origin.start_time,
                                  memory.size, queue, 0, segment, static_cast<std::uint8_t>(memory.kind),
                                  memory.device}};
-    note_what_is_sent(c, memory);
+    flag_device_memory(c, memory);
     send(c, wire::pack(body, memory.blob), wire::descriptors(memory, table));
   } catch (const Error& e) {
     if (e.code() != ErrorCode::peer_died) log_warning(e.what());

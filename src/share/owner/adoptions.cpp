@@ -9,7 +9,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
-#include "share/owner/owner_keeper.h"
+#include "share/owner/object_block.h"
 
 namespace onecopy {
 
@@ -45,7 +45,7 @@ Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owne
     free(extent);
     throw;
   }
-  ledger_.keep_with(block.number(), {OwnerKeeper::keep(std::move(owner))});
+  ledger_.keep_with(block.number(), {ObjectBlock::keep(std::move(owner))});
   return {std::move(block), view.data, view.layout, view.device, view.access};
 }
 
@@ -60,7 +60,7 @@ Adoptions::Place Adoptions::place_of(const TensorView& view, std::size_t bytes) 
 /// about each allocation once, for any of its tensors. A row of several mappings is asked about each time.
 std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, std::size_t bytes) {
   const LockGuard lock(mutex_);
-  Adopted* const known = find_known(view, bytes);
+  AdoptedSegment* const known = find_known(view, bytes);
   if (!known) return {};
   known->round = this_round;
   ++known->blocks;
@@ -68,13 +68,13 @@ std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, s
 }
 
 /// Several rows may begin at the same place: the longest is asked about first.
-Adoptions::Adopted* Adoptions::find_known(const TensorView& view, std::size_t bytes) {
+Adoptions::AdoptedSegment* Adoptions::find_known(const TensorView& view, std::size_t bytes) {
   auto* const data = static_cast<std::byte*>(view.data);
   auto at = by_place_.upper_bound({data, SIZE_MAX});
   if (at == by_place_.begin()) return nullptr;
   const std::byte* const base = std::prev(at)->first.first;
   while (at != by_place_.begin() && (--at)->first.first == base) {
-    Adopted& known = by_segment_.at(at->second);
+    AdoptedSegment& known = by_segment_.at(at->second);
     const ForeignMemory& memory = known.memory;
     const auto offset = static_cast<std::size_t>(data - memory.base);
     if (memory.device != view.device || offset > memory.bytes || bytes > memory.bytes - offset) continue;
@@ -89,7 +89,7 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
   const LockGuard lock(mutex_);
   const Key key{memory.base, memory.bytes};
   if (const auto at = by_place_.find(key); at != by_place_.end()) {
-    Adopted& known = by_segment_.at(at->second);
+    AdoptedSegment& known = by_segment_.at(at->second);
     if (known.memory.identity == memory.identity) {
       ++known.blocks;
       return known.segment;
@@ -123,11 +123,12 @@ void Adoptions::free(const Extent& extent) noexcept {
   if (idle && on_idle) on_idle();
 }
 
-bool Adoptions::has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept {
+bool Adoptions::has_decayed(const AdoptedSegment& idle,
+                            std::chrono::steady_clock::time_point now) noexcept {
   return idle.stale || now - kDecayWhileThere >= idle.idle_since;
 }
 
-std::chrono::steady_clock::time_point Adoptions::next_look(const Adopted& idle) noexcept {
+std::chrono::steady_clock::time_point Adoptions::next_look(const AdoptedSegment& idle) noexcept {
   return std::min(idle.ask_again, idle.idle_since + kDecayWhileThere);
 }
 
@@ -150,7 +151,7 @@ void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
     const LockGuard lock(mutex_);
     const auto at = by_place_.find({memory.base, memory.bytes});
     if (at == by_place_.end()) continue;
-    Adopted& adopted = by_segment_.at(at->second);
+    AdoptedSegment& adopted = by_segment_.at(at->second);
     if (adopted.blocks != 0 || adopted.memory.identity != memory.identity) continue;
     adopted.stale = true;
     by_place_.erase(at);
@@ -165,7 +166,7 @@ std::optional<std::chrono::steady_clock::duration> Adoptions::sweep(
   {
     const LockGuard lock(mutex_);
     for (auto at = by_segment_.begin(); at != by_segment_.end();) {
-      const Adopted& adopted = at->second;
+      const AdoptedSegment& adopted = at->second;
       const bool drop = adopted.blocks == 0 && has_decayed(adopted, now);
       if (adopted.blocks == 0 && !drop)
         next = std::min(next.value_or(kDecayWhileThere), next_look(adopted) - now);

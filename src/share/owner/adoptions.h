@@ -44,7 +44,7 @@ class Adoptions final : public ExtentOwner {
 
  private:
   using Key = std::pair<std::byte*, std::size_t>;  // base, bytes
-  struct Adopted {
+  struct AdoptedSegment {
     ForeignMemory memory;
     std::uint32_t segment = 0;
     std::uint64_t blocks = 0;
@@ -62,18 +62,18 @@ class Adoptions final : public ExtentOwner {
   };
   Place place_of(const TensorView& view, std::size_t bytes);
   std::optional<Place> enter_known(const TensorView& view, std::size_t bytes);
-  Adopted* find_known(const TensorView& view, std::size_t bytes) REQUIRES(mutex_);
+  AdoptedSegment* find_known(const TensorView& view, std::size_t bytes) REQUIRES(mutex_);
   std::uint32_t enter(const ForeignMemory& memory);
   std::vector<ForeignMemory> take_due(std::chrono::steady_clock::time_point now);
   void find_freed(std::chrono::steady_clock::time_point now);
-  static std::chrono::steady_clock::time_point next_look(const Adopted& idle) noexcept;
-  static bool has_decayed(const Adopted& idle, std::chrono::steady_clock::time_point now) noexcept;
+  static std::chrono::steady_clock::time_point next_look(const AdoptedSegment& idle) noexcept;
+  static bool has_decayed(const AdoptedSegment& idle, std::chrono::steady_clock::time_point now) noexcept;
 
   SegmentTable& segments_;
   Ledger& ledger_;
   mutable Mutex mutex_;
   std::map<Key, std::uint32_t> by_place_ GUARDED_BY(mutex_);
-  std::map<std::uint32_t, Adopted> by_segment_ GUARDED_BY(mutex_);
+  std::map<std::uint32_t, AdoptedSegment> by_segment_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy

@@ -33,7 +33,7 @@ void Holds::end(std::uint64_t nonce) noexcept {
   holds_.erase(at);
 }
 
-void Holds::let_last(std::uint64_t nonce) noexcept {
+void Holds::make_permanent(std::uint64_t nonce) noexcept {
   const LockGuard lock(mutex_);
   if (const auto at = holds_.find(nonce); at != holds_.end()) at->second.lasts = true;
 }
@@ -71,7 +71,7 @@ bool Holds::contain(const BlockRef& block) const noexcept {
   const LockGuard lock(mutex_);
   return std::any_of(holds_.begin(), holds_.end(), [&](const auto& entry) {
     const BlockRef& held = entry.second.block;
-    return held.keeper() == block.keeper() && held.number() == block.number();
+    return held.group() == block.group() && held.number() == block.number();
   });
 }
 

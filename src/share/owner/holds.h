@@ -31,7 +31,7 @@ class Holds {
                     Until until = Until::opened_or_late);
   void end(std::uint64_t nonce) noexcept;
   /// From now on time does not end this hold. Has no effect if it is over.
-  void let_last(std::uint64_t nonce) noexcept;
+  void make_permanent(std::uint64_t nonce) noexcept;
   /// Ends holds that are older than kLifetime and do not last. Returns when time will end the next one, if any.
   std::optional<Clock::duration> expire(Clock::time_point now = Clock::now()) noexcept;
   /// Ends all holds that were made at that time or before.

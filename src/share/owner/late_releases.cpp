@@ -30,7 +30,7 @@ LateReleases::Types LateReleases::all_types() const noexcept {
 }
 
 /// A point costs microseconds while the device is busy, so drops in a row share one.
-bool LateReleases::keep(SharedKeeper& keeper, std::uint32_t block,
+bool LateReleases::keep(SharedBlocks& group, std::uint32_t block,
                         std::span<const std::byte> bytes) noexcept {
   constexpr std::size_t kMany = 64;
   constexpr std::uint64_t kMuch = std::uint64_t{16} << 20;
@@ -39,7 +39,7 @@ bool LateReleases::keep(SharedKeeper& keeper, std::uint32_t block,
   bool is_due = false;
   try {
     const LockGuard lock(mutex_);
-    open_.push_back({&keeper, block});
+    open_.push_back({&group, block});
     open_bytes_ += bytes.size();
     is_due = open_.size() >= kMany || open_bytes_ >= kMuch || Clock::now() - last_close_ >= kSeldom;
   } catch (const std::bad_alloc&) {
@@ -96,20 +96,20 @@ void LateReleases::put_back(List list) noexcept {
 /// Lists end in their order: a later list has later points.
 void LateReleases::end_due() noexcept {
   for (;;) {
-    std::vector<Kept> due;
+    std::vector<KeptReference> due;
     {
       const LockGuard lock(mutex_);
       if (closed_.empty()) return;
       List& first = closed_.front();
-      WorkPoint::Passed passed = WorkPoint::Passed::yes;
-      for (; !first.points.empty() && passed == WorkPoint::Passed::yes;) {
+      WorkPoint::Progress passed = WorkPoint::Progress::yes;
+      for (; !first.points.empty() && passed == WorkPoint::Progress::yes;) {
         passed = first.points.back()->look();
-        if (passed == WorkPoint::Passed::yes) first.points.pop_back();
+        if (passed == WorkPoint::Progress::yes) first.points.pop_back();
       }
-      if (passed == WorkPoint::Passed::no) return;
+      if (passed == WorkPoint::Progress::no) return;
       due = std::move(first.kept);
       closed_.pop_front();
-      if (passed == WorkPoint::Passed::never) {
+      if (passed == WorkPoint::Progress::never) {
         size_ -= due.size();
         held_.insert(held_.end(), due.begin(), due.end());
         continue;
@@ -119,13 +119,13 @@ void LateReleases::end_due() noexcept {
   }
 }
 
-void LateReleases::end(std::vector<Kept>& kept) noexcept {
-  for (const Kept& one : kept) one.keeper->release_now(one.block);
+void LateReleases::end(std::vector<KeptReference>& kept) noexcept {
+  for (const KeptReference& one : kept) one.group->release_now(one.block);
   size_ -= kept.size();
   kept.clear();
 }
 
-bool LateReleases::tick() noexcept {
+bool LateReleases::release_due() noexcept {
   end_due();
   bool is_open = false;
   {

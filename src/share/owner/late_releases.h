@@ -15,19 +15,19 @@
 #include "device/work_point.h"
 #include "onecopy/core/device.h"
 #include "os/mutex.h"
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 
 namespace onecopy {
 
 /// References to blocks in pinned memory that this process has dropped while its devices may still read or write
 /// them. A copy from pinned memory returns at once. So after `x.to("cuda", non_blocking=True); del x` the owner could
 /// use the bytes again before the card has read them. A reference ends once all work has been done that was there
-/// when it was dropped. Lists of references share one point in the work; a release closes a list, or a tick does.
+/// when it was dropped. Lists of references share one point in the work; a release closes a list, or release_due() does.
 ///
 /// While a stream is captured no point is made, and lists wait (CaptureGate). If the vendor has no points, a thread
 /// waits for the devices instead. A failed device may still do anything: such references end with the process.
 ///
-/// Thread safety: all members may be called concurrently, but for those about fork. No lock is held while a keeper is
+/// Thread safety: all members may be called concurrently, but for those about fork. No lock is held while a group is
 /// called; a look at a point is the one call of a driver under it. Never destroyed.
 class LateReleases {
  public:
@@ -36,7 +36,7 @@ class LateReleases {
   /// From now on references are kept here; again in a forked child, which has pinned nothing.
   static LateReleases& activate(DeviceType type);
 
-  /// Called (without locks) when a reference is kept. The caller must then call tick() until it returns false.
+  /// Called (without locks) when a reference is kept. The caller must then call release_due() until it returns false.
   static inline std::function<void()> on_wait;
   /// Called (without locks) where a thread that may wait has to call settle().
   static inline std::function<void()> on_work;
@@ -45,9 +45,9 @@ class LateReleases {
 
   /// Keeps the reference, and ends it later by release_now(). Returns false if the block is not pinned: then the
   /// caller keeps the reference.
-  bool keep(SharedKeeper& keeper, std::uint32_t block, std::span<const std::byte> bytes) noexcept;
+  bool keep(SharedBlocks& group, std::uint32_t block, std::span<const std::byte> bytes) noexcept;
   /// Ends references that have become due. Returns true while some are kept. Waits for nothing.
-  bool tick() noexcept;
+  bool release_due() noexcept;
   /// Closes the open list. If the vendor has no points, waits for the device. REQUIRES: the thread may wait for the
   /// driver.
   void settle() noexcept;
@@ -64,12 +64,12 @@ class LateReleases {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Kept {
-    SharedKeeper* keeper;
+  struct KeptReference {
+    SharedBlocks* group;
     std::uint32_t block;
   };
   struct List {
-    std::vector<Kept> kept;
+    std::vector<KeptReference> kept;
     std::vector<std::unique_ptr<WorkPoint>> points;
   };
 
@@ -91,7 +91,7 @@ class LateReleases {
   bool try_mark(List& list);
   void put_back(List list) noexcept;
   void end_due() noexcept;
-  void end(std::vector<Kept>& kept) noexcept;
+  void end(std::vector<KeptReference>& kept) noexcept;
   void wait_for_devices() noexcept;
   Types all_types() const noexcept;
 
@@ -99,12 +99,12 @@ class LateReleases {
 
   mutable Mutex mutex_;
   Types types_ GUARDED_BY(mutex_);
-  std::vector<Kept> open_ GUARDED_BY(mutex_);
+  std::vector<KeptReference> open_ GUARDED_BY(mutex_);
   std::uint64_t open_bytes_ GUARDED_BY(mutex_) = 0;
   Clock::time_point last_close_ GUARDED_BY(mutex_){};
   std::deque<List> closed_ GUARDED_BY(mutex_);
-  std::vector<Kept> held_ GUARDED_BY(mutex_);  ///< until the process ends
-  std::atomic<bool> has_points_{true};         ///< until a vendor says that it has none
+  std::vector<KeptReference> held_ GUARDED_BY(mutex_);  ///< until the process ends
+  std::atomic<bool> has_points_{true};                  ///< until a vendor says that it has none
   std::atomic<std::uint64_t> total_{0};
   std::atomic<std::size_t> size_{0};  ///< without the held ones
 };

@@ -213,10 +213,10 @@ void Ledger::leave_inherited(std::uint32_t block) noexcept {
   release_claim(inherited_, table_.record(block), block);
 }
 
-Ledger::Freed Ledger::take_out(std::uint32_t block) noexcept {
+Ledger::FreedBlock Ledger::take_out(std::uint32_t block) noexcept {
   const Record& r = table_.record(block);
   Local& local = local_[block];
-  Freed freed{{r.segment, r.offset, r.size, local.data}, sources_[local.source], {}};
+  FreedBlock freed{{r.segment, r.offset, r.size, local.data}, sources_[local.source], {}};
   if (local.keeps_others) {
     const auto kept = kept_.find(block);
     freed.kept = std::move(kept->second);
@@ -238,13 +238,13 @@ bool Ledger::dispose_some() noexcept {
     mutex_.unlock();
     return false;
   }
-  std::array<Freed, kAtOnce> freed;
+  std::array<FreedBlock, kAtOnce> freed;
   std::size_t count = 0;
   for (; count < kAtOnce && !reusable_.empty(); reusable_.pop_back())
     freed[count++] = take_out(reusable_.back());
   const bool more = !reusable_.empty();
   mutex_.unlock();
-  for (const Freed& f : std::span(freed).first(count)) f.from->free(f.extent);
+  for (const FreedBlock& f : std::span(freed).first(count)) f.from->free(f.extent);
   return more;
 }
 

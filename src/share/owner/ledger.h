@@ -13,8 +13,8 @@
 #include "os/process_origin.h"
 #include "share/owner/block_table.h"
 #include "share/owner/claim_memory.h"
-#include "share/owner/keeper.h"
 #include "share/owner/segment_pins.h"
+#include "share/owner/shared_blocks.h"
 
 namespace onecopy {
 
@@ -26,7 +26,7 @@ namespace onecopy {
 ///
 /// Thread safety: all members may be called concurrently, but for the fork ones. REQUIRES for those: lock() is held
 /// by the only thread there is.
-class Ledger final : public SharedKeeper, public PageGuard {
+class Ledger final : public SharedBlocks, public PageGuard {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
 
@@ -64,7 +64,7 @@ class Ledger final : public SharedKeeper, public PageGuard {
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override;
   void end_transit(std::uint32_t block) noexcept override;
 
-  // Pins of its segments. The members of SharedKeeper pin for this process, also in a forked child's copy.
+  // Pins of its segments. The members of SharedBlocks pin for this process, also in a forked child's copy.
   std::uint32_t segment_of(std::uint32_t block) const noexcept override {
     return table_.record(block).segment;
   }
@@ -126,7 +126,7 @@ class Ledger final : public SharedKeeper, public PageGuard {
   };
   static_assert(sizeof(Local) == 16);
 
-  struct Freed {
+  struct FreedBlock {
     Extent extent;
     ExtentOwner* from = nullptr;
     std::vector<BlockRef> kept;
@@ -139,7 +139,7 @@ class Ledger final : public SharedKeeper, public PageGuard {
   void last_references(std::span<const std::uint32_t> blocks) noexcept;
   void leave_inherited(std::uint32_t block) noexcept;
   std::vector<BlockRef> take_kept_of_freed() noexcept;
-  Freed take_out(std::uint32_t block) noexcept REQUIRES(mutex_);
+  FreedBlock take_out(std::uint32_t block) noexcept REQUIRES(mutex_);
   void make_room() REQUIRES(mutex_);
   std::uint16_t index_of(ExtentOwner& from) REQUIRES(mutex_);
   template <class Change>

@@ -9,7 +9,7 @@
 
 namespace onecopy {
 
-void SharedKeeper::throw_no_pins() {
+void SharedBlocks::throw_no_pins() {
   throw Error(
       ErrorCode::unsupported,
       "the owner of this memory cannot be told that it is pinned here, and would give its pages back "

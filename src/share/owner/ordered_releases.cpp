@@ -16,8 +16,8 @@
 
 namespace onecopy {
 
-/// Stands between the references to a block and its keeper; belongs to them, and goes with the last.
-class OrderedReleases::Lease final : public SharedKeeper {
+/// Stands between the references to a block and its group; belongs to them, and goes with the last.
+class OrderedReleases::Lease final : public SharedBlocks {
  public:
   Lease(OrderedReleases& releases, BlockRef block, Device device, Stream stream)
       : releases_(releases), block_(std::move(block)), device_(device), stream_(stream) {}
@@ -28,34 +28,34 @@ class OrderedReleases::Lease final : public SharedKeeper {
     const std::unique_ptr<Lease> last(this);
     if (current_pid() == pid_) releases_.drop({std::move(block_), device_, stream_});
   }
-  SharedKeeper& root() noexcept override { return keeper().root(); }
-  const ProcessId& owner() const noexcept override { return keeper().owner(); }
+  SharedBlocks& root() noexcept override { return group().root(); }
+  const ProcessId& owner() const noexcept override { return group().owner(); }
   std::vector<Stream> order() const override {
-    std::vector<Stream> all = keeper().order();
+    std::vector<Stream> all = group().order();
     all.push_back(stream_);
     return all;
   }
   BlockPlace export_block(std::uint32_t block, Access access) override {
-    return keeper().export_block(block, access);
+    return group().export_block(block, access);
   }
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override {
-    return keeper().bytes_of(block, access);
+    return group().bytes_of(block, access);
   }
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
-    return keeper().export_segment(segment, access);
+    return group().export_segment(segment, access);
   }
-  Fd export_table() const override { return keeper().export_table(); }
+  Fd export_table() const override { return group().export_table(); }
   std::byte* allow(std::uint32_t block, Access access, int ordinal) override {
-    return keeper().allow(block, access, ordinal);
+    return group().allow(block, access, ordinal);
   }
-  ProcessOrigin origin() const override { return keeper().origin(); }
+  ProcessOrigin origin() const override { return group().origin(); }
   void begin_transit(std::uint32_t block, std::uint64_t channel) noexcept override {
-    keeper().begin_transit(block, channel);
+    group().begin_transit(block, channel);
   }
-  void end_transit(std::uint32_t block) noexcept override { keeper().end_transit(block); }
+  void end_transit(std::uint32_t block) noexcept override { group().end_transit(block); }
 
  private:
-  SharedKeeper& keeper() const noexcept { return static_cast<SharedKeeper&>(*block_.keeper()); }
+  SharedBlocks& group() const noexcept { return static_cast<SharedBlocks&>(*block_.group()); }
 
   OrderedReleases& releases_;
   BlockRef block_;
@@ -85,11 +85,11 @@ std::optional<TimelinePoint> OrderedReleases::mark(Device device, Stream stream)
   return TimelinePoint{};
 }
 
-void OrderedReleases::mark_all(std::vector<Dropped> blocks) noexcept {
+void OrderedReleases::mark_all(std::vector<DroppedReference> blocks) noexcept {
   while (!blocks.empty()) {
     const Device device = blocks.back().device;
     const Stream stream = blocks.back().stream;
-    const auto first = std::stable_partition(blocks.begin(), blocks.end(), [&](const Dropped& d) {
+    const auto first = std::stable_partition(blocks.begin(), blocks.end(), [&](const DroppedReference& d) {
       return d.device != device || d.stream.native != stream.native;
     });
     const auto point = mark(device, stream);
@@ -122,7 +122,7 @@ void OrderedReleases::hold_those_of_failed_devices() {
 }
 
 /// Called at each drop: a caller that opens and drops tensors without a pause has a few of them waiting, and not a
-/// tick's worth.
+/// look's worth.
 void OrderedReleases::end_two() noexcept {
   std::vector<Waiting> due;  // dropped without the lock
   const LockGuard lock(mutex_);
@@ -133,13 +133,13 @@ void OrderedReleases::end_two() noexcept {
   }
 }
 
-void OrderedReleases::drop(Dropped block) noexcept {
+void OrderedReleases::drop(DroppedReference block) noexcept {
   ++size_;
   if (must_not_wait && must_not_wait()) leave(std::move(block));
   // A default stream stays, so its mark may come later. On a host that may have to wait for a mark, it is made here.
   else if (!block.stream.native && !timeline_.may_wait_on_host(block.device)) collect(std::move(block));
   else {
-    std::vector<Dropped> alone;
+    std::vector<DroppedReference> alone;
     alone.push_back(std::move(block));
     mark_all(std::move(alone));
   }
@@ -147,17 +147,17 @@ void OrderedReleases::drop(Dropped block) noexcept {
   if (on_wait && size() != 0) on_wait();
 }
 
-void OrderedReleases::leave(Dropped block) noexcept {
+void OrderedReleases::leave(DroppedReference block) noexcept {
   const LockGuard lock(mutex_);
   unmarked_.push_back(std::move(block));
 }
 
 /// A mark takes a microsecond of the host and two of the stream. Much memory does not wait for more of it.
-void OrderedReleases::collect(Dropped block) noexcept {
+void OrderedReleases::collect(DroppedReference block) noexcept {
   constexpr std::size_t kMany = 64;
   constexpr std::size_t kMuch = std::size_t{256} << 20;
-  auto& keeper = static_cast<SharedKeeper&>(*block.block.keeper());
-  const std::size_t size = keeper.bytes_of(block.block.number(), Access::read_write).size();
+  auto& group = static_cast<SharedBlocks&>(*block.block.group());
+  const std::size_t size = group.bytes_of(block.block.number(), Access::read_write).size();
   bool are_enough = false;
   {
     const LockGuard lock(mutex_);
@@ -169,7 +169,7 @@ void OrderedReleases::collect(Dropped block) noexcept {
 }
 
 void OrderedReleases::mark_collected() noexcept {
-  std::vector<Dropped> collected;
+  std::vector<DroppedReference> collected;
   {
     const LockGuard lock(mutex_);
     collected.swap(collected_);
@@ -179,7 +179,7 @@ void OrderedReleases::mark_collected() noexcept {
 }
 
 void OrderedReleases::mark_left() noexcept {
-  std::vector<Dropped> unmarked;
+  std::vector<DroppedReference> unmarked;
   {
     const LockGuard lock(mutex_);
     unmarked.swap(unmarked_);

@@ -9,7 +9,7 @@
 
 #include "device/order/timeline.h"
 #include "os/mutex.h"
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 
 namespace onecopy {
 
@@ -44,7 +44,7 @@ class OrderedReleases {
 
  private:
   class Lease;
-  struct Dropped {
+  struct DroppedReference {
     BlockRef block;
     Device device;
     Stream stream;
@@ -55,13 +55,13 @@ class OrderedReleases {
     Device device;
   };
 
-  void drop(Dropped block) noexcept;
-  void collect(Dropped block) noexcept;
-  void leave(Dropped block) noexcept;
+  void drop(DroppedReference block) noexcept;
+  void collect(DroppedReference block) noexcept;
+  void leave(DroppedReference block) noexcept;
   void mark_collected() noexcept;
   void end_two() noexcept;
   /// One mark for all that were dropped in one stream. Without the lock while the driver is asked.
-  void mark_all(std::vector<Dropped> blocks) noexcept;
+  void mark_all(std::vector<DroppedReference> blocks) noexcept;
   std::optional<TimelinePoint> mark(Device device, Stream stream) noexcept;
   template <class Entries, class IsChosen>
   void take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) REQUIRES(mutex_);
@@ -70,10 +70,10 @@ class OrderedReleases {
   Timeline& timeline_;
   std::atomic<std::size_t> size_{0};  ///< also counts leases that are just being marked
   Mutex mutex_;
-  std::vector<Dropped> collected_ GUARDED_BY(mutex_);  ///< in default streams, and not marked yet
+  std::vector<DroppedReference> collected_ GUARDED_BY(mutex_);  ///< in default streams, and not marked yet
   std::size_t collected_bytes_ GUARDED_BY(mutex_) = 0;
   std::deque<Waiting> waiting_ GUARDED_BY(mutex_);
-  std::vector<Dropped> unmarked_
+  std::vector<DroppedReference> unmarked_
       GUARDED_BY(mutex_);  ///< a captured stream takes no mark, and some threads may make none
   std::vector<BlockRef> held_ GUARDED_BY(mutex_);  ///< until the process ends
 };

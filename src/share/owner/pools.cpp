@@ -28,12 +28,12 @@ std::uint64_t Pools::live_bytes() const {
   return bytes;
 }
 
-Pool::Trimmed Pools::trim() {
+Pool::TrimResult Pools::trim() {
   if (!trimming_.try_lock()) return {0, true};  // trim_all() is at it
   const LockGuard lock(trimming_, std::adopt_lock);
-  Pool::Trimmed all_trimmed;
+  Pool::TrimResult all_trimmed;
   for (Pool* pool : all()) {
-    const Pool::Trimmed trimmed = pool->trim(std::chrono::steady_clock::now(), kAtOnce);
+    const Pool::TrimResult trimmed = pool->trim(std::chrono::steady_clock::now(), kAtOnce);
     all_trimmed.waiting = all_trimmed.waiting || trimmed.waiting;
     all_trimmed.bytes = std::max(all_trimmed.bytes, trimmed.bytes);
   }

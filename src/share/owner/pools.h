@@ -37,7 +37,7 @@ class Pools {
 
   /// Trims little by little, about kAtOnce bytes of each pool: borrowers wait for answers meanwhile, and a fork for
   /// the thread. `bytes` is the largest amount that one pool gave back.
-  Pool::Trimmed trim();
+  Pool::TrimResult trim();
   /// All at once, of one device or of all; returns how many bytes.
   std::uint64_t trim_all(std::optional<Device> device = {});
   /// See Pool::look_again().

@@ -99,6 +99,6 @@ Tensor Runtime::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size, 
   }
 }
 
-void Runtime::Adopted::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
+void Runtime::AdoptedExtents::free(const Extent& extent) noexcept { segments_.remove(extent.segment); }
 
 }  // namespace onecopy

@@ -12,7 +12,7 @@
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
-#include "share/borrower/visit.h"
+#include "share/borrower/hazard_guard.h"
 #include "share/owner/late_releases.h"
 #include "share/runtime/runtime.h"
 
@@ -60,7 +60,7 @@ void Runtime::prepare_fork() {
     peer->prepare_fork();
   }
   process->retention_.lock();  // after the peers' sockets: segments that arrive there are retained
-  for (Inherited& from : process->inherited_)
+  for (InheritedOwner& from : process->inherited_)
     if (!from.is_counted_with_parent)
       from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
   if (process->ledger_.live_locked() == 0) return;
@@ -76,7 +76,7 @@ void Runtime::finish_in_parent() {
   if (!process) return;
   process->child_.reset();
   process->child_place_.clear();
-  for (Inherited& from : process->inherited_) from.child.reset();
+  for (InheritedOwner& from : process->inherited_) from.child.reset();
   for (const auto& peer : process->importer_.peers_locked()) {
     if (peer->is_closed()) continue;
     peer->finish_fork_in_parent();
@@ -93,9 +93,9 @@ void Runtime::finish_in_child() {
   if (forked_from_) or_log([] { current(); });  // without descriptors: at the next use
 }
 
-/// Turns the parent's Runtime in its child into the keeper of the inheritance.
+/// Turns the parent's Runtime in its child into the group of the inheritance.
 void Runtime::become_child() {
-  Visit::forget_others();
+  HazardGuard::forget_others();
   for (const auto& peer : importer_.peers_locked()) {
     if (peer->is_closed()) continue;
     peer->finish_fork_in_child();
@@ -114,7 +114,7 @@ void Runtime::become_child() {
     child_place_.back().child = std::move(child_);
     inheritance_.splice(inheritance_.end(), child_place_);
   }
-  for (Inherited& from : inheritance_) claim_inherited(from);
+  for (InheritedOwner& from : inheritance_) claim_inherited(from);
   LateReleases::end_in_child();
   abandon();
   ledger_.leave_limbo_to_parent();
@@ -124,7 +124,7 @@ void Runtime::become_child() {
 
 /// Without a page for the child, the owner is gone and its memory frozen, or it counts the child with its parent. In
 /// the latter case the child keeps the parent's socket, and the owner waits for that to close.
-void Runtime::claim_inherited(Inherited& from) noexcept {
+void Runtime::claim_inherited(InheritedOwner& from) noexcept {
   from.is_counted_with_parent = !from.child || !from.child->socket;
   if (!from.child)
     or_end_child([&] { from.child.emplace(ForkPage{private_claims(std::move(from.page)), {}}); });
@@ -144,12 +144,12 @@ void Runtime::inherit(Runtime& parent) {
   parent_ = &parent;
   importer_.inherit(parent.importer_);
   inherited_ = std::move(inheritance_);
-  for (Inherited& from : inherited_) or_log([&] { watch_inherited(from); });
+  for (InheritedOwner& from : inherited_) or_log([&] { watch_inherited(from); });
   if (parent.ledger_.is_inherited()) importer_.add_inherited(parent.ledger_);
 }
 
 /// The owner tells when a segment is gone; its end is no news, the memory stays.
-void Runtime::watch_inherited(Inherited& from) {
+void Runtime::watch_inherited(InheritedOwner& from) {
   if (from.is_counted_with_parent) return;
   loop_.add(from.socket.fd(), [this, &from] {
     try {
@@ -189,14 +189,14 @@ void Runtime::lock_all() {
   LateReleases::lock();
   pinning_.lock();
   segments_.prepare_fork();  // last: all others ask it while holding a lock of their own
-  for (Inherited& from : inherited_) {
+  for (InheritedOwner& from : inherited_) {
     from.owner->ledger_.lock();
     from.owner->segments_.prepare_fork();
   }
 }
 
 void Runtime::unlock_all() {
-  for (Inherited& from : inherited_) {
+  for (InheritedOwner& from : inherited_) {
     from.owner->segments_.finish_fork();
     from.owner->ledger_.unlock();
   }

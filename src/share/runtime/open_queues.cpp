@@ -5,8 +5,8 @@
 #include <chrono>
 
 #include "onecopy/core/error.h"
-#include "os/patience.h"
-#include "share/borrower/call.h"
+#include "os/deadline_scope.h"
+#include "share/borrower/dial.h"
 #include "share/borrower/importer.h"
 #include "share/borrower/retention.h"
 #include "share/broker/broker.h"
@@ -38,7 +38,7 @@ bool OpenQueues::open(const ProcessId& creator, std::uint64_t queue, QueueHooks 
   if (creator == self_) return true;
   {
     const LockGuard lock(left_mutex_);
-    std::erase(left_, Left{creator, queue});  // the creator was not told, and need not be
+    std::erase(left_, LeftQueue{creator, queue});  // the creator was not told, and need not be
   }
   try {
     join(creator, queue);
@@ -73,14 +73,14 @@ void OpenQueues::close(const ProcessId& creator, std::uint64_t queue) noexcept {
 
 Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};
-  const auto& keeper = static_cast<const SharedKeeper&>(*block.keeper());
-  if (keeper.owner() == creator && creator != self_) {
+  const auto& group = static_cast<const SharedBlocks&>(*block.group());
+  if (group.owner() == creator && creator != self_) {
     const auto peer = importer_.find(public_name(creator));
     return peer && peer->has_left() ? Retention::not_retained : Retention::not_needed;
   }
   try {
-    const Patience patience(std::chrono::steady_clock::now() +
-                            std::min<std::chrono::milliseconds>(broker_patience(), kCreatorTakesAtMost));
+    const DeadlineScope patience(std::chrono::steady_clock::now() +
+                                 std::min<std::chrono::milliseconds>(reply_timeout(), kCreatorTakesAtMost));
     ask_to_retain(block, creator, queue);
     return Retention::retained;
   } catch (const Error& error) {
@@ -98,20 +98,20 @@ Retention OpenQueues::why_not_retained(const Error& error, const ProcessId& crea
 }
 
 void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
-  auto& keeper = static_cast<SharedKeeper&>(*block.keeper());
-  const BlockPlace place = keeper.export_block(block.number(), Access::read_write);
+  auto& group = static_cast<SharedBlocks&>(*block.group());
+  const BlockPlace place = group.export_block(block.number(), Access::read_write);
   const std::uint32_t segment = place.info.segment;
-  if (creator == self_ && keeper.owner() == self_) return broker_.spread(segment, queue);
-  const SegmentKey key{public_name(keeper.owner()), segment};
+  if (creator == self_ && group.owner() == self_) return broker_.spread(segment, queue);
+  const SegmentKey key{public_name(group.owner()), segment};
   if (creator != self_) {
     // First: a request that times out may be served later.
     const std::uint64_t number = retention_.elsewhere.add(key, creator);
-    importer_.connect(creator)->retain(key, keeper.origin(), keeper.export_table(),
-                                       importer_.pass_on(keeper, segment), queue, number);
+    importer_.connect(creator)->retain(key, group.origin(), group.export_table(),
+                                       importer_.pass_on(group, segment), queue, number);
   } else if (device_type(place.kind) != DeviceType::cpu && !is_weak(place.kind)) {
     // Memory of the host that is open here can be served without being retained.
-    if (!retention_.segments.add(key, keeper.origin(), keeper.export_table(),
-                                 importer_.pass_on(keeper, segment), queue, RetainRequest{}))
+    if (!retention_.segments.add(key, group.origin(), group.export_table(),
+                                 importer_.pass_on(group, segment), queue, RetainRequest{}))
       throw Error(ErrorCode::unsupported, "this process keeps no more descriptors of device memory");
   }
 }
@@ -152,13 +152,13 @@ std::uint64_t OpenQueues::unkept() const {
 }
 
 Timer::Pause OpenQueues::tell() {
-  bool more = tell_of_retired();
-  more = tell_of_releases() || more;
-  return Timer::soon_if(tell_of_left() || more);
+  bool more = flush_retirements();
+  more = flush_releases() || more;
+  return Timer::soon_if(flush_left_queues() || more);
 }
 
 /// Returns true while a keeper has to be told again that a segment is gone.
-bool OpenQueues::tell_of_retired() {
+bool OpenQueues::flush_retirements() {
   bool again = false;
   for (const auto& [segment, keepers] : retention_.elsewhere.take_retired())
     for (const ProcessId& keeper : keepers) {
@@ -171,9 +171,9 @@ bool OpenQueues::tell_of_retired() {
 }
 
 /// Returns true while a creator has to be told again: it counts this process among its queue's users until then.
-bool OpenQueues::tell_of_left() noexcept {
+bool OpenQueues::flush_left_queues() noexcept {
   const LockGuard lock(left_mutex_);
-  std::erase_if(left_, [this](const Left& left) {
+  std::erase_if(left_, [this](const LeftQueue& left) {
     const auto peer = importer_.find(public_name(left.creator));
     return !peer || peer->leave_queue(left.queue) || peer->is_disconnected();
   });
@@ -181,7 +181,7 @@ bool OpenQueues::tell_of_left() noexcept {
 }
 
 /// Returns true while a keeper has to be told again. A keeper that hung up keeps the segment until this process ends.
-bool OpenQueues::tell_of_releases() {
+bool OpenQueues::flush_releases() {
   bool again = false;
   for (Release& last : retention_.elsewhere.take_releases()) {
     const auto peer = importer_.find(public_name(last.keeper));

@@ -72,10 +72,10 @@ class OpenQueues {
 
  private:
   /// A queue that this process has left, whose creator did not read then.
-  struct Left {
+  struct LeftQueue {
     ProcessId creator;
     std::uint64_t queue;
-    bool operator==(const Left&) const = default;
+    bool operator==(const LeftQueue&) const = default;
   };
 
   void join(const ProcessId& creator, std::uint64_t queue);
@@ -83,9 +83,9 @@ class OpenQueues {
   Retention why_not_retained(const Error& error, const ProcessId& creator) const;
   /// Tells other processes news that they could not be told before.
   Timer::Pause tell();
-  bool tell_of_retired();
-  bool tell_of_releases();
-  bool tell_of_left() noexcept;
+  bool flush_retirements();
+  bool flush_releases();
+  bool flush_left_queues() noexcept;
 
   const ProcessId self_;
   Importer& importer_;
@@ -93,7 +93,7 @@ class OpenQueues {
   Broker& broker_;
 
   Mutex left_mutex_;
-  std::vector<Left> left_ GUARDED_BY(left_mutex_);
+  std::vector<LeftQueue> left_ GUARDED_BY(left_mutex_);
 
   mutable Mutex transits_mutex_;
   std::map<std::uint64_t, Transit> transits_ GUARDED_BY(transits_mutex_);

@@ -10,13 +10,13 @@
 
 namespace onecopy {
 
-class SharedKeeper;
+class SharedBlocks;
 
 /// A segment as this process has it open: Session::try_open() takes a block of it without a question. All zeros is a
 /// segment that is not open yet, so a table of them may lie in fresh memory.
 ///
 /// Thread safety: all members may be called concurrently. Session::note() writes it for an epoch of the caller's, for
-/// which it stays. Only the keeper may be replaced later, when its owner has died.
+/// which it stays. Only the group may be replaced later, when its owner has died.
 class OpenSegment {
  public:
   bool is_open(std::uint32_t epoch) const noexcept {
@@ -30,7 +30,7 @@ class OpenSegment {
   static std::uint64_t stamp_of(std::uint32_t epoch) noexcept { return std::uint64_t{epoch} + 2; }
 
   std::atomic<std::uint64_t> stamp_;  ///< epoch for which the other fields are written
-  std::atomic<SharedKeeper*> keeper_;
+  std::atomic<SharedBlocks*> group_;
   std::atomic<std::uint64_t> segment_size_;
   std::atomic<std::uint32_t> segment_;
   std::atomic<SegmentKind> kind_;

@@ -90,7 +90,7 @@ Timer::Pause Pinning::look() noexcept {
   const bool again = has_segment_ended_.exchange(false);  // a thread may be about to unmap it
   sweep();
   LateReleases* const late = LateReleases::active();
-  const bool waiting = late && late->tick();
+  const bool waiting = late && late->release_due();
   return Timer::soon_if(waiting || again);
 }
 
@@ -113,8 +113,8 @@ std::uint64_t Pinning::limit() {
 
 /// Blocks that are segments of their own reach over several units, and have no neighbours.
 Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
-  BlockKeeper* const keeper = tensor.block().keeper();
-  if (!keeper || !keeper->shareable())
+  BlockGroup* const group = tensor.block().group();
+  if (!group || !group->shareable())
     throw Error(
         ErrorCode::invalid_argument,
         "this tensor's memory belongs to another library, and is pinned by that; pin a copy in memory of "
@@ -123,7 +123,7 @@ Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("memory of {} is not pinned: it is a card's own already", tensor.device().str()));
-  SharedKeeper& root = static_cast<SharedKeeper&>(*keeper).root();
+  SharedBlocks& root = static_cast<SharedBlocks&>(*group).root();
   const std::uint32_t block = tensor.block().number();
   const std::uint32_t segment = root.segment_of(block);
   Piece piece{&root, root.keep_alive(), root.segment_memory(segment, tensor.access()), segment};
@@ -178,7 +178,7 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
   make_room(piece.bytes);
   LateReleases::activate(card.type);
   std::byte* const at = piece.at();
-  piece.keeper->begin_pin(piece.segment);
+  piece.group->begin_pin(piece.segment);
   try {
     const std::uint64_t inside = std::min<std::uint64_t>(piece.bytes, piece.memory->size() - piece.offset);
     const auto begin = Clock::now();
@@ -191,7 +191,7 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
     log_info(fmt::format("pinned {} bytes: {:.1f} ms to reserve them, {:.1f} ms for the driver",
                          piece.bytes, ms(present - begin), ms(Clock::now() - present)));
   } catch (...) {
-    piece.keeper->end_pin(piece.segment);
+    piece.group->end_pin(piece.segment);
     throw;
   }
   note(piece, block, use);
@@ -222,9 +222,9 @@ void Pinning::unpin(const Tensor& tensor) {
     const auto found = pieces_.find(piece.at());
     if (found == pieces_.end()) return;
     std::erase_if(found->second.users, [&](std::uint32_t block) {
-      return block == tensor.block().number() || !piece.keeper->holds(block);
+      return block == tensor.block().number() || !piece.group->holds(block);
     });
-    std::erase_if(found->second.viewed, [&](std::uint32_t block) { return !piece.keeper->holds(block); });
+    std::erase_if(found->second.viewed, [&](std::uint32_t block) { return !piece.group->holds(block); });
     if (!found->second.users.empty() || !found->second.viewed.empty()) return;
     left_.push_back(std::move(found->second));
     pieces_.erase(found);
@@ -233,8 +233,8 @@ void Pinning::unpin(const Tensor& tensor) {
 }
 
 bool Pinning::is_pinned(const Tensor& tensor) {
-  const BlockKeeper* const keeper = tensor.block().keeper();
-  if (!PinnedRanges::any() || !keeper || tensor.device() != kCpu) return false;
+  const BlockGroup* const group = tensor.block().group();
+  if (!PinnedRanges::any() || !group || tensor.device() != kCpu) return false;
   return PinnedRanges::get().is_pinned(tensor.data(),
                                        std::max<std::size_t>(1, tensor.layout().extent_bytes()));
 }
@@ -273,7 +273,7 @@ std::vector<Pinning::Piece> Pinning::take_left() noexcept {
 
 std::vector<Pinning::Piece> Pinning::take_idle() {
   return take(
-      [](const Piece& piece) { return !piece.keeper->uses(piece.segment, piece.offset, piece.bytes); });
+      [](const Piece& piece) { return !piece.group->uses(piece.segment, piece.offset, piece.bytes); });
 }
 
 void Pinning::end_left() noexcept {
@@ -291,7 +291,7 @@ std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
   std::uint64_t bytes = 0;
   for (const Piece& piece : pieces) {
     PinnedRanges::get().unpin(piece.at());
-    piece.keeper->end_pin(piece.segment);
+    piece.group->end_pin(piece.segment);
     bytes += piece.bytes;
   }
   if (!pieces.empty() && on_unpinned) on_unpinned();

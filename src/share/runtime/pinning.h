@@ -17,7 +17,7 @@
 #include "os/event_loop.h"
 #include "os/mutex.h"
 #include "os/worker.h"
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 
 namespace onecopy {
 
@@ -71,8 +71,8 @@ class Pinning {
 
  private:
   struct Piece {
-    SharedKeeper* keeper;
-    std::shared_ptr<const void> alive;     ///< keeps the keeper alive, if it would end otherwise
+    SharedBlocks* group;
+    std::shared_ptr<const void> alive;     ///< keeps the group alive, if it would end otherwise
     std::shared_ptr<DeviceMemory> memory;  ///< shared with the holder that has mapped it
     std::uint32_t segment = 0;
     std::uint64_t offset = 0;

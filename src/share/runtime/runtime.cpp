@@ -12,8 +12,8 @@
 #include "os/log.h"
 #include "os/process.h"
 #include "os/random.h"
-#include "share/borrower/call.h"
-#include "share/borrower/visit.h"
+#include "share/borrower/dial.h"
+#include "share/borrower/hazard_guard.h"
 #include "share/format/info_text.h"
 #include "share/format/process_name.h"
 
@@ -48,12 +48,12 @@ Runtime& Runtime::make() {
     static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });
     handled_pid_ = current_pid();
     start_log();
-    const Visit first(nullptr);  // children inherit a finished record of this thread
+    const HazardGuard first(nullptr);  // children inherit a finished record of this thread
     auto made = std::unique_ptr<Runtime>(new Runtime());
     if (forked_from_) {
       made->inherit(*forked_from_);
       forked_from_ = nullptr;
-    } else if (!EarlyCall::is_waiting()) {
+    } else if (!EarlyDial::is_waiting()) {
       made->clean_up();
     }
     current_ = made.release();  // never destroyed, see the class comment
@@ -130,7 +130,7 @@ Timer::Pause Runtime::sweep_adopted() {
 }
 
 Timer::Pause Runtime::trim() {
-  const Pool::Trimmed trimmed = pools_.trim();
+  const Pool::TrimResult trimmed = pools_.trim();
   if (trimmed.bytes >= Pools::kAtOnce) return Timer::kAtOnce;
   return trimmed.waiting ? Timer::Pause(Pools::kPause) : Timer::Pause();
 }

@@ -21,7 +21,7 @@
 #include "share/owner/adoptions.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
-#include "share/owner/owner_keeper.h"
+#include "share/owner/object_block.h"
 #include "share/owner/pinned_objects.h"
 #include "share/owner/pools.h"
 #include "share/runtime/pinning.h"
@@ -91,7 +91,7 @@ class Runtime final : public Session {
   friend class Session;
 
   /// The blocks of an ancestor of this process, inherited through forks.
-  struct Inherited {
+  struct InheritedOwner {
     Runtime* owner = nullptr;  // its copy in this process; never destroyed
     Mapping page;
     UnixSocket socket;              // the parent's, when there was no page for us
@@ -122,10 +122,10 @@ class Runtime final : public Session {
   std::vector<TransitInfo> transits() const;
   std::vector<DeviceUse> devices() const;
 
-  /// Adopted segments leave the table when their block is free.
-  class Adopted final : public ExtentOwner {
+  /// AdoptedExtents segments leave the table when their block is free.
+  class AdoptedExtents final : public ExtentOwner {
    public:
-    explicit Adopted(SegmentTable& segments) : segments_(segments) {}
+    explicit AdoptedExtents(SegmentTable& segments) : segments_(segments) {}
     void free(const Extent& extent) noexcept override;
 
    private:
@@ -144,19 +144,19 @@ class Runtime final : public Session {
   void lock_all() NO_THREAD_SAFETY_ANALYSIS;
   void unlock_all() NO_THREAD_SAFETY_ANALYSIS;
   void abandon() noexcept;
-  static void claim_inherited(Inherited& from) noexcept;
+  static void claim_inherited(InheritedOwner& from) noexcept;
   void inherit(Runtime& parent);
-  void watch_inherited(Inherited& from);
+  void watch_inherited(InheritedOwner& from);
 
   inline static Mutex making_;
   // In a forked child, until its own Runtime is made:
   inline static Runtime* forked_from_ = nullptr;
-  inline static std::list<Inherited> inheritance_;
+  inline static std::list<InheritedOwner> inheritance_;
 
   Runtime* parent_ = nullptr;  ///< in a forked child; never destroyed, and so seen by leak checkers
   const std::string name_;
   SegmentTable segments_;
-  Adopted adopted_;
+  AdoptedExtents adopted_;
   Pools pools_;
   PinnedObjects objects_;  // before ledger_, whose blocks keep them
   Ledger ledger_;
@@ -183,9 +183,9 @@ class Runtime final : public Session {
   std::atomic<std::uint64_t> opened_total_{0};
 
   bool cleaned_up_ = false;  ///< see clean_up(); of the watch thread, once the Runtime is made
-  std::list<Inherited> inherited_;
+  std::list<InheritedOwner> inherited_;
   std::optional<ForkPage> child_;  ///< during a fork: the child's claims on our blocks
-  std::list<Inherited>
+  std::list<InheritedOwner>
       child_place_;  ///< and, made while that may fail, the place for it in the child's list
 };
 

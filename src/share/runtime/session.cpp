@@ -9,7 +9,7 @@
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "os/process.h"
-#include "share/borrower/call.h"
+#include "share/borrower/dial.h"
 #include "share/borrower/peer.h"
 #include "share/runtime/runtime.h"
 
@@ -56,34 +56,34 @@ Handle Session::share(const Tensor& tensor, std::uint32_t flags) {
   return {runtime().name_in_handle(tensor, flags), tensor.block()};
 }
 
-BlockSpot Session::locate(SharedKeeper& keeper, const Tensor& tensor) {
+BlockSpot Session::locate(SharedBlocks& group, const Tensor& tensor) {
   const std::uint32_t block = tensor.block().number();
-  if (&keeper == own_) return runtime().ledger_.export_spot(block);
-  const BlockPlace place = keeper.export_block(block, tensor.access());
-  return {place.info, begin_for(keeper, tensor, {place.info, place.data})};
+  if (&group == own_) return runtime().ledger_.export_spot(block);
+  const BlockPlace place = group.export_block(block, tensor.access());
+  return {place.info, begin_for(group, tensor, {place.info, place.data})};
 }
 
-SegmentRef Session::name_segment(SharedKeeper& keeper, const Tensor& tensor) const {
-  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  return {keeper.owner(), id_, place.identity->uuid, place.kind, place.info.segment, place.segment_size};
+SegmentRef Session::name_segment(SharedBlocks& group, const Tensor& tensor) const {
+  const BlockPlace place = group.export_block(tensor.block().number(), tensor.access());
+  return {group.owner(), id_, place.identity->uuid, place.kind, place.info.segment, place.segment_size};
 }
 
 Fd Session::segment_file(const Tensor& tensor) {
-  SharedKeeper& keeper = shared_keeper(tensor, "share");
-  const std::uint32_t segment = keeper.export_block(tensor.block().number(), tensor.access()).info.segment;
-  return std::move(keeper.export_segment(segment, tensor.access()).fds.at(0));
+  SharedBlocks& group = shared_blocks(tensor, "share");
+  const std::uint32_t segment = group.export_block(tensor.block().number(), tensor.access()).info.segment;
+  return std::move(group.export_segment(segment, tensor.access()).fds.at(0));
 }
 
 bool Session::is_held(const BlockRef& block) const noexcept { return runtime().holds_.contain(block); }
 
-void Session::make_permanent(std::uint64_t hold) noexcept { runtime().holds_.let_last(hold); }
+void Session::make_permanent(std::uint64_t hold) noexcept { runtime().holds_.make_permanent(hold); }
 
 void Session::end_holds(std::chrono::steady_clock::duration older_than) noexcept {
   runtime().holds_.end_older(Holds::Clock::now() - older_than);
 }
 
 Tensor Session::open_early(const HandleFields& handle, const OpenOptions& options) {
-  const EarlyCall early(handle.owner, existing() != nullptr);
+  const EarlyDial early(handle.owner, existing() != nullptr);
   return current().open(handle, options);
 }
 
@@ -97,16 +97,16 @@ std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t ep
                                           const HandleFields& row, Access access, Device device,
                                           std::span<const ProcessId> holders) {
   const std::shared_ptr<Peer> peer = runtime().importer_.prepare(row, access, holders);
-  SharedKeeper* const keeper = peer ? static_cast<SharedKeeper*>(peer.get()) : &runtime().ledger_;
+  SharedBlocks* const group = peer ? static_cast<SharedBlocks*>(peer.get()) : &runtime().ledger_;
   if (segment.is_open(epoch)) {
-    segment.keeper_.store(keeper);
+    segment.group_.store(group);
     return peer;
   }
   std::uint64_t before = segment.stamp_.load();
   if (before == OpenSegment::kWriting ||
       !segment.stamp_.compare_exchange_strong(before, OpenSegment::kWriting))
     return peer;  // another thread writes it
-  segment.keeper_.store(keeper);
+  segment.group_.store(group);
   segment.segment_size_.store(row.segment_size);
   segment.segment_.store(row.segment);
   segment.kind_.store(row.kind);
@@ -118,32 +118,32 @@ std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t ep
 }
 
 /// Reads all before it asks whether another epoch has begun meanwhile.
-std::optional<Session::Opened> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
+std::optional<Session::OpenBlock> Session::read(const OpenSegment& segment, std::uint32_t epoch) noexcept {
   constexpr auto kInOrder = std::memory_order_acquire;
   if (!segment.is_open(epoch)) return {};
-  const Opened now{segment.keeper_.load(kInOrder),
-                   segment.segment_size_.load(kInOrder),
-                   segment.segment_.load(kInOrder),
-                   segment.kind_.load(kInOrder),
-                   segment.access_.load(kInOrder),
-                   Device{segment.device_type_.load(kInOrder), segment.device_index_.load(kInOrder)}};
+  const OpenBlock now{segment.group_.load(kInOrder),
+                      segment.segment_size_.load(kInOrder),
+                      segment.segment_.load(kInOrder),
+                      segment.kind_.load(kInOrder),
+                      segment.access_.load(kInOrder),
+                      Device{segment.device_type_.load(kInOrder), segment.device_index_.load(kInOrder)}};
   if (!segment.is_open(epoch)) return {};
   return now;
 }
 
 Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const BlockName& name,
                          std::uint64_t offset, std::uint64_t reach, const Layout& layout) {
-  const std::optional<Opened> at = read(segment, epoch);
+  const std::optional<OpenBlock> at = read(segment, epoch);
   if (!at) return {};
   BlockRef block;
   std::byte* data = nullptr;
-  if (at->keeper == own_) {
+  if (at->group == own_) {
     block = try_retain(name);
     if (!block) return {};
     const BlockSpot spot = runtime().ledger_.export_spot(name.block);
     if (spot.info.segment == at->segment && reach <= spot.info.size) data = spot.data;
   } else {
-    Peer& peer = static_cast<Peer&>(*at->keeper);
+    Peer& peer = static_cast<Peer&>(*at->group);
     block = peer.try_claim(name.block, name.generation);
     if (!block) return {};
     data = peer.locate({name.block, at->segment, at->segment_size, reach, at->kind}, at->access).data;
@@ -163,7 +163,7 @@ void Session::list_arena(ArenaReports::Describe describe) {
 }
 
 HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
-  SharedKeeper& shared = shared_keeper(tensor, "share");
+  SharedBlocks& shared = shared_blocks(tensor, "share");
   broker_.listen();
   const BlockPlace place = shared.export_block(tensor.block().number(), tensor.access());
   const std::byte* const begin = begin_for(shared, tensor, {place.info, place.data});
@@ -264,15 +264,15 @@ Tensor Session::open(const HandleFields& handle, const OpenOptions& options) {
 std::string Runtime::exposes(const Tensor& tensor) const {
   constexpr std::uint64_t kRounding = 511;  // allocators may add so much to a request
   if (!is_shareable(tensor)) return {};     // share() says so
-  SharedKeeper& keeper = shared_keeper(tensor, "share");
-  const BlockPlace place = keeper.export_block(tensor.block().number(), tensor.access());
-  const bool ours = keeper.owner() == id() && !adoptions_.contains(place.info.segment);
+  SharedBlocks& group = shared_blocks(tensor, "share");
+  const BlockPlace place = group.export_block(tensor.block().number(), tensor.access());
+  const bool ours = group.owner() == id() && !adoptions_.contains(place.info.segment);
   // The size of such blocks is the size that was requested.
   const bool exact = ours || tensor.device() == kCpu;
   const std::uint64_t seen = exact ? place.info.size : place.segment_size;
   const std::uint64_t bytes = tensor.layout().extent_bytes();
   const bool is_first = place.info.offset == 0 &&
-                        tensor.as<std::byte>() == begin_for(keeper, tensor, {place.info, place.data});
+                        tensor.as<std::byte>() == begin_for(group, tensor, {place.info, place.data});
   if (seen <= bytes + (!exact && is_first ? kRounding : 0)) return {};
   return fmt::format(
       "the tensor has {} bytes, and its handle would let others see all {} of the {} that it lies in; "

@@ -32,7 +32,7 @@ void StreamOrder::wait_for(const ProcessId& maker, const TimelinePoint& point, D
   ForeignTimeline* const timeline = importer_.timeline_of(maker);
   if (!timeline) return;
   timeline->wait(device, stream, point);
-  if (!timeline->has_passed(point)) look_soon();  // see look_after_waits()
+  if (!timeline->has_passed(point)) look_soon();  // see poll_waits()
 }
 
 void StreamOrder::look_soon() noexcept {
@@ -44,8 +44,8 @@ void StreamOrder::look_soon() noexcept {
 Timer::Pause StreamOrder::look() {
   constexpr std::chrono::milliseconds kLongestPause{160};
   const bool was_asked = is_asked_.exchange(false);
-  const bool waiting = look_after_waits();
-  const bool at_work = timeline_.look_after_devices();
+  const bool waiting = poll_waits();
+  const bool at_work = timeline_.poll_devices();
   const std::size_t before = releases_.size();
   const bool releasing = releases_.sweep();
   if (!waiting && !at_work && !releasing) return {};
@@ -55,9 +55,9 @@ Timer::Pause StreamOrder::look() {
 }
 
 /// True while streams of ours wait for other processes'.
-bool StreamOrder::look_after_waits() {
+bool StreamOrder::poll_waits() {
   bool waiting = false;
-  for (const auto& peer : importer_.peers()) waiting = peer->look_after_waits() || waiting;
+  for (const auto& peer : importer_.peers()) waiting = peer->poll_waits() || waiting;
   return waiting;
 }
 
@@ -96,11 +96,11 @@ void StreamOrder::wait_to_read(const ProcessId& maker, const TimelinePoint& poin
   if (timeline && !timeline->has_passed(point)) timeline->wait_on_host_for(point);
 }
 
-StreamOrder::Reached StreamOrder::has_passed(const ProcessId& maker, const TimelinePoint& point) const {
-  if (maker == self_) return timeline_.has_passed(point) ? Reached::yes : Reached::no;
+StreamOrder::MarkState StreamOrder::has_passed(const ProcessId& maker, const TimelinePoint& point) const {
+  if (maker == self_) return timeline_.has_passed(point) ? MarkState::yes : MarkState::no;
   const ForeignTimeline* timeline = importer_.known_timeline_of(maker);
-  if (!timeline) return Reached::unknown;
-  return timeline->has_passed(point) ? Reached::yes : Reached::no;
+  if (!timeline) return MarkState::unknown;
+  return timeline->has_passed(point) ? MarkState::yes : MarkState::no;
 }
 
 bool StreamOrder::may_wait_on_host(const ProcessId& maker, Device device) const {
@@ -124,7 +124,7 @@ void StreamOrder::note_use(Device device, Stream stream) {
 
 void StreamOrder::remember_point(const ProcessId& putter, const TimelinePoint& point) {
   value_points_.remember({putter, point}, [this](const ValuePoints::Entry& entry) {
-    return has_passed(entry.putter, entry.point) == Reached::yes;
+    return has_passed(entry.putter, entry.point) == MarkState::yes;
   });
 }
 
@@ -134,7 +134,7 @@ void StreamOrder::wait_on_host_for(const ProcessId& putter, const TimelinePoint&
 }
 
 Tensor StreamOrder::order_release(const Tensor& tensor, Stream stream) {
-  if (tensor.device() == kCpu || !tensor.block().keeper() || !tensor.block().keeper()->shareable())
+  if (tensor.device() == kCpu || !tensor.block().group() || !tensor.block().group()->shareable())
     return tensor;
   note_use(tensor.device(), stream);
   return {releases_.order(tensor.block(), tensor.device(), stream), tensor.data(), tensor.layout(),

@@ -37,8 +37,8 @@ class StreamOrder {
   void wait_for(const ProcessId& maker, const TimelinePoint& point, Device device, Stream stream);
   /// Afterwards wait_for() asks no other process, and is quick. Throws as connecting does.
   void prepare_wait(const ProcessId& maker, Device device);
-  enum class Reached : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
-  Reached has_passed(const ProcessId& maker, const TimelinePoint& point) const;
+  enum class MarkState : std::uint8_t { yes, no, unknown };  ///< unknown: the maker would have to be asked
+  MarkState has_passed(const ProcessId& maker, const TimelinePoint& point) const;
   /// Might wait_for() keep the host waiting? REQUIRES: has_passed() knows the maker.
   bool may_wait_on_host(const ProcessId& maker, Device device) const;
 
@@ -74,7 +74,7 @@ class StreamOrder {
   /// Looks at waits, devices and releases. A new wait may end soon; one that was looked at before may take longer still.
   Timer::Pause look();
   void look_soon() noexcept;
-  bool look_after_waits();
+  bool poll_waits();
 
   const ProcessId self_;
   Importer& importer_;

@@ -6,9 +6,9 @@
 namespace onecopy {
 
 /// Counts the references of one block.
-class CountingKeeper final : public BlockKeeper {
+class CountingKeeper final : public BlockGroup {
  public:
-  CountingKeeper() noexcept : BlockKeeper(false) {}
+  CountingKeeper() noexcept : BlockGroup(false) {}
   void retain(std::uint32_t) noexcept override { ++references; }
   void release(std::uint32_t) noexcept override { --references; }
   BlockRef make() {

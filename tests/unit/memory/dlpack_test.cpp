@@ -142,7 +142,7 @@ TEST(DlpackImport, TheMemoryIsGivenBackWithTheLastCopy) {
   Producer producer;
   {
     Tensor tensor = from_dlpack(&producer.managed);
-    EXPECT_FALSE(tensor.block().keeper()->shareable());
+    EXPECT_FALSE(tensor.block().group()->shareable());
     const Tensor part = tensor.slice(0, 1, 2);
     EXPECT_EQ(part.data(), producer.memory.data() + 3);
     tensor.release();

@@ -133,7 +133,7 @@ TEST_F(PoolTest, ReturnsAsMuchAtOnceAsItIsAskedTo) {
   const std::uint64_t all = resident_bytes(segments);
   std::uint64_t given_back = 0;
   for (bool waiting = true; waiting;) {
-    const Pool::Trimmed trimmed = pool.trim(later, 8 * kMiB);
+    const Pool::TrimResult trimmed = pool.trim(later, 8 * kMiB);
     EXPECT_GT(trimmed.bytes, 0u);
     EXPECT_LE(trimmed.bytes, 8 * kMiB);
     given_back += trimmed.bytes;

@@ -8,13 +8,13 @@
 #include <thread>
 
 #include "onecopy/core/error.h"
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 
 namespace onecopy {
 namespace {
 
 /// Counts the references and transits of its blocks.
-class Blocks final : public SharedKeeper {
+class Blocks final : public SharedBlocks {
  public:
   BlockRef take(std::uint32_t number) {
     retain(number);

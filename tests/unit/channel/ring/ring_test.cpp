@@ -60,7 +60,7 @@ TEST(Ring, KeepsAnItemThatItsGetterDeferred) {
   Ring ring(RingOptions{});
   put_number(ring, 5);
   put_number(ring, 6);
-  EXPECT_EQ(ring.take([](RingItem) { return false; }), Taken::deferred);
+  EXPECT_EQ(ring.take([](RingItem) { return false; }), TakeResult::deferred);
   EXPECT_EQ(
       error_of([&] { ring.take([](RingItem) -> bool { throw Error(ErrorCode::owner_died, "made up"); }); }),
       ErrorCode::owner_died);

@@ -50,7 +50,7 @@ inline std::optional<std::uint64_t> take_number(Ring& ring, TimePoint deadline =
     number = read_number(item.bytes).value_or(kTorn);
     return true;
   };
-  if (ring.take(accept, deadline) != Taken::yes) return std::nullopt;
+  if (ring.take(accept, deadline) != TakeResult::yes) return std::nullopt;
   return number;
 }
 

@@ -64,8 +64,8 @@ TEST(Holds, LastWhenTheyAreToldTo) {
   const Holds::Clock::time_point start{};
   const std::uint64_t lasting = holds.add(keeper.make(), start);
   holds.add(keeper.make(), start);
-  holds.let_last(lasting);
-  holds.let_last(lasting + 1);
+  holds.make_permanent(lasting);
+  holds.make_permanent(lasting + 1);
   EXPECT_FALSE(holds.expire(start + 100 * Holds::kLifetime)) << "nothing is left that time will end";
   EXPECT_EQ(holds.list(), std::vector{start});
   EXPECT_EQ(keeper.references, 1);
@@ -88,9 +88,9 @@ TEST(Holds, OfAnAgeCanAllBeEnded) {
   CountingKeeper keeper;
   Holds holds;
   const Holds::Clock::time_point start{};
-  holds.let_last(holds.add(keeper.make(), start));
+  holds.make_permanent(holds.add(keeper.make(), start));
   holds.add(keeper.make(), start);
-  holds.let_last(holds.add(keeper.make(), start + 1s));
+  holds.make_permanent(holds.add(keeper.make(), start + 1s));
   holds.end_older(start);
   EXPECT_EQ(holds.list(), std::vector{start + 1s});
   EXPECT_EQ(keeper.references, 1);

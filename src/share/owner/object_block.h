@@ -12,17 +12,17 @@ namespace onecopy {
 
 /// Keeps an object that is no block with one: drops it with the last reference. A forked child must not drop its
 /// parent's object. Thread safety: all members may be called concurrently.
-class OwnerKeeper final : public BlockKeeper {
+class ObjectBlock final : public BlockGroup {
  public:
   static BlockRef keep(std::shared_ptr<const void> owner) {
-    return {std::make_unique<OwnerKeeper>(std::move(owner)).release(), 0};
+    return {std::make_unique<ObjectBlock>(std::move(owner)).release(), 0};
   }
-  explicit OwnerKeeper(std::shared_ptr<const void> owner) : BlockKeeper(false), owner_(std::move(owner)) {}
+  explicit ObjectBlock(std::shared_ptr<const void> owner) : BlockGroup(false), owner_(std::move(owner)) {}
 
   void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
   void release(std::uint32_t) noexcept override {
     if (references_.fetch_sub(1, std::memory_order_acq_rel) != 1 || current_pid() != pid_) return;
-    const std::unique_ptr<OwnerKeeper> last(this);
+    const std::unique_ptr<ObjectBlock> last(this);
   }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "os/patience.h"
+#include "os/deadline_scope.h"
 
 #include <algorithm>
 #include <utility>
@@ -12,15 +12,15 @@ thread_local auto patience_ends = std::chrono::steady_clock::time_point::max();
 
 }  // namespace
 
-Patience::Patience(std::chrono::steady_clock::time_point deadline) noexcept
+Patience::DeadlineScope(std::chrono::steady_clock::time_point deadline) noexcept
     : before_(std::exchange(patience_ends, std::max(deadline, std::chrono::steady_clock::now()))) {}
 
-Patience::~Patience() { patience_ends = before_; }
+Patience::~DeadlineScope() { patience_ends = before_; }
 
-std::chrono::milliseconds broker_patience() noexcept {
+std::chrono::milliseconds reply_timeout() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds kLeast{100};
-  const milliseconds most(broker_patience_ms);
+  const milliseconds most(reply_timeout_ms);
   if (patience_ends == std::chrono::steady_clock::time_point::max()) return most;
   const auto left = std::chrono::ceil<milliseconds>(patience_ends - std::chrono::steady_clock::now());
   return std::min(most, std::max(left, kLeast));

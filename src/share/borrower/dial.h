@@ -23,9 +23,9 @@ inline bool is_absent(const Error& error) noexcept {
 UnixSocket dial(const std::string& name, std::chrono::milliseconds patience);
 
 /// The beginning of a connection to another process: it has been greeted, and wakes up to answer.
-struct Call {
+struct Dial {
   /// Throws peer_died, other_user, timeout.
-  Call(const ProcessId& called, std::chrono::milliseconds patience);
+  Dial(const ProcessId& called, std::chrono::milliseconds patience);
 
   ProcessId to;
   UnixSocket socket;
@@ -36,20 +36,20 @@ struct Call {
 /// While one lives, this thread's first connection to that process continues a call that was made earlier. So the
 /// called process wakes up while this one makes its own tables. Has no effect if the tables exist, or if the call
 /// fails: the connection that follows reports the reason.
-class EarlyCall {
+class EarlyDial {
  public:
-  EarlyCall(const ProcessId& to, bool has_tables) noexcept;
-  ~EarlyCall();
-  EarlyCall(const EarlyCall&) = delete;
-  EarlyCall& operator=(const EarlyCall&) = delete;
+  EarlyDial(const ProcessId& to, bool has_tables) noexcept;
+  ~EarlyDial();
+  EarlyDial(const EarlyDial&) = delete;
+  EarlyDial& operator=(const EarlyDial&) = delete;
 
   /// Has this thread made a call that no connection has continued yet?
   static bool is_waiting() noexcept;
   /// Empty if this thread has made no call, or a call to another process.
-  static std::optional<Call> take(const ProcessId& to) noexcept;
+  static std::optional<Dial> take(const ProcessId& to) noexcept;
 
  private:
-  std::optional<Call> call_;
+  std::optional<Dial> call_;
 };
 
 }  // namespace onecopy

@@ -31,13 +31,13 @@ struct BlockSpot {
   std::byte* data = nullptr;
 };
 
-/// A keeper whose blocks other processes can open: the ledger for our own, a peer for borrowed ones. Thread safety:
+/// A group whose blocks other processes can open: the ledger for our own, a peer for borrowed ones. Thread safety:
 /// all members may be called concurrently.
-class SharedKeeper : public BlockKeeper {
+class SharedBlocks : public BlockGroup {
  public:
-  /// The keeper that counts for good; another than this one if an object stands in between.
-  virtual SharedKeeper& root() noexcept { return *this; }
-  /// Identifies the keeper in caches. Unique in this process and its forks, also once this one is destroyed. Never 0.
+  /// The group that counts for good; another than this one if an object stands in between.
+  virtual SharedBlocks& root() noexcept { return *this; }
+  /// Identifies the group in caches. Unique in this process and its forks, also once this one is destroyed. Never 0.
   std::uint64_t serial() const noexcept { return serial_; }
   virtual const ProcessId& owner() const noexcept = 0;
   /// The streams in whose order references end here, see OrderedReleases.
@@ -80,8 +80,8 @@ class SharedKeeper : public BlockKeeper {
   virtual void end_transit(std::uint32_t block) noexcept = 0;
 
  protected:
-  SharedKeeper() noexcept : BlockKeeper(true) {}
-  ~SharedKeeper() = default;
+  SharedBlocks() noexcept : BlockGroup(true) {}
+  ~SharedBlocks() = default;
 
   [[noreturn]] static void throw_no_pins();
 
@@ -90,16 +90,16 @@ class SharedKeeper : public BlockKeeper {
   const std::uint64_t serial_ = ++last_serial_;
 };
 
-/// The keeper that counts the tensor's block for good. Throws invalid_argument for a tensor without memory, for a
+/// The group that counts the tensor's block for good. Throws invalid_argument for a tensor without memory, for a
 /// card's view of the host's, and for memory of other libraries. The message names the caller's `verb`: "share", "put".
-SharedKeeper& shared_keeper(const Tensor& tensor, const char* verb);
+SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb);
 
 /// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may
 /// be right behind it, so only a tensor without bytes begins at the block's end.
-inline std::byte* begin_for(SharedKeeper& keeper, const Tensor& tensor, const BlockSpot& spot) {
+inline std::byte* begin_for(SharedBlocks& group, const Tensor& tensor, const BlockSpot& spot) {
   const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
   if (offset < spot.info.size || (offset == spot.info.size && tensor.nbytes() == 0)) return spot.data;
-  return keeper.allow(spot.info.number, tensor.access(), tensor.device().index);
+  return group.allow(spot.info.number, tensor.access(), tensor.device().index);
 }
 
 }  // namespace onecopy

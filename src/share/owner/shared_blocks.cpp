@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/owner/keeper.h"
+#include "share/owner/shared_blocks.h"
 
 #include <fmt/format.h>
 
@@ -8,12 +8,12 @@
 
 namespace onecopy {
 
-SharedKeeper& shared_keeper(const Tensor& tensor, const char* verb) {
-  BlockKeeper* const keeper = tensor.block().keeper();
-  if (!keeper) [[unlikely]]
+SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb) {
+  BlockGroup* const group = tensor.block().group();
+  if (!group) [[unlikely]]
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("an empty tensor has no memory to {}; make one first", verb));
-  if (!keeper->shareable()) [[unlikely]]
+  if (!group->shareable()) [[unlikely]]
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("this tensor's memory belongs to another library and cannot be opened by other "
                             "processes; {} onecopy::copy(tensor.view()) instead",
@@ -24,7 +24,7 @@ SharedKeeper& shared_keeper(const Tensor& tensor, const char* verb) {
         fmt::format("this is {}'s view of memory of the host, and stays in this process; {} the tensor "
                     "that it is a view of",
                     tensor.device().str(), verb));
-  return static_cast<SharedKeeper&>(*keeper).root();
+  return static_cast<SharedBlocks&>(*group).root();
 }
 
 }  // namespace onecopy

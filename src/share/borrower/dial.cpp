@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/call.h"
+#include "share/borrower/dial.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 namespace onecopy {
 namespace {
 
-thread_local std::optional<Call>* early = nullptr;
+thread_local std::optional<Dial>* early = nullptr;
 
 void require_our_user(unsigned uid) {
   if (uid == geteuid()) return;
@@ -45,7 +45,7 @@ UnixSocket dial(const std::string& name, std::chrono::milliseconds patience) {
   }
 }
 
-Call::Call(const ProcessId& called, std::chrono::milliseconds patience)
+Dial::Dial(const ProcessId& called, std::chrono::milliseconds patience)
     : to(called),
       socket(dial(public_name(called), patience)),
       credentials(socket.peer()),
@@ -53,7 +53,7 @@ Call::Call(const ProcessId& called, std::chrono::milliseconds patience)
   socket.send(wire::pack(wire::Hello{nonce}), {}, patience);
 }
 
-EarlyCall::EarlyCall(const ProcessId& to, bool has_tables) noexcept {
+EarlyDial::EarlyDial(const ProcessId& to, bool has_tables) noexcept {
   if (has_tables || early) return;
   try {
     call_.emplace(to, std::chrono::milliseconds(0));
@@ -62,13 +62,13 @@ EarlyCall::EarlyCall(const ProcessId& to, bool has_tables) noexcept {
   }
 }
 
-EarlyCall::~EarlyCall() {
+EarlyDial::~EarlyDial() {
   if (call_) early = nullptr;  // no connection took it
 }
 
-bool EarlyCall::is_waiting() noexcept { return early != nullptr; }
+bool EarlyDial::is_waiting() noexcept { return early != nullptr; }
 
-std::optional<Call> EarlyCall::take(const ProcessId& to) noexcept {
+std::optional<Dial> EarlyDial::take(const ProcessId& to) noexcept {
   if (!early || (*early)->to != to) return {};
   return std::exchange(*std::exchange(early, nullptr), {});
 }

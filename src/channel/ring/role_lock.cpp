@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "channel/ring/presence.h"
+#include "channel/ring/role_lock.h"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -22,25 +22,25 @@ struct flock byte_of(Role role, short type) {
 
 }  // namespace
 
-Fd play(const Fd& ring, Role role) {
+Fd hold_role(const Fd& ring, Role role) {
   const std::string path = fmt::format("/proc/self/fd/{}", ring.get());
   Fd own(::open(path.c_str(), O_RDWR | O_CLOEXEC));
   if (!own) throw_errno("cannot open the queue's memory again", errno);
-  play_again(own, role);
+  hold_role_again(own, role);
   return own;
 }
 
-void play_again(const Fd& played, Role role) {
+void hold_role_again(const Fd& held, Role role) {
   struct flock lock = byte_of(role, F_RDLCK);
-  if (::fcntl(played.get(), F_OFD_SETLK, &lock) != 0) throw_errno("cannot lock the queue's memory", errno);
+  if (::fcntl(held.get(), F_OFD_SETLK, &lock) != 0) throw_errno("cannot lock the queue's memory", errno);
 }
 
-void stop_playing(const Fd& played, Role role) noexcept {
+void release_role(const Fd& held, Role role) noexcept {
   struct flock lock = byte_of(role, F_UNLCK);
-  ::fcntl(played.get(), F_OFD_SETLK, &lock);
+  ::fcntl(held.get(), F_OFD_SETLK, &lock);
 }
 
-bool is_played(const Fd& ring, Role role) noexcept {
+bool is_role_held(const Fd& ring, Role role) noexcept {
   struct flock lock = byte_of(role, F_WRLCK);
   return ::fcntl(ring.get(), F_OFD_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/visit.h"
+#include "share/borrower/hazard_guard.h"
 
 #include <linux/membarrier.h>
 #include <pthread.h>
@@ -32,21 +32,21 @@ bool barrier_of_all_threads() noexcept {
 
 }  // namespace
 
-/// At a thread's end another may have its visitor.
-struct Visit::Leaving {
+/// At a thread's end another may have its slot.
+struct HazardGuard::Leaving {
   Leaving() noexcept : failed(pthread_key_create(&key, &leave)) {}
-  static void leave(void* visitor) noexcept {
+  static void leave(void* slot) noexcept {
     mine_ = nullptr;
-    static_cast<Visitor*>(visitor)->is_taken.store(false, std::memory_order_release);
+    static_cast<Slot*>(slot)->is_taken.store(false, std::memory_order_release);
   }
   pthread_key_t key{};
   const int failed;
 };
 
-Visit::Visitor* Visit::take() noexcept {
-  for (Visitor* v = all_.load(std::memory_order_acquire); v; v = v->next)
+HazardGuard::Slot* HazardGuard::take() noexcept {
+  for (Slot* v = all_.load(std::memory_order_acquire); v; v = v->next)
     if (!v->is_taken.load(std::memory_order_relaxed) && !v->is_taken.exchange(true)) return v;
-  auto* v = new (std::nothrow) Visitor;
+  auto* v = new (std::nothrow) Slot;
   if (!v) return nullptr;
   v->next = all_.load(std::memory_order_relaxed);
   while (!all_.compare_exchange_weak(v->next, v)) {
@@ -54,30 +54,30 @@ Visit::Visitor* Visit::take() noexcept {
   return v;
 }
 
-Visit::Visitor& Visit::begin() noexcept {
+HazardGuard::Slot& HazardGuard::begin() noexcept {
   static Leaving leaving;
-  static Visitor nameless;
-  Visitor* const visitor = leaving.failed == 0 ? take() : nullptr;
-  if (visitor && pthread_setspecific(leaving.key, visitor) == 0) return *(mine_ = visitor);
-  if (visitor) visitor->is_taken = false;
+  static Slot nameless;
+  Slot* const slot = leaving.failed == 0 ? take() : nullptr;
+  if (slot && pthread_setspecific(leaving.key, slot) == 0) return *(mine_ = slot);
+  if (slot) slot->is_taken = false;
   is_unknown = true;
   return nameless;
 }
 
-void Visit::prepare() noexcept {
+void HazardGuard::prepare() noexcept {
   static std::atomic<bool> is_prepared{false};
   if (!is_prepared.exchange(true)) try_register();
 }
 
-Visit::Visitors Visit::visitors(const void* place) noexcept {
-  if (!barrier_of_all_threads() || is_unknown) return Visitors::unknown;
-  for (const Visitor* v = all_.load(std::memory_order_acquire); v; v = v->next)
-    if (v->place.load(std::memory_order_acquire) == place) return Visitors::some;
-  return Visitors::none;
+HazardGuard::Readers HazardGuard::readers_of(const void* place) noexcept {
+  if (!barrier_of_all_threads() || is_unknown) return Readers::unknown;
+  for (const Slot* v = all_.load(std::memory_order_acquire); v; v = v->next)
+    if (v->place.load(std::memory_order_acquire) == place) return Readers::some;
+  return Readers::none;
 }
 
-void Visit::forget_others() noexcept {
-  for (Visitor* v = all_.load(std::memory_order_relaxed); v; v = v->next) {
+void HazardGuard::forget_others() noexcept {
+  for (Slot* v = all_.load(std::memory_order_relaxed); v; v = v->next) {
     if (v == mine_) continue;
     v->place.store(nullptr, std::memory_order_relaxed);
     v->is_taken.store(false, std::memory_order_relaxed);

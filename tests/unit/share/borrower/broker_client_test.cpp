@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/conversation.h"
+#include "share/borrower/broker_client.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
-#include "os/patience.h"
+#include "os/deadline_scope.h"
 #include "support/eventually.h"
 #include "support/refusal.h"
 
@@ -29,29 +29,29 @@ Bytes answer(const Packet& asked, bool yes) {
 
 Bytes retired(std::uint32_t segment) { return wire::pack(wire::Retire{segment}); }
 
-class ConversationTest : public ::testing::Test {
+class BrokerClientTest : public ::testing::Test {
  protected:
-  ConversationTest() {
+  BrokerClientTest() {
     conversation.on_news = [this](const Packet& packet) {
       last_retired = wire::body_of<wire::Retire>(packet.bytes).segment;
     };
   }
-  ~ConversationTest() override { broker_patience_ms = 10'000; }
+  ~BrokerClientTest() override { reply_timeout_ms = 10'000; }
   bool ask() {
-    return wire::body_of<wire::Limbo>(conversation.ask(question(), wire::Type::limbo).bytes).yes != 0;
+    return wire::body_of<wire::Limbo>(conversation.request(question(), wire::Type::limbo).bytes).yes != 0;
   }
   Packet hear_question() { return broker.receive(testing::kPatience); }
 
   std::pair<UnixSocket, UnixSocket> sockets = UnixSocket::pair();
   UnixSocket& broker = sockets.second;
   std::atomic<std::uint32_t> last_retired{0};
-  Conversation conversation{std::move(sockets.first), 1};
+  BrokerClient conversation{std::move(sockets.first), 1};
   EventLoop loop;
 };
 
 std::vector<Bytes> questions(std::size_t count) { return std::vector<Bytes>(count, question()); }
 
-TEST_F(ConversationTest, AsksTheNextQuestionsBeforeTheFirstIsAnswered) {
+TEST_F(BrokerClientTest, AsksTheNextQuestionsBeforeTheFirstIsAnswered) {
   std::thread broker_thread([&] {
     std::vector<Packet> asked;
     for (int i = 0; i < 8; ++i) asked.push_back(hear_question());
@@ -62,7 +62,7 @@ TEST_F(ConversationTest, AsksTheNextQuestionsBeforeTheFirstIsAnswered) {
     }
   });
   std::vector<bool> heard;
-  conversation.ask_all(questions(20), 8, [&](std::size_t at, const Packet& packet) {
+  conversation.request_all(questions(20), 8, [&](std::size_t at, const Packet& packet) {
     EXPECT_EQ(at, heard.size());
     heard.push_back(wire::body_of<wire::Limbo>(packet.bytes).yes != 0);
   });
@@ -72,8 +72,8 @@ TEST_F(ConversationTest, AsksTheNextQuestionsBeforeTheFirstIsAnswered) {
   EXPECT_EQ(last_retired, 7U);
 }
 
-TEST_F(ConversationTest, LeavesTheAnswersBehindThatComeAfterASilence) {
-  broker_patience_ms = 50;
+TEST_F(BrokerClientTest, LeavesTheAnswersBehindThatComeAfterASilence) {
+  reply_timeout_ms = 50;
   std::size_t heard = 0;
   const auto count = [&](std::size_t, const Packet&) { ++heard; };
   std::vector<Packet> asked;
@@ -82,10 +82,10 @@ TEST_F(ConversationTest, LeavesTheAnswersBehindThatComeAfterASilence) {
     broker.send(answer(asked[0], true), {}, testing::kPatience);
   });
   expect_refusal(ErrorCode::timeout, {"process 1", "did not answer"},
-                 [&] { conversation.ask_all(questions(4), 8, count); });
+                 [&] { conversation.request_all(questions(4), 8, count); });
   first.join();
   EXPECT_EQ(heard, 1U);
-  broker_patience_ms = 10'000;
+  reply_timeout_ms = 10'000;
   std::thread goes_on([&] {
     for (int i = 0; i < 3; ++i) broker.send(answer(hear_question(), false), {}, testing::kPatience);
     broker.send(answer(hear_question(), true), {}, testing::kPatience);
@@ -94,22 +94,22 @@ TEST_F(ConversationTest, LeavesTheAnswersBehindThatComeAfterASilence) {
   goes_on.join();
 }
 
-TEST_F(ConversationTest, ThatIsOverAnswersNoneOfManyQuestions) {
+TEST_F(BrokerClientTest, ThatIsOverAnswersNoneOfManyQuestions) {
   broker = UnixSocket();
   expect_refusal(ErrorCode::peer_died, {}, [&] {
-    conversation.ask_all(questions(3), 8,
-                         [](std::size_t, const Packet&) { ADD_FAILURE() << "heard something"; });
+    conversation.request_all(questions(3), 8,
+                             [](std::size_t, const Packet&) { ADD_FAILURE() << "heard something"; });
   });
 }
 
-TEST_F(ConversationTest, GivesEachQuestionItsOwnAnswerAlsoWhenOneComesTooLate) {
-  broker_patience_ms = 50;
+TEST_F(BrokerClientTest, GivesEachQuestionItsOwnAnswerAlsoWhenOneComesTooLate) {
+  reply_timeout_ms = 50;
   expect_refusal(ErrorCode::timeout, {"process 1", "did not answer"}, [&] { ask(); });
   EXPECT_TRUE(conversation.is_silent());
   expect_refusal(ErrorCode::timeout, {"earlier question"}, [&] {
-    conversation.ask(question(), wire::Type::limbo, {}, Conversation::WhenSilent::leave);
+    conversation.request(question(), wire::Type::limbo, {}, BrokerClient::WhenSilent::leave);
   });
-  broker_patience_ms = 10'000;
+  reply_timeout_ms = 10'000;
   std::thread goes_on([&] {
     for (const bool yes : {false, false, true})
       broker.send(answer(hear_question(), yes), {}, testing::kPatience);
@@ -119,7 +119,7 @@ TEST_F(ConversationTest, GivesEachQuestionItsOwnAnswerAlsoWhenOneComesTooLate) {
   goes_on.join();
 }
 
-TEST_F(ConversationTest, HearsNewsWhileAnAnswerIsAwaitedAndOnTheWatchThread) {
+TEST_F(BrokerClientTest, HearsNewsWhileAnAnswerIsAwaitedAndOnTheWatchThread) {
   std::thread brokers([&] {
     const Packet asked = hear_question();
     broker.send(retired(3), {}, testing::kPatience);
@@ -133,7 +133,7 @@ TEST_F(ConversationTest, HearsNewsWhileAnAnswerIsAwaitedAndOnTheWatchThread) {
   EXPECT_TRUE(eventually([&] { return last_retired == 4; }));
 }
 
-TEST_F(ConversationTest, IsOverOnceTheBrokerHasHungUpAndAllItSaidIsHeard) {
+TEST_F(BrokerClientTest, IsOverOnceTheBrokerHasHungUpAndAllItSaidIsHeard) {
   broker.send(retired(5), {}, testing::kPatience);
   broker = UnixSocket();
   EXPECT_FALSE(conversation.is_over());
@@ -141,10 +141,10 @@ TEST_F(ConversationTest, IsOverOnceTheBrokerHasHungUpAndAllItSaidIsHeard) {
   EXPECT_TRUE(eventually([&] { return conversation.is_over(); }));
   EXPECT_EQ(last_retired, 5u);
   expect_refusal(ErrorCode::peer_died, {"gone"}, [&] { ask(); });
-  EXPECT_FALSE(conversation.tell(wire::Acknowledge{1}));
+  EXPECT_FALSE(conversation.notify(wire::Acknowledge{1}));
 }
 
-TEST_F(ConversationTest, CanBeLockedForAForkWhileAnAnswerIsAwaited) {
+TEST_F(BrokerClientTest, CanBeLockedForAForkWhileAnAnswerIsAwaited) {
   std::atomic<bool> is_over{false};
   std::thread asker([&] {
     try {
@@ -162,7 +162,7 @@ TEST_F(ConversationTest, CanBeLockedForAForkWhileAnAnswerIsAwaited) {
   asker.join();
 }
 
-TEST_F(ConversationTest, LetsOneThreadAskAtATime) {
+TEST_F(BrokerClientTest, LetsOneThreadAskAtATime) {
   std::thread brokers([&] {
     for (int i = 0; i < 200; ++i) broker.send(answer(hear_question(), true), {}, testing::kPatience);
   });
@@ -174,18 +174,18 @@ TEST_F(ConversationTest, LetsOneThreadAskAtATime) {
   brokers.join();
 }
 
-TEST(Conversation, WithoutASocketIsOverFromTheStart) {
-  Conversation conversation(UnixSocket(), 1);
+TEST(BrokerClient, WithoutASocketIsOverFromTheStart) {
+  BrokerClient conversation(UnixSocket(), 1);
   EXPECT_TRUE(conversation.is_over());
-  EXPECT_FALSE(conversation.tell(wire::Acknowledge{1}));
+  EXPECT_FALSE(conversation.notify(wire::Acknowledge{1}));
 }
 
 /// Its descriptor's number may be another's at once: ThreadSanitizer sees threads that still look at it.
-TEST(Conversation, MayBeClosedWhileSomebodyAsks) {
+TEST(BrokerClient, MayBeClosedWhileSomebodyAsks) {
   for (int round = 0; round < 20; ++round) {
     EventLoop loop;
     auto [ours, theirs] = UnixSocket::pair();
-    Conversation conversation(std::move(ours), 1);
+    BrokerClient conversation(std::move(ours), 1);
     conversation.watch(loop);
     theirs = UnixSocket();
     ASSERT_TRUE(eventually([&] { return conversation.is_over(); }));
@@ -193,7 +193,7 @@ TEST(Conversation, MayBeClosedWhileSomebodyAsks) {
     std::thread asker([&] {
       for (; asked < 100; ++asked)
         expect_refusal(ErrorCode::peer_died, {"gone"},
-                       [&] { conversation.ask(question(), wire::Type::limbo); });
+                       [&] { conversation.request(question(), wire::Type::limbo); });
     });
     EXPECT_TRUE(eventually([&] { return asked > 0; }));
     conversation.close();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/conversation.h"
+#include "share/borrower/broker_client.h"
 
 #include <fmt/format.h>
 #include <poll.h>
@@ -12,9 +12,9 @@
 #include "core/point.h"
 #include "onecopy/core/error.h"
 #include "os/deadline.h"
+#include "os/deadline_scope.h"
 #include "os/log.h"
-#include "os/patience.h"
-#include "share/borrower/call.h"
+#include "share/borrower/dial.h"
 #include "share/owner/fork_page.h"
 
 namespace onecopy {
@@ -27,13 +27,13 @@ bool is_news(const Packet& packet) {
 
 }  // namespace
 
-Conversation::Conversation(UnixSocket socket, int pid)
+BrokerClient::BrokerClient(UnixSocket socket, int pid)
     : pid_(pid), socket_(std::move(socket)), is_over_(!socket_) {}
 
 /// One thread at a time asks. A fork does not wait for its answer; in the child no thread asks.
-class Conversation::Turn {
+class BrokerClient::Turn {
  public:
-  explicit Turn(Conversation& conversation) noexcept : asking_(conversation.asking_) {
+  explicit Turn(BrokerClient& conversation) noexcept : asking_(conversation.asking_) {
     while (asking_.exchange(1) != 0) asking_.wait(1);
   }
   ~Turn() {
@@ -48,7 +48,7 @@ class Conversation::Turn {
 };
 
 template <class F>
-auto Conversation::or_say_silent(F&& f) {
+auto BrokerClient::describe_timeout(F&& f) {
   try {
     return f();
   } catch (const Error& e) {
@@ -60,42 +60,42 @@ auto Conversation::or_say_silent(F&& f) {
   }
 }
 
-void Conversation::say(const Bytes& message) {
-  or_say_silent([&] { socket_.send(message, {}, broker_patience()); });
+void BrokerClient::send(const Bytes& message) {
+  describe_timeout([&] { socket_.send(message, {}, reply_timeout()); });
 }
 
-void Conversation::ask_ahead(Bytes question) {
+void BrokerClient::request_ahead(Bytes question) {
   number(question);
-  or_say_silent([&] { send_question(question, {}); });
+  describe_timeout([&] { send_question(question, {}); });
 }
 
-Packet Conversation::hear() {
-  return or_say_silent([&] { return receive_soon(); });
+Packet BrokerClient::receive() {
+  return describe_timeout([&] { return receive_soon(); });
 }
 
-Packet Conversation::hear_answer() {
-  return or_say_silent([&] { return receive_answer(last_serial_); });
+Packet BrokerClient::receive_answer() {
+  return describe_timeout([&] { return receive_answer(last_serial_); });
 }
 
-void Conversation::watch(EventLoop& loop) {
+void BrokerClient::watch(EventLoop& loop) {
   loop_ = &loop;
   if (is_over_) return;
   loop.add(
       socket_.fd(), [this] { on_readable(); }, true);
 }
 
-Packet Conversation::ask(Bytes question, wire::Type answer, std::span<const int> fds,
-                         WhenSilent when_silent) {
+Packet BrokerClient::request(Bytes question, wire::Type answer, std::span<const int> fds,
+                             WhenSilent when_silent) {
   Packet packet;
   try {
     const Turn turn(*this);
     {
       const LockGuard lock(mutex_);
       if (is_over_) throw Error(ErrorCode::peer_died, "that process is gone");
-      if (is_silent_ && when_silent == WhenSilent::leave) ask_and_leave(std::move(question), fds);
+      if (is_silent_ && when_silent == WhenSilent::leave) request_and_leave(std::move(question), fds);
       number(question);
     }
-    packet = or_say_silent([&] {
+    packet = describe_timeout([&] {
       send_question(question, fds);
       return receive_answer(last_serial_);
     });
@@ -108,11 +108,11 @@ Packet Conversation::ask(Bytes question, wire::Type answer, std::span<const int>
   return packet;
 }
 
-void Conversation::ask_all(std::vector<Bytes> questions, std::size_t ahead,
-                           const std::function<void(std::size_t, Packet)>& hear) {
+void BrokerClient::request_all(std::vector<Bytes> questions, std::size_t ahead,
+                               const std::function<void(std::size_t, Packet)>& hear) {
   try {
     const Turn turn(*this);
-    or_say_silent([&] {
+    describe_timeout([&] {
       std::size_t asked = 0;
       for (std::size_t heard = 0; heard < questions.size(); ++heard) {
         for (; asked < std::min(heard + ahead, questions.size()); ++asked) {
@@ -129,31 +129,31 @@ void Conversation::ask_all(std::vector<Bytes> questions, std::size_t ahead,
   rearm();
 }
 
-bool Conversation::try_send(const Bytes& message) {
+bool BrokerClient::try_send(const Bytes& message) {
   // Meanwhile the socket could be closed, and its number be reused.
   const LockGuard lock(telling_mutex_);
   return !is_over_ && socket_.try_send(message);
 }
 
-void Conversation::number(Bytes& question) {
+void BrokerClient::number(Bytes& question) {
   if (++last_serial_ == 0) ++last_serial_;
   wire::set_serial(question, last_serial_);
 }
 
-void Conversation::number_while_open(Bytes& question) {
+void BrokerClient::number_while_open(Bytes& question) {
   const LockGuard lock(mutex_);
   if (is_over_) throw Error(ErrorCode::peer_died, "that process is gone");
   number(question);
 }
 
 /// Without mutex_, like the functions below: a fork takes it, and does not wait for the broker.
-void Conversation::send_question(const Bytes& question, std::span<const int> fds) {
-  socket_.send(question, fds, broker_patience());
+void BrokerClient::send_question(const Bytes& question, std::span<const int> fds) {
+  socket_.send(question, fds, reply_timeout());
   point("conversation.asked");
 }
 
 /// The broker reads and answers it when it goes on, unless its unread packets leave no room. Throws timeout.
-void Conversation::ask_and_leave(Bytes question, std::span<const int> fds) {
+void BrokerClient::request_and_leave(Bytes question, std::span<const int> fds) {
   number(question);
   socket_.try_send(question, fds);
   throw Error(
@@ -165,30 +165,30 @@ void Conversation::ask_and_leave(Bytes question, std::span<const int> fds) {
 
 /// Without mutex_ while no packet is there. A broker that is not busy answers sooner than a thread falls asleep and
 /// wakes up.
-Packet Conversation::receive_soon() {
+Packet BrokerClient::receive_soon() {
   constexpr std::chrono::microseconds kSoon{100};
   const auto begin = std::chrono::steady_clock::now();
   do {
-    if (auto packet = try_hear()) return std::move(*packet);
+    if (auto packet = try_receive()) return std::move(*packet);
     std::this_thread::yield();
   } while (std::chrono::steady_clock::now() - begin < kSoon);
-  const auto patience = broker_patience();
+  const auto patience = reply_timeout();
   const Deadline deadline(patience);
   for (;;) {
-    if (auto packet = try_hear()) return std::move(*packet);
+    if (auto packet = try_receive()) return std::move(*packet);
     if (!deadline.wait_for(socket_.fd(), POLLIN)) fall_silent(patience);
   }
 }
 
 /// The questions sent so far will be answered; an answer ends the silence.
-void Conversation::fall_silent(std::chrono::milliseconds patience) {
+void BrokerClient::fall_silent(std::chrono::milliseconds patience) {
   is_silent_ = true;
   point("conversation.silence");
   throw Error(ErrorCode::timeout, fmt::format("it sent nothing within {} ms", patience.count()));
 }
 
 /// The next packet that is no news; empty if none is there.
-std::optional<Packet> Conversation::try_hear() {
+std::optional<Packet> BrokerClient::try_receive() {
   const LockGuard lock(mutex_);
   while (auto packet = socket_.try_receive()) {
     is_silent_ = false;
@@ -199,7 +199,7 @@ std::optional<Packet> Conversation::try_hear() {
 }
 
 /// Late answers to questions that were given up are dropped.
-Packet Conversation::receive_answer(std::uint32_t serial) {
+Packet BrokerClient::receive_answer(std::uint32_t serial) {
   for (;;) {
     Packet packet = receive_soon();
     if (wire::serial_of(packet.bytes) == serial) return packet;
@@ -208,18 +208,18 @@ Packet Conversation::receive_answer(std::uint32_t serial) {
 
 /// The watch thread has not read packets that came during a question, nor the end of the connection. Without the lock
 /// for reading, which the watch thread tries to take.
-void Conversation::rearm() {
+void BrokerClient::rearm() {
   const LockGuard lock(telling_mutex_);  // as in try_send()
   if (loop_ && socket_) loop_->rearm(socket_.fd());
 }
 
-void Conversation::on_readable() {
+void BrokerClient::on_readable() {
   if (!mutex_.try_lock()) return;  // as below
   const LockGuard lock(mutex_, std::adopt_lock);
-  if (asking_ == 0 && !is_over_) hear_news();  // else a question is being answered: it rearms the watch
+  if (asking_ == 0 && !is_over_) take_news();  // else a question is being answered: it rearms the watch
 }
 
-void Conversation::hear_news() {
+void BrokerClient::take_news() {
   try {
     while (auto packet = socket_.try_receive()) {
       is_silent_ = false;
@@ -236,12 +236,12 @@ void Conversation::hear_news() {
   }
 }
 
-bool Conversation::try_end() {
+bool BrokerClient::try_end() {
   if (!mutex_.try_lock()) return false;
   const LockGuard reading(mutex_, std::adopt_lock);
   if (asking_ != 0) return false;
   try {
-    if (!is_over_) hear_news();
+    if (!is_over_) take_news();
   } catch (const Error& e) {
     log_warning(fmt::format("process {} has ended: {}", pid_, e.what()));
   }
@@ -250,23 +250,23 @@ bool Conversation::try_end() {
   return true;
 }
 
-void Conversation::close() noexcept {
+void BrokerClient::close() noexcept {
   const LockGuard reading(mutex_);
   const LockGuard telling(telling_mutex_);
   socket_ = UnixSocket();
 }
 
-void Conversation::lock() {
+void BrokerClient::lock() {
   mutex_.lock();
   telling_mutex_.lock();
 }
 
-void Conversation::unlock() {
+void BrokerClient::unlock() {
   telling_mutex_.unlock();
   mutex_.unlock();
 }
 
-void Conversation::go_on_in_child(UnixSocket socket) noexcept {
+void BrokerClient::go_on_in_child(UnixSocket socket) noexcept {
   asking_ = 0;
   is_silent_ = false;
   if (socket) socket_ = std::move(socket);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/borrower/visit.h"
+#include "share/borrower/hazard_guard.h"
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@ namespace onecopy {
 namespace {
 
 using testing::Child;
-using Visitors = Visit::Visitors;
+using Readers = HazardGuard::Readers;
 
 const int kPlace = 0;
 const int kOther = 0;
@@ -31,47 +31,47 @@ class Visitor {
  private:
   std::atomic<bool> is_there_{false}, may_leave_{false};
   std::thread thread_{[this] {
-    const Visit here(&kPlace);
+    const HazardGuard here(&kPlace);
     is_there_ = true;
     is_there_.notify_all();
     may_leave_.wait(false);
   }};
 };
 
-bool kernel_tells() { return Visit::visitors(&kPlace) != Visitors::unknown; }
+bool kernel_tells() { return HazardGuard::readers_of(&kPlace) != Readers::unknown; }
 
-class VisitTest : public ::testing::Test {
+class HazardGuardTest : public ::testing::Test {
  protected:
   void SetUp() override {
     if (!kernel_tells()) GTEST_SKIP() << "wants a kernel with membarrier(2), private expedited";
   }
 };
 
-TEST_F(VisitTest, OfAnotherThreadIsSeenUntilItEnds) {
-  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+TEST_F(HazardGuardTest, OfAnotherThreadIsSeenUntilItEnds) {
+  EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
   Visitor visitor;
-  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::some);
-  EXPECT_EQ(Visit::visitors(&kOther), Visitors::none);
+  EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::some);
+  EXPECT_EQ(HazardGuard::readers_of(&kOther), Readers::none);
   visitor.leave();
-  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+  EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
 }
 
-TEST_F(VisitTest, OfAThreadThatAForkLeftBehindIsForgottenInTheChild) {
+TEST_F(HazardGuardTest, OfAThreadThatAForkLeftBehindIsForgottenInTheChild) {
   Visitor visitor;
   Child child([] {
-    EXPECT_EQ(Visit::visitors(&kPlace), Visitors::some);
-    Visit::forget_others();
-    EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+    EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::some);
+    HazardGuard::forget_others();
+    EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
   });
   EXPECT_EQ(child.join(), 0);
 }
 
-TEST_F(VisitTest, OfManyThreadsOneAfterAnother) {
+TEST_F(HazardGuardTest, OfManyThreadsOneAfterAnother) {
   for (int i = 0; i < 100; ++i) {
     Visitor visitor;
-    EXPECT_EQ(Visit::visitors(&kPlace), Visitors::some);
+    EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::some);
   }
-  EXPECT_EQ(Visit::visitors(&kPlace), Visitors::none);
+  EXPECT_EQ(HazardGuard::readers_of(&kPlace), Readers::none);
 }
 
 }  // namespace

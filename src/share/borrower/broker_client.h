@@ -27,10 +27,10 @@ namespace onecopy {
 ///
 /// Thread safety: all members may be called concurrently, but for those of the introduction and around a fork.
 /// on_news runs with the lock for reading held. It must not ask, and takes only locks that no asking thread holds.
-class Conversation {
+class BrokerClient {
  public:
   /// Without a socket it is over from the start. `pid` appears in error messages.
-  Conversation(UnixSocket socket, int pid);
+  BrokerClient(UnixSocket socket, int pid);
 
   /// Set before anything is heard.
   std::function<void(Packet)> on_news;
@@ -38,29 +38,29 @@ class Conversation {
   std::function<void()> on_end;
 
   // The introduction. REQUIRES: no other thread knows this object yet. All throw peer_died, timeout.
-  void say(const Bytes& message);
-  /// Asks; hear_answer() returns the answer. It saves a round trip.
-  void ask_ahead(Bytes question) NO_THREAD_SAFETY_ANALYSIS;
-  Packet hear();
-  Packet hear_answer();
+  void send(const Bytes& message);
+  /// Asks; receive_answer() returns the answer. It saves a round trip.
+  void request_ahead(Bytes question) NO_THREAD_SAFETY_ANALYSIS;
+  Packet receive();
+  Packet receive_answer();
 
   /// Hears news on the watch thread from here on.
   void watch(EventLoop& loop);
   enum class WhenSilent : std::uint8_t { wait, leave };
   /// Returns the answer, which is of type `answer`. Throws the broker's refusal, peer_died, timeout. If the caller
   /// may leave a silent broker, throws timeout at once.
-  Packet ask(Bytes question, wire::Type answer, std::span<const int> fds = {},
-             WhenSilent when_silent = WhenSilent::wait);
+  Packet request(Bytes question, wire::Type answer, std::span<const int> fds = {},
+                 WhenSilent when_silent = WhenSilent::wait);
   /// Asks several questions, `ahead` of them before the first is answered. So few must be ahead that their answers
   /// fit into the socket unread. `hear` gets each answer or refusal in their order, while the broker works on the
   /// next; it must not ask, nor throw. Throws peer_died, timeout: then the rest is not heard.
-  void ask_all(std::vector<Bytes> questions, std::size_t ahead,
-               const std::function<void(std::size_t, Packet)>& hear);
+  void request_all(std::vector<Bytes> questions, std::size_t ahead,
+                   const std::function<void(std::size_t, Packet)>& hear);
   /// Has it let a question wait too long, and said nothing since?
   bool is_silent() const noexcept { return is_silent_; }
   /// Sends a notice that needs no answer. Never waits. Returns false if the broker does not read, or is gone.
   template <class Body>
-  bool tell(const Body& body) noexcept {
+  bool notify(const Body& body) noexcept {
     try {
       return try_send(wire::pack(body));
     } catch (const std::exception&) {
@@ -90,19 +90,19 @@ class Conversation {
   class Turn;
 
   template <class F>
-  auto or_say_silent(F&& f);
+  auto describe_timeout(F&& f);
   bool try_send(const Bytes& message);
   void number(Bytes& question) REQUIRES(mutex_);
   void number_while_open(Bytes& question);
   void send_question(const Bytes& question, std::span<const int> fds);
-  [[noreturn]] void ask_and_leave(Bytes question, std::span<const int> fds) REQUIRES(mutex_);
+  [[noreturn]] void request_and_leave(Bytes question, std::span<const int> fds) REQUIRES(mutex_);
   Packet receive_soon();
-  std::optional<Packet> try_hear();
+  std::optional<Packet> try_receive();
   [[noreturn]] void fall_silent(std::chrono::milliseconds patience);
   Packet receive_answer(std::uint32_t serial);
   void rearm();
   void on_readable();
-  void hear_news() REQUIRES(mutex_);
+  void take_news() REQUIRES(mutex_);
 
   const int pid_;
   Mutex mutex_;          ///< held while the socket is read; never while the broker is waited for

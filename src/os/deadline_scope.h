@@ -8,15 +8,15 @@ namespace onecopy {
 
 /// How long a broker may take to answer, at most. It takes well under a millisecond; after this time it is stopped or
 /// starved. Tests lower it.
-inline std::atomic<int> broker_patience_ms{10'000};
+inline std::atomic<int> reply_timeout_ms{10'000};
 
 /// While one lives, this thread waits for brokers until its deadline at most, but for a tenth of a second in any
 /// case. That is many times the time of an answer.
-class Patience {
+class DeadlineScope {
  public:
-  explicit Patience(std::chrono::steady_clock::time_point deadline) noexcept;
-  ~Patience();
-  Patience(const Patience&) = delete;
+  explicit DeadlineScope(std::chrono::steady_clock::time_point deadline) noexcept;
+  ~DeadlineScope();
+  DeadlineScope(const Patience&) = delete;
   Patience& operator=(const Patience&) = delete;
 
  private:
@@ -24,6 +24,6 @@ class Patience {
 };
 
 /// How long this thread waits for a broker now.
-std::chrono::milliseconds broker_patience() noexcept;
+std::chrono::milliseconds reply_timeout() noexcept;
 
 }  // namespace onecopy
