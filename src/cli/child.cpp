@@ -19,6 +19,7 @@
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
+#include "os/deadline.h"
 #include "os/file.h"
 #include "os/process.h"
 
@@ -61,9 +62,8 @@ int spawn(const std::vector<std::string>& arguments, const Fd& child_stdin, cons
   return pid;
 }
 
-std::chrono::milliseconds left_until(Clock::time_point deadline) {
-  return std::max(std::chrono::milliseconds(0),
-                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
+std::chrono::milliseconds left_until(Deadline deadline) {
+  return deadline.whole_ms_left(std::chrono::hours(24));
 }
 
 }  // namespace

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdint>
+#include <ctime>
 #include <limits>
 
 #include "onecopy/core/error.h"
@@ -14,16 +16,18 @@ namespace onecopy {
 using namespace std::chrono_literals;
 
 Deadline::Deadline(std::chrono::milliseconds timeout) noexcept
-    // A year is for ever, so that the sum cannot overflow.
-    : never_(timeout < 0ms || timeout > 24h * 365),
-      at_(never_ ? std::chrono::steady_clock::time_point::max()
-                 : std::chrono::steady_clock::now() + timeout) {}
+    : at_(timeout < 0ms ? TimePoint::max() : after(timeout).at()) {}
+
+Deadline Deadline::after_about(nanoseconds timeout) noexcept {
+  timespec now{};
+  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return after(TimePoint(std::chrono::seconds(now.tv_sec) + nanoseconds(now.tv_nsec)), timeout);
+}
 
 int Deadline::poll_timeout() const noexcept {
-  if (never_) return -1;
-  const auto left =
-      std::chrono::ceil<std::chrono::milliseconds>(at_ - std::chrono::steady_clock::now()).count();
-  return static_cast<int>(std::clamp<decltype(left)>(left, 0, std::numeric_limits<int>::max()));
+  if (is_never()) return -1;
+  const auto milliseconds = whole_ms_left(nanoseconds::max()).count();
+  return static_cast<int>(std::min<std::int64_t>(milliseconds, std::numeric_limits<int>::max()));
 }
 
 bool Deadline::wait_for(int fd, short events) const {

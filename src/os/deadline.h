@@ -1,26 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <compare>
 
 namespace onecopy {
 
-/// The moment at which waiting ends. Made from a timeout; a negative one never ends. Thread safety: as a value.
+using TimePoint = std::chrono::steady_clock::time_point;
+
+/// The moment at which waiting ends: never, at once (the call tries once), or some time from now. Thread safety: as a
+/// value.
 class Deadline {
  public:
-  explicit Deadline(std::chrono::milliseconds timeout) noexcept;
+  using nanoseconds = std::chrono::nanoseconds;
 
-  bool passed() const noexcept { return poll_timeout() == 0; }
+  constexpr Deadline(TimePoint at) noexcept : at_(at) {}  // NOLINT: a moment is a deadline
+  /// As poll(2) has timeouts: a negative one never ends.
+  explicit Deadline(std::chrono::milliseconds timeout) noexcept;
+  /// `timeout` from now, without overflow.
+  static Deadline after(nanoseconds timeout) noexcept {
+    return after(std::chrono::steady_clock::now(), timeout);
+  }
+  template <class Rep, class Period>
+  static Deadline after(std::chrono::duration<Rep, Period> timeout) noexcept {
+    constexpr std::chrono::duration<Rep, Period> kLongest = std::chrono::hours(24 * 365 * 100);
+    return timeout > kLongest ? Deadline(TimePoint::max()) : after(nanoseconds(timeout));
+  }
+  /// after() to within a few milliseconds, for a fraction of its time.
+  static Deadline after_about(nanoseconds timeout) noexcept;
+
+  constexpr TimePoint at() const noexcept { return at_; }
+  constexpr bool is_never() const noexcept { return at_ == TimePoint::max(); }
+  bool has_passed() const noexcept { return !is_never() && std::chrono::steady_clock::now() > at_; }
+  /// The time left, at most `most`; zero if the deadline has passed.
+  nanoseconds left(nanoseconds most = nanoseconds::max()) const noexcept {
+    if (is_never()) return most;
+    if (at_ == TimePoint::min()) return nanoseconds{0};
+    return std::clamp(nanoseconds{at_ - std::chrono::steady_clock::now()}, nanoseconds{0}, most);
+  }
+  /// left(), rounded up: after so long a wait the deadline has passed.
+  std::chrono::milliseconds whole_ms_left(nanoseconds most) const noexcept {
+    return std::chrono::ceil<std::chrono::milliseconds>(left(most));
+  }
   /// Milliseconds left as poll(2) takes them: rounded up, -1 for ever.
   int poll_timeout() const noexcept;
-
   /// Waits for `events` (POLLIN, POLLOUT), an error or a hang-up on `fd`, going on after signals. Returns false if
-  /// the moment came first.
+  /// the deadline came first.
   bool wait_for(int fd, short events) const;
 
+  friend constexpr auto operator<=>(const Deadline&, const Deadline&) noexcept = default;
+
  private:
-  bool never_;
-  std::chrono::steady_clock::time_point at_;
+  static Deadline after(TimePoint now, nanoseconds timeout) noexcept {
+    return timeout > TimePoint::max() - now ? TimePoint::max() : now + timeout;
+  }
+
+  TimePoint at_;
 };
+
+inline constexpr Deadline kForever = TimePoint::max();
+/// Try once, do not wait.
+inline constexpr Deadline kNow = TimePoint::min();
 
 }  // namespace onecopy

@@ -8,22 +8,21 @@ namespace onecopy {
 
 namespace {
 
-thread_local auto patience_ends = std::chrono::steady_clock::time_point::max();
+thread_local Deadline innermost = kForever;
 
 }  // namespace
 
-Patience::DeadlineScope(std::chrono::steady_clock::time_point deadline) noexcept
-    : before_(std::exchange(patience_ends, std::max(deadline, std::chrono::steady_clock::now()))) {}
+DeadlineScope::DeadlineScope(Deadline deadline) noexcept
+    : before_(std::exchange(innermost, std::max<Deadline>(deadline, std::chrono::steady_clock::now()))) {}
 
-Patience::~DeadlineScope() { patience_ends = before_; }
+DeadlineScope::~DeadlineScope() { innermost = before_; }
 
 std::chrono::milliseconds reply_timeout() noexcept {
   using std::chrono::milliseconds;
   constexpr milliseconds kLeast{100};
   const milliseconds most(reply_timeout_ms);
-  if (patience_ends == std::chrono::steady_clock::time_point::max()) return most;
-  const auto left = std::chrono::ceil<milliseconds>(patience_ends - std::chrono::steady_clock::now());
-  return std::min(most, std::max(left, kLeast));
+  if (innermost.is_never()) return most;
+  return std::min(most, std::max(innermost.whole_ms_left(std::chrono::hours(1)), kLeast));
 }
 
 }  // namespace onecopy

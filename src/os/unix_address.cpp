@@ -77,7 +77,7 @@ class DirectoryLock {
       : directory_(open_file(directory_of(path), O_RDONLY | O_DIRECTORY)) {
     const Deadline deadline(kPatience);
     while (::flock(directory_.get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR) &&
-           !deadline.passed())
+           !deadline.has_passed())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
   /// By hand: a child forked meanwhile has the descriptor, too, and would keep the lock.

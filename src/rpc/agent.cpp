@@ -79,9 +79,9 @@ struct Agent::State {
                 fmt::format("\"{}\" is no member of the group of {}: join() its address first", name,
                             options.name));
   }
-  TimePoint deadline(nanoseconds timeout) const {
+  Deadline deadline(nanoseconds timeout) const {
     if (timeout == nanoseconds{0}) timeout = options.timeout;
-    return timeout <= nanoseconds{0} ? kForever : deadline_after(timeout);
+    return timeout <= nanoseconds{0} ? kForever : Deadline::after(timeout);
   }
   CallRef call(Member& to, std::string_view function, Message&& arguments, nanoseconds timeout) {
     to.count(to.number() == node.number() ? Route::here : Route::lease, arguments.tensors.size());
@@ -117,7 +117,7 @@ void Agent::State::run(Work& work) noexcept {
 
 /// A caller whose call is late has given up.
 void Agent::State::serve(Work& work) {
-  if (work.from->has_ended || is_past(work.deadline)) return;
+  if (work.from->has_ended || work.deadline.has_passed()) return;
   const std::string where = fmt::format("On {}: ", options.name);
   point("rpc.serve.running");
   Message failure;
@@ -158,9 +158,9 @@ Future::~Future() = default;
 Values Future::get() { return values_of(state_->agent.result(state_->member, state_->call)); }
 
 bool Future::wait_for(nanoseconds timeout) {
-  const TimePoint until = deadline_after(timeout);
+  const Deadline until = Deadline::after(timeout);
   while (!state_->agent.node.wait(state_->call, until))
-    if (time_left(until, nanoseconds{1}) == nanoseconds{0}) return false;
+    if (until.left(nanoseconds{1}) == nanoseconds{0}) return false;
   return true;
 }
 

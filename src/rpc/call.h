@@ -28,7 +28,7 @@ enum class End : std::uint8_t {
 /// Thread safety: all members may be called concurrently, but the outcome is read after is_done() only.
 class Call {
  public:
-  Call(std::uint32_t member, TimePoint deadline) : member_(member), deadline_(deadline) {}
+  Call(std::uint32_t member, Deadline deadline) : member_(member), deadline_(deadline) {}
   Call(const Call&) = delete;
   Call& operator=(const Call&) = delete;
   ~Call() {
@@ -36,7 +36,7 @@ class Call {
   }
 
   std::uint32_t member() const noexcept { return member_; }
-  TimePoint deadline() const noexcept { return deadline_; }
+  Deadline deadline() const noexcept { return deadline_; }
   bool is_done() const noexcept { return (word_.load(std::memory_order_acquire) & kDone) != 0; }
 
   // Written before the call is sent.
@@ -68,7 +68,7 @@ class Call {
   bool claim() noexcept { return (word_.fetch_or(kClaimed) & kClaimed) == 0; }
 
   const std::uint32_t member_;
-  const TimePoint deadline_;
+  const Deadline deadline_;
   std::atomic<std::uint32_t> word_{0};  ///< a futex of this process
 };
 

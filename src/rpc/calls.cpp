@@ -23,7 +23,7 @@ std::uint64_t Calls::add(const CallRef& call) {
   slots_[index] = {++last_ << kIndexBits | index, call};
   call->number = slots_[index].number;
   count_.fetch_add(1, std::memory_order_relaxed);
-  const std::int64_t deadline = call->deadline().time_since_epoch().count();
+  const std::int64_t deadline = call->deadline().at().time_since_epoch().count();
   if (deadline < next_deadline_.load(std::memory_order_relaxed))
     next_deadline_.store(deadline, std::memory_order_relaxed);
   return slots_[index].number;
@@ -49,13 +49,13 @@ template <class Wants>
 std::vector<CallRef> Calls::take_if(Wants&& wants) {
   std::vector<CallRef> taken;
   const std::lock_guard lock(mutex_);
-  TimePoint next = kForever;
+  Deadline next = kForever;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].number == 0) continue;
     if (wants(*slots_[i].call)) taken.push_back(take_out(i));
     else next = std::min(next, slots_[i].call->deadline());
   }
-  next_deadline_.store(next.time_since_epoch().count(), std::memory_order_relaxed);
+  next_deadline_.store(next.at().time_since_epoch().count(), std::memory_order_relaxed);
   return taken;
 }
 

@@ -30,7 +30,7 @@ class Calls {
   std::map<std::uint32_t, std::size_t> by_member() const;
 
   /// No deadline is before it.
-  TimePoint next_deadline() const noexcept {
+  Deadline next_deadline() const noexcept {
     return TimePoint(TimePoint::duration(next_deadline_.load(std::memory_order_relaxed)));
   }
   std::size_t count() const noexcept { return count_.load(std::memory_order_relaxed); }
@@ -51,7 +51,7 @@ class Calls {
   std::vector<std::uint32_t> free_;
   std::uint64_t last_ = 0;
   std::atomic<std::size_t> count_{0};
-  std::atomic<std::int64_t> next_deadline_{kForever.time_since_epoch().count()};
+  std::atomic<std::int64_t> next_deadline_{kForever.at().time_since_epoch().count()};
 };
 
 }  // namespace onecopy::rpc

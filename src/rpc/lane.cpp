@@ -71,7 +71,7 @@ void Outbound::put(const Message& message, Stream stream) {
   const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
   if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
     channel_->sender().sent().release_taken(channel_->ring().head(), false);
-  channel_->sender().put(channel_->session(), message, deadline_after_about(kPatience), stream);
+  channel_->sender().put(channel_->session(), message, Deadline::after_about(kPatience), stream);
 }
 
 }  // namespace onecopy::rpc

@@ -34,8 +34,8 @@ nanoseconds spin_of(const NodeOptions& options) {
   return std::chrono::microseconds(us);
 }
 
-std::int64_t to_ns(TimePoint deadline) {
-  return deadline == kForever ? 0 : std::max<std::int64_t>(1, deadline.time_since_epoch().count());
+std::int64_t to_ns(Deadline deadline) {
+  return deadline == kForever ? 0 : std::max<std::int64_t>(1, deadline.at().time_since_epoch().count());
 }
 
 }  // namespace
@@ -102,7 +102,7 @@ void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail ta
   out.ring_for_call();
 }
 
-CallRef Node::call(Member& to, Outgoing&& outgoing, TimePoint deadline, bool is_wanted) {
+CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_wanted) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
   Numbers::Entry& entry = to.numbers.of(outgoing.function);
@@ -163,7 +163,7 @@ void Node::answer(Member& to, std::uint64_t call, Status status, Message&& messa
   shares_processor_.store(out->is_waiter_beside_us(), std::memory_order_relaxed);
 }
 
-CallRef Node::begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept) {
+CallRef Node::begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept) {
   auto call = std::make_shared<Call>(number(), deadline);
   call->owner = owner;
   call->drop_owner = drop_owner;
@@ -187,7 +187,7 @@ bool Node::end_call(const CallRef& call, End end) {
   return complete(call, end);
 }
 
-bool Node::wait(const CallRef& call, TimePoint until) {
+bool Node::wait(const CallRef& call, Deadline until) {
   if (!waits_.wait(call, std::min(until, call->deadline()))) expire();
   if (!call->is_done()) return false;
   note_time(*call);

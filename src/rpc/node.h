@@ -56,7 +56,7 @@ class Node {
   Member* find(std::string_view name);
 
   /// Makes the lanes to a member, where there are none yet: at the first call to it. Throws peer_died, timeout.
-  void connect(Member& to, TimePoint deadline);
+  void connect(Member& to, Deadline deadline);
 
   // Calls. `message` is the body, with its form in the tag; a tail is appended.
   struct Outgoing {
@@ -69,7 +69,7 @@ class Node {
   };
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, and what putting throws: the call
   /// was not sent then. `is_wanted`: as by want().
-  CallRef call(Member& to, Outgoing&& call, TimePoint deadline, bool is_wanted);
+  CallRef call(Member& to, Outgoing&& call, Deadline deadline, bool is_wanted);
   /// From here on a worker gets the call's end as work, unless a thread waits for it then. False when it has ended. Until
   /// then its answer stays where it is, and costs no other thread anything.
   bool want(const CallRef& call) noexcept { return waits_.want(*call); }
@@ -84,11 +84,11 @@ class Node {
   void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false,
               Stream stream = {});
   /// A wanted call that crosses to no member: end_call() ends it, or its deadline.
-  CallRef begin_here(TimePoint deadline, void* owner, void (*drop_owner)(void*) noexcept);
+  CallRef begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept);
   /// Ends a call from here. False when it has ended already.
   bool end_call(const CallRef& call, End end);
   /// As Waits::wait(): false after a slice.
-  bool wait(const CallRef& call, TimePoint until);
+  bool wait(const CallRef& call, Deadline until);
   /// Ends a call that has not ended.
   bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {});
   std::size_t calls_under_way() const noexcept { return calls_.count(); }
@@ -132,7 +132,7 @@ class Node {
   std::unique_ptr<Far> make_far();
   bool is_far(const Address& address) const;
   void enter_far(Member& member);
-  void connect_far(Member& to, TimePoint deadline);
+  void connect_far(Member& to, Deadline deadline);
   Far::Delivery take_link(Member& member, const FarLinkRef& link);
   void close_links(Member& member);
 

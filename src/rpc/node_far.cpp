@@ -29,7 +29,7 @@ void Node::enter_far(Member& member) {
 }
 
 /// By one thread; others wait for the member to be opened.
-void Node::connect_far(Member& to, TimePoint deadline) {
+void Node::connect_far(Member& to, Deadline deadline) {
   {
     const std::lock_guard lock(to.opening);
     if (to.is_greeted || to.has_ended) return;

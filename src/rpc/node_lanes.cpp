@@ -279,7 +279,7 @@ void Node::sleep_for_work() {
     const std::uint32_t armed = is_spinning_.load() ? bell.value() : bell.arm();
     bell.listen_here();
     point("rpc.work.armed");
-    const TimePoint deadline = calls_.next_deadline();
+    const Deadline deadline = calls_.next_deadline();
     if (!has_work() && is_first) bell.sleep(armed, deadline);
     else if (!has_work()) bell.sleep_in_reserve(reserve, deadline);
   }

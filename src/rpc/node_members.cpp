@@ -129,15 +129,14 @@ Member* Node::find(std::string_view name) {
   return nullptr;
 }
 
-void Node::connect(Member& to, TimePoint deadline) {
+void Node::connect(Member& to, Deadline deadline) {
   if (to.out.load(std::memory_order_acquire)) return;
   if (!to.is_far) greet(to);
   point("rpc.lane.greeted");
   while (!to.opened->is_done()) {
     check_can_send(to);
     if (to.is_far) connect_far(to, deadline);  // again, if another thread has tried in vain
-    if (!waits_.wait(to.opened, deadline) &&
-        time_left(deadline, kSleepSlice) == std::chrono::nanoseconds{0})
+    if (!waits_.wait(to.opened, deadline) && deadline.left(kSleepSlice) == std::chrono::nanoseconds{0})
       throw Error(ErrorCode::timeout, fmt::format("{} has not answered the greeting in time", to.name()));
   }
   if (!to.out.load(std::memory_order_acquire)) {

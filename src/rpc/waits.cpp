@@ -51,9 +51,9 @@ void Waits::give_up(Call& call) noexcept {
   if ((before & (Call::kIsWork | Call::kDone)) == Call::kIsWork) wanted_.fetch_sub(1);
 }
 
-bool Waits::wait(const CallRef& call, TimePoint until) {
+bool Waits::wait(const CallRef& call, Deadline until) {
   if (call->is_done()) return true;
-  until = std::min(until, deadline_after(kSleepSlice));
+  until = std::min(until, Deadline::after(kSleepSlice));
   call->word_.fetch_or(Call::kWaited);
   if (!call->is_done()) {
     if (try_lead() || follow(*call, until)) lead(*call, until);
@@ -70,7 +70,7 @@ void Waits::stop_waiting(const CallRef& call) {
   if ((before & Call::kDone) != 0 && (before & Call::kIsWork) != 0) on_unwaited_(call);
 }
 
-void Waits::lead(Call& call, TimePoint until) {
+void Waits::lead(Call& call, Deadline until) {
   bell_.answers.listen_here();
   bell_.answers.stay_awake();
   while (!watch(call, until)) sleep(call, until);
@@ -78,7 +78,7 @@ void Waits::lead(Call& call, TimePoint until) {
 }
 
 /// False when it is time to sleep.
-bool Waits::watch(Call& call, TimePoint until) {
+bool Waits::watch(Call& call, Deadline until) {
   const std::int64_t budget = std::min(spin_ns_.load(std::memory_order_relaxed), call.spin_ns);
   TimePoint end{};
   for (;;) {
@@ -96,7 +96,7 @@ bool Waits::watch(Call& call, TimePoint until) {
   }
 }
 
-void Waits::sleep(const Call& call, TimePoint until) {
+void Waits::sleep(const Call& call, Deadline until) {
   const std::uint32_t armed = bell_.answers.arm();
   point("rpc.wait.armed");
   if (!call.is_done() && !lanes_.are_ready()) bell_.answers.sleep(armed, until);
@@ -132,7 +132,7 @@ void Waits::choose_leader() {
   futex_wake(word, INT_MAX);
 }
 
-bool Waits::follow(Call& call, TimePoint until) {
+bool Waits::follow(Call& call, Deadline until) {
   const Follower place(*this, call);
   for (;;) {
     if (try_lead()) {
@@ -145,7 +145,7 @@ bool Waits::follow(Call& call, TimePoint until) {
       call.word_.fetch_and(~Call::kLead);
       continue;
     }
-    const nanoseconds left = time_left(until, kSleepSlice);
+    const nanoseconds left = until.left(kSleepSlice);
     if (left == nanoseconds{0}) return false;
     futex_wait(call.word_, seen, left);
   }

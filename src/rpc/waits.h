@@ -37,7 +37,7 @@ class Waits {
   /// For a wanted call that was not sent.
   void give_up(Call& call) noexcept;
   /// True when the call is done; false at `until`, and after a slice: look at what else there is then.
-  bool wait(const CallRef& call, TimePoint until);
+  bool wait(const CallRef& call, Deadline until);
   /// Ends the call, unless it has ended. Returns whether this did it. `mine`: the call that this thread waits for.
   bool complete(const CallRef& call, End end, Status status = Status::value, Message&& answer = {},
                 const Call* mine = nullptr);
@@ -50,13 +50,13 @@ class Waits {
   class Follower;
 
   bool try_lead() noexcept { return !is_led_.exchange(true); }
-  void lead(Call& call, TimePoint until);
-  bool watch(Call& call, TimePoint until);
-  void sleep(const Call& call, TimePoint until);
+  void lead(Call& call, Deadline until);
+  bool watch(Call& call, Deadline until);
+  void sleep(const Call& call, Deadline until);
   void stop_leading(const Call& call);
   void end_watch() noexcept;
   /// True: this thread leads now.
-  bool follow(Call& call, TimePoint until);
+  bool follow(Call& call, Deadline until);
   void choose_leader();
   void stop_waiting(const CallRef& call);
 

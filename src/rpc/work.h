@@ -25,7 +25,7 @@ struct Work {
   Member* from = nullptr;
   Name* function = nullptr;
   std::uint64_t call = 0;
-  TimePoint deadline = kForever;
+  Deadline deadline = kForever;
   Message message;  ///< without its tail
   CallRef done;
 };

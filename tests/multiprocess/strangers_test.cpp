@@ -253,7 +253,7 @@ TEST(LateBroker, DoesNotHangUpOnWhoHasSpoken) {
   });
   const ProcessId id = Handle::from_text(note->read()).fields().owner;
   UnixSocket socket = dial(public_name(id), kPatience);
-  socket.send(wire::pack(wire::Hello{wire::new_nonce()}), {}, kPatience);
+  socket.send(wire::pack(wire::Hello{make_nonce<wire::Nonce>()}), {}, kPatience);
   wire::expect(socket.receive(kPatience).bytes, wire::Type::challenge);
   note->step = 2;
   EXPECT_EQ(owner.join(), 0);
@@ -277,11 +277,11 @@ TEST(ClosedBorrower, ThatLivesIsLookedAtLessAndLess) {
     note->step = 2;
   });
   const ProcessId id = Handle::from_text(note->read()).fields().owner;
-  const wire::Nonce nonce = wire::new_nonce();
+  const wire::Nonce nonce = make_nonce<wire::Nonce>();
   std::optional<UnixSocket> socket = dial(public_name(id), kPatience);
   socket->send(wire::pack(wire::Hello{nonce}), {}, kPatience);
   const auto challenge = wire::body_of<wire::Challenge>(socket->receive(kPatience).bytes);
-  const Digest proof = wire::prove(std::as_bytes(std::span(id)), "borrower", nonce, challenge.nonce);
+  const Digest proof = onecopy::prove(std::as_bytes(std::span(id)), "borrower", nonce, challenge.nonce);
   socket->send(wire::pack(wire::Prove{proof, {}}), {}, kPatience);
   const Packet welcome = socket->receive(kPatience);
   ASSERT_EQ(welcome.fds.size(), 2u);

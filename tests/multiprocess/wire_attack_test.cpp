@@ -70,13 +70,13 @@ struct Client {
     return wire::body_of<wire::Challenge>(packet.bytes);
   }
   Packet prove(const wire::Nonce& theirs) {
-    return ask(wire::pack(wire::Prove{wire::prove(secret(id), "borrower", nonce, theirs), {}}));
+    return ask(wire::pack(wire::Prove{onecopy::prove(secret(id), "borrower", nonce, theirs), {}}));
   }
   void attach() { wire::expect(prove(greet().nonce).bytes, Type::welcome); }
 
   ProcessId id;
   UnixSocket socket;
-  wire::Nonce nonce = wire::new_nonce();
+  wire::Nonce nonce = make_nonce<wire::Nonce>();
 };
 
 /// An owner that must be as it was when all attacks are over, and serve others meanwhile.
@@ -468,8 +468,8 @@ class Impostor : public ::testing::Test {
 };
 
 wire::Challenge answer_to(const ProcessId& id, ByteSpan hello) {
-  const wire::Nonce ours = wire::new_nonce();
-  return {ours, wire::prove(secret(id), "broker", ours, wire::body_of<wire::Hello>(hello).nonce)};
+  const wire::Nonce ours = make_nonce<wire::Nonce>();
+  return {ours, onecopy::prove(secret(id), "broker", ours, wire::body_of<wire::Hello>(hello).nonce)};
 }
 
 /// An impostor that knows the secret: another user of a leaked handle. Its welcome is `fds`.

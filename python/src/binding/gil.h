@@ -16,6 +16,7 @@
 #include "binding/kept.h"
 #include "binding/module.h"
 #include "onecopy/core/error.h"
+#include "os/deadline.h"
 
 /// Waiting without the GIL, independent of the way in which the interpreter ends.
 namespace onecopy::python {
@@ -109,19 +110,20 @@ void drop_without_gil(Drop&& drop) noexcept {
 
 /// The deadline of a call with this number of seconds: None is never, zero and less is now. Raises TypeError, and
 /// ValueError for NaN.
-inline Clock::time_point deadline_of_seconds(nb::handle timeout) {
-  if (timeout.is_none()) return Clock::time_point::max();
+inline Deadline deadline_of_seconds(nb::handle timeout) {
+  if (timeout.is_none()) return kForever;
   const double seconds = PyFloat_AsDouble(timeout.ptr());
   if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
   if (seconds != seconds) throw nb::value_error("timeout is not a number");
-  if (seconds <= 0) return Clock::time_point::min();
-  if (seconds > 1e9) return Clock::time_point::max();
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  if (seconds <= 0) return kNow;
+  if (seconds > 1e9) return kForever;
+  return Deadline::after(
+      std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(seconds)));
 }
 
 /// deadline_of_seconds() for calls without `block`. A bool is taken for a misplaced `block` and refused: it would
 /// mean a second or no wait. `instead` names the call to use. Raises TypeError.
-inline Clock::time_point deadline_of(nb::handle timeout, const char* instead = "") {
+inline Deadline deadline_of(nb::handle timeout, const char* instead = "") {
   if (!PyBool_Check(timeout.ptr())) return deadline_of_seconds(timeout);
   const std::string message = std::string("timeout must be seconds, or None for ever, not ") +
                               (timeout.is(nb::handle(Py_True)) ? "True" : "False") + instead;
@@ -136,23 +138,15 @@ inline std::chrono::nanoseconds longest_slice() noexcept {
   return ::getpid() == ::gettid() ? std::chrono::nanoseconds(kSlice) : std::chrono::nanoseconds(kLong);
 }
 
-/// The time left until the deadline, at most a slice; zero or less if it has passed.
-inline std::chrono::nanoseconds time_to_wait(Clock::time_point deadline, std::chrono::nanoseconds slice) {
-  if (deadline == Clock::time_point::max()) return slice;
-  if (deadline == Clock::time_point::min()) return std::chrono::nanoseconds{0};
-  return std::min<std::chrono::nanoseconds>(slice, deadline - Clock::now());
-}
-
 /// Calls attempt(time to wait) without the GIL until its result is true or the deadline has passed. In every slice
 /// signal handlers run, and look(). An exception of any of them ends the wait. REQUIRES: the GIL is held; an attempt
 /// without waiting has failed.
 template <class Attempt, class Look>
-auto wait_looking(Clock::time_point deadline, std::chrono::nanoseconds slice, Attempt&& attempt,
-                  Look&& look) {
+auto wait_looking(Deadline deadline, std::chrono::nanoseconds slice, Attempt&& attempt, Look&& look) {
   using Result = std::invoke_result_t<Attempt, std::chrono::nanoseconds>;
   for (;;) {
-    const std::chrono::nanoseconds left = time_to_wait(deadline, slice);
-    if (left <= std::chrono::nanoseconds{0}) return Result{};
+    const std::chrono::nanoseconds left = deadline.left(slice);
+    if (left == std::chrono::nanoseconds{0}) return Result{};
     Result result = without_gil([&] { return attempt(left); });
     if (result) return result;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
@@ -173,7 +167,7 @@ auto unless_stopped(Attempt&& attempt) -> decltype(attempt()) {
 }
 
 template <class Attempt>
-auto wait_until(Clock::time_point deadline, Attempt&& attempt) {
+auto wait_until(Deadline deadline, Attempt&& attempt) {
   return wait_looking(deadline, longest_slice(), std::forward<Attempt>(attempt), [] {});
 }
 

@@ -35,7 +35,7 @@ class SharedListener {
   }
   bool is_closed() const noexcept { return !listener_; }
   std::uint64_t refused() const noexcept { return listener_ ? listener_->refused() : refused_; }
-  std::optional<Pipe> accept(Clock::time_point deadline);
+  std::optional<Pipe> accept(Deadline deadline);
 
  private:
   struct Turn {
@@ -49,7 +49,7 @@ class SharedListener {
   bool is_accepting_ = false;
 };
 
-std::optional<Pipe> SharedListener::accept(Clock::time_point deadline) {
+std::optional<Pipe> SharedListener::accept(Deadline deadline) {
   if (!listener_) throw Error(ErrorCode::closed, "the listener is closed");
   if (is_accepting_)
     throw Error(ErrorCode::invalid_argument, "another thread is in this listener's accept()");
@@ -100,7 +100,7 @@ PipeEnd accept(SharedListener& listener, nb::handle timeout) {
 PipeEnd connect_to(nb::handle to, nb::handle key, nb::handle timeout) {
   const std::string address = address_arg(to);
   const nb::bytes secret = key_arg(key);
-  const Clock::time_point deadline = deadline_of(timeout);
+  const Deadline deadline = deadline_of(timeout);
   Connecting connecting(address, span_of(secret));
   const auto attempt = [&](nanoseconds time) {
     return connecting.try_finish(std::chrono::ceil<milliseconds>(time));

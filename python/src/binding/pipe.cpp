@@ -50,7 +50,7 @@ void let_go_of_ended_children() {
 
 /// attempt(pipe, time to wait) until its result is true or the deadline has passed.
 template <class Attempt>
-auto wait_in(const PipeEnd& end, Clock::time_point deadline, Attempt&& attempt) {
+auto wait_in(const PipeEnd& end, Deadline deadline, Attempt&& attempt) {
   const std::shared_ptr<Pipe> pipe = end.use();
   const auto try_for = [&](nanoseconds time) {
     return unless_stopped([&] { return attempt(*pipe, time); });

@@ -33,22 +33,15 @@ class Queue : public onecopy::Queue {
   }
 };
 
-nanoseconds time_until(Clock::time_point deadline) {
-  if (deadline == Clock::time_point::max()) return nanoseconds::max();
-  if (deadline == Clock::time_point::min()) return nanoseconds{0};
-  return deadline - Clock::now();
-}
-
 /// One attempt: is it in the queue now? If a creator has to be asked first, waits for it until the deadline.
 /// `after_streams`: the value comes after work of streams, for which the host may have to wait.
-bool put_now(Queue& queue, const Message& message, Clock::time_point deadline, Stream stream,
-             bool after_streams) {
+bool put_now(Queue& queue, const Message& message, Deadline deadline, Stream stream, bool after_streams) {
   const auto at_once = [&] {
     return unless_stopped([&] { return queue.try_put_at_once(message, stream); });
   };
   const auto ask_and_put = [&] {
     return unless_stopped([&] {
-      queue.prepare_put(message, time_until(deadline));
+      queue.prepare_put(message, deadline.left());
       return queue.try_put(message, nanoseconds{0}, stream);
     });
   };
@@ -58,7 +51,7 @@ bool put_now(Queue& queue, const Message& message, Clock::time_point deadline, S
   return (on_device || after_streams ? without_gil(at_once) : at_once()) || without_gil(ask_and_put);
 }
 
-bool put_until(Queue& queue, const Message& message, Clock::time_point deadline) {
+bool put_until(Queue& queue, const Message& message, Deadline deadline) {
   const Stream stream = stream_of(message.tensors);
   const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
   const CurrentStreams in_order(at_work);
@@ -68,7 +61,7 @@ bool put_until(Queue& queue, const Message& message, Clock::time_point deadline)
   return put_now(queue, message, deadline, stream, !at_work.empty()) || wait_until(deadline, attempt);
 }
 
-std::optional<Message> get_until(Queue& queue, Clock::time_point deadline, Stream stream) {
+std::optional<Message> get_until(Queue& queue, Deadline deadline, Stream stream) {
   const std::vector<DeviceStream> current = current_streams();
   const CurrentStreams in_order(current);
   const auto attempt = [&](nanoseconds time) {
@@ -76,7 +69,7 @@ std::optional<Message> get_until(Queue& queue, Clock::time_point deadline, Strea
   };
   std::optional<Message> message = unless_stopped([&] { return queue.try_get_at_once(stream); });
   if (message) return message;
-  if (deadline != Clock::time_point::min()) return wait_until(deadline, attempt);
+  if (deadline != kNow) return wait_until(deadline, attempt);
   if (queue.empty() && !queue.is_closed()) return {};
   return without_gil([&] { return attempt(nanoseconds{0}); });
 }
@@ -93,12 +86,11 @@ std::optional<Message> get_until(Queue& queue, Clock::time_point deadline, Strea
 }
 
 /// Would an attempt without waiting fail for want of space? Then encoding, which moves tensors, is left out.
-bool is_hopeless(const Queue& queue, Clock::time_point deadline) {
-  return deadline == Clock::time_point::min() && queue.maxsize() != 0 && queue.size() >= queue.maxsize() &&
-         !queue.is_closed();
+bool is_hopeless(const Queue& queue, Deadline deadline) {
+  return deadline == kNow && queue.maxsize() != 0 && queue.size() >= queue.maxsize() && !queue.is_closed();
 }
 
-bool encode_and_put(Queue& queue, nb::handle object, Clock::time_point deadline) {
+bool encode_and_put(Queue& queue, nb::handle object, Deadline deadline) {
   return !is_hopeless(queue, deadline) && put_until(queue, encode_message(object), deadline);
 }
 
@@ -112,28 +104,26 @@ void put(Queue& queue, nb::handle object, nb::handle timeout) {
 nb::object get(Queue& queue, nb::handle timeout) {
   constexpr const char* kInstead =
       "; try_get() does not wait, and onecopy.multiprocessing.Queue takes block";
-  const Clock::time_point deadline = deadline_of(timeout, kInstead);
+  const Deadline deadline = deadline_of(timeout, kInstead);
   const Stream stream = stream_to_take_in();
   std::optional<Message> message = get_until(queue, deadline, stream);
   if (!message) raise_timeout("Empty", "nothing came through the queue", timeout);
   return decode_message(*std::move(message), stream);
 }
 
-bool try_put(Queue& queue, nb::handle object) {
-  return encode_and_put(queue, object, Clock::time_point::min());
-}
+bool try_put(Queue& queue, nb::handle object) { return encode_and_put(queue, object, kNow); }
 
 nb::object try_get(Queue& queue, nb::object otherwise) {
   const Stream stream = stream_to_take_in();
-  std::optional<Message> message = get_until(queue, Clock::time_point::min(), stream);
+  std::optional<Message> message = get_until(queue, kNow, stream);
   return message ? decode_message(*std::move(message), stream) : std::move(otherwise);
 }
 
 /// For calls with `block` and `timeout`, as the standard library's queues have them.
-Clock::time_point deadline_if(nb::handle block, nb::handle timeout) {
+Deadline deadline_if(nb::handle block, nb::handle timeout) {
   const int is_blocking = PyObject_IsTrue(block.ptr());
   if (is_blocking < 0) throw nb::python_error();
-  return is_blocking ? deadline_of_seconds(timeout) : Clock::time_point::min();
+  return is_blocking ? deadline_of_seconds(timeout) : kNow;
 }
 
 /// queue.Empty or queue.Full, which are exceptions without a message.
@@ -159,13 +149,13 @@ std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
 struct Putting {
   Queue& queue;  ///< kept by Python
   Message message;
-  Clock::time_point deadline;
+  Deadline deadline;
 };
 
 /// Empty if `report` was told.
 std::optional<Putting> begin_put(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
                                  nb::handle report) {
-  const Clock::time_point deadline = deadline_if(block, timeout);
+  const Deadline deadline = deadline_if(block, timeout);
   if (is_hopeless(queue, deadline)) raise_from_queue("Full");
   std::optional<Message> message = encode_or_report(object, report);
   if (!message) return {};

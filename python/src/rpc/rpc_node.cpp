@@ -26,16 +26,16 @@ constexpr const char* kGeneral = "python";
 
 void drop_python(void* object) noexcept { drop_soon(static_cast<PyObject*>(object)); }
 
-TimePoint deadline_from(nb::handle seconds) {
+Deadline deadline_from(nb::handle seconds) {
   if (seconds.is_none()) return kForever;
   const double value = PyFloat_AsDouble(seconds.ptr());
   if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();
   return TimePoint(std::chrono::nanoseconds(static_cast<std::int64_t>(value * 1e9)));
 }
 
-nb::object to_seconds(TimePoint deadline) {
+nb::object to_seconds(Deadline deadline) {
   if (deadline == kForever) return nb::none();
-  return nb::float_(static_cast<double>(deadline.time_since_epoch().count()) / 1e9);
+  return nb::float_(static_cast<double>(deadline.at().time_since_epoch().count()) / 1e9);
 }
 
 /// Of a thread in RpcNode::run(): what it can do while a call of its own function is under way.
@@ -166,7 +166,7 @@ bool RpcNode::is_far(std::uint32_t number) { return member(number).is_far; }
 
 void RpcNode::connect(std::uint32_t number, nb::handle deadline) {
   rpc::Member& to = member(number);
-  const TimePoint until = deadline_from(deadline);
+  const Deadline until = deadline_from(deadline);
   without_gil([&] { node_->connect(to, until); });
 }
 
@@ -190,7 +190,7 @@ rpc::Member& RpcNode::member(std::uint32_t number) {
 
 nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future) {
   rpc::Member& callee = member(to);
-  const TimePoint until = deadline_from(deadline);
+  const Deadline until = deadline_from(deadline);
   if (!callee.out.load()) without_gil([&] { node_->connect(callee, until); });
   Message message = encode_body(value);
   rpc::CallRef call;
@@ -206,7 +206,7 @@ nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline
 nb::object RpcNode::call_program(std::uint32_t to, const std::string& function, nb::handle values,
                                  nb::handle deadline, nb::handle future) {
   rpc::Member& callee = member(to);
-  const TimePoint until = deadline_from(deadline);
+  const Deadline until = deadline_from(deadline);
   Message message;
   std::size_t inlined = 0;
   if (!encode_plain(values, message, &inlined))
@@ -302,9 +302,9 @@ double seconds_of(nb::handle timeout, double usual) {
   return seconds < 0 ? usual : seconds;
 }
 
-TimePoint deadline_after_seconds(double seconds) {
+Deadline deadline_after_seconds(double seconds) {
   if (seconds == 0) return kForever;
-  return deadline_after(std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9)));
+  return Deadline::after(std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9)));
 }
 
 }  // namespace
@@ -323,7 +323,7 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   std::size_t inlined = 0;
   if (!encode_plain(values, message, &inlined, devices)) return {};
   count_plain(*to, inlined, message);
-  const TimePoint deadline = deadline_after_seconds(seconds);
+  const Deadline deadline = deadline_after_seconds(seconds);
   rpc::CallRef call;
   try {
     put_in_order(message, [&](Stream stream) {
@@ -484,7 +484,7 @@ class Serving {
 }  // namespace
 
 void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
-  if (work.from->has_ended || is_past(work.deadline)) return;
+  if (work.from->has_ended || work.deadline.has_passed()) return;
   const Serving now(serving);
   const std::uint32_t from = work.from->number();
   nb::object result;

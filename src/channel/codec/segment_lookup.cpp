@@ -25,7 +25,7 @@ std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Ten
   if (!limits.may_ask) return {};
   CachedSegment now = before.value_or(CachedSegment{});
   const SegmentRef ref = session.name_segment(group, tensor);
-  const DeadlineScope patience(limits.deadline);
+  const DeadlineScope scope(limits.deadline);
   if (must_ask_creator) ask_creator(session, tensor, ref.kind, now);
   if (!has_index(now, epoch)) enter(ref, tensor.access(), limits.deadline, now);
   remember(key, now);
@@ -110,7 +110,7 @@ void SegmentLookup::ask_creator(Session& session, const Tensor& tensor, SegmentK
 }
 
 /// This process holds the memory, and is named as its maker in the entry; receivers ask the creator by themselves.
-void SegmentLookup::enter(const SegmentRef& segment, Access access, TimePoint deadline,
+void SegmentLookup::enter(const SegmentRef& segment, Access access, Deadline deadline,
                           CachedSegment& known) {
   ring_.exclusively(deadline, [&] {
     known.index = directory_.append(segment, access).value_or(kWholeHandle);

@@ -60,7 +60,7 @@ class SegmentLookup {
  public:
   /// How far a lookup may go.
   struct Limits {
-    TimePoint deadline;
+    Deadline deadline;
     bool may_ask = true;  ///< the creator
   };
 
@@ -105,7 +105,7 @@ class SegmentLookup {
   void doubt_retention() noexcept;
   bool must_ask(Session& session, const CachedSegment& known) const;
   void ask_creator(Session& session, const Tensor& tensor, SegmentKind kind, CachedSegment& known);
-  void enter(const SegmentRef& segment, Access access, TimePoint deadline, CachedSegment& known);
+  void enter(const SegmentRef& segment, Access access, Deadline deadline, CachedSegment& known);
 
   Ring& ring_;
   SegmentDirectory& directory_;

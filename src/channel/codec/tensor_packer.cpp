@@ -43,7 +43,7 @@ bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& lim
   return true;
 }
 
-void TensorPacker::prepare(Session& session, std::span<const Tensor> tensors, TimePoint deadline) {
+void TensorPacker::prepare(Session& session, std::span<const Tensor> tensors, Deadline deadline) {
   for (const Tensor& tensor : tensors) {
     SharedBlocks& group = shared_blocks(tensor, "put");
     lookup_.index_of(session, tensor, group, session.locate(group, tensor).info.segment, {deadline},

@@ -31,7 +31,7 @@ class TensorPacker {
   std::optional<Manifest> pack_unordered(Session& session, std::span<const Tensor> tensors,
                                          const Limits& limits, std::uint32_t epoch);
   /// Asks the creator the questions that pack() of these tensors would ask. Throws as pack() does.
-  void prepare(Session& session, std::span<const Tensor> tensors, TimePoint deadline);
+  void prepare(Session& session, std::span<const Tensor> tensors, Deadline deadline);
 
   SegmentLookup& lookup() noexcept { return lookup_; }
   const SegmentLookup& lookup() const noexcept { return lookup_; }

@@ -18,13 +18,13 @@ namespace onecopy {
 /// The listener's words are one row of bytes, and each call receives more of it.
 struct Connecting::State {
   State(std::string a, ByteSpan k) : address(std::move(a)), key(k.begin(), k.end()) {}
-  std::optional<Pipe> finish(TimePoint deadline);
-  std::optional<Pipe> go_on(TimePoint deadline);
+  std::optional<Pipe> finish(Deadline deadline);
+  std::optional<Pipe> go_on(Deadline deadline);
   bool was_dropped() const;
   void start_again();
-  bool reach(TimePoint deadline);
+  bool reach(Deadline deadline);
   void check_user() const;
-  bool hear(std::size_t bytes, TimePoint deadline);
+  bool hear(std::size_t bytes, Deadline deadline);
   template <class T>
   T heard_at(std::size_t offset) const;
   void prove_ourselves();
@@ -32,7 +32,7 @@ struct Connecting::State {
 
   std::string address;
   Bytes key;
-  handshake::Nonce nonce = handshake::new_nonce();
+  handshake::Nonce nonce = make_nonce<handshake::Nonce>();
   StreamSocket socket;
   Bytes heard;
   bool is_greeted = false;  ///< by a listener of ours
@@ -40,7 +40,7 @@ struct Connecting::State {
   int turns = 0;  ///< that ended early
 };
 
-std::optional<Pipe> Connecting::State::finish(TimePoint deadline) {
+std::optional<Pipe> Connecting::State::finish(Deadline deadline) {
   for (;;) {
     try {
       return go_on(deadline);
@@ -61,11 +61,11 @@ void Connecting::State::start_again() {
   ++turns;
   socket = StreamSocket();
   heard.clear();
-  nonce = handshake::new_nonce();
+  nonce = make_nonce<handshake::Nonce>();
   is_greeted = has_proved = false;
 }
 
-std::optional<Pipe> Connecting::State::go_on(TimePoint deadline) {
+std::optional<Pipe> Connecting::State::go_on(Deadline deadline) {
   constexpr std::size_t kText = sizeof(handshake::Greeting) + sizeof(handshake::Verdict);
   if (!reach(deadline) || !hear(sizeof(handshake::Greeting), deadline)) return {};
   if (!has_proved) prove_ourselves();
@@ -79,10 +79,10 @@ std::optional<Pipe> Connecting::State::go_on(TimePoint deadline) {
   return pipe;
 }
 
-bool Connecting::State::reach(TimePoint deadline) {
+bool Connecting::State::reach(Deadline deadline) {
   if (socket) return true;
   try {
-    socket = StreamSocket::connect(address, handshake::whole_ms_left(deadline, std::chrono::hours(1)));
+    socket = StreamSocket::connect(address, deadline.whole_ms_left(std::chrono::hours(1)));
   } catch (const Error& error) {  // its backlog is full
     if (error.code() != ErrorCode::timeout) throw;
   }
@@ -102,13 +102,13 @@ void Connecting::State::check_user() const {
 }
 
 /// Returns false if the deadline came before so many bytes.
-bool Connecting::State::hear(std::size_t bytes, TimePoint deadline) {
+bool Connecting::State::hear(std::size_t bytes, Deadline deadline) {
   while (heard.size() < bytes) {
     pollfd readable{socket.fd(), POLLIN, 0};
-    const int ready = ::poll(
-        &readable, 1, static_cast<int>(handshake::whole_ms_left(deadline, handshake::kAtOnce).count()));
+    const int ready =
+        ::poll(&readable, 1, static_cast<int>(deadline.whole_ms_left(handshake::kAtOnce).count()));
     if (ready < 0 && errno != EINTR) throw_errno("poll of a connection", errno);
-    if (ready <= 0 && time_left(deadline, handshake::kAtOnce) == std::chrono::nanoseconds{0}) return false;
+    if (ready <= 0 && deadline.left(handshake::kAtOnce) == std::chrono::nanoseconds{0}) return false;
     if (ready <= 0) continue;
     const std::size_t before = heard.size();
     const std::size_t more = std::clamp<std::size_t>(handshake::bytes_waiting(socket), 1, bytes - before);
@@ -130,15 +130,14 @@ void Connecting::State::prove_ourselves() {
   if (std::memcmp(greeting.magic, handshake::kMagic, sizeof handshake::kMagic) != 0)
     throw Error(ErrorCode::protocol, fmt::format("at {} listens something that is not onecopy", address));
   is_greeted = true;
-  handshake::send(socket, handshake::Proof{nonce, handshake::prove(key, "client", greeting.nonce, nonce)});
+  handshake::send(socket, handshake::Proof{nonce, prove(key, "client", greeting.nonce, nonce)});
   has_proved = true;
 }
 
 /// How many bytes of text follow.
 std::size_t Connecting::State::check_verdict() const {
   const auto verdict = heard_at<handshake::Verdict>(sizeof(handshake::Greeting));
-  if (!handshake::is_same(verdict.digest,
-                          handshake::prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))
+  if (!is_proof(verdict.digest, prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))
     throw Error(ErrorCode::bad_secret, fmt::format("the listener at {} has another key", address));
   if (verdict.text_bytes > handshake::kMostText)
     throw Error(ErrorCode::protocol, fmt::format("a pipe's handle of {} bytes", verdict.text_bytes));
@@ -154,7 +153,7 @@ Connecting& Connecting::operator=(Connecting&&) noexcept = default;
 Connecting::~Connecting() = default;
 
 std::optional<Pipe> Connecting::try_finish(std::chrono::milliseconds timeout) {
-  return state_->finish(handshake::until(timeout));
+  return state_->finish(Deadline::after(timeout));
 }
 
 Pipe connect(const std::string& address, ByteSpan key, std::chrono::milliseconds timeout) {

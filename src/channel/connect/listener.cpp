@@ -43,9 +43,9 @@ std::size_t most_unproven() noexcept {
 struct Listener::State {
   struct Client {
     StreamSocket socket;
-    handshake::Nonce nonce = handshake::new_nonce();
+    handshake::Nonce nonce = make_nonce<handshake::Nonce>();
     TimePoint since = std::chrono::steady_clock::now();
-    TimePoint deadline = deadline_after(kPatience);
+    Deadline deadline = Deadline::after(kPatience);
     std::array<std::byte, sizeof(handshake::Proof)> heard{};
     std::size_t heard_bytes = 0;
     std::optional<Pipe> ours{};          ///< once it has proved itself
@@ -57,14 +57,14 @@ struct Listener::State {
 
   State(const std::string& address, ByteSpan k)
       : socket(StreamSocket::listen(address)), key(k.begin(), k.end()) {}
-  std::optional<Pipe> accept(TimePoint deadline);
+  std::optional<Pipe> accept(Deadline deadline);
   std::optional<StreamSocket> next_in_line();
   void accept_new();
   void greet(StreamSocket accepted);
   bool has_room() const;
-  TimePoint next_room() const;
+  Deadline next_room() const;
   void make_room();
-  bool wait(TimePoint deadline);
+  bool wait(Deadline deadline);
   std::optional<Pipe> serve(Client& client);
   std::optional<Pipe> serve_or_drop(Client& client);
   void check_proof(Client& client);
@@ -77,7 +77,7 @@ struct Listener::State {
   std::atomic<std::uint64_t> refused{0};  ///< clients
 };
 
-std::optional<Pipe> Listener::State::accept(TimePoint deadline) {
+std::optional<Pipe> Listener::State::accept(Deadline deadline) {
   for (;;) {
     accept_new();
     for (auto at = clients.begin(); at != clients.end();) {
@@ -142,19 +142,19 @@ void Listener::State::make_room() {
 }
 
 /// When the oldest client that has not proved itself may be dropped.
-TimePoint Listener::State::next_room() const {
+Deadline Listener::State::next_room() const {
   const auto oldest = std::find_if(clients.begin(), clients.end(), [](const Client& c) { return !c.ours; });
   return oldest == clients.end() ? kForever : oldest->since + kGrace;
 }
 
 /// Waits for an event; returns false if the deadline has passed.
-bool Listener::State::wait(TimePoint deadline) {
+bool Listener::State::wait(Deadline deadline) {
   constexpr std::chrono::milliseconds kSlice{100};
-  const std::chrono::milliseconds left = handshake::whole_ms_left(deadline, kSlice);
+  const std::chrono::milliseconds left = deadline.whole_ms_left(kSlice);
   if (left == std::chrono::milliseconds{0}) return false;
   const bool listens = !is_starved && has_room();  // else it would be ready without end
   const std::chrono::milliseconds slice =
-      listens ? left : handshake::whole_ms_left(next_room(), left) + std::chrono::milliseconds{1};
+      listens ? left : next_room().whole_ms_left(left) + std::chrono::milliseconds{1};
   std::vector<pollfd> fds;
   if (listens) fds.push_back({socket.fd(), POLLIN, 0});
   for (const Client& client : clients) fds.push_back({client.socket.fd(), POLLIN, 0});
@@ -205,7 +205,7 @@ bool Listener::State::Client::hear(std::size_t wanted) {
 
 void Listener::State::check_proof(Client& client) {
   const auto proof = load<handshake::Proof>(client.heard.data());
-  if (!handshake::is_same(proof.digest, handshake::prove(key, "client", client.nonce, proof.nonce))) {
+  if (!is_proof(proof.digest, prove(key, "client", client.nonce, proof.nonce))) {
     client.is_over = true;
     refuse("does not know its key");
     handshake::send(client.socket, handshake::Verdict{});
@@ -215,13 +215,12 @@ void Listener::State::check_proof(Client& client) {
   point("listener.pipe_made");
   client.theirs = theirs.handle();
   const std::string text = client.theirs->to_text();
-  handshake::send(client.socket,
-                  handshake::Verdict{static_cast<std::uint32_t>(text.size()),
-                                     handshake::prove(key, "listener", proof.nonce, client.nonce)});
+  handshake::send(client.socket, handshake::Verdict{static_cast<std::uint32_t>(text.size()),
+                                                    prove(key, "listener", proof.nonce, client.nonce)});
   client.socket.send_all(std::as_bytes(std::span(text)), handshake::kAtOnce);
   point("listener.pipe_sent");
   client.ours = std::move(ours);
-  client.deadline = deadline_after(kPatience);
+  client.deadline = Deadline::after(kPatience);
 }
 
 /// Said once: any user of the host may come to a TCP port, as often as it likes.
@@ -249,7 +248,7 @@ std::uint64_t Listener::refused() const noexcept { return state_->refused.load()
 Pipe Listener::accept() { return std::move(*state_->accept(kForever)); }
 
 std::optional<Pipe> Listener::try_accept(std::chrono::milliseconds timeout) {
-  return state_->accept(handshake::until(timeout));
+  return state_->accept(Deadline::after(timeout));
 }
 
 }  // namespace onecopy

@@ -117,9 +117,9 @@ Handle Channel::handle() { return session().share(memory_, kHandleIsQueue); }
 
 Session& Channel::current_session() { return Session::current(); }
 
-void Channel::join_again(Session& session, TimePoint deadline) {
+void Channel::join_again(Session& session, Deadline deadline) {
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};  // it hears of it once it goes on
-  const DeadlineScope patience(std::min(deadline, std::chrono::steady_clock::now() + kCreatorTakesAtMost));
+  const DeadlineScope scope(std::min(deadline, Deadline::after(kCreatorTakesAtMost)));
   ChannelRegistry::instance().join(*this, session);
 }
 

@@ -46,7 +46,7 @@ class Channel {
   }
   /// This process, in which the channel is open. A forked child joins at its first use, and waits for the creator
   /// until the deadline and little longer.
-  Session& session(TimePoint deadline = kForever) {
+  Session& session(Deadline deadline = kForever) {
     Session& now = current_session();
     if (session_.load(std::memory_order_acquire) != &now || !is_announced_.load(std::memory_order_relaxed))
         [[unlikely]]
@@ -67,7 +67,7 @@ class Channel {
   static Channel& create(const RingOptions& options, bool may_spin);
   void close() noexcept;
   static Session& current_session();
-  void join_again(Session& session, TimePoint deadline);
+  void join_again(Session& session, Deadline deadline);
   void settle_in(Session& session);
   void announce(Session& session);
   /// Returns false if the creator does not answer.

@@ -42,8 +42,8 @@ using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
   throw Error(ErrorCode::bad_handle, fmt::format("This handle of a pipe {}.", problem));
 }
 
-TimePoint until(std::chrono::nanoseconds timeout) {
-  return timeout <= std::chrono::nanoseconds{0} ? kNow : deadline_after(timeout);
+Deadline until(std::chrono::nanoseconds timeout) {
+  return timeout <= std::chrono::nanoseconds{0} ? kNow : Deadline::after(timeout);
 }
 
 }  // namespace
@@ -71,7 +71,7 @@ struct Pipe::End {
   template <class Item>
   void send(const Item& item, Stream stream);
   template <class Take>
-  auto take(TimePoint deadline, Take&& take) const;
+  auto take(Deadline deadline, Take&& take) const;
 
   unsigned number;
   std::array<ChannelRef, 2> queues;
@@ -123,19 +123,18 @@ Pipe::End::~End() {
 /// before it was gone, so the last look for messages comes after that. A stopped process that keeps the queue's lock
 /// or does not answer is waited for like a message.
 template <class Take>
-auto Pipe::End::take(TimePoint deadline, Take&& take) const {
-  const auto take_until = [&](TimePoint pause) -> decltype(take(pause)) {
+auto Pipe::End::take(Deadline deadline, Take&& take) const {
+  const auto take_until = [&](Deadline pause) -> decltype(take(pause)) {
     try {
       return in_words_of_pipes([&] { return take(pause); });
     } catch (const Error& error) {
-      if (error.code() != ErrorCode::timeout ||
-          time_left(deadline, kLookAround) == std::chrono::nanoseconds{0})
+      if (error.code() != ErrorCode::timeout || deadline.left(kLookAround) == std::chrono::nanoseconds{0})
         throw;
       return {};
     }
   };
   for (;;) {
-    const TimePoint pause = std::min(deadline, deadline_after(kLookAround));
+    const Deadline pause = std::min(deadline, Deadline::after(kLookAround));
     if (auto taken = take_until(pause)) return taken;
     if (pause == deadline && !in().ring().is_closed() && !close_if_deserted())
       return decltype(take(pause)){};
@@ -184,28 +183,28 @@ void Pipe::send(const Message& message, Stream stream) { end().send(message, str
 
 Message Pipe::recv(Stream stream) {
   End& e = end();
-  return *e.take(kForever, [&](TimePoint deadline) {
+  return *e.take(kForever, [&](Deadline deadline) {
     return e.in().receiver().get(e.in().session(deadline), deadline, stream);
   });
 }
 
 std::optional<Message> Pipe::try_recv(std::chrono::nanoseconds timeout, Stream stream) {
   End& e = end();
-  return e.take(until(timeout), [&](TimePoint deadline) {
+  return e.take(until(timeout), [&](Deadline deadline) {
     return e.in().receiver().get(e.in().session(deadline), deadline, stream);
   });
 }
 
 Tensor Pipe::recv_tensor(Stream stream) {
   End& e = end();
-  return *e.take(kForever, [&](TimePoint deadline) {
+  return *e.take(kForever, [&](Deadline deadline) {
     return e.in().receiver().get_tensor(e.in().session(deadline), deadline, stream);
   });
 }
 
 bool Pipe::poll(std::chrono::nanoseconds timeout) {
   End& e = end();
-  return e.take(until(timeout), [&](TimePoint deadline) { return e.in().ring().wait(deadline); });
+  return e.take(until(timeout), [&](Deadline deadline) { return e.in().ring().wait(deadline); });
 }
 
 void Pipe::close() noexcept { end_.reset(); }

@@ -7,25 +7,25 @@
 namespace onecopy {
 namespace {
 
-TimePoint as_deadline(std::chrono::nanoseconds timeout) {
-  return timeout <= std::chrono::nanoseconds{0} ? kNow : deadline_after(timeout);
+Deadline as_deadline(std::chrono::nanoseconds timeout) {
+  return timeout <= std::chrono::nanoseconds{0} ? kNow : Deadline::after(timeout);
 }
 
 template <class Item>
-bool put_into(Channel& channel, Item&& item, TimePoint deadline, Stream stream) {
+bool put_into(Channel& channel, Item&& item, Deadline deadline, Stream stream) {
   const bool put =
       channel.sender().put(channel.session(deadline), std::forward<Item>(item), deadline, stream);
   channel.note_change();
   return put;
 }
 
-std::optional<Message> get_from(Channel& channel, TimePoint deadline, Stream stream) {
+std::optional<Message> get_from(Channel& channel, Deadline deadline, Stream stream) {
   auto message = channel.receiver().get(channel.session(deadline), deadline, stream);
   channel.note_change();
   return message;
 }
 
-std::optional<Tensor> get_tensor_from(Channel& channel, TimePoint deadline, Stream stream) {
+std::optional<Tensor> get_tensor_from(Channel& channel, Deadline deadline, Stream stream) {
   auto tensor = channel.receiver().get_tensor(channel.session(deadline), deadline, stream);
   channel.note_change();
   return tensor;
@@ -71,7 +71,7 @@ bool Queue::try_put_at_once(const Message& message, Stream stream) {
 }
 
 void Queue::prepare_put(const Message& message, std::chrono::nanoseconds timeout) {
-  const TimePoint deadline = as_deadline(timeout);
+  const Deadline deadline = as_deadline(timeout);
   channel_->sender().prepare(channel_->session(deadline), message, deadline);
 }
 
@@ -102,7 +102,7 @@ std::uint64_t Queue::size() const { return channel_->ring().size(); }
 std::uint64_t Queue::maxsize() const { return channel_->ring().max_items(); }
 
 void Queue::close() {
-  channel_->ring().close(deadline_after(reply_timeout()));
+  channel_->ring().close(Deadline::after(reply_timeout()));
   channel_->note_change();
 }
 

@@ -49,7 +49,7 @@ struct Receiver::Attempt {
 Receiver::Receiver(Ring& ring, const SegmentDirectory& directory, const TensorUnpacker::Holders& holders)
     : ring_(ring), unpacker_(directory, holders) {}
 
-std::optional<Message> Receiver::get(Session& session, TimePoint deadline, Stream stream) {
+std::optional<Message> Receiver::get(Session& session, Deadline deadline, Stream stream) {
   Contents contents;
   if (!take(session, deadline, Wants::message, stream, contents)) return {};
   return to_message(contents);
@@ -68,13 +68,13 @@ Message Receiver::to_message(Contents& contents) {
   return message;
 }
 
-std::optional<Tensor> Receiver::get_tensor(Session& session, TimePoint deadline, Stream stream) {
+std::optional<Tensor> Receiver::get_tensor(Session& session, Deadline deadline, Stream stream) {
   Contents contents;
   if (!take(session, deadline, Wants::tensor, stream, contents)) return {};
   return std::move(contents.tensors.first);
 }
 
-bool Receiver::take(Session& session, TimePoint deadline, Wants wants, Stream stream, Contents& contents) {
+bool Receiver::take(Session& session, Deadline deadline, Wants wants, Stream stream, Contents& contents) {
   Attempt attempt{wants, stream, contents, ~std::uint64_t{0}, {}, {}};
   const auto look = [&](const RingItem& item) { return accept(session, item, attempt); };
   for (;;) {
@@ -124,8 +124,8 @@ bool Receiver::accept(Session& session, const RingItem& item, Attempt& attempt) 
 }
 
 /// With no lock held: this may connect to the owner, or wait for it to be known dead.
-void Receiver::open_slowly(Session& session, Attempt& attempt, TimePoint deadline) {
-  const DeadlineScope patience(deadline);
+void Receiver::open_slowly(Session& session, Attempt& attempt, Deadline deadline) {
+  const DeadlineScope scope(deadline);
   Contents& contents = attempt.contents;
   try {
     open(session, attempt.copy, contents);

@@ -25,11 +25,11 @@ class Receiver {
 
   /// Empty if there was no message until the deadline. Throws closed, and as opening does. Later work of the stream
   /// finds the tensors as their putter's stream left them.
-  std::optional<Message> get(Session& session, TimePoint deadline, Stream stream);
+  std::optional<Message> get(Session& session, Deadline deadline, Stream stream);
   /// The first message if it can be opened without a question to another process.
   std::optional<Message> get_at_once(Session& session, Stream stream);
   /// get() for a message that was put as one tensor; throws invalid_argument if the first item is not.
-  std::optional<Tensor> get_tensor(Session& session, TimePoint deadline, Stream stream);
+  std::optional<Tensor> get_tensor(Session& session, Deadline deadline, Stream stream);
 
   TensorUnpacker& unpacker() noexcept { return unpacker_; }
 
@@ -49,10 +49,10 @@ class Receiver {
   struct Attempt;
   enum class Wants : std::uint8_t { message, quick_message, tensor };
 
-  bool take(Session& session, TimePoint deadline, Wants wants, Stream stream, Contents& contents);
+  bool take(Session& session, Deadline deadline, Wants wants, Stream stream, Contents& contents);
   static Message to_message(Contents& contents);
   bool accept(Session& session, const RingItem& item, Attempt& attempt);
-  void open_slowly(Session& session, Attempt& attempt, TimePoint deadline);
+  void open_slowly(Session& session, Attempt& attempt, Deadline deadline);
   template <class Unpack>
   static bool read(ByteSpan item, Contents& contents, Unpack&& unpack);
   void open(Session& session, ByteSpan item, Contents& contents);

@@ -59,17 +59,17 @@ bool Sender::until_settled(Put&& put) {
   }
 }
 
-bool Sender::put(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream) {
+bool Sender::put(Session& session, const Tensor& tensor, Deadline deadline, Stream stream) {
   return until_settled([&] { return try_put_one(session, tensor, deadline, stream, nullptr); });
 }
 
-bool Sender::put(Session& session, Tensor&& tensor, TimePoint deadline, Stream stream) {
+bool Sender::put(Session& session, Tensor&& tensor, Deadline deadline, Stream stream) {
   if (!until_settled([&] { return try_put_one(session, tensor, deadline, stream, &tensor); })) return false;
   tensor.release();
   return true;
 }
 
-bool Sender::try_put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream,
+bool Sender::try_put_one(Session& session, const Tensor& tensor, Deadline deadline, Stream stream,
                          Tensor* given) {
   const Limits limits{deadline};
   const std::optional<Manifest> tensors = packer_.pack(session, {&tensor, 1}, stream, limits);
@@ -78,7 +78,7 @@ bool Sender::try_put_one(Session& session, const Tensor& tensor, TimePoint deadl
   return put_inline(session, parts, {&tensor.block(), 1}, deadline, given);
 }
 
-bool Sender::put(Session& session, const Message& message, TimePoint deadline, Stream stream) {
+bool Sender::put(Session& session, const Message& message, Deadline deadline, Stream stream) {
   return put_message(session, message, {deadline}, stream);
 }
 
@@ -86,7 +86,7 @@ bool Sender::put_at_once(Session& session, const Message& message, Stream stream
   return put_message(session, message, {kNow, false}, stream);
 }
 
-void Sender::prepare(Session& session, const Message& message, TimePoint deadline) {
+void Sender::prepare(Session& session, const Message& message, Deadline deadline) {
   packer_.prepare(session, message.tensors, deadline);
 }
 
@@ -111,7 +111,7 @@ bool Sender::try_put_message(Session& session, const Message& message, const Lim
 }
 
 bool Sender::put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks,
-                        TimePoint deadline, Tensor* given) {
+                        Deadline deadline, Tensor* given) {
   SentItems::Blocks kind = kind_of(session, parts.tensors, blocks);
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
     if (directory_.epoch() != parts.tensors.epoch()) [[unlikely]]

@@ -25,14 +25,14 @@ class Sender {
 
   /// Returns false if there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then),
   /// invalid_argument for memory of other libraries. Getters' streams will wait for the work that `stream` has now.
-  bool put(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream);
-  bool put(Session& session, const Message& message, TimePoint deadline, Stream stream);
+  bool put(Session& session, const Tensor& tensor, Deadline deadline, Stream stream);
+  bool put(Session& session, const Message& message, Deadline deadline, Stream stream);
   /// If it returns true, the tensor is empty.
-  bool put(Session& session, Tensor&& tensor, TimePoint deadline, Stream stream);
+  bool put(Session& session, Tensor&& tensor, Deadline deadline, Stream stream);
   /// put() without waiting; also returns false if the creator would have to be asked first.
   bool put_at_once(Session& session, const Message& message, Stream stream);
   /// Asks the creator to retain segments that it has not been asked for. Throws as put() does.
-  void prepare(Session& session, const Message& message, TimePoint deadline);
+  void prepare(Session& session, const Message& message, Deadline deadline);
 
   /// Segments that the creator does not retain, as far as is known.
   std::uint64_t unkept() const noexcept { return packer_.lookup().unkept(); }
@@ -64,11 +64,10 @@ class Sender {
   bool until_settled(Put&& put);
   bool put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
   bool try_put_message(Session& session, const Message& message, const Limits& limits, Stream stream);
-  bool try_put_one(Session& session, const Tensor& tensor, TimePoint deadline, Stream stream,
-                   Tensor* given);
+  bool try_put_one(Session& session, const Tensor& tensor, Deadline deadline, Stream stream, Tensor* given);
   /// `given` is the tensor of the blocks: it is consumed.
-  bool put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks,
-                  TimePoint deadline, Tensor* given = nullptr);
+  bool put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks, Deadline deadline,
+                  Tensor* given = nullptr);
   bool put_elsewhere(Session& session, const Parts& parts, std::vector<BlockRef> blocks,
                      const Limits& limits);
 

@@ -20,9 +20,8 @@ bool wake_one(std::atomic<std::uint32_t>& word) noexcept {
   return ::syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0) > 0;
 }
 
-bool sleep_on_word(const std::atomic<std::uint32_t>& word, std::uint32_t seen,
-                   TimePoint deadline) noexcept {
-  const std::chrono::nanoseconds slice = time_left(deadline, kSleepSlice);
+bool sleep_on_word(const std::atomic<std::uint32_t>& word, std::uint32_t seen, Deadline deadline) noexcept {
+  const std::chrono::nanoseconds slice = deadline.left(kSleepSlice);
   if (slice == std::chrono::nanoseconds{0}) return true;
   return futex_wait(word, seen, slice) || slice < kSleepSlice;
 }
@@ -66,11 +65,11 @@ void Bell::ring_all() noexcept {
   futex_wake(reserve_, INT_MAX);
 }
 
-bool Bell::sleep(std::uint32_t armed, TimePoint deadline) const noexcept {
+bool Bell::sleep(std::uint32_t armed, Deadline deadline) const noexcept {
   return sleep_on_word(word_, armed, deadline);
 }
 
-bool Bell::sleep_in_reserve(std::uint32_t seen, TimePoint deadline) const noexcept {
+bool Bell::sleep_in_reserve(std::uint32_t seen, Deadline deadline) const noexcept {
   return sleep_on_word(reserve_, seen, deadline);
 }
 

@@ -61,10 +61,10 @@ class Bell {
   }
   void ring_all() noexcept;
   /// Sleeps while the word holds `armed`: until `deadline`, a slice at most. False when a whole slice has passed.
-  bool sleep(std::uint32_t armed, TimePoint deadline) const noexcept;
+  bool sleep(std::uint32_t armed, Deadline deadline) const noexcept;
   /// For threads beside the one that sleeps on the word: a ring wakes one of them only when it finds none there. So one
   /// thread, whose caches are warm, does what there is to do. `seen` is what reserve() was before the last look.
-  bool sleep_in_reserve(std::uint32_t seen, TimePoint deadline) const noexcept;
+  bool sleep_in_reserve(std::uint32_t seen, Deadline deadline) const noexcept;
   std::uint32_t reserve() const noexcept { return reserve_.load(); }
 
  private:

@@ -57,7 +57,7 @@ Fd make_largest_range(const RingOptions& options) {
 }
 
 /// How long a wait was; long if the deadline came first.
-nanoseconds length_of_sleep(TimePoint asleep, TimePoint deadline) {
+nanoseconds length_of_sleep(TimePoint asleep, Deadline deadline) {
   const TimePoint now = std::chrono::steady_clock::now();
   return now < deadline ? now - asleep : kSleepSlice;
 }
@@ -160,7 +160,7 @@ void Ring::check_empty() const {
   if (damaged && head == this->head()) RingChunks::throw_damaged("tail", tail);
 }
 
-void Ring::lock_contended(RobustMutex& mutex, TimePoint deadline) const {
+void Ring::lock_contended(RobustMutex& mutex, Deadline deadline) const {
   constexpr int kSpins = 6;
   for (int spins = 0; may_spin() && spins < kSpins; ++spins) {
     for (int i = 0; i < 1 << spins; ++i) relax();
@@ -168,18 +168,18 @@ void Ring::lock_contended(RobustMutex& mutex, TimePoint deadline) const {
   }
   using namespace std::chrono_literals;
   if (deadline == kForever) return mutex.lock();
-  while (!mutex.try_lock_for(std::max<nanoseconds>(20ms, time_left(deadline, 1s)))) {
-    if (time_left(deadline, 1s) > 0s) continue;
+  while (!mutex.try_lock_for(std::max<nanoseconds>(20ms, deadline.left(1s)))) {
+    if (deadline.left(1s) > 0s) continue;
     throw Error(ErrorCode::timeout,
                 "another process has kept the queue's lock all the time: it is stopped (SIGSTOP, a "
                 "debugger); continue or kill it");
   }
 }
 
-bool Ring::wait_for_item(TimePoint deadline) {
+bool Ring::wait_for_item(Deadline deadline) {
   if (is_closed() && !has_item()) throw_closed();
   const auto look_again = [this] { return is_ready(); };
-  const nanoseconds left = time_left(deadline, kSleepSlice);
+  const nanoseconds left = deadline.left(kSleepSlice);
   const bool may_wait = left > nanoseconds{0};
   if (may_wait && may_spin() && item_spin_.spin(look_again, left)) return true;
   if (!may_wait) {
@@ -197,8 +197,8 @@ bool Ring::wait_for_item(TimePoint deadline) {
   return true;
 }
 
-bool Ring::wait_for_space(TimePoint deadline) {
-  const nanoseconds left = time_left(deadline, kSleepSlice);
+bool Ring::wait_for_space(Deadline deadline) {
+  const nanoseconds left = deadline.left(kSleepSlice);
   if (left == nanoseconds{0}) return false;
   const auto look_again = [this] { return size() < max_items_ || is_closed(); };
   if (may_spin() && space_spin_.spin(look_again, left)) return true;
@@ -212,14 +212,14 @@ bool Ring::wait_for_space(TimePoint deadline) {
   return true;
 }
 
-bool Ring::wait(TimePoint deadline) {
+bool Ring::wait(Deadline deadline) {
   do {
     if (is_ready()) return true;
   } while (wait_for_item(deadline));
   return false;
 }
 
-bool Ring::wait_to_put(TimePoint deadline) {
+bool Ring::wait_to_put(Deadline deadline) {
   do {
     if (!is_full() || is_closed()) return true;
   } while (wait_for_space(deadline));
@@ -231,7 +231,7 @@ void Ring::use_file(const Fd& fd) {
     throw_errno("cannot change the queue's descriptor", errno);
 }
 
-void Ring::close(TimePoint deadline) {
+void Ring::close(Deadline deadline) {
   {
     // Under the lock, so that no put commits after a getter has seen "closed and empty".
     lock(header_->producers.mutex, deadline);

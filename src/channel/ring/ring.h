@@ -68,19 +68,19 @@ class Ring {
   /// the producers' lock; if it throws, nothing was put. The item is taken once head() > position. Returns false if
   /// there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then), protocol.
   template <class Write>
-  bool put(Write&& write, TimePoint deadline = kForever);
+  bool put(Write&& write, Deadline deadline = kForever);
 
   /// Offers the first item to `accept(RingItem) -> bool`, under the consumers' lock. True takes the item out, after
   /// accept has returned: objects that die with this process die before the item is gone. False, or an exception,
   /// leaves the item the first; another consumer may take it. Throws closed if the ring is closed and empty,
   /// protocol.
   template <class Accept>
-  TakeResult take(Accept&& accept, TimePoint deadline = kForever);
+  TakeResult take(Accept&& accept, Deadline deadline = kForever);
 
   /// Waits until there is an item, or will never be one. Returns false if neither came until the deadline.
-  bool wait(TimePoint deadline);
+  bool wait(Deadline deadline);
   /// Waits until a put need not wait for space, or will throw. Returns false if neither came until the deadline.
-  bool wait_to_put(TimePoint deadline);
+  bool wait_to_put(Deadline deadline);
 
   /// Would take() not wait now?
   bool is_ready() const { return has_item() || is_closed(); }
@@ -94,7 +94,7 @@ class Ring {
 
   /// Puts fail from here on; getters drain the remaining items. All waiters wake. May be called again. Throws timeout
   /// if another process keeps the lock beyond the deadline (it is stopped); then the ring is still open.
-  void close(TimePoint deadline = kForever);
+  void close(Deadline deadline = kForever);
   bool is_closed() const noexcept { return header_->closed.load() != 0; }
 
   std::uint64_t head() const noexcept { return header_->consumers.head.load(); }
@@ -114,7 +114,7 @@ class Ring {
   void reserve_extra(std::size_t offset, std::size_t size) { chunks_.reserve_extra(offset, size); }
   /// Runs `change` under the producers' lock, for changes of the extra bytes. Throws timeout as close().
   template <class Change>
-  void exclusively(TimePoint deadline, Change&& change) {
+  void exclusively(Deadline deadline, Change&& change) {
     lock(header_->producers.mutex, deadline);
     const std::lock_guard guard(header_->producers.mutex, std::adopt_lock);
     change();
@@ -139,9 +139,9 @@ class Ring {
 
  private:
   template <class Write>
-  bool try_put(Write& write, TimePoint deadline);
+  bool try_put(Write& write, Deadline deadline);
   template <class Accept>
-  TakeResult try_take(Accept& accept, TimePoint deadline);
+  TakeResult try_take(Accept& accept, Deadline deadline);
 
   /// The slot of the next item and its position, or nullptr if the bound is reached.
   RingSlot* slot_to_fill(std::uint64_t& position);
@@ -161,14 +161,14 @@ class Ring {
   }
 
   /// Throws timeout if another process keeps the lock beyond the deadline (it is stopped).
-  void lock(RobustMutex& mutex, TimePoint deadline) const {
+  void lock(RobustMutex& mutex, Deadline deadline) const {
     if (!mutex.try_lock()) lock_contended(mutex, deadline);
   }
-  void lock_contended(RobustMutex& mutex, TimePoint deadline) const;
+  void lock_contended(RobustMutex& mutex, Deadline deadline) const;
   /// Waits a slice at most. Returns false if the deadline has passed; true means: look again.
-  bool wait_for_item(TimePoint deadline);
+  bool wait_for_item(Deadline deadline);
   bool is_full() const noexcept { return max_items_ != 0 && size() >= max_items_; }
-  bool wait_for_space(TimePoint deadline);
+  bool wait_for_space(Deadline deadline);
   bool may_spin() const noexcept {
     return wait_mode_ == WaitMode::adaptive && cpus_ > 1 &&
            header_->users.load(std::memory_order_relaxed) <= cpus_;
@@ -193,7 +193,7 @@ class Ring {
 };
 
 template <class Write>
-bool Ring::put(Write&& write, TimePoint deadline) {
+bool Ring::put(Write&& write, Deadline deadline) {
   while (!try_put(write, deadline))
     if (!wait_for_space(deadline)) return false;
   point("ring.put.unlocked");
@@ -202,7 +202,7 @@ bool Ring::put(Write&& write, TimePoint deadline) {
 }
 
 template <class Write>
-bool Ring::try_put(Write& write, TimePoint deadline) {
+bool Ring::try_put(Write& write, Deadline deadline) {
   RingProducers& producers = header_->producers;
   lock(producers.mutex, deadline);
   const std::lock_guard guard(producers.mutex, std::adopt_lock);
@@ -232,7 +232,7 @@ void Ring::doze(Stop&& stop) {
 }
 
 template <class Accept>
-TakeResult Ring::take(Accept&& accept, TimePoint deadline) {
+TakeResult Ring::take(Accept&& accept, Deadline deadline) {
   TakeResult taken = TakeResult::timed_out;
   do {
     if (has_item()) taken = try_take(accept, deadline);
@@ -246,7 +246,7 @@ TakeResult Ring::take(Accept&& accept, TimePoint deadline) {
 }
 
 template <class Accept>
-TakeResult Ring::try_take(Accept& accept, TimePoint deadline) {
+TakeResult Ring::try_take(Accept& accept, Deadline deadline) {
   RingConsumers& consumers = header_->consumers;
   lock(consumers.mutex, deadline);
   const std::lock_guard guard(consumers.mutex, std::adopt_lock);

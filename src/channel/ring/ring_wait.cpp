@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <climits>
-#include <ctime>
 
 #include "core/point.h"
 #include "os/futex.h"
@@ -25,32 +24,8 @@ bool wake(const WaitWord& word, int count) noexcept {
 
 }  // namespace
 
-namespace {
-
-TimePoint after(TimePoint now, nanoseconds timeout) noexcept {
-  return timeout > kForever - now ? kForever : now + timeout;
-}
-
-}  // namespace
-
-TimePoint deadline_after(nanoseconds timeout) noexcept {
-  return after(std::chrono::steady_clock::now(), timeout);
-}
-
-TimePoint deadline_after_about(nanoseconds timeout) noexcept {
-  timespec now{};
-  ::clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return after(TimePoint(std::chrono::seconds(now.tv_sec) + nanoseconds(now.tv_nsec)), timeout);
-}
-
-nanoseconds time_left(TimePoint deadline, nanoseconds most) noexcept {
-  if (deadline == kForever) return most;
-  if (deadline == kNow) return nanoseconds{0};
-  return std::clamp(nanoseconds{deadline - std::chrono::steady_clock::now()}, nanoseconds{0}, most);
-}
-
-bool sleep_on(const WaitWord& word, std::uint32_t armed, TimePoint deadline) noexcept {
-  const nanoseconds slice = time_left(deadline, kSleepSlice);
+bool sleep_on(const WaitWord& word, std::uint32_t armed, Deadline deadline) noexcept {
+  const nanoseconds slice = deadline.left(kSleepSlice);
   if (slice == nanoseconds{0}) return true;
   return futex_wait(word.word, armed, slice) || slice < kSleepSlice;
 }

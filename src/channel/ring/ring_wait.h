@@ -7,31 +7,16 @@
 #include <cstdint>
 
 #include "channel/ring/ring_layout.h"
+#include "os/deadline.h"
 
 namespace onecopy {
-
-/// When a waiting call gives up.
-using TimePoint = std::chrono::steady_clock::time_point;
-inline constexpr TimePoint kForever = TimePoint::max();
-/// Try once, do not wait.
-inline constexpr TimePoint kNow = TimePoint::min();
-
-/// `timeout` from now, without overflow.
-TimePoint deadline_after(std::chrono::nanoseconds timeout) noexcept;
-/// deadline_after() to within a few milliseconds, for a fraction of its time.
-TimePoint deadline_after_about(std::chrono::nanoseconds timeout) noexcept;
-inline bool is_past(TimePoint deadline) noexcept {
-  return deadline != kForever && std::chrono::steady_clock::now() > deadline;
-}
-/// The time left until `deadline`, at most `most`; zero if it has passed.
-std::chrono::nanoseconds time_left(TimePoint deadline, std::chrono::nanoseconds most) noexcept;
 
 /// No sleep is longer: a wake-up lost with a killed process is made good after it.
 inline constexpr std::chrono::milliseconds kSleepSlice{100};
 
 /// Sleeps until the word changes, the deadline or the end of a slice. Returns false if a whole slice passed without a
 /// wake.
-bool sleep_on(const WaitWord& word, std::uint32_t armed, TimePoint deadline) noexcept;
+bool sleep_on(const WaitWord& word, std::uint32_t armed, Deadline deadline) noexcept;
 
 /// Tells the processor that this is a waiting loop.
 inline void relax() noexcept {

@@ -111,7 +111,7 @@ void Far::start() {
   thread_ = std::thread([this] { run(); });
 }
 
-FarLinkRef Far::connect(const Address& to, TimePoint deadline) {
+FarLinkRef Far::connect(const Address& to, Deadline deadline) {
   if (to.endpoint.empty())
     throw Error(
         ErrorCode::unsupported,
@@ -119,7 +119,7 @@ FarLinkRef Far::connect(const Address& to, TimePoint deadline) {
             "{} is on another host, and listens for no other hosts: set ONECOPY_RPC_KEY to one secret of "
             "the group in all members",
             to.name));
-  const TimePoint until = std::min(deadline, deadline_after(kConnectPatience));
+  const Deadline until = std::min(deadline, Deadline::after(kConnectPatience));
   auto [socket, keys] = prove_to(HostPort::parse(to.endpoint), options_.key, until);
   auto link = std::make_shared<FarLink>(std::move(socket), keys, FarLink::Side::client, wake_);
   link->put_hello(encode_hello(to, own_()));
@@ -137,7 +137,7 @@ void Far::read(const FarLinkRef& link, Delivery delivery) {
 }
 
 void Far::flush() noexcept {
-  const TimePoint end = deadline_after(1s);
+  const Deadline end = Deadline::after(1s);
   const auto has_sent_all = [&] {
     const LockGuard lock(mutex_);
     return std::all_of(all_links_.begin(), all_links_.end(), [](const auto& known) {
@@ -145,7 +145,7 @@ void Far::flush() noexcept {
       return !link || link->is_closed() || link->has_sent_all();
     });
   };
-  while (!has_sent_all() && !is_past(end)) std::this_thread::sleep_for(1ms);
+  while (!has_sent_all() && !end.has_passed()) std::this_thread::sleep_for(1ms);
 }
 
 }  // namespace onecopy::rpc

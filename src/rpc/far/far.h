@@ -59,7 +59,7 @@ class Far {
   const std::string& endpoint() const noexcept { return endpoint_; }
   /// Connects to another member, and sends this one's address. Throws peer_died, timeout, bad_secret, unsupported when it
   /// listens nowhere.
-  FarLinkRef connect(const Address& to, TimePoint deadline);
+  FarLinkRef connect(const Address& to, Deadline deadline);
   /// From here on the link is read.
   void read(const FarLinkRef& link, Delivery delivery);
   /// Gives the links' last messages a second to leave.
@@ -68,8 +68,8 @@ class Far {
  private:
   struct Link {
     FarLinkRef link;
-    Delivery delivery{};            ///< empty before its hello
-    TimePoint deadline = kForever;  ///< for its hello
+    Delivery delivery{};           ///< empty before its hello
+    Deadline deadline = kForever;  ///< for its hello
     bool wants_room = false;
   };
 
@@ -115,7 +115,7 @@ class Far {
   std::unique_ptr<FarClients> clients_;
   std::map<std::uint64_t, Link> links_;
   std::uint64_t last_token_ = 0;
-  TimePoint next_beat_{};
+  Deadline next_beat_ = TimePoint{};
 };
 
 }  // namespace onecopy::rpc

@@ -19,14 +19,14 @@ constexpr std::size_t kMostClients = 64;
 constexpr std::uint32_t kWelcome = 1;
 
 FrameKeys keys_of(ByteSpan key, const handshake::Nonce& listener, const handshake::Nonce& client) {
-  return FrameKeys::of_session(handshake::prove(key, "rpc session", listener, client));
+  return FrameKeys::of_session(prove(key, "rpc session", listener, client));
 }
 
 template <class T>
-T receive(StreamSocket& socket, TimePoint deadline) {
+T receive(StreamSocket& socket, Deadline deadline) {
   T value;
   socket.receive_exactly(std::as_writable_bytes(std::span(&value, 1)),
-                         handshake::whole_ms_left(deadline, std::chrono::hours(1)));
+                         deadline.whole_ms_left(std::chrono::hours(1)));
   return value;
 }
 
@@ -97,39 +97,37 @@ bool FarClients::hear(Client& client) {
                                client.heard.size() - client.heard_bytes, MSG_DONTWAIT);
     if (got > 0) client.heard_bytes += static_cast<std::size_t>(got);
     else if (got == 0 || (errno != EINTR && errno != EAGAIN)) return false;
-    else if (errno == EAGAIN) return !is_past(client.deadline);
+    else if (errno == EAGAIN) return !client.deadline.has_passed();
   }
   return true;
 }
 
 std::optional<FarClients::Proved> FarClients::judge(Client& client) {
   const auto proof = load<handshake::Proof>(client.heard.data());
-  if (!handshake::is_same(proof.digest, handshake::prove(key_, "rpc client", client.nonce, proof.nonce))) {
+  if (!is_proof(proof.digest, prove(key_, "rpc client", client.nonce, proof.nonce))) {
     if (refused_++ == 0)
       log_warning(
           "a process that does not know the group's key was refused; further ones are only counted");
     handshake::send(client.socket, handshake::Verdict{});
     return {};
   }
-  handshake::send(client.socket, handshake::Verdict{kWelcome, handshake::prove(key_, "rpc listener",
-                                                                               proof.nonce, client.nonce)});
+  handshake::send(client.socket,
+                  handshake::Verdict{kWelcome, prove(key_, "rpc listener", proof.nonce, client.nonce)});
   return Proved{std::move(client.socket), keys_of(key_, client.nonce, proof.nonce)};
 }
 
-FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, TimePoint deadline) {
+FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, Deadline deadline) {
   using namespace std::chrono_literals;
-  StreamSocket socket = StreamSocket::connect(listener, handshake::whole_ms_left(deadline, 1h));
+  StreamSocket socket = StreamSocket::connect(listener, deadline.whole_ms_left(1h));
   const auto greeting = receive<handshake::Greeting>(socket, deadline);
   if (std::memcmp(greeting.magic, kFarMagic, sizeof kFarMagic) != 0)
     throw Error(ErrorCode::protocol,
                 fmt::format("the process at {} is no member of a group", listener.str()));
-  const handshake::Nonce nonce = handshake::new_nonce();
-  handshake::send(socket,
-                  handshake::Proof{nonce, handshake::prove(key, "rpc client", greeting.nonce, nonce)});
+  const handshake::Nonce nonce = make_nonce<handshake::Nonce>();
+  handshake::send(socket, handshake::Proof{nonce, prove(key, "rpc client", greeting.nonce, nonce)});
   const auto verdict = receive<handshake::Verdict>(socket, deadline);
-  const Digest right = handshake::prove(key, "rpc listener", nonce, greeting.nonce);
-  if (verdict.text_bytes != kWelcome || !handshake::is_same(verdict.digest, right))
-    throw_wrong_key(listener);
+  const Digest right = prove(key, "rpc listener", nonce, greeting.nonce);
+  if (verdict.text_bytes != kWelcome || !is_proof(verdict.digest, right)) throw_wrong_key(listener);
   return {std::move(socket), keys_of(key, greeting.nonce, nonce)};
 }
 

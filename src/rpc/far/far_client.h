@@ -35,8 +35,8 @@ class FarClients {
  private:
   struct Client {
     StreamSocket socket;
-    handshake::Nonce nonce = handshake::new_nonce();
-    TimePoint deadline = deadline_after(kPatience);
+    handshake::Nonce nonce = make_nonce<handshake::Nonce>();
+    Deadline deadline = Deadline::after(kPatience);
     std::array<std::byte, sizeof(handshake::Proof)> heard{};
     std::size_t heard_bytes = 0;
   };
@@ -57,7 +57,7 @@ class FarClients {
 };
 
 /// Connects to a member's listener. Throws peer_died, timeout, bad_secret.
-FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, TimePoint deadline);
+FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, Deadline deadline);
 
 /// The first frame of a client: the member that it wants to reach, and its own address.
 Bytes encode_hello(const Address& to, const Address& own);

@@ -41,7 +41,7 @@ void Far::run() noexcept {
 }
 
 void Far::turn() {
-  const auto left = handshake::whole_ms_left(next_beat_, kBeat);
+  const auto left = next_beat_.whole_ms_left(kBeat);
   for (const std::uint64_t token : poller_->wait(left)) handle(token);
   const TimePoint now = std::chrono::steady_clock::now();
   const bool is_due = now >= next_beat_;
@@ -74,7 +74,7 @@ void Far::serve_clients() {
       const LockGuard lock(mutex_);
       all_links_.push_back(link);
     }
-    add({std::move(link), {}, deadline_after(kHelloPatience)});
+    add({std::move(link), {}, Deadline::after(kHelloPatience)});
   }
 }
 
@@ -122,7 +122,7 @@ void Far::send_all(bool is_due) {
 
 /// False when the link is over.
 bool Far::send(std::uint64_t token, Link& at, bool is_due) {
-  if (is_past(at.deadline)) return false;
+  if (at.deadline.has_passed()) return false;
   const bool wants_room = at.link->send(is_due);
   if (at.link->is_closed()) return false;
   if (wants_room != at.wants_room) poller_->rearm(at.link->fd(), token, false, wants_room);

@@ -24,11 +24,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kAskersWait{2'000};
 
-std::chrono::milliseconds left_until(Clock::time_point deadline) {
-  return std::max(std::chrono::milliseconds(0),
-                  std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()));
-}
-
 /// An owner with a question on its way.
 struct PendingReply {
   std::string name;
@@ -69,14 +64,14 @@ std::vector<PendingReply> ask_all(std::span<const std::string> names, OwnerList&
   return asked;
 }
 
-OwnerInfo answer_of(PendingReply& owner, Clock::time_point deadline) {
-  const Packet packet = owner.socket.receive(left_until(deadline));
+OwnerInfo answer_of(PendingReply& owner, Deadline deadline) {
+  const Packet packet = owner.socket.receive(deadline.whole_ms_left(kAskersWait));
   wire::expect(packet.bytes, wire::Type::info);
   const ByteSpan text = ByteSpan(packet.bytes).subspan(sizeof(wire::Head));
   return owner_from_json({reinterpret_cast<const char*>(text.data()), text.size()});
 }
 
-void hear_all(std::vector<PendingReply> asked, Clock::time_point deadline, OwnerList& list) {
+void hear_all(std::vector<PendingReply> asked, Deadline deadline, OwnerList& list) {
   for (PendingReply& owner : asked) {
     try {
       list.owners.push_back(answer_of(owner, deadline));

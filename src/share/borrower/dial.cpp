@@ -49,7 +49,7 @@ Dial::Dial(const ProcessId& called, std::chrono::milliseconds patience)
     : to(called),
       socket(dial(public_name(called), patience)),
       credentials(socket.peer()),
-      nonce(wire::new_nonce()) {
+      nonce(make_nonce<wire::Nonce>()) {
   socket.send(wire::pack(wire::Hello{nonce}), {}, patience);
 }
 

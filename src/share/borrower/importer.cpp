@@ -353,7 +353,7 @@ std::optional<HeldSegment> Importer::ask_holders(const HandleFields& handle, Acc
   const std::vector<ProcessId> asked = to_be_asked(handle, holders);
   for (const ProcessId& holder : asked) {
     const auto most = &holder == &asked.back() ? reply_timeout_ms.load() : kOneOfManyTakesAtMost.count();
-    const DeadlineScope patience(Clock::now() + std::min(reply_timeout(), std::chrono::milliseconds(most)));
+    const DeadlineScope scope(Clock::now() + std::min(reply_timeout(), std::chrono::milliseconds(most)));
     if (auto held = ask_holder(holder, handle, access, why)) return held;
   }
   if (why) throw Error(*why);

@@ -24,13 +24,13 @@ void Peer::prove(const wire::Nonce& mine, const std::string& my_name) {
   const Packet packet = client_.receive();
   wire::expect(packet.bytes, wire::Type::challenge);
   const auto challenge = wire::body_of<wire::Challenge>(packet.bytes);
-  const Digest expected = wire::prove(secret, "broker", challenge.nonce, mine);
-  if (!equal_in_constant_time(std::as_bytes(std::span(challenge.proof)),
-                              std::as_bytes(std::span(expected))))
+  const Digest expected = onecopy::prove(secret, "broker", challenge.nonce, mine);
+  if (!is_proof(challenge.proof, expected))
     throw Error(ErrorCode::bad_secret,
                 "another process listens in the place of this handle's owner and does not know its "
                 "secret; the handle was not used");
-  const wire::Prove proof{wire::prove(secret, "borrower", mine, challenge.nonce), wire::to_name(my_name)};
+  const wire::Prove proof{onecopy::prove(secret, "borrower", mine, challenge.nonce),
+                          wire::to_name(my_name)};
   client_.send(wire::pack(proof));
   if (wanted_) client_.request_ahead(want_segment(*wanted_));  // before the welcome has come
 }

@@ -93,9 +93,9 @@ void Broker::send_timeline(Connection& c) {
 
 void Broker::challenge(Connection& c, ByteSpan packet) {
   c.theirs = wire::body_of<wire::Hello>(packet).nonce;
-  c.ours = wire::new_nonce();
+  c.ours = make_nonce<wire::Nonce>();
   const ByteSpan secret = std::as_bytes(std::span(self_));
-  reply(c, wire::pack(wire::Challenge{c.ours, wire::prove(secret, "broker", c.ours, c.theirs)}));
+  reply(c, wire::pack(wire::Challenge{c.ours, onecopy::prove(secret, "broker", c.ours, c.theirs)}));
   auto* const stranger = std::get_if<Stranger>(&c.stage);
   if (!stranger) return;
   stranger->is_challenged = true;
@@ -113,10 +113,9 @@ std::size_t Broker::challenged() const {
 
 void Broker::welcome(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::Prove>(packet);
-  const Digest expected = wire::prove(std::as_bytes(std::span(self_)), "borrower", c.theirs, c.ours);
+  const Digest expected = onecopy::prove(std::as_bytes(std::span(self_)), "borrower", c.theirs, c.ours);
   const auto* const stranger = std::get_if<Stranger>(&c.stage);
-  if (!stranger || !stranger->is_challenged ||
-      !equal_in_constant_time(std::as_bytes(std::span(body.proof)), std::as_bytes(std::span(expected))))
+  if (!stranger || !stranger->is_challenged || !is_proof(body.proof, expected))
     throw Error(ErrorCode::bad_secret,
                 "the owner refuses: this process does not know the secret that its handles carry");
   c.pidfd = c.socket.peer_pidfd();

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "os/random.h"
-
 namespace onecopy::wire {
 
 Type type_of(ByteSpan packet) {
@@ -144,20 +142,5 @@ Name to_name(const std::string& public_name) {
 }
 
 std::string to_string(const Name& name) { return {name.data(), name.size()}; }
-
-Nonce new_nonce() {
-  Nonce nonce;
-  random_bytes(std::as_writable_bytes(std::span(nonce)));
-  return nonce;
-}
-
-Digest prove(ByteSpan id, std::string_view role, const Nonce& mine, const Nonce& theirs) {
-  Bytes message;
-  const auto append = [&](ByteSpan part) { message.insert(message.end(), part.begin(), part.end()); };
-  append(std::as_bytes(std::span(role)));
-  append(std::as_bytes(std::span(mine)));
-  append(std::as_bytes(std::span(theirs)));
-  return hmac_sha256(id, message);
-}
 
 }  // namespace onecopy::wire

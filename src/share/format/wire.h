@@ -14,7 +14,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/device.h"
 #include "onecopy/core/error.h"
-#include "os/hmac.h"
+#include "os/mutual_proof.h"
 #include "os/unix_socket.h"
 
 /// The messages between brokers and peers, one packet each: {type, version}, a fixed body, and for some a tail. They
@@ -60,7 +60,7 @@ enum class Type : std::uint32_t {
 /// For tests that try every type: the last one above.
 inline constexpr Type kLastType = Type::segments;
 
-using Nonce = std::array<std::uint8_t, 16>;
+using Nonce = NonceOf<16>;
 using Name = std::array<char, 32>;
 
 struct Head {
@@ -284,9 +284,5 @@ std::vector<int> descriptors(const ExportedMemory& memory, const Fd& table = Fd(
 
 Name to_name(const std::string& public_name);
 std::string to_string(const Name& name);
-
-Nonce new_nonce();
-/// Both sides prove that they know the id without sending it; `role` keeps the answers apart.
-Digest prove(ByteSpan id, std::string_view role, const Nonce& mine, const Nonce& theirs);
 
 }  // namespace onecopy::wire

@@ -27,7 +27,7 @@ Strategy strategy() noexcept { return the_strategy; }
 
 /// Waits until streams have passed the end of some blocks. Returns false if no release is pending, or it takes too
 /// long.
-bool Runtime::await_release(std::chrono::steady_clock::time_point deadline) {
+bool Runtime::await_release(Deadline deadline) {
   const std::size_t waiting = streams_.waiting_releases();
   while (streams_.waiting_releases() != 0 && std::chrono::steady_clock::now() < deadline) {
     streams_.sweep_releases();

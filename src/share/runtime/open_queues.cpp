@@ -79,8 +79,8 @@ Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, st
     return peer && peer->has_left() ? Retention::not_retained : Retention::not_needed;
   }
   try {
-    const DeadlineScope patience(std::chrono::steady_clock::now() +
-                                 std::min<std::chrono::milliseconds>(reply_timeout(), kCreatorTakesAtMost));
+    const DeadlineScope scope(std::chrono::steady_clock::now() +
+                              std::min<std::chrono::milliseconds>(reply_timeout(), kCreatorTakesAtMost));
     ask_to_retain(block, creator, queue);
     return Retention::retained;
   } catch (const Error& error) {

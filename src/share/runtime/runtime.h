@@ -111,7 +111,7 @@ class Runtime final : public Session {
   Extent allocate_from(Pool& pool, std::uint64_t bytes, Device device);
   void end_idle_releases();
   Extent allocate_in_time(Pool& pool, std::uint64_t bytes, Device device);
-  bool await_release(std::chrono::steady_clock::time_point deadline);
+  bool await_release(Deadline deadline);
 
   // session.cpp
   /// On the device `user`, see Importer::open().

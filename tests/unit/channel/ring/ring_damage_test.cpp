@@ -27,7 +27,7 @@ class DamagedRing : public ::testing::Test {
   RingGeometry geometry() { return RingGeometry(header().max_chunks); }
   RingSlot& slot(std::uint64_t i) { return memory_.as<RingSlot>(geometry().chunk(0))[i]; }
 
-  void expect_take_refused(TimePoint deadline = kForever) {
+  void expect_take_refused(Deadline deadline = kForever) {
     EXPECT_EQ(error_of([&] { take_number(ring_, deadline); }), ErrorCode::protocol);
   }
   void expect_put_refused() {

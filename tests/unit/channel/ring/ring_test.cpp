@@ -130,7 +130,7 @@ TEST(Ring, RefusesPutsBeyondItsBoundUntilOneIsTaken) {
   Ring ring(RingOptions{.max_items = 3});
   for (std::uint64_t i = 0; i < 3; ++i) EXPECT_EQ(put_number(ring, i, kNow), i);
   EXPECT_EQ(put_number(ring, 3, kNow), std::nullopt);
-  EXPECT_EQ(put_number(ring, 3, deadline_after(std::chrono::milliseconds(5))), std::nullopt);
+  EXPECT_EQ(put_number(ring, 3, Deadline::after(std::chrono::milliseconds(5))), std::nullopt);
   EXPECT_EQ(take_number(ring), 0U);
   EXPECT_EQ(put_number(ring, 3, kNow), 3U);
   EXPECT_EQ(put_number(ring, 4, kNow), std::nullopt);
@@ -139,7 +139,7 @@ TEST(Ring, RefusesPutsBeyondItsBoundUntilOneIsTaken) {
 TEST(Ring, TimesOutNotBeforeTheDeadline) {
   Ring ring(RingOptions{});
   EXPECT_EQ(take_number(ring, kNow), std::nullopt);
-  const TimePoint deadline = deadline_after(std::chrono::milliseconds(20));
+  const Deadline deadline = Deadline::after(std::chrono::milliseconds(20));
   EXPECT_EQ(take_number(ring, deadline), std::nullopt);
   EXPECT_GE(std::chrono::steady_clock::now(), deadline);
 }

@@ -11,7 +11,7 @@
 namespace onecopy {
 
 /// For waits that must not time out.
-inline TimePoint in_good_time() { return deadline_after(testing::kPatience); }
+inline Deadline in_good_time() { return Deadline::after(testing::kPatience); }
 
 /// An item that shows when it is torn: a number, repeated over a length that depends on it.
 inline std::size_t write_number(std::uint64_t number, std::span<std::byte> space) {
@@ -31,7 +31,7 @@ inline std::optional<std::uint64_t> read_number(ByteSpan bytes) {
 
 /// The position the number was put at; nothing when there was no space in time.
 inline std::optional<std::uint64_t> put_number(Ring& ring, std::uint64_t number,
-                                               TimePoint deadline = kForever) {
+                                               Deadline deadline = kForever) {
   std::uint64_t at = 0;
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
     at = position;
@@ -44,7 +44,7 @@ inline std::optional<std::uint64_t> put_number(Ring& ring, std::uint64_t number,
 inline constexpr std::uint64_t kTorn = ~std::uint64_t{0};
 
 /// Nothing when there was no item in time; kTorn for a damaged one.
-inline std::optional<std::uint64_t> take_number(Ring& ring, TimePoint deadline = kForever) {
+inline std::optional<std::uint64_t> take_number(Ring& ring, Deadline deadline = kForever) {
   std::uint64_t number = kTorn;
   const auto accept = [&](RingItem item) {
     number = read_number(item.bytes).value_or(kTorn);

@@ -41,7 +41,7 @@ TEST(WaitWord, GivesEachWaiterAFreshValue) {
 TEST(SleepOn, SaysWhenAWholeSlicePassedWithoutAWake) {
   WaitWord word{};
   EXPECT_FALSE(sleep_on(word, word.arm(), kForever));
-  EXPECT_TRUE(sleep_on(word, word.arm(), deadline_after(std::chrono::milliseconds(1))));
+  EXPECT_TRUE(sleep_on(word, word.arm(), Deadline::after(std::chrono::milliseconds(1))));
 }
 
 constexpr std::chrono::microseconds kShortSleep{60};
@@ -135,10 +135,10 @@ TEST(SpinBudget, ADeadlineCutsALookShort) {
 }
 
 TEST(Deadline, NeverOverflows) {
-  EXPECT_EQ(deadline_after(std::chrono::nanoseconds::max()), kForever);
-  EXPECT_EQ(time_left(kForever, kSleepSlice), kSleepSlice);
-  EXPECT_EQ(time_left(kNow, kSleepSlice).count(), 0);
-  EXPECT_EQ(time_left(deadline_after(std::chrono::hours(1)), kSleepSlice), kSleepSlice);
+  EXPECT_EQ(Deadline::after(std::chrono::nanoseconds::max()), kForever);
+  EXPECT_EQ(kForever.left(kSleepSlice), kSleepSlice);
+  EXPECT_EQ(kNow.left(kSleepSlice).count(), 0);
+  EXPECT_EQ(Deadline::after(std::chrono::hours(1)).left(kSleepSlice), kSleepSlice);
 }
 
 }  // namespace

@@ -110,17 +110,6 @@ TEST(Wire, NamesOfAnyLengthFitOrAreCut) {
   EXPECT_EQ(to_string(to_name("")).size(), 32u);
 }
 
-TEST(Wire, ProofsDependOnSecretRoleAndBothNonces) {
-  const Nonce a = new_nonce();
-  const Nonce b = new_nonce();
-  const Digest proof = prove(text("secret"), "broker", a, b);
-  EXPECT_EQ(proof, prove(text("secret"), "broker", a, b));
-  EXPECT_NE(proof, prove(text("Secret"), "broker", a, b));
-  EXPECT_NE(proof, prove(text("secret"), "borrower", a, b));
-  EXPECT_NE(proof, prove(text("secret"), "broker", b, a));
-  EXPECT_NE(proof, prove(text("secret"), "broker", a, new_nonce()));
-}
-
 TEST(Wire, OnlyMessagesThatNobodyWaitsForGetNoAnswer) {
   for (const Type type : {Type::acknowledge, Type::adopt_child, Type::child_hello, Type::leave_queue,
                           Type::forget, Type::release})

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/mutual_proof.h"
+
+#include "os/random.h"
+
+namespace onecopy {
+
+void fill_nonce(std::span<std::byte> nonce) { random_bytes(nonce); }
+
+Digest prove_bytes(ByteSpan secret, std::string_view role, ByteSpan first, ByteSpan second) {
+  Bytes message;
+  for (const ByteSpan part : {std::as_bytes(std::span(role)), first, second})
+    message.insert(message.end(), part.begin(), part.end());
+  return hmac_sha256(secret, message);
+}
+
+bool is_proof(const Digest& given, const Digest& expected) noexcept {
+  return equal_in_constant_time(std::as_bytes(std::span(given)), std::as_bytes(std::span(expected)));
+}
+
+}  // namespace onecopy
