@@ -58,6 +58,11 @@ const char* name(ErrorCode code) noexcept {
   return "unknown";
 }
 
+bool is_shortage(ErrorCode code) noexcept {
+  return code == ErrorCode::out_of_memory || code == ErrorCode::out_of_mappings ||
+         code == ErrorCode::out_of_descriptors;
+}
+
 void throw_errno(const std::string& what, int error, ErrorCode otherwise) {
   throw Error(code_of(error, otherwise),
               fmt::format("{}: {} (errno {}){}", what, std::generic_category().message(error), error,

@@ -20,11 +20,6 @@ constexpr std::uint64_t kReturned = std::uint64_t{128} << 10;
 constexpr std::uint32_t kSmallestPage = 4096;
 constexpr std::uint64_t kLargestWhole = std::uint64_t{256} << 20;
 
-bool is_shortage(const Error& error) noexcept {
-  return error.code() == ErrorCode::out_of_memory || error.code() == ErrorCode::out_of_mappings ||
-         error.code() == ErrorCode::out_of_descriptors;
-}
-
 [[noreturn]] void throw_shortage(const Error& error, std::uint64_t bytes, const PoolStats& stats) {
   throw Error(error.code(),
               fmt::format("cannot allocate {} bytes: {} (this pool has {} bytes in {} blocks in use)",
@@ -64,13 +59,13 @@ Extent Pool::Impl::allocate(std::uint64_t bytes) {
   try {
     return attempt(Ahead::yes);
   } catch (const Error& error) {
-    if (!is_shortage(error)) throw;
+    if (!is_shortage(error.code())) throw;
     trim_all();
   }
   try {
     return attempt(Ahead::no);
   } catch (const Error& error) {
-    if (!is_shortage(error)) throw;
+    if (!is_shortage(error.code())) throw;
     throw_shortage(error, bytes, stats());
   }
 }
@@ -180,7 +175,8 @@ void Pool::Impl::add_shared_segment(std::uint32_t pages, Ahead ahead) {
       runs_.put({segment.number, 0, static_cast<std::uint32_t>(bytes / page_bytes_)}, PageRuns::Kind::cold);
       return;
     } catch (const Error& error) {
-      if (error.code() == ErrorCode::out_of_descriptors || !is_shortage(error) || bytes / 2 < least) throw;
+      if (error.code() == ErrorCode::out_of_descriptors || !is_shortage(error.code()) || bytes / 2 < least)
+        throw;
       bytes = std::max(least, bytes / 2 / unit_ * unit_);
     }
   }

@@ -24,6 +24,12 @@ int open_retrying(const char* path, int flags, unsigned mode) noexcept {
 
 }  // namespace
 
+std::string directory_of(const std::string& path) {
+  const auto slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
 Fd open_file(const std::string& path, int flags, unsigned mode) {
   const int fd = open_retrying(path.c_str(), flags, mode);
   if (fd < 0) throw_errno(fmt::format("cannot open {}", path), errno);

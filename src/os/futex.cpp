@@ -28,8 +28,9 @@ bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
   return futex(word, FUTEX_WAIT, expected, &limit) == 0 || errno != ETIMEDOUT;
 }
 
-void futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept {
-  futex(word, FUTEX_WAKE, static_cast<std::uint32_t>(count), nullptr);
+int futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept {
+  return static_cast<int>(
+      std::max(0L, futex(word, FUTEX_WAKE, static_cast<std::uint32_t>(count), nullptr)));
 }
 
 }  // namespace onecopy

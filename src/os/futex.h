@@ -14,7 +14,7 @@ namespace onecopy {
 /// at the word again.
 bool futex_wait(const std::atomic<std::uint32_t>& word, std::uint32_t expected,
                 std::chrono::nanoseconds timeout) noexcept;
-/// Wakes up to `count` waiters.
-void futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept;
+/// Wakes up to `count` waiters. Returns how many were asleep.
+int futex_wake(const std::atomic<std::uint32_t>& word, int count) noexcept;
 
 }  // namespace onecopy

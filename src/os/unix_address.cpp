@@ -21,12 +21,6 @@
 namespace onecopy {
 namespace {
 
-std::string directory_of(const std::string& path) {
-  const auto slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
 std::string shown(const SocketName& name) { return (name.abstract ? "@" : "") + name.text; }
 
 /// connect(2) without the choice between blocking for ever and not waiting for a full backlog.

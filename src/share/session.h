@@ -18,6 +18,7 @@
 #include "os/process.h"
 #include "share/format/field_checks.h"
 #include "share/format/segment_ref.h"
+#include "share/owner/adoption_round.h"
 #include "share/owner/shared_blocks.h"
 #include "share/runtime/open_queues.h"
 #include "share/runtime/open_segment.h"

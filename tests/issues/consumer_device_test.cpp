@@ -80,7 +80,7 @@ class ConsumerDevice : public ::testing::TestWithParam<SegmentKind> {
     EXPECT_EQ(owner.join(), 0);
   }
   void lend(const Borrow& borrow) { lend(share_in_order, borrow); }
-  static Handle share_in_order(const Tensor& tensor) { return share(tensor, Stream{}); }
+  static Handle share_in_order(const Tensor& tensor) { return share(tensor, {.stream = Stream{}}); }
   /// Until step 2.
   void own(const std::function<Handle(const Tensor&)>& make_handle) {
     const CudaCalls cu;
@@ -112,7 +112,7 @@ TEST_P(ConsumerDevice, Sglang22662HasAContextAndTheOwnersCardHasNone) {
       EXPECT_EQ(tensor.device(), kCuda1);
       use(tensor);
       EXPECT_EQ(storage(tensor).data(), tensor.data());
-      EXPECT_EQ(share(tensor, Stream{}).fields().device, handle.fields().device)
+      EXPECT_EQ(share(tensor, {.stream = Stream{}}).fields().device, handle.fields().device)
           << "it is the first card's";
       EXPECT_EQ(open(handle, {.device = kCuda1}).data(), tensor.data());
     }

@@ -76,10 +76,11 @@ TEST_F(AscendOrder, AStreamThatIsBeingCapturedIsRefused) {
     const Tensor tensor = bytes(4096);
     EXPECT_EQ(acl.aclmdlRICaptureBegin(stream, kThreadLocal), ascend::ACL_SUCCESS);
     EXPECT_TRUE(backend(DeviceType::npu).is_captured(0, Stream{stream}));
-    expect_refusal(ErrorCode::unsupported, {"captured"}, [&] { share(tensor, Stream{stream}); });
+    expect_refusal(ErrorCode::unsupported, {"captured"},
+                   [&] { share(tensor, {.stream = Stream{stream}}); });
     end_capture(acl, stream);
     EXPECT_FALSE(backend(DeviceType::npu).is_captured(0, Stream{stream}));
-    EXPECT_NO_THROW(share(tensor, Stream{stream}));
+    EXPECT_NO_THROW(share(tensor, {.stream = Stream{stream}}));
   });
 }
 
@@ -121,7 +122,7 @@ TEST_F(AscendOrder, OfADeviceThatIsLostKeepsWhatIsGivenBackInItFromBeingUsedAgai
     collect();
     EXPECT_EQ(stats().live_blocks, 1u);
     expect_refusal(ErrorCode::system, {"npu:0 has failed", "507010"},
-                   [&] { share(bytes(4096), Stream{stream}); });
+                   [&] { share(bytes(4096), {.stream = Stream{stream}}); });
   });
 }
 

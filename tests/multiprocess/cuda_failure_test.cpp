@@ -73,7 +73,7 @@ class CudaFailure : public ::testing::Test {
     FailingDevice device;
     const Tensor tensor = device_bytes(4096);
     device.fail_behind(*gate);
-    note->write(share(tensor, Stream{device.stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{device.stream}}).to_text());
     note->reach(3);
   }
 
@@ -90,12 +90,12 @@ TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoStreamWaitingAndIsSaid) {
     cu.use(0);
     const auto stream = cu.stream();
     const Handle handle = Handle::from_text(note->read());
-    const Tensor tensor = open(handle, Access::read_write, Stream{stream});
+    const Tensor tensor = open(handle, {.stream = Stream{stream}});
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
     gate->open = true;
     EXPECT_TRUE(eventually([&] { return cu.cuStreamQuery(stream) == testing::CUDA_SUCCESS; }));
     expect_refusal(ErrorCode::peer_died, {"failed with CUDA error 700", "half written"},
-                   [&] { open(handle, Access::read_write, Stream{stream}); });
+                   [&] { open(handle, {.stream = Stream{stream}}); });
     EXPECT_TRUE(log.says("failed with CUDA error 700 before its streams had written")) << log.read();
     note->step = 3;
   });
@@ -113,7 +113,7 @@ TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoHostWaiting) {
       gate->open = true;
     });
     expect_refusal(ErrorCode::peer_died, {"failed with CUDA error 700", "half written"},
-                   [&] { open(Handle::from_text(note->read()), Access::read_write, Stream{}); });
+                   [&] { open(Handle::from_text(note->read()), {.stream = Stream{}}); });
     opener.join();
     note->step = 3;
   });
@@ -132,24 +132,24 @@ TEST_F(CudaFailure, OfOneDeviceEndsNothingOnAnother) {
     const Tensor tensor = device_bytes(4096, {DeviceType::cuda, 1});
     close_with(cu, stream, *other_gate);
     fill(cu, tensor, 9, stream);
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     FailingDevice device;
     const Tensor unwritten = device_bytes(4096);
     device.fail_behind(*gate);
     note->reach(2);
-    note->write(share(unwritten, Stream{device.stream}).to_text(), 3);
+    note->write(share(unwritten, {.stream = Stream{device.stream}}).to_text(), 3);
     note->reach(4);
   });
   Child borrower([&] {
     const CudaCalls cu;
     cu.use(1);
     const auto stream = cu.stream();
-    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     note->step = 2;
     const Handle unwritten = Handle::from_text(note->read(3));
     cu.use(0);
     const auto failing = cu.stream();
-    open(unwritten, Access::read_write, Stream{failing});
+    open(unwritten, {.stream = Stream{failing}});
     gate->open = true;
     EXPECT_TRUE(eventually([&] { return cu.cuStreamQuery(failing) == testing::CUDA_SUCCESS; }));
     cu.use(1);
@@ -171,10 +171,10 @@ TEST_F(CudaFailure, IsWhatLaterMarksOnTheDeviceSay) {
       cu.use(0);
       const auto stream = cu.stream();
       const Tensor tensor = device_bytes(4096);
-      share(tensor, Stream{stream});
+      share(tensor, {.stream = Stream{stream}});
       cu.sim_break(0, code);
       try {
-        share(tensor, Stream{stream});
+        share(tensor, {.stream = Stream{stream}});
         ADD_FAILURE() << "nothing was thrown";
       } catch (const Error& error) {
         EXPECT_EQ(error.vendor_code(), code);
@@ -190,11 +190,11 @@ TEST_F(CudaFailure, WithinOneProcessIsAnErrorForWhoWaitsForTheDevice) {
     FailingDevice device;
     const Tensor tensor = device_bytes(4096);
     device.fail_behind(*gate);
-    const Handle handle = share(tensor, Stream{device.stream});
+    const Handle handle = share(tensor, {.stream = Stream{device.stream}});
     gate->open = true;
     EXPECT_TRUE(log.says("cuda:0 has failed")) << log.read();
     expect_refusal(ErrorCode::system, {"cuda:0 has failed", "700"},
-                   [&] { open(handle, Access::read_write, Stream{}); });
+                   [&] { open(handle, {.stream = Stream{}}); });
   });
 }
 

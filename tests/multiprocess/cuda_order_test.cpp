@@ -63,7 +63,7 @@ TEST_F(CudaOrder, WhoDropsTensorsWithoutAPauseHasAFewOfThemAtATime) {
 }
 
 /// Marks that this process has made in its default stream so far, and one more.
-std::uint64_t marks(const Tensor& any) { return share(any, Stream{}).fields().timeline_value; }
+std::uint64_t marks(const Tensor& any) { return share(any, {.stream = Stream{}}).fields().timeline_value; }
 
 TEST_F(CudaOrder, ManyTensorsThatAreDroppedInTheDefaultStreamTakeFewMarks) {
   testing::in_child([] {
@@ -119,7 +119,7 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
     cu.cuCtxSynchronize();
     close_with(cu, stream, *gate);
     fill(cu, tensor, 2, stream);
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
     note->reach(3);
   });
@@ -129,7 +129,7 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
     const auto stream = cu.stream();
     const Tensor mine = bytes(1 << 20);
     {
-      const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+      const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
       copy_into(tensor.view(), mine.view(), Stream{stream});
     }
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
@@ -159,7 +159,7 @@ TEST_F(CudaOrder, WhatIsGivenBackIsNotReusedBeforeTheBorrowersStreamHasReadIt) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     Tensor other = record_stream(tensor, Stream{cu.stream()});
     close_with(cu, stream, *gate);
     tensor.release();
@@ -180,14 +180,14 @@ TEST_F(CudaOrder, ADeadSharersStreamLeavesNobodyWaiting) {
     const auto stream = cu.stream();
     const Tensor tensor = bytes(4096);
     close_with(cu, stream, *gate);  // which never opens
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     ::pause();
   });
   Child borrower([&] {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
     note->step = 2;
     EXPECT_TRUE(eventually([&] { return cu.cuStreamQuery(stream) == testing::CUDA_SUCCESS; }));
@@ -204,7 +204,7 @@ TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
     const auto stream = cu.stream();
     const Tensor tensor = bytes(4096);
     close_with(cu, stream, *gate);
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
     EXPECT_LT(looks_in_a_while(), 45);
     note->reach(3);
@@ -214,7 +214,7 @@ TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    open(Handle::from_text(note->read()), Access::read_write, Stream{stream}).release();
+    open(Handle::from_text(note->read()), {.stream = Stream{stream}}).release();
     note->step = 2;
     EXPECT_LT(looks_in_a_while(), 45);
     EXPECT_EQ(stats().leases, 1u) << "the stream has still to come to its end";
@@ -233,7 +233,7 @@ TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {
     const auto second = cu.stream();
     const Tensor tensor = bytes(4096);
     close_with(cu, first, *gate);
-    const Tensor same = open(share(tensor, Stream{first}), Access::read_write, Stream{second});
+    const Tensor same = open(share(tensor, {.stream = Stream{first}}), {.stream = Stream{second}});
     EXPECT_EQ(cu.cuStreamQuery(second), testing::CUDA_ERROR_NOT_READY);
     gate->open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(second), testing::CUDA_SUCCESS);
@@ -261,23 +261,23 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
     const auto free = cu.stream();
     const Tensor tensor = bytes(4096);
     for (const auto stream : {full, busy}) close_with(cu, stream, *gate);
-    const Handle later = share(tensor, Stream{busy});
+    const Handle later = share(tensor, {.stream = Stream{busy}});
     for (int i = 0; i < kRoom; ++i) fill(cu, tensor, 1, full);
     point_hook = [](const char* name) noexcept {
       if (std::string_view(name).starts_with("timeline.")) ++about_to_enqueue;
     };
-    std::jthread marker([&] { share(tensor, Stream{full}); });
+    std::jthread marker([&] { share(tensor, {.stream = Stream{full}}); });
     EXPECT_TRUE(eventually([] { return about_to_enqueue == 1; }));
     std::atomic<int> done{0};
     std::jthread others([&] {
-      share(tensor, Stream{free});
+      share(tensor, {.stream = Stream{free}});
       ++done;
     });
     EXPECT_TRUE(eventually([&] { return done == 1; })) << "while a mark waits for room";
-    std::jthread waiter([&] { open(later, Access::read_write, Stream{full}); });
+    std::jthread waiter([&] { open(later, {.stream = Stream{full}}); });
     EXPECT_TRUE(eventually([] { return about_to_enqueue == 3; }));
     std::jthread more([&] {
-      open(later, Access::read_write, Stream{free});
+      open(later, {.stream = Stream{free}});
       ++done;
     });
     EXPECT_TRUE(eventually([&] { return done == 2; })) << "while a wait waits for room";
@@ -295,7 +295,7 @@ TEST_F(CudaOrder, ADeviceThatIsToldOfTheWordsKeepsNoOthersStreamsWaiting) {
     const CudaCalls cu;
     const auto share_on = [&](std::int16_t ordinal) {
       cu.use(ordinal);
-      share(testing::device_bytes(4096, {DeviceType::cuda, ordinal}), Stream{cu.stream()});
+      share(testing::device_bytes(4096, {DeviceType::cuda, ordinal}), {.stream = Stream{cu.stream()}});
     };
     share_on(0);
     point_hook = [](const char* name) noexcept {
@@ -322,7 +322,7 @@ TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
     const auto stream = cu.stream();
     const Tensor tensor = bytes(4096);
     close_with(cu, stream, *gate);
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
     gate->open = true;
   });
@@ -336,7 +336,7 @@ TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
       is_registering = true;
       while (!may_register) std::this_thread::yield();
     };
-    std::jthread opener([&] { open(handle, Access::read_write, Stream{stream}); });
+    std::jthread opener([&] { open(handle, {.stream = Stream{stream}}); });
     EXPECT_TRUE(eventually([] { return is_registering.load(); }));
     std::atomic<bool> done{false};
     std::jthread forker([&] {
@@ -502,14 +502,14 @@ TEST_F(CudaOrder, TheDefaultStreamsOfTwoThreadsAreTwo) {
     const auto reader = cu.stream();
     const Tensor tensor = bytes(4096);
     close_with(cu, own, *gate);
-    const Handle first = share(tensor, Stream{own});
+    const Handle first = share(tensor, {.stream = Stream{own}});
     std::thread([&] {
       cu.use(0);
       const Tensor other = bytes(4096);
-      share(other, Stream{own});
+      share(other, {.stream = Stream{own}});
       cu.cuStreamSynchronize(own);
     }).join();
-    const Tensor same = open(first, Access::read_write, Stream{reader});
+    const Tensor same = open(first, {.stream = Stream{reader}});
     EXPECT_EQ(cu.cuStreamQuery(reader), testing::CUDA_ERROR_NOT_READY)
         << "this thread's stream is not there";
     gate->open = true;
@@ -546,7 +546,8 @@ TEST_F(CudaOrder, AStreamThatIsBeingCapturedIsRefused) {
     const Tensor tensor = bytes(4096);
     EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
               testing::CUDA_SUCCESS);
-    testing::expect_refusal(ErrorCode::unsupported, {"captured"}, [&] { share(tensor, Stream{stream}); });
+    testing::expect_refusal(ErrorCode::unsupported, {"captured"},
+                            [&] { share(tensor, {.stream = Stream{stream}}); });
     testing::CUgraph graph = nullptr;
     EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
   });
@@ -577,7 +578,7 @@ TEST_F(CudaOrderWithoutWords, TheOpenersHostWaitsAndTheSharersDoesNot) {
     cu.cuCtxSynchronize();
     close_with(cu, stream, *gate);
     fill(cu, tensor, 9, stream);
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
     EXPECT_EQ(stats().host_waits, 0u);
     note->reach(2);
@@ -588,7 +589,7 @@ TEST_F(CudaOrderWithoutWords, TheOpenersHostWaitsAndTheSharersDoesNot) {
       EXPECT_TRUE(eventually([] { return stats().host_waits == 1; }));
       gate->open = true;
     });
-    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{});
+    const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{}});
     opener.join();
     EXPECT_EQ(element<unsigned char>(tensor, 4095), 9);
     note->step = 2;
@@ -605,14 +606,14 @@ TEST_F(CudaOrderWithoutWords, AnOpenerThatHasThemWaitsInItsStream) {
     const auto stream = cu.stream();
     const Tensor tensor = bytes(4096);
     close_with(cu, stream, *gate);
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
   });
   Child borrower([&] {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY);
     EXPECT_EQ(stats().host_waits, 0u);
     gate->open = true;
@@ -640,7 +641,7 @@ TEST_F(CudaOrderWithoutWords, WhatIsGivenBackIsStillNotReusedEarlyAndNoHostWaits
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    Tensor tensor = open(Handle::from_text(note->read()), Access::read_write, Stream{stream});
+    Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
     close_with(cu, stream, *gate);
     tensor.release();
     EXPECT_EQ(stats().host_waits, 0u);
@@ -661,7 +662,7 @@ TEST_F(CudaOrderWithoutWords, TheHostDoesNotWaitForADeadSharer) {
     const auto stream = cu.stream();
     const Tensor tensor = bytes(4096);
     close_with(cu, stream, *gate);  // which never opens
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     ::pause();
   });
   Child borrower([&] {
@@ -671,7 +672,7 @@ TEST_F(CudaOrderWithoutWords, TheHostDoesNotWaitForADeadSharer) {
       note->step = 2;
     });
     testing::expect_refusal(ErrorCode::peer_died, {"half written"},
-                            [&] { open(Handle::from_text(note->read()), Access::read_write, Stream{}); });
+                            [&] { open(Handle::from_text(note->read()), {.stream = Stream{}}); });
     watcher.join();
   });
   note->reach(2);

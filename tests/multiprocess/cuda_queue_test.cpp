@@ -287,7 +287,7 @@ TEST_F(CudaQueueOrder, EveryBorrowerOfTheKilledLearnsIt) {
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(kBytes);
     close_with(cu, stream, *gate);
-    note->write(share(tensor, Stream{stream}).to_text());
+    note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     ::pause();
   });
   Child first([&] { borrow(10); });

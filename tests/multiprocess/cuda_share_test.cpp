@@ -17,6 +17,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/process.h"
+#include "share/owner/adoption_round.h"
 #include "share/owner/adoptions.h"
 #include "share/runtime/runtime.h"
 #include "support/child.h"

@@ -72,7 +72,7 @@ void CudaValues::put_value(const Way& way) {
   const Tensor tensor = device_bytes(kBytes);
   fill(cu, tensor, 1, nullptr);
   cu.cuCtxSynchronize();
-  note->write(queue.handle().to_text() + " " + share(tensor, Stream{}).to_text());
+  note->write(queue.handle().to_text() + " " + share(tensor, {.stream = Stream{}}).to_text());
   note->reach(2);
   close_with(cu, stream, *gate);
   fill(cu, tensor, 2, stream);
@@ -90,11 +90,11 @@ void CudaValues::get_value(const Way& way) {
   Queue queue = Queue::connect(Handle::from_text(both.substr(0, both.find(' '))));
   const Handle handle = Handle::from_text(both.substr(both.find(' ') + 1));
   Tensor theirs;
-  if (!way.opens_late) theirs = open(handle, Access::read_write, Stream{stream});
+  if (!way.opens_late) theirs = open(handle, {.stream = Stream{stream}});
   note->step = 2;
   note->reach(3);
   way.get(queue, Stream{stream});
-  if (way.opens_late) theirs = open(handle, Access::read_write, Stream{stream});
+  if (way.opens_late) theirs = open(handle, {.stream = Stream{stream}});
   const Tensor mine = device_bytes(kBytes);
   copy_into(theirs.view(), mine.view(), Stream{stream});
   EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY) << "getting has not waited";
@@ -153,7 +153,7 @@ TEST_F(CudaValues, AnIdleStreamIsGivenNothing) {
     const auto stream = cu.stream();
     const Tensor kept = device_bytes(16);
     Queue queue = Queue::create();
-    const auto marks = [&] { return share(kept, Stream{stream}).fields().timeline_value; };
+    const auto marks = [&] { return share(kept, {.stream = Stream{stream}}).fields().timeline_value; };
     const std::uint64_t before = marks();
     EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
     for (int i = 0; i < 100; ++i) queue.put(ready(), Stream{stream});
@@ -172,7 +172,7 @@ TEST_F(CudaValues, AProcessThatSharedNothingOnADeviceOrdersNothing) {
     EXPECT_EQ(queue.get(Stream{stream}).tag, 7u);
     gate->open = true;
     cu.cuCtxSynchronize();
-    EXPECT_EQ(share(device_bytes(16), Stream{stream}).fields().timeline_value, 1u)
+    EXPECT_EQ(share(device_bytes(16), {.stream = Stream{stream}}).fields().timeline_value, 1u)
         << "the first mark of all";
   });
 }
@@ -183,7 +183,7 @@ TEST_F(CudaValues, APipeKeepsItToo) {
     cu.use(0);
     const auto first = cu.stream();
     const auto second = cu.stream();
-    const Handle uses = share(device_bytes(16), Stream{first});
+    const Handle uses = share(device_bytes(16), {.stream = Stream{first}});
     cu.cuCtxSynchronize();
     auto [here, there] = Pipe::create();
     close_with(cu, first, *gate);
@@ -200,7 +200,7 @@ TEST_F(CudaValues, ACapturedStreamDoesNotKeepAValueFromBeingPut) {
     const CudaCalls cu;
     cu.use(0);
     const auto captured = cu.stream();
-    const Handle uses = share(device_bytes(16), Stream{captured});
+    const Handle uses = share(device_bytes(16), {.stream = Stream{captured}});
     Queue queue = Queue::create();
     EXPECT_EQ(cu.cuStreamBeginCapture(captured, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
               testing::CUDA_SUCCESS);
@@ -220,7 +220,7 @@ TEST_F(CudaValues, TheHostWaitsForAStreamThatIsBeingCaptured) {
     const auto busy = cu.stream();
     const auto captured = cu.stream();
     const Tensor tensor = device_bytes(kBytes);
-    const Handle uses = share(tensor, Stream{busy});
+    const Handle uses = share(tensor, {.stream = Stream{busy}});
     Queue queue = Queue::create();
     close_with(cu, busy, *gate);
     fill(cu, tensor, 3, busy);
@@ -281,7 +281,7 @@ TEST_F(CudaValues, AProcessWhoseDeviceHasFailedSaysSoThroughAQueue) {
     cu.use(0);
     testing::CopyByte kernel(cu);
     const auto stream = cu.stream();
-    const Handle uses = share(device_bytes(16), Stream{stream});
+    const Handle uses = share(device_bytes(16), {.stream = Stream{stream}});
     Queue queue = Queue::create();
     kernel.fail(stream);
     EXPECT_TRUE(eventually([&] {
@@ -300,8 +300,8 @@ TEST_F(CudaValues, AStreamIsOfOneOfSeveralDevices) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Handle first = share(device_bytes(16), Stream{});
-    const Handle second = share(device_bytes(16, {DeviceType::cuda, 1}), Stream{});
+    const Handle first = share(device_bytes(16), {.stream = Stream{}});
+    const Handle second = share(device_bytes(16, {DeviceType::cuda, 1}), {.stream = Stream{}});
     cu.cuCtxSynchronize();
     Queue queue = Queue::create();
     expect_refusal(ErrorCode::invalid_argument, {"a stream is of one of the 2"},

@@ -90,8 +90,9 @@ class PinnedOrder : public ::testing::Test {
 };
 
 TEST_F(PinnedOrder, AHandleIsOpenedOnceTheCopyIsDone) {
-  hand_over([&](const Tensor& here, Stream stream) { note->write(share(here, stream).to_text()); },
-            [&] { return open(Handle::from_text(note->read())); });
+  hand_over(
+      [&](const Tensor& here, Stream stream) { note->write(share(here, {.stream = stream}).to_text()); },
+      [&] { return open(Handle::from_text(note->read())); });
 }
 
 TEST_F(PinnedOrder, ATensorOfABundleIsOpenedOnceTheCopyIsDone) {
@@ -123,14 +124,14 @@ TEST_F(PinnedOrder, NothingWaitsForMemoryThatIsNotPinnedOrForIdleStreams) {
     cu.use(0);
     const CUstream stream = cu.stream();
     const Tensor pinned = empty(Layout(DType::u8, {40 << 20}), {.pinned = true});
-    const Handle idle = share(pinned, Stream{stream});
+    const Handle idle = share(pinned, {.stream = Stream{stream}});
     EXPECT_EQ(idle.fields().timeline_value, 0u);
     close_with(cu, stream, *gate);
     const Tensor other = empty(Layout(DType::u8, {40 << 20}));
     EXPECT_FALSE(is_pinned(other));
-    const Handle plain = share(other, Stream{stream});
+    const Handle plain = share(other, {.stream = Stream{stream}});
     EXPECT_EQ(plain.fields().timeline_value, 0u);
-    const Handle busy = share(pinned, Stream{stream});
+    const Handle busy = share(pinned, {.stream = Stream{stream}});
     EXPECT_NE(busy.fields().timeline_value, 0u);
     gate->open = true;
     EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
@@ -146,7 +147,7 @@ TEST_F(PinnedOrder, AGiverThatDiesBeforeTheCopyIsDoneIsReported) {
     const CUstream stream = cu.stream();
     const Tensor nines = device_bytes(kBytes);
     const Tensor here = to_be_filled(cu, stream, nines);
-    note->write(share(here, Stream{stream}).to_text());
+    note->write(share(here, {.stream = Stream{stream}}).to_text());
     note->serve_until(100);
   });
   Child taker([&] {

@@ -54,6 +54,9 @@ class Error : public std::runtime_error {
 /// The code's name as it is written in messages and logs, e.g. "stale_handle".
 const char* name(ErrorCode code) noexcept;
 
+/// True for a lack of memory, descriptors or mappings: a smaller request, or a later one, may succeed.
+bool is_shortage(ErrorCode code) noexcept;
+
 /// Throws an Error for a failed system call: appends strerror(error) and picks out_of_descriptors
 /// (EMFILE, ENFILE), out_of_memory (ENOMEM, ENOSPC) or `otherwise`.
 [[noreturn]] void throw_errno(const std::string& what, int error, ErrorCode otherwise = ErrorCode::system);

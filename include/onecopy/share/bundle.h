@@ -21,10 +21,10 @@ using NamedTensor = std::pair<std::string, Tensor>;
 
 /// One handle for many tensors, e.g. a state_dict. Its table lives in a shared block, which keeps the
 /// tensors alive while any process holds it. `structure` is the caller's own and comes back as is.
-Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure = {});
-/// share_bundle() in the order of a stream, as share(tensor, stream): for tensors of one device, or, with the default
-/// stream, of several. Throws invalid_argument for several devices with another stream.
-Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure, Stream stream);
+/// With a stream, shares in its order, as share() does: tensors of one device, or, with the default stream, of several.
+/// Throws invalid_argument for several devices with another stream.
+Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure = {},
+                    std::optional<Stream> stream = {});
 
 /// A bundle as its opener sees it: a table that is read row by row. Tensors keep only their own block
 /// alive, the Bundle keeps all.

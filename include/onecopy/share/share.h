@@ -38,20 +38,6 @@ Tensor copy(const TensorView& source, Device device);
 /// managed, or of a stream-ordered pool), invalid_argument if it is not memory of that device.
 Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
 
-/// While one lives, adopt() on this thread asks the driver about an allocation once, and not for each tensor in it:
-/// for many tensors at a time. REQUIRES: memory adopted meanwhile was allocated before, and stays allocated until the
-/// end.
-class AdoptionRound {
- public:
-  AdoptionRound() noexcept;
-  ~AdoptionRound();
-  AdoptionRound(const AdoptionRound&) = delete;
-  AdoptionRound& operator=(const AdoptionRound&) = delete;
-
- private:
-  const std::uint64_t outer_;
-};
-
 /// Names a tensor for other processes. The tensor must have been made by empty(), copy(), adopt() or a loader, or
 /// opened here. A borrowed tensor may be shared on, also after its owner's death. Costs no system call. Throws
 /// invalid_argument for memory of other libraries (use copy()).
@@ -90,7 +76,9 @@ struct OpenOptions {
   Access access = Access::read_write;
   /// The device that is to use it; by default the memory's own. On CUDA only that device gets a context.
   std::optional<Device> device{};
-  /// Opens in the order of this stream, as below. It belongs to `device`.
+  /// Work given to this stream of `device` from now on happens after the work that the sharer's stream had in it. The
+  /// lease ends after the work in the stream when the last copy of the tensor goes. Also throws peer_died if the sharer
+  /// has died, or its device has failed, before its stream was done. REQUIRES: the stream lives until then.
   std::optional<Stream> stream{};
   /// Pins the memory for this process's cards, see onecopy/share/pin.h. Has no effect on memory of devices.
   bool pinned = false;
@@ -112,23 +100,15 @@ enum class Exact : std::uint8_t {
   refuse,  ///< throw unsupported, with the numbers
   copy,    ///< share a copy, which lives as long as the handle
 };
-/// Options of share().
+/// Options of share(). Streams order the work of tensors on devices; tensors on the CPU have no streams. If the device's
+/// streams can wait for words in memory, the host waits for nothing.
 struct ShareOptions {
   Exact exact = Exact::no;
-  /// Shares in the order of this stream, as below; a copy is made in it, too.
+  /// The opener's stream will wait for all work in this stream now. A copy is made in it, too.
   std::optional<Stream> stream{};
 };
 Handle share(const Tensor& tensor, const ShareOptions& options);
 
-// The functions below follow the order of streams, for tensors on devices; tensors on the CPU have no streams. If the
-// device's streams can wait for words in memory, the host waits for nothing.
-
-/// The opener's stream will wait for all work in `stream` now.
-Handle share(const Tensor& tensor, Stream stream);
-/// Work given to `stream` from now on happens after the work that the sharer's stream had in it. The lease ends after
-/// the work in `stream` when the last copy of the tensor goes. Also throws peer_died if the sharer has died, or its
-/// device has failed, before its stream was done. REQUIRES: the stream lives until then.
-Tensor open(const Handle& handle, Access access, Stream stream);
 /// A tensor on its memory for use in another stream: the memory is kept until that stream has passed the end of the
 /// last copy of the result. REQUIRES: the stream lives until then.
 Tensor record_stream(const Tensor& tensor, Stream stream);

@@ -77,7 +77,7 @@ void fill_row(const Tensor& tensor, const Element& value) {
 Tensor in_stream(const Tensor& tensor, Stream from, Stream to) {
   if (from.native == to.native) return tensor;
   return without_gil([&] {
-    return open(share(tensor, from), OpenOptions{tensor.access(), tensor.device(), to});
+    return open(share(tensor, {.stream = from}), OpenOptions{tensor.access(), tensor.device(), to});
   });
 }
 

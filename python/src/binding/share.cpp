@@ -14,6 +14,7 @@
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
+#include "share/session.h"
 #include "torch/torch.h"
 #include "value/bundle_value.h"
 #include "value/tree.h"

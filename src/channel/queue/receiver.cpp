@@ -11,15 +11,12 @@
 namespace onecopy {
 namespace {
 
-/// Not the item's fault: it stays, and can be taken when there is room, or when its stopped owner goes on.
-bool passes(ErrorCode code) noexcept {
-  return code == ErrorCode::out_of_memory || code == ErrorCode::out_of_mappings ||
-         code == ErrorCode::out_of_descriptors || code == ErrorCode::timeout;
-}
+/// The item stays, and can be taken when there is room, or when its stopped owner goes on.
+bool may_succeed_later(ErrorCode code) noexcept { return is_shortage(code) || code == ErrorCode::timeout; }
 
-/// Nor is the caller's demand: one tensor, or a stream that is being captured.
+/// The item stays, too, if the caller's demand cannot be met: one tensor, or a stream that is being captured.
 bool is_kept(ErrorCode code) noexcept {
-  return passes(code) || code == ErrorCode::invalid_argument || code == ErrorCode::unsupported;
+  return may_succeed_later(code) || code == ErrorCode::invalid_argument || code == ErrorCode::unsupported;
 }
 
 /// Never a timeout: that means that the item is still there.
@@ -132,7 +129,7 @@ void Receiver::open_slowly(Session& session, Attempt& attempt, Deadline deadline
     if (contents.is_elsewhere) open_elsewhere(session, contents);
     prepare_order(session, contents.tensors);
   } catch (const Error& error) {
-    if (passes(error.code())) throw;
+    if (may_succeed_later(error.code())) throw;
     attempt.lost = error;
     return;
   }

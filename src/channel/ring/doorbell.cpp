@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/ring/doorbell.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <climits>
 
 #include "core/point.h"
@@ -14,11 +10,6 @@
 namespace onecopy {
 
 namespace {
-
-/// Whether a thread was asleep.
-bool wake_one(std::atomic<std::uint32_t>& word) noexcept {
-  return ::syscall(SYS_futex, &word, FUTEX_WAKE, 1, nullptr, nullptr, 0) > 0;
-}
 
 bool sleep_on_word(const std::atomic<std::uint32_t>& word, std::uint32_t seen, Deadline deadline) noexcept {
   const std::chrono::nanoseconds slice = deadline.left(kSleepSlice);
@@ -44,9 +35,9 @@ void Bell::wake(std::uint32_t seen) noexcept {
   } while (!word_.compare_exchange_weak(seen, seen + kStep));
   point("doorbell.marked");
   seen += kStep;
-  if (wake_one(word_)) return;
+  if (futex_wake(word_, 1) > 0) return;
   reserve_.fetch_add(1);
-  if (!wake_one(reserve_)) word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
+  if (futex_wake(reserve_, 1) == 0) word_.compare_exchange_strong(seen, (seen & ~kStates) + kStep);
 }
 
 void Bell::listen_here() noexcept {

@@ -19,9 +19,8 @@ using std::chrono::nanoseconds;
 
 bool may_do_smaller(const Error& error) noexcept {
   constexpr std::size_t kMappingsOfAQueue = 8;  // at most, with mappings made at first use
-  const bool is_lack_of_room =
-      error.code() == ErrorCode::out_of_memory || error.code() == ErrorCode::out_of_mappings;
-  return is_lack_of_room && has_room_for_mappings(kMappingsOfAQueue);
+  return is_shortage(error.code()) && error.code() != ErrorCode::out_of_descriptors &&
+         has_room_for_mappings(kMappingsOfAQueue);
 }
 
 namespace {

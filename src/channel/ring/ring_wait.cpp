@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/ring/ring_wait.h"
 
-#include <linux/futex.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <climits>
 
@@ -14,15 +10,6 @@
 namespace onecopy {
 
 using std::chrono::nanoseconds;
-
-namespace {
-
-/// Whether a thread was asleep.
-bool wake(const WaitWord& word, int count) noexcept {
-  return ::syscall(SYS_futex, &word.word, FUTEX_WAKE, count, nullptr, nullptr, 0) > 0;
-}
-
-}  // namespace
 
 bool sleep_on(const WaitWord& word, std::uint32_t armed, Deadline deadline) noexcept {
   const nanoseconds slice = deadline.left(kSleepSlice);
@@ -46,7 +33,7 @@ void WaitWord::wake_one() noexcept {
   } while (!word.compare_exchange_weak(seen, seen + 2));
   point("ring.wake.marked");
   // No thread slept, and a thread that arms from here on makes a new value: then the word may become even.
-  if (!wake(*this, 1)) {
+  if (futex_wake(word, 1) == 0) {
     seen += 2;
     word.compare_exchange_strong(seen, seen + 1);
   }
@@ -55,7 +42,7 @@ void WaitWord::wake_one() noexcept {
 
 void WaitWord::notify_all() noexcept {
   word.fetch_add(2);
-  wake(*this, INT_MAX);
+  futex_wake(word, INT_MAX);
 }
 
 std::uint32_t SpinBudget::begin() noexcept {

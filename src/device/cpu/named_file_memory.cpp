@@ -16,6 +16,7 @@
 #include "file_pages.h"
 #include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
+#include "os/file.h"
 #include "os/mapping.h"
 #include "os/random.h"
 
@@ -50,8 +51,6 @@ bool still_named(const std::string& path, int fd) noexcept {
   return ::lstat(path.c_str(), &by_name) == 0 && ::fstat(fd, &by_fd) == 0 && by_fd.st_nlink > 0 &&
          by_name.st_ino == by_fd.st_ino && by_name.st_dev == by_fd.st_dev;
 }
-
-std::string directory_of(const std::string& path) { return path.substr(0, path.rfind('/')); }
 
 [[noreturn]] void throw_gone(const std::string& path) {
   throw Error(ErrorCode::stale_handle,

@@ -54,8 +54,10 @@ TimelinePoint mark_all(Runtime& runtime, std::span<const NamedTensor> tensors, S
   return runtime.streams().mark(first, stream);
 }
 
-Handle share_in_order(std::span<const NamedTensor> tensors, ByteSpan structure,
-                      const std::optional<Stream>& stream) {
+}  // namespace
+
+Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure,
+                    std::optional<Stream> stream) {
   Runtime& runtime = Runtime::current();
   BundleWriter writer;
   writer.reserve(tensors.size());
@@ -76,16 +78,6 @@ Handle share_in_order(std::span<const NamedTensor> tensors, ByteSpan structure,
   fields.timeline_slot = point.slot;
   fields.timeline_value = point.value;
   return {std::move(fields), handle.block()};
-}
-
-}  // namespace
-
-Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure) {
-  return share_in_order(tensors, structure, {});
-}
-
-Handle share_bundle(std::span<const NamedTensor> tensors, ByteSpan structure, Stream stream) {
-  return share_in_order(tensors, structure, stream);
 }
 
 struct Bundle::State {

@@ -64,8 +64,6 @@ void end_hold(const Handle& handle) noexcept {
   else acknowledge_to(public_name(fields.maker), fields.hold);
 }
 
-Handle share(const Tensor& tensor, Stream stream) { return Runtime::current().share(tensor, stream); }
-
 namespace {
 
 /// The stream may still have to write the copy when its last reference goes.
@@ -86,10 +84,6 @@ void check_tensor(const Handle& handle) {
 }  // namespace
 
 Tensor open(const Handle& handle, Access access) { return open(handle, OpenOptions{access, {}, {}}); }
-
-Tensor open(const Handle& handle, Access access, Stream stream) {
-  return open(handle, OpenOptions{access, {}, stream});
-}
 
 Tensor open(const Handle& handle, const OpenOptions& options) {
   check_tensor(handle);

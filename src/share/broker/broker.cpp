@@ -20,11 +20,6 @@ namespace {
 constexpr int kPacketsATurn = 32;
 constexpr int kAcceptsATurn = 64;
 
-bool is_shortage(const Error& e) noexcept {
-  return e.code() == ErrorCode::out_of_descriptors || e.code() == ErrorCode::out_of_mappings ||
-         e.code() == ErrorCode::out_of_memory;
-}
-
 }  // namespace
 
 Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, SegmentRetention& retention,
@@ -60,7 +55,7 @@ void Broker::accept_some() {
     }
     starving_ = false;
   } catch (const Error& e) {
-    if (!is_shortage(e)) throw;
+    if (!is_shortage(e.code())) throw;
     if (!starving_) log_warning(fmt::format("borrowers have to wait: {}", e.what()));
     starving_ = true;
     loop_.remove(listener_.fd());  // it would be reported without end; look() tries again
@@ -104,7 +99,7 @@ void Broker::serve(At at) {
 
 /// The message names this process: the borrower must not look for the shortage at home.
 void Broker::refuse(Connection& c, const Error& why) {
-  if (!is_shortage(why)) return reply(c, wire::refuse(why));
+  if (!is_shortage(why.code())) return reply(c, wire::refuse(why));
   reply(c, wire::refuse(
                Error(why.code(), fmt::format("process {}, which holds this memory, cannot hand it out: {}",
                                              current_pid(), why.what()))));

@@ -9,6 +9,7 @@
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "share/owner/adoption_round.h"
 #include "share/owner/object_block.h"
 
 namespace onecopy {
