@@ -27,12 +27,12 @@ CaptureGate& CaptureGate::get() {
 }
 
 void CaptureGate::begin() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   ++captures_;
 }
 
 void CaptureGate::end() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (captures_ != 0) --captures_;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <mutex>
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -23,15 +23,15 @@ class CaptureGate {
   /// Calls `f` while no capture is under way; none begins before it returns. Returns false if there is a capture.
   template <class F>
   bool try_between(F&& f) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (captures_ != 0) return false;
     f();
     return true;
   }
 
  private:
-  std::mutex mutex_;
-  unsigned captures_ = 0;
+  Mutex mutex_;
+  unsigned captures_ GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace onecopy

@@ -5,7 +5,6 @@
 #include <array>
 #include <atomic>
 #include <map>
-#include <mutex>
 
 #include "ascend/factory.h"
 #include "cpu/factory.h"
@@ -16,6 +15,7 @@
 #include "device/reservation.h"
 #include "onecopy/core/error.h"
 #include "os/log.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -180,10 +180,10 @@ Uuid uuid_of(Device device) {
 const DeviceIdentity& identity_of(Device device) {
   static const DeviceIdentity cpu{};
   if (device == kCpu) return cpu;
-  static std::mutex& mutex = *new std::mutex;  // both are used until the very end
+  static Mutex& mutex = *new Mutex;  // both are used until the very end
   static auto& known = *new std::map<Device, DeviceIdentity>;
   const Uuid uuid = uuid_of(device);
-  const std::lock_guard lock(mutex);
+  const LockGuard lock(mutex);
   return known.try_emplace(device, DeviceIdentity{device, uuid}).first->second;
 }
 

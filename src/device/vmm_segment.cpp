@@ -34,7 +34,7 @@ VmmSegment::VmmSegment(Backend& backend, int home, int user, ExportedMemory memo
 }
 
 void VmmSegment::do_commit(std::size_t, std::size_t) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!chunks_.empty()) return;
   auto chunk = backend_.create_chunk(home_, size());
   chunks_.reserve(1);
@@ -51,14 +51,14 @@ void VmmSegment::do_commit(std::size_t, std::size_t) {
 /// All or nothing: the memory is one chunk. The watch thread calls it, also while other threads capture.
 void VmmSegment::decommit(std::size_t offset, std::size_t bytes) noexcept {
   if (offset != 0 || bytes != size()) return;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   reservation_->unmap(0, size());
   allowed_.clear();
   chunks_.clear();
 }
 
 ExportedMemory VmmSegment::do_export(Access access) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (chunks_.empty())
     throw Error(ErrorCode::invalid_argument, "the segment has no memory yet: commit it first");
   ExportedMemory memory = backend_.export_chunks(chunks_, access);
@@ -68,7 +68,7 @@ ExportedMemory VmmSegment::do_export(Access access) const {
 }
 
 std::byte* VmmSegment::allow(int ordinal) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (ordinal == user_ || allowed_.contains(ordinal)) return data();
   reservation_->allow(ordinal, 0, size(), access());
   allowed_.insert(ordinal);

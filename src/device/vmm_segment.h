@@ -2,12 +2,12 @@
 #pragma once
 
 #include <memory>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include "device/backend.h"
 #include "device/reservation.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -38,8 +38,8 @@ class VmmSegment final : public DeviceMemory {
   const SegmentKind kind_;
   const int home_;  ///< the device with the memory
   const int user_;  ///< the device it was mapped for; `home_` in the owner
-  mutable std::mutex mutex_;
-  std::set<int> allowed_;  ///< devices beside `user_`
+  mutable Mutex mutex_;
+  std::set<int> allowed_ GUARDED_BY(mutex_);  ///< devices beside `user_`
   std::vector<std::unique_ptr<PhysicalChunk>> chunks_;
   const std::unique_ptr<Reservation> reservation_;  // after chunks_: unmapped first
 };

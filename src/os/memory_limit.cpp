@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <charconv>
-#include <mutex>
 #include <string_view>
 #include <vector>
 
 #include "onecopy/core/error.h"
 #include "os/cgroup.h"
 #include "os/file.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 namespace {
@@ -88,8 +88,8 @@ struct MemoryLimits::State {
   std::vector<CgroupDirectory> groups() {
     std::string now = tree.membership();
     // Not waited for: after fork, a thread that does not exist any more may hold it.
-    const std::unique_lock lock(mutex, std::try_to_lock);
-    if (!lock) return tree.directories(now, "memory");
+    if (!mutex.try_lock()) return tree.directories(now, "memory");
+    const LockGuard lock(mutex, std::adopt_lock);
     if (now != membership) {
       directories = tree.directories(now, "memory");
       membership = std::move(now);
@@ -99,9 +99,9 @@ struct MemoryLimits::State {
 
   const std::string root;
   const CgroupTree tree;
-  std::mutex mutex;
-  std::string membership;
-  std::vector<CgroupDirectory> directories;
+  Mutex mutex;
+  std::string membership GUARDED_BY(mutex);
+  std::vector<CgroupDirectory> directories GUARDED_BY(mutex);
 };
 
 MemoryLimits::MemoryLimits(std::string root) : state_(std::make_unique<State>(std::move(root))) {}

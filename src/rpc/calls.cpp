@@ -9,7 +9,7 @@
 namespace onecopy::rpc {
 
 std::uint64_t Calls::add(const CallRef& call) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (free_.empty()) {
     if (slots_.size() == std::size_t{1} << kIndexBits)
       throw Error(ErrorCode::out_of_memory,
@@ -29,7 +29,6 @@ std::uint64_t Calls::add(const CallRef& call) {
   return slots_[index].number;
 }
 
-/// REQUIRES: mutex_.
 CallRef Calls::take_out(std::size_t index) {
   slots_[index].number = 0;
   free_.push_back(static_cast<std::uint32_t>(index));
@@ -39,7 +38,7 @@ CallRef Calls::take_out(std::size_t index) {
 
 CallRef Calls::take(std::uint64_t number) {
   const std::size_t index = number & ((std::uint64_t{1} << kIndexBits) - 1);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (number == 0 || index >= slots_.size() || slots_[index].number != number) return {};
   return take_out(index);
 }
@@ -48,7 +47,7 @@ CallRef Calls::take(std::uint64_t number) {
 template <class Wants>
 std::vector<CallRef> Calls::take_if(Wants&& wants) {
   std::vector<CallRef> taken;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   Deadline next = kForever;
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     if (slots_[i].number == 0) continue;
@@ -74,7 +73,7 @@ std::vector<CallRef> Calls::take_all() {
 
 std::map<std::uint32_t, std::size_t> Calls::by_member() const {
   std::map<std::uint32_t, std::size_t> counts;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (const Slot& slot : slots_)
     if (slot.number != 0) ++counts[slot.call->member()];
   return counts;

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <vector>
 
+#include "os/mutex.h"
 #include "rpc/call.h"
 
 namespace onecopy::rpc {
@@ -44,12 +44,12 @@ class Calls {
 
   template <class Wants>
   std::vector<CallRef> take_if(Wants&& wants);
-  CallRef take_out(std::size_t index);
+  CallRef take_out(std::size_t index) REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  std::vector<Slot> slots_;
-  std::vector<std::uint32_t> free_;
-  std::uint64_t last_ = 0;
+  mutable Mutex mutex_;
+  std::vector<Slot> slots_ GUARDED_BY(mutex_);
+  std::vector<std::uint32_t> free_ GUARDED_BY(mutex_);
+  std::uint64_t last_ GUARDED_BY(mutex_) = 0;
   std::atomic<std::size_t> count_{0};
   std::atomic<std::int64_t> next_deadline_{kForever.at().time_since_epoch().count()};
 };

@@ -4,11 +4,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 
 #include "onecopy/channel/queue.h"
+#include "os/mutex.h"
 
 namespace onecopy::rpc {
 
@@ -24,8 +24,8 @@ class Functions {
   std::shared_ptr<const BodyFunction> find(std::string_view name) const;
 
  private:
-  mutable std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<const BodyFunction>, std::less<>> functions_;
+  mutable Mutex mutex_;
+  std::map<std::string, std::shared_ptr<const BodyFunction>, std::less<>> functions_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy::rpc

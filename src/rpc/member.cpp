@@ -6,7 +6,7 @@
 namespace onecopy::rpc {
 
 Numbers::Entry& Numbers::of(std::string_view name) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (const auto at = entries_.find(name); at != entries_.end()) return at->second;
   if (entries_.size() == kMostFunctions)
     throw Error(ErrorCode::out_of_memory,

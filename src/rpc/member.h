@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "os/fd.h"
+#include "os/mutex.h"
 #include "rpc/address.h"
 #include "rpc/call.h"
 #include "rpc/lane.h"
@@ -41,8 +41,8 @@ class Numbers {
   Entry& of(std::string_view name);
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, Entry, std::less<>> entries_;
+  Mutex mutex_;
+  std::map<std::string, Entry, std::less<>> entries_ GUARDED_BY(mutex_);
 };
 
 /// Ways in which tensors go to a member: docs/rpc.md.
@@ -98,7 +98,7 @@ struct Member {
   Counters counters;
 
   // Of the thread that opens the member; `opening`.
-  std::mutex opening;
+  Mutex opening;
   std::atomic<bool> is_greeted{false};
   CallRef opened;  ///< done when `out` is there, or the member has ended
   std::unique_ptr<Outbound> outbound;

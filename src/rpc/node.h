@@ -5,12 +5,12 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "onecopy/share/stats.h"
+#include "os/mutex.h"
 #include "rpc/calls.h"
 #include "rpc/far/far.h"
 #include "rpc/member.h"
@@ -167,15 +167,15 @@ class Node {
   WorkQueue work_;
   std::int64_t spin_ns_;
 
-  mutable std::mutex members_mutex_;
-  std::vector<std::unique_ptr<Member>> members_;
+  mutable Mutex members_mutex_;
+  std::vector<std::unique_ptr<Member>> members_ GUARDED_BY(members_mutex_);
   std::vector<std::unique_ptr<const MemberList>>
       lists_;  ///< all that ever were: a reader may have an old one
   std::atomic<const MemberList*> list_;
 
-  std::mutex turn_;        ///< of the thread that looks at the lanes
-  std::size_t first_ = 0;  ///< under turn_: which member is looked at first
-  Work* own_ = nullptr;    ///< under turn_: for the first work, of the worker that looks
+  Mutex turn_;                               ///< of the thread that looks at the lanes
+  std::size_t first_ GUARDED_BY(turn_) = 0;  ///< which member is looked at first
+  Work* own_ GUARDED_BY(turn_) = nullptr;    ///< for the first work, of the worker that looks
 
   mutable std::atomic<int> lookers_{
       0};  ///< threads in are_lanes_ready(), which use lanes of members that live

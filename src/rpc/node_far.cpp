@@ -31,7 +31,7 @@ void Node::enter_far(Member& member) {
 /// By one thread; others wait for the member to be opened.
 void Node::connect_far(Member& to, Deadline deadline) {
   {
-    const std::lock_guard lock(to.opening);
+    const LockGuard lock(to.opening);
     if (to.is_greeted || to.has_ended) return;
     to.is_greeted = true;
   }
@@ -50,7 +50,7 @@ Far::Delivery Node::take_link(Member& member, const FarLinkRef& link) {
     throw Error(ErrorCode::protocol, "another process says that it is this one");
   std::shared_ptr<Outbound> lane;
   {
-    const std::lock_guard lock(member.opening);
+    const LockGuard lock(member.opening);
     if (member.has_ended) throw Error(ErrorCode::peer_died, fmt::format("{} has ended", member.name()));
     if (!member.inbound) member.inbound = std::make_unique<Inbound>();
     lane = std::make_shared<Outbound>(member.inbound->sender_to_itself(), bell_);
@@ -76,7 +76,7 @@ Far::Delivery Node::take_link(Member& member, const FarLinkRef& link) {
 }
 
 void Node::close_links(Member& member) {
-  const std::lock_guard lock(member.opening);
+  const LockGuard lock(member.opening);
   for (const FarLinkRef& link : member.links) link->close();
 }
 

@@ -44,11 +44,11 @@ bool Node::are_lanes_ready() const {
 }
 
 bool Node::look(const Call* mine, Work* own) {
-  const std::unique_lock turn(turn_, std::try_to_lock);
-  if (!turn) {
+  if (!turn_.try_lock()) {
     std::this_thread::yield();  // the one that looks may wait for this processor
     return false;
   }
+  const LockGuard turn(turn_, std::adopt_lock);
   if (is_stopped()) return false;
   own_ = own;
   bool found = read_door();
@@ -201,6 +201,7 @@ void Node::expire() { fail(calls_.take_late(steady_clock::now()), End::late); }
 
 /// REQUIRES: turn_. The worker that looks takes the first work itself.
 void Node::hand_out(Work&& work) {
+  turn_.assert_held();
   const bool is_own =
       own_ && own_->kind == Work::Kind::none && (!work.is_in_order || work_.try_begin_order());
   if (is_own) *own_ = std::move(work);

@@ -44,7 +44,7 @@ bool Node::is_own(const Address& address) const {
 }
 
 Member& Node::enter(const Address& address) {
-  const std::lock_guard lock(members_mutex_);
+  const LockGuard lock(members_mutex_);
   for (const auto& known : members_) {
     if (known->number() != address.number) continue;
     const bool is_same = known->name() == address.name && known->address.pid == address.pid &&
@@ -106,7 +106,7 @@ void Node::stop_watching(Member& member) noexcept {
 
 /// Of a member that has ended, once no thread uses them. REQUIRES: turn_.
 void Node::release_lanes(Member& member) {
-  const std::lock_guard lock(member.opening);
+  const LockGuard lock(member.opening);
   if (!member.outbound && !member.inbound) return;
   if (member.senders.load() != 0 || lookers_.load() != 0) return;
   member.out = nullptr;
@@ -147,7 +147,7 @@ void Node::connect(Member& to, Deadline deadline) {
 
 /// Tells the member which lane to send through. Once.
 void Node::greet(Member& to) {
-  const std::lock_guard lock(to.opening);
+  const LockGuard lock(to.opening);
   if (to.is_greeted || to.has_ended) return;
   try {
     if (!to.inbound) to.inbound = std::make_unique<Inbound>();
@@ -169,7 +169,7 @@ void Node::take_greeting(ByteSpan bytes) {
   const auto [from, lane] = decode_greeting(bytes);
   Member& member = enter(from);
   {
-    const std::lock_guard lock(member.opening);
+    const LockGuard lock(member.opening);
     if (member.outbound || member.has_ended) return;
     if (!member.bell) member.bell = std::make_shared<DoorbellMemory>(from.bell);
     member.outbound = std::make_unique<Outbound>(ChannelRef(&Channel::connect(lane)), member.bell);

@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <map>
-#include <mutex>
 
 #include "rpc/node.h"
 
@@ -16,7 +15,7 @@ constexpr std::chrono::seconds kSilent{3};  // a member on another host says som
 
 /// Of a member on another host, since it said something. 0: not long ago.
 std::chrono::seconds silence_of(Member& member) {
-  const std::lock_guard lock(member.opening);
+  const LockGuard lock(member.opening);
   std::chrono::seconds shortest{0};
   for (const FarLinkRef& link : member.links)
     if (shortest == std::chrono::seconds{0} || link->silence() < shortest) shortest = link->silence();

@@ -19,14 +19,14 @@ Waits::Waits(Doorbell& own, Lanes lanes, std::function<void(CallRef)> on_unwaite
 class Waits::Follower {
  public:
   Follower(Waits& waits, Call& call) : waits_(waits) {
-    const std::lock_guard lock(waits_.followers_mutex_);
+    const LockGuard lock(waits_.followers_mutex_);
     place_ = waits_.followers_.insert(waits_.followers_.end(), &call);
     waits_.follower_count_.fetch_add(1);
   }
   Follower(const Follower&) = delete;
   Follower& operator=(const Follower&) = delete;
   ~Follower() {
-    const std::lock_guard lock(waits_.followers_mutex_);
+    const LockGuard lock(waits_.followers_mutex_);
     waits_.followers_.erase(place_);
     waits_.follower_count_.fetch_sub(1);
   }
@@ -125,7 +125,7 @@ void Waits::end_watch() noexcept {
 
 void Waits::choose_leader() {
   if (follower_count_.load() == 0) return;
-  const std::lock_guard lock(followers_mutex_);
+  const LockGuard lock(followers_mutex_);
   if (followers_.empty()) return;
   std::atomic<std::uint32_t>& word = followers_.front()->word_;
   word.fetch_or(Call::kLead);

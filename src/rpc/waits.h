@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <functional>
 #include <list>
-#include <mutex>
 
 #include "channel/ring/doorbell.h"
+#include "os/mutex.h"
 #include "rpc/call.h"
 
 namespace onecopy::rpc {
@@ -66,8 +66,8 @@ class Waits {
   std::atomic<std::int64_t> spin_ns_{100'000};
   std::atomic<bool> is_led_{false};
   std::atomic<int> wanted_{0};  ///< calls under way that a worker may have to settle
-  std::mutex followers_mutex_;
-  std::list<Call*> followers_;
+  Mutex followers_mutex_;
+  std::list<Call*> followers_ GUARDED_BY(followers_mutex_);
   std::atomic<std::size_t> follower_count_{0};
 };
 

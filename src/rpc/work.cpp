@@ -6,14 +6,14 @@
 namespace onecopy::rpc {
 
 void WorkQueue::push(Work&& work) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   (work.is_in_order ? ordered_ : works_).push_back(std::move(work));
   count_ready();
 }
 
 bool WorkQueue::try_pop(Work& work) {
   if (!is_ready()) return false;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const bool takes_ordered = !is_in_order_ && !ordered_.empty();
   std::deque<Work>& from = takes_ordered ? ordered_ : works_;
   if (from.empty()) return false;
@@ -25,13 +25,13 @@ bool WorkQueue::try_pop(Work& work) {
 }
 
 bool WorkQueue::try_begin_order() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (is_in_order_ || !ordered_.empty()) return false;
   return is_in_order_ = true;
 }
 
 void WorkQueue::end_order() noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   is_in_order_ = false;
   count_ready();
 }

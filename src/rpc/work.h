@@ -3,8 +3,8 @@
 
 #include <cstdint>
 #include <deque>
-#include <mutex>
 
+#include "os/mutex.h"
 #include "rpc/member.h"
 
 namespace onecopy::rpc {
@@ -43,11 +43,14 @@ class WorkQueue {
   std::size_t ready() const noexcept { return ready_.load(); }
 
  private:
-  void count_ready() noexcept { ready_.store(works_.size() + (is_in_order_ || ordered_.empty() ? 0 : 1)); }
+  void count_ready() noexcept REQUIRES(mutex_) {
+    ready_.store(works_.size() + (is_in_order_ || ordered_.empty() ? 0 : 1));
+  }
 
-  std::mutex mutex_;
-  std::deque<Work> works_, ordered_;
-  bool is_in_order_ = false;  ///< a worker has one of ordered_
+  Mutex mutex_;
+  std::deque<Work> works_ GUARDED_BY(mutex_);
+  std::deque<Work> ordered_ GUARDED_BY(mutex_);
+  bool is_in_order_ GUARDED_BY(mutex_) = false;  ///< a worker has one of ordered_
   std::atomic<std::size_t> ready_{0};
 };
 

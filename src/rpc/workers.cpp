@@ -31,7 +31,7 @@ class BlockedSignals {
 }  // namespace
 
 void Workers::add() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (is_closed_ || threads_.size() >= most_) return;
   const BlockedSignals blocked;
   try {
@@ -68,7 +68,7 @@ void Workers::work() noexcept {
 void Workers::join() {
   std::vector<std::thread> threads;
   {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     is_closed_ = true;
     threads.swap(threads_);
   }

@@ -3,10 +3,10 @@
 
 #include <atomic>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
 
+#include "os/mutex.h"
 #include "rpc/node.h"
 
 namespace onecopy::rpc {
@@ -33,9 +33,9 @@ class Workers {
   Node& node_;
   const std::size_t most_;
   const std::function<void(Work&)> run_;
-  std::mutex mutex_;
-  std::vector<std::thread> threads_;
-  bool is_closed_ = false;
+  Mutex mutex_;
+  std::vector<std::thread> threads_ GUARDED_BY(mutex_);
+  bool is_closed_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace onecopy::rpc

@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <map>
-#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "onecopy/share/share.h"
+#include "os/mutex.h"
 #include "share/session.h"
 
 namespace onecopy::python {
@@ -68,7 +68,7 @@ class Exports {
     auto made = std::make_unique<Export>(tensor);
     BlockRef block = tensor.block();
     auto order = order_of(tensor);
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     auto& entry = by_address_[made->memory_.data()];
     if (!entry) entry = made.release();  // its last reference deletes it
     else if (!entry->has(order)) entry->keep(std::move(block), std::move(order));
@@ -78,13 +78,13 @@ class Exports {
   }
 
   void retain(Export& entry) noexcept {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     ++entry.references_;
   }
 
   void release(Export& entry) noexcept {
     std::unique_ptr<Export> last;  // goes after the lock
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (--entry.references_ != 0) return;
     by_address_.erase(entry.memory_.data());
     last.reset(&entry);
@@ -92,7 +92,7 @@ class Exports {
 
   /// The block that has all of [begin, begin + bytes), and its access.
   std::optional<std::pair<BlockRef, Access>> find(const std::byte* begin, std::size_t bytes) {
-    std::unique_lock lock(mutex_);
+    ReleasableLock lock(mutex_);
     auto after = by_address_.upper_bound(begin);
     if (after == by_address_.begin()) return std::nullopt;
     Export& entry = *std::prev(after)->second;
@@ -107,12 +107,16 @@ class Exports {
 
  private:
   Exports() {
-    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                   [] { instance().mutex_.unlock(); });
+    pthread_atfork([] { lock(); }, [] { unlock(); }, [] { unlock(); });
   }
 
-  std::mutex mutex_;
-  std::map<const std::byte*, Export*, std::less<>> by_address_;  ///< by where the block begins
+  // Around a fork.
+  static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
+  static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
+
+  Mutex mutex_;
+  std::map<const std::byte*, Export*, std::less<>> by_address_
+      GUARDED_BY(mutex_);  ///< by where the block begins
 };
 
 void Export::retain(std::uint32_t) noexcept { Exports::instance().retain(*this); }

@@ -4,9 +4,10 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <mutex>
 #include <utility>
 #include <vector>
+
+#include "os/mutex.h"
 
 namespace onecopy::python {
 namespace {
@@ -22,7 +23,7 @@ class DropQueue {
 
   /// Without the GIL. At the end of the interpreter they stay where they are.
   void add(PyObject* object) noexcept {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     objects_.push_back(object);
     is_due_ = true;
     if (is_over_ || is_asked_) return;
@@ -32,7 +33,7 @@ class DropQueue {
   void drop() {
     std::vector<PyObject*> objects;
     {
-      const std::lock_guard lock(mutex_);
+      const LockGuard lock(mutex_);
       if (objects_.empty() && !is_asked_) return;
       objects.swap(objects_);
       is_due_ = false;
@@ -44,21 +45,24 @@ class DropQueue {
   bool is_due() const noexcept { return is_due_; }
 
   void end() noexcept {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     is_over_ = true;
   }
 
  private:
   DropQueue() {
-    pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                   [] { instance().mutex_.unlock(); });
+    pthread_atfork([] { lock(); }, [] { unlock(); }, [] { unlock(); });
   }
 
-  std::mutex mutex_;
-  std::vector<PyObject*> objects_;
-  std::atomic<bool> is_due_ = false;  ///< are there objects? read without the lock
-  bool is_asked_ = false;             ///< the interpreter will call drop()
-  bool is_over_ = false;              ///< it is about to go
+  // Around a fork.
+  static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
+  static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
+
+  Mutex mutex_;
+  std::vector<PyObject*> objects_ GUARDED_BY(mutex_);
+  std::atomic<bool> is_due_ = false;          ///< are there objects? read without the lock
+  bool is_asked_ GUARDED_BY(mutex_) = false;  ///< the interpreter will call drop()
+  bool is_over_ GUARDED_BY(mutex_) = false;   ///< it is about to go
 };
 
 }  // namespace

@@ -7,8 +7,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <string>
 #include <thread>
 #include <utility>
@@ -17,6 +15,7 @@
 #include "binding/gil.h"
 #include "binding/module.h"
 #include "os/blocked_signals.h"
+#include "os/mutex.h"
 
 /// Lines of the library for Python's logging. A line may come with locks of the library held and from any thread, so
 /// its caller must not wait for the GIL. A thread of its own, started by the first line, hands the lines over.
@@ -32,14 +31,14 @@ struct Line {
 class Lines {
  public:
   void push(Line line) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     lines_.push_back(std::move(line));
     if (!std::exchange(has_thread_, true)) start();
     more_.notify_one();
   }
 
   std::vector<Line> take() {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     return std::exchange(lines_, {});
   }
 
@@ -49,15 +48,15 @@ class Lines {
     std::thread([this] { run(); }).detach();
   }
   void wait() {
-    std::unique_lock lock(mutex_);
-    more_.wait(lock, [this] { return !lines_.empty(); });
+    const LockGuard lock(mutex_);
+    while (lines_.empty()) more_.wait(mutex_);
   }
   [[noreturn]] void run();
 
-  std::mutex mutex_;
-  std::condition_variable more_;
-  std::vector<Line> lines_;
-  bool has_thread_ = false;
+  Mutex mutex_;
+  Condition more_;
+  std::vector<Line> lines_ GUARDED_BY(mutex_);
+  bool has_thread_ GUARDED_BY(mutex_) = false;
 };
 
 std::atomic<Lines*> g_lines{nullptr};

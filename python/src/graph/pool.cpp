@@ -12,6 +12,7 @@
 
 #include "onecopy/core/error.h"
 #include "os/log.h"
+#include "os/mutex.h"
 
 namespace onecopy::python {
 
@@ -26,9 +27,9 @@ struct Pools {
     return *pools;
   }
 
-  std::mutex mutex{};
-  std::map<int, GraphPool*> open{};                ///< by device
-  std::map<std::uintptr_t, GraphPool*> by_base{};  ///< all
+  Mutex mutex{};
+  std::map<int, GraphPool*> open GUARDED_BY(mutex){};                ///< by device
+  std::map<std::uintptr_t, GraphPool*> by_base GUARDED_BY(mutex){};  ///< all
 };
 
 }  // namespace
@@ -39,20 +40,20 @@ std::shared_ptr<GraphPool> GraphPool::make(graph::Arena& arena, std::size_t most
                                     gone->close();
                                     {
                                       Pools& pools = Pools::instance();
-                                      const std::lock_guard lock(pools.mutex);
+                                      const LockGuard lock(pools.mutex);
                                       pools.by_base.erase(gone->base());
                                     }
                                     delete gone;
                                   });
   Pools& pools = Pools::instance();
-  const std::lock_guard lock(pools.mutex);
+  const LockGuard lock(pools.mutex);
   pools.by_base.emplace(pool->base(), pool.get());
   return pool;
 }
 
 void GraphPool::open() {
   Pools& pools = Pools::instance();
-  const std::lock_guard lock(pools.mutex);
+  const LockGuard lock(pools.mutex);
   if (!pools.open.emplace(device_.index, this).second)
     throw Error(
         ErrorCode::invalid_argument,
@@ -63,7 +64,7 @@ void GraphPool::open() {
 
 void GraphPool::close() noexcept {
   Pools& pools = Pools::instance();
-  const std::lock_guard lock(pools.mutex);
+  const LockGuard lock(pools.mutex);
   const auto found = pools.open.find(device_.index);
   if (found != pools.open.end() && found->second == this) pools.open.erase(found);
 }
@@ -71,22 +72,22 @@ void GraphPool::close() noexcept {
 void GraphPool::keep_alive(std::span<const graph::Extent> alive) { window_.make_own(alive); }
 
 std::size_t GraphPool::used() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return used_;
 }
 
 std::size_t GraphPool::segments() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return segments_.size();
 }
 
 void GraphPool::rewind() {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   used_ = 0;
 }
 
 void* GraphPool::add(std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const std::size_t whole = (bytes + kUnit - 1) / kUnit * kUnit;
   window_.grow(used_ + whole);
   const std::uintptr_t segment = base() + used_;
@@ -99,7 +100,7 @@ void* GraphPool::add(std::size_t bytes) {
 /// The last segment lets go of the pool, when its lock is free again.
 bool GraphPool::remove(std::uintptr_t segment) {
   std::shared_ptr<GraphPool> last;
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto found = segments_.find(segment);
   if (found == segments_.end()) return false;
   segments_.erase(found);
@@ -112,7 +113,7 @@ void* GraphPool::allocate(std::size_t bytes, int ordinal) noexcept {
     std::shared_ptr<GraphPool> pool;
     {
       Pools& pools = Pools::instance();
-      const std::lock_guard lock(pools.mutex);
+      const LockGuard lock(pools.mutex);
       const auto found = pools.open.find(ordinal);
       if (found != pools.open.end()) pool = found->second->weak_from_this().lock();
     }
@@ -133,7 +134,7 @@ void GraphPool::free(void* segment) noexcept {
   std::shared_ptr<GraphPool> pool;
   Pools& pools = Pools::instance();
   {
-    const std::lock_guard lock(pools.mutex);
+    const LockGuard lock(pools.mutex);
     auto next = pools.by_base.upper_bound(at);
     if (next != pools.by_base.begin()) pool = std::prev(next)->second->weak_from_this().lock();
   }

@@ -5,11 +5,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <span>
 
 #include "onecopy/graph/arena.h"
+#include "os/mutex.h"
 
 namespace onecopy::python {
 
@@ -57,10 +57,10 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
 
   graph::Window window_;
   const Device device_;
-  mutable std::mutex mutex_;
-  std::size_t used_ = 0;
-  std::multiset<std::uintptr_t> segments_;  ///< that torch has
-  std::shared_ptr<GraphPool> self_;         ///< while there are segments
+  mutable Mutex mutex_;
+  std::size_t used_ GUARDED_BY(mutex_) = 0;
+  std::multiset<std::uintptr_t> segments_ GUARDED_BY(mutex_);  ///< that torch has
+  std::shared_ptr<GraphPool> self_ GUARDED_BY(mutex_);         ///< while there are segments
 };
 
 }  // namespace onecopy::python

@@ -6,13 +6,13 @@
 
 #include <cstddef>
 #include <exception>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/log.h"
+#include "os/mutex.h"
 
 namespace onecopy::python {
 namespace {
@@ -28,21 +28,21 @@ class LentToTorch {
 
   void* add(Tensor tensor) {
     void* const begin = tensor.data();
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     blocks_.insert_or_assign(begin, std::move(tensor));
     return begin;
   }
 
   /// Empty for memory that is not ours.
   Tensor take(void* begin) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     auto node = blocks_.extract(begin);
     return node ? std::move(node.mapped()) : Tensor{};
   }
 
  private:
-  std::mutex mutex_;
-  std::unordered_map<void*, Tensor> blocks_;
+  Mutex mutex_;
+  std::unordered_map<void*, Tensor> blocks_ GUARDED_BY(mutex_);
 };
 
 /// torch reports "out of memory" itself, and tries again when it has given back memory.

@@ -30,8 +30,7 @@ Storages& Storages::instance() {
 }
 
 Storages::Storages() {
-  pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                 [] { instance().mutex_.unlock(); });
+  pthread_atfork([] { lock(); }, [] { unlock(); }, [] { unlock(); });
 }
 
 nb::object Storages::lend(const Api& api, const Tensor& tensor) {
@@ -50,7 +49,7 @@ nb::object Storages::lend(const Api& api, const Tensor& tensor) {
                              const_cast<std::int64_t*>(layout.strides().data()),
                              0};
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     lent_[lent->begin] = lent.get();  // in place of one whose storage is on its way out
   }
   return api.import(&lent.release()->managed);
@@ -58,7 +57,7 @@ nb::object Storages::lend(const Api& api, const Tensor& tensor) {
 
 void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin, nb::object former) {
   const std::uintptr_t weak = api.weak(storage);
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = lent_.find(begin);
   if (at == lent_.end()) {
     free_later(weak);
@@ -71,7 +70,7 @@ void Storages::assign(const Api& api, nb::handle storage, const std::byte* begin
 
 std::optional<Tensor> Storages::block_at(const Api& api, const std::byte* begin) {
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (const auto at = lent_.find(begin); at != lent_.end()) return at->second->bytes;
     if (!paired_.contains(begin)) return std::nullopt;
   }
@@ -83,7 +82,7 @@ std::optional<Tensor> Storages::paired_block_at(const Api& api, const std::byte*
   std::uintptr_t weak = 0;
   std::optional<Tensor> bytes;
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const StoragePair& paired = paired_.at(begin);  // entries go with the GIL only, which we hold
     weak = paired.weak;
     bytes = paired.bytes;
@@ -93,7 +92,7 @@ std::optional<Tensor> Storages::paired_block_at(const Api& api, const std::byte*
 }
 
 std::uintptr_t Storages::weak_at(const std::byte* begin) const {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (const auto at = lent_.find(begin); at != lent_.end()) return at->second->weak;
   if (const auto at = ours_.find(begin); at != ours_.end()) return paired_.at(at->second).weak;
   if (const auto at = adopted_.find(begin); at != adopted_.end()) return at->second.weak;
@@ -108,11 +107,16 @@ nb::object Storages::storage_at(const Api& api, const std::byte* begin) {
   return storage.is_none() ? nb::object() : storage;
 }
 
+bool Storages::is_full() const {
+  const LockGuard lock(mutex_);
+  return paired_.size() >= paired_limit_;
+}
+
 void Storages::pair(const Api& api, nb::handle storage, const Tensor& bytes) {
-  if (paired_.size() >= paired_limit_) drop_expired(api);
+  if (is_full()) drop_expired(api);
   const std::byte* theirs = api.data(storage);
   const std::uintptr_t weak = api.weak(storage);
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (const auto at = paired_.find(theirs); at != paired_.end()) {  // an expired one at the same address
     ours_.erase(onecopy::storage(at->second.bytes).data());
     free_later(at->second.weak);
@@ -154,7 +158,7 @@ void Storages::drop_expired_adopted(const Api& api) {
 }
 
 bool Storages::also_in(const std::byte* begin, Stream stream, const Tensor& bytes) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = lent_.find(begin);
   if (at == lent_.end()) return false;
   auto& streams = at->second->streams;
@@ -171,24 +175,24 @@ void Storages::drop_expired(const Api& api) {
     const std::uintptr_t weak = paired_weak_at(begin);
     if (weak != 0 && api.upgrade(weak).is_none()) take_paired(begin, weak);
   }
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   paired_limit_ = std::max<std::size_t>(64, paired_.size() * 2);
 }
 
 std::vector<const std::byte*> Storages::paired_keys() const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   return keys_of(paired_);
 }
 
 std::uintptr_t Storages::paired_weak_at(const std::byte* begin) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = paired_.find(begin);
   return at == paired_.end() ? 0 : at->second.weak;
 }
 
 /// The block, to be released without the lock; empty if another storage is there by now.
 Tensor Storages::take_paired(const std::byte* begin, std::uintptr_t weak) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = paired_.find(begin);
   if (at == paired_.end() || at->second.weak != weak) return {};
   Tensor bytes = std::move(at->second.bytes);
@@ -205,7 +209,7 @@ void Storages::give_back(DLManagedTensorVersioned* managed) {
 }  // and the block is let go of without the lock
 
 void Storages::remove(Loan& lent) noexcept {
-  std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = lent_.find(lent.begin);
   if (at != lent_.end() && at->second == &lent) lent_.erase(at);
   if (lent.weak != 0) free_later(lent.weak);
@@ -214,7 +218,7 @@ void Storages::remove(Loan& lent) noexcept {
 void Storages::drop_all_due(const Api& api) {
   std::vector<std::uintptr_t> weak;
   {
-    std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     is_due_ = false;
     weak.swap(due_weak_);
   }

@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/share.h"
+#include "os/mutex.h"
 #include "torch/torch_api.h"
 
 namespace onecopy::python::torch {
@@ -37,6 +37,7 @@ class Storages {
   /// A storage in memory that torch mapped itself, which is the memory of `bytes`, mapped once more.
   void pair(const Api& api, nb::handle storage, const Tensor& bytes);
   /// Drops blocks whose storage torch has freed without telling us.
+  bool is_full() const;
   void drop_expired(const Api& api);
   /// torch's own memory on a device, which is the block of `bytes` since it was shared.
   void note_adopted(const Api& api, nb::handle storage, const Tensor& bytes);
@@ -89,21 +90,26 @@ class Storages {
       drop_all_due(api);
   }
   void drop_all_due(const Api& api);
-  /// REQUIRES: the mutex.
-  void free_later(std::uintptr_t weak) {
+  void free_later(std::uintptr_t weak) REQUIRES(mutex_) {
     due_weak_.push_back(weak);
     is_due_ = true;
   }
 
-  mutable std::mutex mutex_;
-  std::unordered_map<const std::byte*, Loan*> lent_;
-  std::unordered_map<const std::byte*, StoragePair> paired_;     ///< by the address in torch's mapping
-  std::unordered_map<const std::byte*, const std::byte*> ours_;  ///< paired_ by the address in ours
-  std::unordered_map<const std::byte*, Adoption> adopted_;       ///< used with the GIL only
+  // Around a fork.
+  static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
+  static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
+
+  mutable Mutex mutex_;
+  std::unordered_map<const std::byte*, Loan*> lent_ GUARDED_BY(mutex_);
+  std::unordered_map<const std::byte*, StoragePair> paired_
+      GUARDED_BY(mutex_);  ///< by the address in torch's mapping
+  std::unordered_map<const std::byte*, const std::byte*> ours_
+      GUARDED_BY(mutex_);                                   ///< paired_ by the address in ours
+  std::unordered_map<const std::byte*, Adoption> adopted_;  ///< used with the GIL only
   std::size_t adopted_limit_ = 64;
-  std::size_t paired_limit_ = 64;         ///< when to look for expired ones
-  std::vector<std::uintptr_t> due_weak_;  ///< to be freed with the GIL
-  std::atomic<bool> is_due_ = false;      ///< there may be some
+  std::size_t paired_limit_ GUARDED_BY(mutex_) = 64;         ///< when to look for expired ones
+  std::vector<std::uintptr_t> due_weak_ GUARDED_BY(mutex_);  ///< to be freed with the GIL
+  std::atomic<bool> is_due_ = false;                         ///< there may be some
 };
 
 }  // namespace onecopy::python::torch

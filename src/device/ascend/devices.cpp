@@ -101,7 +101,7 @@ bool Devices::reach(int from, int to) {
   if (from == to) return true;
   at(to);
   const UseDevice use(from);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   DeviceEntry& entry = at(from);
   if (entry.peers.contains(to)) return true;
   const Driver& driver = Driver::get();

@@ -3,12 +3,12 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include "device/backend.h"
 #include "driver.h"
+#include "os/mutex.h"
 
 namespace onecopy::ascend {
 
@@ -46,7 +46,7 @@ class Devices {
  private:
   Devices();
 
-  std::mutex mutex_;
+  Mutex mutex_;  ///< of the peers of each entry
   std::vector<std::unique_ptr<DeviceEntry>> entries_;
 };
 

@@ -3,11 +3,11 @@
 
 #include <fmt/format.h>
 
-#include <mutex>
 #include <set>
 
 #include "devices.h"
 #include "onecopy/core/error.h"
+#include "os/mutex.h"
 
 namespace onecopy::ascend {
 
@@ -15,8 +15,8 @@ namespace {
 
 /// Where pinned ranges begin that devices see at other addresses. Never destroyed: unpinning may come late.
 struct MoveResult {
-  std::mutex mutex;
-  std::set<const void*> begins;
+  Mutex mutex;
+  std::set<const void*> begins GUARDED_BY(mutex);
 };
 MoveResult& moved() {
   static MoveResult& all = *new MoveResult;
@@ -33,7 +33,7 @@ void pin_host(int ordinal, void* at, std::size_t bytes, Access access) {
       at, bytes, access == Access::read_only ? ACL_HOST_REGISTER_READONLY : ACL_HOST_REGISTER_MAPPED,
       &seen);
   if (seen == at) return;
-  const std::lock_guard lock(moved().mutex);
+  const LockGuard lock(moved().mutex);
   moved().begins.insert(at);
 }
 
@@ -41,7 +41,7 @@ void unpin_host(int ordinal, void* at) noexcept {
   try {
     const UseDevice use(ordinal);
     Driver::get().aclrtHostUnregister(at);
-    const std::lock_guard lock(moved().mutex);
+    const LockGuard lock(moved().mutex);
     moved().begins.erase(at);
   } catch (const Error&) {
     // The device is gone, or this is a forked child, whose parent has the pins.
@@ -50,7 +50,7 @@ void unpin_host(int ordinal, void* at) noexcept {
 
 /// One range at another address is enough to refuse: the runtime does that for all or none.
 void require_in_place(int ordinal, const void*) {
-  const std::lock_guard lock(moved().mutex);
+  const LockGuard lock(moved().mutex);
   if (moved().begins.empty()) return;
   throw Error(ErrorCode::unsupported,
               fmt::format("npu:{} sees pinned memory of the host at other addresses; copy it: to_device()",

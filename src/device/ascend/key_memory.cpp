@@ -12,6 +12,7 @@
 #include "exported.h"
 #include "onecopy/core/error.h"
 #include "opened_keys.h"
+#include "os/mutex.h"
 
 namespace onecopy::ascend {
 
@@ -35,7 +36,7 @@ class ParkedMemory {
   }
 
   bool take(int ordinal, std::size_t bytes, KeyMapping& found) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const auto at = free_.find({ordinal, bytes});
     if (at == free_.end()) return false;
     found = std::move(at->second);
@@ -43,16 +44,16 @@ class ParkedMemory {
     return true;
   }
   void put(KeyMapping memory) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     const std::pair place{memory.ordinal, memory.bytes};
     free_.emplace(place, std::move(memory));
   }
   bool is_ours(const std::string& key) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     return std::find(keys_.begin(), keys_.end(), key) != keys_.end();
   }
   void note(const std::string& key) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     keys_.push_back(key);
     if (keys_.size() == 1) std::atexit([] { ParkedMemory::get().close_all(); });
   }
@@ -61,13 +62,13 @@ class ParkedMemory {
   void close_all() noexcept {
     const Driver* driver = Driver::try_get();
     if (!driver) return;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     for (const std::string& key : keys_) driver->aclrtIpcMemClose(key.c_str());
   }
 
-  std::mutex mutex_;
-  std::multimap<std::pair<int, std::size_t>, KeyMapping> free_;
-  std::vector<std::string> keys_;  ///< all of this process
+  Mutex mutex_;
+  std::multimap<std::pair<int, std::size_t>, KeyMapping> free_ GUARDED_BY(mutex_);
+  std::vector<std::string> keys_ GUARDED_BY(mutex_);  ///< all of this process
 };
 
 [[noreturn]] void throw_no_room(const Driver& driver, int ordinal, std::size_t bytes, aclError result) {
@@ -109,7 +110,7 @@ class KeyMemory final : public DeviceMemory {
   ExportedMemory do_export(Access access) const override;
   void export_key() const;
 
-  mutable std::mutex mutex_;
+  mutable Mutex mutex_;
   mutable KeyMapping memory_;
 };
 
@@ -147,7 +148,7 @@ void KeyMemory::export_key() const {
 }
 
 ExportedMemory KeyMemory::do_export(Access access) const {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (memory_.key.empty()) export_key();
   ExportedMemory memory;
   memory.kind = kind();

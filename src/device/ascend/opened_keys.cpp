@@ -52,7 +52,7 @@ OpenedKeys& OpenedKeys::get() {
 }
 
 void* OpenedKeys::open(int ordinal, int owner, const ExportedKeys& exported, Access access) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (const auto at = keys_.find(exported.key); at != keys_.end())
     for (const Import& import : at->second.imports)
       if (import.ordinal == ordinal && import.access == access) {
@@ -69,7 +69,7 @@ void* OpenedKeys::open(int ordinal, int owner, const ExportedKeys& exported, Acc
 /// Addresses are forgotten before another allocation can get them.
 void OpenedKeys::close(const std::string& name) noexcept {
   if (!Driver::try_get()) return;  // a forked child, where another thread may hold the lock for ever
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto at = keys_.find(name);
   if (at == keys_.end() || --at->second.users > 0) return;
   for (auto& imports = at->second.imports; !imports.empty();) {

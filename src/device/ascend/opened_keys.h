@@ -3,11 +3,11 @@
 
 #include <list>
 #include <map>
-#include <mutex>
 #include <string>
 
 #include "exported.h"
 #include "known_ranges.h"
+#include "os/mutex.h"
 
 namespace onecopy::ascend {
 
@@ -39,8 +39,8 @@ class OpenedKeys {
     std::list<Import> imports;  ///< in the order in which the runtime ends them
   };
 
-  std::mutex mutex_;
-  std::map<std::string, Key> keys_;
+  Mutex mutex_;
+  std::map<std::string, Key> keys_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy::ascend

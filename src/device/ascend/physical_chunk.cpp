@@ -7,6 +7,7 @@
 
 #include "exported.h"
 #include "onecopy/core/error.h"
+#include "os/mutex.h"
 
 namespace onecopy::ascend {
 
@@ -17,10 +18,10 @@ constexpr int kMade = -1;
 /// A memory by its number, with the device of its import, or kMade. This process may not import one memory twice, nor
 /// its own exports.
 struct CachedChunk {
-  std::mutex mutex;
-  std::map<std::pair<std::uint64_t, int>, std::weak_ptr<Physical>> by_number;
+  Mutex mutex;
+  std::map<std::pair<std::uint64_t, int>, std::weak_ptr<Physical>> by_number GUARDED_BY(mutex);
 
-  void forget(std::uint64_t number, int imported_at) {
+  void forget(std::uint64_t number, int imported_at) REQUIRES(mutex) {
     const auto at = by_number.find({number, imported_at});
     if (at != by_number.end() && at->second.expired()) by_number.erase(at);
   }
@@ -42,7 +43,7 @@ class Physical {
   Physical& operator=(const Physical&) = delete;
   ~Physical() {
     {
-      const std::lock_guard lock(known().mutex);
+      const LockGuard lock(known().mutex);
       known().forget(number_, imported_at_);
     }
     const Driver* driver = Driver::try_get();
@@ -58,7 +59,7 @@ class Physical {
   aclrtDrvMemHandle handle() const noexcept { return handle_; }
   /// ExportedKeys at the first call: a second export would fail.
   static std::uint64_t number_of(const std::shared_ptr<Physical>& memory) {
-    const std::lock_guard lock(known().mutex);
+    const LockGuard lock(known().mutex);
     if (memory->number_ != 0) return memory->number_;
     std::uint64_t number = 0;
     Driver::get().aclrtMemExportToShareableHandle.must(memory->handle_, ACL_MEM_HANDLE_TYPE_NONE, 0,
@@ -79,8 +80,7 @@ std::uint64_t AscendChunk::number() const { return Physical::number_of(memory_);
 
 namespace {
 
-/// REQUIRES: known().mutex.
-std::shared_ptr<Physical> find_known(std::uint64_t number, int imported_at) {
+std::shared_ptr<Physical> find_known(std::uint64_t number, int imported_at) REQUIRES(known().mutex) {
   const auto at = known().by_number.find({number, imported_at});
   return at == known().by_number.end() ? nullptr : at->second.lock();
 }
@@ -112,7 +112,7 @@ bool is_out_of_memory(aclError result) noexcept {
 }
 
 std::shared_ptr<Physical> import_physical(const Driver& driver, int ordinal, std::uint64_t number) {
-  const std::lock_guard lock(known().mutex);
+  const LockGuard lock(known().mutex);
   for (const int where : {kMade, ordinal})
     if (auto memory = find_known(number, where)) return memory;
   aclrtDrvMemHandle handle = nullptr;

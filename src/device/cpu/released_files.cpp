@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <unistd.h>
 
-#include <mutex>
 #include <new>
 #include <string>
 #include <utility>
@@ -9,6 +8,7 @@
 
 #include "device/janitor.h"
 #include "named_file_memory.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -22,8 +22,8 @@ namespace {
 class ReleasedFiles {
  public:
   void add(std::string path) noexcept {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return;
+    if (!mutex_.try_lock()) return;
+    const LockGuard lock(mutex_, std::adopt_lock);
     try {
       files_.push_back({std::move(path), kTries});
     } catch (const std::bad_alloc&) {  // as above
@@ -31,8 +31,8 @@ class ReleasedFiles {
   }
 
   bool retry() noexcept {
-    const std::unique_lock lock(mutex_, std::try_to_lock);
-    if (!lock.owns_lock()) return false;
+    if (!mutex_.try_lock()) return false;
+    const LockGuard lock(mutex_, std::adopt_lock);
     std::erase_if(files_, [](const File& file) { return is_done(file.path); });
     bool soon = false;
     for (File& file : files_)
@@ -51,8 +51,8 @@ class ReleasedFiles {
     return unlink_if_unused(path) >= 0 || ::access(path.c_str(), F_OK) != 0;
   }
 
-  std::mutex mutex_;
-  std::vector<File> files_;
+  Mutex mutex_;
+  std::vector<File> files_ GUARDED_BY(mutex_);
 };
 
 ReleasedFiles& released_files() {

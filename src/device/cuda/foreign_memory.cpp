@@ -5,13 +5,13 @@
 
 #include <array>
 #include <map>
-#include <mutex>
 #include <span>
 #include <vector>
 
 #include "devices.h"
 #include "exported_chunks.h"
 #include "onecopy/core/error.h"
+#include "os/mutex.h"
 #include "peers.h"
 #include "physical_chunk.h"
 #include "recent_exports.h"
@@ -255,7 +255,7 @@ class LegacyMemory final : public DeviceMemory {
   const CUdeviceptr base_;
   const std::size_t bytes_;
   const CUipcMemHandle handle_;
-  std::mutex mutex_;
+  Mutex mutex_;
   std::map<int, CUdeviceptr> others_;  ///< for devices beside `user_`
 };
 
@@ -267,7 +267,7 @@ LegacyMemory::~LegacyMemory() {
 
 std::byte* LegacyMemory::allow(int ordinal) {
   if (ordinal == user_) return data();
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   auto at = others_.find(ordinal);
   if (at == others_.end()) {
     check_path(ordinal, home_);

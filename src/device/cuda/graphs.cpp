@@ -6,11 +6,11 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
-#include <mutex>
 
 #include "copy_kernel.h"
 #include "devices.h"
 #include "onecopy/core/error.h"
+#include "os/mutex.h"
 
 namespace onecopy::cuda {
 
@@ -214,8 +214,8 @@ class CudaGraphs final : public GraphDriver {
  private:
   const CopyKernel& kernel(int ordinal);
 
-  std::mutex mutex_;
-  std::map<int, std::unique_ptr<CopyKernel>> kernels_;  ///< by device; none goes
+  Mutex mutex_;
+  std::map<int, std::unique_ptr<CopyKernel>> kernels_ GUARDED_BY(mutex_);  ///< by device; none goes
 };
 
 void CudaGraphs::prepare(int ordinal) {
@@ -223,13 +223,13 @@ void CudaGraphs::prepare(int ordinal) {
   if (!driver.cuStreamGetCaptureInfo)
     Vendor::throw_missing(driver.cuStreamGetCaptureInfo.name(), driver.cuStreamGetCaptureInfo.since());
   const UseDevice use(ordinal);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   auto& kernel = kernels_[ordinal];
   if (!kernel) kernel = std::make_unique<CopyKernel>(driver);
 }
 
 const CopyKernel& CudaGraphs::kernel(int ordinal) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const auto found = kernels_.find(ordinal);
   if (found == kernels_.end() || !found->second)
     throw Error(ErrorCode::invalid_argument,

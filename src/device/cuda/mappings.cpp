@@ -14,17 +14,17 @@ Mappings& Mappings::get() {
 }
 
 void Mappings::add(CUdeviceptr base, std::size_t bytes, int owner) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   mappings_.try_emplace(base, Mapping{bytes, owner});
 }
 
 void Mappings::remove(CUdeviceptr base) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   mappings_.erase(base);
 }
 
 void Mappings::allow(CUdeviceptr base, std::size_t bytes, int ordinal, Access access) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   set_access(base, bytes, ordinal, access);
   const auto end = mappings_.lower_bound(base + bytes);
   for (auto next = mappings_.lower_bound(base); next != end; ++next) {
@@ -52,7 +52,7 @@ bool Mappings::let_read(int ordinal, CUdeviceptr base, Mapping& mapping) {
 }
 
 Mappings::Reach Mappings::let_read(int ordinal, CUdeviceptr at, std::size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   const CUdeviceptr end = at + bytes;
   while (at < end) {
     const auto found = find(at);

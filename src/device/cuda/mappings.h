@@ -3,11 +3,11 @@
 
 #include <cstddef>
 #include <map>
-#include <mutex>
 #include <set>
 
 #include "driver_api.h"
 #include "onecopy/core/tensor_view.h"
+#include "os/mutex.h"
 
 namespace onecopy::cuda {
 
@@ -43,11 +43,11 @@ class Mappings {
   };
   using ByAddress = std::map<CUdeviceptr, Mapping>;
 
-  ByAddress::iterator find(CUdeviceptr at);
+  ByAddress::iterator find(CUdeviceptr at) REQUIRES(mutex_);
   static bool let_read(int ordinal, CUdeviceptr base, Mapping& mapping);
 
-  std::mutex mutex_;
-  ByAddress mappings_;
+  Mutex mutex_;
+  ByAddress mappings_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy::cuda

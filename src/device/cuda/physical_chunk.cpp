@@ -6,6 +6,7 @@
 
 #include "exported_chunks.h"
 #include "onecopy/core/error.h"
+#include "os/mutex.h"
 
 namespace onecopy::cuda {
 
@@ -42,6 +43,7 @@ class OwnChunk final : public CudaChunk {
   /// Has no effect if another chunk has one, or it cannot be made: the next request reports the error.
   void make_first_descriptor_of_card(const Driver& driver) {
     Fd fd;
+    const LockGuard lock(mutex_);
     if (device_.open_exports == 0 && driver.cuMemExportToShareableHandle &&
         try_export(driver, handle(), fd) == CUDA_SUCCESS)
       keep(std::move(fd));
@@ -50,7 +52,7 @@ class OwnChunk final : public CudaChunk {
   Fd descriptor() const override {
     const Driver& driver = Driver::get();
     const RelaxedCapture relaxed(driver);
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     if (!kept_.fds().empty()) return kept_.fds().front().duplicate();
     Fd fd;
     check(try_export(driver, handle(), fd), "cuMemExportToShareableHandle");
@@ -62,7 +64,7 @@ class OwnChunk final : public CudaChunk {
   }
 
  private:
-  void keep(Fd fd) const {
+  void keep(Fd fd) const REQUIRES(mutex_) {
     std::vector<Fd> one;
     one.push_back(std::move(fd));
     kept_.keep(std::move(one));
@@ -70,8 +72,8 @@ class OwnChunk final : public CudaChunk {
   }
 
   DeviceEntry& device_;
-  mutable std::mutex mutex_;
-  mutable KeptDescriptors kept_{room_for_exports};
+  mutable Mutex mutex_;
+  mutable KeptDescriptors kept_ GUARDED_BY(mutex_){room_for_exports};
 };
 
 /// The descriptors of all chunks that came together, or none if there was no room for all: a model in expandable

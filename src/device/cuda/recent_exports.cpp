@@ -37,7 +37,7 @@ Fd RecentExports::get(const Driver& driver, CUdeviceptr at, unsigned long long b
 }
 
 Fd RecentExports::find(CUdeviceptr at, unsigned long long buffer_id) {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   for (const Entry& entry : entries_)
     if (entry.at == at && entry.buffer_id == buffer_id) return entry.fd.fds().front().duplicate();
   return {};
@@ -46,7 +46,7 @@ Fd RecentExports::find(CUdeviceptr at, unsigned long long buffer_id) {
 void RecentExports::keep(CUdeviceptr at, unsigned long long buffer_id, Fd fd) {
   std::vector<Fd> one;
   one.push_back(std::move(fd));
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   entries_.remove_if([&](const Entry& entry) { return entry.at == at; });
   if (entries_.size() == kMost) entries_.pop_back();
   entries_.emplace_front(at, buffer_id).fd.keep(std::move(one));
@@ -54,7 +54,7 @@ void RecentExports::keep(CUdeviceptr at, unsigned long long buffer_id, Fd fd) {
 }
 
 void RecentExports::forget(CUdeviceptr begin, std::size_t bytes) noexcept {
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   entries_.remove_if([&](const Entry& entry) { return entry.at >= begin && entry.at - begin < bytes; });
 }
 

@@ -2,11 +2,11 @@
 #pragma once
 
 #include <list>
-#include <mutex>
 
 #include "driver.h"
 #include "kept_descriptors.h"
 #include "os/fd.h"
+#include "os/mutex.h"
 
 namespace onecopy::cuda {
 
@@ -38,8 +38,8 @@ class RecentExports {
   Fd find(CUdeviceptr at, unsigned long long buffer_id);
   void keep(CUdeviceptr at, unsigned long long buffer_id, Fd fd);
 
-  std::mutex mutex_;
-  std::list<Entry> entries_;  ///< the last one first
+  Mutex mutex_;
+  std::list<Entry> entries_ GUARDED_BY(mutex_);  ///< the last one first
 };
 
 }  // namespace onecopy::cuda

@@ -4,13 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <mutex>
 #include <set>
 #include <vector>
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
+#include "os/mutex.h"
 #include "share/format/bundle_codec.h"
 #include "share/runtime/runtime.h"
 
@@ -91,7 +91,7 @@ struct Bundle::State {
 
   /// Once for each device that the tensors are on: the point covers them all. If all are on the host, the host waits.
   void wait(Runtime& runtime, Device device) {
-    const std::lock_guard lock(mutex);
+    const LockGuard lock(mutex);
     if (!point || waited.contains(device)) return;
     if (device != kCpu) runtime.streams().wait_for(maker, point, device, *options.stream);
     else if (is_on_host()) runtime.streams().wait_to_read(maker, point);
@@ -109,8 +109,8 @@ struct Bundle::State {
   ProcessId maker;
   TimelinePoint point;
   BundleReader reader;
-  std::mutex mutex;
-  std::set<Device> waited;  ///< guarded by the mutex
+  Mutex mutex;
+  std::set<Device> waited GUARDED_BY(mutex);  ///< guarded by the mutex
 };
 
 Bundle Bundle::open(const Handle& handle, Access access) {

@@ -93,7 +93,7 @@ void DeviceLoader::run(const LoadProgress& progress) {
     }
   }
   backend(device_.type).synchronize(device_.index, stream_);  // the ring is the next caller's
-  if (error_) std::rethrow_exception(error_);
+  rethrow();
   report(progress);
   log_info(fmt::format("{} to {}, {} threads: {}", name_, device_.str(), threads, times_.text()));
 }
@@ -186,8 +186,13 @@ void DeviceLoader::copy(const std::byte* slot, std::uint64_t from, std::uint64_t
 
 void DeviceLoader::fail(std::exception_ptr error) noexcept {
   failed_.store(true);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!error_) error_ = std::move(error);
+}
+
+void DeviceLoader::rethrow() {
+  const LockGuard lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
 }
 
 namespace {

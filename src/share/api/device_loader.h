@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "onecopy/share/load.h"
 #include "os/fd.h"
 #include "os/mapping.h"
+#include "os/mutex.h"
 #include "share/api/load_times.h"
 
 namespace onecopy {
@@ -50,6 +50,8 @@ class DeviceLoader {
   std::uint64_t read_directly(std::byte* to, std::uint64_t from, std::uint64_t bytes);
   void copy(const std::byte* slot, std::uint64_t from, std::uint64_t bytes);
   void fail(std::exception_ptr error) noexcept;
+  /// Throws the first error of any thread.
+  void rethrow();
   void report(const LoadProgress& progress) const;
 
   const Fd& fd_;
@@ -65,8 +67,8 @@ class DeviceLoader {
   std::atomic<std::uint64_t> done_{0};  ///< bytes
   std::atomic<bool> failed_{false};
   LoadTimes times_;
-  std::mutex mutex_;
-  std::exception_ptr error_;
+  Mutex mutex_;
+  std::exception_ptr error_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy

@@ -61,7 +61,7 @@ void FileReader::run(const LoadProgress& progress) {
       fail(std::current_exception());
     }
   }
-  if (error_) std::rethrow_exception(error_);
+  rethrow();
   if (progress) progress(total_, total_);
 }
 
@@ -109,8 +109,13 @@ void FileReader::read(const Batch& batch) {
 
 void FileReader::fail(std::exception_ptr error) noexcept {
   failed_.store(true);
-  const std::lock_guard lock(mutex_);
+  const LockGuard lock(mutex_);
   if (!error_) error_ = std::move(error);
+}
+
+void FileReader::rethrow() {
+  const LockGuard lock(mutex_);
+  if (error_) std::rethrow_exception(error_);
 }
 
 }  // namespace onecopy

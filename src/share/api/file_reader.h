@@ -5,13 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <mutex>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "onecopy/share/load.h"
 #include "os/fd.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -48,6 +48,8 @@ class FileReader {
   bool step();
   void read(const Batch& batch);
   void fail(std::exception_ptr error) noexcept;
+  /// Throws the first error of any thread.
+  void rethrow();
 
   const Fd& fd_;
   std::string name_;
@@ -57,8 +59,8 @@ class FileReader {
   std::atomic<std::size_t> next_{0};
   std::atomic<std::uint64_t> done_{0};
   std::atomic<bool> failed_{false};
-  std::mutex mutex_;
-  std::exception_ptr error_;
+  Mutex mutex_;
+  std::exception_ptr error_ GUARDED_BY(mutex_);
 };
 
 }  // namespace onecopy

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -14,6 +13,7 @@
 
 #include "onecopy/core/bytes.h"
 #include "onecopy/share/handle_fields.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -117,7 +117,7 @@ class BundleReader {
   ByteSpan name_section_;
   ByteSpan structure_;
   std::vector<BundleOrigin> origins_;
-  mutable std::mutex index_mutex_;
+  mutable Mutex index_mutex_;
   mutable std::atomic<bool> indexed_{false};
   mutable std::vector<std::uint32_t> index_;  ///< row + 1 by hash of its name, open addressing; 0 = free
 };

@@ -197,7 +197,7 @@ void BundleReader::build_index() const {
 
 std::optional<std::size_t> BundleReader::find(std::string_view wanted) const {
   if (!indexed_.load(std::memory_order_acquire)) {
-    const std::lock_guard lock(index_mutex_);
+    const LockGuard lock(index_mutex_);
     if (!indexed_.load(std::memory_order_relaxed)) build_index();
     indexed_.store(true, std::memory_order_release);
   }

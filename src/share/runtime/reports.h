@@ -4,12 +4,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "onecopy/share/stats.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -26,17 +26,17 @@ class Reports {
 
   /// `describe` may be called by any thread. It must neither wait nor throw.
   std::uint64_t add(Describe describe) {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     describe_.emplace(++last_, std::move(describe));
     return last_;
   }
   void remove(std::uint64_t id) noexcept {
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     describe_.erase(id);
   }
   std::vector<Info> list() const {
     std::vector<Info> all;
-    const std::lock_guard lock(mutex_);
+    const LockGuard lock(mutex_);
     std::erase_if(describe_, [&](const auto& entry) {
       std::optional<Info> info = entry.second();
       if (info) all.push_back(std::move(*info));
@@ -46,9 +46,10 @@ class Reports {
   }
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::map<std::uint64_t, Describe> describe_;  ///< a look at parts that have gone drops them
-  std::uint64_t last_ = 0;
+  mutable Mutex mutex_;
+  mutable std::map<std::uint64_t, Describe> describe_
+      GUARDED_BY(mutex_);  ///< a look at parts that have gone drops them
+  std::uint64_t last_ GUARDED_BY(mutex_) = 0;
 };
 
 using GroupReports = Reports<GroupInfo>;
