@@ -46,7 +46,7 @@ DoorbellMemory::DoorbellMemory(const Handle& handle) : memory_(open(handle)), be
 
 Handle DoorbellMemory::handle() const { return share(memory_); }
 
-Inbound::Inbound() : channel_(&Channel::create({})) {}
+Inbound::Inbound() : channel_(&Channel::create({})) { channel_->read_alone(); }
 
 /// In the order of the default streams: the thread that decodes a message orders its own streams behind them.
 std::optional<Message> Inbound::try_take() {

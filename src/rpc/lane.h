@@ -65,6 +65,10 @@ class Outbound {
   /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring.
   /// In the order of `stream`, as queues do it.
   void put(const Message& message, Stream stream = {});
+  /// The member has ended: what it has not taken stays untaken, and its tensors need not be kept.
+  void drop_sent() noexcept {
+    if (channel_) channel_->sender().sent().release_taken(UINT64_MAX);
+  }
   /// After put(). A message to another host needs none.
   void ring_for_call() const noexcept {
     if (bell_) (*bell_)->ring_for_call();

@@ -111,6 +111,7 @@ void Node::release_lanes(Member& member) {
   if (member.senders.load() != 0 || lookers_.load() != 0) return;
   member.out = nullptr;
   member.in = nullptr;
+  if (member.outbound) member.outbound->drop_sent();
   member.outbound.reset();
   member.inbound.reset();
   member.bell.reset();

@@ -99,7 +99,7 @@ void Channel::close() noexcept {
   if (!session || session_.load() != session) return;  // a forked child that never used it
   sender_.sent().release_taken(UINT64_MAX);            // items that will not be taken
   session->queues().remove_transit(transit_);
-  session->queues().close(creator_, id_);
+  session->queues().close(creator_, id_, is_read_alone_);
 }
 
 int Channel::ready_fd() {
@@ -131,7 +131,7 @@ void Channel::settle_in(Session& session) {
     receiver_.unpacker().reset(parent->id());
     others_ = 0;
   }
-  is_announced_ = false;
+  is_announced_ = is_read_alone_ = false;
   is_announcing_.clear();
   transit_ = session.queues().add_transit({[this] { return in_transit(); }, [this] { return unkept(); }});
   session_.store(&session, std::memory_order_release);

@@ -33,6 +33,9 @@ class Channel {
   Channel& enter_again();
   /// One Queue object less.
   void leave() noexcept;
+  /// From here on the queue is over when this process has left it: no other takes items. REQUIRES: this process is the
+  /// creator.
+  void read_alone() noexcept { is_read_alone_ = true; }
 
   Handle handle();
   Ring& ring() noexcept { return ring_; }
@@ -101,6 +104,7 @@ class Channel {
   std::atomic<bool> is_announced_{false};  ///< to the creator
   std::atomic_flag is_announcing_;
   std::uint64_t transit_ = 0;
+  std::atomic<bool> is_read_alone_{false};
   std::atomic<std::size_t> queues_{0};  ///< written under the registry's lock
   std::atomic<std::size_t> others_{0};  ///< in the creator: processes
   /// In the creator: until then a process that was sent a handle may come. Its hold has ended, since the handle has

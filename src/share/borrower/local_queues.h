@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -49,7 +50,8 @@ struct QueueHooks {
 class LocalQueues {
  public:
   void add(std::uint64_t queue, QueueHooks hooks);
-  void remove(std::uint64_t queue) noexcept;
+  /// `is_over`: no process takes its items from here on. Then all of them count as taken.
+  void remove(std::uint64_t queue, bool is_over = false) noexcept;
   bool contains(std::uint64_t queue) const;
   void report_users(std::uint64_t queue, std::size_t users) const noexcept;
 
@@ -65,9 +67,12 @@ class LocalQueues {
 
  private:
   std::optional<QueueProgress> progress(std::uint64_t queue) const;
+  void note_over(std::uint64_t queue) noexcept REQUIRES(mutex_);
 
   mutable Mutex mutex_;
   std::map<std::uint64_t, QueueHooks> queues_ GUARDED_BY(mutex_);
+  /// Queues that are over, and since when: as long as items of the dead are waited for.
+  std::map<std::uint64_t, std::chrono::steady_clock::time_point> over_ GUARDED_BY(mutex_);
 };
 
 template <class Element, class MarkOf>

@@ -27,8 +27,8 @@ struct SegmentRetention {
     elsewhere.release_all_of(owner);
   }
 
-  void remove_queue(std::uint64_t queue) noexcept {
-    queues.remove(queue);
+  void remove_queue(std::uint64_t queue, bool is_over = false) noexcept {
+    queues.remove(queue, is_over);
     segments.forget_queue(queue);
   }
 

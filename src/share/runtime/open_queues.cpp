@@ -58,8 +58,8 @@ void OpenQueues::join(const ProcessId& creator, std::uint64_t queue) {
   }
 }
 
-void OpenQueues::close(const ProcessId& creator, std::uint64_t queue) noexcept {
-  retention_.remove_queue(queue);
+void OpenQueues::close(const ProcessId& creator, std::uint64_t queue, bool is_over) noexcept {
+  retention_.remove_queue(queue, is_over);
   if (creator == self_) return broker_.forget_queue(queue);
   const auto peer = importer_.find(public_name(creator));
   if (!peer || peer->leave_queue(queue) || peer->is_disconnected()) return;

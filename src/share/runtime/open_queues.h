@@ -48,7 +48,8 @@ class OpenQueues {
   /// This process opens a queue that `creator` made, and answers calls from now on. Returns false if the creator does
   /// not answer, so that it has to be told again. A creator that is gone need not be told.
   bool open(const ProcessId& creator, std::uint64_t queue, QueueHooks hooks);
-  void close(const ProcessId& creator, std::uint64_t queue) noexcept;
+  /// `is_over`: no process takes its items from here on.
+  void close(const ProcessId& creator, std::uint64_t queue, bool is_over = false) noexcept;
 
   /// Before the first item with this segment is put: asks the creator to retain it. If this process is the creator,
   /// asks the other users. Waits two seconds at most for the creator. Throws the errors of passing the segment on.

@@ -42,6 +42,19 @@ TEST_F(UndeliveredItemsTest, AreDeliveredOnceAllIsTakenThatWasPutBeforeItsDeath)
   EXPECT_TRUE(items.are_delivered(queues_));
 }
 
+TEST_F(UndeliveredItemsTest, AreNotWaitedForInAQueueThatIsOver) {
+  open_queue(kQueue);
+  put_ = 2;
+  UndeliveredItems items(1, transits_);
+  EXPECT_FALSE(items.are_delivered(queues_));
+  queues_.remove(kQueue);
+  EXPECT_FALSE(items.are_delivered(queues_)) << "another process may take them";
+  queues_.remove(kQueue, true);
+  EXPECT_TRUE(items.are_delivered(queues_));
+  UndeliveredItems later(1, transits_);
+  EXPECT_TRUE(later.are_delivered(queues_)) << "its process died after the queue was over";
+}
+
 TEST_F(UndeliveredItemsTest, WaitsForEachOfItsQueues) {
   open_queue(kQueue);
   transits_.begin(4, kQueue + 1);  // not open here: its progress is unknown
