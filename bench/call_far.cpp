@@ -13,6 +13,7 @@
 #include "onecopy/share/share.h"
 #include "rows.h"
 #include "support/cpu.h"
+#include "support/hex.h"
 #include "support/samples.h"
 #include "support/two_networks.h"
 
@@ -24,19 +25,6 @@ using onecopy::testing::TwoNetworks;
 constexpr int kRounds = 9;
 constexpr std::int64_t kBytesOfARound = std::int64_t{1} << 30;
 constexpr std::size_t kUnderWay = 8;
-
-std::string to_hex(ByteSpan bytes) {
-  std::string text;
-  for (const std::byte b : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(b));
-  return text;
-}
-
-Bytes from_hex(const std::string& text) {
-  Bytes bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
-    bytes.push_back(static_cast<std::byte>(std::stoul(text.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
 
 /// A process in a network of its own that has entered it.
 class Host {

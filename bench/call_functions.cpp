@@ -11,6 +11,7 @@
 #include "onecopy/rpc/agent.h"
 #include "rows.h"
 #include "support/cpu.h"
+#include "support/hex.h"
 #include "support/samples.h"
 
 namespace onecopy::bench {
@@ -19,19 +20,6 @@ namespace {
 constexpr int kRounds = 101;
 constexpr std::chrono::milliseconds kSpins{1};
 constexpr std::chrono::nanoseconds kSleeps{0};
-
-std::string to_hex(ByteSpan bytes) {
-  std::string text;
-  for (const std::byte b : bytes) text += fmt::format("{:02x}", static_cast<unsigned>(b));
-  return text;
-}
-
-Bytes from_hex(const std::string& text) {
-  Bytes bytes;
-  for (std::size_t i = 0; i + 1 < text.size(); i += 2)
-    bytes.push_back(static_cast<std::byte>(std::stoul(text.substr(i, 2), nullptr, 16)));
-  return bytes;
-}
 
 /// This process and one that it calls, on another processor.
 class Callee {

@@ -68,7 +68,7 @@ def hold_model(talk: Talk, path: str) -> None:
 
 
 def huggingface(effort: Effort) -> Row:
-    """The first process reads the files, the second and the third open what it has."""
+    """The first process reads the files, the second and the third open its tensors."""
     gib = _gib()
     row = Row(f"A Llama in bfloat16, {gib:g} GiB asked for", "a second process has it in 0.3 s, with 50 MiB of its own")
     if importlib.util.find_spec("transformers") is None:

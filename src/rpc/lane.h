@@ -65,7 +65,7 @@ class Outbound {
   /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring.
   /// In the order of `stream`, as queues do it.
   void put(const Message& message, Stream stream = {});
-  /// The member has ended: what it has not taken stays untaken, and its tensors need not be kept.
+  /// The member has ended: it takes no further item, and tensors of its items need not be kept.
   void drop_sent() noexcept {
     if (channel_) channel_->sender().sent().release_taken(UINT64_MAX);
   }

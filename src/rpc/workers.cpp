@@ -4,31 +4,12 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
-#include <csignal>
 #include <system_error>
 
+#include "os/blocked_signals.h"
 #include "os/log.h"
 
 namespace onecopy::rpc {
-namespace {
-
-/// Signals are the program's own threads' to handle.
-class BlockedSignals {
- public:
-  BlockedSignals() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  BlockedSignals(const BlockedSignals&) = delete;
-  BlockedSignals& operator=(const BlockedSignals&) = delete;
-  ~BlockedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
- private:
-  sigset_t before_{};
-};
-
-}  // namespace
 
 void Workers::add() {
   const LockGuard lock(mutex_);

@@ -33,8 +33,8 @@ struct FarOptions {
   static FarOptions of_environment();
 };
 
-/// A member's connections to members on other hosts. One thread sends the bytes that sockets did not take at once, receives,
-/// and lets clients prove themselves; it starts with the first connection.
+/// A member's connections to members on other hosts. One thread sends the bytes that sockets did not take at
+/// once, receives, and lets clients prove themselves; it starts with the first connection.
 ///
 /// Thread safety: all members may be called concurrently, but for the destructor.
 /// Invariants: a link is delivered to only after its hello. The thread waits for no single client or link.

@@ -18,8 +18,8 @@
 
 namespace onecopy::rpc {
 
-/// The frames that this process sends over one connection. The thread that puts a message sends it, as far as the socket takes it
-/// at once; the far thread sends the rest.
+/// The frames that this process sends over one connection. The thread that puts a message sends it, as far as the socket
+/// takes it at once; the far thread sends the rest.
 ///
 /// Thread safety: all members may be called concurrently.
 class FrameSender {
