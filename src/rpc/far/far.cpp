@@ -75,6 +75,7 @@ void Far::listen() {
         "rpc has no key, and listens on 127.0.0.1 alone, where any user of this host may call: set "
         "ONECOPY_RPC_KEY to one secret of the group in all members");
   listener_ = StreamSocket::listen(at);
+  unshared_ = UnsharedDescriptor(listener_.fd());
   endpoint_ = listener_.address().substr(std::string_view("tcp:").size());
   {
     const LockGuard lock(starter_->mutex);
@@ -120,7 +121,7 @@ FarLinkRef Far::connect(const Address& to, Deadline deadline) {
             "the group in all members",
             to.name));
   const Deadline until = std::min(deadline, Deadline::after(kConnectPatience));
-  auto [socket, keys] = prove_to(HostPort::parse(to.endpoint), options_.key, until);
+  auto [socket, keys, unshared] = prove_to(HostPort::parse(to.endpoint), options_.key, until);
   auto link = std::make_shared<FarLink>(std::move(socket), keys, FarLink::Side::client, wake_);
   link->put_hello(encode_hello(to, own_()));
   return link;
@@ -129,6 +130,7 @@ FarLinkRef Far::connect(const Address& to, Deadline deadline) {
 void Far::read(const FarLinkRef& link, Delivery delivery) {
   {
     const LockGuard lock(mutex_);
+    if (has_ended_) return link->end();
     all_links_.push_back(link);
     new_links_.push_back({link, std::move(delivery)});
   }

@@ -87,6 +87,7 @@ class Far {
   void send_all(bool is_due);
   bool send(std::uint64_t token, Link& at, bool is_due);
   void end(std::uint64_t token, const char* why) noexcept;
+  void end_all() noexcept;
 
   const FarOptions options_;
   EventLoop& loop_;
@@ -95,6 +96,7 @@ class Far {
   const int pid_;
   const std::shared_ptr<Event> wake_;  ///< the links have it, too
   StreamSocket listener_;
+  UnsharedDescriptor unshared_;  ///< the listener's
   std::string endpoint_;
   std::atomic<bool> is_over_{false};
   /// What the watch thread calls at the first client: it may be about to when this object ends.
@@ -106,6 +108,7 @@ class Far {
 
   Mutex mutex_;
   bool has_thread_ GUARDED_BY(mutex_) = false;
+  bool has_ended_ GUARDED_BY(mutex_) = false;  ///< the thread: it takes no further links
   std::vector<Link> new_links_ GUARDED_BY(mutex_);
   std::vector<std::weak_ptr<FarLink>> all_links_ GUARDED_BY(mutex_);
   std::thread thread_;

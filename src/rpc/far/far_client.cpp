@@ -113,12 +113,14 @@ std::optional<FarClients::Proved> FarClients::judge(Client& client) {
   }
   handshake::send(client.socket,
                   handshake::Verdict{kWelcome, prove(key_, "rpc listener", proof.nonce, client.nonce)});
-  return Proved{std::move(client.socket), keys_of(key_, client.nonce, proof.nonce)};
+  return Proved{std::move(client.socket), keys_of(key_, client.nonce, proof.nonce),
+                std::move(client.unshared)};
 }
 
 FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, Deadline deadline) {
   using namespace std::chrono_literals;
   StreamSocket socket = StreamSocket::connect(listener, deadline.whole_ms_left(1h));
+  UnsharedDescriptor unshared(socket.fd());
   const auto greeting = receive<handshake::Greeting>(socket, deadline);
   if (std::memcmp(greeting.magic, kFarMagic, sizeof kFarMagic) != 0)
     throw Error(ErrorCode::protocol,
@@ -128,7 +130,7 @@ FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, Deadline dea
   const auto verdict = receive<handshake::Verdict>(socket, deadline);
   const Digest right = prove(key, "rpc listener", nonce, greeting.nonce);
   if (verdict.text_bytes != kWelcome || !is_proof(verdict.digest, right)) throw_wrong_key(listener);
-  return {std::move(socket), keys_of(key, greeting.nonce, nonce)};
+  return {std::move(socket), keys_of(key, greeting.nonce, nonce), std::move(unshared)};
 }
 
 Bytes encode_hello(const Address& to, const Address& own) {

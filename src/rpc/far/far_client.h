@@ -9,6 +9,7 @@
 #include "channel/connect/handshake.h"
 #include "os/poller.h"
 #include "os/stream_socket.h"
+#include "os/unshared_descriptor.h"
 #include "rpc/address.h"
 #include "rpc/far/frame.h"
 
@@ -23,6 +24,7 @@ class FarClients {
   struct Proved {
     StreamSocket socket;
     FrameKeys keys;
+    UnsharedDescriptor unshared;
   };
   /// Adds each client's descriptor to the poller under `token`.
   FarClients(StreamSocket& listener, ByteSpan key, Poller& poller, std::uint64_t token)
@@ -35,6 +37,7 @@ class FarClients {
  private:
   struct Client {
     StreamSocket socket;
+    UnsharedDescriptor unshared{socket.fd()};
     handshake::Nonce nonce = make_nonce<handshake::Nonce>();
     Deadline deadline = Deadline::after(kPatience);
     std::array<std::byte, sizeof(handshake::Proof)> heard{};

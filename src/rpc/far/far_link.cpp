@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "channel/ring/ring_wait.h"
 #include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
@@ -70,15 +71,59 @@ Tensor on_host(const Tensor& tensor, Stream stream) {
 
 // --- FrameSender
 
-void FrameSender::push(Item&& item) {
+std::uint64_t FrameSender::push(Item&& item, std::uint64_t bytes) {
   waiting_.fetch_add(1);
   const LockGuard lock(items_mutex_);
+  item.end = put_ += bytes;
   items_.push_back(std::move(item));
+  return put_;
 }
 
-void FrameSender::put_hello(Bytes&& hello) { push({std::move(hello), {}}); }
+void FrameSender::put_hello(Bytes&& hello) {
+  const std::uint64_t bytes = hello.size();
+  push({std::move(hello), {}}, bytes);
+}
 
-void FrameSender::put(Message&& message) { push({{}, Parcel(std::move(message))}); }
+std::uint64_t FrameSender::put(Message&& message) {
+  Parcel parcel(std::move(message));
+  const std::uint64_t bytes = parcel.bytes();
+  return push({{}, std::move(parcel)}, bytes);
+}
+
+bool FrameSender::has_room(std::uint64_t end) const noexcept {
+  return sent_.load() + kMostWaiting >= end || is_over_.load();
+}
+
+void FrameSender::wait_for_room(std::uint64_t end) {
+  if (has_room(end)) return;
+  const LockGuard lock(room_mutex_);
+  waiters_.fetch_add(1);
+  while (!has_room(end)) has_changed_.wait_until(room_mutex_, steady_clock::now() + kSleepSlice);
+  waiters_.fetch_sub(1);
+}
+
+void FrameSender::tell_waiters() noexcept {
+  if (waiters_.load() == 0) return;
+  const LockGuard lock(room_mutex_);
+  has_changed_.notify_all();
+}
+
+void FrameSender::give_up() noexcept {
+  is_over_ = true;
+  tell_waiters();
+}
+
+void FrameSender::keep(std::uint64_t end) {
+  const LockGuard sending(sending_);
+  if (item_ && item_->parcel && item_->end == end) {
+    item_->parcel->keep();
+    if (frame_) frame_->payload = item_->parcel->last();
+    return;
+  }
+  const LockGuard lock(items_mutex_);
+  for (Item& item : items_)
+    if (item.parcel && item.end == end) item.parcel->keep();
+}
 
 void FrameSender::make_frame(FrameKind kind, ByteSpan payload) {
   const FrameHead head = seal_.head(kind, payload.size());
@@ -120,6 +165,7 @@ bool FrameSender::send_frame() {
     if (sent >= 0) frame_->sent += static_cast<std::size_t>(sent);
     else if (!is_interruption(errno)) return false;
   }
+  if (frame_->head.kind != FrameKind::heartbeat) sent_.fetch_add(frame_->payload.size());
   frame_.reset();
   return true;
 }
@@ -131,6 +177,7 @@ bool FrameSender::send(bool is_due) {
     const LockGuard lock(sending_, std::adopt_lock);
     is_more = send_some(is_due);
   }
+  tell_waiters();
   // Not a load: a thread that has found the lock taken counted its item before, and this sees it.
   return is_more || waiting_.fetch_add(0) != 0;
 }
@@ -221,11 +268,17 @@ FarLink::FarLink(StreamSocket socket, const FrameKeys& keys, Side side, std::sha
 }
 
 void FarLink::put(const Message& message, Stream stream) {
-  Message copied{message.tag, message.data, {}};
-  for (const Tensor& tensor : message.tensors) copied.tensors.push_back(on_host(tensor, stream));
+  Message lent{message.tag, message.data, {}};
+  for (const Tensor& tensor : message.tensors) lent.tensors.push_back(on_host(tensor, stream));
   if (is_closed()) return;
-  sender_.put(std::move(copied));
+  const bool has_tensors = !lent.tensors.empty();
+  const std::uint64_t end = sender_.put(std::move(lent));
   send_or_leave();
+  if (sender_.has_sent(end)) return;
+  sender_.wait_for_room(end);
+  if (!has_tensors) return;
+  sender_.keep(end);
+  send_or_leave();  // another thread may have found the lock taken
 }
 
 void FarLink::put_hello(Bytes&& hello) {
@@ -250,6 +303,7 @@ void FarLink::close() noexcept {
 void FarLink::end() noexcept {
   is_closed_ = true;
   ::shutdown(socket_.fd(), SHUT_RDWR);
+  sender_.give_up();
 }
 
 std::chrono::seconds FarLink::silence() const noexcept {

@@ -13,22 +13,36 @@
 #include "os/event.h"
 #include "os/mutex.h"
 #include "os/stream_socket.h"
+#include "os/unshared_descriptor.h"
 #include "rpc/far/frame.h"
 #include "rpc/far/parcel.h"
 
 namespace onecopy::rpc {
 
 /// The frames that this process sends over one connection. The thread that puts a message sends it, as far as the socket
-/// takes it at once; the far thread sends the rest.
+/// takes it at once; the far thread sends the rest. See docs/decisions/0010-far-links-copy-and-wait.md.
 ///
 /// Thread safety: all members may be called concurrently.
+/// Invariant: a thread that has released `sending_` has found nothing to send, or has told the far thread.
 class FrameSender {
  public:
+  /// Bytes of messages that are copied here at most until the connection takes them.
+  static constexpr std::uint64_t kMostWaiting = 16 << 20;
+
   FrameSender(int fd, const Digest& key) : fd_(fd), seal_(key) {}
 
   void put_hello(Bytes&& hello);
-  /// Throws invalid_argument for a message that cannot cross.
-  void put(Message&& message);
+  /// The place of the message's last byte in this direction. Throws invalid_argument for a message that cannot cross.
+  std::uint64_t put(Message&& message);
+  bool has_sent(std::uint64_t end) const noexcept { return sent_.load() >= end; }
+  /// Waits until the connection has taken all bytes up to `end` but kMostWaiting, or until give_up().
+  void wait_for_room(std::uint64_t end);
+  /// Copies the bytes of the message's tensors that have not been sent. send() must follow.
+  void keep(std::uint64_t end);
+  /// The connection is over, and no thread waits for room any more.
+  void give_up() noexcept;
+  /// Threads in wait_for_room().
+  int waiters() const noexcept { return waiters_.load(); }
   /// Sends what the socket takes now. True when more is left. False, too, while another thread sends: it looks for more
   /// before and after it lets others. Throws peer_died. `is_due`: a heartbeat, if there is nothing else.
   bool send(bool is_due = false);
@@ -45,9 +59,12 @@ class FrameSender {
   struct Item {
     Bytes hello;
     std::optional<Parcel> parcel;
+    std::uint64_t end = 0;  ///< see put()
   };
 
-  void push(Item&& item);
+  std::uint64_t push(Item&& item, std::uint64_t bytes);
+  bool has_room(std::uint64_t end) const noexcept;
+  void tell_waiters() noexcept;
   bool send_some(bool is_due) REQUIRES(sending_);
   bool next_frame(bool is_due) REQUIRES(sending_);
   void make_frame(FrameKind kind, ByteSpan payload) REQUIRES(sending_);
@@ -56,6 +73,12 @@ class FrameSender {
   const int fd_;
   Mutex items_mutex_;
   std::deque<Item> items_ GUARDED_BY(items_mutex_);
+  std::uint64_t put_ GUARDED_BY(items_mutex_) = 0;  ///< bytes of all messages
+  std::atomic<std::uint64_t> sent_{0};              ///< of those
+  Mutex room_mutex_;
+  Condition has_changed_;  ///< sent_, or is_over_
+  std::atomic<int> waiters_{0};
+  std::atomic<bool> is_over_{false};
   std::atomic<std::size_t> waiting_{0};  ///< items that are not sent to the end
   Mutex sending_;
   FrameSeal seal_ GUARDED_BY(sending_);
@@ -107,13 +130,15 @@ class FarLink {
   /// `wake` is the far thread's.
   FarLink(StreamSocket socket, const FrameKeys& keys, Side side, std::shared_ptr<Event> wake);
 
-  /// Throws invalid_argument, and what copying from a card throws; the end of a link is no error here.
+  /// The tensors may be written as soon as it returns. Waits for room (see FrameSender), so the far thread must not call
+  /// it. Throws invalid_argument, and what copying from a card throws; the end of a link is no error here.
   void put(const Message& message, Stream stream);
   void put_hello(Bytes&& hello);
   /// After the frames that wait already.
   void close() noexcept;
   bool is_closed() const noexcept { return is_closed_.load(); }
   bool has_sent_all() const noexcept { return sender_.is_empty(); }
+  int waiters() const noexcept { return sender_.waiters(); }
   /// How long the other has said nothing. Members say something each second.
   std::chrono::seconds silence() const noexcept;
   int fd() const noexcept { return socket_.fd(); }
@@ -128,6 +153,7 @@ class FarLink {
   void send_or_leave() noexcept;
 
   StreamSocket socket_;
+  const UnsharedDescriptor unshared_{socket_.fd()};  ///< a child of this process is not this member
   FrameSender sender_;
   FrameReceiver receiver_;
   const std::shared_ptr<Event> wake_;  ///< the links', and the far thread's

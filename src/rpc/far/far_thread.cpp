@@ -37,6 +37,21 @@ void Far::run() noexcept {
   } catch (const std::exception& error) {
     log_error(fmt::format("members on other hosts are not reached any more: {}", error.what()));
   }
+  end_all();
+}
+
+/// Also the links that it has not taken: threads may wait for room in them.
+void Far::end_all() noexcept {
+  std::vector<Link> links;
+  {
+    const LockGuard lock(mutex_);
+    has_ended_ = true;
+    links.swap(new_links_);
+  }
+  for (const Link& at : links) {
+    at.link->end();
+    if (at.delivery.ended) at.delivery.ended();
+  }
   while (!links_.empty()) end(links_.begin()->first, "this process leaves");
 }
 
@@ -68,7 +83,7 @@ void Far::take_new_links() {
 }
 
 void Far::serve_clients() {
-  for (auto& [socket, keys] : clients_->serve()) {
+  for (auto& [socket, keys, unshared] : clients_->serve()) {
     auto link = std::make_shared<FarLink>(std::move(socket), keys, FarLink::Side::listener, wake_);
     {
       const LockGuard lock(mutex_);

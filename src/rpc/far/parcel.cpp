@@ -102,23 +102,20 @@ Parcel::Parcel(Message&& message) : message_(std::move(message)) {
   change_deadline(message_, [&](std::int64_t at) { return std::max<std::int64_t>(1, at - now); });
   const ParcelHead head{message_.tag, static_cast<std::uint32_t>(tensors.size()), message_.data.size()};
   append_bytes(first_, std::as_bytes(std::span(&head, 1)));
-  std::size_t bytes = message_.data.size();
+  parts_.emplace_back(message_.data);
   for (const Tensor& tensor : tensors) {
     append_row(first_, tensor.layout());
-    bytes += tensor.layout().extent_bytes();
+    parts_.emplace_back(tensor.as<const std::byte>(), tensor.layout().extent_bytes());
   }
   if (first_.size() > kMostFrameBytes)
     throw Error(ErrorCode::invalid_argument,
                 "the shapes of a message's tensors do not go to another host: they take too many bytes");
-  if (bytes + first_.size() > kMostInFirst) return;
-  for (std::size_t i = 0; i <= tensors.size(); ++i) append_bytes(first_, part(i));
-  part_ = tensors.size() + 1;
-}
-
-ByteSpan Parcel::part(std::size_t i) const noexcept {
-  if (i == 0) return message_.data;
-  const Tensor& tensor = message_.tensors[i - 1];
-  return {tensor.as<const std::byte>(), tensor.layout().extent_bytes()};
+  bytes_ = first_.size();
+  for (const ByteSpan part : parts_) bytes_ += part.size();
+  if (bytes_ > kMostInFirst) return;
+  for (const ByteSpan part : parts_) append_bytes(first_, part);
+  parts_.clear();
+  message_ = {};
 }
 
 std::optional<ByteSpan> Parcel::next() {
@@ -126,15 +123,32 @@ std::optional<ByteSpan> Parcel::next() {
     is_begun_ = true;
     return first_;
   }
-  while (part_ <= message_.tensors.size() && at_ == part(part_).size()) {
+  while (part_ < parts_.size() && at_ == parts_[part_].size()) {
     ++part_;
     at_ = 0;
   }
-  if (part_ > message_.tensors.size()) return {};
-  const ByteSpan rest = part(part_).subspan(at_);
-  const ByteSpan payload = rest.first(std::min<std::size_t>(rest.size(), kMostFrameBytes));
-  at_ += payload.size();
-  return payload;
+  if (part_ == parts_.size()) return {};
+  last_bytes_ = std::min<std::size_t>(parts_[part_].size() - at_, kMostFrameBytes);
+  at_ += last_bytes_;
+  return last();
+}
+
+ByteSpan Parcel::last() const noexcept {
+  if (last_bytes_ == 0) return first_;
+  return parts_[part_].subspan(at_ - last_bytes_, last_bytes_);
+}
+
+void Parcel::keep() {
+  for (std::size_t i = std::max<std::size_t>(part_, 1); i < parts_.size(); ++i) {
+    const std::size_t gone = i == part_ ? at_ - last_bytes_ : 0;
+    const ByteSpan rest = parts_[i].subspan(gone);
+    auto copy = std::make_unique_for_overwrite<std::byte[]>(rest.size());
+    std::copy(rest.begin(), rest.end(), copy.get());
+    parts_[i] = {copy.get(), rest.size()};
+    kept_.push_back(std::move(copy));
+    if (i == part_) at_ = last_bytes_;
+  }
+  message_.tensors.clear();
 }
 
 // --- Assembly

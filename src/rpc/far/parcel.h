@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "onecopy/channel/queue.h"
 #include "rpc/far/frame.h"
@@ -21,16 +23,26 @@ class Parcel {
   explicit Parcel(Message&& message);
 
   FrameKind kind() const noexcept { return is_begun_ ? FrameKind::more : FrameKind::message; }
-  /// The next payload; valid as long as the parcel. Empty at the end.
+  /// The next payload; valid until keep(), and as long as the parcel. Empty at the end.
   std::optional<ByteSpan> next();
+  /// Of all payloads together.
+  std::uint64_t bytes() const noexcept { return bytes_; }
+
+  /// Copies the tensors' bytes from the last payload on. From here on the parcel has none of their memory.
+  void keep();
+  /// The last payload, where it is since keep().
+  ByteSpan last() const noexcept;
 
  private:
-  ByteSpan part(std::size_t i) const noexcept;
-
   Message message_;
   Bytes first_;
+  std::vector<ByteSpan>
+      parts_;  ///< the data, and then each tensor; none when all of it is in the first payload
+  std::vector<std::unique_ptr<std::byte[]>> kept_;
+  std::uint64_t bytes_ = 0;
   bool is_begun_ = false;
-  std::size_t part_ = 0, at_ = 0;  ///< the data, and then each tensor
+  std::size_t part_ = 0, at_ = 0;
+  std::size_t last_bytes_ = 0;  ///< of the last payload, where it is of a part
 };
 
 /// A message on its way in. A process that sends does not decide where its bytes go before a frame is checked.

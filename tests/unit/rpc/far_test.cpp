@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Members that reach each other over TCP, on loopback, as members on other hosts do.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <numeric>
 #include <random>
@@ -196,6 +198,31 @@ TEST_F(FarMembers, ThatAreKilledAtAnyMomentEndCallsWithAnAnswerOrAnError) {
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
     callee.kill();
   }
+}
+
+/// A process forked from the callee lives on for a while, and does not hide the callee's end.
+TEST_F(FarMembers, ThatAreKilledEndCallsAlthoughTheirChildrenLive) {
+  Shared<std::atomic<int>> grandchild;
+  Child callee = serve(meeting_, [&](Agent& agent) {
+    agent.define("fork", [&](Values&& values) {
+      const int pid = ::fork();
+      if (pid == 0) ::alarm(30);  // should the test fail
+      while (pid == 0) ::pause();
+      *grandchild = pid;
+      return std::move(values);
+    });
+    agent.define("wait", [](Values&& values) {
+      std::this_thread::sleep_for(1h);
+      return std::move(values);
+    });
+  });
+  Agent agent({.name = "caller", .timeout = 0s});
+  meeting_->join(agent, 1);
+  agent.call("callee", "fork");
+  Future under_way = agent.call_async("callee", "wait");
+  callee.kill();
+  expect_refusal(ErrorCode::peer_died, {"callee"}, [&] { under_way.get(); });
+  EXPECT_EQ(::kill(*grandchild, SIGKILL), 0);
 }
 
 TEST_F(FarMembers, GoOnWhenStrangersConnect) {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "os/unshared_descriptor.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "os/mutex.h"
+
+namespace onecopy {
+namespace {
+
+/// Held across a fork. Never destroyed: descriptors of static objects outlive static objects here.
+struct Numbers {
+  Mutex mutex;
+  std::vector<int> all GUARDED_BY(mutex);
+};
+
+void lock() noexcept;
+void unlock() noexcept;
+void leave_to_parent() noexcept;
+
+Numbers& numbers() {
+  static Numbers* const made = [] {
+    auto* const numbers = new Numbers;
+    if (const int error = pthread_atfork(&lock, &unlock, &leave_to_parent); error != 0)
+      throw_errno("pthread_atfork", error);
+    return numbers;
+  }();
+  return *made;
+}
+
+// Between these two is the fork, which the analysis cannot follow.
+void lock() noexcept NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.lock(); }
+void unlock() noexcept NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.unlock(); }
+
+/// A number stays taken until its owner closes it. Without room for one more descriptor the child keeps all of them.
+void leave_to_parent() noexcept NO_THREAD_SAFETY_ANALYSIS {
+  std::vector<int>& all = numbers().all;
+  const int nothing = all.empty() ? -1 : ::open("/dev/null", O_RDWR | O_CLOEXEC);
+  if (nothing >= 0) {
+    for (const int fd : all) ::dup3(nothing, fd, O_CLOEXEC);
+    ::close(nothing);
+  }
+  all.clear();
+  unlock();
+}
+
+}  // namespace
+
+UnsharedDescriptor::UnsharedDescriptor(int fd) : fd_(fd) {
+  Numbers& known = numbers();
+  const LockGuard lock(known.mutex);
+  known.all.push_back(fd);
+}
+
+UnsharedDescriptor::~UnsharedDescriptor() {
+  if (fd_ < 0) return;
+  Numbers& known = numbers();
+  const LockGuard lock(known.mutex);
+  if (const auto at = std::find(known.all.begin(), known.all.end(), fd_); at != known.all.end())
+    known.all.erase(at);
+}
+
+}  // namespace onecopy

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <utility>
+
+namespace onecopy {
+
+/// Keeps a descriptor of this process out of forked children: its number stands for /dev/null in them, so that the open
+/// file ends with this process. The descriptor is its owner's, who closes it after this object.
+///
+/// Thread safety: as a value. Move-only.
+class UnsharedDescriptor {
+ public:
+  UnsharedDescriptor() noexcept = default;
+  explicit UnsharedDescriptor(int fd);
+  UnsharedDescriptor(UnsharedDescriptor&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  UnsharedDescriptor& operator=(UnsharedDescriptor&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  UnsharedDescriptor(const UnsharedDescriptor&) = delete;
+  UnsharedDescriptor& operator=(const UnsharedDescriptor&) = delete;
+  ~UnsharedDescriptor();
+
+ private:
+  int fd_ = -1;
+};
+
+}  // namespace onecopy

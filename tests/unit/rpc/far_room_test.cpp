@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a link to another host does with messages that the connection does not take at once.
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <thread>
+#include <vector>
+
+#include "onecopy/core/error.h"
+#include "onecopy/share/share.h"
+#include "rpc/far/far_link.h"
+#include "rpc/message.h"
+#include "support/refusal.h"
+#include "support/watchdog.h"
+#include "unit/rpc/far_environment.h"
+#include "unit/rpc/meeting.h"
+
+namespace onecopy::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Child;
+using testing::eventually;
+using testing::Shared;
+using testing::Watchdog;
+
+Tensor filled(std::int64_t bytes, int value) {
+  Tensor tensor = empty(Layout(DType::u8, {bytes}));
+  std::fill_n(tensor.as<std::uint8_t>(), bytes, static_cast<std::uint8_t>(value));
+  return tensor;
+}
+
+bool holds(const Tensor& tensor, int value) {
+  const auto* begin = tensor.as<const std::uint8_t>();
+  return std::all_of(begin, begin + tensor.nbytes(), [&](std::uint8_t byte) { return byte == value; });
+}
+
+/// A link without a far thread: the test sends and receives.
+class ALinkAlone : public ::testing::Test {
+ protected:
+  ALinkAlone()
+      : listener_(StreamSocket::listen("tcp:127.0.0.1:0")),
+        link_(StreamSocket::connect(listener_.address(), 10s), keys_, FarLink::Side::client,
+              std::make_shared<Event>()),
+        there_(listener_.accept(10s)),
+        receiver_(there_.fd(), keys_.from_client, true) {}
+
+  /// Takes messages until it has that many.
+  void receive(std::size_t count) {
+    while (messages_.size() < count) {
+      link_.send(false);
+      receiver_.receive(
+          {[](ByteSpan) {}, [this](Message&& message) { messages_.push_back(std::move(message)); }});
+    }
+  }
+  static Message note_with(Tensor tensor) {
+    Message message{tag_of(Form::note, 0, true), {}, {std::move(tensor)}};
+    append_tail(message.data, NoteTail{});
+    return message;
+  }
+
+  Watchdog watchdog_;
+  const FrameKeys keys_ = FrameKeys::of_session({});
+  StreamSocket listener_;
+  FarLink link_;
+  StreamSocket there_;
+  FrameReceiver receiver_;
+  std::vector<Message> messages_;
+};
+
+TEST_F(ALinkAlone, SendsWhatTensorsHeldWhenTheyWerePut) {
+  constexpr std::int64_t kBytes = 12 << 20;
+  for (int value = 1; value <= 3; ++value) {
+    Tensor tensor = filled(kBytes, value);
+    std::thread putter([&] {
+      link_.put(note_with(tensor), {});
+      std::fill_n(tensor.as<std::uint8_t>(), kBytes, std::uint8_t{99});
+    });
+    if (value > 1) receive(static_cast<std::size_t>(value) - 1);
+    putter.join();
+  }
+  receive(3);
+  for (int value = 1; value <= 3; ++value)
+    EXPECT_TRUE(holds(messages_[static_cast<std::size_t>(value) - 1].tensors.at(0), value)) << value;
+}
+
+TEST_F(ALinkAlone, TakesNoMoreThanItHasRoomFor) {
+  constexpr std::int64_t kBytes = 1 << 20;
+  constexpr std::size_t kMessages = 64;
+  std::atomic<std::size_t> put{0};
+  std::thread putter([&] {
+    for (std::size_t i = 0; i < kMessages; ++i, ++put) link_.put(note_with(filled(kBytes, 1)), {});
+  });
+  EXPECT_TRUE(eventually([&] { return link_.waiters() == 1; }));
+  EXPECT_LT(put.load(), kMessages);
+  receive(kMessages);
+  putter.join();
+  EXPECT_EQ(put.load(), kMessages);
+  EXPECT_TRUE(link_.has_sent_all());
+}
+
+TEST_F(ALinkAlone, LetsGoOfThreadsThatWaitForRoomWhenItEnds) {
+  std::thread putter([&] { link_.put(note_with(filled(64 << 20, 1)), {}); });
+  EXPECT_TRUE(eventually([&] { return link_.waiters() == 1; }));
+  link_.end();
+  putter.join();
+}
+
+class AFarMember : public ::testing::Test {
+ protected:
+  Watchdog watchdog_;
+  Environment key_{"ONECOPY_RPC_KEY", "a secret of this test"};
+  Environment link_{"ONECOPY_RPC_LINK", "tcp"};
+  Environment listen_{"ONECOPY_RPC_LISTEN", "127.0.0.1:0"};
+  Shared<Meeting> meeting_;
+};
+
+/// The member is stopped, so most of the tensor is still here when call_async() returns.
+TEST_F(AFarMember, GetsTheTensorAsItWasAtTheCall) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  agent.call("callee", "echo");
+  for (int value = 1; value <= 3; ++value) {
+    Tensor tensor = filled(12 << 20, value);
+    callee.signal(SIGSTOP);
+    Future future = agent.call_async("callee", "echo", {{}, {tensor}});
+    std::fill_n(tensor.as<std::uint8_t>(), tensor.nbytes(), std::uint8_t{99});
+    callee.signal(SIGCONT);
+    EXPECT_TRUE(holds(future.get().tensors.at(0), value)) << value;
+  }
+  meeting_->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+TEST_F(AFarMember, IsSentMoreThanThereIsRoomForByManyThreads) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  std::vector<std::jthread> threads;
+  for (int t = 1; t <= 4; ++t)
+    threads.emplace_back([&agent, t] {
+      std::vector<Future> futures;
+      Tensor tensor = filled(6 << 20, 0);
+      for (int i = 0; i < 4; ++i) {
+        std::fill_n(tensor.as<std::uint8_t>(), tensor.nbytes(), static_cast<std::uint8_t>(10 * t + i));
+        futures.push_back(agent.call_async("callee", "echo", {{}, {tensor}}));
+      }
+      for (int i = 0; i < 4; ++i)
+        EXPECT_TRUE(holds(futures[static_cast<std::size_t>(i)].get().tensors.at(0), 10 * t + i));
+    });
+  threads.clear();
+  meeting_->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+}  // namespace
+}  // namespace onecopy::rpc
