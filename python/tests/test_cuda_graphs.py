@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 
 import pytest
@@ -13,6 +14,7 @@ from devices import driver, is_simulated
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
 from onecopy import InvalidArgument, graphs  # noqa: E402
+from onecopy.graphs._pool import segments_of  # noqa: E402
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a CUDA GPU"),
@@ -673,6 +675,19 @@ def test_many_inputs_take_several_copies():
     for _ in range(3):
         assert all(torch.equal(a, b) for a, b in zip(call(tensors), add(tensors), strict=True))
         tensors = [torch.randn_like(t) for t in tensors]
+
+
+def test_hundreds_of_pools_leave_all_numbers_their_references():
+    """Their names go beyond the numbers that Python keeps for ever; see segments_of()."""
+    pool = graphs.arena(DEVICE)
+    for _ in range(300):
+        torch.cuda.MemPool()  # takes a number
+    for _ in range(20):
+        number = pool.open_pool().id[1]
+        before = sys.getrefcount(number)
+        segments_of((0, number))
+        after = sys.getrefcount(number)
+        assert number > 256 and after == before
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.float32, torch.float64])

@@ -64,6 +64,7 @@ static void look_at(Freed* freed) {
     if (before != now) dprintf(g_log, "  at %zu: %#lx is %#lx\n", at, (unsigned long)before, (unsigned long)now);
   }
   if (freed->size >= 16) print_type(*(uintptr_t*)(freed->content + 8), "without a header");
+  if (freed->size >= 28) dprintf(g_log, "  an int would be %u\n", *(uint32_t*)(freed->content + 24));
   if (freed->size >= 32) print_type(*(uintptr_t*)(freed->content + 24), "behind the collector's header");
   if (freed->size >= 48) print_type(*(uintptr_t*)(freed->content + 40), "behind the header and a dict");
 }

@@ -109,7 +109,7 @@ def _stand_in(argument: Any, at: int | None) -> Any:
         return argument
     if at is None:
         at = argument.data_ptr()
-    bytes_ = torch.as_tensor(Memory(None, at, extent_of(argument)), device=argument.device)
+    bytes_ = torch.as_tensor(Memory(at, extent_of(argument)), device=argument.device)
     return laid(bytes_.untyped_storage(), argument.dtype, argument.shape, argument.stride(), 0)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -75,7 +76,7 @@ class CapturePool:
         """Addresses and bytes of the live ranges."""
         return [
             (block["address"], block["size"])
-            for segment in _snapshot(self._pool)
+            for segment in segments_of(self.id)
             for block in segment["blocks"]
             if block["state"] != "inactive"
         ]
@@ -88,7 +89,8 @@ class CapturePool:
 
     def bytes_at(self, address: int, nbytes: int) -> torch.Tensor:
         """A view that keeps the window."""
-        return torch.as_tensor(Memory(self.window, address, nbytes), device=f"cuda:{self.window.ordinal}")
+        view: torch.Tensor = _core._graph_bytes(self.window, address, nbytes)
+        return view
 
     def abandon(self) -> None:
         """Ends the state that torch keeps if a capture has failed."""
@@ -113,18 +115,42 @@ def _clear_workspaces() -> None:
         clear()
 
 
-def _snapshot(pool: Any) -> Any:
+def segments_of(pool: tuple[int, int]) -> Any:
+    """torch's segments of a pool, by its name."""
+    if _a_look_drops_a_reference():
+        for number in pool:
+            _keep(number)
+    return _look_at(pool)
+
+
+@functools.cache
+def _a_look_drops_a_reference() -> bool:
+    """Whether torch, asked for a pool, drops one reference too many to each number of its name (PyTorch's pull request
+    196366). Python keeps small numbers for ever; those from 257 on would end early, and some later line would crash.
+    """
+    number = int("1000000007")  # of no pool, and of no other code
+    before = sys.getrefcount(number)
+    _keep(number)
+    _look_at((0, number))
+    return sys.getrefcount(number) == before
+
+
+def _keep(number: int) -> None:
+    """For ever, but for a reference that torch drops."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
+
+
+def _look_at(pool: tuple[int, int]) -> Any:
     try:
-        return pool.snapshot(include_traces=False)
+        return torch.cuda.memory_snapshot(pool, include_traces=False)
     except TypeError:  # torch 2.8
-        return pool.snapshot()
+        return torch.cuda.memory_snapshot(pool)
 
 
 class Memory:
-    """Bytes for torch.as_tensor(), which keep their owner."""
+    """Bytes at an address for torch.as_tensor(), which nothing keeps."""
 
-    def __init__(self, owner: Any, address: int, nbytes: int) -> None:
-        self._owner = owner
+    def __init__(self, address: int, nbytes: int) -> None:
         self.__cuda_array_interface__ = {
             "shape": (nbytes,),
             "typestr": "|u1",

@@ -23,6 +23,7 @@
 #include "onecopy/share/stats.h"
 #include "os/log.h"
 #include "share/session.h"
+#include "torch/torch_api.h"
 
 /// The memory behind onecopy.graphs.
 namespace onecopy::python {
@@ -82,6 +83,13 @@ std::shared_ptr<GraphPool> make_pool(Arena& arena, std::size_t most) {
   return GraphPool::make(arena, most);
 }
 
+nb::object bytes_at(GraphPool& pool, std::uintptr_t address, std::size_t bytes) {
+  const torch::Api* api = torch::Api::get();
+  if (!api) throw Error(ErrorCode::unsupported, "import torch first");
+  if (pool.device() != kCpu) api->use(pool.device());
+  return api->import(pool.bytes_at(address, bytes));
+}
+
 /// The bytes of a window, which the buffer keeps. REQUIRES: they are not read while the arena is parked.
 int fill_view(PyObject* self, Py_buffer* view, int flags) {
   const Window& window = *nb::inst_ptr<Window>(self);
@@ -138,6 +146,8 @@ void init_graph(nb::module_& m) {
       .def_prop_ro("used", &GraphPool::used, "Bytes.")
       .def_prop_ro("own", &GraphPool::own_bytes, "Bytes that no other capture shows.")
       .def_prop_ro("segments", &GraphPool::segments, "How many torch has.");
+  m.def("_graph_bytes", &bytes_at, nb::arg("pool"), nb::arg("address"), nb::arg("nbytes"),
+        "A tensor of torch's on bytes of a pool, which it keeps.");
   init_graph_calls(m);
 }
 

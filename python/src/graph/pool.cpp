@@ -20,6 +20,18 @@ namespace {
 
 constexpr std::size_t kUnit = std::size_t{2} << 20;  // of torch's segments
 
+constexpr DLDataType kByte{1, 8, 1};
+
+/// Bytes of a pool, as DLPack has them.
+struct PoolBytes {
+  DLManagedTensorVersioned managed{};
+  std::int64_t size = 0;
+  std::int64_t stride = 1;
+  std::shared_ptr<GraphPool> pool;
+
+  static void destroy(DLManagedTensorVersioned* self) { delete static_cast<PoolBytes*>(self->manager_ctx); }
+};
+
 /// The pools that torch may ask for or give back to. Never destroyed: torch gives memory back until the end.
 struct Pools {
   static Pools& instance() {
@@ -84,6 +96,19 @@ std::size_t GraphPool::segments() const {
 void GraphPool::rewind() {
   const LockGuard lock(mutex_);
   used_ = 0;
+}
+
+DLManagedTensorVersioned* GraphPool::bytes_at(std::uintptr_t address, std::size_t bytes) {
+  auto* const view = new PoolBytes;
+  view->size = static_cast<std::int64_t>(bytes);
+  view->pool = shared_from_this();
+  view->managed = {
+      {1, 0},
+      view,
+      &PoolBytes::destroy,
+      0,
+      {reinterpret_cast<void*>(address), to_dl(device_), 1, kByte, &view->size, &view->stride, 0}};
+  return &view->managed;
 }
 
 void* GraphPool::add(std::size_t bytes) {

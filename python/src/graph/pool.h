@@ -9,6 +9,7 @@
 #include <span>
 
 #include "onecopy/graph/arena.h"
+#include "onecopy/memory/dlpack.h"
 #include "os/mutex.h"
 
 namespace onecopy::python {
@@ -35,6 +36,9 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
 
   /// The next segments lie where the first ones lay. torch still has those, but nothing in them.
   void rewind();
+
+  /// Bytes of the window for torch, which keep the pool.
+  DLManagedTensorVersioned* bytes_at(std::uintptr_t address, std::size_t bytes);
 
   /// Gives up the shared pages; the rest stays until torch has given all segments back.
   void retire() noexcept { window_.retire(); }
