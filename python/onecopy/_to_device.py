@@ -11,7 +11,7 @@ from ._pin import pin as _pin
 
 TYPE_CHECKING = False  # typing would be another import
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from typing import Any
 
 
@@ -42,9 +42,9 @@ def to_device(value: Any, device: Any, stream: Any = None) -> Any:
         Unsupported: there is no such device.
         OutOfMemory: on the device.
     """
-    copies = _Copies(device, stream)
+    copies = _core._Copies(device, stream)
     shape = _take(value, copies, ("value",))
-    return _put(shape, copies.end())
+    return _put(shape, iter(copies.end()))
 
 
 def load(
@@ -124,52 +124,15 @@ class _Views:
         view = _core._view_on(tensor, self._device)
         self.made.append(view if flags is None else _core.torch_open(view, flags & ~self._OF_GRADIENTS))
 
-
-class _Copies:
-    """Copies of the tensors of a value, in its order.
-
-    A card copies the first half GiB while Python looks at the tensors behind it. Neighbours are joined within such a
-    part, so a value whose order is not that of its memory stays together.
-    """
-
-    _PART = 512 << 20
-
-    def __init__(self, device: Any, stream: Any) -> None:
-        self._device = device
-        self._stream = stream
-        self._waiting: list[_core.Tensor] = []
-        self._flags: list[int | None] = []
-        self._made: list[_core.Tensor] = []
-        self._bytes = 0
-        self._last = 0  # address
-        self._descents = 0
-        self._has_parts = str(device) != "cpu"
-
-    def add(self, tensor: _core.Tensor, flags: int | None) -> None:
-        self._waiting.append(tensor)
-        self._flags.append(flags)
-        at = tensor.data_ptr
-        self._descents += at < self._last
-        self._last = at
-        self._bytes += tensor.nbytes
-        if self._bytes >= self._PART and self._has_parts and 4 * self._descents <= len(self._waiting):
-            self._copy()
-
-    def end(self) -> Iterator[Any]:
-        """The copies, each of the library that the original came from."""
-        self._copy()
-        return map(_as_before, self._made, self._flags)
-
-    def _copy(self) -> None:
-        self._made += _core._to_device(self._waiting, self._device, self._stream)
-        self._waiting.clear()
-        self._bytes = self._descents = 0
+    def add_leading(self, objects: list[Any]) -> int:
+        """None: each comes by add()."""
+        return 0
 
 
 _TENSOR = object()  # in the shape of a value, where a tensor was
 
 
-def _take(value: Any, copies: _Copies | _Views, place: tuple[Any, ...]) -> Any:
+def _take(value: Any, copies: _core._Copies | _Views, place: tuple[Any, ...]) -> Any:
     """The value with _TENSOR for each tensor, which `copies` gets."""
     if isinstance(value, _core.Tensor):
         copies.add(value, None)
@@ -182,14 +145,23 @@ def _take(value: Any, copies: _Copies | _Views, place: tuple[Any, ...]) -> Any:
         if shared is not None:
             copies.add(*shared)
             return _TENSOR
+    elif type(value) is dict:
+        return dict(zip(value, _take_all(value, list(value.values()), copies, place), strict=True))
     elif isinstance(value, (_core.Bundle, Mapping)):
         return {name: _take(value[name], copies, (place, name)) for name in value}
     elif isinstance(value, (list, tuple)):
-        return _rebuilt(value, [_take(one, copies, (place, at)) for at, one in enumerate(value)])
+        return _rebuilt(value, _take_all(range(len(value)), list(value), copies, place))
     raise TypeError(
         f"{_named(place)} must be a dense tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a "
         f"plain value, not {type(value).__name__}"
     )
+
+
+def _take_all(names: Iterable[Any], values: list[Any], copies: _core._Copies | _Views, place: tuple[Any, ...]) -> list[Any]:
+    """The values in order, those at the front quickly."""
+    taken = copies.add_leading(values)
+    rest = list(zip(names, values, strict=True))[taken:]
+    return [_TENSOR] * taken + [_take(one, copies, (place, name)) for name, one in rest]
 
 
 def _named(place: tuple[Any, ...]) -> str:
@@ -200,10 +172,6 @@ def _named(place: tuple[Any, ...]) -> str:
 def _rebuilt(value: Any, items: list[Any]) -> Any:
     """A list or tuple like `value`; a namedtuple takes its fields one by one."""
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-def _as_before(tensor: _core.Tensor, flags: int | None) -> Any:
-    return tensor if flags is None else _core.torch_open(tensor, flags)
 
 
 def _put(shape: Any, made: Iterator[Any]) -> Any:

@@ -14,6 +14,8 @@ import pytest
 from devices import borrower, end_peers, eventually, is_simulated, on_device
 
 import onecopy
+from onecopy import _core
+from onecopy._to_device import _put, _take
 
 MIB = 1 << 20
 
@@ -173,21 +175,16 @@ def test_neighbours_become_one_block_on_the_card():
 
 @on_device
 @pytest.mark.parametrize("backwards", [False, True])
-def test_the_card_copies_the_first_part_of_a_large_value_while_the_rest_is_looked_at(monkeypatch, backwards):
-    from onecopy import _to_device
-
+def test_the_card_copies_the_first_part_of_a_large_value_while_the_rest_is_looked_at(backwards):
     block = onecopy.empty(64 * 4096, "uint8")
     for i in range(64):
         block[i * 4096 : (i + 1) * 4096].numpy()[:] = i
     value = {i: [block[i * 4096 : (i + 1) * 4096], i] for i in range(64)}
     if backwards:
         value = dict(reversed(value.items()))
-    parts = []
-    copy = _to_device._Copies._copy
-    monkeypatch.setattr(_to_device._Copies, "_PART", 16 * 4096)
-    monkeypatch.setattr(_to_device._Copies, "_copy", lambda self: (parts.append(len(self._waiting)), copy(self)))
-    there = onecopy.to_device(value, "cuda:0")
-    assert parts == ([64] if backwards else [16, 16, 16, 16, 0])
+    copies = _core._Copies("cuda:0", None, 16 * 4096)
+    there = _put(_take(value, copies, ("value",)), iter(copies.end()))
+    assert copies.parts == ([64] if backwards else [16, 16, 16, 16])
     assert list(there) == list(value)
     for i, (tensor, number) in there.items():
         assert number == i and bytes_on(tensor) == {i}
@@ -363,3 +360,41 @@ def test_the_loader_of_torch_pins_on_a_real_card():
     batches = torch.utils.data.DataLoader(torch.arange(64.0).reshape(16, 4), batch_size=4, num_workers=2, pin_memory=True)
     for batch in batches:
         assert batch.is_pinned() and onecopy.is_pinned(batch)
+
+
+@on_device
+def test_copies_of_torchs_tensors_are_of_their_kinds():
+    torch = pytest.importorskip("torch", reason="wants torch installed")
+    value = {
+        "small": torch.arange(5),
+        "half": torch.arange(6, dtype=torch.float16).reshape(2, 3).t(),
+        "parameter": torch.nn.Parameter(torch.arange(4.0)),
+        "frozen": torch.nn.Parameter(torch.arange(3.0), requires_grad=False),
+        "grad": torch.arange(7.0, requires_grad=True),
+        "conj": torch.tensor([1 + 2j, 3 - 4j]).conj(),
+        "empty": torch.empty(0, 3),
+        "odd": torch.arange(9, dtype=torch.uint8)[1:8:2],
+        "number": 7,
+        "list": [torch.ones(2, dtype=torch.bool), onecopy.full(3, 2, "int32"), "text"],
+    }
+    there = onecopy.to_device(value, "cpu")
+    for name, tensor in value.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        copy = there[name]
+        assert type(copy) is type(tensor) and copy.requires_grad == tensor.requires_grad, name
+        assert copy.is_conj() == tensor.is_conj() and copy.is_leaf and torch.equal(copy, tensor), name
+        assert copy.numel() == 0 or copy.data_ptr() != tensor.data_ptr(), name
+    assert there["number"] == 7 and there["list"][2] == "text" and list(there) == list(value)
+    assert torch.equal(there["list"][0], value["list"][0]) and there["list"][1].numpy().tolist() == [2, 2, 2]
+    there["small"] += 1
+    assert torch.equal(there["grad"], torch.arange(7.0)), "a copy overlaps another"
+
+
+@on_device
+def test_copies_in_inference_mode_are_inference_tensors_as_any_others_there():
+    torch = pytest.importorskip("torch", reason="wants torch installed")
+    value = [torch.arange(5), torch.arange(6.0)]
+    with torch.inference_mode():
+        there = onecopy.to_device(value, "cpu")
+        assert all(torch.equal(a, b) and a.is_inference() for a, b in zip(there, value, strict=True))

@@ -35,6 +35,7 @@ NB_MODULE(_core, m) {
   init_holds(m);
   init_reduce(m);
   init_open(m);
+  init_copies(m);
   init_pin(m);
   init_bundle(m);
   init_load(m);

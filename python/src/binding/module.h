@@ -22,6 +22,7 @@ void init_share(nb::module_& m);
 void init_holds(nb::module_& m);
 void init_reduce(nb::module_& m);
 void init_open(nb::module_& m);
+void init_copies(nb::module_& m);
 void init_pin(nb::module_& m);
 void init_bundle(nb::module_& m);
 void init_load(nb::module_& m);

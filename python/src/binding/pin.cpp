@@ -16,7 +16,6 @@
 #include "binding/pin.h"
 #include "device/capture_gate.h"
 #include "onecopy/core/error.h"
-#include "onecopy/share/to_device.h"
 #include "os/log.h"
 #include "torch/torch.h"
 
@@ -46,20 +45,6 @@ bool pin_batch(nb::handle tensor, int ordinal) {
   }
 }
 
-std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle device, nb::handle stream) {
-  const Device where = device_arg(device, "device");
-  if (tensors.empty()) return {};
-  const Device card = where == kCpu ? tensors.front().device() : where;
-  if (card == kCpu) return without_gil([&] { return to_device(tensors, where); });
-  const Stream in = stream.is_none() ? current_stream(card) : stream_arg(stream, "stream");
-  watch_captures();
-  return without_gil([&] {
-    std::vector<Tensor> made = to_device(tensors, where, in);
-    if (where == kCpu) backend(card.type).synchronize(card.index, in);  // the host reads it next
-    return made;
-  });
-}
-
 Tensor view_here(const Tensor& tensor, nb::handle device) {
   const Device card = device_arg(device, "device");
   watch_captures();
@@ -85,9 +70,6 @@ void init_pin(nb::module_& m) {
       "_pin", [](const Tensor& tensor, nb::handle device) { pin_here(tensor, card_arg(device)); },
       nb::arg("tensor"), nb::arg("device") = nb::none(),
       nb::sig("def _pin(tensor: Tensor, device: typing.Any = None) -> None"));
-  m.def("_to_device", &copies_on, nb::arg("tensors"), nb::arg("device"), nb::arg("stream") = nb::none(),
-        nb::sig("def _to_device(tensors: list[Tensor], device: typing.Any, stream: typing.Any = None) -> "
-                "list[Tensor]"));
   m.def("_view_on", &view_here, nb::arg("tensor"), nb::arg("device"),
         nb::sig("def _view_on(tensor: Tensor, device: typing.Any) -> Tensor"));
   m.def(

@@ -42,6 +42,7 @@ bool Shim::look_up() {
   // Its sister for one tensor keeps the reference for ever (seen in torch 2.13).
   to_tensors_ = nb::getattr(aoti, "alloc_tensors_by_stealing_from_void_ptrs", nb::none());
   void* const lib = library(*api);
+  if (lib) find(lib, "aoti_torch__reinterpret_tensor", reinterpret_);
   return lib && !from_tensor_.is_none() && !to_tensors_.is_none() &&
          find(lib, "aoti_torch_delete_tensor_object", delete_) &&
          find(lib, "aoti_torch_empty_strided", empty_strided_) &&
@@ -59,14 +60,16 @@ Shim::Tensor Shim::acquire(nb::handle tensor) const {
   return pointer;
 }
 
-nb::object Shim::to_python(Tensor tensor) const {
-  PyObject* const capsule = PyCapsule_New(tensor, nullptr, nullptr);
-  if (!capsule) throw nb::python_error();
-  const nb::object list = nb::steal(PyList_New(1));
-  if (!list.is_valid()) throw nb::python_error();
-  NB_LIST_SET_ITEM(list.ptr(), 0, capsule);
-  const nb::object made = to_tensors_(list);
-  return nb::borrow(PyList_GetItem(made.ptr(), 0));
+nb::object Shim::to_python(Tensor tensor) const { return to_python(std::span(&tensor, 1))[0]; }
+
+nb::list Shim::to_python(std::span<const Tensor> tensors) const {
+  nb::list capsules;
+  for (const Tensor tensor : tensors) {
+    PyObject* const capsule = PyCapsule_New(tensor, nullptr, nullptr);
+    if (!capsule) throw nb::python_error();
+    capsules.append(nb::steal(capsule));
+  }
+  return nb::list(to_tensors_(capsules));
 }
 
 Shim::Tensor Shim::empty_strided(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
@@ -77,6 +80,14 @@ Shim::Tensor Shim::empty_strided(std::span<const std::int64_t> sizes, std::span<
     return made;
   PyErr_SetString(PyExc_RuntimeError, "torch has no memory for the results of a graph");
   throw nb::python_error();
+}
+
+Shim::Tensor Shim::reinterpret(Tensor base, std::span<const std::int64_t> sizes,
+                               std::span<const std::int64_t> strides, std::int64_t offset) const noexcept {
+  Tensor made = nullptr;
+  if (!reinterpret_) return nullptr;
+  const auto dim = static_cast<std::int64_t>(sizes.size());
+  return reinterpret_(base, dim, sizes.data(), strides.data(), offset, &made) == 0 ? made : nullptr;
 }
 
 void* Shim::data(Tensor tensor) const noexcept {

@@ -23,9 +23,16 @@ class Shim {
   void release(Tensor tensor) const noexcept { delete_(tensor); }
   /// A tensor of Python's, which takes over the reference.
   nb::object to_python(Tensor tensor) const;
+  /// to_python() of each.
+  nb::list to_python(std::span<const Tensor> tensors) const;
   /// Throws RuntimeError if torch has no memory.
   Tensor empty_strided(std::span<const std::int64_t> sizes, std::span<const std::int64_t> strides,
                        Code dtype, Code device_type, Code device_index) const;
+
+  /// A tensor of that layout on the storage of `base` and with its dtype. `offset` counts elements from the base's
+  /// first one. Null if torch refuses, or cannot do it.
+  Tensor reinterpret(Tensor base, std::span<const std::int64_t> sizes,
+                     std::span<const std::int64_t> strides, std::int64_t offset) const noexcept;
 
   void* data(Tensor tensor) const noexcept;
   std::int64_t dim(Tensor tensor) const noexcept;
@@ -42,6 +49,8 @@ class Shim {
   int (*delete_)(Tensor) = nullptr;
   int (*empty_strided_)(std::int64_t, const std::int64_t*, const std::int64_t*, Code, Code, Code,
                         Tensor*) = nullptr;
+  int (*reinterpret_)(Tensor, std::int64_t, const std::int64_t*, const std::int64_t*, std::int64_t,
+                      Tensor*) = nullptr;  ///< none: this torch has none
   int (*data_)(Tensor, void**) = nullptr;
   int (*dim_)(Tensor, std::int64_t*) = nullptr;
   int (*dtype_)(Tensor, Code*) = nullptr;

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "binding/copies.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
+
+#include <span>
+#include <utility>
+
+#include "binding/args.h"
+#include "binding/device.h"
+#include "binding/gil.h"
+#include "binding/pin.h"
+#include "onecopy/share/to_device.h"
+#include "torch/torch.h"
+
+namespace onecopy::python {
+namespace {
+
+/// Copies in the library of their originals: torch opens its own together.
+void append_opened(nb::list& list, const std::vector<Tensor>& made,
+                   std::span<const std::optional<std::uint32_t>> flags) {
+  std::vector<Tensor> of_torch;
+  std::vector<std::uint32_t> their_flags;
+  for (std::size_t i = 0; i < made.size(); ++i) {
+    if (!flags[i]) continue;
+    of_torch.push_back(made[i]);
+    their_flags.push_back(*flags[i]);
+  }
+  const std::vector<nb::object> opened = torch::open_all(of_torch, their_flags);
+  auto next = opened.begin();
+  for (std::size_t i = 0; i < made.size(); ++i) list.append(flags[i] ? *next++ : nb::cast(made[i]));
+}
+
+std::optional<torch::Shared> shared_torch(nb::handle object) {
+  if (!torch::is_loaded() || !torch::is_tensor(object.ptr())) return std::nullopt;
+  return torch::share(object.ptr());
+}
+
+}  // namespace
+
+Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
+    : device_(nb::borrow(device)),
+      stream_(std::move(stream)),
+      part_(part),
+      is_to_host_(device_arg(device, "device") == kCpu) {}
+
+void Copies::add(Tensor tensor, std::optional<std::uint32_t> flags) {
+  if (tensor.data() < last_) ++descents_;
+  last_ = tensor.data();
+  bytes_ += tensor.nbytes();
+  waiting_.push_back(std::move(tensor));
+  flags_.push_back(flags);
+  if (is_part_full()) copy();
+}
+
+/// To the host there is one part: each one waits for its copy.
+bool Copies::is_part_full() const {
+  return !is_to_host_ && bytes_ >= part_ && 4 * descents_ <= waiting_.size();
+}
+
+std::size_t Copies::add_leading(nb::list objects) {
+  std::size_t added = 0;
+  for (const nb::handle object : objects) {
+    if (auto shared = shared_torch(object)) add(std::move(shared->tensor), shared->flags);
+    else if (nb::isinstance<Tensor>(object)) add(*nb::inst_ptr<Tensor>(object), std::nullopt);
+    else break;
+    ++added;
+  }
+  return added;
+}
+
+void Copies::copy() {
+  const std::vector<Tensor> waiting = std::exchange(waiting_, {});
+  const auto flags = std::exchange(flags_, {});
+  bytes_ = descents_ = 0;
+  if (waiting.empty()) return;
+  parts_.push_back(waiting.size());
+  append_opened(copies_, copies_on(waiting, device_, stream_), flags);
+}
+
+nb::list Copies::end() {
+  copy();
+  return std::exchange(copies_, nb::list());
+}
+
+std::vector<Tensor> copies_on(const std::vector<Tensor>& tensors, nb::handle device, nb::handle stream) {
+  const Device where = device_arg(device, "device");
+  const Device card = where == kCpu ? tensors.front().device() : where;
+  if (card == kCpu) return without_gil([&] { return to_device(tensors, where); });
+  const Stream in = stream.is_none() ? current_stream(card) : stream_arg(stream, "stream");
+  watch_captures();
+  return without_gil([&] {
+    std::vector<Tensor> made = to_device(tensors, where, in);
+    if (where == kCpu) backend(card.type).synchronize(card.index, in);  // the host reads it next
+    return made;
+  });
+}
+
+void init_copies(nb::module_& m) {
+  nb::class_<Copies>(m, "_Copies", "Copies of a value's tensors on a device, in the value's order.")
+      .def(nb::init<nb::handle, nb::object, std::size_t>(), nb::arg("device"), nb::arg("stream").none(),
+           nb::arg("part") = Copies::kPart,
+           "A card copies ``part`` bytes while those behind them are added.")
+      .def("add", &Copies::add, nb::arg("tensor"), nb::arg("flags").none())
+      .def("add_leading", &Copies::add_leading, nb::arg("objects"),
+           "Adds objects up to the first that is no tensor; how many.")
+      .def("end", &Copies::end, "The copies, each of the library that the original came from.")
+      .def_prop_ro("parts", &Copies::parts, "How many tensors each part had.");
+}
+
+}  // namespace onecopy::python
