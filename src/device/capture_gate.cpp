@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "device/capture_gate.h"
 
-#include <pthread.h>
-
 #include <atomic>
+
+#include "os/fork_hook.h"
 
 namespace onecopy {
 
@@ -11,12 +11,11 @@ namespace {
 
 /// Never destroyed. A forked child makes its own, without locks that another thread of the parent held.
 std::atomic<CaptureGate*> of_this_process{nullptr};
+const ForkHook gate_at_fork{ForkRank::devices, {.in_child = [] { of_this_process.store(nullptr); }}};
 
 }  // namespace
 
 CaptureGate& CaptureGate::get() {
-  [[maybe_unused]] static const int registered =
-      pthread_atfork(nullptr, nullptr, [] { of_this_process.store(nullptr); });
   CaptureGate* found = of_this_process.load();
   if (found) [[likely]]
     return *found;

@@ -2,7 +2,6 @@
 #include "device/pinned_ranges.h"
 
 #include <fmt/format.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -28,11 +27,12 @@ void check_pages(std::uintptr_t at, std::size_t bytes) {
 
 }  // namespace
 
+const ForkHook PinnedRanges::fork_hook_{ForkRank::devices, {.in_child = [] {
+                                          of_this_process.store(nullptr);
+                                          any_.store(false);
+                                        }}};
+
 PinnedRanges& PinnedRanges::get() {
-  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, [] {
-    of_this_process.store(nullptr);
-    any_.store(false);
-  });
   PinnedRanges* found = of_this_process.load();
   if (found) [[likely]]
     return *found;

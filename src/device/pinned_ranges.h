@@ -11,6 +11,7 @@
 
 #include "onecopy/core/device.h"
 #include "onecopy/core/tensor_view.h"
+#include "os/fork_hook.h"
 
 namespace onecopy {
 
@@ -77,6 +78,7 @@ class PinnedRanges {
   void remove(Address at) noexcept;
   Ranges::const_iterator find(Address at) const noexcept;
 
+  static const ForkHook fork_hook_;
   inline static std::atomic<bool> any_{false};
 
   std::mutex changes_;  ///< before mutex_; held for the driver's calls

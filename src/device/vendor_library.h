@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <pthread.h>
-
 #include <atomic>
 #include <string>
 
@@ -63,6 +61,8 @@ class VendorLibrary {
     const Library& library = instance();
     return library.problem_.empty() && !forked_.load(std::memory_order_relaxed) ? &library : nullptr;
   }
+  /// In a child: a library that its parent has loaded works no more.
+  static void note_fork() noexcept { forked_ = forked_ || loaded_; }
   /// Null, too, before the first get() or try_get(): loads nothing.
   static const Library* if_loaded() noexcept {
     return loaded_.load(std::memory_order_relaxed) ? try_get() : nullptr;
@@ -81,7 +81,6 @@ class VendorLibrary {
     Library& library = *new Library;
     if (!library.problem_.empty()) return library;
     loaded_ = true;
-    pthread_atfork(nullptr, nullptr, [] { forked_ = true; });
     return library;
   }
 

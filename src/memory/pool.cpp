@@ -47,8 +47,8 @@ std::uint64_t Pool::trim_all() noexcept {
 
 void Pool::look_again() noexcept { impl_->look_again(); }
 PoolStats Pool::stats() const { return impl_->stats(); }
-void Pool::prepare_fork() { impl_->prepare_fork(); }
-void Pool::finish_fork() { impl_->finish_fork(); }
+void Pool::lock() { impl_->lock(); }
+void Pool::unlock() { impl_->unlock(); }
 void Pool::abandon() noexcept { impl_->abandon(); }
 
 }  // namespace onecopy

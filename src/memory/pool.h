@@ -97,8 +97,8 @@ class SegmentTable {
   std::vector<SegmentInfo> list() const;
 
   /// Before and after fork(2), so that a child never inherits a table in the middle of a change.
-  void prepare_fork() ACQUIRE(mutex_) { mutex_.lock(); }
-  void finish_fork() RELEASE(mutex_) { mutex_.unlock(); }
+  void lock() ACQUIRE(mutex_) { mutex_.lock(); }
+  void unlock() RELEASE(mutex_) { mutex_.unlock(); }
   /// In a forked child: the segments stay mapped and exportable, also when this is destroyed.
   void abandon() noexcept { abandoned_ = true; }
 
@@ -177,8 +177,8 @@ class Pool final : public ExtentOwner {
   PoolStats stats() const;
 
   /// Before and after fork(2), so that a child never inherits a pool in the middle of a change.
-  void prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
-  void finish_fork() NO_THREAD_SAFETY_ANALYSIS;
+  void lock() NO_THREAD_SAFETY_ANALYSIS;
+  void unlock() NO_THREAD_SAFETY_ANALYSIS;
   /// In a forked child: the memory is the parent's, and the destructor leaves it alone. REQUIRES: no other member is
   /// called any more.
   void abandon() noexcept;

@@ -28,8 +28,8 @@ class Pool::Impl {
   std::uint64_t trim_all();
   void look_again();
   PoolStats stats() const;
-  void prepare_fork() ACQUIRE(reclaiming_, growth_, mutex_);
-  void finish_fork() RELEASE(reclaiming_, growth_, mutex_);
+  void lock() ACQUIRE(reclaiming_, growth_, mutex_);
+  void unlock() RELEASE(reclaiming_, growth_, mutex_);
   void abandon() noexcept { abandoned_ = true; }
 
  private:

@@ -278,13 +278,13 @@ PoolStats Pool::Impl::stats() const {
   return stats;
 }
 
-void Pool::Impl::prepare_fork() {
+void Pool::Impl::lock() {
   reclaiming_.lock();
   growth_.lock();
   mutex_.lock();
 }
 
-void Pool::Impl::finish_fork() {
+void Pool::Impl::unlock() {
   mutex_.unlock();
   growth_.unlock();
   reclaiming_.unlock();

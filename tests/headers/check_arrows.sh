@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # Fails when a layer includes a layer above it, when a vendor's backend is named outside its folder and
-# registry.cpp, or when a public header includes what its users should not need.
+# registry.cpp, when a fork is handled without a rank, or when a public header includes what its users should not need.
 set -u
 cd "${1:-$(dirname "$0")/../..}" || exit 2
 layers=(core os device memory share channel rpc cli)
@@ -72,6 +72,8 @@ for ((;;)); do
 done
 report "public headers that neither onecopy/onecopy.h nor onecopy/rpc/agent.h needs are private, and belong into src:" \
   "$(comm -13 <(echo "$reached") <(cd include && find . -name '*.h' -printf '%P\n' | sort -u))"
+report "only src/os/fork_hook.cpp calls pthread_atfork(); modules have a ForkHook, with a rank:" \
+  "$(grep -rn 'pthread_atfork(' src python/src | grep -vE '^src/os/fork_hook\.(cpp|h):')"
 report "every header starts with its licence and #pragma once:" \
   "$(find include src -name '*.h' | while read -r header; do
        head -n 1 "$header" | grep -q 'SPDX-License-Identifier: Apache-2.0' || echo "$header: no licence line"

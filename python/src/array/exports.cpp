@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "array/exports.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <map>
 #include <utility>
 #include <vector>
 
 #include "onecopy/share/share.h"
+#include "os/fork_hook.h"
 #include "os/mutex.h"
 #include "share/session.h"
 
@@ -63,6 +62,9 @@ class Exports {
     static Exports* const exports = new Exports;
     return *exports;
   }
+  // Around a fork.
+  static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
+  static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 
   BlockRef add(const Tensor& tensor) {
     auto made = std::make_unique<Export>(tensor);
@@ -106,18 +108,14 @@ class Exports {
   }
 
  private:
-  Exports() {
-    pthread_atfork([] { lock(); }, [] { unlock(); }, [] { unlock(); });
-  }
-
-  // Around a fork.
-  static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
-  static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
+  Exports() = default;
 
   Mutex mutex_;
   std::map<const std::byte*, Export*, std::less<>> by_address_
       GUARDED_BY(mutex_);  ///< by where the block begins
 };
+
+const ForkHook exports_at_fork{ForkRank::leaves, {&Exports::lock, &Exports::unlock, &Exports::unlock}};
 
 void Export::retain(std::uint32_t) noexcept { Exports::instance().retain(*this); }
 void Export::release(std::uint32_t) noexcept { Exports::instance().release(*this); }

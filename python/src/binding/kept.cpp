@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "binding/kept.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <utility>
 #include <vector>
 
+#include "os/fork_hook.h"
 #include "os/mutex.h"
 
 namespace onecopy::python {
@@ -20,6 +19,9 @@ class DropQueue {
     static DropQueue* const unneeded = new DropQueue;
     return *unneeded;
   }
+  // Around a fork.
+  static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
+  static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 
   /// Without the GIL. At the end of the interpreter they stay where they are.
   void add(PyObject* object) noexcept {
@@ -50,13 +52,7 @@ class DropQueue {
   }
 
  private:
-  DropQueue() {
-    pthread_atfork([] { lock(); }, [] { unlock(); }, [] { unlock(); });
-  }
-
-  // Around a fork.
-  static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
-  static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
+  DropQueue() = default;
 
   Mutex mutex_;
   std::vector<PyObject*> objects_ GUARDED_BY(mutex_);
@@ -64,6 +60,8 @@ class DropQueue {
   bool is_asked_ GUARDED_BY(mutex_) = false;  ///< the interpreter will call drop()
   bool is_over_ GUARDED_BY(mutex_) = false;   ///< it is about to go
 };
+
+const ForkHook drops_at_fork{ForkRank::leaves, {&DropQueue::lock, &DropQueue::unlock, &DropQueue::unlock}};
 
 }  // namespace
 

@@ -3,7 +3,6 @@
 #include "os/log.h"
 
 #include <nanobind/stl/string.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +14,7 @@
 #include "binding/gil.h"
 #include "binding/module.h"
 #include "os/blocked_signals.h"
+#include "os/fork_hook.h"
 #include "os/mutex.h"
 
 /// Lines of the library for Python's logging. A line may come with locks of the library held and from any thread, so
@@ -117,6 +117,10 @@ void log_line(const std::string& level, const std::string& text) {
 }
 
 /// In a child there is no thread, and another thread's lock may be held for ever.
+const ForkHook lines_at_fork{ForkRank::leaves, {.in_child = [] {
+                               if (g_lines.load()) g_lines.store(new Lines);
+                             }}};
+
 void start() {
   g_lines.store(new Lines);
   set_log_sink(&sink);
@@ -125,9 +129,6 @@ void start() {
 }  // namespace
 
 void init_log(nb::module_& m) {
-  ::pthread_atfork(nullptr, nullptr, [] {
-    if (g_lines.load()) g_lines.store(new Lines);
-  });
   m.def("_start_log", &start, "Lines of the library go to onecopy._log.emit() from now on.");
   m.def("_stop_log", &stop, "They go to stderr again.");
   m.def("_log_line", &log_line, nb::arg("level"), nb::arg("text"), "A line of the library, for tests.");

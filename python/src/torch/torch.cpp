@@ -5,7 +5,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
-#include <pthread.h>
 
 #include <cstring>
 #include <map>
@@ -22,6 +21,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
+#include "os/fork_hook.h"
 #include "share/session.h"
 #include "torch/torch_api.h"
 #include "torch/torch_files.h"
@@ -94,18 +94,16 @@ class Moving {
   using Entries = std::map<const std::byte*, Entry>;
 
   static Entries*& all() {
-    static Entries* entries = make();
+    static Entries* entries = new Entries;
     return entries;
   }
-  static Entries* make() {
-    if (const int error = pthread_atfork(nullptr, nullptr, [] { all() = new Entries; }); error != 0)
-      throw_errno("pthread_atfork", error);
-    return new Entries;
-  }
+  static const ForkHook fork_hook_;
 
   Entries& entries_;
   Entries::iterator at_;
 };
+
+const ForkHook Moving::fork_hook_{ForkRank::leaves, {.in_child = [] { all() = new Entries; }}};
 
 /// A new storage on a whole block. REQUIRES: u8[size].
 nb::object new_storage(const Api& torch, const Tensor& bytes) {

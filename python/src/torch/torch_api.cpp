@@ -2,7 +2,6 @@
 #include "torch/torch_api.h"
 
 #include <nanobind/stl/string.h>
-#include <pthread.h>
 
 #include <string>
 #include <string_view>
@@ -96,16 +95,17 @@ std::optional<Device> device_of(nb::handle object) {
   return Device{*type, nb::cast<std::int16_t>(device.attr("index"))};
 }
 
+/// torch refuses to use a device in a child whose parent has.
+const ForkHook Api::fork_hook_{ForkRank::leaves, {.in_child = [] {
+                                 if (const Api* api = the_only_) api->used_ = 0;
+                               }}};
+
 const Api* Api::get() {
-  static const Api* api = nullptr;
-  if (api) return api;
+  if (the_only_) return the_only_;
   nb::object torch = imported_torch();
   if (!torch.is_valid()) return nullptr;
-  api = new Api(std::move(torch));
-  // torch refuses to use a device in a child whose parent has.
-  if (const int error = pthread_atfork(nullptr, nullptr, [] { api->used_ = 0; }); error != 0)
-    throw_errno("pthread_atfork", error);
-  return api;
+  the_only_ = new Api(std::move(torch));
+  return the_only_;
 }
 
 Api::Api(nb::object torch) : module(std::move(torch)) {

@@ -13,6 +13,7 @@
 #include "onecopy/core/dtype.h"
 #include "onecopy/core/layout.h"
 #include "onecopy/memory/dlpack.h"
+#include "os/fork_hook.h"
 
 namespace onecopy::python::torch {
 
@@ -186,6 +187,8 @@ class Api {
   nb::object device(Device device) const;
 
   const ExchangeTable* table_;
+  inline static const Api* the_only_ = nullptr;  ///< once torch is imported; of threads with the GIL
+  static const ForkHook fork_hook_;
   mutable std::atomic<std::uint32_t> used_{0};  ///< a bit for each DeviceType; not kept over a fork
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
       dtypes_;                                ///< by DType; none: unknown to torch

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "torch/torch_storages.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -29,9 +27,7 @@ Storages& Storages::instance() {
   return *storages;
 }
 
-Storages::Storages() {
-  pthread_atfork([] { lock(); }, [] { unlock(); }, [] { unlock(); });
-}
+const ForkHook Storages::fork_hook_{ForkRank::storages, {&lock, &unlock, &unlock}};
 
 nb::object Storages::lend(const Api& api, const Tensor& tensor) {
   drop_due(api);

@@ -10,6 +10,7 @@
 #include "onecopy/memory/dlpack.h"
 #include "onecopy/memory/tensor.h"
 #include "onecopy/share/share.h"
+#include "os/fork_hook.h"
 #include "os/mutex.h"
 #include "torch/torch_api.h"
 
@@ -76,7 +77,7 @@ class Storages {
     std::uintptr_t weak;
   };
 
-  Storages();
+  Storages() = default;
   void drop_expired_adopted(const Api& api);
   std::vector<const std::byte*> paired_keys() const;
   std::uintptr_t paired_weak_at(const std::byte* begin) const;
@@ -98,6 +99,8 @@ class Storages {
   // Around a fork.
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
   static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
+
+  static const ForkHook fork_hook_;
 
   mutable Mutex mutex_;
   std::unordered_map<const std::byte*, Loan*> lent_ GUARDED_BY(mutex_);

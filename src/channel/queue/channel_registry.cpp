@@ -1,38 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "channel/queue/channel_registry.h"
 
-#include <pthread.h>
-
 #include <cstdlib>
 
 #include "channel/ring/role_lock.h"
-#include "onecopy/core/error.h"
 #include "share/session.h"
 
 namespace onecopy {
 
 /// A child must not inherit a channel in the middle of a change.
+const ForkHook ChannelRegistry::fork_hook_{
+    ForkRank::queues,
+    {[] { instance().before_fork(); }, [] { instance().after_fork(); },
+     [] { instance().after_fork_in_child(); }}};
+
 ChannelRegistry& ChannelRegistry::instance() {
-  static ChannelRegistry* const registry = [] {
-    instance_ = new ChannelRegistry();
-    if (const int error = pthread_atfork(&before_fork, &after_fork, &after_fork_in_child); error != 0)
-      throw_errno("pthread_atfork", error);
-    std::atexit([] { at_exit(); });
-    return instance_;
-  }();
+  static ChannelRegistry* const registry = instance_ = new ChannelRegistry();
   return *registry;
 }
 
-/// No thread of ours outlives static objects.
 void ChannelRegistry::at_exit() noexcept {
-  const LockGuard lock(instance_->mutex_);
-  for (auto& [id, channel] : instance_->channels_)
+  const LockGuard lock(mutex_);
+  for (auto& [id, channel] : channels_)
     if (channel->readiness_) channel->readiness_->stop();
 }
 
 void ChannelRegistry::before_fork() noexcept {
-  instance_->mutex_.lock();
-  for (auto& [id, channel] : instance_->channels_) {
+  mutex_.lock();
+  for (auto& [id, channel] : channels_) {
     if (channel->readiness_) {
       channel->readiness_->stop();
       channel->readiness_->lock();
@@ -43,7 +38,7 @@ void ChannelRegistry::before_fork() noexcept {
 }
 
 void ChannelRegistry::after_fork() noexcept {
-  for (auto& [id, channel] : instance_->channels_) {
+  for (auto& [id, channel] : channels_) {
     channel->receiver().unpacker().unlock();
     channel->sender().unlock();
     if (channel->readiness_) {
@@ -51,17 +46,17 @@ void ChannelRegistry::after_fork() noexcept {
       channel->readiness_->start_again();
     }
   }
-  instance_->mutex_.unlock();
+  mutex_.unlock();
 }
 
 void ChannelRegistry::after_fork_in_child() noexcept {
-  for (auto& [id, channel] : instance_->channels_) {
+  for (auto& [id, channel] : channels_) {
     channel->hold_role_in_child();
     if (channel->readiness_) channel->readiness_->unlock();
     channel->forget_readiness();
   }
   after_fork();
-  instance_->let_go_of_parents();
+  let_go_of_parents();
 }
 
 /// The parent holds its own items in queues, and so it does those that it had left already.
@@ -108,7 +103,9 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   if (expects_guests) look_soon();
 }
 
+/// No thread of ours outlives static objects.
 int ChannelRegistry::ready_fd(Channel& channel) {
+  static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { instance().at_exit(); });
   const LockGuard lock(mutex_);
   if (!channel.readiness_) {
     channel.readiness_ = std::make_unique<Readiness>(channel.ring_);

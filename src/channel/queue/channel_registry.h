@@ -9,6 +9,7 @@
 
 #include "channel/queue/channel.h"
 #include "os/event_loop.h"
+#include "os/fork_hook.h"
 #include "os/mutex.h"
 
 namespace onecopy {
@@ -41,12 +42,13 @@ class ChannelRegistry {
   bool give_up_backlogs() noexcept;
   bool take_unused(Channels& unused) noexcept REQUIRES(mutex_);
   void let_go_of_parents() noexcept;
-  static void at_exit() noexcept;
+  void at_exit() noexcept;
   // No analysis follows locks from the one before to those after.
-  static void before_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
-  static void after_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
-  static void after_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
+  void before_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
+  void after_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
+  void after_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
+  static const ForkHook fork_hook_;
   inline static ChannelRegistry* instance_ = nullptr;
 
   Mutex mutex_;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
+#include "os/fork_hook.h"
 #include "os/shared_library.h"
 
 namespace onecopy::ascend {
@@ -73,6 +74,8 @@ std::vector<std::string> library_names() {
   if (chosen && *chosen) return {chosen};
   return {"libascendcl.so", "libacl_rt.so"};
 }
+
+const ForkHook driver_at_fork{ForkRank::devices, {.in_child = &Driver::note_fork}};
 
 }  // namespace
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "onecopy/core/error.h"
+#include "os/fork_hook.h"
 #include "os/shared_library.h"
 
 namespace onecopy::cuda {
@@ -59,6 +60,8 @@ const char* advice(CUresult result) noexcept {
                               : "";
   }
 }
+
+const ForkHook driver_at_fork{ForkRank::devices, {.in_child = &Driver::note_fork}};
 
 }  // namespace
 

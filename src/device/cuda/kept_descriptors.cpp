@@ -2,12 +2,14 @@
 #include "kept_descriptors.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <utility>
+
+#include "os/fork_hook.h"
 
 namespace onecopy::cuda {
 
@@ -23,12 +25,15 @@ void replace(int before, int after) noexcept {
 }
 
 void leave_to_parent() noexcept {
+  if (std::all_of(numbers.begin(), numbers.end(), [](const auto& number) { return number == 0; })) return;
   const int nothing = ::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (nothing < 0) return;
   for (std::atomic<int>& number : numbers)  // once: the child may use the number for something else
     if (const int next = number.exchange(0); next != 0) ::dup3(nothing, next - 1, O_CLOEXEC);
   ::close(nothing);
 }
+
+const ForkHook descriptors_at_fork{ForkRank::devices, {.in_child = &leave_to_parent}};
 
 bool take(Room& room, std::size_t count) noexcept {
   std::size_t left = room.load();
@@ -40,7 +45,6 @@ bool take(Room& room, std::size_t count) noexcept {
 }  // namespace
 
 void KeptDescriptors::keep(std::vector<Fd> fds) {
-  [[maybe_unused]] static const int registered = pthread_atfork(nullptr, nullptr, &leave_to_parent);
   if (!take(room_, fds.size())) return;
   for (const Fd& fd : fds) replace(0, fd.get() + 1);
   fds_ = std::move(fds);

@@ -307,7 +307,7 @@ void Peer::forget_process() noexcept {
   pidfd_.reset();
 }
 
-void Peer::lock_for_fork() {
+void Peer::lock() {
   timeline_mutex_.lock();
   client_.lock();
   segments_.lock();
@@ -315,7 +315,7 @@ void Peer::lock_for_fork() {
   if (timeline_) timeline_->lock();
 }
 
-void Peer::unlock_after_fork() {
+void Peer::unlock() {
   if (timeline_) timeline_->unlock();
   ending_mutex_.unlock();
   segments_.unlock();
@@ -333,7 +333,7 @@ void Peer::prepare_fork() {
 void Peer::finish_fork_in_parent() noexcept { fork_page_.reset(); }
 
 void Peer::finish_fork_in_child() noexcept {
-  if (is_closed()) return;
+  if (is_closed()) return;  // before the fork: the importer has been locked
   // Empty if the owner is gone, or counts us with our parent.
   ForkPage mine = std::exchange(fork_page_, {}).value_or(ForkPage{});
   leases_.go_on_in_child(std::move(mine.memory));

@@ -182,8 +182,8 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
   void forget_process() noexcept;
 
   // Around a fork. Before: a page and a connection for the child, announced to the owner.
-  void lock_for_fork() NO_THREAD_SAFETY_ANALYSIS;
-  void unlock_after_fork() NO_THREAD_SAFETY_ANALYSIS;
+  void lock() NO_THREAD_SAFETY_ANALYSIS;
+  void unlock() NO_THREAD_SAFETY_ANALYSIS;
   void prepare_fork();
   void finish_fork_in_parent() noexcept;
   void finish_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;

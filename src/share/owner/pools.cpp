@@ -59,13 +59,13 @@ void Pools::end(SegmentKind kind) {
   std::erase_if(pools_, [kind](const auto& p) { return p.first.first == kind; });
 }
 
-void Pools::prepare_fork() {
+void Pools::lock() {
   mutex_.lock();
-  for (auto& [key, pool] : pools_) pool->prepare_fork();
+  for (auto& [key, pool] : pools_) pool->lock();
 }
 
-void Pools::finish_fork() {
-  for (auto& [key, pool] : pools_) pool->finish_fork();
+void Pools::unlock() {
+  for (auto& [key, pool] : pools_) pool->unlock();
   mutex_.unlock();
 }
 

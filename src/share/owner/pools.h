@@ -46,8 +46,8 @@ class Pools {
   void end(SegmentKind kind);
 
   // Around a fork.
-  void prepare_fork() ACQUIRE(mutex_);
-  void finish_fork() RELEASE(mutex_);
+  void lock() ACQUIRE(mutex_);
+  void unlock() RELEASE(mutex_);
   /// See Pool::abandon().
   void abandon() noexcept NO_THREAD_SAFETY_ANALYSIS;
 

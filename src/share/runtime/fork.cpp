@@ -5,9 +5,8 @@
 // which the child counts as holding everything. After, in the child, which is alone: exact claims replace
 // "everything", and a new Runtime takes over. No owner is asked to answer.
 #include <fmt/format.h>
-#include <pthread.h>
 
-#include <cerrno>
+#include <array>
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
@@ -38,12 +37,9 @@ void or_log(F&& f) noexcept {
 
 }  // namespace
 
-/// Registered at the start of the program. At first use, another thread's fork could be half over, and its child
-/// inherit a locked mutex.
-int Runtime::forks_unhandled_ = pthread_atfork(&prepare_fork, &finish_in_parent, &finish_in_child);
+const ForkHook Runtime::fork_hook_{ForkRank::runtime, {&prepare_fork, &finish_in_parent, &finish_in_child}};
 
-/// making_ stays locked until the fork is over. So threads fork one after the other, and none forks while another
-/// makes the first Runtime.
+/// making_ stays locked until the fork is over, so that no thread forks while another makes the first Runtime.
 void Runtime::prepare_fork() {
   if (forked_from_) or_log([] { current(); });
   making_.lock();
@@ -54,12 +50,7 @@ void Runtime::prepare_fork() {
   });
   process->loop_.stop();
   process->lock_all();
-  for (const auto& peer : process->importer_.peers_locked()) {
-    if (peer->is_closed()) continue;  // for good: the importer is locked
-    peer->lock_for_fork();
-    peer->prepare_fork();
-  }
-  process->retention_.lock();  // after the peers' sockets: segments that arrive there are retained
+  for (const auto& peer : process->importer_.peers_locked()) peer->prepare_fork();
   for (InheritedOwner& from : process->inherited_)
     if (!from.is_counted_with_parent)
       from.child = send_child_page(from.owner->ledger_.inherited_page(), from.socket);
@@ -77,11 +68,7 @@ void Runtime::finish_in_parent() {
   process->child_.reset();
   process->child_place_.clear();
   for (InheritedOwner& from : process->inherited_) from.child.reset();
-  for (const auto& peer : process->importer_.peers_locked()) {
-    if (peer->is_closed()) continue;
-    peer->finish_fork_in_parent();
-    peer->unlock_after_fork();
-  }
+  for (const auto& peer : process->importer_.peers_locked()) peer->finish_fork_in_parent();
   process->unlock_all();
   process->loop_.start_again();
 }
@@ -96,11 +83,7 @@ void Runtime::finish_in_child() {
 /// Turns the parent's Runtime in its child into the group of the inheritance.
 void Runtime::become_child() {
   HazardGuard::forget_others();
-  for (const auto& peer : importer_.peers_locked()) {
-    if (peer->is_closed()) continue;
-    peer->finish_fork_in_child();
-    peer->unlock_after_fork();
-  }
+  for (const auto& peer : importer_.peers_locked()) peer->finish_fork_in_child();
   unlock_all();
   if (!child_ && ledger_.live_locked() != 0)  // the table is the parent's even so
     or_end_child([this] {
@@ -180,35 +163,69 @@ void Runtime::abandon() noexcept {
   pinning_.abandon();
 }
 
-void Runtime::lock_all() {
-  pools_.prepare_fork();
-  importer_.lock();
-  broker_.lock();
-  holds_.lock();
-  ledger_.lock();
-  LateReleases::lock();
-  pinning_.lock();
-  segments_.prepare_fork();  // last: all others ask it while holding a lock of their own
-  for (InheritedOwner& from : inherited_) {
-    from.owner->ledger_.lock();
-    from.owner->segments_.prepare_fork();
+struct Runtime::PartLocks {
+  template <auto Part>
+  static void lock(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
+    (all.*Part).lock();
   }
+  template <auto Part>
+  static void unlock(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
+    (all.*Part).unlock();
+  }
+
+  static void lock_inherited(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
+    for (InheritedOwner& from : all.inherited_) {
+      from.owner->ledger_.lock();
+      from.owner->segments_.lock();
+    }
+  }
+  static void unlock_inherited(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
+    for (InheritedOwner& from : all.inherited_) {
+      from.owner->segments_.unlock();
+      from.owner->ledger_.unlock();
+    }
+  }
+  /// None is closed meanwhile: the importer is locked.
+  static void lock_peers(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
+    for (const auto& peer : all.importer_.peers_locked())
+      if (!peer->is_closed()) peer->lock();
+  }
+  static void unlock_peers(Runtime& all) NO_THREAD_SAFETY_ANALYSIS {
+    for (const auto& peer : all.importer_.peers_locked())
+      if (!peer->is_closed()) peer->unlock();
+  }
+
+  struct Pair {
+    void (*lock)(Runtime& all);
+    void (*unlock)(Runtime& all);
+  };
+  template <auto Part>
+  static constexpr Pair kOf{&lock<Part>, &unlock<Part>};
+
+  /// Segments come after the parts that ask them with a lock of their own, and retained ones after the peers' sockets,
+  /// where they arrive.
+  static constexpr std::array kOrder{
+      kOf<&Runtime::pools_>,
+      kOf<&Runtime::importer_>,
+      kOf<&Runtime::broker_>,
+      kOf<&Runtime::holds_>,
+      kOf<&Runtime::ledger_>,
+      Pair{[](Runtime&) { LateReleases::lock(); }, [](Runtime&) { LateReleases::unlock(); }},
+      kOf<&Runtime::pinning_>,
+      kOf<&Runtime::segments_>,
+      Pair{&lock_inherited, &unlock_inherited},
+      Pair{&lock_peers, &unlock_peers},
+      kOf<&Runtime::retention_>,
+  };
+};
+
+void Runtime::lock_all() {
+  for (const PartLocks::Pair& part : PartLocks::kOrder) part.lock(*this);
 }
 
 void Runtime::unlock_all() {
-  for (InheritedOwner& from : inherited_) {
-    from.owner->segments_.finish_fork();
-    from.owner->ledger_.unlock();
-  }
-  segments_.finish_fork();
-  pinning_.unlock();
-  LateReleases::unlock();
-  ledger_.unlock();
-  retention_.unlock();
-  holds_.unlock();
-  broker_.unlock();
-  importer_.unlock();
-  pools_.finish_fork();
+  for (auto part = PartLocks::kOrder.rbegin(); part != PartLocks::kOrder.rend(); ++part)
+    part->unlock(*this);
 }
 
 }  // namespace onecopy

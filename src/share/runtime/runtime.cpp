@@ -42,7 +42,7 @@ Session& Session::make_current() {
 }
 
 Runtime& Runtime::make() {
-  if (forks_unhandled_ != 0) throw_errno("pthread_atfork", forks_unhandled_);
+  ForkHook::check_registered();
   const LockGuard lock(making_);
   if (!current_) {
     static const int at_exit_is_registered [[maybe_unused]] = std::atexit([] { at_exit(); });

@@ -14,6 +14,7 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/event_loop.h"
+#include "os/fork_hook.h"
 #include "os/mutex.h"
 #include "share/borrower/importer.h"
 #include "share/borrower/retention.h"
@@ -135,14 +136,15 @@ class Runtime final : public Session {
   static void at_exit() noexcept;
 
   // fork.cpp
-  static int forks_unhandled_;  ///< the error, from before main()
+  static const ForkHook fork_hook_;
   // Before and after, in functions of the system's: no analysis follows locks from one to the other.
   static void prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
   static void finish_in_parent() NO_THREAD_SAFETY_ANALYSIS;
   static void finish_in_child() NO_THREAD_SAFETY_ANALYSIS;
   void become_child() NO_THREAD_SAFETY_ANALYSIS;
-  void lock_all() NO_THREAD_SAFETY_ANALYSIS;
-  void unlock_all() NO_THREAD_SAFETY_ANALYSIS;
+  struct PartLocks;
+  void lock_all();
+  void unlock_all();
   void abandon() noexcept;
   static void claim_inherited(InheritedOwner& from) noexcept;
   void inherit(Runtime& parent);

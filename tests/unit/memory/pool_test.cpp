@@ -353,10 +353,10 @@ TEST(PoolLifetime, AnAbandonedPoolLeavesItsMemoryAlone) {
     const Extent extent = pool.allocate(40 * kMiB);
     data = extent.data;
     data[0] = std::byte{17};
-    pool.prepare_fork();
-    segments.prepare_fork();
-    segments.finish_fork();
-    pool.finish_fork();
+    pool.lock();
+    segments.lock();
+    segments.unlock();
+    pool.unlock();
     pool.abandon();
     segments.abandon();
     exported = segments.export_memory(extent.segment, Access::read_write);
