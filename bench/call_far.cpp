@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors to a member on another host, beside UCX's own measurement of that way in the same run. The hosts are two network
-// namespaces with a cable between them.
+// Tensors to a member on another host, beside UCX's own measurement of that way in the same run. The hosts are two
+// network namespaces with a cable between them.
 #include <fmt/format.h>
 
 #include <array>

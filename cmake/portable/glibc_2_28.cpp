@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lets a wheel that is built with a newer glibc run with glibc 2.28 (ONECOPY_PORTABLE, x86-64).
 //
-// glibc 2.34 moved the functions of libpthread and libdl to libc.so.6 under a new version, and kept the old version beside
-// it. Each __wrap_NAME here is what all objects of the wheel call for NAME, those of libstdc++ included: the linker is
-// given --wrap=NAME for each (OnecopyPortable.cmake reads the names from this file).
+// glibc 2.34 moved the functions of libpthread and libdl to libc.so.6 under a new version, and kept the old version
+// beside it. Each __wrap_NAME here is what all objects of the wheel call for NAME, those of libstdc++ included: the
+// linker is given --wrap=NAME for each (OnecopyPortable.cmake reads the names from this file).
 #include <dlfcn.h>
 #include <pthread.h>
 #include <sys/random.h>

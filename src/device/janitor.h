@@ -27,7 +27,8 @@ CleanupReport remove_abandoned_files();
 /// parent's files, and may end without notice. Returns true while it is worth trying soon; later calls try in any
 /// case.
 bool remove_released_files() noexcept;
-/// Called when a released file is in use elsewhere, so that remove_released_files() has something to do. Must not throw.
+/// Called when a released file is in use elsewhere, so that remove_released_files() has something to do. Must not
+/// throw.
 inline std::function<void()> on_file_left;
 
 }  // namespace onecopy

@@ -5,8 +5,8 @@
 #include <condition_variable>
 #include <mutex>
 
-/// Locks that Clang checks: a member that is GUARDED_BY() a Mutex is touched only while that is held, and a function that
-/// REQUIRES() one is called only then. Other compilers see plain locks.
+/// Locks that Clang checks: a member that is GUARDED_BY() a Mutex is touched only while that is held, and a function
+/// that REQUIRES() one is called only then. Other compilers see plain locks.
 #if defined(__clang__)
 #define ONECOPY_ANNOTATION(x) __attribute__((x))
 #else

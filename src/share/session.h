@@ -58,8 +58,8 @@ class Session {
   static void settle_streams() noexcept;
 
   // Blocks of this process.
-  /// Memory made by other means as one segment and one block of this process: a row of its first `size` bytes. Its pages
-  /// come with use, so none are counted in Stats::bytes_shared.
+  /// Memory made by other means as one segment and one block of this process: a row of its first `size` bytes. Its
+  /// pages come with use, so none are counted in Stats::bytes_shared.
   Tensor adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size);
   /// Is this block counted by this process's own ledger, with nothing in between?
   bool owns(const BlockRef& block) const noexcept { return block.group() == own_; }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arenas of captured graphs on each backend that tells addresses from memory, with and without several addresses for one
-// memory.
+// Arenas of captured graphs on each backend that tells addresses from memory, with and without several addresses for
+// one memory.
 #include <algorithm>
 #include <cstdlib>
 #include <map>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Owners whose processes become other programs by exec, and live on as those: their memory is as good as a dead owner's.
+// Owners whose processes become other programs by exec, and live on as those: their memory is as good as a dead
+// owner's.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -22,9 +22,9 @@ inline void merge(Clock& into, const Clock& from) {
 }
 
 /// Finds uses of one page through two windows (addresses) that have no order between them, one of which writes: on a
-/// device the later one need not see the writes of the earlier one. Order is made by programs, through streams, events and
-/// waits of the host, whatever the simulator's threads happen to do. Work that a thread of the host has waited for comes
-/// before all that is submitted afterwards.
+/// device the later one need not see the writes of the earlier one. Order is made by programs, through streams, events
+/// and waits of the host, whatever the simulator's threads happen to do. Work that a thread of the host has waited for
+/// comes before all that is submitted afterwards.
 ///
 /// Thread safety: all members may be called concurrently.
 class WindowOrder {

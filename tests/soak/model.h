@@ -89,7 +89,8 @@ class Model {
   bool is_held_elsewhere(const Item& item) const;
 
   /// Owners of blocks that the dead putter's page may still count as under way: of its items in queues, and of items
-  /// taken too short a time ago for it to have looked. Such an owner waits ten minutes for a queue that it has not open.
+  /// taken too short a time ago for it to have looked. Such an owner waits ten minutes for a queue that it has not
+  /// open.
   std::set<Id> owners_that_wait_for(Id putter) const;
 
   // The outcome.

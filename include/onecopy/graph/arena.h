@@ -63,7 +63,8 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
   Arena& operator=(const Arena&) = delete;
 
   /// Addresses for at least so many bytes. Throws out_of_memory with the numbers, out_of_mappings, unsupported if the
-  /// device does not tell addresses from memory, and invalid_argument while the arena is parked; nothing is changed then.
+  /// device does not tell addresses from memory, and invalid_argument while the arena is parked; nothing is changed
+  /// then.
   Window open(std::size_t bytes);
   /// Addresses for a capture whose size is unknown until it ends: `most` bytes of them, without pages until
   /// Window::grow(). Throws out_of_mappings, and invalid_argument while the arena is parked.

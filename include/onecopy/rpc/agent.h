@@ -16,8 +16,8 @@
 
 namespace onecopy::rpc {
 
-/// What a call takes there and back: bytes, and tensors that are not copied. A tensor is lent: caller and callee see the
-/// same memory, each as long as it has the tensor.
+/// What a call takes there and back: bytes, and tensors that are not copied. A tensor is lent: caller and callee see
+/// the same memory, each as long as it has the tensor.
 struct Values {
   Bytes data;
   std::vector<Tensor> tensors;
@@ -26,8 +26,8 @@ struct Values {
 /// Runs in the process that is called, on a thread of its agent. What it throws is thrown at the caller.
 using Function = std::function<Values(Values&&)>;
 
-/// The same of plain values, for callers in C++ and in Python. Its tensors are copies that the function may keep, or lent by a
-/// caller in C++.
+/// The same of plain values, for callers in C++ and in Python. Its tensors are copies that the function may keep, or
+/// lent by a caller in C++.
 using PlainFunction = std::function<Value(const Value::List& arguments)>;
 
 struct AgentOptions {
@@ -51,8 +51,9 @@ class Future {
   Future& operator=(Future&&) noexcept;
   ~Future();
 
-  /// Waits. Throws the function's exception (as remote_error, or the Error that it was), timeout at the call's deadline,
-  /// and peer_died when the member has ended. The function may have run then, and is not run again. May be called once.
+  /// Waits. Throws the function's exception (as remote_error, or the Error that it was), timeout at the call's
+  /// deadline, and peer_died when the member has ended. The function may have run then, and is not run again. May be
+  /// called once.
   Values get();
   /// Is the outcome there within that time?
   bool wait_for(std::chrono::nanoseconds timeout);
@@ -65,12 +66,12 @@ class Future {
   std::unique_ptr<State> state_;
 };
 
-/// This process as a member of a group of processes of one user, that call functions of each other. Those on other hosts
-/// need ONECOPY_RPC_KEY (docs/rpc.md).
+/// This process as a member of a group of processes of one user, that call functions of each other. Those on other
+/// hosts need ONECOPY_RPC_KEY (docs/rpc.md).
 ///
-/// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory itself.
-/// Threads of the agent run functions, each on the thread that took the call. Whenever all of them run something, there is
-/// one more. So a function may call back, and wait, at any depth.
+/// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory
+/// itself. Threads of the agent run functions, each on the thread that took the call. Whenever all of them run
+/// something, there is one more. So a function may call back, and wait, at any depth.
 ///
 /// Does not survive fork(): a child may not use it. Thread safety: all members may be called concurrently, but for
 /// moving. Move-only; destroying it shuts it down.
@@ -102,8 +103,8 @@ class Agent {
   Future call_async(std::string_view member, std::string_view function, Values&& arguments = {},
                     std::chrono::nanoseconds timeout = {});
 
-  /// Calls a plain function: one of a program in C++ by its name, one of a program in Python as "module:name". Throws as
-  /// call(), invalid_argument for values that cannot be written, unsupported for a result that Value cannot hold.
+  /// Calls a plain function: one of a program in C++ by its name, one of a program in Python as "module:name". Throws
+  /// as call(), invalid_argument for values that cannot be written, unsupported for a result that Value cannot hold.
   Value call_plain(std::string_view member, std::string_view function, Value::List arguments = {},
                    std::chrono::nanoseconds timeout = {});
 

@@ -46,10 +46,10 @@ Handle share(const Tensor& tensor);
 /// The tensor that a handle names, on the maker's memory. The first open of an owner connects to it; later ones cost
 /// well under a microsecond.
 ///
-/// Throws stale_handle (freed meanwhile), owner_died, peer_died (the owner lives, and cannot be reached from this network
-/// namespace), timeout (the owner does not answer for ten seconds: it is stopped). Throws other_boot, other_user,
-/// bad_secret, bad_handle, version_mismatch, read_only (only lent for reading), unsupported (no way to the device).
-/// Throws out_of_memory, out_of_descriptors, out_of_mappings. Nothing is held or mapped then.
+/// Throws stale_handle (freed meanwhile), owner_died, peer_died (the owner lives, and cannot be reached from this
+/// network namespace), timeout (the owner does not answer for ten seconds: it is stopped). Throws other_boot,
+/// other_user, bad_secret, bad_handle, version_mismatch, read_only (only lent for reading), unsupported (no way to the
+/// device). Throws out_of_memory, out_of_descriptors, out_of_mappings. Nothing is held or mapped then.
 Tensor open(const Handle& handle, Access access = Access::read_write);
 
 /// All bytes of the block that a tensor lies in, which views share: a framework's storage. As many as were requested
@@ -93,15 +93,15 @@ Tensor open(const Handle& handle, const OpenOptions& options);
 Tensor use_on(const Tensor& tensor, Device device);
 
 /// The action if others could see more than the tensor through its handle. That is the rest of the tensor's storage or,
-/// for adopted memory, of the whole allocation, in which a framework may keep other tensors. Counted to the byte, but for
-/// rounding: behind a tensor at the beginning of a framework's allocation, up to 511 bytes are allowed.
+/// for adopted memory, of the whole allocation, in which a framework may keep other tensors. Counted to the byte, but
+/// for rounding: behind a tensor at the beginning of a framework's allocation, up to 511 bytes are allowed.
 enum class Exact : std::uint8_t {
   no,      ///< share it
   refuse,  ///< throw unsupported, with the numbers
   copy,    ///< share a copy, which lives as long as the handle
 };
-/// Options of share(). Streams order the work of tensors on devices; tensors on the CPU have no streams. If the device's
-/// streams can wait for words in memory, the host waits for nothing.
+/// Options of share(). Streams order the work of tensors on devices; tensors on the CPU have no streams. If the
+/// device's streams can wait for words in memory, the host waits for nothing.
 struct ShareOptions {
   Exact exact = Exact::no;
   /// The opener's stream will wait for all work in this stream now. A copy is made in it, too.

@@ -42,8 +42,8 @@ struct Stats {
   std::uint64_t staged_copies = 0;
   std::uint64_t staged_bytes = 0;
   std::uint64_t pinned_bytes = 0;  ///< of the host's memory, pinned here now for cards
-  /// Copies by onecopy between cards and memory of the host since the start. Those of memory that is not pinned run at a
-  /// fraction of the link's speed. Those that reach over the edge of a pinned range are cut.
+  /// Copies by onecopy between cards and memory of the host since the start. Those of memory that is not pinned run at
+  /// a fraction of the link's speed. Those that reach over the edge of a pinned range are cut.
   std::uint64_t pageable_copies = 0;
   std::uint64_t pageable_bytes = 0;
   std::uint64_t cut_copies = 0;

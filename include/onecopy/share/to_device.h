@@ -11,8 +11,8 @@
 namespace onecopy {
 
 /// Copies of tensors on another device, in the order of `stream`, which belongs to the card. They go from the host to a
-/// card, or from a card to pinned memory of the host. Neighbouring tensors become one copy and one block, so they keep each
-/// other's memory; layouts stay.
+/// card, or from a card to pinned memory of the host. Neighbouring tensors become one copy and one block, so they keep
+/// each other's memory; layouts stay.
 ///
 /// Memory of the host that is not pinned is pinned if it is 32 MiB and more in all. Beyond ONECOPY_PIN_LIMIT it is
 /// copied unpinned, and counted in stats().pageable_copies; only such copies keep the caller waiting. Throws as

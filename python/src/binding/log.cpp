@@ -27,7 +27,8 @@ struct Line {
   std::string text;
 };
 
-/// Lines on their way. Thread safety: all functions may be called concurrently. Never destroyed: its thread waits in it.
+/// Lines on their way. Thread safety: all functions may be called concurrently. Never destroyed: its thread waits in
+/// it.
 class Lines {
  public:
   void push(Line line) {

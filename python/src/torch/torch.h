@@ -62,7 +62,8 @@ struct Copyable {
 };
 /// Empty for other tensors, and for tensors with more content than their elements: conjugated lazily, for example.
 std::optional<Copyable> copyable(PyObject* tensor);
-/// A copy of a tensor on its own card, in the order of the current stream. Empty as copyable() is, and without elements.
+/// A copy of a tensor on its own card, in the order of the current stream. Empty as copyable() is, and without
+/// elements.
 std::optional<Tensor> copy_on_card(PyObject* tensor);
 /// A new torch tensor with memory of torch's own. REQUIRES: as many bytes as the layout has.
 nb::object copy_of(const Layout& layout, ByteSpan elements);

@@ -14,7 +14,8 @@
 #include "os/mutual_proof.h"
 #include "os/stream_socket.h"
 
-/// The messages between a listener and its client until they have a pipe. Both prove that they know the key (os/mutual_proof.h).
+/// The messages between a listener and its client until they have a pipe. Both prove that they know the key
+/// (os/mutual_proof.h).
 namespace onecopy::handshake {
 
 using std::chrono::milliseconds;

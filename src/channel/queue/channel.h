@@ -19,9 +19,9 @@ namespace onecopy {
 class Session;
 struct QueueProgress;
 
-/// One queue as this process has it open, with any number of Queue objects for it. The last of them may go
-/// while items of ours are still to be taken, or others rely on the creator. Then the channel lives on in the background
-/// until that is over.
+/// One queue as this process has it open, with any number of Queue objects for it. The last of them may go while items
+/// of ours are still to be taken, or others rely on the creator. Then the channel lives on in the background until that
+/// is over.
 ///
 /// Thread safety: all members may be called concurrently.
 class Channel {

@@ -49,8 +49,8 @@ class Bell {
 
   /// Notes the processor of this thread, which listens.
   void listen_here() noexcept;
-  /// Whether the listener was on the caller's processor when it last said so. Then it cannot run while the caller spins:
-  /// a caller that waits for it must sleep.
+  /// Whether the listener was on the caller's processor when it last said so. Then it cannot run while the caller
+  /// spins: a caller that waits for it must sleep.
   bool shares_processor() const noexcept;
 
   /// Wakes one sleeper if there may be one. Returns the state that it found.
@@ -79,8 +79,8 @@ class Bell {
   std::atomic<std::int32_t> processor_{0};  ///< the listener's, plus 1; 0: it never said
 };
 
-/// What all lanes into one process ring: one bell for answers, which waiting threads listen to, and one for calls, which
-/// its workers do. An answer that no thread waits for rings for a worker, unless none is needed for answers.
+/// What all lanes into one process ring: one bell for answers, which waiting threads listen to, and one for calls,
+/// which its workers do. An answer that no thread waits for rings for a worker, unless none is needed for answers.
 /// Thread safety: all members may be called concurrently.
 struct Doorbell {
   alignas(128) Bell answers;

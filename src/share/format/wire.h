@@ -257,8 +257,8 @@ ByteSpan tail_of(ByteSpan packet) {
   return packet.subspan(sizeof(Head) + sizeof(Body));
 }
 
-/// The memory that came with `segment`, `retain` and `retain_mine`, whose first descriptors may be others. REQUIRES: those
-/// are there.
+/// The memory that came with `segment`, `retain` and `retain_mine`, whose first descriptors may be others. REQUIRES:
+/// those are there.
 template <class Body>
 ExportedMemory memory_in(Packet packet, std::size_t others) {
   const auto body = body_of<Body>(packet.bytes);

@@ -19,10 +19,10 @@
 
 namespace onecopy {
 
-/// References to blocks in pinned memory that this process has dropped while its devices may still read or write
-/// them. A copy from pinned memory returns at once. So after `x.to("cuda", non_blocking=True); del x` the owner could
-/// use the bytes again before the card has read them. A reference ends once all work has been done that was there
-/// when it was dropped. Lists of references share one point in the work; a release closes a list, or release_due() does.
+/// References to blocks in pinned memory that this process has dropped while its devices may still read or write them.
+/// A copy from pinned memory returns at once. So after `x.to("cuda", non_blocking=True); del x` the owner could use the
+/// bytes again before the card has read them. A reference ends once all work has been done that was there when it was
+/// dropped. Lists of references share one point in the work; a release closes a list, or release_due() does.
 ///
 /// While a stream is captured no point is made, and lists wait (CaptureGate). If the vendor has no points, a thread
 /// waits for the devices instead. A failed device may still do anything: such references end with the process.

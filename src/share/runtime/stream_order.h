@@ -71,7 +71,8 @@ class StreamOrder {
   void stop_marking(std::chrono::milliseconds patience) noexcept { marking_.stop(patience); }
 
  private:
-  /// Looks at waits, devices and releases. A new wait may end soon; one that was looked at before may take longer still.
+  /// Looks at waits, devices and releases. A new wait may end soon; one that was looked at before may take longer
+  /// still.
   Timer::Pause look();
   void look_soon() noexcept;
   bool poll_waits();
