@@ -39,12 +39,12 @@ int be_a_peer(const std::string& role) {
   }
 }
 
-struct Named {
+struct NamedRow {
   std::string name;
   std::function<Row()> measure;
 };
 
-std::vector<Named> all_rows(const Effort& effort, Iceoryx& iceoryx) {
+std::vector<NamedRow> all_rows(const Effort& effort, Iceoryx& iceoryx) {
   return {
       {"spinning", [&] { return hand_over_spinning(effort, iceoryx); }},
       {"blocking", [&] { return hand_over_blocking(effort, iceoryx); }},
@@ -77,7 +77,7 @@ int run(const std::vector<std::string>& only, const Effort& effort, const std::s
   empty(Layout(DType::u8, {std::int64_t{64} << 20}));
   Iceoryx iceoryx;
   std::vector<Row> rows;
-  for (const Named& row : all_rows(effort, iceoryx)) {
+  for (const NamedRow& row : all_rows(effort, iceoryx)) {
     if (!only.empty() && std::find(only.begin(), only.end(), row.name) == only.end()) continue;
     rows.push_back(row.measure());
     fmt::print("{}\n", to_text(rows.back()));

@@ -31,7 +31,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::chrono::seconds kPatience{60};
+constexpr std::chrono::seconds kTimeout{60};
 constexpr std::size_t kLarge = std::size_t{16} << 20;
 
 /// A median, and the figure it is compared with.
@@ -54,7 +54,7 @@ double measure_ping_pong(Child& peer) {
     for (int i = 0; i < rounds; ++i) words.ping(++number);
   });
   words.stop();
-  peer.hear(kPatience);
+  peer.hear(kTimeout);
   return ns;
 }
 
@@ -76,7 +76,7 @@ double measure_pipe(Child& peer) {
     for (int i = 0; i < rounds; ++i) exchange(1);
   });
   exchange(0);
-  peer.hear(kPatience);
+  peer.hear(kTimeout);
   return ns;
 }
 
@@ -93,7 +93,7 @@ double measure_queue(Child& peer) {
     }
   });
   there.put(Message{});
-  peer.hear(kPatience);
+  peer.hear(kTimeout);
   return ns;
 }
 
@@ -129,7 +129,7 @@ std::vector<Measurement> measure() {
   results.push_back({"share a tensor", measure_share(), "", 0});
   const Tensor tensor = bytes(std::size_t{64} << 20);
   const Handle handle = share(tensor);
-  const Json opened = peer.ask({{"do", "open"}, {"handle", handle.to_text()}}, kPatience);
+  const Json opened = peer.ask({{"do", "open"}, {"handle", handle.to_text()}}, kTimeout);
   results.push_back(
       {"first open of an owner (connect, map 64 MiB)", opened.at("first").get<double>(), "", 0});
   results.push_back({"open and release a tensor, later", opened.at("later").get<double>(), "", 0});

@@ -56,11 +56,11 @@ std::string arena_line(const ArenaInfo& arena) {
 
 }  // namespace
 
-std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits) {
-  std::map<std::string, Waiting> places;
+std::map<std::string, TransitSummary> by_place(const std::vector<TransitInfo>& transits) {
+  std::map<std::string, TransitSummary> places;
   for (const TransitInfo& transit : transits) {
     auto [at, is_new] =
-        places.try_emplace(transit.where, Waiting{0, transit.age_seconds, transit.age_seconds});
+        places.try_emplace(transit.where, TransitSummary{0, transit.age_seconds, transit.age_seconds});
     at->second.blocks += transit.blocks;
     at->second.youngest = std::min(at->second.youngest, transit.age_seconds);
     at->second.oldest = std::max(at->second.oldest, transit.age_seconds);
@@ -68,7 +68,7 @@ std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits
   return places;
 }
 
-std::string ages(const Waiting& waiting) {
+std::string ages(const TransitSummary& waiting) {
   const std::string from = age(waiting.youngest);
   const std::string to = age(waiting.oldest);
   return from == to ? to : fmt::format("{} to {}", from, to);

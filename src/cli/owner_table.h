@@ -21,14 +21,14 @@ struct ListedOwner {
 std::string command_line(int pid);
 
 /// The blocks in transit in one place.
-struct Waiting {
+struct TransitSummary {
   std::uint64_t blocks = 0;
   double youngest = 0;  ///< seconds
   double oldest = 0;
 };
-std::map<std::string, Waiting> by_place(const std::vector<TransitInfo>& transits);
+std::map<std::string, TransitSummary> by_place(const std::vector<TransitInfo>& transits);
 /// "3 s", or "3 s to 2 min".
-std::string ages(const Waiting& waiting);
+std::string ages(const TransitSummary& waiting);
 
 /// Owners with most memory first; with their command lines.
 std::vector<ListedOwner> sorted(std::vector<OwnerInfo> owners);

@@ -37,7 +37,7 @@ struct ReportOptions {
 
 constexpr std::size_t kMostMoments = 1000;
 
-struct Watched {
+struct Observations {
   Look last;
   std::vector<Moment> past;
 };
@@ -64,13 +64,13 @@ void thin(std::vector<Moment>& past) {
 }
 
 /// Looks again and again until the time is over, or the user ends it; once in any case.
-Watched watch(const ReportOptions& options) {
+Observations watch(const ReportOptions& options) {
   Interrupts interrupts;
   if (options.seconds > 0)
     fmt::print(stderr, "watching for {} s; Ctrl-C ends it before, and writes the page\n", options.seconds);
   const auto pause = std::chrono::duration_cast<std::chrono::nanoseconds>(Seconds(options.every));
   Clock::time_point start = Clock::now();
-  Watched watched{look_at_all(start), {}};
+  Observations watched{look_at_all(start), {}};
   start += std::chrono::duration_cast<Clock::duration>(Seconds(std::exchange(watched.last.seconds, 0)));
   watched.past.push_back(moment_of(watched.last));
   while (watched.last.seconds + options.every <= options.seconds && !interrupts.wait_for(pause)) {
@@ -102,7 +102,7 @@ std::string here_and_now(const std::string& version) {
 }
 
 int report(const ReportOptions& options) {
-  const Watched watched = watch(options);
+  const Observations watched = watch(options);
   write(options.file, report_page(watched.last, watched.past, here_and_now(options.version)));
   fmt::print(stderr, "{}: {}, watched for {:.1f} s\n", options.file == "-" ? "stdout" : options.file,
              processes(watched.last.owners.size()), watched.last.seconds);

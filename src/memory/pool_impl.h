@@ -107,12 +107,12 @@ class Pool::Impl {
   SmallExtents small_ GUARDED_BY(mutex_);
   PageRuns runs_ GUARDED_BY(mutex_);
   /// An own segment on its way back to the system: no allocation takes it any more.
-  struct Leaving {
+  struct SegmentReturn {
     std::uint32_t number;
     DeviceMemory* memory;
     std::uint64_t left;  ///< bytes that still have memory, from the segment's beginning
   };
-  std::vector<Leaving> leaving_ GUARDED_BY(mutex_);
+  std::vector<SegmentReturn> leaving_ GUARDED_BY(mutex_);
   std::uint64_t warm_own_ GUARDED_BY(mutex_) = 0;  // bytes of own segments not in use
   PoolTime looked_at_
       GUARDED_BY(mutex_);  // by trim; long ago if the last look left something that it found

@@ -125,7 +125,7 @@ std::uint64_t Pool::Impl::reclaim(PoolTime now, PoolTime until, std::uint32_t le
 /// Gives back a part of a segment that is leaving, or one whole segment where memory comes and goes with segments.
 /// Returns 0 if there is none.
 std::uint64_t Pool::Impl::give_back_own(std::uint64_t most) {
-  Leaving leaving{};
+  SegmentReturn leaving{};
   std::uint64_t bytes = 0;
   {
     const LockGuard lock(mutex_);

@@ -17,9 +17,10 @@ namespace {
 constexpr auto kRanks = static_cast<std::size_t>(ForkRank::count);
 using Hooks = std::array<std::atomic<const ForkHook*>, kRanks>;
 
-constinit Hooks registered;                           // before any hook is made
-constinit Mutex forking;                              // threads fork one after the other
-constinit std::array<const ForkHook*, kRanks> ready;  // hooks whose first step has run; guarded by forking
+constinit Hooks registered{};  // before any hook is made
+constinit Mutex forking;       // threads fork one after the other
+constinit std::array<const ForkHook*, kRanks>
+    ready{};  // hooks whose first step has run; guarded by forking
 
 }  // namespace
 

@@ -69,7 +69,7 @@ class DirectoryLock {
  public:
   explicit DirectoryLock(const std::string& path)
       : directory_(open_file(directory_of(path), O_RDONLY | O_DIRECTORY)) {
-    const Deadline deadline(kPatience);
+    const Deadline deadline(kTimeout);
     while (::flock(directory_.get(), LOCK_EX | LOCK_NB) != 0 && (errno == EWOULDBLOCK || errno == EINTR) &&
            !deadline.has_passed())
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -80,7 +80,7 @@ class DirectoryLock {
   DirectoryLock& operator=(const DirectoryLock&) = delete;
 
  private:
-  static constexpr std::chrono::milliseconds kPatience{1000};
+  static constexpr std::chrono::milliseconds kTimeout{1000};
   Fd directory_;
 };
 

@@ -14,7 +14,7 @@ namespace onecopy::rpc {
 namespace {
 
 /// A process that is stopped with the ring's lock holds up others no longer.
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kTimeout{10};
 
 /// Bytes of a tensor. The block of a larger one is let go of as soon as it was taken, so that calls go round in few blocks.
 constexpr std::size_t kLarge = std::size_t{64} << 10;
@@ -70,8 +70,8 @@ void Outbound::put(const Message& message, Stream stream) {
     return link_->put(message, stream);
   const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
   if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
-    channel_->sender().sent().release_taken(channel_->ring().head(), false);
-  channel_->sender().put(channel_->session(), message, Deadline::after_about(kPatience), stream);
+    channel_->sender().in_flight().release_taken(channel_->ring().head(), false);
+  channel_->sender().put(channel_->session(), message, Deadline::after_about(kTimeout), stream);
 }
 
 }  // namespace onecopy::rpc

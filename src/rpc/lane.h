@@ -67,7 +67,7 @@ class Outbound {
   void put(const Message& message, Stream stream = {});
   /// The member has ended: it takes no further item, and tensors of its items need not be kept.
   void drop_sent() noexcept {
-    if (channel_) channel_->sender().sent().release_taken(UINT64_MAX);
+    if (channel_) channel_->sender().in_flight().release_taken(UINT64_MAX);
   }
   /// After put(). A message to another host needs none.
   void ring_for_call() const noexcept {

@@ -48,11 +48,11 @@ using Page = ClaimPage<Virtual>;
 template <Mistake M>
 class WrongTable {
  public:
-  struct Attached {
+  struct AttachedPage {
     Page claims;
     std::uint32_t attached_children = 0;
   };
-  using PageRef = typename std::list<Attached>::iterator;
+  using PageRef = typename std::list<AttachedPage>::iterator;
 
   WrongTable(Record* records, std::uint32_t) : records_(records) {}
 
@@ -90,7 +90,7 @@ class WrongTable {
   template <class F>
   void drain(F&& reusable) {
     bool everything = false;
-    for (Attached& page : pages_) {
+    for (AttachedPage& page : pages_) {
       everything = page.claims.header().rescan.exchange(0) != 0 || everything;
       if constexpr (M == Mistake::mark_taken_late)
         if (page.claims.hints().any()) rescan(reusable);
@@ -110,7 +110,7 @@ class WrongTable {
     return waits(b) && records_[b].word.load() == closing_word(generation);
   }
   bool try_revive(std::uint32_t, std::uint64_t) { return false; }
-  PageRef attach(const Page& page) { return pages_.insert(pages_.end(), Attached{page, 0}); }
+  PageRef attach(const Page& page) { return pages_.insert(pages_.end(), AttachedPage{page, 0}); }
   void attach_child(PageRef parent) { ++parent->attached_children; }
   void detach(PageRef page) { pages_.erase(page); }
   std::size_t limbo_size() const { return limbo_.size(); }
@@ -121,9 +121,9 @@ class WrongTable {
   }
   bool waits(std::uint32_t b) const { return std::find(limbo_.begin(), limbo_.end(), b) != limbo_.end(); }
   bool is_claimed(std::uint32_t b) const {
-    return std::any_of(pages_.begin(), pages_.end(), [&](const Attached& p) { return holds(p, b); });
+    return std::any_of(pages_.begin(), pages_.end(), [&](const AttachedPage& p) { return holds(p, b); });
   }
-  static bool holds(const Attached& page, std::uint32_t b) {
+  static bool holds(const AttachedPage& page, std::uint32_t b) {
     const auto& h = page.claims.header();
     const auto slot = [&] { return page.claims.slot(b).load() != 0; };
     const auto all = [&] { return h.all.load() != 0; };
@@ -141,7 +141,7 @@ class WrongTable {
 
   Record* records_;
   std::vector<std::uint32_t> limbo_;
-  std::list<Attached> pages_;
+  std::list<AttachedPage> pages_;
 };
 
 template <Mistake M>

@@ -14,7 +14,7 @@
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
-#include "share/owner/ordered_releases.h"
+#include "share/owner/stream_releases.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
 #include "support/limits.h"
@@ -358,7 +358,7 @@ TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore)
     cu.use(0);
     const auto stream = cu.stream();
     Timeline timeline;
-    OrderedReleases releases(timeline);
+    StreamReleases releases(timeline);
     close_with(cu, stream, *gate);
     releases.order(bytes(4096).block(), testing::kCuda0, Stream{stream}).reset();
     EXPECT_TRUE(releases.sweep()) << "the stream has still to come past it";

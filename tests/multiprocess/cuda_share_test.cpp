@@ -17,8 +17,8 @@
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "os/process.h"
+#include "share/owner/adopted_allocations.h"
 #include "share/owner/adoption_round.h"
-#include "share/owner/adoptions.h"
 #include "share/runtime/runtime.h"
 #include "support/child.h"
 #include "support/cuda_streams.h"
@@ -417,7 +417,7 @@ TEST_F(CudaBetweenProcesses, WhatTakesSeveralMessagesIsNotPassedOnAndTheErrorSay
     Queue queue = Queue::create();
     queue.put(tensor);
     EXPECT_EQ(stats().unkept, 1u);
-    auto& keeper = static_cast<SharedBlocks&>(*tensor.block().group());
+    auto& keeper = as_shared(*tensor.block().group());
     const auto segment = keeper.export_block(tensor.block().number(), Access::read_write).info.segment;
     expect_refusal(ErrorCode::unsupported, {"253 descriptors", "its owner hands it out"},
                    [&] { Runtime::current().importer().pass_on(keeper, segment); });
@@ -718,7 +718,7 @@ TEST_F(CudaBetweenProcesses, AnIdleAllocationStaysASegmentWhileItIsThereForAWhil
     cu.use(0);
     SegmentTable segments;
     Ledger ledger(ProcessId{}, segments);
-    Adoptions adoptions(segments, ledger);
+    AdoptedAllocations adoptions(segments, ledger);
     const auto idle_segment = [&](testing::CUdeviceptr at, std::int64_t count = 10) {
       const Tensor tensor = adoptions.adopt(view_of(at, count), nullptr);
       return ledger.export_spot(tensor.block().number()).info.segment;
@@ -735,19 +735,19 @@ TEST_F(CudaBetweenProcesses, AnIdleAllocationStaysASegmentWhileItIsThereForAWhil
     EXPECT_TRUE(adoptions.sweep(now));
     EXPECT_TRUE(adoptions.contains(is_freed));
     EXPECT_TRUE(adoptions.contains(row));
-    EXPECT_TRUE(adoptions.sweep(now + Adoptions::kDecay));
+    EXPECT_TRUE(adoptions.sweep(now + AdoptedAllocations::kDecay));
     EXPECT_TRUE(adoptions.contains(stays));
     EXPECT_FALSE(adoptions.contains(is_freed));
     EXPECT_TRUE(adoptions.contains(chunk));
     EXPECT_FALSE(adoptions.contains(row));
-    EXPECT_TRUE(adoptions.sweep(now + Adoptions::kDecay + Adoptions::kAskAgain));
+    EXPECT_TRUE(adoptions.sweep(now + AdoptedAllocations::kDecay + AdoptedAllocations::kAskAgain));
     EXPECT_TRUE(adoptions.contains(stays));
     cu.cuMemFree(allocation);
     EXPECT_EQ(cu.cuMemUnmap(chunk_at, kChunk), testing::CUDA_SUCCESS);
-    EXPECT_FALSE(adoptions.sweep(now + Adoptions::kDecay + 2 * Adoptions::kAskAgain));
+    EXPECT_FALSE(adoptions.sweep(now + AdoptedAllocations::kDecay + 2 * AdoptedAllocations::kAskAgain));
     EXPECT_FALSE(adoptions.contains(stays));
     const auto forgotten = idle_segment(cu.memory(1 << 20));
-    EXPECT_FALSE(adoptions.sweep(std::chrono::steady_clock::now() + Adoptions::kDecayWhileThere));
+    EXPECT_FALSE(adoptions.sweep(std::chrono::steady_clock::now() + AdoptedAllocations::kDecayWhileThere));
     EXPECT_FALSE(adoptions.contains(forgotten));
   });
 }
@@ -758,14 +758,14 @@ TEST_F(CudaBetweenProcesses, AskingAboutAnAllocationSpoilsNobodysCapture) {
     cu.use(0);
     SegmentTable segments;
     Ledger ledger(ProcessId{}, segments);
-    Adoptions adoptions(segments, ledger);
+    AdoptedAllocations adoptions(segments, ledger);
     const auto at = cu.memory(1 << 20);
     const auto stream = cu.stream();
     EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
               testing::CUDA_SUCCESS);
     std::thread([&] {
       adoptions.adopt(view_of(at, 10), nullptr);
-      EXPECT_TRUE(adoptions.sweep(std::chrono::steady_clock::now() + Adoptions::kDecay));
+      EXPECT_TRUE(adoptions.sweep(std::chrono::steady_clock::now() + AdoptedAllocations::kDecay));
     }).join();
     testing::CUgraph graph = nullptr;
     EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);

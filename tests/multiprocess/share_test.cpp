@@ -266,7 +266,7 @@ TEST(ShareBetweenProcesses, WhatADeadBorrowerHadInAQueueIsKeptForTheReceiver) {
     const std::string text = share(tensor).to_text();
     Child middle([&] {
       const Tensor mine = open(Handle::from_text(note->read()));
-      static_cast<SharedBlocks*>(mine.block().group())->begin_transit(mine.block().number(), 1);
+      as_shared(*mine.block().group()).begin_transit(mine.block().number(), 1);
       note->step = 2;
       pause();
     });

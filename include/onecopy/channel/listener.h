@@ -44,13 +44,13 @@ class Listener {
 
 /// A connection attempt to a listener: connect() for programs that have other work in between. Thread safety: one
 /// thread at a time. Move-only.
-class Connecting {
+class ConnectionAttempt {
  public:
   /// Throws invalid_argument for an empty key.
-  Connecting(const std::string& address, ByteSpan key);
-  Connecting(Connecting&&) noexcept;
-  Connecting& operator=(Connecting&&) noexcept;
-  ~Connecting();
+  ConnectionAttempt(const std::string& address, ByteSpan key);
+  ConnectionAttempt(ConnectionAttempt&&) noexcept;
+  ConnectionAttempt& operator=(ConnectionAttempt&&) noexcept;
+  ~ConnectionAttempt();
 
   /// The other end of the pipe of accept(). Empty if the listener has not answered by then: call it again. Throws as
   /// connect() does, and is over then.

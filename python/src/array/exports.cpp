@@ -16,7 +16,7 @@ namespace {
 
 /// REQUIRES: is_shareable(tensor).
 std::vector<Stream> order_of(const Tensor& tensor) {
-  return static_cast<SharedBlocks&>(*tensor.block().group()).order();
+  return as_shared(*tensor.block().group()).order();
 }
 
 /// One exported block, with the number of its exports, which own it together. Exports of the block in the order of

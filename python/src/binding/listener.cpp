@@ -101,7 +101,7 @@ PipeEnd connect_to(nb::handle to, nb::handle key, nb::handle timeout) {
   const std::string address = address_arg(to);
   const nb::bytes secret = key_arg(key);
   const Deadline deadline = deadline_of(timeout);
-  Connecting connecting(address, span_of(secret));
+  ConnectionAttempt connecting(address, span_of(secret));
   const auto attempt = [&](nanoseconds time) {
     return connecting.try_finish(std::chrono::ceil<milliseconds>(time));
   };

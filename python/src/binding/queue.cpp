@@ -146,20 +146,20 @@ std::optional<Message> encode_or_report(nb::handle object, nb::handle report) {
 }
 
 /// An object on its way into the queue, for callers that do other work with each attempt. Thread safety: none.
-struct Putting {
+struct PutAttempt {
   Queue& queue;  ///< kept by Python
   Message message;
   Deadline deadline;
 };
 
 /// Empty if `report` was told.
-std::optional<Putting> begin_put(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
-                                 nb::handle report) {
+std::optional<PutAttempt> begin_put(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
+                                    nb::handle report) {
   const Deadline deadline = deadline_if(block, timeout);
   if (is_hopeless(queue, deadline)) raise_from_queue("Full");
   std::optional<Message> message = encode_or_report(object, report);
   if (!message) return {};
-  return Putting{queue, *std::move(message), deadline};
+  return PutAttempt{queue, *std::move(message), deadline};
 }
 
 nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::handle timeout,
@@ -169,7 +169,7 @@ nb::object put_or_full(Queue& queue, nb::handle object, nb::handle block, nb::ha
   return nb::none();
 }
 
-bool put_at_once(const Putting& putting) {
+bool put_at_once(const PutAttempt& putting) {
   const std::vector<DeviceStream> at_work = streams_to_come_after(putting.message.tensors);
   const CurrentStreams in_order(at_work);
   return put_now(putting.queue, putting.message, putting.deadline, stream_of(putting.message.tensors),
@@ -177,13 +177,13 @@ bool put_at_once(const Putting& putting) {
 }
 
 /// Raises queue.Full also if there is space by now, but the deadline has passed.
-void wait_for_space(const Putting& putting) {
+void wait_for_space(const PutAttempt& putting) {
   const auto attempt = [&](nanoseconds time) { return putting.queue.wait_for_space(time); };
   if (!wait_until(putting.deadline, attempt)) raise_from_queue("Full");
 }
 
 void init_putting(nb::module_& m) {
-  nb::class_<Putting>(m, "_Putting")
+  nb::class_<PutAttempt>(m, "_Putting")
       .def("at_once", &put_at_once, "Puts the object if there is space now; is it in the queue?")
       .def("wait_for_space", &wait_for_space, "Waits; raises queue.Full when the time is over.");
 }

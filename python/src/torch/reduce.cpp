@@ -13,7 +13,7 @@ namespace {
 
 /// Empty if only Python can describe it: subclasses, hooks, lazy bits, no elements, and blocks in which the storage
 /// begins in the middle of an element.
-std::optional<torch::Shared> shared_plainly(nb::handle tensor) {
+std::optional<torch::FlaggedTensor> shared_plainly(nb::handle tensor) {
   if (!torch::is_tensor(tensor.ptr())) return std::nullopt;
   auto shared = torch::share(tensor.ptr());
   if (!shared || (shared->flags & (torch::kConj | torch::kNeg)) != 0) return std::nullopt;

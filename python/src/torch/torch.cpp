@@ -63,14 +63,14 @@ Tensor copy_of(std::byte* begin, std::size_t size) {
 /// Keeps memory that is copied without the GIL from being freed under the copy. If several threads move one storage
 /// at once, the quickest leaves the former memory here, and it goes with the last of them. Thread safety: with the
 /// GIL held. A forked child does not wait for its parent's threads.
-class Moving {
+class StorageMove {
  public:
-  explicit Moving(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
+  explicit StorageMove(const std::byte* begin) : entries_(*all()), at_(entries_.try_emplace(begin).first) {
     if (at_->second.threads++ == 0) at_->second.first = std::this_thread::get_id();
   }
-  Moving(const Moving&) = delete;
-  Moving& operator=(const Moving&) = delete;
-  ~Moving() {
+  StorageMove(const StorageMove&) = delete;
+  StorageMove& operator=(const StorageMove&) = delete;
+  ~StorageMove() {
     if (--at_->second.threads != 0) return;
     const nb::object former = std::move(at_->second.former);  // goes after the entry
     entries_.erase(at_);
@@ -103,7 +103,7 @@ class Moving {
   Entries::iterator at_;
 };
 
-const ForkHook Moving::fork_hook_{ForkRank::leaves, {.in_child = [] { all() = new Entries; }}};
+const ForkHook StorageMove::fork_hook_{ForkRank::leaves, {.in_child = [] { all() = new Entries; }}};
 
 /// A new storage on a whole block. REQUIRES: u8[size].
 nb::object new_storage(const Api& torch, const Tensor& bytes) {
@@ -116,7 +116,7 @@ nb::object new_storage(const Api& torch, const Tensor& bytes) {
 /// pointer to it: torch marks storages whose memory was given to numpy as not resizable. Returns false if another
 /// thread was quicker: then the storage does not begin at `before` any more.
 bool give(const Api& torch, nb::handle storage, const std::byte* before, const Tensor& bytes,
-          Moving& moving) {
+          StorageMove& moving) {
   nb::object lent = torch.storage_of(storages().lend(torch, bytes));
   if (torch.data(storage) != before) return false;  // from here to the exchange the GIL is kept
   const bool keep = !torch.is_resizable(storage);
@@ -135,12 +135,12 @@ Tensor leave_to_torch(const Api& torch, nb::handle storage, Tensor bytes, std::u
 
 /// One thread at a time, since torch frees memory that others may be copying. Empty if there was another.
 std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::byte* begin) {
-  if (Moving::is_under_way(begin)) {
+  if (StorageMove::is_under_way(begin)) {
     without_gil([] { std::this_thread::yield(); });
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
     return std::nullopt;
   }
-  const Moving moving(begin);
+  const StorageMove moving(begin);
   if (!torch.is_shared_by_torch(storage))
     return leave_to_torch(torch, storage, move_into_file(torch, storage), counters.moved_by_torch);
   if (auto file = adopt_file_of(torch, storage))
@@ -153,7 +153,7 @@ std::optional<Tensor> move_by_torch(const Api& torch, nb::handle storage, std::b
 /// Moves a storage that is not in our memory; empty if another thread was quicker.
 std::optional<Tensor> move(const Api& torch, nb::handle storage, std::byte* begin, std::size_t size) {
   if (!torch.can_exchange()) return move_by_torch(torch, storage, begin);
-  Moving moving(begin);
+  StorageMove moving(begin);
   if (torch.data(storage) != begin) return std::nullopt;
   std::optional<SharedFile> file;
   if (torch.is_shared_by_torch(storage)) file = adopt_file_of(torch, storage);
@@ -310,7 +310,7 @@ std::optional<Tensor> move_alone(const Api& torch, nb::handle tensor, const nb::
                                  const Layout& layout) {
   const Range range = range_of(torch, storage);
   if (range.size == 0 || !torch.is_alone(storage)) return std::nullopt;
-  Moving moving(range.begin);
+  StorageMove moving(range.begin);
   if (moving.is_beside_another() || !is_to_be_moved_alone(torch, tensor, storage, range))
     return std::nullopt;
   const std::size_t offset = torch.offset(tensor) * size_of(layout.dtype());
@@ -392,7 +392,7 @@ nb::object copy_of(const Layout& layout, ByteSpan elements) {
   return made;
 }
 
-std::optional<Shared> share(PyObject* object) {
+std::optional<FlaggedTensor> share(PyObject* object) {
   const Api& torch = api();
   const nb::handle tensor(object);
   auto placed = torch.placed(object);
@@ -405,15 +405,16 @@ std::optional<Shared> share(PyObject* object) {
   if (layout.numel() != 0) {  // most tensors are at the begin of a block, which says it all
     elements = Range{data, layout.extent_bytes()};
     if (auto block = known_at(torch, *elements, device))  // torch may have mapped it elsewhere
-      return Shared{{block->take_block(), block->data(), std::move(layout), device, block->access()},
-                    *flags};
+      return FlaggedTensor{{block->take_block(), block->data(), std::move(layout), device, block->access()},
+                           *flags};
   }
   const nb::object storage = torch.storage_of(tensor);
   if (device == kCpu && !torch.can_exchange() && (*flags & (kConj | kNeg)) == 0)
-    if (auto moved = move_alone(torch, tensor, storage, layout)) return Shared{*std::move(moved), *flags};
+    if (auto moved = move_alone(torch, tensor, storage, layout))
+      return FlaggedTensor{*std::move(moved), *flags};
   Tensor bytes = block_of(torch, storage, device, elements);
   const std::size_t offset = layout.numel() == 0 ? 0 : torch.offset(tensor) * size_of(layout.dtype());
-  return Shared{
+  return FlaggedTensor{
       {bytes.take_block(), bytes.as<std::byte>() + offset, std::move(layout), device, bytes.access()},
       *flags};
 }

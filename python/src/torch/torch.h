@@ -32,7 +32,7 @@ enum Flags : std::uint32_t {
 inline constexpr std::uint32_t kKnownFlags = 31;
 
 /// A torch tensor as ours, with its flags for messages.
-struct Shared {
+struct FlaggedTensor {
   Tensor tensor;
   std::uint32_t flags = kTorch;
 };
@@ -49,7 +49,7 @@ std::optional<Device> device_of(nb::handle object);
 /// alias of it follows. Memory of a device is shared in place, and kept from torch's allocator until no process has
 /// it any more. Empty for objects that are no plain strided tensors of these: the pickling reducers take care of
 /// those. Raises torch's own error for tensors inside an autograd graph. REQUIRES: is_tensor(tensor).
-std::optional<Shared> share(PyObject* tensor);
+std::optional<FlaggedTensor> share(PyObject* tensor);
 /// A torch tensor on our memory. Throws bad_handle for flags that contradict the tensor.
 nb::object open(const Tensor& tensor, std::uint32_t flags);
 /// open() of each, in a third of the time where neighbours lie in one block. REQUIRES: flags for each, of share().

@@ -23,7 +23,7 @@ namespace onecopy {
 namespace {
 
 /// A client has this long for its proof, and again for opening the pipe.
-constexpr std::chrono::seconds kPatience{10};
+constexpr std::chrono::seconds kTimeout{10};
 /// An unproved client is dropped after this time, if others want its place.
 constexpr std::chrono::milliseconds kGrace{300};
 
@@ -45,7 +45,7 @@ struct Listener::State {
     StreamSocket socket;
     handshake::Nonce nonce = make_nonce<handshake::Nonce>();
     TimePoint since = std::chrono::steady_clock::now();
-    Deadline deadline = Deadline::after(kPatience);
+    Deadline deadline = Deadline::after(kTimeout);
     std::array<std::byte, sizeof(handshake::Proof)> heard{};
     std::size_t heard_bytes = 0;
     std::optional<Pipe> ours{};          ///< once it has proved itself
@@ -134,7 +134,7 @@ bool Listener::State::has_room() const {
   return static_cast<std::size_t>(unproven) < most_unproven();
 }
 
-/// Clients that wait in the backlog may be more honest. A client that is dropped too early comes again (Connecting).
+/// Clients that wait in the backlog may be more honest. A client that is dropped too early comes again (ConnectionAttempt).
 void Listener::State::make_room() {
   if (has_room() && !is_starved) return;
   const TimePoint now = std::chrono::steady_clock::now();
@@ -220,7 +220,7 @@ void Listener::State::check_proof(Client& client) {
   client.socket.send_all(std::as_bytes(std::span(text)), handshake::kAtOnce);
   point("listener.pipe_sent");
   client.ours = std::move(ours);
-  client.deadline = Deadline::after(kPatience);
+  client.deadline = Deadline::after(kTimeout);
 }
 
 /// Said once: any user of the host may come to a TCP port, as often as it likes.

@@ -97,7 +97,7 @@ void Channel::leave() noexcept {
 void Channel::close() noexcept {
   Session* session = Session::existing();
   if (!session || session_.load() != session) return;  // a forked child that never used it
-  sender_.sent().release_taken(UINT64_MAX);            // items that will not be taken
+  sender_.in_flight().release_taken(UINT64_MAX);       // items that will not be taken
   session->queues().remove_transit(transit_);
   session->queues().close(creator_, id_, is_read_alone_);
 }
@@ -196,7 +196,7 @@ void Channel::give_up() noexcept {
 bool Channel::is_needed() noexcept {
   const bool is_over = is_alone();
   if (is_invited()) return true;
-  return !is_over && (others_ != 0 || !sender_.sent().empty());
+  return !is_over && (others_ != 0 || !sender_.in_flight().empty());
 }
 
 /// The receiver of our items may be on its way with a handle, but not for ever.
@@ -219,19 +219,19 @@ void Channel::hold_role_in_child() noexcept {
 }
 
 bool Channel::look() noexcept {
-  const bool more = sender_.sent().release_taken(ring_.head(), false);
-  sender_.sent().note_age();
+  const bool more = sender_.in_flight().release_taken(ring_.head(), false);
+  sender_.in_flight().note_age();
   return more;
 }
 
 /// A queue that is gone has no items to lose. Items still to be taken out of it keep it here.
 std::uint64_t Channel::unkept() const noexcept {
   const bool is_over = queues_ == 0 || ring_.is_closed();
-  return is_over && sender_.sent().empty() ? 0 : sender_.unkept();
+  return is_over && sender_.in_flight().empty() ? 0 : sender_.unkept();
 }
 
 TransitInfo Channel::in_transit() const {
-  return sender_.sent().info(fmt::format(
+  return sender_.in_flight().info(fmt::format(
       "queue {:08x}{}", static_cast<std::uint32_t>(id_),
       is_left_ ? ", whose users have gone (kept for ten seconds, or until memory is short)" : ""));
 }

@@ -63,7 +63,7 @@ void ChannelRegistry::after_fork_in_child() noexcept {
 void ChannelRegistry::let_go_of_parents() noexcept {
   Channels unused;
   const LockGuard lock(mutex_);
-  for (auto& [id, channel] : channels_) channel->sender().sent().clear();
+  for (auto& [id, channel] : channels_) channel->sender().in_flight().clear();
   take_unused(unused);
 }
 
@@ -98,7 +98,7 @@ void ChannelRegistry::leave(Channel& channel) noexcept {
   if (--channel.queues_ != 0) return;
   release_role(channel.ring_.fd(), Role::user);
   channel.forget_readiness();
-  channel.sender_.sent().release_taken(channel.ring_.head());
+  channel.sender_.in_flight().release_taken(channel.ring_.head());
   const bool expects_guests = take_unused(unused);
   if (expects_guests) look_soon();
 }

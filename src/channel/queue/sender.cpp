@@ -13,12 +13,13 @@
 namespace onecopy {
 namespace {
 
-SentItems::Blocks kind_of(const Session& session, const Manifest& tensors,
-                          std::span<const BlockRef> blocks) {
+ItemsInFlight::Blocks kind_of(const Session& session, const Manifest& tensors,
+                              std::span<const BlockRef> blocks) {
   const auto is_large = [](const Manifest::Row& row) { return row.block_size >= 64 << 10; };
-  if (std::any_of(tensors.rows().begin(), tensors.rows().end(), is_large)) return SentItems::Blocks::large;
+  if (std::any_of(tensors.rows().begin(), tensors.rows().end(), is_large))
+    return ItemsInFlight::Blocks::large;
   const bool own = !blocks.empty() && session.owns(blocks.front());
-  return own ? SentItems::Blocks::own : SentItems::Blocks::borrowed;
+  return own ? ItemsInFlight::Blocks::own : ItemsInFlight::Blocks::borrowed;
 }
 
 std::uint8_t flags_of(bool is_one, const ItemOrder& order) {
@@ -54,7 +55,7 @@ bool Sender::until_settled(Put&& put) {
   for (;;) {
     try {
       return put();
-    } catch (const HasTurned&) {  // NOLINT(bugprone-empty-catch)
+    } catch (const DirectoryTurn&) {  // NOLINT(bugprone-empty-catch)
     }
   }
 }
@@ -112,16 +113,17 @@ bool Sender::try_put_message(Session& session, const Message& message, const Lim
 
 bool Sender::put_inline(Session& session, const Parts& parts, std::span<const BlockRef> blocks,
                         Deadline deadline, Tensor* given) {
-  SentItems::Blocks kind = kind_of(session, parts.tensors, blocks);
+  ItemsInFlight::Blocks kind = kind_of(session, parts.tensors, blocks);
   const auto write = [&](std::uint64_t position, std::span<std::byte> space) {
     if (directory_.epoch() != parts.tensors.epoch()) [[unlikely]]
-      throw HasTurned();
-    if (kind == SentItems::Blocks::large && sent_.ends_with(blocks)) kind = SentItems::Blocks::borrowed;
+      throw DirectoryTurn();
+    if (kind == ItemsInFlight::Blocks::large && in_flight_.ends_with(blocks))
+      kind = ItemsInFlight::Blocks::borrowed;
     if (given) {
-      sent_.reserve();  // the step that can fail, while the block is still the caller's
-      sent_.push(position, given->take_block());
+      in_flight_.reserve();  // the step that can fail, while the block is still the caller's
+      in_flight_.push(position, given->take_block());
     } else {
-      sent_.push(position, blocks);
+      in_flight_.push(position, blocks);
     }
     // Last: a spinning getter takes the slot's cache line away again and again until the commit.
     const std::size_t size = parts.write(space.data());
@@ -129,8 +131,8 @@ bool Sender::put_inline(Session& session, const Parts& parts, std::span<const Bl
     return size;
   };
   if (!ring_.put(write, deadline)) return false;
-  sent_.release_some(kind, [this] { return ring_.head(); });
-  if (!sent_.empty()) ChannelRegistry::look_soon();
+  in_flight_.release_some(kind, [this] { return ring_.head(); });
+  if (!in_flight_.empty()) ChannelRegistry::look_soon();
   point("queue.put.done");
   return true;
 }
@@ -154,16 +156,16 @@ bool Sender::put_elsewhere(Session& session, const Parts& parts, std::vector<Blo
 
 void Sender::lock() {
   packer_.lookup().lock();
-  sent_.lock();
+  in_flight_.lock();
 }
 
 void Sender::unlock() {
-  sent_.unlock();
+  in_flight_.unlock();
   packer_.lookup().unlock();
 }
 
 void Sender::reset() noexcept {
-  sent_.clear();
+  in_flight_.clear();
   packer_.lookup().reset();
 }
 

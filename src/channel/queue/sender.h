@@ -8,7 +8,7 @@
 #include "channel/codec/item.h"
 #include "channel/codec/segment_directory.h"
 #include "channel/codec/tensor_packer.h"
-#include "channel/queue/sent_items.h"
+#include "channel/queue/items_in_flight.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/memory/tensor.h"
 #include "share/session.h"
@@ -21,7 +21,10 @@ namespace onecopy {
 class Sender {
  public:
   Sender(Ring& ring, SegmentDirectory& directory, const ProcessId& creator) noexcept
-      : ring_(ring), directory_(directory), packer_(ring, directory, creator), sent_(directory.queue()) {}
+      : ring_(ring),
+        directory_(directory),
+        packer_(ring, directory, creator),
+        in_flight_(directory.queue()) {}
 
   /// Returns false if there was no space until the deadline. Throws closed, out_of_memory (nothing has changed then),
   /// invalid_argument for memory of other libraries. Getters' streams will wait for the work that `stream` has now.
@@ -37,8 +40,8 @@ class Sender {
   /// Segments that the creator does not retain, as far as is known.
   std::uint64_t unkept() const noexcept { return packer_.lookup().unkept(); }
 
-  SentItems& sent() noexcept { return sent_; }
-  const SentItems& sent() const noexcept { return sent_; }
+  ItemsInFlight& in_flight() noexcept { return in_flight_; }
+  const ItemsInFlight& in_flight() const noexcept { return in_flight_; }
 
   // Around a fork. A forked child forgets all that its parent had put.
   void lock() NO_THREAD_SAFETY_ANALYSIS;
@@ -58,7 +61,7 @@ class Sender {
     std::size_t write(std::byte* begin) const;
   };
   /// The directory has begun another epoch since the rows were looked up: the put begins again.
-  struct HasTurned {};
+  struct DirectoryTurn {};
 
   template <class Put>
   bool until_settled(Put&& put);
@@ -74,7 +77,7 @@ class Sender {
   Ring& ring_;
   SegmentDirectory& directory_;
   TensorPacker packer_;
-  SentItems sent_;
+  ItemsInFlight in_flight_;
 };
 
 }  // namespace onecopy

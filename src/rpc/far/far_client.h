@@ -39,11 +39,11 @@ class FarClients {
     StreamSocket socket;
     UnsharedDescriptor unshared{socket.fd()};
     handshake::Nonce nonce = make_nonce<handshake::Nonce>();
-    Deadline deadline = Deadline::after(kPatience);
+    Deadline deadline = Deadline::after(kTimeout);
     std::array<std::byte, sizeof(handshake::Proof)> heard{};
     std::size_t heard_bytes = 0;
   };
-  static constexpr std::chrono::seconds kPatience{10};
+  static constexpr std::chrono::seconds kTimeout{10};
 
   void accept_new();
   void greet(StreamSocket socket);

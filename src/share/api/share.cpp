@@ -52,7 +52,7 @@ std::span<std::byte> storage(const Tensor& tensor) {
     throw Error(ErrorCode::invalid_argument,
                 "this tensor's memory belongs to another library, which alone knows how much there is; "
                 "ask that library, or use onecopy::copy(tensor.view())");
-  return storage_in(static_cast<SharedBlocks&>(*tensor.block().group()), tensor);
+  return storage_in(as_shared(*tensor.block().group()), tensor);
 }
 
 Handle hold(const Handle& handle) { return Runtime::current().hold(handle); }
@@ -100,7 +100,7 @@ Tensor use_on(const Tensor& tensor, Device device) {
   if (!is_shareable(tensor))
     throw Error(ErrorCode::invalid_argument, "this tensor's memory belongs to another library; adopt() it");
   uuid_of(device);  // is it there?
-  auto& group = static_cast<SharedBlocks&>(*tensor.block().group());
+  auto& group = as_shared(*tensor.block().group());
   const auto offset = tensor.as<std::byte>() - storage_in(group, tensor).data();
   std::byte* const begin = group.allow(tensor.block().number(), tensor.access(), device.index);
   return {tensor.block(), begin + offset, tensor.layout(), device, tensor.access()};

@@ -275,9 +275,9 @@ void BrokerClient::go_on_in_child(UnixSocket socket) noexcept {
 }
 
 void acknowledge_to(const std::string& name, std::uint64_t hold) noexcept {
-  constexpr std::chrono::milliseconds kPatience{100};  // its socket's queue is full
+  constexpr std::chrono::milliseconds kTimeout{100};  // its socket's queue is full
   try {
-    dial(name, kPatience).try_send(wire::pack(wire::Acknowledge{hold}));
+    dial(name, kTimeout).try_send(wire::pack(wire::Acknowledge{hold}));
   } catch (const std::exception&) {  // it is gone, and its holds with it; or they expire
   }
 }

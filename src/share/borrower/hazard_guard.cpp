@@ -33,8 +33,8 @@ bool barrier_of_all_threads() noexcept {
 }  // namespace
 
 /// At a thread's end another may have its slot.
-struct HazardGuard::Leaving {
-  Leaving() noexcept : failed(pthread_key_create(&key, &leave)) {}
+struct HazardGuard::SlotReturn {
+  SlotReturn() noexcept : failed(pthread_key_create(&key, &leave)) {}
   static void leave(void* slot) noexcept {
     mine_ = nullptr;
     static_cast<Slot*>(slot)->is_taken.store(false, std::memory_order_release);
@@ -55,7 +55,7 @@ HazardGuard::Slot* HazardGuard::take() noexcept {
 }
 
 HazardGuard::Slot& HazardGuard::begin() noexcept {
-  static Leaving leaving;
+  static SlotReturn leaving;
   static Slot nameless;
   Slot* const slot = leaving.failed == 0 ? take() : nullptr;
   if (slot && pthread_setspecific(leaving.key, slot) == 0) return *(mine_ = slot);

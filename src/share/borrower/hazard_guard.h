@@ -42,7 +42,7 @@ class HazardGuard {
     std::atomic<bool> is_taken{true};
     Slot* next = nullptr;
   };
-  struct Leaving;
+  struct SlotReturn;
 
   static Slot& begin() noexcept;
   static Slot* take() noexcept;

@@ -36,7 +36,7 @@ class Leases {
   void set_page(Mapping page);
 
   const Record& record(std::uint32_t block) const noexcept { return records_[block]; }
-  Transits& transits() noexcept { return transits_; }
+  TransitCounts& transits() noexcept { return transits_; }
 
   /// Takes one more lease if the block's generation is still the handle's; see onecopy::try_claim() for `ask`.
   template <class Ask>
@@ -117,7 +117,7 @@ class Leases {
   const Record* records_ = nullptr;
   Mapping page_memory_;
   Claims page_;
-  Transits transits_;
+  TransitCounts transits_;
   Mapping count_memory_;
   std::atomic<std::uint32_t>* counts_ = nullptr;  ///< by block
   std::atomic<std::uint32_t> highest_block_{0};

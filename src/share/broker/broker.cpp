@@ -205,7 +205,7 @@ ForkPage Broker::prepare_fork() {
   at->page = std::move(page.memory);
   at->page_inode = inode_of(page.file);
   at->attached = ledger_.attach_locked(claims_in(at->page));
-  at->stage = Attached{};
+  at->stage = Borrower{};
   loop_.add(at->socket.fd(), [this, at] { serve(at); });
   return child;
 }

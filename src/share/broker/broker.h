@@ -95,7 +95,7 @@ class Broker {
     const Clock::time_point since = Clock::now();
     std::uint32_t serial = 0;  ///< of the question being answered
 
-    bool is_open() const noexcept { return std::holds_alternative<Attached>(stage); }
+    bool is_open() const noexcept { return std::holds_alternative<Borrower>(stage); }
     bool has_joined(std::uint64_t queue) const noexcept {
       return std::find(joined.begin(), joined.end(), queue) != joined.end();
     }

@@ -127,7 +127,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     // A segment that retires before the welcome is not announced to it.
     const LockGuard lock(mutex_);
     c.attached = ledger_.attach(claims_in(c.page));
-    c.stage = Attached{};
+    c.stage = Borrower{};
     point("attach.done");
     reply(c, wire::pack(wire::Welcome{}), {table.get(), page.file.get()});
   }
@@ -211,7 +211,7 @@ void Broker::adopt_child(Connection& parent, Packet packet) {
   {
     const LockGuard lock(mutex_);
     child->attached = ledger_.attach(claims_in(child->page));
-    child->stage = Attached{};
+    child->stage = Borrower{};
     child->untold = parent.untold;  // it has inherited the mappings
   }
   point("adopt.attached");

@@ -19,7 +19,7 @@ void Broker::on_hangup(At at) {
     if (at->attached) at->stage = HungUp{};
     at->socket = UnixSocket();  // it may live on: it must not wait for answers
   }
-  if (!at->attached || Attached::hang_up(sight_of(*at)) == Step::end) return bury(at);
+  if (!at->attached || Borrower::hang_up(sight_of(*at)) == Step::end) return bury(at);
   loop_.on_exit_of(at->pidfd, [this, at] { bury(at); });
   looks_.request();
 }
@@ -122,7 +122,7 @@ void Broker::bury(At at) noexcept {
 }
 
 void Broker::leave_in_transit(At at) noexcept {
-  const Transits transits = transits_in(at->page);
+  const TransitCounts transits = transits_in(at->page);
   const std::size_t blocks = ledger_.leave_in_transit(*at->attached, transits);
   if (blocks == 0) return drop(at);
   const LockGuard lock(mutex_);

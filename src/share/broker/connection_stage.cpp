@@ -8,7 +8,7 @@ Step Stranger::look(const Sight& sight, std::chrono::milliseconds silence) {
   return sight.now - *heard_since > silence && !sight.has_spoken ? Step::drop : Step::look_again;
 }
 
-Step Attached::hang_up(const Sight& sight) {
+Step Borrower::hang_up(const Sight& sight) {
   return !sight.has_pidfd || sight.has_exited ? Step::end : Step::look_again;
 }
 

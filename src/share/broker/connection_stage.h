@@ -43,7 +43,7 @@ struct Stranger {
 };
 
 /// Has a claim page. A forked child's connection begins here.
-struct Attached {
+struct Borrower {
   /// Its connection has closed, which is a sign to look, not yet a death.
   static Step hang_up(const Sight& sight);
 };
@@ -65,6 +65,6 @@ struct MaybeForked {
   Step look(const Sight& sight);
 };
 
-using Stage = std::variant<Stranger, Attached, HungUp, MaybeForked, UndeliveredItems>;
+using Stage = std::variant<Stranger, Borrower, HungUp, MaybeForked, UndeliveredItems>;
 
 }  // namespace onecopy

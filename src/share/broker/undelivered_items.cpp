@@ -5,7 +5,7 @@
 
 namespace onecopy {
 
-UndeliveredItems::UndeliveredItems(std::size_t blocks, const Transits& transits) : blocks_(blocks) {
+UndeliveredItems::UndeliveredItems(std::size_t blocks, const TransitCounts& transits) : blocks_(blocks) {
   const auto channels = transits.channels();
   if (!channels) return;
   knows_queues_ = true;

@@ -9,7 +9,7 @@
 #include <optional>
 
 #include "share/borrower/local_queues.h"
-#include "share/owner/transits.h"
+#include "share/owner/transit_counts.h"
 
 namespace onecopy {
 
@@ -25,7 +25,7 @@ class UndeliveredItems {
  public:
   using Clock = std::chrono::steady_clock;
 
-  UndeliveredItems(std::size_t blocks, const Transits& transits);
+  UndeliveredItems(std::size_t blocks, const TransitCounts& transits);
 
   std::size_t blocks() const noexcept { return blocks_; }
   std::chrono::duration<double> age() const noexcept { return Clock::now() - since_; }

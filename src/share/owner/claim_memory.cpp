@@ -20,11 +20,11 @@ constexpr std::size_t kMiddleAt = 4096;
 constexpr std::size_t kLeavesAt = kMiddleAt + kMaxBlocks / 4096 * sizeof(ClaimWord);
 constexpr std::size_t kSlotsAt = kLeavesAt + kMaxBlocks / 64 * sizeof(ClaimWord);
 constexpr std::size_t kTransitsAt = kSlotsAt + kMaxBlocks * sizeof(Claims::Slot);
-constexpr std::size_t kChannelsAt = kTransitsAt + kMaxBlocks * sizeof(Transits::Count);
+constexpr std::size_t kChannelsAt = kTransitsAt + kMaxBlocks * sizeof(TransitCounts::Count);
 constexpr std::size_t kPinsAt = kChannelsAt + 4096;
 constexpr std::size_t kUnseenAt = kPinsAt + kPinWords * sizeof(PinWords::Word);
 constexpr std::size_t kPageBytes = kUnseenAt + 4096;
-static_assert(Transits::kWords * sizeof(Transits::Word) <= 4096);
+static_assert(TransitCounts::kWords * sizeof(TransitCounts::Word) <= 4096);
 static_assert(sizeof(ClaimsHeader) <= kMiddleAt);
 
 void write_header(const Mapping& mapping) {
@@ -79,8 +79,8 @@ bool is_seen(const Claims& page) noexcept {
   return *reinterpret_cast<const std::uint32_t*>(begin + kUnseenAt) == 0;
 }
 
-Transits transits_in(const Mapping& mapping) {
-  return {mapping.as<Transits::Count>(kTransitsAt), mapping.as<Transits::Word>(kChannelsAt)};
+TransitCounts transits_in(const Mapping& mapping) {
+  return {mapping.as<TransitCounts::Count>(kTransitsAt), mapping.as<TransitCounts::Word>(kChannelsAt)};
 }
 
 Claims claims_in(const Mapping& mapping) {

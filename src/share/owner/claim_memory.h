@@ -5,7 +5,7 @@
 #include "os/mapping.h"
 #include "share/owner/claim.h"
 #include "share/owner/pin_claim.h"
-#include "share/owner/transits.h"
+#include "share/owner/transit_counts.h"
 
 namespace onecopy {
 
@@ -38,7 +38,7 @@ Mapping private_claims();
 /// nevertheless.
 Mapping private_claims(Mapping in_place_of);
 /// The transits that lie beside the claims in one page.
-Transits transits_in(const Mapping& mapping);
+TransitCounts transits_in(const Mapping& mapping);
 /// A word for each segment, see pin_claim.h. Thread safety: all members may be called concurrently; each word has one
 /// writer.
 class PinWords {

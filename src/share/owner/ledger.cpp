@@ -322,7 +322,7 @@ bool Ledger::awaits_child(PageRef page) const noexcept {
   return page->claims.header().announced.load() != page->attached_children;
 }
 
-std::size_t Ledger::leave_in_transit(PageRef page, const Transits& transits) noexcept {
+std::size_t Ledger::leave_in_transit(PageRef page, const TransitCounts& transits) noexcept {
   std::size_t kept = 0;
   reclaim([&](auto reusable) {
     mutex_.assert_held();
@@ -387,7 +387,7 @@ void Ledger::end_transit(std::uint32_t block) noexcept {
   if (inherited_) transits_.end(block);
 }
 
-void Ledger::become_borrower(Claims page, Transits transits) noexcept {
+void Ledger::become_borrower(Claims page, TransitCounts transits) noexcept {
   inherited_ = page;
   transits_ = transits;
   take_over_claims(page, table_.used(),

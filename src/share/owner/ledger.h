@@ -87,7 +87,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   bool awaits_child(PageRef page) const noexcept;
   /// The borrower is gone, but items it put may still be in queues: from now on its page holds the blocks in
   /// `transits` and no others. Returns their number.
-  std::size_t leave_in_transit(PageRef page, const Transits& transits) noexcept;
+  std::size_t leave_in_transit(PageRef page, const TransitCounts& transits) noexcept;
   /// Looks at the borrowers' marks. Returns true while a block is in limbo.
   bool drain() noexcept;
 
@@ -107,7 +107,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   void hold_everything();
   bool holds_everything() const noexcept { return static_cast<bool>(everything_); }
   /// In the child: references become claims in `page`, and `all` is lowered.
-  void become_borrower(Claims page, Transits transits) noexcept;
+  void become_borrower(Claims page, TransitCounts transits) noexcept;
   /// In the child, once all that it inherited is claimed: drops the references of blocks in limbo, which the parent
   /// will release and the child never would.
   void leave_limbo_to_parent() noexcept;
@@ -165,7 +165,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   std::unordered_map<std::uint32_t, std::vector<BlockRef>> kept_ GUARDED_BY(mutex_);
   Mapping everything_;  ///< see hold_everything()
   Claims inherited_;
-  Transits transits_;  ///< of a forked child
+  TransitCounts transits_;  ///< of a forked child
 };
 
 }  // namespace onecopy

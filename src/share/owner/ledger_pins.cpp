@@ -18,8 +18,8 @@ void SharedBlocks::throw_no_pins() {
 
 /// A hole takes the system milliseconds. A hole of an owner that died in it has no effect any more.
 void wait_for_hole(const PinWords::Word& holes, const std::function<bool()>& is_owner_gone) {
-  constexpr std::chrono::seconds kPatience{10};
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  constexpr std::chrono::seconds kTimeout{10};
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (is_hole_under_way<RealPlatform>(holes)) {
     if (is_owner_gone()) return;
     if (std::chrono::steady_clock::now() > deadline)

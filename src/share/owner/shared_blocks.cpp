@@ -24,7 +24,7 @@ SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb) {
         fmt::format("this is {}'s view of memory of the host, and stays in this process; {} the tensor "
                     "that it is a view of",
                     tensor.device().str(), verb));
-  return static_cast<SharedBlocks&>(*group).root();
+  return as_shared(*group).root();
 }
 
 }  // namespace onecopy

@@ -40,7 +40,7 @@ class SharedBlocks : public BlockGroup {
   /// Identifies the group in caches. Unique in this process and its forks, also once this one is destroyed. Never 0.
   std::uint64_t serial() const noexcept { return serial_; }
   virtual const ProcessId& owner() const noexcept = 0;
-  /// The streams in whose order references end here, see OrderedReleases.
+  /// The streams in whose order references end here, see StreamReleases.
   virtual std::vector<Stream> order() const { return {}; }
   /// Makes the block nameable in handles and says where it is. If there are several mappings, `access` picks one.
   /// REQUIRES: the caller holds it.
@@ -89,6 +89,9 @@ class SharedBlocks : public BlockGroup {
   inline static std::atomic<std::uint64_t> last_serial_{0};
   const std::uint64_t serial_ = ++last_serial_;
 };
+
+/// The one way from a group to its interface for other processes. REQUIRES: group.shareable().
+inline SharedBlocks& as_shared(BlockGroup& group) noexcept { return static_cast<SharedBlocks&>(group); }
 
 /// The group that counts the tensor's block for good. Throws invalid_argument for a tensor without memory, for a
 /// card's view of the host's, and for memory of other libraries. The message names the caller's `verb`: "share", "put".

@@ -73,7 +73,7 @@ void OpenQueues::close(const ProcessId& creator, std::uint64_t queue, bool is_ov
 
 Retention OpenQueues::retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
   constexpr std::chrono::seconds kCreatorTakesAtMost{2};
-  const auto& group = static_cast<const SharedBlocks&>(*block.group());
+  const SharedBlocks& group = as_shared(*block.group());
   if (group.owner() == creator && creator != self_) {
     const auto peer = importer_.find(public_name(creator));
     return peer && peer->has_left() ? Retention::not_retained : Retention::not_needed;
@@ -98,7 +98,7 @@ Retention OpenQueues::why_not_retained(const Error& error, const ProcessId& crea
 }
 
 void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
-  auto& group = static_cast<SharedBlocks&>(*block.group());
+  SharedBlocks& group = as_shared(*block.group());
   const BlockPlace place = group.export_block(block.number(), Access::read_write);
   const std::uint32_t segment = place.info.segment;
   if (creator == self_ && group.owner() == self_) return broker_.spread(segment, queue);

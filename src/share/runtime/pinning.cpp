@@ -123,7 +123,7 @@ Pinning::Piece Pinning::piece_of(const Tensor& tensor) {
     throw Error(
         ErrorCode::invalid_argument,
         fmt::format("memory of {} is not pinned: it is a card's own already", tensor.device().str()));
-  SharedBlocks& root = static_cast<SharedBlocks&>(*group).root();
+  SharedBlocks& root = as_shared(*group).root();
   const std::uint32_t block = tensor.block().number();
   const std::uint32_t segment = root.segment_of(block);
   Piece piece{&root, root.keep_alive(), root.segment_memory(segment, tensor.access()), segment};

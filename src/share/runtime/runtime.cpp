@@ -83,7 +83,7 @@ Runtime::Runtime(const ProcessId& id)
       adopted_(segments_),
       pools_(name_, segments_),
       ledger_(id, segments_),
-      adoptions_(segments_, ledger_),
+      allocations_(segments_, ledger_),
       streams_(id, importer_, loop_),
       pinning_(loop_),
       importer_(id, ledger_, loop_, retention_, holds_),
@@ -110,7 +110,7 @@ Runtime::Runtime(const ProcessId& id)
   };
   pools_.on_idle = [this] { trimming_.request(); };
   ledger_.on_limbo = [this] { limbo_.request(); };
-  adoptions_.on_idle = [this] { adopted_idle_.request(); };
+  allocations_.on_idle = [this] { adopted_idle_.request(); };
   on_file_left = [this] { files_.request(); };
   importer_.on_thread = [this] { cleaning_.request(); };
   broker_.describe = [this] { return to_json(describe()); };
@@ -126,7 +126,7 @@ void Runtime::clean_up() {
 Timer::Pause Runtime::expire_holds() { return rounded_up(holds_.expire()); }
 
 Timer::Pause Runtime::sweep_adopted() {
-  return rounded_up(adoptions_.sweep(std::chrono::steady_clock::now()));
+  return rounded_up(allocations_.sweep(std::chrono::steady_clock::now()));
 }
 
 Timer::Pause Runtime::trim() {
@@ -148,7 +148,7 @@ std::uint64_t Runtime::give_back(std::optional<Device> device) {
   pinning_.settle();
   importer_.sweep();
   if (!device || *device == kCpu) pinning_.end_idle();
-  adoptions_.sweep_all();
+  allocations_.sweep_all();
   const std::uint64_t bytes = pools_.trim_all(device);
   if (remove_released_files()) files_.request();
   return bytes;

@@ -19,7 +19,7 @@
 #include "share/borrower/importer.h"
 #include "share/borrower/retention.h"
 #include "share/broker/broker.h"
-#include "share/owner/adoptions.h"
+#include "share/owner/adopted_allocations.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"
 #include "share/owner/object_block.h"
@@ -58,7 +58,7 @@ class Runtime final : public Session {
                std::uint64_t offset = 0);
   /// Memory of a device that another library allocated, see onecopy::adopt().
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner) {
-    return adoptions_.adopt(view, std::move(owner));
+    return allocations_.adopt(view, std::move(owner));
   }
 
   using Session::share;
@@ -162,7 +162,7 @@ class Runtime final : public Session {
   Pools pools_;
   PinnedObjects objects_;  // before ledger_, whose blocks keep them
   Ledger ledger_;
-  Adoptions adoptions_;
+  AdoptedAllocations allocations_;
   EventLoop loop_;
   SegmentRetention retention_;
   StreamOrder streams_;

@@ -97,7 +97,8 @@ std::shared_ptr<const void> Session::note(OpenSegment& segment, std::uint32_t ep
                                           const HandleFields& row, Access access, Device device,
                                           std::span<const ProcessId> holders) {
   const std::shared_ptr<Peer> peer = runtime().importer_.prepare(row, access, holders);
-  SharedBlocks* const group = peer ? static_cast<SharedBlocks*>(peer.get()) : &runtime().ledger_;
+  SharedBlocks* group = peer.get();
+  if (!group) group = &runtime().ledger_;
   if (segment.is_open(epoch)) {
     segment.group_.store(group);
     return peer;
@@ -266,7 +267,7 @@ std::string Runtime::exposes(const Tensor& tensor) const {
   if (!is_shareable(tensor)) return {};     // share() says so
   SharedBlocks& group = shared_blocks(tensor, "share");
   const BlockPlace place = group.export_block(tensor.block().number(), tensor.access());
-  const bool ours = group.owner() == id() && !adoptions_.contains(place.info.segment);
+  const bool ours = group.owner() == id() && !allocations_.contains(place.info.segment);
   // The size of such blocks is the size that was requested.
   const bool exact = ours || tensor.device() == kCpu;
   const std::uint64_t seen = exact ? place.info.size : place.segment_size;

@@ -142,8 +142,8 @@ Tensor StreamOrder::order_release(const Tensor& tensor, Stream stream) {
 }
 
 void StreamOrder::settle() const noexcept {
-  constexpr std::chrono::seconds kPatience{10};
-  if (timeline_.settle(kPatience)) return;
+  constexpr std::chrono::seconds kTimeout{10};
+  if (timeline_.settle(kTimeout)) return;
   log_warning(
       "streams of this process still have work to do before tensors that it has handed over; if it ends "
       "now, "

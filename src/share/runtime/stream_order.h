@@ -14,7 +14,7 @@
 #include "os/event_loop.h"
 #include "os/worker.h"
 #include "share/borrower/value_points.h"
-#include "share/owner/ordered_releases.h"
+#include "share/owner/stream_releases.h"
 
 namespace onecopy {
 
@@ -82,7 +82,7 @@ class StreamOrder {
   Timeline timeline_;
   UsedDevices used_devices_;
   ValuePoints value_points_;
-  OrderedReleases releases_;
+  StreamReleases releases_;
   /// A thread of its own: a mark may have to wait for room in the stream.
   Worker marking_{"onecopy-marks", [this] { releases_.mark_left(); }};
   std::atomic<bool> is_asked_{false};              ///< since the last look

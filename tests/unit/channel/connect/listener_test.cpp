@@ -147,7 +147,7 @@ TEST_P(ListenerAt, KeepsDescriptorsAndAnswersHonestClientsAmongStrangers) {
   });
   HalfOpen strangers(note->read(), 200);
   strangers.come();
-  Connecting honest(note->read(), key_of("secret"));
+  ConnectionAttempt honest(note->read(), key_of("secret"));
   std::optional<Pipe> pipe;
   while (!pipe) {
     strangers.come();
@@ -213,7 +213,7 @@ TEST_P(ListenerAt, GivesUpAtTheTimeout) {
 TEST_P(ListenerAt, IsAskedAgainByAClientThatWasNotAnsweredYet) {
   Watchdog watchdog;
   Listener listener = Listener::listen(address(), key_of("secret"));
-  Connecting connecting(listener.address(), key_of("secret"));
+  ConnectionAttempt connecting(listener.address(), key_of("secret"));
   EXPECT_FALSE(connecting.try_finish(0ms));
   EXPECT_FALSE(connecting.try_finish(5ms));
   std::thread server([&] { listener.accept().send(Message{4, {}, {}}); });

@@ -39,20 +39,20 @@ TEST(Stranger, WhoseMessageIsNotReadYetStays) {
 }
 
 TEST(AttachedBorrower, ThatHangsUpAndLivesIsLookedAt) {
-  EXPECT_EQ(Attached::hang_up(sight()), Step::look_again);
+  EXPECT_EQ(Borrower::hang_up(sight()), Step::look_again);
 }
 
 TEST(AttachedBorrower, ThatHangsUpByItsDeathHasEnded) {
   Sight seen = sight();
   seen.has_exited = true;
-  EXPECT_EQ(Attached::hang_up(seen), Step::end);
+  EXPECT_EQ(Borrower::hang_up(seen), Step::end);
 }
 
 /// A forked child that never attached, for one.
 TEST(AttachedBorrower, WhoseProcessIsNotKnownEndsWithItsConnection) {
   Sight seen = sight();
   seen.has_pidfd = false;
-  EXPECT_EQ(Attached::hang_up(seen), Step::end);
+  EXPECT_EQ(Borrower::hang_up(seen), Step::end);
 }
 
 TEST(HungUpBorrower, EndsWhenItMapsItsPageNoMore) {

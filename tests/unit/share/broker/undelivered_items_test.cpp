@@ -23,7 +23,7 @@ class UndeliveredItemsTest : public ::testing::Test {
 
   const int before_ = after_transit_ms.exchange(-1);
   const Mapping page_ = private_claims();
-  Transits transits_ = transits_in(page_);
+  TransitCounts transits_ = transits_in(page_);
   LocalQueues queues_;
   std::uint64_t put_ = 0;
   std::uint64_t taken_ = 0;
@@ -75,7 +75,8 @@ TEST_F(UndeliveredItemsTest, GivesReceiversTheTimeToReadWhatTheyTook) {
 
 TEST_F(UndeliveredItemsTest, WithMoreQueuesThanCanBeNotedWaitsForTimeAlone) {
   open_queue(kQueue);
-  for (std::uint64_t queue = 1; queue <= Transits::kQueues + 1; ++queue) transits_.begin(3, 1000 + queue);
+  for (std::uint64_t queue = 1; queue <= TransitCounts::kQueues + 1; ++queue)
+    transits_.begin(3, 1000 + queue);
   UndeliveredItems items(1, transits_);
   EXPECT_FALSE(items.are_delivered(queues_));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/owner/transits.h"
+#include "share/owner/transit_counts.h"
 
 #include <gtest/gtest.h>
 
@@ -13,9 +13,9 @@ namespace {
 
 using List = std::vector<std::uint64_t>;
 
-TEST(Transits, CountItemsAndNoteEachQueueOnce) {
+TEST(TransitCounts, CountItemsAndNoteEachQueueOnce) {
   const Mapping page = private_claims();
-  Transits transits = transits_in(page);
+  TransitCounts transits = transits_in(page);
   EXPECT_EQ(transits.channels(), List{});
   transits.begin(5, 77);
   transits.begin(5, 88);
@@ -28,40 +28,41 @@ TEST(Transits, CountItemsAndNoteEachQueueOnce) {
   EXPECT_EQ(transits.channels(), (List{77, 88}));
 }
 
-TEST(Transits, DoNotGoBelowZeroInAForkedChild) {
+TEST(TransitCounts, DoNotGoBelowZeroInAForkedChild) {
   const Mapping page = private_claims();
-  Transits transits = transits_in(page);
+  TransitCounts transits = transits_in(page);
   transits.end(3);
   EXPECT_EQ(transits.items(3), 0u);
 }
 
-TEST(Transits, SayWhenTheQueuesWereTooMany) {
+TEST(TransitCounts, SayWhenTheQueuesWereTooMany) {
   const Mapping page = private_claims();
-  Transits transits = transits_in(page);
-  for (std::uint64_t channel = 1; channel <= Transits::kQueues; ++channel) transits.begin(0, channel);
+  TransitCounts transits = transits_in(page);
+  for (std::uint64_t channel = 1; channel <= TransitCounts::kQueues; ++channel) transits.begin(0, channel);
   ASSERT_TRUE(transits.channels());
-  EXPECT_EQ(transits.channels()->size(), Transits::kQueues);
+  EXPECT_EQ(transits.channels()->size(), TransitCounts::kQueues);
   transits.begin(0, 1);
   EXPECT_TRUE(transits.channels());
   transits.begin(0, 1000);
   EXPECT_FALSE(transits.channels());
 }
 
-TEST(Transits, OfQueuesWhoseNumbersMeetInOnePlaceAreAllNoted) {
+TEST(TransitCounts, OfQueuesWhoseNumbersMeetInOnePlaceAreAllNoted) {
   const Mapping page = private_claims();
-  Transits transits = transits_in(page);
-  for (std::uint64_t i = 0; i < 5; ++i) transits.begin(2, Transits::kQueues - 1 + i * Transits::kQueues);
-  transits.begin(2, Transits::kQueues - 1);
+  TransitCounts transits = transits_in(page);
+  for (std::uint64_t i = 0; i < 5; ++i)
+    transits.begin(2, TransitCounts::kQueues - 1 + i * TransitCounts::kQueues);
+  transits.begin(2, TransitCounts::kQueues - 1);
   List channels = *transits.channels();
   std::sort(channels.begin(), channels.end());
-  const std::uint64_t n = Transits::kQueues;
+  const std::uint64_t n = TransitCounts::kQueues;
   EXPECT_EQ(channels, (List{n - 1, 2 * n - 1, 3 * n - 1, 4 * n - 1, 5 * n - 1}));
   EXPECT_EQ(transits.items(2), 6u);
 }
 
-TEST(Transits, OfSeveralThreadsAreAllNoted) {
+TEST(TransitCounts, OfSeveralThreadsAreAllNoted) {
   const Mapping page = private_claims();
-  Transits transits = transits_in(page);
+  TransitCounts transits = transits_in(page);
   std::vector<std::thread> threads;
   for (std::uint64_t t = 0; t < 4; ++t)
     threads.emplace_back([&, t] {

@@ -23,13 +23,13 @@ namespace onecopy {
 /// stays for a second. It stays longer only while the driver says that the allocation is still there.
 ///
 /// Thread safety: all members may be called concurrently.
-class Adoptions final : public ExtentOwner {
+class AdoptedAllocations final : public ExtentOwner {
  public:
   static constexpr std::chrono::milliseconds kDecay{1000};
   static constexpr std::chrono::milliseconds kDecayWhileThere{3000};
   static constexpr std::chrono::milliseconds kAskAgain{250};
 
-  Adoptions(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
+  AdoptedAllocations(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
 
   /// Called (without locks) when a segment begins to lie idle. The caller must then call sweep().
   std::function<void()> on_idle;

@@ -14,15 +14,15 @@ namespace onecopy {
 /// Thread safety: the borrower's threads may call all members concurrently; the owner reads once the borrower is
 /// gone. A queue is noted before the item is counted, and never forgotten. It stands at the place that its number
 /// says, which is random, or at the first free one behind.
-class Transits {
+class TransitCounts {
  public:
   using Count = std::atomic<std::uint32_t>;
   using Word = std::atomic<std::uint64_t>;
   static constexpr std::size_t kQueues = 511;
   static constexpr std::size_t kWords = kQueues + 1;  ///< the last one says that there were more
 
-  Transits() = default;
-  Transits(Count* counts, Word* channels) noexcept : counts_(counts), channels_(channels) {}
+  TransitCounts() = default;
+  TransitCounts(Count* counts, Word* channels) noexcept : counts_(counts), channels_(channels) {}
 
   void begin(std::uint32_t block, std::uint64_t channel) noexcept {
     if (channels_[channel % kQueues].load(std::memory_order_relaxed) != channel) note(channel);

@@ -16,7 +16,7 @@
 namespace onecopy {
 
 /// The listener's words are one row of bytes, and each call receives more of it.
-struct Connecting::State {
+struct ConnectionAttempt::State {
   State(std::string a, ByteSpan k) : address(std::move(a)), key(k.begin(), k.end()) {}
   std::optional<Pipe> finish(Deadline deadline);
   std::optional<Pipe> go_on(Deadline deadline);
@@ -40,7 +40,7 @@ struct Connecting::State {
   int turns = 0;  ///< that ended early
 };
 
-std::optional<Pipe> Connecting::State::finish(Deadline deadline) {
+std::optional<Pipe> ConnectionAttempt::State::finish(Deadline deadline) {
   for (;;) {
     try {
       return go_on(deadline);
@@ -52,12 +52,12 @@ std::optional<Pipe> Connecting::State::finish(Deadline deadline) {
 }
 
 /// A listener with too many clients drops clients that took long to prove themselves.
-bool Connecting::State::was_dropped() const {
+bool ConnectionAttempt::State::was_dropped() const {
   constexpr int kMostTurns = 20;  // a listener that drops all clients is none
   return is_greeted && heard.size() == sizeof(handshake::Greeting) && turns < kMostTurns;
 }
 
-void Connecting::State::start_again() {
+void ConnectionAttempt::State::start_again() {
   ++turns;
   socket = StreamSocket();
   heard.clear();
@@ -65,7 +65,7 @@ void Connecting::State::start_again() {
   is_greeted = has_proved = false;
 }
 
-std::optional<Pipe> Connecting::State::go_on(Deadline deadline) {
+std::optional<Pipe> ConnectionAttempt::State::go_on(Deadline deadline) {
   constexpr std::size_t kText = sizeof(handshake::Greeting) + sizeof(handshake::Verdict);
   if (!reach(deadline) || !hear(sizeof(handshake::Greeting), deadline)) return {};
   if (!has_proved) prove_ourselves();
@@ -79,7 +79,7 @@ std::optional<Pipe> Connecting::State::go_on(Deadline deadline) {
   return pipe;
 }
 
-bool Connecting::State::reach(Deadline deadline) {
+bool ConnectionAttempt::State::reach(Deadline deadline) {
   if (socket) return true;
   try {
     socket = StreamSocket::connect(address, deadline.whole_ms_left(std::chrono::hours(1)));
@@ -91,7 +91,7 @@ bool Connecting::State::reach(Deadline deadline) {
 }
 
 /// It could make no pipe with us. TCP does not tell.
-void Connecting::State::check_user() const {
+void ConnectionAttempt::State::check_user() const {
   const auto peer = socket.peer();
   if (!peer || peer->uid == ::geteuid()) return;
   throw Error(
@@ -102,7 +102,7 @@ void Connecting::State::check_user() const {
 }
 
 /// Returns false if the deadline came before so many bytes.
-bool Connecting::State::hear(std::size_t bytes, Deadline deadline) {
+bool ConnectionAttempt::State::hear(std::size_t bytes, Deadline deadline) {
   while (heard.size() < bytes) {
     pollfd readable{socket.fd(), POLLIN, 0};
     const int ready =
@@ -119,13 +119,13 @@ bool Connecting::State::hear(std::size_t bytes, Deadline deadline) {
 }
 
 template <class T>
-T Connecting::State::heard_at(std::size_t offset) const {
+T ConnectionAttempt::State::heard_at(std::size_t offset) const {
   T value;
   std::memcpy(&value, heard.data() + offset, sizeof value);
   return value;
 }
 
-void Connecting::State::prove_ourselves() {
+void ConnectionAttempt::State::prove_ourselves() {
   const auto greeting = heard_at<handshake::Greeting>(0);
   if (std::memcmp(greeting.magic, handshake::kMagic, sizeof handshake::kMagic) != 0)
     throw Error(ErrorCode::protocol, fmt::format("at {} listens something that is not onecopy", address));
@@ -135,7 +135,7 @@ void Connecting::State::prove_ourselves() {
 }
 
 /// How many bytes of text follow.
-std::size_t Connecting::State::check_verdict() const {
+std::size_t ConnectionAttempt::State::check_verdict() const {
   const auto verdict = heard_at<handshake::Verdict>(sizeof(handshake::Greeting));
   if (!is_proof(verdict.digest, prove(key, "listener", nonce, heard_at<handshake::Greeting>(0).nonce)))
     throw Error(ErrorCode::bad_secret, fmt::format("the listener at {} has another key", address));
@@ -144,20 +144,20 @@ std::size_t Connecting::State::check_verdict() const {
   return verdict.text_bytes;
 }
 
-Connecting::Connecting(const std::string& address, ByteSpan key) {
+ConnectionAttempt::ConnectionAttempt(const std::string& address, ByteSpan key) {
   handshake::check_key(key);
   state_ = std::make_unique<State>(address, key);
 }
-Connecting::Connecting(Connecting&&) noexcept = default;
-Connecting& Connecting::operator=(Connecting&&) noexcept = default;
-Connecting::~Connecting() = default;
+ConnectionAttempt::ConnectionAttempt(ConnectionAttempt&&) noexcept = default;
+ConnectionAttempt& ConnectionAttempt::operator=(ConnectionAttempt&&) noexcept = default;
+ConnectionAttempt::~ConnectionAttempt() = default;
 
-std::optional<Pipe> Connecting::try_finish(std::chrono::milliseconds timeout) {
+std::optional<Pipe> ConnectionAttempt::try_finish(std::chrono::milliseconds timeout) {
   return state_->finish(Deadline::after(timeout));
 }
 
 Pipe connect(const std::string& address, ByteSpan key, std::chrono::milliseconds timeout) {
-  if (auto pipe = Connecting(address, key).try_finish(timeout)) return *std::move(pipe);
+  if (auto pipe = ConnectionAttempt(address, key).try_finish(timeout)) return *std::move(pipe);
   throw Error(ErrorCode::timeout,
               fmt::format("the listener at {} did not answer within {} ms", address, timeout.count()));
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/owner/adoptions.h"
+#include "share/owner/adopted_allocations.h"
 
 #include <fmt/format.h>
 
@@ -33,7 +33,7 @@ AdoptionRound::AdoptionRound() noexcept : outer_(this_round) {
 
 AdoptionRound::~AdoptionRound() { this_round = outer_; }
 
-Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owner) {
+Tensor AdoptedAllocations::adopt(const TensorView& view, std::shared_ptr<const void> owner) {
   const std::size_t bytes = view.layout.extent_bytes();
   if (bytes == 0) throw Error(ErrorCode::invalid_argument, "an empty tensor has no memory to share");
   const Place place = place_of(view, bytes);
@@ -50,7 +50,7 @@ Tensor Adoptions::adopt(const TensorView& view, std::shared_ptr<const void> owne
   return {std::move(block), view.data, view.layout, view.device, view.access};
 }
 
-Adoptions::Place Adoptions::place_of(const TensorView& view, std::size_t bytes) {
+AdoptedAllocations::Place AdoptedAllocations::place_of(const TensorView& view, std::size_t bytes) {
   if (const auto known = enter_known(view, bytes)) return *known;
   const ForeignMemory memory = backend(view.device.type).find_foreign(view.data, bytes);
   check_view(view, memory);
@@ -59,7 +59,8 @@ Adoptions::Place Adoptions::place_of(const TensorView& view, std::size_t bytes) 
 
 /// Most tensors share their allocation with others, and the driver is slow to describe it. A round asks the driver
 /// about each allocation once, for any of its tensors. A row of several mappings is asked about each time.
-std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, std::size_t bytes) {
+std::optional<AdoptedAllocations::Place> AdoptedAllocations::enter_known(const TensorView& view,
+                                                                         std::size_t bytes) {
   const LockGuard lock(mutex_);
   AdoptedSegment* const known = find_known(view, bytes);
   if (!known) return {};
@@ -69,7 +70,8 @@ std::optional<Adoptions::Place> Adoptions::enter_known(const TensorView& view, s
 }
 
 /// Several rows may begin at the same place: the longest is asked about first.
-Adoptions::AdoptedSegment* Adoptions::find_known(const TensorView& view, std::size_t bytes) {
+AdoptedAllocations::AdoptedSegment* AdoptedAllocations::find_known(const TensorView& view,
+                                                                   std::size_t bytes) {
   auto* const data = static_cast<std::byte*>(view.data);
   auto at = by_place_.upper_bound({data, SIZE_MAX});
   if (at == by_place_.begin()) return nullptr;
@@ -86,7 +88,7 @@ Adoptions::AdoptedSegment* Adoptions::find_known(const TensorView& view, std::si
 }
 
 /// The segment's number, with one more block counted in it.
-std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
+std::uint32_t AdoptedAllocations::enter(const ForeignMemory& memory) {
   const LockGuard lock(mutex_);
   const Key key{memory.base, memory.bytes};
   if (const auto at = by_place_.find(key); at != by_place_.end()) {
@@ -106,12 +108,12 @@ std::uint32_t Adoptions::enter(const ForeignMemory& memory) {
   return number;
 }
 
-bool Adoptions::contains(std::uint32_t segment) const {
+bool AdoptedAllocations::contains(std::uint32_t segment) const {
   const LockGuard lock(mutex_);
   return by_segment_.contains(segment);
 }
 
-void Adoptions::free(const Extent& extent) noexcept {
+void AdoptedAllocations::free(const Extent& extent) noexcept {
   bool idle = false;
   {
     const LockGuard lock(mutex_);
@@ -124,17 +126,17 @@ void Adoptions::free(const Extent& extent) noexcept {
   if (idle && on_idle) on_idle();
 }
 
-bool Adoptions::has_decayed(const AdoptedSegment& idle,
-                            std::chrono::steady_clock::time_point now) noexcept {
+bool AdoptedAllocations::has_decayed(const AdoptedSegment& idle,
+                                     std::chrono::steady_clock::time_point now) noexcept {
   return idle.stale || now - kDecayWhileThere >= idle.idle_since;
 }
 
-std::chrono::steady_clock::time_point Adoptions::next_look(const AdoptedSegment& idle) noexcept {
+std::chrono::steady_clock::time_point AdoptedAllocations::next_look(const AdoptedSegment& idle) noexcept {
   return std::min(idle.ask_again, idle.idle_since + kDecayWhileThere);
 }
 
 /// Idle allocations that it is time to ask about.
-std::vector<ForeignMemory> Adoptions::take_due(std::chrono::steady_clock::time_point now) {
+std::vector<ForeignMemory> AdoptedAllocations::take_due(std::chrono::steady_clock::time_point now) {
   std::vector<ForeignMemory> due;
   const LockGuard lock(mutex_);
   for (auto& [segment, adopted] : by_segment_)
@@ -146,7 +148,7 @@ std::vector<ForeignMemory> Adoptions::take_due(std::chrono::steady_clock::time_p
 }
 
 /// Without the lock, which tensors need to come and go: the driver may be busy in another thread.
-void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
+void AdoptedAllocations::find_freed(std::chrono::steady_clock::time_point now) {
   for (const ForeignMemory& memory : take_due(now)) {
     if (backend(memory.device.type).is_still(memory, memory.base)) continue;
     const LockGuard lock(mutex_);
@@ -159,7 +161,7 @@ void Adoptions::find_freed(std::chrono::steady_clock::time_point now) {
   }
 }
 
-std::optional<std::chrono::steady_clock::duration> Adoptions::sweep(
+std::optional<std::chrono::steady_clock::duration> AdoptedAllocations::sweep(
     std::chrono::steady_clock::time_point now) {
   find_freed(now);
   std::vector<std::uint32_t> gone;

@@ -1,47 +1,40 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "channel/queue/sent_items.h"
+#include "channel/queue/items_in_flight.h"
 
 #include "core/point.h"
 #include "share/session.h"
 
 namespace onecopy {
-namespace {
-
-/// Its items can be opened elsewhere, so its group is one of ours.
-SharedBlocks& shared(BlockGroup* group) { return static_cast<SharedBlocks&>(*group); }
-
-}  // namespace
-
-SentItems::SentItems(std::uint64_t channel)
+ItemsInFlight::ItemsInFlight(std::uint64_t channel)
     : channel_(channel),
       chunks_(std::make_unique<Chunk>()),
       write_{chunks_.get(), 0},
       read_{chunks_.get(), 0} {}
 
-void SentItems::push(std::uint64_t position, std::span<const BlockRef> blocks) {
+void ItemsInFlight::push(std::uint64_t position, std::span<const BlockRef> blocks) {
   const Cursor end = write(position, blocks);
   for (const BlockRef& block : blocks) block.group()->retain(block.number());
   publish(end, blocks);
 }
 
-void SentItems::push(std::uint64_t position, BlockRef&& block) {
+void ItemsInFlight::push(std::uint64_t position, BlockRef&& block) {
   publish(write(position, {&block, 1}), {&block, 1});
   block.detach();
 }
 
-void SentItems::reserve() {
+void ItemsInFlight::reserve() {
   if (write_.index == write_.chunk->items.size() && !write_.chunk->next)
     write_.chunk->next = std::make_unique<Chunk>();
 }
 
-bool SentItems::ends_with(std::span<const BlockRef> blocks) const noexcept {
+bool ItemsInFlight::ends_with(std::span<const BlockRef> blocks) const noexcept {
   if (blocks.size() != 1 || write_.index == 0) return false;
   const Sent& last = write_.chunk->items[write_.index - 1];
   return last.group == blocks.front().group() && last.number == blocks.front().number();
 }
 
 /// Returns the place of the next ones. They do not count until publish().
-SentItems::Cursor SentItems::write(std::uint64_t position, std::span<const BlockRef> blocks) {
+ItemsInFlight::Cursor ItemsInFlight::write(std::uint64_t position, std::span<const BlockRef> blocks) {
   Cursor end = write_;
   for (const BlockRef& block : blocks) {
     if (end.index == end.chunk->items.size()) {
@@ -53,14 +46,14 @@ SentItems::Cursor SentItems::write(std::uint64_t position, std::span<const Block
   return end;
 }
 
-void SentItems::publish(Cursor end, std::span<const BlockRef> blocks) noexcept {
-  for (const BlockRef& block : blocks) shared(block.group()).begin_transit(block.number(), channel_);
+void ItemsInFlight::publish(Cursor end, std::span<const BlockRef> blocks) noexcept {
+  for (const BlockRef& block : blocks) as_shared(*block.group()).begin_transit(block.number(), channel_);
   write_ = end;
   put_.store(put_.load(std::memory_order_relaxed) + blocks.size(), std::memory_order_release);
   point("queue.put.held");
 }
 
-bool SentItems::release_taken(std::uint64_t head, bool may_wait) noexcept {
+bool ItemsInFlight::release_taken(std::uint64_t head, bool may_wait) noexcept {
   if (may_wait) {
     release_before(head, 0);
   } else {
@@ -70,24 +63,24 @@ bool SentItems::release_taken(std::uint64_t head, bool may_wait) noexcept {
   return !empty();
 }
 
-void SentItems::release_before(std::uint64_t head, std::size_t keep) noexcept {
+void ItemsInFlight::release_before(std::uint64_t head, std::size_t keep) noexcept {
   mutex_.lock();
   release_locked(head, keep);
 }
 
-void SentItems::release_locked(std::uint64_t head, std::size_t keep) noexcept {
+void ItemsInFlight::release_locked(std::uint64_t head, std::size_t keep) noexcept {
   std::array<Sent, kAtOnce> taken;
   for (;; mutex_.lock()) {
     const std::size_t count = take_out(head, keep, taken);
     mutex_.unlock();  // no thread should wait for the keepers' work now
     const std::span some(taken.data(), count);
-    for (const Sent& item : some) shared(item.group).end_transit(item.number);
+    for (const Sent& item : some) as_shared(*item.group).end_transit(item.number);
     release(some);
     if (count < taken.size()) return;
   }
 }
 
-void SentItems::release(std::span<const Sent> items) noexcept {
+void ItemsInFlight::release(std::span<const Sent> items) noexcept {
   std::array<std::uint32_t, kAtOnce> numbers;
   while (!items.empty()) {
     std::size_t count = 0;
@@ -98,7 +91,7 @@ void SentItems::release(std::span<const Sent> items) noexcept {
   }
 }
 
-std::size_t SentItems::take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept {
+std::size_t ItemsInFlight::take_out(std::uint64_t head, std::size_t keep, std::span<Sent> taken) noexcept {
   std::size_t count = 0;
   for (; count < taken.size() && size() > keep; ++count) {
     const Sent* const item = oldest();
@@ -115,13 +108,13 @@ std::size_t SentItems::take_out(std::uint64_t head, std::size_t keep, std::span<
 }
 
 /// Null if there is none.
-const SentItems::Sent* SentItems::oldest() const noexcept {
+const ItemsInFlight::Sent* ItemsInFlight::oldest() const noexcept {
   if (empty()) return nullptr;
   const Chunk& chunk = *read_.chunk;
   return read_.index < chunk.items.size() ? &chunk.items[read_.index] : &chunk.next->items[0];
 }
 
-void SentItems::note_age() noexcept {
+void ItemsInFlight::note_age() noexcept {
   if (!mutex_.try_lock()) return;
   const LockGuard lock(mutex_, std::adopt_lock);
   const Sent* const item = oldest();
@@ -130,7 +123,7 @@ void SentItems::note_age() noexcept {
   oldest_since_ = std::chrono::steady_clock::now();
 }
 
-TransitInfo SentItems::info(std::string where) const {
+TransitInfo ItemsInFlight::info(std::string where) const {
   TransitInfo info{size(), 0, std::move(where)};
   if (!mutex_.try_lock()) return info;
   const LockGuard lock(mutex_, std::adopt_lock);
@@ -141,7 +134,7 @@ TransitInfo SentItems::info(std::string where) const {
   return info;
 }
 
-void SentItems::clear() noexcept {
+void ItemsInFlight::clear() noexcept {
   std::array<Sent, kAtOnce> dropped;
   std::size_t count;
   do {

@@ -20,13 +20,13 @@ namespace onecopy {
 /// Thread safety: all members may be called concurrently. REQUIRES: push() by one thread at a time, in the order of
 /// positions, as under the ring's lock for producers. So push() takes no lock: a putter writes behind put_, and a
 /// releaser reads before it.
-class SentItems {
+class ItemsInFlight {
  public:
   /// `channel` is the queue's number.
-  explicit SentItems(std::uint64_t channel);
-  ~SentItems() { clear(); }
-  SentItems(const SentItems&) = delete;
-  SentItems& operator=(const SentItems&) = delete;
+  explicit ItemsInFlight(std::uint64_t channel);
+  ~ItemsInFlight() { clear(); }
+  ItemsInFlight(const ItemsInFlight&) = delete;
+  ItemsInFlight& operator=(const ItemsInFlight&) = delete;
 
   /// Before the item of this position can be taken. Throws bad_alloc; then nothing was kept.
   void push(std::uint64_t position, std::span<const BlockRef> blocks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/owner/ordered_releases.h"
+#include "share/owner/stream_releases.h"
 
 #include <fmt/format.h>
 
@@ -17,9 +17,9 @@
 namespace onecopy {
 
 /// Stands between the references to a block and its group; belongs to them, and goes with the last.
-class OrderedReleases::Lease final : public SharedBlocks {
+class StreamReleases::Lease final : public SharedBlocks {
  public:
-  Lease(OrderedReleases& releases, BlockRef block, Device device, Stream stream)
+  Lease(StreamReleases& releases, BlockRef block, Device device, Stream stream)
       : releases_(releases), block_(std::move(block)), device_(device), stream_(stream) {}
 
   void retain(std::uint32_t) noexcept override { references_.fetch_add(1, std::memory_order_relaxed); }
@@ -55,9 +55,9 @@ class OrderedReleases::Lease final : public SharedBlocks {
   void end_transit(std::uint32_t block) noexcept override { group().end_transit(block); }
 
  private:
-  SharedBlocks& group() const noexcept { return static_cast<SharedBlocks&>(*block_.group()); }
+  SharedBlocks& group() const noexcept { return as_shared(*block_.group()); }
 
-  OrderedReleases& releases_;
+  StreamReleases& releases_;
   BlockRef block_;
   const Device device_;
   const Stream stream_;
@@ -65,7 +65,7 @@ class OrderedReleases::Lease final : public SharedBlocks {
   std::atomic<std::uint64_t> references_{1};
 };
 
-BlockRef OrderedReleases::order(BlockRef block, Device device, Stream stream) {
+BlockRef StreamReleases::order(BlockRef block, Device device, Stream stream) {
   const std::uint32_t number = block.number();
   auto lease = std::make_unique<Lease>(*this, std::move(block), device, stream);
   return {lease.release(), number};
@@ -73,7 +73,7 @@ BlockRef OrderedReleases::order(BlockRef block, Device device, Stream stream) {
 
 /// Empty if the stream cannot be marked for now: it is captured, or its device has failed. The error code decides:
 /// the capture may be over before is_captured() could be asked.
-std::optional<TimelinePoint> OrderedReleases::mark(Device device, Stream stream) noexcept {
+std::optional<TimelinePoint> StreamReleases::mark(Device device, Stream stream) noexcept {
   try {
     return timeline_.mark(device, stream);
   } catch (const Error& e) {
@@ -85,7 +85,7 @@ std::optional<TimelinePoint> OrderedReleases::mark(Device device, Stream stream)
   return TimelinePoint{};
 }
 
-void OrderedReleases::mark_all(std::vector<DroppedReference> blocks) noexcept {
+void StreamReleases::mark_all(std::vector<DroppedReference> blocks) noexcept {
   while (!blocks.empty()) {
     const Device device = blocks.back().device;
     const Stream stream = blocks.back().stream;
@@ -107,7 +107,7 @@ void OrderedReleases::mark_all(std::vector<DroppedReference> blocks) noexcept {
 
 /// Moves the blocks of the chosen entries, and counts them no more.
 template <class Entries, class IsChosen>
-void OrderedReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) {
+void StreamReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& is_chosen) {
   const auto first = std::stable_partition(from.begin(), from.end(), std::not_fn(is_chosen));
   for (auto at = first; at != from.end(); ++at) to.push_back(std::move(at->block));
   size_ -= static_cast<std::size_t>(from.end() - first);
@@ -115,7 +115,7 @@ void OrderedReleases::take(Entries& from, std::vector<BlockRef>& to, IsChosen&& 
 }
 
 /// REQUIRES: no waiting point has passed.
-void OrderedReleases::hold_those_of_failed_devices() {
+void StreamReleases::hold_those_of_failed_devices() {
   const auto has_failed = [this](const auto& entry) { return timeline_.has_failed(entry.device); };
   take(waiting_, held_, has_failed);
   take(unmarked_, held_, has_failed);
@@ -123,8 +123,8 @@ void OrderedReleases::hold_those_of_failed_devices() {
 
 /// Called at each drop: a caller that opens and drops tensors without a pause has a few of them waiting, and not a
 /// look's worth.
-void OrderedReleases::end_two() noexcept {
-  std::vector<Waiting> due;  // dropped without the lock
+void StreamReleases::end_two() noexcept {
+  std::vector<PendingRelease> due;  // dropped without the lock
   const LockGuard lock(mutex_);
   for (int i = 0; i < 2 && !waiting_.empty() && timeline_.has_passed(waiting_.front().point); ++i) {
     due.push_back(std::move(waiting_.front()));
@@ -133,7 +133,7 @@ void OrderedReleases::end_two() noexcept {
   }
 }
 
-void OrderedReleases::drop(DroppedReference block) noexcept {
+void StreamReleases::drop(DroppedReference block) noexcept {
   ++size_;
   if (must_not_wait && must_not_wait()) leave(std::move(block));
   // A default stream stays, so its mark may come later. On a host that may have to wait for a mark, it is made here.
@@ -147,16 +147,16 @@ void OrderedReleases::drop(DroppedReference block) noexcept {
   if (on_wait && size() != 0) on_wait();
 }
 
-void OrderedReleases::leave(DroppedReference block) noexcept {
+void StreamReleases::leave(DroppedReference block) noexcept {
   const LockGuard lock(mutex_);
   unmarked_.push_back(std::move(block));
 }
 
 /// A mark takes a microsecond of the host and two of the stream. Much memory does not wait for more of it.
-void OrderedReleases::collect(DroppedReference block) noexcept {
+void StreamReleases::collect(DroppedReference block) noexcept {
   constexpr std::size_t kMany = 64;
   constexpr std::size_t kMuch = std::size_t{256} << 20;
-  auto& group = static_cast<SharedBlocks&>(*block.block.group());
+  auto& group = as_shared(*block.block.group());
   const std::size_t size = group.bytes_of(block.block.number(), Access::read_write).size();
   bool are_enough = false;
   {
@@ -168,7 +168,7 @@ void OrderedReleases::collect(DroppedReference block) noexcept {
   if (are_enough) mark_collected();
 }
 
-void OrderedReleases::mark_collected() noexcept {
+void StreamReleases::mark_collected() noexcept {
   std::vector<DroppedReference> collected;
   {
     const LockGuard lock(mutex_);
@@ -178,7 +178,7 @@ void OrderedReleases::mark_collected() noexcept {
   mark_all(std::move(collected));
 }
 
-void OrderedReleases::mark_left() noexcept {
+void StreamReleases::mark_left() noexcept {
   std::vector<DroppedReference> unmarked;
   {
     const LockGuard lock(mutex_);
@@ -188,12 +188,12 @@ void OrderedReleases::mark_left() noexcept {
   mark_collected();
 }
 
-bool OrderedReleases::sweep() noexcept {
+bool StreamReleases::sweep() noexcept {
   std::vector<BlockRef> due;  // dropped without the lock: one may stand before another
   bool are_left = false;
   {
     const LockGuard lock(mutex_);
-    take(waiting_, due, [this](const Waiting& w) { return timeline_.has_passed(w.point); });
+    take(waiting_, due, [this](const PendingRelease& w) { return timeline_.has_passed(w.point); });
     hold_those_of_failed_devices();
     are_left = !unmarked_.empty() || !collected_.empty();
   }

@@ -21,9 +21,9 @@ inline std::atomic<int> idle_stream_us{100};
 /// anything: a lease that waits for its streams ends with the process.
 ///
 /// Thread safety: all members may be called concurrently.
-class OrderedReleases {
+class StreamReleases {
  public:
-  explicit OrderedReleases(Timeline& timeline) : timeline_(timeline) {}
+  explicit StreamReleases(Timeline& timeline) : timeline_(timeline) {}
 
   /// Called (without locks) when a lease is waiting. The caller must then call sweep() until it returns false.
   std::function<void()> on_wait;
@@ -49,7 +49,7 @@ class OrderedReleases {
     Device device;
     Stream stream;
   };
-  struct Waiting {
+  struct PendingRelease {
     BlockRef block;
     TimelinePoint point;
     Device device;
@@ -72,7 +72,7 @@ class OrderedReleases {
   Mutex mutex_;
   std::vector<DroppedReference> collected_ GUARDED_BY(mutex_);  ///< in default streams, and not marked yet
   std::size_t collected_bytes_ GUARDED_BY(mutex_) = 0;
-  std::deque<Waiting> waiting_ GUARDED_BY(mutex_);
+  std::deque<PendingRelease> waiting_ GUARDED_BY(mutex_);
   std::vector<DroppedReference> unmarked_
       GUARDED_BY(mutex_);  ///< a captured stream takes no mark, and some threads may make none
   std::vector<BlockRef> held_ GUARDED_BY(mutex_);  ///< until the process ends

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "share/owner/transits.h"
+#include "share/owner/transit_counts.h"
 
 namespace onecopy {
 
-void Transits::note(std::uint64_t channel) noexcept {
+void TransitCounts::note(std::uint64_t channel) noexcept {
   for (std::size_t i = 0; i < kQueues; ++i) {
     Word& place = channels_[(channel + i) % kQueues];
     std::uint64_t found = place.load();
@@ -14,7 +14,7 @@ void Transits::note(std::uint64_t channel) noexcept {
   channels_[kQueues] = 1;
 }
 
-std::optional<std::vector<std::uint64_t>> Transits::channels() const {
+std::optional<std::vector<std::uint64_t>> TransitCounts::channels() const {
   if (channels_[kQueues].load() != 0) return {};
   std::vector<std::uint64_t> list;
   for (std::size_t i = 0; i < kQueues; ++i)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The blocks that a putter keeps until their items are taken, and the time of their release.
-#include "channel/queue/sent_items.h"
+#include "channel/queue/items_in_flight.h"
 
 #include <gtest/gtest.h>
 
@@ -41,15 +41,15 @@ class Blocks final : public SharedBlocks {
   std::atomic<int> in_transit_{0};
 };
 
-void push(SentItems& items, Blocks& blocks, std::uint64_t position, std::uint32_t count = 1) {
+void push(ItemsInFlight& items, Blocks& blocks, std::uint64_t position, std::uint32_t count = 1) {
   std::vector<BlockRef> some;
   for (std::uint32_t i = 0; i < count; ++i) some.push_back(blocks.take(i));
   items.push(position, some);
 }
 
-TEST(SentItems, KeepsWhatIsNotTaken) {
+TEST(ItemsInFlight, KeepsWhatIsNotTaken) {
   Blocks blocks;
-  SentItems items(7);
+  ItemsInFlight items(7);
   for (std::uint64_t position = 0; position < 1000; ++position) push(items, blocks, position);
   EXPECT_EQ(blocks.references(), 1000);
   EXPECT_EQ(blocks.in_transit(), 1000);
@@ -61,9 +61,9 @@ TEST(SentItems, KeepsWhatIsNotTaken) {
   EXPECT_TRUE(items.empty());
 }
 
-TEST(SentItems, KnowsWhetherItEndsWithABlock) {
+TEST(ItemsInFlight, KnowsWhetherItEndsWithABlock) {
   Blocks blocks, others;
-  SentItems items(7);
+  ItemsInFlight items(7);
   const auto ends_with = [&](std::initializer_list<BlockRef> some) {
     return items.ends_with({some.begin(), some.size()});
   };
@@ -78,18 +78,18 @@ TEST(SentItems, KnowsWhetherItEndsWithABlock) {
   EXPECT_TRUE(ends_with({blocks.take(1)})) << "put last, taken or not";
 }
 
-TEST(SentItems, KeepsAllBlocksOfAnItemHoweverMany) {
+TEST(ItemsInFlight, KeepsAllBlocksOfAnItemHoweverMany) {
   Blocks blocks;
-  SentItems items(7);
+  ItemsInFlight items(7);
   push(items, blocks, 0, 10'000);
   push(items, blocks, 1, 3);
   EXPECT_TRUE(items.release_taken(1));
   EXPECT_EQ(blocks.references(), 3);
 }
 
-TEST(SentItems, TakesOverAReferenceThatIsGiven) {
+TEST(ItemsInFlight, TakesOverAReferenceThatIsGiven) {
   Blocks blocks;
-  SentItems items(7);
+  ItemsInFlight items(7);
   BlockRef given = blocks.take(1);
   items.push(0, std::move(given));
   EXPECT_FALSE(given);  // NOLINT(bugprone-use-after-move)
@@ -99,15 +99,15 @@ TEST(SentItems, TakesOverAReferenceThatIsGiven) {
   EXPECT_EQ(blocks.references(), 0);
 }
 
-TEST(SentItems, LetsGoOfBorrowedBlocksBeforeTheirOwnerDoes) {
+TEST(ItemsInFlight, LetsGoOfBorrowedBlocksBeforeTheirOwnerDoes) {
   Blocks borrowed, own;
-  SentItems there(7), back(8);
+  ItemsInFlight there(7), back(8);
   for (std::uint64_t position = 0; position < 1000; ++position) {
     push(there, own, position);
     push(back, borrowed, position);
     const auto head = [&] { return position; };
-    there.release_some(SentItems::Blocks::own, head);
-    back.release_some(SentItems::Blocks::borrowed, head);
+    there.release_some(ItemsInFlight::Blocks::own, head);
+    back.release_some(ItemsInFlight::Blocks::borrowed, head);
     ASSERT_LE(borrowed.references(), 16);
     ASSERT_LE(own.references(), 32);
     if (position >= 16) {
@@ -116,9 +116,9 @@ TEST(SentItems, LetsGoOfBorrowedBlocksBeforeTheirOwnerDoes) {
   }
 }
 
-TEST(SentItems, ForgettingEndsNoTransit) {
+TEST(ItemsInFlight, ForgettingEndsNoTransit) {
   Blocks blocks;
-  SentItems items(7);
+  ItemsInFlight items(7);
   for (std::uint64_t position = 0; position < 100; ++position) push(items, blocks, position);
   items.clear();
   EXPECT_EQ(blocks.references(), 0);
@@ -128,10 +128,10 @@ TEST(SentItems, ForgettingEndsNoTransit) {
   EXPECT_EQ(blocks.references(), 0);
 }
 
-TEST(SentItems, ArePutAndReleasedAtOnce) {
+TEST(ItemsInFlight, ArePutAndReleasedAtOnce) {
   constexpr std::uint64_t kItems = 50'000;
   Blocks blocks;
-  SentItems items(7);
+  ItemsInFlight items(7);
   std::atomic<std::uint64_t> head{0};
   std::thread releaser([&] {
     while (head.load() < kItems) items.release_taken(head.load(), false);
