@@ -2,13 +2,12 @@
 #include "os/unshared_descriptor.h"
 
 #include <fcntl.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <vector>
 
-#include "onecopy/core/error.h"
+#include "os/fork_hook.h"
 #include "os/mutex.h"
 
 namespace onecopy {
@@ -20,26 +19,17 @@ struct Numbers {
   std::vector<int> all GUARDED_BY(mutex);
 };
 
-void lock() noexcept;
-void unlock() noexcept;
-void leave_to_parent() noexcept;
-
 Numbers& numbers() {
-  static Numbers* const made = [] {
-    auto* const numbers = new Numbers;
-    if (const int error = pthread_atfork(&lock, &unlock, &leave_to_parent); error != 0)
-      throw_errno("pthread_atfork", error);
-    return numbers;
-  }();
+  static Numbers* const made = new Numbers;
   return *made;
 }
 
 // Between these two is the fork, which the analysis cannot follow.
-void lock() noexcept NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.lock(); }
-void unlock() noexcept NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.unlock(); }
+void lock_numbers() NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.lock(); }
+void unlock_numbers() NO_THREAD_SAFETY_ANALYSIS { numbers().mutex.unlock(); }
 
 /// A number stays taken until its owner closes it. Without room for one more descriptor the child keeps all of them.
-void leave_to_parent() noexcept NO_THREAD_SAFETY_ANALYSIS {
+void leave_to_parent() NO_THREAD_SAFETY_ANALYSIS {
   std::vector<int>& all = numbers().all;
   const int nothing = all.empty() ? -1 : ::open("/dev/null", O_RDWR | O_CLOEXEC);
   if (nothing >= 0) {
@@ -47,8 +37,10 @@ void leave_to_parent() noexcept NO_THREAD_SAFETY_ANALYSIS {
     ::close(nothing);
   }
   all.clear();
-  unlock();
+  unlock_numbers();
 }
+
+const ForkHook numbers_at_fork{ForkRank::leaves, {&lock_numbers, &unlock_numbers, &leave_to_parent}};
 
 }  // namespace
 

@@ -15,9 +15,7 @@ namespace onecopy::python {
 namespace {
 
 /// REQUIRES: is_shareable(tensor).
-std::vector<Stream> order_of(const Tensor& tensor) {
-  return as_shared(*tensor.block().group()).order();
-}
+std::vector<Stream> order_of(const Tensor& tensor) { return as_shared(*tensor.block().group()).order(); }
 
 /// One exported block, with the number of its exports, which own it together. Exports of the block in the order of
 /// other streams are kept as well until the last one goes. So all streams that it was exported to are waited for.

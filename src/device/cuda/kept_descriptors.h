@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "os/fd.h"
+#include "os/unshared_descriptor.h"
 
 namespace onecopy::cuda {
 
@@ -20,8 +21,8 @@ inline constexpr std::size_t kMostExports = 8;
 inline Room room_for_exports{kMostExports};
 
 /// Descriptors of device memory that outlive the call that needed them. Each keeps its memory, too. A forked child
-/// can do nothing with one, and gets /dev/null in its place. So the memory is free when its processes have let go of
-/// it. (Not if the child may open nothing, nor for a descriptor that another thread is about to keep.)
+/// can do nothing with one, and gets /dev/null in its place (UnsharedDescriptor). So the memory is free when its
+/// processes have let go of it. (Not if the child may open nothing.)
 ///
 /// Thread safety: different objects may be used concurrently.
 class KeptDescriptors {
@@ -39,6 +40,7 @@ class KeptDescriptors {
  private:
   Room& room_;
   std::vector<Fd> fds_;
+  std::vector<UnsharedDescriptor> unshared_;  ///< those, for as long as they are open
 };
 
 }  // namespace onecopy::cuda

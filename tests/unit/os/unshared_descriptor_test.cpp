@@ -52,7 +52,7 @@ TEST(UnsharedDescriptor, KeepsItsNumberTakenInAChild) {
   const UnsharedDescriptor unshared(mine.get());
   Child child([&mine = mine] {
     char byte = 0;
-    EXPECT_EQ(::write(mine.get(), &byte, 1), 1);  // nobody reads it
+    EXPECT_EQ(::write(mine.get(), &byte, 1), 1);  // into nothing
     EXPECT_GT(Fd(::dup(0)).get(), mine.get());
   });
   EXPECT_EQ(child.join(), 0);
