@@ -10,6 +10,7 @@ import sys
 import threading
 
 import pytest
+from devices import on_device
 
 pytest.importorskip("torch", reason="wants torch installed")
 
@@ -117,3 +118,34 @@ def test_bytes_of_a_pool_keep_its_window_and_nothing_else():
     assert arena.footprint().windows == 1, "a view has the window"
     views.clear()
     assert arena.footprint().windows == 0
+
+
+@on_device  # of any kind: the call is never run
+def test_a_call_knows_whether_its_inputs_are_where_they_were():
+    call = _core._GraphCall(_core._GraphTurn(), "cuda:0", 1, [], [])
+    first, weight = torch.randn(4, 4), torch.nn.Parameter(torch.randn(4, 4))
+    call.add_place(0, first)
+    call.add_place(1, weight)
+    assert call.is_in_place([first, weight]) and call.is_in_place([first.detach(), weight.detach()])
+    others = {
+        "a copy": first.clone(),
+        "another order": first.t(),
+        "a part": first[:3],
+        "another dtype": first.view(torch.int32),
+        "a sparse tensor": torch.eye(4).to_sparse(),
+        "no tensor": 3,
+    }
+    for name, other in others.items():
+        assert not call.is_in_place([other, weight]), name
+    assert not call.is_in_place([first])
+    weight.data = torch.randn(4, 4)
+    assert not call.is_in_place([first, weight]), "its object is the old one, its memory another"
+
+
+@on_device
+def test_a_call_looks_at_what_a_tensor_is_now_and_not_at_what_its_object_was():
+    call = _core._GraphCall(_core._GraphTurn(), "cuda:0", 1, [], [])
+    one, other = torch.randn(3), torch.randn(3)
+    call.add_place(0, one)
+    torch.utils.swap_tensors(one, other)
+    assert not call.is_in_place([one]) and call.is_in_place([other])

@@ -34,42 +34,23 @@ GraphDriver& driver_of(Device device) {
   return *driver;
 }
 
-DLTensor must_view(const torch::Api& api, nb::handle tensor) {
-  const auto view = view_of(api, tensor.ptr());
-  if (!view)
-    throw Error(ErrorCode::invalid_argument, "a graph was given a tensor that torch does not describe");
-  return *view;
-}
-
 }  // namespace
 
-std::optional<DLTensor> view_of(const torch::Api& api, PyObject* tensor) noexcept {
-  DLTensor view;
-  if (!api.is_tensor(tensor)) return std::nullopt;  // torch does not check
-  if (api.exchange_table()->view_of_object(tensor, &view) == 0) return view;
-  PyErr_Clear();
-  return std::nullopt;
-}
-
-TensorFacts::TensorFacts(const DLTensor& tensor)
-    : data(static_cast<std::byte*>(tensor.data) + tensor.byte_offset),
-      device(tensor.device),
+TensorFacts::TensorFacts(const View& tensor)
+    : data(tensor.data),
       dtype(tensor.dtype),
-      ndim(tensor.ndim),
-      numbers(tensor.shape, tensor.shape + tensor.ndim) {
-  numbers.insert(numbers.end(), tensor.strides, tensor.strides + tensor.ndim);
+      device_type(tensor.device_type),
+      device_index(tensor.device_index),
+      numbers(tensor.sizes, tensor.sizes + tensor.dim) {
+  numbers.insert(numbers.end(), tensor.strides, tensor.strides + tensor.dim);
 }
 
-bool TensorFacts::is_alike(const DLTensor& tensor) const noexcept {
-  const std::size_t bytes = sizeof(std::int64_t) * static_cast<std::size_t>(ndim);
-  return tensor.ndim == ndim && std::memcmp(&tensor.dtype, &dtype, sizeof dtype) == 0 &&
-         tensor.device.device_type == device.device_type && tensor.device.device_id == device.device_id &&
-         (ndim == 0 || (std::memcmp(tensor.shape, numbers.data(), bytes) == 0 &&
-                        std::memcmp(tensor.strides, numbers.data() + ndim, bytes) == 0));
-}
-
-bool TensorFacts::is(const DLTensor& tensor) const noexcept {
-  return static_cast<std::byte*>(tensor.data) + tensor.byte_offset == data && is_alike(tensor);
+bool TensorFacts::is_alike(const View& tensor) const noexcept {
+  const auto dim = static_cast<std::size_t>(tensor.dim);
+  return 2 * dim == numbers.size() && tensor.dtype == dtype && tensor.device_type == device_type &&
+         tensor.device_index == device_index &&
+         std::equal(tensor.sizes, tensor.sizes + dim, numbers.begin()) &&
+         std::equal(tensor.strides, tensor.strides + dim, numbers.begin() + tensor.dim);
 }
 
 GraphCall::GraphCall(nb::object turn, Device device, GraphExecutable executable,
@@ -84,8 +65,15 @@ GraphCall::GraphCall(nb::object turn, Device device, GraphExecutable executable,
       gather_(std::move(gather)),
       scatter_(std::move(scatter)) {}
 
+torch::Shim::View GraphCall::must_view(nb::handle tensor) const {
+  const auto view = view_of(api_, shim_, tensor.ptr());
+  if (!view)
+    throw Error(ErrorCode::invalid_argument, "a graph was given a tensor that torch does not describe");
+  return *view;
+}
+
 void GraphCall::add_place(std::size_t index, nb::handle tensor) {
-  places_.push_back({index, nb::borrow(tensor), TensorFacts(must_view(api_, tensor))});
+  places_.push_back({index, nb::borrow(tensor), TensorFacts(must_view(tensor))});
 }
 
 void GraphCall::set_place(std::size_t index, nb::handle tensor) {
@@ -98,12 +86,10 @@ void GraphCall::set_place(std::size_t index, nb::handle tensor) {
 }
 
 void GraphCall::add_source(nb::handle tensor) {
-  TensorFacts facts(must_view(api_, tensor));
-  std::size_t bytes = (facts.dtype.bits * facts.dtype.lanes + 7U) / 8;
-  for (std::int32_t i = 0; i < facts.ndim; ++i) bytes *= static_cast<std::size_t>(facts.numbers[i]);
-  const auto handle = shim_.acquire(tensor);
-  sources_.push_back({std::move(facts), bytes, shim_.dtype(handle), shim_.device_type(handle)});
-  shim_.release(handle);
+  TensorFacts facts(must_view(tensor));
+  std::size_t bytes = shim_.element_size(facts.dtype);
+  for (const std::int64_t size : facts.sizes()) bytes *= static_cast<std::size_t>(size);
+  sources_.push_back({std::move(facts), bytes});
 }
 
 void GraphCall::add_result(Kind kind, std::size_t index, nb::object object) {
@@ -115,7 +101,7 @@ void GraphCall::add_result(Kind kind, std::size_t index, nb::object object) {
 bool GraphCall::is_in_place(Arguments arguments) const noexcept {
   return std::all_of(places_.begin(), places_.end(), [&](const Place& place) {
     if (place.index >= arguments.size()) return false;
-    const auto view = view_of(api_, arguments[place.index]);
+    const auto view = view_of(api_, shim_, arguments[place.index]);
     return view && place.facts.is(*view);
   });
 }
@@ -126,19 +112,17 @@ std::vector<CopyRange> GraphCall::ranges_in(Arguments arguments) const {
   for (const Slot& slot : slots_) {
     if (slot.index >= arguments.size())
       throw Error(ErrorCode::invalid_argument, "a graph was given fewer inputs than it was captured with");
-    const DLTensor view = must_view(api_, arguments[slot.index]);
-    ranges.push_back({slot.at, static_cast<std::byte*>(view.data) + view.byte_offset, slot.bytes});
+    ranges.push_back({slot.at, must_view(arguments[slot.index]).data, slot.bytes});
   }
   return ranges;
 }
 
 /// A tensor as any other of torch's: record_stream() must work.
 nb::object GraphCall::make_fresh(const Source& source, CopyRange& range) const {
-  const auto& numbers = source.facts.numbers;
-  const auto ndim = static_cast<std::size_t>(source.facts.ndim);
-  const auto tensor = shim_.empty_strided(std::span(numbers).first(ndim), std::span(numbers).subspan(ndim),
-                                          source.dtype, source.device_type, source.facts.device.device_id);
-  range = {static_cast<std::byte*>(shim_.data(tensor)), source.facts.data, source.bytes};
+  const TensorFacts& facts = source.facts;
+  const auto tensor = shim_.empty_strided(facts.sizes(), facts.strides(), facts.dtype, facts.device_type,
+                                          facts.device_index);
+  range = {static_cast<std::byte*>(shim_.data(tensor)), facts.data, source.bytes};
   return shim_.to_python(tensor);
 }
 

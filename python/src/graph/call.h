@@ -19,20 +19,31 @@ namespace onecopy::python {
 
 /// How a tensor was when its graph was captured, to be compared in every call.
 struct TensorFacts {
-  explicit TensorFacts(const DLTensor& tensor);
+  using View = torch::Shim::View;
+
+  explicit TensorFacts(const View& tensor);
   /// Does not compare addresses.
-  bool is_alike(const DLTensor& tensor) const noexcept;
-  bool is(const DLTensor& tensor) const noexcept;
+  bool is_alike(const View& tensor) const noexcept;
+  bool is(const View& tensor) const noexcept { return tensor.data == data && is_alike(tensor); }
+
+  std::span<const std::int64_t> sizes() const noexcept {
+    return std::span(numbers).first(numbers.size() / 2);
+  }
+  std::span<const std::int64_t> strides() const noexcept {
+    return std::span(numbers).subspan(numbers.size() / 2);
+  }
 
   std::byte* data;
-  DLDevice device;
-  DLDataType dtype;
-  std::int32_t ndim;
+  torch::Shim::Code dtype, device_type, device_index;
   std::vector<std::int64_t> numbers;  ///< sizes, then strides
 };
 
-/// torch's description of a tensor; empty, and no error, if it has none for it.
-std::optional<DLTensor> view_of(const torch::Api& api, PyObject* tensor) noexcept;
+/// Empty, and no error, for an object that is no tensor, or one without memory of its own.
+inline std::optional<torch::Shim::View> view_of(const torch::Api& api, const torch::Shim& shim,
+                                                PyObject* object) noexcept {
+  if (!api.is_tensor(object)) return std::nullopt;
+  return shim.view(object);
+}
 
 /// The calls of one captured graph. Inputs are compared with their places or copied into their slots, the graph is
 /// launched, and the results are in memory of the caller's. Copies in and out are nodes of the graph.
@@ -56,8 +67,6 @@ class GraphCall {
   struct Source {
     TensorFacts facts;
     std::size_t bytes;
-    torch::Shim::Code dtype;
-    torch::Shim::Code device_type;
   };
   enum class Kind { fresh, argument, object };
   struct Result {
@@ -96,6 +105,7 @@ class GraphCall {
   void clear();
 
  private:
+  torch::Shim::View must_view(nb::handle tensor) const;
   std::vector<CopyRange> ranges_in(Arguments arguments) const;
   nb::object make_fresh(const Source& source, CopyRange& range) const;
   void set(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges) const;

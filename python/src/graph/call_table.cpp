@@ -43,47 +43,47 @@ std::span<PyObject* const> items_of(nb::handle list) {
 }
 #endif
 
-std::size_t content_bytes(const DLTensor& tensor, std::size_t& elements) {
-  elements = 1;
-  for (std::int32_t i = 0; i < tensor.ndim; ++i) elements *= static_cast<std::size_t>(tensor.shape[i]);
-  return elements * ((tensor.dtype.bits * tensor.dtype.lanes + 7U) / 8);
+std::size_t elements_of(const torch::Shim::View& tensor) {
+  std::size_t elements = 1;
+  for (std::int64_t i = 0; i < tensor.dim; ++i) elements *= static_cast<std::size_t>(tensor.sizes[i]);
+  return elements;
 }
 
-bool is_contiguous(const DLTensor& tensor) {
+bool is_contiguous(const torch::Shim::View& tensor) {
   std::int64_t expected = 1;
-  for (std::int32_t i = tensor.ndim - 1; i >= 0; --i) {
-    if (tensor.shape[i] != 1 && tensor.strides[i] != expected) return false;
-    expected *= tensor.shape[i];
+  for (std::int64_t i = tensor.dim - 1; i >= 0; --i) {
+    if (tensor.sizes[i] != 1 && tensor.strides[i] != expected) return false;
+    expected *= tensor.sizes[i];
   }
   return true;
 }
 
 }  // namespace
 
-bool GraphCallTable::add_tensor(const DLTensor& tensor) {
+bool GraphCallTable::add_tensor(const torch::Shim& shim, const torch::Shim::View& tensor) {
   append(Part::tensor);
   append(tensor.dtype);
-  append(tensor.device.device_type);
-  append(tensor.device.device_id);
-  append(tensor.ndim);
-  const auto bytes = sizeof(std::int64_t) * static_cast<std::size_t>(tensor.ndim);
+  append(tensor.device_type);
+  append(tensor.device_index);
+  append(tensor.dim);
+  const auto bytes = sizeof(std::int64_t) * static_cast<std::size_t>(tensor.dim);
   if (bytes != 0) {
-    key_.append(reinterpret_cast<const char*>(tensor.shape), bytes);
+    key_.append(reinterpret_cast<const char*>(tensor.sizes), bytes);
     key_.append(reinterpret_cast<const char*>(tensor.strides), bytes);
   }
-  if (tensor.device.device_type != kDLCpu) return true;
-  std::size_t elements = 0;
-  const std::size_t content = content_bytes(tensor, elements);
+  if (tensor.device_type != torch::Shim::kCpuCode) return true;
+  const std::size_t elements = elements_of(tensor);
   if (elements > most_elements_ || !is_contiguous(tensor)) return false;
   append(Part::content);
-  if (content != 0) key_.append(static_cast<const char*>(tensor.data) + tensor.byte_offset, content);
+  if (elements != 0)
+    key_.append(reinterpret_cast<const char*>(tensor.data), elements * shim.element_size(tensor.dtype));
   return true;
 }
 
-bool GraphCallTable::add_to_key(const torch::Api& api, PyObject* argument) {
+bool GraphCallTable::add_to_key(const torch::Api& api, const torch::Shim& shim, PyObject* argument) {
   if (api.is_tensor(argument)) {
-    const auto view = view_of(api, argument);
-    return view && add_tensor(*view);
+    const auto view = shim.view(argument);
+    return view && add_tensor(shim, *view);
   }
   if (PyBool_Check(argument)) {
     append(Part::boolean);
@@ -104,10 +104,11 @@ bool GraphCallTable::add_to_key(const torch::Api& api, PyObject* argument) {
 
 bool GraphCallTable::make_key(PyObject* const* arguments, std::size_t count) {
   const torch::Api* api = torch::Api::get();
-  if (!api || !api->exchange_table()) return false;
+  const torch::Shim* shim = torch::Shim::get();
+  if (!api || !shim) return false;
   key_.clear();
   for (const std::size_t index : keyed_)
-    if (index >= count || !add_to_key(*api, arguments[index])) return false;
+    if (index >= count || !add_to_key(*api, *shim, arguments[index])) return false;
   return true;
 }
 

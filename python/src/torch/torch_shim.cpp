@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <cstring>
+#include <exception>
 #include <string>
 
 #include "torch/torch_api.h"
@@ -43,14 +45,61 @@ bool Shim::look_up() {
   to_tensors_ = nb::getattr(aoti, "alloc_tensors_by_stealing_from_void_ptrs", nb::none());
   void* const lib = library(*api);
   if (lib) find(lib, "aoti_torch__reinterpret_tensor", reinterpret_);
-  return lib && !from_tensor_.is_none() && !to_tensors_.is_none() &&
-         find(lib, "aoti_torch_delete_tensor_object", delete_) &&
-         find(lib, "aoti_torch_empty_strided", empty_strided_) &&
-         find(lib, "aoti_torch_get_data_ptr", data_) && find(lib, "aoti_torch_get_dim", dim_) &&
-         find(lib, "aoti_torch_get_dtype", dtype_) &&
-         find(lib, "aoti_torch_get_device_type", device_type_) &&
-         find(lib, "aoti_torch_get_device_index", device_index_) &&
-         find(lib, "aoti_torch_get_sizes", sizes_) && find(lib, "aoti_torch_get_strides", strides_);
+  const bool has_all =
+      lib && !from_tensor_.is_none() && !to_tensors_.is_none() &&
+      find(lib, "aoti_torch_delete_tensor_object", delete_) &&
+      find(lib, "aoti_torch_empty_strided", empty_strided_) &&
+      find(lib, "aoti_torch_get_data_ptr", data_) && find(lib, "aoti_torch_get_dim", dim_) &&
+      find(lib, "aoti_torch_get_dtype", dtype_) && find(lib, "aoti_torch_get_device_type", device_type_) &&
+      find(lib, "aoti_torch_get_device_index", device_index_) &&
+      find(lib, "aoti_torch_get_sizes", sizes_) && find(lib, "aoti_torch_get_strides", strides_) &&
+      find(lib, "aoti_torch_dtype_element_size", element_size_);
+  if (has_all) place_ = find_place(*api);
+  return has_all;
+}
+
+/// An at::Tensor is one pointer. The place is taken if two tensors have theirs there.
+std::size_t Shim::find_place(const Api& api) const {
+  const nb::object one = api.module.attr("empty")(0), other = api.module.attr("empty")(0);
+  const auto size =
+      nb::cast<std::size_t>(nb::handle(reinterpret_cast<PyObject*>(api.tensor_type)).attr("__basicsize__"));
+  const Tensor in_one = acquire(one), in_other = acquire(other);
+  const auto has = [](const nb::object& object, std::size_t place, Tensor tensor) {
+    return std::memcmp(reinterpret_cast<const std::byte*>(object.ptr()) + place, tensor, sizeof(void*)) ==
+           0;
+  };
+  std::size_t place = sizeof(PyObject);
+  while (place < size && !(has(one, place, in_one) && has(other, place, in_other))) place += sizeof(void*);
+  release(in_one);
+  release(in_other);
+  return place < size ? place : 0;
+}
+
+std::optional<Shim::View> Shim::view_of(Tensor tensor) const noexcept {
+  View view{};
+  void* data = nullptr;
+  std::int64_t *sizes = nullptr, *strides = nullptr;
+  if (data_(tensor, &data) != 0 || dim_(tensor, &view.dim) != 0 || sizes_(tensor, &sizes) != 0 ||
+      strides_(tensor, &strides) != 0 || dtype_(tensor, &view.dtype) != 0 ||
+      device_type_(tensor, &view.device_type) != 0 || device_index_(tensor, &view.device_index) != 0)
+    return std::nullopt;
+  view.data = static_cast<std::byte*>(data);
+  view.sizes = sizes;
+  view.strides = strides;
+  return view;
+}
+
+std::optional<Shim::View> Shim::view(PyObject* tensor) const noexcept {
+  if (place_ != 0) return view_of(reinterpret_cast<std::byte*>(tensor) + place_);
+  try {
+    const Tensor acquired = acquire(tensor);
+    const auto view = view_of(acquired);
+    release(acquired);
+    return view;
+  } catch (const std::exception&) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
 }
 
 Shim::Tensor Shim::acquire(nb::handle tensor) const {
@@ -96,12 +145,6 @@ void* Shim::data(Tensor tensor) const noexcept {
   return data;
 }
 
-std::int64_t Shim::dim(Tensor tensor) const noexcept {
-  std::int64_t dim = -1;
-  dim_(tensor, &dim);
-  return dim;
-}
-
 Shim::Code Shim::dtype(Tensor tensor) const noexcept {
   Code code = -1;
   dtype_(tensor, &code);
@@ -112,24 +155,6 @@ Shim::Code Shim::device_type(Tensor tensor) const noexcept {
   Code code = -1;
   device_type_(tensor, &code);
   return code;
-}
-
-Shim::Code Shim::device_index(Tensor tensor) const noexcept {
-  Code code = -1;
-  device_index_(tensor, &code);
-  return code;
-}
-
-const std::int64_t* Shim::sizes(Tensor tensor) const noexcept {
-  std::int64_t* sizes = nullptr;
-  sizes_(tensor, &sizes);
-  return sizes;
-}
-
-const std::int64_t* Shim::strides(Tensor tensor) const noexcept {
-  std::int64_t* strides = nullptr;
-  strides_(tensor, &strides);
-  return strides;
 }
 
 }  // namespace onecopy::python::torch
