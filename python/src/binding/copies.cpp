@@ -32,7 +32,7 @@ void append_opened(nb::list& list, const std::vector<Tensor>& made,
   for (std::size_t i = 0; i < made.size(); ++i) list.append(flags[i] ? *next++ : nb::cast(made[i]));
 }
 
-std::optional<torch::Shared> shared_torch(nb::handle object) {
+std::optional<torch::FlaggedTensor> shared_torch(nb::handle object) {
   if (!torch::is_loaded() || !torch::is_tensor(object.ptr())) return std::nullopt;
   return torch::share(object.ptr());
 }

@@ -24,7 +24,7 @@ class Copies {
   /// `stream`: a stream of torch or cupy or its number; None is the current one. Throws as device_arg().
   Copies(nb::handle device, nb::object stream, std::size_t part);
 
-  /// `flags` of torch::Shared; none for a tensor of onecopy's.
+  /// `flags` of torch::FlaggedTensor; none for a tensor of onecopy's.
   void add(Tensor tensor, std::optional<std::uint32_t> flags);
   /// Adds objects up to the first that is no plain tensor of onecopy or torch. Returns how many.
   std::size_t add_leading(nb::list objects);
