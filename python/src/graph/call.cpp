@@ -134,13 +134,16 @@ void GraphCall::set(const std::vector<GraphNode>& nodes, std::span<const CopyRan
   }
 }
 
-/// REQUIRES: the turn.
-void GraphCall::set_inputs(std::span<const CopyRange> ranges) {
-  const auto is_same = [](const CopyRange& range, const std::byte* last) { return range.from == last; };
-  if (std::equal(ranges.begin(), ranges.end(), last_inputs_.begin(), last_inputs_.end(), is_same)) return;
-  last_inputs_.clear();
-  set(gather_, ranges);
-  for (const CopyRange& range : ranges) last_inputs_.push_back(range.from);
+/// A node keeps its ranges from call to call. REQUIRES: the turn.
+void GraphCall::set_if_changed(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges,
+                               std::vector<CopyRange>& last) const {
+  const auto is_same = [](const CopyRange& a, const CopyRange& b) {
+    return a.to == b.to && a.from == b.from;
+  };
+  if (std::equal(ranges.begin(), ranges.end(), last.begin(), last.end(), is_same)) return;
+  last.clear();  // until all nodes have theirs
+  set(nodes, ranges);
+  last.assign(ranges.begin(), ranges.end());
 }
 
 std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::handle launcher,
@@ -158,8 +161,8 @@ std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::h
     const std::lock_guard lock(turn_);
     if (!executable_ || (!looked_at && (!turn_.is_open() || moves != moves_))) return false;
     turn_.enter(stream);
-    set_inputs(in);
-    set(scatter_, out);
+    set_if_changed(gather_, in, last_in_);
+    set_if_changed(scatter_, out, last_out_);
     if (launches) {
       driver_.launch(device_.index, executable_, stream);
       turn_.leave(stream);

@@ -109,7 +109,8 @@ class GraphCall {
   std::vector<CopyRange> ranges_in(Arguments arguments) const;
   nb::object make_fresh(const Source& source, CopyRange& range) const;
   void set(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges) const;
-  void set_inputs(std::span<const CopyRange> ranges);
+  void set_if_changed(const std::vector<GraphNode>& nodes, std::span<const CopyRange> ranges,
+                      std::vector<CopyRange>& last) const;
 
   const torch::Api& api_;
   const torch::Shim& shim_;
@@ -123,7 +124,7 @@ class GraphCall {
   std::vector<Place> places_;
   std::vector<Source> sources_;
   std::vector<Result> results_;
-  std::vector<const std::byte*> last_inputs_;  ///< ranges that the gather nodes copy now; with the turn
+  std::vector<CopyRange> last_in_, last_out_;  ///< that the nodes copy now; with the turn
   std::size_t moves_ = 0;                      ///< of places; changes with the GIL and the turn
   std::size_t runs_ = 0;
 };
