@@ -8,7 +8,8 @@ build=$(cd "$2" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 cmake=$(sed -n 's/^CMAKE_COMMAND:INTERNAL=//p' "$build/CMakeCache.txt")
 place=$(mktemp -d)
-trap 'rm -rf "$place"' EXIT
+objects=$place/build
+trap 'rm -rf "$place" "$objects"' EXIT
 cp -r "$here/stranger" "$place/stranger"
 
 install_to() {
@@ -44,9 +45,9 @@ needs_no_fmt() {  # needs_no_fmt <prefix> <program>: neither to be compiled nor 
 }
 
 build_and_run() {  # build_and_run <cmake argument>...
-  "$cmake" -S "$place/stranger" -B "$place/build" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@"
-  "$cmake" --build "$place/build"
-  expect_42 "$place/build/stranger"
+  "$cmake" -S "$place/stranger" -B "$objects" -G Ninja -DCMAKE_BUILD_TYPE=Release "$@"
+  "$cmake" --build "$objects"
+  expect_42 "$objects/stranger"
 }
 
 case $kind in
@@ -75,11 +76,20 @@ case $kind in
     expect_42 ./stranger
     ;;
   add_subdirectory)
-    # All of the library is compiled once more: many sources at a time, and not optimised, it takes half as long. With
-    # ONECOPY_ALONE=1 each source alone, as a stranger's are: merged ones do not miss what they forgot to include.
-    build_and_run -DONECOPY_SOURCE="$(cd "$here/../.." && pwd)" -DONECOPY_WERROR=ON \
-      $([ -n "${ONECOPY_ALONE:-}" ] && echo -DONECOPY_PRECOMPILE=ON || echo -DONECOPY_MERGE_SOURCES=ON) \
-      -DCMAKE_CXX_FLAGS_RELEASE=-O0
+    # With ONECOPY_ALONE=1 each source alone, as a stranger's are: merged ones do not miss what they forgot to include.
+    # Otherwise with the flags of release, so that ccache has most of it; without ccache not optimised, in half the time.
+    root=$(cd "$here/../.." && pwd)
+    if [ -n "${ONECOPY_ALONE:-}" ]; then
+      options=(-DONECOPY_PRECOMPILE=ON -DCMAKE_CXX_FLAGS_RELEASE=-O0)
+    elif command -v ccache >/dev/null; then
+      objects=$build-stranger  # paths to the sources are as long as those of release
+      rm -rf "$objects"
+      export CCACHE_BASEDIR=$root CCACHE_SLOPPINESS=pch_defines,time_macros
+      options=(-DONECOPY_MERGE_SOURCES=ON -DCMAKE_CXX_COMPILER_LAUNCHER="$here/sources_of_release.sh")
+    else
+      options=(-DONECOPY_MERGE_SOURCES=ON -DCMAKE_CXX_FLAGS_RELEASE=-O0)
+    fi
+    build_and_run -DONECOPY_SOURCE="$root" -DONECOPY_WERROR=ON "${options[@]}"
     ;;
   headers)  # all that a program includes, and no private ones
     install_to "$place/prefix"
