@@ -216,17 +216,15 @@ def reads_at_its_start(name: str) -> bool:
 
 
 @pytest.fixture
-def run_python(tmp_path, request):
-    """Runs a program in an interpreter of its own; returns its standard output, fails when it says anything else.
+def run_file(request):
+    """Runs a file in an interpreter of its own; returns its standard output, fails when it says anything else.
 
     A program that uses torch finds it imported, unless `env` has a variable that an interpreter reads at its start.
     """
 
-    def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "") -> str:
-        file = tmp_path / "program.py"
-        file.write_text(textwrap.dedent(program))
+    def run(file: Path, *arguments: str, env: dict | None = None, stderr: str | None = "") -> str:
         environment, patience = {**os.environ, **(env or {})}, PATIENCE / 2
-        if HAS_TORCH and "import torch" in program and not any(map(reads_at_its_start, env or {})):
+        if HAS_TORCH and "import torch" in file.read_text() and not any(map(reads_at_its_start, env or {})):
             programs = request.getfixturevalue("programs_with_torch")
             result = programs.run([str(file), *arguments], patience, environment)
         else:
@@ -236,6 +234,18 @@ def run_python(tmp_path, request):
         if stderr is not None:
             assert result.stderr == stderr
         return result.stdout
+
+    return run
+
+
+@pytest.fixture
+def run_python(tmp_path, run_file):
+    """As run_file, of a program's text."""
+
+    def run(program: str, *arguments: str, env: dict | None = None, stderr: str | None = "") -> str:
+        file = tmp_path / "program.py"
+        file.write_text(textwrap.dedent(program))
+        return run_file(file, *arguments, env=env, stderr=stderr)
 
     return run
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import importlib
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -81,15 +79,10 @@ def test_outputs_on_a_page_are_what_the_examples_print(page):
 
 
 @pytest.mark.parametrize("program", [p for p in EXAMPLES if p.stem != "two_programs"], ids=lambda p: p.stem)
-def test_examples_print_what_they_should(program):
+def test_examples_print_what_they_should(program, run_file):
     """two_programs.py takes two: test_two_programs.py runs it."""
     skip_without_what_it_imports(program.read_text())
-    result = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", program], capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert result.stdout == program.with_suffix(".expected").read_text()
+    assert run_file(program) == program.with_suffix(".expected").read_text()
 
 
 def test_the_page_for_python_says_what_to_do_about_every_error():
