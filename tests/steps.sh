@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+# The steps of `./dev test`, which reads this.
+# shellcheck shell=bash
+
+# --- one step of ./dev test -------------------------------------------------------------------------
+
+PASSED=0 FAILED=0 SKIPPED=0
+LOGS=build/logs
+
+seconds_since() { awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'; }
+
+skip() {  # skip <name> <reason>
+  SKIPPED=$((SKIPPED + 1))
+  printf 'skip  %-34s %s\n' "$1" "$2"
+}
+
+step() {  # step <name> <command>...: one line when it passes, its output when it does not
+  local name=$1 begin=$EPOCHREALTIME log=$LOGS/${1//[^a-z0-9]/_}.log
+  shift
+  if ("$@") >"$log" 2>&1 </dev/null; then
+    PASSED=$((PASSED + 1))
+    printf 'ok    %-34s %6s s\n' "$name" "$(seconds_since "$begin")"
+  else
+    FAILED=$((FAILED + 1))
+    printf 'FAIL  %-34s %6s s   (whole output: %s)\n' "$name" "$(seconds_since "$begin")" "$log"
+    grep -vE '^\[[0-9]+/[0-9]+\] (Building|Linking|Creating)' "$log" | tail -n 150 | sed 's/^/      /'
+    return 1
+  fi
+}
+
+attribute() { sed -n "s/.*<testsuite[^>]*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$2"; }
+
+flatten_xml() { tr '\n\t' '  ' <"$1" | sed 's,<testcase.*,,'; }
+
+ctest_step() {  # ctest_step <name> <preset> [ctest argument...]: counts every case
+  local name=$1 preset=$2 begin=$EPOCHREALTIME
+  shift 2
+  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml status=0
+  rm -f "$xml"
+  # Tests wait more than they compute.
+  "$CTEST" --test-dir "build/$preset" -j $((2 * JOBS)) --output-on-failure --no-tests=error \
+    --output-junit "$xml" "$@" >"$log" 2>&1 </dev/null || status=$?
+  if [ ! -f "$xml" ]; then  # the runner itself did not get to its end
+    FAILED=$((FAILED + 1))
+    printf 'FAIL  %-34s ended with %s before its report\n' "$name" "$status"
+    tail -n 100 "$log" | sed 's/^/      /'
+    return
+  fi
+  flatten_xml "$xml" >"$xml.head"
+  local all failures skipped
+  all=$(attribute tests "$xml.head") failures=$(attribute failures "$xml.head")
+  skipped=$(($(attribute skipped "$xml.head") + $(attribute disabled "$xml.head")))
+  if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
+  PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
+  local word=ok
+  [ "$failures" = 0 ] || word=FAIL
+  printf '%-5s %-34s %6s s   %d cases, %d failed, %d skipped\n' \
+    "$word" "$name" "$(seconds_since "$begin")" "$all" "$failures" "$skipped"
+  [ "$failures" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$log" | tail -n 400 | sed 's/^/      /'
+}
+
+# --- the steps --------------------------------------------------------------------------------------
+
+sources() {
+  { git ls-files -co --exclude-standard -- include src python tests fuzz bench examples 2>/dev/null ||
+    find include src python tests fuzz bench examples -type f; } | grep -E '\.(h|cpp)$'
+}
+
+check_format() { sources | xargs -r "$(llvm_tool clang-format)" --dry-run -Werror; }
+
+check_tidy() {
+  "$CMAKE" --preset dev >/dev/null
+  sources | grep -E '^src/.*\.cpp$' | xargs -r -n 1 -P "$JOBS" "$(llvm_tool clang-tidy)" -p build/dev --quiet
+}
+
+lint_steps() {
+  step "lint: includes point down" tests/headers/check_arrows.sh . || true
+  step "lint: words" python3 tests/words/check_words.py || true
+  if llvm_tool clang-format >/dev/null; then
+    step "lint: clang-format" check_format || true
+  else
+    skip "lint: clang-format" "clang-format is not installed"
+  fi
+}
+
+# Compiled before the Python package, which is made of it: what ccache has by then is not compiled twice.
+library_step() {
+  step "release: library" build release onecopy_rpc onecopy_graph onecopy_command || true
+  touch "$LOGS/library"
+}
+
+wait_for_library() {  # only where library_step is to come and ccache keeps what it makes
+  [ "$COMPILES_LIBRARY" = yes ] && command -v ccache >/dev/null || return 0
+  while [ ! -e "$LOGS/library" ] && kill -0 $$; do sleep 1; done
+}
+
+release_steps() {
+  library_step
+  step "release: build" build release || return 0
+  step "release: layers link downwards" build release onecopy_arrows || true
+  step "release: headers are self-contained" build release onecopy_headers || true
+  ctest_step "release: tests" release
+}
+
+run_pytest() {  # run_pytest <name> [argument...]: its status and times beside its log, for pytest_step
+  local name=$1 begin=$EPOCHREALTIME status=0 shared
+  shift
+  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml
+  rm -f "$xml" "$log.status"
+  shared=$(mktemp -d /dev/shm/tests-XXXXXX)  # two runs at once do not take each other's files for left behind
+  ONECOPY_SHM_DIR=$shared "$VENV/bin/python" -X dev -W error -m pytest --junitxml="$xml" -o junit_logging=no "$@" \
+    >"$log" 2>&1 </dev/null || status=$?
+  rm -rf "$shared"
+  echo "$status $(seconds_since "$begin")" >"$log.status"
+}
+
+pytest_step() {  # pytest_step <name>: counts every case of a run_pytest
+  local name=$1 status seconds
+  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml
+  read -r status seconds <"$log.status"
+  if [ ! -f "$xml" ]; then  # the runner itself did not get to its end
+    FAILED=$((FAILED + 1))
+    printf 'FAIL  %-34s ended with %s before its report\n' "$name" "$status"
+    tail -n 100 "$log" | sed 's/^/      /'
+    return
+  fi
+  flatten_xml "$xml" >"$xml.head"
+  local all failures skipped
+  all=$(attribute tests "$xml.head") skipped=$(attribute skipped "$xml.head")
+  failures=$(($(attribute failures "$xml.head") + $(attribute errors "$xml.head")))
+  if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
+  PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
+  local word=ok
+  [ "$failures" = 0 ] || word=FAIL
+  printf '%-5s %-34s %6s s   %d cases, %d failed, %d skipped\n' \
+    "$word" "$name" "$seconds" "$all" "$failures" "$skipped"
+  [ "$failures" = 0 ] || tail -n 400 "$log" | sed 's/^/      /'
+}
+
+# Tests of Python beside C++ programs of the release preset run last, when those are built.
+WITH_CPP=(python/tests/test_rpc_programs_cpp.py)
+
+python_steps() {
+  python_packages_present || { skip "python" "python3 with its headers and venv is not installed"; return 0; }
+  step "python: packages" setup_venv || return 0
+  wait_for_library
+  step "python: install" install_package || return 0
+  # In parts at once: most of the time goes by in programs that import torch, one after another.
+  local multiprocessing=(python/tests/test_{mp_*,patches,spawn,hogwild,interpreter,context}.py)
+  local rpc=(python/tests/test_{rpc,dist_,torch_rpc_}*.py)
+  local programs=(python/tests/test_{acceptance,dataloader,huggingface,joblib,ray,checkpoint_engine,load_into,item_holders,site}.py)
+  local apart=("${multiprocessing[@]}" "${rpc[@]}" "${programs[@]}" "${WITH_CPP[@]}")
+  run_pytest "python: tests" python/tests "${apart[@]/#/--ignore=}" &
+  run_pytest "python: multiprocessing tests" "${multiprocessing[@]}" &
+  run_pytest "python: rpc tests" "${rpc[@]}" "${WITH_CPP[@]/#/--deselect=}" &
+  run_pytest "python: tests of programs" "${programs[@]}" &
+  wait
+  pytest_step "python: tests"
+  pytest_step "python: multiprocessing tests"
+  pytest_step "python: rpc tests"
+  pytest_step "python: tests of programs"
+  oldest_torch_steps
+}
+
+# What touches torch's names: a part that takes a minute.
+SHORT=(python/tests/test_{patches,torch_rebuild,reductions,mp_torch_semantics,queue,dataloader}.py
+  -k "not killed and not spawned and not fresh_interpreter and not threads and not hypothesis")
+
+oldest_torch_steps() {  # only where the small build is to be had, or somebody has installed one: CUDA's libraries are 3 GB
+  local VENV=$PWD/.venv-torch-$OLDEST_TORCH TORCH_VERSION=$OLDEST_TORCH
+  if ! venv_has torch; then
+    [ -x "$VENV/bin/python" ] || python3 -m venv "$VENV" || return 0
+    if ! install_cpu_torch >/dev/null 2>&1; then
+      skip "python: torch $OLDEST_TORCH" "its build for the CPU is not to be had; ./dev test torch=$OLDEST_TORCH takes another"
+      return 0
+    fi
+  fi
+  torch_steps "$OLDEST_TORCH" "${SHORT[@]}"
+}
+
+torch_steps() {  # torch_steps <version> [pytest argument...]: all Python tests without arguments
+  local VENV=$PWD/.venv-torch-$1 TORCH_VERSION=$1
+  shift
+  [ $# -gt 0 ] || set -- python/tests
+  python_packages_present || { skip "torch $TORCH_VERSION" "python3 with its headers and venv is not installed"; return 0; }
+  step "torch $TORCH_VERSION: install" install_package || return 0
+  step "torch $TORCH_VERSION: is there" venv_has torch || return 0
+  run_pytest "torch $TORCH_VERSION: tests" "$@"
+  pytest_step "torch $TORCH_VERSION: tests"
+}
+
+install_steps() {
+  step "release: build" build release || return 0
+  local kind
+  for kind in find_package pkg_config add_subdirectory headers command preset missing; do
+    if [ $kind = pkg_config ] && ! command -v pkg-config >/dev/null; then
+      skip "install: $kind" "pkg-config is not installed"
+      continue
+    fi
+    step "install: $kind" tests/install/run.sh "$kind" build/release || true
+  done
+}
+
+asan_steps() {
+  step "asan: build" build asan || return 0
+  ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1 \
+    UBSAN_OPTIONS=print_stacktrace=1 ctest_step "asan: tests" asan
+}
+
+tsan_runs() { [ "$(printf 'int main() {}' | "$@" -x c++ - -fsanitize=thread -o "$LOGS/tsan_probe" 2>&1; \
+  "${WITHOUT_ASLR[@]}" "$LOGS/tsan_probe" 2>&1 && echo yes)" = yes ]; }
+
+tsan_steps() {
+  local clang
+  clang=$(llvm_tool clang++) || { skip "tsan" "clang++ is not installed"; return 0; }
+  # Older runtimes cannot map their shadow where vm.mmap_rnd_bits is 32: run without randomised addresses.
+  WITHOUT_ASLR=()
+  setarch -R true 2>/dev/null && WITHOUT_ASLR=(setarch -R)
+  tsan_runs "$clang" || { skip "tsan" "a program under ThreadSanitizer does not start here"; return 0; }
+  step "tsan: build" build tsan || return 0
+  # Forked children start threads of their own: a watch thread each. At its end a process with threads waits for
+  # what they still do, by default a second: half of the tests' time.
+  local options=die_after_fork=0:handle_segv=0:second_deadlock_stack=1:history_size=4:atexit_sleep_ms=50
+  TSAN_OPTIONS=$options CTEST="$CTEST" ctest_step "tsan: tests" tsan
+}
+
+run_fuzzer() {  # run_fuzzer <program> <seconds> <log>: new inputs go to build/, the corpus stays as it is
+  local name corpus found status=0
+  name=$(basename "$1")
+  corpus=fuzz/corpus/$name found=build/fuzzing/found/$name
+  mkdir -p "$found" build/fuzzing/artifacts
+  [ -d "$corpus" ] || corpus=
+  "$1" -max_total_time="$2" -timeout=10 -rss_limit_mb=2048 -print_final_stats=1 \
+    -artifact_prefix="build/fuzzing/artifacts/$name-" "$found" $corpus >"$3" 2>&1 </dev/null || status=$?
+  echo "$status" >"$3.status"
+}
+
+fuzz_result() {  # fuzz_result <log>
+  tail -n 60 "$1"
+  [ "$(cat "$1.status")" = 0 ]
+}
+
+fuzz_steps() {  # fuzz_steps <seconds each>
+  clang_runtime_present || { skip "fuzz" "clang++ with libFuzzer is not installed"; return 0; }
+  step "fuzz: build" build asan onecopy_fuzzers || return 0
+  local program name
+  export -f run_fuzzer
+  rm -f "$LOGS"/fuzz_run_*
+  find build/asan/fuzzers -type f -perm -u+x |
+    xargs -r -P "$JOBS" -I{} bash -c 'run_fuzzer {} '"$1 $LOGS"'/fuzz_run_$(basename {})' || true
+  for program in build/asan/fuzzers/*; do
+    name=$(basename "$program")
+    step "fuzz: $name, $1 s" fuzz_result "$LOGS/fuzz_run_$name" || true
+  done
+}
+
+model_steps() {
+  command -v spin >/dev/null || { skip "model" "spin is not installed"; return 0; }
+  command -v python3 >/dev/null || { skip "model" "python3 is not installed"; return 0; }
+  step "model: spin" tests/model/run || true
+}
+
+skips_are_expected() {
+  local xml=("$LOGS"/*tests*.xml) python=python3
+  [ ! -x "$VENV/bin/python" ] || python=$VENV/bin/python  # which packages it lacks is asked of the one that ran the tests
+  "$python" tests/report.py "${xml[@]}"
+}
+
+# What a whole run says of its cases; a part of it has run only some.
+report_cases() {
+  command -v python3 >/dev/null || { skip "skips" "python3 is not installed"; return 0; }
+  step "skips are expected" skips_are_expected || return 0
+  cat "$LOGS/skips_are_expected.log"
+}
+
+summary() {
+  local line="$PASSED passed, $FAILED failed"
+  [ "$SKIPPED" = 0 ] || line+=", $SKIPPED skipped"
+  echo "$line"
+  [ "$FAILED" = 0 ]
+}
+
+# All but those that docs/rpc-compatibility.md lists must pass.
+rpc_torch_steps() {
+  step "rpc-torch: install" install_package || return 0
+  step "rpc-torch: PyTorch's own tests" "$VENV/bin/python" python/tests/torch_rpc_suite.py run --known docs/rpc-compatibility.md || true
+}
+
+# Ray's daemons take minutes of the processor to start, so only this step has it.
+ray_steps() {
+  step "ray: install" install_package || return 0
+  venv_has ray || step "ray: Ray itself" install_beside_torch ray || return 0
+  run_pytest "ray: tests" python/tests/test_ray.py python/tests/test_mp_docs.py -k "ray"
+  pytest_step "ray: tests"
+}
+
+# Its tests mostly wait for processes, so they run beside the builds.
+start_python_steps() {
+  (PASSED=0 FAILED=0 SKIPPED=0
+    python_steps >"$LOGS/python.out" 2>&1 || true
+    echo "$PASSED $FAILED $SKIPPED" >"$LOGS/python.counts") &
+  PYTHON_STEPS=$!
+}
+
+finish_python_steps() {
+  local passed=0 failed=1 skipped=0
+  [ -n "${PYTHON_STEPS:-}" ] || return 0
+  wait "$PYTHON_STEPS" || true
+  cat "$LOGS/python.out"
+  read -r passed failed skipped <"$LOGS/python.counts" || echo "FAIL  python   ended before its end"
+  PASSED=$((PASSED + passed)) FAILED=$((FAILED + failed)) SKIPPED=$((SKIPPED + skipped))
+  PYTHON_STEPS=
+  [ -e "$LOGS/python__tests.xml" ] || return 0
+  step "release: programs for Python tests" build release example_rpc || return 0
+  run_pytest "python: tests with programs in C++" "${WITH_CPP[@]}"
+  pytest_step "python: tests with programs in C++"
+}
+
+run_tests() {
+  mkdir -p "$LOGS"
+  rm -f "$LOGS/python.counts" "$LOGS/library"
+  if ! step "setup" setup; then summary; return 1; fi
+  CMAKE=$(first_working cmake /usr/bin/cmake) CTEST=$(first_working "${CMAKE%cmake}ctest" /usr/bin/ctest)
+  local group whole=no
+  [ $# -gt 0 ] || { whole=yes; rm -f "$LOGS"/*.xml; set -- lint python release install model asan tsan fuzz; }
+  case " $* " in *" python "*"release "*) COMPILES_LIBRARY=yes ;; *) COMPILES_LIBRARY=no ;; esac
+  for group in "$@"; do
+    case $group in
+      python) start_python_steps ;;
+      rpc-torch) rpc_torch_steps ;;
+      ray) ray_steps ;;
+      plugs) . tests/install/plugs.sh && plugs_steps ;;
+      lint | release | install | asan | tsan | model) "${group}_steps" ;;
+      fuzz) fuzz_steps "${ONECOPY_FUZZ_SECONDS:-5}" ;;
+      torch=*) torch_steps "${group#torch=}" ;;
+      *) echo "no such step: $group" >&2; FAILED=$((FAILED + 1)) ;;
+    esac
+  done
+  finish_python_steps
+  [ "$whole" = no ] || report_cases
+  summary
+}
