@@ -6,8 +6,7 @@
 namespace onecopy {
 
 /// Keeps a descriptor of this process out of forked children: its number stands for /dev/null in them, so that the open
-/// file ends with this process. The descriptor's owner closes it after this
-/// object.
+/// file ends with this process. The descriptor's owner closes it after this object.
 ///
 /// Thread safety: as a value. Move-only.
 class UnsharedDescriptor {
