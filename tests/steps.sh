@@ -328,6 +328,7 @@ run_tests() {
     case $group in
       python) start_python_steps ;;
       rpc-torch) rpc_torch_steps ;;
+      rpc-far) . tests/install/rpc_far.sh && rpc_far_steps ;;
       ray) ray_steps ;;
       plugs) . tests/install/plugs.sh && plugs_steps ;;
       lint | release | install | asan | tsan | model) "${group}_steps" ;;

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import onecopy.distributed.autograd as dist_autograd  # noqa: E402
 import onecopy.distributed.rpc as rpc  # noqa: E402
+from onecopy.distributed.autograd import _engine  # noqa: E402
 from rpc_group import Group  # noqa: E402
 
 
@@ -97,6 +100,36 @@ def sparse(name):
     return (CALLS[name](1, lookup, torch.tensor([0, 2, 2])) @ WEIGHTS[0]).sum()
 
 
+def both(i, x, y):
+    return [x @ WEIGHTS[i], {"y": y * 0.5}]
+
+
+def twice(name):
+    """One tensor in two places, with results in containers. The first call of a function goes another way than the others."""
+    total = 0
+    for _ in range(2):
+        x = WEIGHTS[0] * 2
+        product, other = CALLS[name](1, both, 1, x, x)
+        total = total + (product * other["y"]).sum()
+    return total
+
+
+def transposed(name):
+    return sum(CALLS[name](1, layer, 1, (WEIGHTS[0] * 2).t()).sum() for _ in range(2))
+
+
+class Layer:
+    def forward(self, i, x):
+        return layer(i, x)
+
+
+def methods(name):
+    if name == "here":
+        return (Layer().forward(2, WEIGHTS[0]) * Layer().forward(2, WEIGHTS[0] * 2)).sum()
+    there = rpc.remote("worker2", Layer)
+    return (there.rpc_sync().forward(2, WEIGHTS[0]) * there.rpc_async().forward(2, WEIGHTS[0] * 2).wait()).sum()
+
+
 LEAVES = [*WEIGHTS, EMBEDDING.weight]
 
 
@@ -142,7 +175,7 @@ def compare(found, wanted):
         assert torch.allclose(torch.tensor(found[number]), torch.tensor(gradient), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("program", [chain, diamond, unused, residual, hooks, sparse], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", [chain, diamond, unused, residual, hooks, sparse, twice, transposed, methods], ids=lambda p: p.__name__)
 def test_gradients_are_those_of_one_process(three, program):
     compare(three[0](in_three_processes, program), in_one_process(program))
 
@@ -214,6 +247,48 @@ def test_an_unknown_context_is_refused(three):
 def test_a_plain_backward_through_a_call_says_what_to_use(three):
     with pytest.raises(RuntimeError, match="dist_autograd.backward"):
         three[0](plain_backward)
+
+
+def count_gradient_calls():
+    """Those that this process has sent since it was first asked."""
+    transport = dist_autograd._engine_of_this_process.transport
+    if not hasattr(transport, "sent"):
+        transport.sent, send = 0, transport.send_gradients
+
+        def count(*arguments):
+            transport.sent += 1
+            return send(*arguments)
+
+        transport.send_gradients = count
+    return transport.sent
+
+
+def test_gradients_come_back_with_the_answer(three):
+    before = [member(count_gradient_calls) for member in three.members]
+    three[0](in_three_processes, chain)
+    sent = [member(count_gradient_calls) - count for member, count in zip(three.members, before)]
+    assert sent == [1, 1, 0]
+
+
+def collect_no_garbage():
+    """The contexts in memory from here on: tracebacks of failures keep some."""
+    gc.collect()
+    gc.disable()
+    return contexts_in_memory()
+
+
+def contexts_in_memory():
+    return sum(type(found) is _engine.Context for found in gc.get_objects())
+
+
+def test_a_context_goes_without_a_collection(three):
+    from rpc_group import until
+
+    before = [member(collect_no_garbage) for member in three.members]
+    three[0](in_three_processes, chain)
+    until(lambda: [member(contexts_in_memory) for member in three.members] == before, "a context refers to itself")
+    for member in three.members:
+        member(gc.enable)
 
 
 def test_contexts_end_in_all_workers(three):

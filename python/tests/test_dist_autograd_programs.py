@@ -17,7 +17,7 @@ SIZE = 3
 
 
 class Wire:
-    """Delivers the engines' messages by several threads, in random order."""
+    """Delivers the engines' messages in random order, each in a thread of its own: some wait for others."""
 
     def __init__(self, workers: int, seed: int) -> None:
         self._random, self._changed = random.Random(seed), threading.Condition()
@@ -25,7 +25,7 @@ class Wire:
         self.engines = []
         for worker in range(workers):
             engine = Engine()
-            engine.start(worker, Port(self))
+            engine.start(worker, Port(self, worker))
             self.engines.append(engine)
         self._threads = [threading.Thread(target=self._deliver) for _ in range(3)]
         for thread in self._threads:
@@ -52,8 +52,8 @@ class Wire:
                     self._changed.wait()
                 if not self._waiting:
                     return
-                function, arguments, future = self._waiting.pop(self._random.randrange(len(self._waiting)))
-            self._run(function, arguments, future)
+                message = self._waiting.pop(self._random.randrange(len(self._waiting)))
+            threading.Thread(target=self._run, args=message).start()
 
     @staticmethod
     def _run(function, arguments, future) -> None:
@@ -62,10 +62,10 @@ class Wire:
         except Exception as error:
             future.set_exception(error)
             return
-        if answer is None:
-            future.set_result(None)
-        else:
+        if isinstance(answer, torch.futures.Future):
             answer.add_done_callback(lambda done: Wire._pass_on(done, future))
+        else:
+            future.set_result(answer)
 
     @staticmethod
     def _pass_on(done, future) -> None:
@@ -78,12 +78,12 @@ class Wire:
 class Port:
     """The messages of one engine."""
 
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, worker: int) -> None:
+        self._wire, self._worker = wire, worker
 
     def send_gradients(self, to, context, pass_id, retain, message, gradients):
         copies = [None if g is None else g.clone() for g in gradients]
-        return self._wire.post(self._wire.engines[to].on_gradients, (context, pass_id, retain, message, copies))
+        return self._wire.post(self._wire.engines[to].on_gradients, (self._worker, context, pass_id, retain, message, copies))
 
     def mark(self, to, *arguments):
         return self._wire.post(self._wire.engines[to].on_mark, arguments)
@@ -95,7 +95,7 @@ class Port:
         return self._wire.post(self._wire.engines[to].on_resolve, arguments)
 
     def release_context(self, to, context):
-        return self._wire.post(self._wire.engines[to].release, (context, False))
+        return self._wire.post(self._wire.engines[to].on_release, (self._worker, context, lambda run, *given: run(*given)))
 
 
 class Program:

@@ -118,7 +118,6 @@ void Agent::State::run(Work& work) noexcept {
 /// A caller whose call is late has given up.
 void Agent::State::serve(Work& work) {
   if (work.from->has_ended || work.deadline.has_passed()) return;
-  const std::string where = fmt::format("On {}: ", options.name);
   point("rpc.serve.running");
   Message failure;
   try {
@@ -126,9 +125,9 @@ void Agent::State::serve(Work& work) {
     work.from->count(Route::lease, result.tensors.size());
     return node.answer(*work.from, work.call, Status::value, std::move(result));
   } catch (const Error& error) {
-    failure = encode_failure(error.code(), where + error.what());
+    failure = encode_failure(error.code(), fmt::format("On {}: {}", options.name, error.what()));
   } catch (const std::exception& error) {
-    failure = encode_failure(ErrorCode::remote_error, where + error.what());
+    failure = encode_failure(ErrorCode::remote_error, fmt::format("On {}: {}", options.name, error.what()));
   }
   node.answer(*work.from, work.call, Status::failure, std::move(failure));
 }

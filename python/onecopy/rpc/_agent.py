@@ -5,29 +5,28 @@ _core._RpcNode has the lanes to other members, the threads that wait, deadlines 
 Workers, threads in _RpcNode.run(), take messages: calls and notes, and answers with references, one at a time and in the order
 of their lane. They decode them, and count references there. A request is run by the thread that took it, and an answer is
 decoded by the thread that waits for it. A message is (verb, context, recorded, tree, tensors, targets): plain values and
-tensors, and no pickle. Plain calls (see _RpcNode) come here only when they are no longer plain.
+tensors, and no pickle. Where the value is plain (_plain.py) it is (verb, context, recorded, value): calls in a context of
+autograd, their results, and gradients. Plain calls (see _RpcNode) come here only when they are no longer plain.
 
 Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's end
 is looked at behind all that it had put into its lane before.
 """
 import functools
 import os
-import sys
 import threading
 import time
-import types
 
 import onecopy
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import PeerDied, Timeout
-from . import _devices, _exports, _functions, _group, _modes, _values
+from . import _devices, _group, _modes, _values
 from ._errors import RemoteFailure
 from ._futures import CallFuture
+from ._plain_calls import ASYNC_MARK, DEFAULT, GENERAL, PLAIN_ANSWER, PLAIN_CALL, PlainCalls, late  # noqa: F401
 from ._references import PyRRef, References
 from ._workers import Workers
 
-_DEFAULT = -1.0
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
 _MOST_WORKERS = 1024
 _ANSWERED, _LATE, _ENDED, _STOPPED = range(1, 5)  # rpc::End
@@ -70,12 +69,6 @@ def _leave_in_child():
 os.register_at_fork(after_in_child=_leave_in_child)
 
 
-def _late(seconds, reason=None):
-    """The text of the drop-in's model, and the reason behind it."""
-    text = f"RPC ran for more than set timeout ({int(seconds * 1000)} ms) and will now be marked with an error"
-    return Timeout(f"{text}: {reason}" if reason else text)
-
-
 class Later:
     """A handler's result that is not there yet: `then(value of the future)` makes it."""
 
@@ -83,9 +76,8 @@ class Later:
         self.future, self.then = future, then
 
 
+_PLAIN_VERBS = frozenset(("run_named", "method_here", "gradients"))  # requests whose results may be plain
 MAKING = ("remote", "remote_method")  # requests that begin with the reference to their result
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
 handlers = {}  # of requests: verb -> function(agent, caller's id, value)
 note_handlers = {}  # of notes, called in the order of their lane
 end_hooks = []  # function(rank) of a member that has ended, called behind all that it had sent; they must not wait
@@ -99,7 +91,7 @@ def handler(table, verb):
     return enter
 
 
-class Agent:
+class Agent(PlainCalls):
     """Thread safety: all members may be called concurrently, but for start() and stop()."""
 
     def __init__(self, store, name, rank, world_size, timeout, device_maps, workers):
@@ -113,6 +105,7 @@ class Agent:
         self.references = References(self)
         self._store, self._world_size = store, world_size
         self._members, self._programs = {}, {}
+        super().__init__()
 
     @property
     def timeout(self):
@@ -151,7 +144,7 @@ class Agent:
 
     def begin(self, members):
         """Starts to take messages. `members` has this process, too."""
-        autograd.start(self.info.id, Transport(self))
+        autograd.start(self.info.id, _gradients.Transport(self))
         for member in members.values():
             self.enter(member)
         self._add_worker()  # now, when all are known: the first message may be of any of them
@@ -239,35 +232,48 @@ class Agent:
 
     # --- sending
 
-    def call(self, to, verb, value, *, timeout=_DEFAULT, context=None, is_result=False):
+    def call(self, to, verb, value, *, timeout=DEFAULT, context=None, is_result=False):
         """A Future of the result. Throws TypeError for a value that cannot cross; all later failures are the Future's.
         `is_result`: its tensors answer what the other has sent, and go to the devices that those came from."""
         member = self.member(to)
         seconds = self.timeout if timeout is None or timeout < 0 else timeout
         deadline = time.monotonic() + seconds if seconds else None
+        future = CallFuture(self, seconds, context)
+        form = PLAIN_ANSWER if is_result else PLAIN_CALL
+        if verb in _PLAIN_VERBS and self._begin(future, member, seconds, lambda: self._send_plain(
+                member, verb, context, value, deadline, future, form)):
+            return future
         devices = self._map_back(member) if is_result else self._map_to(member)
         message, _ = self._message(member, verb, context, value, devices)
-        future = CallFuture(self, seconds, context)
+        self._begin(future, member, seconds, lambda: self._send(member, message, deadline, future))
+        return future
+
+    def _send(self, member, message, deadline, future):
+        self._check_can_send(member)
+        return self.node.call(member.info.id, message, deadline, future)
+
+    def _begin(self, future, member, seconds, send):
+        """False when `send` returns NotImplemented; what it throws is the Future's."""
         try:
-            self._check_can_send(member)
-            future.begin(self.node.call(member.info.id, message, deadline, future))
+            call = send()
+            if call is NotImplemented:
+                return False
+            future.begin(call)
         except Timeout as error:  # of the first contact
-            future.complete(None, _late(seconds, error))
+            future.complete(None, late(seconds, error))
         except (RuntimeError, onecopy.Error) as error:
             future.complete(None, self._why_not_sent(member, error))
-        return future
+        return True
 
     def call_program(self, member, function, args, kwargs, deadline, seconds):
         """A Future of the result of a function in C++. Throws TypeError for a value that cannot cross."""
-        future = CallFuture(self, seconds)
-        try:
+        future, values = CallFuture(self, seconds), (tuple(args), kwargs or None)
+
+        def send():
             self._check_can_send(member)
-            future.begin(self.node.call_program(member.info.id, function, (tuple(args), kwargs or None), deadline,
-                                                future))
-        except Timeout as error:  # of the first contact
-            future.complete(None, _late(seconds, error))
-        except (RuntimeError, onecopy.Error) as error:
-            future.complete(None, self._why_not_sent(member, error))
+            return self.node.call_program(member.info.id, function, values, deadline, future)
+
+        self._begin(future, member, seconds, send)
         return future
 
     def begin_here(self, seconds):
@@ -281,29 +287,6 @@ class Agent:
 
     def end_here(self, number, value, error=None):
         self._here.pop(number).complete(value, error)
-
-    def begin_plain(self, to, function, args, kwargs, timeout):
-        """A Future of the result of a plain call, or NotImplemented."""
-        call = self.node.begin_plain(to, function, args, kwargs, timeout)
-        if call is NotImplemented:
-            return NotImplemented
-        future = CallFuture(self, self._timeout if timeout is None or timeout < 0 else timeout)
-        future.begin(call)
-        return future
-
-    def learn(self, function):
-        """From here on calls of `function` may be plain, if both sides can look it up by one name."""
-        if type(function) not in _FUNCTIONS or self.node.knows(function):
-            return
-        operator = _functions.operator_of(function)
-        try:
-            module, qualname = ("torch", function.__name__) if operator else _functions.name_of(function)
-        except (TypeError, AttributeError, PermissionError):
-            return
-        names = vars(_functions.module_named(module))
-        if names.get(qualname) is function:
-            check = operator and functools.partial(_functions.check_operator, operator)
-            self.node.learn(function, f"{module}:{qualname}", names, sys.intern(qualname), check)
 
     def note(self, to, verb, value):
         """A message that nobody answers, seen in its order. Nothing happens when the member has ended."""
@@ -368,6 +351,8 @@ class Agent:
             value = self._decode(message, sender, context)
             if verb in MAKING:
                 value = (self._enter(tuple(value[0]), sender), *value[1:])
+            elif verb == "method_here":  # the caller may have no reference any more behind this
+                value = (self.references.owned.cell(tuple(value[0])), *value[1:])
         except Exception as error:
             self._refuse(number, sender, error)
             return None
@@ -381,16 +366,22 @@ class Agent:
 
     def _outcome_of(self, message, sender, future):
         """(value, error, points) of an answer: points in streams behind which the value's tensors are there. `future` is
-        None for a plain call, which has no context."""
+        None for a call that a thread waits for without one."""
+        context = None if message[1] is None else future.context if future is not None else autograd.find(message[1])
+        return self._outcome_in(message, sender, context)
+
+    def _outcome_in(self, message, sender, context, is_on_cards=True):
         try:
-            value = self._decode(message, sender, future and future.context)
+            value = self._decode(message, sender, context)
+            if len(message) == 4:
+                return value, None, _devices.points_of_plain(value) if is_on_cards else ()
             error = RemoteFailure(*value).exception() if message[0] == "failure" else None
             return value, error, _devices.points(message[5])
         except Exception as failure:
             return None, failure, ()
 
-    def outcome(self, call, seconds, future=None):
-        """(value, error, points) of a call that has ended."""
+    def outcome(self, call, seconds, context=None):
+        """(value, error, points) of a call that has ended, made in that context."""
         if call.end_kind == _ANSWERED:
             try:
                 is_plain, answer, is_on_cards = call.take_answer()
@@ -398,9 +389,9 @@ class Agent:
                 return None, failure, ()
             if is_plain:
                 return answer, None, _devices.points_of_plain(answer) if is_on_cards else ()
-            return answer if is_plain is None else self._outcome_of(answer, call.member, future)
+            return answer if is_plain is None else self._outcome_in(answer, call.member, context, is_on_cards)
         if call.end_kind == _LATE:
-            return None, _late(seconds), ()
+            return None, late(seconds), ()
         if call.end_kind == _ENDED:
             return None, PeerDied(self._why_ended(call.member)), ()
         return None, RuntimeError(self.why_stopped), ()
@@ -434,6 +425,9 @@ class Agent:
             hook(rank)
 
     def _decode(self, message, sender, context):
+        if len(message) == 4:
+            _, _, recorded, value = message
+            return value if recorded is None or context is None else self._attach(value, recorded, context, sender)
         _, _, recorded, tree, packed, targets = message
         tensors = [_devices.unpack(t, target) for t, target in zip(packed, targets)]
         if recorded is not None and context is not None:
@@ -454,14 +448,17 @@ class Agent:
             return
         with self._lock:
             self._serving += 1
+        before = autograd.enter(context)
         try:
-            with autograd.within(context):
+            try:
                 result = handlers[verb](self, sender, value)
+            finally:
+                autograd.enter(before)
             if isinstance(result, Later):
                 result.future.add_done_callback(
                     lambda f: self.workers.run(self._answer_later, number, sender, context, result.then, f))
                 return
-            self._answer(number, sender, context, result)
+            self._answer(number, sender, context, result, verb in _PLAIN_VERBS)
         except Exception as error:
             self._answer_failure(number, sender, self._failure(error))
         finally:
@@ -479,11 +476,13 @@ class Agent:
     def _failure(error):
         return RemoteFailure(type(error), str(error))
 
-    def _answer(self, number, sender, context, result):
+    def _answer(self, number, sender, context, result, may_be_plain=False):
         if isinstance(result, RemoteFailure):
             self._answer_failure(number, sender, result)
             return
-        member = self.member(sender)
+        member = self._known(sender)
+        if may_be_plain and self._answer_in_plain(member, number, context, result):
+            return
         message, has_references = self._message(member, "result", context, result, self._map_back(member), "Response")
         self._put_answer(member, number, message, has_references)
 
@@ -500,52 +499,13 @@ class Agent:
             self._put_answer(member, number, message, False)
             return
 
-    def _put_answer(self, member, number, message, is_in_order):
+    def _put_answer(self, member, number, message, is_in_order, form=GENERAL):
+        """False for a message that has no such form."""
         try:
             self._check_can_send(member)
-            self.node.answer(member.info.id, number, message, is_in_order)
+            return self.node.answer(member.info.id, number, message, is_in_order, form)
         except (RuntimeError, onecopy.Error):
-            pass  # the caller has ended, or this process leaves
-
-    # --- plain calls that are no longer plain
-
-    def _find_plain(self, wire_name):
-        """(function, its module's names, its name, is its result the answer?). Throws AttributeError, PermissionError."""
-        module, _, qualname = wire_name.partition(":")
-        function = _functions.look_up(module, qualname)
-        _exports.check(function)
-        names = vars(_functions.module_named(module))
-        return function, names, sys.intern(qualname), not getattr(function, ASYNC_MARK, False)
-
-    def _refuse(self, number, sender, error):
-        kind = RuntimeError if isinstance(error, AttributeError) else type(error)  # a name that is not here
-        self._answer_failure(number, sender, RemoteFailure(kind, f"On {self.info}:\n{error}"))
-
-    def _refuse_text(self, number, sender, text):
-        """A call whose message could not be read, or whose answer could not be written."""
-        self._answer_failure(number, sender, RemoteFailure(RuntimeError, f"On {self.info}:\n{text}"))
-
-    def _serve_plain(self, number, sender, function, args, kwargs):
-        if sender not in self._members:
-            self._refuse_text(number, sender, f"{function.__qualname__} gives its result later, which no program in C++ can take")
-            return
-        self._serve(number, sender, "run", None, (function, list(args), kwargs or {}))
-
-    def _answer_plain(self, number, sender, result):
-        try:
-            if sender not in self._members:
-                raise TypeError(f"a {type(result).__name__} cannot cross to a program in C++: only plain values and tensors can")
-            self._answer(number, sender, None, result)
-        except Exception as error:
-            self._answer_failure(number, sender, self._failure(error))
-
-    def _answer_raised(self, number, sender, error):
-        try:
-            raise error
-        except Exception as raised:
-            failure = RemoteFailure.of(raised, self.info)
-        print(failure.text, file=sys.stderr)
-        self._answer_failure(number, sender, failure)
+            return True  # the caller has ended, or this process leaves
 
     # --- reports
 
@@ -564,69 +524,4 @@ class Agent:
         return info
 
 
-from . import _dynamic, _programs  # noqa: E402: _dynamic enters its handlers here
-
-class Transport:
-    """Gradients and marks of distributed autograd between workers. Each call gives a Future."""
-
-    def __init__(self, agent):
-        self._agent = agent
-
-    def send_gradients(self, to, *arguments):
-        return self._agent.call(to, "gradients", arguments, timeout=0, is_result=True)
-
-    def mark(self, to, *arguments):
-        return self._agent.call(to, "mark", arguments, timeout=0)
-
-    def mark_blocked(self, to, *arguments):
-        return self._agent.call(to, "mark_blocked", arguments, timeout=0)
-
-    def resolve(self, to, *arguments):
-        return self._agent.call(to, "resolve", arguments, timeout=0)
-
-    def release_context(self, to, context_id):
-        self._agent.note(to, "release_context", context_id)
-
-
-@handler(handlers, "gradients")
-def _gradients(agent, caller, arguments):
-    return Later(autograd.on_gradients(*arguments), lambda blocked: blocked)
-
-
-@handler(handlers, "mark")
-def _mark(agent, caller, arguments):
-    return Later(autograd.on_mark(*arguments), lambda nothing: None)
-
-
-@handler(handlers, "mark_blocked")
-def _mark_blocked(agent, caller, arguments):
-    return Later(autograd.on_mark_blocked(*arguments), lambda nothing: None)
-
-
-@handler(handlers, "resolve")
-def _resolve(agent, caller, arguments):
-    return Later(autograd.on_resolve(*arguments), lambda blocked: blocked)
-
-
-@handler(note_handlers, "release_context")
-def _release_context(agent, caller, context_id):
-    agent.workers.run(autograd.release, context_id, False)
-
-
-@handler(note_handlers, "drop")
-def _drop(agent, caller, value):
-    reference, number = value
-    agent.references.owned.count(tuple(reference), caller, -number)
-
-
-@handler(note_handlers, "announce")
-def _announce(agent, caller, value):
-    reference, fork, receiver = value
-    if not agent.member(receiver).has_ended:
-        agent.references.owned.announce(tuple(reference), tuple(fork), receiver)
-
-
-@handler(note_handlers, "accept")
-def _accept(agent, caller, value):
-    reference, fork = value
-    agent.references.owned.accept(tuple(reference), tuple(fork), caller)
+from . import _dynamic, _gradients, _programs  # noqa: E402: they enter their handlers here

@@ -6,7 +6,7 @@ import threading
 import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
-from . import _agent, _exports, _functions, _values
+from . import _agent, _exports, _functions, _plain, _values
 from ._agent import ASYNC_MARK, Later, handler, handlers
 from ._errors import RemoteFailure
 from ._references import Cell
@@ -20,13 +20,30 @@ def call(to, function, args=None, kwargs=None, timeout=-1.0):
     """A Future of function(*args, **kwargs), run in that member. Throws TypeError before anything is sent when a value
     cannot cross; RuntimeError for arguments that no overload of a torch operator takes."""
     agent = _agent.current()
+    context, rank = autograd.current(), agent.member(to).info.id
     value = _call_value(function, args, kwargs)
+    name = agent.name_of(function)
+    if context is not None and name is not None and rank != agent.info.id and _plain.tensors_in(value[1:]) is not None:
+        return agent.call(rank, "run_named", (name, *value[1:]), timeout=timeout, context=context)
     try:
-        future = agent.call(agent.member(to).info.id, "run", value, timeout=timeout, context=autograd.current())
+        future = agent.call(rank, "run", value, timeout=timeout, context=context)
     except _values.Refused as refused:
         raise refused.named(_PARTS) from None
     agent.learn(function)
     return future
+
+
+def call_and_wait(to, function, args, kwargs, timeout):
+    """The result of call(), without a Future where the values are plain."""
+    agent = _agent.current()
+    context, name = autograd.current(), agent.name_of(function)
+    if context is not None and name is not None:
+        value = _call_value(function, args, kwargs)
+        result = agent.call_and_wait(agent.member(to).info.id, "run_named", (name, *value[1:]), timeout=timeout,
+                                     context=context)
+        if result is not NotImplemented:
+            return result
+    return call(to, function, args, kwargs, timeout).wait()
 
 
 def remote(to, function, args=None, kwargs=None, timeout=-1.0):
@@ -40,13 +57,18 @@ def invoke_method(rref, how, name, args, kwargs, timeout):
     from . import _running
 
     agent = rref._agent
-    value = (rref, name, list(args), kwargs)
     if _running.current() is not None:  # a call for another: it goes on for no longer than that one
         given = agent.timeout if timeout < 0 else timeout
         timeout = _running.seconds_until(_running.deadline_for(given, given))
+    value, context = (rref, name, list(args), kwargs), autograd.current()
     if how == "remote":
         return _remote(agent, rref._owner, "remote_method", value, timeout)
-    future = agent.call(rref._owner, "method", value, timeout=timeout, context=autograd.current())
+    if how == "sync" and not rref.is_owner():
+        result = agent.call_and_wait(rref._owner, "method_here", (rref._reference, *value[1:]), timeout=timeout,
+                                     context=context)
+        if result is not NotImplemented:
+            return result
+    future = agent.call(rref._owner, "method", value, timeout=timeout, context=context)
     return future.wait() if how == "sync" else future
 
 
@@ -194,6 +216,27 @@ def _make(agent, cell, function, result):
         return Later(_settled(result), set_outcome)
     cell.set(result)
     return None
+
+
+@handler(handlers, "run_named")
+def _run_named(agent, caller, value):
+    name, args, kwargs = value
+    try:
+        function = agent.function_named(name)
+    except Exception as error:
+        return agent.refusal(error)
+    return _answer(agent, function, _run(agent, function, args, kwargs, _is_found))
+
+
+@handler(handlers, "method_here")
+def _run_method_here(agent, caller, value):
+    cell, name, args, kwargs = value
+    try:
+        _exports.check_method(name)
+        method = getattr(cell.value(), name)
+    except Exception as error:
+        return RemoteFailure.of(error, agent.info)
+    return _answer(agent, method, _run(agent, method, args, kwargs, _is_found))
 
 
 @handler(handlers, "remote")

@@ -52,13 +52,17 @@ class CallFuture(torch.futures.Future):
         finally:
             if self.points:
                 _devices.wait_for(self.points)
+            del self  # it has the failure, whose traceback has this frame
 
     def value(self) -> Any:
         """The result, which must be here. Throws the call's error."""
         self.done()
         if self.points:
             _devices.wait_for(self.points)
-        return super().value()
+        try:
+            return super().value()
+        finally:
+            del self  # as in wait()
 
     def done(self) -> bool:
         """Whether the result or the error is here."""
@@ -108,7 +112,7 @@ class CallFuture(torch.futures.Future):
             if self._is_settled:
                 return
             self._is_settled = True
-        value, error, self.points = self._given or self._agent.outcome(call or self._call, self._seconds, self)
+        value, error, self.points = self._given or self._agent.outcome(call or self._call, self._seconds, self.context)
         self._call = self._agent = None
         if error is None:
             self.set_result(value)

@@ -18,6 +18,7 @@ Message encode_body(nb::handle value) {
 }
 
 nb::object decode_body(Message&& message) {
+  if (rpc::body_form(message.tag) == kPlainTree) return decode_plain(std::move(message));
   message.tag = (message.tag & rpc::kDataIsTensor) | rpc::body_form(message.tag);
   if (message.tag == 0)
     throw Error(ErrorCode::bad_handle, "a call of a program in C++ came to a group of Python programs");
@@ -25,13 +26,14 @@ nb::object decode_body(Message&& message) {
   return decode_message(std::move(message));
 }
 
-bool encode_plain(nb::handle value, Message& message, std::size_t* inlined, const DeviceMap& devices) {
+bool encode_plain(nb::handle value, Message& message, std::size_t* inlined, const DeviceMap& devices,
+                  std::uint32_t form) {
   constexpr std::size_t kUsual = 160;  // most calls, and the tail behind them, without growing
   message.data.reserve(kUsual);
   if (!call_python(
           [&] { return encode_value(value.ptr(), message, Tensors::are_copied, inlined, devices); }))
     return false;
-  message.tag = kPlainCall << rpc::kBodyShift;
+  message.tag = form << rpc::kBodyShift;
   return true;
 }
 

@@ -7,6 +7,7 @@
 #include "binding/module.h"
 #include "onecopy/channel/queue.h"
 #include "onecopy/device/stream.h"
+#include "rpc/member.h"
 #include "rpc/message.h"
 #include "value/values.h"
 
@@ -18,6 +19,9 @@ namespace onecopy::python {
 inline constexpr std::uint32_t kPlainCall =
     4;  ///< arguments or result of a plain call: values, no tensor is lent
 
+/// The same of calls within a context of autograd, and of their results: (verb, context, record of sent tensors, value).
+inline constexpr std::uint32_t kPlainTree = 5;
+
 /// A tuple of plain values and tensors that may be lent, as queues carry it.
 Message encode_body(nb::handle value);
 nb::object decode_body(Message&& message);
@@ -26,17 +30,17 @@ nb::object decode_body(Message&& message);
 /// something else in the value. The tensors that went as bytes are counted in `inlined`; the others are those of the
 /// message.
 bool encode_plain(nb::handle value, Message& message, std::size_t* inlined = nullptr,
-                  const DeviceMap& devices = {});
+                  const DeviceMap& devices = {}, std::uint32_t form = kPlainCall);
 /// In the order of the current streams. Throws TypeError for a card that this process has not.
 nb::object decode_plain(Message&& message);
 /// (a tuple of arguments, a dict of keyword arguments or None) of a plain call. Throws bad_handle for other values, since
 /// the interpreter relies on these types.
 std::pair<nb::object, nb::object> decode_call(Message&& message);
 
-/// Puts `message` into a lane by `put(Stream)`, in the order of the program's current streams. Without the GIL where
-/// putting may have to ask another process.
+/// Puts `message` into a lane to `to` by `put(Stream)`, in the order of the program's current streams. Without the GIL
+/// where putting may have to ask another process, or to wait for room.
 template <class Put>
-void put_in_order(const Message& message, Put&& put);
+void put_in_order(const rpc::Member& to, const Message& message, Put&& put);
 
 }  // namespace onecopy::python
 
@@ -46,11 +50,11 @@ void put_in_order(const Message& message, Put&& put);
 namespace onecopy::python {
 
 template <class Put>
-void put_in_order(const Message& message, Put&& put) {
+void put_in_order(const rpc::Member& to, const Message& message, Put&& put) {
   const Stream stream = stream_of(message.tensors);
   const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
   const CurrentStreams in_order(at_work);
-  if (message.tensors.empty() && at_work.empty()) put(stream);
+  if (message.tensors.empty() && at_work.empty() && !to.is_far) put(stream);
   else without_gil([&] { put(stream); });
 }
 

@@ -188,19 +188,34 @@ rpc::Member& RpcNode::member(std::uint32_t number) {
   return *found;
 }
 
-nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future) {
+nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future,
+                         Form form) {
   rpc::Member& callee = member(to);
   const Deadline until = deadline_from(deadline);
   if (!callee.out.load()) without_gil([&] { node_->connect(callee, until); });
-  Message message = encode_body(value);
+  Message message;
+  if (!encode(callee, value, form, message)) return not_plain();
+  const bool has_future = !future.is_none();
   rpc::CallRef call;
-  put_in_order(message, [&](Stream stream) {
+  put_in_order(callee, message, [&](Stream stream) {
     // The order keeps notes, and calls that depend on them, behind the calls before.
-    rpc::Node::Outgoing outgoing{std::move(message), kGeneral, true, stream, future.ptr(), &drop_python};
-    call = node_->call(callee, std::move(outgoing), until, true);
+    rpc::Node::Outgoing outgoing{
+        std::move(message), kGeneral, true, stream, has_future ? future.ptr() : nullptr, &drop_python};
+    call = node_->call(callee, std::move(outgoing), until, has_future);
   });
-  Py_INCREF(future.ptr());
+  if (has_future) Py_INCREF(future.ptr());
   return nb::cast(RpcCall(node_, std::move(call)));
+}
+
+/// False for a value that is not plain although `form` says so.
+bool RpcNode::encode(rpc::Member& to, nb::handle value, Form form, Message& message) {
+  if (form == Form::general) return message = encode_body(value), true;
+  const Devices devices = devices_[to.number()];
+  const DeviceMap& map = form == Form::plain_call ? devices.of_calls : devices.of_answers;
+  std::size_t inlined = 0;
+  if (!encode_plain(value, message, &inlined, map, kPlainTree)) return false;
+  count_plain(to, inlined, message);
+  return true;
 }
 
 nb::object RpcNode::call_program(std::uint32_t to, const std::string& function, nb::handle values,
@@ -214,7 +229,7 @@ nb::object RpcNode::call_program(std::uint32_t to, const std::string& function, 
   if (!callee.out.load()) without_gil([&] { node_->connect(callee, until); });
   count_plain(callee, inlined, message);
   rpc::CallRef call;
-  put_in_order(message, [&](Stream stream) {
+  put_in_order(callee, message, [&](Stream stream) {
     rpc::Node::Outgoing outgoing{std::move(message), function, false, stream, future.ptr(), &drop_python};
     call = node_->call(callee, std::move(outgoing), until, true);
   });
@@ -238,15 +253,18 @@ void RpcNode::note(std::uint32_t to, nb::handle value) {
   rpc::Member& receiver = member(to);
   if (!receiver.out.load()) without_gil([&] { node_->connect(receiver, kForever); });
   Message message = encode_body(value);
-  put_in_order(message, [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
+  put_in_order(receiver, message,
+               [&](Stream stream) { node_->note(receiver, std::move(message), stream); });
 }
 
-void RpcNode::answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order) {
+bool RpcNode::answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order, Form form) {
   rpc::Member& caller = member(to);
-  Message message = encode_body(value);
-  put_in_order(message, [&](Stream stream) {
+  Message message;
+  if (!encode(caller, value, form, message)) return false;
+  put_in_order(caller, message, [&](Stream stream) {
     node_->answer(caller, call, rpc::Status::value, std::move(message), is_in_order, stream);
   });
+  return true;
 }
 
 // --- plain calls, in the caller
@@ -326,7 +344,7 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   const Deadline deadline = deadline_after_seconds(seconds);
   rpc::CallRef call;
   try {
-    put_in_order(message, [&](Stream stream) {
+    put_in_order(*to, message, [&](Stream stream) {
       rpc::Node::Outgoing outgoing{std::move(message), known->wire_name, false, stream, nullptr,
                                    &drop_python};
       call = node_->call(*to, std::move(outgoing), deadline, false);
@@ -526,7 +544,7 @@ void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result)
     return;
   }
   count_plain(*work.from, inlined, message);
-  put_in_order(message, [&](Stream stream) {
+  put_in_order(*work.from, message, [&](Stream stream) {
     node_->answer(*work.from, work.call, rpc::Status::value, std::move(message), false, stream);
   });
 }
@@ -577,16 +595,23 @@ void init_rpc(nb::module_& m) {
       .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
       .def("set_devices", &RpcNode::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"))
-      .def("call", &RpcNode::call, nb::arg("to"), nb::arg("value"), nb::arg("deadline").none(),
-           nb::arg("future"))
+      .def(
+          "call",
+          [](RpcNode& n, std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future,
+             int form) { return n.call(to, value, deadline, future, static_cast<RpcNode::Form>(form)); },
+          nb::arg("to"), nb::arg("value"), nb::arg("deadline").none(), nb::arg("future").none(),
+          nb::arg("form") = 0)
       .def("begin_here", &RpcNode::begin_here, nb::arg("deadline").none(), nb::arg("future"))
       .def("call_program", &RpcNode::call_program, nb::arg("to"), nb::arg("function"), nb::arg("values"),
            nb::arg("deadline").none(), nb::arg("future"))
       .def("answer_program", &RpcNode::answer_program, nb::arg("to"), nb::arg("call"), nb::arg("code"),
            nb::arg("text"))
       .def("note", &RpcNode::note, nb::arg("to"), nb::arg("value"))
-      .def("answer", &RpcNode::answer, nb::arg("to"), nb::arg("call"), nb::arg("value"),
-           nb::arg("is_in_order"))
+      .def(
+          "answer",
+          [](RpcNode& n, std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order,
+             int form) { return n.answer(to, call, value, is_in_order, static_cast<RpcNode::Form>(form)); },
+          nb::arg("to"), nb::arg("call"), nb::arg("value"), nb::arg("is_in_order"), nb::arg("form") = 0)
       .def("learn", &RpcNode::learn, nb::arg("function"), nb::arg("wire_name"), nb::arg("names"),
            nb::arg("name"), nb::arg("check").none())
       .def("knows", &RpcNode::knows, nb::arg("function").none())

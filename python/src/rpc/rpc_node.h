@@ -66,8 +66,12 @@ class RpcNode {
   /// Where tensors of plain calls go in that member, and where those of answers to it go.
   void set_devices(std::uint32_t of, DeviceMap of_calls, DeviceMap of_answers);
 
-  // Calls that are not plain.
-  nb::object call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future);
+  // Calls that are not plain, or in a context of autograd.
+  /// How a value is written: general ones as queues carry them, plain ones with copies of their tensors, which go to the
+  /// devices of calls or of answers.
+  enum class Form : std::uint8_t { general, plain_call, plain_answer };
+  /// NotImplemented for a value that has no such form. Without a future the caller waits for the call.
+  nb::object call(std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future, Form form);
   nb::object begin_here(nb::handle deadline, nb::handle future);
   void note(std::uint32_t to, nb::handle value);
   /// Of a function in C++, by its name there: `values` are (arguments, keyword arguments or None). Throws TypeError for
@@ -77,7 +81,8 @@ class RpcNode {
   /// To a program in C++: an error by the word for its cause, and its text.
   void answer_program(std::uint32_t to, std::uint64_t call, const std::string& code,
                       const std::string& text);
-  void answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order);
+  /// False for a value that has no such form.
+  bool answer(std::uint32_t to, std::uint64_t call, nb::handle value, bool is_in_order, Form form);
 
   // Plain ones.
   /// The function is called by this name from here on: it is what `name` stands for in `names`, its module's. Unless
@@ -112,6 +117,7 @@ class RpcNode {
   struct Target;
 
   rpc::Member& member(std::uint32_t number);
+  bool encode(rpc::Member& to, nb::handle value, Form form, Message& message);
   rpc::Member* member_for(nb::handle to);
   const Plain* plain(nb::handle function) const;
   rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,

@@ -24,6 +24,9 @@ ReceiveNode = RecvRpcBackward._backward_cls
 LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
 
 
+_ANCHOR = torch.zeros((), requires_grad=True)  # outputs of a node require gradients because one of its arguments does
+
+
 class _Probe(torch.autograd.Function):
     """Has the edges of its arguments: for sparse leaves, of which there is no view."""
 
@@ -61,8 +64,11 @@ class Received:
 
     def attach(self):
         """The tensors, now outputs of a node that keeps this object."""
-        with torch.enable_grad():
-            outputs = RecvRpcBackward.apply(torch.zeros((), requires_grad=True), self)
+        if torch.is_grad_enabled():
+            outputs = RecvRpcBackward.apply(_ANCHOR, self)
+        else:
+            with torch.enable_grad():
+                outputs = RecvRpcBackward.apply(_ANCHOR, self)
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         self.node = outputs[0].grad_fn
         return outputs

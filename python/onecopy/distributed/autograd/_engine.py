@@ -65,9 +65,21 @@ class Context:
             self._received[message_id] = received
         self.know(peer)
 
+    def forget_sent(self, recorded):
+        """After record_sent(): nothing was sent."""
+        with self._lock:
+            self._sent.pop(recorded[0])
+
     def sent(self):
         with self._lock:
             return list(self._sent.values())
+
+    def clear(self):
+        """Behind the context's end: what it has refers to itself, and would stay until the next collection."""
+        with self._lock:
+            self._passes.clear()
+            for received in self._received.values():
+                received.node = None
 
     def accumulate(self, leaf, gradient):
         with self._lock:
@@ -138,28 +150,49 @@ class Engine:
                 self._contexts[context_id] = Context(self, context_id)
             return self._contexts[context_id]
 
-    def release(self, context_id, must_exist=True):
+    def release(self, context_id):
         """Here and on all workers that have a part of it."""
-        with self._lock:
-            context = self._contexts.pop(context_id, None)
+        context = self._pop(context_id)
         if context is None:
-            if must_exist:
-                raise RuntimeError(f"Could not find autograd context with id: {context_id}")
-            return
+            raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         if self.current() is context:
             _core._set_rpc_context(None)
-        for worker in context._known_worker_ids():
-            self.transport.release_context(worker, context_id)
+        self._tell_released(context, context._known_worker_ids())
+
+    def on_release(self, sender, context_id, later):
+        """`later` runs a function in another thread: this one takes messages, and does not wait."""
+        context = self._pop(context_id)
+        others = context._known_worker_ids() - {sender} if context is not None else ()
+        if others:
+            later(self._tell_released, context, others)
+
+    def _pop(self, context_id):
+        with self._lock:
+            context = self._contexts.pop(context_id, None)
+        if context is not None:
+            context.clear()
+        return context
+
+    def _tell_released(self, context, workers):
+        for worker in workers:
+            self.transport.release_context(worker, context.id)
+
+    @staticmethod
+    def enter(context):
+        """Makes `context`, or None, the current one of this thread. Returns the one before."""
+        before = _core._rpc_context()
+        if before is not context:
+            _core._set_rpc_context(context)
+        return before
 
     @contextlib.contextmanager
     def within(self, context):
-        """Makes `context`, or None, the current one of this thread."""
-        before = self.current()
-        _core._set_rpc_context(context)
+        """As enter(), for a block."""
+        before = self.enter(context)
         try:
             yield
         finally:
-            _core._set_rpc_context(before)
+            self.enter(before)
 
     def count(self):
         with self._lock:
@@ -176,7 +209,7 @@ class Engine:
             self.passes += 1
         try:
             with self.within(context):
-                blocked = context.local_pass(pass_id, retain_graph, roots).root_arrives().wait()
+                blocked = context.local_pass(pass_id, retain_graph, roots).root_arrives()
             while any(blocked.values()):
                 self._resolve(context_id, pass_id, blocked)
         finally:
@@ -189,26 +222,31 @@ class Engine:
         for future in [self.transport.mark_blocked(w, context_id, pass_id) for w in workers]:
             future.wait()
         for future in [self.transport.resolve(w, context_id, pass_id) for w in workers]:
-            for worker, number in future.wait().items():
+            for worker, number in future.wait():
                 blocked[worker] = blocked.get(worker, 0) + number
 
-    # --- for other workers; each returns a Future
+    # --- for other workers
 
-    def on_gradients(self, context_id, pass_id, retain, message_id, gradients):
+    def on_gradients(self, sender, context_id, pass_id, retain, message_id, gradients):
+        """Waits. (changes, gradients for the sender) as LocalPass.arrive() has them, as pairs."""
         context = self.retrieve(context_id)
         with self.within(context):
-            return context.local_pass(pass_id, retain).arrive(message_id, gradients)
+            change, back = context.local_pass(pass_id, retain).arrive(message_id, gradients, sender)
+        return list(change.items()), back
+
+    def on_resolve(self, context_id, pass_id):
+        """Waits. The changes, as pairs."""
+        context = self.retrieve(context_id)
+        with self.within(context):
+            return list(context.local_pass(pass_id).resolve().items())
+
+    # These two return a Future.
 
     def on_mark(self, context_id, pass_id, retain, message_id):
         return self.retrieve(context_id).local_pass(pass_id, retain).mark(message_id)
 
     def on_mark_blocked(self, context_id, pass_id):
         return self.retrieve(context_id).local_pass(pass_id).mark_blocked()
-
-    def on_resolve(self, context_id, pass_id):
-        context = self.retrieve(context_id)
-        with self.within(context):
-            return context.local_pass(pass_id).resolve()
 
 
 def _check_arguments(context_id, roots):

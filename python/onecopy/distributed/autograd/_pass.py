@@ -2,7 +2,8 @@
 """One worker's part of one backward pass.
 
 An output fires once, with its complete gradient: when all sources that reach it have theirs, or are known to get none. A
-gradient message is answered when everything that it caused is done, so the root's backward() returns at the end of all.
+gradient message is answered when everything that it caused is done, so the root's backward() returns at the end of all. The
+thread that took it waits: no other has to run. Gradients for the sender of a message alone go with its answer.
 Answers add up how many components are blocked: begun, and waiting for a source. While some are, the root has them
 mark the sources that still get something; the others are dead, and the blocked components go on.
 """
@@ -35,10 +36,15 @@ class LocalPass:
     # --- gradients arrive
 
     def root_arrives(self):
-        return self.arrive(ROOT, self._roots)
+        """As arrive(): the counts alone."""
+        return self.arrive(ROOT, self._roots)[0]
 
-    def arrive(self, key, gradients):
-        """A Future of {worker: change in its number of blocked components}."""
+    def arrive(self, key, gradients, sender=None):
+        """Returns when all that the gradients cause is done, in all workers: {worker: change in its number of blocked
+        components}, and the gradients for `sender`, [(message id, gradients)]."""
+        return self._finish(*self._take(key, gradients), sender)
+
+    def _take(self, key, gradients):
         if key not in self._shape.bit_of:
             raise RuntimeError(f"gradients came for message {key}, which this worker has not sent in this pass")
         component = self._shape.component_of(key)
@@ -48,26 +54,50 @@ class LocalPass:
             for edge, gradient in zip(self._shape.edges_of[key], gradients):
                 if gradient is not None:
                     component.items.append((edge.node, edge.output_nr, gradient))
-            fired, change = self._advance(component)
-        return self._send_on(fired, change)
+            return self._advance(component)
 
     def resolve(self):
-        """Gradients that have not come and are not marked never come. As arrive()."""
+        """Gradients that have not come and are not marked never come. As root_arrives()."""
         with self._lock:
             self._dead = self._shape.everything() & ~self._arrived & ~self._live
-        futures = []
+        all_fired, change = [], {}
         for component in self._shape.components:
             with component.lock:
-                fired, change = self._advance(component)
-            futures.append(self._send_on(fired, change))
-        return gather(futures, add_counts)
+                fired, more = self._advance(component)
+            all_fired += fired
+            _add(change, more.items())
+        return self._finish(all_fired, change)[0]
 
-    def _send_on(self, fired, change):
-        futures = [self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
-                   for r, g in fired]
-        if not futures:
-            return done(change)
-        return gather(futures, lambda more: add_counts([change, *more]))
+    def _finish(self, fired, change, sender=None):
+        """Sends what has fired, and what the answers make fire. Throws the first failure, when all have ended."""
+        back, failure, call = [], None, None
+        under_way = self._send(fired, sender, back)
+        while under_way:
+            call = next((c for c in under_way if c.done()), under_way[0])
+            under_way.remove(call)
+            try:
+                counts, returned = call.wait()
+                _add(change, counts)
+                for key, gradients in returned:
+                    fired, more = self._take(key, gradients)
+                    _add(change, more.items())
+                    under_way += self._send(fired, sender, back)
+            except Exception as error:
+                failure = failure or error
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            failure = call = None  # its traceback has this frame
+        return change, back
+
+    def _send(self, fired, sender, back):
+        """The calls under way. While other workers have something to do, the sender's part does not wait for them."""
+        if all(r.peer == sender for r, _ in fired):
+            back += [(r.message_id, g) for r, g in fired]
+            return []
+        return [self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
+                for r, g in fired]
 
     def _advance(self, component):
         """Fires what can fire: [(received, gradients)], {worker: change}. REQUIRES: the component's lock."""
@@ -118,7 +148,7 @@ class LocalPass:
             rest = [i for i in component.items if not leads[i[0]] & wanted and leads[i[0]] & remaining]
             component.items = rest + of_cut
         self._accumulate(outputs, gradients, roots)
-        return [(o.received, g) for o, g in zip(outputs, gradients) if o.received is not None]
+        return [(o.received, [_row_major(g) for g in part]) for o, part in zip(outputs, gradients) if o.received is not None]
 
     def _grad(self, roots, outputs, cut, keep):
         """The gradients of each output, and the items that capturing the nodes of `cut` gives."""
@@ -223,15 +253,18 @@ def _memory(gradient):
     return gradient._values().untyped_storage().data_ptr() if gradient.layout == torch.sparse_coo else id(gradient)
 
 
+def _row_major(gradient):
+    """As it crosses by the shortest way: gradients of sums are expanded, without memory of their own."""
+    return gradient if gradient is None or gradient.layout != torch.strided else gradient.contiguous()
+
+
 def _is_plain(gradient):
     if gradient.layout == torch.sparse_coo:
         return gradient._values().is_contiguous() and gradient._indices().is_contiguous()
     return gradient.is_contiguous() and gradient.untyped_storage().nbytes() == gradient.nbytes
 
 
-def add_counts(counts):
-    total = {}
-    for part in counts:
-        for worker, number in part.items():
-            total[worker] = total.get(worker, 0) + number
-    return total
+def _add(counts, more):
+    """`more` are pairs."""
+    for worker, number in more:
+        counts[worker] = counts.get(worker, 0) + number

@@ -141,7 +141,7 @@ def rpc_sync(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEO
             return result
     to = _to_worker_info(to)
     with _ranges.of_call("sync", func, agent, to):
-        return _calls.call(to, func, args, kwargs, timeout).wait()
+        return _calls.call_and_wait(to, func, args, kwargs, timeout)
 
 
 def rpc_async(to, func, args=None, kwargs=None, timeout=constants.UNSET_RPC_TIMEOUT):
