@@ -61,7 +61,7 @@ Node::Node(NodeOptions options)
 
 /// A forked child is in another session, and its listings have nothing of the parent's node.
 Node::~Node() {
-  far_.reset();  // its thread enters members
+  far_->stop();  // its thread enters members, and asks for this process's address
   if (Session::existing() == &session_) session_.groups().remove(report_);
   for (const auto& member : members_)
     if (member->pidfd) session_.loop().remove(member->pidfd.get());

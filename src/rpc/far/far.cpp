@@ -88,9 +88,8 @@ void Far::listen() {
   loop_.add(listener_.fd(), start_thread, true);
 }
 
-/// In a forked child there is no thread, and the connections are the parent's.
-Far::~Far() {
-  is_over_ = true;
+void Far::stop() noexcept {
+  if (is_over_.exchange(true)) return;
   if (current_pid() != pid_) {
     if (thread_.joinable()) thread_.detach();
     return;

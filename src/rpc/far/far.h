@@ -49,11 +49,12 @@ class Far {
   using Opened = std::function<Delivery(const Address& from, const FarLinkRef& link)>;
   /// Throws invalid_argument for a listener beyond loopback without a key, system when the address is taken.
   Far(FarOptions options, EventLoop& loop, std::function<Address()> own, Opened opened);
-  /// Ends all links.
-  ~Far();
+  ~Far() { stop(); }
   Far(const Far&) = delete;
   Far& operator=(const Far&) = delete;
 
+  /// Ends all links, and the thread. In a forked child there is none, and the connections are the parent's.
+  void stop() noexcept;
   bool is_forced() const noexcept { return options_.is_forced; }
   /// Where it listens, as "10.0.0.1:4711"; empty: nowhere.
   const std::string& endpoint() const noexcept { return endpoint_; }

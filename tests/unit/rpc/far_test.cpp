@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <memory>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -197,6 +198,21 @@ TEST_F(FarMembers, ThatAreKilledAtAnyMomentEndCallsWithAnAnswerOrAnError) {
     for (int t = 0; t < 3; ++t) threads.emplace_back([&] { call_until_death(agent); });
     std::this_thread::sleep_for(std::chrono::microseconds(random() % 20'000));
     callee.kill();
+  }
+}
+
+TEST_F(FarMembers, EndWhileOthersConnect) {
+  for (int round = 0; round < 100; ++round) {
+    auto ending = std::make_unique<Agent>(AgentOptions{.name = "ending", .number = 1});
+    Agent caller({.name = "caller"});
+    caller.join(ending->address());
+    std::jthread calling([&caller] {
+      try {
+        caller.call("ending", "nothing");
+      } catch (const Error&) {  // it had no such function, or had ended
+      }
+    });
+    ending.reset();
   }
 }
 
