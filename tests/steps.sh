@@ -321,7 +321,7 @@ run_tests() {
   rm -f "$LOGS/python.counts" "$LOGS/library"
   if ! step "setup" setup; then summary; return 1; fi
   CMAKE=$(first_working cmake /usr/bin/cmake) CTEST=$(first_working "${CMAKE%cmake}ctest" /usr/bin/ctest)
-  local group whole=no
+  local group whole=no FROM_NOTHING=yes
   [ $# -gt 0 ] || { whole=yes; rm -f "$LOGS"/*.xml; set -- lint python release install model asan tsan fuzz; }
   case " $* " in *" python "*"release "*) COMPILES_LIBRARY=yes ;; *) COMPILES_LIBRARY=no ;; esac
   for group in "$@"; do

@@ -240,7 +240,7 @@ const TableLie kHeaderLies[] = {
     {"OriginSegmentSize", 128 + 56, kMinus1, 8, "Origin 1 of this bundle gives its segment"},
 };
 
-class TableLies : public testing::TestWithParam<TableLie> {};
+class TableLies : public ::testing::TestWithParam<TableLie> {};
 
 TEST_P(TableLies, AreRefusedWhenTheTableIsOpened) {
   const Error error = refusal_of_table(lying_table(GetParam()));
@@ -248,7 +248,7 @@ TEST_P(TableLies, AreRefusedWhenTheTableIsOpened) {
   EXPECT_TRUE(says(error, GetParam().message)) << error.what();
 }
 
-INSTANTIATE_TEST_SUITE_P(BundleReader, TableLies, testing::ValuesIn(kHeaderLies),
+INSTANTIATE_TEST_SUITE_P(BundleReader, TableLies, ::testing::ValuesIn(kHeaderLies),
                          [](const auto& lie) { return lie.param.name; });
 
 constexpr std::size_t kRow1 = 64 + 2 * 64 + 48;
@@ -273,7 +273,7 @@ const TableLie kRowLies[] = {
     {"StrideThatOverflows", kDims1 + 8, std::uint64_t{1} << 62, 8, "needs more than 2^63 - 1 bytes"},
 };
 
-class RowLies : public testing::TestWithParam<TableLie> {};
+class RowLies : public ::testing::TestWithParam<TableLie> {};
 
 TEST_P(RowLies, AreRefusedWhenTheRowIsAskedForAndOnlyThen) {
   const Bytes table = lying_table(GetParam());
@@ -286,7 +286,7 @@ TEST_P(RowLies, AreRefusedWhenTheRowIsAskedForAndOnlyThen) {
   EXPECT_EQ(reader.find("second"), 1u);
 }
 
-INSTANTIATE_TEST_SUITE_P(BundleReader, RowLies, testing::ValuesIn(kRowLies),
+INSTANTIATE_TEST_SUITE_P(BundleReader, RowLies, ::testing::ValuesIn(kRowLies),
                          [](const auto& lie) { return lie.param.name; });
 
 TEST(BundleReaderTest, RefusesNamesThatLieOutsideOrAreNotUtf8AndFindsTheOthers) {

@@ -181,7 +181,7 @@ struct Lie {
   ErrorCode code = ErrorCode::bad_handle;
 };
 
-class HandleLies : public testing::TestWithParam<Lie> {};
+class HandleLies : public ::testing::TestWithParam<Lie> {};
 
 TEST_P(HandleLies, AreRefusedWithTheirOwnMessage) {
   const Lie& lie = GetParam();
@@ -237,7 +237,7 @@ const Lie kLies[] = {
     {"TimelineValue", 176, kHuge, 8, "waits for timeline value 4611686018427387904"},
 };
 
-INSTANTIATE_TEST_SUITE_P(HandleCodec, HandleLies, testing::ValuesIn(kLies),
+INSTANTIATE_TEST_SUITE_P(HandleCodec, HandleLies, ::testing::ValuesIn(kLies),
                          [](const auto& lie) { return lie.param.name; });
 
 TEST(HandleCodec, RefusesATimelinePartThatNamesNothing) {

@@ -22,7 +22,7 @@ struct Borrower {
   ClaimPage<RealPlatform> page{&header, slots.data(), middle.data(), leaves.data()};
 };
 
-class BlockTableTest : public testing::Test {
+class BlockTableTest : public ::testing::Test {
  protected:
   std::uint32_t add() {
     const std::uint32_t block = table.take();

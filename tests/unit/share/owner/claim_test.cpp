@@ -28,7 +28,7 @@ class MarkedPage {
   }
 };
 
-class Claim : public testing::Test {
+class Claim : public ::testing::Test {
  protected:
   static constexpr std::uint64_t kGeneration = 7;
   void set(std::uint64_t generation, BlockState state) { record_.word = make_word(generation, state); }
