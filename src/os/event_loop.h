@@ -20,6 +20,9 @@ namespace onecopy {
 
 class Timer;
 
+/// Asks for another look at a part, as Timer::request() does. May be empty, and takes no lock.
+using Wakeup = std::function<void()>;
+
 /// The one background thread of a process: it handles events of descriptors, and runs Timers.
 ///
 /// It starts with the first add(), request of a Timer, or start(). Handlers and Timers run on it, one at a time,

@@ -26,9 +26,9 @@ struct ForkSteps {
 /// Registers the steps of a module: the only way in which this library hears of forks. Steps of one rank do not
 /// depend on each other, and run in any order.
 ///
-/// Every hook is an object of namespace scope, so it is there before a thread can fork: a hook that is registered at
-/// first use would miss a fork that is half over, whose child inherits a locked mutex. Steps therefore also run in
-/// processes that use nothing of their module. Thread safety: a library may be loaded while another thread forks.
+/// Every hook is an object of namespace scope, so it is there before a thread can fork. A hook that is registered at
+/// first use would miss a fork that is half over, whose child inherits a locked mutex. So steps also run in processes
+/// that use nothing of their module. Thread safety: a library may be loaded while another thread forks.
 class ForkHook {
  public:
   ForkHook(ForkRank rank, const ForkSteps& steps) noexcept;

@@ -9,7 +9,7 @@
 namespace onecopy {
 
 /// Enters present pages of a shared mapping into this process's page tables, by a few threads and in ascending order,
-/// while the caller has a driver pin them: the driver would fault page by page, in one thread. Only for speed: has no
+/// while the caller has a driver pin them. The driver would fault page by page, in one thread. Only for speed: has no
 /// effect before Linux 5.14.
 ///
 /// Thread safety: made and destroyed by one thread; destroying it waits for the others.

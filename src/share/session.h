@@ -76,7 +76,7 @@ class Session {
   /// no stream.
   Handle share_held(const Tensor& tensor, Stream stream);
   /// Where the tensor's block lies. REQUIRES: `group` is shared_blocks() of the tensor.
-  BlockSpot locate(SharedBlocks& group, const Tensor& tensor);
+  MappedBlock locate(SharedBlocks& group, const Tensor& tensor);
   /// The tensor's segment. REQUIRES: as locate().
   SegmentRef name_segment(SharedBlocks& group, const Tensor& tensor) const;
   /// The descriptor behind a tensor's segment.

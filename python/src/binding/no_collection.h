@@ -5,7 +5,7 @@
 
 namespace onecopy::python {
 
-/// While it is begun, Python's cyclic garbage collector does not run: making thousands of tensors, none of which is
+/// While it is begun, Python's cyclic garbage collector does not run. Otherwise thousands of new tensors, none of them
 /// garbage, would make it walk over all objects of the program again and again. A child that any thread forks
 /// meanwhile has the collector on. Thread safety: used with the GIL held. Another thread that switches the collector
 /// on meanwhile wins; one that switches it off does not.

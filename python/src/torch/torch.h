@@ -16,7 +16,7 @@
 /// The bridge to PyTorch. It is never linked and never imported by us: torch is found in sys.modules
 /// once a program has imported it.
 ///
-/// A torch storage that lies in our memory is known here by the block's address: one block is one
+/// A torch storage that lies in our memory is known here by the block's address. One block is one
 /// storage object in this process, whether it was moved here or opened here.
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python::torch {

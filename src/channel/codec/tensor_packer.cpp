@@ -23,7 +23,7 @@ std::optional<Manifest> TensorPacker::pack_unordered(Session& session, std::span
 /// Returns false if the creator may not be asked.
 bool TensorPacker::add(Session& session, const Tensor& tensor, const Limits& limits, Manifest& manifest) {
   SharedBlocks& group = shared_blocks(tensor, "put");
-  const BlockSpot spot = session.locate(group, tensor);
+  const MappedBlock spot = session.locate(group, tensor);
   const std::optional<std::uint16_t> index =
       lookup_.index_of(session, tensor, group, spot.info.segment, limits, manifest.epoch());
   if (!index) [[unlikely]]

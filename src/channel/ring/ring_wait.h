@@ -30,8 +30,8 @@ inline void relax() noexcept {
 /// How long a waiter of this process may watch a word before it sleeps: longer after each success, half after each
 /// failure, soon not at all. So a busy ring costs no system calls and an idle one no processor time.
 ///
-/// After giving up, it tries again after a short sleep, for as long as a woken partner needs to answer. (With less,
-/// two that put each other to sleep would never find out that both are busy.) Each time that this fails, the next try
+/// After giving up, it tries again after a short sleep, for as long as a woken partner needs to answer. With less,
+/// two that put each other to sleep would never find out that both are busy. Each time that this fails, the next try
 /// comes after twice as many short sleeps.
 ///
 /// Thread safety: all members may be called concurrently; one thread spins at a time.

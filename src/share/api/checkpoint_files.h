@@ -26,8 +26,8 @@ Fd open_regular(const std::string& path, const char* instead);
 /// `path`. A directory has one `.safetensors` file, or an index that names the file of each tensor. Of several
 /// indexes, `model.safetensors.index.json` is taken. Only headers are read.
 ///
-/// Throws bad_file, naming the tensor and the files, if index and files contradict each other; system, as open(2)
-/// does, if a file is missing; invalid_argument if the directory does not determine the files to read.
+/// Throws bad_file, naming the tensor and the files, if index and files contradict each other. Throws system, as
+/// open(2) does, if a file is missing, and invalid_argument if the directory does not determine the files to read.
 std::vector<OpenedSafetensors> open_checkpoint(const std::string& path);
 
 }  // namespace onecopy

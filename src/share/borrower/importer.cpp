@@ -94,8 +94,13 @@ class Importer::SingleFlight {
 };
 
 Importer::Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, SegmentRetention& retention,
-                   Holds& holds)
-    : self_(self), ledger_(ledger), loop_(loop), retention_(retention), holds_(holds) {}
+                   Holds& holds, Wakeup contact)
+    : self_(self),
+      ledger_(ledger),
+      loop_(loop),
+      retention_(retention),
+      holds_(holds),
+      contact_(std::move(contact)) {}
 
 Tensor Importer::open(const HandleFields& handle, Access access, std::optional<Device> user,
                       Holders holders) {
@@ -136,7 +141,7 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
 Tensor Importer::open_own(const HandleFields& handle, Access access) {
   BlockRef ref = ledger_.try_open(handle.block, handle.generation);
   if (!ref) throw stale(handle);
-  const BlockPlace place = ledger_.export_block(handle.block, access);
+  const ExportedBlock place = ledger_.export_block(handle.block, access);
   if (place.info.segment != handle.segment || handle.storage_size > place.info.size ||
       place.kind != handle.kind || place.segment_size != handle.segment_size)
     throw Error(ErrorCode::bad_handle, "the handle contradicts this process's own block table");
@@ -253,7 +258,7 @@ Importer::PeerRef Importer::try_attach(Dial call, std::optional<Peer::SegmentReq
 Importer::PeerRef Importer::attach(Dial call, std::optional<Peer::SegmentRequest> wanted) {
   PeerRef peer = Peer::begin_handshake(std::move(call), public_name(self_), wanted);
   loop_.start();  // while the other looks at our proof
-  if (on_thread) on_thread();
+  contact_();
   peer->finish_handshake();
   return adopt(std::move(peer));
 }

@@ -33,11 +33,9 @@ class Importer {
   using Peers = std::list<PeerRef>;
   using Holders = std::span<const ProcessId>;
 
-  /// Called when the watch thread has been started at a first contact.
-  std::function<void()> on_thread;
-
+  /// `contact` is called when the watch thread has been started for a first contact.
   Importer(const ProcessId& self, Ledger& ledger, EventLoop& loop, SegmentRetention& retention,
-           Holds& holds);
+           Holds& holds, Wakeup contact);
 
   /// Opens on the device `user` of this process, which must be one of the memory's kind, or else on the memory's own.
   /// `holders` are asked for frozen memory as well as the maker of the handle.
@@ -119,6 +117,7 @@ class Importer {
   EventLoop& loop_;
   SegmentRetention& retention_;
   Holds& holds_;
+  const Wakeup contact_;
   mutable Mutex mutex_;
   Mutex turns_;  ///< before mutex_
   Condition turn_ended_;

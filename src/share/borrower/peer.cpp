@@ -214,7 +214,7 @@ std::span<std::byte> Peer::bytes_of(std::uint32_t block, Access access) {
   return {segments_.find_any(r.segment, access).data + r.offset, r.size};
 }
 
-BlockPlace Peer::export_block(std::uint32_t block, Access access) {
+ExportedBlock Peer::export_block(std::uint32_t block, Access access) {
   const Record& r = leases_.record(block);
   const SegmentPlace place = segments_.find_any(r.segment, access);
   if (gone_ && is_weak(place.kind)) throw_weak(pid_, r.segment);

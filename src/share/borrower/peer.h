@@ -146,7 +146,7 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
     leases_.transits().begin(block, channel);
   }
   void end_transit(std::uint32_t block) noexcept override { leases_.transits().end(block); }
-  BlockPlace export_block(std::uint32_t block, Access access) override;
+  ExportedBlock export_block(std::uint32_t block, Access access) override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override {
     return segments_.export_memory(segment, access);

@@ -156,7 +156,7 @@ void RetainedSegments::forget_queue(std::uint64_t queue) noexcept {
 /// At all live owners, too.
 void RetainedSegments::look_soon() noexcept {
   next_look_ = {};
-  if (on_due) on_due();
+  if (due_) due_();
 }
 
 bool RetainedSegments::is_requested(const Entry& entry) noexcept {

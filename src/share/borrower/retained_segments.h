@@ -47,10 +47,12 @@ class RetainedSegments {
 
   explicit RetainedSegments(const LocalQueues& queues) noexcept : queues_(queues) {}
 
-  /// Called when sweep() may find something to drop. Must not call back.
-  std::function<void()> on_due;
-  /// The ends of owners are noticed from here on. REQUIRES: nothing is retained yet.
-  void watch(EventLoop& loop) noexcept { loop_ = &loop; }
+  /// The ends of owners are noticed from here on, and `due` is called, with a lock, when sweep() may find something to
+  /// drop. REQUIRES: nothing is retained yet.
+  void watch(EventLoop& loop, Wakeup due) noexcept {
+    loop_ = &loop;
+    due_ = std::move(due);
+  }
 
   /// Retains a segment for `queue`. Without a request it comes from its owner. Returns false if it is not retained: the
   /// queue is not open here, or the descriptors are too many.
@@ -121,6 +123,7 @@ class RetainedSegments {
 
   const LocalQueues& queues_;
   EventLoop* loop_ = nullptr;
+  Wakeup due_;
   mutable Mutex mutex_;  ///< taken before that of queues_
   std::map<SegmentKey, Entry> entries_ GUARDED_BY(mutex_);
   bool has_refused_ GUARDED_BY(mutex_) = false;

@@ -23,14 +23,15 @@ constexpr int kAcceptsATurn = 64;
 }  // namespace
 
 Broker::Broker(const ProcessId& self, Ledger& ledger, Importer& importer, SegmentRetention& retention,
-               Holds& holds, Timeline& timeline, EventLoop& loop)
+               Holds& holds, Timeline& timeline, EventLoop& loop, Describe describe)
     : self_(self),
       ledger_(ledger),
       importer_(importer),
       retention_(retention),
       holds_(holds),
       timeline_(timeline),
-      loop_(loop) {}
+      loop_(loop),
+      describe_(std::move(describe)) {}
 
 void Broker::listen() {
   if (listening_) return;

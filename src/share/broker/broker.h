@@ -43,15 +43,16 @@ inline std::atomic<int> stranger_silence_ms{5'000};
 /// Thread safety: connections are handled on the watch thread only; members say if other threads may call.
 class Broker {
  public:
+  /// Returns the answer to `want_info`.
+  using Describe = std::function<std::string()>;
+
   Broker(const ProcessId& self, Ledger& ledger, Importer& importer, SegmentRetention& retention,
-         Holds& holds, Timeline& timeline, EventLoop& loop);
+         Holds& holds, Timeline& timeline, EventLoop& loop, Describe describe);
 
   /// Starts listening at the first call. Any thread.
   void listen();
   /// At exit, with the event loop stopped: a socket with a path leaves its directory.
   void stop_listening() noexcept { listener_ = UnixSocket(); }
-  /// Returns the answer to `want_info`. Set before listen().
-  std::function<std::string()> describe;
 
   /// A segment of ours has left the table: borrowers drop their mappings. Any thread.
   void announce_retired(std::uint32_t segment);
@@ -166,6 +167,7 @@ class Broker {
   Holds& holds_;
   Timeline& timeline_;
   EventLoop& loop_;
+  const Describe describe_;
   /// Guards the list of connections and `untold`. Each connection is changed by the watch thread only; other threads
   /// read socket, credentials, stage, attached, joined and leaving under this lock.
   mutable Mutex mutex_;

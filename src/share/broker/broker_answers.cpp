@@ -76,7 +76,7 @@ void Broker::answer_borrower(Connection& c, wire::Type type, Packet packet) {
 }
 
 void Broker::send_info(Connection& c) {
-  const std::string text = describe ? describe() : std::string();
+  const std::string text = describe_();
   reply(c, wire::pack(wire::Info{}, std::as_bytes(std::span(text))));
 }
 

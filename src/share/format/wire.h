@@ -122,8 +122,8 @@ struct WantSegments {
   static constexpr Type kType = Type::want_segments;
   std::uint32_t count;
 };
-/// Tail: for each segment a number of bytes, then so many bytes: the body and the tail of `segment`. 0 bytes: the
-/// borrower asks for that segment alone, and gets its descriptors, or the reason for the refusal.
+/// Tail: for each segment a number of bytes, then so many bytes: the body and the tail of `segment`. After 0 bytes
+/// the borrower asks for that segment alone, and gets its descriptors, or the reason for the refusal.
 struct Segments {
   static constexpr Type kType = Type::segments;
   std::uint32_t count;

@@ -36,9 +36,9 @@ AdoptionRound::~AdoptionRound() { this_round = outer_; }
 Tensor AdoptedAllocations::adopt(const TensorView& view, std::shared_ptr<const void> owner) {
   const std::size_t bytes = view.layout.extent_bytes();
   if (bytes == 0) throw Error(ErrorCode::invalid_argument, "an empty tensor has no memory to share");
-  const Place place = place_of(view, bytes);
+  const CountedSegment counted = count_block_of(view, bytes);
   auto* data = static_cast<std::byte*>(view.data);
-  const Extent extent{place.segment, static_cast<std::uint64_t>(data - place.base), bytes, data};
+  const Extent extent{counted.segment, static_cast<std::uint64_t>(data - counted.base), bytes, data};
   BlockRef block;
   try {
     block = ledger_.add(extent, *this);
@@ -50,7 +50,8 @@ Tensor AdoptedAllocations::adopt(const TensorView& view, std::shared_ptr<const v
   return {std::move(block), view.data, view.layout, view.device, view.access};
 }
 
-AdoptedAllocations::Place AdoptedAllocations::place_of(const TensorView& view, std::size_t bytes) {
+AdoptedAllocations::CountedSegment AdoptedAllocations::count_block_of(const TensorView& view,
+                                                                      std::size_t bytes) {
   if (const auto known = enter_known(view, bytes)) return *known;
   const ForeignMemory memory = backend(view.device.type).find_foreign(view.data, bytes);
   check_view(view, memory);
@@ -59,14 +60,14 @@ AdoptedAllocations::Place AdoptedAllocations::place_of(const TensorView& view, s
 
 /// Most tensors share their allocation with others, and the driver is slow to describe it. A round asks the driver
 /// about each allocation once, for any of its tensors. A row of several mappings is asked about each time.
-std::optional<AdoptedAllocations::Place> AdoptedAllocations::enter_known(const TensorView& view,
-                                                                         std::size_t bytes) {
+std::optional<AdoptedAllocations::CountedSegment> AdoptedAllocations::enter_known(const TensorView& view,
+                                                                                  std::size_t bytes) {
   const LockGuard lock(mutex_);
   AdoptedSegment* const known = find_known(view, bytes);
   if (!known) return {};
   known->round = this_round;
   ++known->blocks;
-  return Place{known->segment, known->memory.base};
+  return CountedSegment{known->segment, known->memory.base};
 }
 
 /// Several rows may begin at the same place: the longest is asked about first.
@@ -123,7 +124,7 @@ void AdoptedAllocations::free(const Extent& extent) noexcept {
     at->second.idle_since = std::chrono::steady_clock::now();
     at->second.ask_again = at->second.idle_since + kDecay;
   }
-  if (idle && on_idle) on_idle();
+  if (idle && idle_) idle_();
 }
 
 bool AdoptedAllocations::has_decayed(const AdoptedSegment& idle,

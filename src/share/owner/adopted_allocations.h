@@ -29,10 +29,9 @@ class AdoptedAllocations final : public ExtentOwner {
   static constexpr std::chrono::milliseconds kDecayWhileThere{3000};
   static constexpr std::chrono::milliseconds kAskAgain{250};
 
-  AdoptedAllocations(SegmentTable& segments, Ledger& ledger) : segments_(segments), ledger_(ledger) {}
-
-  /// Called (without locks) when a segment begins to lie idle. The caller must then call sweep().
-  std::function<void()> on_idle;
+  /// `idle` is called when a segment begins to lie idle. Its maker must then call sweep().
+  AdoptedAllocations(SegmentTable& segments, Ledger& ledger, Wakeup idle = {})
+      : segments_(segments), ledger_(ledger), idle_(std::move(idle)) {}
 
   /// `owner` is dropped once no process holds the block any more.
   Tensor adopt(const TensorView& view, std::shared_ptr<const void> owner);
@@ -56,12 +55,12 @@ class AdoptedAllocations final : public ExtentOwner {
   };
 
   /// Where a tensor's memory is: a segment that has one more block counted in it, and where that begins.
-  struct Place {
+  struct CountedSegment {
     std::uint32_t segment = 0;
     std::byte* base = nullptr;
   };
-  Place place_of(const TensorView& view, std::size_t bytes);
-  std::optional<Place> enter_known(const TensorView& view, std::size_t bytes);
+  CountedSegment count_block_of(const TensorView& view, std::size_t bytes);
+  std::optional<CountedSegment> enter_known(const TensorView& view, std::size_t bytes);
   AdoptedSegment* find_known(const TensorView& view, std::size_t bytes) REQUIRES(mutex_);
   std::uint32_t enter(const ForeignMemory& memory);
   std::vector<ForeignMemory> take_due(std::chrono::steady_clock::time_point now);
@@ -71,6 +70,7 @@ class AdoptedAllocations final : public ExtentOwner {
 
   SegmentTable& segments_;
   Ledger& ledger_;
+  const Wakeup idle_;
   mutable Mutex mutex_;
   std::map<Key, std::uint32_t> by_place_ GUARDED_BY(mutex_);
   std::map<std::uint32_t, AdoptedSegment> by_segment_ GUARDED_BY(mutex_);

@@ -18,7 +18,7 @@ struct ForkPage {
 };
 
 /// Announces a child in the page of the process that forks, makes its ForkPage and sends it to the owner. Empty if
-/// that fails, or the owner is gone, or some twenty such pages wait unread: the owner is stopped then, and
+/// that fails, or the owner is gone, or some twenty such pages wait unread. The owner is stopped in that case, and
 /// descriptors on their way count for the whole user. Never waits.
 std::optional<ForkPage> send_child_page(Claims mine, UnixSocket& owner) noexcept;
 

@@ -15,10 +15,11 @@
 
 namespace onecopy {
 
-Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments)
+Ledger::Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limbo)
     : owner_(owner),
       pid_(current_pid()),
       segments_(segments),
+      limbo_(std::move(limbo)),
       file_(create_memfd("onecopy-blocks", kTableBytes)),
       records_(Mapping::of(file_, kTableBytes, Access::read_write)),
       local_memory_(Mapping::anonymous(kMaxBlocks * sizeof(Local))),
@@ -200,7 +201,7 @@ void Ledger::last_references(std::span<const std::uint32_t> blocks) noexcept {
       else limbo = true;
     table_.drain(reusable);
   });
-  if (limbo && on_limbo) on_limbo();
+  if (limbo && limbo_) limbo_();
 }
 
 void Ledger::leave_inherited(std::uint32_t block) noexcept {
@@ -252,13 +253,13 @@ std::span<std::byte> Ledger::bytes_of(std::uint32_t block, Access) {
   return {local_[block].data, table_.record(block).size};
 }
 
-BlockPlace Ledger::export_block(std::uint32_t block, Access) {
-  const BlockSpot spot = export_spot(block);
+ExportedBlock Ledger::export_block(std::uint32_t block, Access) {
+  const MappedBlock spot = export_spot(block);
   const SegmentInfo segment = segments_.info(spot.info.segment);
   return {spot.info, segment.kind, segment.size, spot.data, segment.identity};
 }
 
-BlockSpot Ledger::export_spot(std::uint32_t block) noexcept {
+MappedBlock Ledger::export_spot(std::uint32_t block) noexcept {
   const Record& r = table_.record(block);
   return {{block, table_.export_block(block), r.segment, r.offset, r.size}, local_[block].data};
 }

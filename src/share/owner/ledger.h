@@ -2,11 +2,11 @@
 #pragma once
 
 #include <atomic>
-#include <functional>
 #include <unordered_map>
 #include <vector>
 
 #include "memory/pool.h"
+#include "os/event_loop.h"
 #include "os/fd.h"
 #include "os/mapping.h"
 #include "os/mutex.h"
@@ -30,10 +30,8 @@ class Ledger final : public SharedBlocks, public PageGuard {
  public:
   using PageRef = BlockTable<RealPlatform>::PageRef;
 
-  Ledger(const ProcessId& owner, const SegmentTable& segments);
-
-  /// Called (without locks) when a block enters limbo. The caller must look again later, see drain().
-  std::function<void()> on_limbo;
+  /// `limbo` is called when a block enters limbo. Its maker must look again later, see drain().
+  Ledger(const ProcessId& owner, const SegmentTable& segments, Wakeup limbo = {});
 
   /// Enters an extent with one reference; the extent goes back to `from` in the end. Throws out_of_memory if
   /// kMaxBlocks are in use; the extent is still the caller's then.
@@ -50,10 +48,10 @@ class Ledger final : public SharedBlocks, public PageGuard {
   void release(std::uint32_t block) noexcept override;
   void release_all(std::span<const std::uint32_t> blocks) noexcept override;
   const ProcessId& owner() const noexcept override { return owner_; }
-  BlockPlace export_block(std::uint32_t block, Access access) override;
+  ExportedBlock export_block(std::uint32_t block, Access access) override;
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override;
   /// export_block() for callers that know the segment already.
-  BlockSpot export_spot(std::uint32_t block) noexcept;
+  MappedBlock export_spot(std::uint32_t block) noexcept;
   ExportedMemory export_segment(std::uint32_t segment, Access access) const override;
   std::vector<Fd> export_rest(std::uint32_t segment, std::size_t first) const {
     return segments_.export_rest(segment, first);
@@ -151,6 +149,7 @@ class Ledger final : public SharedBlocks, public PageGuard {
   const int pid_;
   mutable std::atomic<std::uint64_t> start_time_{0};  ///< 0: not known yet
   const SegmentTable& segments_;
+  const Wakeup limbo_;
   mutable Fd file_ GUARDED_BY(mutex_);                         ///< of the table
   mutable bool file_is_read_only_ GUARDED_BY(mutex_) = false;  ///< by its descriptor
   Mapping records_;

@@ -14,7 +14,7 @@ Pool& Pools::of(SegmentKind kind, Device device) {
   auto at = pools_.find(key);
   if (at == pools_.end()) {
     auto made = std::make_unique<Pool>(backend(device.type), device.index, kind, owner_, segments_);
-    made->on_idle = on_idle;
+    made->on_idle = idle_;
     at = pools_.emplace(key, std::move(made)).first;
   }
   last_.store(&*at, std::memory_order_release);
@@ -48,8 +48,11 @@ std::uint64_t Pools::trim_all(std::optional<Device> device) {
 }
 
 void Pools::look_again() {
-  const LockGuard lock(trimming_);
-  for (Pool* pool : all()) pool->look_again();
+  {
+    const LockGuard lock(trimming_);
+    for (Pool* pool : all()) pool->look_again();
+  }
+  if (idle_) idle_();
 }
 
 void Pools::end(SegmentKind kind) {

@@ -4,7 +4,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -13,6 +12,7 @@
 #include <vector>
 
 #include "memory/pool.h"
+#include "os/event_loop.h"
 #include "os/mutex.h"
 
 namespace onecopy {
@@ -27,10 +27,9 @@ class Pools {
   /// Between looks for memory that has been idle for long.
   static constexpr std::chrono::milliseconds kPause{100};
 
-  Pools(const std::string& owner, SegmentTable& segments) : owner_(owner), segments_(segments) {}
-
-  /// See Pool::on_idle. Set before the first pool.
-  std::function<void()> on_idle;
+  /// `idle` is called when memory begins to wait for trim(), see Pool::on_idle.
+  Pools(const std::string& owner, SegmentTable& segments, Wakeup idle = {})
+      : owner_(owner), segments_(segments), idle_(std::move(idle)) {}
 
   Pool& of(SegmentKind kind, Device device);
   std::uint64_t live_bytes() const;
@@ -40,7 +39,7 @@ class Pools {
   Pool::TrimResult trim();
   /// All at once, of one device or of all; returns how many bytes.
   std::uint64_t trim_all(std::optional<Device> device = {});
-  /// See Pool::look_again().
+  /// See Pool::look_again(). Memory waits for trim() then.
   void look_again();
   /// Ends the pools of that kind. REQUIRES: no block is in use.
   void end(SegmentKind kind);
@@ -59,6 +58,7 @@ class Pools {
 
   const std::string& owner_;
   SegmentTable& segments_;
+  const Wakeup idle_;
   Mutex trimming_;  ///< held while memory is given back
   mutable Mutex mutex_;
   ByPlace pools_ GUARDED_BY(mutex_);

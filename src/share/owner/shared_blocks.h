@@ -17,7 +17,7 @@
 namespace onecopy {
 
 /// Everything a handle says about a block's memory.
-struct BlockPlace {
+struct ExportedBlock {
   BlockInfo info;
   SegmentKind kind = SegmentKind::memfd;
   std::uint64_t segment_size = 0;
@@ -25,8 +25,8 @@ struct BlockPlace {
   const DeviceIdentity* identity = nullptr;
 };
 
-/// The part of it that says where a block is, and costs no lock.
-struct BlockSpot {
+/// Where a block is mapped here: the part of an ExportedBlock that costs no lock.
+struct MappedBlock {
   BlockInfo info;
   std::byte* data = nullptr;
 };
@@ -44,7 +44,7 @@ class SharedBlocks : public BlockGroup {
   virtual std::vector<Stream> order() const { return {}; }
   /// Makes the block nameable in handles and says where it is. If there are several mappings, `access` picks one.
   /// REQUIRES: the caller holds it.
-  virtual BlockPlace export_block(std::uint32_t block, Access access) = 0;
+  virtual ExportedBlock export_block(std::uint32_t block, Access access) = 0;
   /// All bytes of the block, in this process. REQUIRES: the caller holds it.
   virtual std::span<std::byte> bytes_of(std::uint32_t block, Access access) = 0;
   /// Exports a segment of this owner, and the owner's block table, for another process.
@@ -99,7 +99,7 @@ SharedBlocks& shared_blocks(const Tensor& tensor, const char* verb);
 
 /// Where the tensor's block begins for the tensor's own device: at `spot`, or where it was opened for another. That may
 /// be right behind it, so only a tensor without bytes begins at the block's end.
-inline std::byte* begin_for(SharedBlocks& group, const Tensor& tensor, const BlockSpot& spot) {
+inline std::byte* begin_for(SharedBlocks& group, const Tensor& tensor, const MappedBlock& spot) {
   const auto offset = static_cast<std::uint64_t>(tensor.as<std::byte>() - spot.data);
   if (offset < spot.info.size || (offset == spot.info.size && tensor.nbytes() == 0)) return spot.data;
   return group.allow(spot.info.number, tensor.access(), tensor.device().index);

@@ -35,7 +35,7 @@ class StreamReleases::Lease final : public SharedBlocks {
     all.push_back(stream_);
     return all;
   }
-  BlockPlace export_block(std::uint32_t block, Access access) override {
+  ExportedBlock export_block(std::uint32_t block, Access access) override {
     return group().export_block(block, access);
   }
   std::span<std::byte> bytes_of(std::uint32_t block, Access access) override {

@@ -34,8 +34,8 @@ class StreamReleases {
 
   /// Wraps the block: dropping the result is ordered in the stream. REQUIRES: the stream lives as long.
   BlockRef order(BlockRef block, Device device, Stream stream);
-  /// Marks the ends of drops that are not marked yet: in default streams, for which there is no hurry, while a stream
-  /// was captured, and by threads that may not wait. May wait for room in a stream.
+  /// Marks the ends of drops that are not marked yet: those in default streams, those while a stream was captured, and
+  /// those by threads that may not wait. May wait for room in a stream.
   void mark_left() noexcept;
   /// Ends leases that have become due. Returns true while one is waiting. Waits for nothing.
   bool sweep() noexcept;

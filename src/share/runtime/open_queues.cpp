@@ -99,7 +99,7 @@ Retention OpenQueues::why_not_retained(const Error& error, const ProcessId& crea
 
 void OpenQueues::ask_to_retain(const BlockRef& block, const ProcessId& creator, std::uint64_t queue) {
   SharedBlocks& group = as_shared(*block.group());
-  const BlockPlace place = group.export_block(block.number(), Access::read_write);
+  const ExportedBlock place = group.export_block(block.number(), Access::read_write);
   const std::uint32_t segment = place.info.segment;
   if (creator == self_ && group.owner() == self_) return broker_.spread(segment, queue);
   const SegmentKey key{public_name(group.owner()), segment};

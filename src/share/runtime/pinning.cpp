@@ -76,7 +76,8 @@ std::uint64_t parse_limit(std::string_view text) {
 
 }  // namespace
 
-Pinning::Pinning(EventLoop& loop) : looks_(loop, [this] { return look(); }) {
+Pinning::Pinning(EventLoop& loop, StreamOrder& streams, Pools& pools)
+    : streams_(streams), pools_(pools), looks_(loop, [this] { return look(); }) {
   PinnedRanges::on_segment_end = [this] {
     has_segment_ended_ = true;
     looks_.request();
@@ -155,7 +156,7 @@ void Pinning::pin(const Tensor& tensor, std::optional<Device> card, Use use) {
     if (!card) card = card_to_pin_for();
     make(std::move(piece), block, *card, use);
   }
-  if (on_pinned) on_pinned(*card);
+  streams_.note_use(*card);
 }
 
 /// Also takes back a piece that was to be unpinned, and is not yet.
@@ -294,7 +295,7 @@ std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
     piece.group->end_pin(piece.segment);
     bytes += piece.bytes;
   }
-  if (!pieces.empty() && on_unpinned) on_unpinned();
+  if (!pieces.empty()) pools_.look_again();
   return bytes;
 }
 

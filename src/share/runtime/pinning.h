@@ -17,7 +17,9 @@
 #include "os/event_loop.h"
 #include "os/mutex.h"
 #include "os/worker.h"
+#include "share/owner/pools.h"
 #include "share/owner/shared_blocks.h"
+#include "share/runtime/stream_order.h"
 
 namespace onecopy {
 
@@ -33,12 +35,9 @@ namespace onecopy {
 /// waits for.
 class Pinning {
  public:
-  explicit Pinning(EventLoop& loop);
-
-  /// Called (without locks) when pages of our own may go back to the system again.
-  std::function<void()> on_unpinned;
-  /// Called (without locks) when pages have been pinned for a card: copies from it may fill them from now on.
-  std::function<void(Device card)> on_pinned;
+  /// `streams` hears of each card that pages are pinned for, since copies from it may fill them; `pools`, that pages of
+  /// our own may go back to the system again.
+  Pinning(EventLoop& loop, StreamOrder& streams, Pools& pools);
 
   /// Pins all pages that the tensor's block lies in. Quick if they are pinned already. Throws unsupported with the
   /// missing feature; invalid_argument for memory of other libraries; out_of_memory with the numbers and the limit.
@@ -102,6 +101,8 @@ class Pinning {
   Timer::Pause look() noexcept;
   void sweep() noexcept;
 
+  StreamOrder& streams_;
+  Pools& pools_;
   Mutex making_;  ///< before mutex_; held while a piece is pinned or unpinned
   mutable Mutex mutex_;
   Pieces pieces_ GUARDED_BY(mutex_);

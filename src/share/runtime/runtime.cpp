@@ -31,6 +31,10 @@ Timer::Pause rounded_up(std::optional<std::chrono::steady_clock::duration> pause
   return std::chrono::ceil<std::chrono::milliseconds>(*pause);
 }
 
+Wakeup wakes(Timer& timer) {
+  return [&timer] { timer.request(); };
+}
+
 }  // namespace
 
 Session& Session::make_current() {
@@ -81,13 +85,14 @@ Runtime::Runtime(const ProcessId& id)
     : Session(id, streams_, queues_, groups_, loop_),
       name_(public_name(id)),
       adopted_(segments_),
-      pools_(name_, segments_),
-      ledger_(id, segments_),
-      allocations_(segments_, ledger_),
+      pools_(name_, segments_, wakes(trimming_)),
+      ledger_(id, segments_, wakes(limbo_)),
+      allocations_(segments_, ledger_, wakes(adopted_idle_)),
       streams_(id, importer_, loop_),
-      pinning_(loop_),
-      importer_(id, ledger_, loop_, retention_, holds_),
-      broker_(id, ledger_, importer_, retention_, holds_, streams_.timeline(), loop_),
+      pinning_(loop_, streams_, pools_),
+      importer_(id, ledger_, loop_, retention_, holds_, wakes(cleaning_)),
+      broker_(id, ledger_, importer_, retention_, holds_, streams_.timeline(), loop_,
+              [this] { return to_json(describe()); }),
       queues_(id, importer_, retention_, broker_, loop_) {
   own_ = &ledger_;
   segments_.on_retire = [this](std::uint32_t number) {
@@ -101,19 +106,8 @@ Runtime::Runtime(const ProcessId& id)
     }
   };
   segments_.guard = &ledger_;
-  pinning_.on_pinned = [this](Device card) { streams_.note_use(card); };
-  retention_.segments.watch(loop_);
-  retention_.segments.on_due = [this] { sweeping_.request(); };
-  pinning_.on_unpinned = [this] {
-    pools_.look_again();
-    trimming_.request();
-  };
-  pools_.on_idle = [this] { trimming_.request(); };
-  ledger_.on_limbo = [this] { limbo_.request(); };
-  allocations_.on_idle = [this] { adopted_idle_.request(); };
-  on_file_left = [this] { files_.request(); };
-  importer_.on_thread = [this] { cleaning_.request(); };
-  broker_.describe = [this] { return to_json(describe()); };
+  retention_.segments.watch(loop_, wakes(sweeping_));
+  on_file_left = wakes(files_);
 }
 
 /// Once: removes names that killed processes have left. If a process begins by opening, its watch thread does this.

@@ -56,15 +56,15 @@ Handle Session::share(const Tensor& tensor, std::uint32_t flags) {
   return {runtime().name_in_handle(tensor, flags), tensor.block()};
 }
 
-BlockSpot Session::locate(SharedBlocks& group, const Tensor& tensor) {
+MappedBlock Session::locate(SharedBlocks& group, const Tensor& tensor) {
   const std::uint32_t block = tensor.block().number();
   if (&group == own_) return runtime().ledger_.export_spot(block);
-  const BlockPlace place = group.export_block(block, tensor.access());
+  const ExportedBlock place = group.export_block(block, tensor.access());
   return {place.info, begin_for(group, tensor, {place.info, place.data})};
 }
 
 SegmentRef Session::name_segment(SharedBlocks& group, const Tensor& tensor) const {
-  const BlockPlace place = group.export_block(tensor.block().number(), tensor.access());
+  const ExportedBlock place = group.export_block(tensor.block().number(), tensor.access());
   return {group.owner(), id_, place.identity->uuid, place.kind, place.info.segment, place.segment_size};
 }
 
@@ -141,7 +141,7 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
   if (at->group == own_) {
     block = try_retain(name);
     if (!block) return {};
-    const BlockSpot spot = runtime().ledger_.export_spot(name.block);
+    const MappedBlock spot = runtime().ledger_.export_spot(name.block);
     if (spot.info.segment == at->segment && reach <= spot.info.size) data = spot.data;
   } else {
     Peer& peer = static_cast<Peer&>(*at->group);
@@ -166,7 +166,7 @@ void Session::list_arena(ArenaReports::Describe describe) {
 HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) {
   SharedBlocks& shared = shared_blocks(tensor, "share");
   broker_.listen();
-  const BlockPlace place = shared.export_block(tensor.block().number(), tensor.access());
+  const ExportedBlock place = shared.export_block(tensor.block().number(), tensor.access());
   const std::byte* const begin = begin_for(shared, tensor, {place.info, place.data});
   HandleFields fields;
   fields.boot = this_boot();
@@ -266,7 +266,7 @@ std::string Runtime::exposes(const Tensor& tensor) const {
   constexpr std::uint64_t kRounding = 511;  // allocators may add so much to a request
   if (!is_shareable(tensor)) return {};     // share() says so
   SharedBlocks& group = shared_blocks(tensor, "share");
-  const BlockPlace place = group.export_block(tensor.block().number(), tensor.access());
+  const ExportedBlock place = group.export_block(tensor.block().number(), tensor.access());
   const bool ours = group.owner() == id() && !allocations_.contains(place.info.segment);
   // The size of such blocks is the size that was requested.
   const bool exact = ours || tensor.device() == kCpu;

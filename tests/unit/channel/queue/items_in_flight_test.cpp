@@ -29,7 +29,7 @@ class Blocks final : public SharedBlocks {
   void end_transit(std::uint32_t) noexcept override { --in_transit_; }
   const ProcessId& owner() const noexcept override { return owner_; }
   ProcessOrigin origin() const noexcept override { return {}; }
-  BlockPlace export_block(std::uint32_t, Access) override { return {}; }
+  ExportedBlock export_block(std::uint32_t, Access) override { return {}; }
   std::span<std::byte> bytes_of(std::uint32_t, Access) override { return {}; }
   ExportedMemory export_segment(std::uint32_t, Access) const override { return {}; }
   Fd export_table() const override { return {}; }

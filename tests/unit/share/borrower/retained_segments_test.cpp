@@ -76,8 +76,7 @@ TEST_F(RetainedSegmentsTest, AreRetainedForQueuesThatAreOpenHereOnly) {
 TEST_F(RetainedSegmentsTest, OfAnOwnerThatEndsAreLookedAt) {
   std::atomic<int> asked{0};
   EventLoop loop;
-  segments_.watch(loop);
-  segments_.on_due = [&] { ++asked; };
+  segments_.watch(loop, [&] { ++asked; });
   retention_.queues.add(kQueue, queue_.hooks());
   gone([&](const ProcessOrigin& owner) {
     EXPECT_TRUE(add(key_, owner));

@@ -26,7 +26,8 @@ class PoolsTest : public ::testing::Test {
 
   const std::string owner = random_name();
   SegmentTable segments;
-  Pools pools{owner, segments};
+  int idle = 0;  ///< times that memory began to lie idle
+  Pools pools{owner, segments, [this] { ++idle; }};
 };
 
 TEST_F(PoolsTest, AreOneForEachKindAndKept) {
@@ -48,8 +49,6 @@ TEST_F(PoolsTest, CountWhatIsInUseInAllOfThem) {
 }
 
 TEST_F(PoolsTest, SayWhenMemoryBeginsToLieIdleAndGiveItBack) {
-  int idle = 0;
-  pools.on_idle = [&] { ++idle; };
   const Extent extent = anonymous().allocate(8 << 20);
   EXPECT_EQ(idle, 0);
   anonymous().free(extent);
