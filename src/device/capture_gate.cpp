@@ -11,7 +11,7 @@ namespace {
 
 /// Never destroyed. A forked child makes its own, without locks that another thread of the parent held.
 std::atomic<CaptureGate*> of_this_process{nullptr};
-const ForkHook gate_at_fork{ForkRank::devices, {.in_child = [] { of_this_process.store(nullptr); }}};
+const ForkHook kGateAtFork{ForkRank::devices, {.in_child = [] { of_this_process.store(nullptr); }}};
 
 }  // namespace
 

@@ -27,10 +27,10 @@ void check_pages(std::uintptr_t at, std::size_t bytes) {
 
 }  // namespace
 
-const ForkHook PinnedRanges::fork_hook_{ForkRank::devices, {.in_child = [] {
-                                          of_this_process.store(nullptr);
-                                          any_.store(false);
-                                        }}};
+const ForkHook PinnedRanges::kForkHook{ForkRank::devices, {.in_child = [] {
+                                         of_this_process.store(nullptr);
+                                         any_.store(false);
+                                       }}};
 
 PinnedRanges& PinnedRanges::get() {
   PinnedRanges* found = of_this_process.load();

@@ -78,7 +78,7 @@ class PinnedRanges {
   void remove(Address at) noexcept;
   Ranges::const_iterator find(Address at) const noexcept;
 
-  static const ForkHook fork_hook_;
+  static const ForkHook kForkHook;
   inline static std::atomic<bool> any_{false};
 
   std::mutex changes_;  ///< before mutex_; held for the driver's calls

@@ -24,7 +24,7 @@ constinit std::array<const ForkHook*, kRanks>
 
 }  // namespace
 
-const int ForkHook::error_ = pthread_atfork(&prepare, &finish_in_parent, &finish_in_child);
+const int ForkHook::kError = pthread_atfork(&prepare, &finish_in_parent, &finish_in_child);
 
 ForkHook::ForkHook(ForkRank rank, const ForkSteps& steps) noexcept : steps_(steps) {
   auto& first = registered[static_cast<std::size_t>(rank)];
@@ -34,7 +34,7 @@ ForkHook::ForkHook(ForkRank rank, const ForkSteps& steps) noexcept : steps_(step
 }
 
 void ForkHook::check_registered() {
-  if (error_ != 0) throw_errno("pthread_atfork", error_);
+  if (kError != 0) throw_errno("pthread_atfork", kError);
 }
 
 void ForkHook::prepare() noexcept {

@@ -44,7 +44,7 @@ class ForkHook {
   static void finish_in_parent() noexcept NO_THREAD_SAFETY_ANALYSIS;
   static void finish_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
-  static const int error_;  ///< of pthread_atfork()
+  static const int kError;  ///< of pthread_atfork()
 
   const ForkSteps steps_;
   const ForkHook* next_ = nullptr;  ///< of its rank

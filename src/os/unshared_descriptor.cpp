@@ -40,7 +40,7 @@ void leave_to_parent() NO_THREAD_SAFETY_ANALYSIS {
   unlock_numbers();
 }
 
-const ForkHook numbers_at_fork{ForkRank::leaves, {&lock_numbers, &unlock_numbers, &leave_to_parent}};
+const ForkHook kNumbersAtFork{ForkRank::leaves, {&lock_numbers, &unlock_numbers, &leave_to_parent}};
 
 }  // namespace
 

@@ -113,7 +113,7 @@ class Exports {
       GUARDED_BY(mutex_);  ///< by where the block begins
 };
 
-const ForkHook exports_at_fork{ForkRank::leaves, {&Exports::lock, &Exports::unlock, &Exports::unlock}};
+const ForkHook kExportsAtFork{ForkRank::leaves, {&Exports::lock, &Exports::unlock, &Exports::unlock}};
 
 void Export::retain(std::uint32_t) noexcept { Exports::instance().retain(*this); }
 void Export::release(std::uint32_t) noexcept { Exports::instance().release(*this); }

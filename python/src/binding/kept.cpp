@@ -61,7 +61,7 @@ class DropQueue {
   bool is_over_ GUARDED_BY(mutex_) = false;   ///< it is about to go
 };
 
-const ForkHook drops_at_fork{ForkRank::leaves, {&DropQueue::lock, &DropQueue::unlock, &DropQueue::unlock}};
+const ForkHook kDropsAtFork{ForkRank::leaves, {&DropQueue::lock, &DropQueue::unlock, &DropQueue::unlock}};
 
 }  // namespace
 

@@ -118,9 +118,9 @@ void log_line(const std::string& level, const std::string& text) {
 }
 
 /// In a child there is no thread, and another thread's lock may be held for ever.
-const ForkHook lines_at_fork{ForkRank::leaves, {.in_child = [] {
-                               if (g_lines.load()) g_lines.store(new Lines);
-                             }}};
+const ForkHook kLinesAtFork{ForkRank::leaves, {.in_child = [] {
+                              if (g_lines.load()) g_lines.store(new Lines);
+                            }}};
 
 void start() {
   g_lines.store(new Lines);

@@ -97,13 +97,13 @@ class StorageMove {
     static Entries* entries = new Entries;
     return entries;
   }
-  static const ForkHook fork_hook_;
+  static const ForkHook kForkHook;
 
   Entries& entries_;
   Entries::iterator at_;
 };
 
-const ForkHook StorageMove::fork_hook_{ForkRank::leaves, {.in_child = [] { all() = new Entries; }}};
+const ForkHook StorageMove::kForkHook{ForkRank::leaves, {.in_child = [] { all() = new Entries; }}};
 
 /// A new storage on a whole block. REQUIRES: u8[size].
 nb::object new_storage(const Api& torch, const Tensor& bytes) {

@@ -96,9 +96,9 @@ std::optional<Device> device_of(nb::handle object) {
 }
 
 /// torch refuses to use a device in a child whose parent has.
-const ForkHook Api::fork_hook_{ForkRank::leaves, {.in_child = [] {
-                                 if (const Api* api = the_only_) api->used_ = 0;
-                               }}};
+const ForkHook Api::kForkHook{ForkRank::leaves, {.in_child = [] {
+                                if (const Api* api = the_only_) api->used_ = 0;
+                              }}};
 
 const Api* Api::get() {
   if (the_only_) return the_only_;

@@ -188,7 +188,7 @@ class Api {
 
   const ExchangeTable* table_;
   inline static const Api* the_only_ = nullptr;  ///< once torch is imported; of threads with the GIL
-  static const ForkHook fork_hook_;
+  static const ForkHook kForkHook;
   mutable std::atomic<std::uint32_t> used_{0};  ///< a bit for each DeviceType; not kept over a fork
   std::array<nb::object, static_cast<std::size_t>(kLastDType) + 1>
       dtypes_;                                ///< by DType; none: unknown to torch

@@ -27,7 +27,7 @@ Storages& Storages::instance() {
   return *storages;
 }
 
-const ForkHook Storages::fork_hook_{ForkRank::storages, {&lock, &unlock, &unlock}};
+const ForkHook Storages::kForkHook{ForkRank::storages, {&lock, &unlock, &unlock}};
 
 nb::object Storages::lend(const Api& api, const Tensor& tensor) {
   drop_due(api);

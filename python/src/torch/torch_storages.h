@@ -100,7 +100,7 @@ class Storages {
   static void lock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.lock(); }
   static void unlock() NO_THREAD_SAFETY_ANALYSIS { instance().mutex_.unlock(); }
 
-  static const ForkHook fork_hook_;
+  static const ForkHook kForkHook;
 
   mutable Mutex mutex_;
   std::unordered_map<const std::byte*, Loan*> lent_ GUARDED_BY(mutex_);

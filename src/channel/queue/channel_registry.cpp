@@ -9,7 +9,7 @@
 namespace onecopy {
 
 /// A child must not inherit a channel in the middle of a change.
-const ForkHook ChannelRegistry::fork_hook_{
+const ForkHook ChannelRegistry::kForkHook{
     ForkRank::queues,
     {[] { instance().before_fork(); }, [] { instance().after_fork(); },
      [] { instance().after_fork_in_child(); }}};

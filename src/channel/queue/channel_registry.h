@@ -48,7 +48,7 @@ class ChannelRegistry {
   void after_fork() noexcept NO_THREAD_SAFETY_ANALYSIS;
   void after_fork_in_child() noexcept NO_THREAD_SAFETY_ANALYSIS;
 
-  static const ForkHook fork_hook_;
+  static const ForkHook kForkHook;
   inline static ChannelRegistry* instance_ = nullptr;
 
   Mutex mutex_;

@@ -75,7 +75,7 @@ std::vector<std::string> library_names() {
   return {"libascendcl.so", "libacl_rt.so"};
 }
 
-const ForkHook driver_at_fork{ForkRank::devices, {.in_child = &Driver::note_fork}};
+const ForkHook kDriverAtFork{ForkRank::devices, {.in_child = &Driver::note_fork}};
 
 }  // namespace
 

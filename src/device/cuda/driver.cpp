@@ -61,7 +61,7 @@ const char* advice(CUresult result) noexcept {
   }
 }
 
-const ForkHook driver_at_fork{ForkRank::devices, {.in_child = &Driver::note_fork}};
+const ForkHook kDriverAtFork{ForkRank::devices, {.in_child = &Driver::note_fork}};
 
 }  // namespace
 

@@ -37,7 +37,7 @@ void or_log(F&& f) noexcept {
 
 }  // namespace
 
-const ForkHook Runtime::fork_hook_{ForkRank::runtime, {&prepare_fork, &finish_in_parent, &finish_in_child}};
+const ForkHook Runtime::kForkHook{ForkRank::runtime, {&prepare_fork, &finish_in_parent, &finish_in_child}};
 
 /// making_ stays locked until the fork is over, so that no thread forks while another makes the first Runtime.
 void Runtime::prepare_fork() {

@@ -295,7 +295,8 @@ std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
     piece.group->end_pin(piece.segment);
     bytes += piece.bytes;
   }
-  if (!pieces.empty()) pools_.look_again();
+  pieces.clear();
+  if (bytes != 0) pools_.look_again();
   return bytes;
 }
 

@@ -136,7 +136,7 @@ class Runtime final : public Session {
   static void at_exit() noexcept;
 
   // fork.cpp
-  static const ForkHook fork_hook_;
+  static const ForkHook kForkHook;
   // Before and after, in functions of the system's: no analysis follows locks from one to the other.
   static void prepare_fork() NO_THREAD_SAFETY_ANALYSIS;
   static void finish_in_parent() NO_THREAD_SAFETY_ANALYSIS;
