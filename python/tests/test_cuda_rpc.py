@@ -102,8 +102,9 @@ def memory_after(calls, nbytes):
     tensor = torch.ones(nbytes // 4, device="cuda:0")
     for i in range(calls):
         call(echo, tensor)
+        if i % 10 == 0:
+            torch.cuda.synchronize()  # a call is over once the cards have done its copies
         if i == 20:
-            torch.cuda.synchronize()
             before = torch.cuda.memory_reserved()
     torch.cuda.synchronize()
     return (torch.cuda.memory_reserved() - before) / nbytes

@@ -50,7 +50,7 @@ class _Collector:
                     gc.enable()
 
 
-_collector = _Collector()
+collector = _Collector()
 
 
 @contextlib.contextmanager
@@ -59,7 +59,7 @@ def recording(graph: torch.cuda.CUDAGraph, pool: CapturePool, arena: Arena) -> I
     stream = arena.stream
     here = torch.cuda.current_stream(arena.device)
     stream.wait_stream(here)
-    with _collector.paused(), pool.open(), torch.cuda.stream(stream):
+    with collector.paused(), pool.open(), torch.cuda.stream(stream):
         begin_capture(graph, pool, "thread_local")
         try:
             yield

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -40,7 +39,7 @@ def graph(
         InvalidArgument: the arena is parked, or on another device, or another capture is under way.
         The block's exceptions: nothing is left of the capture then.
     """
-    from ._captures import begin_capture, drop_later, end_capture
+    from ._captures import begin_capture, collector, drop_later, end_capture
 
     arena.bind(torch.device("cuda", torch.cuda.current_device()))
     if torch.cuda.is_current_stream_capturing():
@@ -48,11 +47,10 @@ def graph(
     with arena.lock:
         arena.require_resumed()
         arena.collect()
-        gc.collect()
         torch.cuda.synchronize()
         pool = arena.open_pool()
         try:
-            with pool.open(), torch.cuda.stream(stream or arena.stream):
+            with collector.paused(), pool.open(), torch.cuda.stream(stream or arena.stream):
                 begin_capture(cuda_graph, pool, capture_error_mode)
                 try:
                     yield
