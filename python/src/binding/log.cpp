@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#define PY_SSIZE_T_CLEAN
 #include "os/log.h"
 
 #include <nanobind/stl/string.h>
@@ -77,10 +76,9 @@ void hand_over(const std::vector<Line>& lines) {
   try {
     const nb::object emit = call_python([] { return nb::module_::import_("onecopy._log").attr("emit"); });
     for (const Line& line : lines) {
+      const nb::str text(line.text.data(), line.text.size());
       const nb::object done = call_python([&] {
-        return nb::steal(PyObject_CallFunction(emit.ptr(), "is#", level_of_python(line.level),
-                                               line.text.data(),
-                                               static_cast<Py_ssize_t>(line.text.size())));
+        return nb::steal(PyObject_CallFunction(emit.ptr(), "iO", level_of_python(line.level), text.ptr()));
       });
       if (!done.is_valid()) throw nb::python_error();
     }
