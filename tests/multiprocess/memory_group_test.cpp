@@ -8,9 +8,11 @@
 #include <string>
 #include <vector>
 
+#include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
 #include "support/child.h"
+#include "support/cuda_streams.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 
@@ -67,6 +69,25 @@ TEST(MemoryGroup, IsNotExceededByAllocatorsThatFillItAtTheSameTime) {
   EXPECT_EQ(first.join(), 0);
   EXPECT_EQ(second.join(), 0);
   EXPECT_EQ(third.join(), 0);
+}
+
+/// Pinned memory cannot be swapped out, so the rest of the group needs the other half.
+TEST(MemoryGroup, HasHalfOfItPinnedAtMost) {
+  if (cuda_devices() < 1) GTEST_SKIP() << "no CUDA device on this machine";
+  const MemoryGroup group(std::uint64_t{400} << 20);
+  if (!group) GTEST_SKIP() << "needs root and a control group with a memory controller";
+  Child child([&] {
+    group.join();
+    ::unsetenv("ONECOPY_PIN_LIMIT");
+    const AllocateOptions pinned{.pinned = true};
+    std::vector<Tensor> tensors;
+    for (int i = 0; i < 4; ++i) tensors.push_back(empty(Layout(DType::u8, {48 << 20}), pinned));
+    expect_refusal(ErrorCode::out_of_memory, {"209715200", "ONECOPY_PIN_LIMIT"},
+                   [&] { empty(Layout(DType::u8, {48 << 20}), pinned); });
+    tensors.front().as<char>()[0] = 1;  // those before stay as they are
+    EXPECT_TRUE(is_pinned(tensors.front()));
+  });
+  EXPECT_EQ(child.join(), 0);
 }
 
 }  // namespace
