@@ -50,4 +50,11 @@ inline int looks_in_a_while() {
   return looks;
 }
 
+/// Whether there comes a while in which it looks seldom: processes of other tests list all owners, and wake them.
+inline bool comes_to_look_seldom() {
+  for (int i = 0; i < 10; ++i)
+    if (looks_in_a_while() < 45) return true;
+  return false;
+}
+
 }  // namespace onecopy::testing
