@@ -426,10 +426,7 @@ nb::object open(const Tensor& tensor, std::uint32_t flags) {
   nb::object opened = plain(torch, tensor);
   if ((flags & kConj) != 0) opened = opened.attr("conj")();
   if ((flags & kNeg) != 0) opened = torch.neg_view(opened);
-  const bool requires_grad = (flags & kRequiresGrad) != 0;
-  if ((flags & kParameter) != 0) return torch.as_parameter(opened, requires_grad);
-  if (requires_grad) opened.attr("requires_grad_")();
-  return opened;
+  return torch.as_leaf(std::move(opened), (flags & kParameter) != 0, (flags & kRequiresGrad) != 0);
 }
 
 std::pair<Tensor, std::size_t> share_block_of(PyObject* storage) {

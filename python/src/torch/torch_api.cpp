@@ -413,6 +413,12 @@ nb::object Api::as_parameter(nb::handle tensor, bool requires_grad) const {
   return make_subclass_(parameter, tensor, requires_grad);
 }
 
+nb::object Api::as_leaf(nb::object tensor, bool is_parameter, bool requires_grad) const {
+  if (is_parameter) return as_parameter(tensor, requires_grad);
+  if (requires_grad) tensor.attr("requires_grad_")();
+  return tensor;
+}
+
 std::byte* Api::data(nb::handle storage) const {
   try {
     return reinterpret_cast<std::byte*>(number(call(data_ptr_, storage)));

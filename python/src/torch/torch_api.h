@@ -88,6 +88,8 @@ class Api {
   /// make() for layouts that come again and again: a tensor like the one before takes torch half of the time.
   nb::object make_again(const Layout& layout) const;
   nb::object as_parameter(nb::handle tensor, bool requires_grad) const;
+  /// A fresh tensor as a parameter, or one that requires a gradient, or itself.
+  nb::object as_leaf(nb::object tensor, bool is_parameter, bool requires_grad) const;
 
   nb::object size(nb::handle tensor) const { return call(size_, tensor); }
   nb::object stride(nb::handle tensor) const { return call(stride_, tensor); }

@@ -81,13 +81,6 @@ class Neighbours {
 
 bool is_simple(std::uint32_t flags) { return (flags & ~(kTorch | kRequiresGrad | kParameter)) == 0; }
 
-nb::object with_flags(const Api& torch, nb::object tensor, std::uint32_t flags) {
-  const bool requires_grad = (flags & kRequiresGrad) != 0;
-  if ((flags & kParameter) != 0) return torch.as_parameter(tensor, requires_grad);
-  if (requires_grad) tensor.attr("requires_grad_")();
-  return tensor;
-}
-
 }  // namespace
 
 std::vector<nb::object> open_all(std::span<const Tensor> tensors, std::span<const std::uint32_t> flags) {
@@ -105,7 +98,8 @@ std::vector<nb::object> open_all(std::span<const Tensor> tensors, std::span<cons
     }
     const nb::list made = handles.to_python();
     for (std::size_t at = 0; at < quick.size(); ++at)
-      opened[quick[at]] = with_flags(*torch, made[at], flags[quick[at]]);
+      opened[quick[at]] = torch->as_leaf(made[at], (flags[quick[at]] & kParameter) != 0,
+                                         (flags[quick[at]] & kRequiresGrad) != 0);
   }
   for (std::size_t i = 0; i < tensors.size(); ++i)
     if (!opened[i].is_valid()) opened[i] = open(tensors[i], flags[i]);
