@@ -18,7 +18,7 @@ from .. import _core
 from ._arena import Arena
 from ._captures import drop, first_line, new_graph
 from ._layout import extent_of, laid
-from ._pool import CapturePool, Memory
+from ._pool import CapturePool
 
 _COLOURS = (0x11, 0x2E)
 _DEEPER = 208  # bytes for each step of colour
@@ -109,8 +109,20 @@ def _stand_in(argument: Any, at: int | None) -> Any:
         return argument
     if at is None:
         at = argument.data_ptr()
-    bytes_ = torch.as_tensor(Memory(at, extent_of(argument)), device=argument.device)
+    bytes_ = torch.as_tensor(_Memory(at, extent_of(argument)), device=argument.device)
     return laid(bytes_.untyped_storage(), argument.dtype, argument.shape, argument.stride(), 0)
+
+
+class _Memory:
+    """Bytes at an address for torch.as_tensor(), which nothing keeps."""
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "data": (address, False),
+            "version": 3,
+        }
 
 
 class _Paint(TorchDispatchMode):

@@ -145,15 +145,3 @@ def _look_at(pool: tuple[int, int]) -> Any:
         return torch.cuda.memory_snapshot(pool, include_traces=False)
     except TypeError:  # torch 2.8
         return torch.cuda.memory_snapshot(pool)
-
-
-class Memory:
-    """Bytes at an address for torch.as_tensor(), which nothing keeps."""
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__cuda_array_interface__ = {
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "data": (address, False),
-            "version": 3,
-        }
