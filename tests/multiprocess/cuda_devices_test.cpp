@@ -44,6 +44,7 @@ class CudaOtherCard : public ::testing::Test {
     if (testing::cuda_devices() < 2) GTEST_SKIP() << "needs two CUDA devices";
   }
   Shared<Note> note;
+  Shared<Gate> gate;
 };
 
 /// Reads and writes it by work of the second card, a kernel and copies.
@@ -75,6 +76,77 @@ TEST_F(CudaOtherCard, UsesTheMemoryWhereItIs) {
     EXPECT_EQ(share(tensor).fields().device, handle.fields().device) << "it still is the first card's";
     EXPECT_EQ(stats().foreign_segments, 1u);
     EXPECT_EQ(open(handle).data(), tensor.data()) << "the same mapping for both";
+    note->step = 2;
+  });
+  EXPECT_EQ(borrower.join(), 0);
+  EXPECT_EQ(owner.join(), 0);
+}
+
+/// Asking makes none.
+bool has_context(const CudaCalls& cu, int ordinal) {
+  unsigned flags = 0;
+  int active = 0;
+  EXPECT_EQ(cu.cuDevicePrimaryCtxGetState(ordinal, &flags, &active), testing::CUDA_SUCCESS);
+  return active != 0;
+}
+
+/// So rpc sends: a card writes into memory of the receiver's card, in the order of its own stream.
+TEST_F(CudaOtherCard, IsWrittenFromHereAndFoundByItsGetterOnItsOwn) {
+  Child putter([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto stream = cu.stream();
+    Queue queue = Queue::create();
+    note->write(queue.handle().to_text());
+    const Tensor mine = device_bytes(kCount);
+    close_with(cu, stream, *gate);
+    fill(cu, mine, 3, stream);
+    const Tensor theirs = use_on(empty(mine.layout(), kCuda1), kCuda0);
+    copy_into(mine.view(), theirs.view(), Stream{stream});
+    queue.put(theirs, Stream{stream});
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY) << "putting has not waited";
+    EXPECT_FALSE(has_context(cu, 1)) << "memory alone needs none";
+    note->reach(2);
+  });
+  Child getter([&] {
+    const CudaCalls cu;
+    cu.use(1);
+    const auto stream = cu.stream();
+    Queue queue = Queue::connect(Handle::from_text(note->read()));
+    const Tensor mine = device_bytes(kCount, kCuda1);
+    {
+      const Tensor tensor = queue.get_tensor(Stream{stream});
+      EXPECT_EQ(tensor.device(), kCuda1);
+      copy_into(tensor.view(), mine.view(), Stream{stream});
+    }
+    EXPECT_EQ(cu.cuStreamQuery(stream), testing::CUDA_ERROR_NOT_READY) << "getting has not waited";
+    gate->open = true;
+    EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
+    EXPECT_EQ(element<unsigned char>(mine, kCount - 1), 3);
+    EXPECT_FALSE(has_context(cu, 0));
+    note->step = 2;
+  });
+  EXPECT_EQ(getter.join(), 0);
+  EXPECT_EQ(putter.join(), 0);
+}
+
+/// 0.15 s, and half a GiB of the other card, for each process.
+TEST_F(CudaOtherCard, IsOpenedWithoutAContextThere) {
+  Child owner([&] {
+    const CudaCalls cu;
+    cu.use(1);
+    const Tensor tensor = device_bytes(kCount, kCuda1);
+    fill(cu, tensor, 3, nullptr);
+    cu.cuCtxSynchronize();
+    note->write(share(tensor).to_text());
+    note->reach(2);
+  });
+  Child borrower([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const Tensor tensor = open(Handle::from_text(note->read()), {.device = kCuda0});
+    EXPECT_EQ(testing::read_by_kernel(cu, 0, tensor.as<std::byte>() + kCount - 1), 3);
+    EXPECT_FALSE(has_context(cu, 1));
     note->step = 2;
   });
   EXPECT_EQ(borrower.join(), 0);
@@ -268,7 +340,6 @@ TEST_F(CudaExact, ABundleIsWrittenBeforeItIsReadAndNoHostWaits) {
 }
 
 TEST_F(CudaOtherCard, ABundleOfTwoCardsIsInOrderOnBoth) {
-  Shared<Gate> gate;
   testing::in_child([&] {
     const CudaCalls cu;
     cu.use(1);

@@ -131,11 +131,7 @@ class Agent(PlainCalls):
         _group.check_size(self._store, self.info, self._world_size)
         self._make_node()
         _group.announce(self._store, self.info.name, self.info.id, self.node.address(), self.device_maps)
-        members = {}
-        for rank in range(self._world_size):
-            name, pid, address, maps = _group.find(self._store, rank, self.timeout or 60)
-            members[rank] = _group.Member(_group.WorkerInfo(name, rank), pid, address, maps)
-        self.begin(members)
+        self.begin({rank: _group.find(self._store, rank, self.timeout or 60) for rank in range(self._world_size)})
 
     @property
     def is_static_group(self):
@@ -164,7 +160,8 @@ class Agent(PlainCalls):
         self.node.join(member.address)
         member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
-        self.node.set_devices(rank, _devices.numbers(self._map_to(member)), _devices.numbers(self._map_back(member)))
+        self.node.set_devices(rank, _devices.numbers(self._map_to(member)), _devices.numbers(self._map_back(member)),
+                              not member.is_far and member.cards == _group.visible_cards())
 
     def enter_program(self, address):
         """A program in C++ that can be called from now on."""

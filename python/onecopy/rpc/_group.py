@@ -42,10 +42,10 @@ class WorkerInfo:
 
 class Member:
     """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which.
-    `is_far`: it is on another host, or reached as if it were."""
+    `is_far`: it is on another host, or reached as if it were. `cards`: visible_cards() there."""
 
-    def __init__(self, info, pid, address, device_maps):
-        self.info, self.pid, self.address, self.device_maps = info, pid, address, device_maps
+    def __init__(self, info, pid, address, device_maps, cards=None):
+        self.info, self.pid, self.address, self.device_maps, self.cards = info, pid, address, device_maps, cards
         self.has_ended, self.why_ended = False, ""
         self.is_far = False
 
@@ -78,7 +78,13 @@ def announce(store, name, rank, address, device_maps):
     taken = store.compare_set(f"name/{name}", "", str(rank)).decode()
     if taken != str(rank):
         _give_up(store, f"RPC worker name {name} is not unique. Workers {taken} and {rank} have it: give each its own")
-    store.set(f"member/{rank}", json.dumps([name, os.getpid(), address.hex(), plain_maps(device_maps)]))
+    store.set(f"member/{rank}", json.dumps([name, os.getpid(), address.hex(), plain_maps(device_maps), visible_cards()]))
+
+
+def visible_cards():
+    """How this process will number the cards of its host: equal in processes that number them alike. CUDA is not started."""
+    devices = sorted(name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name))
+    return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"), *devices]
 
 
 def plain_maps(device_maps):
@@ -86,7 +92,7 @@ def plain_maps(device_maps):
 
 
 def find(store, rank, seconds):
-    """Waits for the member of that rank. Throws RuntimeError when it does not come."""
+    """The Member of that rank, waited for. Throws RuntimeError when it does not come."""
     key, end = f"member/{rank}", time.monotonic() + seconds
     check_given_up(store)
     while not store.check([key]):
@@ -95,8 +101,8 @@ def find(store, rank, seconds):
             raise RuntimeError(f"the worker of rank {rank} has not joined the group within {seconds:g} s: has it started, "
                                "with this world size and init method?")
         _wait_for_key(store, key)
-    name, pid, address, maps = json.loads(store.get(key))
-    return name, pid, bytes.fromhex(address), maps
+    name, pid, address, maps, cards = json.loads(store.get(key))
+    return Member(WorkerInfo(name, rank), pid, bytes.fromhex(address), maps, cards)
 
 
 def _wait_for_key(store, key):

@@ -63,8 +63,10 @@ class RpcNode {
   void connect(std::uint32_t number, nb::handle deadline);
   void count_route(std::uint32_t to, const std::string& route);
   void set_number_of(const std::string& name, nb::handle number);
+  /// (number of a card here, number there)
+  using Cards = std::vector<std::pair<int, int>>;
   /// Where tensors of plain calls go in that member, and where those of answers to it go.
-  void set_devices(std::uint32_t of, DeviceMap of_calls, DeviceMap of_answers);
+  void set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers, bool numbers_agree);
 
   // Calls that are not plain, or in a context of autograd.
   /// How a value is written: general ones as queues carry them, plain ones with copies of their tensors, which go to the

@@ -359,21 +359,37 @@ bool has_lazy_bits(const Api& torch, PyObject* tensor, DType dtype) {
 std::optional<Copyable> copyable(PyObject* object) {
   const Api& torch = api();
   auto placed = torch.placed(object);
-  if (!placed || placed->device != kCpu || !placed->layout.is_contiguous()) return std::nullopt;
+  if (!placed || !placed->layout.is_contiguous()) return std::nullopt;
   if (has_lazy_bits(torch, object, placed->layout.dtype())) return std::nullopt;
-  return Copyable{std::move(placed->layout), placed->data};
+  return Copyable{std::move(placed->layout), placed->device, placed->data};
 }
 
-std::optional<Tensor> copy_on_card(PyObject* object) {
-  const Api& torch = api();
-  const auto placed = torch.placed(object);
-  if (!placed || placed->device == kCpu || !placed->layout.is_contiguous() || placed->layout.numel() == 0)
-    return std::nullopt;
-  if (has_lazy_bits(torch, object, placed->layout.dtype())) return std::nullopt;
+namespace {
+
+/// Copies that others are done with go at the next timer else.
+void take_back_copies() {
+  if (Session* const session = Session::existing()) without_gil([&] { session->take_back(); });
+  drop_unneeded();
+}
+
+Tensor written_to(Device home, const Copyable& from) {
+  const Stream stream = current_stream(from.device);
+  return without_gil([&] {
+    Tensor made = record_stream(use_on(empty(from.layout, home), from.device), stream);
+    copy_bytes({made.data(), from.device, from.data, from.device, made.nbytes()}, stream);
+    return made;
+  });
+}
+
+}  // namespace
+
+std::optional<Tensor> copy_on_card(PyObject* object, const Copyable& from, Device home) {
   constexpr std::size_t kLarge = std::size_t{1} << 20;
-  if (placed->layout.nbytes() >= kLarge) {  // copies that others are done with go at the next timer else
-    if (Session* const session = Session::existing()) without_gil([&] { session->take_back(); });
-    drop_unneeded();
+  if (from.layout.nbytes() >= kLarge) take_back_copies();
+  try {
+    return written_to(home, from);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::out_of_memory) throw;
   }
   const nb::object copy = nb::handle(object).attr("detach")().attr("clone")();
   auto shared = share(copy.ptr());

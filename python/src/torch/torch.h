@@ -55,16 +55,18 @@ nb::object open(const Tensor& tensor, std::uint32_t flags);
 /// open() of each, in a third of the time where neighbours lie in one block. REQUIRES: flags for each, of share().
 std::vector<nb::object> open_all(std::span<const Tensor> tensors, std::span<const std::uint32_t> flags);
 
-/// A tensor whose elements lie one behind the other in the host's memory.
+/// A tensor whose elements lie one behind the other.
 struct Copyable {
   Layout layout;
+  Device device;
   const std::byte* data;
 };
 /// Empty for other tensors, and for tensors with more content than their elements: conjugated lazily, for example.
 std::optional<Copyable> copyable(PyObject* tensor);
-/// A copy of a tensor on its own card, in the order of the current stream. Empty as copyable() is, and without
-/// elements.
-std::optional<Tensor> copy_on_card(PyObject* tensor);
+/// A copy of a card's tensor in memory of the card `home`, made by the tensor's own card in the order of its current
+/// stream. Where `home` is out of reach or full, in the tensor's own memory. Empty for tensors that cannot be shared.
+/// REQUIRES: `from` is copyable(tensor), on a card, with elements.
+std::optional<Tensor> copy_on_card(PyObject* tensor, const Copyable& from, Device home);
 /// A new torch tensor with memory of torch's own. REQUIRES: as many bytes as the layout has.
 nb::object copy_of(const Layout& layout, ByteSpan elements);
 

@@ -20,7 +20,7 @@ constexpr int kHost = -1;
 
 /// kHost also for a card that is not in the map.
 int target_of(const DeviceMap& devices, int here) {
-  for (const auto& [from, to] : devices)
+  for (const auto& [from, to] : devices.cards)
     if (from == here) return to;
   return kHost;
 }
@@ -53,7 +53,7 @@ class Encoder {
   bool write_tensor(PyObject* value);
   bool write_array(PyObject* value);
   bool write_copy(PyObject* value);
-  bool write_card_copy(PyObject* value);
+  bool write_card_copy(PyObject* value, const torch::Copyable& from);
   bool write_inline(const torch::Copyable& from);
   bool write_text(PyObject* object, const char* text, std::size_t size, Tag small, Tag large);
 
@@ -222,7 +222,8 @@ bool Encoder::write_copy(PyObject* value) {
   constexpr std::size_t kMostInline = 4096;
   if (!torch::is_tensor(value)) return false;
   const auto from = torch::copyable(value);
-  if (!from) return !devices_.empty() && write_card_copy(value);
+  if (!from) return false;
+  if (from->device != kCpu) return write_card_copy(value, *from);
   if (target_of(devices_, kHost) != kHost) return false;
   if (is_again(value)) return true;
   if (from->layout.nbytes() <= kMostInline) return write_inline(*from);
@@ -233,13 +234,15 @@ bool Encoder::write_copy(PyObject* value) {
   return write_number(kTensor, static_cast<std::uint8_t>(torch::kTorch));
 }
 
-/// On its own card, in the order of the current stream.
-bool Encoder::write_card_copy(PyObject* value) {
-  auto copy = torch::copy_on_card(value);
-  if (!copy) return false;
-  const int target = target_of(devices_, copy->device().index);
-  if (target < 0 || target > UINT8_MAX) return false;
+/// On the card that it is for, if that one's number here is known: then its receiver has nothing to copy.
+bool Encoder::write_card_copy(PyObject* value, const torch::Copyable& from) {
+  const int target = target_of(devices_, from.device.index);
+  if (target < 0 || target > UINT8_MAX || from.layout.numel() == 0) return false;
   if (is_again(value)) return true;
+  Device home = from.device;
+  if (devices_.numbers_agree) home.index = static_cast<std::int16_t>(target);
+  auto copy = torch::copy_on_card(value, from, home);
+  if (!copy) return false;
   message_.tensors.push_back(*std::move(copy));
   write_number(kCardTensor, static_cast<std::uint8_t>(torch::kTorch));
   write_byte(static_cast<std::size_t>(target));

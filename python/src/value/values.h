@@ -20,8 +20,11 @@ enum class Tensors : std::uint8_t {
   are_copied,  ///< dense and row-major torch tensors: small ones of the CPU as bytes, others once into shared memory
 };
 
-/// Where tensors of a card go: (number of the card here, number there). The CPU is -1.
-using DeviceMap = std::vector<std::pair<int, int>>;
+/// Where tensors of a card go.
+struct DeviceMap {
+  std::vector<std::pair<int, int>> cards{};  ///< (number of the card here, number there); the CPU is -1
+  bool numbers_agree = false;                ///< whether both processes number the cards of the host alike
+};
 
 /// Appends the value to message.data and message.tensors; torch tensors are moved into shared memory. Takes None,
 /// bool, int, float, complex, str, bytes, tuple, list, dict, torch and onecopy tensors, of exactly these types and

@@ -47,16 +47,15 @@ class CudaBackend final : public Backend {
   std::unique_ptr<DeviceMemory> create(int ordinal, std::size_t bytes, SegmentKind kind,
                                        const std::string& owner, std::uint32_t number) override;
   std::unique_ptr<DeviceMemory> open(int home, ExportedMemory memory, Access access, int user) override;
-  std::unique_ptr<Reservation> reserve(int user, std::size_t bytes) override {
-    return std::make_unique<cuda::CudaReservation>(user, bytes);
+  std::unique_ptr<Reservation> reserve(int, std::size_t bytes) override {
+    return std::make_unique<cuda::CudaReservation>(bytes);
   }
   std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) override {
     check_exports(ordinal);
     return cuda::create_chunk(ordinal, bytes);
   }
-  std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory,
-                                                            int user) override {
-    return cuda::import_chunks(home, std::move(memory), user);
+  std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory, int) override {
+    return cuda::import_chunks(home, std::move(memory));
   }
   ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks,
                                Access access) const override {

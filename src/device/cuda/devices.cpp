@@ -87,6 +87,13 @@ CUcontext Devices::context(int ordinal) {
   return entry.context;
 }
 
+bool is_in_use(int ordinal) {
+  unsigned flags = 0;
+  int active = 0;
+  const CUresult result = Driver::get().cuDevicePrimaryCtxGetState(Devices::get().at(ordinal).device, &flags, &active);
+  return result == CUDA_SUCCESS && active != 0;
+}
+
 UseContext::UseContext(int ordinal) : driver_(Driver::get()) {
   const CUcontext wanted = Devices::get().context(ordinal);
   CUcontext current = nullptr;

@@ -45,6 +45,9 @@ class Devices {
   std::size_t granularity_ = 0;
 };
 
+/// Does this process use the device? Asking takes no context.
+bool is_in_use(int ordinal);
+
 /// Makes a device's primary context current for a scope. Enough for work in streams. Thread safety: belongs to the
 /// thread that made it.
 class UseContext {

@@ -55,7 +55,7 @@ bool try_set_access(CUdeviceptr base, std::size_t bytes, int ordinal, Access acc
 
 void allow_mapping(CUdeviceptr base, std::size_t bytes, int ordinal, int owner) {
   check_path(ordinal, owner);
-  const UseDevice use(ordinal);
+  const RelaxedCapture relaxed(Driver::get());
   set_access(base, bytes, ordinal, Access::read_write);
 }
 

@@ -4,6 +4,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 
+#include <string>
+
 #include "exported_chunks.h"
 #include "onecopy/core/error.h"
 #include "os/mutex.h"
@@ -109,14 +111,22 @@ class ImportedChunk final : public CudaChunk {
   const std::size_t index_;
 };
 
-[[noreturn]] void throw_out_of_memory(const Driver& driver, int ordinal, std::size_t bytes,
-                                      CUresult result) {
+/// Only a context can be asked, and it takes memory itself.
+std::string free_bytes(const Driver& driver, int ordinal) {
+  if (!is_in_use(ordinal)) return "too few";
+  const UseDevice use(ordinal);
   std::size_t free = 0;
   std::size_t total = 0;
-  driver.cuMemGetInfo(&free, &total);
+  driver.cuMemGetInfo.must(&free, &total);
+  return std::to_string(free);
+}
+
+[[noreturn]] void throw_out_of_memory(const Driver& driver, int ordinal, std::size_t bytes,
+                                      CUresult result) {
   throw Error(ErrorCode::out_of_memory,
               fmt::format("cannot reserve {} bytes ({} MiB) on cuda:{}: {} of its {} bytes are free ({})",
-                          bytes, bytes >> 20, ordinal, free, total, driver.describe(result)),
+                          bytes, bytes >> 20, ordinal, free_bytes(driver, ordinal),
+                          Devices::get().at(ordinal).info.total_bytes, driver.describe(result)),
               result, ErrorDomain::cuda);
 }
 
@@ -146,7 +156,7 @@ std::vector<Fd> rest_of(ExportedMemory& memory, std::size_t first) {
 
 std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
   const Driver& driver = Driver::get();
-  const UseDevice use(ordinal);
+  const RelaxedCapture relaxed(driver);
   const CUmemAllocationProp prop = exportable_on(Devices::get().at(ordinal));
   CUmemGenericAllocationHandle handle = 0;
   const CUresult result = driver.cuMemCreate(&handle, bytes, &prop, 0);
@@ -157,9 +167,9 @@ std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes) {
   return chunk;
 }
 
-std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory, int user) {
+std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory) {
   const Driver& driver = Driver::get();
-  const UseDevice use(user);
+  const RelaxedCapture relaxed(driver);
   const std::vector<std::uint64_t> sizes = decode_chunks(memory).sizes;
   std::vector<AllocationHandle> handles;
   std::size_t first = 0;  // of the descriptors that are here

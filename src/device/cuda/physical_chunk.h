@@ -50,7 +50,7 @@ class CudaChunk : public PhysicalChunk {
 };
 
 std::unique_ptr<PhysicalChunk> create_chunk(int ordinal, std::size_t bytes);
-std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory, int user);
+std::vector<std::unique_ptr<PhysicalChunk>> import_chunks(int home, ExportedMemory memory);
 ExportedMemory export_chunks(std::span<const std::unique_ptr<PhysicalChunk>> chunks, Access access);
 
 /// A descriptor of memory of the driver's.

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "devices.h"
 #include "mappings.h"
 #include "onecopy/core/error.h"
 #include "peers.h"
@@ -10,9 +11,9 @@
 
 namespace onecopy::cuda {
 
-CudaReservation::CudaReservation(int user, std::size_t bytes) : user_(user), bytes_(bytes) {
+CudaReservation::CudaReservation(std::size_t bytes) : bytes_(bytes) {
   const Driver& driver = Driver::get();
-  const UseDevice use(user);
+  const RelaxedCapture relaxed(driver);
   const CUresult result = driver.cuMemAddressReserve(&base_, bytes, 0, 0, 0);
   if (result != CUDA_SUCCESS)
     throw Error(ErrorCode::out_of_mappings,
@@ -36,9 +37,10 @@ void CudaReservation::map(std::size_t at, const PhysicalChunk& chunk, std::size_
                 fmt::format("CUDA maps memory as a whole: bytes {} to {} of {} were asked for", from,
                             from + bytes, chunk.size()));
   const auto& memory = static_cast<const CudaChunk&>(chunk);
-  const UseDevice use(user_);
+  const Driver& driver = Driver::get();
+  const RelaxedCapture relaxed(driver);
   const auto added = mapped_.try_emplace(at, MappedPart{bytes, memory.ordinal()}).first;
-  const CUresult result = Driver::get().cuMemMap(base_ + at, bytes, 0, memory.handle(), 0);
+  const CUresult result = driver.cuMemMap(base_ + at, bytes, 0, memory.handle(), 0);
   if (result == CUDA_SUCCESS) return Mappings::get().add(base_ + at, bytes, memory.ordinal());
   mapped_.erase(added);
   throw_result(result, "cuMemMap");
@@ -58,15 +60,10 @@ void CudaReservation::unmap(std::size_t at, std::size_t bytes) noexcept {
   }
 }
 
-/// A device that only has the memory needs no context of its own for that.
 void CudaReservation::allow(int ordinal, std::size_t at, std::size_t bytes, Access access) {
-  bool has_memory = false;
   const auto end = mapped_.lower_bound(at + bytes);
-  for (auto next = mapped_.lower_bound(at); next != end; ++next) {
-    check_path(ordinal, next->second.owner);
-    has_memory = has_memory || next->second.owner == ordinal;
-  }
-  const UseDevice use(has_memory ? user_ : ordinal);
+  for (auto next = mapped_.lower_bound(at); next != end; ++next) check_path(ordinal, next->second.owner);
+  const RelaxedCapture relaxed(Driver::get());
   Mappings::get().allow(base_ + at, bytes, ordinal, access);
 }
 

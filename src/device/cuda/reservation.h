@@ -8,12 +8,11 @@
 
 namespace onecopy::cuda {
 
-/// Addresses of cuMemAddressReserve.
+/// Addresses of cuMemAddressReserve. The driver needs no context for them, nor for memory: none is made.
 /// Thread safety and invariants: see Reservation.
 class CudaReservation final : public Reservation {
  public:
-  /// For the device `user`, in whose context all calls are made but those for other devices.
-  CudaReservation(int user, std::size_t bytes);
+  explicit CudaReservation(std::size_t bytes);
   CudaReservation(const CudaReservation&) = delete;
   CudaReservation& operator=(const CudaReservation&) = delete;
   ~CudaReservation() override;
@@ -30,7 +29,6 @@ class CudaReservation final : public Reservation {
     int owner;  ///< the device with the memory
   };
 
-  const int user_;
   const std::size_t bytes_;
   CUdeviceptr base_ = 0;
   std::map<std::size_t, MappedPart> mapped_;  ///< by offset

@@ -12,19 +12,10 @@ namespace onecopy::cuda {
 
 namespace {
 
-/// Does this process use the device? Asking takes no context.
-bool is_in_use(const Driver& driver, int ordinal) {
-  unsigned flags = 0;
-  int active = 0;
-  const CUresult result =
-      driver.cuDevicePrimaryCtxGetState(Devices::get().at(ordinal).device, &flags, &active);
-  return result == CUDA_SUCCESS && active != 0;
-}
-
-std::vector<int> devices_in_use(const Driver& driver) {
+std::vector<int> devices_in_use() {
   std::vector<int> found;
   for (int i = 0; i < static_cast<int>(Devices::get().size()); ++i)
-    if (is_in_use(driver, i)) found.push_back(i);
+    if (is_in_use(i)) found.push_back(i);
   return found;
 }
 
@@ -83,7 +74,7 @@ class Events final : public WorkPoint {
 int device_in_use() noexcept {
   try {
     const Driver* const driver = Driver::try_get();
-    const std::vector<int> found = driver ? devices_in_use(*driver) : std::vector<int>();
+    const std::vector<int> found = driver ? devices_in_use() : std::vector<int>();
     return found.empty() ? -1 : found.front();
   } catch (const std::exception&) {
     return -1;
@@ -96,7 +87,7 @@ std::unique_ptr<WorkPoint> mark_work() {
     throw Error(ErrorCode::unsupported,
                 "the CUDA driver does not have cuCtxRecordEvent, which came with 12.5");
   std::vector<ContextEvent> events;
-  for (const int ordinal : devices_in_use(driver)) events.emplace_back(driver, ordinal);
+  for (const int ordinal : devices_in_use()) events.emplace_back(driver, ordinal);
   if (events.empty()) return nullptr;
   return std::make_unique<Events>(std::move(events));
 }
@@ -104,7 +95,7 @@ std::unique_ptr<WorkPoint> mark_work() {
 bool finish_work() noexcept {
   try {
     const Driver& driver = Driver::get();
-    for (const int ordinal : devices_in_use(driver)) {
+    for (const int ordinal : devices_in_use()) {
       const UseDevice use(ordinal);
       driver.cuCtxSynchronize.must();
     }
