@@ -192,6 +192,10 @@ class Backend {
   /// stays as it is until the copy is done. The stream belongs to the device that is written to or, if that is the
   /// CPU, read from.
   virtual void copy(const Transfer& transfer, Stream stream) = 0;
+  /// copy() between two places of one device, at best without its processors: if another process uses these too, the
+  /// copy would wait until the device changes to this process. May write kAsideRoom bytes. REQUIRES: they are there.
+  virtual void copy_aside(const Transfer& transfer, Stream stream) { copy(transfer, stream); }
+  static constexpr std::size_t kAsideRoom = 2048;
   /// Waits for all work in the stream.
   virtual void synchronize(int ordinal, Stream stream) = 0;
 

@@ -372,11 +372,20 @@ void take_back_copies() {
   drop_unneeded();
 }
 
+Tensor with_room(const Layout& layout, Device home) {
+  const std::size_t bytes = std::max(layout.nbytes(), Backend::kAsideRoom);
+  const Tensor made = empty(Layout(DType::u8, {static_cast<std::int64_t>(bytes)}), home);
+  return {made.block(), made.data(), layout, home, made.access()};
+}
+
+/// A card that two processes share is to do the copy without changing between them.
 Tensor written_to(Device home, const Copyable& from) {
   const Stream stream = current_stream(from.device);
   return without_gil([&] {
-    Tensor made = record_stream(use_on(empty(from.layout, home), from.device), stream);
-    copy_bytes({made.data(), from.device, from.data, from.device, made.nbytes()}, stream);
+    Tensor made = record_stream(use_on(with_room(from.layout, home), from.device), stream);
+    const Transfer transfer{made.data(), from.device, from.data, from.device, made.nbytes()};
+    if (home == from.device) backend(home.type).copy_aside(transfer, stream);
+    else copy_bytes(transfer, stream);
     return made;
   });
 }
@@ -385,9 +394,13 @@ Tensor written_to(Device home, const Copyable& from) {
 
 std::optional<Tensor> copy_on_card(PyObject* object, const Copyable& from, Device home) {
   constexpr std::size_t kLarge = std::size_t{1} << 20;
-  if (from.layout.nbytes() >= kLarge) take_back_copies();
+  constexpr std::size_t kScarce = std::size_t{256} << 20;
+  const std::size_t bytes = from.layout.nbytes();
+  if (bytes >= kScarce) take_back_copies();
   try {
-    return written_to(home, from);
+    Tensor made = written_to(home, from);
+    if (bytes >= kLarge && bytes < kScarce) take_back_copies();  // while the card copies
+    return made;
   } catch (const Error& error) {
     if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::out_of_memory) throw;
   }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "device/vmm_segment.h"
+#include "detours.h"
 #include "devices.h"
 #include "exported_chunks.h"
 #include "factory.h"
@@ -63,6 +64,9 @@ class CudaBackend final : public Backend {
   }
   ExportedMemory duplicate(const ExportedMemory& memory, Access access) const override;
   void copy(const Transfer& transfer, Stream stream) override { cuda::enqueue(transfer, stream); }
+  void copy_aside(const Transfer& transfer, Stream stream) override {
+    if (!cuda::Detours::get().copy(transfer, stream)) cuda::enqueue(transfer, stream);
+  }
   void synchronize(int ordinal, Stream stream) override { cuda::synchronize(ordinal, stream); }
   void pin_host(int ordinal, void* at, std::size_t bytes, Access access) override {
     cuda::pin_host(ordinal, at, bytes, access);

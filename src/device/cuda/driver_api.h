@@ -226,6 +226,7 @@ inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
   X(cuStreamSynchronize, cuStreamSynchronize, 2000, (CUstream))                                           \
   X(cuStreamWaitEvent, cuStreamWaitEvent, 3020, (CUstream, CUevent, unsigned))                            \
   X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, (CUstream, int*))                                    \
+  X(cuStreamGetId, cuStreamGetId, 12000, (CUstream, unsigned long long*))                                 \
   X(cuThreadExchangeStreamCaptureMode, cuThreadExchangeStreamCaptureMode, 10010, (int*))                  \
   X(cuStreamWriteValue64, cuStreamWriteValue64_v2, 11070,                                                 \
     (CUstream, CUdeviceptr, std::uint64_t, unsigned))                                                     \

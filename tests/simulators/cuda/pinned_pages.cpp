@@ -2,6 +2,7 @@
 #include "pinned_pages.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -20,7 +21,10 @@ bool open_pipe(int (&ends)[2]) {
 
 }  // namespace
 
+/// As a driver pins them: pages that were never written would be the system's page of zeros, which a write replaces.
+/// Memory that is mapped for reading only refuses this, and has its pages.
 bool PinnedPages::take_all(void* at) {
+  ::madvise(at, bytes_, MADV_POPULATE_WRITE);
   if (!open_pipe(held_) || !open_pipe(passed_)) return false;
   const iovec pages{at, bytes_};
   return ::vmsplice(held_[1], &pages, 1, SPLICE_F_NONBLOCK) == static_cast<ssize_t>(bytes_);

@@ -368,6 +368,14 @@ SIM_CALL cuStreamEndCapture(CUstream handle, CUgraph* graph) {
   return CUDA_SUCCESS;
 }
 
+SIM_CALL cuStreamGetId(CUstream handle, unsigned long long* id) {
+  SIM_ENTER(cuStreamGetId);
+  const Stream* stream = Stream::find(handle);
+  if (!stream || !id) return CUDA_ERROR_INVALID_HANDLE;
+  *id = stream->id;
+  return CUDA_SUCCESS;
+}
+
 SIM_CALL cuStreamIsCapturing(CUstream handle, int* status) {
   SIM_ENTER(cuStreamIsCapturing);
   const Stream* stream = Stream::find(handle);

@@ -73,10 +73,12 @@ struct Stream {
 
   Context* context = nullptr;
   unsigned flags = 0;
+  const unsigned long long id = ++last_id;
   std::unique_ptr<Capture> capture;
   WindowOrder::Line line;  ///< its operations in the order that programs have asked for
 
  private:
+  inline static std::atomic<unsigned long long> last_id{0};
   void run();
   Operation after_others(Operation operation, Clock& before);
 
