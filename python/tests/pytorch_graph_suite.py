@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs PyTorch's own tests of captured graphs with ours in the place of torch's. Wants a card.
 
-usage: ONECOPY_PYTORCH_GRAPHS=.../pytorch/test pytorch_graph_suite.py [unittest arguments]
+usage: ONECOPY_PYTORCH_GRAPHS=.../pytorch/test pytorch_graph_suite.py
 
 The folder has test_cuda.py and inductor/test_cudagraph_trees.py, which are in PyTorch's source tree and not in its
 wheels. In the first one each torch.cuda.CUDAGraph captures into an arena: graphs of one pool share one. In the second
-one torch.compile(mode="reduce-overhead") is our backend. Tests that look into torch's own bookkeeping are left out, and
-named with the reason.
+one torch.compile() is our backend wherever it would capture, and torch.cuda.CUDAGraph is torch's: our backend captures
+with it. Tests that look into torch's own bookkeeping are left out, and named with the reason; so are, at the end, tests
+that ran and captured nothing. A file of which no test captured anything has failed.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 import inspect
 import os
 import re
 import sys
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest import mock
 
 VARIABLE = "ONECOPY_PYTORCH_GRAPHS"
 
@@ -33,14 +38,26 @@ DIFFERS = {
     "test_memory_stats_of_multiple_generators_and_graphs": STATISTICS,
     "test_graph_error": "it runs torch in another process, where nothing is ours",
     "test_accelerator_graph_simple": "torch.accelerator.Graph is no torch.cuda.CUDAGraph",
+    "test_error_on_dealloc_use": "it expects an error at an output of an earlier call, and ours stay right",
+    "test_unstable_ptr": "it expects an error when a parameter has other memory, and ours notice it and go on",
 }
-"""Of test_cuda.py, by reading."""
+"""By reading, and after a run with torch 2.11."""
 
 INTERNALS = re.compile(
     r"get_manager|get_roots|curr_node|get_root_children|num_checkpoints|cudagraphify_impl|capture_stderr|FileCheck"
     r"|all_live_block|cudagraph_segments|get_all_cudagraph|counters\[|tree_manager|cdata\("
 )
 """Words of tests that look into torch's manager of graphs, or for its messages."""
+
+GRAPHS = re.compile(r"CUDAGraph\(|cuda\.graph\(|make_graphed_callables")
+COMPILES = re.compile(r"torch\.compile\b|get_compile_fn|_dynamo\.optimize")
+
+RENAMED = {"torch.testing._internal.inductor_utils": [("HAS_CUDA", "HAS_CUDA_AND_TRITON")]}
+"""Names that tests import from torch, and that have another one in other versions."""
+
+
+class Unusable(Exception):
+    """Why a file's tests cannot run here."""
 
 
 def find(name: str) -> Path | None:
@@ -51,13 +68,32 @@ def find(name: str) -> Path | None:
 
 
 def load(file: Path) -> ModuleType:
-    """The file's module, without torch's division of tests among machines."""
+    """The file's module, without torch's division of tests among machines. Raises Unusable."""
+    import torch
+
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None and spec.loader is not None
     suite = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(suite)
+    try:
+        give_both_names(file.read_text())
+        spec.loader.exec_module(suite)
+    except ModuleNotFoundError as error:
+        raise Unusable(f"{file.name} wants the package {error.name}, which is not installed") from error
+    except ImportError as error:
+        raise Unusable(f"{file.name} is not of torch {torch.__version__}: {error}") from error
     vars(suite).pop("load_tests", None)
     return suite
+
+
+def give_both_names(text: str) -> None:
+    """Modules of torch that a file of this ``text`` imports from have the names of other versions, too."""
+    for name in RENAMED:
+        if name in text:
+            module = importlib.import_module(name)
+            for pair in RENAMED[name]:
+                for missing, there in (pair, pair[::-1]):
+                    if hasattr(module, there) and not hasattr(module, missing):
+                        setattr(module, missing, getattr(module, there))
 
 
 def tests_of(suite: ModuleType) -> list[tuple[type, str]]:
@@ -66,18 +102,44 @@ def tests_of(suite: ModuleType) -> list[tuple[type, str]]:
     return [(case, name) for case in cases for name in unittest.defaultTestLoader.getTestCaseNames(case)]
 
 
+def source_of(case: type, name: str) -> str:
+    """Of the test, and of the methods in its file that it calls."""
+    own = {n for one in case.__mro__ if one.__module__ == case.__module__ for n in vars(one)}
+    texts: dict[str, str] = {}
+    waiting = [name]
+    while waiting:
+        method = waiting.pop()
+        texts[method] = inspect.getsource(inspect.unwrap(getattr(case, method)))
+        waiting += {n for n in re.findall(r"self\.(\w+)\(", texts[method]) if n in own and n not in texts}
+    return "\n".join(texts.values())
+
+
 def reason_against(case: type, name: str, whole: bool) -> str:
     """Why it is not run: empty if it is. Of a file that is about graphs as a ``whole`` all tests are candidates."""
-    source = inspect.getsource(inspect.unwrap(getattr(case, name)))
-    if not whole and not re.search(r"CUDAGraph\(|cuda\.graph\(|make_graphed_callables", source):
+    source = source_of(case, name)
+    if not whole and not GRAPHS.search(source):
         return "it has no graph"
     if name in DIFFERS:
         return DIFFERS[name]
-    looked_at = sorted(set(INTERNALS.findall(source))) if whole else []
-    return f"it looks into torch's manager: {', '.join(looked_at)}" if looked_at else ""
+    return _reason_by_words(source) if whole else ""
+
+
+def _reason_by_words(source: str) -> str:
+    looked_at = sorted(set(INTERNALS.findall(source)))
+    if looked_at:
+        return f"it looks into torch's manager: {', '.join(looked_at)}"
+    if "compile_fx_inner(" in source:
+        return "it calls torch's compiler below the backend, where nothing is ours"
+    return "" if COMPILES.search(source) else "it compiles nothing"
 
 
 # --- ours in the place of torch's -------------------------------------------------------------------
+
+
+class Tally:
+    """Graphs that ours have captured since the test began."""
+
+    captures = 0
 
 
 def graph_class() -> type:
@@ -114,6 +176,7 @@ def graph_class() -> type:
             into, self.is_ending = self.into, True
             try:
                 into.__exit__(None, None, None)
+                Tally.captures += 1
             finally:
                 self.into = None
 
@@ -124,27 +187,67 @@ def graph_class() -> type:
 
 
 def compile_with_ours(function: Any = None, **named: Any) -> Any:
-    """torch.compile() with our backend for the mode that captures."""
+    """torch.compile(), with our backend where torch's would capture."""
     if function is None:
         return lambda given: compile_with_ours(given, **named)
-    if named.get("mode") == "reduce-overhead" or named.get("backend") == "cudagraphs":
-        from onecopy import graphs
-
+    if _is_to_capture(named):
         named = {k: v for k, v in named.items() if k not in ("mode", "backend", "options")}
-        return _compile(function, backend=graphs.backend(codegen="inductor"), **named)
+        return _compile(function, backend=backend_of_ours(), **named)
     return _compile(function, **named)
 
 
 _compile: Any = None
 
 
-def put_ours_in() -> None:
-    """For the rest of the process."""
+def _is_to_capture(named: dict[str, Any]) -> bool:
+    """By its arguments, or by torch's configuration, which the tests' fixture changes."""
+    import torch._inductor.config
+
+    if named.get("backend") not in (None, "inductor"):
+        return bool(named["backend"] == "cudagraphs")
+    always = torch._inductor.config.triton.cudagraphs
+    return named.get("mode") == "reduce-overhead" or (named.get("options") or {}).get("triton.cudagraphs", always)
+
+
+def backend_of_ours() -> Any:
+    """Kernels of torch's compiler on a card. On the CPU, where that codegen is refused, operators one by one."""
+    from onecopy import graphs
+    from onecopy.graphs._compile import _device_of
+
+    on_card, on_cpu = graphs.backend(codegen="inductor"), graphs.backend()
+
+    def compile_graph(graph: Any, examples: Any, **named: Any) -> Any:
+        ours = on_cpu if _device_of(graph, examples).type == "cpu" else on_card
+        return ours(graph, examples, **named)
+
+    return compile_graph
+
+
+@contextlib.contextmanager
+def ours_in_place(whole: bool) -> Iterator[None]:
+    """Of torch's compiler for the file that is about graphs as a ``whole``, else of its class of graphs."""
     global _compile
     import torch
 
-    torch.cuda.CUDAGraph = torch.cuda.graphs.CUDAGraph = graph_class()  # type: ignore[misc]
-    _compile, torch.compile = torch.compile, compile_with_ours
+    from onecopy.graphs._function import Function
+
+    enter = Function._enter
+
+    def count(self: Any, *arguments: Any) -> None:
+        before = self.captures
+        enter(self, *arguments)
+        Tally.captures += self.captures - before
+
+    with contextlib.ExitStack() as stack:
+        if whole:
+            _compile = torch.compile
+            stack.enter_context(mock.patch.object(torch, "compile", compile_with_ours))
+            stack.enter_context(mock.patch.object(Function, "_enter", count))
+        else:
+            ours = graph_class()
+            stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", ours))
+            stack.enter_context(mock.patch.object(torch.cuda.graphs, "CUDAGraph", ours))
+        yield
 
 
 def without_manager(case: type) -> None:
@@ -160,8 +263,29 @@ def without_manager(case: type) -> None:
         case.tearDown = end  # type: ignore[attr-defined]
 
 
+# --- the run ----------------------------------------------------------------------------------------
+
+
+class Result(unittest.TextTestResult):
+    """Knows which tests captured graphs of ours."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.captured: list[str] = []
+        self.empty: list[str] = []
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        Tally.captures = 0
+        super().startTest(test)
+
+    def stopTest(self, test: unittest.TestCase) -> None:
+        super().stopTest(test)
+        if not self.skipped or self.skipped[-1][0] is not test:
+            (self.captured if Tally.captures else self.empty).append(test.id().rpartition(".")[2])
+
+
 def choose(file: Path, whole: bool) -> unittest.TestSuite:
-    """The tests of a file that mean graphs. Prints those that are left out."""
+    """The tests of a file that mean graphs. Prints those that are left out. Raises Unusable."""
     chosen = unittest.TestSuite()
     for case, name in tests_of(load(file)):
         reason = reason_against(case, name, whole)
@@ -173,14 +297,29 @@ def choose(file: Path, whole: bool) -> unittest.TestSuite:
     return chosen
 
 
+def run(file: Path, whole: bool) -> bool:
+    """Whether all chosen tests of the file passed, and at least one captured a graph of ours. Raises Unusable."""
+    with ours_in_place(whole):
+        result = unittest.TextTestRunner(verbosity=2, resultclass=Result).run(choose(file, whole))
+    assert isinstance(result, Result)
+    ran = len(result.captured) + len(result.empty)
+    print(f"{file.name}: of {ran} tests that ran {len(result.captured)} captured graphs of ours")
+    for name in result.empty:
+        print(f"captured nothing: {name}")
+    return result.wasSuccessful() and bool(result.captured)
+
+
 def main() -> int:
     files = {name: find(name) for name in ("test_cuda.py", "inductor/test_cudagraph_trees.py")}
     if not any(files.values()):
         print(f"PyTorch's tests are not here: set {VARIABLE} to its folder test")
         return 2
-    put_ours_in()
-    suite = unittest.TestSuite(choose(file, "trees" in name) for name, file in files.items() if file)
-    return 0 if unittest.TextTestRunner(verbosity=2).run(suite).wasSuccessful() else 1
+    try:
+        passed = [run(file, "trees" in name) for name, file in files.items() if file]
+    except Unusable as reason:
+        print(f"PyTorch's tests cannot run: {reason}")
+        return 2
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":
