@@ -307,7 +307,7 @@ def _described(call, member, direction, now):
 def serve(agent, caller, value, run):
     """run(function, args, kwargs, call) as the current call. Its failure is a RemoteFailure."""
     number, deadline, trace, name, args, kwargs = value[:6]
-    running = _running.Running(number, agent.get_worker_info(caller), name, deadline, trace)
+    running = _running.RunningCall(number, agent.get_worker_info(caller), name, deadline, trace)
     _telemetry.log.debug("%s: %s for %s begins", trace, name, running.caller)
     failed = False
     with _running.entered(running):
