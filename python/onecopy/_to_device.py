@@ -85,7 +85,7 @@ def view_on(value: Any, device: Any) -> Any:
         experts = onecopy.open(handle, framework="torch")
         y = x @ onecopy.view_on(experts["expert.7"], "cuda:0")
 
-    For what is read once, or seldom, or does not fit on the card. Memory that is not pinned is
+    For tensors that are read once, or seldom, or do not fit on the card. Memory that is not pinned is
     pinned. A view keeps the memory as any tensor does, and after the last one it is used again only
     once the card has done its work of that moment. Writes of either side are seen by the other once
     it has synchronized. A view stays in this process: share the tensor that it is a view of.

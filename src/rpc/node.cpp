@@ -124,7 +124,7 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_w
     waits_.give_up(*call);
     throw;
   }
-  // Who ended the others may not have seen this one.
+  // The thread that ended the other calls may not have seen this one.
   if (to.has_ended || is_stopped())
     if (const CallRef left = calls_.take(number))
       complete(left, is_stopped() ? End::stopped : End::member_ended);

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of exported functions, with deadlines that go along, cancelling, streams, and a bound on what is under way."""
+"""Calls of exported functions, with deadlines that go along, cancelling, streams, and a bound on the calls under way."""
 import asyncio
 import inspect
 import itertools
@@ -284,7 +284,7 @@ def wait_all(calls, timeout=None):
 
 
 def calls(of=None):
-    """What is under way: a dict for each call that this process, or the member `of`, has made or runs, with its trace,
+    """The calls under way: a dict for each that this process, or the member `of`, has made or runs, with its trace,
     function, member, direction and the seconds since it came to each stage."""
     if of is not None:
         return _agent.current().call(of, "calls", None).wait()

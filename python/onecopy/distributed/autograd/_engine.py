@@ -75,7 +75,7 @@ class Context:
             return list(self._sent.values())
 
     def clear(self):
-        """Behind the context's end: what it has refers to itself, and would stay until the next collection."""
+        """Called when the context has ended: its passes and nodes refer to it, and would stay until the next collection."""
         with self._lock:
             self._passes.clear()
             for received in self._received.values():
