@@ -15,7 +15,7 @@ __all__ = ["dynamic_metadata", "version_of"]
 
 
 def dynamic_metadata(field: str, settings: dict[str, object] | None = None, *_: object) -> str:
-    """What scikit-build-core calls, in the root of the sources."""
+    """scikit-build-core calls this in the root of the sources."""
     if field != "version":
         raise ValueError(f"this provider knows the version alone, not {field!r}")
     return version_of(Path.cwd())
@@ -41,7 +41,7 @@ def _with_commit(root: Path, base: str) -> str:
 
 
 def _git(root: Path, *arguments: str) -> str:
-    """What git prints; nothing where it is missing or refuses."""
+    """The output of git; nothing where it is missing or refuses."""
     try:
         done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except OSError:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ran in a whole ./dev test, from the JUnit files of its steps: how many distinct cases there were, and which reasons
+"""The cases of a whole ./dev test, from the JUnit files of its steps: how many distinct cases there were, and which reasons
 kept cases from running.
 
     tests/report.py FILE.xml...     exit status 1: a case was skipped for a reason that expected_skips.txt does not expect here

@@ -32,6 +32,28 @@ attribute() { sed -n "s/.*<testsuite[^>]*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$
 
 flatten_xml() { tr '\n\t' '  ' <"$1" | sed 's,<testcase.*,,'; }
 
+count_cases() {  # count_cases <name> <status> <seconds>: those of the report that ctest or pytest left
+  local name=$1 status=$2 seconds=$3 all failures errors skipped disabled word=ok
+  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$LOGS/${name//[^a-z0-9]/_}.xml
+  if [ ! -f "$xml" ]; then  # the runner itself did not get to its end
+    FAILED=$((FAILED + 1))
+    printf 'FAIL  %-34s ended with %s before its report\n' "$name" "$status"
+    tail -n 100 "$log" | sed 's/^/      /'
+    return
+  fi
+  flatten_xml "$xml" >"$xml.head"
+  errors=$(attribute errors "$xml.head") disabled=$(attribute disabled "$xml.head")  # pytest's alone, ctest's alone
+  all=$(attribute tests "$xml.head")
+  failures=$(($(attribute failures "$xml.head") + ${errors:-0}))
+  skipped=$(($(attribute skipped "$xml.head") + ${disabled:-0}))
+  if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
+  PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
+  [ "$failures" = 0 ] || word=FAIL
+  printf '%-5s %-34s %6s s   %d cases, %d failed, %d skipped\n' \
+    "$word" "$name" "$seconds" "$all" "$failures" "$skipped"
+  [ "$failures" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$log" | tail -n 400 | sed 's/^/      /'
+}
+
 ctest_step() {  # ctest_step <name> <preset> [ctest argument...]: counts every case
   local name=$1 preset=$2 begin=$EPOCHREALTIME
   shift 2
@@ -40,23 +62,7 @@ ctest_step() {  # ctest_step <name> <preset> [ctest argument...]: counts every c
   # Tests wait more than they compute.
   "$CTEST" --test-dir "build/$preset" -j $((2 * JOBS)) --output-on-failure --no-tests=error \
     --output-junit "$xml" "$@" >"$log" 2>&1 </dev/null || status=$?
-  if [ ! -f "$xml" ]; then  # the runner itself did not get to its end
-    FAILED=$((FAILED + 1))
-    printf 'FAIL  %-34s ended with %s before its report\n' "$name" "$status"
-    tail -n 100 "$log" | sed 's/^/      /'
-    return
-  fi
-  flatten_xml "$xml" >"$xml.head"
-  local all failures skipped
-  all=$(attribute tests "$xml.head") failures=$(attribute failures "$xml.head")
-  skipped=$(($(attribute skipped "$xml.head") + $(attribute disabled "$xml.head")))
-  if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
-  PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
-  local word=ok
-  [ "$failures" = 0 ] || word=FAIL
-  printf '%-5s %-34s %6s s   %d cases, %d failed, %d skipped\n' \
-    "$word" "$name" "$(seconds_since "$begin")" "$all" "$failures" "$skipped"
-  [ "$failures" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$log" | tail -n 400 | sed 's/^/      /'
+  count_cases "$name" "$status" "$(seconds_since "$begin")"
 }
 
 # --- the steps --------------------------------------------------------------------------------------
@@ -115,26 +121,9 @@ run_pytest() {  # run_pytest <name> [argument...]: its status and times beside i
 }
 
 pytest_step() {  # pytest_step <name>: counts every case of a run_pytest
-  local name=$1 status seconds
-  local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml
-  read -r status seconds <"$log.status"
-  if [ ! -f "$xml" ]; then  # the runner itself did not get to its end
-    FAILED=$((FAILED + 1))
-    printf 'FAIL  %-34s ended with %s before its report\n' "$name" "$status"
-    tail -n 100 "$log" | sed 's/^/      /'
-    return
-  fi
-  flatten_xml "$xml" >"$xml.head"
-  local all failures skipped
-  all=$(attribute tests "$xml.head") skipped=$(attribute skipped "$xml.head")
-  failures=$(($(attribute failures "$xml.head") + $(attribute errors "$xml.head")))
-  if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
-  PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
-  local word=ok
-  [ "$failures" = 0 ] || word=FAIL
-  printf '%-5s %-34s %6s s   %d cases, %d failed, %d skipped\n' \
-    "$word" "$name" "$seconds" "$all" "$failures" "$skipped"
-  [ "$failures" = 0 ] || tail -n 400 "$log" | sed 's/^/      /'
+  local status seconds
+  read -r status seconds <"$LOGS/${1//[^a-z0-9]/_}.log.status"
+  count_cases "$1" "$status" "$seconds"
 }
 
 # Tests of Python beside C++ programs of the release preset run last, when those are built.

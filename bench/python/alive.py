@@ -106,7 +106,7 @@ def _put_all(values: Iterator[Any], there: Any, back: Any) -> tuple[int, str]:
 
 
 def keep(there: Any, back: Any, strategy: str | None) -> None:
-    """Keeps what comes until None does; answers 0 with how many it has, and what went wrong."""
+    """Keeps the values that come until None does; answers 0 with their number and the error, if any."""
     if strategy:
         import torch.multiprocessing
 

@@ -55,8 +55,8 @@ class Link:
 
 
 def open_all(there: Any, back: Any, strategy: str | None) -> None:
-    """A dict of tensors is open already, bytes are a bundle's handle. What came is kept until told to
-    forget it."""
+    """A dict of tensors is open already, bytes are a bundle's handle. Keeps the objects until told to
+    forget them."""
     import torch
 
     if strategy:

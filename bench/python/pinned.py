@@ -33,7 +33,7 @@ def row(what: str, figure: float, unit: str, bound: str = "", met: bool | None =
 
 
 def say(text: str) -> None:
-    """What the library logs of a process, beside its row."""
+    """Prints the lines that the library logs in a process, beside its row."""
     for line in text.splitlines():
         if "[onecopy]" in line:
             print("    " + line, flush=True)

@@ -97,7 +97,7 @@ def _search_in_files(site: Path) -> None:
 
 
 def _rest(pages: Path, navigation: dict[str, list[str]]) -> list[str]:
-    """Pages that nobody has put into the navigation: decisions, formats, and new ones of docs/."""
+    """Pages that the navigation does not list: decisions, formats, and new ones of docs/."""
     named = {page for found in navigation.values() for page in found} | set(BEHIND)
     return sorted(str(path.relative_to(pages)) for path in pages.rglob("*.md") if str(path.relative_to(pages)) not in named)
 

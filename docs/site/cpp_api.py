@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the C++ API from the comments in the public headers: each declaration with what is said above or beside it."""
+"""Pages of the C++ API from the comments in the public headers: each declaration with the comment above or beside it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def write(target: Path) -> list[str]:
 
 
 def declarations(text: str) -> list[tuple[str, str]]:
-    """(comment, code) of what is declared at the level of the namespace, in order."""
+    """(comment, code) of each declaration at the level of the namespace, in order."""
     found: list[tuple[str, str]] = []
     comment: list[str] = []
     lines = iter(text.splitlines())

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 
 from . import _core
@@ -86,7 +85,7 @@ def view_on(value: Any, device: Any) -> Any:
         experts = onecopy.open(handle, framework="torch")
         y = x @ onecopy.view_on(experts["expert.7"], "cuda:0")
 
-    For what is read once, or seldom, or does not fit on the card. Memory that is not pinned is
+    For tensors that are read once, or seldom, or do not fit on the card. Memory that is not pinned is
     pinned. A view keeps the memory as any tensor does, and after the last one it is used again only
     once the card has done its work of that moment. Writes of either side are seen by the other once
     it has synchronized. A view stays in this process: share the tensor that it is a view of.
@@ -114,19 +113,18 @@ def view_on(value: Any, device: Any) -> Any:
 class _Views:
     """Views of the tensors of a value, in its order."""
 
-    _OF_GRADIENTS = 2 | 4  # flags of torch_open(): requires_grad, and Parameter
-
     def __init__(self, device: Any) -> None:
         self._device = device
         self.made: list[Any] = []
 
-    def add(self, tensor: _core.Tensor, flags: int | None) -> None:
-        view = _core._view_on(tensor, self._device)
-        self.made.append(view if flags is None else _core.torch_open(view, flags & ~self._OF_GRADIENTS))
-
-    def add_leading(self, objects: list[Any]) -> int:
-        """None: each comes by add()."""
-        return 0
+    def add(self, objects: list[Any]) -> int:
+        """As _Copies.add(): adds objects up to the first that is no tensor; how many."""
+        for added, one in enumerate(objects):
+            view = _core._view_on(one, self._device)
+            if view is None:
+                return added
+            self.made.append(view)
+        return len(objects)
 
 
 _TENSOR = object()  # in the shape of a value, where a tensor was
@@ -134,22 +132,15 @@ _TENSOR = object()  # in the shape of a value, where a tensor was
 
 def _take(value: Any, copies: _core._Copies | _Views, place: tuple[Any, ...]) -> Any:
     """The value with _TENSOR for each tensor, which `copies` gets."""
-    if isinstance(value, _core.Tensor):
-        copies.add(value, None)
-        return _TENSOR
     if value is None or isinstance(value, (bool, int, float, complex, str, bytes)):
         return value
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.Tensor):
-        shared = _core.torch_share(value)
-        if shared is not None:
-            copies.add(*shared)
-            return _TENSOR
-    elif type(value) is dict:
+    if copies.add([value]):
+        return _TENSOR
+    if type(value) is dict:
         return dict(zip(value, _take_all(value, list(value.values()), copies, place), strict=True))
-    elif isinstance(value, (_core.Bundle, Mapping)):
+    if isinstance(value, (_core.Bundle, Mapping)):
         return {name: _take(value[name], copies, (place, name)) for name in value}
-    elif isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple)):
         return _rebuilt(value, _take_all(range(len(value)), list(value), copies, place))
     raise TypeError(
         f"{_named(place)} must be a dense tensor of onecopy or torch, a Bundle, a dict, list or tuple of such, or a "
@@ -159,7 +150,7 @@ def _take(value: Any, copies: _core._Copies | _Views, place: tuple[Any, ...]) ->
 
 def _take_all(names: Iterable[Any], values: list[Any], copies: _core._Copies | _Views, place: tuple[Any, ...]) -> list[Any]:
     """The values in order, those at the front quickly."""
-    taken = copies.add_leading(values)
+    taken = copies.add(values)
     rest = list(zip(names, values, strict=True))[taken:]
     return [_TENSOR] * taken + [_take(one, copies, (place, name)) for name, one in rest]
 

@@ -268,7 +268,7 @@ class Driver:
         self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
 
     def hold(self, stream: int) -> threading.Event:
-        """What is put into the stream from now on waits until the event is set."""
+        """Work that is put into the stream from now on waits until the event is set."""
         gate = threading.Event()
         callback = Callback(lambda _: gate.wait(60))
         _given_out.append(callback)
@@ -311,7 +311,7 @@ class AscendRuntime:
         self.call("aclrtMemcpy", to, size, source, size, direction)
 
     def hold(self, stream: int) -> threading.Event:
-        """What is put into the stream from now on waits until the event is set."""
+        """Work that is put into the stream from now on waits until the event is set."""
         gate = threading.Event()
         callback = Callback(lambda _: gate.wait(60))
         _given_out.append(callback)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs programs in forked children of an interpreter that has imported torch: the import is most of what a fresh one costs.
 
-Run as a program itself, with a socket as its standard input: see Programs for what comes through it. A program sees what
-it would see as `python FILE ARGUMENTS...`, but for torch and numpy, which are imported before its first line.
+Run as a program itself, with a socket as its standard input: see Programs for the messages that come through it. A
+program sees what it would see as `python FILE ARGUMENTS...`, but for torch and numpy, which are imported before its first
+line.
 """
 
 from __future__ import annotations

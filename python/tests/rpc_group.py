@@ -16,7 +16,7 @@ _numbers = itertools.count()
 
 
 class Member:
-    """A process. What it is told runs in its main thread, one after the other."""
+    """A process. Its functions run in its main thread, one after the other."""
 
     def __init__(self, before=None) -> None:
         self._pipe, theirs = _CONTEXT.Pipe()
@@ -29,7 +29,7 @@ class Member:
         self._pipe.send((function, arguments))
 
     def result(self, seconds: float = PATIENCE):
-        """What the function returned; throws what it threw, or TimeoutError when it hangs."""
+        """The function's result. Throws its exception, or TimeoutError when it hangs."""
         if not self._pipe.poll(seconds):
             raise TimeoutError(f"no answer from process {self.process.pid} in {seconds:g} s")
         result, error = self._pipe.recv()
@@ -162,7 +162,7 @@ def native_shutdown(graceful: bool = True) -> None:
 
 
 class NativeGroup(Group):
-    """Members that call only what is exported."""
+    """Members that call only exported functions."""
 
     init, shutdown = staticmethod(native_init), staticmethod(native_shutdown)
 

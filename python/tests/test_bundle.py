@@ -19,7 +19,7 @@ def opened(value, **keywords):
 
 
 def plain(tree):
-    """The same with lists of numbers instead of tensors."""
+    """The tree with lists of numbers instead of tensors."""
     if isinstance(tree, dict):
         return {key: plain(value) for key, value in tree.items()}
     if isinstance(tree, (list, tuple)):

@@ -28,7 +28,7 @@ QUICK = [
     "TestIgnoreEINTR", "TestForkAwareThreadLock", "TestPoolNotLeakOnFailure", "MiscTestCase",
 ]  # fmt: skip
 
-# The same of fresh interpreters, which take longer to start.
+# Classes of fresh interpreters, which take longer to start.
 FRESH = [
     "WithProcessesTestQueue", "TestSimpleQueue", "TestStartMethod", "TestNamedResource",
     "WithProcessesTestPicklingConnections", "WithProcessesTestSubclassingProcess",

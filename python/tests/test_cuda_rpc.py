@@ -66,7 +66,7 @@ def values_of(function, *shape):
 
 
 def in_a_stream_of_ones_own():
-    """What is written in a stream before the call is seen by the callee, and its result by what comes after it there."""
+    """The callee sees writes that its caller's stream has before the call; work after it in the stream sees the result."""
     stream, right = torch.cuda.Stream(), []
     call(slow_five, torch.zeros(4, device="cuda:0"))
     with torch.cuda.stream(stream):

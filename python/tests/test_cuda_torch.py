@@ -366,7 +366,7 @@ def test_tensors_opened_on_another_card_are_shared_again():
 
 
 def share_again(function, arguments):
-    """Opens what it has opened on the second card a second time, by a handle of its own."""
+    """Opens a tensor on the second card, and again by a handle of its own."""
     tensor = function(*arguments)
     again = onecopy.open(str(onecopy.share(tensor)), device="cuda:1", framework="torch")
     assert again.data_ptr() == tensor.data_ptr()

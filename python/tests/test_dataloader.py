@@ -35,7 +35,7 @@ class Numbers(Dataset):
 
 
 class Stream(IterableDataset):
-    """The same as a stream, split between the workers."""
+    """The numbers below 20 as a stream, split between the workers."""
 
     def __iter__(self):
         info = torch.utils.data.get_worker_info()

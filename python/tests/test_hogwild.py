@@ -27,7 +27,7 @@ def train(model, seed):
         optimizer.step()
 
 
-# What torch imports at the first use of an optimizer takes a second, which forked children need not spend each.
+# torch imports for a second at the first use of an optimizer: here, so that no forked child does.
 torch.optim.SGD(make_model().parameters(), lr=0.02)
 
 

@@ -102,7 +102,7 @@ def test_a_nested_dict_of_arrays_is_a_bundle(run_jax):
 
 
 def test_queues_carry_arrays_by_value(run_jax):
-    """As objects that can be pickled: what comes out is an array of jax. By handle goes what is shared first."""
+    """As objects that can be pickled: an array of jax comes out. Arrays that are shared first go by handle."""
     program = """
         import onecopy.multiprocessing as mp
 

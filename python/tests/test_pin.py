@@ -9,6 +9,7 @@ import queue
 import struct
 import threading
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 from devices import borrower, end_peers, eventually, is_simulated, on_device
@@ -158,6 +159,27 @@ def test_a_value_goes_to_a_card_and_back():
         onecopy.to_device({"x": object()}, "cuda:0")
     with pytest.raises(onecopy.InvalidArgument, match="cuda:9"):
         onecopy.to_device(value["a"], "cuda:9")
+
+
+@on_device
+@pytest.mark.parametrize("move", [onecopy.to_device, onecopy.view_on])
+def test_a_value_keeps_its_form_on_a_card(move):
+    import torch
+
+    class Pair(NamedTuple):
+        first: Any
+        second: Any
+
+    row = onecopy.full(4096, 5, "uint8")
+    value = {"a": [Pair(row, (row, None)), {"b": 1.5}], "c": onecopy.open(onecopy.share({"d": row})), "e": (), "f": {}}
+    there = move(value, "cuda:0")
+    pair = there["a"][0]
+    assert type(pair) is Pair and type(pair.second) is tuple and pair.second[1] is None
+    assert there["a"][1] == {"b": 1.5} and there["c"].keys() == {"d"} and there["e"] == () and there["f"] == {}
+    assert all(bytes_on(tensor) == {5} for tensor in (pair.first, pair.second[0], there["c"]["d"]))
+    for wrong in (torch.eye(2).to_sparse(), {1}):
+        with pytest.raises(TypeError, match=r"value\['x'\]\[1\] must be a dense tensor"):
+            move({"x": [row, wrong]}, "cuda:0")
 
 
 def _first_byte(handle):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pickling for another process keeps of a tensor: its memory, and everything that is said about it.
+"""Pickling for another process keeps the memory of a tensor and all its properties.
 
-torch's own rebuild functions raise throughout: whatever arrives came by handle.
+torch's own rebuild functions raise throughout: every tensor that arrives came by handle.
 """
 
 from __future__ import annotations

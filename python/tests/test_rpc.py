@@ -152,7 +152,7 @@ def rref_of(value):
 
 
 def completes_unwaited(how):
-    """Nobody waits for the call: its Future completes for those who ask in that way."""
+    """No thread waits for the call: its Future completes for those who ask in that way."""
     future, seen = rpc.rpc_async("worker1", add, args=(1,)), []
     if how == "then":
         future.then(seen.append)
@@ -194,7 +194,7 @@ def shared_by_threads():
 
 
 def refusals_of_operator():
-    """What the caller is told, of the first such call and of one that is plain."""
+    """The errors that the caller sees, of the first such call and of one that is plain."""
     told = []
     for _ in range(2):
         try:
@@ -493,7 +493,7 @@ def test_a_rank_outside_of_the_group(tmp_path, lonely):
 
 
 def in_a_forked_child():
-    """What calling says there."""
+    """The error of a call there."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input of rpc: each kind is an error that says what is wrong, and the next call works."""
+"""Bad input of rpc: each kind is an error that names the mistake, and the next call works."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def load(file, stop, seed, first):
 
 
 def rest():
-    """What is left when all calls have ended: (calls under way, room in use, descriptors, threads)."""
+    """The rest when all calls have ended: (calls under way, room in use, descriptors, threads)."""
     import threading
 
     under_way = len([call for call in rpc.calls() if call["direction"] == "made"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program in C++ and a process in Python call functions of each other: examples/cpp/rpc.cpp, and what goes wrong."""
+"""A program in C++ and a process in Python call functions of each other: examples/cpp/rpc.cpp, and failures."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""References: counts, and what becomes of them when a process is killed."""
+"""References: counts, and their end when a process is killed."""
 
 from __future__ import annotations
 

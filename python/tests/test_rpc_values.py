@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What crosses by rpc without pickle, and what is refused."""
+"""Values that cross by rpc without pickle, and values that are refused."""
 
 from __future__ import annotations
 

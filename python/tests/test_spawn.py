@@ -181,7 +181,7 @@ def held_for_handles() -> int:
 
 
 class DiesWhenUnpickled:
-    """An argument that kills the child before it reaches what follows."""
+    """An argument that kills the child before it reaches those behind it."""
 
     def __reduce__(self):
         return os._exit, (5,)

@@ -45,7 +45,7 @@ PinnedRanges& PinnedRanges::get() {
 void PinnedRanges::pin(Device device, void* at, std::size_t bytes, Access access) {
   const auto begin = reinterpret_cast<Address>(at);
   check_pages(begin, bytes);
-  const std::lock_guard changing(changes_);
+  const LockGuard changing(changes_);
   add(begin, {bytes, device});
   try {
     backend(device.type).pin_host(device.index, at, bytes, access);
@@ -53,14 +53,14 @@ void PinnedRanges::pin(Device device, void* at, std::size_t bytes, Access access
     remove(begin);
     throw;
   }
-  const std::unique_lock lock(mutex_);
+  const WriterLock lock(mutex_);
   ranges_.at(begin).is_pinned = true;
   bytes_ += bytes;
   any_ = true;
 }
 
 void PinnedRanges::add(Address at, const Range& range) {
-  const std::unique_lock lock(mutex_);
+  const WriterLock lock(mutex_);
   const auto next = ranges_.lower_bound(at);
   if (find(at) != ranges_.end() || (next != ranges_.end() && next->first - at < range.bytes))
     throw Error(ErrorCode::invalid_argument,
@@ -69,17 +69,17 @@ void PinnedRanges::add(Address at, const Range& range) {
 }
 
 void PinnedRanges::remove(Address at) noexcept {
-  const std::unique_lock lock(mutex_);
+  const WriterLock lock(mutex_);
   ranges_.erase(at);
   if (ranges_.empty()) any_ = false;
 }
 
 void PinnedRanges::unpin(void* at) noexcept {
   const auto begin = reinterpret_cast<Address>(at);
-  const std::lock_guard changing(changes_);
+  const LockGuard changing(changes_);
   Range gone{};
   {
-    const std::unique_lock lock(mutex_);
+    const WriterLock lock(mutex_);
     const auto found = ranges_.find(begin);
     if (found == ranges_.end()) return;
     found->second.is_pinned = false;
@@ -90,7 +90,6 @@ void PinnedRanges::unpin(void* at) noexcept {
   remove(begin);
 }
 
-/// REQUIRES: the caller holds mutex_.
 PinnedRanges::Ranges::const_iterator PinnedRanges::find(Address at) const noexcept {
   const auto after = ranges_.upper_bound(at);
   if (after == ranges_.begin()) return ranges_.end();
@@ -100,7 +99,7 @@ PinnedRanges::Ranges::const_iterator PinnedRanges::find(Address at) const noexce
 
 bool PinnedRanges::is_pinned(const void* at, std::size_t bytes) const noexcept {
   const auto begin = reinterpret_cast<Address>(at);
-  const std::shared_lock lock(mutex_);
+  const ReaderLock lock(mutex_);
   const auto found = find(begin);
   return found != ranges_.end() && found->second.is_pinned &&
          bytes <= found->first + found->second.bytes - begin;
@@ -108,7 +107,7 @@ bool PinnedRanges::is_pinned(const void* at, std::size_t bytes) const noexcept {
 
 bool PinnedRanges::touches(const void* at, std::size_t bytes) const noexcept {
   const auto begin = reinterpret_cast<Address>(at);
-  const std::shared_lock lock(mutex_);
+  const ReaderLock lock(mutex_);
   if (const auto found = find(begin); found != ranges_.end()) return true;
   const auto next = ranges_.upper_bound(begin);
   return next != ranges_.end() && next->first - begin < bytes;
@@ -116,7 +115,7 @@ bool PinnedRanges::touches(const void* at, std::size_t bytes) const noexcept {
 
 std::size_t PinnedRanges::one_copy(const void* at, std::size_t bytes) const noexcept {
   const auto begin = reinterpret_cast<Address>(at);
-  const std::shared_lock lock(mutex_);
+  const ReaderLock lock(mutex_);
   if (const auto found = find(begin); found != ranges_.end())
     return std::min(bytes, found->first + found->second.bytes - begin);
   const auto next = ranges_.upper_bound(begin);

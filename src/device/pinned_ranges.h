@@ -6,12 +6,12 @@
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
-#include <shared_mutex>
+#include <utility>
 
 #include "onecopy/core/device.h"
 #include "onecopy/core/tensor_view.h"
 #include "os/fork_hook.h"
+#include "os/mutex.h"
 
 namespace onecopy {
 
@@ -50,10 +50,10 @@ class PinnedRanges {
   static bool may_be_filled(Device device, const void* at, std::size_t bytes) noexcept {
     return device == kCpu && any() && get().touches(at, bytes);
   }
-  /// Called when a segment has ended that pinned pieces may keep mapped. Set before the first pin.
-  inline static std::function<void()> on_segment_end;
+  /// Has `action` called when a segment has ended that pinned pieces may keep mapped. REQUIRES: nothing is pinned yet.
+  static void on_segment_end(std::function<void()> action) { on_segment_end_ = std::move(action); }
   static void segment_ended() {
-    if (any() && on_segment_end) on_segment_end();
+    if (any() && on_segment_end_) on_segment_end_();
   }
   /// Is some of [at, at + bytes) pinned?
   bool touches(const void* at, std::size_t bytes) const noexcept;
@@ -74,16 +74,17 @@ class PinnedRanges {
   using Address = std::uintptr_t;
   using Ranges = std::map<Address, Range>;
 
-  void add(Address at, const Range& range);
-  void remove(Address at) noexcept;
-  Ranges::const_iterator find(Address at) const noexcept;
+  void add(Address at, const Range& range) EXCLUDES(mutex_);
+  void remove(Address at) noexcept EXCLUDES(mutex_);
+  Ranges::const_iterator find(Address at) const noexcept REQUIRES_SHARED(mutex_);
 
   static const ForkHook kForkHook;
   inline static std::atomic<bool> any_{false};
+  inline static std::function<void()> on_segment_end_;
 
-  std::mutex changes_;  ///< before mutex_; held for the driver's calls
-  mutable std::shared_mutex mutex_;
-  Ranges ranges_;
+  Mutex changes_;  ///< held for the driver's calls
+  mutable SharedMutex mutex_ ACQUIRED_AFTER(changes_);
+  Ranges ranges_ GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> bytes_{0};
 };
 

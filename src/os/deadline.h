@@ -49,7 +49,8 @@ class Deadline {
   /// the deadline came first.
   bool wait_for(int fd, short events) const;
 
-  friend constexpr auto operator<=>(const Deadline&, const Deadline&) noexcept = default;
+  friend constexpr bool operator==(Deadline a, Deadline b) noexcept { return a.at_ == b.at_; }
+  friend constexpr auto operator<=>(Deadline a, Deadline b) noexcept { return a.at_ <=> b.at_; }
 
  private:
   static Deadline after(TimePoint now, nanoseconds timeout) noexcept {

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <shared_mutex>
 
 /// Locks that Clang checks: a member that is GUARDED_BY() a Mutex is touched only while that is held, and a function
 /// that REQUIRES() one is called only then. Other compilers see plain locks.
@@ -25,6 +26,10 @@
 #define EXCLUDES(...) ONECOPY_ANNOTATION(locks_excluded(__VA_ARGS__))
 #define ACQUIRE(...) ONECOPY_ANNOTATION(acquire_capability(__VA_ARGS__))
 #define RELEASE(...) ONECOPY_ANNOTATION(release_capability(__VA_ARGS__))
+/// As the two above, for readers: several may hold the lock at once.
+#define REQUIRES_SHARED(...) ONECOPY_ANNOTATION(requires_shared_capability(__VA_ARGS__))
+#define ACQUIRE_SHARED(...) ONECOPY_ANNOTATION(acquire_shared_capability(__VA_ARGS__))
+#define RELEASE_SHARED(...) ONECOPY_ANNOTATION(release_shared_capability(__VA_ARGS__))
 #define TRY_ACQUIRE(...) ONECOPY_ANNOTATION(try_acquire_capability(__VA_ARGS__))
 #define ASSERT_CAPABILITY(mutex) ONECOPY_ANNOTATION(assert_capability(mutex))
 /// Of a function whose locks the analysis cannot follow; a comment says why.
@@ -44,6 +49,42 @@ class CAPABILITY("mutex") Mutex {
  private:
   friend class Condition;
   std::mutex mutex_;
+};
+
+/// A std::shared_mutex that the analysis knows.
+class CAPABILITY("shared_mutex") SharedMutex {
+ public:
+  void lock() ACQUIRE() { mutex_.lock(); }
+  void unlock() RELEASE() { mutex_.unlock(); }
+  void lock_shared() ACQUIRE_SHARED() { mutex_.lock_shared(); }
+  void unlock_shared() RELEASE_SHARED() { mutex_.unlock_shared(); }
+
+ private:
+  std::shared_mutex mutex_;
+};
+
+/// Holds a SharedMutex until the end of its block, as its one writer.
+class SCOPED_CAPABILITY WriterLock {
+ public:
+  explicit WriterLock(SharedMutex& mutex) ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
+  ~WriterLock() RELEASE() { mutex_.unlock(); }
+  WriterLock(const WriterLock&) = delete;
+  WriterLock& operator=(const WriterLock&) = delete;
+
+ private:
+  SharedMutex& mutex_;
+};
+
+/// Holds a SharedMutex until the end of its block, beside other readers.
+class SCOPED_CAPABILITY ReaderLock {
+ public:
+  explicit ReaderLock(SharedMutex& mutex) ACQUIRE_SHARED(mutex) : mutex_(mutex) { mutex_.lock_shared(); }
+  ~ReaderLock() RELEASE() { mutex_.unlock_shared(); }
+  ReaderLock(const ReaderLock&) = delete;
+  ReaderLock& operator=(const ReaderLock&) = delete;
+
+ private:
+  SharedMutex& mutex_;
 };
 
 /// Holds a Mutex until the end of its block.

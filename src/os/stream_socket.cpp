@@ -69,7 +69,7 @@ void connect_tcp(const Fd& fd, const HostPort& at, std::chrono::milliseconds tim
   if (error == EINPROGRESS || error == EINTR) error = finish_connecting(fd.get(), deadline);
   if (error == 0) return;
   const std::string what = fmt::format("cannot connect to {}", at.str());
-  if (error == ECONNREFUSED)
+  if (error == ECONNREFUSED || error == ECONNRESET)  // reset: the listener closed meanwhile
     throw Error(ErrorCode::peer_died, what + ": no process listens there (any more)", error,
                 ErrorDomain::posix);
   throw_errno(what, error, error == ETIMEDOUT ? ErrorCode::timeout : ErrorCode::system);

@@ -12,7 +12,7 @@
 
 namespace onecopy::rpc {
 
-/// A function of a message's body. What it throws is the caller's.
+/// A function of a message's body. The caller gets its exceptions.
 using BodyFunction = std::function<Message(Message&&)>;
 
 /// The functions in C++ that members may call, by name.

@@ -92,7 +92,7 @@ struct Member {
   std::atomic<Outbound*> out{nullptr};  ///< null until the member has greeted back
   std::atomic<Inbound*> in{nullptr};    ///< null until it was greeted
   std::atomic<bool> has_ended{false};
-  std::atomic<int> senders{0};        ///< threads that may use `out` now; see Sending
+  std::atomic<int> senders{0};        ///< threads that may use `out` now; see LaneGuard
   std::atomic<bool> has_left{false};  ///< it said so; else it died
   Numbers numbers;
   Counters counters;
@@ -113,12 +113,12 @@ struct Member {
 
 /// While one lives, the lane to a member stays, unless the member has ended. First the count, then the look at
 /// has_ended; and a lane goes only after has_ended, when the count is 0.
-class Sending {
+class LaneGuard {
  public:
-  explicit Sending(Member& to) : to_(to) { to_.senders.fetch_add(1); }
-  Sending(const Sending&) = delete;
-  Sending& operator=(const Sending&) = delete;
-  ~Sending() { to_.senders.fetch_sub(1); }
+  explicit LaneGuard(Member& to) : to_(to) { to_.senders.fetch_add(1); }
+  LaneGuard(const LaneGuard&) = delete;
+  LaneGuard& operator=(const LaneGuard&) = delete;
+  ~LaneGuard() { to_.senders.fetch_sub(1); }
 
   /// None when there is none yet, or none any more.
   Outbound* lane() const noexcept { return to_.has_ended ? nullptr : to_.out.load(); }

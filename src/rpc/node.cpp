@@ -80,8 +80,8 @@ void Node::check_can_send(const Member& to) const {
 }
 
 /// Throws peer_died when the member has just ended.
-Outbound& Node::lane_of(const Sending& sending, const Member& to) const {
-  Outbound* const out = sending.lane();
+Outbound& Node::lane_of(const LaneGuard& guard, const Member& to) const {
+  Outbound* const out = guard.lane();
   if (!out) check_can_send(to);
   return *out;
 }
@@ -114,8 +114,8 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_w
   const std::uint64_t number = calls_.add(call);
   if (is_wanted) waits_.want(*call);
   try {
-    const Sending sending(to);
-    Outbound& out = lane_of(sending, to);
+    const LaneGuard guard(to);
+    Outbound& out = lane_of(guard, to);
     put(out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
     if (out.is_worker_beside_us()) call->spin_ns = 0;
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
@@ -124,7 +124,7 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_w
     waits_.give_up(*call);
     throw;
   }
-  // Who ended the others may not have seen this one.
+  // The thread that ended the other calls may not have seen this one.
   if (to.has_ended || is_stopped())
     if (const CallRef left = calls_.take(number))
       complete(left, is_stopped() ? End::stopped : End::member_ended);
@@ -134,15 +134,15 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_w
 void Node::post(Member& to, Outgoing&& outgoing) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
-  const Sending sending(to);
-  put(lane_of(sending, to), outgoing, to.numbers.of(outgoing.function), {});
+  const LaneGuard guard(to);
+  put(lane_of(guard, to), outgoing, to.numbers.of(outgoing.function), {});
 }
 
 void Node::note(Member& to, Message&& message, Stream stream) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
-  const Sending sending(to);
-  Outbound& out = lane_of(sending, to);
+  const LaneGuard guard(to);
+  Outbound& out = lane_of(guard, to);
   append_tail(message.data, NoteTail{});
   message.tag = tag_of(Form::note, message.tag, true);
   out.put(message, stream);
@@ -151,8 +151,8 @@ void Node::note(Member& to, Message&& message, Stream stream) {
 
 void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
                   Stream stream) {
-  const Sending sending(to);
-  Outbound* const out = sending.lane();
+  const LaneGuard guard(to);
+  Outbound* const out = guard.lane();
   if (call == 0 || !out) return;
   append_tail(message.data, AnswerTail{call, status, 0});
   message.tag = tag_of(Form::answer, message.tag, is_in_order);

@@ -113,7 +113,7 @@ class Node {
 
   // node.cpp
   void check_can_send(const Member& to) const;
-  Outbound& lane_of(const Sending& sending, const Member& to) const;
+  Outbound& lane_of(const LaneGuard& guard, const Member& to) const;
   void put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail);
   void note_time(Call& call) const noexcept;
 

@@ -19,12 +19,12 @@ using std::chrono::steady_clock;
 /// Messages of one member before the next one's turn.
 constexpr int kAtOnce = 64;
 
-class Counted {
+class ScopedCount {
  public:
-  explicit Counted(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-  Counted(const Counted&) = delete;
-  Counted& operator=(const Counted&) = delete;
-  ~Counted() { count_.fetch_sub(1); }
+  explicit ScopedCount(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  ScopedCount(const ScopedCount&) = delete;
+  ScopedCount& operator=(const ScopedCount&) = delete;
+  ~ScopedCount() { count_.fetch_sub(1); }
 
  private:
   std::atomic<int>& count_;
@@ -33,7 +33,7 @@ class Counted {
 }  // namespace
 
 bool Node::are_lanes_ready() const {
-  const Counted looker(lookers_);  // before the looks at has_ended: a lane goes when there is none
+  const ScopedCount looker(lookers_);  // before the looks at has_ended: a lane goes when there is none
   for (const Member* member : *list_.load(std::memory_order_acquire)) {
     if (member->has_ended.load(std::memory_order_relaxed))
       continue;  // what it put after its farewell stays
@@ -221,7 +221,7 @@ void Node::end_order() noexcept {
 }
 
 bool Node::next(Work& work) {
-  const Counted idle(idle_);
+  const ScopedCount idle(idle_);
   work = {};
   bool was_busy = true;  // the next message may be on its way
   for (;;) {
@@ -275,7 +275,7 @@ void Node::sleep_for_work() {
   Bell& bell = (*bell_)->calls;
   const bool is_first = !has_first_sleeper_.exchange(true);
   {
-    const Counted sleeper(sleepers_);
+    const ScopedCount sleeper(sleepers_);
     const std::uint32_t reserve = bell.reserve();
     const std::uint32_t armed = is_spinning_.load() ? bell.value() : bell.arm();
     bell.listen_here();

@@ -184,8 +184,8 @@ void Node::take_greeting(ByteSpan bytes) {
 void Node::say_farewell(Member& to) noexcept {
   if (to.number() == options_.number || to.has_ended || to.has_exited()) return;
   try {
-    const Sending sending(to);
-    if (Outbound* const out = sending.lane()) {
+    const LaneGuard guard(to);
+    if (Outbound* const out = guard.lane()) {
       Message note;
       note.tag = static_cast<std::uint32_t>(Form::note);
       append_tail(note.data, NoteTail{NoteKind::farewell, 0});

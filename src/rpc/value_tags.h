@@ -9,7 +9,7 @@ namespace onecopy::rpc {
 /// How deep containers may be in each other.
 inline constexpr int kMostDeep = 32;
 
-/// What a value begins with. The short forms have a number in their low bits.
+/// The first byte of a value. The short forms have a number in their low bits.
 enum ValueTag : std::uint8_t {
   kSmallInt = 0x00,    ///< 0 to 127
   kShortStr = 0x80,    ///< 0 to 31 bytes

@@ -12,7 +12,7 @@
 
 namespace onecopy::rpc {
 
-/// What a waiting thread looks at: the lanes of this process.
+/// The lanes of this process, at which a waiting thread looks.
 struct Lanes {
   /// Is there something in a lane? Quick, and any thread may ask.
   std::function<bool()> are_ready;

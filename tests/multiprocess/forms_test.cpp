@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same bodies in threads of one process, in forked processes and in spawned programs.
+// One body in threads of one process, in forked processes and in spawned programs.
 #include <gtest/gtest.h>
 
 #include "onecopy/share/bundle.h"

@@ -17,6 +17,7 @@
 #include "onecopy/share/to_device.h"
 #include "support/cuda_streams.h"
 #include "support/note.h"
+#include "support/numbers.h"
 #include "support/refusal.h"
 
 namespace onecopy {
@@ -28,6 +29,7 @@ using testing::CUstream;
 using testing::device_bytes;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::filled_bytes;
 using testing::in_child;
 using testing::in_child_with;
 using testing::kCuda0;
@@ -36,12 +38,6 @@ using testing::Shared;
 
 constexpr std::int64_t kBytes = 1 << 20;
 constexpr Device kNpu{DeviceType::npu, 0};
-
-Tensor filled(std::int64_t bytes, int value, bool pinned = false) {
-  Tensor made = empty(Layout(DType::u8, {bytes}), {.pinned = pinned});
-  std::memset(made.data(), value, made.nbytes());
-  return made;
-}
 
 unsigned char first_byte(const Tensor& there) {
   unsigned char byte = 0;
@@ -58,7 +54,7 @@ class PinnedRefusals : public ::testing::Test {
 
 TEST_F(PinnedRefusals, ACardThatIsNotThereIsNamed) {
   in_child([] {
-    const Tensor here = filled(kBytes, 1);
+    const Tensor here = filled_bytes(kBytes, 1);
     constexpr Device kNone{DeviceType::cuda, 9};
     expect_refusal(ErrorCode::invalid_argument, {"cuda:9"}, [&] { pin(here, kNone); });
     expect_refusal(ErrorCode::invalid_argument, {"cuda:9"},
@@ -78,7 +74,7 @@ TEST_F(PinnedRefusals, AStreamOfAnotherCardIsRefusedOrUsedAndNothingIsLost) {
     cu.use(1);
     const Stream others{cu.stream()};
     cu.use(0);
-    const std::vector<Tensor> here{filled(kBytes, 3, true)};
+    const std::vector<Tensor> here{filled_bytes(kBytes, 3, true)};
     try {
       const Tensor there = to_device(here, kCuda0, others).front();
       backend(DeviceType::cuda).synchronize(1, others);
@@ -94,7 +90,7 @@ TEST_F(PinnedRefusals, AStreamOfAnotherCardIsRefusedOrUsedAndNothingIsLost) {
 TEST_F(PinnedRefusals, CapturesBesideARunningLoaderAreNeverSpoilt) {
   Shared<Note> note;
   Child worker([&] {
-    const Tensor batch = filled(kBytes, 1);
+    const Tensor batch = filled_bytes(kBytes, 1);
     note->write(share(batch).to_text());
     note->serve_until(2);
   });
@@ -111,7 +107,7 @@ TEST_F(PinnedRefusals, CapturesBesideARunningLoaderAreNeverSpoilt) {
       const Stream own{cu.stream()};
       for (; !is_over; ++batches) {
         const Tensor batch = open(handle, {.pinned = true});
-        const Tensor large = filled(40 << 20, 2, batches % 8 == 0);
+        const Tensor large = filled_bytes(40 << 20, 2, batches % 8 == 0);
         copy_bytes({there.data(), kCuda0, batch.data(), kCpu, kBytes}, own);
         if (batches % 16 == 0) trim();
       }
@@ -140,7 +136,7 @@ TEST_F(PinnedRefusals, CapturesBesideARunningLoaderAreNeverSpoilt) {
 TEST(PinnedOnAscend, MemoryIsPinnedCopiedSeenInPlaceAndUnpinned) {
   in_child_with({{"ONECOPY_CUDA_DRIVER", "libnot-there.so.1"}}, [] {
     if (backend(DeviceType::npu).devices().empty()) return;
-    const Tensor here = filled(kBytes, 4);
+    const Tensor here = filled_bytes(kBytes, 4);
     pin(here, kNpu);
     EXPECT_TRUE(is_pinned(here));
     EXPECT_NE(stats().pinned_bytes, 0u);
@@ -156,7 +152,7 @@ TEST(PinnedOnAscend, MemoryIsPinnedCopiedSeenInPlaceAndUnpinned) {
 TEST(PinnedOnAscend, ADroppedTensorIsUsedAgainOnceAThreadHasWaitedForTheDevice) {
   in_child_with({{"ONECOPY_CUDA_DRIVER", "libnot-there.so.1"}}, [] {
     if (backend(DeviceType::npu).devices().empty()) return;
-    Tensor here = filled(40 << 20, 4);
+    Tensor here = filled_bytes(40 << 20, 4);
     pin(here, kNpu);
     const Tensor there = to_device(std::vector<Tensor>{here}, kNpu).front();
     here.release();

@@ -30,6 +30,7 @@ using testing::CUstream;
 using testing::device_bytes;
 using testing::eventually;
 using testing::expect_refusal;
+using testing::filled_bytes;
 using testing::Gate;
 using testing::in_child;
 using testing::in_child_with;
@@ -49,12 +50,6 @@ class Pinned : public ::testing::Test {
   Shared<Gate> gate;
 };
 
-Tensor filled(std::int64_t bytes, int value, bool pinned = false) {
-  Tensor made = empty(Layout(DType::u8, {bytes}), {.pinned = pinned});
-  std::memset(made.data(), value, made.nbytes());
-  return made;
-}
-
 /// Everywhere the same byte, as a card has it.
 void expect_bytes(const Tensor& there, int value) {
   std::vector<unsigned char> here(there.nbytes());
@@ -71,7 +66,7 @@ void copy_in(const CudaCalls&, CUstream stream, const Tensor& to, const Tensor& 
 bool is_used_again(const void* at, std::int64_t bytes, int most = 8) {
   std::vector<Tensor> kept;
   for (int i = 0; i < most; ++i) {
-    kept.push_back(filled(bytes, 7));
+    kept.push_back(filled_bytes(bytes, 7));
     if (kept.back().data() == at) return true;
   }
   return false;
@@ -79,12 +74,12 @@ bool is_used_again(const void* at, std::int64_t bytes, int most = 8) {
 
 TEST_F(Pinned, WhatIsPinnedIsKnownToTheDriverAndCountedAsPinned) {
   in_child([] {
-    const Tensor small = filled(100, 1, true);
+    const Tensor small = filled_bytes(100, 1, true);
     EXPECT_TRUE(is_pinned(small));
     EXPECT_EQ(stats().pinned_bytes, kPinUnit);
-    const Tensor beside = filled(kBytes, 2);
+    const Tensor beside = filled_bytes(kBytes, 2);
     EXPECT_TRUE(is_pinned(beside)) << "it lies in the same piece";
-    const Tensor large = filled(kLarge, 3);
+    const Tensor large = filled_bytes(kLarge, 3);
     EXPECT_FALSE(is_pinned(large));
     pin(large);
     pin(large);
@@ -100,7 +95,7 @@ TEST_F(Pinned, WhatIsPinnedIsKnownToTheDriverAndCountedAsPinned) {
 
 TEST_F(Pinned, BorrowersPinWhatTheyHaveMappedAlsoForReading) {
   Child owner([&] {
-    const Tensor tensor = filled(kBytes, 5);
+    const Tensor tensor = filled_bytes(kBytes, 5);
     note->write(share(tensor).to_text());
     note->serve_until(3);
     EXPECT_EQ(stats().pinned_bytes, 0u) << "each process pins for itself";
@@ -123,19 +118,19 @@ TEST_F(Pinned, BorrowersPinWhatTheyHaveMappedAlsoForReading) {
 /// The owner would give back the pages of `freed`, which lies beside a tensor that a borrower has pinned.
 TEST_F(Pinned, F2ABorrowersPinKeepsTheOwnerFromGivingPagesBackUntilItEnds) {
   Child owner([&] {
-    const Tensor kept = filled(kBytes, 1);
-    Tensor freed = filled(16 * kBytes, 2);
+    const Tensor kept = filled_bytes(kBytes, 1);
+    Tensor freed = filled_bytes(16 * kBytes, 2);
     note->write(share(kept).to_text());
     note->reach(2);  // pinned
     const std::uint64_t before = stats().bytes_shared;
     freed.release();
     trim();
     EXPECT_EQ(stats().bytes_shared, before) << "a card may read them";
-    const Tensor again = filled(16 * kBytes, 9);
+    const Tensor again = filled_bytes(16 * kBytes, 9);
     note->step = 3;
     note->reach(4);  // unpinned
     EXPECT_TRUE(eventually([&] { return trim(), true; }));
-    Tensor more = filled(16 * kBytes, 3);
+    Tensor more = filled_bytes(16 * kBytes, 3);
     more.release();
     EXPECT_TRUE(eventually([&] { return trim() > 0; }));
     note->step = 5;
@@ -155,8 +150,8 @@ TEST_F(Pinned, F2ABorrowersPinKeepsTheOwnerFromGivingPagesBackUntilItEnds) {
 
 TEST_F(Pinned, F2ADeadBorrowersPinsAreGone) {
   Child owner([&] {
-    const Tensor kept = filled(kBytes, 1);
-    Tensor freed = filled(16 * kBytes, 2);
+    const Tensor kept = filled_bytes(kBytes, 1);
+    Tensor freed = filled_bytes(16 * kBytes, 2);
     note->write(share(kept).to_text());
     note->reach(2);
     freed.release();
@@ -177,7 +172,7 @@ TEST_F(Pinned, F2ADeadBorrowersPinsAreGone) {
 /// The owner gives the whole segment back, and its borrower is to unmap it.
 TEST_F(Pinned, F3NothingIsUnmappedWhileItIsPinned) {
   Child owner([&] {
-    Tensor large = filled(kLarge, 1);
+    Tensor large = filled_bytes(kLarge, 1);
     note->write(share(large).to_text());
     note->reach(2);  // opened, pinned, released
     large.release();
@@ -207,7 +202,7 @@ TEST_F(Pinned, F4AnOwnTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
     cu.use(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
-    Tensor here = filled(kBytes, 4, true);
+    Tensor here = filled_bytes(kBytes, 4, true);
     const void* const at = here.data();
     close_with(cu, stream, *gate);
     copy_in(cu, stream, there, here);
@@ -224,7 +219,7 @@ TEST_F(Pinned, F4AnOwnTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
 /// A loader whose workers refill at once: the batch is dropped long before the card reads it.
 TEST_F(Pinned, F4ABorrowedTensorIsUsedAgainOnlyOnceItsCopyIsDone) {
   Child owner([&] {
-    Tensor batch = filled(kBytes, 6);
+    Tensor batch = filled_bytes(kBytes, 6);
     const void* const at = batch.data();
     note->write(share(batch).to_text());
     note->reach(2);  // it has been opened, copied from, and dropped
@@ -261,7 +256,7 @@ TEST_F(Pinned, F4WorkThatComesAfterTheReleaseIsNotWaitedFor) {
     const CudaCalls cu;
     cu.use(0);
     const CUstream stream = cu.stream();
-    Tensor here = filled(kBytes, 4, true);
+    Tensor here = filled_bytes(kBytes, 4, true);
     const void* const at = here.data();
     here.release();
     close_with(cu, stream, *gate);
@@ -278,7 +273,7 @@ TEST_F(Pinned, F5ReleasesWaitWhileAStreamIsCapturedAndSpoilNoCapture) {
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
     for (int i = 0; i < 20; ++i) {
-      Tensor here = filled(kBytes, 4, true);
+      Tensor here = filled_bytes(kBytes, 4, true);
       const void* const at = here.data();
       CaptureGate::get().begin();
       EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
@@ -303,7 +298,7 @@ TEST_F(Pinned, ADriverWithoutEventsOfAContextIsWaitedForByAThread) {
     cu.use(0);
     const CUstream stream = cu.stream();
     const Tensor there = device_bytes(kBytes);
-    Tensor here = filled(kBytes, 4, true);
+    Tensor here = filled_bytes(kBytes, 4, true);
     const void* const at = here.data();
     close_with(cu, stream, *gate);
     copy_in(cu, stream, there, here);
@@ -322,8 +317,8 @@ TEST_F(Pinned, P7AForkedChildHasPinnedNothingAndKeepsNothing) {
     const CudaCalls cu;
     cu.use(0);
     const CUstream stream = cu.stream();
-    const Tensor kept = filled(kBytes, 1, true);
-    Tensor dropped = filled(kBytes, 2, true);
+    const Tensor kept = filled_bytes(kBytes, 1, true);
+    Tensor dropped = filled_bytes(kBytes, 2, true);
     const void* const at = dropped.data();
     close_with(cu, stream, *gate);
     dropped.release();
@@ -345,8 +340,8 @@ TEST_F(Pinned, P7AForkedChildHasPinnedNothingAndKeepsNothing) {
 
 TEST_F(Pinned, TrimUnpinsWhatNothingLiesInAndGivesItBack) {
   in_child([] {
-    Tensor large = filled(kLarge, 1, true);
-    const Tensor kept = filled(100, 1, true);
+    Tensor large = filled_bytes(kLarge, 1, true);
+    const Tensor kept = filled_bytes(100, 1, true);
     large.release();
     EXPECT_EQ(stats().pinned_bytes, kPinUnit + kLarge);
     EXPECT_TRUE(eventually([] { return trim(), stats().pinned_bytes == kPinUnit; }));
@@ -357,8 +352,8 @@ TEST_F(Pinned, TrimUnpinsWhatNothingLiesInAndGivesItBack) {
 
 TEST_F(Pinned, BeyondTheLimitNothingIsPinnedAndWhatIsIdleMakesRoom) {
   in_child_with({{"ONECOPY_PIN_LIMIT", "100M"}}, [] {
-    Tensor first = filled(kLarge, 1, true);
-    const Tensor second = filled(2 * kLarge, 2);
+    Tensor first = filled_bytes(kLarge, 1, true);
+    const Tensor second = filled_bytes(2 * kLarge, 2);
     expect_refusal(ErrorCode::out_of_memory, {"83886080", "41943040", "104857600", "ONECOPY_PIN_LIMIT"},
                    [&] { pin(second); });
     EXPECT_FALSE(is_pinned(second));
@@ -373,7 +368,7 @@ TEST_F(Pinned, BeyondTheLimitNothingIsPinnedAndWhatIsIdleMakesRoom) {
     EXPECT_EQ(stats().pinned_bytes, 2u * kLarge);
   });
   in_child_with({{"ONECOPY_PIN_LIMIT", "plenty"}}, [] {
-    expect_refusal(ErrorCode::invalid_argument, {"plenty", "K, M or G"}, [] { filled(1, 1, true); });
+    expect_refusal(ErrorCode::invalid_argument, {"plenty", "K, M or G"}, [] { filled_bytes(1, 1, true); });
   });
 }
 
@@ -381,8 +376,8 @@ TEST_F(Pinned, WithoutACardThatIsSaid) {
   in_child_with(
       {{"ONECOPY_CUDA_DRIVER", "libnot-there.so.1"}, {"ONECOPY_ASCEND_RUNTIME", "libnot-there.so.2"}}, [] {
         expect_refusal(ErrorCode::unsupported, {"sees none", "libnot-there.so.1", "Ascend", "doctor"},
-                       [] { filled(1, 1, true); });
-        const Tensor tensor = filled(1, 1);
+                       [] { filled_bytes(1, 1, true); });
+        const Tensor tensor = filled_bytes(1, 1);
         EXPECT_FALSE(is_pinned(tensor));
         unpin(tensor);
       });
@@ -405,7 +400,7 @@ TEST_F(Pinned, ACardReadsAndWritesTheHostsMemoryInPlaceThroughAView) {
     const CudaCalls cu;
     cu.use(0);
     const CUstream stream = cu.stream();
-    const Tensor here = filled(kBytes, 4);
+    const Tensor here = filled_bytes(kBytes, 4);
     const Tensor view = view_on(here, kCuda0);
     EXPECT_TRUE(is_view(view));
     EXPECT_FALSE(is_view(here));
@@ -424,7 +419,7 @@ TEST_F(Pinned, ACardReadsAndWritesTheHostsMemoryInPlaceThroughAView) {
 /// The block belongs to another process, which frees it while a card still works on it.
 TEST_F(Pinned, AViewKeepsTheClaimUntilTheCardHasDoneItsWork) {
   Child owner([&] {
-    Tensor pages = filled(kBytes, 6);
+    Tensor pages = filled_bytes(kBytes, 6);
     const void* const at = pages.data();
     note->write(share(pages).to_text());
     note->reach(2);
@@ -465,7 +460,7 @@ TEST_F(Pinned, AViewKeepsTheClaimUntilTheCardHasDoneItsWork) {
 
 TEST_F(Pinned, UnpinLeavesWhatACardHasAViewOf) {
   in_child([] {
-    Tensor here = filled(kLarge, 4);
+    Tensor here = filled_bytes(kLarge, 4);
     Tensor view = view_on(here, kCuda0);
     unpin(here);
     Runtime::current().pinning().end_left();
@@ -479,7 +474,7 @@ TEST_F(Pinned, UnpinLeavesWhatACardHasAViewOf) {
 
 TEST_F(Pinned, AViewIsRefusedWhereItCannotBeAndIsNotShared) {
   in_child([] {
-    const Tensor here = filled(kBytes, 4);
+    const Tensor here = filled_bytes(kBytes, 4);
     expect_refusal(ErrorCode::invalid_argument, {"for a card"}, [&] { view_on(here, kCpu); });
     expect_refusal(ErrorCode::invalid_argument, {"cuda:9"}, [&] { view_on(here, {DeviceType::cuda, 9}); });
     expect_refusal(ErrorCode::invalid_argument, {"cuda:0", "own already"},
@@ -497,10 +492,10 @@ TEST_F(Pinned, AViewIsRefusedWhereItCannotBeAndIsNotShared) {
 /// A pinner and an owner that gives pages back again and again: the counts end where they began.
 TEST_F(Pinned, PinsAndHolesPassEachOther) {
   Child owner([&] {
-    const Tensor kept = filled(kBytes, 1);
+    const Tensor kept = filled_bytes(kBytes, 1);
     note->write(share(kept).to_text());
     while (note->step < 2) {
-      filled(8 * kBytes, 2).release();
+      filled_bytes(8 * kBytes, 2).release();
       trim();
     }
   });

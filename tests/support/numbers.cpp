@@ -2,6 +2,7 @@
 #include "support/numbers.h"
 
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <vector>
 
@@ -19,6 +20,12 @@ Tensor numbers(std::int64_t count, std::int64_t first) {
   std::vector<std::int64_t> content(static_cast<std::size_t>(count));
   std::iota(content.begin(), content.end(), first);
   copy_bytes_and_wait({tensor.data(), tensor.device(), content.data(), kCpu, tensor.nbytes()});
+  return tensor;
+}
+
+Tensor filled_bytes(std::int64_t count, int value, bool pinned) {
+  Tensor tensor = empty(Layout(DType::u8, {count}), {.pinned = pinned});
+  std::memset(tensor.data(), value, tensor.nbytes());
   return tensor;
 }
 

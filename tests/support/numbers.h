@@ -15,6 +15,8 @@ Device device();
 Tensor numbers(std::int64_t count, std::int64_t first = 0);
 /// One of them.
 inline Tensor number(std::int64_t n) { return numbers(1, n); }
+/// A fresh tensor u8[count] of the CPU, every element `value`.
+Tensor filled_bytes(std::int64_t count, int value, bool pinned = false);
 
 // Element by element, wherever the tensor is. Slow.
 

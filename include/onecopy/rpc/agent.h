@@ -16,23 +16,23 @@
 
 namespace onecopy::rpc {
 
-/// What a call takes there and back: bytes, and tensors that are not copied. A tensor is lent: caller and callee see
+/// Arguments of a call, or its result: bytes, and tensors that are not copied. A tensor is lent: caller and callee see
 /// the same memory, each as long as it has the tensor.
 struct Values {
   Bytes data;
   std::vector<Tensor> tensors;
 };
 
-/// Runs in the process that is called, on a thread of its agent. What it throws is thrown at the caller.
+/// Runs in the process that is called, on a thread of its agent. Its exceptions are thrown at the caller.
 using Function = std::function<Values(Values&&)>;
 
-/// The same of plain values, for callers in C++ and in Python. Its tensors are copies that the function may keep, or
-/// lent by a caller in C++.
+/// A function of plain values, for callers in C++ and in Python; runs and throws as a Function. Its tensors are copies
+/// that the function may keep, or lent by a caller in C++.
 using PlainFunction = std::function<Value(const Value::List& arguments)>;
 
 struct AgentOptions {
   std::string name;          ///< of this member, unique in its group
-  std::uint32_t number = 0;  ///< the same, for those that count
+  std::uint32_t number = 0;  ///< of this member, unique in its group
   /// Of calls that say nothing else; zero: none.
   std::chrono::nanoseconds timeout = std::chrono::seconds(60);
   /// How long a thread looks for a message before it sleeps: the time that it takes to wake a process is well spent
@@ -99,7 +99,7 @@ class Agent {
   /// Future::get() throws.
   Values call(std::string_view member, std::string_view function, Values&& arguments = {},
               std::chrono::nanoseconds timeout = {});
-  /// The same without waiting for the answer. Throws before anything was sent, or not at all.
+  /// As call(), without waiting for the answer. Throws before anything was sent, or not at all.
   Future call_async(std::string_view member, std::string_view function, Values&& arguments = {},
                     std::chrono::nanoseconds timeout = {});
 

@@ -3,7 +3,7 @@
 
 >>> model = onecopy.hf.from_pretrained(AutoModelForCausalLM, "path/to/checkpoint")
 
-The first process of this user loads the files; the next ones open what it has, without reading them.
+The first process of this user loads the files; the next ones open its weights, without reading them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-# What type checkers see: the names of the standard library's multiprocessing and of torch.multiprocessing.
+# For type checkers: the names of the standard library's multiprocessing and of torch.multiprocessing.
 from collections.abc import Callable, Iterable
 from multiprocessing import *
 from typing import Any

@@ -1,4 +1,4 @@
-# What type checkers see: the standard library's, of which ours are subclasses.
+# For type checkers: the standard library's classes, of which ours are subclasses.
 from multiprocessing.context import (
     AuthenticationError as AuthenticationError,
     BaseContext as BaseContext,

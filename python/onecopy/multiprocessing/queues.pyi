@@ -1,4 +1,4 @@
-# What type checkers see: the standard library's, of which ours are subclasses.
+# For type checkers: the standard library's classes, of which ours are subclasses.
 from multiprocessing.queues import (
     JoinableQueue as JoinableQueue,
     Queue as Queue,

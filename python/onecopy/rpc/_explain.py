@@ -13,7 +13,7 @@ def explain(to, tensor):
     Throws RuntimeError for a tensor on a card that no device map sends anywhere."""
     agent = _agent.current()
     member = agent.member(to)
-    tensor = tensor.alias() if isinstance(tensor, _modes.Marked) else tensor
+    tensor = tensor.alias() if isinstance(tensor, _modes.MarkedTensor) else tensor
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"explain() takes a tensor, not a {type(tensor).__name__}")
     if member.info.id == agent.info.id:

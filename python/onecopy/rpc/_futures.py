@@ -18,7 +18,7 @@ _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
 
 class CallFuture(torch.futures.Future):
     """Completes once. Where a thread waits, that thread takes the answer, sets the result, and runs the callbacks; else a
-    worker does, once there are callbacks. An answer that nobody has asked for stays where it is.
+    worker does, once there are callbacks. An answer that no thread asks for stays where it is.
 
     Thread safety: all members may be called concurrently, but for begin(), which is called before the Future is given away.
     Invariant: a call that has ended is let go of. It may have this Future for its owner, and neither would ever go else.

@@ -8,7 +8,7 @@ COPY, BORROW, MOVE = "copy", "borrow", "move"
 _ATTRIBUTE = "_onecopy_rpc_mode"
 
 
-class Marked:
+class MarkedTensor:
     """An argument or a result with its mode. One use, in one call."""
 
     __slots__ = ("tensor", "mode")
@@ -37,14 +37,14 @@ def borrow(tensor):
 
     A tensor of the CPU moves into shared memory at the first time. The other has it for as long as it keeps a
     reference, and each sees the other's writes."""
-    return Marked(tensor, BORROW)
+    return MarkedTensor(tensor, BORROW)
 
 
 def move(tensor):
     """Gives a tensor away: no byte is copied, and it is empty in this process when the call has been sent.
 
     Throws TypeError for a tensor that requires gradients: the graph needs it here."""
-    marked = Marked(tensor, MOVE)
+    marked = MarkedTensor(tensor, MOVE)
     if tensor.requires_grad:
         raise TypeError("move() takes a tensor that needs no gradient: borrow() it, or move(tensor.detach())")
     return marked
@@ -63,8 +63,8 @@ def check_far(tensors, info):
 
 
 def marked_in(value, depth=4):
-    """The Marked ones in arguments: at the top, and in lists, tuples and dicts."""
-    if isinstance(value, Marked):
+    """The marked tensors in arguments: at the top, and in lists, tuples and dicts."""
+    if isinstance(value, MarkedTensor):
         yield value
     elif depth and isinstance(value, (list, tuple)):
         for item in value:
@@ -76,7 +76,7 @@ def marked_in(value, depth=4):
 
 def unmarked(value, depth=4):
     """Arguments without marks, for a call that crosses to no other process."""
-    if isinstance(value, Marked):
+    if isinstance(value, MarkedTensor):
         return value.tensor
     if depth and type(value) in (list, tuple):
         return type(value)(unmarked(item, depth - 1) for item in value)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of exported functions, with deadlines that go along, cancelling, streams, and a bound on what is under way."""
+"""Calls of exported functions, with deadlines that go along, cancelling, streams, and a bound on the calls under way."""
 import asyncio
 import inspect
 import itertools
@@ -284,7 +284,7 @@ def wait_all(calls, timeout=None):
 
 
 def calls(of=None):
-    """What is under way: a dict for each call that this process, or the member `of`, has made or runs, with its trace,
+    """The calls under way: a dict for each that this process, or the member `of`, has made or runs, with its trace,
     function, member, direction and the seconds since it came to each stage."""
     if of is not None:
         return _agent.current().call(of, "calls", None).wait()
@@ -307,7 +307,7 @@ def _described(call, member, direction, now):
 def serve(agent, caller, value, run):
     """run(function, args, kwargs, call) as the current call. Its failure is a RemoteFailure."""
     number, deadline, trace, name, args, kwargs = value[:6]
-    running = _running.Running(number, agent.get_worker_info(caller), name, deadline, trace)
+    running = _running.RunningCall(number, agent.get_worker_info(caller), name, deadline, trace)
     _telemetry.log.debug("%s: %s for %s begins", trace, name, running.caller)
     failed = False
     with _running.entered(running):

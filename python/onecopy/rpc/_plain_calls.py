@@ -103,7 +103,7 @@ class PlainCalls:
         return name if names.get(qualname) is function else None
 
     def function_named(self, name):
-        """What a member's name for a function stands for. Throws AttributeError, PermissionError."""
+        """The function that a member names. Throws AttributeError, PermissionError."""
         function, names, qualname = self._named.get(name, _NO_FUNCTION)
         if function is None or names.get(qualname) is not function:
             function, names, qualname, _ = self._find_plain(name)

@@ -19,7 +19,8 @@ def enter(address):
     """The WorkerInfo of the program in C++ of that address, which Agent::address() gave. From now on it can be called:
     call(info, "name", args), with the names that Agent::define_plain() gave, and without keyword arguments.
 
-    Throws BadHandle for what is no address, InvalidArgument when its number is that of a member, RuntimeError when its name is.
+    Throws BadHandle for bytes that are no address, InvalidArgument if its number is that of a member, RuntimeError if its
+    name is.
     """
     return _agent.current().enter_program(address)
 

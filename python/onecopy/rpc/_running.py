@@ -15,12 +15,12 @@ from ._telemetry import Stages
 
 _current = contextvars.ContextVar("onecopy_rpc_call", default=None)
 _lock = threading.Lock()
-_running = {}  # (caller's id, call) -> Running
+_running = {}  # (caller's id, call) -> RunningCall
 _early = collections.OrderedDict()  # cancelled before they began
 _MOST_EARLY = 4096
 
 
-class Running:
+class RunningCall:
     """A call that this process runs.
 
     Attributes:

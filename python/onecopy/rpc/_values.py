@@ -182,7 +182,7 @@ def _numpy_form(encoder, value, depth):
 
 # Before dataclasses and named tuples: torch.Size is a tuple.
 _FORMS = [
-    (_modes.Marked, lambda e, v, d: e._marked(v)),
+    (_modes.MarkedTensor, lambda e, v, d: e._marked(v)),
     (torch.Size, lambda e, v, d: ("size", list(v))),
     (torch.dtype, lambda e, v, d: ("torch", str(v).removeprefix("torch."))),
     (torch.layout, lambda e, v, d: ("torch", str(v).removeprefix("torch."))),

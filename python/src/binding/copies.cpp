@@ -32,12 +32,15 @@ void append_opened(nb::list& list, const std::vector<Tensor>& made,
   for (std::size_t i = 0; i < made.size(); ++i) list.append(flags[i] ? *next++ : nb::cast(made[i]));
 }
 
-std::optional<torch::FlaggedTensor> shared_torch(nb::handle object) {
-  if (!torch::is_loaded() || !torch::is_tensor(object.ptr())) return std::nullopt;
-  return torch::share(object.ptr());
-}
-
 }  // namespace
+
+std::optional<ProgramTensor> tensor_of(nb::handle object) {
+  if (nb::isinstance<Tensor>(object)) return ProgramTensor{*nb::inst_ptr<Tensor>(object), {}};
+  if (!torch::is_tensor(object.ptr())) return {};
+  auto shared = torch::share(object.ptr());
+  if (!shared) return {};
+  return ProgramTensor{std::move(shared->tensor), shared->flags};
+}
 
 Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
     : device_(nb::borrow(device)),
@@ -45,29 +48,29 @@ Copies::Copies(nb::handle device, nb::object stream, std::size_t part)
       part_(part),
       is_to_host_(device_arg(device, "device") == kCpu) {}
 
-void Copies::add(Tensor tensor, std::optional<std::uint32_t> flags) {
-  if (tensor.data() < last_) ++descents_;
-  last_ = tensor.data();
-  bytes_ += tensor.nbytes();
-  waiting_.push_back(std::move(tensor));
-  flags_.push_back(flags);
+std::size_t Copies::add(nb::list objects) {
+  std::size_t added = 0;
+  for (const nb::handle object : objects) {
+    auto one = tensor_of(object);
+    if (!one) break;
+    append(*std::move(one));
+    ++added;
+  }
+  return added;
+}
+
+void Copies::append(ProgramTensor one) {
+  if (one.tensor.data() < last_) ++descents_;
+  last_ = one.tensor.data();
+  bytes_ += one.tensor.nbytes();
+  waiting_.push_back(std::move(one.tensor));
+  flags_.push_back(one.flags);
   if (is_part_full()) copy();
 }
 
 /// To the host there is one part: each one waits for its copy.
 bool Copies::is_part_full() const {
   return !is_to_host_ && bytes_ >= part_ && 4 * descents_ <= waiting_.size();
-}
-
-std::size_t Copies::add_leading(nb::list objects) {
-  std::size_t added = 0;
-  for (const nb::handle object : objects) {
-    if (auto shared = shared_torch(object)) add(std::move(shared->tensor), shared->flags);
-    else if (nb::isinstance<Tensor>(object)) add(*nb::inst_ptr<Tensor>(object), std::nullopt);
-    else break;
-    ++added;
-  }
-  return added;
 }
 
 void Copies::copy() {
@@ -102,8 +105,7 @@ void init_copies(nb::module_& m) {
       .def(nb::init<nb::handle, nb::object, std::size_t>(), nb::arg("device"), nb::arg("stream").none(),
            nb::arg("part") = Copies::kPart,
            "A card copies ``part`` bytes while those behind them are added.")
-      .def("add", &Copies::add, nb::arg("tensor"), nb::arg("flags").none())
-      .def("add_leading", &Copies::add_leading, nb::arg("objects"),
+      .def("add", &Copies::add, nb::arg("objects"),
            "Adds objects up to the first that is no tensor; how many.")
       .def("end", &Copies::end, "The copies, each of the library that the original came from.")
       .def_prop_ro("parts", &Copies::parts, "How many tensors each part had.");

@@ -11,6 +11,14 @@
 
 namespace onecopy::python {
 
+/// A tensor of the program's as ours, with the flags of torch::FlaggedTensor if it is torch's.
+struct ProgramTensor {
+  Tensor tensor;
+  std::optional<std::uint32_t> flags;
+};
+/// Empty for an object that is no plain tensor of onecopy or torch. Throws as torch::share(). Called with the GIL held.
+std::optional<ProgramTensor> tensor_of(nb::handle object);
+
 /// Copies of tensors on a device, each of the library that the original came from, in the order in which they are added.
 ///
 /// A card copies the first half GiB while the tensors behind it are added. Neighbours are joined within such a part, so
@@ -24,16 +32,15 @@ class Copies {
   /// `stream`: a stream of torch or cupy or its number; None is the current one. Throws as device_arg().
   Copies(nb::handle device, nb::object stream, std::size_t part);
 
-  /// `flags` of torch::FlaggedTensor; none for a tensor of onecopy's.
-  void add(Tensor tensor, std::optional<std::uint32_t> flags);
   /// Adds objects up to the first that is no plain tensor of onecopy or torch. Returns how many.
-  std::size_t add_leading(nb::list objects);
+  std::size_t add(nb::list objects);
   /// The copies. Throws as to_device().
   nb::list end();
 
   const std::vector<std::size_t>& parts() const noexcept { return parts_; }
 
  private:
+  void append(ProgramTensor one);
   void copy();
   bool is_part_full() const;
 

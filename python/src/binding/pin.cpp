@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "binding/args.h"
+#include "binding/copies.h"
 #include "binding/device.h"
 #include "binding/gil.h"
 #include "binding/kept.h"
@@ -45,10 +46,15 @@ bool pin_batch(nb::handle tensor, int ordinal) {
   }
 }
 
-Tensor view_here(const Tensor& tensor, nb::handle device) {
+/// A view of a tensor in the library of its original, without gradients; None for an object that is no plain tensor.
+nb::object view_here(nb::handle object, nb::handle device) {
+  constexpr std::uint32_t kOfGradients = torch::kRequiresGrad | torch::kParameter;
+  const auto original = tensor_of(object);
+  if (!original) return nb::none();
   const Device card = device_arg(device, "device");
   watch_captures();
-  return without_gil([&] { return view_on(tensor, card); });
+  const Tensor view = without_gil([&] { return view_on(original->tensor, card); });
+  return original->flags ? torch::open(view, *original->flags & ~kOfGradients) : nb::cast(view);
 }
 
 }  // namespace
@@ -70,8 +76,8 @@ void init_pin(nb::module_& m) {
       "_pin", [](const Tensor& tensor, nb::handle device) { pin_here(tensor, card_arg(device)); },
       nb::arg("tensor"), nb::arg("device") = nb::none(),
       nb::sig("def _pin(tensor: Tensor, device: typing.Any = None) -> None"));
-  m.def("_view_on", &view_here, nb::arg("tensor"), nb::arg("device"),
-        nb::sig("def _view_on(tensor: Tensor, device: typing.Any) -> Tensor"));
+  m.def("_view_on", &view_here, nb::arg("object").none(), nb::arg("device"),
+        nb::sig("def _view_on(object: typing.Any, device: typing.Any) -> typing.Any"));
   m.def(
       "_unpin", [](const Tensor& tensor) { unpin(tensor); }, nb::arg("tensor"));
   m.def(

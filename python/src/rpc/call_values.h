@@ -19,7 +19,7 @@ namespace onecopy::python {
 inline constexpr std::uint32_t kPlainCall =
     4;  ///< arguments or result of a plain call: values, no tensor is lent
 
-/// The same of calls within a context of autograd, and of their results: (verb, context, record of sent tensors, value).
+/// Arguments or result of a call within a context of autograd: (verb, context, record of sent tensors, value).
 inline constexpr std::uint32_t kPlainTree = 5;
 
 /// A tuple of plain values and tensors that may be lent, as queues carry it.

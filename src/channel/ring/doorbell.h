@@ -79,7 +79,7 @@ class Bell {
   std::atomic<std::int32_t> processor_{0};  ///< the listener's, plus 1; 0: it never said
 };
 
-/// What all lanes into one process ring: one bell for answers, which waiting threads listen to, and one for calls,
+/// The bells that all lanes into one process ring: one for answers, which waiting threads listen to, and one for calls,
 /// which its workers do. An answer that no thread waits for rings for a worker, unless none is needed for answers.
 /// Thread safety: all members may be called concurrently.
 struct Doorbell {

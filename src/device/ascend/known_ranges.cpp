@@ -2,8 +2,8 @@
 #include "known_ranges.h"
 
 #include <map>
-#include <mutex>
-#include <shared_mutex>
+
+#include "os/mutex.h"
 
 namespace onecopy::ascend {
 
@@ -16,8 +16,8 @@ struct Facts {
 };
 
 struct Ranges {
-  std::shared_mutex mutex;
-  std::map<const std::byte*, Facts> by_base;
+  SharedMutex mutex;
+  std::map<const std::byte*, Facts> by_base GUARDED_BY(mutex);
 };
 
 Ranges& ranges() {
@@ -28,7 +28,7 @@ Ranges& ranges() {
 Facts facts_of(const void* pointer) {
   Ranges& all = ranges();
   const auto* at = static_cast<const std::byte*>(pointer);
-  const std::shared_lock lock(all.mutex);
+  const ReaderLock lock(all.mutex);
   const auto after = all.by_base.upper_bound(at);
   if (after == all.by_base.begin()) return {};
   const auto& [base, facts] = *std::prev(after);
@@ -39,13 +39,13 @@ Facts facts_of(const void* pointer) {
 
 KnownRange::KnownRange(const void* base, std::size_t bytes, Access access, int owner) : base_(base) {
   Ranges& all = ranges();
-  const std::unique_lock lock(all.mutex);
+  const WriterLock lock(all.mutex);
   all.by_base[static_cast<const std::byte*>(base)] = {bytes, access == Access::read_only, owner};
 }
 
 KnownRange::~KnownRange() {
   Ranges& all = ranges();
-  const std::unique_lock lock(all.mutex);
+  const WriterLock lock(all.mutex);
   all.by_base.erase(static_cast<const std::byte*>(base_));
 }
 

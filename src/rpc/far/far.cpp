@@ -20,7 +20,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// What a process that lives needs to answer.
+/// A living process answers sooner.
 constexpr std::chrono::seconds kConnectPatience{10};
 
 std::string environment(const char* name) {

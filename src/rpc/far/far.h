@@ -100,7 +100,7 @@ class Far {
   UnsharedDescriptor unshared_;  ///< the listener's
   std::string endpoint_;
   std::atomic<bool> is_over_{false};
-  /// What the watch thread calls at the first client: it may be about to when this object ends.
+  /// The watch thread calls it at the first client, and may be about to when this object ends.
   struct Starter {
     Mutex mutex;
     Far* far GUARDED_BY(mutex) = nullptr;

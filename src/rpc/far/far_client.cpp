@@ -48,9 +48,9 @@ HelloHead wanted(const Address& to) { return {to.host, to.start_time, to.pid, to
 
 }  // namespace
 
-std::vector<FarClients::Proved> FarClients::serve() {
+std::vector<FarClients::Connection> FarClients::serve() {
   accept_new();
-  std::vector<Proved> proved;
+  std::vector<Connection> proved;
   for (auto at = clients_.begin(); at != clients_.end();) {
     bool is_over = true;
     try {
@@ -102,7 +102,7 @@ bool FarClients::hear(Client& client) {
   return true;
 }
 
-std::optional<FarClients::Proved> FarClients::judge(Client& client) {
+std::optional<FarClients::Connection> FarClients::judge(Client& client) {
   const auto proof = load<handshake::Proof>(client.heard.data());
   if (!is_proof(proof.digest, prove(key_, "rpc client", client.nonce, proof.nonce))) {
     if (refused_++ == 0)
@@ -113,11 +113,11 @@ std::optional<FarClients::Proved> FarClients::judge(Client& client) {
   }
   handshake::send(client.socket,
                   handshake::Verdict{kWelcome, prove(key_, "rpc listener", proof.nonce, client.nonce)});
-  return Proved{std::move(client.socket), keys_of(key_, client.nonce, proof.nonce),
-                std::move(client.unshared)};
+  return Connection{std::move(client.socket), keys_of(key_, client.nonce, proof.nonce),
+                    std::move(client.unshared)};
 }
 
-FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, Deadline deadline) {
+FarClients::Connection prove_to(const HostPort& listener, ByteSpan key, Deadline deadline) {
   using namespace std::chrono_literals;
   StreamSocket socket = StreamSocket::connect(listener, deadline.whole_ms_left(1h));
   UnsharedDescriptor unshared(socket.fd());

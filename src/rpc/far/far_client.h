@@ -21,7 +21,8 @@ namespace onecopy::rpc {
 /// Thread safety: none of its own: the far thread's.
 class FarClients {
  public:
-  struct Proved {
+  /// One whose two ends have proved themselves.
+  struct Connection {
     StreamSocket socket;
     FrameKeys keys;
     UnsharedDescriptor unshared;
@@ -31,7 +32,7 @@ class FarClients {
       : listener_(listener), key_(key), poller_(poller), token_(token) {}
 
   /// Reads the clients' bytes. Returns the clients that have proved themselves since.
-  std::vector<Proved> serve();
+  std::vector<Connection> serve();
   bool is_empty() const noexcept { return clients_.empty(); }
 
  private:
@@ -49,7 +50,7 @@ class FarClients {
   void greet(StreamSocket socket);
   /// False when the client is over.
   bool hear(Client& client);
-  std::optional<Proved> judge(Client& client);
+  std::optional<Connection> judge(Client& client);
 
   StreamSocket& listener_;
   const ByteSpan key_;
@@ -60,7 +61,7 @@ class FarClients {
 };
 
 /// Connects to a member's listener. Throws peer_died, timeout, bad_secret.
-FarClients::Proved prove_to(const HostPort& listener, ByteSpan key, Deadline deadline);
+FarClients::Connection prove_to(const HostPort& listener, ByteSpan key, Deadline deadline);
 
 /// The first frame of a client: the member that it wants to reach, and its own address.
 Bytes encode_hello(const Address& to, const Address& own);

@@ -10,7 +10,7 @@
 #include "os/log.h"
 #include "rpc/far/far.h"
 
-/// What the far thread does.
+/// The work of the far thread.
 namespace onecopy::rpc {
 namespace {
 

@@ -67,7 +67,7 @@ const RetainedSegments::Entry* RetainedSegments::another_of(const std::string& o
 
 std::shared_ptr<RetainedSegments::Owner> RetainedSegments::watched(const ProcessOrigin& origin,
                                                                    const Fd& table) {
-  const std::shared_ptr<Owner> owner(new Owner{open_pidfd(origin), origin.pid, inode_of(table), nullptr});
+  std::shared_ptr<Owner> owner(new Owner{open_pidfd(origin), origin.pid, inode_of(table), nullptr});
   if (!loop_ || !owner->pidfd) return owner;
   loop_->add(owner->pidfd.get(), [this, watched = std::weak_ptr(owner)] {
     const LockGuard lock(mutex_);

@@ -171,6 +171,7 @@ void Broker::send_rest(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::WantRest>(packet);
   const std::vector<Fd> fds = ledger_.export_rest(body.segment, body.first);
   std::vector<int> numbers;
+  numbers.reserve(fds.size());
   for (const Fd& fd : fds) numbers.push_back(fd.get());
   reply(c, wire::pack(wire::Rest{}), numbers);
 }

@@ -14,7 +14,7 @@
 
 namespace onecopy {
 
-/// What the Broker sees of a connection.
+/// The Broker's view of a connection.
 struct Sight {
   std::chrono::steady_clock::time_point now;
   bool has_spoken = false;  ///< messages wait to be read

@@ -48,9 +48,9 @@ bool LateReleases::keep(SharedBlocks& group, std::uint32_t block,
   }
   ++total_;
   ++size_;
-  if (is_due && has_points_ && !(must_not_wait && must_not_wait())) close_list();
+  if (is_due && has_points_ && !(hooks_.must_not_wait && hooks_.must_not_wait())) close_list();
   end_due();
-  if (size_ != 0 && on_wait) on_wait();
+  if (size_ != 0 && hooks_.on_wait) hooks_.on_wait();
   return true;
 }
 
@@ -132,7 +132,7 @@ bool LateReleases::release_due() noexcept {
     const LockGuard lock(mutex_);
     is_open = !open_.empty();
   }
-  if (is_open && on_work) on_work();
+  if (is_open && hooks_.on_work) hooks_.on_work();
   return size_ != 0;
 }
 

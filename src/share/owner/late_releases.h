@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "device/work_point.h"
@@ -36,12 +37,17 @@ class LateReleases {
   /// From now on references are kept here; again in a forked child, which has pinned nothing.
   static LateReleases& activate(DeviceType type);
 
-  /// Called (without locks) when a reference is kept. The caller must then call release_due() until it returns false.
-  static inline std::function<void()> on_wait;
-  /// Called (without locks) where a thread that may wait has to call settle().
-  static inline std::function<void()> on_work;
-  /// Is this a thread that may not wait for a driver? It closes no list.
-  static inline std::function<bool()> must_not_wait;
+  /// Calls without locks into the layer above.
+  struct Hooks {
+    /// A reference is kept: release_due() must be called until it returns false.
+    std::function<void()> on_wait;
+    /// A thread that may wait has to call settle().
+    std::function<void()> on_work;
+    /// Is this a thread that may not wait for a driver? It closes no list.
+    std::function<bool()> must_not_wait;
+  };
+  /// REQUIRES: no reference has been kept yet.
+  static void set_hooks(Hooks hooks) { hooks_ = std::move(hooks); }
 
   /// Keeps the reference, and ends it later by release_now(). Returns false if the block is not pinned: then the
   /// caller keeps the reference.
@@ -96,6 +102,7 @@ class LateReleases {
   Types all_types() const noexcept;
 
   static inline std::atomic<LateReleases*> active_{nullptr};
+  static inline Hooks hooks_;
 
   mutable Mutex mutex_;
   Types types_ GUARDED_BY(mutex_);

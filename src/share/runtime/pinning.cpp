@@ -78,13 +78,13 @@ std::uint64_t parse_limit(std::string_view text) {
 
 Pinning::Pinning(EventLoop& loop, StreamOrder& streams, Pools& pools)
     : streams_(streams), pools_(pools), looks_(loop, [this] { return look(); }) {
-  PinnedRanges::on_segment_end = [this] {
+  PinnedRanges::on_segment_end([this] {
     has_segment_ended_ = true;
     looks_.request();
-  };
-  LateReleases::on_wait = [this] { looks_.request(); };
-  LateReleases::on_work = [this] { settling_.request(); };
-  LateReleases::must_not_wait = [&loop] { return loop.runs_here(); };
+  });
+  LateReleases::set_hooks({.on_wait = [this] { looks_.request(); },
+                           .on_work = [this] { settling_.request(); },
+                           .must_not_wait = [&loop] { return loop.runs_here(); }});
 }
 
 Timer::Pause Pinning::look() noexcept {

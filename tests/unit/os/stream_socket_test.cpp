@@ -5,7 +5,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <optional>
 #include <string>
+#include <thread>
 
 #include "expect_error.h"
 #include "support/child.h"
@@ -98,6 +100,22 @@ TEST_P(StreamSocketTest, SaysWhenNobodyListensAnyMore) {
     where = listener.address();
   }
   expect_error(ErrorCode::peer_died, [&] { StreamSocket::connect(where, 20s); });
+}
+
+// A client that was connecting when the listener closed got "Connection reset by peer", a system error, for a death.
+TEST_P(StreamSocketTest, SaysThatAListenerIsGoneThatClosesWhileItConnects) {
+  const std::string where = address();
+  for (int round = 0; round < 60; ++round) {
+    std::optional<StreamSocket> listener = StreamSocket::listen(where);
+    std::thread client([at = listener->address()] {
+      expect_error(ErrorCode::peer_died, [&] {
+        for (;;) StreamSocket::connect(at, 20s);
+      });
+    });
+    std::this_thread::sleep_for(std::chrono::microseconds(round));
+    listener.reset();
+    client.join();
+  }
 }
 
 TEST_P(StreamSocketTest, AnAddressIsTakenOnce) {

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <random>
 #include <thread>
@@ -19,6 +18,7 @@
 #include "share/broker/undelivered_items.h"
 #include "support/die_at.h"
 #include "support/footprint.h"
+#include "support/numbers.h"
 #include "support/watchdog.h"
 #include "unit/rpc/meeting.h"
 
@@ -72,11 +72,7 @@ struct Field {
   }
 };
 
-Values stamped(std::int64_t bytes, int stamp) {
-  Tensor tensor = empty(Layout(DType::u8, {bytes}));
-  std::memset(tensor.data(), stamp, static_cast<std::size_t>(bytes));
-  return {{}, {std::move(tensor)}};
-}
+Values stamped(std::int64_t bytes, int stamp) { return {{}, {testing::filled_bytes(bytes, stamp)}}; }
 
 bool has_stamp(const Values& values, std::int64_t bytes, int stamp) {
   const Tensor& tensor = values.tensors.at(0);

@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdlib>
 #include <string>
+
+#include "support/watchdog.h"
+#include "unit/rpc/meeting.h"
 
 namespace onecopy::rpc {
 
@@ -18,6 +23,16 @@ class Environment {
 
  private:
   const char* name_;
+};
+
+/// Members of this host that reach each other over TCP, on loopback.
+class FarMembers : public ::testing::Test {
+ protected:
+  testing::Watchdog watchdog_;
+  Environment key_{"ONECOPY_RPC_KEY", "a secret of this test"};
+  Environment link_{"ONECOPY_RPC_LINK", "tcp"};
+  Environment listen_{"ONECOPY_RPC_LISTEN", "127.0.0.1:0"};
+  testing::Shared<Meeting> meeting_;
 };
 
 }  // namespace onecopy::rpc

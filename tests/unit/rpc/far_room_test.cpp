@@ -11,6 +11,7 @@
 #include "onecopy/share/share.h"
 #include "rpc/far/far_link.h"
 #include "rpc/message.h"
+#include "support/numbers.h"
 #include "support/refusal.h"
 #include "support/watchdog.h"
 #include "unit/rpc/far_environment.h"
@@ -22,14 +23,9 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Child;
 using testing::eventually;
+using testing::filled_bytes;
 using testing::Shared;
 using testing::Watchdog;
-
-Tensor filled(std::int64_t bytes, int value) {
-  Tensor tensor = empty(Layout(DType::u8, {bytes}));
-  std::fill_n(tensor.as<std::uint8_t>(), bytes, static_cast<std::uint8_t>(value));
-  return tensor;
-}
 
 bool holds(const Tensor& tensor, int value) {
   const auto* begin = tensor.as<const std::uint8_t>();
@@ -72,7 +68,7 @@ class ALinkAlone : public ::testing::Test {
 TEST_F(ALinkAlone, SendsWhatTensorsHeldWhenTheyWerePut) {
   constexpr std::int64_t kBytes = 12 << 20;
   for (int value = 1; value <= 3; ++value) {
-    Tensor tensor = filled(kBytes, value);
+    Tensor tensor = filled_bytes(kBytes, value);
     std::thread putter([&] {
       link_.put(note_with(tensor), {});
       std::fill_n(tensor.as<std::uint8_t>(), kBytes, std::uint8_t{99});
@@ -90,7 +86,7 @@ TEST_F(ALinkAlone, TakesNoMoreThanItHasRoomFor) {
   constexpr std::size_t kMessages = 64;
   std::atomic<std::size_t> put{0};
   std::thread putter([&] {
-    for (std::size_t i = 0; i < kMessages; ++i, ++put) link_.put(note_with(filled(kBytes, 1)), {});
+    for (std::size_t i = 0; i < kMessages; ++i, ++put) link_.put(note_with(filled_bytes(kBytes, 1)), {});
   });
   EXPECT_TRUE(eventually([&] { return link_.waiters() == 1; }));
   EXPECT_LT(put.load(), kMessages);
@@ -101,20 +97,13 @@ TEST_F(ALinkAlone, TakesNoMoreThanItHasRoomFor) {
 }
 
 TEST_F(ALinkAlone, LetsGoOfThreadsThatWaitForRoomWhenItEnds) {
-  std::thread putter([&] { link_.put(note_with(filled(64 << 20, 1)), {}); });
+  std::thread putter([&] { link_.put(note_with(filled_bytes(64 << 20, 1)), {}); });
   EXPECT_TRUE(eventually([&] { return link_.waiters() == 1; }));
   link_.end();
   putter.join();
 }
 
-class AFarMember : public ::testing::Test {
- protected:
-  Watchdog watchdog_;
-  Environment key_{"ONECOPY_RPC_KEY", "a secret of this test"};
-  Environment link_{"ONECOPY_RPC_LINK", "tcp"};
-  Environment listen_{"ONECOPY_RPC_LISTEN", "127.0.0.1:0"};
-  Shared<Meeting> meeting_;
-};
+class AFarMember : public FarMembers {};
 
 /// The member is stopped, so most of the tensor is still here when call_async() returns.
 TEST_F(AFarMember, GetsTheTensorAsItWasAtTheCall) {
@@ -123,7 +112,7 @@ TEST_F(AFarMember, GetsTheTensorAsItWasAtTheCall) {
   meeting_->join(agent, 1);
   agent.call("callee", "echo");
   for (int value = 1; value <= 3; ++value) {
-    Tensor tensor = filled(12 << 20, value);
+    Tensor tensor = filled_bytes(12 << 20, value);
     callee.signal(SIGSTOP);
     Future future = agent.call_async("callee", "echo", {{}, {tensor}});
     std::fill_n(tensor.as<std::uint8_t>(), tensor.nbytes(), std::uint8_t{99});
@@ -142,7 +131,7 @@ TEST_F(AFarMember, IsSentMoreThanThereIsRoomForByManyThreads) {
   for (int t = 1; t <= 4; ++t)
     threads.emplace_back([&agent, t] {
       std::vector<Future> futures;
-      Tensor tensor = filled(6 << 20, 0);
+      Tensor tensor = filled_bytes(6 << 20, 0);
       for (int i = 0; i < 4; ++i) {
         std::fill_n(tensor.as<std::uint8_t>(), tensor.nbytes(), static_cast<std::uint8_t>(10 * t + i));
         futures.push_back(agent.call_async("callee", "echo", {{}, {tensor}}));

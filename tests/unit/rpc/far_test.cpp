@@ -30,15 +30,6 @@ using testing::expect_refusal;
 using testing::Shared;
 using testing::Watchdog;
 
-class FarMembers : public ::testing::Test {
- protected:
-  Watchdog watchdog_;
-  Environment key_{"ONECOPY_RPC_KEY", "a secret of this test"};
-  Environment link_{"ONECOPY_RPC_LINK", "tcp"};
-  Environment listen_{"ONECOPY_RPC_LISTEN", "127.0.0.1:0"};
-  Shared<Meeting> meeting_;
-};
-
 Tensor counted(std::int64_t n) {
   Tensor tensor = empty(Layout(DType::i64, {n}));
   std::iota(tensor.as<std::int64_t>(), tensor.as<std::int64_t>() + n, 0);

@@ -49,7 +49,7 @@ def edge_of(tensor):
     return get_gradient_edge(tensor)
 
 
-class Received:
+class ReceivedTensors:
     """Tensors of one message, as outputs of one node of this worker's graph."""
 
     def __init__(self, context_id, message_id, peer, tensors):
@@ -74,7 +74,7 @@ class Received:
         return outputs
 
 
-class Sent:
+class SentTensors:
     """Tensors that left this worker in one message, as edges of its graph. Has a node's names for them."""
 
     def __init__(self, message_id, peer, edges):

@@ -8,7 +8,7 @@ import threading
 import torch
 
 from ... import _core
-from ._edges import Received, Sent, edge_of
+from ._edges import ReceivedTensors, SentTensors, edge_of
 from ._pass import LocalPass
 
 _MOST_PASSES = 4  # of one context that are remembered
@@ -50,7 +50,7 @@ class Context:
         which = [i for i, t in enumerate(tensors) if t.requires_grad] if torch.is_grad_enabled() else []
         if not which:
             return None
-        sent = Sent(next(self.engine.message_ids), peer, [edge_of(tensors[i]) for i in which])
+        sent = SentTensors(next(self.engine.message_ids), peer, [edge_of(tensors[i]) for i in which])
         with self._lock:
             self._sent[sent.message_id] = sent
         return sent.message_id, which
@@ -58,7 +58,7 @@ class Context:
     def attach_received(self, recorded, tensors, peer):
         """Makes tensors that came from `peer` part of this worker's graph, in place in the list."""
         message_id, which = recorded
-        received = Received(self.id, message_id, peer, [tensors[i] for i in which])
+        received = ReceivedTensors(self.id, message_id, peer, [tensors[i] for i in which])
         for i, tensor in zip(which, received.attach()):
             tensors[i] = tensor
         with self._lock:
@@ -75,7 +75,7 @@ class Context:
             return list(self._sent.values())
 
     def clear(self):
-        """Behind the context's end: what it has refers to itself, and would stay until the next collection."""
+        """Called when the context has ended: its passes and nodes refer to it, and would stay until the next collection."""
         with self._lock:
             self._passes.clear()
             for received in self._received.values():

@@ -69,7 +69,8 @@ class LocalPass:
         return self._finish(all_fired, change)[0]
 
     def _finish(self, fired, change, sender=None):
-        """Sends what has fired, and what the answers make fire. Throws the first failure, when all have ended."""
+        """Sends the gradients of outputs that have fired, and of those that fire by the answers. Throws the first
+        failure, when all calls have ended."""
         back, failure, call = [], None, None
         under_way = self._send(fired, sender, back)
         while under_way:
@@ -100,7 +101,7 @@ class LocalPass:
                 for r, g in fired]
 
     def _advance(self, component):
-        """Fires what can fire: [(received, gradients)], {worker: change}. REQUIRES: the component's lock."""
+        """Fires the outputs that can fire: [(received, gradients)], {worker: change}. REQUIRES: the component's lock."""
         here = self._arrived | self._dead
         fired = self._evaluate(component, here) if component.items else []
         fired += self._tombstones(component, here)
@@ -212,7 +213,7 @@ class LocalPass:
     # --- marks
 
     def mark_blocked(self):
-        """Marks what the blocked components will still send. A Future of None."""
+        """Marks the gradients that the blocked components will still send. A Future of None."""
         futures = []
         for component in self._shape.components:
             with component.lock:

@@ -2,8 +2,8 @@
 """torch.futures.wait_all() and collect_all() end with the first call that fails.
 
 torch's own ones do so for errors that were set in C++ only, so a list with Futures of calls goes here, and all others to
-torch. What torch itself collects is told: a Future of a call completes by itself only for those who ask. uninstall() undoes
-it."""
+torch. Futures that torch itself collects are told: a Future of a call completes by itself only for a thread that asks.
+uninstall() undoes it."""
 import threading
 
 import torch

@@ -276,7 +276,7 @@ def _all_gather(obj, worker_names=None, timeout=constants.UNSET_RPC_TIMEOUT):
 
 
 def _lead(agent, key, obj, names, seconds, of_calls):
-    """Waits for all, and tells all: what was gathered, or why it was not."""
+    """Waits for all, and tells all the gathered objects, or why there are none."""
     _gather_to_leader(key, agent.info.name, obj, names)
     failure = _wait_for(agent, key, names, seconds)
     gathered = _gathering(key).gathered_objects
