@@ -30,6 +30,7 @@ void check_pages(std::uintptr_t at, std::size_t bytes) {
 const ForkHook PinnedRanges::kForkHook{ForkRank::devices, {.in_child = [] {
                                          of_this_process.store(nullptr);
                                          any_.store(false);
+                                         is_unpinning_.store(false);
                                        }}};
 
 PinnedRanges& PinnedRanges::get() {
@@ -75,8 +76,22 @@ void PinnedRanges::remove(Address at) noexcept {
 }
 
 void PinnedRanges::unpin(void* at) noexcept {
-  const auto begin = reinterpret_cast<Address>(at);
   const LockGuard changing(changes_);
+  unpin_now(at);
+}
+
+bool PinnedRanges::unpin_unused(void* at, const std::function<bool()>& is_used) noexcept {
+  const LockGuard changing(changes_);
+  is_unpinning_ = true;
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  const bool goes = !is_used();
+  if (goes) unpin_now(at);
+  is_unpinning_ = false;
+  return goes;
+}
+
+void PinnedRanges::unpin_now(void* at) noexcept {
+  const auto begin = reinterpret_cast<Address>(at);
   Range gone{};
   {
     const WriterLock lock(mutex_);

@@ -22,8 +22,14 @@ inline constexpr std::uint64_t kPinUnit = std::uint64_t{64} << 20;
 /// The host's memory that this process has pinned, by address. A forked child has pinned nothing: the mappings are
 /// its own, and the pins stay its parent's.
 ///
-/// Thread safety: all members may be called concurrently. pin() and unpin() wait for each other and for the driver,
-/// and no other member waits for them. one_copy() takes a lock for a look-up. Invariants: ranges never overlap. A
+/// A driver that unpins a range while another thread gives it a copy there ends all of the process's work on the card
+/// (CUDA_ERROR_LAUNCH_FAILED, seen on an H100). Frameworks copy any block that this process has, also one whose
+/// neighbour was pinned. So a range is unpinned only while no block lies in it: unpin_unused() looks once more after it
+/// has said that it is about to, and a thread that gets a block looks for that with await_unpinning(). The later one sees
+/// the earlier one.
+///
+/// Thread safety: all members may be called concurrently. pin(), unpin() and unpin_unused() wait for each other and for the
+/// driver; beside them only await_unpinning() waits. one_copy() takes a lock for a look-up. Invariants: ranges never overlap. A
 /// range is known before the driver pins it and until it has unpinned it, so that no copy that begins meanwhile
 /// reaches over its edges.
 class PinnedRanges {
@@ -37,6 +43,13 @@ class PinnedRanges {
   /// Unpins the range that begins at `at`; has no effect if there is none. Waits for the device: never on a path that
   /// another thread waits for.
   void unpin(void* at) noexcept;
+  /// unpin(), unless `is_used` says that somebody may copy there: then returns false, and nothing is changed.
+  bool unpin_unused(void* at, const std::function<bool()>& is_used) noexcept;
+  /// Called by a thread that has got a block, before anybody learns its address: waits for a range that is being unpinned.
+  /// Costs one load while nothing is pinned.
+  static void await_unpinning() noexcept {
+    if (any() && is_unpinning()) get().wait_for_changes();
+  }
 
   /// Is anything pinned here now? Costs one load.
   static bool any() noexcept { return any_.load(std::memory_order_relaxed); }
@@ -74,12 +87,19 @@ class PinnedRanges {
   using Address = std::uintptr_t;
   using Ranges = std::map<Address, Range>;
 
+  static bool is_unpinning() noexcept {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // behind the caller's hold of the block
+    return is_unpinning_.load();
+  }
+  void wait_for_changes() noexcept { const LockGuard wait(changes_); }
+  void unpin_now(void* at) noexcept REQUIRES(changes_);
   void add(Address at, const Range& range) EXCLUDES(mutex_);
   void remove(Address at) noexcept EXCLUDES(mutex_);
   Ranges::const_iterator find(Address at) const noexcept REQUIRES_SHARED(mutex_);
 
   static const ForkHook kForkHook;
   inline static std::atomic<bool> any_{false};
+  inline static std::atomic<bool> is_unpinning_{false};
   inline static std::function<void()> on_segment_end_;
 
   Mutex changes_;  ///< held for the driver's calls

@@ -12,6 +12,7 @@
 #include "device/capture_gate.h"
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "onecopy/memory/copy.h"
 #include "onecopy/share/pin.h"
 #include "onecopy/share/share.h"
 #include "onecopy/share/stats.h"
@@ -28,6 +29,7 @@ using testing::Child;
 using testing::CudaCalls;
 using testing::CUstream;
 using testing::device_bytes;
+using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
 using testing::filled_bytes;
@@ -146,6 +148,39 @@ TEST_F(Pinned, F2ABorrowersPinKeepsTheOwnerFromGivingPagesBackUntilItEnds) {
   });
   EXPECT_EQ(borrower.join(), 0);
   EXPECT_EQ(owner.join(), 0);
+}
+
+/// Somebody may be copying the neighbour, and a driver that unpins it meanwhile ends all of the process's work.
+TEST_F(Pinned, UnpinLeavesAPieceWithOtherBlocks) {
+  in_child([] {
+    Tensor first = filled_bytes(kBytes, 1);
+    Tensor second = filled_bytes(kBytes, 2);
+    pin(first);
+    ASSERT_TRUE(is_pinned(second)) << "in the same piece";
+    unpin(first);
+    trim();
+    EXPECT_TRUE(is_pinned(second));
+    second.release();
+    pin(first);
+    unpin(first);
+    EXPECT_TRUE(eventually([] { return trim(), stats().pinned_bytes == 0; }));
+  });
+}
+
+/// As in the soak: what was 719 of a real driver, once in ten thousand steps.
+TEST_F(Pinned, CopiesBesideUnpinningAreRight) {
+  in_child([] {
+    for (std::uint8_t round = 0; round < 200; ++round) {
+      const Tensor first = filled_bytes(kBytes, round);
+      pin(first);
+      unpin(first);
+      const Tensor there = empty(first.layout(), kCuda0);
+      copy_into(first.view(), there.view());
+      const Tensor back = empty(first.layout());
+      copy_into(there.view(), back.view());
+      EXPECT_EQ(element<std::uint8_t>(back, kBytes - 1), round);
+    }
+  });
 }
 
 TEST_F(Pinned, F2ADeadBorrowersPinsAreGone) {

@@ -22,8 +22,9 @@ namespace onecopy {
 /// Throws invalid_argument for memory of other libraries or of a card, out_of_memory beyond ONECOPY_PIN_LIMIT (half
 /// of the memory).
 void pin(const Tensor& tensor, std::optional<Device> card = {});
-/// Ends the caller's use of the pinned memory. A background thread unpins it, unless a tensor beside it was pinned,
-/// too. Has no effect on memory that is not pinned.
+/// Ends the caller's use of the pinned memory, and unpins it, unless this process has another tensor beside it, which
+/// may be on its way to a card. Waits for the card's work. No thread may copy the tensor meanwhile. Has no effect on
+/// memory that is not pinned.
 void unpin(const Tensor& tensor);
 /// The tensor as work of a card has it: the card reads and writes the host's memory where it is, over the link, and
 /// nothing is copied. Memory that is not pinned is pinned. The view keeps the block as any tensor does; after the last

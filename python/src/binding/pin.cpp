@@ -79,7 +79,7 @@ void init_pin(nb::module_& m) {
   m.def("_view_on", &view_here, nb::arg("object").none(), nb::arg("device"),
         nb::sig("def _view_on(object: typing.Any, device: typing.Any) -> typing.Any"));
   m.def(
-      "_unpin", [](const Tensor& tensor) { unpin(tensor); }, nb::arg("tensor"));
+      "_unpin", [](const Tensor& tensor) { without_gil([&] { unpin(tensor); }); }, nb::arg("tensor"));
   m.def(
       "_is_pinned", [](const Tensor& tensor) { return is_pinned(tensor); }, nb::arg("tensor"));
   m.def("_pin_batch", &pin_batch, nb::arg("tensor"), nb::arg("ordinal"),

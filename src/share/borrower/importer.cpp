@@ -7,6 +7,7 @@
 #include <chrono>
 #include <thread>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "share/format/process_name.h"
 
@@ -124,6 +125,7 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
       ref = peer->claim(handle.block, handle.generation);
     }
     if (!ref) throw stale(handle);
+    PinnedRanges::await_unpinning();
     point("open.claimed");
     const Peer::ClaimRequest said{handle.block, handle.segment, handle.segment_size, handle.storage_size,
                                   handle.kind};

@@ -47,13 +47,14 @@ std::vector<LeaseInfo> Leases::list() const {
   return leases;
 }
 
-bool Leases::any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept {
+bool Leases::any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
+                    const std::set<std::uint32_t>& others) const noexcept {
   const HazardGuard here(this);
   if (closed_) return false;
   for (std::uint32_t block = 0; block <= highest_block_; ++block) {
     const Record& r = record(block);
     if (counts_[block].load(std::memory_order_relaxed) != 0 && r.segment == segment &&
-        r.offset < offset + bytes && offset < r.offset + r.size)
+        r.offset < offset + bytes && offset < r.offset + r.size && !others.contains(block))
       return true;
   }
   return false;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <set>
 #include <vector>
 
 #include "os/fd.h"
@@ -89,8 +90,9 @@ class Leases {
     const HazardGuard here(this);
     return !closed_ && counts_[block].load(std::memory_order_relaxed) != 0;
   }
-  /// Is there a lease of a block that lies in these bytes of the segment?
-  bool any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept;
+  /// Is there a lease of a block that lies in these bytes of the segment, beside `others`?
+  bool any_in(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
+              const std::set<std::uint32_t>& others) const noexcept;
   std::uint64_t count() const noexcept;
   std::vector<LeaseInfo> list() const;
 

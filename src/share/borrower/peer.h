@@ -136,8 +136,9 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
   void begin_pin(std::uint32_t segment) override;
   void end_pin(std::uint32_t segment) noexcept override { leases_.end_pin(segment); }
   bool holds(std::uint32_t block) const noexcept override { return leases_.has(block); }
-  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept override {
-    return leases_.any_in(segment, offset, bytes);
+  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
+            const std::set<std::uint32_t>& others) const noexcept override {
+    return leases_.any_in(segment, offset, bytes, others);
   }
   std::shared_ptr<const void> keep_alive() const override { return shared_from_this(); }
   const ProcessId& owner() const noexcept override { return owner_; }

@@ -72,7 +72,8 @@ class Ledger final : public SharedBlocks, public PageGuard {
   void begin_pin(std::uint32_t segment) override;
   void end_pin(std::uint32_t segment) noexcept override;
   bool holds(std::uint32_t block) const noexcept override { return local_[block].refs.load() != 0; }
-  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept override;
+  bool uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
+            const std::set<std::uint32_t>& others) const noexcept override;
   void release_now(std::uint32_t block) noexcept override;
   bool begin_hole(std::uint32_t segment) noexcept override;
   void end_hole(std::uint32_t segment) noexcept override;

@@ -54,12 +54,13 @@ void Ledger::end_pin(std::uint32_t segment) noexcept {
   pins_.end_own(segment);
 }
 
-bool Ledger::uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes) const noexcept {
+bool Ledger::uses(std::uint32_t segment, std::uint64_t offset, std::uint64_t bytes,
+                  const std::set<std::uint32_t>& others) const noexcept {
   const LockGuard lock(mutex_);
   for (std::uint32_t block = 0; block < table_.used(); ++block) {
     const Record& r = table_.record(block);
     if (r.segment == segment && state_of(r.word.load()) != BlockState::free && r.offset < offset + bytes &&
-        offset < r.offset + r.size)
+        offset < r.offset + r.size && !others.contains(block))
       return true;
   }
   return false;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -67,8 +68,11 @@ class SharedBlocks : public BlockGroup {
   virtual void end_pin(std::uint32_t) noexcept {}
   /// Does this process hold the block?
   virtual bool holds(std::uint32_t) const noexcept { return true; }
-  /// Does this process hold a block that lies in these bytes of the segment?
-  virtual bool uses(std::uint32_t, std::uint64_t, std::uint64_t) const noexcept { return true; }
+  /// Does this process hold a block that lies in these bytes of the segment, beside `others`?
+  virtual bool uses(std::uint32_t, std::uint64_t, std::uint64_t,
+                    const std::set<std::uint32_t>& others [[maybe_unused]]) const noexcept {
+    return true;
+  }
   /// Keeps this object alive, if its lifetime would end otherwise.
   virtual std::shared_ptr<const void> keep_alive() const { return nullptr; }
   /// Ends a reference that LateReleases has kept.

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
 #include "share/runtime/runtime.h"
 
@@ -77,7 +78,9 @@ std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device de
   Extent extent = allocate_from(from, bytes, device);
   extent.size = bytes;  // the pool's rounding belongs to no block
   try {
-    return {ledger_.add(extent, from), extent.data};
+    BlockRef block = ledger_.add(extent, from);
+    PinnedRanges::await_unpinning();
+    return {std::move(block), extent.data};
   } catch (...) {
     from.free(extent);
     throw;

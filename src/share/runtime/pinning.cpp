@@ -218,6 +218,8 @@ void Pinning::make_room(std::uint64_t bytes) {
 
 void Pinning::unpin(const Tensor& tensor) {
   const Piece piece = piece_of(tensor);
+  const LockGuard making(making_);
+  std::vector<Piece> gone;
   {
     const LockGuard lock(mutex_);
     const auto found = pieces_.find(piece.at());
@@ -227,10 +229,10 @@ void Pinning::unpin(const Tensor& tensor) {
     });
     std::erase_if(found->second.viewed, [&](std::uint32_t block) { return !piece.group->holds(block); });
     if (!found->second.users.empty() || !found->second.viewed.empty()) return;
-    left_.push_back(std::move(found->second));
+    gone.push_back(std::move(found->second));
     pieces_.erase(found);
   }
-  unpinning_.request();
+  end(std::move(gone), {tensor.block().number()});
 }
 
 bool Pinning::is_pinned(const Tensor& tensor) {
@@ -274,7 +276,7 @@ std::vector<Pinning::Piece> Pinning::take_left() noexcept {
 
 std::vector<Pinning::Piece> Pinning::take_idle() {
   return take(
-      [](const Piece& piece) { return !piece.group->uses(piece.segment, piece.offset, piece.bytes); });
+      [](const Piece& piece) { return !piece.group->uses(piece.segment, piece.offset, piece.bytes, {}); });
 }
 
 void Pinning::end_left() noexcept {
@@ -287,17 +289,30 @@ std::uint64_t Pinning::end_idle() {
   return end(take_idle()) + end(take_left());
 }
 
-/// Tells the driver first, then the owner, and ends the mapping last.
-std::uint64_t Pinning::end(std::vector<Piece> pieces) noexcept {
+/// Tells the driver first, then the owner, and ends the mapping last. Keeps pieces in which there are other blocks.
+std::uint64_t Pinning::end(std::vector<Piece> pieces, const std::set<std::uint32_t>& others) noexcept {
   std::uint64_t bytes = 0;
-  for (const Piece& piece : pieces) {
-    PinnedRanges::get().unpin(piece.at());
-    piece.group->end_pin(piece.segment);
-    bytes += piece.bytes;
+  for (Piece& piece : pieces) {
+    if (try_end(piece, others)) bytes += piece.bytes;
+    else keep(std::move(piece));
   }
   pieces.clear();
   if (bytes != 0) pools_.look_again();
   return bytes;
+}
+
+bool Pinning::try_end(const Piece& piece, const std::set<std::uint32_t>& others) noexcept {
+  const bool has_ended = PinnedRanges::get().unpin_unused(piece.at(), [&] {
+    return piece.group->uses(piece.segment, piece.offset, piece.bytes, others);
+  });
+  if (has_ended) piece.group->end_pin(piece.segment);
+  return has_ended;
+}
+
+void Pinning::keep(Piece piece) noexcept {
+  const LockGuard lock(mutex_);
+  std::byte* const at = piece.at();
+  pieces_.emplace(at, std::move(piece));
 }
 
 void Pinning::abandon() noexcept {

@@ -27,12 +27,13 @@ namespace onecopy {
 /// a segment that is cut into blocks, or all of a segment that is a single block.
 ///
 /// A piece stays pinned when its blocks go, since the next ones lie there, too. It ends with unpin() or trim(), when
-/// room is needed below the limit, or when nothing else has its segment mapped any more. A pinned piece keeps its
+/// room is needed below the limit, or when nothing else has its segment mapped any more; but never while this process
+/// has another block in it, see PinnedRanges. A pinned piece keeps its
 /// segment mapped: memory that a driver has pinned is never unmapped, nor mapped over.
 ///
 /// Thread safety: all members may be called concurrently, but for abandon(). Unpinning waits for the device.
-/// Therefore it is done by trim(), by a caller that needs room, and else by end_left(), on a thread that no other
-/// waits for.
+/// Therefore it is done by unpin() and trim(), by a caller that needs room, and else by end_left(), on a thread that no
+/// other waits for.
 class Pinning {
  public:
   /// `streams` hears of each card that pages are pinned for, since copies from it may fill them; `pools`, that pages of
@@ -45,7 +46,8 @@ class Pinning {
   void pin(const Tensor& tensor, std::optional<Device> card = {}) { pin(tensor, card, Use::copies); }
   /// pin(), and unpin() has no effect as long as this process has the block.
   void pin_for_views(const Tensor& tensor, Device card) { pin(tensor, card, Use::views); }
-  /// Ends the caller's use of the pages. Has no effect if they are not pinned, or if a card has views of them.
+  /// Ends the caller's use of the pages; waits for the device, as nobody may copy the tensor meanwhile. Has no effect if they are not pinned, if a card has views of them, or if other
+  /// blocks of this process lie beside the tensor: somebody may be copying those.
   void unpin(const Tensor& tensor);
   /// Does one pinned range hold all of the tensor?
   static bool is_pinned(const Tensor& tensor);
@@ -94,7 +96,11 @@ class Pinning {
   std::vector<Piece> take(const std::function<bool(const Piece&)>& is_chosen);
   std::vector<Piece> take_idle();
   std::vector<Piece> take_left() noexcept;
-  std::uint64_t end(std::vector<Piece> pieces) noexcept REQUIRES(making_);
+  bool try_end(const Piece& piece, const std::set<std::uint32_t>& others) noexcept REQUIRES(making_);
+  void keep(Piece piece) noexcept;
+  /// `others`: blocks that their callers let nobody copy now.
+  std::uint64_t end(std::vector<Piece> pieces, const std::set<std::uint32_t>& others = {}) noexcept
+      REQUIRES(making_);
 
   /// Looks after dropped pieces, and for pieces that nothing else has mapped; again soon while a piece waits for a
   /// device.

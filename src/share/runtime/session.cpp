@@ -147,6 +147,7 @@ Tensor Session::try_open(const OpenSegment& segment, std::uint32_t epoch, const 
     Peer& peer = static_cast<Peer&>(*at->group);
     block = peer.try_claim(name.block, name.generation);
     if (!block) return {};
+    PinnedRanges::await_unpinning();
     data = peer.locate({name.block, at->segment, at->segment_size, reach, at->kind}, at->access).data;
   }
   if (!data) return {};

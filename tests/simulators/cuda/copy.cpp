@@ -31,6 +31,13 @@ bool may(const Range& range, Use use, int device) {
                           : flags->second == CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
 }
 
+/// A copy there faults once the driver has taken the pages from the card (seen on an H100), and all work of the process
+/// with it. REQUIRES: the state is locked.
+CUresult fail_in_leaving_range() {
+  for (const auto& [number, context] : state().primary) of(context)->failed = CUDA_ERROR_LAUNCH_FAILED;
+  return CUDA_SUCCESS;
+}
+
 /// A copy may span neighbouring mappings, as of an expandable segment; then it is done in pieces.
 CUresult resolve(CUdeviceptr at, std::size_t bytes, Use use, int device, Side& side, std::size_t& here) {
   const std::lock_guard lock(state().mutex);
@@ -41,6 +48,7 @@ CUresult resolve(CUdeviceptr at, std::size_t bytes, Use use, int device, Side& s
     return CUDA_SUCCESS;
   }
   if (!may(*range, use, device)) return CUDA_ERROR_INVALID_VALUE;
+  if (range->is_leaving) return fail_in_leaving_range();
   here = std::min<std::size_t>(bytes, range->base + range->size - at);
   if (here < bytes && range->kind != RangeKind::vmm) return CUDA_ERROR_INVALID_VALUE;
   side = {range->memory, range->host(at), false, range->pinned, at - range->base};

@@ -7,12 +7,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "stream.h"
 
@@ -288,13 +290,18 @@ SIM_CALL cuMemHostUnregister(void* pointer) {
   SIM_ENTER(cuMemHostUnregister);
   if (!current()) return CUDA_ERROR_INVALID_CONTEXT;
   if (const CUresult refused = forbid_in_capture()) return refused;
-  Stream::synchronize_all(*current());
   State& all = state();
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto at = all.ranges.find(reinterpret_cast<CUdeviceptr>(pointer));
+    if (at == all.ranges.end() || at->second.kind != RangeKind::registered)
+      return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+    at->second.is_leaving = true;  // a copy that another thread gives here now is lost
+  }
+  Stream::synchronize_all(*current());
+  std::this_thread::sleep_for(std::chrono::microseconds(200));  // which a real driver takes for a MiB
   const std::lock_guard lock(all.mutex);
-  const auto at = all.ranges.find(reinterpret_cast<CUdeviceptr>(pointer));
-  if (at == all.ranges.end() || at->second.kind != RangeKind::registered)
-    return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-  all.ranges.erase(at);
+  all.ranges.erase(reinterpret_cast<CUdeviceptr>(pointer));
   return CUDA_SUCCESS;
 }
 

@@ -61,6 +61,7 @@ struct Range {
   int opened = 1;             ///< of ipc: how often
   std::shared_ptr<PinnedPages>
       pinned;  ///< of registered, for copies: the pages that a card reads; null: the present ones
+  bool is_leaving = false;  ///< of registered: another thread unregisters it now
 
   std::byte* host(CUdeviceptr at) const {
     return memory ? memory->bytes + (at - base) : reinterpret_cast<std::byte*>(at);

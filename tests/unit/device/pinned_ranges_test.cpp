@@ -232,6 +232,42 @@ TEST_F(PinnedPages, F6UnpinningWaitsForTheDevice) {
   });
 }
 
+TEST_F(PinnedPages, ARangeInUseStaysPinned) {
+  in_child([] {
+    const File file;
+    PinnedRanges& pinned = PinnedRanges::get();
+    pinned.pin(kFirst, file.part(0), kPart, Access::read_write);
+    EXPECT_FALSE(pinned.unpin_unused(file.part(0), [] { return true; }));
+    EXPECT_TRUE(pinned.is_pinned(file.part(0), kPart));
+    EXPECT_TRUE(pinned.unpin_unused(file.part(0), [] { return false; }));
+    EXPECT_FALSE(pinned.is_pinned(file.part(0), 1));
+  });
+}
+
+/// It holds a block that the other thread has not seen: its first copy comes after the unpinning.
+TEST_F(PinnedPages, AThreadThatGetsABlockWaitsForAnUnpinningUnderWay) {
+  in_child([] {
+    const File file;
+    PinnedRanges& pinned = PinnedRanges::get();
+    pinned.pin(kFirst, file.part(0), kPart, Access::read_write);
+    std::atomic<bool> is_about_to{false};
+    std::atomic<bool> was_unpinned{false};
+    std::thread getter;
+    EXPECT_TRUE(pinned.unpin_unused(file.part(0), [&] {
+      getter = std::thread([&] {
+        is_about_to = true;
+        PinnedRanges::await_unpinning();
+        was_unpinned = !pinned.touches(file.part(0), 1);
+      });
+      while (!is_about_to) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      return false;
+    }));
+    getter.join();
+    EXPECT_TRUE(was_unpinned);
+  });
+}
+
 TEST_F(PinnedPages, AForkedChildHasPinnedNothing) {
   in_child([] {
     const File file;
