@@ -167,7 +167,7 @@ TEST_F(Pinned, UnpinLeavesAPieceWithOtherBlocks) {
   });
 }
 
-/// As in the soak: what was 719 of a real driver, once in ten thousand steps.
+/// A real driver ended the work of the soak's processes there (719), once in ten thousand steps.
 TEST_F(Pinned, CopiesBesideUnpinningAreRight) {
   in_child([] {
     for (std::uint8_t round = 0; round < 200; ++round) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
-#include "device/vmm_segment.h"
 #include "detours.h"
+#include "device/vmm_segment.h"
 #include "devices.h"
 #include "exported_chunks.h"
 #include "factory.h"

@@ -90,7 +90,8 @@ CUcontext Devices::context(int ordinal) {
 bool is_in_use(int ordinal) {
   unsigned flags = 0;
   int active = 0;
-  const CUresult result = Driver::get().cuDevicePrimaryCtxGetState(Devices::get().at(ordinal).device, &flags, &active);
+  const CUresult result =
+      Driver::get().cuDevicePrimaryCtxGetState(Devices::get().at(ordinal).device, &flags, &active);
   return result == CUDA_SUCCESS && active != 0;
 }
 

@@ -40,8 +40,7 @@ void Ledger::begin_pin(std::uint32_t segment) {
   }
   const PinWords holes(records_.as<PinWords::Word>(kHolesAt));
   try {
-    wait_for_hole(holes[segment],
-                  [this] { return pid_ != current_pid() && is_gone(origin()); });
+    wait_for_hole(holes[segment], [this] { return pid_ != current_pid() && is_gone(origin()); });
   } catch (...) {
     end_pin(segment);
     throw;

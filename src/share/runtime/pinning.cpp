@@ -302,9 +302,8 @@ std::uint64_t Pinning::end(std::vector<Piece> pieces, const std::set<std::uint32
 }
 
 bool Pinning::try_end(const Piece& piece, const std::set<std::uint32_t>& others) noexcept {
-  const bool has_ended = PinnedRanges::get().unpin_unused(piece.at(), [&] {
-    return piece.group->uses(piece.segment, piece.offset, piece.bytes, others);
-  });
+  const bool has_ended = PinnedRanges::get().unpin_unused(
+      piece.at(), [&] { return piece.group->uses(piece.segment, piece.offset, piece.bytes, others); });
   if (has_ended) piece.group->end_pin(piece.segment);
   return has_ended;
 }

@@ -106,7 +106,8 @@ TEST_F(CudaDetours, ACapturedStreamTakesNone) {
     const auto stream = cu.stream();
     const Tensor from = device_bytes(kRoom);
     const Tensor to = device_bytes(kRoom);
-    ASSERT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL), testing::CUDA_SUCCESS);
+    ASSERT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_GLOBAL),
+              testing::CUDA_SUCCESS);
     EXPECT_FALSE(Detours::get().copy(between(to, from, 7), Stream{stream}));
     testing::CUgraph graph = nullptr;
     EXPECT_EQ(cu.cuStreamEndCapture(stream, &graph), testing::CUDA_SUCCESS);
