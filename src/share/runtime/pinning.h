@@ -46,9 +46,9 @@ class Pinning {
   void pin(const Tensor& tensor, std::optional<Device> card = {}) { pin(tensor, card, Use::copies); }
   /// pin(), and unpin() has no effect as long as this process has the block.
   void pin_for_views(const Tensor& tensor, Device card) { pin(tensor, card, Use::views); }
-  /// Ends the caller's use of the pages. The caller must let no thread copy the tensor meanwhile, and waits for the device.
-  /// Has no effect if they are not pinned, if a card has views of them, or if other
-  /// blocks of this process lie beside the tensor: somebody may be copying those.
+  /// Ends the caller's use of the pages. The caller must let no thread copy the tensor meanwhile, and waits for the
+  /// device. Has no effect if they are not pinned, if a card has views of them, or if other blocks of this process lie
+  /// beside the tensor: somebody may be copying those.
   void unpin(const Tensor& tensor);
   /// Does one pinned range hold all of the tensor?
   static bool is_pinned(const Tensor& tensor);
