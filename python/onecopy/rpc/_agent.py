@@ -186,7 +186,7 @@ class Agent(PlainCalls):
         thread.start()
 
     def stop(self):
-        """Ends all threads, and tells the others. What is still pending fails. A request that runs for long is left alone."""
+        """Ends all threads, and tells the others. Pending calls fail. A request that runs for long is left alone."""
         self.is_running = False
         if self.node is not None:
             self.node.stop()
@@ -210,8 +210,8 @@ class Agent(PlainCalls):
         return [m.info for _, m in sorted(self._members.items()) if self.is_static_group or not m.has_ended]
 
     def member(self, to):
-        """The member of that name, rank or WorkerInfo. Throws RuntimeError for an unknown one, ValueError for what names
-        none."""
+        """The member of that name, rank or WorkerInfo. Throws RuntimeError for an unknown one, ValueError for a value that
+        names none."""
         if isinstance(to, _group.WorkerInfo):
             to = to.id
         if isinstance(to, str):
@@ -231,7 +231,7 @@ class Agent(PlainCalls):
 
     def call(self, to, verb, value, *, timeout=DEFAULT, context=None, is_result=False):
         """A Future of the result. Throws TypeError for a value that cannot cross; all later failures are the Future's.
-        `is_result`: its tensors answer what the other has sent, and go to the devices that those came from."""
+        `is_result`: its tensors answer a message of the other member, and go to the devices from which that one's came."""
         member = self.member(to)
         seconds = self.timeout if timeout is None or timeout < 0 else timeout
         deadline = time.monotonic() + seconds if seconds else None
@@ -250,7 +250,7 @@ class Agent(PlainCalls):
         return self.node.call(member.info.id, message, deadline, future)
 
     def _begin(self, future, member, seconds, send):
-        """False when `send` returns NotImplemented; what it throws is the Future's."""
+        """False when `send` returns NotImplemented; its exceptions are the Future's."""
         try:
             call = send()
             if call is NotImplemented:
@@ -331,13 +331,13 @@ class Agent(PlainCalls):
         return _devices.parse_map(self.device_maps.get(member.info.name, {}))
 
     def _map_back(self, member):
-        """Of results and gradients: the inverse of the other's map, and what this process says for others."""
+        """Of results and gradients: the inverse of the other's map, and this process's own map."""
         return {**_devices.inverse(_devices.parse_map(member.device_maps.get(self.info.name, {}))), **self._map_to(member)}
 
     # --- receiving
 
     def _take_call(self, number, sender, deadline, message):
-        """In the order of the lane. What is left to do is returned."""
+        """In the order of the lane. Returns the function that does the rest, or None."""
         verb, context_id, *_ = message
         if deadline is not None and time.monotonic() > deadline:
             return None  # the caller has given up

@@ -11,7 +11,7 @@ _SMALL = 8192  # bytes of storage that are sent whole, to keep strides
 
 
 def of(device):
-    """A torch.device for the ways in which maps name one. Throws RuntimeError for what is none."""
+    """A torch.device for the ways in which maps name one. Throws RuntimeError for other values."""
     if isinstance(device, int) and device < 0:
         raise RuntimeError(f"Device index must not be negative, but got {device}")
     device = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -133,7 +133,7 @@ def unpack(packed, target):
 
 
 def points(targets):
-    """Events behind what was ordered so far in this thread's streams of those devices; () for the CPU alone."""
+    """Events behind all work so far in this thread's streams of those devices; () for the CPU alone."""
     cards = {target for target in targets if target != "cpu"}
     return [torch.cuda.current_stream(torch.device(card)).record_event() for card in cards]
 

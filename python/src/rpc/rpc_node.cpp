@@ -21,7 +21,7 @@
 namespace onecopy::python {
 namespace {
 
-/// What a call is named that is not plain: its body says the rest.
+/// The name of every call that is not plain: its body says the rest.
 constexpr const char* kGeneral = "python";
 
 void drop_python(void* object) noexcept { drop_soon(static_cast<PyObject*>(object)); }
@@ -138,7 +138,7 @@ nb::object RpcCall::take_answer() {
 
 // --- RpcNode
 
-/// What a name of another member stands for here.
+/// The function here for a name in calls of other members.
 struct RpcNode::Target {
   nb::object function, names, name;
   bool is_plain = false;  ///< not one whose result is a Future

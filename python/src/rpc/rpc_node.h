@@ -27,7 +27,7 @@ class RpcCall {
   /// ended.
   bool want(nb::handle future);
   int how_it_ended() const noexcept { return static_cast<int>(call_->end); }
-  /// Until it has ended. Signal handlers of Python run meanwhile, and what they throw ends the wait.
+  /// Until it has ended. Signal handlers of Python run meanwhile, and their exceptions end the wait.
   void wait();
   /// Ends it from here, without an answer. False when it has ended.
   bool end();
@@ -41,7 +41,7 @@ class RpcCall {
   rpc::CallRef call_;
 };
 
-/// This process's Node for onecopy.rpc._agent: what a call does that is not plain is decided there.
+/// This process's Node for onecopy.rpc._agent, which decides about calls that are not plain.
 ///
 /// A plain call is one of a function that both sides know by its name, with plain values and tensors of the CPU or
 /// of cards that the device maps have, and without a context of autograd. It never enters Python code of ours, on either side.

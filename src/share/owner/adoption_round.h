@@ -6,8 +6,10 @@
 namespace onecopy {
 
 /// While a round lives, adopt() on its thread asks the driver about an allocation once, and not for each tensor in it.
-/// Rounds nest. Thread safety: a round belongs to its thread. REQUIRES: memory adopted meanwhile was allocated before,
-/// and stays allocated until the end.
+/// A caller that encodes a value meets its tensors one by one, so adopt() takes no list of them. Rounds nest.
+///
+/// Thread safety: a round belongs to its thread. REQUIRES: memory adopted meanwhile was allocated before, and stays
+/// allocated until the end.
 class AdoptionRound {
  public:
   AdoptionRound() noexcept;
