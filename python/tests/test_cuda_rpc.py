@@ -50,6 +50,12 @@ def call(function, *args):
     return rpc.rpc_sync("worker1", function, args=args)
 
 
+def natively_added():
+    import onecopy.rpc as native
+
+    return [str(native.call("worker1", torch.add, (torch.ones(1, device="cuda:0"), 1)).device) for _ in range(3)][-1]
+
+
 def where_it_goes():
     return [call(device_of, torch.ones(1, device="cuda:0")) for _ in range(3)][-1]
 
@@ -146,3 +152,10 @@ def test_one_tensor_given_twice_is_one_there(pair):
 
 def test_memory_of_calls_that_are_over_is_used_again(pair):
     assert pair[0](memory_after, 200, 64 << 20) <= 4
+
+
+def test_a_group_without_maps_leaves_a_tensor_on_its_card(tmp_path):
+    from rpc_group import NativeGroup
+
+    with NativeGroup(tmp_path, 2, allow=["torch.add"]) as group:
+        assert group[0](natively_added) == "cuda:0"

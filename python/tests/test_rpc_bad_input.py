@@ -125,6 +125,30 @@ def test_a_map_may_send_tensors_of_the_cpu_to_a_card():
     assert _devices.numbers({cpu: card, card: cpu}) == [(-1, 1), (1, -1)]
 
 
+class OnCard:
+    device = torch.device("cuda", 1)
+
+
+def test_a_card_without_a_map_is_meant_itself_where_the_cards_are_numbered_alike():
+    from onecopy.rpc import _devices
+
+    first, second = torch.device("cuda", 0), OnCard.device
+    assert _devices.targets([OnCard(), torch.ones(1)], _devices.Automatic(), "a", "b") == ["cuda:1", "cpu"]
+    assert _devices.targets([OnCard()], _devices.Automatic({second: first}), "a", "b") == ["cuda:0"], "maps go first"
+    with pytest.raises(RuntimeError, match="no entry for cuda:1 of a"):
+        _devices.targets([OnCard()], {}, "a", "b")
+
+
+def test_members_number_cards_alike_that_see_the_same_ones(monkeypatch):
+    from onecopy.rpc import _group
+
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    ours = _group.visible_cards()
+    assert ours == _group.visible_cards()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+    assert ours != _group.visible_cards()
+
+
 def test_a_tensor_on_a_device_that_goes_nowhere_names_the_device_and_the_member(pair):
     kind, text = pair[0](unmapped)
     assert issubclass(kind, RuntimeError)

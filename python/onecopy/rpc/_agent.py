@@ -160,8 +160,9 @@ class Agent(PlainCalls):
         self.node.join(member.address)
         member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
+        member.has_our_cards = not member.is_far and member.cards == _group.visible_cards()
         self.node.set_devices(rank, _devices.numbers(self._map_to(member)), _devices.numbers(self._map_back(member)),
-                              not member.is_far and member.cards == _group.visible_cards())
+                              member.has_our_cards, self.maps_itself)
 
     def enter_program(self, address):
         """A program in C++ that can be called from now on."""
@@ -328,11 +329,15 @@ class Agent(PlainCalls):
         return self.references.give(value, member.info.id)
 
     def _map_to(self, member):
-        return _devices.parse_map(self.device_maps.get(member.info.name, {}))
+        return self._completed(member, _devices.parse_map(self.device_maps.get(member.info.name, {})))
+
+    def _completed(self, member, devices):
+        return _devices.Automatic(devices) if self.maps_itself and member.has_our_cards else devices
 
     def _map_back(self, member):
         """Of results and gradients: the inverse of the other's map, and this process's own map."""
-        return {**_devices.inverse(_devices.parse_map(member.device_maps.get(self.info.name, {}))), **self._map_to(member)}
+        theirs = _devices.inverse(_devices.parse_map(member.device_maps.get(self.info.name, {})))
+        return self._completed(member, {**theirs, **self._map_to(member)})
 
     # --- receiving
 

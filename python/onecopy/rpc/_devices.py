@@ -25,6 +25,13 @@ def parse_map(devices):
     return {of(here): of(there) for here, there in devices.items()}
 
 
+class Automatic(dict):
+    """A map for a member that numbers the host's cards as this process does: a card without an entry is meant itself."""
+
+    def get(self, device, default=None):
+        return super().get(device, device if device.type == "cuda" else default)
+
+
 def inverse(devices):
     return {there: here for here, there in devices.items()}
 

@@ -16,11 +16,13 @@ def init(name, *, rank=-1, world_size=None, rendezvous="env://", timeout=60.0, a
         allow: patterns of functions that others may call besides exported ones: ["package.*"].
         max_calls: calls that may be under way to one member.
         when_full: "wait" for room, or "refuse": then a call beyond max_calls throws Busy.
-        device_maps: {member: {device here: device there}}.
+        device_maps: {member: {device here: device there}}. Without them a tensor of a card goes to that card in a member
+            of this host that numbers the cards alike; to another one it is an error that names it.
     Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
     from ..distributed import rpc
 
     options = rpc.TensorPipeRpcBackendOptions(rpc_timeout=timeout, init_method=rendezvous, device_maps=device_maps)
+    options.maps_itself = device_maps is None
     if _agent._current is not None:
         raise RuntimeError("RPC is already initialized: this process is a member of a group")
     _native.set_limits(max_calls, when_full)

@@ -179,8 +179,8 @@ void RpcNode::count_route(std::uint32_t to, const std::string& route) {
 void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
 
 void RpcNode::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
-                          bool numbers_agree) {
-  devices_[of] = {{of_calls, numbers_agree}, {of_answers, numbers_agree}};
+                          bool numbers_agree, bool is_automatic) {
+  devices_[of] = {{of_calls, numbers_agree, is_automatic}, {of_answers, numbers_agree, is_automatic}};
 }
 
 rpc::Member& RpcNode::member(std::uint32_t number) {
@@ -596,7 +596,7 @@ void init_rpc(nb::module_& m) {
       .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
       .def("set_devices", &RpcNode::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"),
-           nb::arg("numbers_agree"))
+           nb::arg("numbers_agree"), nb::arg("is_automatic"))
       .def(
           "call",
           [](RpcNode& n, std::uint32_t to, nb::handle value, nb::handle deadline, nb::handle future,

@@ -66,7 +66,8 @@ class RpcNode {
   /// (number of a card here, number there)
   using Cards = std::vector<std::pair<int, int>>;
   /// Where tensors of plain calls go in that member, and where those of answers to it go.
-  void set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers, bool numbers_agree);
+  void set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers, bool numbers_agree,
+                   bool is_automatic);
 
   // Calls that are not plain, or in a context of autograd.
   /// How a value is written: general ones as queues carry them, plain ones with copies of their tensors, which go to the

@@ -18,11 +18,11 @@ namespace {
 
 constexpr int kHost = -1;
 
-/// kHost also for a card that is not in the map.
+/// kHost also for a card that has no target.
 int target_of(const DeviceMap& devices, int here) {
   for (const auto& [from, to] : devices.cards)
     if (from == here) return to;
-  return kHost;
+  return devices.is_automatic && devices.numbers_agree ? here : kHost;
 }
 
 /// One call of encode_value().

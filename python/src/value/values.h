@@ -24,6 +24,7 @@ enum class Tensors : std::uint8_t {
 struct DeviceMap {
   std::vector<std::pair<int, int>> cards{};  ///< (number of the card here, number there); the CPU is -1
   bool numbers_agree = false;                ///< whether both processes number the cards of the host alike
+  bool is_automatic = false;                 ///< whether a card that is not in the map is meant itself then
 };
 
 /// Appends the value to message.data and message.tensors; torch tensors are moved into shared memory. Takes None,

@@ -41,7 +41,7 @@ class TensorPipeAgent(_agent.Agent, RpcAgent):
     def __init__(self, store, name, rank, world_size, options):
         super().__init__(store, name, rank, world_size, options.rpc_timeout, options.device_maps,
                          options.num_worker_threads)
-        self.store, self._options = store, options
+        self.store, self._options, self.maps_itself = store, options, options.maps_itself
 
     def _get_backend_options(self):
         return self._options

@@ -22,6 +22,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     device_maps: {member: {device here: device there}}.
     devices: the devices that calls may use; found from the maps if not given."""
 
+    maps_itself = False  # whether a card without a map is meant itself, in members that number the cards alike
+
     def __init__(self, *, num_worker_threads=constants.DEFAULT_NUM_WORKER_THREADS,
                  rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC, init_method=constants.DEFAULT_INIT_METHOD,
                  device_maps=None, devices=None, _transports=None, _channels=None):
