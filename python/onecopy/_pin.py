@@ -51,8 +51,8 @@ def pin(value: Any, device: Any = None) -> Any:
 
 
 def unpin(value: Any) -> None:
-    """Ends ``pin()``, unless this process has other tensors beside those: such memory stays pinned. Waits for the cards' work.
-    No thread may copy the tensors meanwhile."""
+    """Ends ``pin()``, unless this process has other tensors beside those: such memory stays pinned.
+    Waits for the cards' work. No thread may copy the tensors meanwhile."""
     for tensor in _tensors(value, "value"):
         _core._unpin(tensor)
 
