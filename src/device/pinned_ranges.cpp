@@ -30,7 +30,7 @@ void check_pages(std::uintptr_t at, std::size_t bytes) {
 const ForkHook PinnedRanges::kForkHook{ForkRank::devices, {.in_child = [] {
                                          of_this_process.store(nullptr);
                                          any_.store(false);
-                                         is_unpinning_.store(false);
+                                         leaving_begin_.store(0);
                                        }}};
 
 PinnedRanges& PinnedRanges::get() {
@@ -82,12 +82,22 @@ void PinnedRanges::unpin(void* at) noexcept {
 
 bool PinnedRanges::unpin_unused(void* at, const std::function<bool()>& is_used) noexcept {
   const LockGuard changing(changes_);
-  is_unpinning_ = true;
+  announce(at);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   const bool goes = !is_used();
   if (goes) unpin_now(at);
-  is_unpinning_ = false;
+  leaving_begin_ = 0;
   return goes;
+}
+
+/// The end is written first: a reader that sees the beginning sees the end, too.
+void PinnedRanges::announce(void* at) noexcept {
+  const auto begin = reinterpret_cast<Address>(at);
+  const ReaderLock lock(mutex_);
+  const auto found = ranges_.find(begin);
+  if (found == ranges_.end()) return;
+  leaving_end_ = begin + found->second.bytes;
+  leaving_begin_ = begin;
 }
 
 void PinnedRanges::unpin_now(void* at) noexcept {

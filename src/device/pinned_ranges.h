@@ -33,6 +33,8 @@ inline constexpr std::uint64_t kPinUnit = std::uint64_t{64} << 20;
 /// range is known before the driver pins it and until it has unpinned it, so that no copy that begins meanwhile
 /// reaches over its edges.
 class PinnedRanges {
+  using Address = std::uintptr_t;
+
  public:
   static PinnedRanges& get();
 
@@ -45,10 +47,19 @@ class PinnedRanges {
   void unpin(void* at) noexcept;
   /// unpin(), unless `is_used` says that somebody may copy there: then returns false, and nothing is changed.
   bool unpin_unused(void* at, const std::function<bool()>& is_used) noexcept;
-  /// Called by a thread that has got a block, before anybody learns its address: waits for a range that is being unpinned.
-  /// Costs one load while nothing is pinned.
-  static void await_unpinning() noexcept {
-    if (any() && is_unpinning()) get().wait_for_changes();
+  /// Is a range being unpinned that reaches into [at, at + bytes)? Asked by a thread that has got a block there, before
+  /// anybody learns its address. Costs a fence and a load while nothing is pinned.
+  static bool is_unpinning(const void* at, std::size_t bytes) noexcept {
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // behind the hold of the block
+    const Address begin = leaving_begin_.load();
+    if (begin == 0) [[likely]]
+      return false;
+    const auto block = reinterpret_cast<Address>(at);
+    return block < leaving_end_.load() && begin < block + bytes;
+  }
+  /// Waits while is_unpinning().
+  static void await_unpinning(const void* at, std::size_t bytes) noexcept {
+    if (is_unpinning(at, bytes)) get().wait_for_changes();
   }
 
   /// Is anything pinned here now? Costs one load.
@@ -84,14 +95,10 @@ class PinnedRanges {
     Device device;
     bool is_pinned = false;  ///< the driver has done it
   };
-  using Address = std::uintptr_t;
   using Ranges = std::map<Address, Range>;
 
-  static bool is_unpinning() noexcept {
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // behind the caller's hold of the block
-    return is_unpinning_.load();
-  }
   void wait_for_changes() noexcept { const LockGuard wait(changes_); }
+  void announce(void* at) noexcept REQUIRES(changes_);
   void unpin_now(void* at) noexcept REQUIRES(changes_);
   void add(Address at, const Range& range) EXCLUDES(mutex_);
   void remove(Address at) noexcept EXCLUDES(mutex_);
@@ -99,7 +106,9 @@ class PinnedRanges {
 
   static const ForkHook kForkHook;
   inline static std::atomic<bool> any_{false};
-  inline static std::atomic<bool> is_unpinning_{false};
+  inline static std::atomic<Address> leaving_begin_{
+      0};  ///< of the range that is being unpinned; 0: of none
+  inline static std::atomic<Address> leaving_end_{0};
   inline static std::function<void()> on_segment_end_;
 
   Mutex changes_;  ///< held for the driver's calls

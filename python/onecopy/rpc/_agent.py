@@ -96,7 +96,7 @@ class Agent(PlainCalls):
 
     def __init__(self, store, name, rank, world_size, timeout, device_maps, workers):
         self.info, self.device_maps = _group.WorkerInfo(name, rank), device_maps
-        self.num_worker_threads = workers
+        self.num_worker_threads, self.cards = workers, _group.visible_cards()
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
         self._lock, self._threads, self._here = threading.Lock(), [], {}
         self._serving, self.has_gil_profiling = 0, False
@@ -130,7 +130,7 @@ class Agent(PlainCalls):
             return
         _group.check_size(self._store, self.info, self._world_size)
         self._make_node()
-        _group.announce(self._store, self.info.name, self.info.id, self.node.address(), self.device_maps)
+        _group.announce(self._store, self.info.name, self.info.id, self.node.address(), self.device_maps, self.cards)
         self.begin({rank: _group.find(self._store, rank, self.timeout or 60) for rank in range(self._world_size)})
 
     @property
@@ -160,7 +160,7 @@ class Agent(PlainCalls):
         self.node.join(member.address)
         member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
-        member.has_our_cards = not member.is_far and member.cards == _group.visible_cards()
+        member.has_our_cards = not member.is_far and member.cards == self.cards
         self.node.set_devices(rank, _devices.numbers(self._map_to(member)), _devices.numbers(self._map_back(member)),
                               member.has_our_cards, self.maps_itself)
 

@@ -63,12 +63,12 @@ def _new_id(known, wanted):
 
 def _own_entry(agent):
     return {"id": agent.info.id, "name": agent.info.name, "process": _process(os.getpid()),
-            "address": agent.node.address().hex(), "maps": _group.plain_maps(agent.device_maps), "cards": _group.visible_cards()}
+            "address": agent.node.address().hex(), "maps": _group.plain_maps(agent.device_maps), "cards": agent.cards}
 
 
 def _members(agent, living):
     """Those that can be reached: a process may end at any moment."""
-    found = {agent.info.id: _group.Member(agent.info, os.getpid(), agent.node.address(), agent.device_maps, _group.visible_cards())}
+    found = {agent.info.id: _group.Member(agent.info, os.getpid(), agent.node.address(), agent.device_maps, agent.cards)}
     for entry in living:
         with contextlib.suppress(onecopy.Error):
             found[entry["id"]] = _member(entry)

@@ -74,18 +74,21 @@ def check_given_up(store):
         raise RuntimeError(store.get("given_up").decode())
 
 
-def announce(store, name, rank, address, device_maps):
+def announce(store, name, rank, address, device_maps, cards):
     """Enters this process. Throws RuntimeError when the name is taken."""
     taken = store.compare_set(f"name/{name}", "", str(rank)).decode()
     if taken != str(rank):
         _give_up(store, f"RPC worker name {name} is not unique. Workers {taken} and {rank} have it: give each its own")
-    store.set(f"member/{rank}", json.dumps([name, os.getpid(), address.hex(), plain_maps(device_maps), visible_cards()]))
+    store.set(f"member/{rank}", json.dumps([name, os.getpid(), address.hex(), plain_maps(device_maps), cards]))
 
 
 def visible_cards():
     """How this process will number the cards of its host: equal in processes that number them alike. CUDA is not started."""
-    devices = sorted(name for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name))
-    return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"), *devices]
+    nodes = [os.path.join("/dev", name) for name in os.listdir("/dev") if re.fullmatch(r"nvidia\d+|dxg", name)]
+    caps = "/dev/nvidia-caps"  # of parts of cards
+    nodes += [os.path.join(caps, name) for name in (os.listdir(caps) if os.path.isdir(caps) else ())]
+    allowed = [f"{node}={os.stat(node).st_rdev}" for node in sorted(nodes) if os.access(node, os.R_OK | os.W_OK)]
+    return [os.environ.get("CUDA_VISIBLE_DEVICES"), os.environ.get("CUDA_DEVICE_ORDER"), *allowed]
 
 
 def plain_maps(device_maps):

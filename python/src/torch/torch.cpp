@@ -378,6 +378,12 @@ Tensor with_room(const Layout& layout, Device home) {
   return {made.block(), made.data(), layout, home, made.access()};
 }
 
+/// Of a card that is out of reach, full, or not here.
+bool is_no_room(ErrorCode code) {
+  return code == ErrorCode::unsupported || code == ErrorCode::out_of_memory ||
+         code == ErrorCode::out_of_mappings || code == ErrorCode::invalid_argument;
+}
+
 /// A card that two processes share is to do the copy without changing between them.
 Tensor written_to(Device home, const Copyable& from) {
   const Stream stream = current_stream(from.device);
@@ -402,7 +408,7 @@ std::optional<Tensor> copy_on_card(PyObject* object, const Copyable& from, Devic
     if (bytes >= kLarge && bytes < kScarce) take_back_copies();  // while the card copies
     return made;
   } catch (const Error& error) {
-    if (error.code() != ErrorCode::unsupported && error.code() != ErrorCode::out_of_memory) throw;
+    if (!is_no_room(error.code())) throw;
   }
   const nb::object copy = nb::handle(object).attr("detach")().attr("clone")();
   auto shared = share(copy.ptr());

@@ -237,7 +237,8 @@ bool Encoder::write_copy(PyObject* value) {
 /// On the card that it is for, if that one's number here is known: then its receiver has nothing to copy.
 bool Encoder::write_card_copy(PyObject* value, const torch::Copyable& from) {
   const int target = target_of(devices_, from.device.index);
-  if (target < 0 || target > UINT8_MAX || from.layout.numel() == 0) return false;
+  if (from.device.type != DeviceType::cuda || from.layout.numel() == 0) return false;
+  if (target < 0 || target > UINT8_MAX) return false;
   if (is_again(value)) return true;
   Device home = from.device;
   if (devices_.numbers_agree) home.index = static_cast<std::int16_t>(target);

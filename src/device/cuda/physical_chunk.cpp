@@ -117,8 +117,7 @@ std::string free_bytes(const Driver& driver, int ordinal) {
   const UseDevice use(ordinal);
   std::size_t free = 0;
   std::size_t total = 0;
-  driver.cuMemGetInfo.must(&free, &total);
-  return std::to_string(free);
+  return driver.cuMemGetInfo(&free, &total) == CUDA_SUCCESS ? std::to_string(free) : "too few";
 }
 
 [[noreturn]] void throw_out_of_memory(const Driver& driver, int ordinal, std::size_t bytes,

@@ -125,7 +125,6 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
       ref = peer->claim(handle.block, handle.generation);
     }
     if (!ref) throw stale(handle);
-    PinnedRanges::await_unpinning();
     point("open.claimed");
     const Peer::ClaimRequest said{handle.block, handle.segment, handle.segment_size, handle.storage_size,
                                   handle.kind};
@@ -134,6 +133,7 @@ Tensor Importer::open(const HandleFields& handle, Access access, std::optional<D
       fetch(*peer, handle, access, user, holders);
       at = peer->locate(said, access, user);
     }
+    PinnedRanges::await_unpinning(at.data, handle.storage_size);
     if (handle.hold != 0) acknowledge(handle);
     return {std::move(ref), at.data + handle.tensor_offset, handle.layout,
             user.value_or(at.identity->device), access};

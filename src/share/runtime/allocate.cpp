@@ -79,7 +79,7 @@ std::pair<BlockRef, std::byte*> Runtime::allocate(std::uint64_t bytes, Device de
   extent.size = bytes;  // the pool's rounding belongs to no block
   try {
     BlockRef block = ledger_.add(extent, from);
-    PinnedRanges::await_unpinning();
+    PinnedRanges::await_unpinning(extent.data, extent.size);
     return {std::move(block), extent.data};
   } catch (...) {
     from.free(extent);

@@ -202,16 +202,16 @@ struct Runtime::PartLocks {
   template <auto Part>
   static constexpr Pair kOf{&lock<Part>, &unlock<Part>};
 
-  /// Segments come after the parts that ask them with a lock of their own, and retained ones after the peers' sockets,
-  /// where they arrive.
+  /// Segments come after the parts that ask them with a lock of their own, as the ledger does after pins, and retained
+  /// ones after the peers' sockets, where they arrive.
   static constexpr std::array kOrder{
       kOf<&Runtime::pools_>,
       kOf<&Runtime::importer_>,
       kOf<&Runtime::broker_>,
       kOf<&Runtime::holds_>,
+      kOf<&Runtime::pinning_>,
       kOf<&Runtime::ledger_>,
       Pair{[](Runtime&) { LateReleases::lock(); }, [](Runtime&) { LateReleases::unlock(); }},
-      kOf<&Runtime::pinning_>,
       kOf<&Runtime::segments_>,
       Pair{&lock_inherited, &unlock_inherited},
       Pair{&lock_peers, &unlock_peers},

@@ -218,6 +218,7 @@ void Pinning::make_room(std::uint64_t bytes) {
 
 void Pinning::unpin(const Tensor& tensor) {
   const Piece piece = piece_of(tensor);
+  const std::set<std::uint32_t> unpinned{tensor.block().number()};
   const LockGuard making(making_);
   std::vector<Piece> gone;
   {
@@ -232,7 +233,7 @@ void Pinning::unpin(const Tensor& tensor) {
     gone.push_back(std::move(found->second));
     pieces_.erase(found);
   }
-  end(std::move(gone), {tensor.block().number()});
+  end(std::move(gone), unpinned);
 }
 
 bool Pinning::is_pinned(const Tensor& tensor) {

@@ -256,11 +256,12 @@ TEST_F(PinnedPages, AThreadThatGetsABlockWaitsForAnUnpinningUnderWay) {
     EXPECT_TRUE(pinned.unpin_unused(file.part(0), [&] {
       getter = std::thread([&] {
         is_about_to = true;
-        PinnedRanges::await_unpinning();
+        PinnedRanges::await_unpinning(file.part(0) + kPart - 1, 1);
         was_unpinned = !pinned.touches(file.part(0), 1);
       });
       while (!is_about_to) std::this_thread::yield();
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      EXPECT_FALSE(PinnedRanges::is_unpinning(file.part(1), kPart)) << "others do not wait";
       return false;
     }));
     getter.join();
