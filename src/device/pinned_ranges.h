@@ -28,8 +28,9 @@ inline constexpr std::uint64_t kPinUnit = std::uint64_t{64} << 20;
 /// has said that it is about to, and a thread that gets a block looks for that with await_unpinning(). The later one sees
 /// the earlier one.
 ///
-/// Thread safety: all members may be called concurrently. pin(), unpin() and unpin_unused() wait for each other and for the
-/// driver; beside them only await_unpinning() waits. one_copy() takes a lock for a look-up. Invariants: ranges never overlap. A
+/// Thread safety: all members may be called concurrently. pin(), unpin() and unpin_unused() wait for each other and for
+/// the driver; beside them only await_unpinning() waits. one_copy() takes a lock for a look-up. Invariants: ranges never
+/// overlap. A
 /// range is known before the driver pins it and until it has unpinned it, so that no copy that begins meanwhile
 /// reaches over its edges.
 class PinnedRanges {
@@ -45,15 +46,15 @@ class PinnedRanges {
   /// Unpins the range that begins at `at`; has no effect if there is none. Waits for the device: never on a path that
   /// another thread waits for.
   void unpin(void* at) noexcept;
-  /// unpin(), unless `is_used` says that somebody may copy there: then returns false, and nothing is changed.
+  /// unpin(), unless `is_used` says that a block lies there: then returns false, and nothing is changed.
   bool unpin_unused(void* at, const std::function<bool()>& is_used) noexcept;
-  /// Is a range being unpinned that reaches into [at, at + bytes)? Asked by a thread that has got a block there, before
-  /// anybody learns its address. Costs a fence and a load while nothing is pinned.
+  /// Is a range being unpinned that reaches into [at, at + bytes)? A thread that has got a block there asks before it
+  /// hands out the address. Costs one load while nothing is pinned.
   static bool is_unpinning(const void* at, std::size_t bytes) noexcept {
+    if (!any()) return false;
     std::atomic_thread_fence(std::memory_order_seq_cst);  // behind the hold of the block
     const Address begin = leaving_begin_.load();
-    if (begin == 0) [[likely]]
-      return false;
+    if (begin == 0) return false;
     const auto block = reinterpret_cast<Address>(at);
     return block < leaving_end_.load() && begin < block + bytes;
   }

@@ -48,7 +48,7 @@ class Pinning {
   void pin_for_views(const Tensor& tensor, Device card) { pin(tensor, card, Use::views); }
   /// Ends the caller's use of the pages. The caller must let no thread copy the tensor meanwhile, and waits for the
   /// device. Has no effect if they are not pinned, if a card has views of them, or if other blocks of this process lie
-  /// beside the tensor: somebody may be copying those.
+  /// beside the tensor: other threads may be copying those.
   void unpin(const Tensor& tensor);
   /// Does one pinned range hold all of the tensor?
   static bool is_pinned(const Tensor& tensor);
@@ -99,7 +99,7 @@ class Pinning {
   std::vector<Piece> take_left() noexcept;
   bool try_end(const Piece& piece, const std::set<std::uint32_t>& others) noexcept REQUIRES(making_);
   void keep(Piece piece) noexcept;
-  /// `others`: blocks that their callers let nobody copy now.
+  /// `others`: blocks that no thread copies now.
   std::uint64_t end(std::vector<Piece> pieces, const std::set<std::uint32_t>& others = {}) noexcept
       REQUIRES(making_);
 
