@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -62,6 +63,33 @@ std::vector<Crash> reap_children() {
   return crashes;
 }
 
+/// How many descriptors lead to each kind of file: links without the numbers in them.
+std::map<std::string, std::uint64_t> descriptors_by_kind() {
+  std::map<std::string, std::uint64_t> kinds;
+  std::error_code ignored;
+  for (const auto& fd : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::string kind = std::filesystem::read_symlink(fd.path(), ignored).string();
+    std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
+    ++kinds[kind];
+  }
+  return kinds;
+}
+
+bool is_drivers(const std::string& kind) { return kind.rfind("/dev/nvidia", 0) == 0; }
+
+std::uint64_t count_descriptors() {
+  std::uint64_t count = 0;
+  for (const auto& [kind, descriptors] : descriptors_by_kind()) count += is_drivers(kind) ? 0 : descriptors;
+  return count;
+}
+
+std::string list_descriptors() {
+  std::string text;
+  for (const auto& [kind, descriptors] : descriptors_by_kind())
+    text += fmt::format("; {} x {}", descriptors, kind);
+  return text;
+}
+
 std::uint64_t count_threads() {
   std::uint64_t threads = 0;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -111,7 +139,7 @@ std::string players() {
 
 std::string who_has_what() {
   const OwnerInfo self = this_owner();
-  std::string text = leases_of_others();
+  std::string text = leases_of_others() + list_descriptors();
   if (!self.in_transit.empty()) text += players();
   for (const BorrowerInfo& b : self.borrowers)
     text += fmt::format("; pid {} has {} blocks", b.pid, b.claims);
@@ -124,7 +152,7 @@ std::string who_has_what() {
 std::vector<std::uint64_t> what_is_left() {
   const Stats s = stats();
   return {s.owners,      s.leases,    s.limbo,       s.deposits,       s.in_transit,
-          s.live_blocks, s.borrowers, s.descriptors, count_mappings(), count_threads()};
+          s.live_blocks, s.borrowers, count_descriptors(), count_mappings(), count_threads()};
 }
 
 std::vector<std::uint64_t> settle(milliseconds patience, std::uint64_t others) {

@@ -257,7 +257,7 @@ void Judge::settled(Id agent, const Result& result, std::size_t others, bool is_
   expect(Left::leases, 0), expect(Left::deposits, 0), expect(Left::live_blocks, 0);
   if (!is_pinned) expect(Left::limbo, 0), expect(Left::in_transit, 0);
   expect(Left::owners, others), expect(Left::borrowers, kWaysToKnow * others);
-  // A driver has threads, descriptors and mappings of its own; pins and late releases have a thread each.
+  // A driver has threads, pipes and mappings of its own; pins and late releases have a thread each.
   const std::uint64_t of_card = has_card_ ? 16 : 0;
   expect(Left::descriptors, 24 + 8 * others + of_card), expect(Left::mappings, 24 + 8 * others + of_card),
       expect(Left::threads, 3 + of_card);
