@@ -301,6 +301,20 @@ def test_graphs_with_gradients_run_eagerly_and_are_counted():
     assert same(call(x), model(x)) and graphs.report(pool).captures == 1
 
 
+def test_a_graph_of_inductor_on_the_cpu_runs_uncaptured_and_is_counted():
+    """It was refused, and with it a model for a card of which one piece between two graph breaks is on the CPU."""
+    pool = graphs.arena("cpu")
+    call = compiled(lambda x, y: x @ y, pool, codegen="inductor")
+    x, y = torch.randn(2, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(call(x, y), x @ y)
+    report = graphs.report(pool)
+    assert report.captures == 0
+    (reason,) = report.eager
+    assert "inductor" in reason
+    assert "aot" in reason
+
+
 def test_threads_take_turns_in_one_arena():
     pool, model, wrong = graphs.arena(), Layers(), []
     call = compiled(model, pool)
@@ -374,8 +388,6 @@ def test_bad_options_are_refused(options, words):
 def test_devices_that_have_no_graphs_are_refused():
     with pytest.raises(InvalidArgument, match="aot, inductor"):
         graphs.backend(codegen="triton")
-    with pytest.raises(Exception, match="runs on CUDA devices"):
-        compiled(lambda x: x + 1, codegen="inductor")(torch.ones(2))
     with pytest.raises(Unsupported, match="CPU and on CUDA devices"):
         graphs.arena("mps")
     with pytest.raises(InvalidArgument, match="above 0"):

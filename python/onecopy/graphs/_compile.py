@@ -14,6 +14,7 @@ from ._arena import Arena, Arenas
 from ._function import EagerFunction, Function, Options, cuda_code, host_code
 
 _CODEGENS = ("aot", "inductor")
+_ON_THE_CPU = 'inductor plans the memory of its code for the CPU by itself; use codegen="aot" for graphs'
 
 
 def backend(
@@ -32,7 +33,8 @@ def backend(
 
     Args:
         arena: shared with other functions; None: one for all graphs of this backend on a device.
-        codegen: ``"aot"``, the operators of torch one by one; ``"inductor"``, kernels of torch's compiler (CUDA).
+        codegen: ``"aot"``, the operators of torch one by one; ``"inductor"``, kernels of torch's compiler. Of
+            the latter, graphs on the CPU alone (a piece between two graph breaks) run uncaptured: ``report()`` counts them.
         inputs: ``"copy"`` copies them into the arena; ``"place"`` uses them in place, and notices if they move.
             Parameters, buffers and inputs that the function changes are always used in place.
         outputs: ``"copy"`` gives each call tensors of its own; ``"view"`` gives them in place. Outputs that are
@@ -79,8 +81,6 @@ def _by_operators(graph: torch.fx.GraphModule, examples: list[Any], device: torc
 
 
 def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch.device, options: Options) -> Any:
-    if device.type == "cpu":
-        raise Unsupported('codegen is "inductor", which runs on CUDA devices; use codegen="aot" on the CPU')
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.utils import BoxedBool
 
@@ -90,6 +90,8 @@ def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch
         run = lambda boxed: list(compiled(boxed))  # noqa: E731
         if not settings.get("is_inference"):
             return EagerFunction(run, options.arena_of(device))
+        if device.type == "cpu":
+            return EagerFunction(run, options.arena_of(device), _ON_THE_CPU)
         static = set(settings.get("static_input_idxs") or ())
         mutated = set(compiled.mutated_input_idxs or ())
         return Function(cuda_code(traced, device, run), static, mutated, options)

@@ -313,28 +313,29 @@ _CAPTURED = "it was called while another graph was captured"
 _RESTLESS = "its inputs in place move at nearly every call; keep them where they are"
 
 
-class EagerFunction:
-    """A graph that needs gradients: it runs as it is, and is counted."""
+GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
 
-    def __init__(self, run: Boxed, arena: Arena) -> None:
+
+class EagerFunction:
+    """A graph that is not captured, for one reason: it runs as it is, and is counted."""
+
+    def __init__(self, run: Boxed, arena: Arena, reason: str = GRADIENTS) -> None:
         self._boxed_call = True  # in the object: torch copies what is there to the functions around it
         self._run = run
         self.arena = arena
         self.arenas = {arena}
-        self.name = "graph with gradients"
+        self.name = "graph that runs eagerly"
+        self._reason = reason
         self.entries: dict[Any, Any] = {}
         self.captures = self.replays = self.moves = self.evicted = 0
         self.moved_to: collections.deque[str] = collections.deque(maxlen=8)
         self.eager: collections.Counter[str] = collections.Counter()
         self.recaptures: collections.Counter[str] = collections.Counter()
         arena.functions.add(self)
-        _log.warning("a graph runs eagerly, since %s", _GRADIENTS)
+        _log.warning("a graph runs eagerly, since %s", reason)
 
     def __call__(self, boxed: list[Any]) -> list[Any]:
         arguments = list(boxed)
         boxed.clear()
-        self.eager[_GRADIENTS] += 1
+        self.eager[self._reason] += 1
         return self._run(arguments)
-
-
-_GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
