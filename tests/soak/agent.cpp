@@ -151,8 +151,9 @@ std::string who_has_what() {
 /// In the order of Left.
 std::vector<std::uint64_t> what_is_left() {
   const Stats s = stats();
-  return {s.owners,      s.leases,    s.limbo,       s.deposits,       s.in_transit,
-          s.live_blocks, s.borrowers, count_descriptors(), count_mappings(), count_threads()};
+  return {s.owners,         s.leases,       s.limbo,     s.deposits,
+          s.in_transit,     s.live_blocks,  s.borrowers, count_descriptors(),
+          count_mappings(), count_threads()};
 }
 
 std::vector<std::uint64_t> settle(milliseconds patience, std::uint64_t others) {
