@@ -129,7 +129,8 @@ class Survivor {
   void live() {
     // Files of killed processes are looked for now, and not by the watch thread after the first open.
     stats();
-    EXPECT_TRUE(is_pattern(open(Handle::from_text(polite_->read())), 1));  // by a context, whose files stay open
+    EXPECT_TRUE(
+        is_pattern(open(Handle::from_text(polite_->read())), 1));  // by a context, whose files stay open
     polite_->step = 2;
     const Footprint before = Footprint::settled();
     polite_->step = 3;
@@ -378,7 +379,8 @@ class Witnesses {
   void borrow() {
     stats();  // as above
     polite_->reach(1);
-    EXPECT_TRUE(is_pattern(open(Handle::from_text(polite_->read())), 1));  // by a context, whose files stay open
+    EXPECT_TRUE(
+        is_pattern(open(Handle::from_text(polite_->read())), 1));  // by a context, whose files stay open
     polite_->step = 2;
     const Footprint before = Footprint::settled();
     first_->reach(2);
