@@ -301,6 +301,7 @@ def test_graphs_with_gradients_run_eagerly_and_are_counted():
     assert same(call(x), model(x)) and graphs.report(pool).captures == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's own modules
 def test_a_graph_of_inductor_on_the_cpu_runs_uncaptured_and_is_counted():
     """It was refused, and with it a model for a card of which one piece between two graph breaks is on the CPU."""
     pool = graphs.arena("cpu")

@@ -20,7 +20,7 @@ import onecopy
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import PeerDied, Timeout
-from . import _devices, _group, _modes, _values
+from . import _devices, _group, _modes, _quick, _values
 from ._errors import RemoteFailure
 from ._futures import CallFuture
 from ._plain_calls import ASYNC_MARK, DEFAULT, GENERAL, PLAIN_ANSWER, PLAIN_CALL, PlainCalls, late  # noqa: F401
@@ -122,6 +122,7 @@ class Agent(PlainCalls):
         """Once this process's id in the group is settled."""
         self.node = onecopy._core._RpcNode(self.info.name, self.info.id)
         self.node.timeout, self.node.member_type = self._timeout, _group.WorkerInfo
+        self.node.marked_type = _modes.MarkedTensor
 
     def start(self):
         """Joins the group, and returns when all members have. Throws RuntimeError with the name of one that has not."""
@@ -457,15 +458,33 @@ class Agent(PlainCalls):
             finally:
                 autograd.enter(before)
             if isinstance(result, Later):
-                result.future.add_done_callback(
-                    lambda f: self.workers.run(self._answer_later, number, sender, context, result.then, f))
-                return
-            self._answer(number, sender, context, result, verb in _PLAIN_VERBS)
+                self._answer_once_done(number, sender, context, result)
+            else:
+                self._answer(number, sender, context, result, verb in _PLAIN_VERBS)
         except Exception as error:
             self._answer_failure(number, sender, self._failure(error))
         finally:
             with self._lock:
                 self._serving -= 1
+
+    def _serve_quick(self, sender, number, deadline, name, args, kwargs):
+        """A tuple of the answer of a native call; None if it goes its own way."""
+        trace = _quick.trace_of(self.get_worker_info(sender), number)
+        result = handlers["native"](self, sender, (-number, deadline, trace, name, args, kwargs or {}))
+        return self._answer_of(number, sender, result)
+
+    def _answer_of(self, number, sender, result):
+        """A tuple of the result of a call without a context, if that is the answer; None if it goes its own way."""
+        if isinstance(result, RemoteFailure):
+            self._answer_failure(number, sender, result)
+        elif isinstance(result, Later):
+            self._answer_once_done(number, sender, None, result)
+        else:
+            return (result,)
+
+    def _answer_once_done(self, number, sender, context, later):
+        later.future.add_done_callback(
+            lambda f: self.workers.run(self._answer_later, number, sender, context, later.then, f))
 
     def _answer_later(self, number, sender, context, then, future):
         try:

@@ -64,7 +64,6 @@ def pack(tensor, count=lambda route: None, is_far=False):
     """
     route = _route(tensor)
     taken = _routes.TCP if is_far else route
-    _routes.sent.add(taken)
     count(taken)
     if route == _routes.PARTS:
         return _parts(tensor.detach(), count, is_far)
@@ -112,6 +111,10 @@ def _of_bytes(name, shape, data):
     dtype = getattr(torch, name, None) if isinstance(name, str) else None
     if not isinstance(dtype, torch.dtype) or not isinstance(data, bytes):
         raise TypeError(f"a message holds bytes of a tensor of the unknown dtype {name!r}")
+    if not data:
+        if 0 not in shape:
+            raise ValueError(f"a message holds no bytes for a tensor of the shape {shape}")
+        return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).clone()  # with memory of its own, to be resized
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The route that a tensor would take to a member, and the routes that tensors have taken so far."""
+import collections
+
 import torch
 
 from . import _agent, _devices, _modes, _native, _routes, _telemetry
@@ -53,10 +55,19 @@ def stats(of=None):
     and a histogram of latency for each function, called and served."""
     if of is not None:
         return _agent.current().call(of, "stats", None).wait()
-    return {"routes": {"sent": _routes.sent.report(), "received": _routes.received.report()},
+    return {"routes": {"sent": dict(_sent()), "received": _routes.received.report()},
             "called": _telemetry.reports(_telemetry.called), "served": _telemetry.reports(_telemetry.served),
             "members": {rank: {"under_way": used, "waits_for_room": waits}
                         for rank, (used, waits) in _native.rooms().items()}}
+
+
+def _sent():
+    """The tensors of all calls and answers, by route."""
+    agent, sent = _agent.current(), collections.Counter()
+    for info in agent.get_worker_infos():
+        if info.id != agent.info.id:
+            sent.update(agent.node.routes(info.id))
+    return sent
 
 
 @handler(handlers, "stats")
@@ -66,5 +77,4 @@ def _tell_stats(agent, caller, value):
 
 def clear():
     _telemetry.clear()
-    _routes.sent.clear()
     _routes.received.clear()

@@ -8,10 +8,11 @@ import time
 
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import Timeout
-from . import _agent, _calls, _exports, _modes, _programs, _ranges, _rooms, _running, _telemetry, _values
+from . import _agent, _calls, _exports, _modes, _programs, _quick, _ranges, _rooms, _running, _telemetry, _values
 from ._agent import Later, handler, handlers
 from ._awaiting import future_in_loop
 from ._errors import Cancelled, RemoteFailure
+from ._futures import CallFuture
 
 _PARTS = {"[4]": "args", "[5]": "kwargs"}  # of a call's value: how errors name them
 
@@ -79,6 +80,10 @@ class Call:
         self._future.complete(None, error)
         return True
 
+    def sent_plainly(self, sent):
+        """It goes the way of plain calls, as `sent` (_RpcCall), and both sides know it by the number of that."""
+        self.number, self.trace = -sent.number, _quick.trace_of(self._agent.info, sent.number)
+
     def _tell_callee(self):
         if self._member.info.id == self._agent.info.id:
             _running.cancel(self._agent.info.id, self.number)
@@ -112,8 +117,63 @@ def call(to, function, args=(), kwargs=None, *, timeout=None):
     with the place in the text; Timeout after `timeout` seconds (0: no limit; None: that of init()), or when the call that
     this thread runs for another is late; PeerDied when the member has ended; TypeError for a value that cannot cross."""
     agent = _agent.current()
+    result = _call_quickly(agent, to, function, args, kwargs, timeout)
+    if result is not NotImplemented:
+        return result
     with _ranges.of_call("sync", _name_at(agent.member(to), function), agent, to):
         return call_async(to, function, args, kwargs, timeout=timeout).wait()
+
+
+def _call_quickly(agent, to, function, args, kwargs, timeout):
+    """The result; NotImplemented, with nothing sent, for a call that does not go the way of plain ones."""
+    member = agent.member(to)
+    callee = _callee(agent, member, function)
+    if callee is None or _ranges.are_recorded():
+        return NotImplemented
+    made = Call(agent, member, callee.name, _running.deadline_for(timeout, agent.timeout))
+    room = _room_of(member)
+    room.enter(member, made.deadline)
+    try:
+        seconds = agent.timeout if timeout is None else timeout
+        sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
+        return sent if sent is NotImplemented else _wait_for(made, sent, seconds)
+    finally:
+        room.leave()
+
+
+def _callee(agent, member, function):
+    """None where the general way is wanted: it makes the first contact, takes the deadline of a call that this thread
+    runs along, and knows programs."""
+    if not member.was_called or member.info.id == agent.info.id or _running.current() is not None:
+        member.was_called = not isinstance(member, _programs.Program)
+        return None
+    return agent.quick.callee(function, name_for)
+
+
+def _wait_for(made, sent, seconds):
+    made.sent_plainly(sent)
+    _note_sent(made)
+    try:
+        sent.wait()
+        outcome = made._agent.outcome(sent, seconds)
+    except BaseException as interrupt:  # of a signal handler
+        sent.end()
+        _note_end(made, interrupt)
+        raise
+    _note_end(made, outcome[1])
+    return made._agent._result(outcome)
+
+
+def _begin_quickly(made, agent, member, args, kwargs, seconds):
+    """A Future, or None as _call_quickly()."""
+    callee = _callee(agent, member, made.function)
+    sent = NotImplemented if callee is None else agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
+    if sent is NotImplemented:
+        return None
+    made.sent_plainly(sent)
+    future = CallFuture(agent, seconds)
+    future.begin(sent)
+    return future
 
 
 def call_async(to, function, args=(), kwargs=None, *, timeout=None):
@@ -174,9 +234,12 @@ def _start(made, agent, member, verb, args, kwargs, extra):
     if isinstance(member, _programs.Program):
         seconds = _running.seconds_until(made.deadline)
         return agent.call_program(member, made.function, args, kwargs, made.deadline, seconds)
+    seconds = _running.seconds_until(made.deadline)
+    quick = _begin_quickly(made, agent, member, args, kwargs, seconds) if verb == "native" else None
+    if quick is not None:
+        return quick
     marked = [*_modes.marked_in(args), *_modes.marked_in(kwargs)]
     value = (made.number, made.deadline, made.trace, made.function, args, kwargs, *extra)
-    seconds = _running.seconds_until(made.deadline)
     try:
         future = agent.call(member.info.id, verb, value, timeout=seconds, context=autograd.current())
     except _values.Refused as refused:
@@ -223,25 +286,31 @@ def _complete_here(agent, number, result):
 
 def _watch(made, room):
     """Until the outcome is here."""
+    _note_sent(made)
+
+    def ended(future):
+        room.leave()
+        _note_end(made, _error_of(future))
+
+    made._future.add_done_callback(ended)
+
+
+def _note_sent(made):
     made.stages.reach("sent")
     _telemetry.log.debug("%s: call %s at %s", made.trace, made.function, made.to)
     with _lock:
         _under_way[made.number] = made
 
-    def ended(future):
-        with _lock:
-            _under_way.pop(made.number, None)
-        room.leave()
-        error = _error_of(future)
-        failed = error is not None
-        if isinstance(error, Timeout):
-            made._tell_callee()  # no result is wanted any more
-        seconds = time.monotonic() - made.stages.times["made"]
-        made.stages.reach("failed" if failed else "answered")
-        _telemetry.observe(_telemetry.called, made.function, seconds, failed)
-        _telemetry.log.debug("%s: %s at %s %s after %.6f s", made.trace, made.function, made.to, made.stages.last, seconds)
 
-    made._future.add_done_callback(ended)
+def _note_end(made, error):
+    with _lock:
+        _under_way.pop(made.number, None)
+    if error is not None and (isinstance(error, Timeout) or not isinstance(error, Exception)):
+        made._tell_callee()  # no result is wanted any more
+    seconds = time.monotonic() - made.stages.times["made"]
+    made.stages.reach("answered" if error is None else "failed")
+    _telemetry.observe(_telemetry.called, made.function, seconds, error is not None)
+    _telemetry.log.debug("%s: %s at %s %s after %.6f s", made.trace, made.function, made.to, made.stages.last, seconds)
 
 
 def _error_of(future):
@@ -310,10 +379,10 @@ def serve(agent, caller, value, run):
     running = _running.RunningCall(number, agent.get_worker_info(caller), name, deadline, trace)
     _telemetry.log.debug("%s: %s for %s begins", trace, name, running.caller)
     failed = False
-    with _running.entered(running):
+    with _running.Entered(running):
         try:
             running.check()
-            with _ranges.of_served(f"onecopy.rpc {name} for {running.caller.name}"):
+            with _ranges.of_served(name, running.caller):
                 return run(_exports.find(name), args, kwargs, running)
         except Exception as error:
             failed = True

@@ -8,12 +8,13 @@ import types
 import onecopy
 
 from ..errors import Timeout
-from . import _exports, _functions, _plain
+from . import _exports, _functions, _plain, _quick
 from ._errors import RemoteFailure
 from ._futures import CallFuture
 
 DEFAULT = -1.0
 GENERAL, PLAIN_CALL, PLAIN_ANSWER = range(3)  # _RpcNode's forms
+_RESULT = 0  # RpcNode::Target::Kind
 ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
 _NO_NAME, _NO_FUNCTION = (None, {}, ""), (None, {}, "")
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -30,6 +31,7 @@ class PlainCalls:
 
     def __init__(self):
         self._wire_names, self._named = {}, {}  # of functions, and the functions that others name
+        self.quick = _quick.QuickCalls(self)
 
     def call_and_wait(self, to, verb, value, *, timeout=DEFAULT, context=None):
         """The result of a call with a plain value; NotImplemented, with nothing sent, for a value that is not."""
@@ -106,7 +108,7 @@ class PlainCalls:
         """The function that a member names. Throws AttributeError, PermissionError."""
         function, names, qualname = self._named.get(name, _NO_FUNCTION)
         if function is None or names.get(qualname) is not function:
-            function, names, qualname, _ = self._find_plain(name)
+            function, names, qualname = self._find_plain(name)
             self._named[name] = function, names, qualname
         return function
 
@@ -132,15 +134,25 @@ class PlainCalls:
 
     # --- that are no longer plain
 
+    def _find_target(self, wire_name):
+        """(function, the names that it is found in, its name there, RpcNode::Target::Kind). Throws AttributeError,
+        PermissionError, NotServed."""
+        if wire_name.startswith(_quick.PREFIX):
+            return self.quick.target(wire_name, self._serve_quick)
+        function, names, qualname = self._find_plain(wire_name)
+        return function, names, qualname, _quick.FUTURE if getattr(function, ASYNC_MARK, False) else _RESULT
+
     def _find_plain(self, wire_name):
-        """(function, its module's names, its name, is its result the answer?). Throws AttributeError, PermissionError."""
+        """(function, its module's names, its name). Throws AttributeError, PermissionError."""
         module, _, qualname = wire_name.partition(":")
         function = _functions.look_up(module, qualname)
         _exports.check(function)
         names = vars(_functions.module_named(module))
-        return function, names, sys.intern(qualname), not getattr(function, ASYNC_MARK, False)
+        return function, names, sys.intern(qualname)
 
     def refusal(self, error):
+        if isinstance(error, _quick.NotServed):
+            return error.failure
         kind = RuntimeError if isinstance(error, AttributeError) else type(error)  # a name that is not here
         return RemoteFailure(kind, f"On {self.info}:\n{error}")
 

@@ -84,7 +84,7 @@ def on_the_host(nbytes, is_contiguous, is_plain, mode):
     """The route of a dense tensor of the CPU, by name: made for each tensor that is sent."""
     if mode is not _modes.COPY:
         return LEASE if mode == _modes.BORROW else MOVE
-    return INLINE if 0 < nbytes <= INLINE_BYTES and is_contiguous and is_plain else COPY
+    return INLINE if nbytes <= INLINE_BYTES and is_contiguous and is_plain else COPY
 
 
 _REASONS = {
@@ -102,7 +102,7 @@ def _lent(source):
     return Route(name, _REASONS[name])
 
 
-sent, received = _telemetry.Counters(), _telemetry.Counters()
+received = _telemetry.Counters()
 
 
 def source_of(tensor, device=None):

@@ -3,7 +3,6 @@
 
 Thread safety: all members may be called concurrently."""
 import collections
-import contextlib
 import contextvars
 import threading
 import time
@@ -33,12 +32,12 @@ class RunningCall:
         self.number, self.caller, self.function = number, caller, function
         self.deadline, self.trace = deadline, trace
         self.stages = Stages("taken")
-        self._cancelled, self._on_cancel = threading.Event(), []
+        self._is_cancelled, self._on_cancel = False, []
 
     @property
     def cancelled(self):
         """Whether its caller has cancelled it, waits for it no more, or has ended. Functions that take long look here."""
-        return self._cancelled.is_set()
+        return self._is_cancelled
 
     def remaining(self):
         """Seconds until the deadline, or None. Negative behind it."""
@@ -53,7 +52,7 @@ class RunningCall:
 
     def cancel(self):
         with _lock:
-            self._cancelled.set()
+            self._is_cancelled = True
             hooks, self._on_cancel = self._on_cancel, []
         for hook in hooks:
             hook()
@@ -61,7 +60,7 @@ class RunningCall:
     def on_cancel(self, hook):
         """Called once, at once when it is cancelled already. It must not wait."""
         with _lock:
-            if not self._cancelled.is_set():
+            if not self._is_cancelled:
                 self._on_cancel.append(hook)
                 return
         hook()
@@ -72,23 +71,27 @@ def current():
     return _current.get()
 
 
-@contextlib.contextmanager
-def entered(call):
+class Entered:
     """Makes `call` the current one, as long as its function runs."""
-    key = (call.caller.id, call.number)
-    with _lock:
-        was_cancelled = _early.pop(key, False)
-        _running[key] = call
-    if was_cancelled:
-        call.cancel()
-    token = _current.set(call)
-    call.stages.reach("running")
-    try:
-        yield call
-    finally:
-        _current.reset(token)
+
+    __slots__ = ("_call", "_key", "_token")
+
+    def __init__(self, call):
+        self._call, self._key = call, (call.caller.id, call.number)
+
+    def __enter__(self):
         with _lock:
-            _running.pop(key, None)
+            was_cancelled = _early.pop(self._key, False)
+            _running[self._key] = self._call
+        if was_cancelled:
+            self._call.cancel()
+        self._token = _current.set(self._call)
+        self._call.stages.reach("running")
+
+    def __exit__(self, *_):
+        _current.reset(self._token)
+        with _lock:
+            _running.pop(self._key, None)
 
 
 def cancel(caller, number):

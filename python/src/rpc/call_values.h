@@ -17,7 +17,7 @@ namespace onecopy::python {
 
 /// How the body of a message is written, in its tag: the forms of python-message-v1.md, and one more.
 inline constexpr std::uint32_t kPlainCall =
-    4;  ///< arguments or result of a plain call: values, no tensor is lent
+    4;  ///< arguments or result of a plain call: values, and copies of tensors but for marked ones
 
 /// Arguments or result of a call within a context of autograd: (verb, context, record of sent tensors, value).
 inline constexpr std::uint32_t kPlainTree = 5;
@@ -27,9 +27,8 @@ Message encode_body(nb::handle value);
 nb::object decode_body(Message&& message);
 
 /// Values for a plain call. Tensors of the CPU are copied, and those of cards that `devices` has. False when there is
-/// something else in the value. The tensors that went as bytes are counted in `inlined`; the others are those of the
-/// message.
-bool encode_plain(nb::handle value, Message& message, std::size_t* inlined = nullptr,
+/// something else in the value.
+bool encode_plain(nb::handle value, Message& message, TensorCounts* counts = nullptr,
                   const DeviceMap& devices = {}, std::uint32_t form = kPlainCall);
 /// In the order of the current streams. Throws TypeError for a card that this process has not.
 nb::object decode_plain(Message&& message);

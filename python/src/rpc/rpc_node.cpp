@@ -72,9 +72,10 @@ ErrorCode code_named(const std::string& word) {
   return ErrorCode::remote_error;
 }
 
-void count_plain(rpc::Member& to, std::size_t inlined, const Message& message) noexcept {
-  to.count(rpc::Route::inlined, inlined);
-  to.count(rpc::Route::copy, message.tensors.size());
+void count_plain(rpc::Member& to, const TensorCounts& counts, const Message& message) noexcept {
+  to.count(rpc::Route::inlined, counts.inlined);
+  to.count(rpc::Route::lease, counts.lent);
+  to.count(rpc::Route::copy, message.tensors.size() - counts.lent);
 }
 
 nb::object owner_of(const rpc::Call& call) {
@@ -140,8 +141,12 @@ nb::object RpcCall::take_answer() {
 
 /// The function here for a name in calls of other members.
 struct RpcNode::Target {
+  /// How it is called: its result is the answer; it is a Future of the answer, and Python code waits for it; or it gets the
+  /// call itself, as (caller, call, deadline, arguments, keyword arguments), and gives None if it answers itself, or else
+  /// a tuple of the answer.
+  enum class Kind : std::uint8_t { result, future, told };
   nb::object function, names, name;
-  bool is_plain = false;  ///< not one whose result is a Future
+  Kind kind = Kind::result;
 };
 
 RpcNode::RpcNode(const std::string& name, std::uint32_t number)
@@ -176,11 +181,24 @@ void RpcNode::count_route(std::uint32_t to, const std::string& route) {
   member(to).count(static_cast<rpc::Route>(at - rpc::kRouteNames.begin()), 1);
 }
 
+nb::dict RpcNode::routes(std::uint32_t to) {
+  nb::dict found;
+  const auto& counts = member(to).counters.routes;
+  for (std::size_t i = 0; i < counts.size(); ++i)
+    if (const std::uint64_t tensors = counts[i].load(std::memory_order_relaxed))
+      found[rpc::kRouteNames[i]] = tensors;
+  return found;
+}
+
 void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
 
 void RpcNode::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
                           bool numbers_agree, bool is_automatic) {
-  devices_[of] = {{of_calls, numbers_agree, is_automatic}, {of_answers, numbers_agree, is_automatic}};
+  PyTypeObject* const marked = member(of).is_far || marked_type.is_none()
+                                   ? nullptr
+                                   : reinterpret_cast<PyTypeObject*>(marked_type.ptr());
+  devices_[of] = {{of_calls, numbers_agree, is_automatic, marked},
+                  {of_answers, numbers_agree, is_automatic, marked}};
 }
 
 rpc::Member& RpcNode::member(std::uint32_t number) {
@@ -213,9 +231,9 @@ bool RpcNode::encode(rpc::Member& to, nb::handle value, Form form, Message& mess
   if (form == Form::general) return message = encode_body(value), true;
   const Devices devices = devices_[to.number()];
   const DeviceMap& map = form == Form::plain_call ? devices.of_calls : devices.of_answers;
-  std::size_t inlined = 0;
-  if (!encode_plain(value, message, &inlined, map, kPlainTree)) return false;
-  count_plain(to, inlined, message);
+  TensorCounts counts;
+  if (!encode_plain(value, message, &counts, map, kPlainTree)) return false;
+  count_plain(to, counts, message);
   return true;
 }
 
@@ -224,11 +242,11 @@ nb::object RpcNode::call_program(std::uint32_t to, const std::string& function, 
   rpc::Member& callee = member(to);
   const Deadline until = deadline_from(deadline);
   Message message;
-  std::size_t inlined = 0;
-  if (!encode_plain(values, message, &inlined))
+  TensorCounts counts;
+  if (!encode_plain(values, message, &counts))
     throw nb::type_error("only plain values and tensors of the CPU cross to a program in C++");
   if (!callee.out.load()) without_gil([&] { node_->connect(callee, until); });
-  count_plain(callee, inlined, message);
+  count_plain(callee, counts, message);
   rpc::CallRef call;
   put_in_order(callee, message, [&](Stream stream) {
     rpc::Node::Outgoing outgoing{std::move(message), function, false, stream, future.ptr(), &drop_python};
@@ -339,9 +357,9 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   if (!known->check.is_none()) call_python([&] { known->check(values[0], values[1]); });
   const DeviceMap devices = devices_[to->number()].of_calls;
   Message message;
-  std::size_t inlined = 0;
-  if (!encode_plain(values, message, &inlined, devices)) return {};
-  count_plain(*to, inlined, message);
+  TensorCounts counts;
+  if (!encode_plain(values, message, &counts, devices)) return {};
+  count_plain(*to, counts, message);
   const Deadline deadline = deadline_after_seconds(seconds);
   rpc::CallRef call;
   try {
@@ -479,9 +497,9 @@ RpcNode::Target& RpcNode::target(nb::handle agent, rpc::Name& name) {
   if (known && PyDict_GetItem(known->names.ptr(), known->name.ptr()) == known->function.ptr())
     return *known;
   const nb::tuple found =
-      nb::cast<nb::tuple>(call_python([&] { return agent.attr("_find_plain")(name.text); }));
-  targets_.push_back(
-      std::make_unique<Target>(Target{found[0], found[1], found[2], nb::cast<bool>(nb::object(found[3]))}));
+      nb::cast<nb::tuple>(call_python([&] { return agent.attr("_find_target")(name.text); }));
+  const auto kind = static_cast<Target::Kind>(nb::cast<int>(nb::object(found[3])));
+  targets_.push_back(std::make_unique<Target>(Target{found[0], found[1], found[2], kind}));
   name.function = targets_.back().get();
   return *targets_.back();
 }
@@ -519,7 +537,8 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   try {
     const auto [args, kwargs] = decode_call(std::move(work.message));
     const nb::object function = found.function;
-    if (!found.is_plain) {
+    if (found.kind == Target::Kind::told) return serve_told(agent, work, function, args, kwargs);
+    if (found.kind == Target::Kind::future) {
       call_python([&, &args = args, &kwargs = kwargs] {
         agent.attr("_serve_plain")(work.call, from, function, args, kwargs);
       });
@@ -536,15 +555,22 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   answer_plain(agent, work, result);
 }
 
+void RpcNode::serve_told(nb::handle agent, rpc::Work& work, nb::handle function, nb::handle args,
+                         nb::handle kwargs) {
+  const nb::object outcome = call_python(
+      [&] { return function(work.from->number(), work.call, to_seconds(work.deadline), args, kwargs); });
+  if (!outcome.is_none()) answer_plain(agent, work, nb::borrow(nb::cast<nb::tuple>(outcome)[0]));
+}
+
 void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result) {
   const DeviceMap devices = devices_[work.from->number()].of_answers;
   Message message;
-  std::size_t inlined = 0;
-  if (!encode_plain(result, message, &inlined, devices)) {
+  TensorCounts counts;
+  if (!encode_plain(result, message, &counts, devices)) {
     call_python([&] { agent.attr("_answer_plain")(work.call, work.from->number(), result); });
     return;
   }
-  count_plain(*work.from, inlined, message);
+  count_plain(*work.from, counts, message);
   put_in_order(*work.from, message, [&](Stream stream) {
     node_->answer(*work.from, work.call, rpc::Status::value, std::move(message), false, stream);
   });
@@ -594,6 +620,7 @@ void init_rpc(nb::module_& m) {
       .def("is_far", &RpcNode::is_far, nb::arg("number"))
       .def("connect", &RpcNode::connect, nb::arg("number"), nb::arg("deadline").none())
       .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
+      .def("routes", &RpcNode::routes, nb::arg("to"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
       .def("set_devices", &RpcNode::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"),
            nb::arg("numbers_agree"), nb::arg("is_automatic"))
@@ -634,7 +661,8 @@ void init_rpc(nb::module_& m) {
       .def_prop_ro("idle_workers", [](RpcNode& n) { return n.node().idle_workers(); })
       .def_prop_ro("serving", [](const RpcNode& n) { return n.serving.load(); })
       .def_rw("timeout", &RpcNode::usual_timeout)
-      .def_rw("member_type", &RpcNode::member_type, nb::arg().none());
+      .def_rw("member_type", &RpcNode::member_type, nb::arg().none())
+      .def_rw("marked_type", &RpcNode::marked_type, nb::arg().none());
 }
 
 }  // namespace onecopy::python

@@ -62,6 +62,8 @@ class RpcNode {
   /// As Node::connect().
   void connect(std::uint32_t number, nb::handle deadline);
   void count_route(std::uint32_t to, const std::string& route);
+  /// {route: tensors that went to that member by it}
+  nb::dict routes(std::uint32_t to);
   void set_number_of(const std::string& name, nb::handle number);
   /// (number of a card here, number there)
   using Cards = std::vector<std::pair<int, int>>;
@@ -104,8 +106,9 @@ class RpcNode {
   void run(nb::handle agent);
   void stop();
 
-  double usual_timeout = 60;  ///< of plain calls that say none; 0: none
-  nb::object member_type;     ///< whose instances name a member by their `id`
+  double usual_timeout = 60;            ///< of plain calls that say none; 0: none
+  nb::object member_type;               ///< whose instances name a member by their `id`
+  nb::object marked_type = nb::none();  ///< see DeviceMap; set before set_devices()
   std::atomic<int> serving{0};
 
  private:
@@ -132,6 +135,8 @@ class RpcNode {
   void do_work(nb::handle agent, rpc::Work& work);
   void take(nb::handle agent, rpc::Work& work);
   void serve_plain(nb::handle agent, rpc::Work& work);
+  void serve_told(nb::handle agent, rpc::Work& work, nb::handle function, nb::handle args,
+                  nb::handle kwargs);
   void answer_plain(nb::handle agent, rpc::Work& work, nb::handle result);
   void take_answer(nb::handle agent, rpc::Work& work);
   Target& target(nb::handle agent, rpc::Name& name);

@@ -36,7 +36,7 @@ class Encoder {
     for (const auto& [row, array] : arrays_) message_.tensors[row] = array.tensor();
     return true;
   }
-  std::size_t inlined() const noexcept { return inlined_; }
+  const TensorCounts& counts() const noexcept { return counts_; }
 
  private:
   /// REQUIRES: the caller keeps the value meanwhile.
@@ -53,12 +53,21 @@ class Encoder {
   bool write_tensor(PyObject* value);
   bool write_array(PyObject* value);
   bool write_copy(PyObject* value);
+  bool write_marked(PyObject* value);
+  bool write_shared(PyObject* tensor);
   bool write_card_copy(PyObject* value, const torch::Copyable& from);
   bool write_inline(const torch::Copyable& from);
   bool write_text(PyObject* object, const char* text, std::size_t size, Tag small, Tag large);
 
   /// Numbers the object. Returns true if it has been written before; then its reference has been written, too.
   bool is_again(PyObject* object);
+  /// Around the items of a list or dict: a value of a call is in none of its own items, on any of its ways.
+  void open_if_call(std::uint32_t number) {
+    if (tensors_ == Tensors::are_copied) open_.push_back(number);
+  }
+  void close_if_call() {
+    if (tensors_ == Tensors::are_copied) open_.pop_back();
+  }
   void write_count(Tag small, std::size_t most, Tag large, std::size_t count);
   template <class T>
   bool write_number(Tag tag, T value) {
@@ -81,9 +90,10 @@ class Encoder {
       arrays_;  ///< copied, by their rows, if all can be written
   SeenObjects seen_;
   std::uint32_t numbered_ = 0;
-  std::size_t inlined_ = 0;                 ///< tensors that were written as bytes
-  std::vector<std::uint32_t> open_tuples_;  ///< numbers; a reader cannot refer to a tuple's beginning
-  bool is_cyclic_ = false;                  ///< an object refers to a tuple that it is in
+  TensorCounts counts_;
+  std::vector<std::uint32_t>
+      open_;                ///< numbers of tuples, whose beginning no reader refers to; of all in calls
+  bool is_cyclic_ = false;  ///< an object refers to one of those that it is in
 };
 
 /// Keeps an object that a container may lose while another thread runs.
@@ -185,15 +195,17 @@ bool Encoder::write_tuple(PyObject* value, int depth) {
   if (is_again(value)) return true;
   const Py_ssize_t count = NB_TUPLE_GET_SIZE(value);
   write_count(kShortTuple, 15, kTuple, static_cast<std::size_t>(count));
-  open_tuples_.push_back(number);
+  open_.push_back(number);
   for (Py_ssize_t i = 0; i < count; ++i)
     if (!write(NB_TUPLE_GET_ITEM(value, i), depth + 1)) return false;
-  open_tuples_.pop_back();
+  open_.pop_back();
   return true;
 }
 
 bool Encoder::write_list(PyObject* value, int depth) {
+  const std::uint32_t number = numbered_;
   if (is_again(value)) return true;
+  open_if_call(number);
   const Py_ssize_t count = NB_LIST_GET_SIZE(value);
   write_count(kShortList, 7, kList, static_cast<std::size_t>(count));
   for (Py_ssize_t i = 0; i < count && i < NB_LIST_GET_SIZE(value); ++i) {
@@ -201,11 +213,14 @@ bool Encoder::write_list(PyObject* value, int depth) {
     const Hold hold(item);
     if (!write(item, depth + 1)) return false;
   }
+  close_if_call();
   return NB_LIST_GET_SIZE(value) == count;  // another thread's change while a tensor was moved
 }
 
 bool Encoder::write_dict(PyObject* value, int depth) {
+  const std::uint32_t number = numbered_;
   if (is_again(value)) return true;
+  open_if_call(number);
   const Py_ssize_t count = NB_DICT_GET_SIZE(value);
   write_count(kShortDict, 7, kDict, static_cast<std::size_t>(count));
   PyObject *key, *item;
@@ -214,13 +229,14 @@ bool Encoder::write_dict(PyObject* value, int depth) {
     const Hold hold_key(key), hold_item(item);
     if (!write(key, depth + 1) || !write(item, depth + 1)) return false;
   }
+  close_if_call();
   return written == count && NB_DICT_GET_SIZE(value) == count;
 }
 
 /// Larger ones are copied once, into memory that the reader gets.
 bool Encoder::write_copy(PyObject* value) {
   constexpr std::size_t kMostInline = 4096;
-  if (!torch::is_tensor(value)) return false;
+  if (!torch::is_tensor(value)) return write_marked(value);
   const auto from = torch::copyable(value);
   if (!from) return false;
   if (from->device != kCpu) return write_card_copy(value, *from);
@@ -232,6 +248,17 @@ bool Encoder::write_copy(PyObject* value) {
   copy.nbytes() >= kLargeCopy ? without_gil(fill) : fill();
   message_.tensors.push_back(std::move(copy));
   return write_number(kTensor, static_cast<std::uint8_t>(torch::kTorch));
+}
+
+/// A dense tensor of the CPU that is lent, and no part of a graph of autograd.
+bool Encoder::write_marked(PyObject* value) {
+  if (!devices_.marked || Py_TYPE(value) != devices_.marked) return false;
+  const nb::object tensor = nb::handle(value).attr("tensor");
+  const bool is_lent = nb::cast<bool>(nb::handle(value).attr("is_plain_loan"));
+  if (!is_lent) return false;
+  if (is_again(value)) return true;
+  ++counts_.lent;
+  return write_shared(tensor.ptr());
 }
 
 /// On the card that it is for, if that one's number here is known: then its receiver has nothing to copy.
@@ -257,7 +284,7 @@ bool Encoder::write_inline(const torch::Copyable& from) {
   for (const std::int64_t size : from.layout.shape())
     append(reinterpret_cast<const char*>(&size), sizeof size);
   append(reinterpret_cast<const char*>(from.data), from.layout.nbytes());
-  ++inlined_;
+  ++counts_.inlined;
   return true;
 }
 
@@ -267,17 +294,17 @@ bool Encoder::write_tensor(PyObject* value) {
   const Tensor* const ours = is_torch ? nullptr : as_onecopy_tensor(value);
   if (!is_torch && !ours) return write_array(value);
   if (is_again(value)) return true;
-  std::uint32_t flags = 0;
-  if (is_torch) {
-    auto shared = torch::share(value);
-    if (!shared) return false;
-    flags = shared->flags;
-    message_.tensors.push_back(std::move(shared->tensor));
-  } else {
-    message_.tensors.push_back(*ours);
-  }
+  if (is_torch) return write_shared(value);
+  message_.tensors.push_back(*ours);
+  return write_number(kTensor, std::uint8_t{0});
+}
+
+bool Encoder::write_shared(PyObject* tensor) {
+  auto shared = torch::share(tensor);
+  if (!shared) return false;
+  message_.tensors.push_back(std::move(shared->tensor));
   static_assert((torch::kKnownFlags | kNumpyFlag) <= UINT8_MAX && (torch::kKnownFlags & kNumpyFlag) == 0);
-  return write_number(kTensor, static_cast<std::uint8_t>(flags));
+  return write_number(kTensor, static_cast<std::uint8_t>(shared->flags));
 }
 
 bool Encoder::write_array(PyObject* value) {
@@ -295,8 +322,7 @@ bool Encoder::is_again(PyObject* object) {
   const std::uint32_t before = seen_.find_or_add(object, number);
   if (before == SeenObjects::kNew) return false;
   --numbered_;
-  is_cyclic_ =
-      is_cyclic_ || std::find(open_tuples_.begin(), open_tuples_.end(), before) != open_tuples_.end();
+  is_cyclic_ = is_cyclic_ || std::find(open_.begin(), open_.end(), before) != open_.end();
   return write_number(kAgain, before);
 }
 
@@ -307,11 +333,11 @@ void Encoder::write_count(Tag small, std::size_t most, Tag large, std::size_t co
 
 }  // namespace
 
-bool encode_value(PyObject* value, Message& message, Tensors tensors, std::size_t* inlined,
+bool encode_value(PyObject* value, Message& message, Tensors tensors, TensorCounts* counts,
                   const DeviceMap& devices) {
   Encoder encoder(message, tensors, devices);
   const bool is_plain = encoder.write_all(value);
-  if (inlined) *inlined = encoder.inlined();
+  if (counts) *counts = encoder.counts();
   return is_plain;
 }
 
