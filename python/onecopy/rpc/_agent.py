@@ -105,6 +105,7 @@ class Agent(PlainCalls):
         self.references = References(self)
         self._store, self._world_size = store, world_size
         self._members, self._programs = {}, {}
+        self._latest = {}  # members by name: the one that had it last
         super().__init__()
 
     @property
@@ -158,6 +159,7 @@ class Agent(PlainCalls):
         """Another member that there is from now on."""
         rank = member.info.id
         self._members = {**self._members, rank: member}  # others iterate over the one before
+        self._latest[member.info.name] = member
         self.node.join(member.address)
         member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
@@ -216,6 +218,9 @@ class Agent(PlainCalls):
         names none."""
         if isinstance(to, _group.WorkerInfo):
             to = to.id
+        latest = self._latest.get(to) if type(to) is str else None
+        if latest is not None and not latest.has_ended:
+            return latest
         if isinstance(to, str):
             named = [m for m in (*self._members.values(), *self._programs.values()) if m.info.name == to]
             if not named:

@@ -26,13 +26,6 @@ class MarkedTensor:
         setattr(made, _ATTRIBUTE, self.mode)
         return made
 
-    @property
-    def is_plain_loan(self):
-        """Whether it is lent as it lies in memory: the node does that without the rest of this package."""
-        tensor = self.tensor
-        return self.mode == BORROW and tensor.device.type == "cpu" and not (
-            tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
-
     def finish(self):
         """After the message was sent: a tensor that was given away is empty here."""
         if self.mode == MOVE:

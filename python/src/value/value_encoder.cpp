@@ -250,12 +250,14 @@ bool Encoder::write_copy(PyObject* value) {
   return write_number(kTensor, static_cast<std::uint8_t>(torch::kTorch));
 }
 
-/// A dense tensor of the CPU that is lent, and no part of a graph of autograd.
+/// A row-major tensor of the CPU that is lent, and no part of a graph of autograd.
 bool Encoder::write_marked(PyObject* value) {
   if (!devices_.marked || Py_TYPE(value) != devices_.marked) return false;
-  const nb::object tensor = nb::handle(value).attr("tensor");
-  const bool is_lent = nb::cast<bool>(nb::handle(value).attr("is_plain_loan"));
-  if (!is_lent) return false;
+  const nb::handle marked(value);
+  if (PyUnicode_CompareWithASCIIString(nb::object(marked.attr("mode")).ptr(), "borrow") != 0) return false;
+  const nb::object tensor = marked.attr("tensor");
+  const auto plain = torch::copyable(tensor.ptr());
+  if (!plain || plain->device != kCpu || nb::cast<bool>(tensor.attr("requires_grad"))) return false;
   if (is_again(value)) return true;
   ++counts_.lent;
   return write_shared(tensor.ptr());

@@ -26,7 +26,7 @@ struct DeviceMap {
   bool numbers_agree = false;                ///< whether both processes number the cards of the host alike
   bool is_automatic = false;                 ///< whether a card that is not in the map is meant itself then
   PyTypeObject* marked =
-      nullptr;  ///< of objects whose `tensor` is lent, if `mode` says so; null: none can be
+      nullptr;  ///< of objects whose `tensor` is lent if `mode` is "borrow"; null: none can be
 };
 
 /// Tensors of a value that have rows in no message, and those that no byte of was copied.
