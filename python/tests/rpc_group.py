@@ -130,12 +130,16 @@ class Group:
         return self
 
     def __exit__(self, kind, *rest) -> None:
-        if kind is None:
-            self.leave()
-        for member in self.members:
-            if kind is not None:
-                member.process.kill()
-            member.end()
+        has_left = False
+        try:
+            if kind is None:
+                self.leave()
+                has_left = True
+        finally:
+            for member in self.members:
+                if not has_left:
+                    member.process.kill()
+                member.end()
 
     def leave(self) -> None:
         """shutdown() of all that live."""

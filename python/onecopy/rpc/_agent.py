@@ -189,6 +189,18 @@ class Agent(PlainCalls):
             self._threads.append(thread)
         thread.start()
 
+    def answering(self):
+        """How many requests of others run here, or have run and are not answered yet."""
+        return self._serving + self.node.serving
+
+    def finish_answers(self):
+        """For a member that leaves when all have met: those that wait for its last answers get them before its farewell.
+        A request that runs for long is left alone."""
+        end, finished = time.monotonic() + _PATIENCE, threading.Event()
+        own = threading.current_thread() in self._threads
+        while self.answering() > own and time.monotonic() < end:
+            finished.wait(0.001)
+
     def stop(self):
         """Ends all threads, and tells the others. Pending calls fail. A request that runs for long is left alone."""
         self.is_running = False
@@ -543,7 +555,7 @@ class Agent(PlainCalls):
                 "agent.thread_pool_size": str(self.num_worker_threads),
                 "agent.num_idle_threads": str(self.node.idle_workers),
                 "agent.client_active_calls": str(self.pending_count()),
-                "agent.server_active_calls": str(self._serving + self.node.serving),
+                "agent.server_active_calls": str(self.answering()),
                 "agent.server_active_async_calls": "0"}
         if self.has_gil_profiling:
             info["agent.gil_average_wait_time_us"] = "0"

@@ -91,12 +91,22 @@ def _start_agent(store, name, rank, world_size, options):
     try:
         agent.start()
         if agent.is_static_group:
-            _device_maps.check(_all_gather(_device_maps.own(options), timeout=options.rpc_timeout or None))
+            _check_maps(agent, options)
     except BaseException:
         _agent.set_current(None)
         agent.stop()
         raise
     return agent
+
+
+def _check_maps(agent, options):
+    """Throws in all members, or in none."""
+    maps = _all_gather(_device_maps.own(options), timeout=options.rpc_timeout or None)
+    try:
+        _device_maps.check(maps)
+    except BaseException:
+        agent.finish_answers()
+        raise
 
 
 @atexit.register
@@ -376,6 +386,7 @@ def shutdown(graceful=True, timeout=constants.DEFAULT_SHUTDOWN_TIMEOUT):
             _settle(_agent.current())
             leaks = _agent.current().references.owned.held()  # before others leave, and let go of what they hold
             _all_gather(None, timeout=timeout)
+            _agent.current().finish_answers()
     finally:
         _finalize_shutdown(leaks)
 
