@@ -139,14 +139,14 @@ void Far::read(const FarLinkRef& link, Delivery delivery) {
 
 void Far::flush() noexcept {
   const Deadline end = Deadline::after(1s);
-  const auto has_sent_all = [&] {
+  const auto have_arrived = [&] {
     const LockGuard lock(mutex_);
     return std::all_of(all_links_.begin(), all_links_.end(), [](const auto& known) {
       const FarLinkRef link = known.lock();
-      return !link || link->is_closed() || link->has_sent_all();
+      return !link || link->is_closed() || link->has_arrived();
     });
   };
-  while (!has_sent_all() && !end.has_passed()) std::this_thread::sleep_for(1ms);
+  while (!have_arrived() && !end.has_passed()) std::this_thread::sleep_for(1ms);
 }
 
 }  // namespace onecopy::rpc

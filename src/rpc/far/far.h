@@ -63,7 +63,7 @@ class Far {
   FarLinkRef connect(const Address& to, Deadline deadline);
   /// From here on the link is read.
   void read(const FarLinkRef& link, Delivery delivery);
-  /// Gives the links' last messages a second to leave.
+  /// Gives the links' last messages a second to arrive.
   void flush() noexcept;
 
  private:

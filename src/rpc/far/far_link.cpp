@@ -2,8 +2,10 @@
 #include "rpc/far/far_link.h"
 
 #include <fmt/format.h>
+#include <linux/sockios.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -298,6 +300,11 @@ void FarLink::send_or_leave() noexcept {
 void FarLink::close() noexcept {
   if (is_closed_.exchange(true)) return;
   wake_->set();
+}
+
+bool FarLink::has_arrived() const noexcept {
+  int unacknowledged = 0;
+  return has_sent_all() && (::ioctl(socket_.fd(), SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0);
 }
 
 void FarLink::end() noexcept {

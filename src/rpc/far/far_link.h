@@ -138,6 +138,8 @@ class FarLink {
   void close() noexcept;
   bool is_closed() const noexcept { return is_closed_.load(); }
   bool has_sent_all() const noexcept { return sender_.is_empty(); }
+  /// All that was sent is in the other host: the end of a connection may drop what only its socket has taken.
+  bool has_arrived() const noexcept;
   int waiters() const noexcept { return sender_.waiters(); }
   /// How long the other has said nothing. Members say something each second.
   std::chrono::seconds silence() const noexcept;

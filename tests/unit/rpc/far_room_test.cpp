@@ -35,13 +35,19 @@ bool holds(const Tensor& tensor, int value) {
 /// A link without a far thread: the test sends and receives.
 class ALinkAlone : public ::testing::Test {
  protected:
-  ALinkAlone()
-      : listener_(StreamSocket::listen("tcp:127.0.0.1:0")),
+  /// `room`: of what the other host has not read; 0: as usual.
+  explicit ALinkAlone(int room = 0)
+      : listener_(listen_with(room)),
         link_(StreamSocket::connect(listener_.address(), 10s), keys_, FarLink::Side::client,
               std::make_shared<Event>()),
         there_(listener_.accept(10s)),
         receiver_(there_.fd(), keys_.from_client, true) {}
 
+  static StreamSocket listen_with(int room) {
+    StreamSocket listener = StreamSocket::listen("tcp:127.0.0.1:0");
+    if (room != 0) ::setsockopt(listener.fd(), SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+    return listener;
+  }
   /// Takes messages until it has that many.
   void receive(std::size_t count) {
     while (messages_.size() < count) {
@@ -101,6 +107,20 @@ TEST_F(ALinkAlone, LetsGoOfThreadsThatWaitForRoomWhenItEnds) {
   EXPECT_TRUE(eventually([&] { return link_.waiters() == 1; }));
   link_.end();
   putter.join();
+}
+
+/// Whose other host takes a few KiB before it reads.
+class ALinkToASmallReceiver : public ALinkAlone {
+ protected:
+  ALinkToASmallReceiver() : ALinkAlone(4096) {}
+};
+
+TEST_F(ALinkToASmallReceiver, KnowsWhatOnlyItsOwnSocketHasTaken) {
+  link_.put(note_with(filled_bytes(256 << 10, 1)), {});
+  EXPECT_TRUE(link_.has_sent_all());
+  EXPECT_FALSE(link_.has_arrived());
+  receive(1);
+  EXPECT_TRUE(eventually([&] { return link_.has_arrived(); }));
 }
 
 class AFarMember : public FarMembers {};
