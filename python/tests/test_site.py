@@ -14,6 +14,7 @@ import onecopy
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SITE = Path(__file__).resolve().parents[2] / "docs/site"
 sys.path.insert(0, str(SITE))
+import build as site_build
 import cpp_api
 import python_api
 import sources
@@ -75,6 +76,16 @@ def test_the_site_is_built_and_all_its_links_lead_somewhere():
     result = subprocess.run([sys.executable, SITE / "build.py"], capture_output=True, text=True, timeout=280)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "links checked" in result.stdout
+
+
+def test_a_link_to_a_heading_that_is_not_there_is_an_error(tmp_path):
+    pytest.importorskip("material", reason="wants mkdocs-material (pip install -r python/requirements-docs.txt)")
+    (tmp_path / "pages").mkdir()
+    settings = tmp_path / "mkdocs.yml"
+    settings.write_text(site_build.SETTINGS.format(pages=tmp_path / "pages", site=tmp_path / "site", navigation="  - index.md"))
+    for heading, is_right in (("here", True), ("nowhere", False)):
+        (tmp_path / "pages/index.md").write_text(f"# Here\n\n[a](#{heading})\n")
+        assert site_build.build(settings) is is_right
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="wants Chromium: apt-get install chromium")
