@@ -17,6 +17,7 @@ PAGES = ["python.md", "coming-from-torch-multiprocessing.md", "weights-trainer-e
          "asyncio.md", "errors.md"]  # fmt: skip
 OTHERS = re.compile(r"^\s*(?:import|from) (torch|numpy|transformers|ray|joblib|zmq)\b", re.MULTILINE)
 EXAMPLES = sorted((ROOT / "examples/python").glob("*.py"))
+IN_PAIRS = ("two_programs", "trainer", "engine")
 LICENSE = "# SPDX-License-Identifier: Apache-2.0\n"
 
 BLOCK = re.compile(r"(?:<!-- (?P<comment>[^\n]*) -->\n)?```(?P<language>\w+)\n(?P<text>.*?)```\n", re.DOTALL)
@@ -78,9 +79,9 @@ def test_outputs_on_a_page_are_what_the_examples_print(page):
             assert text == program.with_suffix(".expected").read_text()
 
 
-@pytest.mark.parametrize("program", [p for p in EXAMPLES if p.stem != "two_programs"], ids=lambda p: p.stem)
+@pytest.mark.parametrize("program", [p for p in EXAMPLES if p.stem not in IN_PAIRS], ids=lambda p: p.stem)
 def test_examples_print_what_they_should(program, run_file):
-    """two_programs.py takes two: test_two_programs.py runs it."""
+    """test_two_programs.py runs those that take two."""
     skip_without_what_it_imports(program.read_text())
     assert run_file(program) == program.with_suffix(".expected").read_text()
 

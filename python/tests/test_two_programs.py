@@ -18,10 +18,10 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def start(program, *arguments):
+def start(program, *arguments, stdin=None):
     return subprocess.Popen(
         [sys.executable, "-X", "dev", "-W", "error", str(program), *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 
 
@@ -49,6 +49,33 @@ def test_a_tensor_is_shared_by_two_programs(repository):
     wait_until_it_listens(receiver, port)
     assert finish(start(program, "sender", port)) == program.with_suffix(".expected").read_text()
     assert finish(receiver) == ""
+
+
+def start_of_readme(repository, name, *arguments):
+    program = repository / f"examples/python/{name}.py"
+    assert program.read_text().partition("\n")[2] in (repository / "README.md").read_text()
+    return start(program, *arguments, stdin=subprocess.PIPE)
+
+
+def enter(process) -> str:
+    process.stdin.write("\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+def test_an_engine_has_what_the_trainer_of_the_readme_learns(repository):
+    """Also after the trainer was killed."""
+    trainer = start_of_readme(repository, "trainer")
+    engine = start_of_readme(repository, "engine", trainer.stdout.readline().strip())
+    assert engine.stdout.readline() == "ready\n"
+    before = enter(engine)
+    assert before.startswith("3 + 4 = ") and before != "3 + 4 = 7.000\n"
+    assert enter(trainer) == "trained; 3 + 4 = 7.000\n"
+    assert enter(engine) == "3 + 4 = 7.000\n"
+    trainer.kill()
+    trainer.communicate()
+    assert enter(engine) == "3 + 4 = 7.000\n"
+    assert finish(engine) == ""
 
 
 SERVER = """
