@@ -22,12 +22,13 @@ constexpr int kCalls = 3;  // of a broker that hangs up
 constexpr std::chrono::milliseconds kLongestLookAgain{20};
 
 Error stale(const HandleFields& handle) {
-  return Error(ErrorCode::stale_handle,
-               fmt::format("block {} of the owner no longer is what this handle names (generation {}): "
-                           "the tensor was freed before the handle was opened; keep the Handle object "
-                           "alive until the receiver has opened it (for a single tensor of onecopy or "
-                           "torch, keep the tensor or the Handle)",
-                           handle.block, handle.generation));
+  return Error(
+      ErrorCode::stale_handle,
+      fmt::format(
+          "the tensor was freed before the handle was opened: keep the Handle object alive until "
+          "the receiver has opened it (for a single tensor of onecopy or torch, the tensor will do); "
+          "it was block {} of its owner, generation {}",
+          handle.block, handle.generation));
 }
 
 /// The owner and the handle must agree on where the memory is before it is touched.
