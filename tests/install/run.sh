@@ -61,9 +61,12 @@ case $kind in
       exit 1
     fi
     [ -s "$place/moved/share/doc/onecopy/LICENSE" ]
-    echo '#include "onecopy/onecopy.h"' >"$place/old.cpp"
-    expect_line "$place/said" 'onecopy needs C++20: compile with -std=c++20' \
-      "${CXX:-g++}" -std=c++17 -fsyntax-only -I "$place/moved/include" "$place/old.cpp"
+    for header in onecopy/onecopy.h onecopy/rpc/agent.h; do
+      echo "#include \"$header\"" >"$place/old.cpp"
+      expect_line "$place/said" 'onecopy needs C++20: compile with -std=c++20' \
+        "${CXX:-g++}" -std=c++17 -fsyntax-only -I "$place/moved/include" "$place/old.cpp"
+      grep -m 1 error "$place/said" | grep -q 'onecopy needs C++20'  # before all that follows from it
+    done
     ;;
   pkg_config)
     install_to "$place/first"

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#if __cplusplus <= 201703L
+#error "onecopy needs C++20: compile with -std=c++20, or with CMake link onecopy::onecopy"
+#endif
+
 #include <chrono>
 #include <cstdint>
 #include <functional>
