@@ -12,14 +12,27 @@ wheel() {  # wheel [python...]: one for each interpreter, and from 3.12 on one f
     has_wheel "$python" || wheel_for "$python" || return 1
     tests/install/wheel.sh "$(wheel_of "$python")" "$python" || return 1
   done
+  [ $# -gt 0 ] || say_missing_wheels
   try_in_clean_roots
 }
 
-wheel_pythons() {  # those that have a wheel of their own, and one of the others
-  local pythons=()
-  mapfile -t pythons < <(first_working python3.10; first_working python3.11; first_working python3.{12,13,14,15})
-  [ ${#pythons[@]} -gt 0 ] || pythons=(python3)
-  printf '%s\n' "${pythons[@]}"
+wheel_pythons() {  # those that have a wheel of their own, and those of the others
+  local version python found=()
+  for version in 3.10 3.11 3.12 3.13 3.14 3.15; do
+    python=$(first_working "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python3) && found+=("$python")
+  done
+  [ ${#found[@]} -gt 0 ] || found=(python3)
+  printf '%s\n' "${found[@]}"
+}
+
+say_missing_wheels() {  # a wheel for each of these makes the set whole
+  local tags
+  for tags in cp310-cp310 cp311-cp311 cp312-abi3; do
+    case " ${WHEELS[*]} " in
+      *-"$tags"-*) ;;
+      *) echo "wheel: no $tags: its Python is not here (./dev wheel PYTHON takes the path of one)" >&2 ;;
+    esac
+  done
 }
 
 wheel_tags() { "$@" -c 'import sys; v = "cp%d%d" % sys.version_info[:2]; print(v + "-" + v if v < "cp312" else "cp312-abi3")'; }
