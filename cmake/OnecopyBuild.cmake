@@ -17,10 +17,10 @@ if(ONECOPY_IS_TOP_LEVEL)
   set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 endif()
 
-# onecopy_look_for(<package> <Debian package> <Fedora package>): what is not found goes into ONECOPY_MISSING and
-# ONECOPY_MISSING_FEDORA, to be said in one line.
+# onecopy_look_for(<package> <Debian package> <Fedora package> [argument of find_package()...]): what is not found goes
+# into ONECOPY_MISSING and ONECOPY_MISSING_FEDORA, to be said in one line.
 macro(onecopy_look_for package debian fedora)
-  find_package(${package} QUIET)
+  find_package(${package} ${ARGN} QUIET)
   if(NOT ${package}_FOUND)
     list(APPEND ONECOPY_MISSING ${debian})
     list(APPEND ONECOPY_MISSING_FEDORA ${fedora})

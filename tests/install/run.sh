@@ -126,6 +126,9 @@ case $kind in
     expect_line "$place/said" 'apt-get install libfmt-dev libcli11-dev (Fedora: dnf install fmt-devel cli11-devel)' \
       "$cmake" -S "$here/../.." -B "$place/build" -G Ninja \
       -DCMAKE_DISABLE_FIND_PACKAGE_fmt=ON -DCMAKE_DISABLE_FIND_PACKAGE_CLI11=ON
+    expect_line "$place/said" 'apt-get install python3-dev (Fedora: dnf install python3-devel)' \
+      "$cmake" -S "$here/../.." -B "$place/python" -G Ninja -DONECOPY_PYTHON=ON \
+      -DPython_INCLUDE_DIR="$place/none" -DPython_FIND_VIRTUALENV=STANDARD
     ;;
   *)
     echo "usage: $0 find_package|pkg_config|add_subdirectory|headers|command|preset|missing BUILD_DIR" >&2
