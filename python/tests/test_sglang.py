@@ -62,8 +62,22 @@ def serializer_source():
     return head + "import torch\n" + "\n\n".join(ast.get_source_segment(text, node) for node in found)
 
 
+# SGLang's own buckets, in a trainer and in the server.
+BUCKETS = """
+import importlib.util, os, sys, types
+
+def tensor_bucket():
+    name = "sglang.srt.weight_sync.tensor_bucket"
+    for package in ("sglang", "sglang.srt", "sglang.srt.weight_sync"):  # pickle imports them
+        sys.modules.setdefault(package, types.ModuleType(package))
+    spec = importlib.util.spec_from_file_location(name, os.environ["ONECOPY_SGLANG"] + "/srt/weight_sync/tensor_bucket.py")
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
+    return sys.modules[name].FlattenedTensorBucket
+"""
+
 # The server's handling of a request, around a small stand-in for a model.
-SERVER = """
+SERVER = BUCKETS + """
 import json, sys, types
 sys.modules.update({name: types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.utils")})
 common = sys.modules["sglang.srt.utils.common"] = types.ModuleType("sglang.srt.utils.common")
@@ -84,16 +98,22 @@ class Model:
         self.leases = max(self.leases, onecopy.stats()["leases"])
 
 
+def load(model, data, load_format):
+    bucket = tensor_bucket() if load_format == "flattened_bucket" else None
+    value = common.MultiprocessingSerializer.deserialize(bytes.fromhex(data))
+    if bucket:
+        return model.load_weights(bucket(**value).reconstruct_tensors())
+    tensors = [(name, tensor.to("cpu")) for name, tensor in value]
+    if not load_format:
+        return model.load_weights(tensors)
+    module, name = load_format.rsplit(".", 1)
+    getattr(importlib.import_module(module), name)(model, tensors)
+
+
 for line in sys.stdin:
-    data, load_format = json.loads(line)
     model = Model()
     try:
-        tensors = [(name, tensor.to("cpu")) for name, tensor in common.MultiprocessingSerializer.deserialize(bytes.fromhex(data))]
-        if load_format:
-            module, name = load_format.rsplit(".", 1)
-            getattr(importlib.import_module(module), name)(model, tensors)
-        else:
-            model.load_weights(tensors)
+        load(model, *json.loads(line))
         answer = {"sums": model.sums, "leases": model.leases}
     except Exception as error:
         answer = {"error": f"{type(error).__name__}: {error}"}
@@ -192,6 +212,26 @@ def test_the_server_unpickles_them(server):
     assert result.returncode == 0, result.stderr
     answer = json.loads(result.stdout)
     assert answer.get("sums") == {"a": 300, "b": 5}, answer
+
+
+def test_the_server_reads_a_bucket_where_the_trainer_has_it():
+    """A bucket is one tensor and a list of names, which SGLang's own unpickler takes."""
+    if not FILES:
+        pytest.skip("wants sglang installed, or its files in ONECOPY_SGLANG")
+    program = BUCKETS + (
+        "import json, torch, onecopy.multiprocessing\n"
+        "sys.path.insert(0, sys.argv[1])\nimport test_sglang\n"
+        "server = test_sglang.Server()\n"
+        "bucket = tensor_bucket()([('a', torch.ones(300)), ('b', torch.ones(5, 2, dtype=torch.bfloat16))])\n"
+        "value = {'flattened_tensor': bucket.get_flattened_tensor(), 'metadata': bucket.get_metadata()}\n"
+        "print(json.dumps(server.update(value, 'flattened_bucket')))\nserver.process.communicate()\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(Path(__file__).parent)], capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert answer.get("sums") == {"a": 300, "b": 10} and answer["leases"] > 0, answer
 
 
 def test_every_name_that_is_allowed_exists():

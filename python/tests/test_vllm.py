@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import vllm_interface
 
 pytest.importorskip("torch")
 
@@ -166,3 +167,83 @@ def test_vllm_finds_the_plugin_by_its_entry_point():
 
     found = {point.name: point.value for point in entry_points(group="vllm.general_plugins")}
     assert found["onecopy"] == "onecopy.integrations.vllm:register"
+
+
+# --- vLLM's own ipc engine, in a trainer with our import ---------------------------------------------
+
+IPC_WORKER = """
+import sys, types
+sys.path.insert(0, sys.argv[1])
+import vllm_interface
+ipc = vllm_interface.install_ipc_engine()
+import torch
+
+class Model:
+    def load_weights(self, weights):
+        self.weights = dict(weights)
+
+    calls = []
+
+assert "onecopy" not in sys.modules
+model = Model()
+config = types.SimpleNamespace(parallel_config=None, model_config=None)
+no_card = types.SimpleNamespace(index=torch.empty(0).get_device())
+engine = ipc.IPCWeightTransferEngine(None, config, no_card, model)
+engine.init_transfer_engine(engine.parse_init_info({"packed": False}))
+engine.start_weight_update()
+import json
+engine.receive_weights(engine.parse_update_info(json.loads(sys.stdin.readline())))
+engine.finish_weight_update()
+print(json.dumps({name: weight.sum().item() for name, weight in model.weights.items()}), flush=True)
+sys.stdin.readline()
+print(json.dumps({name: weight.sum().item() for name, weight in model.weights.items()}), flush=True)
+"""
+
+IPC_TRAINER = """
+import base64, json, pickle, subprocess, sys
+sys.path.insert(0, sys.argv[1])
+import vllm_interface
+ipc = vllm_interface.install_ipc_engine()
+import torch
+import onecopy.multiprocessing
+from onecopy.multiprocessing import reductions
+
+def as_of_a_card(tensor):
+    "reduce_tensor() of a tensor on a card, of one in the CPU's memory."
+    handle, begin = reductions._block_handle(tensor.untyped_storage(), tensor.dtype)
+    return None, reductions._device_arguments(tensor, handle, begin)
+
+ipc.reduce_tensor = as_of_a_card
+worker = subprocess.Popen([sys.executable, "-c", sys.stdin.read(), sys.argv[1]], stdin=-1, stdout=-1, text=True)
+
+def ask(text):
+    worker.stdin.write(text + "\\n")
+    worker.stdin.flush()
+    print(worker.stdout.readline(), end="")
+
+class Client:
+    def __getattr__(self, name):
+        return lambda *given: None
+
+    def update_weights(self, info):  # as vLLM's client for HTTP
+        handles = info.pop("ipc_handles")
+        ask(json.dumps({**info, "ipc_handles_pickled": base64.b64encode(pickle.dumps(handles)).decode()}))
+
+model = torch.nn.Linear(300, 2)
+for parameter in model.parameters():
+    torch.nn.init.ones_(parameter)
+source = sys.modules["vllm.distributed.weight_transfer.base"].ModuleSource(model)
+ipc.IPCTrainerWeightTransferEngine.trainer_init(ipc.IPCTrainerInitInfo(rank=0), client=Client(), source=source).send_weights()
+torch.nn.init.zeros_(model.bias)
+ask("look")
+"""
+
+
+def test_vllms_own_ipc_engine_opens_weights_of_a_trainer_with_our_import():
+    """In its worker, which imports nothing of ours; both have one memory. Its packed buffer wants a card."""
+    if not vllm_interface.FILES:
+        pytest.skip("wants vllm installed, or its files in ONECOPY_VLLM")
+    command = [sys.executable, "-c", IPC_TRAINER, str(Path(__file__).parent)]
+    result = subprocess.run(command, input=IPC_WORKER, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [{"weight": 600, "bias": 2}, {"weight": 600, "bias": 0}]

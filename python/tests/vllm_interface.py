@@ -5,6 +5,7 @@ vLLM needs a card, and a torch of its own. With ONECOPY_VLLM the base classes an
 0.33, the rest is stubs; without, those are stubs with the same interface, too.
 """
 
+import contextlib
 import importlib.util
 import os
 import sys
@@ -32,6 +33,24 @@ def install():
             load(full, f"{FILES}/distributed/weight_transfer/{name}.py")
         else:
             stub(module(full))
+
+
+def install_ipc_engine():
+    """vLLM's own ipc engine, from its files. There is no card here: what it asks torch about one is made up."""
+    import torch
+
+    install()
+    module("vllm.envs").VLLM_ALLOW_INSECURE_SERIALIZATION = True
+    sys.modules["vllm"].envs = sys.modules["vllm.envs"]
+    sys.modules["pybase64"] = __import__("base64")
+    validation = module("vllm.model_executor.model_loader.mtp_validation")
+    validation.disable_mtp_completeness_check = contextlib.nullcontext
+    torch.accelerator.current_device_index = lambda: 0
+    torch.cuda.get_device_properties = lambda device: types.SimpleNamespace(uuid="the card")
+    torch.cuda.ipc_collect = torch.cuda._lazy_init = lambda: None
+    for name in ("packed_tensor", "ipc_engine"):
+        load(f"vllm.distributed.weight_transfer.{name}", f"{FILES}/distributed/weight_transfer/{name}.py")
+    return sys.modules["vllm.distributed.weight_transfer.ipc_engine"]
 
 
 def module(name):

@@ -12,7 +12,8 @@ plugs_steps() {
   step "plugs: install" install_package || return 0
   step "plugs: their packages" install_plugs "$files" || return 0
   ONECOPY_VLLM=$files/vllm ONECOPY_SGLANG=$files/sglang run_pytest "plugs: tests" \
-    python/tests/test_{ray,trainers,verl,vllm,sglang,lmcache,joblib,jax,huggingface,checkpoint_engine}.py
+    python/tests/test_{ray,trainers,verl,vllm,sglang,lmcache,joblib,jax,huggingface,checkpoint_engine}.py \
+    "python/tests/test_mp_docs.py::test_examples_print_what_they_should[ray_actors]"
   pytest_step "plugs: tests"
 }
 
