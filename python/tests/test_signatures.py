@@ -173,5 +173,5 @@ def test_an_owner_that_died_is_what_to_keep(run_python):
         import onecopy
         print(onecopy.share(onecopy.zeros(3)))
     """)
-    with pytest.raises(onecopy.OwnerDied, match="keep that process running until others have opened the tensor, or put"):
+    with pytest.raises(onecopy.OwnerDied, match="^the process that owned this tensor has exited: keep that process running"):
         onecopy.open(text)

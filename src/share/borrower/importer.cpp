@@ -59,11 +59,12 @@ void look_at_device(const HandleFields& handle) noexcept {
 Error died(const HandleFields& handle) {
   return Error(
       ErrorCode::owner_died,
-      fmt::format("the process that owned this tensor has exited (or lives in another network "
-                  "namespace, and has no common ONECOPY_RUNTIME_DIR with this one), and neither the "
-                  "maker of the handle nor this process holds its segment {}; keep that process running "
-                  "until others have opened the tensor, or put the tensor into a queue, which keeps it",
-                  handle.segment));
+      fmt::format(
+          "the process that owned this tensor has exited: keep that process running until others "
+          "have opened the tensor, or put the tensor into a queue, which keeps it (where it still runs, "
+          "it lives in another network namespace, and has no common ONECOPY_RUNTIME_DIR with this "
+          "one); neither the maker of the handle nor this process holds its segment {}",
+          handle.segment));
 }
 
 }  // namespace
