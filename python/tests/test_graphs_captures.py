@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What surrounds a capture of onecopy.graphs, where no card is needed."""
+"""The surroundings of a capture of onecopy.graphs, where no card is needed."""
 
 from __future__ import annotations
 

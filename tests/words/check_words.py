@@ -4,13 +4,14 @@
 
     check_words.py [--sentences] [FILE...]
 
-Without files: every tracked file. A finding is a clause whose subject is *what*, *who*, *whoever* or *nobody*, or a comment
+Without files: every tracked file. Docstrings are read as comments are. A finding is a clause whose subject is *what*, *who*, *whoever* or *nobody*, or a comment
 that says only *the same*. --sentences also finds sentences of public and private headers that are longer than twenty words
 by half: a list or a parenthesis may need that much.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -54,9 +55,24 @@ def comments(path: str, text: str) -> Iterator[tuple[int, str]]:
             yield number, ""
 
 
+def docstrings(text: str) -> Iterator[tuple[int, str]]:
+    """The lines of a Python file's docstrings, without examples; an empty text ends a paragraph."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if not (docstring := ast.get_docstring(node)):
+            continue
+        for number, line in enumerate(docstring.splitlines(), node.body[0].lineno):
+            yield number, "" if line.lstrip().startswith((">>>", "...")) else line.strip().replace("``", "`")
+        yield 0, ""
+
+
 def sentences(path: str, text: str) -> Iterator[Sentence]:
     paragraph: list[tuple[int, str]] = []
-    for number, line in [*comments(path, text), (0, "")]:
+    lines = [*comments(path, text), (0, "")]
+    if path.endswith((".py", ".pyi")):
+        lines += docstrings(text)
+    for number, line in lines:
         if path.endswith(".md") and line.startswith("#"):  # a heading is no sentence
             line = ""
         if line and not line.startswith(("- ", "| ", "* ", "#")):

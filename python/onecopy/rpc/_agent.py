@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A member of a group: sends calls, runs those of others, and answers.
 
-_core._RpcNode has the lanes to other members, the threads that wait, deadlines and deaths; this file says what messages mean.
+_core._RpcNode has the lanes to other members, the threads that wait, deadlines and deaths; this file gives messages their meaning.
 Workers, threads in _RpcNode.run(), take messages: calls and notes, and answers with references, one at a time and in the order
 of their lane. They decode them, and count references there. A request is run by the thread that took it, and an answer is
 decoded by the thread that waits for it. A message is (verb, context, recorded, tree, tensors, targets): plain values and
@@ -305,7 +305,7 @@ class Agent(PlainCalls):
         self._here.pop(number).complete(value, error)
 
     def note(self, to, verb, value):
-        """A message that nobody answers, seen in its order. Nothing happens when the member has ended."""
+        """A message without an answer, in its order. Nothing happens when the member has ended."""
         member = self.member(to)
         try:
             self._check_can_send(member)
