@@ -17,7 +17,7 @@ from hypothesis import example, given, settings, strategies as st  # noqa: E402
 
 import onecopy  # noqa: E402
 import onecopy.distributed.rpc as rpc  # noqa: E402
-from onecopy.rpc import _devices, _functions, _values  # noqa: E402
+from onecopy.rpc import _devices, _functions, _modes, _values  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +199,14 @@ def test_a_small_tensor_crosses_as_bytes_of_the_message(dtype, shape):
     opened = _devices.unpack(packed, "cpu")
     assert torch.equal(opened, tensor) and opened.dtype == tensor.dtype and opened.shape == tensor.shape
     opened.resize_(7)  # it has memory of its own
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (0, 3)])
+def test_a_tensor_of_another_device_never_crosses_as_bytes(shape):
+    """Seen on a card, when tensors without elements began to cross as bytes."""
+    tensor = torch.empty(shape, device="meta")
+    assert isinstance(_devices.pack(tensor), torch.Tensor)
+    assert isinstance(_devices.pack(_modes.borrow(tensor).alias()), torch.Tensor)
 
 
 @pytest.mark.parametrize("make", [

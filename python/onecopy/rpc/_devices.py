@@ -75,7 +75,7 @@ def _route(tensor):
         return _routes.PARTS
     mode = _modes.of(tensor)
     if tensor.device.type != "cpu":
-        return _routes.on_the_host(0, True, True, mode)
+        return _routes.of_mode(mode)
     return _routes.on_the_host(tensor.nbytes, tensor.is_contiguous(), not (tensor.is_conj() or tensor.is_neg()), mode)
 
 

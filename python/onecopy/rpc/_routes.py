@@ -83,8 +83,13 @@ def _on_the_host(source):
 def on_the_host(nbytes, is_contiguous, is_plain, mode):
     """The route of a dense tensor of the CPU, by name: made for each tensor that is sent."""
     if mode is not _modes.COPY:
-        return LEASE if mode == _modes.BORROW else MOVE
+        return of_mode(mode)
     return INLINE if nbytes <= INLINE_BYTES and is_contiguous and is_plain else COPY
+
+
+def of_mode(mode):
+    """The route of a tensor that does not go as bytes of the message, by name."""
+    return {_modes.COPY: COPY, _modes.BORROW: LEASE, _modes.MOVE: MOVE}[mode]
 
 
 _REASONS = {
