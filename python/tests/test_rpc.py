@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 
@@ -448,6 +449,28 @@ def test_a_member_leaves_behind_its_last_answer(tmp_path):
     """Seen over TCP: worker1 had put its farewell before its answer to the last meeting, and worker0's shutdown failed."""
     with Group(tmp_path, 2) as group:
         group[1](let_the_last_answer_wait_for_the_end)
+
+
+def large_calls_in_vain():
+    """Plain ones, of 64 MB. How many calls are under way behind them."""
+    from onecopy.rpc import _agent
+
+    tensor = torch.ones(16 << 20)
+    for begin in (rpc.rpc_sync, lambda *args, **kwargs: rpc.rpc_async(*args, **kwargs).wait()):
+        with pytest.raises(RuntimeError, match=r"more than set timeout \(200 ms\)"):
+            begin("worker1", torch.neg, args=(tensor,), timeout=0.2)
+    return _agent.current().pending_count()
+
+
+def test_large_plain_calls_to_a_member_that_is_stopped_end_at_their_deadline(tmp_path):
+    with Group(tmp_path, 2) as group:
+        assert group[0](is_plain, torch.neg, torch.ones(2))
+        os.kill(group[1].process.pid, signal.SIGSTOP)
+        try:
+            assert group[0](large_calls_in_vain) == 0
+        finally:
+            os.kill(group[1].process.pid, signal.SIGCONT)
+        assert group[0](tensor_of, torch.neg, torch.ones(2)) == [-1.0, -1.0]
 
 
 def test_a_member_that_left_is_an_error_at_once(tmp_path):

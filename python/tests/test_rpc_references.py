@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
+import threading
 
 import pytest
 
@@ -38,11 +41,15 @@ def owned():
     return int(rpc._rref_context_get_debug_info()["num_owner_rrefs"])
 
 
+def forks():
+    return int(rpc._rref_context_get_debug_info()["num_forks"])
+
+
 def make(name, to, start=0):
     kept[name] = rpc.remote(to, Counter, args=(start,))
 
 
-def keep(name, rref):
+def keep(name, rref, *rest):
     kept[name] = rref
 
 
@@ -61,6 +68,22 @@ def add(name, number):
 
 def confirmed(name):
     return kept[name].confirmed_by_owner()
+
+
+def give_late(to, rref=None, timeout=1e-9, numbers=1):
+    """A call whose deadline has passed when it comes: the function does not run."""
+    arguments = ["late", rref if rref is not None else rpc.RRef(torch.ones(2)), torch.ones(numbers)]
+    with pytest.raises(RuntimeError, match="more than set timeout"):
+        rpc.rpc_sync(to, keep, args=arguments, timeout=timeout)
+
+
+def give_late_by_name(name, to):
+    give_late(to, kept[name])
+
+
+def give_with_what_cannot_cross():
+    with pytest.raises(TypeError):
+        rpc.rpc_sync("worker1", keep, args=("never", rpc.RRef(torch.ones(2)), threading.Lock()))
 
 
 def fetch_a_tensor():
@@ -158,3 +181,29 @@ def test_who_gave_a_reference_may_be_killed(three):
     assert three[2](add, "c", 1) == 2
     three[2](forget, "c")
     until(lambda: three[1](owned) == 0, "the value has not gone with its last reference")
+
+
+def test_references_in_a_call_that_comes_late_are_let_go_of(three):
+    three[0](give_late, "worker1")
+    until(lambda: three[0](owned) == 0, "worker0 keeps a value that it gave in vain")
+    three[0](make, "theirs", "worker1")
+    three[0](give_late_by_name, "theirs", "worker2")
+    three[0](add, "theirs", 1)  # behind what worker0 has told worker1 of worker2
+    until(lambda: three[1](forks) == 1, "worker1 counts a reference that was given on in vain")
+
+
+def test_references_in_a_call_that_cannot_be_written_are_let_go_of(three):
+    three[0](give_with_what_cannot_cross)
+    assert three[0](owned) == 0
+
+
+def test_a_large_call_to_a_member_that_is_stopped_ends_at_its_deadline(three):
+    """Seen over TCP: the caller waited until the connection had taken the tensor, or had ended."""
+    stopped = three[1].process.pid
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        three[0](give_late, "worker1", None, 0.2, 16 << 20)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    until(lambda: three[0](owned) == 0, "worker0 keeps a value that it gave in vain")
+    assert three[0](fetch_a_tensor) == ([1.0, 1.0, 1.0], False, "worker1")

@@ -123,7 +123,7 @@ void Agent::State::serve(Work& work) {
   try {
     Message result = run_function(work);
     work.from->count(Route::lease, result.tensors.size());
-    return node.answer(*work.from, work.call, Status::value, std::move(result));
+    return node.answer(*work.from, work.call, Status::value, std::move(result), false, {}, work.deadline);
   } catch (const Error& error) {
     failure = encode_failure(error.code(), fmt::format("On {}: {}", options.name, error.what()));
   } catch (const std::exception& error) {

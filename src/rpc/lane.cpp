@@ -65,9 +65,9 @@ std::optional<Message> Inbound::try_take() {
   return {};
 }
 
-void Outbound::put(const Message& message, Stream stream) {
+void Outbound::put(const Message& message, Stream stream, Deadline until) {
   if (link_) [[unlikely]]
-    return link_->put(message, stream);
+    return link_->put(message, stream, until);
   const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
   if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
     channel_->sender().in_flight().release_taken(channel_->ring().head(), false);

@@ -62,9 +62,9 @@ class Outbound {
       : channel_(std::move(channel)), bell_(std::move(bell)) {}
   explicit Outbound(FarLinkRef link) : link_(std::move(link)) {}
 
-  /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring.
-  /// In the order of `stream`, as queues do it.
-  void put(const Message& message, Stream stream = {});
+  /// Puts a message without ringing. Throws closed, out_of_memory, timeout while a stopped process keeps the ring,
+  /// and, to another host, after `until`. In the order of `stream`, as queues do it.
+  void put(const Message& message, Stream stream = {}, Deadline until = kForever);
   /// The member has ended: it takes no further item, and tensors of its items need not be kept.
   void drop_sent() noexcept {
     if (channel_) channel_->sender().in_flight().release_taken(UINT64_MAX);

@@ -11,6 +11,7 @@
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 #include "os/process.h"
 #include "share/session.h"
 
@@ -87,7 +88,7 @@ Outbound& Node::lane_of(const LaneGuard& guard, const Member& to) const {
 }
 
 /// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
-void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail) {
+void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail, Deadline deadline) {
   const bool is_told = entry.is_told.load(std::memory_order_acquire);
   tail.function = entry.number;
   if (!is_told) {
@@ -96,7 +97,7 @@ void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail ta
   }
   append_tail(call.message.data, tail);
   call.message.tag = tag_of(Form::call, call.message.tag, call.is_in_order);
-  out.put(call.message, call.stream);
+  out.put(call.message, call.stream, deadline);
   point("rpc.call.committed");
   if (!is_told) entry.is_told.store(true, std::memory_order_release);
   out.ring_for_call();
@@ -116,12 +117,13 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_w
   try {
     const LaneGuard guard(to);
     Outbound& out = lane_of(guard, to);
-    put(out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0});
+    put(out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0}, deadline);
     if (out.is_worker_beside_us()) call->spin_ns = 0;
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
     calls_.take(number);
     waits_.give_up(*call);
+    call->owner = nullptr;  // the caller keeps it
     throw;
   }
   // The thread that ended the other calls may not have seen this one.
@@ -135,7 +137,7 @@ void Node::post(Member& to, Outgoing&& outgoing) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
   const LaneGuard guard(to);
-  put(lane_of(guard, to), outgoing, to.numbers.of(outgoing.function), {});
+  put(lane_of(guard, to), outgoing, to.numbers.of(outgoing.function), {}, kForever);
 }
 
 void Node::note(Member& to, Message&& message, Stream stream) {
@@ -150,13 +152,18 @@ void Node::note(Member& to, Message&& message, Stream stream) {
 }
 
 void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
-                  Stream stream) {
+                  Stream stream, Deadline deadline) {
   const LaneGuard guard(to);
   Outbound* const out = guard.lane();
   if (call == 0 || !out) return;
   append_tail(message.data, AnswerTail{call, status, 0});
   message.tag = tag_of(Form::answer, message.tag, is_in_order);
-  out->put(message, stream);
+  try {
+    out->put(message, stream, deadline);
+  } catch (const Error& error) {
+    if (error.code() != ErrorCode::timeout || !deadline.has_passed()) throw;
+    return log_debug(fmt::format("an answer to {} was too late: {}", to.name(), error.what()));
+  }
   point("rpc.answer.committed");
   if (is_in_order) out->ring_for_call();
   else out->ring_for_answer();

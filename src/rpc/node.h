@@ -64,11 +64,11 @@ class Node {
     std::string_view function;
     bool is_in_order = false;
     Stream stream{};
-    void* owner = nullptr;  ///< of the call
+    void* owner = nullptr;  ///< of the call, unless it throws
     void (*drop_owner)(void*) noexcept = nullptr;
   };
-  /// Sends a call. Throws closed after stop(), peer_died when the member has ended, and what putting throws: the call
-  /// was not sent then. `is_wanted`: as by want().
+  /// Sends a call. Throws closed after stop(), peer_died when the member has ended, timeout when another host has not taken
+  /// it by its deadline, and what putting throws: the call was not sent then. `is_wanted`: as by want().
   CallRef call(Member& to, Outgoing&& call, Deadline deadline, bool is_wanted);
   /// From here on a worker gets the call's end as work, unless a thread waits for it then. False when it has ended. Until
   /// then its answer stays where it is, and costs no other thread anything.
@@ -80,9 +80,10 @@ class Node {
   /// A call whose answer is not wanted.
   void post(Member& to, Outgoing&& call);
   void note(Member& to, Message&& message, Stream stream = {});
-  /// Answers a call. Without effect when the caller has ended, or no thread waits.
+  /// Answers a call. Without effect when the caller has ended, no thread waits, or another host has not taken the answer
+  /// by the call's deadline.
   void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false,
-              Stream stream = {});
+              Stream stream = {}, Deadline deadline = kForever);
   /// A wanted call that crosses to no member: end_call() ends it, or its deadline.
   CallRef begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept);
   /// Ends a call from here. False when it has ended already.
@@ -114,7 +115,7 @@ class Node {
   // node.cpp
   void check_can_send(const Member& to) const;
   Outbound& lane_of(const LaneGuard& guard, const Member& to) const;
-  void put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail);
+  void put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail, Deadline deadline);
   void note_time(Call& call) const noexcept;
 
   // node_members.cpp

@@ -11,6 +11,7 @@ autograd, their results, and gradients. Plain calls (see _RpcNode) come here onl
 Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's end
 is looked at behind all that it had put into its lane before.
 """
+import contextlib
 import functools
 import os
 import threading
@@ -260,13 +261,17 @@ class Agent(PlainCalls):
                 member, verb, context, value, deadline, future, form)):
             return future
         devices = self._map_back(member) if is_result else self._map_to(member)
-        message, _ = self._message(member, verb, context, value, devices)
-        self._begin(future, member, seconds, lambda: self._send(member, message, deadline, future))
+        message, given = self._message(member, verb, context, value, devices)
+        self._begin(future, member, seconds, lambda: self._send(member, message, given, deadline, future))
         return future
 
-    def _send(self, member, message, deadline, future):
-        self._check_can_send(member)
-        return self.node.call(member.info.id, message, deadline, future)
+    def _send(self, member, message, given, deadline, future):
+        try:
+            self._check_can_send(member)
+            return self.node.call(member.info.id, message, deadline, future)
+        except BaseException:
+            self.references.take_back(given, member.info.id)
+            raise
 
     def _begin(self, future, member, seconds, send):
         """False when `send` returns NotImplemented; its exceptions are the Future's."""
@@ -275,7 +280,7 @@ class Agent(PlainCalls):
             if call is NotImplemented:
                 return False
             future.begin(call)
-        except Timeout as error:  # of the first contact
+        except Timeout as error:  # of the first contact, or of another host that has not taken all of it
             future.complete(None, late(seconds, error))
         except (RuntimeError, onecopy.Error) as error:
             future.complete(None, self._why_not_sent(member, error))
@@ -329,8 +334,16 @@ class Agent(PlainCalls):
         return f"{info} has left the group" if self.node.has_left(rank) else f"{info} has ended"
 
     def _message(self, member, verb, context, value, devices, what="Request"):
-        """The message, and whether it has references: it is decoded in its order then."""
-        tensors, given = [], []
+        """The message, and the references that it gives, (their PyRRef, fork): it is decoded in its order if there are any."""
+        given = []
+        try:
+            return self._written(member, verb, context, value, devices, what, given), given
+        except BaseException:
+            self.references.take_back(given, member.info.id)
+            raise
+
+    def _written(self, member, verb, context, value, devices, what, given):
+        tensors = []
         tree = _values.encode(value, tensors, lambda v: self._give(v, member, given))
         targets = _devices.targets(tensors, devices, self.info.name, member.info.name, what)
         recorded = context.record_sent(tensors, member.info.id) if context is not None else None
@@ -338,13 +351,14 @@ class Agent(PlainCalls):
         if member.is_far:
             _modes.check_far(tensors, member.info)
         packed = [_devices.pack(t, count, member.is_far) for t in tensors]
-        return (verb, context.id if context is not None else None, recorded, tree, packed, targets), bool(given)
+        return verb, context.id if context is not None else None, recorded, tree, packed, targets
 
     def _give(self, value, member, given):
         if not isinstance(value, PyRRef):
             return None
-        given.append(value)
-        return self.references.give(value, member.info.id)
+        parts = self.references.give(value, member.info.id)
+        given.append((value, parts[2]))
+        return parts
 
     def _map_to(self, member):
         return self._completed(member, _devices.parse_map(self.device_maps.get(member.info.name, {})))
@@ -362,8 +376,9 @@ class Agent(PlainCalls):
     def _take_call(self, number, sender, deadline, message):
         """In the order of the lane. Returns the function that does the rest, or None."""
         verb, context_id, *_ = message
-        if deadline is not None and time.monotonic() > deadline:
-            return None  # the caller has given up
+        if deadline is not None and time.monotonic() > deadline:  # the caller has given up
+            self._let_go(message, sender)
+            return None
         context = None if context_id is None else autograd.get_or_create(context_id)
         if context is not None:
             context.know(sender)
@@ -377,6 +392,11 @@ class Agent(PlainCalls):
             self._refuse(number, sender, error)
             return None
         return functools.partial(self._serve, number, sender, verb, context, value)
+
+    def _let_go(self, message, sender):
+        """Drops the references that a message gives, which count from its arrival on."""
+        with contextlib.suppress(Exception):  # of a value that cannot be read here
+            self._decode(message, sender, None)
 
     def _enter(self, reference, holder):
         """The cell of a reference that its maker counts on. It outlives the entry, which a quick drop may end."""
@@ -521,8 +541,8 @@ class Agent(PlainCalls):
         member = self._known(sender)
         if may_be_plain and self._answer_in_plain(member, number, context, result):
             return
-        message, has_references = self._message(member, "result", context, result, self._map_back(member), "Response")
-        self._put_answer(member, number, message, has_references)
+        message, given = self._message(member, "result", context, result, self._map_back(member), "Response")
+        self._put_answer(member, number, message, bool(given))
 
     def _answer_failure(self, number, sender, failure):
         if sender not in self._members:  # a program in C++

@@ -13,6 +13,9 @@ from ._awaiting import future_in_loop
 Outcome = tuple[Any, "Exception | None", Any]
 
 _NO_DEVICES: list[Any] = []
+# Of torch's part in C++: its frames in Python would have this Future, and a failure has the frames of its traceback.
+_wait: Callable[[Any], Any] = torch._C.Future.wait
+_value: Callable[[Any], Any] = torch._C.Future.value
 _make_future: Callable[[Any, Any], None] = torch._C.Future.__init__
 
 
@@ -48,7 +51,7 @@ class CallFuture(torch.futures.Future):
                 call.wait()
             self._settle()
         try:
-            return super().wait()
+            return _wait(self)
         finally:
             if self.points:
                 _devices.wait_for(self.points)
@@ -60,7 +63,7 @@ class CallFuture(torch.futures.Future):
         if self.points:
             _devices.wait_for(self.points)
         try:
-            return super().value()
+            return _value(self)
         finally:
             del self  # as in wait()
 

@@ -58,6 +58,10 @@ class Call:
         self.stages, self._future = _telemetry.Stages("made"), None
 
     @property
+    def is_sent(self):
+        return "sent" in self.stages.times
+
+    @property
     def to(self):
         """The WorkerInfo of the callee."""
         return self._member.info
@@ -137,6 +141,11 @@ def _call_quickly(agent, to, function, args, kwargs, timeout):
         seconds = agent.timeout if timeout is None else timeout
         sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
         return sent if sent is NotImplemented else _wait_for(made, sent, seconds)
+    except Timeout as error:
+        if made.is_sent:
+            raise
+        _telemetry.observe(_telemetry.called, made.function, seconds, True)
+        raise _agent.late(seconds, error) from None  # another host has not taken it
     finally:
         room.leave()
 
@@ -167,11 +176,17 @@ def _wait_for(made, sent, seconds):
 def _begin_quickly(made, agent, member, args, kwargs, seconds):
     """A Future, or None as _call_quickly()."""
     callee = _callee(agent, member, made.function)
-    sent = NotImplemented if callee is None else agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
+    if callee is None:
+        return None
+    future = CallFuture(agent, seconds)
+    try:
+        sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
+    except Timeout as error:  # another host has not taken it
+        future.complete(None, _agent.late(seconds, error))
+        return future
     if sent is NotImplemented:
         return None
     made.sent_plainly(sent)
-    future = CallFuture(agent, seconds)
     future.begin(sent)
     return future
 

@@ -77,11 +77,18 @@ class PlainCalls:
 
     def begin_plain(self, to, function, args, kwargs, timeout):
         """A Future of the result of a plain call, or NotImplemented."""
-        call = self.node.begin_plain(to, function, args, kwargs, timeout)
+        try:
+            call = self.node.begin_plain(to, function, args, kwargs, timeout)
+        except Timeout as error:  # another host has not taken it
+            call = error
         if call is NotImplemented:
             return NotImplemented
-        future = CallFuture(self, self._timeout if timeout is None or timeout < 0 else timeout)
-        future.begin(call)
+        seconds = self._timeout if timeout is None or timeout < 0 else timeout
+        future = CallFuture(self, seconds)
+        if isinstance(call, Timeout):
+            future.complete(None, late(seconds, call))
+        else:
+            future.begin(call)
         return future
 
     def learn(self, function):
@@ -141,6 +148,10 @@ class PlainCalls:
             return self.quick.target(wire_name, self._serve_quick)
         function, names, qualname = self._find_plain(wire_name)
         return function, names, qualname, _quick.FUTURE if getattr(function, ASYNC_MARK, False) else _RESULT
+
+    @staticmethod
+    def _raise_late(seconds, reason):
+        raise late(seconds, reason)
 
     def _find_plain(self, wire_name):
         """(function, its module's names, its name). Throws AttributeError, PermissionError."""

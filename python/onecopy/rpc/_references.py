@@ -8,6 +8,7 @@ The owner keeps a value while its table names a holder. A count is always there 
 Lanes are first in, first out, and an item in them outlives its sender, so nothing is acknowledged and no member
 waits. A member that ends loses its counts.
 """
+import functools
 import itertools
 import queue
 import threading
@@ -188,6 +189,19 @@ class References:
             rref._check()
             self._agent.note(rref._owner, "announce", (rref._reference, fork, receiver))
         return rref._owner, rref._reference, fork, me
+
+    def take_back(self, given, receiver):
+        """References of a message that was not sent."""
+        me = self._agent.info.id
+        for rref, fork in given:
+            if rref._owner == me:
+                self.owned.count(rref._reference, receiver, -1)
+            elif receiver != rref._owner:
+                self.later(functools.partial(self._accept_and_drop, rref._owner, rref._reference, fork))
+
+    def _accept_and_drop(self, owner, reference, fork):
+        self._agent.note(owner, "accept", (reference, fork))
+        self._agent.note(owner, "drop", (reference, 1))
 
     def take(self, kind, owner, reference, fork, sender):
         """The reference that came. Called in the order of the lane."""

@@ -346,7 +346,8 @@ Deadline deadline_after_seconds(double seconds) {
 
 }  // namespace
 
-/// None when it is no plain call, or cannot be sent: then another way says why.
+/// None when it is no plain call, or cannot be sent: then another way says why. Throws timeout when another host has not
+/// taken it in time.
 rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
                                  nb::handle kwargs, double seconds) {
   const Plain* const known = has_rpc_context() ? nullptr : plain(function);
@@ -368,7 +369,8 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
                                    &drop_python};
       call = node_->call(*to, std::move(outgoing), deadline, false);
     });
-  } catch (const Error&) {
+  } catch (const Error& error) {
+    if (error.code() == ErrorCode::timeout) throw;  // another way would take as long again
     return {};
   }
   return call;
@@ -392,7 +394,12 @@ nb::object RpcNode::call_plain(nb::handle agent, nb::handle to, nb::handle funct
                                nb::handle kwargs, nb::handle timeout) {
   rpc::Member* callee = nullptr;
   const double seconds = seconds_of(timeout, usual_timeout);
-  const rpc::CallRef call = send_plain(callee, to, function, args, kwargs, seconds);
+  rpc::CallRef call;
+  try {
+    call = send_plain(callee, to, function, args, kwargs, seconds);
+  } catch (const Error& error) {
+    call_python([&] { agent.attr("_raise_late")(seconds, error.what()); });
+  }
   return call ? wait_plain(agent, call, seconds) : not_plain();
 }
 
@@ -572,7 +579,8 @@ void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result)
   }
   count_plain(*work.from, counts, message);
   put_in_order(*work.from, message, [&](Stream stream) {
-    node_->answer(*work.from, work.call, rpc::Status::value, std::move(message), false, stream);
+    node_->answer(*work.from, work.call, rpc::Status::value, std::move(message), false, stream,
+                  work.deadline);
   });
 }
 

@@ -96,12 +96,14 @@ bool FrameSender::has_room(std::uint64_t end) const noexcept {
   return sent_.load() + kMostWaiting >= end || is_over_.load();
 }
 
-void FrameSender::wait_for_room(std::uint64_t end) {
-  if (has_room(end)) return;
+bool FrameSender::wait_for_room(std::uint64_t end, Deadline until) {
+  if (has_room(end)) return true;
   const LockGuard lock(room_mutex_);
   waiters_.fetch_add(1);
-  while (!has_room(end)) has_changed_.wait_until(room_mutex_, steady_clock::now() + kSleepSlice);
+  while (!has_room(end) && !until.has_passed())
+    has_changed_.wait_until(room_mutex_, steady_clock::now() + until.left(kSleepSlice));
   waiters_.fetch_sub(1);
+  return has_room(end);
 }
 
 void FrameSender::tell_waiters() noexcept {
@@ -127,6 +129,22 @@ void FrameSender::keep(std::uint64_t end) {
     if (item.parcel && item.end == end) item.parcel->keep();
 }
 
+bool FrameSender::withdraw(std::uint64_t end) {
+  const LockGuard sending(sending_);
+  if (item_ && item_->parcel && item_->end == end) {
+    if (item_->parcel->is_given_out()) return false;
+    item_->parcel->withdraw();
+    if (frame_) frame_->payload = item_->parcel->last();
+    return true;
+  }
+  const LockGuard lock(items_mutex_);
+  const auto at = std::find_if(items_.begin(), items_.end(),
+                               [&](const Item& item) { return item.parcel && item.end == end; });
+  if (at == items_.end()) return false;
+  at->parcel.reset();
+  return true;
+}
+
 void FrameSender::make_frame(FrameKind kind, ByteSpan payload) {
   const FrameHead head = seal_.head(kind, payload.size());
   frame_ = Frame{head, payload, seal_.mac(head, payload)};
@@ -139,6 +157,7 @@ bool FrameSender::next_frame(bool is_due) {
       const FrameKind kind = item_->parcel ? item_->parcel->kind() : FrameKind::hello;
       if (const auto payload = item_->parcel ? item_->parcel->next() : std::nullopt)
         return make_frame(kind, *payload), true;
+      sent_ = item_->end;  // its withdrawn bytes count as well
       item_.reset();
       waiting_.fetch_sub(1);
     }
@@ -146,7 +165,7 @@ bool FrameSender::next_frame(bool is_due) {
     if (items_.empty()) break;
     item_ = std::move(items_.front());
     items_.pop_front();
-    if (!item_->parcel) return make_frame(FrameKind::hello, item_->hello), true;
+    if (!item_->hello.empty()) return make_frame(FrameKind::hello, item_->hello), true;
   }
   if (is_due) make_frame(FrameKind::heartbeat, {});
   return is_due;
@@ -242,6 +261,7 @@ void FrameReceiver::end_frame(const Handlers& handlers) {
   }
   if (head_.kind == FrameKind::message) assembly_.begin(payload_);
   else if (head_.kind == FrameKind::more) assembly_.fill(payload_.size());
+  else if (head_.kind == FrameKind::withdrawn) assembly_.withdraw();
   if (head_.kind == FrameKind::heartbeat || !assembly_.is_whole()) return;
   if (auto message = assembly_.take()) handlers.message(*std::move(message));
 }
@@ -269,7 +289,7 @@ FarLink::FarLink(StreamSocket socket, const FrameKeys& keys, Side side, std::sha
   notice_cuts(socket_.fd());
 }
 
-void FarLink::put(const Message& message, Stream stream) {
+void FarLink::put(const Message& message, Stream stream, Deadline until) {
   Message lent{message.tag, message.data, {}};
   for (const Tensor& tensor : message.tensors) lent.tensors.push_back(on_host(tensor, stream));
   if (is_closed()) return;
@@ -277,7 +297,10 @@ void FarLink::put(const Message& message, Stream stream) {
   const std::uint64_t end = sender_.put(std::move(lent));
   send_or_leave();
   if (sender_.has_sent(end)) return;
-  sender_.wait_for_room(end);
+  if (!sender_.wait_for_room(end, until) && sender_.withdraw(end)) {
+    send_or_leave();
+    throw Error(ErrorCode::timeout, "the connection to another host has not taken the message in time");
+  }
   if (!has_tensors) return;
   sender_.keep(end);
   send_or_leave();  // another thread may have found the lock taken

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "os/deadline.h"
 #include "os/event.h"
 #include "os/mutex.h"
 #include "os/stream_socket.h"
@@ -35,8 +36,11 @@ class FrameSender {
   /// The place of the message's last byte in this direction. Throws invalid_argument for a message that cannot cross.
   std::uint64_t put(Message&& message);
   bool has_sent(std::uint64_t end) const noexcept { return sent_.load() >= end; }
-  /// Waits until the connection has taken all bytes up to `end` but kMostWaiting, or until give_up().
-  void wait_for_room(std::uint64_t end);
+  /// Waits until the connection has taken all bytes up to `end` but kMostWaiting, or until give_up(). False after `until`.
+  bool wait_for_room(std::uint64_t end, Deadline until);
+  /// The message that ends there is not sent, or not to its end, and its tensors may be written. False when all of it is
+  /// with the connection by now. send() must follow.
+  bool withdraw(std::uint64_t end);
   /// Copies the bytes of the message's tensors that have not been sent. send() must follow.
   void keep(std::uint64_t end);
   /// The connection is over, and no thread waits for room any more.
@@ -58,8 +62,8 @@ class FrameSender {
   };
   struct Item {
     Bytes hello;
-    std::optional<Parcel> parcel;
-    std::uint64_t end = 0;  ///< see put()
+    std::optional<Parcel> parcel;  ///< none in a hello, and in a message that was withdrawn before it began
+    std::uint64_t end = 0;         ///< see put()
   };
 
   std::uint64_t push(Item&& item, std::uint64_t bytes);
@@ -131,8 +135,9 @@ class FarLink {
   FarLink(StreamSocket socket, const FrameKeys& keys, Side side, std::shared_ptr<Event> wake);
 
   /// The tensors may be written as soon as it returns. Waits for room (see FrameSender), so the far thread must not call
-  /// it. Throws invalid_argument, and what copying from a card throws; the end of a link is no error here.
-  void put(const Message& message, Stream stream);
+  /// it. Throws timeout after `until`, and the message is withdrawn then; invalid_argument, and what copying from a card
+  /// throws. The end of a link is no error here.
+  void put(const Message& message, Stream stream, Deadline until = kForever);
   void put_hello(Bytes&& hello);
   /// After the frames that wait already.
   void close() noexcept;

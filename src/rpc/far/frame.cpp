@@ -36,7 +36,7 @@ ShortMac FrameSeal::mac(const FrameHead& head, ByteSpan payload) const noexcept 
 
 void FrameSeal::expect(const FrameHead& head) const {
   if (head.sequence != last_ + 1) refuse_frame("is not the next one: it was replayed, or one is missing");
-  if (head.kind < FrameKind::hello || head.kind > FrameKind::heartbeat) refuse_frame("is of no known kind");
+  if (head.kind < FrameKind::hello || head.kind > FrameKind::withdrawn) refuse_frame("is of no known kind");
   if (head.bytes > kMostFrameBytes) refuse_frame("is too long");
 }
 

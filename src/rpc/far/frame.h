@@ -17,6 +17,7 @@ enum class FrameKind : std::uint8_t {
   message = 2,    ///< a message begins
   more = 3,       ///< the next bytes of the message
   heartbeat = 4,  ///< empty
+  withdrawn = 5,  ///< the message that has begun does not come to its end; empty
 };
 
 struct FrameHead {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
@@ -119,8 +120,11 @@ Parcel::Parcel(Message&& message) : message_(std::move(message)) {
 }
 
 std::optional<ByteSpan> Parcel::next() {
+  if (is_withdrawn_)
+    return std::exchange(has_ended_, true) ? std::nullopt : std::optional<ByteSpan>(ByteSpan{});
   if (!is_begun_) {
     is_begun_ = true;
+    given_ = first_.size();
     return first_;
   }
   while (part_ < parts_.size() && at_ == parts_[part_].size()) {
@@ -130,6 +134,7 @@ std::optional<ByteSpan> Parcel::next() {
   if (part_ == parts_.size()) return {};
   last_bytes_ = std::min<std::size_t>(parts_[part_].size() - at_, kMostFrameBytes);
   at_ += last_bytes_;
+  given_ += last_bytes_;
   return last();
 }
 
@@ -149,6 +154,21 @@ void Parcel::keep() {
     if (i == part_) at_ = last_bytes_;
   }
   message_.tensors.clear();
+}
+
+void Parcel::withdraw() {
+  is_withdrawn_ = true;
+  if (last_bytes_ != 0) {
+    const ByteSpan given = last();
+    auto copy = std::make_unique_for_overwrite<std::byte[]>(given.size());
+    std::copy(given.begin(), given.end(), copy.get());
+    parts_ = {{copy.get(), given.size()}};
+    kept_.clear();
+    kept_.push_back(std::move(copy));
+    part_ = 0;
+    at_ = last_bytes_;
+  }
+  message_ = {};
 }
 
 // --- Assembly
@@ -225,6 +245,13 @@ std::span<std::byte> Assembly::room(std::size_t bytes) {
 void Assembly::fill(std::size_t bytes) noexcept {
   at_ += bytes;
   left_ -= bytes;
+}
+
+void Assembly::withdraw() {
+  if (!is_begun_) refuse_frame("withdraws no message");
+  is_begun_ = false;
+  message_ = {};
+  left_ = 0;
 }
 
 std::optional<Message> Assembly::take() {

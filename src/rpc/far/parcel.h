@@ -22,7 +22,10 @@ class Parcel {
   /// many plain bytes.
   explicit Parcel(Message&& message);
 
-  FrameKind kind() const noexcept { return is_begun_ ? FrameKind::more : FrameKind::message; }
+  FrameKind kind() const noexcept {
+    if (is_withdrawn_) return FrameKind::withdrawn;
+    return is_begun_ ? FrameKind::more : FrameKind::message;
+  }
   /// The next payload; valid until keep(), and as long as the parcel. Empty at the end.
   std::optional<ByteSpan> next();
   /// Of all payloads together.
@@ -30,7 +33,11 @@ class Parcel {
 
   /// Copies the tensors' bytes from the last payload on. From here on the parcel has none of their memory.
   void keep();
-  /// The last payload, where it is since keep().
+  /// Drops the payloads that have not been given out: one more follows, which is empty. The last one is copied, and the
+  /// parcel has none of the tensors' memory from here on.
+  void withdraw();
+  bool is_given_out() const noexcept { return given_ == bytes_; }
+  /// The last payload, where it is since keep() or withdraw().
   ByteSpan last() const noexcept;
 
  private:
@@ -39,8 +46,8 @@ class Parcel {
   std::vector<ByteSpan>
       parts_;  ///< the data, and then each tensor; none when all of it is in the first payload
   std::vector<std::unique_ptr<std::byte[]>> kept_;
-  std::uint64_t bytes_ = 0;
-  bool is_begun_ = false;
+  std::uint64_t bytes_ = 0, given_ = 0;
+  bool is_begun_ = false, is_withdrawn_ = false, has_ended_ = false;
   std::size_t part_ = 0, at_ = 0;
   std::size_t last_bytes_ = 0;  ///< of the last payload, where it is of a part
 };
@@ -58,6 +65,8 @@ class Assembly {
   std::span<std::byte> room(std::size_t bytes);
   /// That room was filled, and the frame has been checked.
   void fill(std::size_t bytes) noexcept;
+  /// Drops the message that has begun. Throws protocol if there is none.
+  void withdraw();
 
   bool is_whole() const noexcept { return is_begun_ && left_ == 0; }
   /// The message; none if there was no memory for it, which is logged. REQUIRES: is_whole().

@@ -125,6 +125,16 @@ TEST_F(FramesOnTheWay, AreRefusedBeforeTheirSenderHasANumber) {
   expect_refusal(ErrorCode::protocol, {"which member"}, [&] { deliver(frames_of(note_of(10))); });
 }
 
+TEST_F(FramesOnTheWay, AreRefusedWhenTheyWithdrawNothing) {
+  FrameSeal seal(key_);
+  const FrameHead head = seal.head(FrameKind::withdrawn, 0);
+  const ShortMac mac = seal.mac(head, {});
+  Bytes bytes(sizeof head + sizeof mac);
+  store(bytes.data(), head);
+  store(bytes.data() + sizeof head, mac);
+  expect_refusal(ErrorCode::protocol, {"withdraws no message"}, [&] { deliver(bytes); });
+}
+
 TEST_F(FramesOnTheWay, EndWithTheConnectionWhenCut) {
   Bytes frame = frames_of(note_of(10));
   frame.pop_back();

@@ -109,6 +109,36 @@ TEST_F(ALinkAlone, LetsGoOfThreadsThatWaitForRoomWhenItEnds) {
   putter.join();
 }
 
+/// At once: no bytes of the connection are read.
+void expect_withdrawn(FarLink& link, const Message& message) {
+  testing::expect_refusal(ErrorCode::timeout, {"has not taken the message in time"},
+                          [&] { link.put(message, {}, kNow); });
+}
+
+TEST_F(ALinkAlone, WithdrawsAtItsDeadlineWhatHasBegun) {
+  Tensor tensor = filled_bytes(64 << 20, 1);
+  expect_withdrawn(link_, note_with(tensor));
+  std::fill_n(tensor.as<std::uint8_t>(), tensor.nbytes(), std::uint8_t{99});
+  std::thread putter([&] { link_.put(note_with(filled_bytes(20 << 20, 2)), {}); });
+  receive(1);
+  putter.join();
+  EXPECT_TRUE(holds(messages_[0].tensors.at(0), 2));
+  EXPECT_TRUE(link_.has_sent_all());
+}
+
+TEST_F(ALinkAlone, WithdrawsAtItsDeadlineWhatHasNotBegun) {
+  std::thread putter([&] { link_.put(note_with(filled_bytes(64 << 20, 1)), {}); });
+  EXPECT_TRUE(eventually([&] { return link_.waiters() == 1; }));
+  expect_withdrawn(link_, note_with(filled_bytes(1000, 2)));
+  expect_withdrawn(link_, note_with(filled_bytes(1 << 20, 2)));
+  receive(1);
+  putter.join();
+  link_.put(note_with(filled_bytes(1000, 3)), {});
+  receive(2);
+  EXPECT_TRUE(holds(messages_[0].tensors.at(0), 1));
+  EXPECT_TRUE(holds(messages_[1].tensors.at(0), 3));
+}
+
 /// Whose other host takes a few KiB before it reads.
 class ALinkToASmallReceiver : public ALinkAlone {
  protected:
@@ -139,6 +169,24 @@ TEST_F(AFarMember, GetsTheTensorAsItWasAtTheCall) {
     callee.signal(SIGCONT);
     EXPECT_TRUE(holds(future.get().tensors.at(0), value)) << value;
   }
+  meeting_->step = 1;
+  EXPECT_EQ(callee.join(), 0);
+}
+
+/// Stopped for less than the three seconds after which a connection that takes nothing ends.
+TEST_F(AFarMember, IsCalledAgainAfterATensorThatItHasNotTakenInTime) {
+  Child callee = serve(meeting_);
+  Agent agent({.name = "caller"});
+  meeting_->join(agent, 1);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(1))), 2);
+  callee.signal(SIGSTOP);
+  testing::expect_refusal(ErrorCode::timeout, {"has not taken the message in time"}, [&] {
+    agent.call("callee", "echo", {{}, {filled_bytes(64 << 20, 1)}}, 200ms);
+  });
+  callee.signal(SIGCONT);
+  EXPECT_EQ(number_of(agent.call("callee", "add one", number(2))), 3);
+  EXPECT_TRUE(holds(agent.call("callee", "echo", {{}, {filled_bytes(20 << 20, 5)}}).tensors.at(0), 5));
+  EXPECT_EQ(agent.calls_under_way(), 0u);
   meeting_->step = 1;
   EXPECT_EQ(callee.join(), 0);
 }
