@@ -19,6 +19,7 @@ NOT_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^#include[^\n]*', re.DOTALL | re.MULTILINE
 )
 WORD = re.compile(r"[A-Za-z_]\w*")
+ATTRIBUTE = re.compile(r"^\[\[[^\]]*\]\]\s*")
 HEAD = re.compile(r"(?:::|[^({=;:\[])*")  # of a declaration: the name is its last word
 USING = re.compile(r"^using [\w:]+;", re.MULTILINE)
 OPENING = re.compile(r"^\s*using namespace ([\w:]+);", re.MULTILINE)
@@ -88,6 +89,7 @@ def without_comments(path: str | Path) -> str:
 
 def declared_by(line: str) -> set[str]:
     """The name that a line declares, if it is not indented: nothing of a class whose members are defined here."""
+    line = ATTRIBUTE.sub("", line)
     if not WORD.match(line) or NAMES_NOTHING.match(line):
         return set()
     head = HEAD.match(re.sub(r"<[^()]*>", "", line))

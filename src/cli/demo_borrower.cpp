@@ -19,30 +19,30 @@ namespace {
 using Json = nlohmann::json;
 
 /// The tensors that this process borrows.
-std::optional<Bundle> bundle;
-std::vector<Tensor> tensors;
+std::optional<Bundle> borrowed_bundle;
+std::vector<Tensor> borrowed;
 
 Json open_everything(const std::string& text) {
   const auto start = std::chrono::steady_clock::now();
-  bundle = Bundle::open(Handle::from_text(text));
-  tensors.reserve(bundle->size());
+  borrowed_bundle = Bundle::open(Handle::from_text(text));
+  borrowed.reserve(borrowed_bundle->size());
   std::uint64_t bytes = 0;
-  for (std::size_t row = 0; row < bundle->size(); ++row) {
-    tensors.push_back(bundle->tensor(row));
-    bytes += tensors.back().nbytes();
+  for (std::size_t row = 0; row < borrowed_bundle->size(); ++row) {
+    borrowed.push_back(borrowed_bundle->tensor(row));
+    bytes += borrowed.back().nbytes();
   }
   const std::chrono::nanoseconds duration = std::chrono::steady_clock::now() - start;
-  return {{"ns", duration.count()}, {"tensors", tensors.size()}, {"bytes", bytes}};
+  return {{"ns", duration.count()}, {"tensors", borrowed.size()}, {"bytes", bytes}};
 }
 
 Json checksum() {
   std::uint32_t crc = 0;
-  for (const Tensor& tensor : tensors) crc = checksum_of(tensor, crc);
+  for (const Tensor& tensor : borrowed) crc = checksum_of(tensor, crc);
   return {{"crc", crc}};
 }
 
 Json first_element(const Json& question) {
-  const Tensor& tensor = tensors.at(question.at("row").get<std::size_t>());
+  const Tensor& tensor = borrowed.at(question.at("row").get<std::size_t>());
   if (question.contains("store"))
     store_small_number(tensor.dtype(), tensor.as<std::byte>(), question["store"].get<int>());
   return {{"value", element_as_double(tensor.dtype(), tensor.as<std::byte>())}};
@@ -64,8 +64,8 @@ void add_demo_borrower(CLI::App& app, Command& command) {
   sub->callback([&command] {
     command = [] {
       const int status = serve_questions(answer_to);
-      tensors.clear();
-      bundle.reset();
+      borrowed.clear();
+      borrowed_bundle.reset();
       return status;
     };
   });

@@ -34,15 +34,15 @@
 namespace onecopy::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kTimeout{1000};
+constexpr std::chrono::milliseconds kProbeTimeout{1000};
 
 Finding probe_descriptor_passing() {
   const Fd memory = create_memfd("onecopy-doctor", 4096);
   const Mapping mine = Mapping::of(memory, 4096, Access::read_write);
   auto [left, right] = UnixSocket::pair();
   const std::array fds{memory.get()};
-  left.send(Bytes(1), fds, kTimeout);
-  const Packet packet = right.receive(kTimeout);
+  left.send(Bytes(1), fds, kProbeTimeout);
+  const Packet packet = right.receive(kProbeTimeout);
   if (packet.fds.size() != 1) return missing("the descriptor did not arrive", "");
   const Mapping theirs = Mapping::of(packet.fds.front(), 4096, Access::read_write);
   *theirs.as<int>() = 42;
@@ -87,7 +87,7 @@ Finding probe_abstract_socket() {
   random_bytes(noise);
   const SocketName name{fmt::format("onecopy-doctor-{:016x}", load<std::uint64_t>(noise.data())), true};
   UnixSocket listener = UnixSocket::listen(name);
-  UnixSocket client = UnixSocket::connect(name, kTimeout);
+  UnixSocket client = UnixSocket::connect(name, kProbeTimeout);
   const auto accepted = listener.try_accept();
   if (!accepted) return missing("connected, but no connection was accepted", "");
   if (accepted->peer().pid != current_pid())
@@ -114,7 +114,7 @@ Finding probe_runtime_directory() {
   const std::string path = fmt::format("{}/doctor-{}", directory, current_pid());
   const SocketName name{path, false};
   const UnixSocket listener = UnixSocket::listen(name);
-  const UnixSocket client = UnixSocket::connect(name, kTimeout);
+  const UnixSocket client = UnixSocket::connect(name, kProbeTimeout);
   ::unlink(path.c_str());
   return works(fmt::format("{}: connected through a path in it", directory));
 }

@@ -10,17 +10,17 @@ namespace onecopy {
 namespace {
 
 /// Never destroyed. A forked child makes its own, without locks that another thread of the parent held.
-std::atomic<CaptureGate*> of_this_process{nullptr};
-const ForkHook kGateAtFork{ForkRank::devices, {.in_child = [] { of_this_process.store(nullptr); }}};
+std::atomic<CaptureGate*> gate_of_this_process{nullptr};
+const ForkHook kGateAtFork{ForkRank::devices, {.in_child = [] { gate_of_this_process.store(nullptr); }}};
 
 }  // namespace
 
 CaptureGate& CaptureGate::get() {
-  CaptureGate* found = of_this_process.load();
+  CaptureGate* found = gate_of_this_process.load();
   if (found) [[likely]]
     return *found;
   auto* const made = new CaptureGate;
-  if (of_this_process.compare_exchange_strong(found, made)) return *made;
+  if (gate_of_this_process.compare_exchange_strong(found, made)) return *made;
   delete made;
   return *found;
 }

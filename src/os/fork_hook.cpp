@@ -20,7 +20,7 @@ using Hooks = std::array<std::atomic<const ForkHook*>, kRanks>;
 constinit Hooks registered{};  // before any hook is made
 constinit Mutex forking;       // threads fork one after the other
 constinit std::array<const ForkHook*, kRanks>
-    ready{};  // hooks whose first step has run; guarded by forking
+    ready_hooks{};  // their first step has run; guarded by forking
 
 }  // namespace
 
@@ -40,22 +40,22 @@ void ForkHook::check_registered() {
 void ForkHook::prepare() noexcept {
   forking.lock();
   for (std::size_t rank = 0; rank < kRanks; ++rank) {
-    ready[rank] = registered[rank].load();
-    for (const ForkHook* hook = ready[rank]; hook; hook = hook->next_)
+    ready_hooks[rank] = registered[rank].load();
+    for (const ForkHook* hook = ready_hooks[rank]; hook; hook = hook->next_)
       if (hook->steps_.prepare) hook->steps_.prepare();
   }
 }
 
 void ForkHook::finish_in_parent() noexcept {
   for (std::size_t rank = kRanks; rank-- != 0;)
-    for (const ForkHook* hook = ready[rank]; hook; hook = hook->next_)
+    for (const ForkHook* hook = ready_hooks[rank]; hook; hook = hook->next_)
       if (hook->steps_.in_parent) hook->steps_.in_parent();
   forking.unlock();
 }
 
 void ForkHook::finish_in_child() noexcept {
   for (std::size_t rank = kRanks; rank-- != 0;)
-    for (const ForkHook* hook = ready[rank]; hook; hook = hook->next_)
+    for (const ForkHook* hook = ready_hooks[rank]; hook; hook = hook->next_)
       if (hook->steps_.in_child) hook->steps_.in_child();
   forking.unlock();
 }

@@ -30,14 +30,14 @@ struct Head {
 };
 static_assert(sizeof(Head) == 48);
 
-[[noreturn]] void refuse(const char* problem) {
+[[noreturn]] void refuse_address(const char* problem) {
   throw Error(ErrorCode::bad_handle, fmt::format("this address of a member of a group {}", problem));
 }
 
 void append(Bytes& out, ByteSpan bytes) { out.insert(out.end(), bytes.begin(), bytes.end()); }
 
 ByteSpan cut(ByteSpan& rest, std::size_t size) {
-  if (size > rest.size()) refuse("is cut off");
+  if (size > rest.size()) refuse_address("is cut off");
   const ByteSpan part = rest.first(size);
   rest = rest.subspan(size);
   return part;
@@ -68,7 +68,7 @@ Bytes Address::to_bytes() const {
 Address Address::from_bytes(ByteSpan bytes) {
   ByteSpan rest = bytes;
   const Head head = load<Head>(cut(rest, sizeof(Head)).data());
-  if (head.magic != kMagic) refuse("does not begin with \"OCRM\"");
+  if (head.magic != kMagic) refuse_address("does not begin with \"OCRM\"");
   if (head.version != kVersion)
     throw Error(
         ErrorCode::version_mismatch,
@@ -83,11 +83,11 @@ Address Address::from_bytes(ByteSpan bytes) {
   address.door = Handle::from_bytes(cut(rest, head.door_bytes));
   address.bell = Handle::from_bytes(cut(rest, head.bell_bytes));
   address.host = head.host;
-  if (head.endpoint_bytes > kMostEndpoint) refuse("has too long an endpoint");
+  if (head.endpoint_bytes > kMostEndpoint) refuse_address("has too long an endpoint");
   const ByteSpan endpoint = cut(rest, head.endpoint_bytes);
   address.endpoint.assign(reinterpret_cast<const char*>(endpoint.data()), endpoint.size());
-  if (!rest.empty()) refuse("is followed by something else");
-  if (!address.door.fields().is_queue()) refuse("names something that is not a queue");
+  if (!rest.empty()) refuse_address("is followed by something else");
+  if (!address.door.fields().is_queue()) refuse_address("names something that is not a queue");
   return address;
 }
 
@@ -115,7 +115,7 @@ std::pair<Address, Handle> decode_greeting(ByteSpan bytes) {
   const auto size = load<std::uint32_t>(cut(rest, sizeof(std::uint32_t)).data());
   Address address = Address::from_bytes(cut(rest, size));
   Handle lane = Handle::from_bytes(rest);
-  if (!lane.fields().is_queue()) refuse("comes with a lane that is not a queue");
+  if (!lane.fields().is_queue()) refuse_address("comes with a lane that is not a queue");
   return {std::move(address), std::move(lane)};
 }
 

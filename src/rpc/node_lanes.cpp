@@ -17,7 +17,7 @@ using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
 /// Messages of one member before the next one's turn.
-constexpr int kAtOnce = 64;
+constexpr int kMessagesAtOnce = 64;
 
 class ScopedCount {
  public:
@@ -87,7 +87,7 @@ bool Node::read(Member& from, const Call* mine) {
   const bool has_exited = from.has_exited() && !from.has_ended;
   bool found = false, is_empty = !in || from.has_ended;
   try {
-    for (int i = 0; i < kAtOnce && !is_empty; ++i) {
+    for (int i = 0; i < kMessagesAtOnce && !is_empty; ++i) {
       std::optional<Message> message = in->try_take();
       is_empty = !message;
       if (!message) break;
