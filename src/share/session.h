@@ -2,7 +2,6 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -19,6 +18,7 @@
 #include "share/format/field_checks.h"
 #include "share/format/segment_ref.h"
 #include "share/owner/adoption_round.h"
+#include "share/owner/holds.h"
 #include "share/owner/shared_blocks.h"
 #include "share/runtime/open_queues.h"
 #include "share/runtime/open_segment.h"
@@ -44,6 +44,8 @@ class Session {
   static Session* existing() noexcept { return current_.load(std::memory_order_acquire); }
 
   const ProcessId& id() const noexcept { return id_; }
+  /// Blocks kept for handles that were written down.
+  Holds& holds() noexcept { return holds_; }
   /// The watch thread: its handlers of descriptors, and its timers.
   EventLoop& loop() noexcept { return loop_; }
   /// The order of work in streams of devices.
@@ -54,8 +56,6 @@ class Session {
   GroupReports& groups() noexcept { return groups_; }
   /// Listings have this arena from now on, until `describe` finds it gone. It is called as Reports::add() says.
   void list_arena(ArenaReports::Describe describe);
-  /// StreamOrder::settle() of this process, if it has used onecopy.
-  static void settle_streams() noexcept;
 
   // Blocks of this process.
   /// Memory made by other means as one segment and one block of this process: a row of its first `size` bytes. Its
@@ -77,20 +77,10 @@ class Session {
   Handle share_held(const Tensor& tensor, Stream stream);
   /// Where the tensor's block lies. REQUIRES: `group` is shared_blocks() of the tensor.
   MappedBlock locate(SharedBlocks& group, const Tensor& tensor);
-  /// The tensor's segment. REQUIRES: as locate().
-  SegmentRef name_segment(SharedBlocks& group, const Tensor& tensor) const;
-  /// The descriptor behind a tensor's segment.
-  static Fd segment_file(const Tensor& tensor);
-  /// Is the block held for a handle that was written down?
-  bool is_held(const BlockRef& block) const noexcept;
-  /// From now on time does not end this hold.
-  void make_permanent(std::uint64_t hold) noexcept;
-  /// Ends all holds that are older.
-  void end_holds(std::chrono::steady_clock::duration older_than) noexcept;
 
-  // Session::current().open(), which may be this process's first use. Calls the owner before it does anything else.
+  /// Opens a handle's tensor. If this is the process's first use of onecopy, calls the owner before it does anything
+  /// else.
   static Tensor open_early(const HandleFields& handle, const OpenOptions& options);
-  Tensor open(const HandleFields& handle, const OpenOptions& options);
   /// Opens the tensor of a row, in no stream. If the owner is dead, `holders` are asked for its memory as well as the
   /// maker.
   Tensor open(const HandleFields& row, Access access, std::span<const ProcessId> holders);
@@ -109,9 +99,9 @@ class Session {
   ExportedMemory fetch_memory(const HandleFields& handle, Access access);
 
  protected:
-  Session(const ProcessId& id, StreamOrder& streams, OpenQueues& queues, GroupReports& groups,
+  Session(const ProcessId& id, StreamOrder& streams, OpenQueues& queues, GroupReports& groups, Holds& holds,
           EventLoop& loop) noexcept
-      : id_(id), streams_(streams), queues_(queues), groups_(groups), loop_(loop) {}
+      : id_(id), streams_(streams), queues_(queues), groups_(groups), holds_(holds), loop_(loop) {}
   ~Session() = default;
 
   static bool is_raw_clone() noexcept { return current_pid() != handled_pid_; }
@@ -135,12 +125,12 @@ class Session {
 
   static std::optional<OpenBlock> read(const OpenSegment& segment, std::uint32_t epoch) noexcept;
   Runtime& runtime() noexcept;
-  const Runtime& runtime() const noexcept;
 
   const ProcessId id_;
   StreamOrder& streams_;
   OpenQueues& queues_;
   GroupReports& groups_;
+  Holds& holds_;
   EventLoop& loop_;
 };
 

@@ -15,11 +15,11 @@ namespace onecopy::python {
 namespace {
 
 void let_last(const nb::bytes& bytes) {
-  Session::current().make_permanent(Handle::from_bytes(span_of(bytes)).fields().hold);
+  Session::current().holds().make_permanent(Handle::from_bytes(span_of(bytes)).fields().hold);
 }
 
 nb::bytes let_it_last(const Handle& held) {
-  Session::current().make_permanent(held.fields().hold);
+  Session::current().holds().make_permanent(held.fields().hold);
   return to_python(held.to_bytes());
 }
 

@@ -150,7 +150,7 @@ void end_holds(double older_than) {
   using Seconds = std::chrono::duration<double>;
   const auto age =
       std::chrono::duration_cast<std::chrono::steady_clock::duration>(Seconds(std::min(older_than, 1e6)));
-  if (Session* session = Session::existing()) session->end_holds(age);
+  if (Session* session = Session::existing()) session->holds().end_older(Holds::Clock::now() - age);
 }
 
 void collect_older(nb::handle older_than) {

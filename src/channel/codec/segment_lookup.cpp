@@ -8,6 +8,12 @@ namespace {
 
 constexpr std::size_t kMostKnown = SegmentDirectory::kIndices;
 
+/// REQUIRES: `group` is shared_blocks() of the tensor.
+SegmentRef name_segment(const Session& session, SharedBlocks& group, const Tensor& tensor) {
+  const ExportedBlock at = group.export_block(tensor.block().number(), tensor.access());
+  return {group.owner(), session.id(), at.identity->uuid, at.kind, at.info.segment, at.segment_size};
+}
+
 }  // namespace
 
 /// Two threads may enter a segment at once; then it has two entries, which does no harm.
@@ -24,7 +30,7 @@ std::optional<std::uint16_t> SegmentLookup::index_of(Session& session, const Ten
   if (!must_ask_creator && has_index(*before, epoch)) return before->index;
   if (!limits.may_ask) return {};
   CachedSegment now = before.value_or(CachedSegment{});
-  const SegmentRef ref = session.name_segment(group, tensor);
+  const SegmentRef ref = name_segment(session, group, tensor);
   const DeadlineScope scope(limits.deadline);
   if (must_ask_creator) ask_creator(session, tensor, ref.kind, now);
   if (!has_index(now, epoch)) enter(ref, tensor.access(), limits.deadline, now);

@@ -35,6 +35,13 @@ Fd make_ring_file(const RingOptions& options, bool may_spin) {
   return ring.fd().duplicate();
 }
 
+/// The descriptor behind a tensor's segment.
+Fd file_of(const Tensor& tensor) {
+  SharedBlocks& group = shared_blocks(tensor, "share");
+  const std::uint32_t segment = group.export_block(tensor.block().number(), tensor.access()).info.segment;
+  return std::move(group.export_segment(segment, tensor.access()).fds.at(0));
+}
+
 }  // namespace
 
 Channel::Channel(Tensor memory, const Fd& ring, const ProcessId& creator, const ProcessId& introducer)
@@ -80,7 +87,7 @@ Channel& Channel::connect(const Handle& handle) {
   if (tensor.device() != kCpu)
     throw Error(ErrorCode::bad_handle, "a queue is memory of the host, not of " + tensor.device().str());
   point("queue.connect.opened");
-  const Fd ring = Session::segment_file(tensor);
+  const Fd ring = file_of(tensor);
   return ChannelRegistry::instance().enter(std::unique_ptr<Channel>(
       new Channel(std::move(tensor), ring, handle.fields().owner, handle.fields().maker)));
 }
@@ -89,7 +96,7 @@ Channel& Channel::enter_again() { return ChannelRegistry::instance().enter_again
 
 /// The process may end at once after leaving, without any more of our code being run.
 void Channel::leave() noexcept {
-  Session::settle_streams();
+  if (Session* const session = Session::existing()) session->streams().settle();
   ChannelRegistry::instance().leave(*this);
 }
 
@@ -179,7 +186,7 @@ bool Channel::is_invited() noexcept {
   Session* const session = session_;
   if (!session || creator_ != session->id()) return false;
   const auto now = std::chrono::steady_clock::now();
-  if (session->is_held(memory_.block())) invited_until_ = now + kGuestsMayTake;
+  if (session->holds().contain(memory_.block())) invited_until_ = now + kGuestsMayTake;
   return now < invited_until_;
 }
 

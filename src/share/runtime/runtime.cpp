@@ -82,7 +82,7 @@ void Runtime::at_exit() noexcept {
 Runtime::Runtime() : Runtime(new_id()) {}
 
 Runtime::Runtime(const ProcessId& id)
-    : Session(id, streams_, queues_, groups_, loop_),
+    : Session(id, streams_, queues_, groups_, holds_, loop_),
       name_(public_name(id)),
       adopted_(segments_),
       pools_(name_, segments_, wakes(trimming_)),

@@ -45,7 +45,6 @@ class Runtime final : public Session {
   Ledger& ledger() noexcept { return ledger_; }
   Importer& importer() noexcept { return importer_; }
   Broker& broker() noexcept { return broker_; }
-  Holds& holds() noexcept { return holds_; }
   PinnedObjects& objects() noexcept { return objects_; }
   SegmentTable& segments() noexcept { return segments_; }
   Pinning& pinning() noexcept { return pinning_; }
@@ -73,6 +72,7 @@ class Runtime final : public Session {
   TimelinePoint mark_filling(const Tensor& tensor, Stream stream);
   Handle hold(const Handle& handle);
   using Session::open;
+  Tensor open(const HandleFields& handle, const OpenOptions& options);
   Tensor open(const HandleFields& handle, Access access) { return open_for(handle, access, {}); }
   /// Maps the segments that rows of a bundle lie in, as far as the owner of its table has them.
   void fetch_ahead(const ProcessId& owner, std::span<const BundleOrigin> origins,

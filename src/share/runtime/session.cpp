@@ -29,11 +29,6 @@ BootId this_boot() {
 }  // namespace
 
 Runtime& Session::runtime() noexcept { return static_cast<Runtime&>(*this); }
-const Runtime& Session::runtime() const noexcept { return static_cast<const Runtime&>(*this); }
-
-void Session::settle_streams() noexcept {
-  if (const Session* const session = existing()) session->streams_.settle();
-}
 
 Tensor Session::adopt(std::unique_ptr<DeviceMemory> memory, std::uint64_t size) {
   return runtime().adopt(std::move(memory), size);
@@ -63,28 +58,9 @@ MappedBlock Session::locate(SharedBlocks& group, const Tensor& tensor) {
   return {place.info, begin_for(group, tensor, {place.info, place.data})};
 }
 
-SegmentRef Session::name_segment(SharedBlocks& group, const Tensor& tensor) const {
-  const ExportedBlock place = group.export_block(tensor.block().number(), tensor.access());
-  return {group.owner(), id_, place.identity->uuid, place.kind, place.info.segment, place.segment_size};
-}
-
-Fd Session::segment_file(const Tensor& tensor) {
-  SharedBlocks& group = shared_blocks(tensor, "share");
-  const std::uint32_t segment = group.export_block(tensor.block().number(), tensor.access()).info.segment;
-  return std::move(group.export_segment(segment, tensor.access()).fds.at(0));
-}
-
-bool Session::is_held(const BlockRef& block) const noexcept { return runtime().holds_.contain(block); }
-
-void Session::make_permanent(std::uint64_t hold) noexcept { runtime().holds_.make_permanent(hold); }
-
-void Session::end_holds(std::chrono::steady_clock::duration older_than) noexcept {
-  runtime().holds_.end_older(Holds::Clock::now() - older_than);
-}
-
 Tensor Session::open_early(const HandleFields& handle, const OpenOptions& options) {
   const EarlyDial early(handle.owner, existing() != nullptr);
-  return current().open(handle, options);
+  return Runtime::current().open(handle, options);
 }
 
 Tensor Session::open(const HandleFields& row, Access access, std::span<const ProcessId> holders) {
@@ -242,14 +218,14 @@ TimelinePoint Runtime::mark_filling(const Tensor& tensor, Stream stream) {
 /// Each tensor that a framework's reducers name comes through here: one copy of the fields, and no tick.
 Handle Session::share_held(const Tensor& tensor, Stream stream) {
   HandleFields fields = runtime().name_in_order(tensor, stream);
-  fields.hold = runtime().holds_.add(tensor.block(), Holds::Clock::now(), Holds::Until::opened);
+  fields.hold = holds_.add(tensor.block(), Holds::Clock::now(), Holds::Until::opened);
   return {std::move(fields), tensor.block()};
 }
 
-Tensor Session::open(const HandleFields& handle, const OpenOptions& options) {
+Tensor Runtime::open(const HandleFields& handle, const OpenOptions& options) {
   const bool is_kind = options.device && options.device->type == handle.device_type;
   const bool is_user = is_kind && handle.device_type != DeviceType::cpu;  // use_on() refuses others
-  Tensor tensor = runtime().open_for(handle, options.access, is_user ? options.device : std::nullopt);
+  Tensor tensor = open_for(handle, options.access, is_user ? options.device : std::nullopt);
   if (options.device) tensor = use_on(tensor, *options.device);
   const TimelinePoint point{handle.timeline_slot, handle.timeline_value};
   if (tensor.device() == kCpu) {

@@ -13,12 +13,19 @@
 #include "share/session.h"
 
 namespace onecopy {
+namespace {
+
+void settle_at_exit() {
+  if (Session* const session = Session::existing()) session->streams().settle();
+}
+
+}  // namespace
 
 StreamOrder::StreamOrder(const ProcessId& self, Importer& importer, EventLoop& loop)
     : self_(self), importer_(importer), releases_(timeline_), looks_(loop, [this] { return look(); }) {
   timeline_.on_first_mark = [] {
     static std::once_flag once;  // after the driver's own handlers, and so run before them
-    std::call_once(once, [] { std::atexit([] { Session::settle_streams(); }); });
+    std::call_once(once, [] { std::atexit(settle_at_exit); });
   };
   timeline_.on_wait = [this] { look_soon(); };
   releases_.on_wait = [this] { look_soon(); };
