@@ -139,7 +139,7 @@ void* allocate_by_cuda(int ordinal, std::size_t bytes) {
   call_cuda(*driver, "cuDevicePrimaryCtxRetain", &context, ordinal);
   call_cuda(*driver, "cuCtxSetCurrent", context);
   call_cuda(*driver, "cuMemAlloc_v2", &address, bytes);
-  return reinterpret_cast<void*>(address);
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
 std::unique_ptr<DeviceMemory> memory_of_cuda_malloc(Device device) {

@@ -93,8 +93,9 @@ std::string axes(const Plot& plot) {
 }
 
 std::string legend(std::size_t row, std::string_view colour, const std::string& name) {
+  const std::size_t line = row / 4;
   const double x = Plot::kLeft + 185.0 * static_cast<double>(row % 4);
-  const double y = Plot::kTop + Plot::kHeight + 40 + 18.0 * static_cast<double>(row / 4);
+  const double y = Plot::kTop + Plot::kHeight + 40 + 18.0 * static_cast<double>(line);
   return fmt::format(
       "<rect x=\"{}\" y=\"{}\" width=\"12\" height=\"4\" fill=\"{}\"/>"
       "<text class=\"small\" x=\"{}\" y=\"{}\">{}</text>\n",

@@ -53,7 +53,7 @@ struct RecordedEdge {
   std::uint32_t from = 0;
   std::uint32_t to = 0;
   std::uint64_t kind = 0;  ///< the vendor's word for it; 0: all of one before all of the other
-  auto operator<=>(const RecordedEdge&) const = default;
+  auto operator<=>(const RecordedEdge&) const = default;  // NOLINT(modernize-use-nullptr)
 };
 
 /// A captured graph, as bytes. Nodes are in the order in which they were captured.

@@ -33,7 +33,8 @@ struct SegmentDirectory::PackedEntry {
 };
 
 SegmentDirectory::SegmentDirectory(Ring& ring) noexcept : ring_(ring), state_(&head().state) {
-  static_assert(sizeof(PackedEntry) == 64 && kPage + 2 * kHalfAt * sizeof(PackedEntry) == kExtraBytes);
+  static_assert(sizeof(PackedEntry) == 64 &&
+                kPage + std::size_t{2} * kHalfAt * sizeof(PackedEntry) == kExtraBytes);
   static_assert(kHalfAt + kHalf == kIndices && kHalfAt * sizeof(PackedEntry) % kPage == 0);
 }
 

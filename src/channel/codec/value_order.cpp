@@ -19,6 +19,7 @@ TimelinePoint point_of(const ItemPoint& point) noexcept { return {point.slot, po
 
 std::vector<DeviceStream> on_each(const std::vector<Device>& devices, Stream stream) {
   std::vector<DeviceStream> streams;
+  streams.reserve(devices.size());
   for (const Device device : devices) streams.push_back({device, stream});
   return streams;
 }

@@ -13,7 +13,7 @@ namespace {
 
 constexpr char kName[] = "onecopy_copy_ranges";
 constexpr unsigned kThreads = 256;
-constexpr std::uint64_t kBytesOfABlock = 16 * kThreads * 2;
+constexpr std::uint64_t kBytesOfABlock = std::uint64_t{16} * kThreads * 2;
 constexpr std::uint64_t kMostBlocks = 1056;  // as many as a large card runs at once
 
 /// Range %ctaid.y is copied by the blocks of row y, in words as large as both addresses allow.

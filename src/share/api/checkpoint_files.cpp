@@ -80,7 +80,7 @@ std::string only_file(const std::string& directory) {
 /// Checks one directory's index and files against each other.
 class Shards {
  public:
-  explicit Shards(std::string directory, std::string index)
+  explicit Shards(std::string directory, const std::string& index)
       : directory_(std::move(directory)), index_path_(in(directory_, index)) {
     const Fd fd = open_regular(index_path_, "an index");
     about_file(index_path_, [&] { file_of_ = read_safetensors_index(fd); });

@@ -86,7 +86,7 @@ void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
     questions.push_back(wire::want_segments(bodies));
   }
   client_.request_all(std::move(questions), kAhead,
-                      [&](std::size_t at, Packet packet) { map_answers(parts[at], packet); });
+                      [&](std::size_t at, const Packet& packet) { map_answers(parts[at], packet); });
 }
 
 /// A segment that is left out is asked for again when one of its blocks is opened; the caller gets the reason then.

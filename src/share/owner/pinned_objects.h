@@ -18,7 +18,7 @@ class PinnedObjects {
   struct Name {
     std::uint32_t block = 0;
     std::uint64_t generation = 0;
-    auto operator<=>(const Name&) const = default;
+    auto operator<=>(const Name&) const = default;  // NOLINT(modernize-use-nullptr)
   };
 
   /// REQUIRES: the block keeps the returned pointer, and is its only owner; this registry outlives it.
