@@ -88,7 +88,7 @@ Outbound& Node::lane_of(const LaneGuard& guard, const Member& to) const {
 }
 
 /// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
-void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail, Deadline deadline) {
+void Node::put(Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail, Deadline deadline) {
   const bool is_told = entry.is_told.load(std::memory_order_acquire);
   tail.function = entry.number;
   if (!is_told) {
@@ -103,7 +103,7 @@ void Node::put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail ta
   out.ring_for_call();
 }
 
-CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_wanted) {
+CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool is_wanted) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
   Numbers::Entry& entry = to.numbers.of(outgoing.function);
@@ -133,7 +133,7 @@ CallRef Node::call(Member& to, Outgoing&& outgoing, Deadline deadline, bool is_w
   return call;
 }
 
-void Node::post(Member& to, Outgoing&& outgoing) {
+void Node::post(Member& to, CallRequest&& outgoing) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
   const LaneGuard guard(to);

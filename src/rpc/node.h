@@ -59,7 +59,7 @@ class Node {
   void connect(Member& to, Deadline deadline);
 
   // Calls. `message` is the body, with its form in the tag; a tail is appended.
-  struct Outgoing {
+  struct CallRequest {
     Message message;
     std::string_view function;
     bool is_in_order = false;
@@ -69,7 +69,7 @@ class Node {
   };
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, timeout when another host has not taken
   /// it by its deadline, and what putting throws: the call was not sent then. `is_wanted`: as by want().
-  CallRef call(Member& to, Outgoing&& call, Deadline deadline, bool is_wanted);
+  CallRef call(Member& to, CallRequest&& call, Deadline deadline, bool is_wanted);
   /// From here on a worker gets the call's end as work, unless a thread waits for it then. False when it has ended. Until
   /// then its answer stays where it is, and costs no other thread anything.
   bool want(const CallRef& call) noexcept { return waits_.want(*call); }
@@ -78,7 +78,7 @@ class Node {
   /// Handles the messages that are in the lanes.
   void look_once();
   /// A call whose answer is not wanted.
-  void post(Member& to, Outgoing&& call);
+  void post(Member& to, CallRequest&& call);
   void note(Member& to, Message&& message, Stream stream = {});
   /// Answers a call. Without effect when the caller has ended, no thread waits, or another host has not taken the answer
   /// by the call's deadline.
@@ -115,7 +115,7 @@ class Node {
   // node.cpp
   void check_can_send(const Member& to) const;
   Outbound& lane_of(const LaneGuard& guard, const Member& to) const;
-  void put(Outbound& out, Outgoing& call, Numbers::Entry& entry, CallTail tail, Deadline deadline);
+  void put(Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail, Deadline deadline);
   void note_time(Call& call) const noexcept;
 
   // node_members.cpp

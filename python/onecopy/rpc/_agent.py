@@ -552,7 +552,7 @@ class Agent(PlainCalls):
         for kind in (failure.kind, RuntimeError):
             try:
                 message, _ = self._message(member, "failure", None, (kind, failure.text), {}, "Response")
-            except _values.Refused:
+            except _values.RefusedValue:
                 continue
             self._put_answer(member, number, message, False)
             return

@@ -27,7 +27,7 @@ def call(to, function, args=None, kwargs=None, timeout=-1.0):
         return agent.call(rank, "run_named", (name, *value[1:]), timeout=timeout, context=context)
     try:
         future = agent.call(rank, "run", value, timeout=timeout, context=context)
-    except _values.Refused as refused:
+    except _values.RefusedValue as refused:
         raise refused.named(_PARTS) from None
     agent.learn(function)
     return future

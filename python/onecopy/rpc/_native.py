@@ -257,7 +257,7 @@ def _start(made, agent, member, verb, args, kwargs, extra):
     value = (made.number, made.deadline, made.trace, made.function, args, kwargs, *extra)
     try:
         future = agent.call(member.info.id, verb, value, timeout=seconds, context=autograd.current())
-    except _values.Refused as refused:
+    except _values.RefusedValue as refused:
         raise refused.named(_PARTS) from None
     for each in marked:
         each.finish()

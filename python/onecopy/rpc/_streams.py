@@ -294,7 +294,7 @@ def _send(agent, caller, running, index, item):
     try:
         return agent.call(caller, "item", (running.number, index, item), timeout=_running.seconds_until(running.deadline),
                           context=autograd.current(), is_result=True)
-    except _values.Refused as refused:
+    except _values.RefusedValue as refused:
         raise refused.named({"[2]": f"item {index}"}) from None
 
 

@@ -24,7 +24,7 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 _pickle_allowed = os.environ.get("ONECOPY_RPC_PICKLE") == "1"
 
 
-class Refused(TypeError):
+class RefusedValue(TypeError):
     """A value cannot cross. The message names where in the arguments it is."""
 
     def __init__(self, why):
@@ -53,7 +53,7 @@ def allow_pickle(allowed=True):
 
 def encode(value, tensors, references):
     """A plain tree of `value`. Its tensors are appended to `tensors`; `references` turns an RRef into plain values.
-    Throws Refused."""
+    Throws RefusedValue."""
     return _Encoder(tensors, references).encode(value, 0)
 
 
@@ -72,7 +72,7 @@ class _Encoder:
         if kind in _PLAIN:
             return value
         if depth > _DEEPEST:
-            raise Refused(f"nested deeper than {_DEEPEST} levels")
+            raise RefusedValue(f"nested deeper than {_DEEPEST} levels")
         if kind is list:
             return [self._item(i, v, depth + 1) for i, v in enumerate(value)]
         if kind is tuple:
@@ -85,7 +85,7 @@ class _Encoder:
     def _item(self, key, value, depth):
         try:
             return self.encode(value, depth)
-        except Refused as refused:
+        except RefusedValue as refused:
             raise refused.at(f"[{key!r}]") from None
 
     def _items(self, values, depth):
@@ -125,7 +125,7 @@ class _Encoder:
         for field in dataclasses.fields(value):
             try:
                 fields[field.name] = self.encode(getattr(value, field.name), depth + 2)
-            except Refused as refused:
+            except RefusedValue as refused:
                 raise refused.at(f".{field.name}") from None
         return fields
 
@@ -143,7 +143,7 @@ class _Encoder:
         try:
             return list(_functions.name_of(kind))
         except (_functions.NoName, AttributeError, PermissionError) as error:
-            raise Refused(str(error)) from None
+            raise RefusedValue(str(error)) from None
 
     def _function(self, value):
         owner = getattr(value, "__self__", None)
@@ -159,7 +159,7 @@ class _Encoder:
     def _pickle(self, value, kind):
         if _pickle_allowed:
             return ("pickle", pickle.dumps(value))
-        raise Refused(f"{kind.__module__}.{kind.__qualname__} cannot cross without pickle; make it a dataclass, send its "
+        raise RefusedValue(f"{kind.__module__}.{kind.__qualname__} cannot cross without pickle; make it a dataclass, send its "
                       "state, or call onecopy.rpc.allow_pickle() (ONECOPY_RPC_PICKLE=1) on both sides")
 
 

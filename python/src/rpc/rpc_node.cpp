@@ -218,7 +218,7 @@ nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline
   rpc::CallRef call;
   put_in_order(callee, message, [&](Stream stream) {
     // The order keeps notes, and calls that depend on them, behind the calls before.
-    rpc::Node::Outgoing outgoing{
+    rpc::Node::CallRequest outgoing{
         std::move(message), kGeneral, true, stream, has_future ? future.ptr() : nullptr, &drop_python};
     call = node_->call(callee, std::move(outgoing), until, has_future);
   });
@@ -249,7 +249,8 @@ nb::object RpcNode::call_program(std::uint32_t to, const std::string& function, 
   count_plain(callee, counts, message);
   rpc::CallRef call;
   put_in_order(callee, message, [&](Stream stream) {
-    rpc::Node::Outgoing outgoing{std::move(message), function, false, stream, future.ptr(), &drop_python};
+    rpc::Node::CallRequest outgoing{std::move(message), function,    false, stream,
+                                    future.ptr(),       &drop_python};
     call = node_->call(callee, std::move(outgoing), until, true);
   });
   Py_INCREF(future.ptr());
@@ -365,8 +366,8 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   rpc::CallRef call;
   try {
     put_in_order(*to, message, [&](Stream stream) {
-      rpc::Node::Outgoing outgoing{std::move(message), known->wire_name, false, stream, nullptr,
-                                   &drop_python};
+      rpc::Node::CallRequest outgoing{std::move(message), known->wire_name, false, stream, nullptr,
+                                      &drop_python};
       call = node_->call(*to, std::move(outgoing), deadline, false);
     });
   } catch (const Error& error) {
@@ -514,12 +515,12 @@ RpcNode::Target& RpcNode::target(nb::handle agent, rpc::Name& name) {
 namespace {
 
 /// A call of Python's counts as one that is served.
-class Serving {
+class ServedCall {
  public:
-  explicit Serving(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-  Serving(const Serving&) = delete;
-  Serving& operator=(const Serving&) = delete;
-  ~Serving() { count_.fetch_sub(1); }
+  explicit ServedCall(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
+  ServedCall(const ServedCall&) = delete;
+  ServedCall& operator=(const ServedCall&) = delete;
+  ~ServedCall() { count_.fetch_sub(1); }
 
  private:
   std::atomic<int>& count_;
@@ -529,7 +530,7 @@ class Serving {
 
 void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   if (work.from->has_ended || work.deadline.has_passed()) return;
-  const Serving now(serving);
+  const ServedCall now(serving);
   const std::uint32_t from = work.from->number();
   nb::object result;
   Target* at = nullptr;
