@@ -57,6 +57,8 @@ if patches.disabled():  # contexts make objects of the standard library's classe
     sys.modules[f"{__name__}.pool"] = multiprocessing.pool
     sys.modules[f"{__name__}.queues"] = multiprocessing.queues
 
+# Each has a file here, most of which only name the standard library's: to import that one changes the process (heap
+# registers a reducer), so it waits until a program asks for it by either name.
 _MODULES = frozenset(
     "connection dummy heap managers pool process queue queues reduction resource_sharer "
     "resource_tracker shared_memory sharedctypes synchronize util".split()
