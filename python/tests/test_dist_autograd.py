@@ -291,6 +291,22 @@ def test_a_context_goes_without_a_collection(three):
         member(gc.enable)
 
 
+def contexts_behind_a_collection():
+    gc.collect()
+    return contexts_in_memory()
+
+
+def test_the_context_of_a_backward_that_failed_goes(three):
+    from rpc_group import until
+
+    before = [member(contexts_behind_a_collection) for member in three.members]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="broken on purpose"):
+            three[0](error_in_backward)
+    until(lambda: [member(contexts_behind_a_collection) for member in three.members] == before,
+          "the failure of a backward pass keeps its context")
+
+
 def test_contexts_end_in_all_workers(three):
     from rpc_group import until
 

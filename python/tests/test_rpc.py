@@ -148,6 +148,23 @@ def futures_that_are_left(count):
     return left()
 
 
+def late_futures_that_are_left():
+    """Of general calls that were waited for beyond their deadlines."""
+    import gc
+
+    from onecopy.rpc._futures import CallFuture
+
+    def futures():
+        gc.collect()
+        return sum(type(thing) is CallFuture for thing in gc.get_objects())
+
+    before = futures()
+    for _ in range(5):
+        with pytest.raises(RuntimeError, match="more than set timeout"):
+            rpc.rpc_sync("worker1", rref_of, args=(rpc.RRef(1),), timeout=1e-9)
+    until(lambda: futures() <= before, "the failure of a call keeps its Future")
+
+
 def rref_of(value):
     return rpc.RRef(value)
 
@@ -332,6 +349,10 @@ def test_a_future_completes_for_who_asks_without_waiting(pair, how):
 def test_futures_of_calls_go_with_the_last_that_has_them(pair):
     """Each call had its Future for its owner and the Future its call, so that results were never let go of."""
     assert pair[0](futures_that_are_left, 50) <= 0
+
+
+def test_futures_of_calls_that_came_late_are_let_go_of(pair):
+    pair[0](late_futures_that_are_left)
 
 
 def test_each_thread_that_takes_a_result_orders_its_streams_behind_it(pair):

@@ -42,6 +42,8 @@ class CallFuture(torch.futures.Future):
     def begin(self, call: Any) -> None:
         """`call` is a _core._RpcCall."""
         self._call = call
+        if self._is_settled:  # a worker has seen the end already
+            self._call = None
 
     def wait(self) -> Any:
         """The result. Throws the call's error."""
@@ -50,6 +52,7 @@ class CallFuture(torch.futures.Future):
             if call is not None:
                 call.wait()
             self._settle()
+            call = None  # whose owner this is, where it has no answer
         try:
             return _wait(self)
         finally:
