@@ -9,6 +9,7 @@ rpc_far_steps() {
   for test in test_rpc.py::test_members_on_one_processor_do_not_spin_in_each_others_way \
     test_rpc_native.py::test_arguments_are_copied_unless_they_are_lent_or_given_away \
     test_rpc_native.py::test_gradients_go_through_borrowed_tensors \
+    test_rpc_native.py::test_borrowed_tensors_go_without_encoding_in_python \
     test_rpc_native.py::test_explain_names_the_route_that_a_tensor_then_takes \
     test_rpc_native.py::test_a_listing_counts_calls_and_tensors_by_route_for_each_peer \
     test_rpc_faults.py::test_each_call_ends_while_processes_are_killed_and_come_back; do
