@@ -43,7 +43,8 @@ class WorkerInfo:
 class Member:
     """Another process of the group, or this one. `has_ended`, by death or by leaving, is final; `why_ended` says which.
     `is_far`: it is on another host, or reached as if it were. `cards`: visible_cards() there; `has_our_cards`: they are
-    numbered as here. `was_called`: by a native call."""
+    numbered as here. `was_called`: by a native call
+    that crossed to it."""
 
     def __init__(self, info, pid, address, device_maps, cards=None):
         self.info, self.pid, self.address, self.device_maps, self.cards = info, pid, address, device_maps, cards

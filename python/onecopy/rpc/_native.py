@@ -58,10 +58,6 @@ class Call:
         self.stages, self._future = _telemetry.Stages("made"), None
 
     @property
-    def is_sent(self):
-        return "sent" in self.stages.times
-
-    @property
     def to(self):
         """The WorkerInfo of the callee."""
         return self._member.info
@@ -139,22 +135,20 @@ def _call_quickly(agent, to, function, args, kwargs, timeout):
     room.enter(member, made.deadline)
     try:
         seconds = agent.timeout if timeout is None else timeout
-        sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
+        try:
+            sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
+        except Timeout as error:  # another host has not taken it
+            _telemetry.observe(_telemetry.called, made.function, seconds, True)
+            raise _agent.late(seconds, error) from None
         return sent if sent is NotImplemented else _wait_for(made, sent, seconds)
-    except Timeout as error:
-        if made.is_sent:
-            raise
-        _telemetry.observe(_telemetry.called, made.function, seconds, True)
-        raise _agent.late(seconds, error) from None  # another host has not taken it
     finally:
         room.leave()
 
 
 def _callee(agent, member, function):
     """None where the general way is wanted: it makes the first contact, takes the deadline of a call that this thread
-    runs along, and knows programs."""
-    if not member.was_called or member.info.id == agent.info.id or _running.current() is not None:
-        member.was_called = not isinstance(member, _programs.Program)
+    runs along, and knows this process itself and programs."""
+    if not member.was_called or _running.current() is not None:
         return None
     return agent.quick.callee(function, name_for)
 
@@ -259,6 +253,7 @@ def _start(made, agent, member, verb, args, kwargs, extra):
         future = agent.call(member.info.id, verb, value, timeout=seconds, context=autograd.current())
     except _values.RefusedValue as refused:
         raise refused.named(_PARTS) from None
+    member.was_called = True
     for each in marked:
         each.finish()
     return future
