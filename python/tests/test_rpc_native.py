@@ -68,7 +68,7 @@ def lent_without_encoding_in_python():
 
 
 def test_plain_values_go_without_encoding_in_python(pair):
-    """A native call took twenty times as long as one of the drop-in, most of it in Python code."""
+    """A native call took four times as long as one of the drop-in, most of it in Python code."""
     assert pair[0](without_encoding_in_python, theirs.add, 1, 2) == (3, 3)
 
 
