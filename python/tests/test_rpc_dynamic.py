@@ -152,3 +152,21 @@ def test_groups_of_both_kinds_do_not_mix(meeting):
     meeting.members.append(member)
     with pytest.raises(RuntimeError, match="mixes statically and dynamically"):
         member(native_init, meeting.file, 1, 2, "worker1", {"timeout": 2})
+
+
+def tensors_sent_to(to):
+    for _ in range(2):
+        rpc.call(to, theirs.ignore, (torch.ones(4),))
+    return rpc.stats()["routes"]["sent"]["inline"]
+
+
+def tensors_sent():
+    return rpc.stats()["routes"]["sent"].get("inline", 0)
+
+
+def test_tensors_that_went_to_a_member_count_after_its_end(meeting):
+    first, second = meeting.join(0), meeting.join(1)
+    assert first(tensors_sent_to, "worker1") == 2
+    second(native_shutdown)
+    until(lambda: first(names) == ["worker0"], "worker1 has not left")
+    assert first(tensors_sent) == 2

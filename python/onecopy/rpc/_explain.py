@@ -64,9 +64,9 @@ def stats(of=None):
 def _sent():
     """The tensors of all calls and answers, by route."""
     agent, sent = _agent.current(), collections.Counter()
-    for info in agent.get_worker_infos():
-        if info.id != agent.info.id:
-            sent.update(agent.node.routes(info.id))
+    for number in (*agent._members, *agent._programs):  # those that have ended, too
+        if number != agent.info.id:
+            sent.update(agent.node.routes(number))
     return sent
 
 
