@@ -198,6 +198,15 @@ def test_tensors_of_a_trainer_with_our_import_pass_the_list_of_names(run_python)
     assert "rebuild_event" not in {name for _, name in sglang._OURS}
 
 
+def answer_to(program):
+    """The server's answer, which a trainer of its own process prints."""
+    result = subprocess.run(
+        [sys.executable, "-c", program, str(Path(__file__).parent)], capture_output=True, text=True, timeout=200
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
 def test_the_server_unpickles_them(server):
     program = (
         "import sys, json, torch, onecopy.multiprocessing\n"
@@ -206,11 +215,7 @@ def test_the_server_unpickles_them(server):
         "weights = [('a', torch.ones(300)), ('b', torch.nn.Parameter(torch.ones(5)))]\n"
         "print(json.dumps(server.update(weights)))\nserver.process.communicate()\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(Path(__file__).parent)], capture_output=True, text=True, timeout=200
-    )
-    assert result.returncode == 0, result.stderr
-    answer = json.loads(result.stdout)
+    answer = answer_to(program)
     assert answer.get("sums") == {"a": 300, "b": 5}, answer
 
 
@@ -226,11 +231,7 @@ def test_the_server_reads_a_bucket_where_the_trainer_has_it():
         "value = {'flattened_tensor': bucket.get_flattened_tensor(), 'metadata': bucket.get_metadata()}\n"
         "print(json.dumps(server.update(value, 'flattened_bucket')))\nserver.process.communicate()\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program, str(Path(__file__).parent)], capture_output=True, text=True, timeout=200
-    )
-    assert result.returncode == 0, result.stderr
-    answer = json.loads(result.stdout)
+    answer = answer_to(program)
     assert answer.get("sums") == {"a": 300, "b": 10} and answer["leases"] > 0, answer
 
 

@@ -36,7 +36,7 @@ def install():
 
 
 def install_ipc_engine():
-    """vLLM's own ipc engine, from its files. There is no card here: what it asks torch about one is made up."""
+    """vLLM's own ipc engine, from its files. There is no card here: torch's answers about one are made up."""
     import torch
 
     install()

@@ -310,16 +310,14 @@ _NEW = (
     "pad sizes, and give numbers that change as tensors of the device"
 )
 _CAPTURED = "it was called while another graph was captured"
+_GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
 _RESTLESS = "its inputs in place move at nearly every call; keep them where they are"
-
-
-GRADIENTS = "its results need gradients; call it under torch.no_grad() for graphs"
 
 
 class EagerFunction:
     """A graph that is not captured, for one reason: it runs as it is, and is counted."""
 
-    def __init__(self, run: Boxed, arena: Arena, reason: str = GRADIENTS) -> None:
+    def __init__(self, run: Boxed, arena: Arena, reason: str = _GRADIENTS) -> None:
         self._boxed_call = True  # in the object: torch copies what is there to the functions around it
         self._run = run
         self.arena = arena

@@ -197,10 +197,10 @@ class Agent(PlainCalls):
     def finish_answers(self):
         """For a member that leaves when all have met: those that wait for its last answers get them before its farewell.
         A request that runs for long is left alone."""
-        end, finished = time.monotonic() + _PATIENCE, threading.Event()
+        end = time.monotonic() + _PATIENCE
         own = threading.current_thread() in self._threads
         while self.answering() > own and time.monotonic() < end:
-            finished.wait(0.001)
+            time.sleep(0.001)
 
     def stop(self):
         """Ends all threads, and tells the others. Pending calls fail. A request that runs for long is left alone."""

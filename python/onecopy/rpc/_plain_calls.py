@@ -14,7 +14,6 @@ from ._futures import CallFuture
 
 DEFAULT = -1.0
 GENERAL, PLAIN_CALL, PLAIN_ANSWER = range(3)  # _RpcNode's forms
-_RESULT = 0  # RpcNode::Target::Kind
 ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
 _NO_NAME, _NO_FUNCTION = (None, {}, ""), (None, {}, "")
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
@@ -147,7 +146,7 @@ class PlainCalls:
         if wire_name.startswith(_quick.PREFIX):
             return self.quick.target(wire_name, self._serve_quick)
         function, names, qualname = self._find_plain(wire_name)
-        return function, names, qualname, _quick.FUTURE if getattr(function, ASYNC_MARK, False) else _RESULT
+        return function, names, qualname, _quick.FUTURE if getattr(function, ASYNC_MARK, False) else _quick.RESULT
 
     @staticmethod
     def _raise_late(seconds, reason):

@@ -10,7 +10,7 @@ import types
 from . import _exports
 from ._errors import RemoteFailure
 
-FUTURE, TOLD = 1, 2  # RpcNode::Target::Kind
+RESULT, FUTURE, TOLD = range(3)  # RpcNode::Target::Kind
 PREFIX = "native "
 _MOST = 4096  # functions of this process's calls
 _KINDS = (str, types.FunctionType, types.BuiltinFunctionType, type)
