@@ -42,6 +42,11 @@ class CallFuture(torch.futures.Future):
     def begin(self, call: Any) -> None:
         """`call` is a _core._RpcCall."""
         self._call = call
+
+    @property
+    def call(self) -> Any:
+        """That of begin(); None when the outcome is here, or nothing was sent."""
+        return self._call
         if self._is_settled:  # a worker has seen the end already
             self._call = None
 

@@ -12,7 +12,6 @@ from . import _agent, _calls, _exports, _modes, _programs, _quick, _ranges, _roo
 from ._agent import Later, handler, handlers
 from ._awaiting import future_in_loop
 from ._errors import Cancelled, RemoteFailure
-from ._futures import CallFuture
 
 _PARTS = {"[4]": "args", "[5]": "kwargs"}  # of a call's value: how errors name them
 
@@ -170,18 +169,11 @@ def _wait_for(made, sent, seconds):
 def _begin_quickly(made, agent, member, args, kwargs, seconds):
     """A Future, or None as _call_quickly()."""
     callee = _callee(agent, member, made.function)
-    if callee is None:
+    future = NotImplemented if callee is None else agent.begin_plain(member.info, callee, args, kwargs, seconds)
+    if future is NotImplemented:
         return None
-    future = CallFuture(agent, seconds)
-    try:
-        sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
-    except Timeout as error:  # another host has not taken it
-        future.complete(None, _agent.late(seconds, error))
-        return future
-    if sent is NotImplemented:
-        return None
-    made.sent_plainly(sent)
-    future.begin(sent)
+    if future.call is not None:  # it was sent
+        made.sent_plainly(future.call)
     return future
 
 
