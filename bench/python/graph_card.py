@@ -514,7 +514,7 @@ def parked(effort: Effort) -> Row:
         wanted = [call(x) for x in inputs]
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-        pages, mapped = pool.footprint.shared, pool.footprint.mapped
+        pages, mappings = pool.footprint.shared, pool.footprint.mappings
         before = torch.cuda.mem_get_info()[0]
         begin = time.perf_counter()
         pool.park()
@@ -524,9 +524,10 @@ def parked(effort: Effort) -> Row:
         end = time.perf_counter()
         wrong = sum(not torch.equal(call(x), want) for x, want in zip(inputs, wanted, strict=True))
     row.judge_ratio("given back", back, "B", "its pages", at_least(back / pages, 0.99))
-    mappings = mapped / (2 * _MIB)
+    row.add("mappings", mappings, "of 36 windows")
     row.add("park", (between - begin) * 1e9, "ns")
     resumed = (end - between) * 1e9
+    row.add("resume", resumed, "ns")
     row.judge("resume, for each mapping", resumed / mappings, "ns", at_most(resumed / mappings, 40_000))
     row.judge("replays wrong afterwards", wrong, f"of {len(inputs)}", at_most(wrong, 0))
     return row

@@ -22,6 +22,7 @@ pytestmark = [
 ]
 
 WIDTH = 1024
+PART = 2 << 20  # of a page
 SHAPES = (3, 200, 17, 500, 128)
 DEVICE = "cuda:0"
 
@@ -66,7 +67,7 @@ class Bytes:
 
 
 def poison(pool):
-    """Whatever is read from the arena before it is written shows."""
+    """Whatever is read from the arena before it is written shows, in pages that windows show whole."""
     size = pool.footprint.shared
     if size:
         memory = torch.as_tensor(Bytes(pool.open(size)), device=DEVICE)
@@ -74,6 +75,25 @@ def poison(pool):
             memory.fill_(0xFF)
         torch.cuda.synchronize()
         del memory  # and its window
+    if pool.footprint.own:
+        poison_parts(pool, size)
+
+
+def poison_parts(pool, size):
+    """The same for pages in parts: a window that has every other part for itself shows those between."""
+    for first in (0, 1):
+        capture = pool.open_pool()
+        with pool.lock, capture.use():
+            memory = torch.empty(size, dtype=torch.uint8, device=DEVICE)
+        torch.cuda.synchronize()
+        begin = memory.data_ptr()
+        capture.window.keep_alive([(begin + at, 1) for at in range(first * PART, size, 2 * PART)])
+        with pool.turn.of(torch.cuda.current_stream()):
+            memory.fill_(0xFF)
+        torch.cuda.synchronize()
+        del memory
+        capture.close()
+        torch.cuda.empty_cache()
 
 
 def rows(count, width=WIDTH):

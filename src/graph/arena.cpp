@@ -4,12 +4,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <bit>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "device/backend.h"
 #include "device/reservation.h"
+#include "graph/page.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy::graph {
@@ -17,9 +18,8 @@ namespace onecopy::graph {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
-constexpr std::size_t kSmallestPage = 2 * kMiB;
+constexpr std::size_t kPart = 2 * kMiB;  // what a window gets of its own at least
 constexpr std::size_t kLargestPage = 64 * kMiB;
-constexpr std::size_t kSmallPagesUpTo = 256 * kMiB;
 
 /// All that the device has. A device may say it from its first use on only.
 std::uint64_t memory_of(Device device) {
@@ -32,14 +32,27 @@ std::uint64_t memory_of(Device device) {
 
 std::size_t round_up(std::size_t bytes, std::size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
+bool touch(std::span<const Extent> extents, std::size_t from, std::size_t bytes) {
+  return std::any_of(extents.begin(), extents.end(), [&](const Extent& extent) {
+    return extent.from < from + bytes && from < extent.from + extent.bytes;
+  });
+}
+
 }  // namespace
 
-/// Where a window lies. `end` is where its last page ends; `own` are its own pages, by their offsets.
+using Chunks = std::map<std::size_t, std::unique_ptr<PhysicalChunk>>;
+
+/// Where a window lies.
 struct Arena::View {
   std::shared_ptr<Reservation> addresses;  // shared by all windows where memory has one address
+  std::size_t most = 0;                    // bytes that it may grow to
   std::size_t bytes = 0;
-  std::size_t end = 0;
-  std::map<std::size_t, std::unique_ptr<PhysicalChunk>> own{};
+  std::size_t end = 0;               // of its last page
+  std::set<std::size_t> in_parts{};  // pages that it shows in parts, by their offsets
+  Chunks own{};                      // parts that are its own, by their offsets
+
+  bool shows(const Page& page) const { return page.offset() < end; }
+  bool shows_whole(const Page& page) const { return shows(page) && !in_parts.contains(page.offset()); }
 
   std::size_t own_bytes() const {
     std::size_t sum = 0;
@@ -55,27 +68,18 @@ std::shared_ptr<Arena> Arena::make(Device device, const ArenaOptions& options) {
 Arena::Arena(Device device, const ArenaOptions& options)
     : device_(device),
       limit_(options.limit_bytes),
-      granularity_(backend(device.type).granularity()),
+      part_bytes_(round_up(kPart, backend(device.type).granularity())),
       has_aliases_(backend(device.type).traits().maps_one_chunk_twice) {}
 
 Arena::~Arena() = default;
 
-/// Few pages for large windows, and less than a hundredth of them unused.
-std::size_t Arena::page_at(std::size_t offset) const noexcept {
-  const std::size_t bytes =
-      offset < kSmallPagesUpTo ? kSmallestPage : std::min(std::bit_floor(offset / 128), kLargestPage);
-  return round_up(bytes, granularity_);
-}
+std::size_t Arena::pages_end() const noexcept { return pages_.empty() ? 0 : pages_.back().end(); }
 
-/// Where the page with the last of so many bytes ends.
+/// Where the page with the last of so many bytes ends. REQUIRES: there is one.
 std::size_t Arena::end_of(std::size_t bytes) const noexcept {
-  std::size_t end = 0;
-  while (end < bytes) end += page_at(end);
-  return end;
-}
-
-std::size_t Arena::pages_end() const noexcept {
-  return pages_.empty() ? 0 : pages_.back().offset + pages_.back().bytes;
+  const auto last = std::partition_point(pages_.begin(), pages_.end(),
+                                         [&](const Page& page) { return page.end() < bytes; });
+  return last->end();
 }
 
 void Arena::check_running() const {
@@ -83,8 +87,9 @@ void Arena::check_running() const {
     throw Error(ErrorCode::invalid_argument, "the arena is parked: resume() it before graphs are captured");
 }
 
-void Arena::check_room(std::size_t bytes, std::size_t end) const {
+void Arena::check_room(std::size_t bytes) const {
   check_running();
+  const std::size_t end = round_up(bytes, part_bytes_);
   if (end > limit_)
     throw Error(
         ErrorCode::out_of_memory,
@@ -96,7 +101,7 @@ void Arena::check_room(std::size_t bytes, std::size_t end) const {
 Window Arena::open(std::size_t bytes) {
   if (bytes == 0) throw Error(ErrorCode::invalid_argument, "a window of 0 bytes has no addresses");
   const std::lock_guard lock(mutex_);
-  check_room(bytes, end_of(bytes));
+  check_room(bytes);
   auto view = has_aliases_ ? reserve(bytes) : look_at_common();
   grow(*view, bytes);
   views_.insert(view.get());
@@ -112,73 +117,98 @@ Window Arena::open_growing(std::size_t most) {
   return {shared_from_this(), std::move(view)};
 }
 
+/// The last page may reach further.
+std::size_t Arena::addresses_for(std::size_t bytes) const noexcept {
+  return round_up(bytes, part_bytes_) + round_up(kLargestPage, part_bytes_);
+}
+
 std::unique_ptr<Arena::View> Arena::reserve(std::size_t bytes) {
   auto view = std::make_unique<View>();
-  view->addresses = backend(device_.type).reserve(device_.index, end_of(bytes));
+  view->addresses = backend(device_.type).reserve(device_.index, addresses_for(bytes));
+  view->most = bytes;
   return view;
 }
 
 /// REQUIRES: mutex_, as those below. The addresses are for as much memory as there may be: they cannot grow.
 std::unique_ptr<Arena::View> Arena::look_at_common() {
   if (!common_) {
-    const std::uint64_t most = std::min<std::uint64_t>(limit_, memory_of(device_));
-    common_ = backend(device_.type).reserve(device_.index, end_of(most));
+    common_most_ = std::min<std::uint64_t>(limit_, memory_of(device_));
+    common_ = backend(device_.type).reserve(device_.index, addresses_for(common_most_));
   }
   auto view = std::make_unique<View>();
   view->addresses = common_;
+  view->most = common_most_;
   return view;
 }
 
 void Arena::grow(View& view, std::size_t bytes) {
-  const std::size_t before = view.end;
-  const std::size_t end = std::max(before, end_of(bytes));
-  check_room(bytes, end);
-  if (end > view.addresses->size())
+  check_room(bytes);
+  if (bytes > view.most)
     throw Error(ErrorCode::out_of_mappings,
                 fmt::format("a capture needs {} bytes of the arena on {}, and has addresses for {}", bytes,
-                            device_.str(), view.addresses->size()));
+                            device_.str(), view.most));
+  add_pages(round_up(bytes, part_bytes_));
+  const std::size_t before = view.end;
+  view.end = std::max(before, end_of(bytes));
   try {
-    grow_to(end);
-    show(view, before, end);
+    choose_parts(view, before);
+    show(view, before);
   } catch (...) {
-    if (has_aliases_) view.addresses->unmap(before, end - before);
+    hide(view, before);
+    view.in_parts.erase(view.in_parts.lower_bound(before), view.in_parts.end());
+    view.end = before;
     trim();
     throw;
   }
-  view.end = end;
   view.bytes = std::max(view.bytes, bytes);
 }
 
-void Arena::grow_to(std::size_t end) {
+/// Pages are as large as what is missing: the driver takes as long to map a small one. They have no memory yet.
+void Arena::add_pages(std::size_t end) {
   while (pages_end() < end) {
-    const std::size_t offset = pages_end();
-    const std::size_t bytes = page_at(offset);
-    pages_.push_back({offset, bytes, backend(device_.type).create_chunk(device_.index, bytes)});
+    const std::size_t bytes = std::min(end - pages_end(), round_up(kLargestPage, part_bytes_));
+    pages_.emplace_back(device_, pages_end(), bytes, part_bytes_);
   }
 }
 
-/// Maps the pages in a range of whole ones; a window's own are there already.
-void Arena::show(View& view, std::size_t from, std::size_t end) {
+/// A page that has no other memory is shown in parts. Else it would have its memory twice.
+void Arena::choose_parts(View& view, std::size_t from) {
+  for (const Page& page : pages_)
+    if (page.offset() >= from && view.shows(page) && page.is_in_parts())
+      view.in_parts.insert(page.offset());
+}
+
+/// Maps the shared pages from an offset on; a window's own parts are there already.
+void Arena::show(View& view, std::size_t from) {
   if (!has_aliases_) from = std::max(from, shown_);
-  if (from >= end) return;
-  for (const Page& page : pages_) {
-    if (page.offset < from || page.offset >= end || view.own.contains(page.offset)) continue;
-    view.addresses->map(page.offset, *page.chunk, 0, page.bytes);
-  }
-  view.addresses->allow(device_.index, from, end - from, Access::read_write);
-  if (!has_aliases_) shown_ = end;
+  if (from >= view.end) return;
+  for (Page& page : pages_)
+    if (page.offset() >= from && view.shows(page)) show_page(view, page);
+  view.addresses->allow(device_.index, from, view.end - from, Access::read_write);
+  if (!has_aliases_) shown_ = view.end;
+}
+
+void Arena::show_page(View& view, Page& page) {
+  if (view.shows_whole(page)) return view.addresses->map(page.offset(), page.whole(), 0, page.bytes());
+  for (std::size_t at = page.offset(); at < page.end(); at += part_bytes_)
+    if (!view.own.contains(at)) view.addresses->map(at, page.part(at), 0, part_bytes_);
+}
+
+void Arena::hide_page(View& view, const Page& page) noexcept {
+  if (view.shows_whole(page)) return view.addresses->unmap(page.offset(), page.bytes());
+  for (std::size_t at = page.offset(); at < page.end(); at += part_bytes_)
+    if (!view.own.contains(at)) view.addresses->unmap(at, part_bytes_);
 }
 
 /// Has no effect without aliases: other windows show the pages there, too.
-void Arena::hide(View& view) noexcept {
+void Arena::hide(View& view, std::size_t from) noexcept {
   if (!has_aliases_) return;
   for (const Page& page : pages_)
-    if (page.offset < view.end && !view.own.contains(page.offset))
-      view.addresses->unmap(page.offset, page.bytes);
+    if (page.offset() >= from && view.shows(page)) hide_page(view, page);
 }
 
 void Arena::hide_all() noexcept {
-  for (View* view : views_) hide(*view);
+  for (View* view : views_) hide(*view, 0);
   if (common_) common_->unmap(0, pages_end());
   shown_ = 0;
 }
@@ -191,38 +221,50 @@ void Arena::own(View& view, std::span<const Extent> extents) {
         fmt::format("memory of {} has one address, which all graphs of an arena share: capture this "
                     "graph, which leaves tensors alive, in an arena of its own",
                     device_.str()));
-  for (const Page& page : pages_) {
-    if (page.offset >= view.end || view.own.contains(page.offset)) continue;
-    const bool touched = std::any_of(extents.begin(), extents.end(), [&](const Extent& extent) {
-      return extent.from < page.offset + page.bytes && page.offset < extent.from + extent.bytes;
-    });
-    if (touched) own_page(view, page);
-  }
+  for (Page& page : pages_)
+    if (view.shows(page)) own_parts(view, page, extents);
+  trim();
 }
 
-void Arena::own_page(View& view, const Page& page) {
-  auto chunk = backend(device_.type).create_chunk(device_.index, page.bytes);
-  view.addresses->unmap(page.offset, page.bytes);
-  view.addresses->map(page.offset, *chunk, 0, page.bytes);
-  view.addresses->allow(device_.index, page.offset, page.bytes, Access::read_write);
-  view.own.emplace(page.offset, std::move(chunk));
+/// The window shows the page in parts then, its own ones among them.
+void Arena::own_parts(View& view, Page& page, std::span<const Extent> extents) {
+  Chunks made;
+  for (std::size_t at = page.offset(); at < page.end(); at += part_bytes_)
+    if (!view.own.contains(at) && touch(extents, at, part_bytes_))
+      made.emplace(at, backend(device_.type).create_chunk(device_.index, part_bytes_));
+  if (made.empty()) return;
+  hide_page(view, page);
+  view.in_parts.insert(page.offset());
+  for (const auto& [at, chunk] : made) view.addresses->map(at, *chunk, 0, part_bytes_);
+  view.own.merge(made);
+  show_page(view, page);
+  view.addresses->allow(device_.index, page.offset(), page.bytes(), Access::read_write);
 }
 
 /// Gives back the memory that no window shows.
 void Arena::trim() noexcept {
   std::size_t end = 0;
   for (const View* view : views_) end = std::max(end, view->end);
-  while (!pages_.empty() && pages_.back().offset >= end) {
-    if (common_) common_->unmap(pages_.back().offset, pages_.back().bytes);
+  while (!pages_.empty() && pages_.back().offset() >= end) {
+    if (common_) common_->unmap(pages_.back().offset(), pages_.back().bytes());
     pages_.pop_back();
   }
+  for (Page& page : pages_) drop_unseen(page);
   shown_ = std::min(shown_, pages_end());
+}
+
+void Arena::drop_unseen(Page& page) noexcept {
+  bool whole = false, parts = false;
+  for (const View* view : views_)
+    if (view->shows(page)) (view->shows_whole(page) ? whole : parts) = true;
+  page.keep(whole, parts);
 }
 
 void Arena::retire(View& view) noexcept {
   const std::lock_guard lock(mutex_);
-  if (!parked_) hide(view);
+  if (!parked_) hide(view, 0);
   view.end = 0;
+  view.in_parts.clear();
   trim();
 }
 
@@ -236,7 +278,7 @@ void Arena::close(View& view) noexcept {
 void Arena::park() noexcept {
   const std::lock_guard lock(mutex_);
   hide_all();
-  for (Page& page : pages_) page.chunk.reset();
+  for (Page& page : pages_) page.keep(false, false);
   parked_ = true;
 }
 
@@ -244,11 +286,10 @@ void Arena::resume() {
   const std::lock_guard lock(mutex_);
   if (!parked_) return;
   try {
-    for (Page& page : pages_) page.chunk = backend(device_.type).create_chunk(device_.index, page.bytes);
-    for (View* view : views_) show(*view, 0, view->end);
+    for (View* view : views_) show(*view, 0);
   } catch (...) {
     hide_all();
-    for (Page& page : pages_) page.chunk.reset();
+    for (Page& page : pages_) page.keep(false, false);
     throw;
   }
   parked_ = false;
@@ -265,15 +306,21 @@ std::optional<Footprint> Arena::try_footprint() const {
   return measure();
 }
 
+std::size_t Arena::mappings_of(const View& view) const {
+  std::size_t sum = 0;
+  for (const Page& page : pages_)
+    if (view.shows(page)) sum += view.shows_whole(page) ? 1 : page.bytes() / part_bytes_;
+  return sum;
+}
+
 /// REQUIRES: mutex_.
 Footprint Arena::measure() const {
-  Footprint footprint{.shared = parked_ ? 0 : pages_end(),
-                      .limit = limit_,
-                      .windows = views_.size(),
-                      .parked = parked_,
-                      .aliases = has_aliases_};
+  Footprint footprint{
+      .limit = limit_, .windows = views_.size(), .parked = parked_, .aliases = has_aliases_};
+  for (const Page& page : pages_) footprint.shared += page.memory();
   for (const View* view : views_) {
     footprint.mapped += view->end;
+    footprint.mappings += mappings_of(*view);
     footprint.own += view->own_bytes();
   }
   if (!has_aliases_) footprint.mapped = pages_end();

@@ -13,12 +13,12 @@
 #include "onecopy/core/device.h"
 
 namespace onecopy {
-class PhysicalChunk;
 class Reservation;
 }  // namespace onecopy
 
 namespace onecopy::graph {
 
+class Page;
 class Window;
 
 /// Options of Arena::make().
@@ -34,11 +34,12 @@ struct Extent {
 
 /// The size of an arena, in bytes.
 struct Footprint {
-  std::size_t shared = 0;  ///< physical memory, of which each window shows the beginning
+  std::size_t shared = 0;  ///< physical memory that windows have in common
   std::size_t own = 0;     ///< physical memory that one window alone shows
   std::size_t mapped = 0;  ///< addresses of all windows together
-  std::size_t limit = 0;   ///< for `shared`
+  std::size_t limit = 0;   ///< for the pages of a window
   std::size_t windows = 0;
+  std::size_t mappings = 0;  ///< pieces of memory that the driver shows in all windows, own ones among them
   bool parked = false;
   bool aliases = true;  ///< has each window addresses of its own?
 };
@@ -53,8 +54,11 @@ struct Footprint {
 ///
 /// Between replays the pages hold no data of value. REQUIRES: one replay at a time uses them.
 ///
-/// Thread safety: all members may be called concurrently. Invariant: the pages reach as far as the largest window,
-/// and no further. A parked arena has none.
+/// A page is as large as what a window missed when it grew, up to 64 MiB. A window with memory of its own has it in
+/// parts of 2 MiB, and shows other parts around it, which all such windows share.
+///
+/// Thread safety: all members may be called concurrently. Invariant: the last page is one that a window shows. A
+/// parked arena has no memory.
 class Arena : public std::enable_shared_from_this<Arena> {  // shared by its windows and its maker
  public:
   static std::shared_ptr<Arena> make(Device device, const ArenaOptions& options = {});
@@ -84,40 +88,41 @@ class Arena : public std::enable_shared_from_this<Arena> {  // shared by its win
  private:
   friend class Window;
   struct View;
-  struct Page {
-    std::size_t offset;
-    std::size_t bytes;
-    std::unique_ptr<PhysicalChunk> chunk;  ///< none: parked
-  };
 
   Arena(Device device, const ArenaOptions& options);
-  std::size_t page_at(std::size_t offset) const noexcept;
   std::size_t end_of(std::size_t bytes) const noexcept;
   std::size_t pages_end() const noexcept;
   Footprint measure() const;
+  std::size_t mappings_of(const View& view) const;
   void check_running() const;
-  void check_room(std::size_t bytes, std::size_t end) const;
+  void check_room(std::size_t bytes) const;
+  std::size_t addresses_for(std::size_t bytes) const noexcept;
   std::unique_ptr<View> reserve(std::size_t bytes);
   std::unique_ptr<View> look_at_common();
   void grow(View& view, std::size_t bytes);
-  void grow_to(std::size_t end);
+  void add_pages(std::size_t end);
   void trim() noexcept;
-  void show(View& view, std::size_t from, std::size_t end);
-  void hide(View& view) noexcept;
+  void drop_unseen(Page& page) noexcept;
+  void choose_parts(View& view, std::size_t from);
+  void show(View& view, std::size_t from);
+  void show_page(View& view, Page& page);
+  void hide(View& view, std::size_t from) noexcept;
+  void hide_page(View& view, const Page& page) noexcept;
   void hide_all() noexcept;
   void own(View& view, std::span<const Extent> extents);
-  void own_page(View& view, const Page& page);
+  void own_parts(View& view, Page& page, std::span<const Extent> extents);
   void retire(View& view) noexcept;
   void close(View& view) noexcept;
 
   const Device device_;
   const std::size_t limit_;
-  const std::size_t granularity_;
+  const std::size_t part_bytes_;
   const bool has_aliases_;
   mutable std::mutex mutex_;
   std::vector<Page> pages_;
   std::set<View*> views_;
   std::shared_ptr<Reservation> common_;  ///< the addresses of all windows, without aliases; theirs, too
+  std::size_t common_most_ = 0;          ///< bytes of pages that it has room for
   std::size_t shown_ = 0;                ///< bytes of it that show pages
   bool parked_ = false;
 };
@@ -142,7 +147,7 @@ class Window {
   /// Shows pages for at least so many bytes from the beginning. Throws out_of_memory and out_of_mappings with the
   /// numbers, invalid_argument while the arena is parked; nothing is changed then.
   void grow(std::size_t bytes);
-  /// Gives each page that the extents touch memory of the window's own, with any content, which no replay of another
+  /// Gives each 2 MiB that the extents touch memory of the window's own, with any content, which no replay of another
   /// window can overwrite. Throws out_of_memory: then some pages are exchanged, and the window is of no use. Throws
   /// unsupported, with nothing changed, where all windows have one address.
   /// REQUIRES: the caller has waited for work that used the pages.

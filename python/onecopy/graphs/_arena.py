@@ -162,6 +162,7 @@ class _Footprint:
     own: int = 0
     mapped: int = 0
     windows: int = 0
+    mappings: int = 0
     parked: bool = False
     aliases: bool = True
 

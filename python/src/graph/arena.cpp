@@ -110,6 +110,7 @@ void init_graph(nb::module_& m) {
       .def_ro("own", &Footprint::own, "Physical memory that one window alone shows.")
       .def_ro("mapped", &Footprint::mapped, "Addresses of all windows together.")
       .def_ro("windows", &Footprint::windows)
+      .def_ro("mappings", &Footprint::mappings, "Pieces of memory that the driver shows in all windows.")
       .def_ro("parked", &Footprint::parked)
       .def_ro("aliases", &Footprint::aliases, "Whether each window has addresses of its own.");
   nb::class_<Window>(m, "_GraphWindow", nb::type_slots(window_slots),

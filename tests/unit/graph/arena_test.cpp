@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <utility>
 #include <vector>
@@ -60,8 +61,20 @@ TEST(Arena, GivesPagesBackThatNoWindowShows) {
 TEST(Arena, HasFewPagesForLargeWindowsAndWastesLittle) {
   const auto arena = Arena::make(kCpu);
   const Window window = arena->open(300 * kMiB + 1);
-  EXPECT_GE(arena->footprint().shared, 300 * kMiB + 1);
-  EXPECT_LE(arena->footprint().shared, 303 * kMiB);
+  EXPECT_EQ(arena->footprint().shared, 302 * kMiB);
+  EXPECT_EQ(arena->footprint().mappings, 5U);
+  const Window larger = arena->open(310 * kMiB);
+  EXPECT_EQ(arena->footprint().shared, 310 * kMiB);
+  EXPECT_EQ(arena->footprint().mappings, 5U + 6);
+}
+
+TEST(Arena, GivesBackAllButTheRestOfAPageThatASmallerWindowShows) {
+  const auto arena = Arena::make(kCpu);
+  auto large = std::make_unique<Window>(arena->open(200 * kMiB));
+  const Window small = arena->open(65 * kMiB);
+  large.reset();
+  EXPECT_EQ(arena->footprint().shared, 128 * kMiB);
+  EXPECT_EQ(small.size(), 65 * kMiB);
 }
 
 TEST(Arena, RefusesWhatIsBeyondItsLimitAndIsUnchanged) {
@@ -143,9 +156,45 @@ TEST(Window, HasPagesOfItsOwnThatNoOtherWrites) {
   std::memset(second.base(), 8, 6 * kMiB);
   EXPECT_EQ(first.base()[0], std::byte{3});
   EXPECT_EQ(first.base()[4 * kMiB - 1], std::byte{3});
-  EXPECT_EQ(first.base()[4 * kMiB], std::byte{8});  // shared still
-  first.make_own(std::span(&across, 1));            // again: without effect
+  first.make_own(std::span(&across, 1));  // again: without effect
   EXPECT_EQ(first.own_bytes(), 4 * kMiB);
+}
+
+TEST(Window, SharesThePartsAroundItsOwnWithOthersThatHaveSuch) {
+  const auto arena = Arena::make(kCpu);
+  Window first = arena->open(40 * kMiB);
+  Window second = arena->open(40 * kMiB);
+  const Extent early{.from = 0, .bytes = 1}, late{.from = 39 * kMiB, .bytes = 1};
+  first.make_own(std::span(&early, 1));
+  EXPECT_EQ(arena->footprint().shared, (40 + 38) * kMiB);  // the second shows the page whole
+  second.make_own(std::span(&late, 1));
+  EXPECT_EQ(arena->footprint().shared, 40 * kMiB);  // in parts, each shown by one of the two at least
+  EXPECT_EQ(arena->footprint().own, 4 * kMiB);
+  std::memset(first.base(), 3, 40 * kMiB);
+  EXPECT_EQ(second.base()[20 * kMiB], std::byte{3});
+  EXPECT_EQ(arena->footprint().mappings, 2 * 20U);
+}
+
+TEST(Window, ShowsAPageInPartsWhereItHasNoOtherMemory) {
+  const auto arena = Arena::make(kCpu);
+  Window first = arena->open(40 * kMiB);
+  const Extent early{.from = 0, .bytes = 1};
+  first.make_own(std::span(&early, 1));
+  EXPECT_EQ(arena->footprint().shared, 38 * kMiB);
+  {
+    const Window second = arena->open(40 * kMiB);
+    EXPECT_EQ(arena->footprint().shared, 40 * kMiB);
+    std::memset(second.base(), 8, 40 * kMiB);
+    EXPECT_EQ(first.base()[39 * kMiB], std::byte{8});
+    arena->park();
+    arena->resume();
+    std::memset(second.base(), 9, 40 * kMiB);
+    EXPECT_EQ(first.base()[39 * kMiB], std::byte{9});
+  }
+  first = Window();
+  const Window third = arena->open(40 * kMiB);
+  EXPECT_EQ(arena->footprint().mappings, 1U);
+  EXPECT_EQ(arena->footprint().shared, 40 * kMiB);
 }
 
 TEST(Window, KeepsItsOwnPagesWhileTheArenaIsParked) {
