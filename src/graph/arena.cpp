@@ -163,7 +163,7 @@ void Arena::grow(View& view, std::size_t bytes) {
   view.bytes = std::max(view.bytes, bytes);
 }
 
-/// Pages are as large as what is missing: the driver takes as long to map a small one. They have no memory yet.
+/// A page is as large as the gap, since the driver takes as long to map a small one. It has no memory yet.
 void Arena::add_pages(std::size_t end) {
   while (pages_end() < end) {
     const std::size_t bytes = std::min(end - pages_end(), round_up(kLargestPage, part_bytes_));
