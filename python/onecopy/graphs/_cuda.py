@@ -377,10 +377,9 @@ class CudaGraph:
         moving = sorted({*moved, *(index for index in self._places if index in self._mutated), *self._regions})
         places = {index: self._places[index].address for index in moving if arguments[index].numel()}
         at_home = [a if i in moved or i not in self._places else self._places[i].tensor for i, a in enumerate(arguments)]
-        window = (self._pool.window.base, self._pool.window.used)
-        proof, self._refusal = prove_moves(self._capture_again, self._graph, window, at_home, places, self._arena)
+        proof, self._refusal = prove_moves(self._capture_again, self._graph, at_home, places, self._arena)
         if proof is not None:
-            self._movable, self._regions = proof, {index: 1 + at for at, index in enumerate(places)}
+            self._movable, self._regions = proof, {index: at for at, index in enumerate(places)}
             self._is_checked = False
         return self._refusal
 
@@ -388,8 +387,7 @@ class CudaGraph:
         """After the first move by a proof: the graph must equal a capture there. Empty, or the difference."""
         if self._is_checked:
             return ""
-        window = (self._pool.window.base, self._pool.window.used)
-        difference = check_moved(self._capture_again, self._movable, window, arguments, self._arena)
+        difference = check_moved(self._capture_again, self._movable, arguments, self._arena)
         self._is_checked = not difference
         if difference:
             self._refusal = f"after it had been moved, it was not what a capture is: {difference}"

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two more captures, which prove which words of a graph are addresses of its inputs in place (I4).
+"""More captures, which prove which words of a graph are addresses of its inputs in place (I4).
 
-Both see stand-ins for all inputs that move, at the same addresses, and a window at the same addresses. So a word
-that differs between the two depends on no address. To make such words differ, unset memory is painted before each
-operator, in another colour each time.
+All are made in one way, in a window at the same addresses: one with the inputs at the graph's places, two with
+stand-ins for all inputs that move, and one more like the first, so that a word differs at one place that alternates
+from capture to capture. A word that differs between two at one place depends on no address; one that is equal in all
+four depends on no place of an input. To make words differ that mean nothing, unset memory is painted before each
+operator, in another colour each time. The graph was captured in another way; so it is compared with the first one, in
+the addresses alone.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,14 +24,14 @@ from ._captures import drop, first_line, new_graph
 from ._layout import extent_of, laid
 from ._pool import CapturePool
 
-_COLOURS = (0x11, 0x2E)
+_COLOURS = (0x11, 0x2E, 0x47, 0x5B)
 _DEEPER = 208  # bytes for each step of colour
+_BELOW_PYTHON = 48 << 10  # of the stack, where frames of Python that come after the paint do not reach
 
 
 def prove_moves(
     record: Callable[[torch.cuda.CUDAGraph, CapturePool, list[Any]], object],
     graph: torch.cuda.CUDAGraph,
-    window: tuple[int, int],
     arguments: Sequence[Any],
     places: dict[int, int],
     arena: Arena,
@@ -37,7 +41,6 @@ def prove_moves(
     Args:
         record: captures the same work once more, for these arguments, in memory of that pool.
         graph: the one that is to be movable; it stays as it is.
-        window: its address, and how many bytes.
         arguments: all of them; inputs that do not move are where the graph has them.
         places: the graph's addresses of inputs that move, by their places in ``arguments``.
         arena: of the graph. Its turn is the caller's.
@@ -50,12 +53,12 @@ def prove_moves(
         return None, f"there are no addresses for evidence: {first_line(error)}"
     moved = dict(zip(places, map(stand_ins.at, range(len(memory))), strict=True))
 
-    def prove(elsewhere: int, fresh: int, again: int) -> tuple[Any, str]:
-        regions = [(window[0], elsewhere, window[1])]
-        regions += [(at, moved[index], nbytes) for (index, at), (_, nbytes) in zip(places.items(), memory, strict=True)]
-        return _core._prove_relocation(device, graph.raw_cuda_graph(), fresh, again, regions, 1)
+    regions = [(at, moved[index], nbytes) for (index, at), (_, nbytes) in zip(places.items(), memory, strict=True)]
 
-    proof, reason = _with_two_captures(record, arguments, moved, arena, prove)
+    def prove(*evidence: int) -> tuple[Any, str]:
+        return _core._prove_relocation(device, graph.raw_cuda_graph(), evidence, regions)
+
+    proof, reason = _with_captures(record, arguments, [places, moved, moved, places], arena, prove)
     del stand_ins
     return proof, reason
 
@@ -63,34 +66,31 @@ def prove_moves(
 def check_moved(
     record: Callable[[torch.cuda.CUDAGraph, CapturePool, list[Any]], object],
     proof: Any,
-    window: tuple[int, int],
     arguments: Sequence[Any],
     arena: Arena,
 ) -> str:
     """Compares the graph, which was moved to these arguments, with two captures of them: empty, or the difference."""
     device = str(arena.device)
 
-    def compare(elsewhere: int, fresh: int, again: int) -> tuple[Any, str]:
-        return None, proof.difference(device, fresh, again, (window[0], elsewhere, window[1]))
+    def compare(fresh: int, again: int) -> tuple[Any, str]:
+        return None, proof.difference(device, fresh, again)
 
-    return _with_two_captures(record, arguments, {}, arena, compare)[1]
+    return _with_captures(record, arguments, [{}, {}], arena, compare)[1]
 
 
-def _with_two_captures(
-    record: Any, arguments: Sequence[Any], moved: dict[int, int], arena: Arena, use: Callable[[int, int, int], Any]
+def _with_captures(
+    record: Any, arguments: Sequence[Any], wheres: Sequence[dict[int, int]], arena: Arena, use: Callable[..., Any]
 ) -> tuple[Any, str]:
-    """Returns the result of ``use`` for the address of their window and for both graphs. They see ``moved`` in
-    other places."""
+    """Returns the result of ``use`` for a capture each with inputs at these addresses."""
     captures: list[tuple[torch.cuda.CUDAGraph, CapturePool]] = []
     try:
-        first = arena.open_pool()
-        for colour in _COLOURS:
-            pool = first if not captures else first.again()
+        for where, colour in zip(wheres, _COLOURS, strict=False):
+            pool = captures[-1][1].again() if captures else arena.open_pool()
             captures.append((new_graph(), pool))
-            _capture(record, *captures[-1], [_stand_in(a, moved.get(i)) for i, a in enumerate(arguments)], colour)
+            _capture(record, *captures[-1], [_stand_in(a, where.get(i)) for i, a in enumerate(arguments)], colour)
             if pool.alive():
                 return None, "it keeps memory of its capture"
-        return use(first.window.base, *(g.raw_cuda_graph() for g, _ in captures))
+        return use(*(g.raw_cuda_graph() for g, _ in captures))
     except Exception as error:
         return None, f"its evidence failed: {type(error).__name__}: {first_line(error)}"
     finally:
@@ -134,4 +134,4 @@ class _Paint(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         _core._paint(self._colour)
-        return function(*args, **(kwargs or {}))
+        return _core._call_deeper(_BELOW_PYTHON, functools.partial(function, *args, **(kwargs or {})))

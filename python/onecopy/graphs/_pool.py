@@ -17,9 +17,9 @@ from .. import _core
 
 @functools.cache
 def _allocator(number: int) -> Any:
-    """torch calls our two functions by name. Two for the process, which outlive all segments (I7).
+    """torch calls our two functions by name. A few for the process, which outlive all segments (I7).
 
-    torch's object knows one segment at an address: the second is for segments at addresses of others.
+    torch's object knows one segment at an address: the second and later ones are for segments at addresses of others.
     """
     return torch.cuda.memory.CUDAPluggableAllocator(
         _core.__file__, "onecopy_graph_allocate", "onecopy_graph_free"
@@ -40,6 +40,7 @@ class CapturePool:
 
     def __init__(self, window: Any, number: int = 0) -> None:
         self.window = window
+        self._number = number
         self._pool = torch.cuda.MemPool(_allocator(number).allocator())
         # Its destructor ends the process while any capture is under way, and after one that failed: it never runs.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
@@ -51,9 +52,9 @@ class CapturePool:
         return self._pool.id
 
     def again(self) -> CapturePool:
-        """Another pool for the same addresses, once nothing is alive in this one."""
+        """Another pool for the same addresses, once nothing is alive in this one and in those before it."""
         self.window.rewind()
-        return CapturePool(self.window, 1)
+        return CapturePool(self.window, self._number + 1)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:

@@ -42,11 +42,6 @@ std::size_t MovableGraph::move(GraphExecutable executable,
   return nodes.size();
 }
 
-std::string MovableGraph::difference(const Recording& fresh, const Recording& again,
-                                     graph::MovedRegion window) const {
-  return graph::Relocation::prove(recording_, fresh, again, std::span(&window, 1), 1).reason;
-}
-
 namespace {
 
 constexpr std::size_t kPainted = std::size_t{192} << 10;
@@ -99,8 +94,8 @@ void paint(int pattern) {
 using Moved = std::vector<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>>;
 
 std::pair<std::unique_ptr<MovableGraph>, std::string> prove(nb::handle device, std::uintptr_t graph,
-                                                            std::uintptr_t moved, std::uintptr_t again,
-                                                            const Moved& regions, std::size_t fixed) {
+                                                            const std::vector<std::uintptr_t>& evidence,
+                                                            const Moved& regions) {
   const Device on = device_arg(device, "device");
   GraphDriver* const driver = backend(on.type).graphs();
   if (!driver) return {nullptr, "graphs of this device cannot be read"};
@@ -108,11 +103,15 @@ std::pair<std::unique_ptr<MovableGraph>, std::string> prove(nb::handle device, s
     const auto read = [&](std::uintptr_t handle) {
       return driver->read(on.index, reinterpret_cast<void*>(handle));
     };
-    Recording recording = read(graph);
     std::vector<graph::MovedRegion> all;
     for (const auto& [base, elsewhere, bytes] : regions) all.push_back({base, elsewhere, bytes});
-    auto proof = graph::Relocation::prove(recording, read(moved), read(again), all, fixed);
+    const Recording home = read(evidence.at(0)), moved = read(evidence.at(1)),
+                    moved_again = read(evidence.at(2)), home_again = read(evidence.at(3));
+    auto proof = graph::Relocation::prove({home, home_again}, {moved, moved_again}, all);
     if (!proof.relocation) return {nullptr, proof.reason};
+    Recording recording = read(graph);
+    if (std::string reason = proof.relocation->difference(recording, home); !reason.empty())
+      return {nullptr, std::move(reason)};
     return {std::make_unique<MovableGraph>(on, std::move(recording), std::move(*proof.relocation)), ""};
   } catch (const Error& error) {
     return {nullptr, error.what()};
@@ -140,25 +139,23 @@ void init_graph_evidence(nb::module_& m) {
           nb::arg("executable"), nb::arg("places"), "How many nodes were changed.")
       .def(
           "difference",
-          [](const MovableGraph& graph, nb::handle device, std::uintptr_t fresh, std::uintptr_t again,
-             const std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>& window) {
+          [](const MovableGraph& graph, nb::handle device, std::uintptr_t fresh, std::uintptr_t again) {
             const Device on = device_arg(device, "device");
             GraphDriver& driver = *backend(on.type).graphs();
-            const auto& [base, moved, bytes] = window;
             return graph.difference(driver.read(on.index, reinterpret_cast<void*>(fresh)),
-                                    driver.read(on.index, reinterpret_cast<void*>(again)),
-                                    {base, moved, bytes});
+                                    driver.read(on.index, reinterpret_cast<void*>(again)));
           },
-          nb::arg("device"), nb::arg("fresh"), nb::arg("again"), nb::arg("window"),
-          "Why it is not what two captures at its places are; empty when it is.")
+          nb::arg("device"), nb::arg("fresh"), nb::arg("again"),
+          "Why it has other addresses than two captures at its places; empty when it has the same.")
       .def_prop_ro("words", &MovableGraph::words)
       .def_prop_ro("noise", &MovableGraph::noise);
   nb::class_<graph::StandIns>(m, "_StandIns", "Addresses that stand in for others in a capture.")
       .def(nb::new_(&make_stand_ins), nb::arg("device"), nb::arg("memory"))
       .def("at", &graph::StandIns::at, nb::arg("index"));
-  m.def("_prove_relocation", &prove, nb::arg("device"), nb::arg("graph"), nb::arg("moved"),
-        nb::arg("again"), nb::arg("regions"), nb::arg("fixed"),
-        "The graph, or None and why there is no proof.");
+  m.def("_prove_relocation", &prove, nb::arg("device"), nb::arg("graph"), nb::arg("evidence"),
+        nb::arg("regions"),
+        "The graph, or None and why there is no proof. The evidence is a capture at home, two "
+        "elsewhere, and one more at home.");
   m.def("_paint", &paint, nb::arg("pattern"),
         "Fills memory that nothing uses: the stack below, and the heap that this thread allocates from "
         "next.");

@@ -28,9 +28,10 @@ class MovableGraph {
   /// no use then.
   std::size_t move(GraphExecutable executable,
                    const std::vector<std::pair<std::size_t, std::uint64_t>>& places);
-  /// Why the graph differs from two fresh captures at its present places, which differ in their window alone; empty
-  /// if it does not.
-  std::string difference(const Recording& fresh, const Recording& again, graph::MovedRegion window) const;
+  /// Why the graph has other addresses than two fresh captures at its present places; empty if it has the same.
+  std::string difference(const Recording& fresh, const Recording& again) const {
+    return relocation_.check(recording_, fresh, again);
+  }
   std::size_t words() const noexcept { return relocation_.words().size(); }
   std::size_t noise() const noexcept { return relocation_.noise(); }
 

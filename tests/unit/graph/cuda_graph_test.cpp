@@ -279,27 +279,33 @@ TEST(CudaGraphs, ACacheMovesByProofAndALaunchUnderWayKeepsTheOldOne) {
     const Card card;
     const CopyByte kernel(card.cu);
     const CUdeviceptr scratch = card.bytes(0), old_cache = card.bytes(50), new_cache = card.bytes(80);
-    const std::vector<Region> originals{{scratch, kBytes}, {old_cache, kBytes}};
+    const std::vector<Region> originals{{old_cache, kBytes}};
     const StandIns elsewhere(kCuda0, originals);
     const auto capture = [&](CUdeviceptr at, CUdeviceptr cache) {
       return card.capture([&] { Step()(card, kernel, at, cache); });
     };
     const Captured graph = capture(scratch, old_cache);
-    const Captured moved = capture(elsewhere.at(0), elsewhere.at(1)),
-                   again = capture(elsewhere.at(0), elsewhere.at(1));
-    const std::vector<MovedRegion> regions{{scratch, elsewhere.at(0), kBytes},
-                                           {old_cache, elsewhere.at(1), kBytes}};
+    const CUdeviceptr other_scratch = card.bytes(0);
+    const auto record = [&](CUdeviceptr cache) {
+      return card.graphs.read(0, capture(other_scratch, cache).first);
+    };
+    const std::vector<MovedRegion> regions{{old_cache, elsewhere.at(0), kBytes}};
     Recording recording = card.graphs.read(0, graph.first);
-    auto proof = Relocation::prove(recording, card.graphs.read(0, moved.first),
-                                   card.graphs.read(0, again.first), regions, 1);
+    const Recording home = record(old_cache), moved = record(elsewhere.at(0)),
+                    home_again = record(old_cache), moved_again = record(elsewhere.at(0));
+    auto proof = Relocation::prove({home, home_again}, {moved, moved_again}, regions);
     ASSERT_TRUE(proof.relocation) << proof.reason;
-    ASSERT_TRUE(proof.relocation->can_be_at(1, new_cache));
+    EXPECT_EQ(proof.relocation->difference(recording, home), "");
+    ASSERT_TRUE(proof.relocation->can_be_at(0, new_cache));
     Gate gate;
     close_with(card.cu, card.stream, gate);
     card.launch(graph);
-    for (const std::uint32_t node : proof.relocation->apply(recording, 1, new_cache))
+    for (const std::uint32_t node : proof.relocation->apply(recording, 0, new_cache))
       card.graphs.set(0, graph.second, recording.nodes[node]);
     card.launch(graph);
+    const Recording fresh = record(new_cache);
+    EXPECT_EQ(proof.relocation->check(recording, fresh, fresh), "");
+    EXPECT_NE(proof.relocation->check(home, fresh, fresh), "");
     gate.open = true;
     card.wait();
     EXPECT_EQ(card.cu.read(old_cache + 100), 50);
