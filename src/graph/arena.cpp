@@ -117,9 +117,11 @@ Window Arena::open_growing(std::size_t most) {
   return {shared_from_this(), std::move(view)};
 }
 
-/// The last page may reach further.
+/// The last page may reach further. A whole number of the largest pages: CUDA puts memory of cudaMalloc() behind a
+/// reservation that ends elsewhere, so that a program's memory lies far apart (seen with driver 580).
 std::size_t Arena::addresses_for(std::size_t bytes) const noexcept {
-  return round_up(bytes, part_bytes_) + round_up(kLargestPage, part_bytes_);
+  const std::size_t unit = round_up(kLargestPage, part_bytes_);
+  return round_up(bytes, unit) + unit;
 }
 
 std::unique_ptr<Arena::View> Arena::reserve(std::size_t bytes) {

@@ -168,6 +168,19 @@ TEST(CudaGraphs, MoreWindowsThanAddressesAreRefusedAndTheArenaIsAsItWas) {
   });
 }
 
+/// Else CUDA puts a program's own memory into the rest, far from its other memory, and no proof reaches it.
+TEST(CudaGraphs, AWindowsAddressesAreAWholeNumberOfTheLargestPages) {
+  in_child([] {
+    const Card card;
+    if (!card.cu.sim_reserved) return;
+    const auto arena = Arena::make(kCuda0);
+    const std::size_t before = card.cu.sim_reserved();
+    const Window window = arena->open_growing((std::size_t{143771} << 20) - 4096);
+    EXPECT_EQ((card.cu.sim_reserved() - before) % (std::size_t{64} << 20), 0U);
+    EXPECT_GT(card.cu.sim_reserved() - before, std::size_t{143771} << 20);
+  });
+}
+
 TEST(CudaGraphs, OutOfMemoryInTheMiddleOfACaptureLeavesTheArenaAsItWas) {
   in_child([] {
     const Card card;
