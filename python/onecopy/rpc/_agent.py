@@ -531,9 +531,9 @@ class Agent(PlainCalls):
             with self._lock:
                 self._serving -= 1
 
-    def _serve_quick(self, sender, number, deadline, name, args, kwargs):
+    def _serve_quick(self, sender, number, deadline, trace, name, args, kwargs):
         """A tuple of the answer of a native call; None if it goes its own way."""
-        trace = _quick.trace_of(self.get_worker_info(sender), number)
+        trace = trace or _quick.trace_of(self.get_worker_info(sender), number)
         result = handlers["native"](self, sender, (-number, deadline, trace, name, args, kwargs or {}))
         return self._answer_of(number, sender, result)
 

@@ -74,10 +74,10 @@ class PlainCalls:
             return verb, None, None, value
         return verb, context.id, context.record_sent(tensors, member.info.id), value
 
-    def begin_plain(self, to, function, args, kwargs, timeout):
+    def begin_plain(self, to, function, args, kwargs, timeout, trace=None):
         """A Future of the result of a plain call, or NotImplemented."""
         try:
-            call = self.node.begin_plain(to, function, args, kwargs, timeout)
+            call = self.node.begin_plain(to, function, args, kwargs, timeout, trace)
         except Timeout as error:  # another host has not taken it
             call = error
         if call is NotImplemented:

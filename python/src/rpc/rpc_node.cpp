@@ -142,8 +142,8 @@ nb::object RpcCall::take_answer() {
 /// The function here for a name in calls of other members.
 struct RpcNode::Target {
   /// How it is called: its result is the answer; it is a Future of the answer, and Python code waits for it; or it gets the
-  /// call itself, as (caller, call, deadline, arguments, keyword arguments), and gives None if it answers itself, or else
-  /// a tuple of the answer.
+  /// call itself, as (caller, call, deadline, arguments, keyword arguments, trace or None), and gives None if it answers
+  /// itself, or else a tuple of the answer.
   enum class Kind : std::uint8_t { result, future, told };
   nb::object function, names, name;
   Kind kind = Kind::result;
@@ -324,12 +324,14 @@ rpc::Member* RpcNode::member_for(nb::handle to) {
 
 namespace {
 
-/// (arguments, keyword arguments or None); none if they are neither a tuple or list, nor a dict.
-nb::object values_of_call(nb::handle args, nb::handle kwargs) {
+/// (arguments, keyword arguments or None), and a trace that is not None; none if they are neither a tuple or list, nor a dict.
+nb::object values_of_call(nb::handle args, nb::handle kwargs, nb::handle trace) {
   const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
   if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr())) return {};
   if (has_kwargs && !PyDict_CheckExact(kwargs.ptr())) return {};
-  return nb::make_tuple(has_args ? nb::borrow(args) : nb::object(nb::tuple()), kwargs);
+  nb::object given = has_args ? nb::borrow(args) : nb::object(nb::tuple());
+  if (trace.is_none()) return nb::make_tuple(std::move(given), kwargs);
+  return nb::make_tuple(std::move(given), kwargs, trace);
 }
 
 /// How long a call may take; negative: as long as usual. 0: no limit.
@@ -349,13 +351,11 @@ Deadline deadline_after_seconds(double seconds) {
 
 /// None when it is no plain call, or cannot be sent: then another way says why. Throws timeout when another host has not
 /// taken it in time.
-rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
-                                 nb::handle kwargs, double seconds) {
+rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle function,
+                                 const nb::object& values, double seconds) {
   const Plain* const known = has_rpc_context() ? nullptr : plain(function);
   to = known ? member_for(whom) : nullptr;
-  if (!to) return {};
-  const nb::object values = values_of_call(args, kwargs);
-  if (!values.is_valid()) return {};
+  if (!to || !values.is_valid()) return {};
   if (!known->check.is_none()) call_python([&] { known->check(values[0], values[1]); });
   const DeviceMap devices = devices_[to->number()].of_calls;
   Message message;
@@ -397,7 +397,7 @@ nb::object RpcNode::call_plain(nb::handle agent, nb::handle to, nb::handle funct
   const double seconds = seconds_of(timeout, usual_timeout);
   rpc::CallRef call;
   try {
-    call = send_plain(callee, to, function, args, kwargs, seconds);
+    call = send_plain(callee, to, function, values_of_call(args, kwargs, nb::none()), seconds);
   } catch (const Error& error) {
     call_python([&] { agent.attr("_raise_late")(seconds, error.what()); });
   }
@@ -405,9 +405,10 @@ nb::object RpcNode::call_plain(nb::handle agent, nb::handle to, nb::handle funct
 }
 
 nb::object RpcNode::begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                                nb::handle timeout) {
+                                nb::handle timeout, nb::handle trace) {
   rpc::Member* callee = nullptr;
-  rpc::CallRef call = send_plain(callee, to, function, args, kwargs, seconds_of(timeout, usual_timeout));
+  rpc::CallRef call = send_plain(callee, to, function, values_of_call(args, kwargs, trace),
+                                 seconds_of(timeout, usual_timeout));
   return call ? nb::cast(RpcCall(node_, std::move(call))) : not_plain();
 }
 
@@ -543,16 +544,15 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   }
   Target& found = *at;
   try {
-    const auto [args, kwargs] = decode_call(std::move(work.message));
+    const CallValues values = decode_call(std::move(work.message));
     const nb::object function = found.function;
-    if (found.kind == Target::Kind::told) return serve_told(agent, work, function, args, kwargs);
+    if (found.kind == Target::Kind::told) return serve_told(agent, work, function, values);
     if (found.kind == Target::Kind::future) {
-      call_python([&, &args = args, &kwargs = kwargs] {
-        agent.attr("_serve_plain")(work.call, from, function, args, kwargs);
-      });
+      call_python(
+          [&] { agent.attr("_serve_plain")(work.call, from, function, values.args, values.kwargs); });
       return;
     }
-    PyObject* const given[] = {args.ptr(), kwargs.is_none() ? nullptr : kwargs.ptr()};
+    PyObject* const given[] = {values.args.ptr(), values.kwargs.is_none() ? nullptr : values.kwargs.ptr()};
     result = call_python([&] { return nb::steal(PyObject_Call(function.ptr(), given[0], given[1])); });
     if (!result.is_valid()) throw nb::python_error();
   } catch (nb::python_error& error) {
@@ -563,10 +563,11 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   answer_plain(agent, work, result);
 }
 
-void RpcNode::serve_told(nb::handle agent, rpc::Work& work, nb::handle function, nb::handle args,
-                         nb::handle kwargs) {
-  const nb::object outcome = call_python(
-      [&] { return function(work.from->number(), work.call, to_seconds(work.deadline), args, kwargs); });
+void RpcNode::serve_told(nb::handle agent, rpc::Work& work, nb::handle function, const CallValues& values) {
+  const nb::object outcome = call_python([&] {
+    return function(work.from->number(), work.call, to_seconds(work.deadline), values.args, values.kwargs,
+                    values.trace);
+  });
   if (!outcome.is_none()) answer_plain(agent, work, nb::borrow(nb::cast<nb::tuple>(outcome)[0]));
 }
 
@@ -599,8 +600,8 @@ void init_rpc(nb::module_& m) {
         const ByteSpan bytes = span_of(data);
         Message message;
         message.data.assign(bytes.begin(), bytes.end());
-        auto [args, kwargs] = decode_call(std::move(message));
-        return nb::make_tuple(args, kwargs);
+        const CallValues values = decode_call(std::move(message));
+        return nb::make_tuple(values.args, values.kwargs);
       },
       nb::arg("data"), "The arguments of a plain call, as its callee reads them.");
   m.def(
@@ -657,7 +658,8 @@ void init_rpc(nb::module_& m) {
            nb::arg("function").none(), nb::arg("args").none(), nb::arg("kwargs").none(),
            nb::arg("timeout").none())
       .def("begin_plain", &RpcNode::begin_plain, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
+           nb::arg("trace").none() = nb::none())
       .def("look", [](RpcNode& n) { without_gil([&] { n.node().look_once(); }); })
       .def("run", &RpcNode::run, nb::arg("agent"))
       .def("stop", &RpcNode::stop)

@@ -6,6 +6,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "rpc/call_values.h"
 #include "binding/module.h"
 #include "rpc/node.h"
 #include "value/values.h"
@@ -98,9 +99,9 @@ class RpcNode {
   /// The result; NotImplemented when it is no plain call, and nothing was sent. `agent` says what other answers mean.
   nb::object call_plain(nb::handle agent, nb::handle to, nb::handle function, nb::handle args,
                         nb::handle kwargs, nb::handle timeout);
-  /// The call, or NotImplemented.
+  /// The call, or NotImplemented. `trace` is None but in a native call that another one makes.
   nb::object begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                         nb::handle timeout);
+                         nb::handle timeout, nb::handle trace);
 
   /// What a worker does, until stop().
   void run(nb::handle agent);
@@ -126,8 +127,8 @@ class RpcNode {
   bool encode(rpc::Member& to, nb::handle value, Form form, Message& message);
   rpc::Member* member_for(nb::handle to);
   const Plain* plain(nb::handle function) const;
-  rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
-                          nb::handle kwargs, double seconds);
+  rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, const nb::object& values,
+                          double seconds);
   nb::object wait_plain(nb::handle agent, const rpc::CallRef& call, double seconds);
 
   void handle(nb::handle agent, rpc::Work& work) noexcept;
@@ -135,8 +136,7 @@ class RpcNode {
   void do_work(nb::handle agent, rpc::Work& work);
   void take(nb::handle agent, rpc::Work& work);
   void serve_plain(nb::handle agent, rpc::Work& work);
-  void serve_told(nb::handle agent, rpc::Work& work, nb::handle function, nb::handle args,
-                  nb::handle kwargs);
+  void serve_told(nb::handle agent, rpc::Work& work, nb::handle function, const CallValues& values);
   void answer_plain(nb::handle agent, rpc::Work& work, nb::handle result);
   void take_answer(nb::handle agent, rpc::Work& work);
   Target& target(nb::handle agent, rpc::Name& name);
