@@ -29,6 +29,7 @@ from ._references import PyRRef, References
 from ._workers import Workers
 
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
+_SLICE = 0.1  # seconds of one wait: signal handlers of Python run in between
 _MOST_WORKERS = 1024
 _ANSWERED, _LATE, _ENDED, _STOPPED = range(1, 5)  # rpc::End
 
@@ -104,13 +105,12 @@ class Agent(PlainCalls):
         self.num_worker_threads, self.cards = workers, _group.visible_cards()
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
         self._lock, self._threads, self._here = threading.Lock(), [], {}
-        self._serving, self.has_gil_profiling = 0, False
+        self.has_gil_profiling = False
         self._timeout, self.node = timeout, None
         self.workers = Workers(name)
         self.references = References(self)
         self._store, self._world_size = store, world_size
         self._members, self._programs = {}, {}
-        self._latest = {}  # members by name: the one that had it last
         super().__init__()
 
     @property
@@ -168,7 +168,6 @@ class Agent(PlainCalls):
         """Another member that there is from now on."""
         rank = member.info.id
         self._members = {**self._members, rank: member}  # others iterate over the one before
-        self._latest[member.info.name] = member
         self.node.join(member.address)
         member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
@@ -200,7 +199,7 @@ class Agent(PlainCalls):
 
     def answering(self):
         """How many requests of others run here, or have run and are not answered yet."""
-        return self._serving + self.node.serving
+        return self.node.serving
 
     def finish_answers(self):
         """For a member that leaves when all have met: those that wait for its last answers get them before its farewell.
@@ -208,7 +207,7 @@ class Agent(PlainCalls):
         end = time.monotonic() + _PATIENCE
         own = threading.current_thread() in self._threads
         while self.answering() > own and time.monotonic() < end:
-            time.sleep(0.001)
+            self.node.wait_for_served(own, _SLICE)
 
     def stop(self):
         """Ends all threads, and tells the others. Pending calls fail. A request that runs for long is left alone."""
@@ -239,7 +238,7 @@ class Agent(PlainCalls):
         names none."""
         if isinstance(to, _group.WorkerInfo):
             to = to.id
-        latest = self._latest.get(to) if type(to) is str else None
+        latest = self._members.get(self.node.number_of(to)) if type(to) is str else None
         if latest is not None and not latest.has_ended:
             return latest
         if isinstance(to, str):
@@ -513,8 +512,7 @@ class Agent(PlainCalls):
         member = self._members.get(sender)
         if member is None or member.has_ended:  # None: it ended while it joined
             return
-        with self._lock:
-            self._serving += 1
+        self.node.begin_serving()
         before = autograd.enter(context)
         try:
             try:
@@ -528,8 +526,7 @@ class Agent(PlainCalls):
         except Exception as error:
             self._answer_failure(number, sender, self._failure(error))
         finally:
-            with self._lock:
-                self._serving -= 1
+            self.node.end_serving()
 
     def _serve_quick(self, sender, number, deadline, trace, name, args, kwargs):
         """A tuple of the answer of a native call; None if it goes its own way."""

@@ -26,12 +26,12 @@ nb::object decode_body(Message&& message) {
   return decode_message(std::move(message));
 }
 
-bool encode_plain(nb::handle value, Message& message, TensorCounts* counts, const DeviceMap& devices,
+bool encode_plain(nb::handle value, Message& message, TensorCounts* counts, const Receiver& receiver,
                   std::uint32_t form) {
   constexpr std::size_t kUsual = 160;  // most calls, and the tail behind them, without growing
   message.data.reserve(kUsual);
   if (!call_python(
-          [&] { return encode_value(value.ptr(), message, Tensors::are_copied, counts, devices); }))
+          [&] { return encode_value(value.ptr(), message, Tensors::are_copied, counts, receiver); }))
     return false;
   message.tag = form << rpc::kBodyShift;
   return true;

@@ -25,10 +25,10 @@ inline constexpr std::uint32_t kPlainTree = 5;
 Message encode_body(nb::handle value);
 nb::object decode_body(Message&& message);
 
-/// Values for a plain call. Tensors of the CPU are copied, and those of cards that `devices` has. False when there is
-/// something else in the value.
+/// Values for a plain call. Tensors of the CPU are copied, and those of cards that the receiver's map has. False when there
+/// is something else in the value.
 bool encode_plain(nb::handle value, Message& message, TensorCounts* counts = nullptr,
-                  const DeviceMap& devices = {}, std::uint32_t form = kPlainCall);
+                  const Receiver& receiver = {}, std::uint32_t form = kPlainCall);
 /// In the order of the current streams. Throws TypeError for a card that this process has not.
 nb::object decode_plain(Message&& message);
 /// Of a plain call.

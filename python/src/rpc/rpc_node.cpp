@@ -192,13 +192,18 @@ nb::dict RpcNode::routes(std::uint32_t to) {
 
 void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
 
+nb::object RpcNode::number_of(nb::handle name) const {
+  PyObject* const found = PyDict_GetItem(numbers_.ptr(), name.ptr());
+  return found ? nb::borrow(found) : nb::none();
+}
+
 void RpcNode::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
                           bool numbers_agree, bool is_automatic) {
   PyTypeObject* const marked = member(of).is_far || marked_type.is_none()
                                    ? nullptr
                                    : reinterpret_cast<PyTypeObject*>(marked_type.ptr());
-  devices_[of] = {{of_calls, numbers_agree, is_automatic, marked},
-                  {of_answers, numbers_agree, is_automatic, marked}};
+  receivers_[of] = {{{of_calls, numbers_agree, is_automatic}, marked},
+                    {{of_answers, numbers_agree, is_automatic}, marked}};
 }
 
 rpc::Member& RpcNode::member(std::uint32_t number) {
@@ -229,10 +234,10 @@ nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline
 /// False for a value that is not plain although `form` says so.
 bool RpcNode::encode(rpc::Member& to, nb::handle value, Form form, Message& message) {
   if (form == Form::general) return message = encode_body(value), true;
-  const Devices devices = devices_[to.number()];
-  const DeviceMap& map = form == Form::plain_call ? devices.of_calls : devices.of_answers;
+  const Receivers known = receivers_[to.number()];
+  const Receiver& receiver = form == Form::plain_call ? known.of_calls : known.of_answers;
   TensorCounts counts;
-  if (!encode_plain(value, message, &counts, map, kPlainTree)) return false;
+  if (!encode_plain(value, message, &counts, receiver, kPlainTree)) return false;
   count_plain(to, counts, message);
   return true;
 }
@@ -357,10 +362,10 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   to = known ? member_for(whom) : nullptr;
   if (!to || !values.is_valid()) return {};
   if (!known->check.is_none()) call_python([&] { known->check(values[0], values[1]); });
-  const DeviceMap devices = devices_[to->number()].of_calls;
+  const Receiver receiver = receivers_[to->number()].of_calls;
   Message message;
   TensorCounts counts;
-  if (!encode_plain(values, message, &counts, devices)) return {};
+  if (!encode_plain(values, message, &counts, receiver)) return {};
   count_plain(*to, counts, message);
   const Deadline deadline = deadline_after_seconds(seconds);
   rpc::CallRef call;
@@ -513,25 +518,9 @@ RpcNode::Target& RpcNode::target(nb::handle agent, rpc::Name& name) {
   return *targets_.back();
 }
 
-namespace {
-
-/// A call of Python's counts as one that is served.
-class ServedCall {
- public:
-  explicit ServedCall(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-  ServedCall(const ServedCall&) = delete;
-  ServedCall& operator=(const ServedCall&) = delete;
-  ~ServedCall() { count_.fetch_sub(1); }
-
- private:
-  std::atomic<int>& count_;
-};
-
-}  // namespace
-
 void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   if (work.from->has_ended || work.deadline.has_passed()) return;
-  const ServedCall now(serving);
+  const ServedCall now(served);
   const std::uint32_t from = work.from->number();
   nb::object result;
   Target* at = nullptr;
@@ -572,10 +561,10 @@ void RpcNode::serve_told(nb::handle agent, rpc::Work& work, nb::handle function,
 }
 
 void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result) {
-  const DeviceMap devices = devices_[work.from->number()].of_answers;
+  const Receiver receiver = receivers_[work.from->number()].of_answers;
   Message message;
   TensorCounts counts;
-  if (!encode_plain(result, message, &counts, devices)) {
+  if (!encode_plain(result, message, &counts, receiver)) {
     call_python([&] { agent.attr("_answer_plain")(work.call, work.from->number(), result); });
     return;
   }
@@ -632,6 +621,7 @@ void init_rpc(nb::module_& m) {
       .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
       .def("routes", &RpcNode::routes, nb::arg("to"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
+      .def("number_of", &RpcNode::number_of, nb::arg("name"))
       .def("set_devices", &RpcNode::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"),
            nb::arg("numbers_agree"), nb::arg("is_automatic"))
       .def(
@@ -670,7 +660,18 @@ void init_rpc(nb::module_& m) {
            })
       .def_prop_ro("calls_under_way", [](RpcNode& n) { return n.node().calls_under_way(); })
       .def_prop_ro("idle_workers", [](RpcNode& n) { return n.node().idle_workers(); })
-      .def_prop_ro("serving", [](const RpcNode& n) { return n.serving.load(); })
+      .def_prop_ro("serving", [](const RpcNode& n) { return n.served.count(); })
+      .def("begin_serving", [](RpcNode& n) { n.served.begin(); })
+      .def("end_serving", [](RpcNode& n) { n.served.end(); })
+      .def(
+          "wait_for_served",
+          [](RpcNode& n, int most, double seconds) {
+            const auto left = std::chrono::duration<double>(seconds);
+            const auto until = std::chrono::steady_clock::now() +
+                               std::chrono::duration_cast<std::chrono::nanoseconds>(left);
+            return without_gil([&] { return n.served.wait_for(most, until); });
+          },
+          nb::arg("most"), nb::arg("seconds"))
       .def_rw("timeout", &RpcNode::usual_timeout)
       .def_rw("member_type", &RpcNode::member_type, nb::arg().none())
       .def_rw("marked_type", &RpcNode::marked_type, nb::arg().none());

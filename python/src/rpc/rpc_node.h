@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <unordered_map>
 
-#include "rpc/call_values.h"
 #include "binding/module.h"
+#include "rpc/call_values.h"
 #include "rpc/node.h"
+#include "rpc/served_calls.h"
 #include "value/values.h"
 
 namespace onecopy::python {
@@ -66,6 +66,8 @@ class RpcNode {
   /// {route: tensors that went to that member by it}
   nb::dict routes(std::uint32_t to);
   void set_number_of(const std::string& name, nb::handle number);
+  /// Of the member that had the name last; None for an unknown one.
+  nb::object number_of(nb::handle name) const;
   /// (number of a card here, number there)
   using Cards = std::vector<std::pair<int, int>>;
   /// Where tensors of plain calls go in that member, and where those of answers to it go.
@@ -109,8 +111,8 @@ class RpcNode {
 
   double usual_timeout = 60;            ///< of plain calls that say none; 0: none
   nb::object member_type;               ///< whose instances name a member by their `id`
-  nb::object marked_type = nb::none();  ///< see DeviceMap; set before set_devices()
-  std::atomic<int> serving{0};
+  nb::object marked_type = nb::none();  ///< see Receiver; set before set_devices()
+  ServedCalls served;
 
  private:
   /// A function that is called by its name.
@@ -118,8 +120,8 @@ class RpcNode {
     nb::object names, name, check;
     std::string wire_name;
   };
-  struct Devices {
-    DeviceMap of_calls, of_answers;
+  struct Receivers {
+    Receiver of_calls, of_answers;
   };
   struct Target;
 
@@ -141,10 +143,10 @@ class RpcNode {
   void take_answer(nb::handle agent, rpc::Work& work);
   Target& target(nb::handle agent, rpc::Name& name);
 
-  std::shared_ptr<rpc::Node> node_;                     ///< calls that are under way have it as well
-  nb::dict numbers_;                                    ///< of members, by name
-  std::unordered_map<std::uint32_t, Devices> devices_;  ///< of members, by number
-  std::unordered_map<PyObject*, Plain> plain_;          ///< functions, which are kept
+  std::shared_ptr<rpc::Node> node_;                         ///< calls that are under way have it as well
+  nb::dict numbers_;                                        ///< of members, by name
+  std::unordered_map<std::uint32_t, Receivers> receivers_;  ///< by number
+  std::unordered_map<PyObject*, Plain> plain_;              ///< functions, which are kept
   std::vector<std::unique_ptr<Target>> targets_;
 };
 
