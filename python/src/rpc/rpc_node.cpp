@@ -91,7 +91,9 @@ class Turn {
   Turn(rpc::Node& node, bool is_in_order) : node_(node), has_turn_(is_in_order) {}
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
-  ~Turn() { end(); }
+  ~Turn() {
+    if (has_turn_) node_.end_order(true);
+  }
   void end() noexcept {
     if (std::exchange(has_turn_, false)) node_.end_order();
   }
