@@ -36,6 +36,10 @@ def echo(value: Any) -> Any:
     return value
 
 
+def tripled(value: Any) -> Any:
+    return value * 3
+
+
 def lent_echo(value: Any) -> Any:
     import onecopy.rpc
 
@@ -153,8 +157,34 @@ def _ways(rpc: Any, here: Any) -> dict[str, Callable[[int], int | None]]:
     def asleep(count: int) -> int:
         return _after_pauses(lambda: rpc.rpc_sync("worker1", here.nothing), count)
 
-    return {"asleep": asleep, "empty": sync(here.nothing), "echo": sync(here.echo, (small,)), "large": sync(here.echo, (large,)),
-            "waited": waited, "pipelined": pipelined, "copied": copied, "borrowed": borrowed}  # fmt: skip
+    def fetched(count: int) -> None:
+        for _ in range(count):
+            rpc.remote("worker1", here.nothing).to_here()
+
+    def backward(count: int) -> int:
+        """Of passes alone: the tensor goes to the other member and comes back before."""
+        autograd, took = importlib.import_module(rpc.__name__.replace(".rpc", ".autograd")), 0
+        leaf = torch.ones(4, requires_grad=True)
+        for _ in range(count):
+            with autograd.context() as context:
+                loss = rpc.rpc_sync("worker1", here.tripled, args=(leaf * 2,)).sum()
+                start = perf_counter_ns()
+                autograd.backward(context, [loss])
+                took += perf_counter_ns() - start
+        return took
+
+    def plain_backward(count: int) -> int:
+        took, leaf = 0, torch.ones(4, requires_grad=True)
+        for _ in range(count):
+            loss = (leaf * 2 * 3).sum()
+            start = perf_counter_ns()
+            loss.backward()
+            took += perf_counter_ns() - start
+        return took
+
+    return {"fetched": fetched, "backward": backward, "plain backward": plain_backward, "asleep": asleep, "empty": sync(here.nothing), "echo": sync(here.echo, (small,)),
+            "large": sync(here.echo, (large,)), "waited": waited, "pipelined": pipelined, "copied": copied,
+            "borrowed": borrowed}  # fmt: skip
 
 
 def _measure(what: str, effort: Effort, count: int = _CALLS, beside: str = "", spin: str = "") -> dict[str, Samples]:
@@ -240,6 +270,24 @@ def _lent(effort: Effort) -> Samples:
         for peer in pair:
             peer.hear()
         return Samples([pair[0].ask(("borrowed", _CALLS)) for _ in range(effort.rounds(_ROUNDS))])
+
+
+def fetched(effort: Effort) -> Row:
+    return _row("fetched", "remote(...).to_here() of a function that does nothing",
+                "a thirtieth of torch.distributed.rpc in the same run", effort, None, 1 / 30)  # fmt: skip
+
+
+def backward(effort: Effort) -> Row:
+    row = Row("a backward pass of a tiny tensor through another member", "a plain one + 15 µs + two empty calls")
+    found = _measure("backward", effort, beside="plain backward")
+    mine, theirs, plain = found["onecopy"], found["torch"], found["plain backward"]
+    call = _measure("empty", effort)["onecopy"]
+    most = plain.median() + 15_000 + 2 * call.median()
+    row.judge("onecopy", mine.median(), "ns", at_most(mine.median(), most))
+    row.add("onecopy, beside torch", mine.median(), "ns", mine.ratio_to(theirs), "torch")
+    row.add("torch", theirs.median(), "ns")
+    row.add("plain, in one process", plain.median(), "ns")
+    return row
 
 
 def asleep(effort: Effort) -> Row:

@@ -50,6 +50,8 @@ ROWS = {
     "rpc-echo": rpc_calls.echoed,
     "rpc-large": rpc_calls.echoed_large,
     "rpc-pipelined": rpc_calls.pipelined,
+    "rpc-fetch": rpc_calls.fetched,
+    "rpc-backward": rpc_calls.backward,
     "weights": weights.weights,
     "ray": weights.ray_actors,
     "huggingface": loaded_model.huggingface,

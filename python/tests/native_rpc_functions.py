@@ -84,6 +84,27 @@ def trace_at(to):
 
 
 @rpc.export
+def trace_and_seconds():
+    return rpc.current_call().trace, rpc.current_call().remaining()
+
+
+@rpc.export
+def nested_without_encoding_in_python(to):
+    """The trace and the seconds of this call, and of two that it makes behind the first contact."""
+    from onecopy.rpc import _values
+
+    def refuse(*_):
+        raise AssertionError("a value was encoded in Python")
+
+    rpc.call(to, trace)
+    before, _values.encode = _values.encode, refuse
+    try:
+        return trace_and_seconds(), rpc.call(to, trace_and_seconds), rpc.call_async(to, trace_and_seconds).wait()
+    finally:
+        _values.encode = before
+
+
+@rpc.export
 def numbers(count, fail_at=None):
     try:
         for i in range(count):

@@ -99,6 +99,11 @@ def later(to, value):
     return rpc.rpc_async(to, add, args=(value, 1)).then(lambda f: f.wait() * 10)
 
 
+def with_its_type(tensor):
+    """A result that is not plain."""
+    return tensor, tensor.dtype
+
+
 def points_that_are_waited_for():
     """Where streams are, simulated: those that the result is behind, and those that are waited for."""
     from onecopy.rpc import _devices
@@ -106,12 +111,11 @@ def points_that_are_waited_for():
     waited, points, wait_for = [], _devices.points, _devices.wait_for
     _devices.points, _devices.wait_for = lambda targets: [f"behind {target}" for target in targets], waited.extend
     try:
-        not_plain = {"dtype": torch.float64}
-        future = rpc.rpc_async("worker1", torch.sum, args=(torch.ones(2),), kwargs=not_plain)
+        future = rpc.rpc_async("worker1", with_its_type, args=(torch.ones(2),))
         future.then(lambda f: f.value()).wait()
         by_callback = len(waited)
         future.wait()
-        rpc.rpc_sync("worker1", torch.sum, args=(torch.ones(2),), kwargs=not_plain)
+        rpc.rpc_sync("worker1", with_its_type, args=(torch.ones(2),))
     finally:
         _devices.points, _devices.wait_for = points, wait_for
     return by_callback, waited

@@ -76,6 +76,17 @@ def test_borrowed_tensors_go_without_encoding_in_python(pair):
     assert pair[0](lent_without_encoding_in_python) == ((4000.0, 8000.0), 8000.0)
 
 
+def test_nested_calls_go_without_encoding_in_python_and_take_trace_and_deadline_along(pair):
+    found = pair[0](nested_quickly, 30.0)
+    traces, seconds = zip(*found)
+    assert len(set(traces)) == 1 and traces[0].startswith("worker0.")
+    assert 25 < seconds[2] <= seconds[1] <= seconds[0] < 30
+
+
+def nested_quickly(timeout):
+    return call(theirs.nested_without_encoding_in_python, "worker0", timeout=timeout)
+
+
 # --- functions that may be called
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 
 import pytest
@@ -103,6 +104,45 @@ def fetch(name):
     kept[name].to_here()
 
 
+def of_a_function_that_is_only_here():
+    def only_here():
+        return None
+
+    only_here.__qualname__ = only_here.__name__ = "only_here"
+    sys.modules[__name__].only_here = only_here
+    return rpc.remote("worker1", only_here)
+
+
+def fetch_what_cannot_be_made():
+    of_a_function_that_is_only_here().to_here()
+
+
+def fetch_for_another(rref):
+    rref.to_here()
+
+
+def give_what_cannot_be_made():
+    rpc.rpc_sync("worker2", fetch_for_another, args=(of_a_function_that_is_only_here(),))
+
+
+def wait_until_made(name):
+    """Before and after its owner is known to count it."""
+    first = rpc.remote("worker1", Counter, args=(1,))
+    return first._get_future().wait(), kept[name].confirmed_by_owner(), kept[name]._get_future().wait()
+
+
+def wait_for_what_cannot_be_made():
+    rref = of_a_function_that_is_only_here()
+    until(rref.confirmed_by_owner, "the owner has not answered")
+    rref._get_future().wait()
+
+
+def methods_in_all_ways(name):
+    counter = kept[name]
+    made = counter.remote().add(1)
+    return counter.rpc_sync().add(1), counter.rpc_async().add(1).wait(), made.to_here(), made.rpc_sync().bit_length()
+
+
 def has_ended(rank):
     return rpc._get_current_rpc_agent().member(rank).has_ended
 
@@ -123,6 +163,30 @@ def test_a_reference_brings_its_value(three):
 def test_what_making_the_value_threw_comes_when_it_is_fetched(three):
     with pytest.raises(ValueError, match="no value"):
         three[0](fetch_a_failure)
+
+
+def test_a_value_that_cannot_be_made_is_an_error_at_once(three):
+    """Its cell was made by the question for it, and nothing ever came: the caller waited until its deadline."""
+    for ask in (fetch_what_cannot_be_made, give_what_cannot_be_made):
+        with pytest.raises(RuntimeError, match="has no 'only_here' in this process"):
+            three[0](ask)
+    for holder in (three[0], three[2]):
+        holder(gc.collect)  # the errors that a reference keeps have frames that have it
+    until(lambda: three[1](owned) == 0, "worker1 keeps what could not be made")
+
+
+def test_a_reference_has_a_future_of_its_making_before_and_after_its_confirmation(three):
+    three[0](make, "c", "worker1")
+    until(lambda: three[0](confirmed, "c"), "the owner has not answered")
+    assert three[0](wait_until_made, "c") == (None, True, None)
+    with pytest.raises(RuntimeError, match="has no 'only_here' in this process"):
+        three[0](wait_for_what_cannot_be_made)
+
+
+def test_methods_are_called_through_a_reference_in_all_ways(three):
+    three[0](make, "c", "worker1", 1)
+    assert sorted(three[0](methods_in_all_ways, "c")[:3]) == [2, 3, 4]
+    until(lambda: three[1](owned) == 1, "results that no process refers to any more are kept")
 
 
 def test_a_value_lives_while_any_process_has_a_reference(three):

@@ -22,17 +22,19 @@ using std::chrono::nanoseconds;
 using std::chrono::steady_clock;
 
 constexpr nanoseconds kUsualSpin{100'000};  // twice what it takes here to wake a process
+constexpr int kMostSpins = 4;
 
-nanoseconds spin_of(const NodeOptions& options) {
-  if (options.spin >= nanoseconds{0}) return options.spin;
+SpinTimes spin_of(const NodeOptions& options) {
+  if (options.spin >= nanoseconds{0}) return {options.spin, options.spin};
   const char* const text = std::getenv("ONECOPY_RPC_SPIN_US");
-  if (!text) return usable_cpus() < 2 ? nanoseconds{0} : kUsualSpin;
+  if (!text && usable_cpus() < 2) return {};
+  if (!text) return {kUsualSpin, kMostSpins * kUsualSpin};
   unsigned us = 0;
   const auto [end, error] = std::from_chars(text, text + std::strlen(text), us);
   if (error != std::errc{} || *end != '\0')
     throw Error(ErrorCode::invalid_argument,
                 fmt::format("ONECOPY_RPC_SPIN_US must be a number of microseconds, not \"{}\"", text));
-  return std::chrono::microseconds(us);
+  return {std::chrono::microseconds(us), std::chrono::microseconds(us)};
 }
 
 std::int64_t to_ns(Deadline deadline) {
@@ -52,8 +54,9 @@ Node::Node(NodeOptions options)
                work.done = std::move(call);
                give_out(std::move(work));
              }),
-      spin_ns_(spin_of(options_).count()) {
-  waits_.set_spin(nanoseconds(spin_ns_));
+      spin_(spin_of(options_)),
+      work_spin_(spin_.usual) {
+  waits_.set_spin(spin_.most);
   lists_.push_back(std::make_unique<const MemberList>());
   list_ = lists_.back().get();
   far_ = make_far();
@@ -111,7 +114,7 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
   call->owner = outgoing.owner;
   call->drop_owner = outgoing.drop_owner;
   call->mean_ns = &entry.mean_ns;
-  if (entry.mean_ns.load(std::memory_order_relaxed) > spin_ns_) call->spin_ns = 0;
+  call->spin_ns = spin_.for_call(nanoseconds(entry.mean_ns.load(std::memory_order_relaxed))).count();
   const std::uint64_t number = calls_.add(call);
   if (is_wanted) waits_.want(*call);
   try {
@@ -172,6 +175,7 @@ void Node::answer(Member& to, std::uint64_t call, Status status, Message&& messa
 
 CallRef Node::begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept) {
   auto call = std::make_shared<Call>(number(), deadline);
+  call->spin_ns = spin_.usual.count();
   call->owner = owner;
   call->drop_owner = drop_owner;
   calls_.add(call);

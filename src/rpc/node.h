@@ -14,6 +14,7 @@
 #include "rpc/calls.h"
 #include "rpc/far/far.h"
 #include "rpc/member.h"
+#include "rpc/spin_times.h"
 #include "rpc/waits.h"
 #include "rpc/work.h"
 
@@ -100,7 +101,8 @@ class Node {
   /// For a worker that waits within its own work: work for which no worker is left. False while there is none, or a
   /// worker that looks for some.
   bool try_help(Work& work);
-  void end_order() noexcept;
+  /// The next such work may begin. `asks_next`: the worker asks for work right behind this.
+  void end_order(bool asks_next = false) noexcept;
   /// Must another worker be started, since none is left that waits?
   bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }
   int idle_workers() const noexcept { return idle_.load(); }
@@ -155,6 +157,7 @@ class Node {
   void give_out(Work&& work);
   void fail(const std::vector<CallRef>& calls, End end);
   void expire();
+  bool is_back_soon(const Work& work) const;
   bool has_work() const { return work_.is_ready() || is_stopped() || are_lanes_ready(); }
   bool spin_for_work();
   void sleep_for_work();
@@ -166,7 +169,8 @@ class Node {
   Calls calls_;
   Waits waits_;
   WorkQueue work_;
-  std::int64_t spin_ns_;
+  const SpinTimes spin_;
+  std::atomic<std::chrono::nanoseconds> work_spin_;  ///< of the worker that spins
 
   mutable Mutex members_mutex_;
   std::vector<std::unique_ptr<Member>> members_ GUARDED_BY(members_mutex_);

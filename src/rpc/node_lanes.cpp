@@ -215,9 +215,9 @@ void Node::give_out(Work&& work) {
   if (static_cast<int>(work_.ready()) > looking) (*bell_)->calls.ring();
 }
 
-void Node::end_order() noexcept {
+void Node::end_order(bool asks_next) noexcept {
   work_.end_order();
-  if (work_.is_ready()) (*bell_)->calls.ring();
+  if (work_.ready() > (asks_next ? 1U : 0U)) (*bell_)->calls.ring();
 }
 
 bool Node::next(Work& work) {
@@ -234,8 +234,13 @@ bool Node::next(Work& work) {
     was_busy = false;
     sleep_for_work();
   }
-  if (has_work()) (*bell_)->calls.ring();
+  if (has_work() && !is_back_soon(work)) (*bell_)->calls.ring();
   return true;
+}
+
+/// A note takes no time: its worker takes the next message, too. Another one would be in its way.
+bool Node::is_back_soon(const Work& work) const {
+  return work.kind == Work::Kind::note && work_.ready() <= 1;
 }
 
 bool Node::try_help(Work& work) {
@@ -246,7 +251,7 @@ bool Node::try_help(Work& work) {
 /// While a thread waits for a call, that one looks at the lanes. A caller on this processor gets to run only when this
 /// thread sleeps.
 bool Node::spin_for_work() {
-  if (spin_ns_ == 0 || waits_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
+  if (!spin_.is_any() || waits_.has_leader() || shares_processor_.load(std::memory_order_relaxed))
     return false;
   if (is_spinning_.exchange(true)) return false;
   (*bell_)->calls.listen_here();
@@ -260,7 +265,7 @@ bool Node::spin_for_work() {
     }
     if (found) break;
     const TimePoint now = steady_clock::now();
-    if (end == TimePoint{}) end = now + nanoseconds(spin_ns_);
+    if (end == TimePoint{}) end = now + work_spin_.load(std::memory_order_relaxed);
     is_over = now >= end || waits_.has_leader();
     (*bell_)->calls.listen_here();
   }
@@ -274,6 +279,7 @@ bool Node::spin_for_work() {
 void Node::sleep_for_work() {
   Bell& bell = (*bell_)->calls;
   const bool is_first = !has_first_sleeper_.exchange(true);
+  const TimePoint since = steady_clock::now();
   {
     const ScopedCount sleeper(sleepers_);
     const std::uint32_t reserve = bell.reserve();
@@ -284,7 +290,10 @@ void Node::sleep_for_work() {
     if (!has_work() && is_first) bell.sleep(armed, deadline);
     else if (!has_work()) bell.sleep_in_reserve(reserve, deadline);
   }
-  if (is_first) has_first_sleeper_.store(false);
+  if (is_first) {
+    work_spin_.store(spin_.after_sleep(steady_clock::now() - since), std::memory_order_relaxed);
+    has_first_sleeper_.store(false);
+  }
   expire();
 }
 

@@ -29,6 +29,7 @@ from ._references import PyRRef, References
 from ._workers import Workers
 
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
+_SLICE = 0.1  # seconds of one wait: signal handlers of Python run in between
 _MOST_WORKERS = 1024
 _ANSWERED, _LATE, _ENDED, _STOPPED = range(1, 5)  # rpc::End
 
@@ -77,8 +78,12 @@ class Later:
         self.future, self.then = future, then
 
 
-_PLAIN_VERBS = frozenset(("run_named", "method_here", "gradients"))  # requests whose results may be plain
-MAKING = ("remote", "remote_method")  # requests that begin with the reference to their result
+# Requests whose values and results may be plain.
+_PLAIN_VERBS = frozenset(("run_named", "method_here", "remote_named", "remote_method_here", "fetch", "gradients"))
+# Requests that begin with the reference to their result, and references that follow, or come first, to values here: the
+# caller may have none any more behind the request.
+MAKING = frozenset(("remote", "remote_named", "remote_method", "remote_method_here"))
+_CELL_AT = {"method_here": 0, "fetch": 0, "type": 0, "reference_backward": 0, "remote_method_here": 1}
 handlers = {}  # of requests: verb -> function(agent, caller's id, value)
 note_handlers = {}  # of notes, called in the order of their lane
 end_hooks = []  # function(rank) of a member that has ended, called behind all that it had sent; they must not wait
@@ -100,13 +105,12 @@ class Agent(PlainCalls):
         self.num_worker_threads, self.cards = workers, _group.visible_cards()
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
         self._lock, self._threads, self._here = threading.Lock(), [], {}
-        self._serving, self.has_gil_profiling = 0, False
+        self.has_gil_profiling = False
         self._timeout, self.node = timeout, None
         self.workers = Workers(name)
         self.references = References(self)
         self._store, self._world_size = store, world_size
         self._members, self._programs = {}, {}
-        self._latest = {}  # members by name: the one that had it last
         super().__init__()
 
     @property
@@ -119,6 +123,10 @@ class Agent(PlainCalls):
         self._timeout = seconds
         if self.node is not None:
             self.node.timeout = seconds
+
+    def seconds_for(self, timeout):
+        """How long a call may take that gives this; 0: no limit."""
+        return self._timeout if timeout is None or timeout < 0 else timeout
 
     def _make_node(self):
         """Once this process's id in the group is settled."""
@@ -160,7 +168,6 @@ class Agent(PlainCalls):
         """Another member that there is from now on."""
         rank = member.info.id
         self._members = {**self._members, rank: member}  # others iterate over the one before
-        self._latest[member.info.name] = member
         self.node.join(member.address)
         member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
@@ -192,7 +199,7 @@ class Agent(PlainCalls):
 
     def answering(self):
         """How many requests of others run here, or have run and are not answered yet."""
-        return self._serving + self.node.serving
+        return self.node.serving
 
     def finish_answers(self):
         """For a member that leaves when all have met: those that wait for its last answers get them before its farewell.
@@ -200,7 +207,7 @@ class Agent(PlainCalls):
         end = time.monotonic() + _PATIENCE
         own = threading.current_thread() in self._threads
         while self.answering() > own and time.monotonic() < end:
-            time.sleep(0.001)
+            self.node.wait_for_served(own, _SLICE)
 
     def stop(self):
         """Ends all threads, and tells the others. Pending calls fail. A request that runs for long is left alone."""
@@ -231,7 +238,7 @@ class Agent(PlainCalls):
         names none."""
         if isinstance(to, _group.WorkerInfo):
             to = to.id
-        latest = self._latest.get(to) if type(to) is str else None
+        latest = self._members.get(self.node.number_of(to)) if type(to) is str else None
         if latest is not None and not latest.has_ended:
             return latest
         if isinstance(to, str):
@@ -253,9 +260,9 @@ class Agent(PlainCalls):
         """A Future of the result. Throws TypeError for a value that cannot cross; all later failures are the Future's.
         `is_result`: its tensors answer a message of the other member, and go to the devices from which that one's came."""
         member = self.member(to)
-        seconds = self.timeout if timeout is None or timeout < 0 else timeout
+        seconds = self.seconds_for(timeout)
         deadline = time.monotonic() + seconds if seconds else None
-        future = CallFuture(self, seconds, context)
+        future = CallFuture(self, seconds, None if verb in MAKING else context)  # no tensor comes back
         form = PLAIN_ANSWER if is_result else PLAIN_CALL
         if verb in _PLAIN_VERBS and self._begin(future, member, seconds, lambda: self._send_plain(
                 member, verb, context, value, deadline, future, form)):
@@ -264,6 +271,13 @@ class Agent(PlainCalls):
         message, given = self._message(member, verb, context, value, devices)
         self._begin(future, member, seconds, lambda: self._send(member, message, given, deadline, future))
         return future
+
+    def result(self, to, verb, value, *, timeout=DEFAULT, context=None):
+        """As call().wait(), without a Future where the value is plain. `to` is a rank."""
+        result = self.call_and_wait(to, verb, value, timeout=timeout, context=context)
+        if result is NotImplemented:
+            result = self.call(to, verb, value, timeout=timeout, context=context).wait()
+        return result
 
     def _send(self, member, message, given, deadline, future):
         try:
@@ -383,12 +397,9 @@ class Agent(PlainCalls):
         if context is not None:
             context.know(sender)
         try:
-            value = self._decode(message, sender, context)
-            if verb in MAKING:
-                value = (self._enter(tuple(value[0]), sender), *value[1:])
-            elif verb == "method_here":  # the caller may have no reference any more behind this
-                value = (self.references.owned.cell(tuple(value[0])), *value[1:])
+            value = self._with_cells(verb, self._decode(message, sender, context), sender)
         except Exception as error:
+            self._fail_made(message, sender, error)
             self._refuse(number, sender, error)
             return None
         return functools.partial(self._serve, number, sender, verb, context, value)
@@ -397,6 +408,21 @@ class Agent(PlainCalls):
         """Drops the references that a message gives, which count from its arrival on."""
         with contextlib.suppress(Exception):  # of a value that cannot be read here
             self._decode(message, sender, None)
+
+    def _with_cells(self, verb, value, sender):
+        """The value of a request, with cells of this process for references to them."""
+        if verb in MAKING:
+            value = (self._enter(tuple(value[0]), sender), *value[1:])
+        at = _CELL_AT.get(verb)
+        if at is None:
+            return value
+        return (*value[:at], self.references.owned.cell(tuple(value[at])), *value[at + 1:])
+
+    def _fail_made(self, message, sender, error):
+        """Those that ask for the value of such a request do not wait for it."""
+        if message[0] in MAKING:
+            with contextlib.suppress(Exception):  # of a message that no member writes
+                self._enter(tuple(message[3][0]), sender).set(self.refusal(error))
 
     def _enter(self, reference, holder):
         """The cell of a reference that its maker counts on. It outlives the entry, which a quick drop may end."""
@@ -486,8 +512,7 @@ class Agent(PlainCalls):
         member = self._members.get(sender)
         if member is None or member.has_ended:  # None: it ended while it joined
             return
-        with self._lock:
-            self._serving += 1
+        self.node.begin_serving()
         before = autograd.enter(context)
         try:
             try:
@@ -501,12 +526,11 @@ class Agent(PlainCalls):
         except Exception as error:
             self._answer_failure(number, sender, self._failure(error))
         finally:
-            with self._lock:
-                self._serving -= 1
+            self.node.end_serving()
 
-    def _serve_quick(self, sender, number, deadline, name, args, kwargs):
+    def _serve_quick(self, sender, number, deadline, trace, name, args, kwargs):
         """A tuple of the answer of a native call; None if it goes its own way."""
-        trace = _quick.trace_of(self.get_worker_info(sender), number)
+        trace = trace or _quick.trace_of(self.get_worker_info(sender), number)
         result = handlers["native"](self, sender, (-number, deadline, trace, name, args, kwargs or {}))
         return self._answer_of(number, sender, result)
 

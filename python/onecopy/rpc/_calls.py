@@ -6,7 +6,7 @@ import threading
 import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
-from . import _agent, _exports, _functions, _plain, _values
+from . import _agent, _exports, _functions, _values
 from ._agent import ASYNC_MARK, Later, handler, handlers
 from ._errors import RemoteFailure
 from ._references import Cell
@@ -22,35 +22,40 @@ def call(to, function, args=None, kwargs=None, timeout=-1.0):
     agent = _agent.current()
     context, rank = autograd.current(), agent.member(to).info.id
     value = _call_value(function, args, kwargs)
-    name = agent.name_of(function)
-    if context is not None and name is not None and rank != agent.info.id and _plain.tensors_in(value[1:]) is not None:
-        return agent.call(rank, "run_named", (name, *value[1:]), timeout=timeout, context=context)
+    verb, named = _named(agent, rank, "run", value)
     try:
-        future = agent.call(rank, "run", value, timeout=timeout, context=context)
+        future = agent.call(rank, verb, named, timeout=timeout, context=context)
     except _values.RefusedValue as refused:
         raise refused.named(_PARTS) from None
     agent.learn(function)
     return future
 
 
+def _named(agent, rank, verb, value):
+    """The verb and the value of a request, with the function's name for it if both sides know that."""
+    name = agent.name_of(value[0]) if rank != agent.info.id else None
+    return (verb, value) if name is None else (f"{verb}_named", (name, *value[1:]))
+
+
 def call_and_wait(to, function, args, kwargs, timeout):
     """The result of call(), without a Future where the values are plain."""
     agent = _agent.current()
-    context, name = autograd.current(), agent.name_of(function)
+    context, name, rank = autograd.current(), agent.name_of(function), agent.member(to).info.id
     if context is not None and name is not None:
-        value = _call_value(function, args, kwargs)
-        result = agent.call_and_wait(agent.member(to).info.id, "run_named", (name, *value[1:]), timeout=timeout,
-                                     context=context)
+        value = (name, *_call_value(function, args, kwargs)[1:])
+        result = agent.call_and_wait(rank, "run_named", value, timeout=timeout, context=context)
         if result is not NotImplemented:
             return result
-    return call(to, function, args, kwargs, timeout).wait()
+    return call(rank, function, args, kwargs, timeout).wait()
 
 
 def remote(to, function, args=None, kwargs=None, timeout=-1.0):
     """A reference, at once, to the result of function(*args, **kwargs), which stays in that member."""
     agent = _agent.current()
     owner = agent.member(to).info.id
-    return _remote(agent, owner, "remote", _call_value(function, args, kwargs), timeout)
+    rref = _remote(agent, owner, *_named(agent, owner, "remote", _call_value(function, args, kwargs)), timeout)
+    agent.learn(function)
+    return rref
 
 
 def invoke_method(rref, how, name, args, kwargs, timeout):
@@ -61,15 +66,17 @@ def invoke_method(rref, how, name, args, kwargs, timeout):
         given = agent.timeout if timeout < 0 else timeout
         timeout = _running.seconds_until(_running.deadline_for(given, given))
     value, context = (rref, name, list(args), kwargs), autograd.current()
+    verb = "method"
+    if not rref.is_owner():
+        verb, value = "method_here", (rref._reference, *value[1:])
     if how == "remote":
-        return _remote(agent, rref._owner, "remote_method", value, timeout)
-    if how == "sync" and not rref.is_owner():
-        result = agent.call_and_wait(rref._owner, "method_here", (rref._reference, *value[1:]), timeout=timeout,
-                                     context=context)
-        if result is not NotImplemented:
-            return result
-    future = agent.call(rref._owner, "method", value, timeout=timeout, context=context)
-    return future.wait() if how == "sync" else future
+        return _remote(agent, rref._owner, f"remote_{verb}", value, timeout)
+    if how == "async":
+        return agent.call(rref._owner, verb, value, timeout=timeout, context=context)
+    if not rref.is_owner():
+        rref._wait_until_made(timeout)
+        rref._check()
+    return agent.result(rref._owner, verb, value, timeout=timeout, context=context)
 
 
 def _call_value(function, args, kwargs):
@@ -87,30 +94,12 @@ def _remote(agent, owner, verb, value, timeout):
     if owner == agent.info.id:
         return _remote_here(agent, verb, reference, value, timeout)
     held = references.hold(owner, reference, references.new_id())
-    references.begin(held)
-    rref = agent.rref_class._of_held(agent, held)
     try:
-        future = agent.call(owner, verb, (reference, *value), timeout=timeout, context=autograd.current())
+        held.creation = agent.call(owner, verb, (reference, *value), timeout=timeout, context=autograd.current())
     except BaseException:
         held.is_deleted = True  # nothing was sent, and nothing is to be dropped
-        references.confirm(held)
         raise
-    rref._created = future.then(lambda f: _note_creation(references, held, f))
-    return rref
-
-
-def _note_creation(references, held, future):
-    try:
-        future.value()
-    except Exception as error:
-        text = str(error)
-        if "more than set timeout" in text:
-            error = RuntimeError("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner "
-                                 f"node does not exist. ({text})")
-        held.error = error
-        raise
-    finally:
-        references.confirm(held)
+    return agent.rref_class._of_held(agent, held)
 
 
 def _remote_here(agent, verb, reference, value, timeout):
@@ -231,12 +220,16 @@ def _run_named(agent, caller, value):
 @handler(handlers, "method_here")
 def _run_method_here(agent, caller, value):
     cell, name, args, kwargs = value
+    method, failure = _find_method_here(agent, cell, name)
+    return failure if method is None else _answer(agent, method, _run(agent, method, args, kwargs, _is_found))
+
+
+def _find_method_here(agent, cell, name):
     try:
         _exports.check_method(name)
-        method = getattr(cell.value(), name)
+        return getattr(cell.value(), name), None
     except Exception as error:
-        return RemoteFailure.of(error, agent.info)
-    return _answer(agent, method, _run(agent, method, args, kwargs, _is_found))
+        return None, RemoteFailure.of(error, agent.info)
 
 
 @handler(handlers, "remote")
@@ -245,30 +238,54 @@ def _run_remote(agent, caller, value):
     return _make(agent, cell, function, _run(agent, function, args, kwargs))
 
 
+@handler(handlers, "remote_named")
+def _run_remote_named(agent, caller, value):
+    cell, name, args, kwargs = value
+    try:
+        function = agent.function_named(name)
+    except Exception as error:
+        cell.set(agent.refusal(error))
+        return cell.future.value()
+    return _make(agent, cell, function, _run(agent, function, args, kwargs, _is_found))
+
+
 @handler(handlers, "remote_method")
 def _run_remote_method(agent, caller, value):
     cell, rref, name, args, kwargs = value
-    method, failure = _find_method(agent, rref, name)
+    return _make_by_method(agent, cell, *_find_method(agent, rref, name), args, kwargs)
+
+
+@handler(handlers, "remote_method_here")
+def _run_remote_method_here(agent, caller, value):
+    cell, of, name, args, kwargs = value
+    return _make_by_method(agent, cell, *_find_method_here(agent, of, name), args, kwargs)
+
+
+def _make_by_method(agent, cell, method, failure, args, kwargs):
     result = failure if method is None else _run(agent, method, args, kwargs, _is_found)
     return _make(agent, cell, method, result)
 
 
+def _of_value(cell, then):
+    """then(the value of the cell), or a Later for one that is not made yet."""
+    return then(cell.future.value()) if cell.future.done() else Later(cell.future, then)
+
+
 @handler(handlers, "fetch")
-def _fetch(agent, caller, reference):
-    cell = agent.references.owned.cell(tuple(reference))
-    return Later(cell.future, lambda value: value)
+def _fetch(agent, caller, value):
+    (cell,) = value
+    return _of_value(cell, lambda made: made)
 
 
 @handler(handlers, "type")
-def _type(agent, caller, reference):
-    cell = agent.references.owned.cell(tuple(reference))
-    return Later(cell.future, lambda value: type(Cell.unwrap(value)))
+def _type(agent, caller, value):
+    (cell,) = value
+    return _of_value(cell, lambda made: type(Cell.unwrap(made)))
 
 
 @handler(handlers, "reference_backward")
 def _reference_backward(agent, caller, value):
     from ._references import _backward
 
-    reference, context_id, retain_graph = value
-    cell = agent.references.owned.cell(tuple(reference))
+    cell, context_id, retain_graph = value
     return Later(cell.future, lambda made: _backward(Cell.unwrap(made), context_id, retain_graph))

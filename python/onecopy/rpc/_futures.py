@@ -37,18 +37,18 @@ class CallFuture(torch.futures.Future):
         was made."""
         _make_future(self, _NO_DEVICES)  # torch.futures.Future looks for devices first
         self.context = context
-        self._agent, self._seconds, self._turn = agent, seconds, threading.Lock()
+        self._agent, self.seconds, self._turn = agent, seconds, threading.Lock()
 
     def begin(self, call: Any) -> None:
         """`call` is a _core._RpcCall."""
         self._call = call
+        if self._is_settled:  # a worker has seen the end already
+            self._call = None
 
     @property
     def call(self) -> Any:
         """That of begin(); None when the outcome is here, or nothing was sent."""
         return self._call
-        if self._is_settled:  # a worker has seen the end already
-            self._call = None
 
     def wait(self) -> Any:
         """The result. Throws the call's error."""
@@ -123,7 +123,7 @@ class CallFuture(torch.futures.Future):
             if self._is_settled:
                 return
             self._is_settled = True
-        value, error, self.points = self._given or self._agent.outcome(call or self._call, self._seconds, self.context)
+        value, error, self.points = self._given or self._agent.outcome(call or self._call, self.seconds, self.context)
         self._call = self._agent = None
         if error is None:
             self.set_result(value)

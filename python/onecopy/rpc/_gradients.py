@@ -53,8 +53,8 @@ def _release_context(agent, caller, context_id):
 
 @handler(note_handlers, "drop")
 def _drop(agent, caller, value):
-    reference, number = value
-    agent.references.owned.count(tuple(reference), caller, -number)
+    for reference in value:
+        agent.references.owned.count(tuple(reference), caller, -1)
 
 
 @handler(note_handlers, "announce")

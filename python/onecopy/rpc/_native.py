@@ -53,7 +53,8 @@ class Call:
         parent = _running.current()
         self._agent, self._member, self.function = agent, member, function
         self.number, self.deadline = next(_numbers), deadline
-        self.trace = parent.trace if parent is not None else _telemetry.new_trace(agent.info)
+        self._parents_trace = parent.trace if parent is not None else None
+        self.trace = self._parents_trace or _telemetry.new_trace(agent.info)
         self.stages, self._future = _telemetry.Stages("made"), None
 
     @property
@@ -81,7 +82,8 @@ class Call:
 
     def sent_plainly(self, sent):
         """It goes the way of plain calls, as `sent` (_RpcCall), and both sides know it by the number of that."""
-        self.number, self.trace = -sent.number, _quick.trace_of(self._agent.info, sent.number)
+        self.number = -sent.number
+        self.trace = self._parents_trace or _quick.trace_of(self._agent.info, sent.number)
 
     def _tell_callee(self):
         if self._member.info.id == self._agent.info.id:
@@ -133,9 +135,9 @@ def _call_quickly(agent, to, function, args, kwargs, timeout):
     room = _room_of(member)
     room.enter(member, made.deadline)
     try:
-        seconds = agent.timeout if timeout is None else timeout
+        seconds = agent.seconds_for(timeout) if made._parents_trace is None else _running.seconds_until(made.deadline)
         try:
-            sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds)
+            sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds, made._parents_trace)
         except Timeout as error:  # another host has not taken it
             _telemetry.observe(_telemetry.called, made.function, seconds, True)
             raise _agent.late(seconds, error) from None
@@ -145,11 +147,8 @@ def _call_quickly(agent, to, function, args, kwargs, timeout):
 
 
 def _callee(agent, member, function):
-    """None where the general way is wanted: it makes the first contact, takes the deadline of a call that this thread
-    runs along, and knows this process itself and programs."""
-    if not member.was_called or _running.current() is not None:
-        return None
-    return agent.quick.callee(function, name_for)
+    """None where the general way is wanted: it makes the first contact, and knows this process itself and programs."""
+    return agent.quick.callee(function, name_for) if member.was_called else None
 
 
 def _wait_for(made, sent, seconds):
@@ -169,7 +168,9 @@ def _wait_for(made, sent, seconds):
 def _begin_quickly(made, agent, member, args, kwargs, seconds):
     """A Future, or None as _call_quickly()."""
     callee = _callee(agent, member, made.function)
-    future = NotImplemented if callee is None else agent.begin_plain(member.info, callee, args, kwargs, seconds)
+    if callee is None:
+        return None
+    future = agent.begin_plain(member.info, callee, args, kwargs, seconds, made._parents_trace)
     if future is NotImplemented:
         return None
     if future.call is not None:  # it was sent

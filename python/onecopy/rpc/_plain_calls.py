@@ -35,7 +35,7 @@ class PlainCalls:
     def call_and_wait(self, to, verb, value, *, timeout=DEFAULT, context=None):
         """The result of a call with a plain value; NotImplemented, with nothing sent, for a value that is not."""
         member = self._known(to)
-        seconds = self.timeout if timeout is None or timeout < 0 else timeout
+        seconds = self.seconds_for(timeout)
         deadline = time.monotonic() + seconds if seconds else None
         try:
             call = self._send_plain(member, verb, context, value, deadline, None, PLAIN_CALL)
@@ -74,15 +74,15 @@ class PlainCalls:
             return verb, None, None, value
         return verb, context.id, context.record_sent(tensors, member.info.id), value
 
-    def begin_plain(self, to, function, args, kwargs, timeout):
+    def begin_plain(self, to, function, args, kwargs, timeout, trace=None):
         """A Future of the result of a plain call, or NotImplemented."""
         try:
-            call = self.node.begin_plain(to, function, args, kwargs, timeout)
+            call = self.node.begin_plain(to, function, args, kwargs, timeout, trace)
         except Timeout as error:  # another host has not taken it
             call = error
         if call is NotImplemented:
             return NotImplemented
-        seconds = self._timeout if timeout is None or timeout < 0 else timeout
+        seconds = self.seconds_for(timeout)
         future = CallFuture(self, seconds)
         if isinstance(call, Timeout):
             future.complete(None, late(seconds, call))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Native calls that go the way of plain ones (see _RpcNode), which encode no value in Python: those of plain values and
-tensors, copied or lent, by callers that run no call themselves.
+tensors, copied or lent. One that a call makes has that one's trace behind its arguments.
 
 The wire name of such a call begins with a prefix. Its callee gets the call as well as its arguments, and serves it as any
 other native call. Its number is that of the node, negative, since other native calls have numbers of their own."""
@@ -58,7 +58,7 @@ class QuickCalls:
         return found
 
     def target(self, wire_name, serve):
-        """What the node calls for such a name. Throws NotServed. `serve(sender, number, deadline, name, args, kwargs)`
+        """What the node calls for such a name. Throws NotServed. `serve(sender, number, deadline, trace, name, args, kwargs)`
         gives None if it answers itself, or else a tuple of the answer."""
         name = wire_name[len(PREFIX):]
         try:
@@ -67,12 +67,12 @@ class QuickCalls:
             raise NotServed(RemoteFailure.of(error, self._agent.info)) from None
         wire_name = sys.intern(wire_name)
 
-        def run(sender, number, deadline, args, kwargs):
-            return serve(sender, number, deadline, name, args, kwargs)
+        def run(sender, number, deadline, args, kwargs, trace):
+            return serve(sender, number, deadline, trace, name, args, kwargs)
 
         return self._servers.setdefault(wire_name, run), self._servers, wire_name, TOLD
 
 
 def trace_of(info, number):
-    """The trace of such a call by that member, on both sides."""
+    """The trace of such a call by that member, on both sides, where it is no other call's."""
     return f"{info.name}.c{number}"

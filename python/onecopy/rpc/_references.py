@@ -8,17 +8,24 @@ The owner keeps a value while its table names a holder. A count is always there 
 Lanes are first in, first out, and an item in them outlives its sender, so nothing is acknowledged and no member
 waits. A member that ends loses its counts.
 """
+import contextlib
 import functools
 import itertools
 import queue
 import threading
+import time
 import weakref
 
 import torch
 
 from ..distributed.autograd import _engine_of_this_process as autograd
+from ..distributed.autograd import _futures
 from . import _ranges
 from ._errors import RemoteFailure
+
+
+_GATHERING = 0.001  # seconds for which drops of references are gathered
+_MOST_DROPS = 1000  # of one message
 
 
 class Cell:
@@ -123,13 +130,35 @@ class OwnedValues:
 
 
 class _Held:
-    """One count of this process at another owner; dropped when this object goes."""
+    """One count of this process at another owner; dropped when this object goes. `creation` is the Future of the call that
+    makes the value, as long as its answer has not been looked at: no thread is woken for it."""
 
-    __slots__ = ("drops", "owner", "reference", "fork", "is_confirmed", "error", "is_deleted", "__weakref__")
+    __slots__ = ("drops", "owner", "reference", "fork", "creation", "error", "is_deleted", "__weakref__")
 
     def __init__(self, drops, owner, reference, fork):
         self.drops, self.owner, self.reference, self.fork = drops, owner, reference, fork
-        self.is_confirmed, self.error, self.is_deleted = False, None, False
+        self.creation, self.error, self.is_deleted = None, None, False
+
+    def is_confirmed(self):
+        """Whether the owner is known to count it. Looks for the answer; from here on `error` is why there is no value."""
+        creation = self.creation
+        if creation is None:
+            return True
+        if not creation.done():
+            return False
+        try:
+            creation.value()
+        except Exception as error:
+            self.error = _why_not_made(error).with_traceback(None)  # its frames have this object
+        self.creation = None
+        return True
+
+    def created(self):
+        """A Future of None: done when the owner has made the value, or has said why there is none."""
+        creation = self.creation
+        if creation is not None:
+            return creation.then(lambda made: made.value())
+        return _futures.done(None) if self.error is None else _futures.failed(self.error)
 
     def delete(self):
         if not self.is_deleted:
@@ -137,6 +166,14 @@ class _Held:
             self.drops.put((self.owner, self.reference))
 
     __del__ = delete
+
+
+def _why_not_made(error):
+    text = str(error)
+    if "more than set timeout" not in text:
+        return error
+    return RuntimeError("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does "
+                        f"not exist. ({text})")
 
 
 class References:
@@ -149,14 +186,17 @@ class References:
         self._thread = threading.Thread(target=self._send_drops, name="onecopy-rpc-drops", daemon=True)
         self._thread.start()
         self._lock = threading.Lock()
-        self._pending, self._all = set(), weakref.WeakSet()
+        self._all = weakref.WeakSet()
 
     def new_id(self):
         return (self._agent.info.id, next(self._numbers))
 
     def debug_info(self):
         values, forks = self.owned.counts()
-        return {"num_owner_rrefs": str(values), "num_forks": str(forks), "num_pending_users": str(len(self._pending)),
+        with self._lock:
+            held = list(self._all)
+        pending = sum(not one.is_confirmed() for one in held)
+        return {"num_owner_rrefs": str(values), "num_forks": str(forks), "num_pending_users": str(pending),
                 "num_pending_futures": str(self._agent.pending_count())}
 
     def hold(self, owner, reference, fork):
@@ -164,15 +204,6 @@ class References:
         with self._lock:
             self._all.add(held)
         return held
-
-    def begin(self, held):
-        with self._lock:
-            self._pending.add(held.fork)
-
-    def confirm(self, held):
-        with self._lock:
-            held.is_confirmed = True
-            self._pending.discard(held.fork)
 
     # --- crossing
 
@@ -201,7 +232,7 @@ class References:
 
     def _accept_and_drop(self, owner, reference, fork):
         self._agent.note(owner, "accept", (reference, fork))
-        self._agent.note(owner, "drop", (reference, 1))
+        self._agent.note(owner, "drop", [reference])
 
     def take(self, kind, owner, reference, fork, sender):
         """The reference that came. Called in the order of the lane."""
@@ -213,9 +244,7 @@ class References:
             return kind._of_cell(self._agent, reference, cell)
         if sender != owner:
             self._agent.note(owner, "accept", (reference, fork))
-        held = self.hold(owner, reference, fork)
-        held.is_confirmed = True
-        return kind._of_held(self._agent, held)
+        return kind._of_held(self._agent, self.hold(owner, reference, fork))
 
     # --- the end
 
@@ -246,14 +275,34 @@ class References:
 
     def _send_drops(self):
         while True:
-            drop = self._drops.get()
-            if drop is None:
+            taken = [self._drops.get()]
+            if type(taken[0]) is tuple:  # more may be on their way, and nothing waits for them
+                time.sleep(_GATHERING)
+            while not self._drops.empty():
+                taken.append(self._drops.get())
+            if not self._do(taken):
                 return
-            if callable(drop):
-                drop()
+
+    def _do(self, taken):
+        """False at the end."""
+        gathered = {}
+        for one in taken:
+            if type(one) is tuple:
+                owner, reference = one
+                gathered.setdefault(owner, []).append(reference)
                 continue
-            owner, reference = drop
-            self._agent.note(owner, "drop", (reference, 1))
+            self._send_gathered(gathered)
+            if one is None:
+                return False
+            one()
+        self._send_gathered(gathered)
+        return True
+
+    def _send_gathered(self, gathered):
+        for owner, references in gathered.items():
+            for i in range(0, len(references), _MOST_DROPS):
+                self._agent.note(owner, "drop", references[i:i + _MOST_DROPS])
+        gathered.clear()
 
 
 def _text(number):
@@ -290,7 +339,7 @@ class PyRRef:
 
     def confirmed_by_owner(self):
         """Whether the owner is known to count this reference."""
-        return self._held is None or self._held.is_confirmed
+        return self._held is None or self._held.is_confirmed()
 
     def owner(self):
         """The owner's WorkerInfo."""
@@ -306,8 +355,9 @@ class PyRRef:
         Throws what making it threw, RuntimeError after `timeout` seconds, and when the owner has ended."""
         if self.is_owner():
             return self.local_value()
+        self._wait_until_made(timeout)
         self._check()
-        return self._agent.call(self._owner, "fetch", self._reference, timeout=timeout, context=autograd.current()).wait()
+        return self._agent.result(self._owner, "fetch", (self._reference,), timeout=timeout, context=autograd.current())
 
     def local_value(self):
         """The value itself, on its owner; waits until it is made. Throws RuntimeError elsewhere."""
@@ -352,7 +402,7 @@ class PyRRef:
             future.set_result(type(self.local_value()))
             return future
         with _ranges.of_call("async", "_rref_typeof_on_owner", self._agent, self._owner):
-            return self._agent.call(self._owner, "type", self._reference, timeout=timeout)
+            return self._agent.call(self._owner, "type", (self._reference,), timeout=timeout)
 
     def _forget_failed_type(self, future):
         try:
@@ -362,12 +412,25 @@ class PyRRef:
 
     def _get_future(self):
         """Done when the value is made (its owner), or when the owner has said so."""
-        return self._cell.future if self._created is None else self._created
+        if self._created is None:
+            self._created = self._cell.future if self.is_owner() else self._held.created()
+        return self._created
+
+    def _wait_until_made(self, timeout):
+        """Before a call whose function waits for the value: else two workers of the owner are in each other's way. Not where
+        a way there and back takes long, or where the value may take longer than the call."""
+        creation = self._held.creation
+        if creation is None or self._agent.member(self._owner).is_far:
+            return
+        seconds = self._agent.seconds_for(timeout)
+        if not seconds or 0 < creation.seconds <= seconds:
+            with contextlib.suppress(Exception):  # _check() has it
+                creation.wait()
 
     def _check(self):
         if not self._agent.is_running or (self._held is not None and self._held.is_deleted):
             raise RuntimeError("Cannot call to_here() on it after deletion.")
-        if self._held is not None and self._held.error is not None:
+        if self._held is not None and self._held.is_confirmed() and self._held.error is not None:
             raise self._held.error
 
     def _long(self):

@@ -26,30 +26,34 @@ nb::object decode_body(Message&& message) {
   return decode_message(std::move(message));
 }
 
-bool encode_plain(nb::handle value, Message& message, TensorCounts* counts, const DeviceMap& devices,
+bool encode_plain(nb::handle value, Message& message, TensorCounts* counts, const Receiver& receiver,
                   std::uint32_t form) {
   constexpr std::size_t kUsual = 160;  // most calls, and the tail behind them, without growing
   message.data.reserve(kUsual);
   if (!call_python(
-          [&] { return encode_value(value.ptr(), message, Tensors::are_copied, counts, devices); }))
+          [&] { return encode_value(value.ptr(), message, Tensors::are_copied, counts, receiver); }))
     return false;
   message.tag = form << rpc::kBodyShift;
   return true;
 }
 
-std::pair<nb::object, nb::object> decode_call(Message&& message) {
+CallValues decode_call(Message&& message) {
   const nb::object values = decode_plain(std::move(message));
-  if (!PyTuple_CheckExact(values.ptr()) || NB_TUPLE_GET_SIZE(values.ptr()) != 2)
+  const Py_ssize_t count = PyTuple_CheckExact(values.ptr()) ? NB_TUPLE_GET_SIZE(values.ptr()) : 0;
+  if (count != 2 && count != 3)
     throw Error(ErrorCode::bad_handle, "a call of another member has no arguments");
   const nb::object args = nb::borrow(NB_TUPLE_GET_ITEM(values.ptr(), 0));
   nb::object kwargs = nb::borrow(NB_TUPLE_GET_ITEM(values.ptr(), 1));
+  nb::object trace = count == 3 ? nb::borrow(NB_TUPLE_GET_ITEM(values.ptr(), 2)) : nb::none();
   if (!PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr()))
     throw Error(ErrorCode::bad_handle, "a call of another member has arguments that are no tuple");
   if (!kwargs.is_none() && !PyDict_CheckExact(kwargs.ptr()))
     throw Error(ErrorCode::bad_handle, "a call of another member has keyword arguments that are no dict");
+  if (count == 3 && !PyUnicode_CheckExact(trace.ptr()))
+    throw Error(ErrorCode::bad_handle, "a call of another member has a trace that is no str");
   nb::object tuple = nb::steal(PySequence_Tuple(args.ptr()));
   if (!tuple.is_valid()) throw nb::python_error();
-  return {std::move(tuple), std::move(kwargs)};
+  return {std::move(tuple), std::move(kwargs), std::move(trace)};
 }
 
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <utility>
 
 #include "binding/module.h"
 #include "onecopy/channel/queue.h"
@@ -26,15 +25,20 @@ inline constexpr std::uint32_t kPlainTree = 5;
 Message encode_body(nb::handle value);
 nb::object decode_body(Message&& message);
 
-/// Values for a plain call. Tensors of the CPU are copied, and those of cards that `devices` has. False when there is
-/// something else in the value.
+/// Values for a plain call. Tensors of the CPU are copied, and those of cards that the receiver's map has. False when there
+/// is something else in the value.
 bool encode_plain(nb::handle value, Message& message, TensorCounts* counts = nullptr,
-                  const DeviceMap& devices = {}, std::uint32_t form = kPlainCall);
+                  const Receiver& receiver = {}, std::uint32_t form = kPlainCall);
 /// In the order of the current streams. Throws TypeError for a card that this process has not.
 nb::object decode_plain(Message&& message);
-/// (a tuple of arguments, a dict of keyword arguments or None) of a plain call. Throws bad_handle for other values, since
-/// the interpreter relies on these types.
-std::pair<nb::object, nb::object> decode_call(Message&& message);
+/// Of a plain call.
+struct CallValues {
+  nb::object args;    ///< a tuple
+  nb::object kwargs;  ///< a dict, or None
+  nb::object trace;   ///< a str in a native call that another one made, whose trace it has; else None
+};
+/// Throws bad_handle for other values, since the interpreter relies on these types.
+CallValues decode_call(Message&& message);
 
 /// Puts `message` into a lane to `to` by `put(Stream)`, in the order of the program's current streams. Without the GIL
 /// where putting may have to ask another process, or to wait for room.

@@ -91,7 +91,9 @@ class Turn {
   Turn(rpc::Node& node, bool is_in_order) : node_(node), has_turn_(is_in_order) {}
   Turn(const Turn&) = delete;
   Turn& operator=(const Turn&) = delete;
-  ~Turn() { end(); }
+  ~Turn() {
+    if (has_turn_) node_.end_order(true);
+  }
   void end() noexcept {
     if (std::exchange(has_turn_, false)) node_.end_order();
   }
@@ -142,8 +144,8 @@ nb::object RpcCall::take_answer() {
 /// The function here for a name in calls of other members.
 struct RpcNode::Target {
   /// How it is called: its result is the answer; it is a Future of the answer, and Python code waits for it; or it gets the
-  /// call itself, as (caller, call, deadline, arguments, keyword arguments), and gives None if it answers itself, or else
-  /// a tuple of the answer.
+  /// call itself, as (caller, call, deadline, arguments, keyword arguments, trace or None), and gives None if it answers
+  /// itself, or else a tuple of the answer.
   enum class Kind : std::uint8_t { result, future, told };
   nb::object function, names, name;
   Kind kind = Kind::result;
@@ -192,13 +194,18 @@ nb::dict RpcNode::routes(std::uint32_t to) {
 
 void RpcNode::set_number_of(const std::string& name, nb::handle number) { numbers_[name.c_str()] = number; }
 
+nb::object RpcNode::number_of(nb::handle name) const {
+  PyObject* const found = PyDict_GetItem(numbers_.ptr(), name.ptr());
+  return found ? nb::borrow(found) : nb::none();
+}
+
 void RpcNode::set_devices(std::uint32_t of, const Cards& of_calls, const Cards& of_answers,
                           bool numbers_agree, bool is_automatic) {
   PyTypeObject* const marked = member(of).is_far || marked_type.is_none()
                                    ? nullptr
                                    : reinterpret_cast<PyTypeObject*>(marked_type.ptr());
-  devices_[of] = {{of_calls, numbers_agree, is_automatic, marked},
-                  {of_answers, numbers_agree, is_automatic, marked}};
+  receivers_[of] = {{{of_calls, numbers_agree, is_automatic}, marked},
+                    {{of_answers, numbers_agree, is_automatic}, marked}};
 }
 
 rpc::Member& RpcNode::member(std::uint32_t number) {
@@ -229,10 +236,10 @@ nb::object RpcNode::call(std::uint32_t to, nb::handle value, nb::handle deadline
 /// False for a value that is not plain although `form` says so.
 bool RpcNode::encode(rpc::Member& to, nb::handle value, Form form, Message& message) {
   if (form == Form::general) return message = encode_body(value), true;
-  const Devices devices = devices_[to.number()];
-  const DeviceMap& map = form == Form::plain_call ? devices.of_calls : devices.of_answers;
+  const Receivers known = receivers_[to.number()];
+  const Receiver& receiver = form == Form::plain_call ? known.of_calls : known.of_answers;
   TensorCounts counts;
-  if (!encode_plain(value, message, &counts, map, kPlainTree)) return false;
+  if (!encode_plain(value, message, &counts, receiver, kPlainTree)) return false;
   count_plain(to, counts, message);
   return true;
 }
@@ -324,12 +331,14 @@ rpc::Member* RpcNode::member_for(nb::handle to) {
 
 namespace {
 
-/// (arguments, keyword arguments or None); none if they are neither a tuple or list, nor a dict.
-nb::object values_of_call(nb::handle args, nb::handle kwargs) {
+/// (arguments, keyword arguments or None), and a trace that is not None; none if they are neither a tuple or list, nor a dict.
+nb::object values_of_call(nb::handle args, nb::handle kwargs, nb::handle trace) {
   const bool has_args = !args.is_none(), has_kwargs = !kwargs.is_none();
   if (has_args && !PyTuple_CheckExact(args.ptr()) && !PyList_CheckExact(args.ptr())) return {};
   if (has_kwargs && !PyDict_CheckExact(kwargs.ptr())) return {};
-  return nb::make_tuple(has_args ? nb::borrow(args) : nb::object(nb::tuple()), kwargs);
+  nb::object given = has_args ? nb::borrow(args) : nb::object(nb::tuple());
+  if (trace.is_none()) return nb::make_tuple(std::move(given), kwargs);
+  return nb::make_tuple(std::move(given), kwargs, trace);
 }
 
 /// How long a call may take; negative: as long as usual. 0: no limit.
@@ -349,18 +358,16 @@ Deadline deadline_after_seconds(double seconds) {
 
 /// None when it is no plain call, or cannot be sent: then another way says why. Throws timeout when another host has not
 /// taken it in time.
-rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
-                                 nb::handle kwargs, double seconds) {
+rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle function,
+                                 const nb::object& values, double seconds) {
   const Plain* const known = has_rpc_context() ? nullptr : plain(function);
   to = known ? member_for(whom) : nullptr;
-  if (!to) return {};
-  const nb::object values = values_of_call(args, kwargs);
-  if (!values.is_valid()) return {};
+  if (!to || !values.is_valid()) return {};
   if (!known->check.is_none()) call_python([&] { known->check(values[0], values[1]); });
-  const DeviceMap devices = devices_[to->number()].of_calls;
+  const Receiver receiver = receivers_[to->number()].of_calls;
   Message message;
   TensorCounts counts;
-  if (!encode_plain(values, message, &counts, devices)) return {};
+  if (!encode_plain(values, message, &counts, receiver)) return {};
   count_plain(*to, counts, message);
   const Deadline deadline = deadline_after_seconds(seconds);
   rpc::CallRef call;
@@ -397,7 +404,7 @@ nb::object RpcNode::call_plain(nb::handle agent, nb::handle to, nb::handle funct
   const double seconds = seconds_of(timeout, usual_timeout);
   rpc::CallRef call;
   try {
-    call = send_plain(callee, to, function, args, kwargs, seconds);
+    call = send_plain(callee, to, function, values_of_call(args, kwargs, nb::none()), seconds);
   } catch (const Error& error) {
     call_python([&] { agent.attr("_raise_late")(seconds, error.what()); });
   }
@@ -405,9 +412,10 @@ nb::object RpcNode::call_plain(nb::handle agent, nb::handle to, nb::handle funct
 }
 
 nb::object RpcNode::begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                                nb::handle timeout) {
+                                nb::handle timeout, nb::handle trace) {
   rpc::Member* callee = nullptr;
-  rpc::CallRef call = send_plain(callee, to, function, args, kwargs, seconds_of(timeout, usual_timeout));
+  rpc::CallRef call = send_plain(callee, to, function, values_of_call(args, kwargs, trace),
+                                 seconds_of(timeout, usual_timeout));
   return call ? nb::cast(RpcCall(node_, std::move(call))) : not_plain();
 }
 
@@ -512,25 +520,9 @@ RpcNode::Target& RpcNode::target(nb::handle agent, rpc::Name& name) {
   return *targets_.back();
 }
 
-namespace {
-
-/// A call of Python's counts as one that is served.
-class ServedCall {
- public:
-  explicit ServedCall(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
-  ServedCall(const ServedCall&) = delete;
-  ServedCall& operator=(const ServedCall&) = delete;
-  ~ServedCall() { count_.fetch_sub(1); }
-
- private:
-  std::atomic<int>& count_;
-};
-
-}  // namespace
-
 void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   if (work.from->has_ended || work.deadline.has_passed()) return;
-  const ServedCall now(serving);
+  const ServedCall now(served);
   const std::uint32_t from = work.from->number();
   nb::object result;
   Target* at = nullptr;
@@ -543,16 +535,15 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   }
   Target& found = *at;
   try {
-    const auto [args, kwargs] = decode_call(std::move(work.message));
+    const CallValues values = decode_call(std::move(work.message));
     const nb::object function = found.function;
-    if (found.kind == Target::Kind::told) return serve_told(agent, work, function, args, kwargs);
+    if (found.kind == Target::Kind::told) return serve_told(agent, work, function, values);
     if (found.kind == Target::Kind::future) {
-      call_python([&, &args = args, &kwargs = kwargs] {
-        agent.attr("_serve_plain")(work.call, from, function, args, kwargs);
-      });
+      call_python(
+          [&] { agent.attr("_serve_plain")(work.call, from, function, values.args, values.kwargs); });
       return;
     }
-    PyObject* const given[] = {args.ptr(), kwargs.is_none() ? nullptr : kwargs.ptr()};
+    PyObject* const given[] = {values.args.ptr(), values.kwargs.is_none() ? nullptr : values.kwargs.ptr()};
     result = call_python([&] { return nb::steal(PyObject_Call(function.ptr(), given[0], given[1])); });
     if (!result.is_valid()) throw nb::python_error();
   } catch (nb::python_error& error) {
@@ -563,18 +554,19 @@ void RpcNode::serve_plain(nb::handle agent, rpc::Work& work) {
   answer_plain(agent, work, result);
 }
 
-void RpcNode::serve_told(nb::handle agent, rpc::Work& work, nb::handle function, nb::handle args,
-                         nb::handle kwargs) {
-  const nb::object outcome = call_python(
-      [&] { return function(work.from->number(), work.call, to_seconds(work.deadline), args, kwargs); });
+void RpcNode::serve_told(nb::handle agent, rpc::Work& work, nb::handle function, const CallValues& values) {
+  const nb::object outcome = call_python([&] {
+    return function(work.from->number(), work.call, to_seconds(work.deadline), values.args, values.kwargs,
+                    values.trace);
+  });
   if (!outcome.is_none()) answer_plain(agent, work, nb::borrow(nb::cast<nb::tuple>(outcome)[0]));
 }
 
 void RpcNode::answer_plain(nb::handle agent, rpc::Work& work, nb::handle result) {
-  const DeviceMap devices = devices_[work.from->number()].of_answers;
+  const Receiver receiver = receivers_[work.from->number()].of_answers;
   Message message;
   TensorCounts counts;
-  if (!encode_plain(result, message, &counts, devices)) {
+  if (!encode_plain(result, message, &counts, receiver)) {
     call_python([&] { agent.attr("_answer_plain")(work.call, work.from->number(), result); });
     return;
   }
@@ -599,8 +591,8 @@ void init_rpc(nb::module_& m) {
         const ByteSpan bytes = span_of(data);
         Message message;
         message.data.assign(bytes.begin(), bytes.end());
-        auto [args, kwargs] = decode_call(std::move(message));
-        return nb::make_tuple(args, kwargs);
+        const CallValues values = decode_call(std::move(message));
+        return nb::make_tuple(values.args, values.kwargs);
       },
       nb::arg("data"), "The arguments of a plain call, as its callee reads them.");
   m.def(
@@ -631,6 +623,7 @@ void init_rpc(nb::module_& m) {
       .def("count_route", &RpcNode::count_route, nb::arg("to"), nb::arg("route"))
       .def("routes", &RpcNode::routes, nb::arg("to"))
       .def("set_number_of", &RpcNode::set_number_of, nb::arg("name"), nb::arg("number"))
+      .def("number_of", &RpcNode::number_of, nb::arg("name"))
       .def("set_devices", &RpcNode::set_devices, nb::arg("of"), nb::arg("of_calls"), nb::arg("of_answers"),
            nb::arg("numbers_agree"), nb::arg("is_automatic"))
       .def(
@@ -657,7 +650,8 @@ void init_rpc(nb::module_& m) {
            nb::arg("function").none(), nb::arg("args").none(), nb::arg("kwargs").none(),
            nb::arg("timeout").none())
       .def("begin_plain", &RpcNode::begin_plain, nb::arg("to").none(), nb::arg("function").none(),
-           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none())
+           nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
+           nb::arg("trace").none() = nb::none())
       .def("look", [](RpcNode& n) { without_gil([&] { n.node().look_once(); }); })
       .def("run", &RpcNode::run, nb::arg("agent"))
       .def("stop", &RpcNode::stop)
@@ -668,7 +662,18 @@ void init_rpc(nb::module_& m) {
            })
       .def_prop_ro("calls_under_way", [](RpcNode& n) { return n.node().calls_under_way(); })
       .def_prop_ro("idle_workers", [](RpcNode& n) { return n.node().idle_workers(); })
-      .def_prop_ro("serving", [](const RpcNode& n) { return n.serving.load(); })
+      .def_prop_ro("serving", [](const RpcNode& n) { return n.served.count(); })
+      .def("begin_serving", [](RpcNode& n) { n.served.begin(); })
+      .def("end_serving", [](RpcNode& n) { n.served.end(); })
+      .def(
+          "wait_for_served",
+          [](RpcNode& n, int most, double seconds) {
+            const auto left = std::chrono::duration<double>(seconds);
+            const auto until = std::chrono::steady_clock::now() +
+                               std::chrono::duration_cast<std::chrono::nanoseconds>(left);
+            return without_gil([&] { return n.served.wait_for(most, until); });
+          },
+          nb::arg("most"), nb::arg("seconds"))
       .def_rw("timeout", &RpcNode::usual_timeout)
       .def_rw("member_type", &RpcNode::member_type, nb::arg().none())
       .def_rw("marked_type", &RpcNode::marked_type, nb::arg().none());

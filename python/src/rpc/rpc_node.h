@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <string>
 #include <unordered_map>
 
 #include "binding/module.h"
+#include "rpc/call_values.h"
 #include "rpc/node.h"
+#include "rpc/served_calls.h"
 #include "value/values.h"
 
 namespace onecopy::python {
@@ -65,6 +66,8 @@ class RpcNode {
   /// {route: tensors that went to that member by it}
   nb::dict routes(std::uint32_t to);
   void set_number_of(const std::string& name, nb::handle number);
+  /// Of the member that had the name last; None for an unknown one.
+  nb::object number_of(nb::handle name) const;
   /// (number of a card here, number there)
   using Cards = std::vector<std::pair<int, int>>;
   /// Where tensors of plain calls go in that member, and where those of answers to it go.
@@ -98,9 +101,9 @@ class RpcNode {
   /// The result; NotImplemented when it is no plain call, and nothing was sent. `agent` says what other answers mean.
   nb::object call_plain(nb::handle agent, nb::handle to, nb::handle function, nb::handle args,
                         nb::handle kwargs, nb::handle timeout);
-  /// The call, or NotImplemented.
+  /// The call, or NotImplemented. `trace` is None but in a native call that another one makes.
   nb::object begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
-                         nb::handle timeout);
+                         nb::handle timeout, nb::handle trace);
 
   /// What a worker does, until stop().
   void run(nb::handle agent);
@@ -108,8 +111,8 @@ class RpcNode {
 
   double usual_timeout = 60;            ///< of plain calls that say none; 0: none
   nb::object member_type;               ///< whose instances name a member by their `id`
-  nb::object marked_type = nb::none();  ///< see DeviceMap; set before set_devices()
-  std::atomic<int> serving{0};
+  nb::object marked_type = nb::none();  ///< see Receiver; set before set_devices()
+  ServedCalls served;
 
  private:
   /// A function that is called by its name.
@@ -117,8 +120,8 @@ class RpcNode {
     nb::object names, name, check;
     std::string wire_name;
   };
-  struct Devices {
-    DeviceMap of_calls, of_answers;
+  struct Receivers {
+    Receiver of_calls, of_answers;
   };
   struct Target;
 
@@ -126,8 +129,8 @@ class RpcNode {
   bool encode(rpc::Member& to, nb::handle value, Form form, Message& message);
   rpc::Member* member_for(nb::handle to);
   const Plain* plain(nb::handle function) const;
-  rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, nb::handle args,
-                          nb::handle kwargs, double seconds);
+  rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, const nb::object& values,
+                          double seconds);
   nb::object wait_plain(nb::handle agent, const rpc::CallRef& call, double seconds);
 
   void handle(nb::handle agent, rpc::Work& work) noexcept;
@@ -135,16 +138,15 @@ class RpcNode {
   void do_work(nb::handle agent, rpc::Work& work);
   void take(nb::handle agent, rpc::Work& work);
   void serve_plain(nb::handle agent, rpc::Work& work);
-  void serve_told(nb::handle agent, rpc::Work& work, nb::handle function, nb::handle args,
-                  nb::handle kwargs);
+  void serve_told(nb::handle agent, rpc::Work& work, nb::handle function, const CallValues& values);
   void answer_plain(nb::handle agent, rpc::Work& work, nb::handle result);
   void take_answer(nb::handle agent, rpc::Work& work);
   Target& target(nb::handle agent, rpc::Name& name);
 
-  std::shared_ptr<rpc::Node> node_;                     ///< calls that are under way have it as well
-  nb::dict numbers_;                                    ///< of members, by name
-  std::unordered_map<std::uint32_t, Devices> devices_;  ///< of members, by number
-  std::unordered_map<PyObject*, Plain> plain_;          ///< functions, which are kept
+  std::shared_ptr<rpc::Node> node_;                         ///< calls that are under way have it as well
+  nb::dict numbers_;                                        ///< of members, by name
+  std::unordered_map<std::uint32_t, Receivers> receivers_;  ///< by number
+  std::unordered_map<PyObject*, Plain> plain_;              ///< functions, which are kept
   std::vector<std::unique_ptr<Target>> targets_;
 };
 

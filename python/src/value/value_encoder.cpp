@@ -28,8 +28,8 @@ int target_of(const DeviceMap& devices, int here) {
 /// One call of encode_value().
 class Encoder {
  public:
-  Encoder(Message& message, Tensors tensors, const DeviceMap& devices)
-      : message_(message), tensors_(tensors), devices_(devices) {}
+  Encoder(Message& message, Tensors tensors, const Receiver& receiver)
+      : message_(message), tensors_(tensors), receiver_(receiver) {}
 
   bool write_all(PyObject* value) {
     if (!write(value, 0) || is_cyclic_) return false;
@@ -85,7 +85,7 @@ class Encoder {
 
   Message& message_;
   const Tensors tensors_;
-  const DeviceMap& devices_;
+  const Receiver& receiver_;
   std::vector<std::pair<std::size_t, SharedArray>>
       arrays_;  ///< copied, by their rows, if all can be written
   SeenObjects seen_;
@@ -240,7 +240,7 @@ bool Encoder::write_copy(PyObject* value) {
   const auto from = torch::copyable(value);
   if (!from) return false;
   if (from->device != kCpu) return write_card_copy(value, *from);
-  if (target_of(devices_, kHost) != kHost) return false;
+  if (target_of(receiver_.devices, kHost) != kHost) return false;
   if (is_again(value)) return true;
   if (from->layout.nbytes() <= kMostInline) return write_inline(*from);
   Tensor copy = empty(from->layout);
@@ -252,7 +252,7 @@ bool Encoder::write_copy(PyObject* value) {
 
 /// A row-major tensor of the CPU that is lent, and no part of a graph of autograd.
 bool Encoder::write_marked(PyObject* value) {
-  if (!devices_.marked || Py_TYPE(value) != devices_.marked) return false;
+  if (!receiver_.marked || Py_TYPE(value) != receiver_.marked) return false;
   const nb::handle marked(value);
   if (PyUnicode_CompareWithASCIIString(nb::object(marked.attr("mode")).ptr(), "borrow") != 0) return false;
   const nb::object tensor = marked.attr("tensor");
@@ -265,12 +265,12 @@ bool Encoder::write_marked(PyObject* value) {
 
 /// On the card that it is for, if that one's number here is known: then its receiver has nothing to copy.
 bool Encoder::write_card_copy(PyObject* value, const torch::Copyable& from) {
-  const int target = target_of(devices_, from.device.index);
+  const int target = target_of(receiver_.devices, from.device.index);
   if (from.device.type != DeviceType::cuda || from.layout.numel() == 0) return false;
   if (target < 0 || target > UINT8_MAX) return false;
   if (is_again(value)) return true;
   Device home = from.device;
-  if (devices_.numbers_agree) home.index = static_cast<std::int16_t>(target);
+  if (receiver_.devices.numbers_agree) home.index = static_cast<std::int16_t>(target);
   auto copy = torch::copy_on_card(value, from, home);
   if (!copy) return false;
   message_.tensors.push_back(*std::move(copy));
@@ -336,8 +336,8 @@ void Encoder::write_count(Tag small, std::size_t most, Tag large, std::size_t co
 }  // namespace
 
 bool encode_value(PyObject* value, Message& message, Tensors tensors, TensorCounts* counts,
-                  const DeviceMap& devices) {
-  Encoder encoder(message, tensors, devices);
+                  const Receiver& receiver) {
+  Encoder encoder(message, tensors, receiver);
   const bool is_plain = encoder.write_all(value);
   if (counts) *counts = encoder.counts();
   return is_plain;

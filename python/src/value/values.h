@@ -20,13 +20,18 @@ enum class Tensors : std::uint8_t {
   are_copied,  ///< dense and row-major torch tensors: small ones of the CPU as bytes, others once into shared memory
 };
 
-/// Where tensors of a card go, and whether tensors can be lent.
+/// Where tensors of a card go.
 struct DeviceMap {
   std::vector<std::pair<int, int>> cards{};  ///< (number of the card here, number there); the CPU is -1
   bool numbers_agree = false;                ///< whether both processes number the cards of the host alike
   bool is_automatic = false;                 ///< whether a card that is not in the map is meant itself then
-  PyTypeObject* marked =
-      nullptr;  ///< of objects whose `tensor` is lent if `mode` is "borrow"; null: none can be
+};
+
+/// A process that gets copies.
+struct Receiver {
+  DeviceMap devices{};
+  /// Of objects whose `tensor` is lent to it if `mode` is "borrow"; null: it borrows none.
+  PyTypeObject* marked = nullptr;
 };
 
 /// Tensors of a value that have rows in no message, and those that no byte of was copied.
@@ -39,9 +44,9 @@ struct TensorCounts {
 /// bool, int, float, complex, str, bytes, tuple, list, dict, torch and onecopy tensors, of exactly these types and
 /// nested up to 32 deep. If it contains another object, which has to be pickled, returns false with the message
 /// unspecified. Throws the exceptions of moving a tensor.
-/// Copies of a card's tensors go where `devices` says.
+/// Copies of a card's tensors go where the receiver's map says.
 bool encode_value(PyObject* value, Message& message, Tensors tensors = Tensors::are_shared,
-                  TensorCounts* counts = nullptr, const DeviceMap& devices = {});
+                  TensorCounts* counts = nullptr, const Receiver& receiver = {});
 
 /// A tensor as it was before encoding: a torch tensor with the flags' properties, or for no flags a
 /// onecopy.Tensor. Throws bad_handle for flags that do not exist.

@@ -8,10 +8,12 @@
 #include <cstring>
 #include <utility>
 
+#include "device/backend.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "os/log.h"
 #include "rpc/message.h"
+#include "share/session.h"
 
 namespace onecopy::rpc {
 namespace {
@@ -20,6 +22,9 @@ constexpr std::size_t kMostTensors = 1024;
 constexpr std::uint64_t kMostDataBytes = std::uint64_t{1} << 30;
 /// A message up to this size is one frame.
 constexpr std::size_t kMostInFirst = 32 << 10;
+/// A tensor from this size on has memory of its own, which is not used again for the next one.
+constexpr std::size_t kReservedInParts = std::size_t{512} << 20;
+constexpr std::size_t kReservedAtOnce = std::size_t{16} << 20;
 
 struct ParcelHead {
   std::uint32_t tag = 0;
@@ -186,7 +191,7 @@ void Assembly::begin(ByteSpan payload) {
     const std::size_t bytes = layout.extent_bytes();
     if (bytes > most_bytes_ - std::min(tensor_bytes, most_bytes_)) refuse_frame("is of too large a tensor");
     tensor_bytes += bytes;
-    rows_.push_back({std::move(layout), bytes});
+    rows_.push_back({.layout = std::move(layout), .bytes = bytes});
   }
   left_ = data_bytes_ + tensor_bytes;
   if (!payload.empty() && payload.size() != left_) refuse_frame("has another length than its message");
@@ -208,17 +213,37 @@ void Assembly::allocate() {
   is_lost_ = false;
   try {
     message_.data.resize(data_bytes_);
-    for (const Row& row : rows_) {
-      const Layout bytes(DType::u8, {static_cast<std::int64_t>(row.bytes)});
-      message_.tensors.push_back(row.layout.is_contiguous() ? empty(row.layout)
-                                                            : empty(bytes).with_layout(row.layout));
-    }
+    for (Row& row : rows_) message_.tensors.push_back(allocate(row));
   } catch (const std::exception& error) {
-    log_warning(fmt::format("a message from another host was lost: {}", error.what()));
-    message_ = {};
-    is_lost_ = true;
-    scrap_.resize(kMostFrameBytes);
+    lose(error.what());
   }
+}
+
+Tensor Assembly::allocate(Row& row) {
+  const Layout bytes(DType::u8, {static_cast<std::int64_t>(row.bytes)});
+  if (row.bytes < kReservedInParts)
+    return row.layout.is_contiguous() ? empty(row.layout) : empty(bytes).with_layout(row.layout);
+  Backend& host = backend(DeviceType::cpu);
+  const std::size_t unit = host.granularity();
+  auto memory = host.create(0, (row.bytes + unit - 1) / unit * unit, SegmentKind::memfd, "arriving", 0);
+  row.memory = memory.get();
+  return Session::current().adopt(std::move(memory), row.bytes).with_layout(row.layout);
+}
+
+/// Memory for the row's first bytes.
+void Assembly::reserve(Row& row, std::size_t bytes) {
+  if (!row.memory || bytes <= row.reserved) return;
+  const std::size_t more = std::min(kReservedAtOnce, row.memory->size() - row.reserved);
+  row.memory->populate(row.reserved, more);
+  row.reserved += more;
+}
+
+/// The rest of it is read, and dropped.
+void Assembly::lose(const char* why) {
+  log_warning(fmt::format("a message from another host was lost: {}", why));
+  message_ = {};
+  is_lost_ = true;
+  scrap_.resize(kMostFrameBytes);
 }
 
 std::span<std::byte> Assembly::part(std::size_t i) noexcept {
@@ -239,6 +264,12 @@ std::span<std::byte> Assembly::room(std::size_t bytes) {
   skip_full_parts();
   const auto rest = part(part_).subspan(at_);
   if (bytes > rest.size()) refuse_frame("reaches from one tensor into another");
+  try {
+    if (part_ != 0) reserve(rows_[part_ - 1], at_ + bytes);
+  } catch (const Error& error) {
+    lose(error.what());
+    return std::span(scrap_).first(bytes);
+  }
   return rest.first(bytes);
 }
 

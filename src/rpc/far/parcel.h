@@ -9,6 +9,10 @@
 #include "onecopy/channel/queue.h"
 #include "rpc/far/frame.h"
 
+namespace onecopy {
+class DeviceMemory;
+}
+
 /// Messages of rpc as the payloads of frames.
 namespace onecopy::rpc {
 
@@ -61,7 +65,9 @@ class Assembly {
 
   /// The payload of a checked frame of kind message. Throws protocol.
   void begin(ByteSpan payload);
-  /// Where the payload of the next frame of kind more goes. Throws protocol if the message has no room for it.
+  /// Where the payload of the next frame of kind more goes. Throws protocol if the message has no room for it. The memory of
+  /// a large tensor is reserved here, part by part: all of it at once takes a second a GiB, and a sender whose bytes are not
+  /// taken for three seconds ends the connection.
   std::span<std::byte> room(std::size_t bytes);
   /// That room was filled, and the frame has been checked.
   void fill(std::size_t bytes) noexcept;
@@ -76,11 +82,16 @@ class Assembly {
   std::span<std::byte> part(std::size_t i) noexcept;
   void skip_full_parts() noexcept;
   void allocate();
-
   struct Row {
     Layout layout;
     std::size_t bytes;
+    DeviceMemory* memory = nullptr;  ///< the tensor's, where it is reserved as the bytes come
+    std::size_t reserved = 0;
   };
+  Tensor allocate(Row& row);
+  void reserve(Row& row, std::size_t bytes);
+  void lose(const char* why);
+
   const std::uint64_t most_bytes_;
   Message message_;
   std::vector<Row> rows_;

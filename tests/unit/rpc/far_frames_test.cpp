@@ -4,11 +4,16 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <fstream>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
+#include "device/backend.h"
 #include "onecopy/share/share.h"
 #include "rpc/far/far_link.h"
 #include "rpc/message.h"
+#include "share/session.h"
 #include "support/refusal.h"
 
 namespace onecopy::rpc {
@@ -80,6 +85,39 @@ TEST_F(FramesOnTheWay, ArriveAsTheyWereSent) {
   ASSERT_EQ(messages_.size(), 3U);
   EXPECT_EQ(messages_[1].data, note_of(2'000'000).data);
   EXPECT_EQ(messages_[2].tensors.at(0).layout(), Layout(DType::f32, {1000, 300}));
+}
+
+/// Bytes of shared memory that this process has in use.
+std::size_t shared_bytes() {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.starts_with("RssShmem:")) return std::stoull(line.substr(9)) * 1024;
+  throw std::runtime_error("the system does not say how much shared memory a process uses");
+}
+
+/// All of it at once took longer than three seconds from 3 GiB on, and the sender ended the connection.
+TEST(AnArrivingMessage, HasMemoryForALargeTensorAsItsBytesCome) {
+  constexpr std::size_t kBytes = (std::size_t{512} << 20) + 4096, kStep = kMostFrameBytes;
+  const Layout layout(DType::u8, {static_cast<std::int64_t>(kBytes)});
+  Message message = note_of(0);
+  message.tensors.push_back(Session::current().adopt(
+      backend(DeviceType::cpu).create(0, kBytes, SegmentKind::memfd, "of a test", 0), kBytes));
+  Parcel parcel(std::move(message));
+  Assembly assembly(kMostMessageBytes);
+  const std::size_t before = shared_bytes();
+  assembly.begin(parcel.next().value());
+  assembly.fill(assembly.room(sizeof(NoteTail)).size());
+  for (std::size_t at = 0; at < kBytes; at += kStep) {
+    const auto room = assembly.room(std::min(kStep, kBytes - at));
+    room[0] = static_cast<std::byte>(at / kStep);
+    assembly.fill(room.size());
+    ASSERT_LT(shared_bytes() - before, at + (std::size_t{32} << 20));
+  }
+  const auto arrived = assembly.take();
+  ASSERT_TRUE(arrived.has_value());
+  ASSERT_EQ(arrived->tensors.at(0).layout(), layout);
+  for (std::size_t at = 0; at < kBytes; at += kStep)
+    ASSERT_EQ(arrived->tensors[0].as<std::byte>()[at], static_cast<std::byte>(at / kStep));
 }
 
 TEST_F(FramesOnTheWay, ArriveInPieces) {
