@@ -20,6 +20,7 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kPart = 2 * kMiB;  // what a window gets of its own at least
 constexpr std::size_t kLargestPage = 64 * kMiB;
+constexpr std::size_t kGrowth = 4;  // a page is at most so many times as large as all before it
 
 /// All that the device has. A device may say it from its first use on only.
 std::uint64_t memory_of(Device device) {
@@ -165,10 +166,13 @@ void Arena::grow(View& view, std::size_t bytes) {
   view.bytes = std::max(view.bytes, bytes);
 }
 
-/// A page is as large as the gap, since the driver takes as long to map a small one. It has no memory yet.
+/// A page is as large as the gap, since the driver takes as long to map a small one, and not much larger than all
+/// before it, since a small window keeps its last page whole. It has no memory yet.
 void Arena::add_pages(std::size_t end) {
   while (pages_end() < end) {
-    const std::size_t bytes = std::min(end - pages_end(), round_up(kLargestPage, part_bytes_));
+    const std::size_t most =
+        std::clamp(kGrowth * pages_end(), part_bytes_, round_up(kLargestPage, part_bytes_));
+    const std::size_t bytes = std::min(end - pages_end(), most);
     pages_.emplace_back(device_, pages_end(), bytes, part_bytes_);
   }
 }

@@ -119,10 +119,10 @@ class Interleaving {
   Interleaving(std::shared_ptr<Arena> arena, bool has_aliases)
       : arena_(std::move(arena)), aliases_(has_aliases) {}
 
-  /// A window was opened: what it missed is a page.
+  /// A window was opened: what it missed are pages.
   void grow(std::size_t bytes) {
     const std::size_t end = (bytes + kPart - 1) / kPart * kPart;
-    if (end > reach()) ends_.push_back(end);
+    while (end > reach()) ends_.push_back(std::min(end, reach() + std::max(kPart, 4 * reach())));
   }
   /// Pages end with the last window that shows them.
   void trim() {

@@ -54,7 +54,7 @@ struct Footprint {
 ///
 /// Between replays the pages hold no data of value. REQUIRES: one replay at a time uses them.
 ///
-/// A page is as large as what a window missed when it grew, up to 64 MiB. A window with memory of its own has it in
+/// A page is as large as what a window missed when it grew, up to 64 MiB and to four times all before it. A window with memory of its own has it in
 /// parts of 2 MiB, and shows other parts around it, which all such windows share.
 ///
 /// Thread safety: all members may be called concurrently. Invariant: the last page is one that a window shows. A

@@ -191,7 +191,7 @@ TEST(CudaGraphs, OutOfMemoryInTheMiddleOfACaptureLeavesTheArenaAsItWas) {
     card.cu.write(TwoWindows::at(held), 6);
     Window captured = arena->open_growing(64 * kPage);
     captured.grow(2 * kPage);
-    card.cu.sim_fail("cuMemCreate", 2, 1, 1);  // of two more pages the second
+    card.cu.sim_fail("cuMemCreate", 2, 1, 1);  // of three more pages the second
     expect_refusal(ErrorCode::out_of_memory, {"cuda:0"}, [&] { captured.grow(60 * kPage); });
     EXPECT_EQ(arena->footprint().shared, 2 * kPage);
     EXPECT_EQ(captured.size(), 2 * kPage);
