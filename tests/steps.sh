@@ -81,6 +81,7 @@ check_tidy() {
 
 lint_steps() {
   step "lint: includes point down" tests/headers/check_arrows.sh . || true
+  step "lint: merged sources" python3 tests/headers/check_merged.py || true
   step "lint: words" python3 tests/words/check_words.py || true
   if llvm_tool clang-format >/dev/null; then
     step "lint: clang-format" check_format || true
