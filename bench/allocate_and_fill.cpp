@@ -18,7 +18,7 @@
 namespace onecopy::bench {
 namespace {
 
-constexpr int kRounds = 41;
+constexpr int kFillRounds = 41;
 constexpr std::size_t kSize = std::size_t{16} << 20;
 
 Tensor block() { return empty(Layout(DType::u8, {static_cast<std::int64_t>(kSize)})); }
@@ -34,7 +34,7 @@ void measure_steady(const Effort& effort, const std::vector<char>& source, Row& 
   Samples warm;
   Samples ours;
   Samples heap;
-  for (int i = -2; i < effort.rounds(kRounds); ++i) {
+  for (int i = -2; i < effort.rounds(kFillRounds); ++i) {
     const double warm_ns = time_ns([&] { fill(kept.data(), source); });
     const double ours_ns = time_ns([&] { fill(block().data(), source); });
     const double heap_ns = time_ns([&] {
@@ -55,7 +55,7 @@ void measure_steady(const Effort& effort, const std::vector<char>& source, Row& 
 void measure_first_touch(const Effort& effort, const std::vector<char>& source, Row& row) {
   Samples fresh;
   Samples ours;
-  for (int i = -1; i < effort.rounds(kRounds); ++i) {
+  for (int i = -1; i < effort.rounds(kFillRounds); ++i) {
     collect();  // nothing warm is left
     std::unique_ptr<FreshMemory> memory;
     const double fresh_ns = time_ns([&] {

@@ -22,7 +22,7 @@ namespace {
 
 using onecopy::testing::TwoNetworks;
 
-constexpr int kRounds = 9;
+constexpr int kFarRounds = 9;
 constexpr std::int64_t kBytesOfARound = std::int64_t{1} << 30;
 constexpr std::size_t kUnderWay = 8;
 
@@ -115,7 +115,7 @@ Row call_far(const Effort& effort) {
   caller.peer().ask(callee.peer().hear());
   for (const std::int64_t bytes : {std::int64_t{1} << 20, std::int64_t{16} << 20}) {
     Samples ucx, ours;
-    for (int i = 0; i < effort.rounds(kRounds); ++i) {
+    for (int i = 0; i < effort.rounds(kFarRounds); ++i) {
       ucx.add(ucx_rate(caller, callee, bytes));
       ours.add(std::stod(caller.peer().ask(std::to_string(bytes))));
     }

@@ -17,7 +17,7 @@
 namespace onecopy::bench {
 namespace {
 
-constexpr int kRounds = 101;
+constexpr int kCallRounds = 101;
 constexpr std::chrono::milliseconds kSpins{1};
 constexpr std::chrono::nanoseconds kSleeps{0};
 
@@ -75,7 +75,7 @@ Row call_spinning(const Effort& effort) {
   HandOver link;
   Callee callee(kSpins);
   Samples raw, call, pipelined;
-  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+  for (int i = 0; i < effort.rounds(kCallRounds); ++i) {
     raw.add(link.round("spin", 2000));
     call.add(callee.round(500));
     pipelined.add(1e9 / callee.pipelined(2000));
@@ -93,7 +93,7 @@ Row call_asleep(const Effort& effort) {
   HandOver link;
   Callee callee(kSleeps);
   Samples raw, call;
-  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+  for (int i = 0; i < effort.rounds(kCallRounds); ++i) {
     raw.add(link.round("futex", 100));
     call.add(callee.round(100));
   }

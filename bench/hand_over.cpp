@@ -17,7 +17,7 @@
 namespace onecopy::bench {
 namespace {
 
-constexpr int kRounds = 101;
+constexpr int kHandOverRounds = 101;
 /// For a fresh tensor one cache line more crosses. That is more of a round trip the faster the raw one is.
 constexpr double kFastRaw = 120;  // ns
 double most_of_fresh(double raw) { return raw < kFastRaw ? 5.5 : 5; }
@@ -65,7 +65,7 @@ Row hand_over_spinning(const Effort& effort, Iceoryx& iceoryx) {
                                                    [&] { fresh.add(link.round("queue fresh", 1000)); },
                                                    [&] { descriptors.add(link.round("unix spin", 50)); }};
   if (iceoryx.present()) contenders.emplace_back([&] { other.add(iceoryx.round("spin", 500)); });
-  measure_in_turns(effort.rounds(kRounds), std::move(contenders));
+  measure_in_turns(effort.rounds(kHandOverRounds), std::move(contenders));
   row.add("two words in shared memory", raw.median(), "ns");
   row.judge("Queue, the same tensor", same.median(), "ns", same.ratio_to(raw), "raw", 5);
   row.judge("Queue, a fresh tensor each time", fresh.median(), "ns", fresh.ratio_to(raw), "raw",
@@ -87,7 +87,7 @@ Row hand_over_blocking(const Effort& effort, Iceoryx& iceoryx) {
       [&] { pipe.add(link.round("pipe", 100)); }, [&] { fresh.add(link.round("queue sleep fresh", 100)); },
       [&] { descriptors.add(link.round("unix", 50)); }};
   if (iceoryx.present()) contenders.emplace_back([&] { other.add(iceoryx.round("sleep", 50)); });
-  measure_in_turns(effort.rounds(kRounds), std::move(contenders));
+  measure_in_turns(effort.rounds(kHandOverRounds), std::move(contenders));
   row.add("raw futex", raw.median(), "ns");
   row.add("byte through a pipe", pipe.median(), "ns", pipe.ratio_to(raw), "futex");
   row.judge("Queue, the same tensor", same.median(), "ns", same.ratio_to(raw), "futex", 1.3);
@@ -105,7 +105,7 @@ Row send_one_way(const Effort& effort, Iceoryx& iceoryx) {
   Row row("Small tensors one way, one producer and one consumer", "3 million a second");
   HandOver link;
   Samples raw, same, fresh, pipe, descriptors, other;
-  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+  for (int i = 0; i < effort.rounds(kHandOverRounds); ++i) {
     raw.add(1e9 / link.round("ring to", 20000));
     same.add(1e9 / link.round("queue to", 10000));
     fresh.add(1e9 / link.round("queue to fresh", 10000));
@@ -127,7 +127,7 @@ Row hand_over_large(const Effort& effort) {
   Row row("Hand over a tensor of 1 GiB", "within 10 % of one of 4 bytes");
   HandOver link;
   Samples small, large;
-  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+  for (int i = 0; i < effort.rounds(kHandOverRounds); ++i) {
     small.add(link.round("queue 4 bytes", 1000));
     large.add(link.round("queue 1 GiB", 1000));
   }

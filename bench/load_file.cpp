@@ -19,7 +19,7 @@
 namespace onecopy::bench {
 namespace {
 
-constexpr int kRounds = 9;
+constexpr int kLoadRounds = 9;
 constexpr std::int64_t kTensors = 64;
 constexpr std::int64_t kTensorBytes = std::int64_t{16} << 20;
 
@@ -80,7 +80,7 @@ Row load_file(const Effort& effort) {
   Samples loaded;
   time_read(file.path());
   time_load(file.path());
-  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+  for (int i = 0; i < effort.rounds(kLoadRounds); ++i) {
     plain.add(time_read(file.path()));
     loaded.add(time_load(file.path()));
   }

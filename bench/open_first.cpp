@@ -10,7 +10,7 @@
 namespace onecopy::bench {
 namespace {
 
-constexpr int kRounds = 60;
+constexpr int kFirstOpenRounds = 60;
 constexpr std::int64_t kGiB = std::int64_t{1} << 30;
 
 }  // namespace
@@ -35,7 +35,7 @@ Row open_first(const Effort& effort) {
   const Handle handle = share(tensor);
   Samples fresh;
   Samples used;
-  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+  for (int i = 0; i < effort.rounds(kFirstOpenRounds); ++i) {
     for (Samples* samples : {&fresh, &used}) {
       Peer borrower("open_one_handle");
       borrower.say(samples == &used ? "used" : "new");

@@ -12,7 +12,7 @@
 namespace onecopy::bench {
 namespace {
 
-constexpr int kRounds = 61;
+constexpr int kShareRounds = 61;
 constexpr int kCount = 5000;
 constexpr std::size_t kBlocks = 256;  // used in turn
 
@@ -69,7 +69,7 @@ Row share_and_open(const Effort& effort) {
   std::size_t sum = 0;
   time_sharing(tensors, sum);
   borrower.ask("go");
-  for (int i = 0; i < effort.rounds(kRounds); ++i) {
+  for (int i = 0; i < effort.rounds(kShareRounds); ++i) {
     shared.add(time_sharing(tensors, sum));
     borrower.say("go");
     opened.add(borrower.hear_number());

@@ -9,6 +9,14 @@ LOGS=build/logs
 
 seconds_since() { awk -v a="$1" -v b="$EPOCHREALTIME" 'BEGIN { printf "%.1f", b - a }'; }
 
+# Of a command, with all the processes that it waited for: time on the clock says little while steps run beside each other.
+with_times() {  # with_times <file> <command>...
+  (trap 'times >"'"$1"'"' EXIT
+    "${@:2}")
+}
+
+processor_seconds() { awk -F '[ms ]+' 'NR == 2 { printf "%.1f", $1 * 60 + $2 + $3 * 60 + $4 }' "$1"; }
+
 skip() {  # skip <name> <reason>
   SKIPPED=$((SKIPPED + 1))
   printf 'skip  %-34s %s\n' "$1" "$2"
@@ -17,9 +25,9 @@ skip() {  # skip <name> <reason>
 step() {  # step <name> <command>...: one line when it passes, its output when it does not
   local name=$1 begin=$EPOCHREALTIME log=$LOGS/${1//[^a-z0-9]/_}.log
   shift
-  if ("$@") >"$log" 2>&1 </dev/null; then
+  if with_times "$log.times" "$@" >"$log" 2>&1 </dev/null; then
     PASSED=$((PASSED + 1))
-    printf 'ok    %-34s %6s s\n' "$name" "$(seconds_since "$begin")"
+    printf 'ok    %-34s %6s s  (processor %6s s)\n' "$name" "$(seconds_since "$begin")" "$(processor_seconds "$log.times")"
   else
     FAILED=$((FAILED + 1))
     printf 'FAIL  %-34s %6s s   (whole output: %s)\n' "$name" "$(seconds_since "$begin")" "$log"
@@ -49,8 +57,8 @@ count_cases() {  # count_cases <name> <status> <seconds>: those of the report th
   if [ "$status" != 0 ] && [ "$failures" = 0 ]; then failures=1 all=$((all + 1)); fi
   PASSED=$((PASSED + all - failures - skipped)) FAILED=$((FAILED + failures)) SKIPPED=$((SKIPPED + skipped))
   [ "$failures" = 0 ] || word=FAIL
-  printf '%-5s %-34s %6s s   %d cases, %d failed, %d skipped\n' \
-    "$word" "$name" "$seconds" "$all" "$failures" "$skipped"
+  printf '%-5s %-34s %6s s  (processor %6s s)   %d cases, %d failed, %d skipped\n' \
+    "$word" "$name" "$seconds" "$(processor_seconds "$log.times")" "$all" "$failures" "$skipped"
   [ "$failures" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$log" | tail -n 400 | sed 's/^/      /'
 }
 
@@ -60,7 +68,7 @@ ctest_step() {  # ctest_step <name> <preset> [ctest argument...]: counts every c
   local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml status=0
   rm -f "$xml"
   # Tests wait more than they compute.
-  "$CTEST" --test-dir "build/$preset" -j $((2 * JOBS)) --output-on-failure --no-tests=error \
+  with_times "$log.times" "$CTEST" --test-dir "build/$preset" -j $((2 * JOBS)) --output-on-failure --no-tests=error \
     --output-junit "$xml" "$@" >"$log" 2>&1 </dev/null || status=$?
   count_cases "$name" "$status" "$(seconds_since "$begin")"
 }
@@ -81,6 +89,7 @@ check_tidy() {
 
 lint_steps() {
   step "lint: includes point down" tests/headers/check_arrows.sh . || true
+  step "lint: merged sources" python3 tests/headers/check_merged.py || true
   step "lint: words" python3 tests/words/check_words.py || true
   if llvm_tool clang-format >/dev/null; then
     step "lint: clang-format" check_format || true
@@ -114,7 +123,7 @@ run_pytest() {  # run_pytest <name> [argument...]: its status and times beside i
   local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml
   rm -f "$xml" "$log.status"
   shared=$(mktemp -d /dev/shm/tests-XXXXXX)  # two runs at once do not take each other's files for left behind
-  ONECOPY_SHM_DIR=$shared "$VENV/bin/python" -X dev -W error -m pytest --junitxml="$xml" -o junit_logging=no "$@" \
+  ONECOPY_SHM_DIR=$shared with_times "$log.times" "$VENV/bin/python" -X dev -W error -m pytest --junitxml="$xml" -o junit_logging=no "$@" \
     >"$log" 2>&1 </dev/null || status=$?
   rm -rf "$shared"
   echo "$status $(seconds_since "$begin")" >"$log.status"

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 from programs_with_torch import Programs
+from spawn_with_torch import Spawner
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
@@ -57,6 +58,22 @@ def one_thread():
 def forkserver_with_torch():
     """As programs that care for the time do it: importing torch is most of what a fresh process costs."""
     multiprocessing.set_forkserver_preload(["torch"])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def spawner():
+    """Starts children of the method spawn. None without torch."""
+    found = Spawner() if HAS_TORCH else None
+    yield found
+    if found:
+        found.close()
+
+
+@pytest.fixture(autouse=True)
+def spawn_with_torch(request, spawner, monkeypatch):
+    """As forkserver_with_torch, for spawn, but for tests with the mark fresh_interpreters."""
+    if spawner and not request.node.get_closest_marker("fresh_interpreters"):
+        monkeypatch.setattr("multiprocessing.util.spawnv_passfds", spawner.spawnv_passfds)
 
 
 @pytest.fixture(scope="session")

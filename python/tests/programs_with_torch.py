@@ -3,11 +3,12 @@
 
 Run as a program itself, with a socket as its standard input: see Programs for the messages that come through it. A
 program sees what it would see as `python FILE ARGUMENTS...`, but for torch and numpy, which are imported before its first
-line.
+line. So are they in children of the method spawn: those are forked from another such child (see spawn_with_torch.py).
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -15,6 +16,9 @@ import subprocess
 import sys
 import threading
 import types
+from multiprocessing import util
+
+import spawn_with_torch
 
 
 class Programs:
@@ -95,15 +99,29 @@ def _become(request: dict) -> types.ModuleType:
     return main
 
 
-def _serve() -> types.ModuleType | None:
+def _serve() -> tuple[types.ModuleType, types.CodeType | str] | None:
+    """The module and the code of a program, or of a child that a program spawned."""
     import numpy  # noqa: F401
     import torch  # noqa: F401
 
     with socket.socket(fileno=os.dup(0)) as requests:
         request = _next_program(requests)
-    return None if request is None else _become(request)
+    if request is None:
+        return None
+    program = _become(request)
+    with open(sys.argv[0]) as source:
+        text = source.read()
+    if "spawn" in text:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            ours.close()
+            return spawn_with_torch.serve(theirs)
+        theirs.close()
+        spawner = spawn_with_torch.Spawner(ours)
+        atexit.register(spawner.close)
+        util.spawnv_passfds = spawner.spawnv_passfds
+    return program, compile(text, sys.argv[0], "exec")
 
 
 if __name__ == "__main__" and (program := _serve()):
-    with open(sys.argv[0]) as source:
-        exec(compile(source.read(), sys.argv[0], "exec"), program.__dict__)
+    exec(program[1], program[0].__dict__)

@@ -13,6 +13,8 @@ import torch
 import onecopy.multiprocessing as mp
 from onecopy.multiprocessing import queues
 
+pytestmark = pytest.mark.fresh_interpreters
+
 METHODS = ["fork", "spawn", "forkserver"]
 
 

@@ -13,6 +13,8 @@ import pytest
 
 import onecopy
 
+pytestmark = pytest.mark.fresh_interpreters
+
 
 def test_importing_drags_in_neither_numpy_nor_torch(run_python):
     program = """

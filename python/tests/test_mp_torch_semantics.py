@@ -308,6 +308,7 @@ def test_what_was_put_is_delivered_though_the_producer_is_gone(make_queue, fork,
     assert tensor.numel() == size and bool((tensor == 7).all())
 
 
+@pytest.mark.fresh_interpreters
 @pytest.mark.parametrize("end", ["return", "os._exit", "SIGKILL"])
 def test_the_same_of_fresh_interpreters(end):
     context = mp.get_context("spawn")

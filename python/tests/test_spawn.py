@@ -21,6 +21,8 @@ import onecopy.multiprocessing as mp
 from onecopy._children import child_being_started
 from onecopy.multiprocessing.holds import held
 
+pytestmark = pytest.mark.fresh_interpreters
+
 
 def fill_row(index, tensor):
     tensor[index] = index + 1

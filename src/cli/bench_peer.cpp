@@ -66,7 +66,7 @@ Json return_tensors(const Json& question) {
   return Json::object();
 }
 
-Json answer(const Json& question) {
+Json answer_of(const Json& question) {
   const auto what = question.at("do").get<std::string>();
   if (what == "open") return open_and_release(question);
   if (what == "pong") return answer_pings(question);
@@ -80,7 +80,7 @@ Json answer(const Json& question) {
 void add_bench_peer(CLI::App& app, Command& command) {
   auto* sub = app.add_subcommand("bench-peer", "The other process of onecopy bench");
   sub->group("");  // not for people
-  sub->callback([&command] { command = [] { return serve_questions(answer); }; });
+  sub->callback([&command] { command = [] { return serve_questions(answer_of); }; });
 }
 
 }  // namespace onecopy::cli

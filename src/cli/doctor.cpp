@@ -25,7 +25,7 @@ struct ProbeResult {
   Finding finding;
 };
 
-ProbeResult run(const Probe& probe) {
+ProbeResult run_probe(const Probe& probe) {
   try {
     return {probe, probe.run()};
   } catch (const std::exception& error) {
@@ -37,7 +37,7 @@ std::vector<ProbeResult> run_all() {
   std::vector<ProbeResult> results;
   for (const auto& list : {memory_probes(), limit_probes(), process_probes(), vendor_probes(),
                            device_probes(), probes_between_processes()})
-    for (const Probe& probe : list) results.push_back(run(probe));
+    for (const Probe& probe : list) results.push_back(run_probe(probe));
   return results;
 }
 
@@ -74,7 +74,7 @@ std::size_t room_for_details(const std::vector<ProbeResult>& results) {
   return 100 - kBefore - longest;
 }
 
-void print_table(const std::vector<ProbeResult>& results, std::size_t fatal) {
+void print_probes(const std::vector<ProbeResult>& results, std::size_t fatal) {
   Table table({{"verdict"}, {"what"}, {"seen"}});
   const std::size_t room = room_for_details(results);
   for (const ProbeResult& result : results) {
@@ -92,7 +92,7 @@ void print_table(const std::vector<ProbeResult>& results, std::size_t fatal) {
   else fmt::print("onecopy cannot work here: {} it needs failed.\n", plural(fatal, "thing"));
 }
 
-void print_as_json(const std::vector<ProbeResult>& results, std::size_t fatal) {
+void print_probes_as_json(const std::vector<ProbeResult>& results, std::size_t fatal) {
   nlohmann::json probes = nlohmann::json::array();
   for (const ProbeResult& result : results)
     probes.push_back({{"name", result.probe.name},
@@ -107,8 +107,8 @@ int doctor(OutputFormat format) {
   const std::vector<ProbeResult> results = run_all();
   std::size_t fatal = 0;
   for (const ProbeResult& result : results) fatal += is_fatal(result);
-  if (format == OutputFormat::json) print_as_json(results, fatal);
-  else print_table(results, fatal);
+  if (format == OutputFormat::json) print_probes_as_json(results, fatal);
+  else print_probes(results, fatal);
   return fatal == 0 ? 0 : 1;
 }
 

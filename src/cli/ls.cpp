@@ -37,15 +37,15 @@ struct LsOptions {
 };
 
 /// The one definition of an owner in JSON, and its command line.
-nlohmann::json as_json(const ListedOwner& owner) {
+nlohmann::json listing(const ListedOwner& owner) {
   nlohmann::json row = nlohmann::json::parse(to_json(owner.info));
   row["command"] = owner.command;
   return row;
 }
 
-nlohmann::json as_json(const std::vector<ListedOwner>& owners, const std::vector<SilentOwner>& silent) {
+nlohmann::json listing(const std::vector<ListedOwner>& owners, const std::vector<SilentOwner>& silent) {
   nlohmann::json rows = nlohmann::json::array();
-  for (const ListedOwner& owner : owners) rows.push_back(as_json(owner));
+  for (const ListedOwner& owner : owners) rows.push_back(listing(owner));
   nlohmann::json others = nlohmann::json::array();
   for (const SilentOwner& owner : silent)
     others.push_back({{"pid", owner.pid}, {"socket", owner.socket}, {"why", owner.why}});
@@ -137,7 +137,7 @@ std::string look(const LsOptions& options) {
   std::erase_if(list.silent, [&](const SilentOwner& owner) { return !options.wants(owner.pid); });
   const std::vector<ListedOwner> owners = sorted(std::move(list.owners));
   if (*options.format == OutputFormat::json)
-    return json_text(as_json(owners, list.silent), options.watch ? -1 : 2) + "\n";
+    return json_text(listing(owners, list.silent), options.watch ? -1 : 2) + "\n";
   if (!options.groups) return as_text(owners, list.silent, options);
   return group_table(owners) + silent_lines(list.silent);
 }
@@ -154,7 +154,7 @@ std::string redrawn(const std::string& text, std::size_t rows) {
   return screen + "\033[J";
 }
 
-int watch(const LsOptions& options) {
+int watch_owners(const LsOptions& options) {
   Interrupts interrupts;
   const bool is_table = *options.format == OutputFormat::table;
   do {
@@ -168,7 +168,7 @@ int watch(const LsOptions& options) {
 }
 
 int ls(const LsOptions& options) {
-  if (options.watch) return watch(options);
+  if (options.watch) return watch_owners(options);
   fmt::print("{}", look(options));
   return 0;
 }

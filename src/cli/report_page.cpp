@@ -37,7 +37,7 @@ std::string cell(std::string_view text) { return fmt::format("<td>{}</td>", html
 std::string line(const std::string& cells) { return fmt::format("<tr>{}</tr>\n", cells); }
 
 /// Titles that begin with "#" are of numbers.
-std::string table(const std::vector<std::string_view>& titles, const std::string& rows) {
+std::string table_of(const std::vector<std::string_view>& titles, const std::string& rows) {
   std::string head;
   for (const std::string_view title : titles)
     head += title.starts_with('#') ? fmt::format("<th class=\"n\">{}</th>", title.substr(1))
@@ -80,9 +80,9 @@ std::string owners(const Look& look) {
                  number(owner.info.borrowers.size()) + number(stats.leases) + number(stats.descriptors) +
                  fmt::format("<td class=\"c\"><div>{}</div></td>", html(owner.command)));
   }
-  return table({"#pid", "#memory", "#bytes", "#blocks", "#in transit", "#limbo", "#borrowers", "#leases",
-                "#descriptors", "command"},
-               rows);
+  return table_of({"#pid", "#memory", "#bytes", "#blocks", "#in transit", "#limbo", "#borrowers", "#leases",
+                   "#descriptors", "command"},
+                  rows);
 }
 
 std::string segments(const Look& look) {
@@ -91,7 +91,7 @@ std::string segments(const Look& look) {
     for (const DeviceUse& use : owner.info.devices)
       rows += line(number(static_cast<std::uint64_t>(owner.info.pid)) + cell(use.device) +
                    number(use.segments) + number(format_bytes(use.bytes)) + cell(use.uuid));
-  return table({"#pid", "device", "#segments", "#memory", "UUID"}, rows);
+  return table_of({"#pid", "device", "#segments", "#memory", "UUID"}, rows);
 }
 
 std::string borrowers(const Look& look) {
@@ -101,7 +101,7 @@ std::string borrowers(const Look& look) {
       rows += line(number(static_cast<std::uint64_t>(owner.info.pid)) +
                    number(static_cast<std::uint64_t>(borrower.pid)) + number(borrower.claims) +
                    cell(escaped(borrower.name)));
-  return table({"#owner", "#borrower", "#blocks", "borrower's name"}, rows);
+  return table_of({"#owner", "#borrower", "#blocks", "borrower's name"}, rows);
 }
 
 std::string waiting(const Look& look) {
@@ -111,7 +111,7 @@ std::string waiting(const Look& look) {
       rows += line(number(static_cast<std::uint64_t>(owner.info.pid)) + cell(escaped(where)) +
                    number(blocks.blocks) + number(ages(blocks)));
   return rows.empty() ? "<p>Nothing is in transit.</p>\n"
-                      : table({"#owner", "where", "#blocks", "#for"}, rows);
+                      : table_of({"#owner", "where", "#blocks", "#for"}, rows);
 }
 
 std::string silent(const Look& look) {
@@ -120,7 +120,7 @@ std::string silent(const Look& look) {
     rows += line(number(static_cast<std::uint64_t>(owner.pid)) + cell(escaped(owner.why)));
   return rows.empty()
              ? ""
-             : section("Not listed", "Processes that did not answer.", table({"#pid", "why"}, rows));
+             : section("Not listed", "Processes that did not answer.", table_of({"#pid", "why"}, rows));
 }
 
 std::string map_section(const Look& look) {

@@ -53,7 +53,7 @@ DType dtype_of(const std::string& descr) {
   throw Error(ErrorCode::unsupported, fmt::format("no dtype of onecopy matches the descr '{}'", descr));
 }
 
-Layout layout_of(const NpyFields& fields) {
+Layout npy_layout(const NpyFields& fields) {
   const DType dtype = dtype_of(fields.descr);
   try {
     Layout row_major(dtype, fields.shape);
@@ -106,7 +106,7 @@ NpyHeader parse_npy_header(ByteSpan head, std::uint64_t file_size) {
   if (head.size() < place.data) refuse_npy("it ends within its header");
   const auto* text = reinterpret_cast<const char*>(head.data() + place.header);
   NpyHeader header;
-  header.layout = layout_of(parse_npy_literal({text, place.data - place.header}));
+  header.layout = npy_layout(parse_npy_literal({text, place.data - place.header}));
   header.data_offset = place.data;
   header.file_size = file_size;
   if (header.layout.nbytes() > file_size - place.data)

@@ -14,7 +14,7 @@
 namespace onecopy::rpc {
 namespace {
 
-[[noreturn]] void throw_ended(const Member& member) {
+[[noreturn]] void throw_member_ended(const Member& member) {
   throw Error(ErrorCode::peer_died, fmt::format("{} (pid {}) has ended before it could be called",
                                                 member.name(), member.address.pid));
 }
@@ -142,7 +142,7 @@ void Node::connect(Member& to, Deadline deadline) {
   }
   if (!to.out.load(std::memory_order_acquire)) {
     check_can_send(to);
-    throw_ended(to);
+    throw_member_ended(to);
   }
 }
 
@@ -160,7 +160,7 @@ void Node::greet(Member& to) {
     if (error.code() != ErrorCode::owner_died && error.code() != ErrorCode::stale_handle &&
         error.code() != ErrorCode::closed && error.code() != ErrorCode::peer_died)
       throw;
-    throw_ended(to);
+    throw_member_ended(to);
   }
   to.is_greeted = true;
 }

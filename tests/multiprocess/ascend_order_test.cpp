@@ -28,9 +28,9 @@ constexpr int kThreadLocal = 1;
 constexpr Device kFirst{DeviceType::npu, 0};
 constexpr Device kSecond{DeviceType::npu, 1};
 
-Tensor bytes(std::int64_t count) { return empty(Layout(DType::u8, {count}), kFirst); }
+Tensor ascend_bytes(std::int64_t count) { return empty(Layout(DType::u8, {count}), kFirst); }
 
-void close_with(const AclCalls& acl, void* stream, std::atomic<bool>& gate) {
+void close_on_ascend(const AclCalls& acl, void* stream, std::atomic<bool>& gate) {
   const auto wait = [](void* at) {
     while (!*static_cast<std::atomic<bool>*>(at)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   };
@@ -55,8 +55,8 @@ TEST_F(AscendOrder, WhatIsDroppedWhileItsStreamIsCapturedIsKeptUntilTheStreamHas
     acl.use(0);
     const auto stream = acl.stream();
     std::atomic<bool> gate{false};
-    Tensor tensor = record_stream(bytes(4096), Stream{stream});
-    close_with(acl, stream, gate);
+    Tensor tensor = record_stream(ascend_bytes(4096), Stream{stream});
+    close_on_ascend(acl, stream, gate);
     EXPECT_EQ(acl.aclmdlRICaptureBegin(stream, kThreadLocal), ascend::ACL_SUCCESS);
     tensor.release();
     collect();
@@ -73,7 +73,7 @@ TEST_F(AscendOrder, AStreamThatIsBeingCapturedIsRefused) {
     const AclCalls acl;
     acl.use(0);
     const auto stream = acl.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = ascend_bytes(4096);
     EXPECT_EQ(acl.aclmdlRICaptureBegin(stream, kThreadLocal), ascend::ACL_SUCCESS);
     EXPECT_TRUE(backend(DeviceType::npu).is_captured(0, Stream{stream}));
     expect_refusal(ErrorCode::unsupported, {"captured"},
@@ -91,7 +91,7 @@ void expect_not_captured(const char* peers, bool to_the_host) {
     const auto stream = acl.stream();
     void* host = nullptr;
     EXPECT_EQ(acl.aclrtMallocHost(&host, 16), ascend::ACL_SUCCESS);
-    const Tensor from = bytes(16);
+    const Tensor from = ascend_bytes(16);
     const Tensor seen = to_the_host ? use_on(from, kSecond) : Tensor{};
     const Tensor other = empty(Layout(DType::u8, {16}), kSecond);
     EXPECT_EQ(acl.aclmdlRICaptureBegin(stream, kThreadLocal), ascend::ACL_SUCCESS);
@@ -115,14 +115,14 @@ TEST_F(AscendOrder, OfADeviceThatIsLostKeepsWhatIsGivenBackInItFromBeingUsedAgai
     const AclCalls acl;
     acl.use(0);
     const auto stream = acl.stream();
-    Tensor tensor = record_stream(bytes(4096), Stream{stream});
+    Tensor tensor = record_stream(ascend_bytes(4096), Stream{stream});
     constexpr int kLostHeartbeat = 507010;
     acl.sim_fail("aclrtSynchronizeStream", kLostHeartbeat, 0, -1);
     tensor.release();
     collect();
     EXPECT_EQ(stats().live_blocks, 1u);
     expect_refusal(ErrorCode::system, {"npu:0 has failed", "507010"},
-                   [&] { share(bytes(4096), {.stream = Stream{stream}}); });
+                   [&] { share(ascend_bytes(4096), {.stream = Stream{stream}}); });
   });
 }
 

@@ -34,10 +34,10 @@ using testing::Note;
 using testing::Shared;
 using testing::StderrText;
 
-using Word = std::atomic<std::uint64_t>;
+using GateWord = std::atomic<std::uint64_t>;
 
 /// Until the word is 1. It takes no thread of the driver's: one may run the host functions of all streams.
-void close_with(const CudaCalls& cu, testing::CUstream stream, Word& gate) {
+void close_with_word(const CudaCalls& cu, testing::CUstream stream, GateWord& gate) {
   testing::CUdeviceptr at = 0;
   EXPECT_EQ(cu.cuMemHostRegister(&gate, sizeof gate, testing::kHostRegisterMapped), testing::CUDA_SUCCESS);
   EXPECT_EQ(cu.cuMemHostGetDevicePointer(&at, &gate, 0), testing::CUDA_SUCCESS);
@@ -124,13 +124,13 @@ TEST_F(CudaFailure, OfALivingSharersDeviceLeavesNoHostWaiting) {
 
 TEST_F(CudaFailure, OfOneDeviceIsOneOfAllDevicesOfItsProcess) {
   if (testing::cuda_devices() < 2) GTEST_SKIP() << "wants two devices";
-  Shared<Word> other_gate;
+  Shared<GateWord> other_gate;
   Child owner([&] {
     const CudaCalls cu;
     cu.use(1);
     const auto stream = cu.stream();
     const Tensor tensor = device_bytes(4096, {DeviceType::cuda, 1});
-    close_with(cu, stream, *other_gate);
+    close_with_word(cu, stream, *other_gate);
     fill(cu, tensor, 9, stream);
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     FailingDevice device;

@@ -29,6 +29,7 @@ namespace {
 using testing::Child;
 using testing::close_with;
 using testing::CudaCalls;
+using testing::device_bytes;
 using testing::element;
 using testing::eventually;
 using testing::fill;
@@ -36,8 +37,6 @@ using testing::Gate;
 using testing::Note;
 using testing::set_element;
 using testing::Shared;
-
-Tensor bytes(std::int64_t count) { return testing::device_bytes(count); }
 
 class CudaOrder : public ::testing::Test {
  protected:
@@ -54,7 +53,7 @@ TEST_F(CudaOrder, WhoDropsTensorsWithoutAPauseHasAFewOfThemAtATime) {
     cu.use(0);
     const auto stream = cu.stream();
     for (int i = 0; i < 200; ++i) {
-      record_stream(bytes(4096), Stream{stream}).release();
+      record_stream(device_bytes(4096), Stream{stream}).release();
       cu.cuStreamSynchronize(stream);
       ASSERT_LE(stats().live_blocks, 3u) << "after " << i + 1 << " tensors";
     }
@@ -68,10 +67,10 @@ TEST_F(CudaOrder, ManyTensorsThatAreDroppedInTheDefaultStreamTakeFewMarks) {
   testing::in_child([] {
     const CudaCalls cu;
     cu.use(0);
-    const Tensor kept = bytes(4096);
+    const Tensor kept = device_bytes(4096);
     marks(kept);  // from here on it is known that streams write words
     std::vector<Tensor> many;
-    for (int i = 0; i < 1000; ++i) many.push_back(record_stream(bytes(4096), Stream{}));
+    for (int i = 0; i < 1000; ++i) many.push_back(record_stream(device_bytes(4096), Stream{}));
     const std::uint64_t before = marks(kept);
     many.clear();
     EXPECT_LT(marks(kept) - before, 200u);
@@ -83,9 +82,9 @@ TEST_F(CudaOrder, LargeTensorsThatAreDroppedInTheDefaultStreamDoNotWaitForManyMo
   testing::in_child([] {
     const CudaCalls cu;
     cu.use(0);
-    marks(bytes(4096));
+    marks(device_bytes(4096));
     for (int i = 0; i < 20; ++i) {
-      record_stream(bytes(200 << 20), Stream{}).release();
+      record_stream(device_bytes(200 << 20), Stream{}).release();
       cu.cuStreamSynchronize(nullptr);
       ASSERT_LE(stats().live_blocks, 4u) << "after " << i + 1 << " tensors";
     }
@@ -96,9 +95,9 @@ TEST_F(CudaOrder, WhatIsDroppedInTheDefaultStreamIsKeptUntilThatHasComePast) {
   testing::in_child([&] {
     const CudaCalls cu;
     cu.use(0);
-    const Tensor kept = bytes(4096);
+    const Tensor kept = device_bytes(4096);
     marks(kept);
-    Tensor tensor = record_stream(bytes(4096), Stream{});
+    Tensor tensor = record_stream(device_bytes(4096), Stream{});
     close_with(cu, nullptr, *gate);
     tensor.release();
     collect();
@@ -113,7 +112,7 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(1 << 20);
+    const Tensor tensor = device_bytes(1 << 20);
     fill(cu, tensor, 1, nullptr);
     cu.cuCtxSynchronize();
     close_with(cu, stream, *gate);
@@ -126,7 +125,7 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor mine = bytes(1 << 20);
+    const Tensor mine = device_bytes(1 << 20);
     {
       const Tensor tensor = open(Handle::from_text(note->read()), {.stream = Stream{stream}});
       copy_into(tensor.view(), mine.view(), Stream{stream});
@@ -144,7 +143,7 @@ TEST_F(CudaOrder, WhatIsHandedOverIsWrittenBeforeItIsReadAndNoHostWaits) {
 
 TEST_F(CudaOrder, WhatIsGivenBackIsNotReusedBeforeTheBorrowersStreamHasReadIt) {
   Child owner([&] {
-    Tensor tensor = bytes(1 << 20);
+    Tensor tensor = device_bytes(1 << 20);
     note->write(share(tensor).to_text());
     note->reach(2);
     tensor.release();
@@ -177,7 +176,7 @@ TEST_F(CudaOrder, ADeadSharersStreamLeavesNobodyWaiting) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);  // which never opens
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     ::pause();
@@ -201,7 +200,7 @@ TEST_F(CudaOrder, AStreamThatTakesLongIsLookedAfterEverMoreSeldom) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
@@ -230,7 +229,7 @@ TEST_F(CudaOrder, WithinOneProcessStreamsWaitForEachOther) {
     cu.use(0);
     const auto first = cu.stream();
     const auto second = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     close_with(cu, first, *gate);
     const Tensor same = open(share(tensor, {.stream = Stream{first}}), {.stream = Stream{second}});
     EXPECT_EQ(cu.cuStreamQuery(second), testing::CUDA_ERROR_NOT_READY);
@@ -258,7 +257,7 @@ TEST_F(CudaOrder, AStreamWithoutRoomKeepsOnlyThoseWaitingWhoUseIt) {
     const auto full = cu.stream();
     const auto busy = cu.stream();
     const auto free = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     for (const auto stream : {full, busy}) close_with(cu, stream, *gate);
     const Handle later = share(tensor, {.stream = Stream{busy}});
     for (int i = 0; i < kRoom; ++i) fill(cu, tensor, 1, full);
@@ -319,7 +318,7 @@ TEST_F(CudaOrder, AForkDoesNotWaitForADriverThatIsToldOfAnothersWords) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
@@ -359,7 +358,7 @@ TEST_F(CudaOrder, WhatWouldEndInTheStreamOfAFailedDeviceIsNotLookedAfterAnyMore)
     Timeline timeline;
     StreamReleases releases(timeline);
     close_with(cu, stream, *gate);
-    releases.order(bytes(4096).block(), testing::kCuda0, Stream{stream}).reset();
+    releases.order(device_bytes(4096).block(), testing::kCuda0, Stream{stream}).reset();
     EXPECT_TRUE(releases.sweep()) << "the stream has still to come past it";
     cu.sim_break(0, 700);
     timeline.poll_devices();
@@ -380,8 +379,8 @@ TEST_F(CudaOrder, WhatTheWatchThreadDropsKeepsNobodyFromOpening) {
     const CudaCalls cu;
     cu.use(0);
     const auto full = cu.stream();
-    const Tensor tensor = bytes(4096);
-    Tensor dropped = record_stream(bytes(4096), Stream{full});
+    const Tensor tensor = device_bytes(4096);
+    Tensor dropped = record_stream(device_bytes(4096), Stream{full});
     const std::string handle = hold(share(dropped)).to_text();
     dropped.release();
     close_with(cu, full, *gate);
@@ -410,9 +409,9 @@ TEST_F(CudaOrder, WhatIsDroppedInADefaultStreamWithoutRoomKeepsNobodyFromOpening
     ::setenv("ONECOPY_SIM_CUDA_ROOM", "8", 1);
     const CudaCalls cu;
     cu.use(0);
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     marks(tensor);
-    Tensor dropped = record_stream(bytes(4096), Stream{});
+    Tensor dropped = record_stream(device_bytes(4096), Stream{});
     close_with(cu, nullptr, *gate);
     for (int i = 0; i < kRoom; ++i) fill(cu, tensor, 1, nullptr);
     count_marks();
@@ -435,7 +434,7 @@ TEST_F(CudaOrder, WithoutRoomForTheWordsAMarkIsRefusedAndTheNextIsNot) {
     const CudaCalls cu;
     cu.use(0);
     const Stream stream{cu.stream()};
-    const Tensor tensor = bytes(4096);  // the driver's own memory is there
+    const Tensor tensor = device_bytes(4096);  // the driver's own memory is there
     Timeline timeline;
     {
       const testing::Limit limit(RLIMIT_AS, testing::address_space_for(0));
@@ -452,7 +451,7 @@ TEST_F(CudaOrder, ACopyThatIsDroppedIsWrittenBeforeItsMemoryIsUsedAgain) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor whole = bytes(1 << 20);
+    const Tensor whole = device_bytes(1 << 20);
     close_with(cu, stream, *gate);
     share(whole.slice(0, 0, 4096), ShareOptions{Exact::copy, Stream{stream}});  // dropped at once
     collect();
@@ -469,14 +468,14 @@ TEST_F(CudaOrder, WhoIsShortOfMemoryWaitsForWhatStreamsStillUse) {
     cu.use(0);
     const auto stream = cu.stream();
     constexpr std::int64_t kMostOfIt = 40 << 20;
-    Tensor tensor = record_stream(bytes(kMostOfIt), Stream{stream});
+    Tensor tensor = record_stream(device_bytes(kMostOfIt), Stream{stream});
     close_with(cu, stream, *gate);
     tensor.release();
     std::thread opener([&] {
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
       gate->open = true;
     });
-    EXPECT_NO_THROW(bytes(kMostOfIt));
+    EXPECT_NO_THROW(device_bytes(kMostOfIt));
     opener.join();
   });
 }
@@ -486,10 +485,10 @@ TEST_F(CudaOrder, ALargeBlockThatWasDroppedInAnIdleStreamIsUsedAgainAtOnce) {
   testing::in_child([&] {
     constexpr std::int64_t kLarge = 256 << 20;
     idle_stream_us = 20'000'000;  // the simulated stream is a thread, which may not get a processor soon
-    Tensor tensor = record_stream(bytes(kLarge), Stream{});
+    Tensor tensor = record_stream(device_bytes(kLarge), Stream{});
     const void* const at = tensor.data();
     tensor.release();
-    EXPECT_EQ(bytes(kLarge).data(), at);
+    EXPECT_EQ(device_bytes(kLarge).data(), at);
   });
 }
 
@@ -499,12 +498,12 @@ TEST_F(CudaOrder, TheDefaultStreamsOfTwoThreadsAreTwo) {
     cu.use(0);
     const auto own = reinterpret_cast<testing::CUstream>(2);  // CU_STREAM_PER_THREAD
     const auto reader = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     close_with(cu, own, *gate);
     const Handle first = share(tensor, {.stream = Stream{own}});
     std::thread([&] {
       cu.use(0);
-      const Tensor other = bytes(4096);
+      const Tensor other = device_bytes(4096);
       share(other, {.stream = Stream{own}});
       cu.cuStreamSynchronize(own);
     }).join();
@@ -521,7 +520,7 @@ TEST_F(CudaOrder, WhatIsDroppedWhileItsStreamIsCapturedIsKeptUntilTheStreamHasCo
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    Tensor tensor = record_stream(bytes(4096), Stream{stream});
+    Tensor tensor = record_stream(device_bytes(4096), Stream{stream});
     close_with(cu, stream, *gate);
     EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
               testing::CUDA_SUCCESS);
@@ -542,7 +541,7 @@ TEST_F(CudaOrder, AStreamThatIsBeingCapturedIsRefused) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     EXPECT_EQ(cu.cuStreamBeginCapture(stream, testing::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL),
               testing::CUDA_SUCCESS);
     testing::expect_refusal(ErrorCode::unsupported, {"captured"},
@@ -572,7 +571,7 @@ TEST_F(CudaOrderWithoutWords, TheOpenersHostWaitsAndTheSharersDoesNot) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     fill(cu, tensor, 1, nullptr);
     cu.cuCtxSynchronize();
     close_with(cu, stream, *gate);
@@ -603,7 +602,7 @@ TEST_F(CudaOrderWithoutWords, AnOpenerThatHasThemWaitsInItsStream) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     note->reach(2);
@@ -625,7 +624,7 @@ TEST_F(CudaOrderWithoutWords, AnOpenerThatHasThemWaitsInItsStream) {
 
 TEST_F(CudaOrderWithoutWords, WhatIsGivenBackIsStillNotReusedEarlyAndNoHostWaits) {
   Child owner([&] {
-    Tensor tensor = bytes(1 << 20);
+    Tensor tensor = device_bytes(1 << 20);
     note->write(share(tensor).to_text());
     note->reach(2);
     tensor.release();
@@ -659,7 +658,7 @@ TEST_F(CudaOrderWithoutWords, TheHostDoesNotWaitForADeadSharer) {
     const CudaCalls cu;
     cu.use(0);
     const auto stream = cu.stream();
-    const Tensor tensor = bytes(4096);
+    const Tensor tensor = device_bytes(4096);
     close_with(cu, stream, *gate);  // which never opens
     note->write(share(tensor, {.stream = Stream{stream}}).to_text());
     ::pause();

@@ -42,7 +42,7 @@ using testing::Shared;
 
 constexpr Device kCuda0{DeviceType::cuda, 0};
 
-Tensor numbers(std::int64_t count, Device device = kCuda0) {
+Tensor numbers_on(std::int64_t count, Device device = kCuda0) {
   const Tensor host = empty(Layout(DType::i64, {count}));
   for (std::int64_t i = 0; i < count; ++i) host.as<std::int64_t>()[i] = i;
   return copy(host.view(), device);
@@ -92,7 +92,7 @@ TEST_F(CudaBetweenProcesses, TheBorrowerFindsTheDeviceByItsUuid) {
   if (device_count() < 2) GTEST_SKIP() << "one device only";
   Shared<Note> note;
   Child owner([&] {
-    const Tensor tensor = numbers(1000);
+    const Tensor tensor = numbers_on(1000);
     note->write(share(tensor).to_text());
     note->reach(3);
     EXPECT_EQ(element(tensor, 7), 70);
@@ -822,8 +822,8 @@ TEST_F(CudaBetweenProcesses, AProgramThatABorrowerBecomesHoldsItsMemoryUntilItEn
   Child device_user = becoming_another_program(on_device, 1);
   Child host_user = becoming_another_program(on_host, 1);
   Child owner([&] {
-    Tensor of_device = numbers(1000);
-    Tensor of_host = numbers(1000, kCpu);
+    Tensor of_device = numbers_on(1000);
+    Tensor of_host = numbers_on(1000, kCpu);
     on_device->write(share(of_device).to_text());
     on_device->reach(2);
     of_device.release();
@@ -849,17 +849,17 @@ TEST_F(CudaBetweenProcesses, AProgramThatABorrowerBecomesHoldsItsMemoryUntilItEn
 
 TEST_F(CudaBetweenProcesses, AForkedChildIsToldToUseSpawn) {
   testing::in_child([] {
-    Tensor tensor = numbers(1000);
+    Tensor tensor = numbers_on(1000);
     const Handle handle = share(tensor);
     Child child([&] {
-      expect_refusal(ErrorCode::unsupported, {"fork", "spawn"}, [] { numbers(10); });
+      expect_refusal(ErrorCode::unsupported, {"fork", "spawn"}, [] { numbers_on(10); });
       expect_refusal(ErrorCode::unsupported, {"fork", "spawn"}, [&] { element(tensor, 0); });
       tensor.release();
     });
     tensor.release();
     EXPECT_EQ(child.join(), 0);
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
-    EXPECT_EQ(element(numbers(10), 9), 9);
+    EXPECT_EQ(element(numbers_on(10), 9), 9);
   });
 }
 

@@ -25,7 +25,17 @@
 namespace onecopy {
 namespace {
 
-using namespace testing;
+using testing::Child;
+using testing::descriptors_for;
+using testing::element;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Footprint;
+using testing::kSanitized;
+using testing::Limit;
+using testing::Note;
+using testing::numbers;
+using testing::Shared;
 
 class FirstOpen : public ::testing::Test {
  protected:

@@ -29,7 +29,20 @@
 namespace onecopy {
 namespace {
 
-using namespace testing;
+using testing::address_space_for;
+using testing::Child;
+using testing::descriptors_for;
+using testing::element;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Footprint;
+using testing::kSanitized;
+using testing::Limit;
+using testing::Note;
+using testing::numbers;
+using testing::set_element;
+using testing::Shared;
+using testing::Watchdog;
 using namespace std::chrono_literals;
 
 constexpr const char* kSanitizersAndForks =

@@ -23,7 +23,7 @@ using testing::Role;
 using testing::run_peers;
 using testing::set_element;
 
-Tensor receive(Role& me, const char* from, Access access = Access::read_write) {
+Tensor receive_form(Role& me, const char* from, Access access = Access::read_write) {
   return open(Handle::from_text(me.hear(from)), access);
 }
 
@@ -37,14 +37,14 @@ const Body lender("forms.lender", [](Role& me) {
   EXPECT_EQ(me.hear("borrower"), "written");
   EXPECT_EQ(element(tensor, 7), 70);
 });
-const Body borrower("forms.borrower", [](Role& me) {
-  const Tensor tensor = receive(me, "lender");
+const Body forms_borrower("forms.borrower", [](Role& me) {
+  const Tensor tensor = receive_form(me, "lender");
   EXPECT_EQ(element(tensor, 999), 999);
   set_element<std::int64_t>(tensor, 7, 70);
   me.tell("lender", "written");
 });
 TEST_P(InEveryForm, WhatOneWritesTheOtherReads) {
-  run_peers(GetParam(), {{"lender", &lender}, {"borrower", &borrower}});
+  run_peers(GetParam(), {{"lender", &lender}, {"borrower", &forms_borrower}});
 }
 
 const Body generous("forms.generous", [](Role& me) {
@@ -58,7 +58,7 @@ const Body generous("forms.generous", [](Role& me) {
   EXPECT_TRUE(eventually([] { return stats().limbo == 0 && stats().live_blocks == 0; }));
 });
 const Body keeper("forms.keeper", [](Role& me) {
-  Tensor tensor = receive(me, "generous");
+  Tensor tensor = receive_form(me, "generous");
   me.tell("generous", "opened");
   me.hear("generous");
   EXPECT_EQ(element(tensor, 999), 999);
@@ -74,17 +74,17 @@ const Body forgetful("forms.forgetful", [](Role& me) {
   me.tell("late", text);
   me.hear("late");
 });
-const Body late("forms.late", [](Role& me) {
+const Body forms_late("forms.late", [](Role& me) {
   const std::string text = me.hear("forgetful");
   expect_refusal(ErrorCode::stale_handle, {"freed before the handle was opened", "keep the Handle object"},
                  [&] { open(Handle::from_text(text)); });
   me.tell("forgetful", "done");
 });
 TEST_P(InEveryForm, WhatNobodyKeptIsStale) {
-  run_peers(GetParam(), {{"forgetful", &forgetful}, {"late", &late}});
+  run_peers(GetParam(), {{"forgetful", &forgetful}, {"late", &forms_late}});
 }
 
-const Body first("forms.first", [](Role& me) {
+const Body forms_first("forms.first", [](Role& me) {
   Tensor tensor = numbers(1000);
   me.tell("middle", share(tensor).to_text());
   me.hear("middle");
@@ -93,23 +93,23 @@ const Body first("forms.first", [](Role& me) {
   me.hear("last");
   EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
 });
-const Body middle("forms.middle", [](Role& me) {
-  Tensor tensor = receive(me, "first");
+const Body forms_middle("forms.middle", [](Role& me) {
+  Tensor tensor = receive_form(me, "first");
   me.tell("first", "opened");
   me.hear("first");
   me.tell("last", share(tensor).to_text());
   me.hear("last");
 });
-const Body last("forms.last", [](Role& me) {
+const Body forms_last("forms.last", [](Role& me) {
   {
-    const Tensor tensor = receive(me, "middle");
+    const Tensor tensor = receive_form(me, "middle");
     EXPECT_EQ(element(tensor, 999), 999);
   }
   me.tell("middle", "done");
   me.tell("first", "done");
 });
 TEST_P(InEveryForm, ABorrowedTensorIsPassedOn) {
-  run_peers(GetParam(), {{"first", &first}, {"middle", &middle}, {"last", &last}});
+  run_peers(GetParam(), {{"first", &forms_first}, {"middle", &forms_middle}, {"last", &forms_last}});
 }
 
 const Body packer("forms.packer", [](Role& me) {

@@ -19,7 +19,11 @@
 namespace onecopy {
 namespace {
 
-using namespace testing;
+using testing::Child;
+using testing::cuda_devices;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::Watchdog;
 
 /// A group of its own for this test's processes, in whichever hierarchy there is.
 class MemoryGroup {

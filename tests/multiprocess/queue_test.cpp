@@ -65,13 +65,13 @@ std::uint64_t blocks_sent() {
 
 constexpr std::int64_t kEach = 3000;
 
-const Body producer("queue.producer", [](Role& me) {
+const Body queue_producer("queue.producer", [](Role& me) {
   Queue queue = Queue::connect(Handle::from_text(me.hear("owner")));
   const std::int64_t base = std::stoll(me.hear("owner"));
   for (std::int64_t i = 0; i < kEach; ++i) queue.put(numbers(5, base + i));
 });
 
-const Body consumer("queue.consumer", [](Role& me) {
+const Body queue_consumer("queue.consumer", [](Role& me) {
   Queue queue = Queue::connect(Handle::from_text(me.hear("owner")));
   std::array<std::int64_t, 2> last{-1, -1};
   std::int64_t sum = 0;
@@ -88,7 +88,7 @@ const Body consumer("queue.consumer", [](Role& me) {
   me.tell("owner", std::to_string(sum));
 });
 
-const Body owner("queue.owner", [](Role& me) {
+const Body queue_owner("queue.owner", [](Role& me) {
   Queue queue = Queue::create({100});
   for (const char* role : {"producer", "producer2", "consumer", "consumer2"})
     me.tell(role, queue.handle().to_text());
@@ -103,7 +103,7 @@ const Body owner("queue.owner", [](Role& me) {
 });
 
 const Body counting_producer("queue.counting", [](Role& me) {
-  producer.run(me);
+  queue_producer.run(me);
   me.tell("referee", "done");
 });
 
@@ -117,11 +117,11 @@ class QueueIn : public ::testing::TestWithParam<Form> {};
 
 TEST_P(QueueIn, EachItemArrivesOnceInTheOrderOfItsProducer) {
   Watchdog watchdog;
-  testing::run_peers(GetParam(), {{"owner", &owner},
+  testing::run_peers(GetParam(), {{"owner", &queue_owner},
                                   {"producer", &counting_producer},
                                   {"producer2", &counting_producer},
-                                  {"consumer", &consumer},
-                                  {"consumer2", &consumer},
+                                  {"consumer", &queue_consumer},
+                                  {"consumer2", &queue_consumer},
                                   {"referee", &referee}});
 }
 

@@ -21,6 +21,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Child;
 using testing::eventually;
+using testing::kPatience;
 using testing::Note;
 using testing::Shared;
 using testing::Watchdog;
@@ -29,8 +30,6 @@ bool is_readable(int fd, std::chrono::milliseconds wait = 0ms) {
   pollfd entry{fd, POLLIN, 0};
   return ::poll(&entry, 1, static_cast<int>(wait.count())) == 1;
 }
-
-constexpr std::chrono::milliseconds kPatience = testing::kPatience;
 
 Message tagged(std::uint32_t tag) { return {tag, {}, {}}; }
 

@@ -28,14 +28,25 @@
 namespace onecopy {
 namespace {
 
-using namespace testing;
+using testing::address_space_for;
+using testing::Child;
+using testing::descriptors_for;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::expect_soon;
+using testing::Footprint;
+using testing::kPatience;
+using testing::kSanitized;
+using testing::Limit;
+using testing::Note;
+using testing::Shared;
 using namespace std::chrono_literals;
 
 constexpr std::int64_t kMiB = 1 << 20;
 /// UBSan opens a pipe to see whether an object's memory can be read, and calls the object bad if it cannot.
 constexpr const char* kSanitizerNeedsDescriptors = "sanitizers need descriptors of their own";
 
-Tensor bytes(std::int64_t count, unsigned char value) {
+Tensor bytes_of_value(std::int64_t count, unsigned char value) {
   Tensor tensor = empty(Layout(DType::u8, {count}));
   std::memset(tensor.data(), value, static_cast<std::size_t>(count));
   return tensor;
@@ -54,7 +65,7 @@ class Shortage : public ::testing::Test {
 TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
-    const Tensor tensor = bytes(1000, 7);
+    const Tensor tensor = bytes_of_value(1000, 7);
     const Handle handle = share(tensor);
     Footprint::settled_owner();
     Limit limit(RLIMIT_NOFILE, descriptors_for(0));
@@ -79,11 +90,11 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerMakesNewBorrowersWait) {
 TEST_F(Shortage, OfAddressesMakesASmallerQueue) {
   if (kSanitized) GTEST_SKIP() << "sanitizers reserve addresses";
   Child child([] {
-    bytes(1000, 7);  // its own tables are there
+    bytes_of_value(1000, 7);  // its own tables are there
     for (const int gib : {7, 3, 1}) {
       const Limit limit(RLIMIT_AS, address_space_for(std::size_t(gib) << 30));
       Queue queue = Queue::create();
-      queue.put(bytes(1000, 9));
+      queue.put(bytes_of_value(1000, 9));
       EXPECT_EQ(last_byte(queue.get_tensor()), 9);
     }
   });
@@ -94,8 +105,8 @@ TEST_F(Shortage, OfAddressesMakesASmallerQueue) {
 TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
-    const Tensor small = bytes(1000, 7);
-    const Tensor large = bytes(40 * kMiB, 8);
+    const Tensor small = bytes_of_value(1000, 7);
+    const Tensor large = bytes_of_value(40 * kMiB, 8);
     const Handle first = share(small);
     const Handle second = share(large);
     for (int more = 1; more <= 2;
@@ -150,8 +161,8 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerNamesTheOwner) {
 TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
-    Tensor small = bytes(1000, 7);
-    Tensor large = bytes(40 * kMiB, 8);
+    Tensor small = bytes_of_value(1000, 7);
+    Tensor large = bytes_of_value(40 * kMiB, 8);
     Handle first = share(small);
     Handle second = share(large);
     note_->write(first.to_text());
@@ -191,12 +202,12 @@ TEST_F(Shortage, OfDescriptorsAtTheOwnerWhileABorrowerForksEndsInANewConnection)
 TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
-    const Tensor theirs = bytes(1000, 5);
+    const Tensor theirs = bytes_of_value(1000, 5);
     note_->write(share(theirs).to_text());
     note_->reach(9);
   });
   Child parent([&] {
-    Tensor mine = bytes(1000, 7);
+    Tensor mine = bytes_of_value(1000, 7);
     const Handle handle_of_mine = share(mine);
     Tensor borrowed = open(handle(1));
     Limit limit(RLIMIT_NOFILE, descriptors_for(0));
@@ -212,10 +223,10 @@ TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
     note_->reach(2);
     mine.release();
     borrowed.release();
-    for (int i = 0; i < 100; ++i) bytes(1000, 1);
+    for (int i = 0; i < 100; ++i) bytes_of_value(1000, 1);
     note_->step = 3;
     EXPECT_EQ(child.join(), 0);
-    EXPECT_EQ(last_byte(open(share(bytes(1000, 9)))), 9);
+    EXPECT_EQ(last_byte(open(share(bytes_of_value(1000, 9)))), 9);
     EXPECT_EQ(last_byte(open(handle(1))), 5);
   });
   EXPECT_EQ(parent.join(), 0);
@@ -227,7 +238,7 @@ TEST_F(Shortage, OfDescriptorsDuringAForkLosesNothing) {
 TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child grandparent([&] {
-    Tensor tensor = bytes(1000, 7);
+    Tensor tensor = bytes_of_value(1000, 7);
     Child parent([&] {
       {
         Limit limit(RLIMIT_NOFILE, descriptors_for(0));
@@ -243,7 +254,7 @@ TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
     });
     note_->reach(1);
     tensor.release();
-    for (int i = 0; i < 100; ++i) bytes(1000, 1);
+    for (int i = 0; i < 100; ++i) bytes_of_value(1000, 1);
     note_->step = 2;
     EXPECT_EQ(parent.join(), 0);
     EXPECT_TRUE(eventually([] { return stats().limbo == 0; }));
@@ -255,7 +266,7 @@ TEST_F(Shortage, OfDescriptorsDuringASecondForkLosesNothing) {
 TEST_F(Shortage, OfDescriptorsAtABorrowerIsAnErrorAtEveryStep) {
   if (kSanitized) GTEST_SKIP() << kSanitizerNeedsDescriptors;
   Child owner([&] {
-    const Tensor tensor = bytes(1000, 7);
+    const Tensor tensor = bytes_of_value(1000, 7);
     note_->write(share(tensor).to_text());
     note_->reach(2);
     EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
@@ -297,14 +308,14 @@ TEST_F(Shortage, OfDescriptorsWhileSharingLeavesNobodyDeaf) {
     Child owner([&] {
       Limit limit(RLIMIT_NOFILE, descriptors_for(more));
       try {
-        share(bytes(1000, 1));
+        share(bytes_of_value(1000, 1));
       } catch (const Error& e) {
         EXPECT_EQ(e.code(), ErrorCode::out_of_descriptors) << more << ": " << e.what();
         note->text[100] = 1;
       }
       limit.lift();
       EXPECT_EQ(stats().live_blocks, 0u);
-      const Tensor tensor = bytes(1000, 7);
+      const Tensor tensor = bytes_of_value(1000, 7);
       note->write(share(tensor).to_text());
       note->reach(2);
     });
@@ -320,7 +331,7 @@ TEST_F(Shortage, OfDescriptorsWhileSharingLeavesNobodyDeaf) {
 TEST_F(Shortage, OfAddressSpaceAtABorrowerIsAnErrorAtEveryStep) {
   if (kSanitized) GTEST_SKIP() << "a sanitizer needs terabytes of address space";
   Child owner([&] {
-    const Tensor tensor = bytes(1000, 7);
+    const Tensor tensor = bytes_of_value(1000, 7);
     note_->write(share(tensor).to_text());
     note_->reach(2);
     EXPECT_TRUE(eventually([] { return stats().borrowers == 0; }));
@@ -358,14 +369,14 @@ TEST_F(Shortage, OfAddressSpaceAtTheStartOfAnOwnerIsAnErrorAndThenItWorks) {
     Child owner([&] {
       Limit limit(RLIMIT_AS, address_space_for(more << 20));
       try {
-        share(bytes(1000, 1));
+        share(bytes_of_value(1000, 1));
       } catch (const Error& e) {
         EXPECT_TRUE(e.code() == ErrorCode::out_of_mappings || e.code() == ErrorCode::out_of_memory)
             << more << ": " << name(e.code()) << ": " << e.what();
       } catch (const std::bad_alloc&) {  // our mappings left no room for the heap, which no Error can help
       }
       limit.lift();
-      EXPECT_EQ(last_byte(open(share(bytes(1000, 9)))), 9);
+      EXPECT_EQ(last_byte(open(share(bytes_of_value(1000, 9)))), 9);
     });
     EXPECT_EQ(owner.join(), 0) << more;
   }
@@ -414,8 +425,8 @@ TEST_F(Shortage, OfMappingsNamesTheLimitAndThenItWorks) {
   std::ifstream("/proc/sys/vm/max_map_count") >> most;
   if (kSanitized || most == 0 || most > 300'000) GTEST_SKIP() << "vm.max_map_count is " << most;
   Child owner([&] {
-    const Tensor small = bytes(1000, 7);
-    const Tensor large = bytes(40 * kMiB, 8);
+    const Tensor small = bytes_of_value(1000, 7);
+    const Tensor large = bytes_of_value(40 * kMiB, 8);
     note_->write(share(small).to_text());
     note_->reach(2);
     note_->write(share(large).to_text(), 3);
@@ -431,11 +442,12 @@ TEST_F(Shortage, OfMappingsNamesTheLimitAndThenItWorks) {
       const MappingHog hog(0);
       expect_refusal(ErrorCode::out_of_mappings, {"vm.max_map_count", std::to_string(most).c_str()},
                      [&] { open(large); });
-      expect_refusal(ErrorCode::out_of_mappings, {"vm.max_map_count"}, [] { bytes(40 * kMiB, 1); });
+      expect_refusal(ErrorCode::out_of_mappings, {"vm.max_map_count"},
+                     [] { bytes_of_value(40 * kMiB, 1); });
     }
     expect_soon(before);
     EXPECT_EQ(last_byte(open(large)), 8);
-    EXPECT_EQ(last_byte(bytes(40 * kMiB, 1)), 1);
+    EXPECT_EQ(last_byte(bytes_of_value(40 * kMiB, 1)), 1);
   });
   EXPECT_EQ(borrower.join(), 0);
   note_->step = 4;
@@ -489,15 +501,15 @@ TEST_F(Shortage, OfAMemoryGroupIsRefusedBeforeTheKernelKills) {
     group.enter();
     expect_refusal(ErrorCode::out_of_memory,
                    {group.path().c_str(), "limit 96.0 MiB", "200.0 MiB", "raise the limit"},
-                   [] { bytes(200 * kMiB, 1); });
+                   [] { bytes_of_value(200 * kMiB, 1); });
     for (const std::int64_t size : {40 * kMiB, 6 * kMiB, std::int64_t{100'000}}) {
       std::vector<Tensor> all;
       expect_refusal(ErrorCode::out_of_memory, {"memory limit of the control group"}, [&] {
-        while (all.size() < 10'000) all.push_back(bytes(size, 2));
+        while (all.size() < 10'000) all.push_back(bytes_of_value(size, 2));
       });
       EXPECT_FALSE(all.empty());
       all.pop_back();
-      all.push_back(bytes(size, 3));  // there is room again
+      all.push_back(bytes_of_value(size, 3));  // there is room again
     }
   });
   EXPECT_EQ(owner.join(), 0) << "-9: the kernel killed it";

@@ -34,7 +34,19 @@
 namespace onecopy {
 namespace {
 
-using namespace testing;
+using testing::Child;
+using testing::element;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::fill;
+using testing::kPatience;
+using testing::kSanitized;
+using testing::Limit;
+using testing::Note;
+using testing::number_in;
+using testing::numbers;
+using testing::Shared;
+using testing::Watchdog;
 using namespace std::chrono_literals;
 
 constexpr uid_t kStranger = 65534;

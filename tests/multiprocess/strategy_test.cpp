@@ -28,11 +28,24 @@
 namespace onecopy {
 namespace {
 
-using namespace testing;
+using testing::Body;
+using testing::Child;
+using testing::count_files;
+using testing::eventually;
+using testing::expect_refusal;
+using testing::expect_soon;
+using testing::Footprint;
+using testing::Form;
+using testing::Note;
+using testing::Role;
+using testing::run_peers;
+using testing::Shared;
+using testing::try_mount_tmpfs;
+using testing::try_private_mounts;
 
 constexpr std::int64_t kMiB = 1 << 20;
 
-Tensor bytes(std::int64_t count, unsigned char value) {
+Tensor bytes_with(std::int64_t count, unsigned char value) {
   Tensor tensor = empty(Layout(DType::u8, {count}));
   std::memset(tensor.data(), value, static_cast<std::size_t>(count));
   return tensor;
@@ -58,7 +71,7 @@ class EveryStrategy : public WithDirectory, public ::testing::WithParamInterface
   /// The resources of a process when it was killed.
   void leave_a_large_tensor() {
     Child victim([&] {
-      const Tensor large = bytes(40 * kMiB, 2);
+      const Tensor large = bytes_with(40 * kMiB, 2);
       note_->step = 1;
       pause();
     });
@@ -77,8 +90,8 @@ INSTANTIATE_TEST_SUITE_P(Strategies, EveryStrategy,
 
 TEST_P(EveryStrategy, LendsForReadingAndWriting) {
   Child owner([&] {
-    const Tensor small = bytes(1000, 1);
-    const Tensor large = bytes(40 * kMiB, 2);
+    const Tensor small = bytes_with(1000, 1);
+    const Tensor large = bytes_with(40 * kMiB, 2);
     EXPECT_EQ(files(), names(2));
     note_->write(share(small).to_text());
     note_->reach(2);
@@ -105,7 +118,7 @@ TEST_P(EveryStrategy, LendsForReadingAndWriting) {
 }
 
 TEST_P(EveryStrategy, ReadOnlyMemoryCannotBeWritten) {
-  const Tensor tensor = bytes(1000, 1);
+  const Tensor tensor = bytes_with(1000, 1);
   const Handle handle = share(tensor);
   Child borrower([text = handle.to_text()] {
     std::signal(SIGSEGV, SIG_DFL);  // a sanitizer's handler would exit instead
@@ -118,7 +131,7 @@ TEST_P(EveryStrategy, ReadOnlyMemoryCannotBeWritten) {
 TEST_P(EveryStrategy, MemoryOutlivesItsOwnerAndIsPassedOn) {
   Shared<Note> on;
   Child owner([&] {
-    const Tensor tensor = bytes(1000, 7);
+    const Tensor tensor = bytes_with(1000, 7);
     note_->write(share(tensor).to_text());
     pause();
   });
@@ -151,7 +164,7 @@ TEST_P(EveryStrategy, ABundleMayMixBoth) {
     std::vector<NamedTensor> tensors;
     for (int i = 0; i < 10; ++i) {
       set_strategy(i % 2 ? Strategy::file_system : Strategy::file_descriptor);
-      tensors.emplace_back(std::to_string(i), bytes(100, static_cast<unsigned char>(i)));
+      tensors.emplace_back(std::to_string(i), bytes_with(100, static_cast<unsigned char>(i)));
     }
     set_strategy(GetParam());
     const Handle handle = share_bundle(tensors);
@@ -169,8 +182,8 @@ TEST_P(EveryStrategy, ExitingLeavesNoName) {
   Child owner([&] {
     Child user([&] {  // which exits as programs do
       {
-        const Tensor small = bytes(1000, 1);
-        const Tensor large = bytes(40 * kMiB, 2);
+        const Tensor small = bytes_with(1000, 1);
+        const Tensor large = bytes_with(40 * kMiB, 2);
         share(small);
         EXPECT_EQ(files(), names(2));
       }
@@ -186,8 +199,8 @@ const Body starting("strategy.starting", [](Role&) { stats(); });  // any first 
 
 TEST_P(EveryStrategy, WhatAKilledProcessLeftTheNextOneRemovesAtItsStart) {
   Child victim([&] {
-    const Tensor small = bytes(1000, 1);
-    const Tensor large = bytes(40 * kMiB, 2);
+    const Tensor small = bytes_with(1000, 1);
+    const Tensor large = bytes_with(40 * kMiB, 2);
     note_->step = 1;
     pause();
   });
@@ -207,7 +220,7 @@ const Body opening("strategy.opening", [](Role&) {  // its first use
 
 TEST_P(EveryStrategy, OneThatBeginsByOpeningRemovesItSoon) {
   set_strategy(Strategy::file_descriptor);
-  const Tensor tensor = bytes(1000, 1);
+  const Tensor tensor = bytes_with(1000, 1);
   const std::string handle = share(tensor).to_text();
   set_strategy(GetParam());
   leave_a_large_tensor();
@@ -243,7 +256,7 @@ class RuntimeDirectory : public ::testing::Test {
 TEST_F(RuntimeDirectory, HoldsTheSocketsWhileTheyAreUsed) {
   Child owner([&] {
     Child user([&] {
-      const Tensor tensor = bytes(1000, 7);
+      const Tensor tensor = bytes_with(1000, 7);
       note_->write(share(tensor).to_text());
       EXPECT_EQ(count_files(directory_.path().c_str()), 1u);
       note_->reach(2);
@@ -259,14 +272,14 @@ TEST_F(RuntimeDirectory, HoldsTheSocketsWhileTheyAreUsed) {
 
 TEST_F(RuntimeDirectory, LosesWhatAKilledProcessLeftAtTheNextStart) {
   Child live([&] {
-    const Tensor tensor = bytes(1000, 7);
+    const Tensor tensor = bytes_with(1000, 7);
     const Handle handle = share(tensor);
     note_->step = 1;
     note_->reach(3);
   });
   note_->reach(1);
   Child victim([&] {
-    const Tensor tensor = bytes(1000, 7);
+    const Tensor tensor = bytes_with(1000, 7);
     const Handle handle = share(tensor);
     note_->step = 2;
     pause();
@@ -293,11 +306,11 @@ class FileSystem : public WithDirectory {
 /// systemd-logind's RemoveIPC and eager resource trackers do this.
 TEST_F(FileSystem, WhenSomebodyUnlinksTheNamesUsersGoOnAndNewOnesAreToldWhy) {
   Child owner([&] {
-    const Tensor tensor = bytes(1000, 7);
+    const Tensor tensor = bytes_with(1000, 7);
     note_->write(share(tensor).to_text());
     note_->reach(2);
     EXPECT_EQ(last_byte(tensor), 8);
-    EXPECT_EQ(last_byte(bytes(40 * kMiB, 5)), 5);
+    EXPECT_EQ(last_byte(bytes_with(40 * kMiB, 5)), 5);
   });
   const Handle handle = Handle::from_text(note_->read(1));
   Shared<Note> unlinked;
@@ -324,13 +337,13 @@ TEST_F(FileSystem, AnAbsentDirectoryIsAnErrorAndThenItWorks) {
     ::setenv("ONECOPY_SHM_DIR", "/nonexistent/directory", 1);
     const Footprint before = Footprint::unchanging();
     expect_refusal(ErrorCode::system, {"/nonexistent/directory", "ONECOPY_SHM_DIR", "file_descriptor"},
-                   [] { bytes(1000, 1); });
+                   [] { bytes_with(1000, 1); });
     expect_soon(before);
     set_strategy(Strategy::file_descriptor);
-    EXPECT_EQ(last_byte(bytes(1000, 1)), 1);
+    EXPECT_EQ(last_byte(bytes_with(1000, 1)), 1);
     set_strategy(Strategy::file_system);
     ::setenv("ONECOPY_SHM_DIR", directory_.path().c_str(), 1);
-    EXPECT_EQ(last_byte(open(share(bytes(1000, 2)))), 2);
+    EXPECT_EQ(last_byte(open(share(bytes_with(1000, 2)))), 2);
   });
   EXPECT_EQ(owner.join(), 0);
 }
@@ -346,17 +359,17 @@ TEST_F(FileSystem, AFullDirectoryIsAnErrorWithTheNumbersAndThenItWorks) {
     const std::uint64_t before = Footprint::unchanging().descriptors;
     expect_refusal(ErrorCode::out_of_memory,
                    {"4194304", "1048576 bytes free", "ONECOPY_SHM_DIR", "file_descriptor"},
-                   [] { bytes(4 * kMiB, 1); });
+                   [] { bytes_with(4 * kMiB, 1); });
     EXPECT_TRUE(eventually([&] { return stats().descriptors == before + 1; }))
         << "the segment stays for smaller requests";
     {
-      const Tensor tensor = bytes(kMiB / 2, 3);
+      const Tensor tensor = bytes_with(kMiB / 2, 3);
       EXPECT_EQ(last_byte(open(share(tensor))), 3);
-      expect_refusal(ErrorCode::out_of_memory, {"bytes free"}, [] { bytes(kMiB * 3 / 4, 1); });
+      expect_refusal(ErrorCode::out_of_memory, {"bytes free"}, [] { bytes_with(kMiB * 3 / 4, 1); });
     }
-    EXPECT_EQ(last_byte(bytes(kMiB * 3 / 4, 4)), 4);  // there is room again
+    EXPECT_EQ(last_byte(bytes_with(kMiB * 3 / 4, 4)), 4);  // there is room again
     set_strategy(Strategy::file_descriptor);
-    EXPECT_EQ(last_byte(bytes(4 * kMiB, 5)), 5);
+    EXPECT_EQ(last_byte(bytes_with(4 * kMiB, 5)), 5);
   });
   EXPECT_EQ(owner.join(), 0);
   if (note_->step == 1) GTEST_SKIP() << note_->read();

@@ -34,6 +34,7 @@ using testing::eventually;
 using testing::expect_refusal;
 using testing::expect_soon;
 using testing::Footprint;
+using testing::kPatience;
 using testing::Note;
 using testing::Shared;
 using testing::Watchdog;
@@ -41,7 +42,6 @@ using wire::Type;
 
 constexpr std::uint32_t kBeyond = static_cast<std::uint32_t>(wire::kLastType) + 1;  // of no message
 
-constexpr std::chrono::milliseconds kPatience = testing::kPatience;
 constexpr std::int64_t kOwnSegment = 5 << 20;  // i64: 40 MiB, which get a segment of their own
 
 Tensor filled(std::int64_t count, std::int64_t value) {
@@ -50,7 +50,7 @@ Tensor filled(std::int64_t count, std::int64_t value) {
   return tensor;
 }
 
-UnixSocket dial(const ProcessId& owner) {
+UnixSocket dial_owner(const ProcessId& owner) {
   return UnixSocket::connect(socket_name(public_name(owner)), kPatience);
 }
 
@@ -58,7 +58,7 @@ ByteSpan secret(const ProcessId& id) { return std::as_bytes(std::span(id)); }
 
 /// A client that speaks the protocol's words one by one.
 struct Client {
-  explicit Client(const ProcessId& owner) : id(owner), socket(dial(owner)) {}
+  explicit Client(const ProcessId& owner) : id(owner), socket(dial_owner(owner)) {}
 
   Packet ask(const Bytes& message, const std::vector<int>& fds = {}) {
     socket.send(message, fds, kPatience);
@@ -384,7 +384,7 @@ TEST_F(Attack, AFloodThatIsReadDoesNotKeepOthersOut) {
 
 TEST_F(Attack, SilentConnectionsKeepNobodyOut) {
   std::vector<UnixSocket> silent;
-  for (int i = 0; i < 200; ++i) silent.push_back(dial(owner()));
+  for (int i = 0; i < 200; ++i) silent.push_back(dial_owner(owner()));
   expect_served();
 }
 

@@ -21,7 +21,7 @@
 namespace onecopy::python {
 namespace {
 
-[[noreturn]] void refuse(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
+[[noreturn]] void refuse_array(const std::string& message) { throw Error(ErrorCode::unsupported, message); }
 
 /// The dtype of a numpy array whose elements the buffer protocol lacks, but ml_dtypes has.
 std::optional<DType> extended_dtype(nb::handle object) {
@@ -63,14 +63,15 @@ class Buffer {
   DType dtype(const char* argument) const {
     const auto dtype = parse_buffer_format(view_.format, static_cast<std::size_t>(view_.itemsize));
     if (dtype) return *dtype;
-    refuse(fmt::format("{} has elements of the {}, {} bytes each, which cannot be shared; {}", argument,
-                       name_of_elements(memoryview_), view_.itemsize, advice(view_.format)));
+    refuse_array(fmt::format("{} has elements of the {}, {} bytes each, which cannot be shared; {}",
+                             argument, name_of_elements(memoryview_), view_.itemsize,
+                             advice(view_.format)));
   }
 
   StridedView elements(const char* argument) const {
     if (view_.suboffsets && std::any_of(view_.suboffsets, view_.suboffsets + view_.ndim,
                                         [](Py_ssize_t offset) { return offset >= 0; }))
-      refuse(
+      refuse_array(
           fmt::format("{} is made of pointers to rows, which cannot be shared; copy it first", argument));
     return {static_cast<std::byte*>(view_.buf),
             {view_.shape, view_.shape + view_.ndim},
@@ -113,7 +114,7 @@ bool is_masked(nb::handle object) {
 
 void refuse_masked(nb::handle object, const char* argument) {
   if (is_masked(object))
-    refuse(fmt::format(
+    refuse_array(fmt::format(
         "{} is a masked array, whose mask would be lost; share x.data and x.mask, or x.filled()",
         argument));
 }
@@ -157,12 +158,12 @@ Source Source::of_buffer(nb::handle object, const char* argument, std::optional<
 Source Source::of_no_buffer(nb::handle object, const char* argument, const nb::python_error& why) {
   constexpr const char* kMessage = "the elements of {} cannot be shared: {}";
   if (!nb::hasattr(object, "__dlpack__"))
-    refuse(fmt::format(kMessage, argument, nb::str(why.value()).c_str()));
+    refuse_array(fmt::format(kMessage, argument, nb::str(why.value()).c_str()));
   try {
     return Source(from_dlpack_object(object, argument));
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
-    refuse(fmt::format(kMessage, argument, nb::str(error.value()).c_str()));
+    refuse_array(fmt::format(kMessage, argument, nb::str(error.value()).c_str()));
   }
 }
 

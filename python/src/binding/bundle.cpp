@@ -28,7 +28,7 @@ nb::object to_str(std::string_view text) {
 // ---- what Python calls
 
 /// Empty for an object that is no name at all.
-std::optional<std::size_t> find(const OpenBundle& bundle, nb::handle key) {
+std::optional<std::size_t> find_row(const OpenBundle& bundle, nb::handle key) {
   const auto name = utf8_of(key);
   return name ? bundle.find(*name) : std::nullopt;
 }
@@ -41,7 +41,7 @@ std::optional<std::size_t> find(const OpenBundle& bundle, nb::handle key) {
 
 std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
   if (nb::isinstance<nb::str>(key)) {
-    if (const auto row = find(bundle, key)) return *row;
+    if (const auto row = find_row(bundle, key)) return *row;
     raise_missing(bundle, key);
   }
   if (!PyIndex_Check(key.ptr()))
@@ -55,7 +55,7 @@ std::size_t row_of(const OpenBundle& bundle, nb::handle key) {
   return static_cast<std::size_t>(row < 0 ? row + size : row);
 }
 
-bool contains(const OpenBundle& bundle, nb::handle key) { return find(bundle, key).has_value(); }
+bool contains(const OpenBundle& bundle, nb::handle key) { return find_row(bundle, key).has_value(); }
 
 nb::object get_item(const OpenBundle& bundle, nb::handle key) {
   return bundle.array(row_of(bundle, key), bundle.framework());

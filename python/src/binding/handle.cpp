@@ -28,7 +28,7 @@ Handle from_text(nb::handle text) {
   return handle_arg(text, "text");
 }
 
-nb::object reduce(const Handle& handle) {
+nb::object reduce_handle(const Handle& handle) {
   const bool keeps = static_cast<bool>(handle.block());
   return nb::make_tuple(nb::module_::import_("onecopy._reopen").attr("handle"),
                         nb::make_tuple(to_bytes(keeps ? hold(handle) : handle)));
@@ -79,7 +79,7 @@ void init_handles(nb::module_& m) {
           },
           nb::arg("other").none(), nb::sig("def __eq__(self, other: object) -> bool"))
       .def("__hash__", [](const Handle& handle) { return nb::hash(nb::object(to_bytes(handle))); })
-      .def("__reduce__", &reduce, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
+      .def("__reduce__", &reduce_handle, nb::sig("def __reduce__(self) -> tuple[typing.Any, ...]"))
       .def("__copy__", [](const Handle& handle) { return handle; })
       .def(
           "__deepcopy__", [](const Handle& handle, nb::handle) { return handle; }, nb::arg("memo").none(),

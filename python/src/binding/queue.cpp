@@ -101,7 +101,7 @@ void put(Queue& queue, nb::handle object, nb::handle timeout) {
     raise_timeout("Full", "the queue was full", timeout);
 }
 
-nb::object get(Queue& queue, nb::handle timeout) {
+nb::object get_object(Queue& queue, nb::handle timeout) {
   constexpr const char* kInstead =
       "; try_get() does not wait, and onecopy.multiprocessing.Queue takes block";
   const Deadline deadline = deadline_of(timeout, kInstead);
@@ -195,7 +195,7 @@ nb::object get_or_empty(Queue& queue, nb::handle block, nb::handle timeout) {
   return decode_message(*std::move(message), stream);
 }
 
-Queue make(std::int64_t maxsize) {
+Queue make_queue(std::int64_t maxsize) {
   return Queue(onecopy::Queue::create({.maxsize = maxsize > 0 ? static_cast<std::uint64_t>(maxsize) : 0}));
 }
 
@@ -222,7 +222,7 @@ void init_messages(nb::class_<Queue>& queue) {
            "\n"
            "Raises:\n"
            "    Timeout, Closed, OutOfMemory, and exceptions of pickling: nothing was put then.")
-      .def("get", &get, nb::arg("timeout") = nb::none(),
+      .def("get", &get_object, nb::arg("timeout") = nb::none(),
            nb::sig("def get(self, timeout: float | None = None) -> _T"),
            "The next object.\n"
            "\n"
@@ -266,7 +266,7 @@ void init_queue(nb::module_& m) {
       "\n"
       "Args:\n"
       "    maxsize: how many objects it holds at most; 0 means: as many as memory allows.");
-  queue.def(nb::new_(&make), nb::arg("maxsize") = 0);
+  queue.def(nb::new_(&make_queue), nb::arg("maxsize") = 0);
   const nb::object alias = nb::module_::import_("types").attr("GenericAlias");
   queue.attr("__class_getitem__") =
       nb::module_::import_("builtins").attr("classmethod")(alias);  // Queue[int], for annotations

@@ -55,7 +55,7 @@ nb::object index(const Tensor& tensor) {
 }
 
 /// The result of a function of Python that makes an object.
-nb::object made(PyObject* object) {
+nb::object owned(PyObject* object) {
   if (!object) throw nb::python_error();
   return nb::steal(object);
 }
@@ -186,7 +186,7 @@ void set_item(const Tensor& tensor, nb::handle key, nb::handle value) {
 
 Tensor own_copy(const Tensor& tensor) { return copied_to(tensor, tensor.device()); }
 
-Tensor to_device(const Tensor& tensor, nb::handle device) {
+Tensor tensor_to_device(const Tensor& tensor, nb::handle device) {
   const Device where = device_arg(device, "device");
   return where == tensor.device() ? tensor : copied_to(tensor, where);
 }
@@ -316,7 +316,7 @@ nb::object jax_array(nb::handle self) {
 }
 
 /// The elements, row-major.
-nb::object to_bytes(const Tensor& tensor) {
+nb::object tensor_to_bytes(const Tensor& tensor) {
   const Tensor host = on_host(tensor);
   const Tensor packed = host.layout().is_contiguous() ? host : own_copy(host);
   return to_python({packed.as<const std::byte>(), packed.nbytes()});
@@ -390,7 +390,7 @@ void add_views(nb::class_<Tensor>& c) {
            "    ReadOnly: the tensor was opened with ``access=\"read\"``.\n"
            "    OverflowError: an int does not fit into the dtype.")
       .def(
-          "__iter__", [](nb::handle self) { return made(PySeqIter_New(self.ptr())); },
+          "__iter__", [](nb::handle self) { return owned(PySeqIter_New(self.ptr())); },
           nb::sig("def __iter__(self) -> typing.Iterator[Tensor]"))
       .def("reshape", &reshape, nb::arg("shape"),
            nb::sig("def reshape(self, *shape: int | typing.Sequence[int]) -> Tensor"),
@@ -402,7 +402,7 @@ void add_views(nb::class_<Tensor>& c) {
            nb::sig("def view(self, *shape_or_dtype: int | str | typing.Sequence[int]) -> Tensor"),
            "``reshape()``, or, given a dtype, the same bytes as elements of that type.")
       .def("copy", &own_copy, "The elements in new shared memory on the tensor's device, row-major.")
-      .def("to", &to_device, nb::arg("device").none(),
+      .def("to", &tensor_to_device, nb::arg("device").none(),
            nb::sig("def to(self, device: typing.Any) -> Tensor"),
            "The tensor itself if it is on that device, or else a copy there, row-major. Waits for work\n"
            "of the program's current streams on it, and until the copy is made.")
@@ -424,10 +424,10 @@ void add_numbers(nb::class_<Tensor>& c) {
            "The elements as nested lists of Python numbers; one number for a 0-d tensor.")
       .def("__bool__", [](const Tensor& t) { return PyObject_IsTrue(item(t).ptr()) == 1; })
       .def(
-          "__int__", [](const Tensor& t) { return made(PyNumber_Long(item(t).ptr())); },
+          "__int__", [](const Tensor& t) { return owned(PyNumber_Long(item(t).ptr())); },
           nb::sig("def __int__(self) -> int"))
       .def(
-          "__float__", [](const Tensor& t) { return made(PyNumber_Float(item(t).ptr())); },
+          "__float__", [](const Tensor& t) { return owned(PyNumber_Float(item(t).ptr())); },
           nb::sig("def __float__(self) -> float"))
       .def("__index__", &index, nb::sig("def __index__(self) -> int"))
       .def("__repr__", &to_text);
@@ -482,7 +482,7 @@ void add_exchange(nb::class_<Tensor>& c) {
            "\n"
            "Raises:\n"
            "    BufferError: the tensor is on a device, or its dtype has no format: see ``view()``.")
-      .def("__bytes__", &to_bytes, nb::sig("def __bytes__(self) -> bytes"))
+      .def("__bytes__", &tensor_to_bytes, nb::sig("def __bytes__(self) -> bytes"))
       .def("__reduce_ex__", &reduce, nb::arg("protocol"),
            nb::sig("def __reduce_ex__(self, protocol: typing.SupportsIndex) -> tuple[typing.Any, ...]"),
            "``pickle`` and ``torch.save()`` write the elements: unpickling makes a new tensor.\n"

@@ -21,12 +21,6 @@ std::optional<torch::FlaggedTensor> shared_plainly(nb::handle tensor) {
   return shared;
 }
 
-Tensor all_of_block(const Tensor& tensor) {
-  const std::span<std::byte> block = storage(tensor);
-  return {tensor.block(), block.data(), Layout(DType::u8, {static_cast<std::int64_t>(block.size())}),
-          tensor.device(), tensor.access()};
-}
-
 /// The 15 arguments of torch's CUDA tensors, as reduce_tensor() of the package describes them.
 nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
   const auto shared = shared_plainly(tensor);
@@ -35,7 +29,7 @@ nb::object reduce_plain(nb::handle tensor, nb::handle storage_class) {
   const nb::object storage = api.storage_of(tensor);
   const std::size_t offset = api.offset(tensor);
   const std::size_t itemsize = size_of(shared->tensor.dtype());
-  const Tensor block = all_of_block(shared->tensor);
+  const Tensor block = torch::all_of_block(shared->tensor);
   const auto first = static_cast<std::size_t>(shared->tensor.as<std::byte>() - block.as<std::byte>());
   if (first < offset * itemsize || first % itemsize != 0) return nb::none();
   const nb::object device = nb::int_(shared->tensor.device() == kCpu ? -1 : shared->tensor.device().index);

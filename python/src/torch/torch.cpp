@@ -49,11 +49,6 @@ Storages& storages() { return Storages::instance(); }
 
 Layout row_of_bytes(std::size_t count) { return Layout(DType::u8, {static_cast<std::int64_t>(count)}); }
 
-Tensor all_of_block(const Tensor& tensor) {
-  const std::span<std::byte> block = onecopy::storage(tensor);
-  return {tensor.block(), block.data(), row_of_bytes(block.size()), tensor.device(), tensor.access()};
-}
-
 Tensor copy_of(std::byte* begin, std::size_t size) {
   const TensorView view{begin, row_of_bytes(size), kCpu, Access::read_only};
   if (size < kLargeCopy) return copy(view);
@@ -464,6 +459,11 @@ nb::object open(const Tensor& tensor, std::uint32_t flags) {
   return torch.as_leaf(std::move(opened), (flags & kParameter) != 0, (flags & kRequiresGrad) != 0);
 }
 
+Tensor all_of_block(const Tensor& tensor) {
+  const std::span<std::byte> block = onecopy::storage(tensor);
+  return {tensor.block(), block.data(), row_of_bytes(block.size()), tensor.device(), tensor.access()};
+}
+
 std::pair<Tensor, std::size_t> share_block_of(PyObject* storage) {
   const Api& torch = api();
   const Tensor bytes = block_of(torch, storage, torch.device_of_storage(storage));
@@ -556,7 +556,7 @@ bool begins_with_an_element(const Tensor& tensor) {
 }
 
 /// Looks at the handle only: it describes the whole tensor.
-nb::object reduce(nb::handle tensor) {
+nb::object reduce_shared(nb::handle tensor) {
   if (!torch::is_tensor(tensor.ptr()) || !nb::cast<bool>(tensor.attr("is_cpu"))) return nb::none();
   auto shared = torch::share(tensor.ptr());
   if (!shared || !begins_with_an_element(shared->tensor)) return nb::none();
@@ -579,7 +579,7 @@ void init_torch(nb::module_& m) {
       "already, and\n"
       "flags for torch_open(); of CUDA, shared where it is. None for other objects and for tensors that "
       "need more than flags.");
-  m.def("_torch_reduce", &reduce, nb::arg("tensor"),
+  m.def("_torch_reduce", &reduce_shared, nb::arg("tensor"),
         "Class, bytes of a handle that can be opened once, and flags for torch_open(), of a plain tensor "
         "of the "
         "CPU, shared as\n"

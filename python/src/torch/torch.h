@@ -70,6 +70,8 @@ std::optional<Tensor> copy_on_card(PyObject* tensor, const Copyable& from, Devic
 /// A new torch tensor with memory of torch's own. REQUIRES: as many bytes as the layout has.
 nb::object copy_of(const Layout& layout, ByteSpan elements);
 
+/// All of the block that the tensor lies in, a row of bytes.
+Tensor all_of_block(const Tensor& tensor);
 /// All of the block that a torch.UntypedStorage lies in, a row of bytes, and where in there the storage begins.
 std::pair<Tensor, std::size_t> share_block_of(PyObject* storage);
 /// share_block_of() for a storage that is a whole block. Throws unsupported for others.

@@ -44,7 +44,7 @@ constexpr std::size_t kManyTensors = 1000;
 /// A row of a pickled message that is a whole torch.UntypedStorage.
 constexpr std::uint32_t kStorage = 0x100;
 
-[[noreturn]] void refuse(const char* problem) {
+[[noreturn]] void refuse_message(const char* problem) {
   throw Error(ErrorCode::bad_handle, fmt::format("this is no message for Python: {}", problem));
 }
 
@@ -113,7 +113,7 @@ class Unpickling {
 };
 
 nb::object open_row(std::size_t index, std::uint32_t flags) {
-  if (index >= unpickled_rows.size()) refuse("it names a tensor that it does not have");
+  if (index >= unpickled_rows.size()) refuse_message("it names a tensor that it does not have");
   const Tensor& tensor = unpickled_rows[index];
   return flags == kStorage ? torch::open_storage(tensor) : open_tensor(tensor, flags);
 }
@@ -164,7 +164,7 @@ nb::object decode_raw(Message&& message) {
 }
 
 nb::object decode_tensor(const Message& message, ByteSpan data, std::span<const Tensor> tensors) {
-  if (tensors.size() != 1 || !data.empty()) refuse("it should be one tensor");
+  if (tensors.size() != 1 || !data.empty()) refuse_message("it should be one tensor");
   return open_tensor(tensors.front(), message.tag >> kFlagsShift);
 }
 
@@ -175,7 +175,7 @@ Message make_message(std::uint32_t tag, nb::bytes data, nb::typed<nb::iterable, 
   return message;
 }
 
-Message encode(nb::handle object) {
+Message encode_object(nb::handle object) {
   Message message;
   message.kind = MessageKind::python;
   if (torch::is_tensor(object.ptr())) {
@@ -203,7 +203,7 @@ nb::object decode(Message&& message) {
     if (tensors.empty() || !data.empty() || tensors.back().layout().ndim() != 1 ||
         tensors.back().dtype() != DType::u8 || !is_on_host(tensors.back()) ||
         !tensors.back().layout().is_contiguous())
-      refuse("its data is not where it should be");
+      refuse_message("its data is not where it should be");
     data = {tensors.back().as<const std::byte>(), tensors.back().nbytes()};
     tensors = tensors.first(tensors.size() - 1);
   }
@@ -213,14 +213,14 @@ nb::object decode(Message&& message) {
   if (tensors.size() >= kManyTensors) no_collection.begin();
   if (message.tag >> kFlagsShift == 0 && form == kValuesForm) return decode_value(data, tensors);
   if (message.tag >> kFlagsShift == 0 && form == kPickleForm) return unpickle(data, tensors);
-  refuse("its tag is unknown");
+  refuse_message("its tag is unknown");
 }
 
 }  // namespace
 
 Message encode_message(nb::handle object) {
   drop_unneeded();
-  return call_python([&] { return encode(object); });
+  return call_python([&] { return encode_object(object); });
 }
 
 nb::object decode_message(Message&& message, Stream taken_in) {

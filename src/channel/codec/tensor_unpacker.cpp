@@ -7,7 +7,7 @@ namespace onecopy {
 namespace {
 
 /// Bytes that the row's tensor reaches, from the start of its block.
-std::uint64_t reach(const ItemRow& row) {
+std::uint64_t reach_of(const ItemRow& row) {
   std::uint64_t end = 0;
   if (__builtin_add_overflow(row.tensor_offset, row.layout.extent_bytes(), &end) || end > INT64_MAX)
     throw Error(ErrorCode::bad_handle, "a tensor in this queue reaches beyond any memory");
@@ -25,7 +25,7 @@ HandleFields fields_of(const ItemRow& row, const SegmentDirectory::Entry& entry)
   fields.segment_size = entry.segment.size;
   fields.block = row.block;
   fields.generation = row.generation;
-  fields.storage_size = reach(row);
+  fields.storage_size = reach_of(row);
   fields.tensor_offset = row.tensor_offset;
   fields.flags = entry.access == Access::read_only ? kHandleIsReadOnly : 0;
   fields.layout = row.layout;
@@ -68,7 +68,7 @@ bool TensorUnpacker::read(ItemReader& item, UnpackedTensors& tensors, Open&& ope
 Tensor TensorUnpacker::try_open(Session& session, const ItemRow& row) {
   if (row.segment == kWholeHandle) return {};
   return session.try_open(open_segment(row.segment), directory_.epoch_of(row.segment),
-                          {row.block, row.generation}, row.tensor_offset, reach(row), row.layout);
+                          {row.block, row.generation}, row.tensor_offset, reach_of(row), row.layout);
 }
 
 Tensor TensorUnpacker::open(Session& session, const ItemRow& row) {

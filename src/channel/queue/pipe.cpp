@@ -38,7 +38,7 @@ struct LeaveChannel {
 };
 using ChannelRef = std::unique_ptr<Channel, LeaveChannel>;
 
-[[noreturn]] void refuse(const char* problem) {
+[[noreturn]] void refuse_pipe(const char* problem) {
   throw Error(ErrorCode::bad_handle, fmt::format("This handle of a pipe {}.", problem));
 }
 
@@ -227,23 +227,23 @@ Bytes PipeHandle::to_bytes() const {
 }
 
 PipeHandle PipeHandle::from_bytes(ByteSpan bytes) {
-  if (bytes.size() < sizeof(PipeHead)) refuse("is cut off");
+  if (bytes.size() < sizeof(PipeHead)) refuse_pipe("is cut off");
   const auto head = load<PipeHead>(bytes.data());
   const ByteSpan rest = bytes.subspan(sizeof head);
-  if (head.magic != kPipeMagic) refuse("does not begin with \"PIPE\"");
+  if (head.magic != kPipeMagic) refuse_pipe("does not begin with \"PIPE\"");
   if (head.version != kPipeVersion)
     throw Error(ErrorCode::version_mismatch,
                 fmt::format("This handle of a pipe has format version {}, this "
                             "program reads version {}.",
                             head.version, kPipeVersion));
-  if (head.end > 1) refuse("names an end that does not exist");
-  if (head.first_bytes > rest.size()) refuse("is cut off");
+  if (head.end > 1) refuse_pipe("names an end that does not exist");
+  if (head.first_bytes > rest.size()) refuse_pipe("is cut off");
   auto parts = std::make_unique<Parts>();
   parts->end = head.end;
   parts->queues = {Handle::from_bytes(rest.first(head.first_bytes)),
                    Handle::from_bytes(rest.subspan(head.first_bytes))};
   if (!parts->queues[0].fields().is_queue() || !parts->queues[1].fields().is_queue())
-    refuse("names something that is not a queue");
+    refuse_pipe("names something that is not a queue");
   return PipeHandle(std::move(parts));
 }
 
@@ -254,10 +254,10 @@ std::string PipeHandle::to_text() const {
 }
 
 PipeHandle PipeHandle::from_text(std::string_view text) {
-  if (text.substr(0, kPrefix.size()) != kPrefix) refuse("does not begin with \"onecopy-pipe:\"");
+  if (text.substr(0, kPrefix.size()) != kPrefix) refuse_pipe("does not begin with \"onecopy-pipe:\"");
   Bytes bytes;
   if (decode_base64url(text.substr(kPrefix.size()), bytes) != std::string_view::npos)
-    refuse("has a character that cannot be there");
+    refuse_pipe("has a character that cannot be there");
   return from_bytes(bytes);
 }
 

@@ -21,7 +21,7 @@
 namespace onecopy {
 namespace {
 
-[[noreturn]] void refuse(int fd, const std::string& problem) {
+[[noreturn]] void refuse_file(int fd, const std::string& problem) {
   throw Error(ErrorCode::invalid_argument, fmt::format("descriptor {} cannot be adopted: {}", fd, problem));
 }
 
@@ -32,17 +32,18 @@ void check_is_memory(int fd) {
   if (::fstatfs(fd, &system) != 0 || ::fstat(fd, &file) != 0)
     throw_errno(fmt::format("cannot examine descriptor {}", fd), errno, ErrorCode::invalid_argument);
   if (!S_ISREG(file.st_mode) || system.f_type != TMPFS_MAGIC)
-    refuse(fd, "it is not shared memory (a memfd or a file in /dev/shm); read it into onecopy::empty()");
+    refuse_file(fd,
+                "it is not shared memory (a memfd or a file in /dev/shm); read it into onecopy::empty()");
 }
 
 void check_size(int fd, std::size_t size, std::size_t offset) {
   struct stat file {};
   ::fstat(fd, &file);
-  if (size == 0) refuse(fd, "no bytes were asked for; use onecopy::empty()");
+  if (size == 0) refuse_file(fd, "no bytes were asked for; use onecopy::empty()");
   const auto there = static_cast<std::uint64_t>(file.st_size);
   if (there < size || there - size < offset)
-    refuse(fd, fmt::format("it has {} bytes, {} were asked for from byte {} on; ftruncate() it first",
-                           there, size, offset));
+    refuse_file(fd, fmt::format("it has {} bytes, {} were asked for from byte {} on; ftruncate() it first",
+                                there, size, offset));
 }
 
 void check_is_writable(int fd) {

@@ -197,7 +197,7 @@ void DeviceLoader::rethrow() {
 
 namespace {
 
-std::uint64_t bytes_of(const SafetensorsEntry& entry) { return entry.end - entry.begin; }
+std::uint64_t entry_bytes(const SafetensorsEntry& entry) { return entry.end - entry.begin; }
 
 /// Where each tensor goes in the block, with the end at the back. The file's own offsets are kept if all of them are
 /// aligned.
@@ -209,7 +209,7 @@ std::vector<std::uint64_t> offsets_of(const SafetensorsHeader& header) {
   std::uint64_t at = 0;
   for (const SafetensorsEntry& entry : header.entries) {
     offsets.push_back(are_aligned ? entry.begin : at);
-    at = up(offsets.back() + bytes_of(entry), kCardAlignment);
+    at = up(offsets.back() + entry_bytes(entry), kCardAlignment);
   }
   offsets.push_back(std::max<std::uint64_t>(at, 1));
   return offsets;
@@ -226,7 +226,7 @@ void load_file(const OpenedSafetensors& file, Device device, Stream stream, cons
     const SafetensorsEntry& entry = header.entries[i];
     tensors.emplace_back(entry.name, block.with_layout(Layout(entry.dtype, entry.shape), offsets[i]));
     pieces.push_back(
-        {header.data_offset + entry.begin, bytes_of(entry), block.as<std::byte>() + offsets[i]});
+        {header.data_offset + entry.begin, entry_bytes(entry), block.as<std::byte>() + offsets[i]});
   }
   about_file(file.path, [&] { DeviceLoader(file.fd, file.path, pieces, device, stream).run(progress); });
 }

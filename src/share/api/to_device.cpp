@@ -78,7 +78,7 @@ void pin_all(std::span<const Tensor> tensors, Device card) {
   }
 }
 
-void check(std::span<const Tensor> tensors, Device device) {
+void check_tensors(std::span<const Tensor> tensors, Device device) {
   for (const Tensor& tensor : tensors) {
     if (!tensor || !is_shareable(tensor))
       throw Error(ErrorCode::invalid_argument,
@@ -134,7 +134,7 @@ void copy_group(std::span<const Tensor> tensors, const Group& group, Device devi
 
 /// The card copies a group while the next one gets its block.
 std::vector<Tensor> to_device(std::span<const Tensor> tensors, Device device, Stream stream) {
-  check(tensors, device);
+  check_tensors(tensors, device);
   if (device != kCpu) pin_all(tensors, device);
   const std::vector<Run> runs = runs_of(tensors);
   std::vector<Tensor> made(tensors.size());

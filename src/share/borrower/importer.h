@@ -16,7 +16,7 @@
 #include "os/event_loop.h"
 #include "os/mutex.h"
 #include "share/borrower/peer.h"
-#include "share/borrower/retention.h"
+#include "share/borrower/segment_retention.h"
 #include "share/format/bundle_codec.h"
 #include "share/owner/holds.h"
 #include "share/owner/ledger.h"

@@ -19,7 +19,7 @@
 #include "share/borrower/foreign_segments.h"
 #include "share/borrower/held_segment.h"
 #include "share/borrower/leases.h"
-#include "share/borrower/retention.h"
+#include "share/borrower/segment_retention.h"
 #include "share/format/wire.h"
 #include "share/owner/fork_page.h"
 #include "share/owner/shared_blocks.h"

@@ -11,11 +11,11 @@
 namespace onecopy {
 namespace {
 
-wire::WantSegment body_of(const Peer::SegmentRequest& wanted) {
+wire::WantSegment want_of(const Peer::SegmentRequest& wanted) {
   return {wanted.segment, wanted.access == Access::read_only, wanted.number};
 }
 
-Bytes want_segment(const Peer::SegmentRequest& wanted) { return wire::pack(body_of(wanted)); }
+Bytes want_segment(const Peer::SegmentRequest& wanted) { return wire::pack(want_of(wanted)); }
 
 }  // namespace
 
@@ -82,7 +82,7 @@ void Peer::fetch_described(std::span<const SegmentRequest> wanted) {
   for (; !wanted.empty(); wanted = wanted.subspan(parts.back().size())) {
     parts.push_back(wanted.first(std::min<std::size_t>(wanted.size(), wire::kMostAskedAtOnce)));
     std::vector<wire::WantSegment> bodies;
-    for (const SegmentRequest& segment : parts.back()) bodies.push_back(body_of(segment));
+    for (const SegmentRequest& segment : parts.back()) bodies.push_back(want_of(segment));
     questions.push_back(wire::want_segments(bodies));
   }
   client_.request_all(std::move(questions), kAhead,

@@ -21,7 +21,7 @@
 #include "os/page_users.h"
 #include "os/unix_socket.h"
 #include "share/borrower/importer.h"
-#include "share/borrower/retention.h"
+#include "share/borrower/segment_retention.h"
 #include "share/broker/connection_stage.h"
 #include "share/owner/fork_page.h"
 #include "share/owner/holds.h"

@@ -41,7 +41,7 @@ constexpr std::array<std::pair<const char*, std::uint64_t Stats::*>, 26> kFields
     {"late_releases", &Stats::late_releases},
 }};
 
-[[noreturn]] void refuse(const std::string& why) {
+[[noreturn]] void refuse_text(const std::string& why) {
   throw Error(ErrorCode::protocol, "a process described itself in an unknown way: " + why);
 }
 
@@ -56,7 +56,7 @@ void check_nesting(const std::string& text) {
     else if (in_string) i += c == '\\';
     else if (c == '[' || c == '{') ++depth;
     else if (c == ']' || c == '}') --depth;
-    if (depth > kMostNested) refuse("it is nested too deeply");
+    if (depth > kMostNested) refuse_text("it is nested too deeply");
   }
 }
 
@@ -66,14 +66,14 @@ template <class Integer>
 Integer integer(const json& object, const char* name) {
   if (object.is_object() && !object.contains(name)) return 0;
   const auto value = object.at(name).get_ref<const json::number_unsigned_t&>();
-  if (!std::in_range<Integer>(value)) refuse(std::string(name) + " is too large");
+  if (!std::in_range<Integer>(value)) refuse_text(std::string(name) + " is too large");
   return static_cast<Integer>(value);
 }
 
 double age(const json& object) {
   constexpr double kLongest = 1e9;
   const double seconds = object.value("age_seconds", 0.0);
-  if (!(seconds >= 0 && seconds <= kLongest)) refuse("age_seconds is no time that can have passed");
+  if (!(seconds >= 0 && seconds <= kLongest)) refuse_text("age_seconds is no time that can have passed");
   return seconds;
 }
 
@@ -196,7 +196,7 @@ OwnerInfo owner_from_json(const std::string& text) {
       info.arenas.push_back(arena_from_json(arena));
     return info;
   } catch (const json::exception& e) {
-    refuse(e.what());
+    refuse_text(e.what());
   }
 }
 

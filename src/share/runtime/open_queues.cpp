@@ -8,7 +8,7 @@
 #include "os/deadline_scope.h"
 #include "share/borrower/dial.h"
 #include "share/borrower/importer.h"
-#include "share/borrower/retention.h"
+#include "share/borrower/segment_retention.h"
 #include "share/broker/broker.h"
 #include "share/format/process_name.h"
 

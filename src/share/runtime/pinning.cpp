@@ -48,7 +48,9 @@ Device card_to_pin_for() {
 
 using Clock = std::chrono::steady_clock;
 
-double ms(Clock::duration duration) { return std::chrono::duration<double, std::milli>(duration).count(); }
+double milliseconds(Clock::duration duration) {
+  return std::chrono::duration<double, std::milli>(duration).count();
+}
 
 std::uint64_t unit_of(std::string_view suffix) {
   if (suffix.empty()) return 1;
@@ -190,7 +192,7 @@ void Pinning::make(Piece piece, std::uint32_t block, Device card, Use use) {
       PinnedRanges::get().pin(card, at, piece.bytes, piece.memory->access());
     }
     log_info(fmt::format("pinned {} bytes: {:.1f} ms to reserve them, {:.1f} ms for the driver",
-                         piece.bytes, ms(present - begin), ms(Clock::now() - present)));
+                         piece.bytes, milliseconds(present - begin), milliseconds(Clock::now() - present)));
   } catch (...) {
     piece.group->end_pin(piece.segment);
     throw;

@@ -17,7 +17,7 @@
 #include "os/fork_hook.h"
 #include "os/mutex.h"
 #include "share/borrower/importer.h"
-#include "share/borrower/retention.h"
+#include "share/borrower/segment_retention.h"
 #include "share/broker/broker.h"
 #include "share/owner/adopted_allocations.h"
 #include "share/owner/holds.h"
