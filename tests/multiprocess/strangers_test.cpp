@@ -38,7 +38,6 @@ using testing::Child;
 using testing::element;
 using testing::eventually;
 using testing::expect_refusal;
-using testing::fill;
 using testing::kPatience;
 using testing::kSanitized;
 using testing::Limit;
