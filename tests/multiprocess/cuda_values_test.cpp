@@ -161,6 +161,28 @@ TEST_F(CudaValues, AnIdleStreamIsGivenNothing) {
   });
 }
 
+TEST_F(CudaValues, InAStreamThatWaitsForTheLegacyOneAreOrderedBehindItsWork) {
+  testing::in_child([&] {
+    const CudaCalls cu;
+    cu.use(0);
+    const auto waiting = cu.stream(0), apart = cu.stream();
+    const Tensor kept = device_bytes(16);
+    const auto marks = [&](testing::CUstream stream) {
+      Queue queue = Queue::create();
+      const std::uint64_t before = share(kept, {.stream = Stream{stream}}).fields().timeline_value;
+      EXPECT_EQ(cu.cuStreamSynchronize(stream), testing::CUDA_SUCCESS);
+      close_with(cu, nullptr, *gate);
+      queue.put(ready(), Stream{stream});
+      gate->open = true;
+      EXPECT_EQ(cu.cuCtxSynchronize(), testing::CUDA_SUCCESS);
+      gate->open = false;
+      return share(kept, {.stream = Stream{stream}}).fields().timeline_value - before;
+    };
+    EXPECT_EQ(marks(waiting), 2U) << "that of the value, and the one that asks";
+    EXPECT_EQ(marks(apart), 1U) << "the one that asks";
+  });
+}
+
 TEST_F(CudaValues, AProcessThatSharedNothingOnADeviceOrdersNothing) {
   testing::in_child([&] {
     const CudaCalls cu;

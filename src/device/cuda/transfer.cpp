@@ -117,13 +117,30 @@ bool is_captured(int ordinal, Stream stream) {
   return is_capturing(Driver::get(), stream);
 }
 
+namespace {
+
 /// A captured stream is not queried: that would end the capture. Another thread's capture must not be harmed either.
+bool is_busy(const Driver& driver, Stream stream) {
+  return !is_capturing(driver, stream) &&
+         driver.cuStreamQuery(static_cast<CUstream>(stream.native)) == CUDA_ERROR_NOT_READY;
+}
+
+/// Does new work in the stream wait for the legacy stream? A query does not say so (seen on an H200).
+bool waits_for_legacy(const Driver& driver, Stream stream) {
+  constexpr std::uintptr_t kLastOfLegacy = 1;  // CU_STREAM_LEGACY; 0 is the default stream
+  if (reinterpret_cast<std::uintptr_t>(stream.native) <= kLastOfLegacy) return false;
+  unsigned flags = CU_STREAM_NON_BLOCKING;
+  driver.cuStreamGetFlags(static_cast<CUstream>(stream.native), &flags);
+  return (flags & CU_STREAM_NON_BLOCKING) == 0;
+}
+
+}  // namespace
+
 bool has_work(int ordinal, Stream stream) noexcept {
   try {
     const Driver& driver = Driver::get();
     const UseDevice use(ordinal);
-    return !is_capturing(driver, stream) &&
-           driver.cuStreamQuery(static_cast<CUstream>(stream.native)) == CUDA_ERROR_NOT_READY;
+    return is_busy(driver, stream) || (waits_for_legacy(driver, stream) && is_busy(driver, {}));
   } catch (const Error&) {  // the device has failed, or this is a forked child
     return false;
   }

@@ -23,7 +23,6 @@
   X(cuMemcpyDtoD, cuMemcpyDtoD_v2, 3020, (CUdeviceptr, CUdeviceptr, std::size_t))                         \
   X(cuMemsetD8, cuMemsetD8_v2, 3020, (CUdeviceptr, unsigned char, std::size_t))                           \
   X(cuStreamGetCtx, cuStreamGetCtx, 9020, (CUstream, CUcontext*))                                         \
-  X(cuStreamGetFlags, cuStreamGetFlags, 5000, (CUstream, unsigned*))                                      \
   X(cuEventRecordWithFlags, cuEventRecordWithFlags, 11010, (CUevent, CUstream, unsigned))                 \
   X(cuIpcGetEventHandle, cuIpcGetEventHandle, 4010, (CUipcEventHandle*, CUevent))                         \
   X(cuIpcOpenEventHandle, cuIpcOpenEventHandle, 4010, (CUevent*, CUipcEventHandle))                       \

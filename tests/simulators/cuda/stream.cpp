@@ -285,6 +285,14 @@ SIM_CALL cuStreamDestroy_v2(CUstream handle) {
   return CUDA_SUCCESS;
 }
 
+/// A query of the legacy stream counts the work of the blocking streams, and not the other way round (seen on an H200).
+static bool is_waited_for_by_idle(const Stream& legacy) {
+  const std::lock_guard lock(state().mutex);
+  return std::all_of(state().streams.begin(), state().streams.end(), [&](const Stream* other) {
+    return other->context != legacy.context || (other->flags & CU_STREAM_NON_BLOCKING) || other->is_idle();
+  });
+}
+
 SIM_CALL cuStreamQuery(CUstream handle) {
   SIM_ENTER(cuStreamQuery);
   const Stream* stream = Stream::find(handle);
@@ -295,7 +303,9 @@ SIM_CALL cuStreamQuery(CUstream handle) {
   }
   if (const CUresult refused = forbid_in_capture()) return refused;
   if (const CUresult failed = result_in(stream->context)) return failed;
-  return stream->is_idle() ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+  const bool is_idle =
+      stream->is_idle() && (stream != stream->context->legacy || is_waited_for_by_idle(*stream));
+  return is_idle ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 SIM_CALL cuStreamSynchronize(CUstream handle) {
