@@ -25,7 +25,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
 
-from . import _core, _log, _pickled, errors
+# With _pickling, so that calls on queues and pipes import nothing: CPython frees its lock of imports when an interpreter
+# ends, also while a daemon thread waits for it.
+from . import _core, _log, _pickled, _pickling, errors  # noqa: F401
 from ._core import (
     Bundle,
     Handle,

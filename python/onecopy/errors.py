@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import queue  # no later: see __init__.py
 
 
 class Error(RuntimeError):
@@ -193,8 +194,6 @@ def _make(code: str, message: str, vendor_code: int, domain: str) -> Error:
 
 def _timeout_of_queue(kind: str, message: str) -> Error:
     """A Timeout that is also ``queue.Empty`` or ``queue.Full``."""
-    import queue
-
     return _both(Timeout, getattr(queue, kind))(message)
 
 

@@ -571,3 +571,31 @@ def test_daemon_threads_that_are_busy_do_not_disturb_the_exit(run_python, import
         pytest.importorskip(imports, reason=f"wants {imports} installed")
     for _ in range(10):
         run_python((f"    import {imports}" if imports else "") + BUSY)
+
+
+FIRST_USES = """
+    import sys
+    import onecopy
+
+    imported = set(sys.modules)
+    queue, (here, there) = onecopy.Queue(maxsize=1), onecopy.Pipe()
+    for item in (1, {1}, [{1}] * 50, b"1" * 100_000, ValueError("1"), onecopy.zeros((3,), dtype="uint8")):
+        queue.put(item), queue.get()
+        here.send(item), there.recv()
+    for late in (
+        lambda: queue.get(timeout=0.001),
+        lambda: there.recv(timeout=0.001),
+        lambda: [queue.put(item, timeout=0.001) for item in range(2)],
+    ):
+        try:
+            late()
+        except onecopy.errors.Timeout:
+            continue
+        raise AssertionError("it did not wait")
+    assert set(sys.modules) == imported, set(sys.modules) - imported
+"""
+
+
+def test_a_thread_that_uses_a_queue_for_the_first_time_imports_nothing(run_python):
+    """An interpreter that ends frees the lock of imports, and a daemon thread that waits for it crashed the process."""
+    run_python(FIRST_USES)
