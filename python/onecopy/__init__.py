@@ -25,9 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
 
-# With _pickling, so that calls on queues and pipes import nothing: CPython frees its lock of imports when an interpreter
-# ends, also while a daemon thread waits for it.
-from . import _core, _log, _pickled, _pickling, errors  # noqa: F401
+from . import _core, _log, _pickled, errors
 from ._core import (
     Bundle,
     Handle,

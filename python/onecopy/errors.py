@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import errno
-import queue  # no later: see __init__.py
+import queue  # here, and not by the first Timeout: that may be a daemon thread's, as the interpreter ends
 
 
 class Error(RuntimeError):

@@ -577,8 +577,8 @@ FIRST_USES = """
     import sys
     import onecopy
 
-    imported = set(sys.modules)
     queue, (here, there) = onecopy.Queue(maxsize=1), onecopy.Pipe()
+    imported = set(sys.modules)
     for item in (1, {1}, [{1}] * 50, b"1" * 100_000, ValueError("1"), onecopy.zeros((3,), dtype="uint8")):
         queue.put(item), queue.get()
         here.send(item), there.recv()

@@ -120,7 +120,9 @@ def test_multiprocessings_pickler_writes_handles():
 
 def test_multiprocessing_may_be_imported_after_onecopy(run_python):
     run_python("""
+        import sys
         import onecopy
+        assert "multiprocessing" not in sys.modules
         from multiprocessing import Pipe
         here, there = Pipe()
         tensor = onecopy.zeros(2)

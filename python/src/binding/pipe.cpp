@@ -17,6 +17,11 @@
 /// onecopy.Pipe, onecopy.PipeEnd and onecopy.PipeHandle.
 namespace onecopy::python {
 
+PipeEnd::PipeEnd(Pipe pipe)
+    : pipe_(new Pipe(std::move(pipe)), [](Pipe* last) { drop_without_gil([=] { delete last; }); }) {
+  import_pickling();
+}
+
 std::shared_ptr<Pipe> PipeEnd::use() const {
   if (!pipe_) throw Error(ErrorCode::closed, "this end of the pipe is closed");
   return pipe_;

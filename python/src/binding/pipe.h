@@ -14,8 +14,7 @@ namespace onecopy::python {
 /// Thread safety: as a value; with the GIL held.
 class PipeEnd {
  public:
-  explicit PipeEnd(Pipe pipe)
-      : pipe_(new Pipe(std::move(pipe)), [](Pipe* last) { drop_without_gil([=] { delete last; }); }) {}
+  explicit PipeEnd(Pipe pipe);
 
   /// Throws closed.
   std::shared_ptr<Pipe> use() const;

@@ -26,7 +26,7 @@ using std::chrono::nanoseconds;
 /// A queue as Python has it: others run while it is left.
 class Queue : public onecopy::Queue {
  public:
-  explicit Queue(onecopy::Queue queue) : onecopy::Queue(std::move(queue)) {}
+  explicit Queue(onecopy::Queue queue) : onecopy::Queue(std::move(queue)) { import_pickling(); }
   Queue(Queue&&) = default;
   ~Queue() {
     drop_without_gil([this] { const onecopy::Queue last(std::move(*this)); });

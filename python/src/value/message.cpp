@@ -136,6 +136,12 @@ const Pickling& pickling() {
   return functions;
 }
 
+}  // namespace
+
+void import_pickling() { pickling(); }
+
+namespace {
+
 void pickle(nb::handle object, Message& message) {
   const nb::object rows = nb::cast(Rows(nb::borrow(pickling().open_row)));
   const nb::handle dumps = pickling().dumps;

@@ -17,4 +17,8 @@ Message encode_message(nb::handle object);
 /// exceptions.
 nb::object decode_message(Message&& message, Stream taken_in = {});
 
+/// Imports the module that pickles. For makers of queues and pipes: their users may be daemon threads, and a first import
+/// in one crashes an interpreter that ends (CPython frees its lock of imports).
+void import_pickling();
+
 }  // namespace onecopy::python
