@@ -10,12 +10,9 @@ from __future__ import annotations
 import os
 import select
 import weakref
+from collections.abc import Callable
 from multiprocessing import context
-
-TYPE_CHECKING = False  # typing would be another import
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+from typing import Any
 
 # In a dictionary: its references are listed in one step, also while other threads add to it.
 _watched: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()

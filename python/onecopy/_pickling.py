@@ -7,13 +7,10 @@ import io
 import pickle
 from multiprocessing import context
 from multiprocessing.reduction import ForkingPickler
+from typing import Any
 
 from . import _core
 from ._children import keep_for_child
-
-TYPE_CHECKING = False  # typing would be another import
-if TYPE_CHECKING:
-    from typing import Any
 
 
 class _Pickler(ForkingPickler):
