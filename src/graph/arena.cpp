@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
 #include <set>
 #include <utility>
@@ -20,6 +21,7 @@ namespace {
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kPart = 2 * kMiB;  // what a window gets of its own at least
 constexpr std::size_t kLargestPage = 64 * kMiB;
+constexpr std::size_t kMostBytes = SIZE_MAX / 2;  // rounding up does not overflow
 constexpr std::size_t kGrowth = 4;  // a page is at most so many times as large as all before it
 
 /// All that the device has. A device may say it from its first use on only.
@@ -90,8 +92,8 @@ void Arena::check_running() const {
 
 void Arena::check_room(std::size_t bytes) const {
   check_running();
-  const std::size_t end = round_up(bytes, part_bytes_);
-  if (end > limit_)
+  const std::size_t end = round_up(std::min(bytes, kMostBytes), part_bytes_);
+  if (bytes > kMostBytes || end > limit_)
     throw Error(
         ErrorCode::out_of_memory,
         fmt::format("a capture needs {} bytes of the arena on {}, in pages {}, and its limit is {}; "
@@ -127,8 +129,8 @@ std::size_t Arena::addresses_for(std::size_t bytes) const noexcept {
 
 std::unique_ptr<Arena::View> Arena::reserve(std::size_t bytes) {
   auto view = std::make_unique<View>();
-  view->addresses = backend(device_.type).reserve(device_.index, addresses_for(bytes));
-  view->most = bytes;
+  view->most = std::min(bytes, kMostBytes);
+  view->addresses = backend(device_.type).reserve(device_.index, addresses_for(view->most));
   return view;
 }
 
@@ -329,7 +331,7 @@ Footprint Arena::measure() const {
     footprint.mappings += mappings_of(*view);
     footprint.own += view->own_bytes();
   }
-  if (!has_aliases_) footprint.mapped = pages_end();
+  if (!has_aliases_) footprint.mapped = pages_end(), footprint.mappings = pages_.size();
   return footprint;
 }
 

@@ -65,6 +65,7 @@ TEST_P(ArenaConformance, ReportsWhetherEachWindowHasAddressesOfItsOwn) {
   EXPECT_EQ(pages->footprint().aliases, has_aliases());
   EXPECT_EQ(first.base() != second.base(), has_aliases());
   EXPECT_EQ(pages->footprint().mapped, (has_aliases() ? 12 : 6) * kMiB);
+  EXPECT_EQ(pages->footprint().mappings, has_aliases() ? 4U : 2U);
   write(first, 2 * kMiB, 7);
   EXPECT_EQ(read(second, 2 * kMiB), 7);
 }
@@ -119,7 +120,7 @@ class Interleaving {
   Interleaving(std::shared_ptr<Arena> arena, bool has_aliases)
       : arena_(std::move(arena)), aliases_(has_aliases) {}
 
-  /// A window was opened: what it missed are pages.
+  /// A window was opened: the arena has pages up to its end.
   void grow(std::size_t bytes) {
     const std::size_t end = (bytes + kPart - 1) / kPart * kPart;
     while (end > reach()) ends_.push_back(std::min(end, reach() + std::max(kPart, 4 * reach())));

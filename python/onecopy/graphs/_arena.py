@@ -84,8 +84,8 @@ class Arena:
         """Memory for one capture on a card. Raises InvalidArgument while parked."""
         from ._pool import CapturePool
 
-        most = self.limit or torch.cuda.get_device_properties(self.device).total_memory
-        return CapturePool(_core._GraphPool(self._memory, most))
+        most = torch.cuda.get_device_properties(self.device).total_memory
+        return CapturePool(_core._GraphPool(self._memory, min(self.limit or most, most)))
 
     def collect(self) -> None:
         """Gives memory of dropped graphs back."""

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -94,6 +95,15 @@ TEST(Arena, RefusesWhatIsBeyondItsLimitAndIsUnchanged) {
   EXPECT_EQ(arena->footprint().shared, 8 * kMiB);
   EXPECT_EQ(arena->footprint().windows, 1U);
   expect_refusal(ErrorCode::invalid_argument, {"0 bytes"}, [&] { (void)arena->open(0); });
+}
+
+TEST(Arena, RefusesSizesThatNoMachineHas) {
+  const auto arena = Arena::make(kCpu);
+  for (const std::size_t bytes : {SIZE_MAX, SIZE_MAX - kMiB, SIZE_MAX / 2 + 1})
+    expect_refusal(ErrorCode::out_of_memory, {"needs"}, [&] { (void)arena->open(bytes); });
+  expect_refusal(ErrorCode::out_of_memory, {"cannot reserve"},
+                 [&] { (void)arena->open_growing(SIZE_MAX); });
+  EXPECT_EQ(arena->footprint().windows, 0U);
 }
 
 TEST(Arena, ParkedKeepsAddressesAndNoMemory) {
