@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Children that are forked for the method spawn, instead of executing an interpreter, have what they would have."""
+"""Children that are forked for the method spawn have the state of an interpreter that was executed."""
 
 from __future__ import annotations
 
