@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -82,6 +84,39 @@ def test_members_join_at_once(meeting):
         member.result()
     for member in members:
         assert member(names) == [f"worker{rank}" for rank in range(4)]
+
+
+def test_a_member_that_joins_serves_no_call_before_all_know_it(meeting, tmp_path):
+    """Its function might call one that does not know it, which then drops that call."""
+    first, second, third = meeting.join(0), meeting.join(1), Member()
+    meeting.members.append(third)
+    third.begin(join_halfway, meeting.file, 2, str(tmp_path / "go on"))
+    until(lambda: first(names) == ["worker0", "worker1", "worker2"], "the first member was not told")
+    with pytest.raises(RuntimeError, match="more than set timeout"):
+        first(pid_within, "worker2", 0.3)
+    assert second(names) == ["worker0", "worker1"]
+    (tmp_path / "go on").touch()
+    third.result()
+    assert first(pid_within, "worker2", 60) == third.process.pid
+
+
+def pid_within(to, seconds):
+    return rpc.call(to, theirs.pid, timeout=seconds)
+
+
+def join_halfway(file, rank, sign):
+    """Joins as the member of that rank, and tells the one of rank 1 only once the file `sign` is there."""
+    from onecopy.rpc import _agent
+
+    note = _agent.Agent.note
+
+    def note_late(agent, to, verb, value):
+        if verb == "join" and to == 1:
+            until(lambda: os.path.exists(sign), "no sign to go on")
+        note(agent, to, verb, value)
+
+    _agent.Agent.note = note_late
+    native_init(file, rank, None, f"worker{rank}", {})
 
 
 def test_a_member_leaves_and_the_others_go_on(meeting):

@@ -143,6 +143,8 @@ class Agent(PlainCalls):
         self._make_node()
         _group.announce(self._store, self.info.name, self.info.id, self.node.address(), self.device_maps, self.cards)
         self.begin({rank: _group.find(self._store, rank, self.timeout or 60) for rank in range(self._world_size)})
+        self.serve()
+        self._connect_far()
 
     @property
     def is_static_group(self):
@@ -150,13 +152,14 @@ class Agent(PlainCalls):
         return self._world_size is not None
 
     def begin(self, members):
-        """Starts to take messages. `members` has this process, too."""
+        """Can send from now on. `members` has this process, too."""
         autograd.start(self.info.id, _gradients.Transport(self))
         for member in members.values():
             self.enter(member)
-        self._add_worker()  # now, when all are known: the first message may be of any of them
-        if self.is_static_group:
-            self._connect_far()
+
+    def serve(self):
+        """Takes messages from now on. REQUIRES: all members that can send or be called are known, and know this one."""
+        self._add_worker()
 
     def _connect_far(self):
         """To members on other hosts, whose end is known by the end of a connection alone. One of two members connects."""

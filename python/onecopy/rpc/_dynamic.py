@@ -34,6 +34,7 @@ def join(agent):
         agent._make_node()
         agent.begin(_members(agent, living))
         _tell(agent, living)
+        agent.serve()  # now: a function that one member calls here may call any other
         known["ids"].append(agent.info.id)
         known["members"] = [*living, _own_entry(agent)]
         agent._store.set("members", json.dumps(known))

@@ -147,10 +147,8 @@ def _call_quickly(agent, to, function, args, kwargs, timeout):
 
 
 def _callee(agent, member, function):
-    """None where the general way is wanted: it makes the first contact, and knows this process itself and programs. So do
-    calls that a call makes where members join at any time: the callee may not know yet that this one has joined."""
-    may_be_unknown = _running.current() is not None and not agent.is_static_group
-    return agent.quick.callee(function, name_for) if member.was_called and not may_be_unknown else None
+    """None where the general way is wanted: it makes the first contact, and knows this process itself and programs."""
+    return agent.quick.callee(function, name_for) if member.was_called else None
 
 
 def _wait_for(made, sent, seconds):
