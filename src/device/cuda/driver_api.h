@@ -223,7 +223,7 @@ inline constexpr int CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2;
   X(cuStreamCreate, cuStreamCreate, 2000, (CUstream*, unsigned))                                          \
   X(cuStreamDestroy, cuStreamDestroy_v2, 4000, (CUstream))                                                \
   X(cuStreamQuery, cuStreamQuery, 2000, (CUstream))                                                       \
-  X(cuStreamGetFlags, cuStreamGetFlags, 5000, (CUstream, unsigned*))                                      \
+  X(cuStreamGetFlags, cuStreamGetFlags, 5050, (CUstream, unsigned*))                                      \
   X(cuStreamSynchronize, cuStreamSynchronize, 2000, (CUstream))                                           \
   X(cuStreamWaitEvent, cuStreamWaitEvent, 3020, (CUstream, CUevent, unsigned))                            \
   X(cuStreamIsCapturing, cuStreamIsCapturing, 10000, (CUstream, int*))                                    \

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our table of the driver's interface against the real header, where there is one.
-#if __has_include(<cuda.h>)
+#if __has_include(<cudaTypedefs.h>)
 
 #include <cuda.h>
+#include <cudaTypedefs.h>
 
 #include <array>
 #include <cstdint>
@@ -51,6 +52,15 @@ struct Signature<R(A...)> {
 ONECOPY_CUDA_CALLS(COMPARE)
 ONECOPY_CUDA_EXTRA_CALLS(COMPARE)
 #undef COMPARE
+
+// The driver finds a call by its name and a version, and finds none for a version before the call's first.
+#define COMPARE_SINCE(CALL, SYMBOL, SINCE, PARAMETERS)                               \
+  static_assert(Signature<table::cuda::SYMBOL##_type>::shapes ==                     \
+                    Signature<std::remove_pointer_t<PFN_##CALL##_v##SINCE>>::shapes, \
+                #CALL);
+ONECOPY_CUDA_CALLS(COMPARE_SINCE)
+ONECOPY_CUDA_EXTRA_CALLS(COMPARE_SINCE)
+#undef COMPARE_SINCE
 
 #define SAME(NAME) \
   static_assert(static_cast<long long>(table::cuda::NAME) == static_cast<long long>(::NAME))
