@@ -74,9 +74,7 @@ class CallerDies : public ::testing::TestWithParam<const char*> {};
 TEST_P(CallerDies, TheCalleeServesOthers) {
   Watchdog watchdog;
   Shared<Meeting> meeting;
-  Agent agent({.name = "callee", .number = 1});
-  define_usual(agent);
-  meeting->publish(1, agent);
+  Child callee = serve(meeting);
   Child victim([&] {
     Agent caller({.name = "victim", .number = 0, .spin = 0ns});
     meeting->join(caller, 1);
@@ -90,6 +88,8 @@ TEST_P(CallerDies, TheCalleeServesOthers) {
     EXPECT_EQ(number_of(caller.call("callee", "add one", number(1))), 2);
   });
   EXPECT_EQ(other.join(), 0);
+  meeting->step = 1;
+  EXPECT_EQ(callee.join(), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Points, CallerDies,
