@@ -9,6 +9,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "onecopy/core/error.h"
@@ -89,6 +90,10 @@ class Importer {
   /// One thread at a time connects to a process.
   class SingleFlight;
 
+  /// A claim that waits for no process. No claim: the owner has to be reached or asked.
+  std::pair<Peer*, BlockRef> claim_known(const HandleFields& handle);
+  Tensor open_claimed(Peer& peer, BlockRef ref, const HandleFields& handle, Access access,
+                      std::optional<Device> user, Holders holders);
   PeerRef find_owner(const ProcessId& owner) const;
   PeerRef try_attach(Dial call, std::optional<Peer::SegmentRequest> wanted);
   PeerRef attach(Dial call, std::optional<Peer::SegmentRequest> wanted);
