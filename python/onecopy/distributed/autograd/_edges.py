@@ -23,6 +23,12 @@ RecvRpcBackward = type("torch::distributed::autograd::RecvRpc", (torch.autograd.
 ReceiveNode = RecvRpcBackward._backward_cls
 LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
 
+run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)  # since torch 2.1: none before
+if run_engine is None:
+
+    def run_engine(outputs, given, keep, creates_graph, inputs, *_):
+        return torch.autograd.grad(outputs, inputs, given, retain_graph=keep, create_graph=creates_graph, allow_unused=True)
+
 
 _ANCHOR = torch.zeros((), requires_grad=True)  # outputs of a node require gradients because one of its arguments does
 
