@@ -249,17 +249,21 @@ def test_a_plain_backward_through_a_call_says_what_to_use(three):
         three[0](plain_backward)
 
 
+def counted(transport, send):
+    def count(*arguments):
+        transport.sent += 1
+        return send(*arguments)
+
+    return count
+
+
 def count_gradient_calls():
     """Those that this process has sent since it was first asked."""
     transport = dist_autograd._engine_of_this_process.transport
     if not hasattr(transport, "sent"):
-        transport.sent, send = 0, transport.send_gradients
-
-        def count(*arguments):
-            transport.sent += 1
-            return send(*arguments)
-
-        transport.send_gradients = count
+        transport.sent = 0
+        for name in ("send_gradients", "call_gradients"):
+            setattr(transport, name, counted(transport, getattr(transport, name)))
     return transport.sent
 
 

@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy import _core  # noqa: E402
-from onecopy.distributed.autograd._edges import ReceivedTensors, edge_of  # noqa: E402
+from onecopy.distributed.autograd._edges import ReceivedTensors, edge_of, engine  # noqa: E402
 
 WORKER = 3
 
@@ -33,7 +33,7 @@ def evaluation(sent, retain=False):
     """Of tensors that were sent in one message each, by number."""
     context = Context()
     sources = [(number, [edge_of(t) for t in tensors]) for number, tensors in enumerate(sent)]
-    return context, _core._Evaluation(context, WORKER, sources, retain)
+    return context, _core._Evaluation(context, WORKER, sources, engine(), retain)
 
 
 def received(number, tensors):

@@ -25,8 +25,8 @@ nb::tuple as_tuple(Evaluation::Step step) { return nb::make_tuple(std::move(step
 void init_autograd(nb::module_& m) {
   nb::class_<Evaluation>(m, "_Evaluation", nb::type_slots(evaluation_slots),
                          "One worker's part of a backward pass, without its messages.")
-      .def(nb::init<nb::object, std::size_t, nb::handle, bool>(), nb::arg("context"), nb::arg("worker"),
-           nb::arg("sources"), nb::arg("retain"))
+      .def(nb::init<nb::object, std::size_t, nb::handle, nb::object, bool>(), nb::arg("context"),
+           nb::arg("worker"), nb::arg("sources"), nb::arg("engine"), nb::arg("retain"))
       .def(
           "take",
           [](Evaluation& e, nb::handle key, nb::handle gradients) {

@@ -31,8 +31,9 @@ class Evaluation::Holding {
   Mutex& lock_;
 };
 
-Evaluation::Evaluation(nb::object context, std::size_t worker, nb::handle sources, bool retain)
-    : context_(std::move(context)), worker_(worker), retains_(retain) {
+Evaluation::Evaluation(nb::object context, std::size_t worker, nb::handle sources, nb::object engine,
+                       bool retain)
+    : context_(std::move(context)), worker_(worker), engine_(std::move(engine)), retains_(retain) {
   std::vector<nb::object> edges;
   for (const nb::handle source : nb::borrow<nb::list>(sources)) {
     sources_[item(source, 0)] = edges.size();
@@ -226,8 +227,8 @@ nb::object Evaluation::run_engine(const std::vector<Item>& roots, const nb::obje
   constexpr bool kCreatesGraph = false, kAllowsUnreachable = true, kAccumulates = false;
   try {
     return call_python([&] {
-      return nb::object(Names::get().run_engine(nb::tuple(edges), nb::tuple(gradients), retains_ || keeps,
-                                                kCreatesGraph, inputs, kAllowsUnreachable, kAccumulates));
+      return nb::object(engine_(nb::tuple(edges), nb::tuple(gradients), retains_ || keeps, kCreatesGraph,
+                                inputs, kAllowsUnreachable, kAccumulates));
     });
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
@@ -290,6 +291,7 @@ nb::list Evaluation::owed() {
 
 int Evaluation::traverse(visitproc visit, void* arg) const {
   Py_VISIT(context_.ptr());
+  Py_VISIT(engine_.ptr());
   Py_VISIT(sources_.ptr());
   if (structure_)
     if (const int result = structure_->traverse(visit, arg)) return result;

@@ -28,8 +28,8 @@ class Evaluation {
     int change = 0;
   };
 
-  /// `sources` are pairs of a key and a list of GradientEdge. Errors name the worker.
-  Evaluation(nb::object context, std::size_t worker, nb::handle sources, bool retain);
+  /// `sources` are pairs of a key and a list of GradientEdge, and `engine` is torch's run_backward(). Errors name the worker.
+  Evaluation(nb::object context, std::size_t worker, nb::handle sources, nb::object engine, bool retain);
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
 
@@ -92,6 +92,7 @@ class Evaluation {
 
   nb::object context_;
   std::size_t worker_;
+  nb::object engine_;
   bool retains_;
   nb::dict sources_;  ///< number by key
   std::unique_ptr<Structure> structure_;

@@ -21,7 +21,6 @@ Names* look_up() {
       .leaf = node_type(edges, "LeafNode"),
       .receive = node_type(edges, "ReceiveNode"),
       .gradient_edge = edges.attr("GradientEdge"),
-      .run_engine = edges.attr("run_engine"),
       .strided = torch.attr("strided"),
       .sparse_coo = torch.attr("sparse_coo"),
       .contiguous_format = torch.attr("contiguous_format"),

@@ -15,7 +15,7 @@ struct Names {
 
   PyTypeObject* leaf;     ///< the type of nodes that stand for leaves
   PyTypeObject* receive;  ///< of nodes that stand for received tensors
-  nb::object gradient_edge, run_engine, strided, sparse_coo, contiguous_format;
+  nb::object gradient_edge, strided, sparse_coo, contiguous_format;
 
   nb::object next_functions, variable, backward_hooks, received, count, input_metadata;
   nb::object layout, untyped_storage, data_ptr, nbytes, values, indices;

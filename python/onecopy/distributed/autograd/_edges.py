@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where gradients of tensors go, and the node that stands for tensors of another worker. Public torch API only."""
+"""Where gradients of tensors go, and the node that stands for tensors of another worker. Public torch API but for torch's engine."""
+import logging
+
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -23,11 +25,18 @@ RecvRpcBackward = type("torch::distributed::autograd::RecvRpc", (torch.autograd.
 ReceiveNode = RecvRpcBackward._backward_cls
 LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
 
-run_engine = getattr(torch.autograd.graph, "_engine_run_backward", None)  # since torch 2.1: none before
-if run_engine is None:
+_log = logging.getLogger("torch.autograd.graph")
+_run = torch.autograd.Variable._execution_engine.run_backward
+# What torch.autograd.grad() runs behind its own look at shapes, which imports sympy: two seconds in each worker at the first
+# pass. The engine checks them, too.
+_run_for_torch = getattr(torch.autograd.graph, "_engine_run_backward", _run)
+_accelerator = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: "unknown")()
 
-    def run_engine(outputs, given, keep, creates_graph, inputs, *_):
-        return torch.autograd.grad(outputs, inputs, given, retain_graph=keep, create_graph=creates_graph, allow_unused=True)
+
+def engine():
+    """torch's engine. Its function in Python logs, and passes this thread's context to the engine's threads for devices: it is
+    left out where neither is needed."""
+    return _run if _accelerator is None and not _log.isEnabledFor(logging.DEBUG) else _run_for_torch
 
 
 _ANCHOR = torch.zeros((), requires_grad=True)  # outputs of a node require gradients because one of its arguments does

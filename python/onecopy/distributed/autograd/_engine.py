@@ -208,8 +208,11 @@ class Engine:
         with self._lock:
             self.passes += 1
         try:
-            with self.within(context):
+            before = self.enter(context)
+            try:
                 blocked = context.local_pass(pass_id, retain_graph, roots).root_arrives()
+            finally:
+                self.enter(before)
             while any(blocked.values()):
                 self._resolve(context_id, pass_id, blocked)
         finally:
@@ -230,8 +233,11 @@ class Engine:
     def on_gradients(self, sender, context_id, pass_id, retain, message_id, gradients):
         """Waits. (changes, gradients for the sender) as LocalPass.arrive() has them, as pairs."""
         context = self.retrieve(context_id)
-        with self.within(context):
+        before = self.enter(context)
+        try:
             change, back = context.local_pass(pass_id, retain).arrive(message_id, gradients, sender)
+        finally:
+            self.enter(before)
         return list(change.items()), back
 
     def on_resolve(self, context_id, pass_id):
@@ -251,7 +257,7 @@ class Engine:
 
 def _check_arguments(context_id, roots):
     if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)) or \
-            not all(isinstance(r, torch.Tensor) for r in roots):
+            not all([isinstance(r, torch.Tensor) for r in roots]):
         raise TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
 
 

@@ -10,7 +10,7 @@ mark the sources that still get something; the others are dead, and the blocked 
 import torch
 
 from ... import _core
-from ._edges import edge_of
+from ._edges import edge_of, engine
 from ._futures import gather
 
 ROOT = "root"
@@ -25,7 +25,7 @@ class LocalPass:
         sources = [(ROOT, [edge_of(r) for r in roots])] if roots else []
         sources += [(sent.message_id, sent.edges) for sent in context.sent()]
         self._roots = [torch.ones_like(r, memory_format=torch.contiguous_format) for r in roots]
-        self._evaluation = _core._Evaluation(context, self._engine.worker_id, sources, self._retain)
+        self._evaluation = _core._Evaluation(context, self._engine.worker_id, sources, engine(), self._retain)
 
     # --- gradients arrive
 
@@ -45,20 +45,27 @@ class LocalPass:
     def _finish(self, fired, blocked, sender=None):
         """Sends the gradients of outputs that have fired, and of those that fire by the answers. `blocked` components are more
         than before. Throws the first failure, when all calls have ended."""
-        change, back, failure, call = {}, [], None, None
-        _add(change, self._engine.worker_id, blocked)
-        under_way = self._send(fired, sender, back)
+        change = {self._engine.worker_id: blocked} if blocked else {}
+        while len(fired) == 1 and fired[0][0].peer != sender:
+            ((received, gradients),) = fired
+            fired = self._take_answer(change, *self._engine.transport.call_gradients(*self._message(received, gradients)))
+        # While other workers have something to do, the sender's part does not wait for them.
+        if all([r.peer == sender for r, _ in fired]):
+            return change, [(r.message_id, gradients) for r, gradients in fired]
+        return change, self._send_all(fired, sender, change)
+
+    def _send_all(self, fired, sender, change):
+        """The gradients for `sender`."""
+        back, failure, call, under_way = [], None, None, self._send(fired)
         while under_way:
             call = next((c for c in under_way if c.done()), under_way[0])
             under_way.remove(call)
             try:
-                counts, returned = call.wait()
-                for worker, number in counts:
-                    _add(change, worker, number)
-                for key, gradients in returned:
-                    fired, blocked = self._evaluation.take(key, gradients)
-                    _add(change, self._engine.worker_id, blocked)
-                    under_way += self._send(fired, sender, back)
+                fired = self._take_answer(change, *call.wait())
+                if all(r.peer == sender for r, _ in fired):
+                    back += [(r.message_id, gradients) for r, gradients in fired]
+                else:
+                    under_way += self._send(fired)
             except Exception as error:
                 failure = failure or error
         try:
@@ -66,15 +73,24 @@ class LocalPass:
                 raise failure
         finally:
             failure = call = None  # its traceback has this frame
-        return change, back
+        return back
 
-    def _send(self, fired, sender, back):
-        """The calls under way. While other workers have something to do, the sender's part does not wait for them."""
-        if all(r.peer == sender for r, _ in fired):
-            back += [(r.message_id, g) for r, g in fired]
-            return []
-        return [self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
-                for r, g in fired]
+    def _send(self, fired):
+        return [self._engine.transport.send_gradients(*self._message(r, gradients)) for r, gradients in fired]
+
+    def _message(self, received, gradients):
+        return received.peer, received.context_id, self._id, self._retain, received.message_id, gradients
+
+    def _take_answer(self, change, counts, returned):
+        """The outputs that fire by what a call gave back."""
+        for worker, number in counts:
+            change[worker] = change.get(worker, 0) + number
+        all_fired = []
+        for key, gradients in returned:
+            fired, blocked = self._evaluation.take(key, gradients)
+            all_fired += fired
+            change[self._engine.worker_id] = change.get(self._engine.worker_id, 0) + blocked
+        return all_fired
 
     # --- marks
 
@@ -89,8 +105,3 @@ class LocalPass:
     def _mark(self, received):
         futures = [self._engine.transport.mark(r.peer, r.context_id, self._id, self._retain, r.message_id) for r in received]
         return gather(futures, lambda _: None)
-
-
-def _add(counts, worker, number):
-    if number:
-        counts[worker] = counts.get(worker, 0) + number
