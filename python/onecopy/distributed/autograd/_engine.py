@@ -70,9 +70,10 @@ class Context:
         with self._lock:
             self._sent.pop(recorded[0])
 
-    def sent(self):
+    def sources(self):
+        """Pairs of a message and the edges of its tensors."""
         with self._lock:
-            return list(self._sent.values())
+            return [(sent.message_id, sent.edges) for sent in self._sent.values()]
 
     def clear(self):
         """Called when the context has ended: its passes and nodes refer to it, and would stay until the next collection."""
@@ -210,7 +211,7 @@ class Engine:
         try:
             before = self.enter(context)
             try:
-                blocked = context.local_pass(pass_id, retain_graph, roots).root_arrives()
+                blocked = context.local_pass(pass_id, retain_graph, roots).roots_arrive(roots)
             finally:
                 self.enter(before)
             while any(blocked.values()):

@@ -20,18 +20,17 @@ class LocalPass:
     """Thread safety: all members may be called concurrently."""
 
     def __init__(self, context, pass_id, retain, roots=()):
-        self._id, self._retain = pass_id, bool(retain)
-        self._engine = context.engine
-        sources = [(ROOT, [edge_of(r) for r in roots])] if roots else []
-        sources += [(sent.message_id, sent.edges) for sent in context.sent()]
-        self._roots = [torch.ones_like(r, memory_format=torch.contiguous_format) for r in roots]
+        self._engine, self._id, self._retain = context.engine, pass_id, bool(retain)
+        sources = context.sources()
+        if roots:
+            sources.append((ROOT, [edge_of(r) for r in roots]))
         self._evaluation = _core._Evaluation(context, self._engine.worker_id, sources, engine(), self._retain)
 
     # --- gradients arrive
 
-    def root_arrives(self):
-        """As arrive(): the counts alone."""
-        return self.arrive(ROOT, self._roots)[0]
+    def roots_arrive(self, roots):
+        """As arrive(), for those of the beginning: the counts alone."""
+        return self.arrive(ROOT, [torch.ones_like(r) for r in roots])[0]
 
     def arrive(self, key, gradients, sender=None):
         """Returns when all that the gradients cause is done, in all workers: {worker: change in its number of blocked
@@ -39,33 +38,30 @@ class LocalPass:
         return self._finish(*self._evaluation.take(key, gradients), sender)
 
     def resolve(self):
-        """Gradients that have not come and are not marked never come. As root_arrives()."""
+        """Gradients that have not come and are not marked never come. As roots_arrive()."""
         return self._finish(*self._evaluation.resolve())[0]
 
     def _finish(self, fired, blocked, sender=None):
         """Sends the gradients of outputs that have fired, and of those that fire by the answers. `blocked` components are more
         than before. Throws the first failure, when all calls have ended."""
         change = {self._engine.worker_id: blocked} if blocked else {}
-        while len(fired) == 1 and fired[0][0].peer != sender:
+        while len(fired) == 1:
             ((received, gradients),) = fired
-            fired = self._take_answer(change, *self._engine.transport.call_gradients(*self._message(received, gradients)))
-        # While other workers have something to do, the sender's part does not wait for them.
-        if all([r.peer == sender for r, _ in fired]):
-            return change, [(r.message_id, gradients) for r, gradients in fired]
-        return change, self._send_all(fired, sender, change)
+            if received.peer == sender:
+                return change, [(received.message_id, gradients)]
+            fired = self._take_answer(change, *self._engine.transport.call_gradients(
+                received.peer, received.context_id, self._id, self._retain, received.message_id, gradients))
+        return change, self._send_all(fired, sender, change) if fired else []
 
     def _send_all(self, fired, sender, change):
         """The gradients for `sender`."""
-        back, failure, call, under_way = [], None, None, self._send(fired)
+        back, failure, call = [], None, None
+        under_way = self._send(fired, sender, back)
         while under_way:
             call = next((c for c in under_way if c.done()), under_way[0])
             under_way.remove(call)
             try:
-                fired = self._take_answer(change, *call.wait())
-                if all(r.peer == sender for r, _ in fired):
-                    back += [(r.message_id, gradients) for r, gradients in fired]
-                else:
-                    under_way += self._send(fired)
+                under_way += self._send(self._take_answer(change, *call.wait()), sender, back)
             except Exception as error:
                 failure = failure or error
         try:
@@ -75,11 +71,13 @@ class LocalPass:
             failure = call = None  # its traceback has this frame
         return back
 
-    def _send(self, fired):
-        return [self._engine.transport.send_gradients(*self._message(r, gradients)) for r, gradients in fired]
-
-    def _message(self, received, gradients):
-        return received.peer, received.context_id, self._id, self._retain, received.message_id, gradients
+    def _send(self, fired, sender, back):
+        """The calls under way. While other workers have something to do, the sender's part does not wait for them."""
+        if all(r.peer == sender for r, _ in fired):
+            back += [(r.message_id, g) for r, g in fired]
+            return []
+        return [self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
+                for r, g in fired]
 
     def _take_answer(self, change, counts, returned):
         """The outputs that fire by what a call gave back."""
