@@ -4,18 +4,12 @@
 #include <algorithm>
 #include <utility>
 
+#include "autograd/engine_call.h"
 #include "autograd/names.h"
 #include "autograd/tensors.h"
 #include "binding/gil.h"
 
 namespace onecopy::python::autograd {
-namespace {
-
-nb::object edge_to(const nb::object& node, std::size_t number) {
-  return call_python([&] { return nb::object(Names::get().gradient_edge(node, number)); });
-}
-
-}  // namespace
 
 /// Holds a component's lock. Waits for it without the GIL: its holder may want that.
 class Evaluation::Holding {
@@ -133,8 +127,7 @@ void Evaluation::fire_without_gradients(Component& component, const Bits& here, 
     output.has_fired = true;
     const nb::object& received = end_of(output);
     nb::list nothing;
-    const auto count = nb::cast<std::size_t>(get(received, Names::get().count));
-    for (std::size_t i = 0; i < count; ++i) nothing.append(nb::none());
+    for (std::size_t i = count_of(output); i > 0; --i) nothing.append(nb::none());
     fired.append(nb::make_tuple(received, nothing));
   }
 }
@@ -142,41 +135,40 @@ void Evaluation::fire_without_gradients(Component& component, const Bits& here, 
 // --- evaluation
 
 void Evaluation::evaluate(Component& component, const Bits& here, nb::list& fired) {
-  const Bits reached = leads_from(component.items);
-  Outputs outputs;
-  Bits wanted, remaining;
-  for (Output& output : component.outputs) {
-    if (output.has_fired || !reached.has(output.end)) continue;
-    output.has_fired = output.need.is_within(here);
-    (output.has_fired ? wanted : remaining).add(output.end);
-    if (output.has_fired) outputs.push_back(&output);
-  }
-  if (outputs.empty()) return;
-  const std::vector<Item> roots = leading_to(component, wanted);
+  const Stage stage = next_stage(component, here);
+  if (stage.outputs.empty()) return;
+  const std::vector<Item> roots = leading_to(component, stage.wanted);
   std::optional<std::vector<std::size_t>> cut{std::in_place};
-  if (!remaining.is_empty()) {
+  if (!stage.remaining.is_empty()) {
     std::vector<std::size_t> starts;
     starts.reserve(roots.size());
     for (const Item& root : roots) starts.push_back(root.node);
-    cut = structure_->find_cut(starts, wanted, remaining);
+    cut = structure_->find_cut(starts, stage.wanted, stage.remaining);
   }
   // Without a cut the nodes run again later.
-  Evaluated got = run(roots, outputs, cut.value_or(std::vector<std::size_t>{}), !cut || !cut->empty());
-  if (cut) {
-    std::vector<Item> rest = std::move(got.of_cut);
-    for (Item& item : component.items) {
-      const Bits& leads = structure_->node(item.node).leads;
-      if (!leads.meets(wanted) && leads.meets(remaining)) rest.push_back(item);
-    }
-    component.items.swap(rest);
-  }
-  accumulate(outputs, got.of_outputs, roots);
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    if (!is_received(*outputs[i])) continue;
+  const bool keeps = retains_ || !cut || !cut->empty();
+  Caught caught = run(roots, stage.outputs, cut.value_or(std::vector<std::size_t>{}), keeps);
+  if (cut) keep_rest(component, stage, std::move(caught.at_cut));
+  accumulate(stage.outputs, caught.at_outputs, roots);
+  for (std::size_t i = 0; i < stage.outputs.size(); ++i) {
+    if (!is_received(*stage.outputs[i])) continue;
     nb::list gradients;
-    for (const nb::object& gradient : got.of_outputs[i]) gradients.append(row_major(gradient));
-    fired.append(nb::make_tuple(end_of(*outputs[i]), gradients));
+    for (const nb::object& gradient : caught.at_outputs[i]) gradients.append(row_major(gradient));
+    fired.append(nb::make_tuple(end_of(*stage.outputs[i]), gradients));
   }
+}
+
+/// From here on its outputs have fired.
+Evaluation::Stage Evaluation::next_stage(Component& component, const Bits& here) const {
+  const Bits reached = leads_from(component.items);
+  Stage stage;
+  for (Output& output : component.outputs) {
+    if (output.has_fired || !reached.has(output.end)) continue;
+    output.has_fired = output.need.is_within(here);
+    (output.has_fired ? stage.wanted : stage.remaining).add(output.end);
+    if (output.has_fired) stage.outputs.push_back(&output);
+  }
+  return stage;
 }
 
 std::vector<Evaluation::Item> Evaluation::leading_to(const Component& component, const Bits& wanted) const {
@@ -186,55 +178,49 @@ std::vector<Evaluation::Item> Evaluation::leading_to(const Component& component,
   return found;
 }
 
-/// The gradients of each output, and the items that capturing the nodes of `cut` gives.
-Evaluation::Evaluated Evaluation::run(const std::vector<Item>& roots, const Outputs& outputs,
-                                      const std::vector<std::size_t>& cut, bool keeps) const {
-  const Names& names = Names::get();
-  nb::list inputs;
-  std::vector<std::size_t> counts;
-  for (const Output* output : outputs) {
-    counts.push_back(is_received(*output) ? nb::cast<std::size_t>(get(end_of(*output), names.count)) : 1);
-    for (std::size_t i = 0; i < counts.back(); ++i)
-      inputs.append(edge_to(structure_->node(output->node).node, i));
+/// Keeps what the outputs of later stages lack.
+void Evaluation::keep_rest(Component& component, const Stage& stage, std::vector<Item> at_cut) const {
+  std::vector<Item> rest;
+  for (const Item& item : component.items) {
+    const Bits& leads = structure_->node(item.node).leads;
+    if (!leads.meets(stage.wanted) && leads.meets(stage.remaining)) rest.push_back(item);
   }
-  std::vector<Item> of_cut;
-  for (const std::size_t node : cut) {
-    const nb::object& object = structure_->node(node).node;
-    const std::size_t count = nb::len(get(object, names.input_metadata));
-    for (std::size_t i = 0; i < count; ++i) of_cut.push_back({node, edge_to(object, i), {}});
-  }
-  for (const Item& item : of_cut) inputs.append(item.edge);
-  const nb::object got = run_engine(roots, nb::tuple(inputs), keeps);
-  Evaluated found;
-  Py_ssize_t at = 0;
-  for (const std::size_t count : counts) {
-    std::vector<nb::object>& part = found.of_outputs.emplace_back();
-    for (std::size_t i = 0; i < count; ++i) part.push_back(item(got, at++));
-  }
-  for (Item& waiting : of_cut)
-    if (waiting.gradient = item(got, at++); !waiting.gradient.is_none())
-      found.of_cut.push_back(std::move(waiting));
-  return found;
+  for (Item& item : at_cut) rest.push_back(std::move(item));
+  component.items.swap(rest);
 }
 
-nb::object Evaluation::run_engine(const std::vector<Item>& roots, const nb::object& inputs,
-                                  bool keeps) const {
-  nb::list edges, gradients;
-  for (const Item& root : roots) {
-    edges.append(root.edge);
-    gradients.append(root.gradient);
+Evaluation::Caught Evaluation::run(const std::vector<Item>& roots, const Outputs& outputs,
+                                   const std::vector<std::size_t>& cut, bool keeps) const {
+  EngineCall engine;
+  for (const Item& root : roots) engine.give(root.edge, root.gradient);
+  for (const Output* output : outputs) engine.want(structure_->node(output->node).node, count_of(*output));
+  for (const std::size_t number : cut) {
+    const nb::object& node = structure_->node(number).node;
+    engine.want(node, nb::len(get(node, Names::get().input_metadata)));
   }
-  constexpr bool kCreatesGraph = false, kAllowsUnreachable = true, kAccumulates = false;
+  Caught caught{run(engine, keeps), {}};
+  for (std::size_t i = 0; i < cut.size(); ++i) {
+    const std::vector<nb::object>& gradients = caught.at_outputs[outputs.size() + i];
+    for (std::size_t input = 0; input < gradients.size(); ++input)
+      if (!gradients[input].is_none())
+        caught.at_cut.push_back({cut[i], edge_to(structure_->node(cut[i]).node, input), gradients[input]});
+  }
+  caught.at_outputs.resize(outputs.size());
+  return caught;
+}
+
+Evaluation::Gradients Evaluation::run(const EngineCall& engine, bool keeps) const {
   try {
-    return call_python([&] {
-      return nb::object(engine_(nb::tuple(edges), nb::tuple(gradients), retains_ || keeps, kCreatesGraph,
-                                inputs, kAllowsUnreachable, kAccumulates));
-    });
+    return engine.run(engine_, keeps);
   } catch (nb::python_error& error) {
     if (!error.matches(PyExc_Exception)) throw;
     const nb::object cause = nb::borrow(error.value());
     nb::raise_from(error, PyExc_RuntimeError, "Error on Node %zu: %S", worker_, cause.ptr());
   }
+}
+
+std::size_t Evaluation::count_of(const Output& output) const {
+  return is_received(output) ? nb::cast<std::size_t>(get(end_of(output), Names::get().count)) : 1;
 }
 
 /// Into the context.

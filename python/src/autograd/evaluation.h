@@ -13,6 +13,8 @@
 
 namespace onecopy::python::autograd {
 
+class EngineCall;
+
 /// One worker's part of one backward pass, but for its messages: the sources whose gradients have come, or never come, and
 /// the outputs that have fired. An output fires once, with its complete gradient: when all sources that reach it have theirs,
 /// or are known to get none. Gradients of leaves go into the context.
@@ -63,9 +65,15 @@ class Evaluation {
   class Holding;
   using Outputs = std::vector<Output*>;
   using Gradients = std::vector<std::vector<nb::object>>;  ///< of each output
-  struct Evaluated {
-    Gradients of_outputs;
-    std::vector<Item> of_cut;
+  /// One run of the engine.
+  struct Stage {
+    Outputs outputs;  ///< that fire
+    Bits wanted;      ///< their numbers
+    Bits remaining;   ///< of those that gradients reach, and that fire later
+  };
+  struct Caught {
+    Gradients at_outputs;
+    std::vector<Item> at_cut;
   };
 
   std::optional<std::size_t> find(nb::handle key) const;
@@ -84,10 +92,14 @@ class Evaluation {
   std::vector<const Output*> owed_by(const Component& component, const Bits& waiting) const;
   void fire_without_gradients(Component& component, const Bits& here, nb::list& fired) const;
   void evaluate(Component& component, const Bits& here, nb::list& fired);
+  Stage next_stage(Component& component, const Bits& here) const;
   std::vector<Item> leading_to(const Component& component, const Bits& wanted) const;
-  Evaluated run(const std::vector<Item>& roots, const Outputs& outputs, const std::vector<std::size_t>& cut,
-                bool keeps) const;
-  nb::object run_engine(const std::vector<Item>& roots, const nb::object& inputs, bool keeps) const;
+  void keep_rest(Component& component, const Stage& stage, std::vector<Item> at_cut) const;
+  Caught run(const std::vector<Item>& roots, const Outputs& outputs, const std::vector<std::size_t>& cut,
+             bool keeps) const;
+  Gradients run(const EngineCall& engine, bool keeps) const;
+  /// How many gradients it has.
+  std::size_t count_of(const Output& output) const;
   void accumulate(const Outputs& outputs, const Gradients& gradients, const std::vector<Item>& roots) const;
 
   nb::object context_;

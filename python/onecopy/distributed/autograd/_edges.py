@@ -56,8 +56,9 @@ class _Probe(torch.autograd.Function):
 
 def edge_of(tensor):
     """The edge along which gradients of `tensor` go. REQUIRES: grad mode."""
-    if tensor.grad_fn is not None:
-        return GradientEdge(tensor.grad_fn, tensor.output_nr)
+    node = tensor.grad_fn
+    if node is not None:
+        return GradientEdge(node, tensor.output_nr)
     if tensor.layout != torch.strided:
         node, number = _Probe.apply(tensor).grad_fn.next_functions[0]
         return GradientEdge(node, number)

@@ -92,8 +92,7 @@ class Context:
             return dict(self._gradients.values())
 
     def local_pass(self, pass_id, retain=None, roots=()):
-        with self._lock:
-            found = self._passes.get(pass_id)
+        found = self._passes.get(pass_id)
         if found is not None:
             return found
         made = LocalPass(self, pass_id, retain, roots)
@@ -110,7 +109,7 @@ class Engine:
     def __init__(self):
         self._lock = threading.Lock()
         self._contexts = {}
-        self.passes = 0
+        self._under_way = set()  # passes that began here
         self.start(0, None)
 
     def start(self, worker_id, transport):
@@ -142,8 +141,7 @@ class Engine:
         return context
 
     def find(self, context_id):
-        with self._lock:
-            return self._contexts.get(context_id)
+        return self._contexts.get(context_id)
 
     def get_or_create(self, context_id):
         with self._lock:
@@ -201,13 +199,17 @@ class Engine:
 
     # --- backward
 
+    @property
+    def passes(self):
+        """How many began here and have not ended."""
+        return len(self._under_way)
+
     def backward(self, context_id, roots, retain_graph=False):
         _check_arguments(context_id, roots)
         context = self.retrieve(context_id)
         _check_roots(roots)
         pass_id = (self.worker_id, next(self._pass_ids))
-        with self._lock:
-            self.passes += 1
+        self._under_way.add(pass_id)
         try:
             before = self.enter(context)
             try:
@@ -217,8 +219,7 @@ class Engine:
             while any(blocked.values()):
                 self._resolve(context_id, pass_id, blocked)
         finally:
-            with self._lock:
-                self.passes -= 1
+            self._under_way.discard(pass_id)
 
     def _resolve(self, context_id, pass_id, blocked):
         """Lets the blocked workers mark what still comes, and then go on without the rest."""
