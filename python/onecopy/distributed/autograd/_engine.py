@@ -116,7 +116,7 @@ class Engine:
         self.worker_id, self.transport = worker_id, transport
         self._context_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.message_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
-        self._pass_ids = itertools.count(1)
+        self._pass_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.max_id = (1 << _IDS_OF_A_WORKER) - 1 + (worker_id << _IDS_OF_A_WORKER)
 
     # --- contexts
@@ -208,7 +208,7 @@ class Engine:
         _check_arguments(context_id, roots)
         context = self.retrieve(context_id)
         _check_roots(roots)
-        pass_id = (self.worker_id, next(self._pass_ids))
+        pass_id = next(self._pass_ids)
         self._under_way.add(pass_id)
         try:
             before = self.enter(context)
