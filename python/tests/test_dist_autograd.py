@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
 import os
 
@@ -194,6 +195,17 @@ def test_gradients_are_those_of_one_process(three, program):
 @pytest.mark.parametrize("program", [chain, residual, unused], ids=lambda p: p.__name__)
 def test_a_retained_graph_gives_its_gradients_twice(three, program):
     compare(three[0](in_three_processes, program, 2), in_one_process(program, 2))
+
+
+def in_threads(programs):
+    with concurrent.futures.ThreadPoolExecutor(len(programs)) as pool:
+        return list(pool.map(in_three_processes, programs))
+
+
+def test_passes_of_many_threads_do_not_meet(three):
+    programs = [chain, diamond, residual, hooks] * 3
+    for found, program in zip(three[0](in_threads, programs), programs):
+        compare(found, in_one_process(program))
 
 
 # --- contexts and errors
