@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy import _core  # noqa: E402
-from onecopy.distributed.autograd._edges import ReceivedTensors, edge_of, engine  # noqa: E402
+from onecopy.distributed.autograd._edges import ReceivedTensors, SentTensors, edge_of, torch_engine  # noqa: E402
 
 WORKER = 3
 
@@ -32,8 +32,8 @@ class Context:
 def evaluation(sent, retain=False):
     """Of tensors that were sent in one message each, by number."""
     context = Context()
-    sources = [(number, [edge_of(t) for t in tensors]) for number, tensors in enumerate(sent)]
-    return context, _core._Evaluation(context, WORKER, sources, engine(), retain)
+    messages = [SentTensors(number, 0, [edge_of(t) for t in tensors]) for number, tensors in enumerate(sent)]
+    return context, _core._Evaluation(context, WORKER, messages, [], torch_engine(), retain)
 
 
 def received(number, tensors):
@@ -53,7 +53,7 @@ def test_sources_without_a_node_in_common_fire_alone(count):
     leaves = [leaf(i) for i in range(count)]
     context, found = evaluation([[t * 2] for t in leaves])
     for number in reversed(range(count)):
-        assert found.take(number, [ONE * number]) == ([], 0)
+        assert found.take([(number, [ONE * number])]) == ([], 0)
     assert len(context.gradients) == count
     assert all(torch.equal(context.gradients[t], ONE * 2 * i) for i, t in enumerate(leaves))
 
@@ -63,11 +63,11 @@ def test_a_node_that_all_sources_reach_waits_for_the_last(count):
     mine, (tensor,) = received(7, [torch.ones(2)])
     shared, other = tensor * 2, leaf(5)
     context, found = evaluation([[shared * 3 + other] for _ in range(count)])
-    assert found.take(0, [ONE]) == ([], 1)
+    assert found.take([(0, [ONE])]) == ([], 1)
     for number in range(1, count - 1):
-        assert found.take(number, [ONE]) == ([], 0)
+        assert found.take([(number, [ONE])]) == ([], 0)
     assert found.owed() == [mine]
-    fired, change = found.take(count - 1, [ONE])
+    fired, change = found.take([(count - 1, [ONE])])
     assert change == -1 and found.owed() == []
     ((who, (gradient,)),) = fired
     assert who is mine and torch.equal(gradient, ONE * 6 * count)
@@ -78,7 +78,7 @@ def test_a_node_that_all_sources_reach_waits_for_the_last(count):
 def test_a_source_reaches_many_outputs(count):
     arrived = [received(i, [torch.ones(2)]) for i in range(count)]
     _, found = evaluation([[sum(t * 2 for _, (t,) in arrived)]])
-    fired, change = found.take(0, [ONE])
+    fired, change = found.take([(0, [ONE])])
     assert change == 0 and {r.message_id for r, _ in fired} == set(range(count))
     assert all(torch.equal(g, ONE * 2) for _, (g,) in fired)
 
@@ -89,9 +89,9 @@ def test_outputs_beyond_the_first_word_are_evaluated_in_stages():
     tensors = [t for _, (t,) in arrived]
     both = sum(t * 3 for t in tensors[100:])
     context, found = evaluation([[sum(t * 2 for t in tensors[:100]) + both], [both * 5]])
-    fired, change = found.take(0, [ONE])
+    fired, change = found.take([(0, [ONE])])
     assert change == 1 and {r.message_id for r, _ in fired} == set(range(100))
-    fired, change = found.take(1, [ONE])
+    fired, change = found.take([(1, [ONE])])
     assert change == -1 and {r.message_id for r, _ in fired} == set(range(100, 200))
     assert all(torch.equal(g, ONE * 18) for _, (g,) in fired)
 
@@ -101,11 +101,11 @@ def test_marks_and_the_dead_beyond_the_first_word():
     both = sum(t for _, (t,) in arrived)
     sent = [[both * i] for i in range(100)]
     _, found = evaluation(sent)
-    assert found.take(99, [ONE]) == ([], 1)
+    assert found.take([(99, [ONE])]) == ([], 1)
     assert [r.message_id for r in found.mark(80)] == list(range(70))
     assert found.mark(80) == []
     assert found.resolve() == ([], 0)  # 80 is marked, and waited for
-    fired, change = found.take(80, [ONE])
+    fired, change = found.take([(80, [ONE])])
     assert change == -1 and len(fired) == 70
     assert all(torch.equal(g, ONE * 179) for _, (g,) in fired)
 
@@ -113,7 +113,7 @@ def test_marks_and_the_dead_beyond_the_first_word():
 def test_keys_that_nothing_was_sent_under_are_refused():
     _, found = evaluation([[leaf(1) * 2]])
     with pytest.raises(RuntimeError, match="gradients came for message 5, which this worker has not sent"):
-        found.take(5, [ONE])
+        found.take([(5, [ONE])])
     with pytest.raises(KeyError):
         found.mark(5)
 
@@ -130,7 +130,7 @@ def test_a_graph_that_fails_names_the_worker():
 
     _, found = evaluation([[Broken.apply(leaf(1))]])
     with pytest.raises(RuntimeError, match="Error on Node 3: broken: \0 % ü") as failure:
-        found.take(0, [ONE])
+        found.take([(0, [ONE])])
     assert isinstance(failure.value.__cause__, ValueError)
 
 
@@ -153,7 +153,7 @@ def test_gradients_arrive_from_many_threads():
     def arrive(first):
         start.wait()
         for number in range(first, count, 8):
-            changes.append(found.take(number, [ONE * number])[1])
+            changes.append(found.take([(number, [ONE * number])])[1])
             found.owed()
 
     threads = [threading.Thread(target=arrive, args=(i,)) for i in range(8)]
@@ -169,7 +169,7 @@ def test_gradients_arrive_from_many_threads():
 def test_a_leaf_of_many_components_gets_all_parts():
     count, shared = 100, leaf(3)
     context, found = evaluation([[shared * i] for i in range(count)])
-    threads = [threading.Thread(target=found.take, args=(i, [ONE])) for i in range(count)]
+    threads = [threading.Thread(target=found.take, args=([(i, [ONE])],)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -183,7 +183,7 @@ def test_it_goes_with_its_last_reference():
     try:
         mine, (tensor,) = received(7, [torch.ones(2)])
         context, found = evaluation([[tensor * 2], [tensor * 3]])
-        found.take(0, [ONE])  # waits for the other
+        found.take([(0, [ONE])])  # waits for the other
         gone = weakref.ref(context), weakref.ref(mine)
         del found, context, tensor
         mine.node = None

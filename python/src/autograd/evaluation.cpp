@@ -25,14 +25,17 @@ class Evaluation::Holding {
   Mutex& lock_;
 };
 
-Evaluation::Evaluation(nb::object context, std::size_t worker, nb::handle sources, nb::object engine,
-                       bool retain)
+Evaluation::Evaluation(nb::object context, std::size_t worker, nb::handle sent, nb::handle roots,
+                       nb::object engine, bool retain)
     : context_(std::move(context)), worker_(worker), engine_(std::move(engine)), retains_(retain) {
   std::vector<nb::object> edges;
-  for (const nb::handle source : nb::borrow<nb::list>(sources)) {
-    sources_[item(source, 0)] = edges.size();
-    edges.push_back(item(source, 1));
-  }
+  const auto add = [&](const nb::object& key, nb::object of_key) {
+    sources_[key] = edges.size();
+    edges.push_back(std::move(of_key));
+  };
+  if (nb::len(roots) > 0) add(nb::none(), nb::borrow(roots));
+  for (const nb::handle one : nb::borrow<nb::list>(sent))
+    add(get(one, Names::get().message_id), get(one, Names::get().edges));
   structure_ = std::make_unique<Structure>(edges);
   for (const Structure::Part& part : structure_->parts())
     components_.push_back(std::unique_ptr<Component>(new Component{part.sources, part.outputs}));
@@ -58,7 +61,13 @@ Bits Evaluation::leads_from(const std::vector<Item>& items) const {
 
 // --- steps
 
-Evaluation::Step Evaluation::take(nb::handle key, nb::handle gradients) {
+Evaluation::Step Evaluation::take(nb::handle arrived) {
+  Step step;
+  for (const nb::handle pair : nb::borrow<nb::list>(arrived)) take_one(item(pair, 0), item(pair, 1), step);
+  return step;
+}
+
+void Evaluation::take_one(nb::handle key, nb::handle gradients, Step& step) {
   const auto source = find(key);
   if (!source) {
     PyErr_Format(PyExc_RuntimeError,
@@ -72,9 +81,7 @@ Evaluation::Step Evaluation::take(nb::handle key, nb::handle gradients) {
   for (const SourceEdge& edge : structure_->sources()[*source].edges)
     if (nb::object gradient = item(gradients, at++); !gradient.is_none())
       component.items.push_back({edge.node, edge.edge, std::move(gradient)});
-  Step step;
   advance(component, step);
-  return step;
 }
 
 Evaluation::Step Evaluation::resolve() {

@@ -30,13 +30,16 @@ class Evaluation {
     int change = 0;
   };
 
-  /// `sources` are pairs of a key and a list of GradientEdge, and `engine` is torch's run_backward(). Errors name the worker.
-  Evaluation(nb::object context, std::size_t worker, nb::handle sources, nb::object engine, bool retain);
+  /// `sent` is a list of SentTensors and `roots` of GradientEdge, a source of its own with the key None. `engine` is torch's
+  /// run_backward(). Errors name the worker.
+  Evaluation(nb::object context, std::size_t worker, nb::handle sent, nb::handle roots, nb::object engine,
+             bool retain);
   Evaluation(const Evaluation&) = delete;
   Evaluation& operator=(const Evaluation&) = delete;
 
-  /// Gradients have come for a source. Throws RuntimeError for an unknown key, and with the worker for a failure in the graph.
-  Step take(nb::handle key, nb::handle gradients);
+  /// Gradients have come: a list of (a source's key, its gradients). Throws RuntimeError for an unknown key, and with the worker
+  /// for a failure in the graph.
+  Step take(nb::handle arrived);
   /// Sources whose gradients have not come, and that are not marked, never get any.
   Step resolve();
   /// Marks a source: it will get something. The ReceivedTensors that will get something because of that. Throws KeyError.
@@ -87,6 +90,7 @@ class Evaluation {
   Bits here() const;
   Bits leads_from(const std::vector<Item>& items) const;
 
+  void take_one(nb::handle key, nb::handle gradients, Step& step);
   void advance(Component& component, Step& step);
   bool is_blocked(const Component& component, const Bits& here) const;
   std::vector<const Output*> owed_by(const Component& component, const Bits& waiting) const;

@@ -29,6 +29,8 @@ Names* look_up() {
       .backward_hooks = interned("_backward_hooks"),
       .received = interned("received"),
       .count = interned("count"),
+      .message_id = interned("message_id"),
+      .edges = interned("edges"),
       .input_metadata = interned("_input_metadata"),
       .layout = interned("layout"),
       .untyped_storage = interned("untyped_storage"),

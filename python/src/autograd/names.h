@@ -17,7 +17,7 @@ struct Names {
   PyTypeObject* receive;  ///< of nodes that stand for received tensors
   nb::object gradient_edge, strided, sparse_coo, contiguous_format;
 
-  nb::object next_functions, variable, backward_hooks, received, count, input_metadata;
+  nb::object next_functions, variable, backward_hooks, received, count, message_id, edges, input_metadata;
   nb::object layout, untyped_storage, data_ptr, nbytes, values, indices;
   nb::object contiguous, is_contiguous, clone, detach, memory_format, accumulate;
 };

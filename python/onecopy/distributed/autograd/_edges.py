@@ -33,7 +33,7 @@ _run_for_torch = getattr(torch.autograd.graph, "_engine_run_backward", _run)
 _accelerator = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: "unknown")()
 
 
-def engine():
+def torch_engine():
     """torch's engine. Its function in Python logs, and passes this thread's context to the engine's threads for devices: it is
     left out where neither is needed."""
     return _run if _accelerator is None and not _log.isEnabledFor(logging.DEBUG) else _run_for_torch

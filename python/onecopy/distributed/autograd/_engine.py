@@ -8,7 +8,7 @@ import threading
 import torch
 
 from ... import _core
-from ._edges import ReceivedTensors, SentTensors, edge_of
+from ._edges import GradientEdge, ReceivedTensors, SentTensors, edge_of, torch_engine
 from ._pass import LocalPass
 
 _MOST_PASSES = 4  # of one context that are remembered
@@ -24,6 +24,7 @@ class Context:
         self._lock = threading.Lock()
         self._sent, self._received = collections.OrderedDict(), collections.OrderedDict()
         self._known, self._gradients = set(), {}
+        self.run_engine = torch_engine()
         self._passes = collections.OrderedDict()
 
     # The names that programs use.
@@ -70,10 +71,9 @@ class Context:
         with self._lock:
             self._sent.pop(recorded[0])
 
-    def sources(self):
-        """Pairs of a message and the edges of its tensors."""
+    def sent(self):
         with self._lock:
-            return [(sent.message_id, sent.edges) for sent in self._sent.values()]
+            return list(self._sent.values())
 
     def clear(self):
         """Called when the context has ended: its passes and nodes refer to it, and would stay until the next collection."""
@@ -92,6 +92,7 @@ class Context:
             return dict(self._gradients.values())
 
     def local_pass(self, pass_id, retain=None, roots=()):
+        """`roots` are edges."""
         found = self._passes.get(pass_id)
         if found is not None:
             return found
@@ -135,7 +136,7 @@ class Engine:
         return _core._rpc_context()
 
     def retrieve(self, context_id):
-        context = self.find(context_id)
+        context = self._contexts.get(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         return context
@@ -207,13 +208,16 @@ class Engine:
     def backward(self, context_id, roots, retain_graph=False):
         _check_arguments(context_id, roots)
         context = self.retrieve(context_id)
-        _check_roots(roots)
+        edges = list(map(_edge_of_root, roots))
+        if not edges:
+            raise RuntimeError("No tensors provided for gradient computation.")
         pass_id = next(self._pass_ids)
         self._under_way.add(pass_id)
         try:
             before = self.enter(context)
             try:
-                blocked = context.local_pass(pass_id, retain_graph, roots).roots_arrive(roots)
+                arrived = [(None, list(map(torch.ones_like, roots)))]
+                blocked, _ = context.local_pass(pass_id, retain_graph, edges).arrive(arrived)
             finally:
                 self.enter(before)
             while any(blocked.values()):
@@ -237,7 +241,7 @@ class Engine:
         context = self.retrieve(context_id)
         before = self.enter(context)
         try:
-            change, back = context.local_pass(pass_id, retain).arrive(message_id, gradients, sender)
+            change, back = context.local_pass(pass_id, retain).arrive([(message_id, gradients)], sender)
         finally:
             self.enter(before)
         return list(change.items()), back
@@ -258,18 +262,16 @@ class Engine:
 
 
 def _check_arguments(context_id, roots):
-    if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)) or \
-            not all([isinstance(r, torch.Tensor) for r in roots]):
+    if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)) or not all(map(torch.is_tensor, roots)):
         raise TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
 
 
-def _check_roots(roots):
-    if not roots:
-        raise RuntimeError("No tensors provided for gradient computation.")
-    for root in roots:
-        if not root.requires_grad:
-            raise RuntimeError("requires_grad not set on root")
-        if root.numel() != 1:
-            raise RuntimeError(f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
-        if root.grad_fn is None:
-            raise RuntimeError("root does not have a valid gradient function.")
+def _edge_of_root(root):
+    if not root.requires_grad:
+        raise RuntimeError("requires_grad not set on root")
+    if root.numel() != 1:
+        raise RuntimeError(f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
+    node = root.grad_fn
+    if node is None:
+        raise RuntimeError("root does not have a valid gradient function.")
+    return GradientEdge(node, root.output_nr)

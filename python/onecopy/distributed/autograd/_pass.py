@@ -7,13 +7,8 @@ thread that took it waits: no other has to run. Gradients for the sender of a me
 Answers add up how many components are blocked: begun, and waiting for a source. While some are, the root has them
 mark the sources that still get something; the others are dead, and the blocked components go on.
 """
-import torch
-
 from ... import _core
-from ._edges import edge_of, engine
 from ._futures import gather
-
-ROOT = "root"
 
 
 class LocalPass:
@@ -21,24 +16,18 @@ class LocalPass:
 
     def __init__(self, context, pass_id, retain, roots=()):
         self._engine, self._id, self._retain = context.engine, pass_id, bool(retain)
-        sources = context.sources()
-        if roots:
-            sources.append((ROOT, [edge_of(r) for r in roots]))
-        self._evaluation = _core._Evaluation(context, self._engine.worker_id, sources, engine(), self._retain)
+        self._evaluation = _core._Evaluation(context, self._engine.worker_id, context.sent(), roots, context.run_engine,
+                                             self._retain)
 
     # --- gradients arrive
 
-    def roots_arrive(self, roots):
-        """As arrive(), for those of the beginning: the counts alone."""
-        return self.arrive(ROOT, [torch.ones_like(r) for r in roots])[0]
-
-    def arrive(self, key, gradients, sender=None):
-        """Returns when all that the gradients cause is done, in all workers: {worker: change in its number of blocked
-        components}, and the gradients for `sender`, [(message id, gradients)]."""
-        return self._finish(*self._evaluation.take(key, gradients), sender)
+    def arrive(self, arrived, sender=None):
+        """`arrived` is [(message id, or None for the roots, gradients)]. Returns when all that they cause is done, in all
+        workers: {worker: change in its number of blocked components}, and as `arrived` the gradients for `sender`."""
+        return self._finish(*self._evaluation.take(arrived), sender)
 
     def resolve(self):
-        """Gradients that have not come and are not marked never come. As roots_arrive()."""
+        """Gradients that have not come and are not marked never come. As arrive(): the counts alone."""
         return self._finish(*self._evaluation.resolve())[0]
 
     def _finish(self, fired, blocked, sender=None):
@@ -49,8 +38,11 @@ class LocalPass:
             ((received, gradients),) = fired
             if received.peer == sender:
                 return change, [(received.message_id, gradients)]
-            fired = self._take_answer(change, *self._engine.transport.call_gradients(
-                received.peer, received.context_id, self._id, self._retain, received.message_id, gradients))
+            counts, arrived = self._engine.transport.call_gradients(
+                received.peer, received.context_id, self._id, self._retain, received.message_id, gradients)
+            fired, blocked = self._evaluation.take(arrived)
+            if counts or blocked:
+                self._count(change, counts, blocked)
         return change, self._send_all(fired, sender, change) if fired else []
 
     def _send_all(self, fired, sender, change):
@@ -61,7 +53,10 @@ class LocalPass:
             call = next((c for c in under_way if c.done()), under_way[0])
             under_way.remove(call)
             try:
-                under_way += self._send(self._take_answer(change, *call.wait()), sender, back)
+                counts, arrived = call.wait()
+                fired, blocked = self._evaluation.take(arrived)
+                self._count(change, counts, blocked)
+                under_way += self._send(fired, sender, back)
             except Exception as error:
                 failure = failure or error
         try:
@@ -79,16 +74,10 @@ class LocalPass:
         return [self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
                 for r, g in fired]
 
-    def _take_answer(self, change, counts, returned):
-        """The outputs that fire by what a call gave back."""
-        for worker, number in counts:
+    def _count(self, change, counts, blocked):
+        """Adds those of an answer, and this worker's."""
+        for worker, number in [*counts, (self._engine.worker_id, blocked)]:
             change[worker] = change.get(worker, 0) + number
-        all_fired = []
-        for key, gradients in returned:
-            fired, blocked = self._evaluation.take(key, gradients)
-            all_fired += fired
-            change[self._engine.worker_id] = change.get(self._engine.worker_id, 0) + blocked
-        return all_fired
 
     # --- marks
 
