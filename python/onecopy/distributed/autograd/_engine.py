@@ -128,7 +128,7 @@ class Engine:
         context = Context(self, next(self._context_ids))
         with self._lock:
             self._contexts[context.id] = context
-        _core._set_rpc_context(context)
+        _core._swap_rpc_context(context)
         return context
 
     def current(self):
@@ -156,7 +156,7 @@ class Engine:
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         if self.current() is context:
-            _core._set_rpc_context(None)
+            _core._swap_rpc_context(None)
         self._tell_released(context, context._known_worker_ids())
 
     def on_release(self, sender, context_id, later):
@@ -177,13 +177,8 @@ class Engine:
         for worker in workers:
             self.transport.release_context(worker, context.id)
 
-    @staticmethod
-    def enter(context):
-        """Makes `context`, or None, the current one of this thread. Returns the one before."""
-        before = _core._rpc_context()
-        if before is not context:
-            _core._set_rpc_context(context)
-        return before
+    # Makes a context, or None, the current one of this thread. Returns the one before.
+    enter = staticmethod(_core._swap_rpc_context)
 
     @contextlib.contextmanager
     def within(self, context):
@@ -206,7 +201,8 @@ class Engine:
         return len(self._under_way)
 
     def backward(self, context_id, roots, retain_graph=False):
-        _check_arguments(context_id, roots)
+        if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)):
+            raise _wrong_arguments()
         context = self.retrieve(context_id)
         edges = list(map(_edge_of_root, roots))
         if not edges:
@@ -261,12 +257,13 @@ class Engine:
         return self.retrieve(context_id).local_pass(pass_id).mark_blocked()
 
 
-def _check_arguments(context_id, roots):
-    if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)) or not all(map(torch.is_tensor, roots)):
-        raise TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
+def _wrong_arguments():
+    return TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
 
 
 def _edge_of_root(root):
+    if not isinstance(root, torch.Tensor):
+        raise _wrong_arguments()
     if not root.requires_grad:
         raise RuntimeError("requires_grad not set on root")
     if root.numel() != 1:
