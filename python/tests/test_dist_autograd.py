@@ -338,6 +338,22 @@ def test_gradients_of_plain_tensors_go_as_plain_calls(three):
     assert three[0](plain_gradients) == [False] * 3
 
 
+@pytest.mark.parametrize("context_id, roots", [("none", []), (1, WEIGHTS[0].detach()), (None, [1])])
+def test_arguments_that_are_none_of_backward_are_refused(three, context_id, roots):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        three[0](backward_of, context_id, roots)
+
+
+def roots_that_are_no_tensors():
+    with dist_autograd.context() as context_id:
+        dist_autograd.backward(context_id, [1.0])
+
+
+def test_roots_that_are_no_tensors_are_refused(three):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        three[0](roots_that_are_no_tensors)
+
+
 def test_an_unknown_context_is_refused(three):
     with pytest.raises(RuntimeError, match="Could not find autograd context with id: 77"):
         three[0](backward_of, 77, [])
