@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import gc
+import os
 
 import pytest
 
@@ -27,6 +29,7 @@ def parameter(seed):
 
 
 WEIGHTS = [parameter(seed) for seed in range(4)]  # the same in all processes; each uses its own
+SPARSE = parameter(8).detach().to_sparse().requires_grad_()
 EMBEDDING = torch.nn.Embedding(4, 3, sparse=True, dtype=torch.float64, _weight=parameter(9).detach()[[0, 1, 2, 0]].clone())
 
 
@@ -118,6 +121,15 @@ def transposed(name):
     return sum(CALLS[name](1, layer, 1, (WEIGHTS[0] * 2).t()).sum() for _ in range(2))
 
 
+def total(x):
+    return torch.sparse.sum(x) if x.is_sparse else x.sum()
+
+
+def through_a_sparse_leaf(name):
+    """Both the tensor and its gradient are sparse: they do not go as plain values."""
+    return CALLS[name](1, total, SPARSE * 3)
+
+
 class Layer:
     def forward(self, i, x):
         return layer(i, x)
@@ -130,7 +142,7 @@ def methods(name):
     return (there.rpc_sync().forward(2, WEIGHTS[0]) * there.rpc_async().forward(2, WEIGHTS[0] * 2).wait()).sum()
 
 
-LEAVES = [*WEIGHTS, EMBEDDING.weight]
+LEAVES = [*WEIGHTS, EMBEDDING.weight, SPARSE]
 
 
 def as_lists(gradients):
@@ -175,7 +187,7 @@ def compare(found, wanted):
         assert torch.allclose(torch.tensor(found[number]), torch.tensor(gradient), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("program", [chain, diamond, unused, residual, hooks, sparse, twice, transposed, methods], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", [chain, diamond, unused, residual, hooks, sparse, twice, transposed, methods, through_a_sparse_leaf], ids=lambda p: p.__name__)
 def test_gradients_are_those_of_one_process(three, program):
     compare(three[0](in_three_processes, program), in_one_process(program))
 
@@ -183,6 +195,17 @@ def test_gradients_are_those_of_one_process(three, program):
 @pytest.mark.parametrize("program", [chain, residual, unused], ids=lambda p: p.__name__)
 def test_a_retained_graph_gives_its_gradients_twice(three, program):
     compare(three[0](in_three_processes, program, 2), in_one_process(program, 2))
+
+
+def in_threads(programs):
+    with concurrent.futures.ThreadPoolExecutor(len(programs)) as pool:
+        return list(pool.map(in_three_processes, programs))
+
+
+def test_passes_of_many_threads_do_not_meet(three):
+    programs = [chain, diamond, residual, hooks] * 3
+    for found, program in zip(three[0](in_threads, programs), programs):
+        compare(found, in_one_process(program))
 
 
 # --- contexts and errors
@@ -239,6 +262,98 @@ def test_roots_that_have_no_gradient_are_refused(three, what, text):
         three[0](bad_roots, what)
 
 
+def error_in_two_workers(to_fail):
+    """Both get their gradients at once."""
+    with dist_autograd.context() as context_id:
+        x = WEIGHTS[0] * 2
+        loss = sum(remotely(to, breaks if to in to_fail else total, x).sum() for to in (1, 2))
+        dist_autograd.backward(context_id, [loss])
+
+
+@pytest.mark.parametrize("to_fail", [(1,), (2,), (1, 2)])
+def test_an_error_of_one_of_two_workers_is_raised_at_the_root(three, to_fail):
+    with pytest.raises(RuntimeError, match=f"Error on Node {list(to_fail)}: broken on purpose"):
+        three[0](error_in_two_workers, to_fail)
+    compare(three[0](in_three_processes, diamond), in_one_process(diamond))  # the group is as it was
+
+
+class Dies(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        os._exit(3)
+
+
+def dies(x):
+    return Dies.apply(x)
+
+
+def backward_through_the_dead(others):
+    with dist_autograd.context() as context_id:
+        x = WEIGHTS[0] * 2
+        loss = remotely(1, dies, x).sum() + sum(remotely(to, layer, to, x).sum() for to in others)
+        try:
+            dist_autograd.backward(context_id, [loss])
+        except Exception as error:
+            return type(error).__name__, str(error)
+
+
+@pytest.mark.parametrize("others", [(), (2,)])
+def test_a_worker_that_dies_in_its_part_is_named_at_the_root(tmp_path, others):
+    with Group(tmp_path, 3) as group:
+        name, text = group[0](backward_through_the_dead, others)
+        assert name == "PeerDied" and "worker1" in text
+
+
+def plain_gradients():
+    """How many plain calls of gradients a pass makes: another way would do without."""
+    agent = rpc.api._agent.current()
+    taken, node = [], agent.node
+
+    class Node:
+        def __getattr__(self, name):
+            return getattr(node, name)
+
+        def call_answering(self, *arguments):
+            taken.append(node.call_answering(*arguments))
+            return taken[-1]
+
+        def begin_answering(self, *arguments):
+            taken.append(node.begin_answering(*arguments))
+            return taken[-1]
+
+    agent.node = Node()
+    try:
+        for program in (chain, diamond):
+            in_three_processes(program)
+    finally:
+        agent.node = node
+    return [t is NotImplemented for t in taken]
+
+
+def test_gradients_of_plain_tensors_go_as_plain_calls(three):
+    assert three[0](plain_gradients) == [False] * 3
+
+
+@pytest.mark.parametrize("context_id, roots", [("none", []), (1, WEIGHTS[0].detach()), (None, [1])])
+def test_arguments_that_are_none_of_backward_are_refused(three, context_id, roots):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        three[0](backward_of, context_id, roots)
+
+
+def roots_that_are_no_tensors():
+    with dist_autograd.context() as context_id:
+        dist_autograd.backward(context_id, [1.0])
+
+
+def test_roots_that_are_no_tensors_are_refused(three):
+    with pytest.raises(TypeError, match="incompatible function arguments"):
+        three[0](roots_that_are_no_tensors)
+
+
 def test_an_unknown_context_is_refused(three):
     with pytest.raises(RuntimeError, match="Could not find autograd context with id: 77"):
         three[0](backward_of, 77, [])
@@ -249,17 +364,21 @@ def test_a_plain_backward_through_a_call_says_what_to_use(three):
         three[0](plain_backward)
 
 
+def counted(transport, send):
+    def count(*arguments):
+        transport.sent += 1
+        return send(*arguments)
+
+    return count
+
+
 def count_gradient_calls():
     """Those that this process has sent since it was first asked."""
     transport = dist_autograd._engine_of_this_process.transport
     if not hasattr(transport, "sent"):
-        transport.sent, send = 0, transport.send_gradients
-
-        def count(*arguments):
-            transport.sent += 1
-            return send(*arguments)
-
-        transport.send_gradients = count
+        transport.sent = 0
+        for name in ("send_gradients", "call_gradients"):
+            setattr(transport, name, counted(transport, getattr(transport, name)))
     return transport.sent
 
 

@@ -85,6 +85,9 @@ class Port:
         copies = [None if g is None else g.clone() for g in gradients]
         return self._wire.post(self._wire.engines[to].on_gradients, (self._worker, context, pass_id, retain, message, copies))
 
+    def call_gradients(self, *arguments):
+        return self.send_gradients(*arguments).wait()
+
     def mark(self, to, *arguments):
         return self._wire.post(self._wire.engines[to].on_mark, arguments)
 

@@ -6,7 +6,7 @@ Workers, threads in _RpcNode.run(), take messages: calls and notes, and answers 
 of their lane. They decode them, and count references there. A request is run by the thread that took it, and an answer is
 decoded by the thread that waits for it. A message is (verb, context, recorded, tree, tensors, targets): plain values and
 tensors, and no pickle. Where the value is plain (_plain.py) it is (verb, context, recorded, value): calls in a context of
-autograd, their results, and gradients. Plain calls (see _RpcNode) come here only when they are no longer plain.
+autograd, and their results. Plain calls, and gradients, (see _RpcNode) come here only when they are no longer plain.
 
 Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's end
 is looked at behind all that it had put into its lane before.
@@ -24,7 +24,7 @@ from ..errors import PeerDied, Timeout
 from . import _devices, _group, _modes, _quick, _values
 from ._errors import RemoteFailure
 from ._futures import CallFuture
-from ._plain_calls import ASYNC_MARK, DEFAULT, GENERAL, PLAIN_ANSWER, PLAIN_CALL, PlainCalls, late  # noqa: F401
+from ._plain_calls import ASYNC_MARK, DEFAULT, GENERAL, PLAIN_ANSWER, PlainCalls, late  # noqa: F401
 from ._references import PyRRef, References
 from ._workers import Workers
 
@@ -79,7 +79,7 @@ class Later:
 
 
 # Requests whose values and results may be plain.
-_PLAIN_VERBS = frozenset(("run_named", "method_here", "remote_named", "remote_method_here", "fetch", "gradients"))
+_PLAIN_VERBS = frozenset(("run_named", "method_here", "remote_named", "remote_method_here", "fetch"))
 # Requests that begin with the reference to their result, and references that follow, or come first, to values here: the
 # caller may have none any more behind the request.
 MAKING = frozenset(("remote", "remote_named", "remote_method", "remote_method_here"))
@@ -154,6 +154,7 @@ class Agent(PlainCalls):
     def begin(self, members):
         """Can send from now on. `members` has this process, too."""
         autograd.start(self.info.id, _gradients.Transport(self))
+        self.enter_own(_gradients.GRADIENTS, autograd.on_gradients)
         for member in members.values():
             self.enter(member)
 
@@ -266,9 +267,8 @@ class Agent(PlainCalls):
         seconds = self.seconds_for(timeout)
         deadline = time.monotonic() + seconds if seconds else None
         future = CallFuture(self, seconds, None if verb in MAKING else context)  # no tensor comes back
-        form = PLAIN_ANSWER if is_result else PLAIN_CALL
         if verb in _PLAIN_VERBS and self._begin(future, member, seconds, lambda: self._send_plain(
-                member, verb, context, value, deadline, future, form)):
+                member, verb, context, value, deadline, future)):
             return future
         devices = self._map_back(member) if is_result else self._map_to(member)
         message, given = self._message(member, verb, context, value, devices)

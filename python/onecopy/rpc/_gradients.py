@@ -4,14 +4,27 @@ from ..distributed.autograd import _engine_of_this_process as autograd
 from ._agent import Later, handler, handlers, note_handlers
 
 
+GRADIENTS = "gradients"  # both the name of plain calls and the verb of others
+
+
 class Transport:
-    """Gradients and marks of distributed autograd between workers. Each call gives a Future."""
+    """Gradients and marks of distributed autograd between workers. Each call gives a Future, and that of gradients something
+    that has done() and wait() alone."""
 
     def __init__(self, agent):
         self._agent = agent
 
     def send_gradients(self, to, *arguments):
-        return self._agent.call(to, "gradients", arguments, timeout=0, is_result=True)
+        call = self._agent.node.begin_answering(to, GRADIENTS, arguments)
+        return self._send_in_general(to, arguments) if call is NotImplemented else _GradientCall(self._agent, call)
+
+    def call_gradients(self, to, *arguments):
+        """As send_gradients(...).wait()."""
+        result = self._agent.node.call_answering(self._agent, to, GRADIENTS, arguments)
+        return self._send_in_general(to, arguments).wait() if result is NotImplemented else result
+
+    def _send_in_general(self, to, arguments):
+        return self._agent.call(to, GRADIENTS, arguments, timeout=0, is_result=True)
 
     def mark(self, to, *arguments):
         return self._agent.call(to, "mark", arguments, timeout=0)
@@ -26,7 +39,23 @@ class Transport:
         self._agent.note(to, "release_context", context_id)
 
 
-@handler(handlers, "gradients")
+class _GradientCall:
+    """A plain call. wait() is called once."""
+
+    __slots__ = ("_agent", "_call")
+
+    def __init__(self, agent, call):
+        self._agent, self._call = agent, call
+
+    def done(self):
+        return self._call.done
+
+    def wait(self):
+        self._call.wait()
+        return self._agent._result_of(self._call, 0)
+
+
+@handler(handlers, GRADIENTS)
 def _gradients(agent, caller, arguments):
     return autograd.on_gradients(caller, *arguments)
 

@@ -30,6 +30,7 @@ class PlainCalls:
 
     def __init__(self):
         self._wire_names, self._named = {}, {}  # of functions, and the functions that others name
+        self._own = {}  # functions of this package's, by the names that others call them by
         self.quick = _quick.QuickCalls(self)
 
     def call_and_wait(self, to, verb, value, *, timeout=DEFAULT, context=None):
@@ -38,7 +39,7 @@ class PlainCalls:
         seconds = self.seconds_for(timeout)
         deadline = time.monotonic() + seconds if seconds else None
         try:
-            call = self._send_plain(member, verb, context, value, deadline, None, PLAIN_CALL)
+            call = self._send_plain(member, verb, context, value, deadline, None)
         except Timeout as error:  # of the first contact
             raise late(seconds, error) from None
         except (RuntimeError, onecopy.Error) as error:
@@ -52,7 +53,7 @@ class PlainCalls:
             raise
         return self._result(self.outcome(call, seconds, context))
 
-    def _send_plain(self, member, verb, context, value, deadline, future, form):
+    def _send_plain(self, member, verb, context, value, deadline, future):
         """The call, or NotImplemented."""
         if member.info.id == self.info.id:
             return NotImplemented
@@ -60,7 +61,7 @@ class PlainCalls:
         if message is None:
             return NotImplemented
         self._check_can_send(member)
-        call = self.node.call(member.info.id, message, deadline, future, form)
+        call = self.node.call(member.info.id, message, deadline, future, PLAIN_CALL)
         if call is NotImplemented and message[2] is not None:
             context.forget_sent(message[2])
         return call
@@ -145,6 +146,9 @@ class PlainCalls:
         PermissionError, NotServed."""
         if wire_name.startswith(_quick.PREFIX):
             return self.quick.target(wire_name, self._serve_quick)
+        if wire_name in self._own:
+            name = sys.intern(wire_name)
+            return self._own[name], self._own, name, _quick.TOLD
         function, names, qualname = self._find_plain(wire_name)
         return function, names, qualname, _quick.FUTURE if getattr(function, ASYNC_MARK, False) else _quick.RESULT
 
@@ -159,6 +163,18 @@ class PlainCalls:
         _exports.check(function)
         names = vars(_functions.module_named(module))
         return function, names, sys.intern(qualname)
+
+    def enter_own(self, name, function):
+        """Members call function(caller's rank, *args) by that name, with plain values. It waits for others as it needs."""
+
+        def run(sender, number, deadline, args, kwargs, trace):
+            try:
+                return (function(sender, *args),)
+            except Exception as error:
+                self._answer_failure(number, sender, self._failure(error))
+                return None
+
+        self._own[name] = run
 
     def refusal(self, error):
         if isinstance(error, _quick.NotServed):

@@ -47,6 +47,7 @@ NB_MODULE(_core, m) {
   init_pipe(m);
   init_listener(m);
   init_graph(m);
+  init_autograd(m);
   init_rpc(m);
   init_signatures(m);
 }

@@ -33,6 +33,7 @@ void init_message(nb::module_& m);
 void init_queue(nb::module_& m);
 void init_pipe(nb::module_& m);
 void init_listener(nb::module_& m);
+void init_autograd(nb::module_& m);
 void init_graph(nb::module_& m);
 void init_rpc(nb::module_& m);
 void init_signatures(nb::module_& m);

@@ -9,9 +9,10 @@ thread_local PyObject* context = nullptr;
 
 nb::object current() { return context ? nb::borrow(context) : nb::none(); }
 
-void set(nb::object now) {
-  const nb::object before = nb::steal(context);
+nb::object swap_context(nb::object now) {
+  nb::object before = context ? nb::steal(context) : nb::none();
   context = now.is_none() ? nullptr : now.release().ptr();
+  return before;
 }
 
 }  // namespace
@@ -20,7 +21,8 @@ bool has_rpc_context() noexcept { return context != nullptr; }
 
 void init_rpc_context(nb::module_& m) {
   m.def("_rpc_context", &current, "This thread's context of distributed autograd, or None.");
-  m.def("_set_rpc_context", &set, nb::arg("context").none());
+  m.def("_swap_rpc_context", &swap_context, nb::arg("context").none(),
+        "Makes it this thread's. Returns the one before.");
 }
 
 }  // namespace onecopy::python

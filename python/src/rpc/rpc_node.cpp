@@ -364,18 +364,22 @@ rpc::CallRef RpcNode::send_plain(rpc::Member*& to, nb::handle whom, nb::handle f
   to = known ? member_for(whom) : nullptr;
   if (!to || !values.is_valid()) return {};
   if (!known->check.is_none()) call_python([&] { known->check(values[0], values[1]); });
-  const Receiver receiver = receivers_[to->number()].of_calls;
+  return send_named(*to, known->wire_name, values, receivers_[to->number()].of_calls,
+                    deadline_after_seconds(seconds));
+}
+
+/// As send_plain().
+rpc::CallRef RpcNode::send_named(rpc::Member& to, const std::string& name, const nb::object& values,
+                                 Receiver receiver, Deadline deadline) {
   Message message;
   TensorCounts counts;
   if (!encode_plain(values, message, &counts, receiver)) return {};
-  count_plain(*to, counts, message);
-  const Deadline deadline = deadline_after_seconds(seconds);
+  count_plain(to, counts, message);
   rpc::CallRef call;
   try {
-    put_in_order(*to, message, [&](Stream stream) {
-      rpc::Node::CallRequest outgoing{std::move(message), known->wire_name, false, stream, nullptr,
-                                      &drop_python};
-      call = node_->call(*to, std::move(outgoing), deadline, false);
+    put_in_order(to, message, [&](Stream stream) {
+      rpc::Node::CallRequest outgoing{std::move(message), name, false, stream, nullptr, &drop_python};
+      call = node_->call(to, std::move(outgoing), deadline, false);
     });
   } catch (const Error& error) {
     if (error.code() == ErrorCode::timeout) throw;  // another way would take as long again
@@ -416,6 +420,24 @@ nb::object RpcNode::begin_plain(nb::handle to, nb::handle function, nb::handle a
   rpc::Member* callee = nullptr;
   rpc::CallRef call = send_plain(callee, to, function, values_of_call(args, kwargs, trace),
                                  seconds_of(timeout, usual_timeout));
+  return call ? nb::cast(RpcCall(node_, std::move(call))) : not_plain();
+}
+
+rpc::CallRef RpcNode::send_answering(std::uint32_t to, const std::string& function, nb::handle args) {
+  rpc::Member* const member = to == node_->number() ? nullptr : node_->find(to);
+  if (!member || !member->out.load() || member->has_ended) return {};
+  return send_named(*member, function, values_of_call(args, nb::none(), nb::none()),
+                    receivers_[to].of_answers, kForever);
+}
+
+nb::object RpcNode::call_answering(nb::handle agent, std::uint32_t to, const std::string& function,
+                                   nb::handle args) {
+  const rpc::CallRef call = send_answering(to, function, args);
+  return call ? wait_plain(agent, call, 0) : not_plain();
+}
+
+nb::object RpcNode::begin_answering(std::uint32_t to, const std::string& function, nb::handle args) {
+  rpc::CallRef call = send_answering(to, function, args);
   return call ? nb::cast(RpcCall(node_, std::move(call))) : not_plain();
 }
 
@@ -652,6 +674,10 @@ void init_rpc(nb::module_& m) {
       .def("begin_plain", &RpcNode::begin_plain, nb::arg("to").none(), nb::arg("function").none(),
            nb::arg("args").none(), nb::arg("kwargs").none(), nb::arg("timeout").none(),
            nb::arg("trace").none() = nb::none())
+      .def("call_answering", &RpcNode::call_answering, nb::arg("agent"), nb::arg("to"), nb::arg("function"),
+           nb::arg("args"))
+      .def("begin_answering", &RpcNode::begin_answering, nb::arg("to"), nb::arg("function"),
+           nb::arg("args"))
       .def("look", [](RpcNode& n) { without_gil([&] { n.node().look_once(); }); })
       .def("run", &RpcNode::run, nb::arg("agent"))
       .def("stop", &RpcNode::stop)

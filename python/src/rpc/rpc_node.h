@@ -105,6 +105,13 @@ class RpcNode {
   nb::object begin_plain(nb::handle to, nb::handle function, nb::handle args, nb::handle kwargs,
                          nb::handle timeout, nb::handle trace);
 
+  // Plain ones of the package's own functions, with tensors that answer a message of that member: they go where results go.
+  /// The result, or NotImplemented, as call_plain(). No deadline.
+  nb::object call_answering(nb::handle agent, std::uint32_t to, const std::string& function,
+                            nb::handle args);
+  /// The call, or NotImplemented.
+  nb::object begin_answering(std::uint32_t to, const std::string& function, nb::handle args);
+
   /// What a worker does, until stop().
   void run(nb::handle agent);
   void stop();
@@ -131,6 +138,9 @@ class RpcNode {
   const Plain* plain(nb::handle function) const;
   rpc::CallRef send_plain(rpc::Member*& to, nb::handle whom, nb::handle function, const nb::object& values,
                           double seconds);
+  rpc::CallRef send_named(rpc::Member& to, const std::string& name, const nb::object& values,
+                          Receiver receiver, Deadline deadline);
+  rpc::CallRef send_answering(std::uint32_t to, const std::string& function, nb::handle args);
   nb::object wait_plain(nb::handle agent, const rpc::CallRef& call, double seconds);
 
   void handle(nb::handle agent, rpc::Work& work) noexcept;

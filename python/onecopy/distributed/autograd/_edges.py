@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where gradients of tensors go, and the node that stands for tensors of another worker. Public torch API only."""
+"""Where gradients of tensors go, and the node that stands for tensors of another worker. Public torch API but for torch's engine."""
+import logging
+
 import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
@@ -23,6 +25,19 @@ RecvRpcBackward = type("torch::distributed::autograd::RecvRpc", (torch.autograd.
 ReceiveNode = RecvRpcBackward._backward_cls
 LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
 
+_log = logging.getLogger("torch.autograd.graph")
+_run = torch.autograd.Variable._execution_engine.run_backward
+# What torch.autograd.grad() runs behind its own look at shapes, which imports sympy: two seconds in each worker at the first
+# pass. The engine checks them, too.
+_run_for_torch = getattr(torch.autograd.graph, "_engine_run_backward", _run)
+_accelerator = getattr(getattr(torch, "accelerator", None), "current_accelerator", lambda: "unknown")()
+
+
+def torch_engine():
+    """torch's engine. Its function in Python logs, and passes this thread's context to the engine's threads for devices: it is
+    left out where neither is needed."""
+    return _run if _accelerator is None and not _log.isEnabledFor(logging.DEBUG) else _run_for_torch
+
 
 _ANCHOR = torch.zeros((), requires_grad=True)  # outputs of a node require gradients because one of its arguments does
 
@@ -41,8 +56,9 @@ class _Probe(torch.autograd.Function):
 
 def edge_of(tensor):
     """The edge along which gradients of `tensor` go. REQUIRES: grad mode."""
-    if tensor.grad_fn is not None:
-        return GradientEdge(tensor.grad_fn, tensor.output_nr)
+    node = tensor.grad_fn
+    if node is not None:
+        return GradientEdge(node, tensor.output_nr)
     if tensor.layout != torch.strided:
         node, number = _Probe.apply(tensor).grad_fn.next_functions[0]
         return GradientEdge(node, number)

@@ -8,7 +8,7 @@ import threading
 import torch
 
 from ... import _core
-from ._edges import ReceivedTensors, SentTensors, edge_of
+from ._edges import GradientEdge, ReceivedTensors, SentTensors, edge_of, torch_engine
 from ._pass import LocalPass
 
 _MOST_PASSES = 4  # of one context that are remembered
@@ -24,6 +24,7 @@ class Context:
         self._lock = threading.Lock()
         self._sent, self._received = collections.OrderedDict(), collections.OrderedDict()
         self._known, self._gradients = set(), {}
+        self.run_engine = torch_engine()
         self._passes = collections.OrderedDict()
 
     # The names that programs use.
@@ -91,8 +92,8 @@ class Context:
             return dict(self._gradients.values())
 
     def local_pass(self, pass_id, retain=None, roots=()):
-        with self._lock:
-            found = self._passes.get(pass_id)
+        """`roots` are edges."""
+        found = self._passes.get(pass_id)
         if found is not None:
             return found
         made = LocalPass(self, pass_id, retain, roots)
@@ -109,14 +110,14 @@ class Engine:
     def __init__(self):
         self._lock = threading.Lock()
         self._contexts = {}
-        self.passes = 0
+        self._under_way = set()  # passes that began here
         self.start(0, None)
 
     def start(self, worker_id, transport):
         self.worker_id, self.transport = worker_id, transport
         self._context_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.message_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
-        self._pass_ids = itertools.count(1)
+        self._pass_ids = itertools.count(worker_id << _IDS_OF_A_WORKER)
         self.max_id = (1 << _IDS_OF_A_WORKER) - 1 + (worker_id << _IDS_OF_A_WORKER)
 
     # --- contexts
@@ -127,7 +128,7 @@ class Engine:
         context = Context(self, next(self._context_ids))
         with self._lock:
             self._contexts[context.id] = context
-        _core._set_rpc_context(context)
+        _core._swap_rpc_context(context)
         return context
 
     def current(self):
@@ -135,14 +136,13 @@ class Engine:
         return _core._rpc_context()
 
     def retrieve(self, context_id):
-        context = self.find(context_id)
+        context = self._contexts.get(context_id)
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         return context
 
     def find(self, context_id):
-        with self._lock:
-            return self._contexts.get(context_id)
+        return self._contexts.get(context_id)
 
     def get_or_create(self, context_id):
         with self._lock:
@@ -156,7 +156,7 @@ class Engine:
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         if self.current() is context:
-            _core._set_rpc_context(None)
+            _core._swap_rpc_context(None)
         self._tell_released(context, context._known_worker_ids())
 
     def on_release(self, sender, context_id, later):
@@ -177,13 +177,8 @@ class Engine:
         for worker in workers:
             self.transport.release_context(worker, context.id)
 
-    @staticmethod
-    def enter(context):
-        """Makes `context`, or None, the current one of this thread. Returns the one before."""
-        before = _core._rpc_context()
-        if before is not context:
-            _core._set_rpc_context(context)
-        return before
+    # Makes a context, or None, the current one of this thread. Returns the one before.
+    enter = staticmethod(_core._swap_rpc_context)
 
     @contextlib.contextmanager
     def within(self, context):
@@ -200,21 +195,31 @@ class Engine:
 
     # --- backward
 
+    @property
+    def passes(self):
+        """How many began here and have not ended."""
+        return len(self._under_way)
+
     def backward(self, context_id, roots, retain_graph=False):
-        _check_arguments(context_id, roots)
+        if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)):
+            raise _wrong_arguments()
         context = self.retrieve(context_id)
-        _check_roots(roots)
-        pass_id = (self.worker_id, next(self._pass_ids))
-        with self._lock:
-            self.passes += 1
+        edges = list(map(_edge_of_root, roots))
+        if not edges:
+            raise RuntimeError("No tensors provided for gradient computation.")
+        pass_id = next(self._pass_ids)
+        self._under_way.add(pass_id)
         try:
-            with self.within(context):
-                blocked = context.local_pass(pass_id, retain_graph, roots).root_arrives()
+            before = self.enter(context)
+            try:
+                arrived = [(None, list(map(torch.ones_like, roots)))]
+                blocked, _ = context.local_pass(pass_id, retain_graph, edges).arrive(arrived)
+            finally:
+                self.enter(before)
             while any(blocked.values()):
                 self._resolve(context_id, pass_id, blocked)
         finally:
-            with self._lock:
-                self.passes -= 1
+            self._under_way.discard(pass_id)
 
     def _resolve(self, context_id, pass_id, blocked):
         """Lets the blocked workers mark what still comes, and then go on without the rest."""
@@ -230,8 +235,11 @@ class Engine:
     def on_gradients(self, sender, context_id, pass_id, retain, message_id, gradients):
         """Waits. (changes, gradients for the sender) as LocalPass.arrive() has them, as pairs."""
         context = self.retrieve(context_id)
-        with self.within(context):
-            change, back = context.local_pass(pass_id, retain).arrive(message_id, gradients, sender)
+        before = self.enter(context)
+        try:
+            change, back = context.local_pass(pass_id, retain).arrive([(message_id, gradients)], sender)
+        finally:
+            self.enter(before)
         return list(change.items()), back
 
     def on_resolve(self, context_id, pass_id):
@@ -249,19 +257,18 @@ class Engine:
         return self.retrieve(context_id).local_pass(pass_id).mark_blocked()
 
 
-def _check_arguments(context_id, roots):
-    if not isinstance(context_id, int) or not isinstance(roots, (list, tuple)) or \
-            not all(isinstance(r, torch.Tensor) for r in roots):
-        raise TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
+def _wrong_arguments():
+    return TypeError("backward(): incompatible function arguments: a context's id and a list of tensors are wanted")
 
 
-def _check_roots(roots):
-    if not roots:
-        raise RuntimeError("No tensors provided for gradient computation.")
-    for root in roots:
-        if not root.requires_grad:
-            raise RuntimeError("requires_grad not set on root")
-        if root.numel() != 1:
-            raise RuntimeError(f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
-        if root.grad_fn is None:
-            raise RuntimeError("root does not have a valid gradient function.")
+def _edge_of_root(root):
+    if not isinstance(root, torch.Tensor):
+        raise _wrong_arguments()
+    if not root.requires_grad:
+        raise RuntimeError("requires_grad not set on root")
+    if root.numel() != 1:
+        raise RuntimeError(f"root of shape {tuple(root.shape)} is not a scalar, all roots need to be scalar")
+    node = root.grad_fn
+    if node is None:
+        raise RuntimeError("root does not have a valid gradient function.")
+    return GradientEdge(node, root.output_nr)

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <cstddef>
+#include <utility>
+
+#include "autograd/evaluation.h"
+#include "binding/module.h"
+
+namespace onecopy::python {
+namespace {
+
+using autograd::Evaluation;
+
+int traverse_evaluation(PyObject* self, visitproc visit, void* arg) {
+  Py_VISIT(reinterpret_cast<PyObject*>(Py_TYPE(self)));
+  return nb::inst_ready(self) ? nb::inst_ptr<Evaluation>(self)->traverse(visit, arg) : 0;
+}
+
+PyType_Slot evaluation_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&traverse_evaluation)},
+                                  {0, nullptr}};
+
+nb::tuple as_tuple(Evaluation::Step step) { return nb::make_tuple(std::move(step.fired), step.change); }
+
+}  // namespace
+
+void init_autograd(nb::module_& m) {
+  nb::class_<Evaluation>(m, "_Evaluation", nb::type_slots(evaluation_slots),
+                         "One worker's part of a backward pass, without its messages.")
+      .def(nb::init<nb::object, std::size_t, nb::handle, nb::handle, nb::object, bool>(),
+           nb::arg("context"), nb::arg("worker"), nb::arg("sent"), nb::arg("roots"), nb::arg("engine"),
+           nb::arg("retain"))
+      .def(
+          "take", [](Evaluation& e, nb::handle arrived) { return as_tuple(e.take(arrived)); },
+          nb::arg("arrived"))
+      .def("resolve", [](Evaluation& e) { return as_tuple(e.resolve()); })
+      .def("mark", &Evaluation::mark, nb::arg("key"))
+      .def("owed", &Evaluation::owed);
+}
+
+}  // namespace onecopy::python

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "binding/module.h"
+
+namespace onecopy::python::autograd {
+
+/// torch's GradientEdge: an input of a node.
+nb::object edge_to(nb::handle node, std::size_t input);
+
+/// One run of torch's engine: edges where gradients go in, and nodes where they are caught.
+/// Thread safety: used with the GIL held. The engine lets go of it.
+class EngineCall {
+ public:
+  void give(const nb::object& edge, const nb::object& gradient);
+  /// The engine catches the gradients of a node's first `inputs` inputs. The node does not run because of that.
+  void want(nb::handle node, std::size_t inputs);
+
+  /// The gradients, or None, of each want(). `engine` is torch's run_backward(). Without `keeps` the graph that has run cannot
+  /// run again.
+  std::vector<std::vector<nb::object>> run(const nb::object& engine, bool keeps) const;
+
+ private:
+  nb::list edges_, gradients_, wanted_;
+  std::vector<std::size_t> counts_;
+};
+
+}  // namespace onecopy::python::autograd
