@@ -35,13 +35,6 @@ robust_list_head* register_own() noexcept {
 
 }  // namespace
 
-LockingThread& LockingThread::current() noexcept {
-  thread_local LockingThread me;
-  if (me.pid_ != current_pid()) [[unlikely]]
-    me.look_up();
-  return me;
-}
-
 void LockingThread::look_up() noexcept {
   pid_ = current_pid();
   id_ = static_cast<std::uint32_t>(::syscall(SYS_gettid));

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "os/process.h"
+
 struct robust_list_head;
 
 namespace onecopy {
@@ -17,7 +19,12 @@ namespace onecopy {
 class LockingThread {
  public:
   /// A forked child gets another one, also after a raw clone.
-  static LockingThread& current() noexcept;
+  static LockingThread& current() noexcept {
+    static constinit thread_local LockingThread me;
+    if (me.pid_ != current_pid()) [[unlikely]]
+      me.look_up();
+    return me;
+  }
 
   std::uint32_t id() const noexcept { return id_; }
   /// From here to end(), if this thread dies as the holder of `word`, the kernel frees it. That works for one word at

@@ -75,11 +75,11 @@ int cpus_in_affinity_mask() {
 
 }  // namespace
 
-int current_pid() noexcept {
+int detail::ask_for_pid() noexcept {
   static std::atomic<int>* const known = make_wiped_by_fork();
-  if (!known) return ::getpid();
-  int pid = known->load(std::memory_order_relaxed);
-  if (pid == 0) known->store(pid = ::getpid(), std::memory_order_relaxed);
+  const int pid = ::getpid();
+  if (known) known->store(pid, std::memory_order_relaxed);
+  known_pid.store(known, std::memory_order_release);
   return pid;
 }
 

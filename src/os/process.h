@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <string>
 
@@ -11,8 +12,18 @@ namespace onecopy {
 
 // Thread safety: all functions may be called concurrently.
 
+namespace detail {
+/// The process's pid, or 0 in a child that has not asked yet, in memory that a fork wipes. Null before the first call.
+inline std::atomic<std::atomic<int>*> known_pid{nullptr};
+int ask_for_pid() noexcept;
+}  // namespace detail
+
 /// Takes a system call only the first time in a process: called for each tensor that comes or goes.
-int current_pid() noexcept;
+inline int current_pid() noexcept {
+  const std::atomic<int>* const known = detail::known_pid.load(std::memory_order_acquire);
+  const int pid = known ? known->load(std::memory_order_relaxed) : 0;
+  return pid != 0 ? pid : detail::ask_for_pid();
+}
 /// The number under which /proc shows the process `pid` of our PID namespace. They differ after `unshare --pid`
 /// without a /proc of its own. 0 if /proc does not show it.
 int number_in_proc(int pid);

@@ -42,6 +42,9 @@ ItemOrder order_of_host(Session& session, std::span<const Tensor> tensors, Strea
 
 ItemOrder order_of(Session& session, std::span<const Tensor> tensors, Stream stream) {
   ItemOrder order;
+  const auto is_on_host = [](const Tensor& tensor) { return tensor.device() == kCpu; };
+  if (session.streams().used_devices().empty() && std::all_of(tensors.begin(), tensors.end(), is_on_host))
+    return order;
   std::vector<Device> devices;
   for (std::uint32_t row = 0; row < tensors.size(); ++row) {
     const Device device = tensors[row].device();

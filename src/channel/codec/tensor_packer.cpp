@@ -16,8 +16,11 @@ std::optional<Manifest> TensorPacker::pack_unordered(Session& session, std::span
                                                      const Limits& limits, std::uint32_t epoch) {
   std::optional<Manifest> manifest(std::in_place, epoch, tensors.size());
   for (const Tensor& tensor : tensors)
-    if (!add(session, tensor, limits, *manifest)) return std::nullopt;
-  return manifest;
+    if (!add(session, tensor, limits, *manifest)) {
+      manifest.reset();
+      break;
+    }
+  return manifest;  // it alone: a row would be copied otherwise
 }
 
 /// Returns false if the creator may not be asked.
