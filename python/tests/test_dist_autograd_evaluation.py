@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy import _core  # noqa: E402
-from onecopy.distributed.autograd._edges import ReceivedTensors, SentTensors, edge_of, torch_engine  # noqa: E402
+from onecopy.distributed.autograd._edges import ReceivedTensors, SentTensors, torch_engine  # noqa: E402
 
 WORKER = 3
 
@@ -32,7 +32,7 @@ class Context:
 def evaluation(sent, retain=False):
     """Of tensors that were sent in one message each, by number."""
     context = Context()
-    messages = [SentTensors(number, 0, [edge_of(t) for t in tensors]) for number, tensors in enumerate(sent)]
+    messages = [SentTensors(number, 0, tensors) for number, tensors in enumerate(sent)]
     return context, _core._Evaluation(context, WORKER, messages, [], torch_engine(), retain)
 
 

@@ -119,10 +119,8 @@ bool is_captured(int ordinal, Stream stream) {
 
 namespace {
 
-/// A captured stream is not queried: that would end the capture. Another thread's capture must not be harmed either.
 bool is_busy(const Driver& driver, Stream stream) {
-  return !is_capturing(driver, stream) &&
-         driver.cuStreamQuery(static_cast<CUstream>(stream.native)) == CUDA_ERROR_NOT_READY;
+  return driver.cuStreamQuery(static_cast<CUstream>(stream.native)) == CUDA_ERROR_NOT_READY;
 }
 
 /// Does new work in the stream wait for the legacy stream? A query does not say so (seen on an H200).
@@ -140,7 +138,9 @@ bool has_work(int ordinal, Stream stream) noexcept {
   try {
     const Driver& driver = Driver::get();
     const UseDevice use(ordinal);
-    return is_busy(driver, stream) || (waits_for_legacy(driver, stream) && is_busy(driver, {}));
+    if (is_capturing(driver, stream)) return false;  // and is asked nothing: that would end the capture
+    if (is_busy(driver, stream)) return true;
+    return waits_for_legacy(driver, stream) && !is_capturing(driver, {}) && is_busy(driver, {});
   } catch (const Error&) {  // the device has failed, or this is a forked child
     return false;
   }

@@ -330,10 +330,15 @@ SIM_CALL cuStreamGetCtx(CUstream handle, CUcontext* context) {
   return CUDA_SUCCESS;
 }
 
+/// A question that ends the capture in any mode (seen on an H100).
 SIM_CALL cuStreamGetFlags(CUstream handle, unsigned* flags) {
   SIM_ENTER(cuStreamGetFlags);
   const Stream* stream = Stream::find(handle);
   if (!stream || !flags) return CUDA_ERROR_INVALID_HANDLE;
+  if (stream->capture) {
+    stream->capture->invalid = true;
+    return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  }
   *flags = stream->flags;
   return CUDA_SUCCESS;
 }

@@ -54,6 +54,25 @@ class _Probe(torch.autograd.Function):
         raise AssertionError("nothing runs backward through a probe")
 
 
+def _lose_nodes():
+    """Whether a node of Python ends with the tensors of it, although it is referred to: so before torch 2.12."""
+    node = _Probe.apply(torch.zeros((), requires_grad=True)).grad_fn
+    try:
+        return node.next_functions is None
+    except RuntimeError:
+        return True
+
+
+_NODES_ARE_LOST = _lose_nodes()
+
+
+def _owner_of(tensor):
+    """A node of C++ that keeps the tensor's node; None where that is not needed. REQUIRES: grad mode."""
+    if not _NODES_ARE_LOST or not isinstance(tensor.grad_fn, torch._C._FunctionBase):
+        return None
+    return (tensor.view_as(tensor) if tensor.layout == torch.strided else tensor.clone()).grad_fn
+
+
 def edge_of(tensor):
     """The edge along which gradients of `tensor` go. REQUIRES: grad mode."""
     node = tensor.grad_fn
@@ -93,8 +112,10 @@ class ReceivedTensors:
 class SentTensors:
     """Tensors that left this worker in one message, as edges of its graph. Has a node's names for them."""
 
-    def __init__(self, message_id, peer, edges):
-        self.message_id, self.peer, self.edges = message_id, peer, edges
+    def __init__(self, message_id, peer, tensors):
+        """REQUIRES: grad mode."""
+        self.message_id, self.peer = message_id, peer
+        self.edges, self._owners = list(map(edge_of, tensors)), list(map(_owner_of, tensors))
 
     @property
     def next_functions(self):

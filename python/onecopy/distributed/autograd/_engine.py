@@ -8,7 +8,7 @@ import threading
 import torch
 
 from ... import _core
-from ._edges import GradientEdge, ReceivedTensors, SentTensors, edge_of, torch_engine
+from ._edges import GradientEdge, ReceivedTensors, SentTensors, torch_engine
 from ._pass import LocalPass
 
 _MOST_PASSES = 4  # of one context that are remembered
@@ -51,7 +51,7 @@ class Context:
         which = [i for i, t in enumerate(tensors) if t.requires_grad] if torch.is_grad_enabled() else []
         if not which:
             return None
-        sent = SentTensors(next(self.engine.message_ids), peer, [edge_of(tensors[i]) for i in which])
+        sent = SentTensors(next(self.engine.message_ids), peer, [tensors[i] for i in which])
         with self._lock:
             self._sent[sent.message_id] = sent
         return sent.message_id, which
