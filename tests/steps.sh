@@ -40,11 +40,6 @@ attribute() { sed -n "s/.*<testsuite[^>]*[[:space:]]$1=\"\([0-9]*\)\".*/\1/p" "$
 
 flatten_xml() { tr '\n\t' '  ' <"$1" | sed 's,<testcase.*,,'; }
 
-what_failed() {  # a log of ctest or pytest without the cases that passed
-  grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$1" |
-    awk '/^\[ RUN /{begun = $0; next} /^\[ +OK \]/{begun = ""; next} begun{print begun; begun = ""} {print} END {print begun}'
-}
-
 count_cases() {  # count_cases <name> <status> <seconds>: those of the report that ctest or pytest left
   local name=$1 status=$2 seconds=$3 all failures errors skipped disabled word=ok
   local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$LOGS/${name//[^a-z0-9]/_}.xml
@@ -64,18 +59,17 @@ count_cases() {  # count_cases <name> <status> <seconds>: those of the report th
   [ "$failures" = 0 ] || word=FAIL
   printf '%-5s %-34s %6s s  (processor %6s s)   %d cases, %d failed, %d skipped\n' \
     "$word" "$name" "$seconds" "$(processor_seconds "$log.times")" "$all" "$failures" "$skipped"
-  [ "$failures" = 0 ] || what_failed "$log" | tail -n 400 | sed 's/^/      /'
+  [ "$failures" = 0 ] || grep -vE '^ *[0-9]+/[0-9]+ Test .* (Passed|Skipped)|^ *Start +[0-9]+:' "$log" | tail -n 400 | sed 's/^/      /'
 }
 
 ctest_step() {  # ctest_step <name> <preset> [ctest argument...]: counts every case
   local name=$1 preset=$2 begin=$EPOCHREALTIME
   shift 2
   local log=$LOGS/${name//[^a-z0-9]/_}.log xml=$PWD/$LOGS/${name//[^a-z0-9]/_}.xml status=0
-  rm -rf "$xml" "build/$preset/cases"
+  rm -f "$xml"
   # Tests wait more than they compute.
   with_times "$log.times" "$CTEST" --test-dir "build/$preset" -j $((2 * JOBS)) --output-on-failure --no-tests=error \
     --output-junit "$xml" "$@" >"$log" 2>&1 </dev/null || status=$?
-  [ ! -d "build/$preset/cases" ] || [ ! -f "$xml" ] || python3 tests/put_cases.py "$xml" "build/$preset/cases" || rm "$xml"
   count_cases "$name" "$status" "$(seconds_since "$begin")"
 }
 
