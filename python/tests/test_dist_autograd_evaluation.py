@@ -32,7 +32,7 @@ class Context:
 def evaluation(sent, retain=False):
     """Of tensors that were sent in one message each, by number."""
     context = Context()
-    messages = [SentTensors(number, 0, tensors) for number, tensors in enumerate(sent)]
+    context.sent = messages = [SentTensors(number, 0, tensors) for number, tensors in enumerate(sent)]
     return context, _core._Evaluation(context, WORKER, messages, [], torch_engine(), retain)
 
 
