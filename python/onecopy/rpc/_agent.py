@@ -143,7 +143,7 @@ class Agent(PlainCalls):
         self._make_node()
         _group.announce(self._store, self.info.name, self.info.id, self.node.address(), self.device_maps, self.cards)
         self.begin({rank: _group.find(self._store, rank, self.timeout or 60) for rank in range(self._world_size)})
-        self.serve()
+        self.take_messages()
         self._connect_far()
 
     @property
@@ -158,8 +158,8 @@ class Agent(PlainCalls):
         for member in members.values():
             self.enter(member)
 
-    def serve(self):
-        """Takes messages from now on. REQUIRES: all members that can send or be called are known, and know this one."""
+    def take_messages(self):
+        """From now on. REQUIRES: all members that can send or be called are known, and know this one before they serve it."""
         self._add_worker()
 
     def _connect_far(self):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Groups that members join and leave at any time.
 
-The store has the list of members, and a lock on it. A member that joins tells all that live, and returns when each knows it.
+The store has the list of members, and a lock on it. A member that joins tells all that live, takes messages when each knows
+it, and returns.
 An id is given once: a member that comes back under its name gets another, so references to values of the process before it
 are errors and never reach its successor.
 """
@@ -34,7 +35,7 @@ def join(agent):
         agent._make_node()
         agent.begin(_members(agent, living))
         _tell(agent, living)
-        agent.serve()  # now: a function that one member calls here may call any other
+        agent.take_messages()  # now: a function that one member calls here may call any other
         known["ids"].append(agent.info.id)
         known["members"] = [*living, _own_entry(agent)]
         agent._store.set("members", json.dumps(known))

@@ -31,7 +31,7 @@ class Evaluation {
   };
 
   /// `sent` is a list of SentTensors and `roots` of GradientEdge, a source of its own with the key None. `engine` is torch's
-  /// run_backward(). Errors name the worker.
+  /// run_backward(). Errors name the worker. REQUIRES: the SentTensors live as long: they may own nodes.
   Evaluation(nb::object context, std::size_t worker, nb::handle sent, nb::handle roots, nb::object engine,
              bool retain);
   Evaluation(const Evaluation&) = delete;

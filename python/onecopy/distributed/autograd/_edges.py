@@ -58,9 +58,10 @@ def _lose_nodes():
     """Whether a node of Python ends with the tensors of it, although it is referred to: so before torch 2.12."""
     node = _Probe.apply(torch.zeros((), requires_grad=True)).grad_fn
     try:
-        return node.next_functions is None
+        len(node.next_functions)
     except RuntimeError:
         return True
+    return False
 
 
 _NODES_ARE_LOST = _lose_nodes()
