@@ -16,7 +16,8 @@ from pathlib import Path
 MOST = 40  # sources in a group: g++ takes about 1 GB for them
 
 NOT_CODE = re.compile(
-    r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^#include[^\n]*', re.DOTALL | re.MULTILINE
+    r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'|^#include[^\n]*',
+    re.DOTALL | re.MULTILINE,
 )
 WORD = re.compile(r"[A-Za-z_]\w*")
 ATTRIBUTE = re.compile(r"^\[\[[^\]]*\]\]\s*")

@@ -121,9 +121,7 @@ def many(effort: Effort) -> Row:
 def _measure(rounds: int) -> tuple[dict[Contender, Samples], float]:
     chosen = (contenders.OURS, contenders.STANDARD, contenders.STANDARD_SIMPLE)
     with contextlib.ExitStack() as stack:
-        leaders = {
-            each: stack.enter_context(Peer(lead, contender=dataclasses.asdict(each))) for each in chosen
-        }
+        leaders = {each: stack.enter_context(Peer(lead, contender=dataclasses.asdict(each))) for each in chosen}
         for leader in leaders.values():
             leader.hear()
         samples = {each: Samples() for each in chosen}

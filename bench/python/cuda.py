@@ -106,8 +106,7 @@ def lead_model(talk: Talk, contender: dict[str, Any], device: str) -> None:
     back.get()
     shapes = [(768, 256)] * 19_600 + [(1024, 1024)] * 400
     model = {
-        f"layers.{i}.weight": torch.empty(shape, dtype=torch.bfloat16, device=device)
-        for i, shape in enumerate(shapes)
+        f"layers.{i}.weight": torch.empty(shape, dtype=torch.bfloat16, device=device) for i, shape in enumerate(shapes)
     }
     torch.cuda.synchronize(device)
     talk.say("ready")

@@ -127,7 +127,13 @@ def lend_chunks(talk: Talk, ordinal: int, name: str) -> None:
         properties = _Properties(_EXPORTABLE, _EXPORTABLE, _Location(1, ordinal))
         chunks = [ctypes.c_uint64() for _ in range(count)]
         for chunk in chunks:
-            driver("cuMemCreate", ctypes.byref(chunk), ctypes.c_size_t(nbytes), ctypes.byref(properties), ctypes.c_uint64(0))
+            driver(
+                "cuMemCreate",
+                ctypes.byref(chunk),
+                ctypes.c_size_t(nbytes),
+                ctypes.byref(properties),
+                ctypes.c_uint64(0),
+            )
         descriptors: list[int] = []
 
         def export(chunks: Any = chunks, descriptors: Any = descriptors) -> None:
@@ -155,7 +161,14 @@ def open_chunks(talk: Talk, ordinal: int, name: str) -> None:
             base = ctypes.c_uint64()
             zero = ctypes.c_size_t(0)
             size = ctypes.c_size_t(nbytes)
-            driver("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(nbytes * count), zero, ctypes.c_uint64(0), ctypes.c_uint64(0))
+            driver(
+                "cuMemAddressReserve",
+                ctypes.byref(base),
+                ctypes.c_size_t(nbytes * count),
+                zero,
+                ctypes.c_uint64(0),
+                ctypes.c_uint64(0),
+            )
             received = 0
             while received < count:
                 _, ancillary, _, _ = connection.recvmsg(1, socket.CMSG_SPACE(253 * 4))
@@ -163,8 +176,17 @@ def open_chunks(talk: Talk, ordinal: int, name: str) -> None:
                 part.frombytes(ancillary[0][2])
                 for descriptor in part:
                     chunk = ctypes.c_uint64()
-                    driver("cuMemImportFromShareableHandle", ctypes.byref(chunk), ctypes.c_void_p(descriptor), _EXPORTABLE)
-                    driver("cuMemMap", ctypes.c_uint64(base.value + received * nbytes), size, zero, chunk, ctypes.c_uint64(0))
+                    driver(
+                        "cuMemImportFromShareableHandle", ctypes.byref(chunk), ctypes.c_void_p(descriptor), _EXPORTABLE
+                    )
+                    driver(
+                        "cuMemMap",
+                        ctypes.c_uint64(base.value + received * nbytes),
+                        size,
+                        zero,
+                        chunk,
+                        ctypes.c_uint64(0),
+                    )
                     received += 1
                     os.close(descriptor)
             access = driver.access

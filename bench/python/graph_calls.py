@@ -84,7 +84,9 @@ def llama(effort: Effort) -> Row:
     from llama import Llama
     from onecopy import graphs
 
-    row = Row("A step of a Llama, one thread, a new static cache for each request", "≤ 1.1 x eager execution, tokens equal")
+    row = Row(
+        "A step of a Llama, one thread, a new static cache for each request", "≤ 1.1 x eager execution, tokens equal"
+    )
     torch.set_num_threads(1)
     steps, requests = 24, effort.rounds(10)
     for layers in (2, 8):
@@ -96,7 +98,9 @@ def llama(effort: Effort) -> Row:
             model.tokens(compiled, model.new_cache(), 3)
             for request in range(requests):
                 caches, made = [model.new_cache(), model.new_cache()], [[], []]
-                eager.append(time_ns(lambda: made[0].extend(model.tokens(model.step, caches[0], steps, request))) / steps)
+                eager.append(
+                    time_ns(lambda: made[0].extend(model.tokens(model.step, caches[0], steps, request))) / steps
+                )
                 ours.append(time_ns(lambda: made[1].extend(model.tokens(compiled, caches[1], steps, request))) / steps)
                 wrong += made[0] != made[1]
         row.add(f"eager, {layers} layers ({model.kind})", eager.median(), "ns")

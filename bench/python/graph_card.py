@@ -144,9 +144,7 @@ def _measure_memory(whose: str, name: str, device: str) -> None:
 
 
 def _memory_of(whose: str, name: str, device: str) -> dict[str, Any]:
-    made = subprocess.run(
-        [sys.executable, __file__, whose, name, device], check=True, capture_output=True, text=True
-    )
+    made = subprocess.run([sys.executable, __file__, whose, name, device], check=True, capture_output=True, text=True)
     return json.loads(made.stdout.splitlines()[-1])
 
 
@@ -265,7 +263,9 @@ def alive(effort: Effort) -> Row:
 
     from onecopy import graphs
 
-    row = Row("A table made in a capture, after a larger graph's replay", "is as it was; in torch's shared pool it is not")
+    row = Row(
+        "A table made in a capture, after a larger graph's replay", "is as it was; in torch's shared pool it is not"
+    )
     big = torch.randn(2048, 1024, device=effort.device)
 
     def capture(into: Callable[[Any], Any]) -> int:
@@ -351,7 +351,9 @@ def calls(effort: Effort) -> Row:
         row.add("torch: replay", replay * 1e3, "ns")
         row.add("torch: copy_, replay, clone", whole * 1e3, "ns")
         ours = _best_us(lambda: function(list(arguments)), count)
-        row.judge_ratio("ours: copied in, fresh output", ours * 1e3, "ns", "copy_, replay, clone", at_most(ours / whole, 0.4))
+        row.judge_ratio(
+            "ours: copied in, fresh output", ours * 1e3, "ns", "copy_, replay, clone", at_most(ours / whole, 0.4)
+        )
         row.judge("ours: beyond torch's replay", (ours - replay) * 1e3, "ns", at_most((ours - replay) * 1e3, 2000))
         compiled = _best_us(lambda: call(x), count)
         row.add("ours: with torch.compile around it", compiled * 1e3, "ns")
@@ -361,7 +363,9 @@ def calls(effort: Effort) -> Row:
         for _ in range(3):
             theirs(x)
         other = _best_us(lambda: theirs(x), count)
-        row.judge_ratio("ours: with torch.compile", compiled * 1e3, "ns", "reduce-overhead", at_most(compiled / other, 1.0))
+        row.judge_ratio(
+            "ours: with torch.compile", compiled * 1e3, "ns", "reduce-overhead", at_most(compiled / other, 1.0)
+        )
     return row
 
 
@@ -474,7 +478,10 @@ def moved(effort: Effort) -> Row:
                 to.copy_(cache)
             want = still(x, at, fixed)
             got = call(x, at, mine)
-            pairs = [*zip(mine, fixed, strict=True), (got, want)]  # a library may take another algorithm: not to the bit
+            pairs = [
+                *zip(mine, fixed, strict=True),
+                (got, want),
+            ]  # a library may take another algorithm: not to the bit
             most = max(float((a - b).abs().max()) for a, b in pairs)
             if most > 0.02:
                 wrong.append(f"turn {turn}: they differ by {most:.2g}")
@@ -505,7 +512,9 @@ def parked(effort: Effort) -> Row:
 
     from onecopy import graphs
 
-    row = Row("An arena of 36 graphs is parked and resumed", "≥ 0.99 of its pages come back, ≤ 40 µs a mapping, replays right")
+    row = Row(
+        "An arena of 36 graphs is parked and resumed", "≥ 0.99 of its pages come back, ≤ 40 µs a mapping, replays right"
+    )
     with torch.no_grad():
         torch._dynamo.reset()
         model, pool = _layers(effort.device), graphs.arena(effort.device)
@@ -649,7 +658,11 @@ def _runner_in(order: list[int], device: str, whose: str) -> dict[str, float]:
             made[:rows].copy_(model(given[:rows]))
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        into = graphs.graph(graph, pool, stream=stream) if whose == "ours" else torch.cuda.graph(graph, pool=pool, stream=stream)
+        into = (
+            graphs.graph(graph, pool, stream=stream)
+            if whose == "ours"
+            else torch.cuda.graph(graph, pool=pool, stream=stream)
+        )
         begin = time.perf_counter()
         with into:
             made[:rows].copy_(model(given[:rows]))
@@ -657,7 +670,12 @@ def _runner_in(order: list[int], device: str, whose: str) -> dict[str, float]:
         kept.append((rows, graph))
         taken.now()
     peak = kernels + taken.peak
-    return {"peak": peak, "kernels": kernels, "seconds": seconds, "wrong": _count_wrong_replays(kept, model, given, made)}
+    return {
+        "peak": peak,
+        "kernels": kernels,
+        "seconds": seconds,
+        "wrong": _count_wrong_replays(kept, model, given, made),
+    }
 
 
 def _count_wrong_replays(kept: list[tuple[int, Any]], model: Any, given: Any, made: Any) -> int:

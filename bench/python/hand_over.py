@@ -129,9 +129,7 @@ def measure(
     counts = ours | {other.contender: other.count for other in others}
     with contextlib.ExitStack() as stack:
         leaders = [
-            stack.enter_context(
-                Peer(lead, contender=dataclasses.asdict(contender), what=what, settled_ms=settled_ms)
-            )
+            stack.enter_context(Peer(lead, contender=dataclasses.asdict(contender), what=what, settled_ms=settled_ms))
             for contender in counts
         ]
         for leader in leaders:

@@ -64,7 +64,5 @@ def times(effort: Effort) -> Row:
     row.judge("import onecopy, over a bare interpreter", over, "ns", at_most(over, 60e6))
     after = _import_after_torch(effort.rounds(_ROUNDS)).median()
     row.judge("import onecopy.multiprocessing, after import torch", after, "ns", at_most(after, 30e6))
-    row.note(
-        f"whole processes, the best of {effort.rounds(_ROUNDS)} each; the last within a process, its median"
-    )
+    row.note(f"whole processes, the best of {effort.rounds(_ROUNDS)} each; the last within a process, its median")
     return row

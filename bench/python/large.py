@@ -162,9 +162,7 @@ def _first_touch(row: Row, rounds: int) -> None:
     row.note("first touch: means, as memory is made for more than one tensor at a time")
 
 
-def _ask_all(
-    peers: list[Peer], asked: dict[str, Callable[[], float]], rounds: int
-) -> dict[str, Samples]:
+def _ask_all(peers: list[Peer], asked: dict[str, Callable[[], float]], rounds: int) -> dict[str, Samples]:
     for peer in peers:
         peer.hear()
     samples = {name: Samples() for name in asked}

@@ -40,7 +40,9 @@ def _write_model(directory: pathlib.Path, gib: float) -> int:
     files: dict[str, str] = {}
     for layer in range(-1, layers):
         prefix = f"model.layers.{layer}."
-        mine = [name for name in shapes if name.startswith(prefix) or (layer < 0 and not name.startswith("model.layers."))]
+        mine = [
+            name for name in shapes if name.startswith(prefix) or (layer < 0 and not name.startswith("model.layers."))
+        ]
         file = f"part-{layer + 1}.safetensors"
         tensors = {name: random[: shapes[name].numel()].reshape(shapes[name]).clone() for name in mine}
         save_file(tensors, directory / file, metadata={"format": "pt"})
@@ -76,12 +78,18 @@ def huggingface(effort: Effort) -> Row:
         return row
     with tempfile.TemporaryDirectory() as place:
         total = _write_model(pathlib.Path(place), gib)
-        with Peer(hold_model, path=place) as first, Peer(hold_model, path=place) as second, Peer(hold_model, path=place) as third:
+        with (
+            Peer(hold_model, path=place) as first,
+            Peer(hold_model, path=place) as second,
+            Peer(hold_model, path=place) as third,
+        ):
             row.add("the model", total / 2**30, "GiB")
             row.add("the first process, which reads the files", first.ask("load", timeout=600)[0], "ns")
             for what, peer in (("the second process", second), ("the third process", third)):
                 ns, memory = peer.ask("load", timeout=600)
                 row.judge(what, ns, "ns", at_most(ns, 3e8))
                 row.judge("  memory of its own", memory / 2**20, "MiB", at_most(memory / 2**20, 50))
-    row.note("ONECOPY_BENCH_MODEL_GIB is the size to ask for; the files take as much of the disk, and are gone afterwards")
+    row.note(
+        "ONECOPY_BENCH_MODEL_GIB is the size to ask for; the files take as much of the disk, and are gone afterwards"
+    )
     return row

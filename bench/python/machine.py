@@ -67,8 +67,7 @@ def describe() -> dict[str, str]:
         "processors usable": str(len(os.sched_getaffinity(0))),
         "memory": f"{int(_value_in('/proc/meminfo', 'MemTotal').split()[0]) / (1 << 20):.1f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
-        "huge pages": f"anonymous {_first_line(huge + 'enabled')}, "
-        f"shared {_first_line(huge + 'shmem_enabled')}",
+        "huge pages": f"anonymous {_first_line(huge + 'enabled')}, shared {_first_line(huge + 'shmem_enabled')}",
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "torch": _version("torch"),
         "commit": commit + changed,

@@ -85,9 +85,21 @@ def copies(device: str) -> None:
         row(f"{mib} MiB to the card, torch's pinned memory", rate["torch"][0] / 1e9, "GB/s")
         for way, at in (("to the card", 0), ("back", 1)):
             ratio = rate["ours"][at] / rate["torch"][at]
-            row(f"{mib} MiB {way}, pinned shared memory", rate["ours"][at] / 1e9, "GB/s", f"{ratio:.2f} x torch's, >= 0.97", ratio >= 0.97)
+            row(
+                f"{mib} MiB {way}, pinned shared memory",
+                rate["ours"][at] / 1e9,
+                "GB/s",
+                f"{ratio:.2f} x torch's, >= 0.97",
+                ratio >= 0.97,
+            )
         held = caller_us(lambda: there.copy_(ours, non_blocking=True))
-        row(f"{mib} MiB, caller held", held, "us", f"torch {caller_us(lambda: there.copy_(theirs, non_blocking=True)):.1f}, <= 20", held <= 20)
+        row(
+            f"{mib} MiB, caller held",
+            held,
+            "us",
+            f"torch {caller_us(lambda: there.copy_(theirs, non_blocking=True)):.1f}, <= 20",
+            held <= 20,
+        )
         del ours, pageable
 
 
@@ -128,7 +140,9 @@ def registered_by_hand(nbytes: int, device: str) -> float:
             for at in range(0, nbytes, mmap.PAGESIZE):
                 content[at] = 1
         command = [sys.executable, "-c", code, str(pages), str(nbytes), device]
-        return float(subprocess.run(command, capture_output=True, text=True, check=True, pass_fds=[pages]).stdout.split()[-1])
+        return float(
+            subprocess.run(command, capture_output=True, text=True, check=True, pass_fds=[pages]).stdout.split()[-1]
+        )
     finally:
         os.close(pages)
 
@@ -158,7 +172,13 @@ def model(device: str, count: int, gib: float) -> None:
     naive = {k: v.clone() for k, v in state.items()}
     stock = seconds(lambda: {k: v.to(device) for k, v in naive.items()}, 1)
     row(f"one copy of {total / GIB:.1f} GiB, pinned", one * 1e3, "ms")
-    row(f"to_device of {count} tensors, {total / GIB:.1f} GiB", ours * 1e3, "ms", f"{ours / one:.2f} x one copy, <= 1.1", ours / one <= 1.1)
+    row(
+        f"to_device of {count} tensors, {total / GIB:.1f} GiB",
+        ours * 1e3,
+        "ms",
+        f"{ours / one:.2f} x one copy, <= 1.1",
+        ours / one <= 1.1,
+    )
     row('{k: v.to("cuda")} of the same', stock * 1e3, "ms", f"{stock / ours:.1f} x ours, >= 5", stock / ours >= 5)
 
 
@@ -181,7 +201,9 @@ for again in range(int(how != "cold") + 1):
 
 def write_file(path: Path, gib: float, tensors: int = 256) -> int:
     size = int(gib * GIB) // tensors // 4096 * 4096
-    header = {f"t{i}": {"dtype": "U8", "shape": [size], "data_offsets": [i * size, (i + 1) * size]} for i in range(tensors)}
+    header = {
+        f"t{i}": {"dtype": "U8", "shape": [size], "data_offsets": [i * size, (i + 1) * size]} for i in range(tensors)
+    }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:
@@ -201,7 +223,9 @@ def drop_cache(path: Path) -> None:
 
 
 def load_times(path: Path, device: str, how: str) -> list[float]:
-    out = subprocess.run([sys.executable, "-c", LOAD, str(path), device, how], capture_output=True, text=True, env=SAYING)
+    out = subprocess.run(
+        [sys.executable, "-c", LOAD, str(path), device, how], capture_output=True, text=True, env=SAYING
+    )
     say(out.stderr)
     if out.returncode:
         print(f"{how}: {out.stderr.strip().splitlines()[-1] if out.stderr.strip() else out.returncode}")
@@ -258,7 +282,13 @@ def files(device: str, gib: float, folder: str) -> None:
         cold = load_times(path, device, "cold")
         if cold:
             rate = size / cold[0]
-            row("load of a file that is not in the page cache", rate / 1e9, "GB/s", f"{rate / raw:.2f} x O_DIRECT ({raw / 1e9:.2f}), >= 0.9", rate / raw >= 0.9)
+            row(
+                "load of a file that is not in the page cache",
+                rate / 1e9,
+                "GB/s",
+                f"{rate / raw:.2f} x O_DIRECT ({raw / 1e9:.2f}), >= 0.9",
+                rate / raw >= 0.9,
+            )
 
 
 def releases(device: str) -> None:

@@ -130,8 +130,7 @@ def to_text(row: Row) -> str:
 def _to_markdown(row: Row) -> str:
     head = "| what | value | ratio | bound | |\n|---|---:|---:|---:|---|\n"
     lines = [
-        f"| {f.what} | {f.value_text()} | {f.ratio_text()} | {f.bound_text()} | {f.verdict()} |\n"
-        for f in row.figures
+        f"| {f.what} | {f.value_text()} | {f.ratio_text()} | {f.bound_text()} | {f.verdict()} |\n" for f in row.figures
     ]
     notes = [f"\n{note}\n" for note in row.notes]
     return f"## {row.title}\n\nPromise: {row.promise}.\n\n" + head + "".join(lines + notes) + "\n"

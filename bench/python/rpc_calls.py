@@ -228,7 +228,9 @@ def _row(what: str, title: str, promise: str, effort: Effort, most_ns: float | N
     mine, theirs = found["onecopy"], found["torch"]
     if most_ns is not None:
         row.judge("onecopy", mine.median(), "ns", at_most(mine.median(), most_ns))
-    row.judge_ratio("onecopy, beside torch", mine.median(), "ns", "torch", at_most(mine.ratio_to(theirs), most_of_torch))
+    row.judge_ratio(
+        "onecopy, beside torch", mine.median(), "ns", "torch", at_most(mine.ratio_to(theirs), most_of_torch)
+    )
     row.add("torch", theirs.median(), "ns")
     return row
 
@@ -302,4 +304,6 @@ def asleep(effort: Effort) -> Row:
 
 
 def pipelined(effort: Effort) -> Row:
-    return _row("pipelined", "rpc_async of a function that does nothing, 200 at a time", "50,000 a second", effort, 20_000, 1.0)
+    return _row(
+        "pipelined", "rpc_async of a function that does nothing, 200 at a time", "50,000 a second", effort, 20_000, 1.0
+    )

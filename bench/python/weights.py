@@ -154,15 +154,22 @@ def weights(effort: Effort) -> Row:
     """1 GiB of new weights, of which the receiver reads a byte of each page."""
     import onecopy
 
-    row = Row("New weights of a trainer, 1 GiB in 64 tensors", "beside a safetensors file that is mapped, and a bucket of 512 MiB")
+    row = Row(
+        "New weights of a trainer, 1 GiB in 64 tensors",
+        "beside a safetensors file that is mapped, and a bucket of 512 MiB",
+    )
     trainer, rounds = _Trainer(), effort.rounds(_ROUNDS)
     plain = trainer.torch.empty(_BUCKET // 4).share_memory_()
     ways: dict[str, Callable[[], tuple[Samples, int]]] = {}
-    ways["a bucket of 512 MiB, copied twice"] = lambda: trainer.measure("bucket", plain, trainer.through_bucket(plain), rounds)
+    ways["a bucket of 512 MiB, copied twice"] = lambda: trainer.measure(
+        "bucket", plain, trainer.through_bucket(plain), rounds
+    )
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "weights.safetensors")
         if importlib.util.find_spec("safetensors"):
-            ways["safetensors: save_file(), load_file()"] = lambda: trainer.measure("file", path, trainer.through_file(path), rounds)
+            ways["safetensors: save_file(), load_file()"] = lambda: trainer.measure(
+                "file", path, trainer.through_file(path), rounds
+            )
         else:
             row.note("safetensors is not installed: no file was measured")
         found = {what: way() for what, way in ways.items()}

@@ -26,7 +26,15 @@ NAVIGATION = {
 # Lines of code have 100 columns and more.
 STYLE = ".md-grid { max-width: 80rem; }\n"
 # Pages for those who change it, or need to know how it works.
-BEHIND = ["ARCHITECTURE.md", "CONTRIBUTING.md", "protocol.md", "patches.md", "cuda_gotchas.md", "ascend.md", "benchmarks.md"]
+BEHIND = [
+    "ARCHITECTURE.md",
+    "CONTRIBUTING.md",
+    "protocol.md",
+    "patches.md",
+    "cuda_gotchas.md",
+    "ascend.md",
+    "benchmarks.md",
+]
 THEIR_WORKER = "https://unpkg.com/iframe-worker/shim"
 
 SETTINGS = """\
@@ -82,7 +90,9 @@ def main() -> int:
     if not build(settings):
         return 1
     _search_in_files(BUILD / "site")
-    print(f"the site is {BUILD / 'site/index.html'}: {len(list((BUILD / 'site').rglob('*.html')))} pages, links checked")
+    print(
+        f"the site is {BUILD / 'site/index.html'}: {len(list((BUILD / 'site').rglob('*.html')))} pages, links checked"
+    )
     return 0
 
 
@@ -108,11 +118,15 @@ def _search_in_files(site: Path) -> None:
 def _rest(pages: Path, navigation: dict[str, list[str]]) -> list[str]:
     """Pages that the navigation does not list: decisions, formats, and new ones of docs/."""
     named = {page for found in navigation.values() for page in found} | set(BEHIND)
-    return sorted(str(path.relative_to(pages)) for path in pages.rglob("*.md") if str(path.relative_to(pages)) not in named)
+    return sorted(
+        str(path.relative_to(pages)) for path in pages.rglob("*.md") if str(path.relative_to(pages)) not in named
+    )
 
 
 def _yaml(navigation: dict[str, list[str]]) -> str:
-    return "\n".join(f"  - {title}:\n" + "\n".join(f"    - {page}" for page in found) for title, found in navigation.items())
+    return "\n".join(
+        f"  - {title}:\n" + "\n".join(f"    - {page}" for page in found) for title, found in navigation.items()
+    )
 
 
 if __name__ == "__main__":

@@ -15,7 +15,10 @@ def write(target: Path) -> list[str]:
     target.mkdir(parents=True, exist_ok=True)
     found = [module for module in MODULES if (ROOT / module).is_dir()]
     for module in found:
-        parts = [f"# C++: {module}", "Everything is in the namespace `onecopy`; `onecopy/onecopy.h` includes all of it."]
+        parts = [
+            f"# C++: {module}",
+            "Everything is in the namespace `onecopy`; `onecopy/onecopy.h` includes all of it.",
+        ]
         for header in sorted((ROOT / module).glob("*.h")):
             parts.append(f"## {header.name}\n\n`#include <onecopy/{module}/{header.name}>`")
             parts += [_entry(comment, code) for comment, code in declarations(header.read_text())]
@@ -57,11 +60,17 @@ def _is_whole(code: list[str]) -> bool:
 def _public(code: str) -> str:
     """Without private members, bodies of functions and reserved comments of the implementation."""
     code = re.sub(r"\n private:\n.*?(?=\n public:|\n protected:|\n};)", "", code, flags=re.DOTALL)
-    code = re.sub(r"\)((?: const| noexcept| override)*)(?: : [^{;]*?(?:\{[^{}]*\}[^{;]*?)*)? \{(?:[^{}]|\{[^{}]*\})*\}", r")\1;", code)
+    code = re.sub(
+        r"\)((?: const| noexcept| override)*)(?: : [^{;]*?(?:\{[^{}]*\}[^{;]*?)*)? \{(?:[^{}]|\{[^{}]*\})*\}",
+        r")\1;",
+        code,
+    )
     return re.sub(r"\n\n+};", "\n};", code.replace(" public:\n\n", " public:\n")).strip()
 
 
 def _entry(comment: str, code: str) -> str:
-    name = re.search(r"\b(?:class|struct|enum class|enum|using)\s+(?:\[\[\w+\]\]\s+)?(\w+)", code) or re.search(r"(\w+)\s*\(", code)
+    name = re.search(r"\b(?:class|struct|enum class|enum|using)\s+(?:\[\[\w+\]\]\s+)?(\w+)", code) or re.search(
+        r"(\w+)\s*\(", code
+    )
     title = name[1] if name else re.sub(r"[^\w]+", " ", code.split("=")[0]).split()[-1]
     return f"### {title}\n\n{comment.replace('<', '&lt;')}\n\n```cpp\n{code}\n```"

@@ -46,7 +46,9 @@ def _page(module: str, file: Path) -> str:
 
 def _public(tree: ast.Module, module: str) -> list[str]:
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
         if [getattr(target, "id", "") for target in targets] == ["__all__"] and node.value is not None:
             names = [name for name in ast.literal_eval(node.value) if not name.startswith("__")]
             return sorted(names, key=lambda name: (name[0].isupper(), name.lower()))
@@ -98,7 +100,11 @@ def _is_said(member: ast.FunctionDef) -> bool:
 
 
 def _signature(node: ast.FunctionDef) -> str:
-    decorators = [ast.unparse(one) for one in node.decorator_list if ast.unparse(one) in ("property", "staticmethod", "classmethod")]
+    decorators = [
+        ast.unparse(one)
+        for one in node.decorator_list
+        if ast.unparse(one) in ("property", "staticmethod", "classmethod")
+    ]
     if decorators == ["property"]:
         return f"{node.name}: {ast.unparse(node.returns) if node.returns else 'object'}"
     given = ast.unparse(node.args)
@@ -115,8 +121,12 @@ def prose(doc: str) -> str:
     """Sections become lists, doubled backticks single ones, and examples blocks of code."""
     doc = inspect.cleandoc(doc)
     doc = re.sub(r"^((?:>>> .*\n?|\.\.\. .*\n?)(?:(?!>>>|\n).*\n?)*)+", _session, doc, flags=re.MULTILINE)
-    doc = re.sub(r"::\n\n((?:    .*\n?|\n)+)", lambda m: ":\n\n```python\n" + textwrap.dedent(m[1]).strip() + "\n```\n\n", doc)
-    doc = re.sub(r"^(Args|Attributes|Returns|Raises|Yields):\n((?:    .*\n?|\n(?=    ))+)", _section, doc, flags=re.MULTILINE)
+    doc = re.sub(
+        r"::\n\n((?:    .*\n?|\n)+)", lambda m: ":\n\n```python\n" + textwrap.dedent(m[1]).strip() + "\n```\n\n", doc
+    )
+    doc = re.sub(
+        r"^(Args|Attributes|Returns|Raises|Yields):\n((?:    .*\n?|\n(?=    ))+)", _section, doc, flags=re.MULTILINE
+    )
     return re.sub(r"(?<!`)``(?!`)", "`", doc).strip()
 
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """asyncio waits for a queue of another process without a thread: ready_fd() and try_get()."""
+
 import asyncio
 import multiprocessing
 import onecopy

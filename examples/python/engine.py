@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine: opens the weights of trainer.py by the handle that it printed, and answers at each Enter."""
+
 import sys
 import torch
 import onecopy

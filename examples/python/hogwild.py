@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hogwild: several processes train one model at the same time, without locks."""
+
 import torch
 from torch import nn
 import onecopy.multiprocessing as mp

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two workers use a checkpoint of Hugging Face: the files are read once, and there is one copy of the weights."""
+
 import multiprocessing
 import tempfile
 import torch
@@ -10,7 +11,9 @@ transformers.utils.logging.disable_progress_bar()
 
 
 def worker(path, name, answers, done):
-    model = onecopy.hf.from_pretrained(transformers.LlamaForCausalLM, path)  # instead of LlamaForCausalLM.from_pretrained
+    model = onecopy.hf.from_pretrained(
+        transformers.LlamaForCausalLM, path
+    )  # instead of LlamaForCausalLM.from_pretrained
     own = onecopy.stats()["live_bytes"] >> 20
     tokens = model.generate(torch.tensor([[3, 1, 4]]), max_new_tokens=4, do_sample=False, pad_token_id=0)
     answers.put((f"{name} has {own} of {sum(p.nbytes for p in model.parameters()) >> 20} MiB itself", tokens.tolist()))
@@ -19,7 +22,9 @@ def worker(path, name, answers, done):
 
 def main(path):
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8)
+    config = transformers.LlamaConfig(
+        hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=8
+    )
     transformers.LlamaForCausalLM(config).save_pretrained(path)  # a random model: yours is there already
     context = multiprocessing.get_context("spawn")
     answers, done = context.Queue(), context.Event()

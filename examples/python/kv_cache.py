@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Prefill and decode in two processes, on one arena of KV blocks: block numbers travel, the cache stays."""
+
 import torch
 import onecopy
 import onecopy.multiprocessing as mp

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A producer and two consumers of numpy arrays: one copy of each, and no torch."""
+
 import multiprocessing
 import numpy as np
 import onecopy

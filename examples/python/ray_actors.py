@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two actors of Ray on one copy of a tensor: it stays where it was made, in both directions."""
+
 import ray
 import torch
 import onecopy.integrations.ray

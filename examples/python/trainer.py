@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer: prints the handle of its weights, and trains a round at each Enter."""
+
 import sys
 import torch
 import onecopy

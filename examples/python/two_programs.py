@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """usage: two_programs.py receiver|sender PORT      two programs that were started on their own"""
+
 import sys
 from multiprocessing.connection import Client, Listener
 

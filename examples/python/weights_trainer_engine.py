@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trainer and an engine on one copy of the weights: the engine sees every step, nothing is copied."""
+
 import torch
 from torch import nn
 import onecopy

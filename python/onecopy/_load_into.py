@@ -91,7 +91,9 @@ def _check_shapes(places: dict[str, _Place], found: dict[str, Any]) -> None:
         if not is_lazy(places[name].tensor) and tensor.shape != places[name].tensor.shape
     ]
     if wrong:
-        raise InvalidArgument(f"{len(wrong)} shapes differ: {_some(wrong, '; ')}; make the module with the sharer's sizes")
+        raise InvalidArgument(
+            f"{len(wrong)} shapes differ: {_some(wrong, '; ')}; make the module with the sharer's sizes"
+        )
 
 
 def _put(places: dict[str, _Place], found: dict[str, Any]) -> None:

@@ -148,7 +148,9 @@ def _take(value: Any, copies: _core._Copies | _Views, place: tuple[Any, ...]) ->
     )
 
 
-def _take_all(names: Iterable[Any], values: list[Any], copies: _core._Copies | _Views, place: tuple[Any, ...]) -> list[Any]:
+def _take_all(
+    names: Iterable[Any], values: list[Any], copies: _core._Copies | _Views, place: tuple[Any, ...]
+) -> list[Any]:
     """The values in order, those at the front quickly."""
     taken = copies.add(values)
     rest = list(zip(names, values, strict=True))[taken:]

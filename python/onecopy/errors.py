@@ -198,6 +198,8 @@ def _timeout_of_queue(kind: str, message: str) -> Error:
 
 
 def _missing_package(package: str, what: str, instead: str) -> Error:
-    error = MissingPackage(f"{what} needs the package {package}, which is not installed: pip install {package}{instead}")
+    error = MissingPackage(
+        f"{what} needs the package {package}, which is not installed: pip install {package}{instead}"
+    )
     error.name = package
     return error

@@ -17,6 +17,8 @@ __all__ = ["memory", "trim"]
 _lock = threading.Lock()
 _idle: dict[int, list[Any]] = {}  # pools that no thread is in, the last one left at the end; guarded by _lock
 _entered = threading.local()  # .pools: the pool that this thread is in, by device
+
+
 @contextlib.contextmanager
 def memory(device: Any = None) -> Iterator[Any]:
     """Torch's CUDA allocations of this thread come from memory of onecopy::
@@ -138,6 +140,4 @@ def _take_pool(torch: Any, index: int) -> Any:
 
 @functools.cache
 def _allocator(torch: Any) -> Any:
-    return torch.cuda.memory.CUDAPluggableAllocator(
-        _core.__file__, "onecopy_cuda_allocate", "onecopy_cuda_free"
-    )
+    return torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "onecopy_cuda_allocate", "onecopy_cuda_free")

@@ -39,9 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser):
-    parser.addoption(
-        "--everything", action="store_true", help="also what takes minutes: all of CPython's own tests"
-    )
+    parser.addoption("--everything", action="store_true", help="also what takes minutes: all of CPython's own tests")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -49,7 +49,13 @@ class LocalCPU:
 
 def install():
     """Puts the modules into sys.modules; returns the class of the plug and whether its base is LMCache's own."""
-    for name in ("lmcache.utils", "lmcache.v1.config", "lmcache.v1.memory_management", "lmcache.v1.metadata", INTERFACE):
+    for name in (
+        "lmcache.utils",
+        "lmcache.v1.config",
+        "lmcache.v1.memory_management",
+        "lmcache.v1.metadata",
+        INTERFACE,
+    ):
         folders = name.split(".")
         for length in range(1, len(folders)):
             module(".".join(folders[:length]))

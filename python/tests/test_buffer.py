@@ -94,7 +94,9 @@ def test_the_tensor_itself_is_no_buffer():
         memoryview(onecopy.zeros(2, "uint8"))
 
 
-@pytest.mark.parametrize("source", [b"\1\2\3", bytearray(b"\1\2\3"), memoryview(b"\1\2\3"), array.array("B", [1, 2, 3])])
+@pytest.mark.parametrize(
+    "source", [b"\1\2\3", bytearray(b"\1\2\3"), memoryview(b"\1\2\3"), array.array("B", [1, 2, 3])]
+)
 def test_anything_with_a_buffer_can_be_shared_and_copied_from(source):
     opened = onecopy.open(onecopy.share(source))
     assert (opened.dtype, opened.tolist()) == ("uint8", [1, 2, 3])

@@ -63,7 +63,14 @@ def test_what_is_not_there():
     bundle = opened([onecopy.empty(1)])
     assert None not in bundle and bundle.get(None) is None and bundle.get(None, 5) == 5
     assert "\ud800" not in bundle and bundle.get("\ud800") is None
-    for key, error in (("x", KeyError), ("\ud800", KeyError), (1, IndexError), (-2, IndexError), (1.5, TypeError), (None, TypeError)):
+    for key, error in (
+        ("x", KeyError),
+        ("\ud800", KeyError),
+        (1, IndexError),
+        (-2, IndexError),
+        (1.5, TypeError),
+        (None, TypeError),
+    ):
         with pytest.raises(error, match=r"^'x'|^'\\ud800'|^key"):
             bundle[key]
 
@@ -87,11 +94,15 @@ def test_a_bundle_that_python_did_not_make_has_no_value_to_point_at(tmp_path):
     header = json.dumps({"w": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}).encode()
     file = tmp_path / "w.safetensors"
     file.write_bytes(len(header).to_bytes(8, "little") + header + b"\7")
-    with subprocess.Popen([command(), "share", file], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as program:
+    with subprocess.Popen(
+        [command(), "share", file], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as program:
         bundle = onecopy.open(program.stdout.readline().strip())
         program.terminate()
     assert bundle["w"].tolist() == [7]
-    with pytest.raises(KeyError, match=r"^'x' is the name of none of the bundle's 1 tensors; keys\(\) has their names$"):
+    with pytest.raises(
+        KeyError, match=r"^'x' is the name of none of the bundle's 1 tensors; keys\(\) has their names$"
+    ):
         bundle["x"]
 
 
@@ -411,7 +422,12 @@ def test_the_framework_is_the_openers_choice(torch):
     np = pytest.importorskip("numpy")
     value = {"t": torch.ones(2), "o": onecopy.full(2, 2), "n": np.full(2, 3, np.float32)}
     handle = onecopy.share(value)
-    for framework, kind in (("torch", torch.Tensor), ("numpy", np.ndarray), (None, onecopy.Tensor), ("onecopy", onecopy.Tensor)):
+    for framework, kind in (
+        ("torch", torch.Tensor),
+        ("numpy", np.ndarray),
+        (None, onecopy.Tensor),
+        ("onecopy", onecopy.Tensor),
+    ):
         bundle = onecopy.open(handle, framework=framework)
         for tree in (bundle.tree(), dict(bundle), dict(bundle.items())):
             assert {type(array) for array in tree.values()} == {kind}

@@ -63,7 +63,11 @@ print(worker.communicate()[0], end="")
 
 def test_its_worker_reads_buckets_where_the_trainer_fills_them(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", TRAINER, str(tmp_path / "socket")], input=WORKER, capture_output=True, text=True, timeout=200
+        [sys.executable, "-c", TRAINER, str(tmp_path / "socket")],
+        input=WORKER,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert result.returncode == 0, result.stderr
     seen, opened, leases = json.loads(result.stdout)

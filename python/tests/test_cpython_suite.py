@@ -36,9 +36,7 @@ FRESH = [
 
 
 def run(method: str, *names: str) -> None:
-    result = subprocess.run(
-        [sys.executable, str(RUNNER), method, *names], capture_output=True, text=True, timeout=1500
-    )
+    result = subprocess.run([sys.executable, str(RUNNER), method, *names], capture_output=True, text=True, timeout=1500)
     assert result.returncode == 0, result.stderr[-8000:]
     assert "\nOK" in result.stderr
 

@@ -71,7 +71,9 @@ def onecopy_row(values: list) -> onecopy.Tensor:
 def test_torch_without_cuda_says_so():
     torch = pytest.importorskip("torch")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a torch that has CUDA tries the simulated driver, which has not all that it wants
+        warnings.simplefilter(
+            "ignore"
+        )  # a torch that has CUDA tries the simulated driver, which has not all that it wants
         if torch.cuda.is_available():
             return
     tensor = onecopy.zeros(3, device="cuda:0")

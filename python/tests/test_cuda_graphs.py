@@ -582,7 +582,10 @@ def test_a_capture_inside_a_capture_is_refused_and_the_outer_one_goes_on():
     outer = torch.cuda.CUDAGraph()
     with torch.cuda.graph(outer):
         first = x * 2
-        with pytest.raises(InvalidArgument, match="cannot lie in another one"), graphs.graph(torch.cuda.CUDAGraph(), pool):
+        with (
+            pytest.raises(InvalidArgument, match="cannot lie in another one"),
+            graphs.graph(torch.cuda.CUDAGraph(), pool),
+        ):
             raise AssertionError("the block has run")
         out = first + 1
     outer.replay()

@@ -46,7 +46,9 @@ def refusal(tensor):
         return str(error)
 """
 
-SMALL = PROGRAM + """
+SMALL = (
+    PROGRAM
+    + """
 mount_small_dev_shm()
 large = torch.ones(2 << 20)  # 8 MiB
 said = refusal(large[1:])
@@ -63,8 +65,11 @@ assert 4 <= len(kept) <= 8 and "/dev/shm" in said, (len(kept), said)
 assert _core.torch_counters()["moved_by_torch"] == len(kept)
 print("ok")
 """
+)
 
-LIMITED = PROGRAM + """
+LIMITED = (
+    PROGRAM
+    + """
 with open(sys.argv[1], "w") as group:
     group.write(str(os.getpid()))
 large = torch.ones(64 << 20)  # 256 MiB of the 400
@@ -72,6 +77,7 @@ said = refusal(large[1:])
 assert said and "control group" in said and "256" in said, said
 print("ok")
 """
+)
 
 
 def test_a_storage_that_dev_shm_has_no_room_for_is_an_error_and_no_bus_error(run_python):
@@ -196,6 +202,8 @@ def test_names_that_cannot_be_beside_torchs_are_a_line_in_the_log(tmp_path):
     )
     assert done.stdout == "[1.0, 2.0, 2.0, 2.0]\n" * 2, done.stderr
     assert done.stderr.count("each storage that torch shares by name costs a descriptor") == 1
+
+
 def test_a_folder_that_another_program_has_in_dev_shm_is_not_what_a_test_has_left():
     with tempfile.TemporaryDirectory(prefix="onecopy-", dir=SHARED) as folder:
         assert not is_left(Path(folder).name)

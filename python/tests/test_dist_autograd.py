@@ -30,7 +30,9 @@ def parameter(seed):
 
 WEIGHTS = [parameter(seed) for seed in range(4)]  # the same in all processes; each uses its own
 SPARSE = parameter(8).detach().to_sparse().requires_grad_()
-EMBEDDING = torch.nn.Embedding(4, 3, sparse=True, dtype=torch.float64, _weight=parameter(9).detach()[[0, 1, 2, 0]].clone())
+EMBEDDING = torch.nn.Embedding(
+    4, 3, sparse=True, dtype=torch.float64, _weight=parameter(9).detach()[[0, 1, 2, 0]].clone()
+)
 
 
 def remotely(to, function, *args):
@@ -187,7 +189,11 @@ def compare(found, wanted):
         assert torch.allclose(torch.tensor(found[number]), torch.tensor(gradient), rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("program", [chain, diamond, unused, residual, hooks, sparse, twice, transposed, methods, through_a_sparse_leaf], ids=lambda p: p.__name__)
+@pytest.mark.parametrize(
+    "program",
+    [chain, diamond, unused, residual, hooks, sparse, twice, transposed, methods, through_a_sparse_leaf],
+    ids=lambda p: p.__name__,
+)
 def test_gradients_are_those_of_one_process(three, program):
     compare(three[0](in_three_processes, program), in_one_process(program))
 
@@ -422,8 +428,10 @@ def test_the_context_of_a_backward_that_failed_goes(three):
     for _ in range(2):
         with pytest.raises(RuntimeError, match="broken on purpose"):
             three[0](error_in_backward)
-    until(lambda: [member(contexts_behind_a_collection) for member in three.members] == before,
-          "the failure of a backward pass keeps its context")
+    until(
+        lambda: [member(contexts_behind_a_collection) for member in three.members] == before,
+        "the failure of a backward pass keeps its context",
+    )
 
 
 def test_contexts_end_in_all_workers(three):

@@ -83,7 +83,9 @@ class Port:
 
     def send_gradients(self, to, context, pass_id, retain, message, gradients):
         copies = [None if g is None else g.clone() for g in gradients]
-        return self._wire.post(self._wire.engines[to].on_gradients, (self._worker, context, pass_id, retain, message, copies))
+        return self._wire.post(
+            self._wire.engines[to].on_gradients, (self._worker, context, pass_id, retain, message, copies)
+        )
 
     def call_gradients(self, *arguments):
         return self.send_gradients(*arguments).wait()
@@ -98,7 +100,9 @@ class Port:
         return self._wire.post(self._wire.engines[to].on_resolve, arguments)
 
     def release_context(self, to, context):
-        return self._wire.post(self._wire.engines[to].on_release, (self._worker, context, lambda run, *given: run(*given)))
+        return self._wire.post(
+            self._wire.engines[to].on_release, (self._worker, context, lambda run, *given: run(*given))
+        )
 
 
 class Program:
@@ -108,7 +112,10 @@ class Program:
         self._random, self._wire, self._workers = random.Random(seed), wire, workers
         generator = torch.Generator().manual_seed(seed)
         self.parameters = [
-            [(torch.rand(SIZE, SIZE, generator=generator, dtype=torch.float64) - 0.5).requires_grad_() for _ in range(3)]
+            [
+                (torch.rand(SIZE, SIZE, generator=generator, dtype=torch.float64) - 0.5).requires_grad_()
+                for _ in range(3)
+            ]
             for _ in range(workers)
         ]
         for parameter in sum(self.parameters, []):

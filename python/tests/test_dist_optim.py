@@ -60,7 +60,9 @@ def train_in_one(kind, arguments, steps):
     return [layer.weights() for layer in layers]
 
 
-@pytest.mark.parametrize("kind, arguments", [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adam, {"lr": 0.05})])
+@pytest.mark.parametrize(
+    "kind, arguments", [(torch.optim.SGD, {"lr": 0.1, "momentum": 0.9}), (torch.optim.Adam, {"lr": 0.05})]
+)
 def test_training_gives_the_weights_of_one_process(three, kind, arguments):
     found, wanted = three[0](train_in_three, kind, arguments, 3), train_in_one(kind, arguments, 3)
     for here, there in zip(wanted, found):

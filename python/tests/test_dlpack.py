@@ -169,7 +169,9 @@ def test_from_dlpack_copies_on_request():
     assert t.is_shared and t.data_ptr != array.ctypes.data
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64", "uint16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float8_e4m3fn", "float8_e5m2", "bool", "complex64", "uint16", "float16"]
+)
 def test_torch_round_trip(dtype):
     torch = pytest.importorskip("torch")
     t = onecopy.full((2, 3), 1, dtype)

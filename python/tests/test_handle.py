@@ -68,7 +68,9 @@ def test_a_handle_keeps_the_memory_and_its_bytes_do_not():
     text = str(handle)
     assert onecopy.open(text).tolist() == [7, 7, 7]
     del handle
-    with pytest.raises(onecopy.StaleHandle, match="^the tensor was freed before the handle was opened: keep the Handle"):
+    with pytest.raises(
+        onecopy.StaleHandle, match="^the tensor was freed before the handle was opened: keep the Handle"
+    ):
         onecopy.open(text)
 
 

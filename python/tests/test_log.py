@@ -29,7 +29,10 @@ LINES = """
 def test_lines_reach_the_handlers_of_the_logger(run_python, where):
     assert run_python(LINES, where) == "onecopy ERROR first\n"
     every = run_python(LINES, where, env={"ONECOPY_LOG": "info"}).splitlines()
-    assert [line for line in every if line.endswith(("first", "second"))] == ["onecopy ERROR first", "onecopy INFO second"]
+    assert [line for line in every if line.endswith(("first", "second"))] == [
+        "onecopy ERROR first",
+        "onecopy INFO second",
+    ]
     assert run_python(LINES, where, env={"ONECOPY_LOG": "off"}) == ""
 
 

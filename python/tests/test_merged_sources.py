@@ -70,10 +70,14 @@ def test_two_overloads_that_are_each_for_its_own_source_are_found(tmp_path):
     ],
 )
 def test_what_no_function_of_another_source_can_take_is_not(tmp_path, before, after):
-    assert findings(tmp_path, addresses=ADDRESSES, decoder=DECODER.replace(before, after)).startswith("merged sources: 0")
+    assert findings(tmp_path, addresses=ADDRESSES, decoder=DECODER.replace(before, after)).startswith(
+        "merged sources: 0"
+    )
 
 
-@pytest.mark.parametrize("call", ["go(refuse(why))", "return refuse(cut(a, b))", "n * refuse(f<int, long>(x))", "onecopy::refuse(why)"])
+@pytest.mark.parametrize(
+    "call", ["go(refuse(why))", "return refuse(cut(a, b))", "n * refuse(f<int, long>(x))", "onecopy::refuse(why)"]
+)
 def test_calls_within_expressions_are_found(tmp_path, call):
     assert "calls refuse() with 1" in findings(tmp_path, a=ADDRESSES, b=DECODER.replace('refuse("is empty")', call))
 

@@ -39,7 +39,9 @@ def later(seconds):
     time.sleep(0.5)  # owners look every 20 ms
 """
 
-LOADER = LATER + """
+LOADER = (
+    LATER
+    + """
 loader = torch.utils.data.DataLoader(torch.arange(8.0), num_workers=1, persistent_workers=True)
 batches = iter(loader)
 arrived = [next(batches).item()]
@@ -47,8 +49,11 @@ later(625)
 arrived += [batch.item() for batch in batches]
 print(arrived)
 """
+)
 
-POOL = LATER + """
+POOL = (
+    LATER
+    + """
 def wait(event):
     event.wait()
 
@@ -69,8 +74,11 @@ def main():
 
 main()
 """
+)
 
-PICKLES = LATER + """
+PICKLES = (
+    LATER
+    + """
 import pickle
 explicit = pickle.dumps(onecopy.share(onecopy.full(3, 7)))
 assert onecopy.stats()["in_transit"] == 1
@@ -79,6 +87,7 @@ while onecopy.stats()["in_transit"]:
     time.sleep(0.01)
 print("given up")
 """
+)
 
 
 def test_a_batch_is_there_though_nobody_fetched_it_for_ten_minutes(run_python, later):

@@ -1107,6 +1107,3 @@ EXITS = """
 def test_a_program_ends_without_a_word(run_python, how):
     """Threads in get(), queues in cycles, tensors of all sorts alive: no traceback, no warning, no crash."""
     assert run_python(EXITS, how) == ("" if how == "raise" else "ok\n")
-
-
-

@@ -57,7 +57,9 @@ def test_array_protocol():
 def test_a_dtype_of_the_other_byte_order_is_refused():
     other = np.dtype("f4").newbyteorder("S")
     for call in (lambda: onecopy.zeros(3, other), lambda: onecopy.zeros(3).view(other)):
-        with pytest.raises(onecopy.InvalidArgument, match=r"^dtype must be in this machine's byte order, not .*newbyteorder"):
+        with pytest.raises(
+            onecopy.InvalidArgument, match=r"^dtype must be in this machine's byte order, not .*newbyteorder"
+        ):
             call()
     assert onecopy.zeros(3, other.newbyteorder("=")).dtype == "float32"
 

@@ -58,7 +58,9 @@ def changed(before, after):
     return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
 """
 
-CHANGES = SNAPSHOT + """
+CHANGES = (
+    SNAPSHOT
+    + """
 first = snapshot()
 import onecopy
 assert changed(first, snapshot()) == ["ForkingPickler[onecopy._core.Tensor]"]
@@ -77,6 +79,8 @@ assert changed(before, snapshot()) == changed(before, once)
 mp.uninstall()
 assert changed(before, snapshot()) == []
 """
+)
+
 
 def documented(repository) -> set[str]:
     rows = (repository / "docs/patches.md").read_text().splitlines()
@@ -90,7 +94,9 @@ def test_the_documented_list_is_what_is_really_changed(run_python, repository):
     assert named == documented(repository)
 
 
-DISABLED = SNAPSHOT + """
+DISABLED = (
+    SNAPSHOT
+    + """
 import onecopy
 before = snapshot()
 import onecopy.multiprocessing as mp
@@ -115,6 +121,7 @@ import onecopy
 assert onecopy.stats()["shared_total"] == 0
 print("ok")
 """
+)
 
 
 def test_disabled_it_is_torch_and_says_so(run_python):
@@ -122,7 +129,9 @@ def test_disabled_it_is_torch_and_says_so(run_python):
     assert run_python(DISABLED, env={"ONECOPY_DISABLE": "1"}, stderr=said) == "ok\n"
 
 
-OLD_TORCH = SNAPSHOT + """
+OLD_TORCH = (
+    SNAPSHOT
+    + """
 torch.__version__ = "2.4.1"
 import onecopy
 before = snapshot()
@@ -132,6 +141,7 @@ except ImportError as error:
     print(error)
 assert changed(before, snapshot()) == []
 """
+)
 
 
 def test_torch_that_is_too_old_is_named_and_left_alone(run_python):
@@ -257,7 +267,9 @@ def test_what_cannot_do_without_a_name_is_refused_and_the_name_is_said(run_pytho
     assert run_python(program, stderr=None) == f"torch {torch.__version__} has no torch.{owner}.{name}\n"
 
 
-HALF_WAY = SNAPSHOT + """
+HALF_WAY = (
+    SNAPSHOT
+    + """
 import onecopy
 before = snapshot()
 import onecopy.multiprocessing as mp
@@ -271,6 +283,7 @@ except TypeError as error:
 assert not mp.installed()
 assert changed(before, snapshot()) == [], changed(before, snapshot())
 """
+)
 
 
 def test_an_install_that_fails_has_changed_nothing(run_python):

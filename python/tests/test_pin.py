@@ -237,9 +237,7 @@ def test_a_card_reads_the_hosts_memory_in_place():
         onecopy.view_on({"x": object()}, "cuda:0")
 
 
-@pytest.mark.skipif(
-    is_simulated() or not torch_has_cuda(), reason="wants a CUDA GPU, and a torch that can use it"
-)
+@pytest.mark.skipif(is_simulated() or not torch_has_cuda(), reason="wants a CUDA GPU, and a torch that can use it")
 @on_device
 def test_torch_computes_on_the_hosts_memory_in_place():
     import torch
@@ -370,16 +368,16 @@ def test_without_a_card_that_is_said(run_python):
     )
 
 
-@pytest.mark.skipif(
-    is_simulated() or not torch_has_cuda(), reason="wants a CUDA GPU, and a torch that can use it"
-)
+@pytest.mark.skipif(is_simulated() or not torch_has_cuda(), reason="wants a CUDA GPU, and a torch that can use it")
 @on_device
 def test_the_loader_of_torch_pins_on_a_real_card():
     import torch
 
     import onecopy.multiprocessing  # noqa: F401
 
-    batches = torch.utils.data.DataLoader(torch.arange(64.0).reshape(16, 4), batch_size=4, num_workers=2, pin_memory=True)
+    batches = torch.utils.data.DataLoader(
+        torch.arange(64.0).reshape(16, 4), batch_size=4, num_workers=2, pin_memory=True
+    )
     for batch in batches:
         assert batch.is_pinned() and onecopy.is_pinned(batch)
 

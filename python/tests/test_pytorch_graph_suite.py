@@ -15,7 +15,7 @@ import pytorch_graph_suite as runner
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-SUITE = '''
+SUITE = """
 import unittest
 import torch
 
@@ -33,7 +33,7 @@ class Tests(unittest.TestCase):
     def test_looks_in_by_a_method(self): self.count_graphs(torch.compile(len))
 
 def load_tests(loader, tests, pattern): raise AssertionError("it shards")
-'''
+"""
 
 
 def suite_file(tmp_path, text):
@@ -96,7 +96,7 @@ def test_beside_our_backend_torchs_class_of_graphs_stays():
     assert torch.cuda.CUDAGraph is torchs and torch.compile is compile_of_torch
 
 
-CAPTURES = '''
+CAPTURES = """
 import unittest
 import torch
 
@@ -108,7 +108,7 @@ class Tests(unittest.TestCase):
     def test_with_gradients(self):
         call = torch.compile(lambda x: x + 1, mode="reduce-overhead")
         self.assertEqual(call(torch.ones(3, requires_grad=True)).tolist(), [2, 2, 2])
-'''
+"""
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -167,7 +167,5 @@ def test_without_the_files_it_says_where_they_belong(monkeypatch, capsys):
     reason=f"wants a CUDA GPU, and the folder test of PyTorch's source tree in {runner.VARIABLE}",
 )
 def test_all_of_them():
-    result = subprocess.run(
-        [sys.executable, str(Path(runner.__file__))], capture_output=True, text=True, timeout=1500
-    )
+    result = subprocess.run([sys.executable, str(Path(runner.__file__))], capture_output=True, text=True, timeout=1500)
     assert result.returncode == 0, result.stderr[-8000:]

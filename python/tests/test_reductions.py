@@ -297,9 +297,7 @@ def test_quantized_tensors_arrive():
     """torch loses their scales."""
     values = torch.randn(3, 4)
     per_tensor = torch.quantize_per_tensor(values, 0.1, 3, torch.quint8)
-    per_channel = torch.quantize_per_channel(
-        values, torch.tensor([0.1, 0.2, 0.3]), torch.zeros(3), 0, torch.qint8
-    )
+    per_channel = torch.quantize_per_channel(values, torch.tensor([0.1, 0.2, 0.3]), torch.zeros(3), 0, torch.qint8)
     for tensor in (per_tensor, per_channel):
         arrived = sent(tensor)
         assert torch.equal(arrived.dequantize(), tensor.dequantize())

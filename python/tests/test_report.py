@@ -24,7 +24,7 @@ def test_it_names_what_this_process_has(tmp_path):
     queue, tensor = onecopy.Queue(), onecopy.zeros(1 << 20)
     queue.put(tensor)
     text = page(tmp_path).read_text()
-    assert f"<td class=\"n\">{__import__('os').getpid()}</td>" in text
+    assert f'<td class="n">{__import__("os").getpid()}</td>' in text
     assert "queue " in text and text.count("<polyline") >= 2
 
 
@@ -43,9 +43,13 @@ def test_a_browser_draws_it_and_asks_the_network_for_nothing(tmp_path):
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1200,1600",
                f"--user-data-dir={tmp_path}/profile", "--host-resolver-rules=MAP * ~NOTFOUND"]  # fmt: skip
     picture = tmp_path / "report.png"
-    shown = subprocess.run([CHROMIUM, *options, f"--screenshot={picture}", file.as_uri()], capture_output=True, timeout=200)
+    shown = subprocess.run(
+        [CHROMIUM, *options, f"--screenshot={picture}", file.as_uri()], capture_output=True, timeout=200
+    )
     assert shown.returncode == 0, shown.stderr
     assert picture.read_bytes().startswith(b"\x89PNG")
-    dom = subprocess.run([CHROMIUM, *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=200).stdout
+    dom = subprocess.run(
+        [CHROMIUM, *options, "--dump-dom", file.as_uri()], capture_output=True, text=True, timeout=200
+    ).stdout
     assert dom.count("<svg") == dom.count("</svg>") == 2
     assert f"{borrower.pid} " in dom and 'class="claim"' in dom

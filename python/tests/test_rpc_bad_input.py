@@ -82,9 +82,11 @@ def test_a_value_that_is_nested_too_deeply_or_holds_itself(pair):
 
 
 def test_unknown_members(pair):
-    for to, kind, text in (("nobody", RuntimeError, "could not find destination nobody; the members are worker0, worker1"),
-                           (7, RuntimeError, "Unknown destination worker id 7"),
-                           (1.5, ValueError, "Cannot get WorkerInfo from name 1.5")):
+    for to, kind, text in (
+        ("nobody", RuntimeError, "could not find destination nobody; the members are worker0, worker1"),
+        (7, RuntimeError, "Unknown destination worker id 7"),
+        (1.5, ValueError, "Cannot get WorkerInfo from name 1.5"),
+    ):
         found = pair[0](refused_to, to)
         assert issubclass(found[0], kind) and text in found[1]
 
@@ -177,8 +179,13 @@ def test_a_message_for_which_there_is_no_memory_is_the_callers_error(pair):
 
 
 def test_calls_before_init_say_so():
-    for use in (lambda: rpc.call("worker1", theirs.add), lambda: rpc.members(), lambda: rpc.stream("worker1", theirs.numbers),
-                lambda: rpc.explain("worker1", torch.ones(1)), lambda: rpc.remote("worker1", theirs.Counter)):
+    for use in (
+        lambda: rpc.call("worker1", theirs.add),
+        lambda: rpc.members(),
+        lambda: rpc.stream("worker1", theirs.numbers),
+        lambda: rpc.explain("worker1", torch.ones(1)),
+        lambda: rpc.remote("worker1", theirs.Counter),
+    ):
         with pytest.raises(RuntimeError, match="Did you initialize the RPC framework"):
             use()
     assert rpc.current_call() is None
@@ -224,7 +231,7 @@ def test_the_page_of_errors_quotes_what_the_errors_say(repository):
     import ast
 
     page = (repository / "docs/errors.md").read_text()
-    rows = page[page.index("## Calls between processes"):page.index("## Plugs")].splitlines()
+    rows = page[page.index("## Calls between processes") : page.index("## Plugs")].splitlines()
     quotes = [quote for row in rows if row.startswith("|") for quote in row.split("|")[1].split('"')[1::2]]
     said = set()
     for path in (repository / "python/onecopy").rglob("*.py"):

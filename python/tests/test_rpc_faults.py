@@ -95,8 +95,16 @@ WAYS = [plain, with_tensor, lent, nested, streamed, abandoned, referred]
 
 def is_expected(error):
     """A typed error; of a nested call, in the text of what the middle one threw; a worker that is not back yet."""
-    return isinstance(error, EXPECTED) or any(text in str(error) for text in (
-        "could not find destination", "has ended", "has left the group", "more than set timeout", "timed out"))
+    return isinstance(error, EXPECTED) or any(
+        text in str(error)
+        for text in (
+            "could not find destination",
+            "has ended",
+            "has left the group",
+            "more than set timeout",
+            "timed out",
+        )
+    )
 
 
 def load(file, stop, seed, first):
@@ -161,7 +169,7 @@ def test_each_call_ends_while_processes_are_killed_and_come_back(meeting, tmp_pa
         assert outcomes.get("ok", 0) > 0, outcomes
     for caller in callers:
         until(lambda: caller(rest)[:2] == (0, 0), "a call has not ended")
-    assert max(descriptors[len(descriptors) // 2:]) <= max(descriptors[:len(descriptors) // 2]) + 40, descriptors
+    assert max(descriptors[len(descriptors) // 2 :]) <= max(descriptors[: len(descriptors) // 2]) + 40, descriptors
     ran = done.read_text().split()
     assert len(ran) == len(set(ran)), "a call ran twice"
 

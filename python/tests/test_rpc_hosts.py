@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 
 CABLES, ADDRESSES = ("ocpy2", "ocpy3"), ("10.213.58.1", "10.213.58.2")
 
-MEMBER = r'''
+MEMBER = r"""
 import sys
 import torch
 import onecopy.distributed.autograd as dist_autograd
@@ -66,7 +66,7 @@ def multiply(x, parameter):
 if rank == 0:
     train()
 rpc.shutdown()
-'''
+"""
 
 
 def obstacle():
@@ -74,8 +74,10 @@ def obstacle():
         return "wants to be root, who may make network namespaces"
     if not all(map(shutil.which, ("ip", "nsenter", "unshare"))):
         return "wants ip of iproute2, and nsenter and unshare of util-linux"
-    made = subprocess.run(["unshare", "-n", "ip", "link", "add", "ocpytry2", "type", "veth", "peer", "name", "ocpytry3"],
-                          capture_output=True)
+    made = subprocess.run(
+        ["unshare", "-n", "ip", "link", "add", "ocpytry2", "type", "veth", "peer", "name", "ocpytry3"],
+        capture_output=True,
+    )
     return "wants a kernel and a container that let it make network namespaces" if made.returncode else None
 
 
@@ -88,13 +90,29 @@ def networks():
     """The holders of two network namespaces."""
     if why := obstacle():
         pytest.skip(why)
-    holders = [subprocess.Popen(["unshare", "-n", "sh", "-c", "echo there; exec sleep 1000"], stdout=subprocess.PIPE, text=True)
-               for _ in ADDRESSES]
+    holders = [
+        subprocess.Popen(
+            ["unshare", "-n", "sh", "-c", "echo there; exec sleep 1000"], stdout=subprocess.PIPE, text=True
+        )
+        for _ in ADDRESSES
+    ]
     try:
         for holder in holders:
             assert holder.stdout.readline() == "there\n"
-        run_in(holders[0], "ip", "link", "add", CABLES[0], "type", "veth", "peer", "name", CABLES[1], "netns",
-               str(holders[1].pid))
+        run_in(
+            holders[0],
+            "ip",
+            "link",
+            "add",
+            CABLES[0],
+            "type",
+            "veth",
+            "peer",
+            "name",
+            CABLES[1],
+            "netns",
+            str(holders[1].pid),
+        )
         for holder, cable, address in zip(holders, CABLES, ADDRESSES):
             run_in(holder, "ip", "addr", "add", f"{address}/24", "dev", cable)
             run_in(holder, "ip", "link", "set", "lo", "up")
@@ -108,15 +126,22 @@ def networks():
 
 
 def start(holder, program, rank, rendezvous, **environment):
-    return subprocess.Popen(["nsenter", "-t", str(holder.pid), "-n", sys.executable, str(program), str(rank), str(rendezvous)],
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+    return subprocess.Popen(
+        ["nsenter", "-t", str(holder.pid), "-n", sys.executable, str(program), str(rank), str(rendezvous)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 def test_members_on_two_hosts_call_train_and_leave(networks, tmp_path):
     program = tmp_path / "member.py"
     program.write_text(MEMBER)
-    members = [start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY="a secret of this test")
-               for rank, holder in enumerate(networks)]
+    members = [
+        start(holder, program, rank, tmp_path / "rendezvous", ONECOPY_RPC_KEY="a secret of this test")
+        for rank, holder in enumerate(networks)
+    ]
     outcomes = [member.communicate(timeout=240) for member in members]
     assert [member.returncode for member in members] == [0, 0], outcomes
     assert outcomes[0][0] == "trained\n"

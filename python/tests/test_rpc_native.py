@@ -173,7 +173,9 @@ def keyword_that_cannot_cross():
 
 
 def test_an_argument_that_cannot_cross_is_named_and_nothing_is_sent(pair):
-    with pytest.raises(TypeError, match=r"args\[1\]\['model'\]\[0\]: test_rpc_native.Plain cannot cross without pickle"):
+    with pytest.raises(
+        TypeError, match=r"args\[1\]\['model'\]\[0\]: test_rpc_native.Plain cannot cross without pickle"
+    ):
         pair[0](argument_that_cannot_cross)
     with pytest.raises(TypeError, match=r"kwargs\['b'\]: test_rpc_native.Plain cannot cross without pickle"):
         pair[0](keyword_that_cannot_cross)
@@ -661,7 +663,8 @@ def reports_of_the_other():
 def test_another_members_calls_are_reported(pair):
     described, served = pair[0](reports_of_the_other)
     assert [(c["function"], c["member"], c["stage"]) for c in described] == [
-        ("native_rpc_functions:until_cancelled", "worker0", "running")]
+        ("native_rpc_functions:until_cancelled", "worker0", "running")
+    ]
     assert served["native_rpc_functions:what_was_seen"]["calls"] > 0
 
 
@@ -706,9 +709,15 @@ def test_both_sides_log_the_trace(tmp_path):
 def routes():
     rpc.call("worker1", theirs.add, (1,))
     found = {}
-    for name, tensor in (("small", torch.ones(4)), ("large", torch.ones(4000)), ("strided", torch.ones(40, 40).t()[:30]),
-                         ("empty", torch.ones(0)), ("borrowed", rpc.borrow(torch.ones(4000))),
-                         ("moved", rpc.move(torch.ones(4000))), ("sparse", torch.eye(3).to_sparse())):
+    for name, tensor in (
+        ("small", torch.ones(4)),
+        ("large", torch.ones(4000)),
+        ("strided", torch.ones(40, 40).t()[:30]),
+        ("empty", torch.ones(0)),
+        ("borrowed", rpc.borrow(torch.ones(4000))),
+        ("moved", rpc.move(torch.ones(4000))),
+        ("sparse", torch.eye(3).to_sparse()),
+    ):
         told = rpc.explain("worker1", tensor)
         before = rpc.stats()["routes"]["sent"]
         rpc.call("worker1", theirs.ignore, (tensor,))

@@ -72,7 +72,10 @@ def loss_of(output, text, words):
 
 
 def recurrent_over_processes(words=11, size=5):
-    encoder, decoder = rpc.remote("worker1", Encoder, args=(words, size)), rpc.remote("worker2", Decoder, args=(words, size))
+    encoder, decoder = (
+        rpc.remote("worker1", Encoder, args=(words, size)),
+        rpc.remote("worker2", Decoder, args=(words, size)),
+    )
     middle, state, losses = Middle(size), (torch.zeros(1, 3, size), torch.zeros(1, 3, size)), []
     theirs = [p for rref in (encoder, decoder) for p in rpc.rpc_sync(rref.owner(), of_owner, args=(rref,))]
     optimizer = DistributedOptimizer(torch.optim.SGD, parameter_rrefs(middle) + theirs, lr=0.5)
@@ -90,7 +93,11 @@ def recurrent_over_processes(words=11, size=5):
 def recurrent_in_one_process(words=11, size=5):
     encoder, decoder, middle = Encoder(words, size), Decoder(words, size), Middle(size)
     parameters = [*middle.parameters(), *encoder.parameters(), *decoder.parameters()]
-    optimizer, state, losses = torch.optim.SGD(parameters, lr=0.5), (torch.zeros(1, 3, size), torch.zeros(1, 3, size)), []
+    optimizer, state, losses = (
+        torch.optim.SGD(parameters, lr=0.5),
+        (torch.zeros(1, 3, size), torch.zeros(1, 3, size)),
+        [],
+    )
     for text in batches(words):
         optimizer.zero_grad()
         state = tuple(s.detach() for s in state)

@@ -46,7 +46,9 @@ rpc.init("python", rank=0, world_size=1, rendezvous=f"file://{sys.argv[2]}/rende
 program = subprocess.Popen([sys.argv[1], rpc.address().hex()], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                            stderr=subprocess.PIPE)
 """
-REFUSED = WITH_A_PROGRAM + """
+REFUSED = (
+    WITH_A_PROGRAM
+    + """
 there = rpc.enter(bytes.fromhex(program.stdout.readline()))
 
 def refused(kind, text, *args, **options):
@@ -76,14 +78,20 @@ with pytest.raises(rpc.PeerDied, match="has ended"):
     rpc.call(there, "scale", (torch.ones(1), 1))
 rpc.shutdown()
 """
-NOT_EXPORTED = WITH_A_PROGRAM + """
+)
+NOT_EXPORTED = (
+    WITH_A_PROGRAM
+    + """
 assert "__main__.greet is not exported by this process" in program.communicate()[1]
 rpc.shutdown()
 """
+)
 
 
 def run(script, *arguments):
-    done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -257,7 +257,9 @@ def test_device_maps_that_cannot_be_are_refused_in_all_members(mine, theirs, tex
 def test_device_maps_that_can_be_are_taken():
     from onecopy.rpc import _device_maps
 
-    _device_maps.check({"a": told({"b": {"cuda:0": "cuda:1", "cuda:1": "cpu"}}, ["cuda:0", "cuda:1"]), "b": told(count=-1)})
+    _device_maps.check(
+        {"a": told({"b": {"cuda:0": "cuda:1", "cuda:1": "cpu"}}, ["cuda:0", "cuda:1"]), "b": told(count=-1)}
+    )
 
 
 def test_a_device_below_zero_is_refused():
@@ -272,8 +274,10 @@ def test_a_device_below_zero_is_refused():
 
 # --- the arguments of a plain call, as bytes
 
-some_calls = st.tuples(st.lists(plain, max_size=4).map(tuple) | st.lists(plain, max_size=4),
-                       st.none() | st.dictionaries(st.text(max_size=5), plain, max_size=3))
+some_calls = st.tuples(
+    st.lists(plain, max_size=4).map(tuple) | st.lists(plain, max_size=4),
+    st.none() | st.dictionaries(st.text(max_size=5), plain, max_size=3),
+)
 
 
 def read_call(data):
@@ -298,8 +302,12 @@ def test_arguments_of_a_plain_call_come_as_they_were(call):
 @example(((), 5))
 @example([(), {}])
 def test_what_is_no_call_is_refused(value):
-    looks_like_one = (type(value) is tuple and len(value) == 2 and type(value[0]) in (tuple, list)
-                      and type(value[1]) in (dict, type(None)))
+    looks_like_one = (
+        type(value) is tuple
+        and len(value) == 2
+        and type(value[0]) in (tuple, list)
+        and type(value[1]) in (dict, type(None))
+    )
     encoded = onecopy._core._encode_values(value)
     if encoded is not None and not looks_like_one:
         assert read_call(encoded[0]) is None
@@ -318,7 +326,9 @@ def test_nonsense_for_a_plain_call_is_refused_or_a_call(data):
 
 def some_tensors():
     dtypes = st.sampled_from([torch.float32, torch.bool, torch.int64, torch.complex64, torch.bfloat16, torch.uint8])
-    return st.builds(lambda dtype, shape: torch.ones(shape, dtype=dtype), dtypes, st.lists(st.integers(0, 3), max_size=3))
+    return st.builds(
+        lambda dtype, shape: torch.ones(shape, dtype=dtype), dtypes, st.lists(st.integers(0, 3), max_size=3)
+    )
 
 
 @settings(max_examples=500)
@@ -332,4 +342,4 @@ def test_a_damaged_plain_call_is_refused_or_a_call(values, draw):
     for _ in range(draw.draw(st.integers(1, 4))):
         damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
     read_call(bytes(damaged))
-    read_call(bytes(damaged[:draw.draw(st.integers(0, len(damaged)))]))
+    read_call(bytes(damaged[: draw.draw(st.integers(0, len(damaged)))]))

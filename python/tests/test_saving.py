@@ -139,7 +139,9 @@ def test_other_picklers_write_handles_when_a_channel_calls_them():
     assert not through(cloudpickle.dumps)
 
 
-@pytest.mark.parametrize("name", ["ray.cloudpickle.cloudpickle", "joblib.externals.loky.backend.reduction", "joblib.pool"])
+@pytest.mark.parametrize(
+    "name", ["ray.cloudpickle.cloudpickle", "joblib.externals.loky.backend.reduction", "joblib.pool"]
+)
 def test_a_channel_is_known_by_its_module(name):
     module = types.ModuleType(name)
     source = "import pickle\ndef dumps(obj):\n    return pickle.dumps(obj)\n"

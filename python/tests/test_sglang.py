@@ -77,7 +77,9 @@ def tensor_bucket():
 """
 
 # The server's handling of a request, around a small stand-in for a model.
-SERVER = BUCKETS + """
+SERVER = (
+    BUCKETS
+    + """
 import json, sys, types
 sys.modules.update({name: types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.utils")})
 common = sys.modules["sglang.srt.utils.common"] = types.ModuleType("sglang.srt.utils.common")
@@ -119,6 +121,7 @@ for line in sys.stdin:
         answer = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer), flush=True)
 """
+)
 
 
 class Server:
@@ -193,7 +196,11 @@ def test_tensors_of_a_trainer_with_our_import_pass_the_list_of_names(run_python)
     ForkingPickler(buffer).dump(tensors)
     import pickletools
 
-    ours = {name for _, name, _ in pickletools.genops(buffer.getvalue()) if isinstance(name, str) and name.startswith("rebuild")}
+    ours = {
+        name
+        for _, name, _ in pickletools.genops(buffer.getvalue())
+        if isinstance(name, str) and name.startswith("rebuild")
+    }
     assert ours and ours <= {name for _, name in sglang._OURS}
     assert "rebuild_event" not in {name for _, name in sglang._OURS}
 

@@ -11,7 +11,9 @@ import pytest
 import onecopy
 
 FUNCTIONS = [
-    name for name in onecopy.__all__ if callable(getattr(onecopy, name)) and not isinstance(getattr(onecopy, name), type)
+    name
+    for name in onecopy.__all__
+    if callable(getattr(onecopy, name)) and not isinstance(getattr(onecopy, name), type)
 ]
 CLASSES = ["Tensor", "Handle", "Bundle", "Message", "Queue", "PipeHandle", "PipeEnd", "Listener"]
 
@@ -35,7 +37,9 @@ def test_signatures_are_those_of_the_stub():
     parameters = inspect.signature(onecopy.Tensor.__dlpack__).parameters
     assert list(parameters) == ["self", "stream", "max_version", "dl_device", "copy"]
     assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in list(parameters.values())[1:])
-    assert list(inspect.signature(onecopy.Tensor.reshape).parameters.values())[1].kind is inspect.Parameter.VAR_POSITIONAL
+    assert (
+        list(inspect.signature(onecopy.Tensor.reshape).parameters.values())[1].kind is inspect.Parameter.VAR_POSITIONAL
+    )
 
 
 def test_a_bound_method_has_no_self_and_a_class_the_arguments_of_its_making():
@@ -173,5 +177,7 @@ def test_an_owner_that_died_is_what_to_keep(run_python):
         import onecopy
         print(onecopy.share(onecopy.zeros(3)))
     """)
-    with pytest.raises(onecopy.OwnerDied, match="^the process that owned this tensor has exited: keep that process running"):
+    with pytest.raises(
+        onecopy.OwnerDied, match="^the process that owned this tensor has exited: keep that process running"
+    ):
         onecopy.open(text)

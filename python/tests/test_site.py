@@ -82,7 +82,9 @@ def test_a_link_to_a_heading_that_is_not_there_is_an_error(tmp_path):
     pytest.importorskip("material", reason="wants mkdocs-material (pip install -r python/requirements-docs.txt)")
     (tmp_path / "pages").mkdir()
     settings = tmp_path / "mkdocs.yml"
-    settings.write_text(site_build.SETTINGS.format(pages=tmp_path / "pages", site=tmp_path / "site", navigation="  - index.md"))
+    settings.write_text(
+        site_build.SETTINGS.format(pages=tmp_path / "pages", site=tmp_path / "site", navigation="  - index.md")
+    )
     for heading, is_right in (("here", True), ("nowhere", False)):
         (tmp_path / "pages/index.md").write_text(f"# Here\n\n[a](#{heading})\n")
         assert site_build.build(settings) is is_right

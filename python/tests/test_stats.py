@@ -100,7 +100,9 @@ def test_owners_are_listed_with_those_who_keep_their_memory(keeper):
     program = keeper(onecopy.share(t))
     mine = listed_owner()
     assert {"pid", "name", "stats", "borrowers", "in_transit"} <= set(mine)
-    assert {"pid": program.pid, "claims": 1}.items() <= next(b for b in mine["borrowers"] if b["pid"] == program.pid).items()
+    assert {"pid": program.pid, "claims": 1}.items() <= next(
+        b for b in mine["borrowers"] if b["pid"] == program.pid
+    ).items()
     assert mine["stats"]["live_blocks"] >= 1 and t.size == 3
 
 

@@ -153,7 +153,11 @@ def test_a_receiver_that_has_the_package_switched_off_is_told_what_to_import(str
 
 def test_a_receiver_without_the_package_is_told_that_it_lacks_it():
     arguments = as_of_a_device(torch.ones(2))
-    command = [sys.executable, "-c", "import sys; sys.modules['onecopy'] = None; import pickle; pickle.load(sys.stdin.buffer)"]
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; sys.modules['onecopy'] = None; import pickle; pickle.load(sys.stdin.buffer)",
+    ]
     done = subprocess.run(command, input=pickle.dumps(arguments), capture_output=True, timeout=120)
     assert done.returncode == 1 and b"ModuleNotFoundError" in done.stderr and b"onecopy" in done.stderr
 

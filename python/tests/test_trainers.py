@@ -13,7 +13,9 @@ pytest.importorskip("torch")
 @pytest.fixture
 def program(repository):
     def find(package):
-        blocks = re.findall(r"^```py\n(.*?)^```", (repository / "docs/data-loading.md").read_text(), re.MULTILINE | re.DOTALL)
+        blocks = re.findall(
+            r"^```py\n(.*?)^```", (repository / "docs/data-loading.md").read_text(), re.MULTILINE | re.DOTALL
+        )
         return next(block for block in blocks if block.startswith(f"import {package}\n"))
 
     return find

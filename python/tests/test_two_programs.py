@@ -140,5 +140,3 @@ def test_the_published_pair_of_programs(repository):
     wait_until_it_listens(receiver, port)
     assert "ok sender" in finish(start(script, "--mode", "sender", "--port", port))
     assert "ok receiver" in finish(receiver)
-
-

@@ -25,9 +25,7 @@ SCALARS = (
 HASHABLE = SCALARS | st.tuples(SCALARS, SCALARS)
 VALUES = st.recursive(
     SCALARS,
-    lambda inner: st.lists(inner)
-    | st.lists(inner).map(tuple)
-    | st.dictionaries(HASHABLE, inner, max_size=12),
+    lambda inner: st.lists(inner) | st.lists(inner).map(tuple) | st.dictionaries(HASHABLE, inner, max_size=12),
     max_leaves=40,
 )
 

@@ -37,7 +37,9 @@ spec = importlib.util.spec_from_file_location("transfer", sys.argv[1])
 transfer = importlib.util.module_from_spec(spec)
 """
 
-ENGINE = LOAD + """
+ENGINE = (
+    LOAD
+    + """
 spec.loader.exec_module(transfer)
 seen = []
 transfer.BucketedWeightReceiver(sys.argv[2], torch.device("cpu")).receive_weights(
@@ -46,8 +48,11 @@ transfer.BucketedWeightReceiver(sys.argv[2], torch.device("cpu")).receive_weight
 import onecopy
 print(json.dumps([seen, onecopy.stats()["opened_total"] > 0, onecopy.stats()["leases"]]))
 """
+)
 
-TRAINER = LOAD + """
+TRAINER = (
+    LOAD
+    + """
 import asyncio, subprocess
 import onecopy.multiprocessing
 
@@ -63,6 +68,7 @@ sender = transfer.BucketedWeightSender(sys.argv[2], bucket_size_mb=1)
 asyncio.run(sender.async_send_weights(iter(weights.items())))
 print(engine.communicate()[0], end="")
 """
+)
 
 
 def transfer_file():

@@ -151,7 +151,10 @@ def test_the_model_is_reloaded_layer_by_layer_as_vllm_wants_it(said):
 
 
 def test_a_bad_update_is_an_error(said):
-    assert said["errors"] == ["ValueError", "BadHandle", said["errors"][2]] and said["errors"][2] in ("TypeError", "ValueError")
+    assert said["errors"] == ["ValueError", "BadHandle", said["errors"][2]] and said["errors"][2] in (
+        "TypeError",
+        "ValueError",
+    )
 
 
 def test_without_vllm_the_error_names_the_package(run_python):
@@ -246,4 +249,7 @@ def test_vllms_own_ipc_engine_opens_weights_of_a_trainer_with_our_import():
     command = [sys.executable, "-c", IPC_TRAINER, str(Path(__file__).parent)]
     result = subprocess.run(command, input=IPC_WORKER, capture_output=True, text=True, timeout=200)
     assert result.returncode == 0, result.stderr
-    assert [json.loads(line) for line in result.stdout.splitlines()] == [{"weight": 600, "bias": 2}, {"weight": 600, "bias": 0}]
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"weight": 600, "bias": 2},
+        {"weight": 600, "bias": 0},
+    ]

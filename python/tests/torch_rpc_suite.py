@@ -5,6 +5,7 @@
 
 Their files are read where torch is installed, changed in a temporary folder, and never kept.
 """
+
 import argparse
 import concurrent.futures
 import importlib.util
@@ -44,26 +45,40 @@ if torch.cuda.is_available():
     CLASSES.update(OF_CARDS)
 
 # They send instances of plain classes, which cross as pickles only.
-NEED_PICKLE = frozenset((
-    "rpc.test_wait_all_workers_timeout", "rpc.test_my_parameter_server", "rpc.test_py_class_constructor",
-    "rpc.test_py_class_instance_method", "rpc.test_py_nested_pickle", "agent.test_my_parameter_server_sparse",
-    "agent.test_rref_get_type_timeout_blocking", "agent.test_rref_get_type_timeout_non_blocking",
-    "agent.test_rref_proxy_timeout"))
+NEED_PICKLE = frozenset(
+    (
+        "rpc.test_wait_all_workers_timeout",
+        "rpc.test_my_parameter_server",
+        "rpc.test_py_class_constructor",
+        "rpc.test_py_class_instance_method",
+        "rpc.test_py_nested_pickle",
+        "agent.test_my_parameter_server_sparse",
+        "agent.test_rref_get_type_timeout_blocking",
+        "agent.test_rref_get_type_timeout_non_blocking",
+        "agent.test_rref_proxy_timeout",
+    )
+)
 
 
 def changed(source):
     """The source with torch's rpc replaced in its imports and in the names that it looks up."""
-    internal = r"torch\.testing\._internal\.(?:distributed\.rpc\.)?(dist_utils|rpc_agent_test_fixture|" \
-               r"tensorpipe_rpc_agent_test_fixture)\b"
+    internal = (
+        r"torch\.testing\._internal\.(?:distributed\.rpc\.)?(dist_utils|rpc_agent_test_fixture|"
+        r"tensorpipe_rpc_agent_test_fixture)\b"
+    )
     source = re.sub(internal, rf"{PACKAGE}.\1", source)
     source = source.replace("torch.testing._internal.dist_utils", f"{PACKAGE}.dist_utils")
     names = "import onecopy.distributed.autograd, onecopy.distributed.optim, onecopy.distributed.rpc\n"
     source = re.sub(r"^import torch$", names + f"import {PACKAGE}\nimport torch", source, count=1, flags=re.M)
-    return re.sub(r"\btorch\.distributed\.(rpc|autograd|optim)\b(?=[. ]|$)(?! first)", r"onecopy.distributed.\1", source,
-                  flags=re.M)
+    return re.sub(
+        r"\btorch\.distributed\.(rpc|autograd|optim)\b(?=[. ]|$)(?! first)",
+        r"onecopy.distributed.\1",
+        source,
+        flags=re.M,
+    )
 
 
-RUNNER = '''
+RUNNER = """
 import io, multiprocessing, os, sys, unittest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # which starts no CUDA
@@ -95,7 +110,7 @@ if __name__ == "__main__":
     multiprocessing.set_forkserver_preload(["torch", "onecopy.distributed.rpc", "{package}.{module}", "__main__"])
     for test in sys.argv[2:]:
         run(test)
-'''
+"""
 
 
 def make_package(folder):
@@ -104,7 +119,8 @@ def make_package(folder):
     package.mkdir()
     if importlib.util.find_spec("expecttest") is None:  # which torch's tests import, and these do not use
         (pathlib.Path(folder) / "expecttest.py").write_text(
-            "import unittest\nclass TestCase(unittest.TestCase):\n    longMessage = True\n")
+            "import unittest\nclass TestCase(unittest.TestCase):\n    longMessage = True\n"
+        )
     (package / "__init__.py").write_text("")
     for module, path in FILES.items():
         (package / f"{module}.py").write_text(changed((root / path).read_text()))
@@ -115,10 +131,12 @@ def make_package(folder):
 
 def all_tests(folder):
     """(key, name) of each test."""
-    code = (f"import importlib, sys, unittest; sys.path.insert(0, {folder!r})\n"
-            f"for key, (_, name) in {CLASSES!r}.items():\n"
-            "    found = getattr(importlib.import_module('run_' + key), 'Test_' + name)\n"
-            "    for test in unittest.TestLoader().getTestCaseNames(found): print('TEST', key, test)")
+    code = (
+        f"import importlib, sys, unittest; sys.path.insert(0, {folder!r})\n"
+        f"for key, (_, name) in {CLASSES!r}.items():\n"
+        "    found = getattr(importlib.import_module('run_' + key), 'Test_' + name)\n"
+        "    for test in unittest.TestLoader().getTestCaseNames(found): print('TEST', key, test)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=folder)
     if done.returncode != 0:
         raise SystemExit(done.stderr)
@@ -129,10 +147,20 @@ def run_some(folder, key, tests, seconds, verbose=False):
     """{test: (word, output)}, from one process."""
     command = [sys.executable, f"run_{key}.py", str(seconds), *tests]
     pickle = "1" if all(f"{key}.{test}" in NEED_PICKLE for test in tests) else "0"
-    environment = {**os.environ, "ONECOPY_RPC_PICKLE": pickle,
-                   "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])}
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                               errors="replace", env=environment)
+    environment = {
+        **os.environ,
+        "ONECOPY_RPC_PICKLE": pickle,
+        "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        env=environment,
+    )
     timer = threading.Timer((seconds + 30) * len(tests), process.kill)
     timer.start()
     found, output = {}, []
@@ -156,28 +184,35 @@ def chunks(chosen, size):
         for is_pickled in (False, True):
             tests = [test for k, test in chosen if k == key and (f"{key}.{test}" in NEED_PICKLE) == is_pickled]
             for at in range(0, len(tests), size):
-                yield key, tests[at:at + size]
+                yield key, tests[at : at + size]
 
 
 def choose(folder, regex):
     """Tests by name, without those that want more cards than there are."""
     wanted, cards = cards_wanted(), torch.cuda.device_count()
-    return [(key, test) for key, test in all_tests(folder)
-            if re.search(regex, f"{key}.{test}") and (key not in OF_CARDS or wanted.get(test, 0) <= cards)]
+    return [
+        (key, test)
+        for key, test in all_tests(folder)
+        if re.search(regex, f"{key}.{test}") and (key not in OF_CARDS or wanted.get(test, 0) <= cards)
+    ]
 
 
 def cards_wanted():
     """{test: how many cards it wants}, as torch's sources say."""
     root = pathlib.Path(torch.__file__).parent / "testing" / "_internal"
     text = "".join((root / FILES[module]).read_text() for module in {module for module, _ in OF_CARDS.values()})
-    return {name: int(cards) for cards, name in re.findall(
-        r"@skip_if_lt_x_gpu\((\d)\)\n(?:    @.*\n)*    def (test_\w+)", text)}
+    return {
+        name: int(cards)
+        for cards, name in re.findall(r"@skip_if_lt_x_gpu\((\d)\)\n(?:    @.*\n)*    def (test_\w+)", text)
+    }
 
 
 def run(folder, chosen, jobs=2, seconds=60, size=10, verbose=False):
     """Runs tests given as (key, name); yields (key.name, word, output) as they end."""
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(run_some, folder, key, tests, seconds, verbose): key for key, tests in chunks(chosen, size)}
+        futures = {
+            pool.submit(run_some, folder, key, tests, seconds, verbose): key for key, tests in chunks(chosen, size)
+        }
         for future in concurrent.futures.as_completed(futures):
             for test, (word, output) in future.result().items():
                 yield f"{futures[future]}.{test}", word, output
@@ -202,8 +237,7 @@ def main():
             print("\n".join(f"{key}.{test}" for key, test in chosen))
             return 0
         counts = {}
-        for name, word, output in run(folder, chosen, options.jobs, options.seconds, options.each,
-                                      options.verbose):
+        for name, word, output in run(folder, chosen, options.jobs, options.seconds, options.each, options.verbose):
             word = "known" if name in known and word not in ("ok", "skip") else word
             counts[word] = counts.get(word, 0) + 1
             if word in ("ok", "skip", "known"):

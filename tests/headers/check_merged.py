@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Iterator, NamedTuple
 
 NO_CODE = re.compile(
-    r'//[^\n]*|/\*.*?\*/|^#[^\n]*(?:\\\n[^\n]*)*|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'', re.DOTALL | re.MULTILINE
+    r'//[^\n]*|/\*.*?\*/|^#[^\n]*(?:\\\n[^\n]*)*|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'',
+    re.DOTALL | re.MULTILINE,
 )
 TEMPLATE_ARGUMENTS = re.compile(r"(?<=\w)<[\w:,\s*&.()]*?>(?=\s*[({:&*>,).;]|\s+\w)")
 NAMESPACE = re.compile(r"namespace\s*([\w:]*)\s*{(?!.*})")
@@ -100,12 +101,18 @@ def parsed(path: Path, root: Path) -> Source:
         elif line.startswith("} ") and spaces:
             spaces.pop()
         elif line[0].isalpha() or line[0] in "[_~":
-            declared = next((f for f in CALLABLE.finditer(line) if f[2] not in KEYWORDS and "=" not in line[: f.start()]), None)
+            declared = next(
+                (f for f in CALLABLE.finditer(line) if f[2] not in KEYWORDS and "=" not in line[: f.start()]), None
+            )
             if declared and not declared[1] and ("" in spaces or begins_static):
                 functions.add(function(declared[2], scope, listed(text, position + declared.end() - 1)))
         for call in CALLABLE.finditer(line):
             before = line[: call.start()]
-            if call[2] not in KEYWORDS and not declares(before) and (line[0].isspace() or before.rstrip().endswith(("{", "=", "(", ",", "return"))):
+            if (
+                call[2] not in KEYWORDS
+                and not declares(before)
+                and (line[0].isspace() or before.rstrip().endswith(("{", "=", "(", ",", "return")))
+            ):
                 calls.add(Call(call[1], call[2], scope, len(listed(text, position + call.end() - 1))))
         position += len(line)
     return Source(str(path.relative_to(root)), functions, calls)

@@ -19,8 +19,17 @@ from pathlib import Path
 from typing import Iterator, NamedTuple
 
 MOST_WORDS = 30
-SKIPPED = ("CHANGELOG.md", "CONTRIBUTING.md", "docs/decisions/", "docs/formats/", "fuzz/corpus/", "bench/results/", "tests/words/",
-           "src/share/owner/claim.h", "src/share/owner/block_table.h")
+SKIPPED = (
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "docs/decisions/",
+    "docs/formats/",
+    "fuzz/corpus/",
+    "bench/results/",
+    "tests/words/",
+    "src/share/owner/claim.h",
+    "src/share/owner/block_table.h",
+)
 VERB = r"(?:is|are|was|were|has|have|had|may|can|must|needs?|wants?|does|do|will|would|[a-z]{3,}s)\b"
 SUBJECT = re.compile(rf"(?<!user )\b(?:[Ww]ho(?:ever)?|[Nn]obody|[Ww]hat)\s+(?:not\s+)?{VERB}")
 ONLY_THE_SAME = re.compile(r"^The same(?: (?:for|of|with|as)\b[^.]{0,40})?\.?$")

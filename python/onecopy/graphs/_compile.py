@@ -75,9 +75,9 @@ def _by_operators(graph: torch.fx.GraphModule, examples: list[Any], device: torc
         static, mutated = _inputs_in_place()
         return Function(code, static, mutated | _written(traced), options)
 
-    return aot_autograd(
-        fw_compiler=eager, inference_compiler=captured, keep_inference_input_mutations=True
-    )(graph, examples)
+    return aot_autograd(fw_compiler=eager, inference_compiler=captured, keep_inference_input_mutations=True)(
+        graph, examples
+    )
 
 
 def _by_inductor(graph: torch.fx.GraphModule, examples: list[Any], device: torch.device, options: Options) -> Any:

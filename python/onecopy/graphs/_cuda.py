@@ -299,9 +299,7 @@ class CudaGraph:
 
     def _make_call(self, done: _Captured, arguments: Sequence[Any]) -> None:
         executable = self._graph.raw_cuda_graph_exec()
-        call = _core._GraphCall(
-            self._arena.turn.core, str(self._arena.device), executable, done.gather, done.scatter
-        )
+        call = _core._GraphCall(self._arena.turn.core, str(self._arena.device), executable, done.gather, done.scatter)
         for index, slot in self._slots:
             call.add_slot(index, slot.data_ptr(), extent_of(slot))
         for index, place in self._places.items():
@@ -376,7 +374,9 @@ class CudaGraph:
             return self._refusal
         moving = sorted({*moved, *(index for index in self._places if index in self._mutated), *self._regions})
         places = {index: self._places[index].address for index in moving if arguments[index].numel()}
-        at_home = [a if i in moved or i not in self._places else self._places[i].tensor for i, a in enumerate(arguments)]
+        at_home = [
+            a if i in moved or i not in self._places else self._places[i].tensor for i, a in enumerate(arguments)
+        ]
         proof, self._refusal = prove_moves(self._capture_again, self._graph, at_home, places, self._arena)
         if proof is not None:
             self._movable, self._regions = proof, {index: at for at, index in enumerate(places)}

@@ -165,7 +165,9 @@ class HostGraph:
         tensor = torch.empty(0, dtype=laid.dtype)
         start = base.storage_offset()
         assert start % tensor.element_size() == 0
-        return tensor.set_(base.untyped_storage(), start // tensor.element_size() + laid.offset, laid.shape, laid.strides)
+        return tensor.set_(
+            base.untyped_storage(), start // tensor.element_size() + laid.offset, laid.shape, laid.strides
+        )
 
     # --- the call ---------------------------------------------------------------------------------------
 
@@ -234,7 +236,9 @@ class HostGraph:
             leased = torch.frombuffer(memoryview(base.numpy()), dtype=torch.uint8).untyped_storage()
         else:
             end = memory.offset + memory.nbytes
-            leased = torch.frombuffer(memoryview(self._window)[memory.offset : end], dtype=torch.uint8).untyped_storage()
+            leased = torch.frombuffer(
+                memoryview(self._window)[memory.offset : end], dtype=torch.uint8
+            ).untyped_storage()
         self._leases.add(leased)
         return leased
 

@@ -21,9 +21,7 @@ def _allocator(number: int) -> Any:
 
     torch's object knows one segment at an address: the second and later ones are for segments at addresses of others.
     """
-    return torch.cuda.memory.CUDAPluggableAllocator(
-        _core.__file__, "onecopy_graph_allocate", "onecopy_graph_free"
-    )
+    return torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "onecopy_graph_allocate", "onecopy_graph_free")
 
 
 class CapturePool:

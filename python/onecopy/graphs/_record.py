@@ -219,7 +219,9 @@ class _Recorder:
     def _let_go(self, node: torch.fx.Node) -> None:
         """Frees what no later step needs: recording takes no more memory than eager execution."""
         value = self._values.pop(node, None)
-        for part, memory in zip(value if isinstance(value, (tuple, list)) else (value,), self._memory_of.get(node, ()), strict=False):
+        for part, memory in zip(
+            value if isinstance(value, (tuple, list)) else (value,), self._memory_of.get(node, ()), strict=False
+        ):
             if memory is None:
                 continue
             self._users[_address(part)] -= 1

@@ -104,7 +104,9 @@ def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]
     model = _on_meta(cls, directory, dict(kwargs), torch)
     loaded = _name(type(model)), bundle.tree()["class"]
     if loaded[0] != loaded[1]:
-        raise errors.Unsupported(f"this process makes a {loaded[0]} of it, the process that has loaded it a {loaded[1]}")
+        raise errors.Unsupported(
+            f"this process makes a {loaded[0]} of it, the process that has loaded it a {loaded[1]}"
+        )
     bundle.load_into(model, prefix="model")
     if left := _names_on_meta(model, torch):
         raise errors.Unsupported(

@@ -53,7 +53,9 @@ def check_version() -> None:
 
     found = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if found < OLDEST:
-        raise ImportError(f"onecopy.multiprocessing needs torch {_dotted(OLDEST)} or newer, and this is {torch.__version__}")
+        raise ImportError(
+            f"onecopy.multiprocessing needs torch {_dotted(OLDEST)} or newer, and this is {torch.__version__}"
+        )
     if found > NEWEST_TESTED:
         _log.warning(
             "torch %s is newer than %s, the newest that onecopy was tested with",
@@ -133,7 +135,9 @@ def _needed(path: str, use: str) -> Any:
 
     found = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split(".")[1:], torch)
     if found is None:
-        raise Unsupported(f"{_absence(path)}, which {use} needs; send tensors of another kind, or use a torch that has it")
+        raise Unsupported(
+            f"{_absence(path)}, which {use} needs; send tensors of another kind, or use a torch that has it"
+        )
     return found
 
 

@@ -94,5 +94,7 @@ class Pool(multiprocessing.pool.Pool):
         try:
             super()._terminate_pool(taskqueue, inqueue, *others)
         finally:
-            while inqueue._reader.poll():  # no worker reads any more, and none was stopped while it did: we have the lock
+            while (
+                inqueue._reader.poll()
+            ):  # no worker reads any more, and none was stopped while it did: we have the lock
                 inqueue.take_away()

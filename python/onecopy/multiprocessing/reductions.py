@@ -339,9 +339,7 @@ def rebuild_sparse_coo_tensor(*arguments):
     *reduced, shape, is_coalesced = arguments
     indices, values = _rebuild_all(reduced)
     # The sender has chosen whether to check. The argument is explicit, or torch warns.
-    return torch.sparse_coo_tensor(
-        indices, values, shape, is_coalesced=is_coalesced, check_invariants=False
-    )
+    return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
 
 
 def rebuild_sparse_compressed_tensor(*arguments):
@@ -349,9 +347,7 @@ def rebuild_sparse_compressed_tensor(*arguments):
     import torch
 
     *reduced, shape, layout = arguments
-    return torch.sparse_compressed_tensor(
-        *_rebuild_all(reduced), shape, layout=layout, check_invariants=False
-    )
+    return torch.sparse_compressed_tensor(*_rebuild_all(reduced), shape, layout=layout, check_invariants=False)
 
 
 def _reduce_all(tensors) -> tuple:

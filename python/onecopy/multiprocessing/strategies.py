@@ -32,9 +32,7 @@ def set_sharing_strategy(new_strategy: str) -> None:
         set_sharing_strategy(new_strategy)
         return
     if new_strategy not in _STRATEGIES:
-        raise AssertionError(
-            f"invalid sharing strategy {new_strategy!r}, expected one of {_STRATEGIES}"
-        )
+        raise AssertionError(f"invalid sharing strategy {new_strategy!r}, expected one of {_STRATEGIES}")
     _core.set_strategy(new_strategy)
 
 

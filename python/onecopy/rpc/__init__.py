@@ -13,6 +13,7 @@
 
 ``onecopy.distributed.rpc`` has the names of ``torch.distributed.rpc`` over the same engine.
 """
+
 from ..errors import PeerDied, Timeout
 from ._errors import Busy, Cancelled, RemoteError
 from ._explain import explain, stats

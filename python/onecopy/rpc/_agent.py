@@ -11,6 +11,7 @@ autograd, and their results. Plain calls, and gradients, (see _RpcNode) come her
 Invariants: a call's Future completes once, by its answer, its deadline, the end of its member, or shutdown. A member's end
 is looked at behind all that it had put into its lane before.
 """
+
 import contextlib
 import functools
 import os
@@ -42,8 +43,9 @@ def current():
     if _current is None:
         if _is_forked:
             raise RuntimeError(FORKED)
-        raise RuntimeError("Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling "
-                           "`rpc.init_rpc`)?")
+        raise RuntimeError(
+            "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
+        )
     return _current
 
 
@@ -57,8 +59,10 @@ def is_forked():
     return _is_forked
 
 
-FORKED = ("RPC does not survive fork(): this process was forked from a member of the group, whose threads stayed there. Start "
-          "it with spawn or forkserver, or call init_rpc() in it under a name of its own")
+FORKED = (
+    "RPC does not survive fork(): this process was forked from a member of the group, whose threads stayed there. Start "
+    "it with spawn or forkserver, or call init_rpc() in it under a name of its own"
+)
 
 
 def _leave_in_child():
@@ -176,8 +180,13 @@ class Agent(PlainCalls):
         member.is_far = self.node.is_far(rank)
         self.node.set_number_of(member.info.name, rank)
         member.has_our_cards = not member.is_far and member.cards == self.cards
-        self.node.set_devices(rank, _devices.numbers(self._map_to(member)), _devices.numbers(self._map_back(member)),
-                              member.has_our_cards, self.maps_itself)
+        self.node.set_devices(
+            rank,
+            _devices.numbers(self._map_to(member)),
+            _devices.numbers(self._map_back(member)),
+            member.has_our_cards,
+            self.maps_itself,
+        )
 
     def enter_program(self, address):
         """A program in C++ that can be called from now on."""
@@ -197,7 +206,9 @@ class Agent(PlainCalls):
         with self._lock:
             if not self.is_running or len(self._threads) >= _MOST_WORKERS:
                 return
-            thread = threading.Thread(target=self.node.run, args=(self,), name=f"onecopy-rpc-{self.info.name}", daemon=True)
+            thread = threading.Thread(
+                target=self.node.run, args=(self,), name=f"onecopy-rpc-{self.info.name}", daemon=True
+            )
             self._threads.append(thread)
         thread.start()
 
@@ -248,8 +259,10 @@ class Agent(PlainCalls):
         if isinstance(to, str):
             named = [m for m in (*self._members.values(), *self._programs.values()) if m.info.name == to]
             if not named:
-                raise RuntimeError(f"could not find destination {to}; the members are "
-                                   f"{', '.join(i.name for i in self.get_worker_infos())}")
+                raise RuntimeError(
+                    f"could not find destination {to}; the members are "
+                    f"{', '.join(i.name for i in self.get_worker_infos())}"
+                )
             return next((m for m in named if not m.has_ended), named[-1])
         if not isinstance(to, int):
             raise ValueError(f"Cannot get WorkerInfo from name {to}")
@@ -267,8 +280,9 @@ class Agent(PlainCalls):
         seconds = self.seconds_for(timeout)
         deadline = time.monotonic() + seconds if seconds else None
         future = CallFuture(self, seconds, None if verb in MAKING else context)  # no tensor comes back
-        if verb in _PLAIN_VERBS and self._begin(future, member, seconds, lambda: self._send_plain(
-                member, verb, context, value, deadline, future)):
+        if verb in _PLAIN_VERBS and self._begin(
+            future, member, seconds, lambda: self._send_plain(member, verb, context, value, deadline, future)
+        ):
             return future
         devices = self._map_back(member) if is_result else self._map_to(member)
         message, given = self._message(member, verb, context, value, devices)
@@ -419,7 +433,7 @@ class Agent(PlainCalls):
         at = _CELL_AT.get(verb)
         if at is None:
             return value
-        return (*value[:at], self.references.owned.cell(tuple(value[at])), *value[at + 1:])
+        return (*value[:at], self.references.owned.cell(tuple(value[at])), *value[at + 1 :])
 
     def _fail_made(self, message, sender, error):
         """Those that ask for the value of such a request do not wait for it."""
@@ -548,7 +562,8 @@ class Agent(PlainCalls):
 
     def _answer_once_done(self, number, sender, context, later):
         later.future.add_done_callback(
-            lambda f: self.workers.run(self._answer_later, number, sender, context, later.then, f))
+            lambda f: self.workers.run(self._answer_later, number, sender, context, later.then, f)
+        )
 
     def _answer_later(self, number, sender, context, then, future):
         try:
@@ -598,12 +613,14 @@ class Agent(PlainCalls):
         return self.node.calls_under_way
 
     def get_debug_info(self):
-        info = {"agent.num_pending_requests": str(self.pending_count()),
-                "agent.thread_pool_size": str(self.num_worker_threads),
-                "agent.num_idle_threads": str(self.node.idle_workers),
-                "agent.client_active_calls": str(self.pending_count()),
-                "agent.server_active_calls": str(self.answering()),
-                "agent.server_active_async_calls": "0"}
+        info = {
+            "agent.num_pending_requests": str(self.pending_count()),
+            "agent.thread_pool_size": str(self.num_worker_threads),
+            "agent.num_idle_threads": str(self.node.idle_workers),
+            "agent.client_active_calls": str(self.pending_count()),
+            "agent.server_active_calls": str(self.answering()),
+            "agent.server_active_async_calls": "0",
+        }
         if self.has_gil_profiling:
             info["agent.gil_average_wait_time_us"] = "0"
         return info

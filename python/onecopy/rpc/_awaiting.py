@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Waiting in an event loop of asyncio for another thread's result."""
+
 import asyncio
 
 

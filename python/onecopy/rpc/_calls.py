@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of functions in other members, and references to their results."""
+
 import sys
 import threading
 
@@ -141,8 +142,10 @@ def _run(agent, function, args, kwargs, check=_exports.check):
 
 def _check_future(result):
     if not isinstance(result, torch._C.Future):
-        raise RuntimeError("Functions decorated with @rpc.async_function must return a torch.futures.Future object, but "
-                           f"got {type(result)}")
+        raise RuntimeError(
+            "Functions decorated with @rpc.async_function must return a torch.futures.Future object, but "
+            f"got {type(result)}"
+        )
 
 
 def _settled(future):

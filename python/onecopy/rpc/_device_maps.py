@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the device maps of a whole group, as its members meet. The texts are those of torch."""
+
 import torch
 
 from . import _devices
@@ -8,7 +9,9 @@ from . import _devices
 def own(options):
     """A member's facts for the others: how many cards it has, the cards that it uses, and its maps, as plain values."""
     count = torch.cuda.device_count() if options.devices or any(options.device_maps.values()) else -1
-    maps = {to: {str(here): str(there) for here, there in devices.items()} for to, devices in options.device_maps.items()}
+    maps = {
+        to: {str(here): str(there) for here, there in devices.items()} for to, devices in options.device_maps.items()
+    }
     return {"count": count, "devices": [str(d) for d in options.devices], "maps": maps}
 
 
@@ -23,8 +26,10 @@ def check(told):
     for name, said in told.items():
         strangers = set(said["maps"]) - set(told)
         if strangers:
-            raise ValueError(f"Node {name} has invalid target node names in its device maps: {sorted(strangers)}; the members "
-                             f"are {sorted(told)}")
+            raise ValueError(
+                f"Node {name} has invalid target node names in its device maps: {sorted(strangers)}; the members "
+                f"are {sorted(told)}"
+            )
         for to, devices in said["maps"].items():
             _check_map(name, said, to, told[to], devices)
 
@@ -37,7 +42,9 @@ def _check_map(name, said, to, theirs, devices):
         if side["devices"] and not set(used) <= {*side["devices"], "cpu"}:
             raise ValueError(f"Node {name} has unexpected {kind} devices {of}; devices = {side['devices']}")
         if not side["devices"] and not _are_there(used, side["count"]):
-            raise ValueError(f"Node {name} has {kind} devices with invalid indices {of}; device count = {side['count']}")
+            raise ValueError(
+                f"Node {name} has {kind} devices with invalid indices {of}; device count = {side['count']}"
+            )
 
 
 def _are_there(devices, count):

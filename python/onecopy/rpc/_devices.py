@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which device a tensor of a message goes to, and how it is made ready to cross."""
+
 import torch
 
 import onecopy
@@ -52,7 +53,8 @@ def targets(tensors, devices, caller, receiver, what="Request"):
                 f"TensorPipe RPC backend only supports CPU tensors by default, please move your tensors to CPU before "
                 f"sending them over RPC, or call `set_device_map` on `TensorPipeRpcBackendOptions` to explicitly "
                 f"configure device mapping. {what} device mapping is not available for destination {receiver}: no entry "
-                f"for {tensor.device} of {caller}")
+                f"for {tensor.device} of {caller}"
+            )
         found.append(str(target))
     return found
 
@@ -98,8 +100,7 @@ def _copy(tensor):
     return _fresh(flat.shape, flat).copy_(flat).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-_PACK = {_routes.INLINE: _inline, _routes.COPY: _copy, _routes.LEASE: lambda t: t,
-         _routes.MOVE: lambda t: t}
+_PACK = {_routes.INLINE: _inline, _routes.COPY: _copy, _routes.LEASE: lambda t: t, _routes.MOVE: lambda t: t}
 
 
 def _bytes_of(tensor):
@@ -115,7 +116,9 @@ def _of_bytes(name, shape, data):
         if 0 not in shape:
             raise ValueError(f"a message holds no bytes for a tensor of the shape {shape}")
         return torch.empty(shape, dtype=dtype)
-    return torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).clone()  # with memory of its own, to be resized
+    return (
+        torch.frombuffer(bytearray(data), dtype=dtype).reshape(shape).clone()
+    )  # with memory of its own, to be resized
 
 
 def _fresh(shape, like):
@@ -132,8 +135,13 @@ def unpack(packed, target):
     if isinstance(packed, tuple):
         indices, values, shape, is_coalesced = packed
         # On the CPU indices that are out of range would be reads out of range.
-        return torch.sparse_coo_tensor(unpack(indices, target), unpack(values, target), shape, is_coalesced=is_coalesced,
-                                       check_invariants=target == "cpu")
+        return torch.sparse_coo_tensor(
+            unpack(indices, target),
+            unpack(values, target),
+            shape,
+            is_coalesced=is_coalesced,
+            check_invariants=target == "cpu",
+        )
     if not isinstance(packed, torch.Tensor):
         raise TypeError(f"a message holds a {type(packed).__name__} for a tensor, which no sender puts there")
     if str(packed.device) == target:

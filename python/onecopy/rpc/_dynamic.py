@@ -6,6 +6,7 @@ it, and returns.
 An id is given once: a member that comes back under its name gets another, so references to values of the process before it
 are errors and never reach its successor.
 """
+
 import contextlib
 import json
 import os
@@ -56,7 +57,9 @@ def _load(store):
 def _check_name(living, name):
     taken = next((entry for entry in living if entry["name"] == name), None)
     if taken is not None:
-        raise RuntimeError(f"RPC worker name {name} is not unique: process {taken['process'][0]} has it. Give each its own")
+        raise RuntimeError(
+            f"RPC worker name {name} is not unique: process {taken['process'][0]} has it. Give each its own"
+        )
 
 
 def _new_id(known, wanted):
@@ -64,13 +67,21 @@ def _new_id(known, wanted):
 
 
 def _own_entry(agent):
-    return {"id": agent.info.id, "name": agent.info.name, "process": _process(os.getpid()),
-            "address": agent.node.address().hex(), "maps": _group.plain_maps(agent.device_maps), "cards": agent.cards}
+    return {
+        "id": agent.info.id,
+        "name": agent.info.name,
+        "process": _process(os.getpid()),
+        "address": agent.node.address().hex(),
+        "maps": _group.plain_maps(agent.device_maps),
+        "cards": agent.cards,
+    }
 
 
 def _members(agent, living):
     """Those that can be reached: a process may end at any moment."""
-    found = {agent.info.id: _group.Member(agent.info, os.getpid(), agent.node.address(), agent.device_maps, agent.cards)}
+    found = {
+        agent.info.id: _group.Member(agent.info, os.getpid(), agent.node.address(), agent.device_maps, agent.cards)
+    }
     for entry in living:
         with contextlib.suppress(onecopy.Error):
             found[entry["id"]] = _member(entry)
@@ -95,7 +106,9 @@ def _tell(agent, living):
         except onecopy.errors.PeerDied:
             pass  # one member less
         except RuntimeError as error:
-            raise RuntimeError(f"{agent.member(rank).info} did not take this process into its group: {error}") from error
+            raise RuntimeError(
+                f"{agent.member(rank).info} did not take this process into its group: {error}"
+            ) from error
 
 
 @_agent.handler(_agent.note_handlers, "join")
@@ -119,8 +132,10 @@ def _locked(agent):
     me, store, end = json.dumps(_process(os.getpid())), agent._store, time.monotonic() + (agent.timeout or 60)
     while not _take(store, me):
         if time.monotonic() > end:
-            raise RuntimeError(f"process {json.loads(store.get('lock'))[0]} has been joining or leaving the group for more than "
-                               f"{agent.timeout or 60:g} s: is it stopped?")
+            raise RuntimeError(
+                f"process {json.loads(store.get('lock'))[0]} has been joining or leaving the group for more than "
+                f"{agent.timeout or 60:g} s: is it stopped?"
+            )
         time.sleep(0.01)
     try:
         yield

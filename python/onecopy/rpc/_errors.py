@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Exceptions of one process, raised in another."""
+
 import traceback
 
 import torch
@@ -47,5 +48,7 @@ class RemoteFailure:
                 raise TypeError(f"{self.kind!r} makes no exception")
             return made
         except BaseException as error:
-            return RemoteError(f"Failed to create original exception type. Error msg was {error} Original exception on "
-                               f"remote side was {text}")
+            return RemoteError(
+                f"Failed to create original exception type. Error msg was {error} Original exception on "
+                f"remote side was {text}"
+            )

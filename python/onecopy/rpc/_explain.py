@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The route that a tensor would take to a member, and the routes that tensors have taken so far."""
+
 import collections
 
 import torch
@@ -55,10 +56,14 @@ def stats(of=None):
     and a histogram of latency for each function, called and served."""
     if of is not None:
         return _agent.current().call(of, "stats", None).wait()
-    return {"routes": {"sent": dict(_sent()), "received": _routes.received.report()},
-            "called": _telemetry.reports(_telemetry.called), "served": _telemetry.reports(_telemetry.served),
-            "members": {rank: {"under_way": used, "waits_for_room": waits}
-                        for rank, (used, waits) in _native.rooms().items()}}
+    return {
+        "routes": {"sent": dict(_sent()), "received": _routes.received.report()},
+        "called": _telemetry.reports(_telemetry.called),
+        "served": _telemetry.reports(_telemetry.served),
+        "members": {
+            rank: {"under_way": used, "waits_for_room": waits} for rank, (used, waits) in _native.rooms().items()
+        },
+    }
 
 
 def _sent():

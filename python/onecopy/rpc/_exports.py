@@ -5,6 +5,7 @@ init(allow=...).
 A group made by onecopy.rpc.init() is restricted so; one made by onecopy.distributed.rpc.init_rpc() runs all that
 can be imported, as torch does, except for names that _functions refuses. Thread safety: all members may be called
 concurrently."""
+
 import fnmatch
 import sys
 
@@ -13,7 +14,9 @@ import torch
 from . import _functions
 
 # Functions that a group needs to meet and to end.
-_OURS = frozenset(("onecopy.distributed.rpc.api._gather_to_leader", "onecopy.distributed.rpc.api._broadcast_to_followers"))
+_OURS = frozenset(
+    ("onecopy.distributed.rpc.api._gather_to_leader", "onecopy.distributed.rpc.api._broadcast_to_followers")
+)
 
 _exported = {}  # "module.qualname" -> function
 _patterns = None  # of names; None: not restricted
@@ -33,8 +36,10 @@ def _name(function):
     if not module or not qualname or not callable(function):
         raise TypeError(f"export() marks functions and classes, and {function!r} is none")
     if "<locals>" in qualname or "<lambda>" in qualname:
-        raise TypeError(f"{module}.{qualname} has no name that another process could call it by: define it at the top level "
-                        "of a module")
+        raise TypeError(
+            f"{module}.{qualname} has no name that another process could call it by: define it at the top level "
+            "of a module"
+        )
     return f"{_functions.public_module(module)}.{qualname}"
 
 
@@ -103,5 +108,7 @@ def _is_allowed(name):
 
 
 def _refusal(name):
-    return (f"{name} is not exported by this process: mark it with @onecopy.rpc.export where it is defined, see to it that "
-            "this process imports that module, or name it in onecopy.rpc.init(allow=[...])")
+    return (
+        f"{name} is not exported by this process: mark it with @onecopy.rpc.export where it is defined, see to it that "
+        "this process imports that module, or name it in onecopy.rpc.init(allow=[...])"
+    )

@@ -4,15 +4,33 @@
 A name is a module and a qualified name. It stands for an object only if looking it up gives that very object, so
 lambdas and local functions have none, and a name never reaches through one module into another.
 """
+
 import importlib
 import sys
 
 import torch
 
 REFUSED = frozenset(f"builtins.{n}" for n in ("eval", "exec", "compile", "__import__", "open", "input", "breakpoint"))
-REFUSED_MODULES = frozenset(("os", "posix", "subprocess", "_posixsubprocess", "pickle", "_pickle", "importlib",
-                             "_frozen_importlib", "_frozen_importlib_external", "ctypes", "_ctypes", "runpy", "shutil",
-                             "code", "pty", "marshal"))
+REFUSED_MODULES = frozenset(
+    (
+        "os",
+        "posix",
+        "subprocess",
+        "_posixsubprocess",
+        "pickle",
+        "_pickle",
+        "importlib",
+        "_frozen_importlib",
+        "_frozen_importlib_external",
+        "ctypes",
+        "_ctypes",
+        "runpy",
+        "shutil",
+        "code",
+        "pty",
+        "marshal",
+    )
+)
 _MAIN = ("__main__", "__mp_main__")  # one module under two names in programs that multiprocessing has spawned
 
 
@@ -26,8 +44,10 @@ def name_of(thing):
     if not module or not qualname:
         raise NoName(f"{thing!r} has no name that another process could look up")
     if "<locals>" in qualname or "<lambda>" in qualname:
-        raise NoName(f"{module}.{qualname} is local to a function, and another process cannot look it up: define it at "
-                     "the top level of a module")
+        raise NoName(
+            f"{module}.{qualname} is local to a function, and another process cannot look it up: define it at "
+            "the top level of a module"
+        )
     module = public_module(module)
     if look_up(module, qualname) is not thing:
         raise NoName(f"{module}.{qualname} is another object than the one given: define it under a name of its own")
@@ -45,7 +65,9 @@ def check_operator(name, args, kwargs):
     try:
         torch._C._jit_resolve_packet(name, *args, **(kwargs or {}))
     except RuntimeError as error:
-        raise RuntimeError("Overloaded torch operator invoked from Python failed to match any schema\n" + str(error)) from error
+        raise RuntimeError(
+            "Overloaded torch operator invoked from Python failed to match any schema\n" + str(error)
+        ) from error
     except AttributeError:  # a torch without that function: the callee refuses
         pass
 
@@ -63,8 +85,10 @@ def look_up(module, qualname):
     for part in qualname.split("."):
         found = getattr(found, part, None)
         if found is None:
-            raise AttributeError(f"module {module!r} has no {qualname!r} in this process. The RPC pickler does not "
-                                 "serialize function code: the function must be defined on both sides")
+            raise AttributeError(
+                f"module {module!r} has no {qualname!r} in this process. The RPC pickler does not "
+                "serialize function code: the function must be defined on both sides"
+            )
     if not callable(found):
         raise AttributeError(f"{module}.{qualname} is no function or class")
     home = getattr(found, "__module__", module) or module

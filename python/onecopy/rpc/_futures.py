@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Future of a call: a thread that waits for it takes the answer from the lanes itself, and no other has to run."""
+
 from __future__ import annotations
 
 import threading

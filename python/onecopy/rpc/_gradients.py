@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of distributed autograd between workers, and the notes that references need."""
+
 from ..distributed.autograd import _engine_of_this_process as autograd
 from ._agent import Later, handler, handlers, note_handlers
 

@@ -4,6 +4,7 @@
 The rendezvous is a torch.distributed store, which carries names and addresses. An address opens for processes of
 its user only, so a store that others can read gives nothing away that they could use.
 """
+
 import datetime
 import json
 import os
@@ -55,12 +56,16 @@ class Member:
 def check_size(store, info, world_size):
     """Throws ValueError for a rank that is not in the group, RuntimeError when others have said another size."""
     if not 0 <= info.id < world_size:
-        raise ValueError(f"rank {info.id} of {info.name} is not in a group of {world_size}: ranks go from 0 to "
-                         f"{world_size - 1}")
+        raise ValueError(
+            f"rank {info.id} of {info.name} is not in a group of {world_size}: ranks go from 0 to {world_size - 1}"
+        )
     said = store.compare_set("world_size", "", str(world_size)).decode()
     if said != str(world_size):
-        _give_up(store, f"{info} was given the world size {world_size}, and another worker of this group {said}: give all of "
-                        "them one world_size")
+        _give_up(
+            store,
+            f"{info} was given the world size {world_size}, and another worker of this group {said}: give all of "
+            "them one world_size",
+        )
 
 
 def _give_up(store, why):
@@ -103,8 +108,10 @@ def find(store, rank, seconds):
     while not store.check([key]):
         check_given_up(store)
         if time.monotonic() > end:
-            raise RuntimeError(f"the worker of rank {rank} has not joined the group within {seconds:g} s: has it started, "
-                               "with this world size and init method?")
+            raise RuntimeError(
+                f"the worker of rank {rank} has not joined the group within {seconds:g} s: has it started, "
+                "with this world size and init method?"
+            )
         _wait_for_key(store, key)
     name, pid, address, maps, cards = json.loads(store.get(key))
     return Member(WorkerInfo(name, rank), pid, bytes.fromhex(address), maps, cards)

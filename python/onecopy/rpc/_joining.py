@@ -1,10 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Joining and leaving a group whose members call exported functions only."""
+
 from . import _agent, _explain, _exports, _native, _rooms
 
 
-def init(name, *, rank=-1, world_size=None, rendezvous="env://", timeout=60.0, allow=(), max_calls=4096,
-         when_full=_rooms.WAIT, device_maps=None):
+def init(
+    name,
+    *,
+    rank=-1,
+    world_size=None,
+    rendezvous="env://",
+    timeout=60.0,
+    allow=(),
+    max_calls=4096,
+    when_full=_rooms.WAIT,
+    device_maps=None,
+):
     """Joins a group of processes of one user. Those on other hosts need ONECOPY_RPC_KEY: see docs/rpc.md.
 
     Args:

@@ -2,6 +2,7 @@
 """How a tensor crosses: copied, which is the default, lent, or given away.
 
 A mark is an attribute of an alias, so that it goes with the tensor to where messages are made and is seen by no other."""
+
 import torch
 
 COPY, BORROW, MOVE = "copy", "borrow", "move"
@@ -58,8 +59,10 @@ def of(tensor):
 def check_far(tensors, info):
     """Throws TypeError for a tensor that is lent to a member on another host."""
     if any(of(tensor) == BORROW for tensor in tensors):
-        raise TypeError(f"borrow() lends memory of this host, and {info} is on another: give the call the tensor itself, "
-                        "which is copied, or move() it")
+        raise TypeError(
+            f"borrow() lends memory of this host, and {info} is on another: give the call the tensor itself, "
+            "which is copied, or move() it"
+        )
 
 
 def marked_in(value, depth=4):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of exported functions, with deadlines that go along, cancelling, streams, and a bound on the calls under way."""
+
 import asyncio
 import inspect
 import itertools
@@ -256,7 +257,15 @@ def _start_here(made, agent, verb, args, kwargs, extra):
     """A call to this process itself: nothing crosses, and nothing is copied."""
     seconds = _running.seconds_until(made.deadline)
     number, future = agent.begin_here(seconds)
-    value = (made.number, made.deadline, made.trace, made.function, _modes.unmarked(args), _modes.unmarked(kwargs), *extra)
+    value = (
+        made.number,
+        made.deadline,
+        made.trace,
+        made.function,
+        _modes.unmarked(args),
+        _modes.unmarked(kwargs),
+        *extra,
+    )
     context = autograd.current()
 
     def run():
@@ -364,13 +373,20 @@ def calls(of=None):
     with _lock:
         made = list(_under_way.values())
     return [_described(c, c.to, "made", now) for c in made] + [
-        _described(c, c.caller, "served", now) for c in _running.all_running()]
+        _described(c, c.caller, "served", now) for c in _running.all_running()
+    ]
 
 
 def _described(call, member, direction, now):
-    return {"trace": call.trace, "function": call.function, "member": member.name, "direction": direction,
-            "stage": call.stages.last, "ages": call.stages.ages(now),
-            "remaining": None if call.deadline is None else call.deadline - now}
+    return {
+        "trace": call.trace,
+        "function": call.function,
+        "member": member.name,
+        "direction": direction,
+        "stage": call.stages.last,
+        "ages": call.stages.ages(now),
+        "remaining": None if call.deadline is None else call.deadline - now,
+    }
 
 
 # --- in the member that is called
@@ -393,8 +409,9 @@ def serve(agent, caller, value, run):
         finally:
             seconds = time.monotonic() - running.stages.times["taken"]
             _telemetry.observe(_telemetry.served, name, seconds, failed)
-            _telemetry.log.debug("%s: %s for %s %s after %.6f s", trace, name, running.caller,
-                                 "failed" if failed else "is done", seconds)
+            _telemetry.log.debug(
+                "%s: %s for %s %s after %.6f s", trace, name, running.caller, "failed" if failed else "is done", seconds
+            )
 
 
 @handler(handlers, "calls")

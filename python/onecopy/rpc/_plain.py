@@ -2,6 +2,7 @@
 """Values that cross without an encoding of ours: plain ones with dense tensors, in calls within a context of autograd.
 
 Both sides find the tensors of a value in one order, in which they are recorded as sent and as received."""
+
 import torch
 
 _KINDS = frozenset((type(None), bool, int, float, complex, str, bytes))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plain calls of an agent, and calls within a context of autograd whose values are plain."""
+
 import functools
 import sys
 import time
@@ -191,14 +192,18 @@ class PlainCalls:
 
     def _serve_plain(self, number, sender, function, args, kwargs):
         if sender not in self._members:
-            self._refuse_text(number, sender, f"{function.__qualname__} gives its result later, which no program in C++ can take")
+            self._refuse_text(
+                number, sender, f"{function.__qualname__} gives its result later, which no program in C++ can take"
+            )
             return
         self._serve(number, sender, "run", None, (function, list(args), kwargs or {}))
 
     def _answer_plain(self, number, sender, result):
         try:
             if sender not in self._members:
-                raise TypeError(f"a {type(result).__name__} cannot cross to a program in C++: only plain values and tensors can")
+                raise TypeError(
+                    f"a {type(result).__name__} cannot cross to a program in C++: only plain values and tensors can"
+                )
             self._answer(number, sender, None, result)
         except Exception as error:
             self._answer_failure(number, sender, self._failure(error))

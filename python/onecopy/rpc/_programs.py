@@ -3,6 +3,7 @@
 
 They take plain values and tensors of the CPU, and are in no group of Python's: shutdown() waits for none of them.
 Thread safety: all members may be called concurrently."""
+
 from . import _agent, _group
 
 

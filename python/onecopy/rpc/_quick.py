@@ -4,6 +4,7 @@ tensors, copied or lent. One that a call makes has that one's trace behind its a
 
 The wire name of such a call begins with a prefix. Its callee gets the call as well as its arguments, and serves it as any
 other native call. Its number is that of the node, negative, since other native calls have numbers of their own."""
+
 import sys
 import types
 
@@ -60,7 +61,7 @@ class QuickCalls:
     def target(self, wire_name, serve):
         """What the node calls for such a name. Throws NotServed. `serve(sender, number, deadline, trace, name, args, kwargs)`
         gives None if it answers itself, or else a tuple of the answer."""
-        name = wire_name[len(PREFIX):]
+        name = wire_name[len(PREFIX) :]
         try:
             _exports.find(name)
         except Exception as error:

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ranges of calls in torch.profiler, under the names that torch gives them."""
+
 import contextlib
 
 import torch
@@ -17,7 +18,9 @@ def of_call(how, function, agent, to):
     if not are_recorded():
         return _NOTHING
     name = torch.jit._builtins._find_builtin(function) or getattr(function, "__qualname__", function)
-    return torch.autograd.profiler.record_function(f"rpc_{how}#{name}({agent.info.name} -> {agent.member(to).info.name})")
+    return torch.autograd.profiler.record_function(
+        f"rpc_{how}#{name}({agent.info.name} -> {agent.member(to).info.name})"
+    )
 
 
 def of_served(name, caller):

@@ -8,6 +8,7 @@ The owner keeps a value while its table names a holder. A count is always there 
 Lanes are first in, first out, and an item in them outlives its sender, so nothing is acknowledged and no member
 waits. A member that ends loses its counts.
 """
+
 import contextlib
 import functools
 import itertools
@@ -172,8 +173,10 @@ def _why_not_made(error):
     text = str(error)
     if "more than set timeout" not in text:
         return error
-    return RuntimeError("RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does "
-                        f"not exist. ({text})")
+    return RuntimeError(
+        "RRef creation via rpc.remote() timed out, and it is possible that the RRef on the owner node does "
+        f"not exist. ({text})"
+    )
 
 
 class References:
@@ -196,8 +199,12 @@ class References:
         with self._lock:
             held = list(self._all)
         pending = sum(not one.is_confirmed() for one in held)
-        return {"num_owner_rrefs": str(values), "num_forks": str(forks), "num_pending_users": str(pending),
-                "num_pending_futures": str(self._agent.pending_count())}
+        return {
+            "num_owner_rrefs": str(values),
+            "num_forks": str(forks),
+            "num_pending_users": str(pending),
+            "num_pending_futures": str(self._agent.pending_count()),
+        }
 
     def hold(self, owner, reference, fork):
         held = _Held(self._drops, owner, reference, fork)
@@ -249,8 +256,7 @@ class References:
     # --- the end
 
     def delete_all(self, seconds):
-        """Drops all references of this process to others' values, and waits until no other holds ours, `seconds` at most.
-        """
+        """Drops all references of this process to others' values, and waits until no other holds ours, `seconds` at most."""
         deadline = threading.Event()
         for held in list(self._all):
             held.delete()
@@ -301,7 +307,7 @@ class References:
     def _send_gathered(self, gathered):
         for owner, references in gathered.items():
             for i in range(0, len(references), _MOST_DROPS):
-                self._agent.note(owner, "drop", references[i:i + _MOST_DROPS])
+                self._agent.note(owner, "drop", references[i : i + _MOST_DROPS])
         gathered.clear()
 
 
@@ -362,8 +368,10 @@ class PyRRef:
     def local_value(self):
         """The value itself, on its owner; waits until it is made. Throws RuntimeError elsewhere."""
         if not self.is_owner():
-            raise RuntimeError(f"For {self._long()}, can't call localValue() on user {self._agent.info}. Call it on owner "
-                               f"{self.owner()}")
+            raise RuntimeError(
+                f"For {self._long()}, can't call localValue() on user {self._agent.info}. Call it on owner "
+                f"{self.owner()}"
+            )
         return self._cell.value()
 
     def rpc_sync(self, timeout=-1.0):
@@ -385,7 +393,9 @@ class PyRRef:
         if dist_autograd_ctx_id == -1:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         self._check()
-        self._agent.call(self._owner, "reference_backward", (self._reference, dist_autograd_ctx_id, retain_graph)).wait()
+        self._agent.call(
+            self._owner, "reference_backward", (self._reference, dist_autograd_ctx_id, retain_graph)
+        ).wait()
         return None
 
     def _get_type(self, timeout=-1.0, blocking=True):

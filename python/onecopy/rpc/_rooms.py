@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A bound on the calls that are under way to one member: a caller that is too quick waits, or gets an error."""
+
 import threading
 import time
 
@@ -42,14 +43,18 @@ class Room:
 
     def _refuse(self, member):
         if self._when_full == REFUSE:
-            raise Busy(f"{self._used} calls to {member.info} are under way, as many as init(max_calls={self._most}) allows: wait "
-                       "for some of them, or give a larger max_calls, or when_full='wait'")
+            raise Busy(
+                f"{self._used} calls to {member.info} are under way, as many as init(max_calls={self._most}) allows: wait "
+                "for some of them, or give a larger max_calls, or when_full='wait'"
+            )
 
     def _wait(self, member, deadline):
         if member.has_ended:
             raise PeerDied(member.why_ended)
         left = None if deadline is None else deadline - time.monotonic()
         if left is not None and left <= 0:
-            raise Timeout(f"{self._used} calls to {member.info} are under way, as many as init(max_calls={self._most}) allows, "
-                          "and none of them has ended before this call's deadline")
+            raise Timeout(
+                f"{self._used} calls to {member.info} are under way, as many as init(max_calls={self._most}) allows, "
+                "and none of them has ended before this call's deadline"
+            )
         self._changed.wait(0.1 if left is None else min(left, 0.1))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which way a tensor goes, and why: a function of the tensor, of where it goes, and of nothing else."""
+
 import dataclasses
 import importlib.util
 
@@ -9,7 +10,16 @@ from . import _modes, _telemetry
 INLINE_BYTES = 4096 if importlib.util.find_spec("numpy") is not None else 0
 
 INLINE, COPY, LEASE, MOVE, PULL, STAGED, PARTS, HERE, TCP = (
-    "inline", "copy", "lease", "move", "pull", "staged", "parts", "here", "tcp")
+    "inline",
+    "copy",
+    "lease",
+    "move",
+    "pull",
+    "staged",
+    "parts",
+    "here",
+    "tcp",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,8 +70,11 @@ def choose(source, target):
     if target.is_here:
         return Route(HERE, "the callee is this process: it gets the tensor itself")
     if target.is_far:
-        return Route(TCP, "the callee is on another host: the bytes go over a TCP connection, those of a card by way of the "
-                          "host's memory")
+        return Route(
+            TCP,
+            "the callee is on another host: the bytes go over a TCP connection, those of a card by way of the "
+            "host's memory",
+        )
     if source.layout != "strided":
         return Route(PARTS, "a sparse tensor crosses as its indices and its values, each by its own route")
     if source.device == "cpu" and target.device == "cpu":
@@ -115,5 +128,11 @@ def source_of(tensor, device=None):
     on_cpu = tensor.device.type == "cpu"
     layout = str(tensor.layout).removeprefix("torch.")
     dense = layout == "strided"
-    return Source("cpu" if on_cpu else device or str(tensor.device), tensor.nbytes if dense else 0, layout,
-                  dense and tensor.is_contiguous(), dense and not tensor.is_conj() and not tensor.is_neg(), _modes.of(tensor))
+    return Source(
+        "cpu" if on_cpu else device or str(tensor.device),
+        tensor.nbytes if dense else 0,
+        layout,
+        dense and tensor.is_contiguous(),
+        dense and not tensor.is_conj() and not tensor.is_neg(),
+        _modes.of(tensor),
+    )

@@ -2,6 +2,7 @@
 """Calls that this process runs for others: their deadline, whether they are cancelled, and their report.
 
 Thread safety: all members may be called concurrently."""
+
 import collections
 import contextvars
 import threading

@@ -4,6 +4,7 @@
 The callee sends each item as a call, which the caller answers when it has taken the item: that answer is the credit for
 another one. So at most `credit` items are made and not taken, and a caller that is slow slows the callee.
 """
+
 import asyncio
 import inspect
 import threading
@@ -205,7 +206,9 @@ class _Window:
             while not self._is_closed and self._credit == 0:
                 left = self._running.remaining()
                 if left is not None and left <= 0:
-                    raise Timeout(f"{self._running.function}: the caller has not taken its items before the call's deadline")
+                    raise Timeout(
+                        f"{self._running.function}: the caller has not taken its items before the call's deadline"
+                    )
                 self._changed.wait(left)
             if self.failure is not None:
                 raise self.failure
@@ -292,8 +295,14 @@ def _send(agent, caller, running, index, item):
             found = _open.get(running.number)
         return found._add(index, item) if found is not None else _unwanted()
     try:
-        return agent.call(caller, "item", (running.number, index, item), timeout=_running.seconds_until(running.deadline),
-                          context=autograd.current(), is_result=True)
+        return agent.call(
+            caller,
+            "item",
+            (running.number, index, item),
+            timeout=_running.seconds_until(running.deadline),
+            context=autograd.current(),
+            is_result=True,
+        )
     except _values.RefusedValue as refused:
         raise refused.named({"[2]": f"item {index}"}) from None
 

@@ -2,6 +2,7 @@
 """How long calls take and which are under way: counters, a histogram of latency for each function, and lines of the log.
 
 Thread safety: all members may be called concurrently."""
+
 import itertools
 import logging
 import threading
@@ -37,9 +38,15 @@ class Histogram:
         return 0
 
     def report(self):
-        return {"calls": self.calls, "errors": self.errors, "mean_us": 1e6 * self.total / max(self.calls, 1),
-                "p50_us": self.quantile(0.5), "p99_us": self.quantile(0.99), "longest_us": 1e6 * self.longest,
-                "buckets": list(self.buckets)}
+        return {
+            "calls": self.calls,
+            "errors": self.errors,
+            "mean_us": 1e6 * self.total / max(self.calls, 1),
+            "p50_us": self.quantile(0.5),
+            "p99_us": self.quantile(0.99),
+            "longest_us": 1e6 * self.longest,
+            "buckets": list(self.buckets),
+        }
 
 
 class Counters:

@@ -5,6 +5,7 @@ encode() gives a tree of None, bool, int, float, str, bytes, list, tuple and dic
 is its inverse. Everything else is a tuple that begins with _MARK: (_MARK, kind, ...). Unknown kinds and wrong shapes are
 refused, and no code runs but the constructors of the classes named.
 """
+
 import collections
 import dataclasses
 import enum
@@ -159,8 +160,10 @@ class _Encoder:
     def _pickle(self, value, kind):
         if _pickle_allowed:
             return ("pickle", pickle.dumps(value))
-        raise RefusedValue(f"{kind.__module__}.{kind.__qualname__} cannot cross without pickle; make it a dataclass, send its "
-                      "state, or call onecopy.rpc.allow_pickle() (ONECOPY_RPC_PICKLE=1) on both sides")
+        raise RefusedValue(
+            f"{kind.__module__}.{kind.__qualname__} cannot cross without pickle; make it a dataclass, send its "
+            "state, or call onecopy.rpc.allow_pickle() (ONECOPY_RPC_PICKLE=1) on both sides"
+        )
 
 
 def _script_bytes(module):
@@ -170,8 +173,10 @@ def _script_bytes(module):
 
 
 def _refuse_future(encoder, value, depth):
-    raise RuntimeError("Can not pickle torch.futures.Future: wait for it and send its value, or mark the function with "
-                       "rpc.functions.async_execution")
+    raise RuntimeError(
+        "Can not pickle torch.futures.Future: wait for it and send its value, or mark the function with "
+        "rpc.functions.async_execution"
+    )
 
 
 def _numpy_form(encoder, value, depth):
@@ -196,8 +201,10 @@ _FORMS = [
     (range, lambda e, v, d: ("range", [v.start, v.stop, v.step])),
     (complex, lambda e, v, d: ("complex", v.real, v.imag)),
     (bytearray, lambda e, v, d: ("bytearray", bytes(v))),
-    (functools.partial, lambda e, v, d: ("partial", e.encode(v.func, d + 1), e._items(v.args, d),
-                                         e._dict(v.keywords, d))),
+    (
+        functools.partial,
+        lambda e, v, d: ("partial", e.encode(v.func, d + 1), e._items(v.args, d), e._dict(v.keywords, d)),
+    ),
     (BaseException, lambda e, v, d: ("exception", e._class(type(v)), e._items(v.args, d))),
     (WorkerInfo, lambda e, v, d: ("member", v.name, v.id)),
     (torch._C.Future, _refuse_future),
@@ -228,8 +235,9 @@ class _Decoder:
     def _special(self, kind, parts, depth):
         form = getattr(self, f"_{kind}", None) if kind in _KINDS else None
         if form is None:
-            raise TypeError(f"a message holds a value of the unknown kind {kind!r}; use one version of onecopy on all "
-                            "sides")
+            raise TypeError(
+                f"a message holds a value of the unknown kind {kind!r}; use one version of onecopy on all sides"
+            )
         return form(depth, *parts)
 
     def _all(self, values, depth):
@@ -307,8 +315,9 @@ class _Decoder:
         return self._type(name, BaseException)(*self._all(arguments, depth))
 
     def _partial(self, depth, function, arguments, keywords):
-        return functools.partial(self.decode(function, depth), *self._all(arguments, depth),
-                                 **self.decode(keywords, depth))
+        return functools.partial(
+            self.decode(function, depth), *self._all(arguments, depth), **self.decode(keywords, depth)
+        )
 
     def _name(self, depth, module, qualname):
         return _functions.look_up(module, qualname)
@@ -334,8 +343,10 @@ class _Decoder:
 
     def _pickle(self, depth, data):
         if not _pickle_allowed:
-            raise PermissionError("a value came as a pickle, which this process does not allow: "
-                                  "onecopy.rpc.allow_pickle() or ONECOPY_RPC_PICKLE=1")
+            raise PermissionError(
+                "a value came as a pickle, which this process does not allow: "
+                "onecopy.rpc.allow_pickle() or ONECOPY_RPC_PICKLE=1"
+            )
         return pickle.loads(data)
 
     @staticmethod
@@ -347,4 +358,7 @@ class _Decoder:
 
 
 _KINDS = frozenset(n[1:] for n in vars(_Decoder) if n.startswith("_") and not n.startswith("__")) - {
-    "all", "special", "type"}
+    "all",
+    "special",
+    "type",
+}

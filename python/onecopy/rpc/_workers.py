@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Threads that run callbacks and late answers: one more whenever all others are busy, so that none waits for another."""
+
 import queue
 import threading
 import time

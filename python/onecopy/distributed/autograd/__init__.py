@@ -4,6 +4,7 @@
 Gradients are kept in the context, never in ``.grad``. A pass through tensors that onecopy.distributed.rpc has carried
 gives what one process would give, also where a branch is not used.
 """
+
 from ._engine import Engine
 
 _engine_of_this_process = Engine()
@@ -53,8 +54,10 @@ def _retrieve_context(context_id):
 def _current_context():
     found = _engine_of_this_process.current()
     if found is None:
-        raise RuntimeError("Current thread doesn't have a valid autograd context. Please wrap your code using: `with "
-                           "torch.distributed.autograd.context() as context_id` to generate a valid context")
+        raise RuntimeError(
+            "Current thread doesn't have a valid autograd context. Please wrap your code using: `with "
+            "torch.distributed.autograd.context() as context_id` to generate a valid context"
+        )
     return found
 
 
@@ -68,8 +71,10 @@ def _get_max_id():
 
 
 def _get_debug_info():
-    return {"num_current_backward_passes": str(_engine_of_this_process.passes),
-            "num_autograd_contexts": str(_engine_of_this_process.count())}
+    return {
+        "num_current_backward_passes": str(_engine_of_this_process.passes),
+        "num_autograd_contexts": str(_engine_of_this_process.count()),
+    }
 
 
 def _init(worker_id):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where gradients of tensors go, and the node that stands for tensors of another worker. Public torch API but for torch's engine."""
+
 import logging
 
 import torch
@@ -15,13 +16,18 @@ class _Receive:
 
     @staticmethod
     def backward(ctx, *gradients):
-        raise RuntimeError("tensors that came by RPC get their gradients through dist_autograd.backward(), not through "
-                           "torch.autograd.backward()")
+        raise RuntimeError(
+            "tensors that came by RPC get their gradients through dist_autograd.backward(), not through "
+            "torch.autograd.backward()"
+        )
 
 
 # Programs look at the node's name, which is torch's.
-RecvRpcBackward = type("torch::distributed::autograd::RecvRpc", (torch.autograd.Function,),
-                       {"forward": staticmethod(_Receive.forward), "backward": staticmethod(_Receive.backward)})
+RecvRpcBackward = type(
+    "torch::distributed::autograd::RecvRpc",
+    (torch.autograd.Function,),
+    {"forward": staticmethod(_Receive.forward), "backward": staticmethod(_Receive.backward)},
+)
 ReceiveNode = RecvRpcBackward._backward_cls
 LeafNode = type(torch.zeros((), requires_grad=True).view(()).grad_fn.next_functions[0][0])
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Contexts of distributed autograd, and backward passes through all workers."""
+
 import collections
 import contextlib
 import itertools

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Futures that are there, and futures of several."""
+
 import threading
 
 import torch

@@ -7,6 +7,7 @@ thread that took it waits: no other has to run. Gradients for the sender of a me
 Answers add up how many components are blocked: begun, and waiting for a source. While some are, the root has them
 mark the sources that still get something; the others are dead, and the blocked components go on.
 """
+
 from ... import _core
 from ._futures import gather
 
@@ -16,8 +17,9 @@ class LocalPass:
 
     def __init__(self, context, pass_id, retain, roots=()):
         self._engine, self._id, self._retain = context.engine, pass_id, bool(retain)
-        self._evaluation = _core._Evaluation(context, self._engine.worker_id, context.sent(), roots, context.run_engine,
-                                             self._retain)
+        self._evaluation = _core._Evaluation(
+            context, self._engine.worker_id, context.sent(), roots, context.run_engine, self._retain
+        )
 
     # --- gradients arrive
 
@@ -39,7 +41,8 @@ class LocalPass:
             if received.peer == sender:
                 return change, [(received.message_id, gradients)]
             counts, arrived = self._engine.transport.call_gradients(
-                received.peer, received.context_id, self._id, self._retain, received.message_id, gradients)
+                received.peer, received.context_id, self._id, self._retain, received.message_id, gradients
+            )
             fired, blocked = self._evaluation.take(arrived)
             if counts or blocked:
                 self._count(change, counts, blocked)
@@ -71,8 +74,10 @@ class LocalPass:
         if all(r.peer == sender for r, _ in fired):
             back += [(r.message_id, g) for r, g in fired]
             return []
-        return [self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
-                for r, g in fired]
+        return [
+            self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
+            for r, g in fired
+        ]
 
     def _count(self, change, counts, blocked):
         """Adds those of an answer, and this worker's."""
@@ -90,5 +95,7 @@ class LocalPass:
         return self._mark(self._evaluation.mark(message_id))
 
     def _mark(self, received):
-        futures = [self._engine.transport.mark(r.peer, r.context_id, self._id, self._retain, r.message_id) for r in received]
+        futures = [
+            self._engine.transport.mark(r.peer, r.context_id, self._id, self._retain, r.message_id) for r in received
+        ]
         return gather(futures, lambda _: None)

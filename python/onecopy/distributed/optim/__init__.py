@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers of parameters that several processes own: the names of ``torch.distributed.optim`` that rpc needs."""
+
 import inspect
 import threading
 
@@ -12,7 +13,9 @@ __all__ = ["DistributedOptimizer"]
 class _LocalOptimizer:
     """An optimizer of parameters of this process, whose gradients are in a context. One step at a time."""
 
-    step_lock = threading.Lock()  # of all: torch's optimizers are not safe for threads, and may have parameters in common
+    step_lock = (
+        threading.Lock()
+    )  # of all: torch's optimizers are not safe for threads, and may have parameters in common
 
     def __init__(self, kind, parameter_rrefs, *args, **kwargs):
         self._parameters = [rref.local_value() for rref in parameter_rrefs]
@@ -54,8 +57,10 @@ class DistributedOptimizer:
         by_owner = {}
         for rref in params_rref:
             by_owner.setdefault(rref.owner(), []).append(rref)
-        futures = [_rpc.rpc_async(owner, _make, args=(optimizer_class, rrefs, list(args), kwargs))
-                   for owner, rrefs in by_owner.items()]
+        futures = [
+            _rpc.rpc_async(owner, _make, args=(optimizer_class, rrefs, list(args), kwargs))
+            for owner, rrefs in by_owner.items()
+        ]
         self.remote_optimizers = _results(futures)
 
     def step(self, context_id):

@@ -4,6 +4,7 @@
 ``import onecopy.distributed.rpc as rpc`` in place of ``import torch.distributed.rpc as rpc``. docs/rpc.md lists the
 differences.
 """
+
 import itertools
 import os
 import urllib.parse
@@ -103,12 +104,19 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
         rank, world_size: this member's number and how many there are; from the environment if not given.
         rpc_backend_options: a TensorPipeRpcBackendOptions.
     Throws RuntimeError for a name that is taken, a second call, and a member that does not come in time."""
-    if backend is not None and not isinstance(backend, type(BackendType.TENSORPIPE)) and \
-            not isinstance(backend, backend_registry.BackendType):
+    if (
+        backend is not None
+        and not isinstance(backend, type(BackendType.TENSORPIPE))
+        and not isinstance(backend, backend_registry.BackendType)
+    ):
         raise TypeError("Argument backend must be a member of BackendType")
     if rpc_backend_options is not None and not isinstance(rpc_backend_options, RpcBackendOptions):
         raise TypeError("Argument rpc_backend_options must be an instance of RpcBackendOptions")
-    if backend is None and rpc_backend_options is not None and not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
+    if (
+        backend is None
+        and rpc_backend_options is not None
+        and not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions)
+    ):
         raise TypeError(f"Could not infer backend for options {rpc_backend_options}")
     backend = backend or BackendType.TENSORPIPE
     given = rpc_backend_options or construct_rpc_backend_options(backend)
@@ -145,10 +153,12 @@ def _place_in(init_method, rank, world_size):
     return rank, world_size or int(query.get("world_size", of_env.get("WORLD_SIZE", 0)))
 
 
-def _init_rpc_backend(backend=BackendType.TENSORPIPE, store=None, name=None, rank=-1, world_size=None,
-                      rpc_backend_options=None):
-    init_backend(backend, store=store, name=name, rank=rank, world_size=world_size,
-                 rpc_backend_options=rpc_backend_options)
+def _init_rpc_backend(
+    backend=BackendType.TENSORPIPE, store=None, name=None, rank=-1, world_size=None, rpc_backend_options=None
+):
+    init_backend(
+        backend, store=store, name=name, rank=rank, world_size=world_size, rpc_backend_options=rpc_backend_options
+    )
 
 
 def _get_debug_info():

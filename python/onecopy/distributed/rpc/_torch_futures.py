@@ -4,14 +4,18 @@
 torch's own ones do so for errors that were set in C++ only, so a list with Futures of calls goes here, and all others to
 torch. Futures that torch itself collects are told: a Future of a call completes by itself only for a thread that asks.
 uninstall() undoes it."""
+
 import threading
 
 import torch
 
 from ...rpc._futures import CallFuture
 
-_TORCHS = {"wait_all": torch.futures.wait_all, "collect_all": torch.futures.collect_all,
-           "_collect_all": torch._C._collect_all}
+_TORCHS = {
+    "wait_all": torch.futures.wait_all,
+    "collect_all": torch.futures.collect_all,
+    "_collect_all": torch._C._collect_all,
+}
 
 
 def install():

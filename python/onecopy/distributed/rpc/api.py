@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls, references and groups, under the names of torch.distributed.rpc.api."""
+
 import atexit
 import contextlib
 import functools
@@ -39,8 +40,9 @@ class TensorPipeAgent(_agent.Agent, RpcAgent):
     """The agent of this process, under the name that programs ask for."""
 
     def __init__(self, store, name, rank, world_size, options):
-        super().__init__(store, name, rank, world_size, options.rpc_timeout, options.device_maps,
-                         options.num_worker_threads)
+        super().__init__(
+            store, name, rank, world_size, options.rpc_timeout, options.device_maps, options.num_worker_threads
+        )
         self.store, self._options, self.maps_itself = store, options, options.maps_itself
 
     def _get_backend_options(self):
@@ -194,7 +196,9 @@ def _to_worker_info(to):
 @contextlib.contextmanager
 def _use_rpc_pickler(rpc_pickler):
     """Refused: values cross without pickle, so there is no pickler to exchange."""
-    raise NotImplementedError("onecopy's rpc has no pickler: make the value a dataclass, or call onecopy.rpc.allow_pickle()")
+    raise NotImplementedError(
+        "onecopy's rpc has no pickler: make the value a dataclass, or call onecopy.rpc.allow_pickle()"
+    )
     yield
 
 
@@ -291,8 +295,7 @@ def _lead(agent, key, obj, names, seconds, of_calls):
     failure = _wait_for(agent, key, names, seconds)
     gathered = _gathering(key).gathered_objects
     told = (key, gathered) if failure is None else (key, gathered, failure)
-    futures = {n: rpc_async(n, _broadcast_to_followers, args=told, timeout=of_calls)
-               for n in names - {agent.info.name}}
+    futures = {n: rpc_async(n, _broadcast_to_followers, args=told, timeout=of_calls) for n in names - {agent.info.name}}
     errors = []
     for name, future in futures.items():
         try:
@@ -302,8 +305,10 @@ def _lead(agent, key, obj, names, seconds, of_calls):
     if failure is not None:
         raise RuntimeError(failure)
     if errors:
-        raise RuntimeError(f"Followers {[n for n, _ in errors]} timed out in _all_gather after "
-                           f"{of_calls:.2f} seconds. The first exception is {errors[0][1]}")
+        raise RuntimeError(
+            f"Followers {[n for n, _ in errors]} timed out in _all_gather after "
+            f"{of_calls:.2f} seconds. The first exception is {errors[0][1]}"
+        )
     return gathered
 
 
@@ -410,5 +415,10 @@ def _finalize_shutdown(leaks):
     _agent.set_current(None)
     agent.stop()
     if leaks and not _ignore_rref_leak:
-        raise RuntimeError("Leaking RRefs detected during RPC shutdown: Leaking RRefs: " + "; ".join(
-            f"GloballyUniqueId(created_on={r[0]}, local_id={r[1]}) held by workers {sorted(h)}" for r, h in leaks.items()))
+        raise RuntimeError(
+            "Leaking RRefs detected during RPC shutdown: Leaking RRefs: "
+            + "; ".join(
+                f"GloballyUniqueId(created_on={r[0]}, local_id={r[1]}) held by workers {sorted(h)}"
+                for r, h in leaks.items()
+            )
+        )

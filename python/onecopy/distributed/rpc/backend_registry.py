@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The backends that init_rpc() may use. There is one, under torch's name for its own."""
+
 import collections
 import enum
 
@@ -16,15 +17,18 @@ def _make_type(members):
 
 
 def _construct_options(rpc_timeout, init_method, num_worker_threads=constants.DEFAULT_NUM_WORKER_THREADS, **kwargs):
-    return TensorPipeRpcBackendOptions(rpc_timeout=rpc_timeout, init_method=init_method,
-                                       num_worker_threads=num_worker_threads, **kwargs)
+    return TensorPipeRpcBackendOptions(
+        rpc_timeout=rpc_timeout, init_method=init_method, num_worker_threads=num_worker_threads, **kwargs
+    )
 
 
 def _init_backend(store, name, rank, world_size, rpc_backend_options):
     from .api import _start_agent
 
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
-        raise TypeError(f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options!r} is not")
+        raise TypeError(
+            f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options!r} is not"
+        )
     return _start_agent(store, name, rank, world_size, rpc_backend_options)
 
 
@@ -47,8 +51,9 @@ def register_backend(backend_name, construct_rpc_backend_options_handler, init_b
     return BackendType[backend_name]
 
 
-def construct_rpc_backend_options(backend, rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC,
-                                  init_method=constants.DEFAULT_INIT_METHOD, **kwargs):
+def construct_rpc_backend_options(
+    backend, rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC, init_method=constants.DEFAULT_INIT_METHOD, **kwargs
+):
     """Options of that backend."""
     return backend.value.construct_rpc_backend_options_handler(rpc_timeout, init_method, **kwargs)
 

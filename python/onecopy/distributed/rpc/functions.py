@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Marks on functions that are called by RPC."""
+
 import functools
 
 from ...rpc._calls import ASYNC_MARK

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of init_rpc()."""
+
 from ...rpc import _devices
 from . import constants
 
@@ -11,8 +12,10 @@ class RpcBackendOptions:
 
     def __init__(self, rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC, init_method=constants.DEFAULT_INIT_METHOD):
         if isinstance(rpc_timeout, bool) or not isinstance(rpc_timeout, (int, float)):
-            raise TypeError("__init__(): incompatible constructor arguments: rpc_timeout is a number of seconds, not "
-                            f"{rpc_timeout!r}")
+            raise TypeError(
+                "__init__(): incompatible constructor arguments: rpc_timeout is a number of seconds, not "
+                f"{rpc_timeout!r}"
+            )
         self.rpc_timeout, self.init_method = float(rpc_timeout), init_method
 
 
@@ -24,9 +27,17 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
 
     maps_itself = False  # whether a card without a map is meant itself, in members that number the cards alike
 
-    def __init__(self, *, num_worker_threads=constants.DEFAULT_NUM_WORKER_THREADS,
-                 rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC, init_method=constants.DEFAULT_INIT_METHOD,
-                 device_maps=None, devices=None, _transports=None, _channels=None):
+    def __init__(
+        self,
+        *,
+        num_worker_threads=constants.DEFAULT_NUM_WORKER_THREADS,
+        rpc_timeout=constants.DEFAULT_RPC_TIMEOUT_SEC,
+        init_method=constants.DEFAULT_INIT_METHOD,
+        device_maps=None,
+        devices=None,
+        _transports=None,
+        _channels=None,
+    ):
         super().__init__(rpc_timeout, init_method)
         if num_worker_threads <= 0:
             raise ValueError("num_worker_threads must be positive")
@@ -47,13 +58,13 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         known = dict(self.device_maps.get(to, {}))
         for here, there in _devices.parse_map(device_map).items():
             if here in known and known[here] != there:
-                raise ValueError(f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {there}, and it "
-                                 f"goes to {known[here]}")
+                raise ValueError(
+                    f"`set_device_map` only supports 1-to-1 mapping, trying to map {here} to {there}, and it "
+                    f"goes to {known[here]}"
+                )
             known[here] = there
         self.device_maps[to] = known
 
     def set_devices(self, devices):
         """The devices that calls may use."""
         self.devices = self._checked([_devices.of(d) for d in devices])
-
-

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A module that lives in another process."""
+
 import torch
 from torch import nn
 
@@ -11,8 +12,10 @@ __all__ = ["RemoteModule"]
 def _make(module_class, args, kwargs, device):
     module = module_class(*args, **kwargs)
     if not isinstance(module, nn.Module):
-        raise ValueError(f"Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, but it returns an "
-                         f"instance of {type(module)}.")
+        raise ValueError(
+            f"Expect `module_cls(*args, **kwargs)` returns an instance of <class nn.Module>, but it returns an "
+            f"instance of {type(module)}."
+        )
     return module.to(device)
 
 
@@ -52,8 +55,9 @@ class RemoteModule(nn.Module):
         super().__init__()
         self.on, self.device = _parse(remote_device)
         self.is_device_map_set = bool(_rpc._get_current_rpc_agent()._get_device_map(_rpc.get_worker_info(self.on)))
-        self.module_rref = _rpc.rpc_sync(self.on, _make_reference,
-                                         (module_cls, list(args or ()), dict(kwargs or {}), self.device))
+        self.module_rref = _rpc.rpc_sync(
+            self.on, _make_reference, (module_cls, list(args or ()), dict(kwargs or {}), self.device)
+        )
 
     def forward_async(self, *args, **kwargs):
         """A Future of forward()'s result."""
@@ -79,8 +83,10 @@ class RemoteModule(nn.Module):
         return self
 
     def _refuse(self, name):
-        raise ValueError(f"Method ``{name}`` not supported for RemoteModule: run it on the module, through "
-                         "get_module_rref().rpc_sync()")
+        raise ValueError(
+            f"Method ``{name}`` not supported for RemoteModule: run it on the module, through "
+            "get_module_rref().rpc_sync()"
+        )
 
 
 def _make_reference(module_class, args, kwargs, device):
@@ -90,8 +96,10 @@ def _make_reference(module_class, args, kwargs, device):
 def _parse(remote_device):
     worker, _, device = remote_device.partition("/")
     if not worker or not device:
-        raise ValueError(f"Could not parse remote_device: {remote_device}. The valid format is '<workername>/<device>' or "
-                         "'rank:<rank>/<device>'")
+        raise ValueError(
+            f"Could not parse remote_device: {remote_device}. The valid format is '<workername>/<device>' or "
+            "'rank:<rank>/<device>'"
+        )
     if worker.startswith("rank:"):
         return int(worker.removeprefix("rank:")), device
     return worker, device
@@ -105,8 +113,34 @@ def _refusing(name):
     return method
 
 
-for _name in ("register_buffer", "register_parameter", "add_module", "apply", "cuda", "cpu", "type", "float", "double",
-              "half", "bfloat16", "to", "register_forward_pre_hook", "register_forward_hook", "state_dict", "load_state_dict",
-              "parameters", "named_parameters", "buffers", "named_buffers", "children", "named_children", "modules",
-              "named_modules", "requires_grad_", "zero_grad", "share_memory", "extra_repr"):
+for _name in (
+    "register_buffer",
+    "register_parameter",
+    "add_module",
+    "apply",
+    "cuda",
+    "cpu",
+    "type",
+    "float",
+    "double",
+    "half",
+    "bfloat16",
+    "to",
+    "register_forward_pre_hook",
+    "register_forward_hook",
+    "state_dict",
+    "load_state_dict",
+    "parameters",
+    "named_parameters",
+    "buffers",
+    "named_buffers",
+    "children",
+    "named_children",
+    "modules",
+    "named_modules",
+    "requires_grad_",
+    "zero_grad",
+    "share_memory",
+    "extra_repr",
+):
     setattr(RemoteModule, _name, _refusing(_name))
