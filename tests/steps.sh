@@ -278,10 +278,10 @@ summary() {
   [ "$FAILED" = 0 ]
 }
 
-# All but those that docs/rpc-compatibility.md lists must pass.
+# All but those that docs/reference/rpc-compatibility.md lists must pass.
 rpc_torch_steps() {
   step "rpc-torch: install" install_package || return 0
-  step "rpc-torch: PyTorch's own tests" "$VENV/bin/python" python/tests/torch_rpc_suite.py run --known docs/rpc-compatibility.md || true
+  step "rpc-torch: PyTorch's own tests" "$VENV/bin/python" python/tests/torch_rpc_suite.py run --known docs/reference/rpc-compatibility.md || true
 }
 
 # Ray's daemons take minutes of the processor to start, so only this step has it.

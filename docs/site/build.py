@@ -17,24 +17,17 @@ import sources
 BUILD = sources.ROOT / "build/docs"
 
 NAVIGATION = {
-    "Start": ["index.md", "python.md", "cli.md"],
-    "Tasks": ["weights-trainer-engine.md", "kv-cache.md", "data-loading.md", "numpy.md", "asyncio.md",
-              "coming-from-torch-multiprocessing.md", "to-the-card.md", "rpc.md", "graphs.md"],
-    "With": ["huggingface.md", "ray.md", "vllm.md", "sglang.md", "lmcache.md"],
-    "When it fails": ["errors.md", "SECURITY.md", "versions.md", "CHANGELOG.md"],
+    "Start": ["index.md", "reference/python.md"],
+    "Guides": [f"guides/{name}.md" for name in (
+        "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
+        "to-the-card", "rpc", "graphs", "huggingface", "ray", "vllm", "sglang", "lmcache")],
+    "Reference": [*(f"reference/{name}.md" for name in ("cli", "errors", "versions", "patches", "rpc-compatibility")),
+                  "benchmarks.md", "SECURITY.md", "CHANGELOG.md"],
 }  # fmt: skip
 # Lines of code have 100 columns and more.
 STYLE = ".md-grid { max-width: 80rem; }\n"
-# Pages for those who change it, or need to know how it works.
-BEHIND = [
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "protocol.md",
-    "patches.md",
-    "cuda_gotchas.md",
-    "ascend.md",
-    "benchmarks.md",
-]
+# Pages for contributors.
+BEHIND = ["ARCHITECTURE.md", "CONTRIBUTING.md", "design/protocol.md", "design/cuda_gotchas.md", "design/ascend.md"]
 THEIR_WORKER = "https://unpkg.com/iframe-worker/shim"
 
 SETTINGS = """\
@@ -83,7 +76,7 @@ def main() -> int:
     cpp = [f"api/cpp/{page}" for page in cpp_api.write(pages / "api/cpp")]
     navigation = {title: list(found) for title, found in NAVIGATION.items()}
     navigation["Python API"], navigation["C++ API"] = python, cpp
-    navigation["How it works"] = BEHIND + _rest(pages, navigation)
+    navigation["Design"] = BEHIND + _rest(pages, navigation)
     (pages / "wide.css").write_text(STYLE)
     settings = BUILD / "mkdocs.yml"
     settings.write_text(SETTINGS.format(pages=pages, site=BUILD / "site", navigation=_yaml(navigation)))

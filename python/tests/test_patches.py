@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/patches.md lists exactly what importing onecopy.multiprocessing changes, and uninstall() undoes it."""
+"""docs/reference/patches.md lists exactly what importing onecopy.multiprocessing changes, and uninstall() undoes it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ assert changed(before, snapshot()) == []
 
 
 def documented(repository) -> set[str]:
-    rows = (repository / "docs/patches.md").read_text().splitlines()
+    rows = (repository / "docs/reference/patches.md").read_text().splitlines()
     return {match[1] for row in rows if (match := re.match(r"\| `([^`]+)` \|", row))}
 
 

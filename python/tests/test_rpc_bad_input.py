@@ -227,10 +227,10 @@ def test_credit_and_timeouts_below_nothing():
 
 
 def test_the_page_of_errors_quotes_what_the_errors_say(repository):
-    """docs/errors.md, of calls between processes: each text in quotes is one of the sources."""
+    """docs/reference/errors.md, of calls between processes: each text in quotes is one of the sources."""
     import ast
 
-    page = (repository / "docs/errors.md").read_text()
+    page = (repository / "docs/reference/errors.md").read_text()
     rows = page[page.index("## Calls between processes") : page.index("## Plugs")].splitlines()
     quotes = [quote for row in rows if row.startswith("|") for quote in row.split("|")[1].split('"')[1::2]]
     said = set()

@@ -29,7 +29,7 @@ def test_the_example_prints_what_the_page_says(repository, binary):
 
 def test_the_page_has_the_example(repository):
     program = (repository / "examples/cpp/rpc.cpp").read_text().partition("\n")[2]
-    assert f"```cpp\n{program}```" in (repository / "docs/rpc.md").read_text()
+    assert f"```cpp\n{program}```" in (repository / "docs/guides/rpc.md").read_text()
 
 
 WITH_A_PROGRAM = """

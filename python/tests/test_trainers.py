@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of docs/data-loading.md on Lightning and accelerate: batches are used in the memory that a worker filled."""
+"""Programs of docs/guides/data-loading.md on Lightning and accelerate: batches are used in the memory that a worker filled."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 def program(repository):
     def find(package):
         blocks = re.findall(
-            r"^```py\n(.*?)^```", (repository / "docs/data-loading.md").read_text(), re.MULTILINE | re.DOTALL
+            r"^```py\n(.*?)^```", (repository / "docs/guides/data-loading.md").read_text(), re.MULTILINE | re.DOTALL
         )
         return next(block for block in blocks if block.startswith(f"import {package}\n"))
 

@@ -197,9 +197,9 @@ def test_tensors_that_are_not_there_are_refused(data):
 
 
 def test_the_examples_of_the_documentation(repository):
-    """docs/formats/python-message-v1.md says how values look; so they do."""
+    """docs/design/formats/python-message-v1.md says how values look; so they do."""
     torch = pytest.importorskip("torch")
-    rows = (repository / "docs/formats/python-message-v1.md").read_text().splitlines()
+    rows = (repository / "docs/design/formats/python-message-v1.md").read_text().splitlines()
     examples = [row.split("|")[1:3] for row in rows if row.count("`") == 4 and row.startswith("| `")]
     assert len(examples) == 5
     for value, expected in examples:

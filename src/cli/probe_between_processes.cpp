@@ -34,7 +34,7 @@ const char* const kLegacyAdvice =
     "onecopy.torch.memory() or in expandable segments.";
 const char* const kAscendAdvice =
     "Tensors on these devices cannot be shared: npu-smi info says whether they run, "
-    "docs/ascend.md which driver they need.";
+    "docs/design/ascend.md which driver they need.";
 const char* const kKeyAdvice = "onecopy needs keys only where memory has no shareable handle.";
 
 // ---- the other process

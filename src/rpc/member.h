@@ -45,7 +45,7 @@ class Numbers {
   std::map<std::string, Entry, std::less<>> entries_ GUARDED_BY(mutex_);
 };
 
-/// Ways in which tensors go to a member: docs/rpc.md.
+/// Ways in which tensors go to a member: docs/guides/rpc.md.
 enum class Route : std::uint8_t { inlined, copy, lease, move, pull, staged, parts, here, tcp };
 inline constexpr std::array<const char*, 9> kRouteNames{"inline", "copy",  "lease", "move", "pull",
                                                         "staged", "parts", "here",  "tcp"};

@@ -8,8 +8,8 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/core/bytes.h"
 
-/// The messages of rpc as items of a lane, byte by byte in docs/formats/rpc-message-v1.md. A tail behind the body says
-/// which call it is about, so that neither side moves the body.
+/// The messages of rpc as items of a lane, described byte by byte in docs/design/formats/rpc-message-v1.md. A tail behind
+/// the body says which call it is about, so that neither side moves the body.
 namespace onecopy::rpc {
 
 enum class Form : std::uint8_t { call = 4, answer = 5, note = 6 };

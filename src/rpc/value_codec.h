@@ -6,7 +6,7 @@
 #include "onecopy/channel/queue.h"
 #include "onecopy/rpc/value.h"
 
-/// Values as bodies of plain calls: the bytes of docs/formats/python-message-v1.md, and tensors beside them.
+/// Values as bodies of plain calls: the bytes of docs/design/formats/python-message-v1.md, and tensors beside them.
 namespace onecopy::rpc {
 
 /// How the body of a plain call is written, in its tag.

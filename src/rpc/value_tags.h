@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-/// How plain values begin, for all that write or read them: docs/formats/python-message-v1.md.
+/// How plain values begin, for all that write or read them: docs/design/formats/python-message-v1.md.
 namespace onecopy::rpc {
 
 /// How deep containers may be in each other.

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * The life of one block: claim, release, free, drain, detach, and reuse for a second generation.
- * docs/protocol.md explains it; tests/model/run checks it, and that each mistake is found:
+ * docs/design/protocol.md explains it; tests/model/run checks it, and that each mistake is found:
  *   -DLOCAL_COUNT        a process-local count in front of the slot
  *   -DWORD_FIRST         claim reads the word before it raises the slot
  *   -DSCAN_FIRST         the owner looks at the slots before it stores closing

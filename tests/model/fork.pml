@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  * Fork: a borrower that holds the block forks; the child takes the claim over while the parent lets go
- * and the owner frees the block. docs/protocol.md explains it. Mistakes that must be found:
+ * and the owner frees the block. docs/design/protocol.md explains it. Mistakes that must be found:
  *   -DALL_AFTER_SLOT    the owner reads the slot, then `all`
  *   -DANNOUNCED_FIRST   the owner reads `announced`, then the slot
  *   -DNOT_ANNOUNCED     the parent does not raise `announced`

@@ -22,8 +22,8 @@ MOST_WORDS = 30
 SKIPPED = (
     "CHANGELOG.md",
     "CONTRIBUTING.md",
-    "docs/decisions/",
-    "docs/formats/",
+    "docs/design/decisions/",
+    "docs/design/formats/",
     "fuzz/corpus/",
     "bench/results/",
     "tests/words/",

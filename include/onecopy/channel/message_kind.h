@@ -8,8 +8,8 @@ namespace onecopy {
 /// The layer that a message belongs to, which reads its tag and data.
 enum class MessageKind : std::uint8_t {
   user,    ///< the program's own
-  python,  ///< a value of the Python package, docs/formats/python-message-v1.md
-  rpc,     ///< a call or an answer, docs/formats/rpc-message-v1.md
+  python,  ///< a value of the Python package, docs/design/formats/python-message-v1.md
+  rpc,     ///< a call or an answer, docs/design/formats/rpc-message-v1.md
 };
 
 }  // namespace onecopy

@@ -71,7 +71,7 @@ class Future {
 };
 
 /// This process as a member of a group of processes of one user, that call functions of each other. Those on other
-/// hosts need ONECOPY_RPC_KEY (docs/rpc.md).
+/// hosts need ONECOPY_RPC_KEY (docs/guides/rpc.md).
 ///
 /// A call is at most once: it is never sent again. A thread that waits for its answer takes it from shared memory
 /// itself. Threads of the agent run functions, each on the thread that took the call. Whenever all of them run

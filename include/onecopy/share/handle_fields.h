@@ -29,7 +29,7 @@ inline constexpr std::uint64_t kMaxHandleGeneration = (std::uint64_t{1} << 62) -
 /// No handle is longer than this, optional parts of later versions included.
 inline constexpr std::size_t kMaxHandleBytes = 4096;
 
-/// The fields of a handle, byte by byte in docs/formats/handle-v1.md.
+/// The fields of a handle, byte by byte in docs/design/formats/handle-v1.md.
 struct HandleFields {
   BootId boot{};
   ProcessId owner{};  ///< allocated the block

@@ -3,7 +3,7 @@
 
 Everything that ``torch.multiprocessing`` and ``multiprocessing`` export is here with the same signatures.
 Importing the package also makes the standard library's queues, pipes, listeners, clients, pools and
-managers carry tensors by handle, in processes that import it on both sides. docs/patches.md lists the
+managers carry tensors by handle, in processes that import it on both sides. docs/reference/patches.md lists the
 changes; uninstall() takes them back, and ``ONECOPY_DISABLE=1`` leaves everything as it is.
 
 Without PyTorch the names of ``multiprocessing`` are here, and carry onecopy's own tensors.

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The changes of importing onecopy.multiprocessing in torch and in the standard library, and their undoing.
 
-The whole list is docs/patches.md. Functions that other libraries may have imported by name are changed in place
-(their ``__code__``), so the order of imports does not matter.
+docs/reference/patches.md lists every change. Functions that other libraries may have imported by name are changed in
+place (their ``__code__``), so the order of imports does not matter.
 """
 
 from __future__ import annotations

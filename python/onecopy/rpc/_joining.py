@@ -16,7 +16,7 @@ def init(
     when_full=_rooms.WAIT,
     device_maps=None,
 ):
-    """Joins a group of processes of one user. Those on other hosts need ONECOPY_RPC_KEY: see docs/rpc.md.
+    """Joins a group of processes of one user. Those on other hosts need ONECOPY_RPC_KEY: see docs/guides/rpc.md.
 
     Args:
         name: this member's, unique in the group: letters, digits, ``-_:``.

@@ -11,7 +11,7 @@
 
 namespace onecopy::python {
 
-/// The content of a bundle's `structure` if Python made it: docs/formats/python-bundle-v1.md.
+/// The content of a bundle's `structure` if Python made it: docs/design/formats/python-bundle-v1.md.
 ///
 /// The bundle's first rows are the value's tensors, each once. A tensor that is at several places of the value has
 /// one more row for each further place, so that it is found by each of its names.

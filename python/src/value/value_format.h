@@ -5,7 +5,7 @@
 
 #include "rpc/value_tags.h"
 
-/// The format that encode_value() and decode_value() share: docs/formats/python-message-v1.md.
+/// The format that encode_value() and decode_value() share: docs/design/formats/python-message-v1.md.
 namespace onecopy::python {
 
 using rpc::kMostDeep;

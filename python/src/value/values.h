@@ -10,7 +10,7 @@
 #include "onecopy/memory/tensor.h"
 
 /// Plain Python values as bytes, with the tensors among them beside the bytes. The format is in
-/// docs/formats/python-message-v1.md. Objects that occur twice are one object on the other side too.
+/// docs/design/formats/python-message-v1.md. Objects that occur twice are one object on the other side too.
 /// Thread safety: all functions are called with the GIL held.
 namespace onecopy::python {
 

@@ -10,7 +10,7 @@
 #include "onecopy/core/layout.h"
 #include "onecopy/share/handle_fields.h"
 
-/// The bytes of a queue's item, byte by byte in docs/formats/queue-item-v1.md: a head, a row for each
+/// The bytes of a queue's item, byte by byte in docs/design/formats/queue-item-v1.md: a head, a row for each
 /// tensor, where streams have to come to, plain data. One small tensor fits into the cache line that its stamp is in.
 namespace onecopy {
 

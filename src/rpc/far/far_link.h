@@ -21,7 +21,7 @@
 namespace onecopy::rpc {
 
 /// The frames that this process sends over one connection. The thread that puts a message sends it, as far as the socket
-/// takes it at once; the far thread sends the rest. See docs/decisions/0010-far-links-copy-and-wait.md.
+/// takes it at once; the far thread sends the rest. See docs/design/decisions/0010-far-links-copy-and-wait.md.
 ///
 /// Thread safety: all members may be called concurrently.
 /// Invariant: a thread that has released `sending_` has found nothing to send, or has told the far thread.

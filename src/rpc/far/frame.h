@@ -8,8 +8,8 @@
 #include "os/hmac.h"
 #include "os/poly1305.h"
 
-/// The frames of a connection to a member on another host, byte by byte in docs/formats/rpc-frame-v1.md: a head, a
-/// payload, a MAC of both.
+/// The frames of a connection to a member on another host: a head, a payload, and a MAC of both.
+/// docs/design/formats/rpc-frame-v1.md describes them byte by byte.
 namespace onecopy::rpc {
 
 enum class FrameKind : std::uint8_t {

@@ -45,7 +45,7 @@ struct BundleRow {
   Layout layout;
 };
 
-/// Collects the rows of a bundle and writes its table: docs/formats/bundle-v1.md.
+/// Collects the rows of a bundle and writes its table: docs/design/formats/bundle-v1.md.
 /// Thread safety: none.
 class BundleWriter {
  public:

@@ -9,7 +9,7 @@
 #include "onecopy/core/bytes.h"
 #include "share/format/bundle_codec.h"
 
-/// The bytes of docs/formats/bundle-v1.md, between bundle_writer.cpp and bundle_reader.cpp. Sections
+/// The bytes of docs/design/formats/bundle-v1.md, between bundle_writer.cpp and bundle_reader.cpp. Sections
 /// follow the header without gaps: origins, rows, dimensions, names, structure.
 namespace onecopy::bundle_format {
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// docs/formats/handle-v1.md describes these bytes.
+// docs/design/formats/handle-v1.md describes these bytes.
 #include <fmt/format.h>
 
 #include <cstring>

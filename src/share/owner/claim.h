@@ -7,7 +7,7 @@
 
 #include "core/point.h"
 
-/// The claim protocol, borrower's side and shared words. docs/protocol.md argues every interleaving;
+/// The claim protocol, borrower's side and shared words. docs/design/protocol.md argues every interleaving;
 /// tests/explorer runs this very code through them. Two words decide everything:
 ///
 ///   the block's word, written only by the owner:   {generation:62, state:2}

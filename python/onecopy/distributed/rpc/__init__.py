@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls between processes: the names of ``torch.distributed.rpc``, over shared memory and without pickle.
 
-``import onecopy.distributed.rpc as rpc`` in place of ``import torch.distributed.rpc as rpc``. docs/rpc.md lists the
-differences.
+Programs import it with ``import onecopy.distributed.rpc as rpc`` instead of ``import torch.distributed.rpc as rpc``.
+docs/guides/rpc.md lists the differences.
 """
 
 import itertools

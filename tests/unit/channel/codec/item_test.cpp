@@ -163,7 +163,7 @@ TEST(Item, SaysWhatItsValuesComeAfter) {
   EXPECT_EQ(read.points[2].value, 79u);
 }
 
-/// The example of docs/formats/queue-item-v1.md.
+/// The example of docs/design/formats/queue-item-v1.md.
 TEST(Item, AnOrderOfValuesIsWrittenAsTheFormatSays) {
   const ItemOrder order{{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}, {{9, 2, kNoRow}}};
   Bytes written(encoded_size(order));

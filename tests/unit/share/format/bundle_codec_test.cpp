@@ -59,7 +59,7 @@ Bytes sample_table() {
 }
 
 TEST(BundleCodec, MatchesTheVectorsOfItsPageBothWays) {
-  const auto vectors = test::read_vectors("docs/formats/bundle-v1.md");
+  const auto vectors = test::read_vectors("docs/design/formats/bundle-v1.md");
   ASSERT_GE(vectors.size(), 2u);
   for (const auto& vector : vectors) {
     SCOPED_TRACE(vector.title);
@@ -215,7 +215,7 @@ Bytes lying_table(const TableLie& lie) {
 
 constexpr std::uint64_t kMinus1 = ~std::uint64_t{0};
 
-/// Offsets as in docs/formats/bundle-v1.md; the second origin begins at 128.
+/// Offsets as in docs/design/formats/bundle-v1.md; the second origin begins at 128.
 const TableLie kHeaderLies[] = {
     {"Magic", 0, 'x', 1, "does not begin with \"1CBND\""},
     {"Version", 6, 2, 2, "has format version 2", ErrorCode::version_mismatch},

@@ -8,7 +8,7 @@
 #include "onecopy/core/bytes.h"
 #include "onecopy/share/handle_fields.h"
 
-/// Test vectors as docs/formats/*.md holds them: under a "### title", fenced blocks with a kind, such
+/// Test vectors as docs/design/formats/*.md holds them: under a "### title", fenced blocks with a kind, such
 /// as ```fields and ```hex.
 namespace onecopy::test {
 

@@ -65,7 +65,7 @@ Bytes with_part(std::uint16_t tag, std::uint16_t flags, const Bytes& content) {
 }
 
 TEST(HandleCodec, MatchesTheVectorsOfItsPageBothWays) {
-  const auto vectors = test::read_vectors("docs/formats/handle-v1.md");
+  const auto vectors = test::read_vectors("docs/design/formats/handle-v1.md");
   ASSERT_GE(vectors.size(), 3u);
   for (const auto& vector : vectors) {
     SCOPED_TRACE(vector.title);
@@ -196,7 +196,7 @@ TEST_P(HandleLies, AreRefusedWithTheirOwnMessage) {
 constexpr std::uint64_t kMinus1 = ~std::uint64_t{0};
 constexpr std::uint64_t kHuge = std::uint64_t{1} << 62;
 
-/// Offsets as in docs/formats/handle-v1.md; dimensions from 128, the timeline part from 160.
+/// Offsets as in docs/design/formats/handle-v1.md; dimensions from 128, the timeline part from 160.
 const Lie kLies[] = {
     {"Magic", 0, 'x', 1, "do not begin with \"1COPY\""},
     {"Version", 6, 2, 2, "has format version 2", ErrorCode::version_mismatch},
