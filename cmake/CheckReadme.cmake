@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-# cmake -DSOURCE_DIR=... -P CheckReadme.cmake: README's programs and their output are those of the examples,
-# which the tests run; every path that the front pages name exists.
-file(READ ${SOURCE_DIR}/README.md readme)
+# cmake -DSOURCE_DIR=... -P CheckReadme.cmake: the first program on the pages for C++ and Python, and its output, are
+# those of the examples, which the tests run; every path that the front pages name exists.
 foreach(language IN ITEMS cpp python)
+  set(page docs/reference/${language}.md)
+  file(READ ${SOURCE_DIR}/${page} text)
   set(example examples/${language}/two_processes)
   set(suffix ${language})
   string(REPLACE python py suffix ${language})
@@ -10,9 +11,9 @@ foreach(language IN ITEMS cpp python)
   file(READ ${SOURCE_DIR}/${example}.expected output)
   string(REGEX REPLACE "^(//|#) SPDX[^\n]*\n" "" program "${program}")
   foreach(part IN ITEMS program output)
-    string(FIND "${readme}" "${${part}}" place)
+    string(FIND "${text}" "${${part}}" place)
     if(place EQUAL -1)
-      message(FATAL_ERROR "README.md does not contain the ${part} of ${example}:\n${${part}}")
+      message(FATAL_ERROR "${page} does not contain the ${part} of ${example}:\n${${part}}")
     endif()
   endforeach()
 endforeach()

@@ -51,9 +51,9 @@ def test_a_tensor_is_shared_by_two_programs(repository):
     assert finish(receiver) == ""
 
 
-def start_of_readme(repository, name, *arguments):
+def start_of_guide(repository, name, *arguments):
     program = repository / f"examples/python/{name}.py"
-    assert program.read_text().partition("\n")[2] in (repository / "README.md").read_text()
+    assert program.read_text().partition("\n")[2] in (repository / "docs/guides/weights-trainer-engine.md").read_text()
     return start(program, *arguments, stdin=subprocess.PIPE)
 
 
@@ -63,10 +63,10 @@ def enter(process) -> str:
     return process.stdout.readline()
 
 
-def test_an_engine_has_what_the_trainer_of_the_readme_learns(repository):
+def test_an_engine_has_what_the_trainer_of_the_guide_learns(repository):
     """Also after the trainer was killed."""
-    trainer = start_of_readme(repository, "trainer")
-    engine = start_of_readme(repository, "engine", trainer.stdout.readline().strip())
+    trainer = start_of_guide(repository, "trainer")
+    engine = start_of_guide(repository, "engine", trainer.stdout.readline().strip())
     assert engine.stdout.readline() == "ready\n"
     before = enter(engine)
     assert before.startswith("3 + 4 = ") and before != "3 + 4 = 7.000\n"
