@@ -1,128 +1,152 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks comments and documents against the rules of CONTRIBUTING.md that a machine can check.
+"""Counts breaches of the writing rules of CONTRIBUTING.md that a machine can see, and fails if there are more than before.
 
-    check_words.py [--sentences] [FILE...]
+    check_words.py             counts all tracked files; fails if a rule has more findings than baseline.json allows
+    check_words.py --update    lowers baseline.json to the present counts
+    check_words.py FILE...     lists the findings in these files
 
-Without files: every tracked file. Docstrings are read as comments are. A finding is a clause whose subject is *what*, *who*, *whoever* or *nobody*, or a comment
-that says only *the same*. --sentences also finds sentences of public and private headers that are longer than twenty words
-by half: a list or a parenthesis may need that much.
+Comments, docstrings and documents are read; code and strings are not. baseline.json may only shrink.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Iterator, NamedTuple
 
-MOST_WORDS = 30
-SKIPPED = (
-    "CHANGELOG.md",
-    "CONTRIBUTING.md",
-    "docs/design/decisions/",
-    "docs/design/formats/",
-    "fuzz/corpus/",
-    "bench/results/",
-    "tests/words/",
-    "src/share/owner/claim.h",
-    "src/share/owner/block_table.h",
+BASELINE = Path(__file__).with_name("baseline.json")
+SKIPPED = ("CONTRIBUTING.md", "docs/design/decisions/", "fuzz/", "bench/results/", "tests/words/", "docs/benchmarks.md")
+DESCRIBED = ("src/", "include/", "python/src/", "python/onecopy/")  # their declarations have doc comments
+
+FINITE = re.compile(
+    r"\b(?:am|was|were|had|can|could|may|might|must|will|would|shall|should|do|did|are|have|\w{2,}s|\w+ed)\b"
 )
-VERB = r"(?:is|are|was|were|has|have|had|may|can|must|needs?|wants?|does|do|will|would|[a-z]{3,}s)\b"
-SUBJECT = re.compile(rf"(?<!user )\b(?:[Ww]ho(?:ever)?|[Nn]obody|[Ww]hat)\s+(?:not\s+)?{VERB}")
-ONLY_THE_SAME = re.compile(r"^The same(?: (?:for|of|with|as)\b[^.]{0,40})?\.?$")
+PREPOSITION = re.compile(r"(?:Of|From|By|For|With|Behind|Before|After|As|Where|Also|Not|Else|Only|Until|In|On|At)\b")
+IS_NO = re.compile(r"\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|later\b|matter\b|slower\b|faster\b)\w+")
+POINTING = re.compile(r"\b(?:that one|those of|such a one|any more)\b")
+OPENING = re.compile(r"(?:A|An|The|[A-Z]\w*s|REQUIRES)\b|`")
+
+RULES = {
+    "no verb": "give the sentence a subject and a verb",
+    "is no": "write 'is not a ...'",
+    "pointing": "repeat the noun instead of pointing at it",
+    "opening": "begin a doc comment with a verb in the third person, or with A, An or The",
+}
 
 
-class Sentence(NamedTuple):
+class Paragraph(NamedTuple):
+    """Consecutive lines of prose. `is_doc`: a doc comment or docstring, whose first word is checked."""
+
     line: int
     text: str
+    is_doc: bool = False
+
+
+class Finding(NamedTuple):
+    path: str
+    line: int
+    rule: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {RULES[self.rule]}: {self.text}"
 
 
 def tracked() -> list[str]:
-    patterns = ["*.h", "*.cpp", "*.py", "*.pyi", "*.md"]
+    patterns = ["*.h", "*.cpp", "*.py", "*.md"]
     found = subprocess.run(["git", "ls-files", "--", *patterns], check=True, capture_output=True, text=True)
-    return [name for name in found.stdout.split() if not name.startswith(SKIPPED)]
+    return [name for name in found.stdout.split() if not name.startswith(SKIPPED) and Path(name).exists()]
 
 
-def comments(path: str, text: str) -> Iterator[tuple[int, str]]:
-    """The lines of comments and documents, without their marks; an empty text ends a paragraph."""
-    mark = re.compile(r"^\s*(?://[/!]?<?|#)\s?(.*)$") if not path.endswith(".md") else re.compile(r"^(.*)$")
-    is_code = False
-    for number, line in enumerate(text.splitlines(), 1):
-        if path.endswith(".md") and line.lstrip().startswith("```"):
-            is_code = not is_code
-        found = None if is_code else mark.match(line)
-        if found and not re.match(r"^\s*#\s*(include|define|if|e|pragma|undef|!)", line):
-            yield number, found.group(1).strip()
-        elif tail := re.search(r"\s///?<?\s(.*)$", line) if path.endswith((".h", ".cpp")) else None:
-            yield number, ""
-            yield number, tail.group(1).strip()
-            yield number, ""
-        else:
-            yield number, ""
+def of_comments(text: str, mark: str) -> Iterator[Paragraph]:
+    """Yields the comments that begin with `mark`, a regular expression; lines one below another are one paragraph."""
+    lines: list[str] = []
+    begin, is_doc = 0, False
+    for number, line in enumerate([*text.splitlines(), ""], 1):
+        if found := re.match(rf"^\s*({mark})\s?(.*)$", line):
+            if not lines:
+                begin, is_doc = number, found[1] == "///"
+            lines.append(found[2].strip())
+            continue
+        if lines:
+            yield Paragraph(begin, " ".join(lines), is_doc)
+            lines = []
+        if tail := re.search(rf"\s{mark}<?\s(.*)$", line):
+            yield Paragraph(number, tail[1])
 
 
-def docstrings(text: str) -> Iterator[tuple[int, str]]:
-    """The lines of a Python file's docstrings, without examples; an empty text ends a paragraph."""
+def of_docstrings(text: str) -> Iterator[Paragraph]:
+    """Yields the paragraphs of the docstrings of a Python file, without examples."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        if not (docstring := ast.get_docstring(node)):
-            continue
-        for number, line in enumerate(docstring.splitlines(), node.body[0].lineno):
-            yield number, "" if line.lstrip().startswith((">>>", "...")) else line.strip().replace("``", "`")
-        yield 0, ""
+        for number, paragraph in enumerate((ast.get_docstring(node) or "").split("\n\n")):
+            if paragraph and not paragraph.lstrip().startswith((">>>", "Args:", "Returns:", "Raises:")):
+                words = " ".join(paragraph.split()).replace("``", "`")
+                yield Paragraph(node.body[0].lineno, words, number == 0 and not isinstance(node, ast.Module))
 
 
-def sentences(path: str, text: str) -> Iterator[Sentence]:
-    paragraph: list[tuple[int, str]] = []
-    lines = [*comments(path, text), (0, "")]
-    if path.endswith((".py", ".pyi")):
-        lines += docstrings(text)
-    for number, line in lines:
-        if path.endswith(".md") and line.startswith("#"):  # a heading is no sentence
-            line = ""
-        if line and not line.startswith(("- ", "| ", "* ", "#")):
-            paragraph.append((number, line))
-            continue
-        yield from cut(paragraph)
-        paragraph = [(number, line.lstrip("-*|# "))] if line else []
-    yield from cut(paragraph)
+def of_markdown(text: str) -> Iterator[Paragraph]:
+    """Yields the lines of a document without its blocks of code."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        is_code ^= line.lstrip().startswith("```")
+        if not is_code and line.strip():
+            yield Paragraph(number, line.strip())
 
 
-def cut(paragraph: list[tuple[int, str]]) -> Iterator[Sentence]:
-    if not paragraph:
-        return
-    joined = " ".join(text for _, text in paragraph)
-    joined = re.sub(r"`[^`]*`", "`x`", joined)
-    for sentence in re.split(r"(?<=[.;:?!])\s+(?=[A-Z`*(])", joined):
-        yield Sentence(paragraph[0][0], sentence)
+def paragraphs(path: str, text: str) -> Iterator[Paragraph]:
+    if path.endswith(".md"):
+        yield from of_markdown(text)
+    elif path.endswith(".py"):
+        yield from of_comments(text, "#")
+        yield from of_docstrings(text)
+    else:
+        yield from of_comments(text, "///?")
 
 
-def findings(path: str, want_sentences: bool) -> Iterator[str]:
-    for sentence in sentences(path, Path(path).read_text(encoding="utf-8")):
-        where = f"{path}:{sentence.line}"
-        if SUBJECT.search(sentence.text) and not re.search(r"\?(?: \d+\.)?$", sentence.text):
-            yield f"{where}: a clause without a noun as its subject: {sentence.text}"
-        if ONLY_THE_SAME.match(sentence.text):
-            yield f"{where}: say it, instead of {sentence.text}"
-        words = len(sentence.text.split())
-        if want_sentences and path.endswith(".h") and words > MOST_WORDS:
-            yield f"{where}: {words} words: {sentence.text}"
+def findings(path: str) -> Iterator[Finding]:
+    for line, text, is_doc in paragraphs(path, Path(path).read_text(encoding="utf-8")):
+        text = re.sub(r"`[^`]*`", "`x`", text)
+        if is_doc and path.startswith(DESCRIBED) and not OPENING.match(text):
+            yield Finding(path, line, "opening", text)
+        for sentence in re.split(r"(?<=[.;:?!])\s+(?=[A-Z`*(])", text):
+            if (
+                not path.endswith(".md")
+                and PREPOSITION.match(sentence)
+                and not FINITE.search(sentence.partition(" ")[2])
+            ):
+                yield Finding(path, line, "no verb", sentence)
+            if IS_NO.search(sentence):
+                yield Finding(path, line, "is no", sentence)
+            if POINTING.search(sentence):
+                yield Finding(path, line, "pointing", sentence)
+
+
+def check(counts: dict[str, int], allowed: dict[str, int]) -> bool:
+    """Prints each rule with its count. Returns whether no count is above the allowed one."""
+    for rule, count in counts.items():
+        more = ": MORE THAN BEFORE; check_words.py FILE lists those of a file" if count > allowed[rule] else ""
+        print(f"words: {RULES[rule]}: {count} findings, {allowed[rule]} allowed{more}")
+    return all(count <= allowed[rule] for rule, count in counts.items())
 
 
 def main(arguments: list[str]) -> int:
-    want_sentences = "--sentences" in arguments
-    names = [name for name in arguments if not name.startswith("--")] or tracked()
-    count = 0
-    for name in names:
-        for finding in findings(name, want_sentences):
-            print(finding)
-            count += 1
-    print(f"words: {count} findings in {len(names)} files")
-    return 1 if count else 0
+    if arguments and arguments != ["--update"]:
+        for name in arguments:
+            print(*findings(name), sep="\n")
+        return 0
+    found = [finding for name in tracked() for finding in findings(name)]
+    counts = {rule: sum(finding.rule == rule for finding in found) for rule in RULES}
+    allowed = json.loads(BASELINE.read_text())
+    if arguments:
+        BASELINE.write_text(json.dumps({rule: min(counts[rule], allowed[rule]) for rule in RULES}, indent=2) + "\n")
+    return 0 if check(counts, allowed) else 1
 
 
 if __name__ == "__main__":
