@@ -83,10 +83,9 @@ int run(const std::vector<std::string>& only, const Effort& effort, const std::s
     fmt::print("{}\n", to_text(rows.back()));
     std::fflush(stdout);
   }
-  if (only.empty()) {
-    const std::string path = write_results(directory, machine, rows);
-    fmt::print("written: {}.json and .md\n", path);
-  }
+  if (only.empty())
+    fmt::print("written: {}; bench/page.py makes the page of it\n",
+               write_results(directory, machine, rows));
   const int misses = misses_in(rows);
   fmt::print("{}\n",
              misses == 0 ? "every promise kept" : fmt::format("{} figures miss their bound", misses));

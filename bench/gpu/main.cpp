@@ -93,7 +93,7 @@ int run(bool quick, const std::string& directory) {
   int misses = 0;
   for (const Row& row : rows)
     for (const Figure& figure : row.figures) misses += figure.bound && !figure.bound->holds();
-  if (!directory.empty()) fmt::print("written: {}.json and .md\n", write_results(directory, machine, rows));
+  if (!directory.empty()) fmt::print("written: {}\n", write_results(directory, machine, rows));
   fmt::print("{}\n",
              misses == 0 ? "every promise kept" : fmt::format("{} figures miss their bound", misses));
   return 0;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Figures, the bounds they are judged by, and the files they are written to (as bench/support/report.h)."""
+"""Figures, the bounds they are judged by, and the file they are written to (as bench/support/report.h)."""
 
 from __future__ import annotations
 
@@ -127,21 +127,8 @@ def to_text(row: Row) -> str:
     return "\n".join(lines + [f"  ({note})" for note in row.notes]) + "\n"
 
 
-def _to_markdown(row: Row) -> str:
-    head = "| what | value | ratio | bound | |\n|---|---:|---:|---:|---|\n"
-    lines = [
-        f"| {f.what} | {f.value_text()} | {f.ratio_text()} | {f.bound_text()} | {f.verdict()} |\n" for f in row.figures
-    ]
-    notes = [f"\n{note}\n" for note in row.notes]
-    return f"## {row.title}\n\nPromise: {row.promise}.\n\n" + head + "".join(lines + notes) + "\n"
-
-
 def write_results(path: pathlib.Path, date: str, facts: dict[str, str], rows: list[Row]) -> None:
-    """Writes <path>.json and <path>.md."""
+    """Writes the results to `path`, of which bench/page.py makes docs/benchmarks.md."""
     path.parent.mkdir(parents=True, exist_ok=True)
     results = {"date": date, "machine": facts, "rows": [row.as_json() for row in rows]}
-    path.with_suffix(".json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
-    head = f"# Benchmarks of the Python package, {date}\n\n"
-    head += "Written by `./dev bench python`; docs/benchmarks.md says how to read it.\n\n"
-    machine = "".join(f"- {name}: {value}\n" for name, value in facts.items())
-    path.with_suffix(".md").write_text(head + machine + "\n" + "".join(map(_to_markdown, rows)))
+    path.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")

@@ -112,9 +112,9 @@ def main() -> int:
         print(to_text(rows[-1]), flush=True)
     if not arguments.rows:
         kind = "python" if arguments.device == "cpu" else "python-cuda"
-        path = arguments.out / f"{machine.today()}-{machine.kind()}-{kind}"
+        path = arguments.out / f"{machine.today()}-{machine.kind()}-{kind}.json"
         write_results(path, machine.today(), facts, rows)
-        print(f"written: {path}.json and .md")
+        print(f"written: {path}; bench/page.py makes the page of it")
     misses = sum(row.misses() for row in rows)
     print(f"{misses} figures miss their bound" if misses else "every promise kept")
     return 0

@@ -64,26 +64,6 @@ void write_json(const std::string& path, const Machine& machine, const std::vect
   std::ofstream(path) << Json{{"date", machine.date}, {"machine", facts}, {"rows", all}}.dump(2) << '\n';
 }
 
-std::string to_markdown(const Row& row) {
-  std::string text = fmt::format(
-      "## {}\n\nPromise: {}.\n\n| what | median | ratio | bound | |\n|---|---:|---:|---:|---|\n", row.title,
-      row.promise);
-  for (const Figure& f : row.figures)
-    text += fmt::format("| {} | {} | {} | {} | {} |\n", f.what, format_value(f.value, f.unit), ratio(f),
-                        demand(f), verdict(f));
-  for (const std::string& note : row.notes) text += fmt::format("\n{}\n", note);
-  return text + "\n";
-}
-
-void write_markdown(const std::string& path, const Machine& machine, const std::vector<Row>& rows) {
-  std::ofstream file(path);
-  file << "# Benchmarks of " << machine.date
-       << "\n\nWritten by `./dev bench`; docs/benchmarks.md says how to read it.\n\n";
-  for (const auto& [name, value] : machine.facts) file << "- " << name << ": " << value << "\n";
-  file << "\n";
-  for (const Row& row : rows) file << to_markdown(row);
-}
-
 }  // namespace
 
 std::string format_value(double value, const std::string& unit) {
@@ -118,9 +98,8 @@ std::string to_text(const Row& row) {
 std::string write_results(const std::string& directory, const Machine& machine,
                           const std::vector<Row>& rows) {
   std::filesystem::create_directories(directory);
-  const std::string path = fmt::format("{}/{}-{}", directory, machine.date, machine.kind);
-  write_json(path + ".json", machine, rows);
-  write_markdown(path + ".md", machine, rows);
+  const std::string path = fmt::format("{}/{}-{}.json", directory, machine.date, machine.kind);
+  write_json(path, machine, rows);
   return path;
 }
 

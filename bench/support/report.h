@@ -64,7 +64,8 @@ class Row {
 std::string format_value(double value, const std::string& unit);
 /// A row as a block of text for terminals.
 std::string to_text(const Row& row);
-/// Writes <directory>/<date>-<host kind>.json and .md and returns their common path without the suffix.
+/// Writes <directory>/<date>-<kind of machine>.json, of which bench/page.py makes docs/benchmarks.md, and returns its
+/// path.
 std::string write_results(const std::string& directory, const Machine& machine,
                           const std::vector<Row>& rows);
 

@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes docs/benchmarks.md from bench/results: the newest file of each kind of machine, one column for each machine.
+
+page.py            writes the page
+page.py --check    fails if the page is not what the results say
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS, PAGE = ROOT / "bench/results", ROOT / "docs/benchmarks.md"
+sys.path.insert(0, str(ROOT / "bench/python"))
+from report import format_value
+
+NOT_SAID = ("put ", "iceoryx was not", "one card here")  # notes that explain nothing in a table of several machines
+
+HEAD = """\
+# Benchmarks
+
+`bench/page.py` writes this page from the files in `bench/results`. Every column names its machine and date. Numbers depend on
+the machine, so measure on yours:
+
+```sh
+./dev bench                                           # the C++ library, about two minutes
+./dev bench python                                    # the Python package, about ten minutes
+./dev gpu                                             # the C++ library on CUDA devices
+python bench/python/run.py --device cuda:0            # the Python package on a CUDA device
+python bench/python/pinned.py                         # copies, loaders and files with pinned memory
+```
+
+Each number is the median over rounds in which onecopy and the others run one after the other. torch runs in processes that
+never import onecopy. [How each row is measured](../bench/README.md) says what is inside the measured time. Files without a commit were entered by hand from the output of the command that the section names.
+
+"""
+
+
+def newest() -> list[tuple[str, dict[str, Any]]]:
+    """Returns (date, content) of the newest file of each kind; the kind is the name behind the date."""
+    files = {path.name[11:]: path for path in sorted(RESULTS.glob("*.json"))}
+    return [(path.name[:10], json.loads(path.read_text())) for path in sorted(files.values(), key=_order)]
+
+
+def _order(path: Path) -> tuple[bool, bool, bool, str]:
+    """Machines without a card first, what `./dev bench` measures before the rest, Python before C++."""
+    has_card = "nvidia" in path.name or "cuda" in path.name
+    is_special = re.search(r"-(rpc|plugs|graphs|pinned)\.json$", path.name) is not None
+    return has_card, is_special, "-python" not in path.name, path.name
+
+
+def machine_of(facts: dict[str, str]) -> str:
+    """Returns the machine in words, the same for all files of it."""
+    card = re.search(r"NVIDIA[^,]*", facts.get("cuda:0", "") or facts.get("device", ""))
+    count = facts.get("processors usable")
+    processor = facts["processor"].replace("(R)", "").replace(" Processor", "")
+    return f"{card[0] + ', ' if card else ''}{count + ' processors of ' if count else ''}{processor}"
+
+
+def page() -> str:
+    results = newest()
+    letters: dict[str, str] = {}
+    for _, result in results:
+        letters.setdefault(machine_of(result["machine"]), chr(ord("A") + len(letters)))
+    text = HEAD + "| | machine | results |\n|---|---|---|\n"
+    for machine, letter in letters.items():
+        text += f"| {letter} | {machine} | {_runs(machine, results)} |\n"
+    titles = dict.fromkeys(row["title"] for _, result in results for row in result["rows"])
+    return text + "".join(_section(title, results, letters) for title in titles)
+
+
+def _runs(machine: str, results: list[tuple[str, dict[str, Any]]]) -> str:
+    """Returns the date, the software and the commit of each file of a machine."""
+    runs = []
+    for date, result in results:
+        facts = result["machine"]
+        if machine_of(facts) == machine:
+            software = f"torch {facts['torch']}" if "torch" in facts else "C++"
+            runs.append(f"{date} ({software}, {facts.get('commit', 'no commit')})")
+    return "<br>".join(dict.fromkeys(runs))
+
+
+def _section(title: str, results: list[tuple[str, dict[str, Any]]], letters: dict[str, str]) -> str:
+    columns, notes = {}, {}
+    for date, result in results:
+        for row in result["rows"]:
+            if row["title"] == title:
+                columns[f"{letters[machine_of(result['machine'])]}, {date}"] = _by_name(row["figures"])
+                notes |= dict.fromkeys(re.sub(r"</torch_[0-9_]*>", "FILE", note) for note in row["notes"])
+    names = dict.fromkeys(name for figures in columns.values() for name in figures)
+    lines = [f"| {' | '.join(['', *columns])} |", f"|---|{'---:|' * len(columns)}"]
+    for name in names:
+        cells = (_cell(figures.get(name)) for figures in columns.values())
+        lines.append(f"| {name[0].strip()} | {' | '.join(cells)} |")
+    said = [f"- {note}" for note in notes if not note.startswith(NOT_SAID)]
+    return f"\n## {title}\n\n" + "\n".join(lines) + "\n" + ("\n" + "\n".join(said) + "\n" if said else "")
+
+
+def _by_name(figures: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Returns the figures by their name and its number of occurrences before: parts of a row repeat names."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for figure in figures:
+        count = sum(name == figure["what"] for name, _ in found)
+        found[figure["what"], count] = figure
+    return found
+
+
+def _cell(figure: dict[str, Any] | None) -> str:
+    if figure is None:
+        return ""
+    microseconds = figure["unit"] == "us"
+    return format_value(figure["value"] * (1e3 if microseconds else 1), "ns" if microseconds else figure["unit"])
+
+
+def main(arguments: list[str]) -> int:
+    if arguments == ["--check"]:
+        if PAGE.read_text() == page():
+            return 0
+        print("docs/benchmarks.md is not what bench/results says: run bench/page.py", file=sys.stderr)
+        return 1
+    PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
