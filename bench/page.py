@@ -17,7 +17,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS, PAGE = ROOT / "bench/results", ROOT / "docs/benchmarks.md"
 sys.path.insert(0, str(ROOT / "bench/python"))
-from report import format_value
+from report import format_value  # noqa: E402
 
 NOT_SAID = ("put ", "iceoryx was not", "one card here")  # notes that explain nothing in a table of several machines
 

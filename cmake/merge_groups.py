@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which sources of a target may be compiled as one: `merge_groups.py ROOT SOURCE...` prints a line "NUMBER SOURCE" for each.
+"""Which sources of a target may be compiled as one: `merge_groups.py ROOT SOURCE...` prints a line "NUMBER SOURCE" for
+each.
 
 Two sources are in one group only if neither declares a name for itself that the other mentions, or sees in a header of
 this project: such a name would hide what the other means, or overload it without a word. Names that both take from one
-place by `using` are one name. A name beyond an anonymous namespace is the program's, not the source's, if a header below
-ROOT has it. A source that replaces operator new gets no line.
+place by `using` are one name. A name beyond an anonymous namespace is the program's, not the source's, if a header
+below ROOT has it. A source that replaces operator new gets no line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ HEAD = re.compile(r"(?:::|[^({=;:\[])*")  # of a declaration: the name is its la
 USING = re.compile(r"^using [\w:]+;", re.MULTILINE)
 OPENING = re.compile(r"^\s*using namespace ([\w:]+);", re.MULTILINE)
 NAMES_NOTHING = re.compile(
-    r"using [\w:]+;|using namespace|namespace\b|template\b|extern\b|static_assert\b|TEST|INSTANTIATE_|public:|private:|protected:"
+    r"using [\w:]+;|using namespace|namespace\b|template\b|extern\b|static_assert\b|TEST|INSTANTIATE_"
+    r"|public:|private:|protected:"
 )
 
 

@@ -2,8 +2,8 @@
 """Provides the description of the Python package to scikit-build-core: README.md without links into the repository.
 
 An index shows the description far from the repository's files, so a relative link would lead nowhere there. Such links
-become absolute below ``FILES`` once the repository has a public address. Until then they become their text, and pictures
-are left out.
+become absolute below ``FILES`` once the repository has a public address. Until then they become their text, and
+pictures are left out.
 """
 
 from __future__ import annotations

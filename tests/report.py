@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The cases of a whole ./dev test, from the JUnit files of its steps: how many distinct cases there were, and which reasons
-kept cases from running.
+"""The cases of a whole ./dev test, from the JUnit files of its steps: how many distinct cases there were, and which
+reasons kept cases from running.
 
-    tests/report.py FILE.xml...     exit status 1: a case was skipped for a reason that expected_skips.txt does not expect here
+    tests/report.py FILE.xml...     exit status 1: a case was skipped for a reason that expected_skips.txt does not
+    expect here
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import os
 import pathlib
 import re
 import sys
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from typing import NamedTuple
+from xml.etree import ElementTree
 
 _EXPECTED = pathlib.Path(__file__).with_name("expected_skips.txt")
 _GOOGLE_TEST = re.compile(r": Skipped\n(.*?)\n*\[  SKIPPED \]", re.DOTALL)

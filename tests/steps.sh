@@ -96,6 +96,10 @@ lint_steps() {
   else
     skip "lint: clang-format" "clang-format is not installed"
   fi
+  python_packages_present || { skip "lint: ruff" "python3 with its headers and venv is not installed"; return 0; }
+  step "lint: tools for Python" setup_venv_tools || return 0
+  step "lint: ruff format" "$VENV/bin/ruff" format --check . || true
+  step "lint: ruff" "$VENV/bin/ruff" check . || true
 }
 
 # Compiled before the Python package, which is made of it: what ccache has by then is not compiled twice.

@@ -335,7 +335,7 @@ def calls(effort: Effort) -> Row:
         pool = graphs.arena(effort.device)
         call = torch.compile(model, backend=graphs.backend(pool), fullgraph=True, dynamic=False)
         call(x)
-        function, entry = _entry_of(pool)
+        function, _ = _entry_of(pool)
         with _noted(function) as arguments:
             call(x)
         static = x.clone()

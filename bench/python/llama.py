@@ -76,7 +76,7 @@ def _of_torch(layers: int, hidden: int, device: str, dtype: Any) -> Any:
     return model, new_cache
 
 
-def _Model(layers: int, hidden: int) -> Any:  # noqa: N802
+def _Model(layers: int, hidden: int) -> Any:
     import torch
     from torch import nn
     from torch.nn import functional

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls between two processes, each on a processor of its own, beside torch.distributed.rpc in the same run.
 
-Each package's two members are pinned when they have their threads: two that spin on one processor measure its scheduler. torch
-is quicker so, too."""
+Each package's two members are pinned when they have their threads: two that spin on one processor measure its
+scheduler. torch is quicker so, too."""
 
 from __future__ import annotations
 

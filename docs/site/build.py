@@ -22,7 +22,8 @@ NAVIGATION = {
         "weights-trainer-engine", "coming-from-torch-multiprocessing", "data-loading", "numpy", "asyncio", "kv-cache",
         "to-the-card", "rpc", "graphs", "huggingface", "ray", "vllm", "sglang", "lmcache")],
     "Reference": [*(f"reference/{name}.md" for name in (
-                      "cpp", "cli", "environment", "errors", "limits", "versions", "patches", "rpc-compatibility", "graphs-compatibility")),
+                      "cpp", "cli", "environment", "errors", "limits", "versions", "patches", "rpc-compatibility",
+                      "graphs-compatibility")),
                   "benchmarks.md", "SECURITY.md", "CHANGELOG.md"],
 }  # fmt: skip
 # Lines of code have 100 columns and more.

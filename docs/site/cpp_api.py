@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of the C++ API from the comments in the public headers: each declaration with the comment above or beside it."""
+"""Pages of the C++ API from the comments in the public headers: each declaration with the comment above or beside
+it.
+"""
 
 from __future__ import annotations
 
@@ -72,5 +74,5 @@ def _entry(comment: str, code: str) -> str:
     name = re.search(r"\b(?:class|struct|enum class|enum|using)\s+(?:\[\[\w+\]\]\s+)?(\w+)", code) or re.search(
         r"(\w+)\s*\(", code
     )
-    title = name[1] if name else re.sub(r"[^\w]+", " ", code.split("=")[0]).split()[-1]
+    title = name[1] if name else re.sub(r"[^\w]+", " ", code.split("=", maxsplit=1)[0]).split()[-1]
     return f"### {title}\n\n{comment.replace('<', '&lt;')}\n\n```cpp\n{code}\n```"

@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping as _Mapping
 
-from . import _core, _log, _pickled, errors
+from . import _core as _core, _log, _pickled, errors
+from ._arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
 from ._core import (
     Bundle,
     Handle,
@@ -53,7 +54,6 @@ from ._core import (
     strategy,
     zeros,
 )
-from ._arrays import array, asarray, empty_like, from_numpy, ones, ones_like, zeros_like
 from ._pin import is_pinned, pin, unpin
 from ._to_device import load, to_device, view_on
 from .dtypes import DType
@@ -153,8 +153,7 @@ __all__ = [
 
 TYPE_CHECKING = False  # type checkers take it for true by its name; typing would be another import
 if TYPE_CHECKING:
-    from . import hf as hf
-    from . import torch as torch
+    from . import hf as hf, torch as torch
 del TYPE_CHECKING
 
 

@@ -53,7 +53,7 @@ def load_into(bundle: Bundle, module: Any, prefix: str, strict: bool) -> LoadedI
 def _names_below(bundle: Bundle, prefix: str) -> dict[str, str]:
     """The bundle's names below the prefix: as the module has them, and as the bundle has them."""
     start = prefix if not prefix or prefix.endswith(".") else prefix + "."
-    return {name[len(start) :]: name for name in bundle.keys() if name.startswith(start)}
+    return {name[len(start) :]: name for name in bundle if name.startswith(start)}
 
 
 def _places(module: Any) -> Iterable[tuple[str, _Place]]:

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lines of the library in C++ as records of the logger ``onecopy``; on stderr, as without Python, while it has no handler."""
+"""Lines of the library in C++ as records of the logger ``onecopy``; on stderr, as without Python, while it has no
+handler.
+"""
 
 from __future__ import annotations
 

@@ -20,16 +20,17 @@ import time
 from pathlib import Path
 
 import pytest
+
 from programs_with_torch import Programs
 from spawn_with_torch import Spawner
 
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 # The time limit of a hanging test; the slowest that works takes a tenth.
-PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", 300))
+PATIENCE = float(os.environ.get("ONECOPY_TEST_PATIENCE", "300"))
 
 # How many processes are killed at random, in all; the package promises ONECOPY_TEST_KILLS=500.
-KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", 80))
+KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "80"))
 
 # Threads of torch's that wait for each other on few processors are most of the cost of programs that train.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -85,7 +86,9 @@ def terminal(request):
 
 @pytest.fixture(autouse=True)
 def watchdog(terminal):
-    """Ends a hanging run with the stacks of all threads. A test that takes long calls it whenever it has come further."""
+    """Ends a hanging run with the stacks of all threads. A test that takes long calls it whenever it has come
+    further.
+    """
 
     def begin_again():
         faulthandler.dump_traceback_later(PATIENCE, exit=True, file=terminal)

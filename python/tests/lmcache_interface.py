@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of LMCache that onecopy plugs into: its own abstract_backend.py where lmcache is installed, or a stub of it.
 
-LMCache wants a card and CUDA's libraries, so that the rest is stubs: keys, memory objects, and the backend that allocates.
+LMCache wants a card and CUDA's libraries, so that the rest is stubs: keys, memory objects, and the backend that
+allocates.
 """
 
 import abc
@@ -88,7 +89,7 @@ def files_of_lmcache():
 
 
 def stub(interface):
-    class StoragePluginInterface(abc.ABC):
+    class StoragePluginInterface(abc.ABC):  # noqa: B024
         def __init__(self, dst_device="cpu", config=None, metadata=None, local_cpu_backend=None, loop=None):
             self.dst_device, self.config, self.metadata = dst_device, config, metadata
             self.local_cpu_backend, self.loop = local_cpu_backend, loop

@@ -7,8 +7,9 @@ import asyncio
 import os
 import time
 
-import onecopy.rpc as rpc
 import torch
+
+from onecopy import rpc
 
 seen = []  # what functions leave for tests to look at
 

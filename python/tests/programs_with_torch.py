@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs programs in forked children of an interpreter that has imported torch: the import is most of what a fresh one costs.
+"""Runs programs in forked children of an interpreter that has imported torch: the import is most of what a fresh one
+costs.
 
 Run as a program itself, with a socket as its standard input: see Programs for the messages that come through it. A
-program sees what it would see as `python FILE ARGUMENTS...`, but for torch and numpy, which are imported before its first
-line. So are they in children of the method spawn: those are forked from another such child (see spawn_with_torch.py).
+program sees what it would see as `python FILE ARGUMENTS...`, but for torch and numpy, which are imported before its
+first line. So are they in children of the method spawn: those are forked from another such child (see
+spawn_with_torch.py).
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ class Programs:
             self._process = subprocess.Popen(command, stdin=theirs)
 
     def run(self, arguments: list[str], timeout: float, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        """As subprocess.run() of an interpreter, with its output captured; raises TimeoutExpired when the program was killed."""
+        """As subprocess.run() of an interpreter, with its output captured; raises TimeoutExpired when the program was
+        killed.
+        """
         pipes = [os.pipe() for _ in range(2)]
         said = ["", ""]
         threads = [threading.Thread(target=_read, args=(pipe[0], said, i)) for i, pipe in enumerate(pipes)]

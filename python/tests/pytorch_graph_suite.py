@@ -87,10 +87,10 @@ def load(file: Path) -> ModuleType:
 
 def give_both_names(text: str) -> None:
     """Modules of torch that a file of this ``text`` imports from have the names of other versions, too."""
-    for name in RENAMED:
+    for name, pairs in RENAMED.items():
         if name in text:
             module = importlib.import_module(name)
-            for pair in RENAMED[name]:
+            for pair in pairs:
                 for missing, there in (pair, pair[::-1]):
                     if hasattr(module, there) and not hasattr(module, missing):
                         setattr(module, missing, getattr(module, there))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -47,10 +48,8 @@ class Member:
 
     def end(self) -> int | None:
         """Lets it return from main; its exit code."""
-        try:
+        with contextlib.suppress(OSError):
             self._pipe.send(None)
-        except OSError:
-            pass
         self.process.join(PATIENCE)
         code = self.process.exitcode
         if code is None:
@@ -88,21 +87,21 @@ def _portable(error: Exception) -> Exception:
 
 def init(file: str, rank: int, size: int, name: str, options: dict) -> None:
     """init_rpc() in a member."""
-    import onecopy.distributed.rpc as rpc
+    from onecopy.distributed import rpc
 
     backend = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{file}", **options)
     rpc.init_rpc(name, rank=rank, world_size=size, rpc_backend_options=backend)
 
 
 def shutdown(graceful: bool = True) -> None:
-    import onecopy.distributed.rpc as rpc
+    from onecopy.distributed import rpc
 
     rpc.shutdown(graceful=graceful)
 
 
 def is_plain(function, *arguments) -> bool:
     """Whether calls of it in "worker1" need no Python code of ours, from the second one on."""
-    import onecopy.distributed.rpc as rpc
+    from onecopy.distributed import rpc
     from onecopy.rpc import _agent
 
     agent = _agent.current()
@@ -153,7 +152,7 @@ class Group:
 
 def native_init(file: str, rank: int, size: int | None, name: str, options: dict) -> None:
     """onecopy.rpc.init() in a member."""
-    import native_rpc_functions  # noqa: F401: what it exports
+    import native_rpc_functions  # noqa: F401
     import onecopy.rpc
 
     onecopy.rpc.init(name, rank=rank, world_size=size, rendezvous=f"file://{file}", **options)

@@ -3,8 +3,8 @@
 
 `Spawner` takes the place of `multiprocessing.util.spawnv_passfds`. Its server is this file as a program: an interpreter
 that has imported torch, numpy and pytest, and nothing of onecopy. A child is forked from it, and is then a child of the
-process that wanted it. It has that process's environment, directory, limits, signals and descriptors, as after exec, and
-runs the interpreter's command. Tests of fresh interpreters themselves have the mark `fresh_interpreters`.
+process that wanted it. It has that process's environment, directory, limits, signals and descriptors, as after exec,
+and runs the interpreter's command. Tests of fresh interpreters themselves have the mark `fresh_interpreters`.
 """
 
 from __future__ import annotations

@@ -105,8 +105,21 @@ def test_anything_with_a_buffer_can_be_shared_and_copied_from(source):
     assert t.tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize("code, dtype", [("b", "int8"), ("h", "int16"), ("i", "int32"), ("l", "int64"), ("q", "int64"),
-                                         ("H", "uint16"), ("I", "uint32"), ("L", "uint64"), ("f", "float32"), ("d", "float64")])  # fmt: skip
+@pytest.mark.parametrize(
+    "code, dtype",
+    [
+        ("b", "int8"),
+        ("h", "int16"),
+        ("i", "int32"),
+        ("l", "int64"),
+        ("q", "int64"),
+        ("H", "uint16"),
+        ("I", "uint32"),
+        ("L", "uint64"),
+        ("f", "float32"),
+        ("d", "float64"),
+    ],
+)
 def test_arrays_of_the_standard_library(code, dtype):
     opened = onecopy.open(onecopy.share(array.array(code, [1, 2])))
     assert opened.dtype == dtype and opened.tolist() == [1, 2]

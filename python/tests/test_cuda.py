@@ -13,10 +13,10 @@ import time
 import warnings
 
 import pytest
-from devices import CUDA, Driver, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device, settled
 
 import onecopy
 import onecopy.multiprocessing
+from devices import CUDA, Driver, ForeignArray, borrower, end_peers, eventually, needs_simulator, on_device, settled
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -80,9 +80,8 @@ def test_torch_without_cuda_says_so():
     for refused in (tensor.torch, lambda: onecopy.open(onecopy.share(tensor), framework="torch")):
         with pytest.raises(onecopy.Unsupported, match=r"torch.*cuda:0.*\.cpu\(\)"):
             refused()
-    with pytest.raises(onecopy.Unsupported, match="torch cannot use CUDA"):
-        with onecopy.torch.memory("cuda:0"):
-            pass
+    with pytest.raises(onecopy.Unsupported, match="torch cannot use CUDA"), onecopy.torch.memory("cuda:0"):
+        pass
 
 
 # --- DLPack and its kin -----------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import sys
 import threading
 
 import pytest
+
 from devices import driver, is_simulated
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy import InvalidArgument, graphs  # noqa: E402
-from onecopy.graphs._pool import segments_of  # noqa: E402
+from onecopy import InvalidArgument, graphs
+from onecopy.graphs._pool import segments_of
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="wants a CUDA GPU"),

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import onecopy.distributed.rpc as rpc  # noqa: E402
-from rpc_group import Group, is_plain  # noqa: E402
+from onecopy.distributed import rpc
+from rpc_group import Group, is_plain
 
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # the processes of other tests are forked from here
 
@@ -72,7 +72,9 @@ def values_of(function, *shape):
 
 
 def in_a_stream_of_ones_own():
-    """The callee sees writes that its caller's stream has before the call; work after it in the stream sees the result."""
+    """The callee sees writes that its caller's stream has before the call; work after it in the stream sees the
+    result.
+    """
     stream, right = torch.cuda.Stream(), []
     call(slow_five, torch.zeros(4, device="cuda:0"))
     with torch.cuda.stream(stream):

@@ -11,6 +11,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from devices import borrower, driver, end_peers, eventually, is_simulated, on_device, settled
 
 torch = pytest.importorskip("torch")

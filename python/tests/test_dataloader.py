@@ -11,12 +11,12 @@ import warnings
 
 import pytest
 import torch
-from conftest import has_ended
-from devices import eventually
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import onecopy
 import onecopy.multiprocessing as mp
+from conftest import has_ended
+from devices import eventually
 
 METHODS = ["fork", "spawn", "forkserver"]
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch before 2.12 puts storages into /dev/shm, page by page as they are copied: a storage that does not fit there
-ended in "Bus error" (pytorch#5040, #1355), and one beyond a control group's limit in a kill. There is an error before."""
+ended in "Bus error" (pytorch#5040, #1355), and one beyond a control group's limit in a kill. There is an error
+before.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,7 @@ import uuid
 from pathlib import Path
 
 import pytest
+
 from conftest import SHARED, is_left
 
 pytest.importorskip("torch", reason="wants torch installed")

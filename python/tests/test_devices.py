@@ -8,6 +8,8 @@ import struct
 import sys
 
 import pytest
+
+import onecopy
 from devices import (
     CUDA,
     NPU,
@@ -20,8 +22,6 @@ from devices import (
     open_driver,
     settled,
 )
-
-import onecopy
 
 
 @pytest.fixture(params=[CUDA, NPU], ids=lambda vendor: vendor.kind)

@@ -11,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import onecopy.distributed.autograd as dist_autograd  # noqa: E402
-import onecopy.distributed.rpc as rpc  # noqa: E402
-from onecopy.distributed.autograd import _engine  # noqa: E402
-from rpc_group import Group  # noqa: E402
+import onecopy.distributed.autograd as dist_autograd
+from onecopy.distributed import rpc
+from onecopy.distributed.autograd import _engine
+from rpc_group import Group
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +110,9 @@ def both(i, x, y):
 
 
 def twice(name):
-    """One tensor in two places, with results in containers. The first call of a function goes another way than the others."""
+    """One tensor in two places, with results in containers. The first call of a function goes another way than the
+    others.
+    """
     total = 0
     for _ in range(2):
         x = WEIGHTS[0] * 2

@@ -11,8 +11,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from onecopy import _core  # noqa: E402
-from onecopy.distributed.autograd._edges import ReceivedTensors, SentTensors, torch_engine  # noqa: E402
+from onecopy import _core
+from onecopy.distributed.autograd._edges import ReceivedTensors, SentTensors, torch_engine
 
 WORKER = 3
 
@@ -88,7 +88,7 @@ def test_outputs_beyond_the_first_word_are_evaluated_in_stages():
     arrived = [received(i, [torch.ones(2)]) for i in range(200)]
     tensors = [t for _, (t,) in arrived]
     both = sum(t * 3 for t in tensors[100:])
-    context, found = evaluation([[sum(t * 2 for t in tensors[:100]) + both], [both * 5]])
+    _, found = evaluation([[sum(t * 2 for t in tensors[:100]) + both], [both * 5]])
     fired, change = found.take([(0, [ONE])])
     assert change == 1 and {r.message_id for r, _ in fired} == set(range(100))
     fired, change = found.take([(1, [ONE])])

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 
@@ -10,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from onecopy.distributed.autograd._engine import Engine  # noqa: E402
+from onecopy.distributed.autograd._engine import Engine
 
 PROGRAMS = 100
 SIZE = 3
@@ -118,7 +119,7 @@ class Program:
             ]
             for _ in range(workers)
         ]
-        for parameter in sum(self.parameters, []):
+        for parameter in itertools.chain.from_iterable(self.parameters):
             if self._random.random() < 0.1:
                 parameter.register_hook(lambda g: g.clamp(-0.7, 0.9) * 1.5)
         self._kept: list[list[torch.Tensor]] = [[] for _ in range(workers)]

@@ -7,10 +7,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import onecopy.distributed.autograd as dist_autograd  # noqa: E402
-import onecopy.distributed.rpc as rpc  # noqa: E402
-from onecopy.distributed.optim import DistributedOptimizer  # noqa: E402
-from rpc_group import Group  # noqa: E402
+import onecopy.distributed.autograd as dist_autograd
+from onecopy.distributed import rpc
+from onecopy.distributed.optim import DistributedOptimizer
+from rpc_group import Group
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,8 @@ import sys
 import threading
 import time
 
-from devices import settled
-
 import onecopy
+from devices import settled
 
 READER = """
 import sys, onecopy

@@ -11,7 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy import InvalidArgument, Unsupported, graphs  # noqa: E402
+from onecopy import InvalidArgument, Unsupported, graphs
 
 WIDTH = 64
 SHAPES = (3, 200, 17, 500, 128)

@@ -9,8 +9,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy import InvalidArgument, OutOfMappings, OutOfMemory, Unsupported, graphs  # noqa: E402
-from onecopy.graphs import _compile, _context  # noqa: E402
+from onecopy import InvalidArgument, OutOfMappings, OutOfMemory, Unsupported, graphs
+from onecopy.graphs import _compile, _context
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,16 @@ import sys
 import threading
 
 import pytest
+
 from devices import on_device
 
 pytest.importorskip("torch", reason="wants torch installed")
 
-import torch  # noqa: E402
+import torch
 
-from onecopy import _core, _captures, graphs  # noqa: E402
-from onecopy.graphs import _pool  # noqa: E402
-from onecopy.graphs._captures import _Collector  # noqa: E402
+from onecopy import _captures, _core, graphs
+from onecopy.graphs import _pool
+from onecopy.graphs._captures import _Collector
 
 
 def test_of_two_captures_at_a_time_the_last_one_to_end_lets_the_collector_go_on():

@@ -12,8 +12,7 @@ import onecopy
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy import graphs  # noqa: E402
-
+from onecopy import graphs
 
 PAGES = 46 << 20  # of no other test's arena: those may come and go meanwhile
 

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy.graphs._plan import ALIGNMENT, Memory, lower_bound, place  # noqa: E402
+from onecopy.graphs._plan import ALIGNMENT, Memory, lower_bound, place
 
 intervals = st.builds(
     lambda nbytes, made, length: Memory(nbytes, made, made + length),

@@ -13,7 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy import graphs  # noqa: E402
+from onecopy import graphs
 
 PROGRAMS = int(os.environ.get("ONECOPY_TEST_GRAPHS", "8"))
 

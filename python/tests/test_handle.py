@@ -60,7 +60,7 @@ def test_handles_are_values():
 
 def test_a_handle_is_not_none():
     handle = onecopy.share(onecopy.empty(3))
-    assert handle != None and not handle == None and None not in [handle]  # noqa: E711
+    assert handle != None and not handle == None and None not in [handle]  # noqa: E711, SIM201  # noqa: E711
 
 
 def test_a_handle_keeps_the_memory_and_its_bytes_do_not():

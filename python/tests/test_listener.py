@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """onecopy.Listener and connect: programs that were started on their own find each other."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -113,19 +114,15 @@ def test_one_thread_accepts_at_a_time(address):
 
     def accept():
         while not listener.closed:
-            try:
+            with contextlib.suppress(onecopy.InvalidArgument, onecopy.errors.Closed):  # the main thread accepts
                 listener.accept()
-            except (onecopy.InvalidArgument, onecopy.errors.Closed):  # we were trying
-                pass
 
     thread = threading.Thread(target=accept)
     thread.start()
     with pytest.raises(onecopy.InvalidArgument):
         while True:  # until that thread is in there
-            try:
+            with contextlib.suppress(onecopy.errors.Timeout):
                 listener.accept(timeout=0)
-            except onecopy.errors.Timeout:
-                pass
     listener.close()
     thread.join()
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import handles_in_transit
-from devices import eventually
 
 import onecopy
 import onecopy.multiprocessing as mp
+from conftest import handles_in_transit
+from devices import eventually
 
 
 @pytest.fixture(scope="module")

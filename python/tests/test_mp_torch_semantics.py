@@ -20,12 +20,12 @@ from multiprocessing.connection import Client, Listener
 
 import pytest
 import torch
-from conftest import has_ended
-from devices import eventually
 from torch.multiprocessing import reductions as torch_reductions
 
 import onecopy
 import onecopy.multiprocessing as mp
+from conftest import has_ended
+from devices import eventually
 
 METHODS = ["fork", "spawn", "forkserver"]
 

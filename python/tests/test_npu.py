@@ -15,9 +15,9 @@ import sys
 import threading
 
 import pytest
-from devices import NPU, AscendRuntime, ForeignArray, borrower, driver, end_peers, needs_simulator, on_device
 
 import onecopy
+from devices import NPU, AscendRuntime, ForeignArray, borrower, driver, end_peers, needs_simulator, on_device
 
 
 @pytest.fixture(params=[NPU], ids=["npu"])

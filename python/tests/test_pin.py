@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from devices import borrower, end_peers, eventually, is_simulated, on_device
 
 import onecopy
+from devices import borrower, end_peers, eventually, is_simulated, on_device
 from onecopy import _core
 from onecopy._to_device import _put, _take
 
@@ -373,7 +373,7 @@ def test_without_a_card_that_is_said(run_python):
 def test_the_loader_of_torch_pins_on_a_real_card():
     import torch
 
-    import onecopy.multiprocessing  # noqa: F401
+    import onecopy.multiprocessing
 
     batches = torch.utils.data.DataLoader(
         torch.arange(64.0).reshape(16, 4), batch_size=4, num_workers=2, pin_memory=True

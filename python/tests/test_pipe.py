@@ -66,7 +66,7 @@ def test_what_was_sent_arrives_after_the_sender_closed(ends):
 
 
 def test_closing_ends_the_wait_of_another_thread(ends):
-    a, b = ends
+    a, _ = ends
     errors = []
 
     def wait():

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's own tests of captured graphs, where its source tree and a card are at hand; how they are chosen, everywhere."""
+"""PyTorch's own tests of captured graphs, where its source tree and a card are at hand; how they are chosen,
+everywhere.
+"""
 
 from __future__ import annotations
 

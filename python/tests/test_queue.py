@@ -532,7 +532,9 @@ AFTER_FORK = """
 
 
 def test_a_forked_child_of_a_process_that_uses_a_device_gets(run_python):
-    """A get() asks torch for its stream, and torch refuses that in such a child: no loader's worker ever got an index."""
+    """A get() asks torch for its stream, and torch refuses that in such a child: no loader's worker ever got an
+    index.
+    """
     pytest.importorskip("torch", reason="wants torch installed")
     run_python(AFTER_FORK)
 

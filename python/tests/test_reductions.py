@@ -16,11 +16,11 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from devices import eventually
 from torch.multiprocessing import reductions as torch_reductions
 
 import onecopy
 import onecopy.multiprocessing as mp
+from devices import eventually
 from onecopy.multiprocessing import reductions
 from onecopy.multiprocessing.reductions import reduce_storage, reduce_tensor
 

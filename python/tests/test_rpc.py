@@ -12,8 +12,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import onecopy.distributed.rpc as rpc  # noqa: E402
-from rpc_group import Group, Member, init, is_plain, shutdown, until  # noqa: E402
+from onecopy.distributed import rpc
+from rpc_group import Group, Member, init, is_plain, shutdown, until
 
 
 @pytest.fixture(scope="module")
@@ -444,7 +444,9 @@ def test_the_last_to_shut_down_need_not_know_that_its_leader_gave_up(tmp_path):
 
 
 def let_the_last_answer_wait_for_the_end():
-    """This process's answer to the last meeting of a shutdown, its second, goes out when stop() is over or looks at answers."""
+    """This process's answer to the last meeting of a shutdown, its second, goes out when stop() is over or looks at
+    answers.
+    """
     import threading
 
     from onecopy.distributed.rpc import api
@@ -471,7 +473,9 @@ def let_the_last_answer_wait_for_the_end():
 
 
 def test_a_member_leaves_behind_its_last_answer(tmp_path):
-    """Seen over TCP: worker1 had put its farewell before its answer to the last meeting, and worker0's shutdown failed."""
+    """Seen over TCP: worker1 had put its farewell before its answer to the last meeting, and worker0's shutdown
+    failed.
+    """
     with Group(tmp_path, 2) as group:
         group[1](let_the_last_answer_wait_for_the_end)
 

@@ -9,10 +9,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import native_rpc_functions as theirs  # noqa: E402
-import onecopy  # noqa: E402
-import onecopy.rpc as rpc  # noqa: E402
-from rpc_group import NativeGroup  # noqa: E402
+import native_rpc_functions as theirs
+import onecopy
+from onecopy import rpc
+from rpc_group import NativeGroup
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +181,7 @@ def test_a_message_for_which_there_is_no_memory_is_the_callers_error(pair):
 def test_calls_before_init_say_so():
     for use in (
         lambda: rpc.call("worker1", theirs.add),
-        lambda: rpc.members(),
+        rpc.members,
         lambda: rpc.stream("worker1", theirs.numbers),
         lambda: rpc.explain("worker1", torch.ones(1)),
         lambda: rpc.remote("worker1", theirs.Counter),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes that are killed and stopped at random while others call them: each call ends, with its result or a typed error.
+"""Processes that are killed and stopped at random while others call them: each call ends, with its result or a typed
+error.
 
 A few are killed by default; ONECOPY_TEST_KILLS=1000 kills many, ONECOPY_RPC_SEED repeats a run.
 """
@@ -15,11 +16,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import native_rpc_functions as theirs  # noqa: E402
-import onecopy.rpc as rpc  # noqa: E402
-from rpc_group import PATIENCE, Member, native_init, until  # noqa: E402
+import native_rpc_functions as theirs
+from onecopy import rpc
+from rpc_group import PATIENCE, Member, native_init, until
 
-KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", 12))
+KILLS = int(os.environ.get("ONECOPY_TEST_KILLS", "12"))
 SEED = int(os.environ.get("ONECOPY_RPC_SEED", time.time_ns() % 10**6))
 WORKERS = ["w0", "w1", "w2"]
 EXPECTED = (rpc.PeerDied, rpc.Timeout, rpc.Cancelled, rpc.Busy)

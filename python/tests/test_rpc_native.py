@@ -15,9 +15,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import native_rpc_functions as theirs  # noqa: E402
-import onecopy.rpc as rpc  # noqa: E402
-from rpc_group import NativeGroup, until  # noqa: E402
+import native_rpc_functions as theirs
+from onecopy import rpc
+from rpc_group import NativeGroup, until
 
 # Within members, `other` is the name of the callee.
 

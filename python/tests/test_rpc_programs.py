@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of the shapes that people write with rpc: a model over processes, a pipeline, a parameter server, and agents."""
+"""Programs of the shapes that people write with rpc: a model over processes, a pipeline, a parameter server, and
+agents.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,10 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import onecopy.distributed.autograd as dist_autograd  # noqa: E402
-import onecopy.distributed.rpc as rpc  # noqa: E402
-from onecopy.distributed.optim import DistributedOptimizer  # noqa: E402
-from rpc_group import Group  # noqa: E402
+import onecopy.distributed.autograd as dist_autograd
+from onecopy.distributed import rpc
+from onecopy.distributed.optim import DistributedOptimizer
+from rpc_group import Group
 
 
 @pytest.fixture(scope="module")
@@ -241,7 +243,7 @@ class Observer:
 class Agent:
     def __init__(self, observers):
         self.values = {name: torch.zeros(5) for name in observers}
-        self.tries = {name: 0 for name in observers}
+        self.tries = dict.fromkeys(observers, 0)
         self.me = rpc.RRef(self)
         self.observers = [rpc.remote(name, Observer, args=(i + 1,)) for i, name in enumerate(observers)]
 

@@ -13,8 +13,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import onecopy.distributed.rpc as rpc  # noqa: E402
-from rpc_group import Group, until  # noqa: E402
+from onecopy.distributed import rpc
+from rpc_group import Group, until
 
 kept = {}
 

@@ -13,11 +13,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 hypothesis = pytest.importorskip("hypothesis")
-from hypothesis import example, given, settings, strategies as st  # noqa: E402
+from hypothesis import example, given, settings, strategies as st
 
-import onecopy  # noqa: E402
-import onecopy.distributed.rpc as rpc  # noqa: E402
-from onecopy.rpc import _devices, _functions, _modes, _values  # noqa: E402
+import onecopy
+from onecopy.distributed import rpc
+from onecopy.rpc import _devices, _functions, _modes, _values
 
 
 @dataclasses.dataclass(frozen=True)

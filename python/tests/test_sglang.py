@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """onecopy.integrations.sglang: one handle in place of the weights, and SGLang's serializer with our import.
 
-SGLang needs a card. Its serializer is that of ONECOPY_SGLANG, a folder with SGLang's package (0.5.23 was tried), or a stub
-with the same interface: an unpickler that takes names from a list only.
+SGLang needs a card. Its serializer is that of ONECOPY_SGLANG, a folder with SGLang's package (0.5.23 was tried), or a
+stub with the same interface: an unpickler that takes names from a list only.
 """
 
 import ast

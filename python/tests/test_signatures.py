@@ -98,9 +98,8 @@ def test_a_missing_file_is_pythons_error_too(tmp_path):
 
 
 def test_an_address_in_use_is_an_oserror(tmp_path):
-    with onecopy.Listener(f"unix:{tmp_path}/socket", b"key"):
-        with pytest.raises(OSError) as raised:
-            onecopy.Listener(f"unix:{tmp_path}/socket", b"key")
+    with onecopy.Listener(f"unix:{tmp_path}/socket", b"key"), pytest.raises(OSError) as raised:
+        onecopy.Listener(f"unix:{tmp_path}/socket", b"key")
     assert raised.value.errno == raised.value.vendor_code != 0
 
 

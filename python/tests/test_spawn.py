@@ -13,11 +13,11 @@ from multiprocessing.context import set_spawning_popen
 
 import pytest
 import torch
-from conftest import handles_in_transit, has_ended
-from devices import eventually
 
 import onecopy
 import onecopy.multiprocessing as mp
+from conftest import handles_in_transit, has_ended
+from devices import eventually
 from onecopy._children import child_being_started
 from onecopy.multiprocessing.holds import held
 

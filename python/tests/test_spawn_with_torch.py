@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import onecopy.multiprocessing as mp  # noqa: E402
+import onecopy.multiprocessing as mp
 
 
 def tell(queue):

@@ -8,9 +8,9 @@ import tempfile
 import time
 
 import pytest
-from conftest import SHARED, is_left, listed_owner
 
 import onecopy
+from conftest import SHARED, is_left, listed_owner
 
 KEEPER = """
 import sys, onecopy

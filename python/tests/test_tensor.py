@@ -255,7 +255,7 @@ def test_iteration_goes_over_the_first_dimension():
 
 def test_membership_is_refused_rather_than_wrong():
     with pytest.raises(TypeError):
-        1 in counted(3)
+        1 in counted(3)  # noqa: B015
 
 
 def test_reshape_and_view():
@@ -350,7 +350,7 @@ def test_floats_are_rounded_as_struct_rounds_them(dtype, code, value):
     t = onecopy.full(1, value, dtype)
     assert bytes(t.view("uint8").tolist()) == struct.pack(code, value)
     (expected,) = struct.unpack(code, struct.pack(code, value))
-    assert t.item() == expected or math.isnan(expected) and math.isnan(t.item())
+    assert t.item() == expected or (math.isnan(expected) and math.isnan(t.item()))
 
 
 # Bits and values from the definitions of the formats.
@@ -371,7 +371,7 @@ def test_small_floats_have_the_bits_of_their_format(dtype):
         as_bits = onecopy.full(1, value, dtype).view("uint8" if dtype.startswith("float8") else "uint16")
         assert as_bits.item() == bits
         decoded = as_bits.view(dtype).item()
-        assert decoded == value or math.isnan(decoded) and math.isnan(value)
+        assert decoded == value or (math.isnan(decoded) and math.isnan(value))
 
 
 @pytest.mark.parametrize("dtype", SMALL)
@@ -408,7 +408,7 @@ def test_repr_shows_few_elements_and_no_more():
 
 def test_tensors_are_compared_by_identity_and_can_be_keys():
     a, b = onecopy.zeros(1), onecopy.zeros(1)
-    assert a == a and a != b
+    assert a == a and a != b  # noqa: PLR0124
     assert {a: 1}[a] == 1
 
 

@@ -10,11 +10,12 @@ import threading
 import weakref
 
 import pytest
+
 from devices import eventually, needs_simulator
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-from onecopy import _core, errors  # noqa: E402
+from onecopy import _core, errors
 
 PLAIN = [
     torch.bool, torch.uint8, torch.int8, torch.uint16, torch.int16, torch.uint32, torch.int32, torch.uint64,

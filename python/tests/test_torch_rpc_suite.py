@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 if importlib.util.find_spec("expecttest") is None:
     pytest.skip("PyTorch's tests want the package expecttest", allow_module_level=True)
 
-import torch_rpc_suite  # noqa: E402
+import torch_rpc_suite
 
 CHOSEN = [
     *("optimizer." + t for t in ["test_dist_optim", "test_dist_optim_exception"]),

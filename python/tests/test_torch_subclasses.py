@@ -5,7 +5,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-import onecopy  # noqa: E402
+import onecopy
 
 
 def fake():
@@ -56,7 +56,7 @@ def test_a_distributed_tensor_is_refused_and_its_local_part_is_not():
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("make", [masked, two])
 def test_storages_without_memory_are_not_shared_and_are_refused(make):
-    import onecopy.multiprocessing  # noqa: F401
+    import onecopy.multiprocessing
 
     tensor = make()
     assert not tensor.is_shared()

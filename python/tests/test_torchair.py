@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="wants torch installed")
 
-import onecopy.compat.torchair as torchair  # noqa: E402
-from onecopy import InvalidArgument, Unsupported, graphs  # noqa: E402
+from onecopy import InvalidArgument, Unsupported, graphs
+from onecopy.compat import torchair
 
 
 @pytest.fixture(autouse=True)

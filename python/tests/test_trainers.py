@@ -22,7 +22,9 @@ def program(repository):
 
 
 def run_and_count(directory, program):
-    """The program's lines, and whether batches were opened on memory of onecopy. Warnings of the packages are theirs."""
+    """The program's lines, and whether batches were opened on memory of onecopy. Warnings of the packages are
+    theirs.
+    """
     file = directory / "program.py"
     file.write_text(program + "    import onecopy\n    print('opened:', onecopy.stats()['opened_total'] > 0)\n")
     result = subprocess.run([sys.executable, file], cwd=directory, capture_output=True, text=True, timeout=200)

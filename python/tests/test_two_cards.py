@@ -7,6 +7,7 @@ import os
 import sys
 
 import pytest
+
 from devices import needs_simulator
 
 pytest.importorskip("torch", reason="wants torch installed")

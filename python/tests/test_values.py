@@ -6,8 +6,7 @@ import pickle
 import struct
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 import onecopy
 from onecopy import _core

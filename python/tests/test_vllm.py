@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 import vllm_interface
 
 pytest.importorskip("torch")

@@ -237,8 +237,8 @@ def main():
             print("\n".join(f"{key}.{test}" for key, test in chosen))
             return 0
         counts = {}
-        for name, word, output in run(folder, chosen, options.jobs, options.seconds, options.each, options.verbose):
-            word = "known" if name in known and word not in ("ok", "skip") else word
+        for name, result, output in run(folder, chosen, options.jobs, options.seconds, options.each, options.verbose):
+            word = "known" if name in known and result not in ("ok", "skip") else result
             counts[word] = counts.get(word, 0) + 1
             if word in ("ok", "skip", "known"):
                 continue

@@ -10,11 +10,11 @@ import torch
 
 OF_TORCH = "--torch" in sys.argv
 if OF_TORCH:
-    import torch.distributed.rpc as rpc
     import torch.multiprocessing as mp
+    from torch.distributed import rpc
 else:
-    import onecopy.distributed.rpc as rpc
     import onecopy.multiprocessing as mp
+    from onecopy.distributed import rpc
 
 DEVICES = [a for a in sys.argv[1:] if not a.startswith("-")] or ["cuda:0", "cuda:0"]
 ROWS = [("4 B", 4, 300), ("4 MiB", 4 << 20, 100), ("64 MiB", 64 << 20, 30), ("1 GiB", 1 << 30, 5)]

@@ -4,20 +4,21 @@
 
     check_merged.py [ROOT]
 
-Every folder of src, and python/src, is compiled many sources at a time (ONECOPY_MERGE_SOURCES). A function with internal
-linkage is then seen by the sources behind it. A finding is such a function, and a call in another source of the folder
-that would consider it: of its name, in its namespace or one within, with as many arguments as it takes. Which overload is
-best is the compiler's business; two names are two functions in any order. Constants and types of one name in one namespace do not
-compile, and are left to the compiler.
+Every folder of src, and python/src, is compiled many sources at a time (ONECOPY_MERGE_SOURCES). A function with
+internal linkage is then seen by the sources behind it. A finding is such a function, and a call in another source of
+the folder that would consider it: of its name, in its namespace or one within, with as many arguments as it takes.
+Which overload is best is the compiler's business; two names are two functions in any order. Constants and types of one
+name in one namespace do not compile, and are left to the compiler.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from itertools import permutations
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import NamedTuple
 
 NO_CODE = re.compile(
     r'//[^\n]*|/\*.*?\*/|^#[^\n]*(?:\\\n[^\n]*)*|R"(\w*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])+\'',

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Counts breaches of the writing rules of CONTRIBUTING.md that a machine can see, and fails if there are more than before.
+"""Counts breaches of the writing rules of CONTRIBUTING.md that a machine can see, and fails if there are more than
+before.
 
     check_words.py             counts all tracked files; fails if a rule has more findings than baseline.json allows
     check_words.py --update    lowers baseline.json to the present counts
@@ -16,8 +17,9 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, NamedTuple
+from typing import NamedTuple
 
 BASELINE = Path(__file__).with_name("baseline.json")
 SKIPPED = ("CONTRIBUTING.md", "docs/design/decisions/", "fuzz/", "bench/results/", "tests/words/", "docs/benchmarks.md")

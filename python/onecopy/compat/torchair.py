@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import InvalidArgument, Unsupported
 from ..graphs import Arena, backend, graph_pool_handle
@@ -19,7 +19,7 @@ __all__ = ["CompilerConfig", "get_npu_backend", "graph_pool_handle"]
 class _Options:
     """Attributes with defaults; others are an error that names the nearest."""
 
-    _known: dict[str, Any] = {}
+    _known: ClassVar[dict[str, Any]] = {}
 
     def __init__(self) -> None:
         for name, default in self._known.items():
@@ -34,7 +34,7 @@ class _Options:
 
 
 class _DebugAclgraph(_Options):
-    _known = {
+    _known: ClassVar = {
         "disable_mempool_reuse_in_same_fx": False,
         "clone_input": True,
         "enable_output_clone": False,
@@ -43,24 +43,24 @@ class _DebugAclgraph(_Options):
 
 
 class _Debug(_Options):
-    _known = {"aclgraph": _DebugAclgraph}
+    _known: ClassVar = {"aclgraph": _DebugAclgraph}
 
 
 class _Aclgraph(_Options):
-    _known = {"use_custom_pool": None}
+    _known: ClassVar = {"use_custom_pool": None}
 
 
 class CompilerConfig(_Options):
     """TorchAir's configuration, as far as it is about graphs that share memory.
 
-    ``mode`` must be ``"reduce-overhead"``. ``aclgraph_config.use_custom_pool`` is a ``graph_pool_handle()``: all functions
-    with it share one arena, and ``debug.aclgraph.disable_mempool_reuse_in_same_fx`` is off then. ``debug.aclgraph`` has
-    ``clone_input`` (copies of inputs; False: used in place, and compared at each call), ``enable_output_clone``
-    (True: tensors of its own for each call; False: where they lie, and moved before they would be overwritten) and
-    ``static_capture_size_limit`` (graphs of one function; those used last are kept).
+    ``mode`` must be ``"reduce-overhead"``. ``aclgraph_config.use_custom_pool`` is a ``graph_pool_handle()``: all
+    functions with it share one arena, and ``debug.aclgraph.disable_mempool_reuse_in_same_fx`` is off then.
+    ``debug.aclgraph`` has ``clone_input`` (copies of inputs; False: used in place, and compared at each call),
+    ``enable_output_clone`` (True: tensors of its own for each call; False: where they lie, and moved before they would
+    be overwritten) and ``static_capture_size_limit`` (graphs of one function; those used last are kept).
     """
 
-    _known = {"mode": "max-autotune", "aclgraph_config": _Aclgraph, "debug": _Debug}
+    _known: ClassVar = {"mode": "max-autotune", "aclgraph_config": _Aclgraph, "debug": _Debug}
 
 
 def get_npu_backend(*, compiler_config: CompilerConfig | None = None) -> Callable[..., Any]:

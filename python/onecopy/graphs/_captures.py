@@ -81,7 +81,9 @@ def begin_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool, mode: str) -> 
 
 
 def end_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
-    """Raises RuntimeError when the capture has failed. Then torch leaves its pool as in a capture: that is ended here."""
+    """Raises RuntimeError when the capture has failed. Then torch leaves its pool as in a capture: that is ended
+    here.
+    """
     try:
         graph.capture_end()
     except RuntimeError:
@@ -107,7 +109,9 @@ def drop_later(pool: CapturePool, arena: Arena, graph: torch.cuda.CUDAGraph | No
 
 
 def close_dropped() -> None:
-    """Gives memory back of graphs that have gone; that of an arena in use, or with outputs in use, remains for later."""
+    """Gives memory back of graphs that have gone; that of an arena in use, or with outputs in use, remains for
+    later.
+    """
     if torch.cuda.is_current_stream_capturing():
         return
     for _ in range(len(_dropped)):

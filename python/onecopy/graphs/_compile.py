@@ -34,7 +34,8 @@ def backend(
     Args:
         arena: shared with other functions; None: one for all graphs of this backend on a device.
         codegen: ``"aot"``, the operators of torch one by one; ``"inductor"``, kernels of torch's compiler. Of
-            the latter, graphs on the CPU alone (a piece between two graph breaks) run uncaptured: ``report()`` counts them.
+            the latter, graphs on the CPU alone (a piece between two graph breaks) run uncaptured: ``report()`` counts
+            them.
         inputs: ``"copy"`` copies them into the arena; ``"place"`` uses them in place, and notices if they move.
             Parameters, buffers and inputs that the function changes are always used in place.
         outputs: ``"copy"`` gives each call tensors of its own; ``"view"`` gives them in place. Outputs that are

@@ -117,8 +117,9 @@ def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
             at = address_of(result)
             if at not in moved:
                 moved[at] = result.untyped_storage().clone()
-            result = laid(moved[at], result.dtype, result.shape, result.stride(), offset_of(result))
-        out.append(result)
+            out.append(laid(moved[at], result.dtype, result.shape, result.stride(), offset_of(result)))
+        else:
+            out.append(result)
     return out
 
 

@@ -35,7 +35,9 @@ def laid(storage: Any, dtype: torch.dtype, shape: Sequence[int], strides: Sequen
 
 @dataclasses.dataclass(frozen=True)
 class Output:
-    """``kind``: ``made`` by the graph, in source ``at``; of an ``input``, ``at``; a ``constant``; ``empty``, without elements."""
+    """``kind``: ``made`` by the graph, in source ``at``; of an ``input``, ``at``; a ``constant``; ``empty``, without
+    elements.
+    """
 
     kind: str
     at: int

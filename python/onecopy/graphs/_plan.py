@@ -27,7 +27,9 @@ class Memory:
 
 
 def place(memories: Iterable[Memory]) -> int:
-    """Gives each its offset, and returns how many bytes they take together: the largest first, each as low as it can."""
+    """Gives each its offset, and returns how many bytes they take together: the largest first, each as low as it
+    can.
+    """
     placed: list[Memory] = []
     end = 0
     for memory in sorted(memories, key=lambda m: m.nbytes, reverse=True):

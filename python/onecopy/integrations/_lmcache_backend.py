@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LMCache's storage plugin: a chunk is a bundle that its process shares, and the catalogue has its handle by its key."""
+"""LMCache's storage plugin: a chunk is a bundle that its process shares, and the catalogue has its handle by its
+key.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,7 @@ import threading
 from collections import OrderedDict
 from typing import Any
 
-from .. import OutOfMemory, empty
-from .. import open as _open
-from .. import share as _share
+from .. import OutOfMemory, empty, open as _open, share as _share
 from ._catalogue import Catalogue
 from ._notices import _OF_NO_USE
 from ._packages import need

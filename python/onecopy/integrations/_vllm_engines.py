@@ -7,9 +7,7 @@ import contextlib
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from .. import InvalidArgument
-from .. import open as _open
-from .. import share as _share
+from .. import InvalidArgument, open as _open, share as _share
 from ._packages import need
 
 _base = need("vllm.distributed.weight_transfer.base", "'vllm>=0.33'", "onecopy.integrations.vllm")

@@ -12,8 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .. import errors
-from .. import share as _share
+from .. import errors, share as _share
 from ._notices import Notices
 from ._packages import need
 

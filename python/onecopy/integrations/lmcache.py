@@ -12,7 +12,10 @@ LMCache is told of it in its configuration::
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ._lmcache_backend import OnecopyBackend
 
 __all__ = ["OnecopyBackend"]
 

@@ -12,9 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from .. import Handle, InvalidArgument
-from .. import open as _open
-from .. import share as _share
+from .. import Handle, InvalidArgument, open as _open, share as _share
 from ._packages import need
 
 _direct = need("ray.experimental.rdt.tensor_transport_manager", "'ray>=2.56'", "onecopy.integrations.ray")

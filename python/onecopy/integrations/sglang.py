@@ -13,9 +13,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from .. import Handle, InvalidArgument
-from .. import open as _open
-from .. import share as _share
+from .. import Handle, InvalidArgument, open as _open, share as _share
 from ._packages import need
 
 __all__ = ["Offer", "allow", "load_weights", "offer"]
@@ -24,10 +22,17 @@ _LOAD_FORMAT = "onecopy.integrations.sglang.load_weights"
 _SCHEME = "onecopy:"
 # Functions and classes that a tensor pickled after "import onecopy.multiprocessing" names; each makes data of a handle.
 _OURS = {
-    *(("onecopy.multiprocessing.reductions", name)
-      for name in ("SharedStorage", "rebuild_cpu_tensor", "rebuild_shared_tensor", "rebuild_storage", "rebuild_storage_empty",
-                   "rebuild_typed_storage", "rebuild_unusual_tensor")),
-}  # fmt: skip
+    ("onecopy.multiprocessing.reductions", name)
+    for name in (
+        "SharedStorage",
+        "rebuild_cpu_tensor",
+        "rebuild_shared_tensor",
+        "rebuild_storage",
+        "rebuild_storage_empty",
+        "rebuild_typed_storage",
+        "rebuild_unusual_tensor",
+    )
+}
 
 
 class Offer(NamedTuple):

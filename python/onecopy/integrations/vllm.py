@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's weight transfer by the backend "onecopy": an engine reads the trainer's weights where they are.
 
-vLLM calls ``register()`` itself in each of its processes, by its entry point ``vllm.general_plugins``. A trainer calls it
-before ``WeightTransferTrainerFactory.trainer_init(onecopy.integrations.vllm.trainer_init_info(), ...)``.
+vLLM calls ``register()`` itself in each of its processes, by its entry point ``vllm.general_plugins``. A trainer calls
+it before ``WeightTransferTrainerFactory.trainer_init(onecopy.integrations.vllm.trainer_init_info(), ...)``.
 """
 
 from __future__ import annotations

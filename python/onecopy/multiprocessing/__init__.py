@@ -16,13 +16,13 @@ import multiprocessing
 import sys
 from typing import Any
 
-from . import context, patches, reductions
-from .patches import install, installed, uninstall
-from .reductions import init_reductions
-from .spawn import spawn, start_processes
+from . import context, patches, reductions as reductions
+from .patches import install as install, installed as installed, uninstall as uninstall
+from .reductions import init_reductions as init_reductions
+from .spawn import spawn as spawn, start_processes as start_processes
 from .strategies import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy
 
-__all__ = [
+__all__ = [  # noqa: PLE0604
     "get_all_sharing_strategies",
     "get_sharing_strategy",
     "set_sharing_strategy",
@@ -36,7 +36,7 @@ SUBDEBUG = multiprocessing.SUBDEBUG
 SUBWARNING = multiprocessing.SUBWARNING
 
 if patches.has_torch():
-    import torch
+    import torch  # noqa: F401
 
     from . import _torch_names
     from .spawn import *  # noqa: F403
@@ -60,8 +60,23 @@ if patches.disabled():  # contexts make objects of the standard library's classe
 # Each has a file here, most of which only name the standard library's: to import that one changes the process (heap
 # registers a reducer), so it waits until a program asks for it by either name.
 _MODULES = frozenset(
-    "connection dummy heap managers pool process queue queues reduction resource_sharer "
-    "resource_tracker shared_memory sharedctypes synchronize util".split()
+    [
+        "connection",
+        "dummy",
+        "heap",
+        "managers",
+        "pool",
+        "process",
+        "queue",
+        "queues",
+        "reduction",
+        "resource_sharer",
+        "resource_tracker",
+        "shared_memory",
+        "sharedctypes",
+        "synchronize",
+        "util",
+    ]
 )
 
 

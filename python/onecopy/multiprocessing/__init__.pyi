@@ -50,9 +50,6 @@ from .strategies import (
 )
 
 __all__ = [
-    "get_all_sharing_strategies",
-    "get_sharing_strategy",
-    "set_sharing_strategy",
     "Array",
     "AuthenticationError",
     "Barrier",
@@ -80,15 +77,18 @@ __all__ = [
     "cpu_count",
     "current_process",
     "freeze_support",
+    "get_all_sharing_strategies",
     "get_all_start_methods",
     "get_context",
     "get_logger",
+    "get_sharing_strategy",
     "get_start_method",
     "log_to_stderr",
     "parent_process",
     "reducer",
     "set_executable",
     "set_forkserver_preload",
+    "set_sharing_strategy",
     "set_start_method",
 ]
 

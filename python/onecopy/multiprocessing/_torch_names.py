@@ -26,9 +26,9 @@ __all__ = [
     "OLDEST",
     "check_version",
     "exports",
+    "neg_view",
     "nested_parts",
     "nested_tensor",
-    "neg_view",
     "of_reductions",
     "sparse_coo_parts",
     "typed_storage",
@@ -121,7 +121,9 @@ def untyped_storage(storage: torch.TypedStorage) -> torch.UntypedStorage:
 
 
 def typed_storage(cls: type, storage: torch.UntypedStorage, **dtype: torch.dtype) -> torch.TypedStorage:
-    """A storage that knows its dtype, on the memory of another one, without the warning that there are such storages."""
+    """A storage that knows its dtype, on the memory of another one, without the warning that there are such
+    storages.
+    """
     return cls(wrap_storage=storage, _internal=True, **dtype)
 
 

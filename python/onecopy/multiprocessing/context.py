@@ -20,6 +20,7 @@ from multiprocessing.context import (
     reduction,
     set_spawning_popen,
 )
+
 from . import patches
 
 __all__ = [

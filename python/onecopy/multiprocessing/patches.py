@@ -272,7 +272,7 @@ def _rebuild_storage_filename(*arguments, **named):
 
 
 def _set_sharing_strategy(new_strategy):
-    from onecopy.multiprocessing import patches
+    from onecopy.multiprocessing import patches  # noqa: PLW0406
 
     patches.originals.set_sharing_strategy(new_strategy)
     patches._follow(new_strategy)

@@ -170,7 +170,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
         self._cond = ctx.Condition()
 
     def __getstate__(self) -> tuple:
-        return Queue.__getstate__(self) + (self._cond, self._unfinished_tasks)
+        return (*Queue.__getstate__(self), self._cond, self._unfinished_tasks)
 
     def __setstate__(self, state: tuple) -> None:
         Queue.__setstate__(self, state[:-2])

@@ -20,12 +20,6 @@ _NAMES = (
 
 if TYPE_CHECKING:
     from torch.multiprocessing.spawn import (
-        ENV_VAR_PARALLEL_START,
-        ProcessContext,
-        ProcessException,
-        ProcessExitedException,
-        ProcessRaisedException,
-        SpawnContext,
         spawn,
         start_processes,
     )
