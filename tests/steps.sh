@@ -333,6 +333,7 @@ run_tests() {
       rpc-far) . tests/install/rpc_far.sh && rpc_far_steps ;;
       ray) ray_steps ;;
       plugs) . tests/install/plugs.sh && plugs_steps ;;
+      vllm) . tests/install/plugs.sh && vllm_steps ;;
       lint | release | install | asan | tsan | model) "${group}_steps" ;;
       fuzz) fuzz_steps "${ONECOPY_FUZZ_SECONDS:-5}" ;;
       torch=*) torch_steps "${group#torch=}" ;;

@@ -17,7 +17,7 @@ WORKER = """
 import json, sys, types
 sys.path.insert(0, {tests!r})
 import vllm_interface
-vllm_interface.install()
+vllm_interface.install({version!r})
 import torch
 import onecopy
 from onecopy.integrations import vllm
@@ -28,7 +28,7 @@ vllm.register()  # vLLM's plugins may be loaded again
 
 class Model:
     def __init__(self):
-        self.calls = []
+        self.calls, self.weights, self.serves, self.leases = [], {{}}, True, 0
 
     def load_weights(self, weights):
         self.calls.append("load")
@@ -42,6 +42,7 @@ config = types.SimpleNamespace(backend="onecopy")
 engine = factory.WeightTransferEngineFactory.create_engine(
     config, types.SimpleNamespace(parallel_config=None, model_config="config"), torch.device("cpu"), model
 )
+active = False  # vLLM's worker takes one round at a time
 for line in sys.stdin:
     method, given = json.loads(line)
     answer = None
@@ -49,15 +50,24 @@ for line in sys.stdin:
         if method == "init":
             engine.init_transfer_engine(engine.parse_init_info(given))
         elif method == "start":
+            if active:
+                raise RuntimeError("a weight update is already active")
             engine.start_weight_update()
+            active = True
         elif method == "update":
+            active, was_active = False, active
+            assert was_active
             engine.receive_weights(engine.parse_update_info(given))
+            active = True
         elif method == "finish":
+            assert active
             engine.finish_weight_update()
+            active = False
         else:
             answer = {{"sums": {{name: w.double().sum().item() for name, w in model.weights.items()}},
                        "calls": model.calls, "leases": model.leases, "now": onecopy.stats()["leases"],
-                       "own": onecopy.stats()["live_bytes"]}}
+                       "own": onecopy.stats()["live_bytes"], "serves": model.serves}}
+            model.calls = []
     except Exception as error:
         answer = {{"error": f"{{type(error).__name__}}: {{error}}"}}
     print(json.dumps(answer), flush=True)
@@ -69,7 +79,7 @@ TRAINER = """
 import json, subprocess, sys
 sys.path.insert(0, {tests!r})
 import vllm_interface
-vllm_interface.install()
+vllm_interface.install({version!r})
 import torch
 import onecopy
 from onecopy.integrations import vllm
@@ -93,39 +103,59 @@ def ask(method, given=None):
     return answer
 
 
+def refused(method, given=None):
+    try:
+        return ask(method, given)
+    except RuntimeError as error:
+        return str(error).split(":")[0]
+
+
 vllm.register()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 1))
 source = sys.modules["vllm.distributed.weight_transfer.base"].ModuleSource(model)
 trainers = sys.modules["vllm.distributed.weight_transfer.factory"].WeightTransferTrainerFactory
 trainer = trainers.trainer_init(vllm.trainer_init_info(), client=Client(), source=source)
-said = []
+answers = {{"said": []}}
 for number in (1, 2):
     with torch.no_grad():
         model[0].weight.fill_(number)
     trainer.send_weights()
-    said.append(ask("look"))
+    answers["said"].append(ask("look"))
 memory = model[0].weight.data_ptr()
 live = onecopy.stats()["live_bytes"]
 trainer.send_weights()
-same = memory == model[0].weight.data_ptr() and onecopy.stats()["live_bytes"] == live
-errors = []
-for broken in ({{"handles": {{}}}}, {{"handles": {{"cpu": "onecopy:x"}}}}, {{"else": 1}}):
-    try:
-        ask("update", broken)
-    except RuntimeError as error:
-        errors.append(str(error).split(":")[0])
+ask("look")
+answers["same"] = memory == model[0].weight.data_ptr() and onecopy.stats()["live_bytes"] == live
+answers["bytes"] = sum(p.nbytes for p in model.parameters())
+
+program = "import onecopy; h = onecopy.share({{'x': onecopy.zeros(4)}}); print(h, flush=True); input()"
+dead = subprocess.Popen([sys.executable, "-c", program], stdin=-1, stdout=-1, text=True)
+handle = dead.stdout.readline().strip()
+dead.kill()
+dead.communicate()
+answers["errors"] = []
+for broken in ({{"handles": {{"cpu": handle}}}}, {{"handles": {{}}}}, {{"handles": {{"cpu": "onecopy:x"}}}}, {{"else": 1}}):
+    ask("start")
+    answers["errors"].append(refused("update", broken))
+answers["after"] = ask("look")
+
+ask("start")  # by a trainer that is killed then
+with torch.no_grad():
+    model[0].weight.fill_(3)
+trainer.send_weights()
+answers["next"] = ask("look")
 worker.stdin.close()
 worker.wait()
-print(json.dumps({{"said": said, "same": same, "errors": errors, "bytes": sum(p.nbytes for p in model.parameters())}}))
+print(json.dumps(answers))
 """
 
 
-@pytest.fixture(scope="module")
-def said():
-    tests = str(Path(__file__).parent)
+@pytest.fixture(scope="module", params=["0.32", "0.33"])
+def said(request):
+    about = {"tests": str(Path(__file__).parent), "version": request.param}
     result = subprocess.run(
-        [sys.executable, "-c", TRAINER.format(tests=tests)], input=WORKER.format(tests=tests),
+        [sys.executable, "-c", TRAINER.format(**about)], input=WORKER.format(**about),
         capture_output=True, text=True, timeout=200,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
@@ -148,14 +178,45 @@ def test_nothing_is_kept_between_rounds(said):
 
 
 def test_the_model_is_reloaded_layer_by_layer_as_vllm_wants_it(said):
-    assert said["said"][0]["calls"] == ["initialize", "load", "finalize config"]
+    assert [answer["calls"] for answer in said["said"]] == 2 * [["initialize", "load", "finalize config"]]
 
 
 def test_a_bad_update_is_an_error(said):
-    assert said["errors"] == ["ValueError", "BadHandle", said["errors"][2]] and said["errors"][2] in (
-        "TypeError",
-        "ValueError",
+    dead, empty, damaged, unknown = said["errors"]
+    assert (dead, empty, damaged) == ("OwnerDied", "ValueError", "BadHandle") and unknown in ("TypeError", "ValueError")
+
+
+def test_a_dead_trainer_leaves_a_model_that_serves_its_old_weights(said):
+    assert said["after"]["calls"] == [] and said["after"]["serves"] is True
+    assert said["after"]["sums"] == said["said"][1]["sums"]
+
+
+def test_the_next_round_works_where_a_dead_trainer_has_left_one_open(said):
+    assert said["next"]["sums"]["0.weight"] == 3 * 256 * 256
+
+
+IN_A_PROGRAM_OF_ITS_OWN = (
+    f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import vllm_interface, types\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("version", "source"),
+    [
+        ("0.32", "None"),
+        ("0.32", "types.SimpleNamespace(held_names=lambda: ['a'])"),
+        ("0.33", "types.SimpleNamespace(implements_iter_full=lambda: False)"),
+        ("0.33", "types.SimpleNamespace(implements_iter_full=lambda: True, owned_names=lambda rank: [], metadata=[1])"),
+    ],
+)
+def test_a_source_of_a_part_of_the_model_is_refused(run_python, version, source):
+    program = IN_A_PROGRAM_OF_ITS_OWN + (
+        f"vllm_interface.install({version!r})\nimport onecopy\nfrom onecopy.integrations import vllm, _vllm_engines\n"
+        f"try:\n    _vllm_engines.OnecopyTrainerWeightTransferEngine.trainer_init(\n"
+        f"        vllm.trainer_init_info(), client=None, source={source})\n"
+        "except onecopy.InvalidArgument as error:\n    print(error)\n"
     )
+    assert "the whole model on each rank" in run_python(program)
 
 
 def test_without_vllm_the_error_names_the_package(run_python):
@@ -163,7 +224,64 @@ def test_without_vllm_the_error_names_the_package(run_python):
         "import sys\nsys.modules['vllm'] = None\nimport onecopy\nfrom onecopy.integrations import vllm\nvllm.register()\n"
         "try:\n    vllm.trainer_init_info()\nexcept onecopy.MissingPackage as error:\n    print(error)\n"
     )
-    assert "pip install 'vllm>=0.33'" in run_python(program, stderr=None)
+    assert "pip install 'vllm>=0.32'" in run_python(program, stderr=None)
+
+
+def test_an_older_vllm_is_named_with_the_version_that_is_needed(run_python):
+    """First a factory and a base without the names of 0.32, then no such modules at all."""
+    program = IN_A_PROGRAM_OF_ITS_OWN + (
+        "vllm_interface.install()\nimport onecopy, logging\nfrom onecopy.integrations import vllm\n"
+        "logging.getLogger('onecopy').addHandler(logging.StreamHandler(sys.stdout))\n"
+        "sys.modules['vllm'].__version__ = '0.12.0'\n"
+        "del sys.modules['vllm.distributed.weight_transfer.base'].TrainerInitInfo\n"
+        "del sys.modules['vllm.distributed.weight_transfer.factory'].WeightTransferTrainerFactory\n"
+        "vllm.register()\n"
+        "try:\n    vllm.trainer_init_info()\nexcept onecopy.MissingPackage as error:\n    print(error)\n"
+        "for name in [name for name in sys.modules if name.startswith('vllm.')]: del sys.modules[name]\n"
+        "try:\n    vllm.trainer_init_info()\nexcept onecopy.MissingPackage as error:\n    print(error)\n"
+    )
+    warning, lacks_a_name, lacks_a_module = run_python(program, stderr=None).splitlines()
+    assert warning.startswith("vLLM gets no weight transfer by onecopy: onecopy.integrations.vllm.register() needs")
+    for line in (warning, lacks_a_name, lacks_a_module):
+        assert (
+            "needs 'vllm>=0.32'; the installed vllm 0.12.0 has no vllm." in line and "pip install 'vllm>=0.32'" in line
+        )
+
+
+LOADER = (
+    IN_A_PROGRAM_OF_ITS_OWN
+    + """
+vllm_interface.install()
+import dataclasses, onecopy
+from onecopy.integrations import vllm
+
+@dataclasses.dataclass
+class LoadConfig:
+    model_loader_extra_config: object
+
+vllm.register()
+loader = sys.modules["vllm.model_executor.model_loader"]._LOAD_FORMAT_TO_MODEL_LOADER["onecopy"]
+"""
+)
+
+
+def test_a_server_loads_its_first_weights_from_a_handle(run_python):
+    program = LOADER + (
+        "handle = onecopy.share({'a': onecopy.full(3, 2), 'b': onecopy.zeros(2)})\n"
+        "model = types.SimpleNamespace(load_weights=lambda weights: print({n: t.sum().item() for n, t in weights}))\n"
+        "made = loader(LoadConfig({'handle': str(handle)}))\n"
+        "made.download_model(None)\nmade.load_weights(model, None)\n"
+    )
+    assert run_python(program).strip() == "{'a': 6.0, 'b': 0.0}"
+
+
+@pytest.mark.parametrize("extra", [{}, {"handle": 1}, None])
+def test_a_server_without_a_handle_is_told_how_to_name_it(run_python, extra):
+    program = (
+        LOADER
+        + f"try:\n    loader(LoadConfig({extra!r}))\nexcept onecopy.InvalidArgument as error:\n    print(error)\n"
+    )
+    assert '--model-loader-extra-config \'{"handle": "onecopy:...' in run_python(program)
 
 
 def test_vllm_finds_the_plugin_by_its_entry_point():

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The part of vLLM that onecopy plugs into: its own files from ONECOPY_VLLM, a folder with vLLM's package, or stubs.
 
-vLLM needs a card, and a torch of its own. With ONECOPY_VLLM the base classes and factories are the real ones of vLLM
-0.33, the rest is stubs; without, those are stubs with the same interface, too.
+The interface of vLLM 0.32 is stubs always. Of vLLM 0.33 the base classes and factories are the real ones with
+ONECOPY_VLLM, and stubs with the same interface without. ``test_vllm_server.py`` runs vLLM itself.
 """
 
 import contextlib
@@ -15,24 +15,53 @@ from dataclasses import dataclass, field
 FILES = os.environ.get("ONECOPY_VLLM")
 
 
-def install():
-    """Puts the modules into sys.modules."""
+def install(version="0.33"):
+    """Puts the modules of that version of vLLM into sys.modules."""
     for name in ("vllm", "vllm.distributed", "vllm.distributed.weight_transfer", "vllm.config", "vllm.config.parallel",
                  "vllm.config.weight_transfer", "vllm.logger", "vllm.model_executor", "vllm.model_executor.model_loader",
-                 "vllm.model_executor.model_loader.reload"):  # fmt: skip
+                 "vllm.model_executor.model_loader.reload", "vllm.model_executor.model_loader.default_loader"):  # fmt: skip
         module(name)
+    sys.modules["vllm"].__version__ = f"{version}.0"
     sys.modules["vllm.config.parallel"].ParallelConfig = object
     sys.modules["vllm.config.weight_transfer"].WeightTransferConfig = object
     sys.modules["vllm.logger"].init_logger = __import__("logging").getLogger
     reload = sys.modules["vllm.model_executor.model_loader.reload"]
-    reload.initialize_layerwise_reload = lambda model: model.calls.append("initialize")
-    reload.finalize_layerwise_reload = lambda model, config: model.calls.append(f"finalize {config}")
-    for name, stub in (("base", base_stub), ("factory", factory_stub)):
+    reload.initialize_layerwise_reload, reload.finalize_layerwise_reload = initialize, finalize
+    loader_stubs(sys.modules["vllm.model_executor.model_loader"])
+    for name, stub in (("base", BASES[version]), ("factory", factory_stub)):
         full = f"vllm.distributed.weight_transfer.{name}"
-        if FILES:
+        if FILES and version == "0.33":
             load(full, f"{FILES}/distributed/weight_transfer/{name}.py")
         else:
             stub(module(full))
+
+
+def initialize(model):
+    """As vLLM's: from here on the model has no weights to serve with."""
+    model.calls.append("initialize")
+    model.serves = False
+
+
+def finalize(model, config):
+    model.calls.append(f"finalize {config}")
+    model.serves = True
+
+
+def loader_stubs(loaders):
+    loaders._LOAD_FORMAT_TO_MODEL_LOADER = formats = {}
+    loaders.register_model_loader = lambda name: lambda cls: formats.update({name: cls})
+
+    class DefaultModelLoader:
+        def __init__(self, load_config):
+            self.load_config = load_config
+            if load_config.model_loader_extra_config:
+                raise ValueError("Unexpected extra config keys")
+
+        def load_weights(self, model, model_config):
+            model.load_weights(self.get_all_weights(model_config, model))
+
+    loaders.default_loader = sys.modules["vllm.model_executor.model_loader.default_loader"]
+    loaders.default_loader.DefaultModelLoader = DefaultModelLoader
 
 
 def install_ipc_engine():
@@ -66,6 +95,8 @@ def load(name, path):
 
 
 def base_stub(base):
+    """What both versions have."""
+
     class WeightTransferEngine:
         def __init__(self, config, vllm_config, device, model):
             self.config, self.vllm_config, self.device, self.model = config, vllm_config, device, model
@@ -77,10 +108,6 @@ def base_stub(base):
         def parse_update_info(self, given):
             return self.update_info_cls(**given)
 
-    class TrainerWeightTransferEngine:
-        def __init__(self, *, client, source=None, is_sender=True, rank=0):
-            self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
-
     @dataclass
     class TrainerInitInfo:
         rank: int = field(kw_only=True)
@@ -89,9 +116,27 @@ def base_stub(base):
         def is_sender(self):
             return self.rank == 0
 
-    class ModuleSource:
+    base.WeightTransferEngine = WeightTransferEngine
+    base.WeightTransferInitInfo = type("WeightTransferInitInfo", (), {})
+    base.WeightTransferUpdateInfo = type("WeightTransferUpdateInfo", (), {})
+    base.TrainerInitInfo = TrainerInitInfo
+
+
+def base_stub_of_033(base):
+    base_stub(base)
+
+    class TrainerWeightTransferEngine:
+        def __init__(self, *, client, source=None, is_sender=True, rank=0):
+            self.client, self.source, self.is_sender, self.rank = client, source, is_sender, rank
+
+    class WeightSource:
+        def owned_names(self, rank):
+            return [meta.name for meta in self.metadata if meta.owners is None or rank in meta.owners]
+
+    class ModuleSource(WeightSource):
         def __init__(self, module):
             self.module = module
+            self.metadata = [types.SimpleNamespace(name=name, owners=None) for name, _ in module.named_parameters()]
 
         def implements_iter_full(self):
             return True
@@ -99,12 +144,32 @@ def base_stub(base):
         def iter_full(self):
             yield from self.module.named_parameters()
 
-    base.WeightTransferEngine = WeightTransferEngine
     base.TrainerWeightTransferEngine = TrainerWeightTransferEngine
-    base.WeightTransferInitInfo = type("WeightTransferInitInfo", (), {})
-    base.WeightTransferUpdateInfo = type("WeightTransferUpdateInfo", (), {})
-    base.TrainerInitInfo = TrainerInitInfo
     base.ModuleSource = ModuleSource
+
+
+def base_stub_of_032(base):
+    base_stub(base)
+
+    class TrainerWeightTransferEngine:
+        def __init__(self, *, client, source=None, is_sender=True):
+            self.client, self.source, self.is_sender = client, source, is_sender
+
+    class ModuleSource:
+        def __init__(self, module):
+            self.module = module
+
+        def __iter__(self):
+            yield from self.module.named_parameters()
+
+        def held_names(self):
+            return None
+
+    base.TrainerWeightTransferEngine = TrainerWeightTransferEngine
+    base.ModuleSource = ModuleSource
+
+
+BASES = {"0.32": base_stub_of_032, "0.33": base_stub_of_033}
 
 
 def factory_stub(factory):

@@ -9,13 +9,18 @@ from typing import Any, ClassVar
 
 from .. import InvalidArgument, open as _open, share as _share
 from ._packages import need
+from .vllm import PACKAGE, WHAT
 
-_base = need("vllm.distributed.weight_transfer.base", "'vllm>=0.33'", "onecopy.integrations.vllm")
+_base = need(
+    "vllm.distributed.weight_transfer.base", PACKAGE, WHAT,
+    "WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo",
+    "TrainerWeightTransferEngine", "TrainerInitInfo",
+)  # fmt: skip
 
 
 @dataclass
 class OnecopyInitInfo(_base.WeightTransferInitInfo):
-    """Nothing: handles say all."""
+    """An empty message: the handles of a round say all."""
 
 
 @dataclass
@@ -37,35 +42,44 @@ class OnecopyTrainerInitInfo(_base.TrainerInitInfo):
 
 
 class OnecopyWeightTransferEngine(_base.WeightTransferEngine):
-    """In each of vLLM's workers: gives the trainer's tensors to the model, which copies them into its own layout."""
+    """The worker's side: gives the trainer's tensors to the model, which copies them into its own layout.
+
+    Between ``initialize_layerwise_reload()`` and ``finalize_layerwise_reload()`` a model cannot serve. Both are called
+    by ``receive_weights()``, once the handle is open, so that a trainer may die at any moment of a round.
+    """
 
     init_info_cls = OnecopyInitInfo
     update_info_cls = OnecopyUpdateInfo
 
     def init_transfer_engine(self, init_info: OnecopyInitInfo) -> None:
-        pass
+        """Does nothing: a handle needs no connection."""
 
     def start_weight_update(self) -> None:
-        _reload().initialize_layerwise_reload(self.model)
+        """Does nothing: the model serves its old weights until new ones can be read."""
 
     def receive_weights(self, update_info: OnecopyUpdateInfo) -> None:
-        """
+        """Loads all weights. The model is as it was when they cannot be opened.
+
         Raises:
-            OwnerDied: the trainer has ended; its weights with it.
+            OwnerDied: the trainer has ended, and its memory with it.
+            StaleHandle: the trainer has given up the round.
         """
         bundle = _open(_nearest(update_info.handles, self.device), framework="torch")
+        reload = _reload()
+        reload.initialize_layerwise_reload(self.model)
         with _without_completeness_check():
             self.model.load_weights(list(bundle.items()))
+        reload.finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
-        _reload().finalize_layerwise_reload(self.model, self.model_config)
+        """Does nothing: the model serves its new weights already."""
 
     def shutdown(self) -> None:
-        pass
+        """Does nothing: nothing is kept between rounds."""
 
 
 class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):
-    """In the trainer: shares the weights where they are, round after round, without a buffer beside them.
+    """The trainer's side: shares the weights where they are, round after round, without a buffer beside them.
 
     ``send_weights()`` is called on each rank; rank 0 talks to vLLM. The handles are kept until vLLM has finished.
     """
@@ -74,24 +88,42 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):
 
     @classmethod
     def trainer_init(cls, init_info: OnecopyTrainerInitInfo, *, client: Any, source: Any = None) -> Any:
-        if source is None or not source.implements_iter_full():
-            raise InvalidArgument("the backend onecopy needs source=, a WeightSource with iter_full()")
-        engine = cls(client=client, source=source, is_sender=init_info.is_sender, rank=init_info.rank)
+        """Makes the engine of one rank.
+
+        Raises:
+            InvalidArgument: there is no source, or each of its ranks yields only a part of the weights.
+        """
+        if source is None or not _yields_all(source, init_info.rank):
+            raise InvalidArgument("the backend onecopy needs source=, a WeightSource that yields whole tensors of the "
+                                  "whole model on each rank")  # fmt: skip
+        engine = cls(client=client, source=source, is_sender=init_info.is_sender)
+        engine.rank = init_info.rank
         if engine.is_sender:
             client.init_weight_transfer_engine({})
         return engine
 
     def send_weights(self) -> None:
-        if self.is_sender:
-            self.client.start_weight_update()
-        weights = {name: tensor.detach() for name, tensor in self.source.iter_full()}
+        """Hands the weights to vLLM, and returns when all of its workers have loaded them."""
+        weights = {name: tensor.detach() for name, tensor in _pass_over(self.source)}
         handle = _share(weights)
         handles = self._of_all_ranks({_device_of(weights): str(handle)})
         if self.is_sender:
+            self._start()
             self.client.update_weights({"handles": handles})
             self.client.finish_weight_update()
         self._wait_for_all_ranks()
         del handle, weights  # until here, since a text keeps nothing
+
+    def _start(self) -> None:
+        """Starts a round, also where a trainer that has died left one open: workers take one at a time."""
+        try:
+            self.client.start_weight_update()
+        except Exception as refusal:
+            try:
+                self.client.finish_weight_update()
+            except Exception:  # no round is open: vLLM refuses for another cause
+                raise refusal from None
+            self.client.start_weight_update()
 
     @staticmethod
     def _of_all_ranks(mine: dict[str, str]) -> dict[str, str]:
@@ -111,6 +143,18 @@ class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):
         distributed = _ranks()
         if distributed is not None:
             distributed.barrier()
+
+
+def _pass_over(source: Any) -> Any:
+    """Returns an iterator over names and tensors: ``iter_full()`` in vLLM 0.33, the source's own in 0.32."""
+    return source.iter_full() if hasattr(source, "iter_full") else iter(source)
+
+
+def _yields_all(source: Any, rank: int) -> bool:
+    """Tells whether a rank's source yields the whole model: first for vLLM 0.33, then for 0.32."""
+    if hasattr(source, "implements_iter_full"):
+        return source.implements_iter_full() and len(source.owned_names(rank)) == len(source.metadata)
+    return source.held_names() is None
 
 
 def _ranks() -> Any:
@@ -141,7 +185,7 @@ def _nearest(handles: dict[str, str], device: Any) -> str:
 
 
 def _reload() -> Any:
-    return need("vllm.model_executor.model_loader.reload", "'vllm>=0.33'", "onecopy.integrations.vllm")
+    return need("vllm.model_executor.model_loader.reload", PACKAGE, WHAT)
 
 
 def _without_completeness_check() -> Any:

@@ -15,39 +15,45 @@ from ._packages import need
 __all__ = ["register", "trainer_init_info"]
 
 NAME = "onecopy"
+PACKAGE = "'vllm>=0.32'"
+WHAT = "onecopy.integrations.vllm"
 _ENGINES = "onecopy.integrations._vllm_engines"
-_PACKAGE = "'vllm>=0.33'"
 
 
 def register() -> None:
-    """
-    Makes the backend known to vLLM in this process; calling it again changes nothing.
+    """Makes the backend known to vLLM in this process; calling it again changes nothing.
 
     A vLLM without weight transfer engines is left as it is, with a warning in the log of ``onecopy``: this is called
     in all of its processes wherever both packages are installed.
     """
+    factories = ("WeightTransferEngineFactory", "WeightTransferTrainerFactory")
     try:
-        factory = need("vllm.distributed.weight_transfer.factory", _PACKAGE, "onecopy.integrations.vllm.register()")
+        factory = need("vllm.distributed.weight_transfer.factory", PACKAGE, f"{WHAT}.register()", *factories)
     except ImportError as error:
         logging.getLogger("onecopy").warning("vLLM gets no weight transfer by onecopy: %s", error)
         return
-    for registry, name in (
-        (factory.WeightTransferEngineFactory, "OnecopyWeightTransferEngine"),
-        (factory.WeightTransferTrainerFactory, "OnecopyTrainerWeightTransferEngine"),
-    ):
-        if NAME not in registry._registry:
-            registry.register_engine(NAME, _ENGINES, name)
+    for registry, name in zip(factories, ("OnecopyWeightTransferEngine", "OnecopyTrainerWeightTransferEngine")):
+        engines = getattr(factory, registry)
+        if NAME not in engines._registry:
+            engines.register_engine(NAME, _ENGINES, name)
+    _register_loader()
+
+
+def _register_loader() -> None:
+    """Makes ``--load-format onecopy`` known. vLLM takes only classes, so that its loaders are imported here."""
+    loaders = need("vllm.model_executor.model_loader", PACKAGE, WHAT, "register_model_loader")
+    if NAME not in loaders._LOAD_FORMAT_TO_MODEL_LOADER:
+        loaders.register_model_loader(NAME)(need("onecopy.integrations._vllm_loader", PACKAGE, WHAT).OnecopyModelLoader)
 
 
 def trainer_init_info(rank: int = 0) -> Any:
-    """
-    The argument of ``WeightTransferTrainerFactory.trainer_init()`` for this backend.
+    """Returns the argument of ``WeightTransferTrainerFactory.trainer_init()`` for this backend.
 
     Args:
-        rank: of this process among the trainer's; rank 0 talks to vLLM.
+        rank: the rank of this process among the trainer's; rank 0 talks to vLLM.
 
     Raises:
-        MissingPackage: vLLM is not installed, or has no weight transfer engines.
+        MissingPackage: vLLM is not installed, or the installed version has no weight transfer engines.
     """
-    engines = need(_ENGINES, _PACKAGE, "onecopy.integrations.vllm")
+    engines = need(_ENGINES, PACKAGE, WHAT)
     return engines.OnecopyTrainerInitInfo(rank=rank)
