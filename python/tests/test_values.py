@@ -138,6 +138,66 @@ def test_tuples_of_tuples_do_not_explode():
     assert len(encode(value)[0]) < 1000
 
 
+class Point:
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+
+def reduce(value):
+    if isinstance(value, Point):
+        return "point", value.x, value.y
+    raise TypeError(f"a {type(value).__name__} has no form")
+
+
+def rebuild(kind, *parts):
+    assert kind == "point"
+    return Point(*parts)
+
+
+def as_a_call(value):
+    data, tensors, _ = _core._encode_values(value, reduce)
+    return _core._decode_values(data, tensors, rebuild)[0]
+
+
+def test_objects_of_other_types_cross_by_their_parts():
+    inner = Point(1, [2])
+    first, again, outer = as_a_call((inner, inner, Point(inner, {"p": Point(None, ())})))
+    assert (first.x, first.y) == (1, [2])
+    assert again is first and outer.x is first
+    assert outer.y["p"].y == ()
+
+
+def test_numbers_agree_around_objects_and_their_parts():
+    shared = [1]
+    point = Point(shared, (shared, "x" * 300))
+    a, b, c, d = as_a_call((point, shared, point, [point.y]))
+    assert a is c and a.x is b and a.y[0] is b and d[0] is a.y
+
+
+def test_the_reducers_refusal_comes_through_and_nothing_else_is_made_of_it():
+    with pytest.raises(TypeError, match="a set has no form"):
+        as_a_call([1, {2}])
+
+
+def test_calls_name_the_reason_for_which_a_value_cannot_cross():
+    with pytest.raises(TypeError, match="32 deep"):
+        as_a_call(nested(33))
+    loop = Point(1, None)
+    loop.y = [loop]
+    with pytest.raises(TypeError, match="contains itself"):
+        as_a_call(loop)
+    loop = [1]
+    loop.append(loop)
+    with pytest.raises(TypeError, match="contains itself"):
+        as_a_call(loop)
+
+
+def test_an_object_of_a_call_is_refused_elsewhere():
+    data, tensors, _ = _core._encode_values(Point(1, 2), reduce)
+    with pytest.raises(onecopy.errors.BadHandle, match="only calls have"):
+        _core._decode_values(data, tensors)
+
+
 def test_numbers_of_what_was_seen_count_every_container():
     lists = [[i] for i in range(1000)]
     copy = there_and_back(lists + lists[::-1])
@@ -206,3 +266,46 @@ def test_the_examples_of_the_documentation(repository):
         encoded, tensors = encode(eval(source, {"t": torch.zeros(1)}))
         assert encoded.hex(" ") == expected.strip(" `"), source
         assert len(tensors) == source.count("[t,")
+
+
+def read_by_both(data):
+    """What Python and C++ write of the value after each has read it; None where one refuses the bytes, or cannot hold it."""
+    written = []
+    for rewrite in (lambda: encode(_core._decode_values(data, []))[0], lambda: _core._rewrite_value(data)):
+        try:
+            written.append(rewrite())
+        except onecopy.errors.BadHandle:
+            written.append(None)
+        except onecopy.errors.Unsupported:
+            return None
+    return written
+
+
+def is_held_by_cpp(value):
+    """Whether C++ holds all of it: Python drops equal keys of a dict, and refuses lists as keys."""
+    if isinstance(value, (list, tuple)):
+        return all(map(is_held_by_cpp, value))
+    return not isinstance(value, dict)
+
+
+@given(VALUES)
+@settings(max_examples=300)
+def test_python_and_cpp_read_and_write_one_format(value):
+    written = read_by_both(encode(value)[0])
+    assert written is None or written[0] == written[1] == encode(value)[0]
+
+
+@given(VALID, st.data())
+@settings(max_examples=500)
+def test_python_and_cpp_refuse_the_same_damaged_bytes(data, draw):
+    damaged = bytearray(data)
+    for _ in range(draw.draw(st.integers(1, 4))):
+        damaged[draw.draw(st.integers(0, len(damaged) - 1))] = draw.draw(st.integers(0, 255))
+    written = read_by_both(bytes(damaged))
+    if written is None or None not in written:
+        return
+    try:
+        value = _core._decode_values(bytes(damaged), [])
+    except onecopy.errors.BadHandle:
+        value = None
+    assert written == [None, None] or not is_held_by_cpp(value)

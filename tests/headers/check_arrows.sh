@@ -31,6 +31,8 @@ done
 report "graph is beside share, above memory:" \
   "$(includes '(onecopy/)?(share|channel|rpc|cli)/' include/onecopy/graph src/graph;
      includes '(onecopy/)?graph/' include/onecopy/{core,os,device,memory,share,channel,rpc} src/{core,os,device,memory,share,channel,rpc})"
+report "value is beside share, above core:" \
+  "$(includes '(onecopy/)?(os|device|memory|share|graph|channel|rpc|cli)/' src/value)"
 rooms=(format owner borrower broker runtime api)  # of share, from the ground up
 for index in "${!rooms[@]}"; do
   room=${rooms[index]}

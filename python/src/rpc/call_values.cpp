@@ -30,8 +30,10 @@ bool encode_plain(nb::handle value, Message& message, TensorCounts* counts, cons
                   std::uint32_t form) {
   constexpr std::size_t kUsual = 160;  // most calls, and the tail behind them, without growing
   message.data.reserve(kUsual);
-  if (!call_python(
-          [&] { return encode_value(value.ptr(), message, Tensors::are_copied, counts, receiver); }))
+  if (!call_python([&] {
+        return encode_value(value.ptr(), message,
+                            {.tensors = Tensors::are_copied, .receiver = &receiver, .counts = counts});
+      }))
     return false;
   message.tag = form << rpc::kBodyShift;
   return true;
@@ -73,7 +75,7 @@ nb::object open_on_card(const Tensor& tensor, std::uint32_t flags) {
 nb::object decode_plain(Message&& message) {
   receive(message.tensors);
   return call_python(
-      [&] { return decode_value(message.data, message.tensors, open_on_card, Tensors::are_copied); });
+      [&] { return decode_value(message.data, message.tensors, open_on_card, {Tensors::are_copied}); });
 }
 
 }  // namespace onecopy::python

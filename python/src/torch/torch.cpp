@@ -342,6 +342,11 @@ bool is_tensor(PyObject* object) {
   return torch && torch->is_tensor(object);
 }
 
+bool is_any_tensor(PyObject* object) {
+  const Api* torch = Api::get();
+  return torch && PyObject_TypeCheck(object, torch->tensor_type) != 0;
+}
+
 namespace {
 
 /// Its elements are read conjugated or negated.

@@ -41,6 +41,8 @@ struct FlaggedTensor {
 bool is_loaded();
 /// Exactly torch.Tensor or torch.nn.Parameter: subclasses have content unknown to onecopy.
 bool is_tensor(PyObject* object);
+/// Whether it is an instance of torch.Tensor or of a subclass.
+bool is_any_tensor(PyObject* object);
 
 /// The device of a torch.Tensor or torch.UntypedStorage; empty for devices that onecopy lacks.
 std::optional<Device> device_of(nb::handle object);

@@ -26,6 +26,12 @@ class SeenObjects {
     if (2 * (used_ + more) > entries_.size()) grow(std::bit_ceil(2 * (used_ + more)));
   }
 
+  /// The object's number, or kNew.
+  std::uint32_t find(PyObject* object) noexcept {
+    if (entries_.empty()) return kNew;
+    const Entry& entry = place(object);
+    return entry.object ? entry.number : kNew;
+  }
   /// The object's number, or kNew after it was given `number`.
   std::uint32_t find_or_add(PyObject* object, std::uint32_t number) {
     if (2 * (used_ + 1) > entries_.size()) grow(entries_.empty() ? 16 : 2 * entries_.size());

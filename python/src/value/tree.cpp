@@ -14,7 +14,7 @@
 #include "onecopy/core/error.h"
 #include "onecopy/share/share.h"
 #include "torch/torch.h"
-#include "value/value_format.h"
+#include "value/tags.h"
 #include "value/values.h"
 
 namespace onecopy::python {
@@ -170,7 +170,8 @@ Tree::Tree(nb::handle x, bool copy) : copy_(copy) { value_ = walk(x, 0); }
 
 nb::object Tree::walk(nb::handle x, int depth) {
   if (is_plain(x)) return nb::borrow(x);
-  if (depth == kMostDeep) refuse(fmt::format("is nested {} deep or more, or contains itself", kMostDeep));
+  if (depth == value::kMaxDepth)
+    refuse(fmt::format("is nested {} deep or more, or contains itself", value::kMaxDepth));
   if (torch::is_tensor(x.ptr()) || as_onecopy_tensor(x.ptr())) return array(x);
   if (PyDict_Check(x.ptr())) return walk_dict(x, depth);
   if (PyList_Check(x.ptr()) || PyTuple_Check(x.ptr()))

@@ -9,21 +9,17 @@
 #include "binding/args.h"
 #include "binding/bytes.h"
 #include "onecopy/core/error.h"
+#include "rpc/value_codec.h"
 #include "torch/torch.h"
-#include "value/value_format.h"
+#include "value/reader.h"
 
 namespace onecopy::python {
-
-void refuse_value(const std::string& problem) {
-  throw Error(ErrorCode::bad_handle,
-              fmt::format("this is no message of onecopy's Python package: {}", problem));
-}
 
 nb::object open_tensor(const Tensor& tensor, std::uint32_t flags) {
   if (flags == 0) return nb::cast(tensor);
   if (flags == kNumpyFlag) return to_numpy(tensor);
   if ((flags & ~torch::kKnownFlags) != 0)
-    refuse_value(fmt::format("a tensor has unknown flags {:#x}", flags));
+    value::refuse(fmt::format("a tensor has unknown flags {:#x}", flags));
   if (!torch::is_loaded()) import_package("torch", "a torch.Tensor of another process");
   return torch::open(tensor, flags);
 }
@@ -33,25 +29,54 @@ const Tensor* as_onecopy_tensor(PyObject* object) {
   return Py_TYPE(object) == type ? nb::inst_ptr<Tensor>(object) : nullptr;
 }
 
+namespace {
+
+nb::list to_list(const auto& objects) {
+  nb::list list;
+  for (const auto& object : objects) list.append(object);
+  return list;
+}
+
+nb::object encode_values(nb::handle value, nb::handle reduce) {
+  Message message;
+  std::vector<nb::object> sent;
+  EncodeOptions options;
+  if (!reduce.is_none()) options = {.tensors = Tensors::are_copied, .reduce = reduce, .sent = &sent};
+  if (!encode_value(value.ptr(), message, options)) return nb::none();
+  if (reduce.is_none()) return nb::make_tuple(to_python(message.data), to_list(message.tensors));
+  return nb::make_tuple(to_python(message.data), to_list(message.tensors), to_list(sent));
+}
+
+nb::object decode_values(nb::bytes data, nb::list tensors, nb::handle rebuild) {
+  std::vector<Tensor> rows;
+  for (const nb::handle tensor : tensors) rows.push_back(nb::cast<Tensor>(tensor));
+  if (rebuild.is_none()) return decode_value(span_of(data), rows);
+  std::vector<nb::object> received;
+  const nb::object value =
+      decode_value(span_of(data), rows, open_tensor, {Tensors::are_copied, rebuild, &received});
+  return nb::make_tuple(value, to_list(received));
+}
+
+/// The bytes as a program in C++ reads them, written again.
+nb::object rewrite_value(nb::bytes data) {
+  Message message;
+  rpc::encode_value(rpc::decode_value(span_of(data), {}), message);
+  return to_python(message.data);
+}
+
+}  // namespace
+
 void init_values(nb::module_& m) {
   m.def(
-      "_encode_values",
-      [](nb::handle value) -> nb::object {
-        Message message;
-        if (!encode_value(value.ptr(), message)) return nb::none();
-        nb::list tensors;
-        for (const Tensor& tensor : message.tensors) tensors.append(tensor);
-        return nb::make_tuple(to_python(message.data), tensors);
-      },
-      nb::arg("value").none(), "The value's bytes and tensors; None when it has to be pickled.");
-  m.def(
-      "_decode_values",
-      [](nb::bytes data, nb::list tensors) {
-        std::vector<Tensor> rows;
-        for (const nb::handle tensor : tensors) rows.push_back(nb::cast<Tensor>(tensor));
-        return decode_value(span_of(data), rows);
-      },
-      nb::arg("data"), nb::arg("tensors"), "The value that _encode_values() wrote.");
+      "_encode_values", &encode_values, nb::arg("value").none(), nb::arg("reduce").none() = nb::none(),
+      "Returns the value's bytes and tensors; None when it has to be pickled. With `reduce` as calls are\n"
+      "written: returns the torch tensors of the value, too.");
+  m.def("_decode_values", &decode_values, nb::arg("data"), nb::arg("tensors"),
+        nb::arg("rebuild").none() = nb::none(),
+        "Returns the value that _encode_values() wrote. With `rebuild` as calls are read: returns\n"
+        "(value, its torch tensors).");
+  m.def("_rewrite_value", &rewrite_value, nb::arg("data"),
+        "Reads a value as a program in C++ does, and returns what that writes of it.");
 }
 
 }  // namespace onecopy::python

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <utility>
+#include <vector>
+
+#include "binding/args.h"
+#include "binding/bytes.h"
+#include "binding/gil.h"
+#include "onecopy/core/error.h"
+#include "torch/torch.h"
+#include "value/reader.h"
+#include "value/values.h"
+
+namespace onecopy::python {
+namespace {
+
+nb::object made(PyObject* object) {
+  if (!object) throw nb::python_error();
+  return nb::steal(object);
+}
+
+/// Makes the objects of one value that value::Reader reads.
+class ObjectSink {
+ public:
+  using Object = nb::object;
+
+  ObjectSink(std::span<const Tensor> tensors, const TensorOpener& open, const DecodeOptions& options)
+      : tensors_(tensors), open_(open), options_(options) {}
+
+  nb::object none() { return nb::none(); }
+  nb::object boolean(bool truth) { return nb::bool_(truth); }
+  nb::object integer(std::int64_t number) { return made(PyLong_FromLongLong(number)); }
+  nb::object long_integer(ByteSpan bytes) {
+    return nb::handle(reinterpret_cast<PyObject*>(&PyLong_Type))
+        .attr("from_bytes")(to_python(bytes), "little", nb::arg("signed") = true);
+  }
+  nb::object real(double number) { return made(PyFloat_FromDouble(number)); }
+  nb::object complex(double real, double imaginary) { return made(PyComplex_FromDoubles(real, imaginary)); }
+  nb::object text(ByteSpan utf8);
+  nb::object bytes(ByteSpan bytes) {
+    return made(PyBytes_FromStringAndSize(reinterpret_cast<const char*>(bytes.data()),
+                                          static_cast<Py_ssize_t>(bytes.size())));
+  }
+  nb::object tensor(std::size_t index, std::uint8_t flags) {
+    return received(open_(tensors_[index], flags));
+  }
+  nb::object card_tensor(std::size_t index, std::uint8_t flags, std::uint8_t card) {
+    require_call("a tensor for a card");
+    return received(open_(tensors_[index], flags | (card + 1U) << 8));
+  }
+  nb::object inline_tensor(const Layout& layout, ByteSpan elements) {
+    require_call("the elements of a tensor");
+    if (!torch::is_loaded()) import_package("torch", "a torch.Tensor of another process");
+    return received(torch::copy_of(layout, elements));
+  }
+  nb::object unfinished() { value::refuse("it refers to an object that is not there"); }
+
+  template <class Next>
+  nb::object tuple(std::size_t count, Next&& next) {
+    nb::object tuple = made(PyTuple_New(static_cast<Py_ssize_t>(count)));
+    for (std::size_t i = 0; i < count; ++i)
+      NB_TUPLE_SET_ITEM(tuple.ptr(), static_cast<Py_ssize_t>(i), next().release().ptr());
+    return tuple;
+  }
+  /// The list grows value by value: it can be in itself, and other threads must always see a whole list.
+  template <class Next, class Begun>
+  nb::object list(std::size_t count, Next&& next, Begun&& begun) {
+    nb::object list = made(PyList_New(0));
+    begun(list);
+    for (std::size_t i = 0; i < count; ++i)
+      if (PyList_Append(list.ptr(), next().ptr()) < 0) throw nb::python_error();
+    return list;
+  }
+  template <class Next, class Begun>
+  nb::object dict(std::size_t count, Next&& next, Begun&& begun) {
+    nb::object dict = made(PyDict_New());
+    begun(dict);
+    for (std::size_t i = 0; i < count; ++i) {
+      const nb::object key = next();
+      set(dict, key, next());
+    }
+    return dict;
+  }
+  template <class Next>
+  nb::object object(std::string_view kind, std::size_t count, Next&& next) {
+    if (!options_.rebuild.is_valid()) value::refuse("it has an object that only calls have");
+    nb::object parts = made(PyTuple_New(static_cast<Py_ssize_t>(count + 1)));
+    NB_TUPLE_SET_ITEM(parts.ptr(), 0, text(std::as_bytes(std::span(kind))).release().ptr());
+    for (std::size_t i = 0; i < count; ++i)
+      NB_TUPLE_SET_ITEM(parts.ptr(), static_cast<Py_ssize_t>(i + 1), next().release().ptr());
+    return received(
+        call_python([&] { return made(PyObject_Call(options_.rebuild.ptr(), parts.ptr(), nullptr)); }));
+  }
+
+ private:
+  void require_call(const char* what) const {
+    if (options_.tensors != Tensors::are_copied)
+      value::refuse(fmt::format("it has {}, as only calls have", what));
+  }
+  nb::object received(nb::object object) {
+    if (options_.received && torch::is_any_tensor(object.ptr())) options_.received->push_back(object);
+    return object;
+  }
+  static void set(const nb::object& dict, const nb::object& key, const nb::object& value);
+
+  std::span<const Tensor> tensors_;
+  const TensorOpener& open_;
+  const DecodeOptions& options_;
+};
+
+nb::object ObjectSink::text(ByteSpan utf8) {
+  PyObject* const str = PyUnicode_DecodeUTF8(reinterpret_cast<const char*>(utf8.data()),
+                                             static_cast<Py_ssize_t>(utf8.size()), nullptr);
+  if (str || !PyErr_ExceptionMatches(PyExc_UnicodeDecodeError)) return made(str);
+  PyErr_Clear();
+  value::refuse("a str is not UTF-8");
+}
+
+void ObjectSink::set(const nb::object& dict, const nb::object& key, const nb::object& value) {
+  if (PyDict_SetItem(dict.ptr(), key.ptr(), value.ptr()) == 0) return;
+  if (!PyErr_ExceptionMatches(PyExc_TypeError)) throw nb::python_error();
+  PyErr_Clear();
+  value::refuse("a key of a dict is a list or dict");
+}
+
+}  // namespace
+
+nb::object decode_value(ByteSpan data, std::span<const Tensor> tensors, const TensorOpener& open,
+                        const DecodeOptions& options) {
+  ObjectSink sink(tensors, open, options);
+  return value::Reader(data, tensors.size(), sink).read_all();
+}
+
+}  // namespace onecopy::python

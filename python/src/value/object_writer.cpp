@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "array/numpy.h"
+#include "binding/gil.h"
+#include "onecopy/share/share.h"
+#include "torch/torch.h"
+#include "value/seen_objects.h"
+#include "value/values.h"
+#include "value/writer.h"
+
+namespace onecopy::python {
+namespace {
+
+using value::kMaxDepth;
+
+constexpr int kHost = -1;
+constexpr std::size_t kMaxInline = 4096;  ///< bytes of a tensor that crosses within the message
+
+/// kHost also for a card that has no target.
+int target_of(const DeviceMap& devices, int here) {
+  for (const auto& [from, to] : devices.cards)
+    if (from == here) return to;
+  return devices.is_automatic && devices.numbers_agree ? here : kHost;
+}
+
+/// Walks over one value, for one call of encode_value().
+class ObjectWriter {
+ public:
+  ObjectWriter(Message& message, const EncodeOptions& options)
+      : message_(message), out_(message.data), options_(options) {}
+
+  bool write_all(PyObject* value) {
+    if (!write(value, 0)) return false;
+    if (is_cyclic_) return cannot("it contains itself");
+    if (message_.data.size() > UINT32_MAX) return cannot("it has 4 GiB and more without its tensors");
+    make_copies();
+    return true;
+  }
+  const TensorCounts& counts() const noexcept { return counts_; }
+
+ private:
+  /// A tensor of the CPU or of a card whose elements are copied into a row at the end.
+  struct LateCopy {
+    std::size_t row;
+    nb::object tensor;
+    Layout layout;
+    Device home;
+  };
+
+  /// REQUIRES: the caller keeps the value meanwhile.
+  bool write(PyObject* value, int depth);
+  bool write_simple(PyObject* value, PyTypeObject* type, bool& known);
+  bool write_int(PyObject* value);
+  bool write_long_int(PyObject* value);
+  bool write_str(PyObject* value, int depth);
+  bool write_bytes(PyObject* value);
+  bool write_tuple(PyObject* value, int depth);
+  bool write_list(PyObject* value, int depth);
+  bool write_dict(PyObject* value, int depth);
+  bool write_tensor(PyObject* value, int depth);
+  bool write_array(PyObject* value, int depth);
+  bool write_copy(PyObject* tensor, int depth);
+  bool write_card_copy(PyObject* tensor, const torch::Copyable& from, int depth);
+  bool write_marked(PyObject* value, int depth);
+  bool write_shared(PyObject* tensor, int depth);
+  bool write_row(const Tensor& tensor, std::uint32_t flags);
+  bool write_other(PyObject* object, int depth);
+  bool write_parts(PyObject* object, nb::handle reduced, int depth);
+
+  /// Numbers the object. Returns true, behind a reference to the object, if the object has been written before.
+  bool is_again(PyObject* object);
+  /// Around the items of a container. Nothing in a call is within itself; elsewhere a list or dict may be.
+  void open(std::uint32_t number) { open_.push_back(number); }
+  void close() { open_.pop_back(); }
+  bool may_contain_itself() const noexcept { return options_.tensors == Tensors::are_shared; }
+  void note_sent(PyObject* tensor) {
+    if (options_.sent) options_.sent->push_back(nb::borrow(tensor));
+  }
+  bool cannot(const char* why) const;
+  void add_late_copy(PyObject* tensor, const torch::Copyable& from, Device home);
+  void make_copies();
+  Tensor made_copy(const LateCopy& copy) const;
+
+  Message& message_;
+  value::Writer out_;
+  const EncodeOptions& options_;
+  std::vector<std::pair<std::size_t, SharedArray>> arrays_;  ///< by their rows; copied at the end
+  std::vector<LateCopy> copies_;
+  SeenObjects seen_;
+  std::uint32_t numbered_ = 0;
+  TensorCounts counts_;
+  std::vector<std::uint32_t> open_;      ///< numbers of containers whose items must not refer to them
+  std::vector<PyObject*> open_objects_;  ///< whose parts are being written
+  bool is_cyclic_ = false;
+};
+
+/// Keeps an object that a container may lose while another thread runs.
+class Hold {
+ public:
+  explicit Hold(PyObject* object) : object_(object) { Py_INCREF(object); }
+  Hold(const Hold&) = delete;
+  Hold& operator=(const Hold&) = delete;
+  ~Hold() { Py_DECREF(object_); }
+
+ private:
+  PyObject* object_;
+};
+
+/// False, or with a reducer a TypeError.
+bool ObjectWriter::cannot(const char* why) const {
+  if (!options_.reduce.is_valid()) return false;
+  throw nb::type_error(fmt::format("a value cannot cross: {}", why).c_str());
+}
+
+bool ObjectWriter::write(PyObject* value, int depth) {
+  PyTypeObject* const type = Py_TYPE(value);
+  if (type == &PyUnicode_Type) return write_str(value, depth);
+  bool known = true;
+  const bool done = write_simple(value, type, known);
+  if (known) return done;
+  if (depth == kMaxDepth) return cannot("it is nested more than 32 deep; send it flat");
+  if (type == &PyTuple_Type) return write_tuple(value, depth);
+  if (type == &PyList_Type) return write_list(value, depth);
+  if (type == &PyDict_Type) return write_dict(value, depth);
+  return write_tensor(value, depth);
+}
+
+bool ObjectWriter::write_simple(PyObject* value, PyTypeObject* type, bool& known) {
+  if (type == &PyLong_Type) return write_int(value);
+  if (type == &PyFloat_Type) return out_.real(PyFloat_AsDouble(value)), true;
+  if (type == &PyBytes_Type) return write_bytes(value);
+  if (type == &PyComplex_Type)
+    return out_.complex(PyComplex_RealAsDouble(value), PyComplex_ImagAsDouble(value)), true;
+  known = value == Py_None || type == &PyBool_Type;
+  if (value == Py_None) out_.none();
+  else if (known) out_.boolean(value == Py_True);
+  return known;
+}
+
+bool ObjectWriter::write_int(PyObject* value) {
+  int overflow = 0;
+  const long long number = PyLong_AsLongLongAndOverflow(value, &overflow);
+  if (overflow != 0) return write_long_int(value);
+  out_.integer(number);
+  return true;
+}
+
+bool ObjectWriter::write_long_int(PyObject* value) {
+  const nb::handle number(value);
+  const auto bits = nb::cast<std::size_t>(number.attr("bit_length")());
+  const auto bytes =
+      nb::borrow<nb::bytes>(number.attr("to_bytes")(bits / 8 + 1, "little", nb::arg("signed") = true));
+  if (bytes.size() > UINT32_MAX) return cannot("an int is too large");
+  out_.long_integer(std::as_bytes(std::span(bytes.c_str(), bytes.size())));
+  return true;
+}
+
+bool ObjectWriter::write_str(PyObject* value, int depth) {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(value, &size);
+  if (!text) {  // lone surrogates
+    PyErr_Clear();
+    return write_other(value, depth);
+  }
+  const std::string_view utf8(text, static_cast<std::size_t>(size));
+  if (utf8.size() > UINT32_MAX) return cannot("a str has 4 GiB and more");
+  if (!value::Writer::is_numbered(utf8.size()) || !is_again(value)) out_.text(utf8);
+  return true;
+}
+
+bool ObjectWriter::write_bytes(PyObject* value) {
+  const std::span bytes(PyBytes_AsString(value), static_cast<std::size_t>(Py_SIZE(value)));
+  if (bytes.size() > UINT32_MAX) return cannot("bytes have 4 GiB and more");
+  if (!value::Writer::is_numbered(bytes.size()) || !is_again(value)) out_.bytes(std::as_bytes(bytes));
+  return true;
+}
+
+bool ObjectWriter::write_tuple(PyObject* value, int depth) {
+  const std::uint32_t number = numbered_;
+  if (is_again(value)) return true;
+  const Py_ssize_t count = NB_TUPLE_GET_SIZE(value);
+  out_.tuple(static_cast<std::size_t>(count));
+  open(number);
+  for (Py_ssize_t i = 0; i < count; ++i)
+    if (!write(NB_TUPLE_GET_ITEM(value, i), depth + 1)) return false;
+  close();
+  return true;
+}
+
+bool ObjectWriter::write_list(PyObject* value, int depth) {
+  const std::uint32_t number = numbered_;
+  if (is_again(value)) return true;
+  if (!may_contain_itself()) open(number);
+  const Py_ssize_t count = NB_LIST_GET_SIZE(value);
+  out_.list(static_cast<std::size_t>(count));
+  for (Py_ssize_t i = 0; i < count && i < NB_LIST_GET_SIZE(value); ++i) {
+    PyObject* const item = NB_LIST_GET_ITEM(value, i);
+    const Hold hold(item);
+    if (!write(item, depth + 1)) return false;
+  }
+  if (!may_contain_itself()) close();
+  return NB_LIST_GET_SIZE(value) == count || cannot("a list has changed meanwhile");
+}
+
+bool ObjectWriter::write_dict(PyObject* value, int depth) {
+  const std::uint32_t number = numbered_;
+  if (is_again(value)) return true;
+  if (!may_contain_itself()) open(number);
+  const Py_ssize_t count = NB_DICT_GET_SIZE(value);
+  out_.dict(static_cast<std::size_t>(count));
+  PyObject *key, *item;
+  Py_ssize_t position = 0, written = 0;
+  for (; written < count && PyDict_Next(value, &position, &key, &item); ++written) {
+    const Hold hold_key(key), hold_item(item);
+    if (!write(key, depth + 1) || !write(item, depth + 1)) return false;
+  }
+  if (!may_contain_itself()) close();
+  return (written == count && NB_DICT_GET_SIZE(value) == count) || cannot("a dict has changed meanwhile");
+}
+
+bool ObjectWriter::write_tensor(PyObject* value, int depth) {
+  const bool is_torch = torch::is_tensor(value);
+  if (is_torch && options_.tensors == Tensors::are_copied) return write_copy(value, depth);
+  if (is_torch) return is_again(value) || write_shared(value, depth);
+  if (const Tensor* const ours = as_onecopy_tensor(value)) {
+    if (is_again(value)) return true;
+    if (options_.tensors == Tensors::are_copied) ++counts_.lent;
+    return write_row(*ours, 0);
+  }
+  if (options_.tensors == Tensors::are_shared) return write_array(value, depth);
+  return write_marked(value, depth);
+}
+
+bool ObjectWriter::write_row(const Tensor& tensor, std::uint32_t flags) {
+  message_.tensors.push_back(tensor);
+  out_.tensor(static_cast<std::uint8_t>(flags));
+  return true;
+}
+
+bool ObjectWriter::write_shared(PyObject* tensor, int depth) {
+  auto shared = torch::share(tensor);
+  if (!shared) return write_other(tensor, depth);
+  static_assert((torch::kKnownFlags | kNumpyFlag) <= UINT8_MAX && (torch::kKnownFlags & kNumpyFlag) == 0);
+  note_sent(tensor);
+  return write_row(shared->tensor, shared->flags);
+}
+
+bool ObjectWriter::write_array(PyObject* value, int depth) {
+  auto array = SharedArray::of(value);
+  if (!array) return write_other(value, depth);
+  if (is_again(value)) return true;
+  arrays_.emplace_back(message_.tensors.size(), *std::move(array));
+  return write_row({}, kNumpyFlag);
+}
+
+bool ObjectWriter::write_copy(PyObject* tensor, int depth) {
+  const auto from = torch::copyable(tensor);
+  if (!from) return write_other(tensor, depth);
+  if (from->device != kCpu) return write_card_copy(tensor, *from, depth);
+  if (options_.receiver && target_of(options_.receiver->devices, kHost) != kHost)
+    return write_other(tensor, depth);
+  if (is_again(tensor)) return true;
+  note_sent(tensor);
+  if (from->layout.nbytes() <= kMaxInline) {
+    out_.inline_tensor(from->layout, from->data);
+    ++counts_.inlined;
+    return true;
+  }
+  add_late_copy(tensor, *from, kCpu);
+  out_.tensor(torch::kTorch);
+  return true;
+}
+
+/// The copy is made on the card that it is for, if the number of that card here is known: its receiver has nothing to copy then.
+bool ObjectWriter::write_card_copy(PyObject* tensor, const torch::Copyable& from, int depth) {
+  const int target = options_.receiver ? target_of(options_.receiver->devices, from.device.index) : kHost;
+  if (from.device.type != DeviceType::cuda || from.layout.numel() == 0 || target < 0 || target > UINT8_MAX)
+    return write_other(tensor, depth);
+  if (is_again(tensor)) return true;
+  note_sent(tensor);
+  Device home = from.device;
+  if (options_.receiver->devices.numbers_agree) home.index = static_cast<std::int16_t>(target);
+  add_late_copy(tensor, from, home);
+  out_.card_tensor(torch::kTorch, static_cast<std::uint8_t>(target));
+  return true;
+}
+
+/// A row-major tensor of the CPU that is lent, and no part of a graph of autograd, has the form of a shared tensor.
+bool ObjectWriter::write_marked(PyObject* value, int depth) {
+  const bool is_marked = options_.receiver && options_.receiver->marked == Py_TYPE(value);
+  if (!is_marked || options_.reduce.is_valid()) return write_other(value, depth);
+  const nb::handle marked(value);
+  if (PyUnicode_CompareWithASCIIString(nb::object(marked.attr("mode")).ptr(), "borrow") != 0) return false;
+  const nb::object tensor = marked.attr("tensor");
+  const auto plain = torch::copyable(tensor.ptr());
+  if (!plain || plain->device != kCpu || nb::cast<bool>(tensor.attr("requires_grad"))) return false;
+  if (is_again(value)) return true;
+  ++counts_.lent;
+  return write_shared(tensor.ptr(), depth);
+}
+
+/// Objects without a form of their own have their numbers behind their parts. They are kept as long as this, so that no
+/// other object gets the address of one.
+bool ObjectWriter::write_other(PyObject* object, int depth) {
+  if (!options_.reduce.is_valid()) return false;
+  if (std::find(open_objects_.begin(), open_objects_.end(), object) != open_objects_.end())
+    return cannot("it contains itself");
+  if (const std::uint32_t before = seen_.find(object); before != SeenObjects::kNew)
+    return out_.again(before), true;
+  open_objects_.push_back(object);
+  const nb::object reduced = call_python([&] { return options_.reduce(nb::handle(object)); });
+  if (!write_parts(object, reduced, depth)) return false;
+  open_objects_.pop_back();
+  seen_.find_or_add(object, numbered_++);
+  const bool is_marked = options_.receiver && options_.receiver->marked == Py_TYPE(object);
+  if (is_marked) note_sent(nb::object(nb::handle(object).attr("tensor")).ptr());
+  else if (torch::is_any_tensor(object)) note_sent(object);
+  return true;
+}
+
+bool ObjectWriter::write_parts(PyObject* object, nb::handle reduced, int depth) {
+  const Py_ssize_t count = PyTuple_CheckExact(reduced.ptr()) ? NB_TUPLE_GET_SIZE(reduced.ptr()) : 0;
+  Py_ssize_t size = 0;
+  const char* const kind =
+      count == 0 ? nullptr : PyUnicode_AsUTF8AndSize(NB_TUPLE_GET_ITEM(reduced.ptr(), 0), &size);
+  if (!kind || size > UINT8_MAX) {
+    PyErr_Clear();
+    throw nb::type_error(fmt::format("reduce() returned no tuple that begins with a kind for a {}",
+                                     nb::type_name(nb::handle(object).type()).c_str())
+                             .c_str());
+  }
+  out_.object({kind, static_cast<std::size_t>(size)}, static_cast<std::size_t>(count - 1));
+  for (Py_ssize_t i = 1; i < count; ++i)
+    if (!write(NB_TUPLE_GET_ITEM(reduced.ptr(), i), depth + 1)) return false;
+  return true;
+}
+
+bool ObjectWriter::is_again(PyObject* object) {
+  const std::uint32_t number = numbered_++;
+  if (Py_REFCNT(object) == 1) return false;  // no other place has it
+  const std::uint32_t before = seen_.find_or_add(object, number);
+  if (before == SeenObjects::kNew) return false;
+  --numbered_;
+  is_cyclic_ = is_cyclic_ || std::find(open_.begin(), open_.end(), before) != open_.end();
+  out_.again(before);
+  return true;
+}
+
+void ObjectWriter::add_late_copy(PyObject* tensor, const torch::Copyable& from, Device home) {
+  copies_.push_back({message_.tensors.size(), nb::borrow(tensor), from.layout, home});
+  message_.tensors.emplace_back();
+}
+
+void ObjectWriter::make_copies() {
+  for (const auto& [row, array] : arrays_) message_.tensors[row] = array.tensor();
+  for (const LateCopy& copy : copies_) message_.tensors[copy.row] = made_copy(copy);
+}
+
+/// Looks at the tensor again: Python code may have resized it since.
+Tensor ObjectWriter::made_copy(const LateCopy& late) const {
+  const auto from = torch::copyable(late.tensor.ptr());
+  if (!from || from->layout != late.layout)
+    throw nb::type_error("a value cannot cross: a tensor of it has changed meanwhile");
+  if (late.home != kCpu) {
+    if (auto copy = torch::copy_on_card(late.tensor.ptr(), *from, late.home)) return *std::move(copy);
+    throw Error(ErrorCode::unsupported, "a tensor of a card has no memory that other processes can have");
+  }
+  Tensor copy = empty(from->layout);
+  const auto fill = [&] { return std::memcpy(copy.data(), from->data, copy.nbytes()); };
+  copy.nbytes() >= kLargeCopy ? without_gil(fill) : fill();
+  return copy;
+}
+
+}  // namespace
+
+bool encode_value(PyObject* value, Message& message, const EncodeOptions& options) {
+  ObjectWriter writer(message, options);
+  const bool is_written = writer.write_all(value);
+  if (options.counts) *options.counts = writer.counts();
+  return is_written;
+}
+
+}  // namespace onecopy::python

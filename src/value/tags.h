@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+/// The wire format of values, which Writer and Reader share: docs/design/formats/python-message-v1.md.
+namespace onecopy::value {
+
+/// How deep values may be nested.
+inline constexpr int kMaxDepth = 32;
+
+/// The first byte of a value. The short forms hold a number in their low bits.
+enum Tag : std::uint8_t {
+  kSmallInt = 0x00,    ///< 0 to 127
+  kShortStr = 0x80,    ///< 0 to 31 bytes
+  kShortTuple = 0xa0,  ///< 0 to 15 values
+  kShortList = 0xb0,   ///< 0 to 7 values
+  kShortDict = 0xb8,   ///< 0 to 7 pairs
+  kNone = 0xc0,
+  kFalse = 0xc1,
+  kTrue = 0xc2,
+  kInt8 = 0xc3,
+  kInt16 = 0xc4,
+  kInt32 = 0xc5,
+  kInt64 = 0xc6,
+  kLongInt = 0xc7,
+  kFloat = 0xc8,
+  kComplex = 0xc9,
+  kStr = 0xca,      ///< u8 length
+  kLongStr = 0xcb,  ///< u32 length, numbered
+  kBytes = 0xcc,
+  kLongBytes = 0xcd,
+  kTuple = 0xce,
+  kList = 0xcf,
+  kDict = 0xd0,
+  kTensor = 0xd1,        ///< u8 flags: the next tensor of the message; numbered
+  kAgain = 0xd2,         ///< u32 number of an object before it
+  kInlineTensor = 0xd3,  ///< u8 dtype, u8 number of dimensions, i64 each, the elements row-major; numbered
+  kCardTensor = 0xd4,    ///< u8 flags, u8 number of the card that it is for: the next tensor; numbered
+  kObject = 0xd5,        ///< u8 length and text of its kind, u32 count, its parts; numbered behind them
+};
+
+inline constexpr std::size_t kMaxShortText = 31;
+inline constexpr std::size_t kMaxShortTuple = 15;
+inline constexpr std::size_t kMaxShortItems = 7;  ///< of lists and dicts
+
+/// Flags of a tensor: bit 0 says that it is a torch tensor; the bits below do not change its elements.
+inline constexpr std::uint8_t kTorchTensor = 1;
+inline constexpr std::uint8_t kHarmlessFlags = 7;
+
+}  // namespace onecopy::value
