@@ -102,9 +102,9 @@ def shutdown(graceful: bool = True) -> None:
 def is_plain(function, *arguments) -> bool:
     """Whether calls of it in "worker1" need no Python code of ours, from the second one on."""
     from onecopy.distributed import rpc
-    from onecopy.rpc import _agent
+    from onecopy.rpc import registry
 
-    agent = _agent.current()
+    agent = registry.current()
     rpc.rpc_sync("worker1", function, args=arguments)
     return agent.node.call_plain(agent, "worker1", function, arguments, None, None) is not NotImplemented
 

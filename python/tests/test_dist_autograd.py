@@ -318,7 +318,7 @@ def test_a_worker_that_dies_in_its_part_is_named_at_the_root(tmp_path, others):
 
 def plain_gradients():
     """How many plain calls of gradients a pass makes: another way would do without."""
-    agent = rpc.api._agent.current()
+    agent = rpc.api._get_current_rpc_agent()
     taken, node = [], agent.node
 
     class Node:

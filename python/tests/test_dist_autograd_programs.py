@@ -12,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from onecopy.distributed.autograd._engine import Engine
+from onecopy.rpc import registry
 
 PROGRAMS = 100
 SIZE = 3
@@ -82,11 +83,9 @@ class Port:
     def __init__(self, wire: Wire, worker: int) -> None:
         self._wire, self._worker = wire, worker
 
-    def send_gradients(self, to, context, pass_id, retain, message, gradients):
+    def send_gradients(self, to, context, key, message, gradients):
         copies = [None if g is None else g.clone() for g in gradients]
-        return self._wire.post(
-            self._wire.engines[to].on_gradients, (self._worker, context, pass_id, retain, message, copies)
-        )
+        return self._wire.post(self._wire.engines[to].on_gradients, (self._worker, context, key, message, copies))
 
     def call_gradients(self, *arguments):
         return self.send_gradients(*arguments).wait()
@@ -172,7 +171,7 @@ class Program:
         here = self._wire.engines[worker].current()
         there = self._wire.engines[to].get_or_create(here.id)
         arguments = self._cross(here, there, worker, to, arguments)
-        with self._wire.engines[to].within(there):
+        with registry.within(there):
             results = self._body(to, arguments, depth - 1)
             return self._cross(there, here, to, worker, results)
 

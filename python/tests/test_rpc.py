@@ -482,13 +482,13 @@ def test_a_member_leaves_behind_its_last_answer(tmp_path):
 
 def large_calls_in_vain():
     """Plain ones, of 64 MB. How many calls are under way behind them."""
-    from onecopy.rpc import _agent
+    from onecopy.rpc import registry
 
     tensor = torch.ones(16 << 20)
     for begin in (rpc.rpc_sync, lambda *args, **kwargs: rpc.rpc_async(*args, **kwargs).wait()):
         with pytest.raises(RuntimeError, match=r"more than set timeout \(200 ms\)"):
             begin("worker1", torch.neg, args=(tensor,), timeout=0.2)
-    return _agent.current().pending_count()
+    return registry.current().pending_count()
 
 
 def test_large_plain_calls_to_a_member_that_is_stopped_end_at_their_deadline(tmp_path):
@@ -525,7 +525,7 @@ def lonely():
 
 def test_a_member_that_never_starts_is_named_when_the_time_is_over(tmp_path, lonely):
     with pytest.raises(RuntimeError, match="worker of rank 1 has not joined the group within 1 s"):
-        lonely[0](init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 1})
+        lonely[0](init, f"{tmp_path}/file", 0, 2, "worker0", {"join_timeout": 1})
 
 
 def enter_others_slowly():

@@ -218,7 +218,7 @@ def test_bad_options_of_init(tmp_path, options, kind, text):
     given = {"name": "a", "rank": 0, "world_size": 2, "timeout": 1, "rendezvous": f"file://{tmp_path}/file", **options}
     with pytest.raises(kind, match=text):
         rpc.init(given.pop("name"), **given)
-    assert not rpc._exports.is_restricted()
+    assert not rpc.functions.is_restricted()
 
 
 def test_credit_and_timeouts_below_nothing():

@@ -285,9 +285,9 @@ def descend_often():
 
 
 def rpc_threads():
-    from onecopy.rpc import _agent
+    from onecopy.rpc import registry
 
-    return len(_agent.current()._threads)
+    return len(registry.current()._threads)
 
 
 def test_calls_that_wait_for_each_other_do_not_run_out_of_threads(meeting):

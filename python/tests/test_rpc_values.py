@@ -17,7 +17,7 @@ from hypothesis import example, given, settings, strategies as st
 
 import onecopy
 from onecopy.distributed import rpc
-from onecopy.rpc import _devices, _functions, _modes, _values
+from onecopy.rpc import _devices, _modes, _values, functions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def test_pickle_crosses_where_it_is_allowed_and_nowhere_else(monkeypatch):
 )  # fmt: skip
 def test_names_that_run_programs_are_refused(name):
     with pytest.raises((PermissionError, AttributeError)):
-        _functions.look_up(*name)
+        functions.look_up(*name)
 
 
 # --- trees that no sender made

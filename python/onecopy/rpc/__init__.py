@@ -15,9 +15,7 @@
 """
 
 from ..errors import PeerDied, Timeout
-from ._errors import Busy, Cancelled, RemoteError
 from ._explain import explain, stats
-from ._exports import export
 from ._group import WorkerInfo
 from ._joining import init, members, shutdown
 from ._modes import borrow, move
@@ -28,6 +26,8 @@ from ._routes import Route
 from ._running import current as current_call
 from ._streams import Stream, stream
 from ._values import allow_pickle
+from .errors import Busy, Cancelled, RemoteError
+from .functions import export
 
 __all__ = [
     "Busy",

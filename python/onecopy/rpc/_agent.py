@@ -20,67 +20,19 @@ import time
 
 import onecopy
 
-from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import PeerDied, Timeout
-from . import _devices, _group, _modes, _quick, _values
-from ._errors import RemoteFailure
+from . import _calls, _devices, _dynamic, _group, _modes, _programs, _quick, _values, registry
 from ._futures import CallFuture
-from ._plain_calls import ASYNC_MARK, DEFAULT, GENERAL, PLAIN_ANSWER, PlainCalls, late  # noqa: F401
+from ._plain_calls import DEFAULT, GENERAL, PlainCalls
 from ._references import PyRRef, References
 from ._workers import Workers
+from .errors import RemoteFailure, late
+from .registry import Deferred, end_hooks, handlers, note_handlers
 
 _PATIENCE = 5.0  # seconds that stop() waits for requests that still run
 _SLICE = 0.1  # seconds of one wait: signal handlers of Python run in between
 _MOST_WORKERS = 1024
 _ANSWERED, _LATE, _ENDED, _STOPPED = range(1, 5)  # rpc::End
-
-_current = None
-_is_forked = False
-
-
-def current():
-    """This process's agent. Throws RuntimeError before init_rpc(), after shutdown(), and in a child forked since."""
-    if _current is None:
-        if _is_forked:
-            raise RuntimeError(FORKED)
-        raise RuntimeError(
-            "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
-        )
-    return _current
-
-
-def set_current(agent):
-    global _current, _is_forked
-    _current, _is_forked = agent, False
-
-
-def is_forked():
-    """Whether this process was forked from a member, and has joined no group since."""
-    return _is_forked
-
-
-FORKED = (
-    "RPC does not survive fork(): this process was forked from a member of the group, whose threads stayed there. Start "
-    "it with spawn or forkserver, or call init_rpc() in it under a name of its own"
-)
-
-
-def _leave_in_child():
-    global _current, _is_forked
-    if _current is not None:
-        _current.is_running, _current.why_stopped = False, FORKED
-        _current, _is_forked = None, True
-
-
-os.register_at_fork(after_in_child=_leave_in_child)
-
-
-class Later:
-    """A handler's result that is not there yet: `then(value of the future)` makes it."""
-
-    def __init__(self, future, then):
-        self.future, self.then = future, then
-
 
 # Requests whose values and results may be plain.
 _PLAIN_VERBS = frozenset(("run_named", "method_here", "remote_named", "remote_method_here", "fetch"))
@@ -88,29 +40,21 @@ _PLAIN_VERBS = frozenset(("run_named", "method_here", "remote_named", "remote_me
 # caller may have none any more behind the request.
 MAKING = frozenset(("remote", "remote_named", "remote_method", "remote_method_here"))
 _CELL_AT = {"method_here": 0, "fetch": 0, "type": 0, "reference_backward": 0, "remote_method_here": 1}
-handlers = {}  # of requests: verb -> function(agent, caller's id, value)
-note_handlers = {}  # of notes, called in the order of their lane
-end_hooks = []  # function(rank) of a member that has ended, called behind all that it had sent; they must not wait
-
-
-def handler(table, verb):
-    def enter(function):
-        table[verb] = function
-        return function
-
-    return enter
 
 
 class Agent(PlainCalls):
     """Thread safety: all members may be called concurrently, but for start() and stop()."""
 
-    def __init__(self, store, name, rank, world_size, timeout, device_maps, workers):
-        self.info, self.device_maps = _group.WorkerInfo(name, rank), device_maps
-        self.num_worker_threads, self.cards = workers, _group.visible_cards()
+    invoke_method = staticmethod(_calls.invoke_method)
+
+    def __init__(self, store, name, rank, world_size, options):
+        self.info, self.device_maps = _group.WorkerInfo(name, rank), options.device_maps
+        self.maps_itself, self.join_timeout = options.maps_itself, options.join_timeout
+        self.num_worker_threads, self.cards = options.num_worker_threads, _group.visible_cards()
         self.is_running, self.why_stopped = True, "RPC agent is shut down"
         self._lock, self._threads, self._here = threading.Lock(), [], {}
         self.has_gil_profiling = False
-        self._timeout, self.node = timeout, None
+        self._timeout, self.node = options.rpc_timeout, None
         self.workers = Workers(name)
         self.references = References(self)
         self._store, self._world_size = store, world_size
@@ -146,7 +90,7 @@ class Agent(PlainCalls):
         _group.check_size(self._store, self.info, self._world_size)
         self._make_node()
         _group.announce(self._store, self.info.name, self.info.id, self.node.address(), self.device_maps, self.cards)
-        self.begin({rank: _group.find(self._store, rank, self.timeout or 60) for rank in range(self._world_size)})
+        self.begin({rank: _group.find(self._store, rank, self.join_timeout) for rank in range(self._world_size)})
         self.take_messages()
         self._connect_far()
 
@@ -157,10 +101,11 @@ class Agent(PlainCalls):
 
     def begin(self, members):
         """Can send from now on. `members` has this process, too."""
-        autograd.start(self.info.id, _gradients.Transport(self))
-        self.enter_own(_gradients.GRADIENTS, autograd.on_gradients)
         for member in members.values():
             self.enter(member)
+        hooks = registry.autograd_if_loaded()
+        if hooks is not None:
+            hooks.started(self)
 
     def take_messages(self):
         """From now on. REQUIRES: all members that can send or be called are known, and know this one before they serve it."""
@@ -170,7 +115,7 @@ class Agent(PlainCalls):
         """To members on other hosts, whose end is known by the end of a connection alone. One of two members connects."""
         for rank, member in self._members.items():
             if member.is_far and rank > self.info.id:
-                self.node.connect(rank, time.monotonic() + self.timeout if self.timeout else None)
+                self.node.connect(rank, time.monotonic() + self.join_timeout)
 
     def enter(self, member):
         """Another member that there is from now on."""
@@ -314,7 +259,8 @@ class Agent(PlainCalls):
         except Timeout as error:  # of the first contact, or of another host that has not taken all of it
             future.complete(None, late(seconds, error))
         except (RuntimeError, onecopy.Error) as error:
-            future.complete(None, self._why_not_sent(member, error))
+            # Without the frames of this call: they have the future, and no collector sees through the part in C++.
+            future.complete(None, self._why_not_sent(member, error).with_traceback(None))
         return True
 
     def call_program(self, member, function, args, kwargs, deadline, seconds):
@@ -377,7 +323,7 @@ class Agent(PlainCalls):
         tensors = []
         tree = _values.encode(value, tensors, lambda v: self._give(v, member, given))
         targets = _devices.targets(tensors, devices, self.info.name, member.info.name, what)
-        recorded = context.record_sent(tensors, member.info.id) if context is not None else None
+        recorded = self.record(context, tensors, member)
         count = functools.partial(self.node.count_route, member.info.id)
         if member.is_far:
             _modes.check_far(tensors, member.info)
@@ -410,9 +356,7 @@ class Agent(PlainCalls):
         if deadline is not None and time.monotonic() > deadline:  # the caller has given up
             self._let_go(message, sender)
             return None
-        context = None if context_id is None else autograd.get_or_create(context_id)
-        if context is not None:
-            context.know(sender)
+        context = None if context_id is None else registry.autograd().context(context_id, sender, make=True)
         try:
             value = self._with_cells(verb, self._decode(message, sender, context), sender)
         except Exception as error:
@@ -450,7 +394,13 @@ class Agent(PlainCalls):
     def _outcome_of(self, message, sender, future):
         """(value, error, points) of an answer: points in streams behind which the value's tensors are there. `future` is
         None for a call that a thread waits for without one."""
-        context = None if message[1] is None else future.context if future is not None else autograd.find(message[1])
+        context = (
+            None
+            if message[1] is None
+            else future.context
+            if future is not None
+            else registry.autograd().context(message[1], sender, make=False)
+        )
         return self._outcome_in(message, sender, context)
 
     def _outcome_in(self, message, sender, context, is_on_cards=True):
@@ -514,7 +464,7 @@ class Agent(PlainCalls):
         _, _, recorded, tree, packed, targets = message
         tensors = [_devices.unpack(t, target) for t, target in zip(packed, targets)]
         if recorded is not None and context is not None:
-            context.attach_received(recorded, tensors, sender)
+            registry.autograd().arrived(context, recorded, tensors, sender)
 
         def take(owner, reference, fork, giver):
             return self.references.take(self.rref_class, owner, tuple(reference), tuple(fork), giver)
@@ -530,13 +480,13 @@ class Agent(PlainCalls):
         if member is None or member.has_ended:  # None: it ended while it joined
             return
         self.node.begin_serving()
-        before = autograd.enter(context)
+        before = registry.swap_context(context)
         try:
             try:
                 result = handlers[verb](self, sender, value)
             finally:
-                autograd.enter(before)
-            if isinstance(result, Later):
+                registry.swap_context(before)
+            if isinstance(result, Deferred):
                 self._answer_once_done(number, sender, context, result)
             else:
                 self._answer(number, sender, context, result, verb in _PLAIN_VERBS)
@@ -555,7 +505,7 @@ class Agent(PlainCalls):
         """A tuple of the result of a call without a context, if that is the answer; None if it goes its own way."""
         if isinstance(result, RemoteFailure):
             self._answer_failure(number, sender, result)
-        elif isinstance(result, Later):
+        elif isinstance(result, Deferred):
             self._answer_once_done(number, sender, None, result)
         else:
             return (result,)
@@ -567,7 +517,7 @@ class Agent(PlainCalls):
 
     def _answer_later(self, number, sender, context, then, future):
         try:
-            with autograd.within(context):
+            with registry.within(context):
                 self._answer(number, sender, context, then(future.value()))
         except Exception as error:
             self._answer_failure(number, sender, self._failure(error))
@@ -624,6 +574,3 @@ class Agent(PlainCalls):
         if self.has_gil_profiling:
             info["agent.gil_average_wait_time_us"] = "0"
         return info
-
-
-from . import _dynamic, _gradients, _programs  # noqa: E402: they enter their handlers here

@@ -22,7 +22,7 @@ def future_in_loop(subscribe, result):
         try:
             loop.call_soon_threadsafe(settle)
         except RuntimeError:
-            pass  # the loop is closed: no task waits any more
+            pass  # the loop is closed, and no task waits
 
     subscribe(call_back)
     return future

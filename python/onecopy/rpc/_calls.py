@@ -6,11 +6,10 @@ import threading
 
 import torch
 
-from ..distributed.autograd import _engine_of_this_process as autograd
-from . import _agent, _exports, _functions, _values
-from ._agent import ASYNC_MARK, Later, handler, handlers
-from ._errors import RemoteFailure
-from ._references import Cell
+from . import _running, _values, functions, registry
+from ._references import Cell, backward
+from .errors import RemoteFailure
+from .registry import ASYNC_MARK, Deferred, handler, handlers
 
 _PARTS = {"[0]": "func", "[1]": "args", "[2]": "kwargs"}  # of a call's value: how errors name them
 
@@ -20,8 +19,8 @@ local = threading.local()  # .future_list: the futures that _wait_all() collects
 def call(to, function, args=None, kwargs=None, timeout=-1.0):
     """A Future of function(*args, **kwargs), run in that member. Throws TypeError before anything is sent when a value
     cannot cross; RuntimeError for arguments that no overload of a torch operator takes."""
-    agent = _agent.current()
-    context, rank = autograd.current(), agent.member(to).info.id
+    agent = registry.current()
+    context, rank = registry.context(), agent.member(to).info.id
     value = _call_value(function, args, kwargs)
     verb, named = _named(agent, rank, "run", value)
     try:
@@ -40,8 +39,8 @@ def _named(agent, rank, verb, value):
 
 def call_and_wait(to, function, args, kwargs, timeout):
     """The result of call(), without a Future where the values are plain."""
-    agent = _agent.current()
-    context, name, rank = autograd.current(), agent.name_of(function), agent.member(to).info.id
+    agent = registry.current()
+    context, name, rank = registry.context(), agent.name_of(function), agent.member(to).info.id
     if context is not None and name is not None:
         value = (name, *_call_value(function, args, kwargs)[1:])
         result = agent.call_and_wait(rank, "run_named", value, timeout=timeout, context=context)
@@ -52,7 +51,7 @@ def call_and_wait(to, function, args, kwargs, timeout):
 
 def remote(to, function, args=None, kwargs=None, timeout=-1.0):
     """A reference, at once, to the result of function(*args, **kwargs), which stays in that member."""
-    agent = _agent.current()
+    agent = registry.current()
     owner = agent.member(to).info.id
     rref = _remote(agent, owner, *_named(agent, owner, "remote", _call_value(function, args, kwargs)), timeout)
     agent.learn(function)
@@ -60,13 +59,11 @@ def remote(to, function, args=None, kwargs=None, timeout=-1.0):
 
 
 def invoke_method(rref, how, name, args, kwargs, timeout):
-    from . import _running
-
     agent = rref._agent
-    if _running.current() is not None:  # a call for another: it goes on for no longer than that one
+    if _running.current() is not None:  # a call for another: it ends before the outer one
         given = agent.timeout if timeout < 0 else timeout
         timeout = _running.seconds_until(_running.deadline_for(given, given))
-    value, context = (rref, name, list(args), kwargs), autograd.current()
+    value, context = (rref, name, list(args), kwargs), registry.context()
     verb = "method"
     if not rref.is_owner():
         verb, value = "method_here", (rref._reference, *value[1:])
@@ -84,8 +81,8 @@ def _call_value(function, args, kwargs):
     if not callable(function):
         raise TypeError("function should be callable.")
     args, kwargs = tuple(args or ()), dict(kwargs or {})
-    if (operator := _functions.operator_of(function)) is not None:
-        _functions.check_operator(operator, args, kwargs)
+    if (operator := functions.operator_of(function)) is not None:
+        functions.check_operator(operator, args, kwargs)
     return (function, list(args), kwargs)
 
 
@@ -96,7 +93,7 @@ def _remote(agent, owner, verb, value, timeout):
         return _remote_here(agent, verb, reference, value, timeout)
     held = references.hold(owner, reference, references.new_id())
     try:
-        held.creation = agent.call(owner, verb, (reference, *value), timeout=timeout, context=autograd.current())
+        held.creation = agent.call(owner, verb, (reference, *value), timeout=timeout, context=registry.context())
     except BaseException:
         held.is_deleted = True  # nothing was sent, and nothing is to be dropped
         raise
@@ -109,7 +106,7 @@ def _remote_here(agent, verb, reference, value, timeout):
     agent.references.owned.enter(reference, cell)
     agent.references.owned.count(reference, agent.info.id)
     rref = agent.rref_class._of_cell(agent, reference, cell)
-    future = agent.call(agent.info.id, verb, (reference, *value), timeout=timeout, context=autograd.current())
+    future = agent.call(agent.info.id, verb, (reference, *value), timeout=timeout, context=registry.context())
 
     def is_made(made):
         try:
@@ -126,7 +123,7 @@ def _remote_here(agent, verb, reference, value, timeout):
 # --- in the member that is called
 
 
-def _run(agent, function, args, kwargs, check=_exports.check):
+def _run(agent, function, args, kwargs, check=functions.check):
     """The result, a Future of it for functions marked so, or the failure."""
     try:
         check(function)
@@ -135,7 +132,7 @@ def _run(agent, function, args, kwargs, check=_exports.check):
             _check_future(result)
         return result
     except Exception as error:
-        failure = RemoteFailure.of(error, agent.info)
+        failure = RemoteFailure.of(error, agent.info, unescaped=True)
         print(failure.text, file=sys.stderr)
         return failure
 
@@ -159,12 +156,12 @@ def _outcome(agent, future):
     try:
         return future.wait()  # it is done; wait() orders this thread's streams behind the result's
     except Exception as error:
-        return RemoteFailure.of(error, agent.info)
+        return RemoteFailure.of(error, agent.info, unescaped=True)
 
 
 def _answer(agent, function, result):
     if getattr(function, ASYNC_MARK, False) and isinstance(result, torch._C.Future):
-        return Later(_settled(result), lambda _: _outcome(agent, result))
+        return Deferred(_settled(result), lambda _: _outcome(agent, result))
     return result
 
 
@@ -176,7 +173,7 @@ def _run_call(agent, caller, value):
 
 def _method_of(rref, name):
     """The method to call. The value must be here, and made: waits for it."""
-    _exports.check_method(name)
+    functions.check_method(name)
     return getattr(rref.local_value(), name)
 
 
@@ -195,7 +192,7 @@ def _find_method(agent, rref, name):
     try:
         return _method_of(rref, name), None
     except Exception as error:
-        return None, RemoteFailure.of(error, agent.info)
+        return None, RemoteFailure.of(error, agent.info, unescaped=True)
 
 
 def _make(agent, cell, function, result):
@@ -205,7 +202,7 @@ def _make(agent, cell, function, result):
         cell.set(_outcome(agent, result))
 
     if getattr(function, ASYNC_MARK, False) and isinstance(result, torch._C.Future):
-        return Later(_settled(result), set_outcome)
+        return Deferred(_settled(result), set_outcome)
     cell.set(result)
     return None
 
@@ -229,10 +226,10 @@ def _run_method_here(agent, caller, value):
 
 def _find_method_here(agent, cell, name):
     try:
-        _exports.check_method(name)
+        functions.check_method(name)
         return getattr(cell.value(), name), None
     except Exception as error:
-        return None, RemoteFailure.of(error, agent.info)
+        return None, RemoteFailure.of(error, agent.info, unescaped=True)
 
 
 @handler(handlers, "remote")
@@ -270,8 +267,8 @@ def _make_by_method(agent, cell, method, failure, args, kwargs):
 
 
 def _of_value(cell, then):
-    """then(the value of the cell), or a Later for one that is not made yet."""
-    return then(cell.future.value()) if cell.future.done() else Later(cell.future, then)
+    """then(the value of the cell), or a Deferred for one that is not made yet."""
+    return then(cell.future.value()) if cell.future.done() else Deferred(cell.future, then)
 
 
 @handler(handlers, "fetch")
@@ -288,7 +285,5 @@ def _type(agent, caller, value):
 
 @handler(handlers, "reference_backward")
 def _reference_backward(agent, caller, value):
-    from ._references import _backward
-
     cell, context_id, retain_graph = value
-    return Later(cell.future, lambda made: _backward(Cell.unwrap(made), context_id, retain_graph))
+    return Deferred(cell.future, lambda made: backward(Cell.unwrap(made), context_id, retain_graph))

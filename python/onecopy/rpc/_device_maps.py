@@ -6,6 +6,11 @@ import torch
 from . import _devices
 
 
+def parse(device_maps):
+    """Returns {member: {device here: device there}} with torch.device as devices."""
+    return {to: _devices.parse_map(devices) for to, devices in (device_maps or {}).items()}
+
+
 def own(options):
     """A member's facts for the others: how many cards it has, the cards that it uses, and its maps, as plain values."""
     count = torch.cuda.device_count() if options.devices or any(options.device_maps.values()) else -1

@@ -14,7 +14,8 @@ import time
 
 import onecopy
 
-from . import _agent, _group
+from . import _group
+from .registry import handler, handlers, note_handlers
 
 _MIXED = "RPC group mixes statically and dynamically initialized members which is not supported."
 _NOBODY = "free"
@@ -99,7 +100,7 @@ def _tell(agent, living):
     others = [rank for rank in agent._members if rank != agent.info.id]
     for rank in others:
         agent.note(rank, "join", own)
-    answers = {rank: agent.call(rank, "joined", None, timeout=agent.timeout) for rank in others}
+    answers = {rank: agent.call(rank, "joined", None, timeout=agent.join_timeout) for rank in others}
     for rank, answer in answers.items():
         try:
             answer.wait()
@@ -111,14 +112,14 @@ def _tell(agent, living):
             ) from error
 
 
-@_agent.handler(_agent.note_handlers, "join")
+@handler(note_handlers, "join")
 def _enter(agent, caller, entry):
     entry = json.loads(entry)
     with contextlib.suppress(onecopy.Error):
         agent.enter(_member(entry))
 
 
-@_agent.handler(_agent.handlers, "joined")
+@handler(handlers, "joined")
 def _joined(agent, caller, value):
     return None
 
@@ -129,12 +130,12 @@ def _joined(agent, caller, value):
 @contextlib.contextmanager
 def _locked(agent):
     """Throws RuntimeError when another process has the lock for longer than the agent's timeout."""
-    me, store, end = json.dumps(_process(os.getpid())), agent._store, time.monotonic() + (agent.timeout or 60)
+    me, store, end = json.dumps(_process(os.getpid())), agent._store, time.monotonic() + agent.join_timeout
     while not _take(store, me):
         if time.monotonic() > end:
             raise RuntimeError(
                 f"process {json.loads(store.get('lock'))[0]} has been joining or leaving the group for more than "
-                f"{agent.timeout or 60:g} s: is it stopped?"
+                f"{agent.join_timeout:g} s: is it stopped?"
             )
         time.sleep(0.01)
     try:

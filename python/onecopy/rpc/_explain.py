@@ -5,8 +5,8 @@ import collections
 
 import torch
 
-from . import _agent, _devices, _modes, _native, _routes, _telemetry
-from ._agent import handler, handlers
+from . import _devices, _modes, _native, _routes, registry, telemetry
+from .registry import handler, handlers
 
 
 def explain(to, tensor):
@@ -14,7 +14,7 @@ def explain(to, tensor):
     name, and the reason. Nothing is sent but, for a tensor on a card, a question about the other's cards.
 
     Throws RuntimeError for a tensor on a card that no device map sends anywhere."""
-    agent = _agent.current()
+    agent = registry.current()
     member = agent.member(to)
     tensor = tensor.alias() if isinstance(tensor, _modes.MarkedTensor) else tensor
     if not isinstance(tensor, torch.Tensor):
@@ -55,11 +55,11 @@ def stats(of=None):
     """The work of this process, or the member `of`, since it joined its group: tensors by route, sent and received,
     and a histogram of latency for each function, called and served."""
     if of is not None:
-        return _agent.current().call(of, "stats", None).wait()
+        return registry.current().call(of, "stats", None).wait()
     return {
         "routes": {"sent": dict(_sent()), "received": _routes.received.report()},
-        "called": _telemetry.reports(_telemetry.called),
-        "served": _telemetry.reports(_telemetry.served),
+        "called": telemetry.reports(telemetry.called),
+        "served": telemetry.reports(telemetry.served),
         "members": {
             rank: {"under_way": used, "waits_for_room": waits} for rank, (used, waits) in _native.rooms().items()
         },
@@ -68,7 +68,7 @@ def stats(of=None):
 
 def _sent():
     """The tensors of all calls and answers, by route."""
-    agent, sent = _agent.current(), collections.Counter()
+    agent, sent = registry.current(), collections.Counter()
     for number in (*agent._members, *agent._programs):  # those that have ended, too
         if number != agent.info.id:
             sent.update(agent.node.routes(number))
@@ -81,5 +81,5 @@ def _tell_stats(agent, caller, value):
 
 
 def clear():
-    _telemetry.clear()
+    telemetry.clear()
     _routes.received.clear()

@@ -130,3 +130,17 @@ class CallFuture(torch.futures.Future):
             self.set_result(value)
         else:
             self.set_exception(error)
+
+
+def done(value: Any) -> Any:
+    """Returns a torch.futures.Future that has this value."""
+    future: Any = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def failed(error: Exception) -> Any:
+    """Returns a torch.futures.Future that has failed."""
+    future: Any = torch.futures.Future()
+    future.set_exception(error)
+    return future

@@ -7,6 +7,7 @@ import torch
 
 COPY, BORROW, MOVE = "copy", "borrow", "move"
 _ATTRIBUTE = "_onecopy_rpc_mode"
+_DEEPEST = 32  # levels of a value
 
 
 class MarkedTensor:
@@ -65,7 +66,7 @@ def check_far(tensors, info):
         )
 
 
-def marked_in(value, depth=4):
+def marked_in(value, depth=_DEEPEST):
     """The marked tensors in arguments: at the top, and in lists, tuples and dicts."""
     if isinstance(value, MarkedTensor):
         yield value
@@ -77,7 +78,7 @@ def marked_in(value, depth=4):
             yield from marked_in(item, depth - 1)
 
 
-def unmarked(value, depth=4):
+def unmarked(value, depth=_DEEPEST):
     """Arguments without marks, for a call that crosses to no other process."""
     if isinstance(value, MarkedTensor):
         return value.tensor

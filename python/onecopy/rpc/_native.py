@@ -7,12 +7,11 @@ import itertools
 import threading
 import time
 
-from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import Timeout
-from . import _agent, _calls, _exports, _modes, _programs, _quick, _ranges, _rooms, _running, _telemetry, _values
-from ._agent import Later, handler, handlers
+from . import _calls, _modes, _programs, _quick, _rooms, _running, _values, functions, registry, telemetry
 from ._awaiting import future_in_loop
-from ._errors import Cancelled, RemoteFailure
+from .errors import Cancelled, RemoteFailure, late
+from .registry import ASYNC_MARK, Deferred, handler, handlers
 
 _PARTS = {"[4]": "args", "[5]": "kwargs"}  # of a call's value: how errors name them
 
@@ -55,8 +54,8 @@ class Call:
         self._agent, self._member, self.function = agent, member, function
         self.number, self.deadline = next(_numbers), deadline
         self._parents_trace = parent.trace if parent is not None else None
-        self.trace = self._parents_trace or _telemetry.new_trace(agent.info)
-        self.stages, self._future = _telemetry.Stages("made"), None
+        self.trace = self._parents_trace or telemetry.new_trace(agent.info)
+        self.stages, self._future = telemetry.Stages("made"), None
 
     @property
     def to(self):
@@ -65,7 +64,12 @@ class Call:
 
     def wait(self):
         """The result. Throws what the function threw; Timeout, PeerDied, Cancelled."""
-        return self._future.wait()
+        future = self._future
+        del self  # the failure has the traceback, which has this frame
+        try:
+            return future.wait()
+        finally:
+            del future
 
     def done(self):
         """Whether the outcome is here."""
@@ -118,11 +122,11 @@ def call(to, function, args=(), kwargs=None, *, timeout=None):
     `function` is exported there (see export()), or "module:name" of one that is. Throws what it throws, as its own class
     with the place in the text; Timeout after `timeout` seconds (0: no limit; None: that of init()), or when the call that
     this thread runs for another is late; PeerDied when the member has ended; TypeError for a value that cannot cross."""
-    agent = _agent.current()
+    agent = registry.current()
     result = _call_quickly(agent, to, function, args, kwargs, timeout)
     if result is not NotImplemented:
         return result
-    with _ranges.of_call("sync", _name_at(agent.member(to), function), agent, to):
+    with telemetry.range_of_call("sync", _name_at(agent.member(to), function), agent, to):
         return call_async(to, function, args, kwargs, timeout=timeout).wait()
 
 
@@ -130,7 +134,7 @@ def _call_quickly(agent, to, function, args, kwargs, timeout):
     """The result; NotImplemented, with nothing sent, for a call that does not go the way of plain ones."""
     member = agent.member(to)
     callee = _callee(agent, member, function)
-    if callee is None or _ranges.are_recorded():
+    if callee is None or telemetry.is_profiled():
         return NotImplemented
     made = Call(agent, member, callee.name, _running.deadline_for(timeout, agent.timeout))
     room = _room_of(member)
@@ -140,8 +144,8 @@ def _call_quickly(agent, to, function, args, kwargs, timeout):
         try:
             sent = agent.node.begin_plain(member.info, callee, args, kwargs, seconds, made._parents_trace)
         except Timeout as error:  # another host has not taken it
-            _telemetry.observe(_telemetry.called, made.function, seconds, True)
-            raise _agent.late(seconds, error) from None
+            telemetry.observe(telemetry.called, made.function, seconds, True)
+            raise late(seconds, error) from None
         return sent if sent is NotImplemented else _wait_for(made, sent, seconds)
     finally:
         room.leave()
@@ -186,7 +190,7 @@ def call_async(to, function, args=(), kwargs=None, *, timeout=None):
 
 def begin(to, verb, function, args, kwargs, timeout, extra=(), keep=None):
     """`keep` is told of the Call before anything is sent."""
-    agent = _agent.current()
+    agent = registry.current()
     member = agent.member(to)
     _programs.refuse_other_verbs(member, verb)
     made = Call(agent, member, _name_at(member, function), _running.deadline_for(timeout, agent.timeout))
@@ -225,7 +229,7 @@ def name_for(function):
     if not callable(function):
         raise TypeError(f"a function is wanted, not a {type(function).__name__}")
     if isinstance(function, type) or getattr(function, "__qualname__", None):
-        name = _exports.name_of(function)
+        name = functions.text_name_of(function)
         if "<" not in name and getattr(function, "__self__", None) is None or name.startswith("torch:"):
             return name
     raise TypeError(f"{function!r} cannot be called in another process: it is no function at the top level of a module")
@@ -244,7 +248,7 @@ def _start(made, agent, member, verb, args, kwargs, extra):
     marked = [*_modes.marked_in(args), *_modes.marked_in(kwargs)]
     value = (made.number, made.deadline, made.trace, made.function, args, kwargs, *extra)
     try:
-        future = agent.call(member.info.id, verb, value, timeout=seconds, context=autograd.current())
+        future = agent.call(member.info.id, verb, value, timeout=seconds, context=registry.context())
     except _values.RefusedValue as refused:
         raise refused.named(_PARTS) from None
     member.was_called = True
@@ -266,12 +270,12 @@ def _start_here(made, agent, verb, args, kwargs, extra):
         _modes.unmarked(kwargs),
         *extra,
     )
-    context = autograd.current()
+    context = registry.context()
 
     def run():
-        with autograd.within(context):
+        with registry.within(context):
             result = _outcome_of(agent, verb, value)
-        if isinstance(result, Later):
+        if isinstance(result, Deferred):
             result.future.add_done_callback(lambda f: _complete_here(agent, number, lambda: result.then(f.value())))
         else:
             _complete_here(agent, number, lambda: result)
@@ -309,7 +313,7 @@ def _watch(made, room):
 
 def _note_sent(made):
     made.stages.reach("sent")
-    _telemetry.log.debug("%s: call %s at %s", made.trace, made.function, made.to)
+    telemetry.log.debug("%s: call %s at %s", made.trace, made.function, made.to)
     with _lock:
         _under_way[made.number] = made
 
@@ -318,25 +322,25 @@ def _note_end(made, error):
     with _lock:
         _under_way.pop(made.number, None)
     if error is not None and (isinstance(error, Timeout) or not isinstance(error, Exception)):
-        made._tell_callee()  # no result is wanted any more
+        made._tell_callee()  # the result is not wanted
     seconds = time.monotonic() - made.stages.times["made"]
     made.stages.reach("answered" if error is None else "failed")
-    _telemetry.observe(_telemetry.called, made.function, seconds, error is not None)
-    _telemetry.log.debug("%s: %s at %s %s after %.6f s", made.trace, made.function, made.to, made.stages.last, seconds)
+    telemetry.observe(telemetry.called, made.function, seconds, error is not None)
+    telemetry.log.debug("%s: %s at %s %s after %.6f s", made.trace, made.function, made.to, made.stages.last, seconds)
 
 
 def _error_of(future):
     try:
         future.value()
     except Exception as error:
-        return error
+        return error.with_traceback(None)  # its frames, and their callers', have the future, which has the error
     return None
 
 
 def remote(to, function, args=(), kwargs=None, *, timeout=None):
     """A Reference, at once, to the result of function(*args, **kwargs), which stays in the member `to`. Methods of the
     value whose names do not begin with an underscore are called through it: reference.rpc_sync().method(...)."""
-    agent = _agent.current()
+    agent = registry.current()
     _programs.refuse_other_verbs(agent.member(to), "remote")
     deadline = _running.deadline_for(timeout, agent.timeout)
     return _calls.remote(to, function, args, kwargs, _running.seconds_until(deadline))
@@ -368,7 +372,7 @@ def calls(of=None):
     """The calls under way: a dict for each that this process, or the member `of`, has made or runs, with its trace,
     function, member, direction and the seconds since it came to each stage."""
     if of is not None:
-        return _agent.current().call(of, "calls", None).wait()
+        return registry.current().call(of, "calls", None).wait()
     now = time.monotonic()
     with _lock:
         made = list(_under_way.values())
@@ -396,20 +400,20 @@ def serve(agent, caller, value, run):
     """run(function, args, kwargs, call) as the current call. Its failure is a RemoteFailure."""
     number, deadline, trace, name, args, kwargs = value[:6]
     running = _running.RunningCall(number, agent.get_worker_info(caller), name, deadline, trace)
-    _telemetry.log.debug("%s: %s for %s begins", trace, name, running.caller)
+    telemetry.log.debug("%s: %s for %s begins", trace, name, running.caller)
     failed = False
     with _running.Entered(running):
         try:
             running.check()
-            with _ranges.of_served(name, running.caller):
-                return run(_exports.find(name), args, kwargs, running)
+            with telemetry.range_of_served(name, running.caller):
+                return run(functions.find(name), args, kwargs, running)
         except Exception as error:
             failed = True
             return RemoteFailure.of(error, agent.info)
         finally:
             seconds = time.monotonic() - running.stages.times["taken"]
-            _telemetry.observe(_telemetry.served, name, seconds, failed)
-            _telemetry.log.debug(
+            telemetry.observe(telemetry.served, name, seconds, failed)
+            telemetry.log.debug(
                 "%s: %s for %s %s after %.6f s", trace, name, running.caller, "failed" if failed else "is done", seconds
             )
 
@@ -431,6 +435,6 @@ def _run(function, args, kwargs, running):
     if inspect.isgenerator(result):
         result.close()
         raise TypeError(f"{running.function} is a generator function: call it with onecopy.rpc.stream()")
-    if getattr(function, _calls.ASYNC_MARK, False):
-        return _calls._answer(_agent.current(), function, result)
+    if getattr(function, ASYNC_MARK, False):
+        return _calls._answer(registry.current(), function, result)
     return result

@@ -9,21 +9,15 @@ import types
 import onecopy
 
 from ..errors import Timeout
-from . import _exports, _functions, _plain, _quick
-from ._errors import RemoteFailure
+from . import _plain, _quick, functions, registry
 from ._futures import CallFuture
+from .errors import RemoteFailure, late
+from .registry import ASYNC_MARK
 
 DEFAULT = -1.0
 GENERAL, PLAIN_CALL, PLAIN_ANSWER = range(3)  # _RpcNode's forms
-ASYNC_MARK = "_wrapped_async_rpc_function"  # of functions that return a Future of their result
 _NO_NAME, _NO_FUNCTION = (None, {}, ""), (None, {}, "")
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
-
-
-def late(seconds, reason=None):
-    """The text of the drop-in's model, and the reason behind it."""
-    text = f"RPC ran for more than set timeout ({int(seconds * 1000)} ms) and will now be marked with an error"
-    return Timeout(f"{text}: {reason}" if reason else text)
 
 
 class PlainCalls:
@@ -64,17 +58,18 @@ class PlainCalls:
         self._check_can_send(member)
         call = self.node.call(member.info.id, message, deadline, future, PLAIN_CALL)
         if call is NotImplemented and message[2] is not None:
-            context.forget_sent(message[2])
+            registry.autograd().not_sent(context, message[2])
         return call
 
     @staticmethod
-    def _plain_message(verb, context, value, member):
+    def record(context, tensors, member):
+        return None if context is None else registry.autograd().about_to_send(context, tensors, member.info.id)
+
+    def _plain_message(self, verb, context, value, member):
         tensors = _plain.tensors_in(value)
         if tensors is None:
             return None
-        if context is None:
-            return verb, None, None, value
-        return verb, context.id, context.record_sent(tensors, member.info.id), value
+        return verb, None if context is None else context.id, self.record(context, tensors, member), value
 
     def begin_plain(self, to, function, args, kwargs, timeout, trace=None):
         """A Future of the result of a plain call, or NotImplemented."""
@@ -96,15 +91,15 @@ class PlainCalls:
         """From here on calls of `function` may be plain, if both sides can look it up by one name."""
         if type(function) not in _FUNCTIONS or self.node.knows(function):
             return
-        operator = _functions.operator_of(function)
+        operator = functions.operator_of(function)
         try:
-            module, qualname = ("torch", function.__name__) if operator else _functions.name_of(function)
+            module, qualname = ("torch", function.__name__) if operator else functions.name_of(function)
         except (TypeError, AttributeError, PermissionError):
             return
-        names = vars(_functions.module_named(module))
+        names = vars(functions.module_named(module))
         if names.get(qualname) is function:
             self._wire_names[function] = f"{module}:{qualname}", names, qualname
-            check = operator and functools.partial(_functions.check_operator, operator)
+            check = operator and functools.partial(functions.check_operator, operator)
             self.node.learn(function, f"{module}:{qualname}", names, sys.intern(qualname), check)
 
     def name_of(self, function):
@@ -128,7 +123,7 @@ class PlainCalls:
         if self._put_answer(member, number, message, False, PLAIN_ANSWER):
             return True
         if message[2] is not None:
-            context.forget_sent(message[2])
+            registry.autograd().not_sent(context, message[2])
         return False
 
     @staticmethod
@@ -136,7 +131,7 @@ class PlainCalls:
         tensors = _plain.tensors_in(value)
         ids = [id(t) for t in tensors]
         before = list(tensors)  # as long as their ids count
-        context.attach_received(recorded, tensors, sender)
+        registry.autograd().arrived(context, recorded, tensors, sender)
         others = {i: t for i, t, was in zip(ids, tensors, before) if t is not was}
         return _plain.with_others(value, others)
 
@@ -160,9 +155,9 @@ class PlainCalls:
     def _find_plain(self, wire_name):
         """(function, its module's names, its name). Throws AttributeError, PermissionError."""
         module, _, qualname = wire_name.partition(":")
-        function = _functions.look_up(module, qualname)
-        _exports.check(function)
-        names = vars(_functions.module_named(module))
+        function = functions.look_up(module, qualname)
+        functions.check(function)
+        names = vars(functions.module_named(module))
         return function, names, sys.intern(qualname)
 
     def enter_own(self, name, function):
@@ -212,6 +207,6 @@ class PlainCalls:
         try:
             raise error
         except Exception as raised:
-            failure = RemoteFailure.of(raised, self.info)
+            failure = RemoteFailure.of(raised, self.info, unescaped=True)
         print(failure.text, file=sys.stderr)
         self._answer_failure(number, sender, failure)

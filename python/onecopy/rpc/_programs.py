@@ -4,7 +4,7 @@
 They take plain values and tensors of the CPU, and are in no group of Python's: shutdown() waits for none of them.
 Thread safety: all members may be called concurrently."""
 
-from . import _agent, _group
+from . import _group, registry
 
 
 class Program(_group.Member):
@@ -13,7 +13,7 @@ class Program(_group.Member):
 
 def address():
     """The bytes by which a program in C++ finds this process: Agent::join() takes them. They are good until shutdown()."""
-    return _agent.current().node.address()
+    return registry.current().node.address()
 
 
 def enter(address):
@@ -23,7 +23,7 @@ def enter(address):
     Throws BadHandle for bytes that are no address, InvalidArgument if its number is that of a member, RuntimeError if its
     name is.
     """
-    return _agent.current().enter_program(address)
+    return registry.current().enter_program(address)
 
 
 def refuse_other_verbs(member, verb):

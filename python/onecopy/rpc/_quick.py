@@ -8,8 +8,8 @@ other native call. Its number is that of the node, negative, since other native 
 import sys
 import types
 
-from . import _exports
-from ._errors import RemoteFailure
+from . import functions
+from .errors import RemoteFailure
 
 RESULT, FUTURE, TOLD = range(3)  # RpcNode::Target::Kind
 PREFIX = "native "
@@ -63,7 +63,7 @@ class QuickCalls:
         gives None if it answers itself, or else a tuple of the answer."""
         name = wire_name[len(PREFIX) :]
         try:
-            _exports.find(name)
+            functions.find(name)
         except Exception as error:
             raise NotServed(RemoteFailure.of(error, self._agent.info)) from None
         wire_name = sys.intern(wire_name)

@@ -19,11 +19,10 @@ import weakref
 
 import torch
 
-from ..distributed.autograd import _engine_of_this_process as autograd
-from ..distributed.autograd import _futures
-from . import _ranges
-from ._errors import RemoteFailure
-
+from . import registry, telemetry
+from ._futures import done, failed
+from .errors import RemoteFailure
+from .registry import handler, note_handlers
 
 _GATHERING = 0.001  # seconds for which drops of references are gathered
 _MOST_DROPS = 1000  # of one message
@@ -34,12 +33,15 @@ class Cell:
 
     def __init__(self):
         self.future = torch.futures.Future()
-        self._lock = threading.Lock()
+        self._lock, self._is_set = threading.Lock(), False
 
     def set(self, value):
+        """The first value counts. Callbacks of the future run in this thread, without the lock."""
         with self._lock:
-            if not self.future.done():
-                self.future.set_result(value)
+            if self._is_set:
+                return
+            self._is_set = True
+        self.future.set_result(value)
 
     def value(self):
         """Waits. Throws what making the value threw."""
@@ -100,8 +102,10 @@ class OwnedValues:
             entry.holders[receiver] = entry.holders.get(receiver, 0) + 1
 
     def forget_member(self, member):
+        """No message of a member that has ended comes after this: neither its acceptances nor its announcements."""
         gone = []
         with self._lock:
+            self._early = {fork: to for fork, to in self._early.items() if member not in (fork[0], to)}
             for reference in list(self._entries):
                 entry = self._entries[reference]
                 entry.holders.pop(member, None)
@@ -159,7 +163,7 @@ class _Held:
         creation = self.creation
         if creation is not None:
             return creation.then(lambda made: made.value())
-        return _futures.done(None) if self.error is None else _futures.failed(self.error)
+        return done(None) if self.error is None else failed(self.error)
 
     def delete(self):
         if not self.is_deleted:
@@ -258,7 +262,9 @@ class References:
     def delete_all(self, seconds):
         """Drops all references of this process to others' values, and waits until no other holds ours, `seconds` at most."""
         deadline = threading.Event()
-        for held in list(self._all):
+        with self._lock:
+            all_held = list(self._all)
+        for held in all_held:
             held.delete()
         self._drops_are_sent()
         waited = 0.0
@@ -320,9 +326,7 @@ class PyRRef:
 
     def __init__(self, value, type_hint=None):
         """Makes a reference to `value`, owned by this process."""
-        from . import _agent
-
-        agent = _agent.current()
+        agent = registry.current()
         self._make(agent, agent.info.id, agent.references.new_id(), cell=Cell())
         self._cell.set(value)
 
@@ -363,7 +367,7 @@ class PyRRef:
             return self.local_value()
         self._wait_until_made(timeout)
         self._check()
-        return self._agent.result(self._owner, "fetch", (self._reference,), timeout=timeout, context=autograd.current())
+        return self._agent.result(self._owner, "fetch", (self._reference,), timeout=timeout, context=registry.context())
 
     def local_value(self):
         """The value itself, on its owner; waits until it is made. Throws RuntimeError elsewhere."""
@@ -389,7 +393,7 @@ class PyRRef:
     def backward(self, dist_autograd_ctx_id=-1, retain_graph=False):
         """Runs backward from the value, a scalar tensor, in that context; without one, on the owner alone."""
         if self.is_owner():
-            return _backward(self.local_value(), dist_autograd_ctx_id, retain_graph)
+            return backward(self.local_value(), dist_autograd_ctx_id, retain_graph)
         if dist_autograd_ctx_id == -1:
             raise RuntimeError("User RRefs require 'dist_autograd_ctx_id' to be specified")
         self._check()
@@ -411,7 +415,7 @@ class PyRRef:
             future = torch.futures.Future()
             future.set_result(type(self.local_value()))
             return future
-        with _ranges.of_call("async", "_rref_typeof_on_owner", self._agent, self._owner):
+        with telemetry.range_of_call("async", "_rref_typeof_on_owner", self._agent, self._owner):
             return self._agent.call(self._owner, "type", (self._reference,), timeout=timeout)
 
     def _forget_failed_type(self, future):
@@ -463,21 +467,38 @@ class RRefProxy:
 
     def __getattr__(self, name):
         def invoke(*args, **kwargs):
-            from . import _calls
-
             self._rref._check()
             if self._how == "remote":  # else the mistake would be seen when the result is fetched
                 getattr(self._rref._get_type(self._timeout), name)
-            return _calls.invoke_method(self._rref, self._how, name, args, kwargs, self._timeout)
+            return self._rref._agent.invoke_method(self._rref, self._how, name, args, kwargs, self._timeout)
 
         invoke.__name__ = invoke.__qualname__ = name
         return invoke
 
 
-def _backward(value, context_id, retain_graph):
+def backward(value, context_id, retain_graph):
     if not isinstance(value, torch.Tensor):
         raise RuntimeError("RRef should contain a tensor for .backward()")
     if context_id == -1:
         torch.autograd.backward([value], retain_graph=retain_graph)
     else:
-        autograd.backward(context_id, [value], retain_graph)
+        registry.autograd().backward(context_id, [value], retain_graph)
+
+
+@handler(note_handlers, "drop")
+def _drop(agent, caller, value):
+    for reference in value:
+        agent.references.owned.count(tuple(reference), caller, -1)
+
+
+@handler(note_handlers, "announce")
+def _announce(agent, caller, value):
+    reference, fork, receiver = value
+    if not agent.member(receiver).has_ended:
+        agent.references.owned.announce(tuple(reference), tuple(fork), receiver)
+
+
+@handler(note_handlers, "accept")
+def _accept(agent, caller, value):
+    reference, fork = value
+    agent.references.owned.accept(tuple(reference), tuple(fork), caller)

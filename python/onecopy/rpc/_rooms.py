@@ -5,7 +5,7 @@ import threading
 import time
 
 from ..errors import PeerDied, Timeout
-from ._errors import Busy
+from .errors import Busy
 
 WAIT, REFUSE = "wait", "refuse"
 

@@ -4,7 +4,7 @@
 import dataclasses
 import importlib.util
 
-from . import _modes, _telemetry
+from . import _modes, telemetry
 
 # Of a tensor that crosses as bytes of the message: shared memory of its own would cost more. The bytes are read by numpy.
 INLINE_BYTES = 4096 if importlib.util.find_spec("numpy") is not None else 0
@@ -120,7 +120,7 @@ def _lent(source):
     return Route(name, _REASONS[name])
 
 
-received = _telemetry.Counters()
+received = telemetry.Counters()
 
 
 def source_of(tensor, device=None):

@@ -9,9 +9,9 @@ import threading
 import time
 
 from ..errors import Timeout
-from . import _agent
-from ._errors import Cancelled
-from ._telemetry import Stages
+from .errors import Cancelled
+from .registry import end_hooks, handler, note_handlers
+from .telemetry import Stages
 
 _current = contextvars.ContextVar("onecopy_rpc_call", default=None)
 _lock = threading.Lock()
@@ -139,9 +139,9 @@ def seconds_until(deadline):
     return 0 if deadline is None else max(deadline - time.monotonic(), 1e-6)
 
 
-@_agent.handler(_agent.note_handlers, "cancel")
+@handler(note_handlers, "cancel")
 def _cancel(agent, caller, number):
     cancel(caller, number)
 
 
-_agent.end_hooks.append(cancel_of)
+end_hooks.append(cancel_of)

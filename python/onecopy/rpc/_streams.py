@@ -12,12 +12,11 @@ import weakref
 
 import torch
 
-from ..distributed.autograd import _engine_of_this_process as autograd
 from ..errors import Timeout
-from . import _agent, _functions, _native, _running, _values
-from ._agent import Later, handler, handlers
+from . import _native, _running, _values, functions, registry
 from ._awaiting import future_in_loop
-from ._errors import Cancelled, RemoteFailure
+from .errors import Cancelled, RemoteFailure
+from .registry import Deferred, handler, handlers
 
 _lock = threading.Lock()
 _open = weakref.WeakValueDictionary()  # number of the call -> Stream: one that is dropped wants no more items
@@ -180,7 +179,7 @@ def _take_item(agent, caller, value):
         found = _open.get(number)
     if found is None:
         return False
-    return Later(found._add(index, item), lambda is_wanted: is_wanted)
+    return Deferred(found._add(index, item), lambda is_wanted: is_wanted)
 
 
 # --- in the member that makes them
@@ -283,9 +282,9 @@ def _send_all(agent, caller, items, running, window):
 
 def _portable(kind):
     try:
-        _functions.name_of(kind)
+        functions.name_of(kind)
         return kind
-    except (_functions.NoName, AttributeError, PermissionError):
+    except (functions.NoName, AttributeError, PermissionError):
         return RuntimeError
 
 
@@ -300,7 +299,7 @@ def _send(agent, caller, running, index, item):
             "item",
             (running.number, index, item),
             timeout=_running.seconds_until(running.deadline),
-            context=autograd.current(),
+            context=registry.context(),
             is_result=True,
         )
     except _values.RefusedValue as refused:

@@ -16,7 +16,7 @@ import pickle
 
 import torch
 
-from . import _functions, _modes
+from . import _modes, functions
 from ._group import WorkerInfo
 
 _MARK = "\0"
@@ -142,8 +142,8 @@ class _Encoder:
 
     def _class(self, kind):
         try:
-            return list(_functions.name_of(kind))
-        except (_functions.NoName, AttributeError, PermissionError) as error:
+            return list(functions.name_of(kind))
+        except (functions.NoName, AttributeError, PermissionError) as error:
             raise RefusedValue(str(error)) from None
 
     def _function(self, value):
@@ -320,7 +320,7 @@ class _Decoder:
         )
 
     def _name(self, depth, module, qualname):
-        return _functions.look_up(module, qualname)
+        return functions.look_up(module, qualname)
 
     def _operator(self, depth, name):
         namespace, operator = name.split("::")
@@ -330,7 +330,7 @@ class _Decoder:
         parts = name.removeprefix("__torch__.").split(".")
         for end in range(len(parts) - 1, 0, -1):
             try:
-                return _functions.look_up(".".join(parts[:end]), ".".join(parts[end:]))
+                return functions.look_up(".".join(parts[:end]), ".".join(parts[end:]))
             except (ImportError, AttributeError):
                 continue
         return torch.jit._state._python_cu.find_function(name)
@@ -351,7 +351,7 @@ class _Decoder:
 
     @staticmethod
     def _type(name, base):
-        found = _functions.look_up(*name)
+        found = functions.look_up(*name)
         if not isinstance(found, type) or not issubclass(found, base):
             raise TypeError(f"{'.'.join(name)} is no {base.__name__} in this process")
         return found

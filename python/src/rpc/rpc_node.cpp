@@ -30,6 +30,8 @@ Deadline deadline_from(nb::handle seconds) {
   if (seconds.is_none()) return kForever;
   const double value = PyFloat_AsDouble(seconds.ptr());
   if (value == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  if (value != value) throw nb::value_error("a deadline is a time, not NaN");
+  if (value > 9e9) return kForever;  // beyond what nanoseconds can say
   return TimePoint(std::chrono::nanoseconds(static_cast<std::int64_t>(value * 1e9)));
 }
 
@@ -346,12 +348,13 @@ double seconds_of(nb::handle timeout, double usual) {
   if (timeout.is_none()) return usual;
   const double seconds = PyFloat_AsDouble(timeout.ptr());
   if (seconds == -1.0 && PyErr_Occurred()) throw nb::python_error();
+  if (seconds != seconds) throw nb::value_error("timeout is not a number");
   return seconds < 0 ? usual : seconds;
 }
 
 Deadline deadline_after_seconds(double seconds) {
-  if (seconds == 0) return kForever;
-  return Deadline::after(std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9)));
+  if (seconds == 0 || seconds > 1e9) return kForever;
+  return Deadline::after(std::chrono::nanoseconds(static_cast<std::int64_t>(seconds * 1e9)));
 }
 
 }  // namespace

@@ -5,9 +5,8 @@ Gradients are kept in the context, never in ``.grad``. A pass through tensors th
 gives what one process would give, also where a branch is not used.
 """
 
-from ._engine import Engine
-
-_engine_of_this_process = Engine()
+from . import _hooks  # noqa: F401 - it joins rpc and the engine
+from ._engine import engine_of_this_process as _engine_of_this_process
 
 
 def is_available():

@@ -2,18 +2,33 @@
 """Contexts of distributed autograd, and backward passes through all workers."""
 
 import collections
-import contextlib
 import itertools
 import threading
+from typing import NamedTuple
 
 import torch
 
-from ... import _core
+from ...rpc import registry
 from ._edges import GradientEdge, ReceivedTensors, SentTensors, torch_engine
 from ._pass import LocalPass
 
-_MOST_PASSES = 4  # of one context that are remembered
 _IDS_OF_A_WORKER = 48
+
+
+class PassKey(NamedTuple):
+    """A pass, as messages name it.
+
+    Attributes:
+        id: unique in the group. The ids of passes with the same root grow.
+        retain: whether the graph is kept.
+        first_open: all passes with the same root and a smaller id have ended, in all workers."""
+
+    id: int
+    retain: bool
+    first_open: int
+
+    def is_behind_end_of(self, other):
+        return other < self.first_open and other >> _IDS_OF_A_WORKER == self.id >> _IDS_OF_A_WORKER
 
 
 class Context:
@@ -26,7 +41,7 @@ class Context:
         self._sent, self._received = collections.OrderedDict(), collections.OrderedDict()
         self._known, self._gradients = set(), {}
         self.run_engine = torch_engine()
-        self._passes = collections.OrderedDict()
+        self._passes = {}
 
     # The names that programs use.
     def _context_id(self):
@@ -92,16 +107,21 @@ class Context:
         with self._lock:
             return dict(self._gradients.values())
 
-    def local_pass(self, pass_id, retain=None, roots=()):
-        """`roots` are edges."""
-        found = self._passes.get(pass_id)
+    def local_pass(self, key, roots=()):
+        """Returns this worker's part of a pass. `roots` are edges."""
+        found = self._passes.get(key.id)
         if found is not None:
             return found
-        made = LocalPass(self, pass_id, retain, roots)
+        made = LocalPass(self, key, roots)
         with self._lock:
-            while len(self._passes) > _MOST_PASSES:
-                self._passes.popitem(last=False)
-            return self._passes.setdefault(pass_id, made)
+            for ended in [i for i in self._passes if key.is_behind_end_of(i)]:
+                del self._passes[ended]
+            return self._passes.setdefault(key.id, made)
+
+    def end_pass(self, pass_id):
+        """Called by the root of a pass that has ended in all workers."""
+        with self._lock:
+            self._passes.pop(pass_id, None)
 
 
 class Engine:
@@ -129,12 +149,12 @@ class Engine:
         context = Context(self, next(self._context_ids))
         with self._lock:
             self._contexts[context.id] = context
-        _core._swap_rpc_context(context)
+        registry.swap_context(context)
         return context
 
     def current(self):
         """This thread's context, or None."""
-        return _core._rpc_context()
+        return registry.context()
 
     def retrieve(self, context_id):
         context = self._contexts.get(context_id)
@@ -157,7 +177,7 @@ class Engine:
         if context is None:
             raise RuntimeError(f"Could not find autograd context with id: {context_id}")
         if self.current() is context:
-            _core._swap_rpc_context(None)
+            registry.swap_context(None)
         self._tell_released(context, context._known_worker_ids())
 
     def on_release(self, sender, context_id, later):
@@ -178,18 +198,6 @@ class Engine:
         for worker in workers:
             self.transport.release_context(worker, context.id)
 
-    # Makes a context, or None, the current one of this thread. Returns the one before.
-    enter = staticmethod(_core._swap_rpc_context)
-
-    @contextlib.contextmanager
-    def within(self, context):
-        """As enter(), for a block."""
-        before = self.enter(context)
-        try:
-            yield
-        finally:
-            self.enter(before)
-
     def count(self):
         with self._lock:
             return len(self._contexts)
@@ -208,54 +216,61 @@ class Engine:
         edges = list(map(_edge_of_root, roots))
         if not edges:
             raise RuntimeError("No tensors provided for gradient computation.")
-        pass_id = next(self._pass_ids)
-        self._under_way.add(pass_id)
+        key = self._begin_pass(bool(retain_graph))
         try:
-            before = self.enter(context)
+            before = registry.swap_context(context)
             try:
                 arrived = [(None, list(map(torch.ones_like, roots)))]
-                blocked, _ = context.local_pass(pass_id, retain_graph, edges).arrive(arrived)
+                blocked, _ = context.local_pass(key, edges).arrive(arrived)
             finally:
-                self.enter(before)
+                registry.swap_context(before)
             while any(blocked.values()):
-                self._resolve(context_id, pass_id, blocked)
+                self._resolve(context_id, key, blocked)
         finally:
-            self._under_way.discard(pass_id)
+            context.end_pass(key.id)
+            with self._lock:
+                self._under_way.discard(key.id)
 
-    def _resolve(self, context_id, pass_id, blocked):
+    def _begin_pass(self, retain_graph):
+        with self._lock:
+            pass_id = next(self._pass_ids)
+            self._under_way.add(pass_id)
+            return PassKey(pass_id, retain_graph, min(self._under_way))
+
+    def _resolve(self, context_id, key, blocked):
         """Lets the blocked workers mark what still comes, and then go on without the rest."""
         workers = [worker for worker, number in blocked.items() if number]
-        for future in [self.transport.mark_blocked(w, context_id, pass_id) for w in workers]:
+        for future in [self.transport.mark_blocked(w, context_id, key) for w in workers]:
             future.wait()
-        for future in [self.transport.resolve(w, context_id, pass_id) for w in workers]:
+        for future in [self.transport.resolve(w, context_id, key) for w in workers]:
             for worker, number in future.wait():
                 blocked[worker] = blocked.get(worker, 0) + number
 
     # --- for other workers
 
-    def on_gradients(self, sender, context_id, pass_id, retain, message_id, gradients):
+    def on_gradients(self, sender, context_id, key, message_id, gradients):
         """Waits. (changes, gradients for the sender) as LocalPass.arrive() has them, as pairs."""
         context = self.retrieve(context_id)
-        before = self.enter(context)
+        before = registry.swap_context(context)
         try:
-            change, back = context.local_pass(pass_id, retain).arrive([(message_id, gradients)], sender)
+            change, back = context.local_pass(PassKey(*key)).arrive([(message_id, gradients)], sender)
         finally:
-            self.enter(before)
+            registry.swap_context(before)
         return list(change.items()), back
 
-    def on_resolve(self, context_id, pass_id):
+    def on_resolve(self, context_id, key):
         """Waits. The changes, as pairs."""
         context = self.retrieve(context_id)
-        with self.within(context):
-            return list(context.local_pass(pass_id).resolve().items())
+        with registry.within(context):
+            return list(context.local_pass(PassKey(*key)).resolve().items())
 
     # These two return a Future.
 
-    def on_mark(self, context_id, pass_id, retain, message_id):
-        return self.retrieve(context_id).local_pass(pass_id, retain).mark(message_id)
+    def on_mark(self, context_id, key, message_id):
+        return self.retrieve(context_id).local_pass(PassKey(*key)).mark(message_id)
 
-    def on_mark_blocked(self, context_id, pass_id):
-        return self.retrieve(context_id).local_pass(pass_id).mark_blocked()
+    def on_mark_blocked(self, context_id, key):
+        return self.retrieve(context_id).local_pass(PassKey(*key)).mark_blocked()
 
 
 def _wrong_arguments():
@@ -273,3 +288,6 @@ def _edge_of_root(root):
     if node is None:
         raise RuntimeError("root does not have a valid gradient function.")
     return GradientEdge(node, root.output_nr)
+
+
+engine_of_this_process = Engine()

@@ -1,21 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Futures that are there, and futures of several."""
+"""Futures of several."""
 
 import threading
 
 import torch
 
-
-def done(value):
-    future = torch.futures.Future()
-    future.set_result(value)
-    return future
-
-
-def failed(error):
-    future = torch.futures.Future()
-    future.set_exception(error)
-    return future
+from ...rpc._futures import done
 
 
 def gather(futures, combine):

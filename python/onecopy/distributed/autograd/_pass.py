@@ -15,10 +15,10 @@ from ._futures import gather
 class LocalPass:
     """Thread safety: all members may be called concurrently."""
 
-    def __init__(self, context, pass_id, retain, roots=()):
-        self._engine, self._id, self._retain = context.engine, pass_id, bool(retain)
+    def __init__(self, context, key, roots=()):
+        self._engine, self._key = context.engine, tuple(key)
         self._evaluation = _core._Evaluation(
-            context, self._engine.worker_id, context.sent(), roots, context.run_engine, self._retain
+            context, self._engine.worker_id, context.sent(), roots, context.run_engine, key.retain
         )
 
     # --- gradients arrive
@@ -41,7 +41,7 @@ class LocalPass:
             if received.peer == sender:
                 return change, [(received.message_id, gradients)]
             counts, arrived = self._engine.transport.call_gradients(
-                received.peer, received.context_id, self._id, self._retain, received.message_id, gradients
+                received.peer, received.context_id, self._key, received.message_id, gradients
             )
             fired, blocked = self._evaluation.take(arrived)
             if counts or blocked:
@@ -75,8 +75,7 @@ class LocalPass:
             back += [(r.message_id, g) for r, g in fired]
             return []
         return [
-            self._engine.transport.send_gradients(r.peer, r.context_id, self._id, self._retain, r.message_id, g)
-            for r, g in fired
+            self._engine.transport.send_gradients(r.peer, r.context_id, self._key, r.message_id, g) for r, g in fired
         ]
 
     def _count(self, change, counts, blocked):
@@ -95,7 +94,5 @@ class LocalPass:
         return self._mark(self._evaluation.mark(message_id))
 
     def _mark(self, received):
-        futures = [
-            self._engine.transport.mark(r.peer, r.context_id, self._id, self._retain, r.message_id) for r in received
-        ]
+        futures = [self._engine.transport.mark(r.peer, r.context_id, self._key, r.message_id) for r in received]
         return gather(futures, lambda _: None)

@@ -5,13 +5,7 @@ Programs import it with ``import onecopy.distributed.rpc as rpc`` instead of ``i
 docs/guides/rpc.md lists the differences.
 """
 
-import itertools
-import os
-import urllib.parse
-
-import torch.distributed
-
-from ...rpc import _dynamic
+from ...rpc import meeting
 from ...rpc._references import PyRRef
 from .. import autograd as _autograd
 from . import _torch_futures, api, backend_registry, constants, functions, internal, options, rref_proxy
@@ -86,7 +80,6 @@ __all__ = [
     "shutdown",
 ]
 
-_init_counter = itertools.count()
 _torch_futures.install()
 
 
@@ -122,35 +115,11 @@ def init_rpc(name, backend=None, rank=-1, world_size=None, rpc_backend_options=N
     given = rpc_backend_options or construct_rpc_backend_options(backend)
     if _is_current_rpc_agent_set():
         raise RuntimeError("RPC is already initialized")
-    rank, world_size = _place_in(given.init_method, rank, world_size)
-    store = _static_store(given, rank, world_size) if world_size else _dynamic_store(given, rank)
+    rank, world_size = meeting.place_in_group(given.init_method, rank, world_size)
+    store = meeting.open_store(given, rank, world_size)
     _autograd._init(rank)
     _set_rpc_timeout(given.rpc_timeout)
     return _init_rpc_backend(backend, store, name, rank, world_size or None, given)
-
-
-def _static_store(given, rank, world_size):
-    if rank < 0:
-        raise ValueError("init_rpc() needs this member's rank: give rank, or set RANK")
-    store = next(torch.distributed.rendezvous(given.init_method, rank=rank, world_size=world_size))[0]
-    number = next(_init_counter)
-    _dynamic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{number}", store), "static")
-    return torch.distributed.PrefixStore(f"onecopy/rpc/{number}", store)
-
-
-def _dynamic_store(given, rank):
-    """Of a group whose members come and go. A process that comes back has made no group before, so all have one name."""
-    store = torch.distributed._create_store_from_options(given, rank)
-    _dynamic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{next(_init_counter)}", store), "dynamic")
-    return torch.distributed.PrefixStore("onecopy/rpc/dynamic", store)
-
-
-def _place_in(init_method, rank, world_size):
-    """Rank and size from the arguments, the init method's own, or the environment; -1 and 0 where none says them."""
-    url = urllib.parse.urlparse(init_method)
-    query, of_env = dict(urllib.parse.parse_qsl(url.query)), os.environ if url.scheme == "env" else {}
-    rank = rank if rank >= 0 else int(query.get("rank", of_env.get("RANK", -1)))
-    return rank, world_size or int(query.get("world_size", of_env.get("WORLD_SIZE", 0)))
 
 
 def _init_rpc_backend(

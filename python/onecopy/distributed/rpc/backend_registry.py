@@ -5,6 +5,7 @@ import collections
 import enum
 
 from . import constants
+from .api import _start_agent
 from .options import TensorPipeRpcBackendOptions
 
 BackendValue = collections.namedtuple("BackendValue", ["construct_rpc_backend_options_handler", "init_backend_handler"])
@@ -23,8 +24,6 @@ def _construct_options(rpc_timeout, init_method, num_worker_threads=constants.DE
 
 
 def _init_backend(store, name, rank, world_size, rpc_backend_options):
-    from .api import _start_agent
-
     if not isinstance(rpc_backend_options, TensorPipeRpcBackendOptions):
         raise TypeError(
             f"`rpc_backend_options` must be a `TensorPipeRpcBackendOptions`. {rpc_backend_options!r} is not"

@@ -3,7 +3,7 @@
 
 import functools
 
-from ...rpc._calls import ASYNC_MARK
+from ...rpc.registry import ASYNC_MARK
 
 
 def async_execution(fn):

@@ -2,6 +2,9 @@
 import collections
 import enum
 
+from ...rpc import _values
+from ...rpc._references import PyRRef
+
 
 class RPCExecMode(enum.Enum):
     SYNC = "sync"
@@ -23,15 +26,11 @@ class _Codec:
     onecopy.rpc._values."""
 
     def serialize(self, value):
-        from ...rpc import _values
-
         tensors = []
         return _values.encode(value, tensors, self._refuse), tensors
 
     @staticmethod
     def _refuse(value):
-        from ...rpc._references import PyRRef
-
         if not isinstance(value, PyRRef):
             return None
         if value._held is not None and value._held.is_deleted:
@@ -39,8 +38,6 @@ class _Codec:
         raise RuntimeError("an RRef crosses in calls only")
 
     def deserialize(self, tree, tensors):
-        from ...rpc import _values
-
         return _values.decode(tree, tensors, None)
 
 

@@ -23,7 +23,8 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
     """Args:
     num_worker_threads: threads that run calls; more are started while these wait.
     device_maps: {member: {device here: device there}}.
-    devices: the devices that calls may use; found from the maps if not given."""
+    devices: the devices that calls may use; found from the maps if not given.
+    join_timeout: seconds that joining waits for other members; not a part of torch's interface."""
 
     maps_itself = False  # whether a card without a map is meant itself, in members that number the cards alike
 
@@ -35,13 +36,14 @@ class TensorPipeRpcBackendOptions(RpcBackendOptions):
         init_method=constants.DEFAULT_INIT_METHOD,
         device_maps=None,
         devices=None,
+        join_timeout=60.0,
         _transports=None,
         _channels=None,
     ):
         super().__init__(rpc_timeout, init_method)
         if num_worker_threads <= 0:
             raise ValueError("num_worker_threads must be positive")
-        self.num_worker_threads = num_worker_threads
+        self.num_worker_threads, self.join_timeout = num_worker_threads, float(join_timeout)
         self.device_maps = {to: _devices.parse_map(m) for to, m in (device_maps or {}).items()}
         self.devices = self._checked([_devices.of(d) for d in devices or []])
 

@@ -1,16 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of distributed autograd between workers, and the notes that references need."""
+"""What joins distributed autograd and rpc: its hooks in calls, and its own messages.
 
-from ..distributed.autograd import _engine_of_this_process as autograd
-from ._agent import Later, handler, handlers, note_handlers
+Gradients are calls of the function GRADIENTS, whose values are plain. Marks are calls of verbs."""
 
+from ...rpc import registry
+from ...rpc.registry import Deferred, handler, handlers, note_handlers
+from ._engine import engine_of_this_process as engine
 
 GRADIENTS = "gradients"  # both the name of plain calls and the verb of others
 
 
+class _Hooks:
+    """See registry.AutogradHooks."""
+
+    def started(self, agent):
+        engine.start(agent.info.id, Transport(agent))
+        agent.enter_own(GRADIENTS, engine.on_gradients)
+
+    def about_to_send(self, context, tensors, receiver):
+        return context.record_sent(tensors, receiver)
+
+    def not_sent(self, context, record):
+        context.forget_sent(record)
+
+    def arrived(self, context, record, tensors, sender):
+        context.attach_received(record, tensors, sender)
+
+    def context(self, context_id, sender, make):
+        if not make:
+            return engine.find(context_id)
+        context = engine.get_or_create(context_id)
+        context.know(sender)
+        return context
+
+    def backward(self, context_id, roots, retain_graph):
+        engine.backward(context_id, roots, retain_graph)
+
+
 class Transport:
-    """Gradients and marks of distributed autograd between workers. Each call gives a Future, and that of gradients something
-    that has done() and wait() alone."""
+    """Sends gradients and marks to other workers. Each call returns a Future, and that of gradients something that has
+    done() and wait() alone."""
 
     def __init__(self, agent):
         self._agent = agent
@@ -58,43 +87,27 @@ class _GradientCall:
 
 @handler(handlers, GRADIENTS)
 def _gradients(agent, caller, arguments):
-    return autograd.on_gradients(caller, *arguments)
+    return engine.on_gradients(caller, *arguments)
 
 
 @handler(handlers, "mark")
 def _mark(agent, caller, arguments):
-    return Later(autograd.on_mark(*arguments), lambda nothing: None)
+    return Deferred(engine.on_mark(*arguments), lambda nothing: None)
 
 
 @handler(handlers, "mark_blocked")
 def _mark_blocked(agent, caller, arguments):
-    return Later(autograd.on_mark_blocked(*arguments), lambda nothing: None)
+    return Deferred(engine.on_mark_blocked(*arguments), lambda nothing: None)
 
 
 @handler(handlers, "resolve")
 def _resolve(agent, caller, arguments):
-    return autograd.on_resolve(*arguments)
+    return engine.on_resolve(*arguments)
 
 
 @handler(note_handlers, "release_context")
 def _release_context(agent, caller, context_id):
-    autograd.on_release(caller, context_id, agent.workers.run)
+    engine.on_release(caller, context_id, agent.workers.run)
 
 
-@handler(note_handlers, "drop")
-def _drop(agent, caller, value):
-    for reference in value:
-        agent.references.owned.count(tuple(reference), caller, -1)
-
-
-@handler(note_handlers, "announce")
-def _announce(agent, caller, value):
-    reference, fork, receiver = value
-    if not agent.member(receiver).has_ended:
-        agent.references.owned.announce(tuple(reference), tuple(fork), receiver)
-
-
-@handler(note_handlers, "accept")
-def _accept(agent, caller, value):
-    reference, fork = value
-    agent.references.owned.accept(tuple(reference), tuple(fork), caller)
+registry.set_autograd(_Hooks())

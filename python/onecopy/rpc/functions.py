@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Names of functions and classes, and the functions of this process that other members may call.
+
+A call sends a name, which is a module and a qualified name, and the callee looks the name up. A name stands for an object only if
+looking it up returns that very object, so lambdas and local functions have no name, and a name never reaches through one
+module into another.
+
+A group made by onecopy.rpc.init() is restricted to functions marked with export() and to the names of init(allow=...). A group
+made by onecopy.distributed.rpc.init_rpc() runs every function that can be imported, as torch does, except for REFUSED names.
+
+Thread safety: all functions may be called concurrently.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import importlib
+import sys
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any, TypeVar
+
+import torch
+
+REFUSED = frozenset(f"builtins.{n}" for n in ("eval", "exec", "compile", "__import__", "open", "input", "breakpoint"))
+REFUSED_MODULES = frozenset(
+    (
+        *("os", "posix", "subprocess", "_posixsubprocess", "pickle", "_pickle", "importlib", "_frozen_importlib"),
+        *("_frozen_importlib_external", "ctypes", "_ctypes", "runpy", "shutil", "code", "pty", "marshal"),
+    )
+)
+_MAIN = ("__main__", "__mp_main__")  # one module under two names in programs that multiprocessing has spawned
+# Functions that a group needs to meet and to end.
+_OWN = frozenset(("onecopy.rpc.meeting.gather_to_leader", "onecopy.rpc.meeting.broadcast_to_followers"))
+
+_exported: dict[str, Any] = {}  # "module.qualname" -> function
+_patterns: tuple[str, ...] | None = None  # of names; None: not restricted
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class NoName(TypeError):
+    """The object cannot be named for another process."""
+
+
+# --- names
+
+
+def name_of(thing: Any) -> tuple[str, str]:
+    """Returns the (module, qualified name) of a function or class. Raises NoName, which says why there is none."""
+    module, qualname = getattr(thing, "__module__", None), getattr(thing, "__qualname__", None)
+    if not module or not qualname:
+        raise NoName(f"{thing!r} has no name that another process could look up")
+    if "<locals>" in qualname or "<lambda>" in qualname:
+        raise NoName(
+            f"{module}.{qualname} is local to a function, and another process cannot look it up: define it at "
+            "the top level of a module"
+        )
+    module = public_module(module)
+    if look_up(module, qualname) is not thing:
+        raise NoName(f"{module}.{qualname} is another object than the one given: define it under a name of its own")
+    return module, qualname
+
+
+def text_name_of(function: Any) -> str:
+    """Returns the "module:qualname" of a function, a class, or an operator of torch."""
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if getattr(torch, getattr(function, "__name__", ""), None) is function:
+        return f"torch:{function.__name__}"
+    return f"{public_module(module) if module else type(function).__module__}:{qualname}"
+
+
+def public_module(name: str) -> str:
+    """Returns the name by which all processes know that module."""
+    return "__main__" if name in _MAIN else name
+
+
+def look_up(module: str, qualname: str) -> Any:
+    """Returns the object of that name. Raises AttributeError if there is none, PermissionError for a function that no
+    program calls in another process."""
+    _refuse_dangerous(module, qualname)
+    found: Any = module_named(module)
+    for part in qualname.split("."):
+        found = getattr(found, part, None)
+        if found is None:
+            raise AttributeError(
+                f"module {module!r} has no {qualname!r} in this process. The RPC pickler does not "
+                "serialize function code: the function must be defined on both sides"
+            )
+    if not callable(found):
+        raise AttributeError(f"{module}.{qualname} is no function or class")
+    home = getattr(found, "__module__", module) or module
+    if home not in (module, *(_MAIN if module in _MAIN else ())) and not isinstance(found, type):
+        _refuse_dangerous(home, getattr(found, "__qualname__", qualname))
+    return found
+
+
+def module_named(name: str) -> ModuleType:
+    """Imports the module if necessary. Raises what the import raises, and PermissionError in a restricted process, which
+    imports nothing for another process."""
+    if name in _MAIN:
+        return sys.modules["__main__"]
+    if is_restricted() and name not in sys.modules:
+        raise PermissionError(f"{name} is not imported in this process, and is not for another's sake")
+    return importlib.import_module(name)  # waits for another thread that is importing it
+
+
+def _refuse_dangerous(module: str, qualname: str) -> None:
+    if module.split(".")[0] in REFUSED_MODULES or f"{module}.{qualname}" in REFUSED:
+        raise PermissionError(f"{module}.{qualname} is not called for other processes")
+
+
+# --- operators of torch
+
+
+def operator_of(function: Any) -> str | None:
+    """Returns the name of the operator of torch that this function is, such as "aten::add"; or None."""
+    found: str | None = torch.jit._builtins._find_builtin(function)
+    return found
+
+
+def check_operator(name: str, args: Iterable[Any], kwargs: dict[str, Any] | None) -> None:
+    """Raises RuntimeError for arguments that the operator does not take, so that the caller sees the mistake in its own
+    stack."""
+    try:
+        torch._C._jit_resolve_packet(name, *args, **(kwargs or {}))
+    except RuntimeError as error:
+        raise RuntimeError(
+            "Overloaded torch operator invoked from Python failed to match any schema\n" + str(error)
+        ) from error
+    except AttributeError:  # a torch without that function: the callee refuses
+        pass
+
+
+# --- what others may call
+
+
+def export(function: F) -> F:
+    """Marks a function or class as one that members of a group may call. Returns it.
+
+    Raises TypeError for a lambda, and for a function that is local to another."""
+    module, qualname = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not module or not qualname or not callable(function):
+        raise TypeError(f"export() marks functions and classes, and {function!r} is none")
+    if "<locals>" in qualname or "<lambda>" in qualname:
+        raise TypeError(
+            f"{module}.{qualname} has no name that another process could call it by: define it at the top level "
+            "of a module"
+        )
+    _exported[f"{public_module(module)}.{qualname}"] = function
+    return function
+
+
+def restrict(patterns: Iterable[str]) -> None:
+    """Lets others call exported functions only, and functions whose "module.name" a pattern matches ("package.*")."""
+    global _patterns
+    if isinstance(patterns, str):
+        raise TypeError(f"allow is a list of patterns, such as [{patterns!r}], not a string")
+    _patterns = tuple(patterns)
+
+
+def lift() -> None:
+    """Ends the restriction."""
+    global _patterns
+    _patterns = None
+
+
+def is_restricted() -> bool:
+    """Returns whether others may call exported functions only."""
+    return _patterns is not None
+
+
+def find(name: str) -> Any:
+    """Returns the function of that "module:qualname". Raises PermissionError, which says how to let it be called."""
+    module, _, qualname = name.partition(":")
+    found = _exported.get(f"{module}.{qualname}")
+    if found is not None:
+        return found
+    if not is_restricted() or _is_allowed(f"{module}.{qualname}"):
+        found = look_up(module, qualname)
+        check(found)  # by its own name: a pattern for one module does not reach through it into another
+        return found
+    raise PermissionError(_refusal(f"{module}.{qualname}"))
+
+
+def check(function: Any) -> None:
+    """Raises PermissionError for a function that others may not call."""
+    if not is_restricted():
+        return
+    name = text_name_of(function).replace(":", ".")
+    if _exported.get(name) is function or name in _OWN or _is_allowed(name):
+        return
+    raise PermissionError(_refusal(name))
+
+
+def check_method(name: str) -> None:
+    """Raises PermissionError for a private method in a restricted process."""
+    if is_restricted() and name.startswith("_"):
+        raise PermissionError(f"{name}() is not called for other processes: its name begins with an underscore")
+
+
+def _is_allowed(name: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in _patterns or ())
+
+
+def _refusal(name: str) -> str:
+    return (
+        f"{name} is not exported by this process: mark it with @onecopy.rpc.export where it is defined, see to it that "
+        "this process imports that module, or name it in onecopy.rpc.init(allow=[...])"
+    )

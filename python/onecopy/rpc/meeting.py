@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the members of a group meet: joining, gathering values of all members, and leaving together.
+
+Thread safety: all functions may be called concurrently, but a process joins and leaves one group at a time.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import itertools
+import os
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+import torch.distributed
+
+from . import _calls, _device_maps, _dynamic, registry
+
+UNSET_TIMEOUT = -1.0
+
+_groups = itertools.count()
+
+
+@dataclasses.dataclass
+class Options:
+    """The options of a group.
+
+    Attributes:
+        rpc_timeout: seconds that a call may take; 0: no limit.
+        init_method: where the members meet: env://, tcp://host:port or file:///path.
+        join_timeout: seconds that joining waits for other members.
+        device_maps: {member: {device here: device there}}.
+        devices: the devices that calls may use; empty: those of the maps.
+        maps_itself: whether a card without a map means itself, in members that number the cards alike.
+        num_worker_threads: the number that debug information shows."""
+
+    rpc_timeout: float = 60.0
+    init_method: str = "env://"
+    join_timeout: float = 60.0
+    device_maps: dict[str, Any] = dataclasses.field(default_factory=dict)
+    devices: list[Any] = dataclasses.field(default_factory=list)
+    maps_itself: bool = False
+    num_worker_threads: int = 16
+
+
+# --- joining
+
+
+def place_in_group(init_method: str, rank: int, world_size: int | None) -> tuple[int, int]:
+    """Returns rank and size from the arguments, the init method's query or the environment; -1 and 0 if none has them."""
+    url = urllib.parse.urlparse(init_method)
+    query, of_env = dict(urllib.parse.parse_qsl(url.query)), os.environ if url.scheme == "env" else {}
+    rank = rank if rank >= 0 else int(query.get("rank", of_env.get("RANK", -1)))
+    return rank, world_size or int(query.get("world_size", of_env.get("WORLD_SIZE", 0)))
+
+
+def open_store(options: Any, rank: int, world_size: int) -> Any:
+    """Returns the store of a group, which is dynamic if `world_size` is 0. Raises RuntimeError if other members made a group
+    of the other kind, ValueError without a rank in a group of fixed size."""
+    return _static_store(options, rank, world_size) if world_size else _dynamic_store(options, rank)
+
+
+def _static_store(options: Any, rank: int, world_size: int) -> Any:
+    if rank < 0:
+        raise ValueError("init_rpc() needs this member's rank: give rank, or set RANK")
+    store = next(torch.distributed.rendezvous(options.init_method, rank=rank, world_size=world_size))[0]
+    store = torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store)
+    _dynamic.check_kind(store, "static")
+    return store
+
+
+def _dynamic_store(options: Any, rank: int) -> Any:
+    """All dynamic groups have one name, since a process that comes back has made no group before."""
+    store = torch.distributed._create_store_from_options(options, rank)
+    _dynamic.check_kind(torch.distributed.PrefixStore(f"onecopy/rpc/{next(_groups)}", store), "dynamic")
+    return torch.distributed.PrefixStore("onecopy/rpc/dynamic", store)
+
+
+def start(agent: Any, options: Any) -> None:
+    """Makes `agent` the agent of this process and joins its group. Raises RuntimeError, and ValueError for device maps that
+    do not fit, in all members."""
+    registry.set_current(agent)
+    try:
+        agent.start()
+        if agent.is_static_group:
+            _check_maps(agent, options)
+    except BaseException:
+        registry.set_current(None)
+        agent.stop()
+        raise
+
+
+def _check_maps(agent: Any, options: Any) -> None:
+    maps = all_gather(_device_maps.own(options), timeout=options.join_timeout or None)
+    try:
+        _device_maps.check(maps)
+    except BaseException:
+        agent.finish_answers()
+        raise
+
+
+# --- gathering
+
+
+class AllGatherStates:
+    """One gathering, in its leader or a follower."""
+
+    def __init__(self) -> None:
+        self.gathered_objects: dict[str, Any] = {}
+        self.proceed_signal = threading.Event()
+        self.error: str | None = None
+
+
+_gather_lock = threading.RLock()
+_gather_numbers: dict[str, int] = {}
+_gatherings: dict[str, AllGatherStates] = {}
+
+
+def _gathering(key: str) -> AllGatherStates:
+    with _gather_lock:
+        return _gatherings.setdefault(key, AllGatherStates())
+
+
+def gather_to_leader(sequence_id: str, worker_name: str, obj: Any, worker_names: Collection[str]) -> None:
+    """Called in the leader by each follower."""
+    state = _gathering(sequence_id)
+    with _gather_lock:
+        if worker_name in state.gathered_objects:
+            raise AssertionError(f"{worker_name} reported intent sequence id {sequence_id} twice. ")
+        state.gathered_objects[worker_name] = obj
+        if set(worker_names) == set(state.gathered_objects):
+            state.proceed_signal.set()
+
+
+def broadcast_to_followers(sequence_id: str, objects_map: dict[str, Any], error: str | None = None) -> None:
+    """Called in each follower by the leader."""
+    state = _gathering(sequence_id)
+    if state.proceed_signal.is_set():
+        raise AssertionError(f"Termination signal sequence id {sequence_id} got set twice.")
+    state.gathered_objects, state.error = objects_map, error
+    state.proceed_signal.set()
+
+
+def all_gather(
+    obj: Any, worker_names: Collection[str] | None = None, timeout: float | None = UNSET_TIMEOUT
+) -> dict[str, Any]:
+    """Returns {name: object} of all members, or of the members named, once each of them has called it. Raises RuntimeError
+    that names a member which has ended, or has not come within `timeout` seconds."""
+    agent = registry.current()
+    names = set(worker_names or (i.name for i in agent.get_worker_infos()))
+    me, leader = agent.info.name, min(names)
+    with _gather_lock:
+        key = "".join(sorted(names))
+        number = _gather_numbers[key] = _gather_numbers.get(key, -1) + 1
+        key += str(number)
+    seconds = None if not timeout or timeout < 0 else timeout
+    of_calls = agent.timeout if timeout == UNSET_TIMEOUT else seconds or 0
+    try:
+        if me == leader:
+            return _lead(agent, key, obj, names, seconds, of_calls)
+        return _follow(agent, key, obj, names, leader, seconds, of_calls)
+    finally:
+        with _gather_lock:
+            _gatherings.pop(key, None)
+
+
+def _lead(agent: Any, key: str, obj: Any, names: set[str], seconds: float | None, of_calls: float) -> dict[str, Any]:
+    """Waits for all members, and tells all of them the gathered objects, or why there are none."""
+    gather_to_leader(key, agent.info.name, obj, names)
+    failure = _wait_for(agent, key, names, seconds)
+    gathered = _gathering(key).gathered_objects
+    told = (key, gathered) if failure is None else (key, gathered, failure)
+    others = names - {agent.info.name}
+    futures = {n: _calls.call(n, broadcast_to_followers, args=told, timeout=of_calls) for n in others}
+    errors = []
+    for name, future in futures.items():
+        try:
+            future.wait()
+        except RuntimeError as error:
+            errors.append((name, error))
+    if failure is not None:
+        raise RuntimeError(failure)
+    if errors:
+        raise RuntimeError(
+            f"Followers {[n for n, _ in errors]} timed out in _all_gather after "
+            f"{of_calls:.2f} seconds. The first exception is {errors[0][1]}"
+        )
+    return gathered
+
+
+def _follow(
+    agent: Any, key: str, obj: Any, names: set[str], leader: str, seconds: float | None, of_calls: float
+) -> dict[str, Any]:
+    state = _gathering(key)
+    if not state.proceed_signal.is_set():  # else the leader has given up already, and may have left
+        args = (key, agent.info.name, obj, sorted(names))
+        try:
+            _calls.call(leader, gather_to_leader, args=args, timeout=of_calls).wait()
+        except RuntimeError:
+            if not state.proceed_signal.is_set():
+                raise
+        failure = _wait_for(agent, key, {leader}, seconds)
+        if failure is not None:
+            raise RuntimeError(failure)
+    if state.error is not None:
+        raise RuntimeError(state.error)
+    return state.gathered_objects
+
+
+def _wait_for(agent: Any, key: str, names: set[str], seconds: float | None) -> str | None:
+    """Waits until the gathering is complete. Returns why it will not be: a member that has ended does not come."""
+    state, step = _gathering(key), 0.1
+    end = None if seconds is None else time.monotonic() + seconds
+    while not state.proceed_signal.wait(step):
+        missing = sorted(names - set(state.gathered_objects)) or sorted(names)
+        ended = [agent.member(n).why_ended for n in missing if agent.member(n).has_ended]
+        if state.proceed_signal.is_set():
+            break
+        if ended:
+            return f"not all members have met: {', '.join(ended)}"
+        if end is not None and time.monotonic() >= end:
+            return f"not all members have met: {', '.join(missing)} did not come within {seconds:g} s"
+    return None
+
+
+def wait_all_workers(timeout: float | None = 0.0) -> None:
+    """Returns when all members have called it. Raises RuntimeError when one cannot."""
+    all_gather(None, timeout=timeout)
+
+
+# --- leaving
+
+
+def shutdown(
+    graceful: bool = True, timeout: float = 0.0, wait_for_all: Callable[[float], None] = wait_all_workers
+) -> dict[Any, Any]:
+    """Leaves the group and ends all threads of rpc. Returns the references to values of this process that others still hold,
+    as {reference: {holder: number}}.
+
+    Graceful: waits until no call is pending and, in a group of fixed size, until all members are here; a member that has
+    ended is not waited for, and neither is any member after `timeout` seconds (0: no limit)."""
+    leaks: dict[Any, Any] = {}
+    agent = registry.current()
+    try:
+        if graceful and not agent.is_static_group:
+            _leave_dynamic_group(agent)
+        elif graceful:
+            wait_for_all(timeout)
+            agent.references.delete_all(60.0)
+            _wait_for_answers(agent)
+            leaks = agent.references.owned.held()  # before others leave and release what they hold
+            all_gather(None, timeout=timeout)
+            agent.finish_answers()
+    finally:
+        registry.set_current(None)
+        agent.stop()
+    return leaks
+
+
+def _leave_dynamic_group(agent: Any) -> None:
+    """Leaves a group whose other members stay: their references to values of this process become errors."""
+    _wait_for_answers(agent)
+    agent.references.delete_all(0.0)
+    _dynamic.leave(agent)
+
+
+def _wait_for_answers(agent: Any) -> None:
+    """Waits for the answers to all calls of this process: each comes, or has a deadline, or its member ends."""
+    settled = threading.Event()
+    while agent.pending_count() and not settled.wait(0.001):
+        agent.node.look()  # answers that no thread waits for stay in the lanes
+
+
+@atexit.register
+def _end_without_shutdown() -> None:
+    agent = registry.find()
+    if agent is not None:
+        registry.set_current(None)
+        agent.stop()

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent of this process, the verbs that members ask of each other, and the hooks of distributed autograd.
+
+The modules that serve a verb enter their functions here, so that the agent imports none of them.
+
+Thread safety: the tables are filled while modules are imported, and only read afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, TypeVar
+
+from .. import _core
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORKED = (
+    "RPC does not survive fork(): this process was forked from a member of the group, whose threads stayed there. Start "
+    "it with spawn or forkserver, or call init_rpc() in it under a name of its own"
+)
+ASYNC_MARK = "_wrapped_async_rpc_function"  # an attribute of functions that return a Future of their result
+
+_agent: Any = None
+_is_forked = False
+
+handlers: dict[str, Callable[..., Any]] = {}  # of requests: verb -> function(agent, caller's id, value)
+note_handlers: dict[str, Callable[..., Any]] = {}  # of notes, called in the order of their lane
+end_hooks: list[Callable[[int], None]] = []  # function(id of a member that has ended); they must not wait
+
+
+class Deferred:
+    """A handler's result that is not there yet: `then(value of the future)` makes it."""
+
+    def __init__(self, future: Any, then: Callable[[Any], Any]) -> None:
+        self.future, self.then = future, then
+
+
+def handler(table: dict[str, Callable[..., Any]], verb: str) -> Callable[[F], F]:
+    """Returns a decorator that enters a function into `table` under `verb`."""
+
+    def register(function: F) -> F:
+        table[verb] = function
+        return function
+
+    return register
+
+
+# --- the agent
+
+
+def current() -> Any:
+    """Returns this process's agent. Raises RuntimeError before init(), after shutdown(), and in a child forked since."""
+    if _agent is None:
+        raise RuntimeError(
+            FORKED
+            if _is_forked
+            else "Current RPC agent is not set! Did you initialize the RPC framework (e.g. by calling `rpc.init_rpc`)?"
+        )
+    return _agent
+
+
+def find() -> Any:
+    """Returns this process's agent, or None."""
+    return _agent
+
+
+def set_current(agent: Any) -> None:
+    """Makes `agent`, or None, the agent of this process."""
+    global _agent, _is_forked
+    _agent, _is_forked = agent, False
+
+
+def is_forked() -> bool:
+    """Returns whether this process was forked from a member and has joined no group since."""
+    return _is_forked
+
+
+def _leave_in_child() -> None:
+    global _agent, _is_forked
+    if _agent is not None:
+        _agent.is_running, _agent.why_stopped = False, FORKED
+        _agent, _is_forked = None, True
+
+
+os.register_at_fork(after_in_child=_leave_in_child)
+
+
+# --- distributed autograd
+
+
+class AutogradHooks(Protocol):
+    """What distributed autograd does for rpc. A context is the part of one forward and backward pass in one process."""
+
+    def started(self, agent: Any) -> None:
+        """Called when the agent can send."""
+
+    def about_to_send(self, context: Any, tensors: list[Any], receiver: int) -> tuple[int, list[int]] | None:
+        """Records tensors that go to `receiver`. Returns what arrived() needs there, or None if none requires gradients."""
+
+    def not_sent(self, context: Any, record: tuple[int, list[int]]) -> None:
+        """Takes about_to_send() back."""
+
+    def arrived(self, context: Any, record: tuple[int, list[int]], tensors: list[Any], sender: int) -> None:
+        """Makes tensors that came part of this process's graph, in place."""
+
+    def context(self, context_id: int, sender: int, make: bool) -> Any:
+        """Returns the context of that id, or None; with `make`, makes a missing one, which `sender` has as well."""
+
+    def backward(self, context_id: int, roots: list[Any], retain_graph: bool) -> None:
+        """Runs a backward pass through all processes."""
+
+
+_hooks: AutogradHooks | None = None
+_AUTOGRAD = "onecopy.distributed.autograd"  # enters its hooks when it is imported
+
+
+def set_autograd(hooks: AutogradHooks) -> None:
+    """Called by distributed autograd when it is imported."""
+    global _hooks
+    _hooks = hooks
+    if _agent is not None and _agent.node is not None:
+        hooks.started(_agent)
+
+
+def autograd() -> AutogradHooks:
+    """Returns the hooks of distributed autograd, which the first message within a context imports."""
+    if _hooks is None:
+        importlib.import_module(_AUTOGRAD)
+    assert _hooks is not None
+    return _hooks
+
+
+def autograd_if_loaded() -> AutogradHooks | None:
+    """Returns the hooks of distributed autograd, or None before it was imported."""
+    return _hooks
+
+
+context: Callable[[], Any] = _core._rpc_context  # this thread's context of distributed autograd, or None
+swap_context: Callable[[Any], Any] = _core._swap_rpc_context  # makes a context this thread's; returns the one before
+
+
+@contextlib.contextmanager
+def within(context: Any) -> Iterator[None]:
+    """Makes `context`, or None, this thread's context for a block."""
+    before = swap_context(context)
+    try:
+        yield
+    finally:
+        swap_context(before)

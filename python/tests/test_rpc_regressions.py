@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Faults of rpc that were found by attacks, each by the promise that it broke."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import math
+import os
+import sys
+import threading
+import time
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import contextlib
+
+import onecopy.distributed.autograd as dist_autograd
+import onecopy.rpc as native
+from onecopy.distributed import rpc
+from onecopy.rpc._references import Cell, OwnedValues
+from rpc_group import Group, Member, init, shutdown
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    with Group(tmp_path_factory.mktemp("rpc"), 2) as group:
+        yield group
+
+
+@dataclasses.dataclass
+class Options:
+    k: int = 1
+
+
+@native.export
+def seven(options=None):
+    return 7
+
+
+def calls_with_timeout(timeout):
+    found = []
+    for args in ((), (), (Options(),), (Options(),)):
+        found.append(rpc.rpc_sync("worker1", seven, args=args, timeout=timeout))
+    found.append(rpc.rpc_async("worker1", seven, timeout=timeout).wait())
+    found.append(rpc.remote("worker1", seven, timeout=timeout).to_here())
+    found.append(native.call("worker1", seven, timeout=timeout))
+    return found
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e12], ids=str)
+def test_an_endless_timeout_is_no_limit(pair, timeout):
+    assert pair[0](calls_with_timeout, timeout) == [7] * 7
+
+
+def call_with_nan():
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not a number|NaN"):
+            rpc.rpc_sync("worker1", seven, timeout=math.nan)
+
+
+def test_a_timeout_that_is_no_number_is_refused(pair):
+    pair[0](call_with_nan)
+
+
+TEXTS = ["größe 模型", r"C:\users\x1", r"a\nb", "tab\there", "\udc80 alone"]
+
+
+@native.export
+def fail(i):
+    raise ValueError(TEXTS[i])
+
+
+def texts_of_failures(call):
+    found = []
+    for i in range(len(TEXTS)):
+        try:
+            call("worker1", fail, args=(i,))
+        except ValueError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("call", [rpc.rpc_sync, native.call], ids=["torch's names", "native"])
+def test_the_text_of_an_exception_arrives_as_it_was_thrown(pair, call):
+    found = pair[0](texts_of_failures, call)
+    assert len(found) == len(TEXTS)
+    for thrown, text in zip(TEXTS, found):
+        assert thrown in text or repr(thrown)[1:-1] in text
+
+
+@native.export
+def kinds(value):
+    while isinstance(value, list):
+        value = value[0]
+    return type(value).__name__
+
+
+def move_deep(to, depth):
+    tensor = torch.ones(5000)
+    value = native.move(tensor)
+    for _ in range(depth):
+        value = [value]
+    return native.call(to, kinds, args=(value,)), tensor.numel()
+
+
+@pytest.mark.parametrize("depth", [1, 4, 5, 10])
+def test_a_tensor_is_given_away_at_any_depth(pair, depth):
+    assert pair[0](move_deep, "worker1", depth) == ("Tensor", 0)
+    assert pair[0](move_deep, "worker0", depth) == ("Tensor", 5000)  # a call to itself moves nothing
+
+
+def test_a_fork_whose_announcement_never_comes_leaves_nothing_behind():
+    owned = OwnedValues()
+    for i in range(100):
+        reference = (0, i)
+        owned.enter(reference, Cell())
+        owned.count(reference, 1)  # held by member 1, which announces
+        owned.accept(reference, (1, i), 2)  # member 2 was quicker than the announcement
+        for member in (2, 1) if i % 2 else (1, 2):
+            owned.forget_member(member)
+    assert owned.counts() == (0, 0) and owned._early == {}
+
+
+def test_callbacks_of_a_reference_run_without_its_lock():
+    cell, seen = Cell(), []
+    cell.future.then(lambda _: (seen.append(cell._lock.locked()), cell.set(2)))
+    cell.set(1)
+    assert seen == [False] and cell.value() == 1
+
+
+class _Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        assert _may_go_on.wait(60)
+        return gradient
+
+
+_may_go_on = threading.Event()
+
+
+def doubled(x):
+    return x * 2
+
+
+def slowed(x):
+    return _Slow.apply(x)
+
+
+def let_go():
+    _may_go_on.set()
+
+
+def backward_passes(count):
+    """Each pass gives worker1 two gradients of one value, one of them late, by way of worker2."""
+    x, errors = torch.ones(3, requires_grad=True), []
+    with dist_autograd.context() as context:
+        losses = []
+        for i in range(count):
+            made = rpc.remote("worker1", doubled, args=(x,))
+            direct, late = made.to_here(), rpc.rpc_sync("worker2", slowed, args=(made.to_here(),))
+            losses.append(((late + direct) * (i + 1)).sum())
+
+        def run(loss):
+            try:
+                dist_autograd.backward(context, [loss])
+            except Exception as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=run, args=(loss,)) for loss in losses]
+        for thread in threads:
+            thread.start()
+        engine = dist_autograd._engine_of_this_process
+        end = time.monotonic() + 60
+        while engine.passes < count and time.monotonic() < end:
+            time.sleep(0.001)
+        rpc.rpc_sync("worker2", let_go)
+        for thread in threads:
+            thread.join()
+        return errors, dist_autograd.get_gradients(context)[x].tolist()
+
+
+def test_ten_backward_passes_at_once_in_one_context(tmp_path):
+    with Group(tmp_path, 3) as group:
+        assert group[0](backward_passes, 10) == ([], [4.0 * 55] * 3)
+
+
+def test_a_short_timeout_of_calls_does_not_limit_joining(tmp_path):
+    members = [Member(), Member()]
+    try:
+        members[0].begin(init, f"{tmp_path}/file", 0, 2, "worker0", {"rpc_timeout": 0.2})
+        assert not members[0]._pipe.poll(1)  # five times the timeout of a call
+        members[1].begin(init, f"{tmp_path}/file", 1, 2, "worker1", {"rpc_timeout": 0.2})
+        for member in members:
+            member.result()
+        for member in members:
+            member.begin(shutdown)
+        for member in members:
+            member.result()
+    finally:
+        for member in members:
+            member.end()
+
+
+def my_pid():
+    return os.getpid()
+
+
+def dead_calls(how, count):
+    for _ in range(count):
+        with contextlib.suppress(RuntimeError):
+            how("worker1", seven)
+
+
+def waited(to, function):
+    rpc.rpc_async(to, function).wait()
+
+
+def exceptions_left():
+    gc.collect()
+    return sum(isinstance(o, native.PeerDied) for o in gc.get_objects())
+
+
+def failed_calls_leave(how):
+    from onecopy.rpc._futures import CallFuture
+
+    dead_calls(how, 10)
+    gc.collect()
+    before = sys.getallocatedblocks()
+    dead_calls(how, 500)
+    gc.collect()
+    futures = sum(type(o) is CallFuture for o in gc.get_objects())
+    return futures, sys.getallocatedblocks() - before
+
+
+def test_calls_of_a_dead_member_leave_nothing_behind(tmp_path):
+    members = [Member(), Member()]
+    try:
+        for rank, member in enumerate(members):
+            member.begin(init, f"{tmp_path}/file", rank, 2, f"worker{rank}", {})
+        for member in members:
+            member.result()
+        members[0](waited, "worker1", seven)
+        members[1].kill()
+        for how in (rpc.rpc_sync, rpc.rpc_async, waited, native.call):
+            futures, blocks = members[0](failed_calls_leave, how)
+            assert futures <= 2 and blocks < 500, how  # a leak has some twenty blocks a call
+    finally:
+        members[0].process.kill()
+        for member in members:
+            member.end()
