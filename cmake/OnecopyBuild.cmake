@@ -130,27 +130,3 @@ function(onecopy_sources variable)
   file(GLOB found CONFIGURE_DEPENDS ${patterns})
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
-
-# onecopy_merge(<target>): with ONECOPY_MERGE_PROGRAMS its sources are compiled many at a time, none beside one with
-# which it has names in common. Which are so is looked at again whenever one of them changes.
-function(onecopy_merge target)
-  if(NOT ONECOPY_MERGE_PROGRAMS)
-    return()
-  endif()
-  find_package(Python3 REQUIRED COMPONENTS Interpreter)
-  get_target_property(sources ${target} SOURCES)
-  execute_process(
-    COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/cmake/merge_groups.py ${PROJECT_SOURCE_DIR} ${sources}
-    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR} OUTPUT_VARIABLE lines COMMAND_ERROR_IS_FATAL ANY)
-  string(REGEX MATCHALL "[0-9]+ [^\n]+" lines "${lines}")
-  foreach(line IN LISTS lines)
-    string(REGEX MATCH "^([0-9]+) (.+)$" line "${line}")
-    set_source_files_properties(${CMAKE_MATCH_2} PROPERTIES UNITY_GROUP ${target}_${CMAKE_MATCH_1})
-  endforeach()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP)
-  list(FILTER sources EXCLUDE REGEX "/\\.\\./")  # of another target, which sees it changed
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources} ${PROJECT_SOURCE_DIR}/cmake/merge_groups.py)
-  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)  # g++ takes what is merged for headers
-  endif()
-endfunction()

@@ -89,7 +89,6 @@ check_tidy() {
 
 lint_steps() {
   step "lint: includes point down" tests/headers/check_arrows.sh . || true
-  step "lint: merged sources" python3 tests/headers/check_merged.py || true
   step "lint: words" python3 tests/words/check_words.py || true
   if llvm_tool clang-format >/dev/null; then
     step "lint: clang-format" check_format || true
@@ -323,7 +322,7 @@ run_tests() {
   rm -f "$LOGS/python.counts" "$LOGS/library"
   if ! step "setup" setup; then summary; return 1; fi
   CMAKE=$(first_working cmake /usr/bin/cmake) CTEST=$(first_working "${CMAKE%cmake}ctest" /usr/bin/ctest)
-  local group whole=no FROM_NOTHING=yes
+  local group whole=no
   [ $# -gt 0 ] || { whole=yes; rm -f "$LOGS"/*.xml; set -- lint python release install model asan tsan fuzz; }
   case " $* " in *" python "*"release "*) COMPILES_LIBRARY=yes ;; *) COMPILES_LIBRARY=no ;; esac
   for group in "$@"; do
