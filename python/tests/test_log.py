@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lines of the library in C++ reach Python's logging."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -90,3 +91,72 @@ WITH_THE_GIL = """
 
 def test_lines_of_many_threads_stop_nobody_and_the_interpreter_may_end_meanwhile(run_python):
     assert run_python(WITH_THE_GIL, stderr=None) == "ok\n"
+
+
+STORY = """
+    import multiprocessing, sys
+    import onecopy
+
+    def consume(queue, text):
+        tensor = onecopy.open(text)
+        queue.get()
+        try:
+            onecopy.open(text.replace("onecopy:", "onecopy:x"))
+        except onecopy.BadHandle:
+            pass
+
+    if __name__ == "__main__":
+        queue = onecopy.Queue()
+        tensor = onecopy.full((2, 3), 1)
+        handle = onecopy.share(tensor)
+        child = multiprocessing.get_context("spawn").Process(target=consume, args=(queue, str(handle)))
+        child.start()
+        queue.put(["a value", tensor])
+        child.join()
+        print(multiprocessing.current_process().pid, child.pid)
+        assert child.exitcode == 0
+        del queue, handle, tensor
+        onecopy.collect()
+"""
+
+
+def test_the_debug_log_tells_what_happened_to_a_tensor(tmp_path):
+    """The log that a report of a fault is asked for: share, open, put, get, connect, attach, segments, in order."""
+    program = tmp_path / "story.py"
+    program.write_text(textwrap.dedent(STORY))
+    environment = {**os.environ, "ONECOPY_LOG": "debug"}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 0, done.stderr
+    owner, child = done.stdout.split()
+    said = {pid: [line for line in done.stderr.splitlines() if f"[debug] [{pid}]" in line] for pid in (owner, child)}
+
+    def in_order(pid, *words):
+        lines = iter(said[pid])
+        for word in words:
+            assert any(word in line for line in lines), (word, said[pid])
+
+    in_order(owner, "made segment", "shared float32[2, 3], block ", "put 1 tensors and ")
+    in_order(owner, f"process {child} is attached", f"hands segment 2 out to process {child}")
+    in_order(
+        child, f"connected to process {owner}", "attached to owner", "mapped segment 2", "opened float32[2, 3], block "
+    )
+    in_order(child, "got 1 tensors and 11 bytes from queue ")
+    queues = {line.rsplit("queue ", 1)[1] for line in done.stderr.splitlines() if " queue " in line}
+    assert len(queues) == 1, queues
+
+
+def test_the_debug_log_says_why_a_handle_could_not_be_opened(tmp_path):
+    program = """
+        import onecopy, subprocess, sys
+        made = "import onecopy; print(onecopy.share(onecopy.zeros(3)), flush=True)"
+        text = subprocess.run([sys.executable, "-c", made], capture_output=True, text=True, check=True).stdout.strip()
+        try:
+            onecopy.open(text)
+        except onecopy.OwnerDied:
+            print("refused")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, timeout=100, env={**os.environ, "ONECOPY_LOG": "debug"},
+    )  # fmt: skip
+    assert done.stdout == "refused\n" and "[debug]" in done.stderr and "could not reach owner" in done.stderr

@@ -33,6 +33,7 @@ bool try_windows(Backend& vendor, Device device) {
 std::string missing_calls(Backend& vendor, Device device) {
   try {
     vendor.graphs()->prepare(device.index);
+    vendor.graphs()->require_read();
     return {};
   } catch (const Error& error) {
     return error.what();
@@ -55,9 +56,9 @@ Finding try_cuda_graphs() {
     }
     if (const std::string lacks = missing_calls(vendor, info.device); !lacks.empty())
       return slower(fmt::format("graphs share memory; {}: {}", info.device.str(), lacks),
-                    "Inputs are copied apart from graphs.");
+                    "Inputs are copied apart from graphs, and a graph whose inputs move is captured anew.");
   }
-  return works("graphs share memory, copies are nodes");
+  return works("graphs share memory, copies are nodes, moved inputs are patched");
 }
 
 }  // namespace onecopy::cli

@@ -5,6 +5,7 @@
 
 #include "memory/pool.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 
 namespace onecopy {
 
@@ -31,6 +32,9 @@ std::uint32_t SegmentTable::next_number() noexcept {
 
 void SegmentTable::add(std::uint32_t number, Device device, std::unique_ptr<DeviceMemory> memory) {
   const DeviceIdentity& identity = identity_of(device);
+  log_debug([&] {
+    return fmt::format("made segment {} of {} bytes on {}", number, memory->size(), device.str());
+  });
   const LockGuard lock(mutex_);
   const std::size_t most = retired_.size() + entries_.size() + 1;
   if (retired_.capacity() < most) retired_.reserve(2 * most);
@@ -48,6 +52,7 @@ void SegmentTable::remove(std::uint32_t number) noexcept {
     if (on_retire) retired_.push_back(number);
   }
   memory.reset();
+  log_debug([&] { return fmt::format("gave back segment {}", number); });
   tell_retired();
 }
 

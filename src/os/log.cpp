@@ -106,6 +106,12 @@ void write(LogLevel level, std::string_view text) noexcept {
 
 }  // namespace
 
+bool logs_debug() noexcept {
+  const int known = g_setting.load(std::memory_order_relaxed);
+  return known == static_cast<int>(Threshold::debug) ||
+         (known == kUnread && setting().threshold == Threshold::debug);
+}
+
 bool start_log() noexcept { return setting().is_level; }
 void set_log_sink(LogSink sink) noexcept { g_sink.store(sink, std::memory_order_release); }
 

@@ -108,11 +108,12 @@ void stop() {
 }
 
 void log_line(const std::string& level, const std::string& text) {
-  const auto log = level == "error"     ? &log_error
-                   : level == "warning" ? &log_warning
-                   : level == "info"    ? &log_info
-                                        : &log_debug;
-  without_gil([&] { log(text); });
+  without_gil([&] {
+    if (level == "error") return log_error(text);
+    if (level == "warning") return log_warning(text);
+    if (level == "info") return log_info(text);
+    log_debug(text);
+  });
 }
 
 /// In a child there is no thread, and another thread's lock may be held for ever.

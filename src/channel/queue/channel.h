@@ -38,6 +38,8 @@ class Channel {
   void read_alone() noexcept { is_read_alone_ = true; }
 
   Handle handle();
+  /// The queue's number, the same in all of its processes.
+  std::uint64_t id() const noexcept { return id_; }
   Ring& ring() noexcept { return ring_; }
   Sender& sender() noexcept { return sender_; }
   Receiver& receiver() noexcept { return receiver_; }

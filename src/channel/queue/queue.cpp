@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "onecopy/channel/queue.h"
 
+#include <fmt/format.h>
+
+#include <string>
+
 #include "channel/queue/channel.h"
 #include "os/deadline_scope.h"
+#include "os/log.h"
 
 namespace onecopy {
 namespace {
@@ -11,23 +16,48 @@ Deadline as_deadline(std::chrono::nanoseconds timeout) {
   return timeout <= std::chrono::nanoseconds{0} ? kNow : Deadline::after(timeout);
 }
 
+std::string described(const Tensor& tensor) { return tensor.layout().str(); }
+
+std::string described(const Message& message) {
+  return fmt::format("{} tensors and {} bytes", message.tensors.size(), message.data.size());
+}
+
+/// For log_put(): a tensor that is moved into the queue is empty afterwards.
+template <class Item>
+std::string described_for_log(const Item& item) {
+  return logs_debug() ? described(item) : std::string();
+}
+
+void log_put(const Channel& channel, const std::string& item) noexcept {
+  log_debug([&] { return fmt::format("put {} into queue {:016x}", item, channel.id()); });
+}
+
+template <class Item>
+void log_got(const Channel& channel, const Item& item) noexcept {
+  log_debug([&] { return fmt::format("got {} from queue {:016x}", described(item), channel.id()); });
+}
+
 template <class Item>
 bool put_into(Channel& channel, Item&& item, Deadline deadline, Stream stream) {
+  const std::string what = described_for_log(item);
   const bool put =
       channel.sender().put(channel.session(deadline), std::forward<Item>(item), deadline, stream);
   channel.note_change();
+  if (put) log_put(channel, what);
   return put;
 }
 
 std::optional<Message> get_from(Channel& channel, Deadline deadline, Stream stream) {
   auto message = channel.receiver().get(channel.session(deadline), deadline, stream);
   channel.note_change();
+  if (message) log_got(channel, *message);
   return message;
 }
 
 std::optional<Tensor> get_tensor_from(Channel& channel, Deadline deadline, Stream stream) {
   auto tensor = channel.receiver().get_tensor(channel.session(deadline), deadline, stream);
   channel.note_change();
+  if (tensor) log_got(channel, *tensor);
   return tensor;
 }
 
@@ -67,6 +97,7 @@ bool Queue::try_put_at_once(const Message& message, Stream stream) {
   Session* const session = channel_->joined_session();
   if (!session || !channel_->sender().put_at_once(*session, message, stream)) return false;
   channel_->note_change();
+  log_put(*channel_, described_for_log(message));
   return true;
 }
 
@@ -87,7 +118,9 @@ std::optional<Message> Queue::try_get(std::chrono::nanoseconds timeout, Stream s
 
 std::optional<Message> Queue::try_get_at_once(Stream stream) {
   auto message = channel_->receiver().get_at_once(channel_->session(kNow), stream);
-  if (message) channel_->note_change();
+  if (!message) return message;
+  channel_->note_change();
+  log_got(*channel_, *message);
   return message;
 }
 

@@ -9,6 +9,7 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 #include "share/format/process_name.h"
 
 namespace onecopy {
@@ -275,10 +276,14 @@ Importer::PeerRef Importer::try_attach(Dial call, std::optional<Peer::SegmentReq
 }
 
 Importer::PeerRef Importer::attach(Dial call, std::optional<Peer::SegmentRequest> wanted) {
+  log_debug([&] {
+    return fmt::format("connected to process {}, owner {}", call.credentials.pid, public_name(call.to));
+  });
   PeerRef peer = Peer::begin_handshake(std::move(call), public_name(self_), wanted);
   loop_.start();  // while the other looks at our proof
   contact_();
   peer->finish_handshake();
+  log_debug([&] { return fmt::format("attached to owner {}", peer->name()); });
   return adopt(std::move(peer));
 }
 
@@ -306,6 +311,8 @@ Importer::PeerRef Importer::reach_owner(const HandleFields& handle, Access acces
     try {
       return connect(handle.owner, wanted(handle, access, user));
     } catch (const Error& e) {
+      log_debug(
+          [&] { return fmt::format("could not reach owner {}: {}", public_name(handle.owner), e.what()); });
       if (!is_absent(e) && e.code() != ErrorCode::timeout) throw;
       if (e.code() != ErrorCode::peer_died) why = e;
     }

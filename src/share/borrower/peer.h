@@ -96,9 +96,7 @@ class Peer final : public SharedBlocks, public std::enable_shared_from_this<Peer
   ExportedMemory fetch_memory(const SegmentRequest& wanted);
   /// Maps a segment that another holder handed over. REQUIRES: no thread can close this peer meanwhile, because the
   /// caller holds a block of it or is the only one to know it. A closed peer would keep the memory for ever.
-  void map_segment(const SegmentRequest& wanted, ExportedMemory memory) {
-    segments_.map(wanted.segment, wanted.access, std::move(memory), wanted.user);
-  }
+  void map_segment(const SegmentRequest& wanted, ExportedMemory memory);
 
   /// Asks this process for a segment of another owner that it holds.
   HeldSegment fetch_foreign(const std::string& owner_name, const SegmentRequest& wanted);

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The messages between a borrower and the broker of another process, and their effects on the borrower's side.
+#include <fmt/format.h>
+
 #include <exception>
 #include <utility>
 #include <vector>
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 #include "share/borrower/peer.h"
 
 namespace onecopy {
@@ -61,6 +64,13 @@ ExportedMemory Peer::with_rest(ExportedMemory memory, std::uint32_t segment) {
     return self->client_.request(wire::pack(body), wire::Type::rest).fds;
   };
   return memory;
+}
+
+void Peer::map_segment(const SegmentRequest& wanted, ExportedMemory memory) {
+  const std::uint64_t size = memory.size;
+  segments_.map(wanted.segment, wanted.access, std::move(memory), wanted.user);
+  log_debug(
+      [&] { return fmt::format("mapped segment {} of owner {}, {} bytes", wanted.segment, name_, size); });
 }
 
 void Peer::fetch_segment(const SegmentRequest& wanted) { map_segment(wanted, fetch_memory(wanted)); }

@@ -51,7 +51,10 @@ void Broker::accept_some() {
       auto socket = listener_.try_accept();
       if (!socket) break;
       point("broker.accepted");
-      if (socket->peer().uid != geteuid()) continue;  // closes it
+      if (socket->peer().uid != geteuid()) {  // which closes it
+        log_debug([&] { return fmt::format("refused a process of uid {}", socket->peer().uid); });
+        continue;
+      }
       add_connection(std::move(*socket));
     }
     starving_ = false;
@@ -100,6 +103,7 @@ void Broker::serve(At at) {
 
 /// The message names this process: the borrower must not look for the shortage at home.
 void Broker::refuse(Connection& c, const Error& why) {
+  log_debug([&] { return fmt::format("refused process {}: {}", c.credentials.pid, why.what()); });
   if (!is_shortage(why.code())) return reply(c, wire::refuse(why));
   reply(c, wire::refuse(
                Error(why.code(), fmt::format("process {}, which holds this memory, cannot hand it out: {}",

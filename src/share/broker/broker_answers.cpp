@@ -131,6 +131,7 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
     point("attach.done");
     reply(c, wire::pack(wire::Welcome{}), {table.get(), page.file.get()});
   }
+  log_debug([&] { return fmt::format("process {} is attached", c.credentials.pid); });
   if (challenged() == 0) loop_.may_sleep();
   looks_.request();  // makes another spare page later: this borrower's next question comes first
 }
@@ -138,6 +139,8 @@ void Broker::welcome(Connection& c, ByteSpan packet) {
 void Broker::send_segment(Connection& c, ByteSpan packet) {
   const auto body = wire::body_of<wire::WantSegment>(packet);
   const ExportedMemory memory = ledger_.export_segment(body.segment, access_of(body.read_only));
+  log_debug(
+      [&] { return fmt::format("hands segment {} out to process {}", body.segment, c.credentials.pid); });
   admit(memory, body.number);
   flag_device_memory(c, memory);
   const wire::Segment answer{memory.size,   static_cast<std::uint8_t>(memory.kind),    0, 0,

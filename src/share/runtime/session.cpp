@@ -8,9 +8,11 @@
 
 #include "device/pinned_ranges.h"
 #include "onecopy/core/error.h"
+#include "os/log.h"
 #include "os/process.h"
 #include "share/borrower/dial.h"
 #include "share/borrower/peer.h"
+#include "share/format/process_name.h"
 #include "share/runtime/runtime.h"
 
 namespace onecopy {
@@ -24,6 +26,15 @@ BootId this_boot() {
     return half;
   }();
   return boot;
+}
+
+std::string place_of(const HandleFields& fields) {
+  return fmt::format("block {} (generation {}) in segment {} of owner {}", fields.block, fields.generation,
+                     fields.segment, public_name(fields.owner));
+}
+
+void log_opened(const HandleFields& fields) noexcept {
+  log_debug([&] { return fmt::format("opened {}, {}", fields.layout.str(), place_of(fields)); });
 }
 
 }  // namespace
@@ -66,6 +77,7 @@ Tensor Session::open_early(const HandleFields& handle, const OpenOptions& option
 Tensor Session::open(const HandleFields& row, Access access, std::span<const ProcessId> holders) {
   Tensor tensor = runtime().importer_.open(row, access, {}, holders);
   runtime().count_opened();
+  log_opened(row);
   return tensor;
 }
 
@@ -162,6 +174,7 @@ HandleFields Runtime::name_in_handle(const Tensor& tensor, std::uint32_t flags) 
   fields.layout = tensor.layout();
   shared_total_.fetch_add(1, std::memory_order_relaxed);
   streams_.note_use(tensor.device());
+  log_debug([&] { return fmt::format("shared {}, {}", fields.layout.str(), place_of(fields)); });
   return fields;
 }
 
@@ -189,6 +202,7 @@ Tensor Runtime::open_for(const HandleFields& handle, Access access, std::optiona
                 "this handle lends its tensor for reading only; open it with Access::read_only");
   Tensor tensor = importer_.open(handle, access, user);
   count_opened();
+  log_opened(handle);
   return tensor;
 }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <array>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -30,10 +29,14 @@ struct Kernel {
 
 /// One node of a graph, which is also how work gets into a stream.
 struct Node {
-  std::function<CUresult(Stream&)> work;  ///< puts the work of a node without a kernel into a stream
+  int type = 0;
+  Operation operation;  ///< of nodes whose parameters cannot be read
   Kernel* kernel = nullptr;
-  std::array<unsigned, 3> grid{};
+  CUDA_KERNEL_NODE_PARAMS launch{};
   std::vector<std::byte> bytes;  ///< of the kernel's parameters
+  std::vector<void*> pointers;   ///< to them
+  CUDA_MEMCPY3D copy{};
+  CUDA_MEMSET_NODE_PARAMS fill{};
 
   /// Takes the parameters of a launch over. Returns an error for launches that the driver refuses.
   CUresult set(const CUDA_KERNEL_NODE_PARAMS& parameters);
@@ -52,6 +55,10 @@ struct Executable {
 
   Node* find(CUgraphNode node);
 };
+
+/// The effect of a node of that kind, at once.
+CUresult submit_copy(Stream& stream, const CUDA_MEMCPY3D& copy);
+CUresult submit_fill(Stream& stream, const CUDA_MEMSET_NODE_PARAMS& fill);
 
 /// Records the node where the stream is captured; else its work goes into the stream.
 CUresult record_or_submit(Stream& stream, std::shared_ptr<Node> node);

@@ -73,6 +73,17 @@ TEST(Log, WritesAsMuchAsTheEnvironmentSays) {
   EXPECT_EQ(logged_with("debug"), std::string(kDebug) + kInfo + kWarning + kError);
 }
 
+TEST(Log, MakesADebugLineOnlyIfItIsWritten) {
+  const auto log_lazily = [] {
+    log_debug([] { return "d"; });
+    log_debug([]() -> std::string { throw Error(ErrorCode::out_of_memory, "for the line"); });
+  };
+  EXPECT_EQ(stderr_of("debug", log_lazily), kDebug);
+  const auto abort_if_made = [] { log_debug([]() -> std::string { std::abort(); }); };
+  EXPECT_EQ(stderr_of("info", abort_if_made), "");
+  EXPECT_EQ(stderr_of(nullptr, abort_if_made), "");
+}
+
 /// A sink: a line of its own form where the test reads it.
 void note(LogLevel level, std::string_view text) {
   const std::string line = std::to_string(static_cast<int>(level)) + " " + std::string(text) + ";";
