@@ -68,7 +68,6 @@ CUDA_ROWS = {
     "cuda-graphs-alive": graph_card.alive,
     "cuda-graphs-calls": graph_card.calls,
     "cuda-graphs-places": graph_card.many_places,
-    "cuda-graphs-moved": graph_card.moved,
     "cuda-graphs-parked": graph_card.parked,
     "cuda-graphs-streams": graph_card.streams,
     "cuda-graphs-llama": graph_card.llama,

@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import gc
 import sys
-import threading
 
 import pytest
 
@@ -53,38 +52,6 @@ def test_a_collector_that_was_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_painted_memory_is_what_this_thread_allocates_next():
-    malloc, free = ctypes.CDLL(None).malloc, ctypes.CDLL(None).free
-    malloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    _core._paint(0x2E)
-    block = malloc(400)
-    content = ctypes.string_at(block, 400)
-    free(block)
-    assert content[16:] == b"\x2e" * 384
-
-
-def test_painting_leaves_zeroed_memory_of_other_threads_zero():
-    calloc, free = ctypes.CDLL(None).calloc, ctypes.CDLL(None).free
-    calloc.restype, free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
-    wrong, done = [], threading.Event()
-
-    def allocate():
-        while not done.is_set():
-            blocks = [calloc(1, size) for size in (200, 5000, 200_000)]
-            for block, size in zip(blocks, (200, 5000, 200_000), strict=True):
-                if ctypes.string_at(block, size).strip(b"\0"):
-                    wrong.append(size)
-                free(block)
-
-    other = threading.Thread(target=allocate)
-    other.start()
-    for turn in range(2000):
-        _core._paint(0x11 + turn % 2)
-    done.set()
-    other.join()
-    assert not wrong
 
 
 @pytest.mark.parametrize("drops", [False, True])

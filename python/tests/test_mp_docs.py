@@ -80,6 +80,14 @@ def test_outputs_on_a_page_are_what_the_examples_print(page):
             assert text == program.with_suffix(".expected").read_text()
 
 
+def test_the_page_of_the_examples_lists_them_all():
+    page = (ROOT / "examples/README.md").read_text()
+    listed = re.findall(r"`(\w+\.(?:py|cpp))`", page)
+    assert sorted(listed) == sorted(
+        path.name for path in (ROOT / "examples").rglob("*.*") if path.suffix in (".py", ".cpp")
+    )
+
+
 @pytest.mark.parametrize("program", [p for p in EXAMPLES if p.stem not in IN_PAIRS], ids=lambda p: p.stem)
 def test_examples_print_what_they_should(program, run_file):
     """test_two_programs.py runs those that take two."""

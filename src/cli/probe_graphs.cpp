@@ -33,7 +33,6 @@ bool try_windows(Backend& vendor, Device device) {
 std::string missing_calls(Backend& vendor, Device device) {
   try {
     vendor.graphs()->prepare(device.index);
-    vendor.graphs()->require_read();
     return {};
   } catch (const Error& error) {
     return error.what();
@@ -56,9 +55,9 @@ Finding try_cuda_graphs() {
     }
     if (const std::string lacks = missing_calls(vendor, info.device); !lacks.empty())
       return slower(fmt::format("graphs share memory; {}: {}", info.device.str(), lacks),
-                    "Inputs are copied apart from graphs, and a graph whose inputs move is captured anew.");
+                    "Inputs are copied apart from graphs.");
   }
-  return works("graphs share memory, copies are nodes, moved inputs are patched");
+  return works("graphs share memory, copies are nodes");
 }
 
 }  // namespace onecopy::cli

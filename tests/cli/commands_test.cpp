@@ -344,14 +344,15 @@ TEST(Doctor, OpensAscendMemoryByItsKeyInAnotherProcess) {
 }
 
 TEST(Doctor, SaysWhatCudaDevicesCannotDo) {
-  const auto probes = cuda_probes({{"ONECOPY_SIM_CUDA_PEERS", "0-1"},
-                                   {"ONECOPY_SIM_CUDA_MISSING", "cuStreamWaitValue64,cuFuncGetParamInfo"},
-                                   {"ONECOPY_SIM_CUDA_FAIL", "cuMemExportToShareableHandle=801"}});
+  const auto probes =
+      cuda_probes({{"ONECOPY_SIM_CUDA_PEERS", "0-1"},
+                   {"ONECOPY_SIM_CUDA_MISSING", "cuStreamWaitValue64,cuStreamGetCaptureInfo"},
+                   {"ONECOPY_SIM_CUDA_FAIL", "cuMemExportToShareableHandle=801"}});
   EXPECT_EQ(probes.at("CUDA memory as a descriptor").at("verdict"), "slower");
   EXPECT_EQ(probes.at("CUDA order of streams").at("verdict"), "slower");
   EXPECT_TRUE(contains(probes.at("CUDA order of streams").at("advice").get<std::string>(), "Hosts wait"));
   EXPECT_EQ(text_of(probes, "CUDA captured graphs", "verdict"), "slower");
-  EXPECT_TRUE(contains(text_of(probes, "CUDA captured graphs", "detail"), "cuFuncGetParamInfo"));
+  EXPECT_TRUE(contains(text_of(probes, "CUDA captured graphs", "detail"), "cuStreamGetCaptureInfo"));
   EXPECT_EQ(cuda_probes({{"ONECOPY_SIM_CUDA_PEERS", "none"}}).at("CUDA peers").at("verdict"), "slower");
 }
 

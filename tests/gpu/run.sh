@@ -50,7 +50,7 @@ GROUPS_TO_RUN=(
   "backend|^conformance_tests\.Cuda/"
   "pool|^memory_tests\.WholeSegmentPool"
   "copies, capture, pinned|^device_tests\.(Cuda\.|PinnedPages\.)"
-  "captured graphs|^graph_tests\.(CudaGraphs|StandIns)"
+  "captured graphs|^graph_tests\.CudaGraphs"
   "interface|^simulator_tests\.CudaAbi"
   "memory of others, order|^multiprocess_tests\.Cuda|^multiprocess_tests\.Of/CudaManyChunks|^issues_tests\.Of/ConsumerDevice"
   "pinned memory|^multiprocess_tests\.Pinned"

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -13,10 +12,9 @@ from typing import Any
 import torch
 
 from .. import _core
-from ..errors import Error, OutOfMappings, OutOfMemory
+from ..errors import OutOfMappings, OutOfMemory
 from ._arena import Arena, Leases
 from ._captures import KEEPS_GRAPHS, close_dropped, drop, drop_later, first_line, new_graph, recording
-from ._evidence import check_moved, prove_moves
 from ._layout import Inputs, Output, Source, address_of, extent_of, laid, lay_out, offset_of
 from ._pool import CapturePool
 from ._record import NotReplayable
@@ -24,8 +22,6 @@ from ._record import NotReplayable
 Boxed = Callable[[list[Any]], Any]
 """A function that takes one list and may empty it."""
 
-PATCHES = os.environ.get("ONECOPY_GRAPHS_PATCH") == "1"
-"""Whether addresses in a captured graph are changed when its inputs move: on trial, and off otherwise."""
 _MOST_RECAPTURES = 8
 _RECENT_CALLS = 64
 
@@ -208,12 +204,6 @@ class CudaGraph:
         """When it was captured anew, in calls."""
         self._last_places: list[int] = []
         self._copies_in_graph = arena.copies_in_graphs and _are_plain(arguments)
-        self._movable: Any = None
-        self._regions: dict[int, int] = {}
-        """Inputs that may be elsewhere, by the proof; and their numbers there."""
-        self._refusal = ""
-        self._is_checked = False
-        """Whether the first move was compared with a capture."""
         self._capture(arguments)
 
     # --- the capture ------------------------------------------------------------------------------------
@@ -255,7 +245,6 @@ class CudaGraph:
             for index, argument in enumerate(arguments)
             if isinstance(argument, torch.Tensor) and argument.is_cuda and index not in copied
         }
-        self._movable, self._regions = None, {}
         if self._copies_in_graph:
             self._make_call(done, arguments)
 
@@ -271,12 +260,6 @@ class CudaGraph:
             if self._copies_in_graph and done.sources and self._policy == "copy":
                 done.scatter = self._arena.copy_nodes([_copied(source) for source in done.sources])
         return done
-
-    def _capture_again(self, graph: torch.cuda.CUDAGraph, pool: CapturePool, arguments: list[Any]) -> None:
-        """For evidence: nothing of it is kept."""
-        done = self._capture_into(graph, pool, arguments)
-        done.results.clear()
-        done.outputs.clear()
 
     def _boxed(self, arguments: Sequence[Any], inputs: Inputs) -> tuple[list[Any], list[tuple[int, int, int, Any]]]:
         """The arguments, in slots of the window where they are to be copied; and where those slots are.
@@ -327,72 +310,15 @@ class CudaGraph:
             return False
         return True
 
-    def move(self, arguments: Sequence[Any]) -> str:
-        """The graph is one for inputs at these places: empty, or why it had to be captured anew.
+    def move(self, arguments: Sequence[Any]) -> None:
+        """Captures the graph anew, for inputs at these places.
 
         Raises:
             NotReplayable, OutOfMemory: as CudaRun.make(); the graph is of no use then.
         """
-        reason = self._patch(arguments)
-        if reason:
-            self.close()
-            self._recaptures.append(self._count())
-            self._capture(arguments)
-        return reason
-
-    def _patch(self, arguments: Sequence[Any]) -> str:
-        """Changes the addresses in it: empty, or why that cannot be."""
-        if self.call is None:
-            return "torch keeps its graphs to itself"
-        if not PATCHES:
-            return "graphs are patched with ONECOPY_GRAPHS_PATCH=1 only"
-        moved = [index for index, place in self._places.items() if not place.is_of(arguments[index])]
-        for index in moved:
-            if self._places[index].layout != _layout_of(arguments[index]):
-                return f"input {index} lies in memory in another way"
-        if not moved:
-            return "an input is another one in a way that is not known"
-        reason = self._ensure_proof(arguments, moved)
-        if reason:
-            return reason
-        places = [(self._regions[index], arguments[index].data_ptr()) for index in moved]
-        for (region, base), index in zip(places, moved, strict=True):
-            if not self._movable.can_be_at(region, base):
-                return f"the proof says nothing of input {index} at {base:#x}"
-        try:
-            self._movable.move(self._graph.raw_cuda_graph_exec(), places)
-        except Error as error:
-            return f"the driver does not change it: {first_line(error)}"
-        for index in moved:
-            self._places[index] = _Place(arguments[index])
-            self.call.set_place(index, arguments[index])
-        return self._check(arguments)
-
-    def _ensure_proof(self, arguments: Sequence[Any], moved: list[int]) -> str:
-        if self._movable is not None and all(index in self._regions for index in moved):
-            return ""
-        if self._refusal:
-            return self._refusal
-        moving = sorted({*moved, *(index for index in self._places if index in self._mutated), *self._regions})
-        places = {index: self._places[index].address for index in moving if arguments[index].numel()}
-        at_home = [
-            a if i in moved or i not in self._places else self._places[i].tensor for i, a in enumerate(arguments)
-        ]
-        proof, self._refusal = prove_moves(self._capture_again, self._graph, at_home, places, self._arena)
-        if proof is not None:
-            self._movable, self._regions = proof, {index: at for at, index in enumerate(places)}
-            self._is_checked = False
-        return self._refusal
-
-    def _check(self, arguments: Sequence[Any]) -> str:
-        """After the first move by a proof: the graph must equal a capture there. Empty, or the difference."""
-        if self._is_checked:
-            return ""
-        difference = check_moved(self._capture_again, self._movable, arguments, self._arena)
-        self._is_checked = not difference
-        if difference:
-            self._refusal = f"after it had been moved, it was not what a capture is: {difference}"
-        return self._refusal
+        self.close()
+        self._recaptures.append(self._count())
+        self._capture(arguments)
 
     def is_restless(self, arguments: Sequence[Any]) -> bool:
         """Whether it was captured anew too often of late, and its inputs have moved since the last call."""

@@ -126,15 +126,13 @@ class Function:
         self._table: Any = None
         """Of graphs that are replayed without Python."""
         self._ticks = itertools.count(1)
-        self.captures = self.moves = self.evicted = 0
+        self.captures = self.moves = self.recaptures = self.evicted = 0
         self._replays = 0
         self._in_vain = self._skipped = 0
         """Graphs in a row that were dropped and had never been replayed."""
         self.moved_to: collections.deque[str] = collections.deque(maxlen=8)
         """The last moves: which inputs, to which addresses."""
         self.eager: collections.Counter[str] = collections.Counter()
-        self.recaptures: collections.Counter[str] = collections.Counter()
-        """Graphs that were captured anew for moved inputs, by the reason why their addresses could not be changed."""
         self.arenas: set[Arena] = {self.arena}
         self.arena.functions.add(self)
 
@@ -270,11 +268,10 @@ class Function:
         moves = entry.describe_moves(arguments)
         self._slow(entry)
         try:
-            reason = entry.move(arguments)
+            entry.move(arguments)
             self._quicken(entry, arguments)
-            if reason:
-                self.recaptures[reason] += 1
-            self.moved_to.append(f"{moves}; captured anew, since {reason}" if reason else moves)
+            self.recaptures += self._on_card
+            self.moved_to.append(moves)
         except NotReplayable as reason:
             self._give_up(key, str(reason))
         except (OutOfMemory, OutOfMappings) as reason:
@@ -325,10 +322,9 @@ class EagerFunction:
         self.name = "graph that runs eagerly"
         self._reason = reason
         self.entries: dict[Any, Any] = {}
-        self.captures = self.replays = self.moves = self.evicted = 0
+        self.captures = self.replays = self.moves = self.recaptures = self.evicted = 0
         self.moved_to: collections.deque[str] = collections.deque(maxlen=8)
         self.eager: collections.Counter[str] = collections.Counter()
-        self.recaptures: collections.Counter[str] = collections.Counter()
         arena.functions.add(self)
         _log.warning("a graph runs eagerly, since %s", reason)
 

@@ -72,8 +72,8 @@ class HostGraph:
 
     # --- the list of calls ------------------------------------------------------------------------------
 
-    def move(self, arguments: Sequence[Any]) -> str:
-        """Makes the calls for inputs at these places. Nothing has to be captured anew: returns an empty text."""
+    def move(self, arguments: Sequence[Any]) -> None:
+        """Makes the calls for inputs at these places. Nothing is captured anew."""
         self._slots: list[tuple[int, torch.Tensor]] = []
         self._places: list[tuple[int, torch.Tensor, int]] = []
         self._calls: list[Call] = []
@@ -84,7 +84,6 @@ class HostGraph:
         outputs = next(n for n in self._last_nodes() if n.op == "output").args[0]
         self._results = [self._bound[o] if isinstance(o, torch.fx.Node) else o for o in outputs]
         self._bound.clear()
-        return ""
 
     def _last_nodes(self) -> Any:
         return reversed(self._recording.steps[0].node.graph.nodes) if self._recording.steps else ()

@@ -16,11 +16,8 @@ from .. import _core
 
 
 @functools.cache
-def _allocator(number: int) -> Any:
-    """torch calls our two functions by name. A few for the process, which outlive all segments (I7).
-
-    torch's object knows one segment at an address: the second and later ones are for segments at addresses of others.
-    """
+def _allocator() -> Any:
+    """torch calls our two functions by name. One for the process, which outlives all segments (I7)."""
     return torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "onecopy_graph_allocate", "onecopy_graph_free")
 
 
@@ -33,13 +30,11 @@ class CapturePool:
 
     Args:
         window: a ``_core._GraphPool``.
-        number: of the allocator.
     """
 
-    def __init__(self, window: Any, number: int = 0) -> None:
+    def __init__(self, window: Any) -> None:
         self.window = window
-        self._number = number
-        self._pool = torch.cuda.MemPool(_allocator(number).allocator())
+        self._pool = torch.cuda.MemPool(_allocator().allocator())
         # Its destructor ends the process while any capture is under way, and after one that failed: it never runs.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._pool))
         self._is_open_to_torch = True
@@ -48,11 +43,6 @@ class CapturePool:
     def id(self) -> tuple[int, int]:
         """torch's name of the pool."""
         return self._pool.id
-
-    def again(self) -> CapturePool:
-        """Another pool for the same addresses, once nothing is alive in this one and in those before it."""
-        self.window.rewind()
-        return CapturePool(self.window, self._number + 1)
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:

@@ -44,8 +44,8 @@ class Report:
     moves: int
     evicted: int
     moved_to: tuple[str, ...]
-    recaptured: dict[str, int]
-    """Moves for which a graph was captured anew, by the reason why its addresses could not be changed."""
+    recaptured: int
+    """Moves for which a graph was captured anew: all of them on a card."""
     eager: dict[str, int]
     """Calls that ran eagerly, by reason."""
     graphs: tuple[GraphRow, ...]
@@ -60,11 +60,11 @@ class Report:
             f"arena on {self.device}: {_size(self.shared_bytes)} shared, {_size(self.private_bytes)} private, "
             f"{_size(max(self.saved_bytes, 0))} saved{', parked' if self.parked else ''}"
             f"{'' if self.aliases else ', all graphs at the same addresses'}",
-            f"  {self.captures} captures, {self.replays} replays, {self.moves} moves, {self.evicted} dropped, "
+            f"  {self.captures} captures, {self.replays} replays, {self.moves} moves ({self.recaptured} captured anew), "
+            f"{self.evicted} dropped, "
             f"{sum(self.eager.values())} eager calls, {self.held_outputs} outputs held in place",
         ]
         lines += [f"  eagerly {count} times: {reason}" for reason, count in self.eager.items()]
-        lines += [f"  captured anew {count} times: {reason}" for reason, count in self.recaptured.items()]
         lines += [f"  moved: {move}" for move in self.moved_to]
         if self.graphs:
             lines.append(f"  {'planned':>10} {'at least':>10} {'calls':>6}  shapes")
@@ -99,7 +99,7 @@ def report(arena: Arena) -> Report:
             replays=sum(f.replays for f in functions),
             moves=sum(f.moves for f in functions),
             evicted=sum(f.evicted for f in functions),
-            recaptured=dict(sum((f.recaptures for f in functions), collections.Counter())),
+            recaptured=sum(f.recaptures for f in functions),
             moved_to=tuple(move for f in functions for move in f.moved_to),
             eager=dict(eager),
             graphs=graphs,

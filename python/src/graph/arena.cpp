@@ -139,7 +139,6 @@ void init_graph(nb::module_& m) {
       .def(
           "retire", [](GraphPool& pool) { without_gil([&] { pool.retire(); }); },
           "Shared memory is no more of this pool. The caller has waited for work that used it.")
-      .def("rewind", &GraphPool::rewind, "The next segments lie where the first ones lay.")
       .def("keep_alive", &keep_alive, nb::arg("alive"),
            "Memory of its own for addresses and bytes, with any content.")
       .def_prop_ro("ordinal", [](const GraphPool& pool) { return pool.device().index; })

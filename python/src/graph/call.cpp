@@ -76,15 +76,6 @@ void GraphCall::add_place(std::size_t index, nb::handle tensor) {
   places_.push_back({index, nb::borrow(tensor), TensorFacts(must_view(tensor))});
 }
 
-void GraphCall::set_place(std::size_t index, nb::handle tensor) {
-  std::vector<Place> rest;
-  for (Place& place : places_)
-    if (place.index != index) rest.push_back(std::move(place));
-  places_.swap(rest);
-  ++moves_;
-  add_place(index, tensor);
-}
-
 void GraphCall::add_source(nb::handle tensor) {
   TensorFacts facts(must_view(tensor));
   std::size_t bytes = shim_.element_size(facts.dtype);
@@ -148,7 +139,6 @@ void GraphCall::set_if_changed(const std::vector<GraphNode>& nodes, std::span<co
 
 std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::handle launcher,
                                                       bool looked_at) {
-  const std::size_t moves = moves_;
   if (!looked_at && !is_in_place(arguments)) return std::nullopt;
   const std::vector<CopyRange> in = ranges_in(arguments);
   std::vector<CopyRange> out(sources_.size());
@@ -159,7 +149,7 @@ std::optional<std::vector<nb::object>> GraphCall::run(Arguments arguments, nb::h
   const bool launches = launcher.is_none();
   const bool has_run = without_gil([&] {
     const std::lock_guard lock(turn_);
-    if (!executable_ || (!looked_at && (!turn_.is_open() || moves != moves_))) return false;
+    if (!executable_ || (!looked_at && !turn_.is_open())) return false;
     turn_.enter(stream);
     set_if_changed(gather_, in, last_in_);
     set_if_changed(scatter_, out, last_out_);

@@ -49,7 +49,7 @@ inline std::optional<torch::Shim::View> view_of(const torch::Api& api, const tor
 /// launched, and the results are in memory of the caller's. Copies in and out are nodes of the graph.
 ///
 /// Thread safety: used with the GIL held. run() releases it, and takes the arena's turn. Invariant: a launch is under
-/// way only after every place was compared in that call (I3), also where another thread moves the graph meanwhile.
+/// way only after every place was compared in that call (I3).
 class GraphCall {
  public:
   using Arguments = std::span<PyObject* const>;
@@ -84,8 +84,6 @@ class GraphCall {
     slots_.push_back({index, at, bytes});
   }
   void add_place(std::size_t index, nb::handle tensor);
-  /// With the turn's lock.
-  void set_place(std::size_t index, nb::handle tensor);
   void add_source(nb::handle tensor);
   void add_result(Kind kind, std::size_t index, nb::object object);
 
@@ -125,7 +123,6 @@ class GraphCall {
   std::vector<Source> sources_;
   std::vector<Result> results_;
   std::vector<CopyRange> last_in_, last_out_;  ///< that the nodes copy now; with the turn
-  std::size_t moves_ = 0;                      ///< of places; changes with the GIL and the turn
   std::size_t runs_ = 0;
 };
 

@@ -13,7 +13,6 @@
 #include "binding/args.h"
 #include "binding/gil.h"
 #include "device/backend.h"
-#include "graph/evidence.h"
 #include "onecopy/core/error.h"
 
 namespace onecopy::python {
@@ -285,8 +284,6 @@ void bind_call(nb::module_& m) {
           "is_in_place",
           [](const GraphCall& call, nb::handle arguments) { return call.is_in_place(items_of(arguments)); },
           nb::arg("arguments"))
-      .def("set_place", &GraphCall::set_place, nb::arg("index"), nb::arg("tensor"),
-           "The graph has this input there from now on.")
       .def("close", &GraphCall::close)
       .def_rw("last_used", &GraphCall::last_used)
       .def_prop_ro("runs", &GraphCall::runs);
@@ -316,7 +313,6 @@ void init_graph_calls(nb::module_& m) {
   bind_turn(m);
   bind_call(m);
   bind_table(m);
-  init_graph_evidence(m);
   m.def("_graph_copies", &capture_copies, nb::arg("device"), nb::arg("stream"), nb::arg("memory"),
         "Nodes for copies in the graph that the stream captures.");
   m.def(

@@ -93,11 +93,6 @@ std::size_t GraphPool::segments() const {
   return segments_.size();
 }
 
-void GraphPool::rewind() {
-  const LockGuard lock(mutex_);
-  used_ = 0;
-}
-
 DLManagedTensorVersioned* GraphPool::bytes_at(std::uintptr_t address, std::size_t bytes) {
   auto* const view = new PoolBytes;
   view->size = static_cast<std::int64_t>(bytes);

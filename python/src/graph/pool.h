@@ -19,8 +19,7 @@ namespace onecopy::python {
 /// torch gives segments back on any thread, sometimes long after the graph has gone, and its addresses must be good
 /// until then. So the window ends with the last segment, or with the pool's owner in Python, whichever is later.
 ///
-/// Thread safety: all members may be called concurrently. Invariant: segments never overlap, but with those from
-/// before rewind().
+/// Thread safety: all members may be called concurrently. Invariant: segments never overlap.
 class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: torch's segments keep it
  public:
   /// Throws as Arena::open_growing().
@@ -33,9 +32,6 @@ class GraphPool : public std::enable_shared_from_this<GraphPool> {  // shared: t
   void close() noexcept;
   /// Gives live ranges, by address and bytes, memory of the window's own. Throws as Window::make_own().
   void keep_alive(std::span<const graph::Extent> alive);
-
-  /// The next segments lie where the first ones lay. torch still has those, but nothing in them.
-  void rewind();
 
   /// Bytes of the window for torch, which keep the pool.
   DLManagedTensorVersioned* bytes_at(std::uintptr_t address, std::size_t bytes);

@@ -174,30 +174,14 @@ SIM_CALL cuMemcpyDtoHAsync_v2(void* to, CUdeviceptr from, std::size_t bytes, CUs
   return copy(address(to), from, bytes, stream);
 }
 
-namespace sim {
-
-CUresult submit_copy(Stream& stream, const CUDA_MEMCPY3D& copied) {
-  return copy(copied.dstDevice, copied.srcDevice, copied.WidthInBytes, reinterpret_cast<CUstream>(&stream));
-}
-
-CUresult submit_fill(Stream& stream, const CUDA_MEMSET_NODE_PARAMS& filled) {
-  return fill(filled.dst, static_cast<unsigned char>(filled.value), filled.width,
-              reinterpret_cast<CUstream>(&stream));
-}
-
-}  // namespace sim
-
 SIM_CALL cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, std::size_t bytes, CUstream handle) {
   SIM_ENTER(cuMemcpyDtoDAsync);
   Stream* stream = Stream::find(handle);
   if (!stream || !stream->capture) return copy(to, from, bytes, handle);
   auto node = std::make_shared<Node>();
-  node->type = CU_GRAPH_NODE_TYPE_MEMCPY;
-  node->copy.srcMemoryType = node->copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-  node->copy.srcDevice = from;
-  node->copy.dstDevice = to;
-  node->copy.WidthInBytes = bytes;
-  node->copy.Height = node->copy.Depth = 1;
+  node->work = [to, from, bytes](Stream& into) {
+    return copy(to, from, bytes, reinterpret_cast<CUstream>(&into));
+  };
   return record_or_submit(*stream, std::move(node));
 }
 
@@ -233,8 +217,9 @@ SIM_CALL cuMemsetD8Async(CUdeviceptr at, unsigned char value, std::size_t bytes,
   Stream* found = Stream::find(stream);
   if (!found || !found->capture) return fill(at, value, bytes, stream);
   auto node = std::make_shared<Node>();
-  node->type = CU_GRAPH_NODE_TYPE_MEMSET;
-  node->fill = {at, bytes, value, 1, bytes, 1};
+  node->work = [at, value, bytes](Stream& into) {
+    return fill(at, value, bytes, reinterpret_cast<CUstream>(&into));
+  };
   return record_or_submit(*found, std::move(node));
 }
 

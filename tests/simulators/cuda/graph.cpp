@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Captured graphs: their nodes, with parameters that can be asked for and set in executables.
+// Captured graphs: their nodes, and the parameters of kernels, which can be set in executables.
 #include "graph.h"
 
 #include <algorithm>
@@ -11,64 +11,32 @@ namespace sim {
 
 namespace {
 
-constexpr int kHostNode = 3;
-
 Node* node_of(CUgraphNode handle) { return reinterpret_cast<Node*>(handle); }
 CUgraphNode handle_of(const std::shared_ptr<Node>& node) {
   return reinterpret_cast<CUgraphNode>(node.get());
-}
-
-/// The buffer that a launch has its parameters in; none when it has them one by one.
-const void* packed(void** extra, std::size_t& bytes) {
-  const void* buffer = nullptr;
-  for (; extra && *extra != kLaunchParamEnd; extra += 2) {
-    if (*extra == kLaunchParamBufferPointer) buffer = extra[1];
-    if (*extra == kLaunchParamBufferSize) bytes = *static_cast<const std::size_t*>(extra[1]);
-  }
-  return buffer;
 }
 
 }  // namespace
 
 CUresult Node::set(const CUDA_KERNEL_NODE_PARAMS& parameters) {
   if (!parameters.func) return CUDA_ERROR_INVALID_HANDLE;
-  auto* const called = static_cast<Kernel*>(parameters.func);
-  std::vector<std::byte> all(called->bytes());
-  if (parameters.kernelParams) {
-    for (std::size_t i = 0; i < called->parameters.size(); ++i) {
-      const auto& [offset, size] = called->parameters[i];
-      std::memcpy(all.data() + offset, parameters.kernelParams[i], size);
-    }
-  } else {
-    std::size_t size = 0;
-    const void* buffer = packed(parameters.extra, size);
-    if (!buffer || size != all.size()) return CUDA_ERROR_INVALID_VALUE;
-    std::memcpy(all.data(), buffer, size);
+  if (!parameters.kernelParams) return CUDA_ERROR_INVALID_VALUE;
+  kernel = static_cast<Kernel*>(parameters.func);
+  grid = {parameters.gridDimX, parameters.gridDimY, parameters.gridDimZ};
+  bytes.assign(kernel->bytes(), std::byte{});
+  for (std::size_t i = 0; i < kernel->parameters.size(); ++i) {
+    const auto& [offset, size] = kernel->parameters[i];
+    std::memcpy(bytes.data() + offset, parameters.kernelParams[i], size);
   }
-  type = CU_GRAPH_NODE_TYPE_KERNEL;
-  kernel = called;
-  launch = parameters;
-  bytes = std::move(all);
-  pointers.clear();
-  for (const Kernel::Parameter& parameter : called->parameters)
-    pointers.push_back(bytes.data() + parameter.offset);
-  launch.extra = nullptr;
   return CUDA_SUCCESS;
 }
 
 CUresult Node::submit(Stream& stream) const {
-  switch (type) {
-    case CU_GRAPH_NODE_TYPE_KERNEL:
-      if (kernel->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
-      kernel->note(bytes.data(), {launch.gridDimX, launch.gridDimY, launch.gridDimZ}, stream);
-      return stream.submit([kernel = kernel, bytes = bytes,
-                            grid = std::array{launch.gridDimX, launch.gridDimY, launch.gridDimZ}] {
-        kernel->run(bytes.data(), grid, *kernel->context);
-      });
-    case CU_GRAPH_NODE_TYPE_MEMCPY: return submit_copy(stream, copy);
-    case CU_GRAPH_NODE_TYPE_MEMSET: return submit_fill(stream, fill);
-    default: return stream.submit(operation);
-  }
+  if (!kernel) return work(stream);
+  if (kernel->context != stream.context) return CUDA_ERROR_INVALID_HANDLE;
+  kernel->note(bytes.data(), grid, stream);
+  return stream.submit(
+      [kernel = kernel, bytes = bytes, grid = grid] { kernel->run(bytes.data(), grid, *kernel->context); });
 }
 
 Node* Executable::find(CUgraphNode node) {
@@ -85,8 +53,7 @@ CUresult record_or_submit(Stream& stream, std::shared_ptr<Node> node) {
 
 std::shared_ptr<Node> host_node(Operation operation) {
   auto node = std::make_shared<Node>();
-  node->type = kHostNode;
-  node->operation = std::move(operation);
+  node->work = [operation = std::move(operation)](Stream& stream) { return stream.submit(operation); };
   return node;
 }
 
@@ -147,113 +114,10 @@ SIM_CALL cuGraphExecDestroy(CUgraphExec graph) {
   return CUDA_SUCCESS;
 }
 
-SIM_CALL cuGraphGetNodes(CUgraph handle, CUgraphNode* nodes, std::size_t* count) {
-  SIM_ENTER(cuGraphGetNodes);
-  if (!handle || !count) return CUDA_ERROR_INVALID_VALUE;
-  const auto& all = reinterpret_cast<Graph*>(handle)->nodes;
-  if (nodes)
-    for (std::size_t i = 0; i < std::min(*count, all.size()); ++i) nodes[i] = handle_of(all[i]);
-  *count = all.size();
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphGetEdges_v2(CUgraph handle, CUgraphNode* from, CUgraphNode* to, CUgraphEdgeData* kinds,
-                            std::size_t* count) {
-  SIM_ENTER(cuGraphGetEdges);
-  if (!handle || !count) return CUDA_ERROR_INVALID_VALUE;
-  const auto& all = reinterpret_cast<Graph*>(handle)->nodes;
-  const std::size_t edges = all.empty() ? 0 : all.size() - 1;
-  for (std::size_t i = 0; from && to && i < std::min(*count, edges); ++i) {
-    from[i] = handle_of(all[i]);
-    to[i] = handle_of(all[i + 1]);
-    if (kinds) kinds[i] = {};
-  }
-  *count = edges;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphNodeGetType(CUgraphNode node, int* type) {
-  SIM_ENTER(cuGraphNodeGetType);
-  if (!node || !type) return CUDA_ERROR_INVALID_VALUE;
-  *type = node_of(node)->type;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS* parameters) {
-  SIM_ENTER(cuGraphKernelNodeGetParams);
-  if (!node || !parameters || node_of(node)->type != CU_GRAPH_NODE_TYPE_KERNEL)
-    return CUDA_ERROR_INVALID_VALUE;
-  *parameters = node_of(node)->launch;
-  parameters->kernelParams = node_of(node)->pointers.data();
-  return CUDA_SUCCESS;
-}
-
 SIM_CALL cuGraphExecKernelNodeSetParams_v2(CUgraphExec graph, CUgraphNode node,
                                            const CUDA_KERNEL_NODE_PARAMS* parameters) {
   SIM_ENTER(cuGraphExecKernelNodeSetParams);
   Node* const found = graph ? reinterpret_cast<Executable*>(graph)->find(node) : nullptr;
-  if (!found || !parameters || found->type != CU_GRAPH_NODE_TYPE_KERNEL) return CUDA_ERROR_INVALID_VALUE;
+  if (!found || !parameters || !found->kernel) return CUDA_ERROR_INVALID_VALUE;
   return found->set(*parameters);
-}
-
-SIM_CALL cuGraphMemcpyNodeGetParams(CUgraphNode node, CUDA_MEMCPY3D* parameters) {
-  SIM_ENTER(cuGraphMemcpyNodeGetParams);
-  if (!node || !parameters || node_of(node)->type != CU_GRAPH_NODE_TYPE_MEMCPY)
-    return CUDA_ERROR_INVALID_VALUE;
-  *parameters = node_of(node)->copy;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphExecMemcpyNodeSetParams(CUgraphExec graph, CUgraphNode node,
-                                        const CUDA_MEMCPY3D* parameters, CUcontext) {
-  SIM_ENTER(cuGraphExecMemcpyNodeSetParams);
-  Node* const found = graph ? reinterpret_cast<Executable*>(graph)->find(node) : nullptr;
-  if (!found || !parameters || found->type != CU_GRAPH_NODE_TYPE_MEMCPY) return CUDA_ERROR_INVALID_VALUE;
-  found->copy = *parameters;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS* parameters) {
-  SIM_ENTER(cuGraphMemsetNodeGetParams);
-  if (!node || !parameters || node_of(node)->type != CU_GRAPH_NODE_TYPE_MEMSET)
-    return CUDA_ERROR_INVALID_VALUE;
-  *parameters = node_of(node)->fill;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuGraphExecMemsetNodeSetParams(CUgraphExec graph, CUgraphNode node,
-                                        const CUDA_MEMSET_NODE_PARAMS* parameters, CUcontext) {
-  SIM_ENTER(cuGraphExecMemsetNodeSetParams);
-  Node* const found = graph ? reinterpret_cast<Executable*>(graph)->find(node) : nullptr;
-  if (!found || !parameters || found->type != CU_GRAPH_NODE_TYPE_MEMSET) return CUDA_ERROR_INVALID_VALUE;
-  found->fill = *parameters;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuFuncGetName(const char** name, void* function) {
-  SIM_ENTER(cuFuncGetName);
-  if (!name || !function) return CUDA_ERROR_INVALID_VALUE;
-  *name = static_cast<Kernel*>(function)->name;
-  return CUDA_SUCCESS;
-}
-
-SIM_CALL cuFuncGetParamInfo(void* function, std::size_t index, std::size_t* offset, std::size_t* bytes) {
-  SIM_ENTER(cuFuncGetParamInfo);
-  if (!function || !offset || !bytes) return CUDA_ERROR_INVALID_VALUE;
-  const auto& parameters = static_cast<Kernel*>(function)->parameters;
-  if (index >= parameters.size()) return CUDA_ERROR_INVALID_VALUE;
-  *offset = parameters[index].offset;
-  *bytes = parameters[index].bytes;
-  return CUDA_SUCCESS;
-}
-
-/// Kernels here are all functions.
-SIM_CALL cuKernelGetName(const char**, void*) {
-  SIM_ENTER(cuKernelGetName);
-  return CUDA_ERROR_INVALID_HANDLE;
-}
-
-SIM_CALL cuKernelGetParamInfo(void*, std::size_t, std::size_t*, std::size_t*) {
-  SIM_ENTER(cuKernelGetParamInfo);
-  return CUDA_ERROR_INVALID_HANDLE;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -29,14 +30,10 @@ struct Kernel {
 
 /// One node of a graph, which is also how work gets into a stream.
 struct Node {
-  int type = 0;
-  Operation operation;  ///< of nodes whose parameters cannot be read
+  std::function<CUresult(Stream&)> work;  ///< puts the work of a node without a kernel into a stream
   Kernel* kernel = nullptr;
-  CUDA_KERNEL_NODE_PARAMS launch{};
+  std::array<unsigned, 3> grid{};
   std::vector<std::byte> bytes;  ///< of the kernel's parameters
-  std::vector<void*> pointers;   ///< to them
-  CUDA_MEMCPY3D copy{};
-  CUDA_MEMSET_NODE_PARAMS fill{};
 
   /// Takes the parameters of a launch over. Returns an error for launches that the driver refuses.
   CUresult set(const CUDA_KERNEL_NODE_PARAMS& parameters);
@@ -55,10 +52,6 @@ struct Executable {
 
   Node* find(CUgraphNode node);
 };
-
-/// The effect of a node of that kind, at once.
-CUresult submit_copy(Stream& stream, const CUDA_MEMCPY3D& copy);
-CUresult submit_fill(Stream& stream, const CUDA_MEMSET_NODE_PARAMS& fill);
 
 /// Records the node where the stream is captured; else its work goes into the stream.
 CUresult record_or_submit(Stream& stream, std::shared_ptr<Node> node);

@@ -9,8 +9,6 @@
 
 #include "device/backend.h"
 #include "device/graphs.h"
-#include "graph/relocation.h"
-#include "graph/stand_ins.h"
 #include "onecopy/core/error.h"
 #include "onecopy/graph/arena.h"
 #include "support/cuda_calls.h"
@@ -168,7 +166,7 @@ TEST(CudaGraphs, MoreWindowsThanAddressesAreRefusedAndTheArenaIsAsItWas) {
   });
 }
 
-/// Else CUDA puts a program's own memory into the rest, far from its other memory, and no proof reaches it.
+/// Else CUDA puts a program's own memory into the rest, far from its other memory.
 TEST(CudaGraphs, AWindowsAddressesAreAWholeNumberOfTheLargestPages) {
   in_child([] {
     const Card card;
@@ -223,112 +221,6 @@ TEST(CudaGraphs, MarksAreTheOrderOfWindowsOnTwoStreams) {
   });
 }
 
-TEST(CudaGraphs, NodesAreReadAndTheirAddressesChanged) {
-  in_child([] {
-    const Card card;
-    const CopyByte kernel(card.cu);
-    const CUdeviceptr to = card.bytes(0), from = card.bytes(40), other = card.bytes(0);
-    const Captured graph = card.capture([&] {
-      kernel.launch(to, from, card.stream);
-      EXPECT_EQ(card.cu.cuMemcpyDtoDAsync(to + 1, from + 1, 2, card.stream), CUDA_SUCCESS);
-      EXPECT_EQ(card.cu.cuMemsetD8Async(to + 3, 7, 2, card.stream), CUDA_SUCCESS);
-    });
-    Recording recording = card.graphs.read(0, graph.first);
-    ASSERT_EQ(recording.nodes.size(), 3U);
-    EXPECT_EQ(recording.edges, (std::vector<RecordedEdge>{{0, 1}, {1, 2}}));
-    EXPECT_EQ(recording.nodes[0].kind, RecordedNode::Kind::kernel);
-    EXPECT_EQ(recording.nodes[0].name, "copy_byte");
-    EXPECT_EQ(recording.nodes[0].parameters, (std::vector<RecordedNode::Parameter>{{0, 8}, {8, 8}}));
-    EXPECT_EQ(recording.nodes[1].kind, RecordedNode::Kind::copy);
-    EXPECT_EQ(recording.nodes[2].kind, RecordedNode::Kind::fill);
-    for (RecordedNode& node : recording.nodes) {
-      for (std::size_t at = 0; at + 8 <= node.bytes.size(); at += 8) {
-        std::uint64_t word = 0;
-        std::memcpy(&word, node.bytes.data() + at, 8);
-        if (word < to || word >= to + kBytes) continue;
-        word += other - to;
-        std::memcpy(node.bytes.data() + at, &word, 8);
-      }
-      card.graphs.set(0, graph.second, node);
-    }
-    card.launch(graph);
-    card.wait();
-    EXPECT_EQ(card.cu.read(to), 0);
-    const int wanted[] = {40, 41, 42, 7, 7, 5};
-    for (int i = 0; i < 6; ++i)
-      EXPECT_EQ(card.cu.read(other + static_cast<CUdeviceptr>(i)), wanted[i]) << i;
-  });
-}
-
-TEST(CudaGraphs, AHostFunctionIsANodeWhoseParametersNobodyKnows) {
-  in_child([] {
-    const Card card;
-    const Captured graph = card.capture([&] {
-      EXPECT_EQ(card.cu.cuLaunchHostFunc(
-                    card.stream, [](void*) {}, nullptr),
-                CUDA_SUCCESS);
-    });
-    const Recording recording = card.graphs.read(0, graph.first);
-    ASSERT_EQ(recording.nodes.size(), 1U);
-    EXPECT_EQ(recording.nodes[0].kind, RecordedNode::Kind::other);
-    EXPECT_NE(recording.nodes[0].name.find("type 3"), std::string::npos);
-    expect_refusal(ErrorCode::unsupported, {"no parameters to set"},
-                   [&] { card.graphs.set(0, graph.second, recording.nodes[0]); });
-  });
-}
-
-/// A step of a decoder: the cache is read and written where it is, the scratch memory is the graph's.
-struct Step {
-  void operator()(const Card& card, const CopyByte& kernel, CUdeviceptr scratch, CUdeviceptr cache) const {
-    kernel.launch(scratch, cache, card.stream);
-    EXPECT_EQ(card.cu.cuMemcpyDtoDAsync(scratch + 1, cache + 1, 16, card.stream), CUDA_SUCCESS);
-    EXPECT_EQ(card.cu.cuMemsetD8Async(cache + 200, 9, 8, card.stream), CUDA_SUCCESS);
-    kernel.launch(cache + 100, scratch, card.stream);
-  }
-};
-
-TEST(CudaGraphs, ACacheMovesByProofAndALaunchUnderWayKeepsTheOldOne) {
-  in_child([] {
-    const Card card;
-    const CopyByte kernel(card.cu);
-    const CUdeviceptr scratch = card.bytes(0), old_cache = card.bytes(50), new_cache = card.bytes(80);
-    const std::vector<Region> originals{{old_cache, kBytes}};
-    const StandIns elsewhere(kCuda0, originals);
-    const auto capture = [&](CUdeviceptr at, CUdeviceptr cache) {
-      return card.capture([&] { Step()(card, kernel, at, cache); });
-    };
-    const Captured graph = capture(scratch, old_cache);
-    const CUdeviceptr other_scratch = card.bytes(0);
-    const auto record = [&](CUdeviceptr cache) {
-      return card.graphs.read(0, capture(other_scratch, cache).first);
-    };
-    const std::vector<MovedRegion> regions{{old_cache, elsewhere.at(0), kBytes}};
-    Recording recording = card.graphs.read(0, graph.first);
-    const Recording home = record(old_cache), moved = record(elsewhere.at(0)),
-                    home_again = record(old_cache), moved_again = record(elsewhere.at(0));
-    auto proof = Relocation::prove({home, home_again}, {moved, moved_again}, regions);
-    ASSERT_TRUE(proof.relocation) << proof.reason;
-    EXPECT_EQ(proof.relocation->difference(recording, home), "");
-    ASSERT_TRUE(proof.relocation->can_be_at(0, new_cache));
-    Gate gate;
-    close_with(card.cu, card.stream, gate);
-    card.launch(graph);
-    for (const std::uint32_t node : proof.relocation->apply(recording, 0, new_cache))
-      card.graphs.set(0, graph.second, recording.nodes[node]);
-    card.launch(graph);
-    const Recording fresh = record(new_cache);
-    EXPECT_EQ(proof.relocation->check(recording, fresh, fresh), "");
-    EXPECT_NE(proof.relocation->check(home, fresh, fresh), "");
-    gate.open = true;
-    card.wait();
-    EXPECT_EQ(card.cu.read(old_cache + 100), 50);
-    EXPECT_EQ(card.cu.read(old_cache + 203), 9);
-    EXPECT_EQ(card.cu.read(new_cache + 100), 80);
-    EXPECT_EQ(card.cu.read(new_cache + 203), 9);
-    EXPECT_EQ(card.cu.read(scratch + 16), 96);
-  });
-}
-
 TEST(CudaGraphs, AMarkOrdersTwoStreams) {
   in_child([] {
     const Card card;
@@ -352,11 +244,9 @@ TEST(CudaGraphs, AMarkOrdersTwoStreams) {
 TEST(CudaGraphs, AnOldDriverSaysWhatItLacks) {
   if (std::string(std::getenv("ONECOPY_CUDA_DRIVER")).find("simulators") == std::string::npos)
     GTEST_SKIP() << "wants the simulated driver, which can be old";
-  testing::in_child_with({{"ONECOPY_SIM_CUDA_MISSING", "cuFuncGetParamInfo,cuStreamGetCaptureInfo"}}, [] {
+  testing::in_child_with({{"ONECOPY_SIM_CUDA_MISSING", "cuStreamGetCaptureInfo"}}, [] {
     GraphDriver& graphs = *backend(DeviceType::cuda).graphs();
     expect_refusal(ErrorCode::unsupported, {"cuStreamGetCaptureInfo", "12.3"}, [&] { graphs.prepare(0); });
-    expect_refusal(ErrorCode::unsupported, {"cuFuncGetParamInfo", "12.4"},
-                   [&] { graphs.read(0, nullptr); });
   });
 }
 
