@@ -89,6 +89,10 @@ void do_work(Node& node) {
   for (;;) {
     Work work;
     require(node.next(work), "a member goes on, whatever it gets");
+    if (work.kind == Work::Kind::greeting) {
+      node.take_greetings();
+      continue;
+    }
     require(work.from != nullptr || work.kind == Work::Kind::settle, "work is of a member");
     if (work.is_in_order) node.end_order();
     if (is_end(work)) return;

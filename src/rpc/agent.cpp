@@ -88,7 +88,12 @@ struct Agent::State {
     return node.call(to, {std::move(arguments), function}, deadline(timeout), false);
   }
   Message result(Member& from, const CallRef& call) {
-    while (!node.wait(call, kForever)) workers.help();
+    try {
+      while (!node.wait(call, kForever)) workers.help();
+    } catch (...) {  // out of memory: no thread waits for the answer any longer
+      node.end_call(call, End::cancelled);
+      throw;
+    }
     if (call->end != End::answered) throw_end(node, from, call->end);
     if (call->status == Status::failure) throw_failure(call->answer);
     return std::move(call->answer);
@@ -108,6 +113,7 @@ void Agent::State::run(Work& work) noexcept {
   if (work.is_in_order) node.end_order();  // in C++ nothing depends on the order
   try {
     if (work.kind == Work::Kind::call) serve(work);
+    if (work.kind == Work::Kind::greeting) node.take_greetings();
     if (work.kind == Work::Kind::answer)
       node.complete(work.done, End::answered, work.status, std::move(work.message));
   } catch (const std::exception& error) {  // the caller has ended, or its memory is used up
@@ -172,7 +178,12 @@ Agent::Agent(AgentOptions options) {
 }
 
 Agent::Agent(Agent&&) noexcept = default;
-Agent& Agent::operator=(Agent&&) noexcept = default;
+Agent& Agent::operator=(Agent&& other) noexcept {
+  if (this == &other) return *this;
+  if (state_) shutdown();
+  state_ = std::move(other.state_);
+  return *this;
+}
 
 Agent::~Agent() {
   if (state_) shutdown();

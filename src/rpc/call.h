@@ -12,7 +12,7 @@
 
 namespace onecopy::rpc {
 
-/// How a call ended.
+/// The way in which a call ended.
 enum class End : std::uint8_t {
   pending,
   answered,  ///< its answer is there: a value or a failure
@@ -41,13 +41,15 @@ class Call {
 
   // Written before the call is sent.
   std::uint64_t number = 0;  ///< which its answer names
-  /// For the language that made the call: an object of its own, dropped with the call.
+  /// An opaque object of the caller's language, such as the Python Future; released with the call.
   std::atomic<void*> owner{nullptr};
   void (*drop_owner)(void*) noexcept = nullptr;
-  std::int64_t spin_ns = INT64_MAX;               ///< a waiting thread spins no longer
-  std::atomic<std::uint32_t>* mean_ns = nullptr;  ///< of calls of its function
+  std::int64_t spin_ns = INT64_MAX;  ///< a waiting thread spins no longer
+  /// The mean time of calls of its function. The first thread that sees the end takes the pointer and updates the mean.
+  std::atomic<std::atomic<std::uint32_t>*> mean_ns{nullptr};
 
-  std::int64_t waited_since_ns = 0;  ///< steady clock, of the thread that waits; 0: not for long
+  /// The moment at which a thread began to wait, by the steady clock; 0: no thread has waited for long.
+  std::atomic<std::int64_t> waited_since_ns{0};
 
   // The outcome.
   End end = End::pending;
@@ -64,7 +66,7 @@ class Call {
   static constexpr std::uint32_t kIsWork = 16;  ///< when no thread waits, its end is work for a worker
   static constexpr std::uint32_t kClaimed = 32;
 
-  /// True once.
+  /// Returns true to one caller.
   bool claim() noexcept { return (word_.fetch_or(kClaimed) & kClaimed) == 0; }
 
   const std::uint32_t member_;
@@ -72,7 +74,7 @@ class Call {
   std::atomic<std::uint32_t> word_{0};  ///< a futex of this process
 };
 
-/// Both the table of calls and the thread that waits have it.
+/// A call is shared by the table of calls and the threads that wait for it.
 using CallRef = std::shared_ptr<Call>;
 
 }  // namespace onecopy::rpc

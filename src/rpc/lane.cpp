@@ -48,7 +48,7 @@ Handle DoorbellMemory::handle() const { return share(memory_); }
 
 Inbound::Inbound() : channel_(&Channel::create({})) { channel_->read_alone(); }
 
-/// In the order of the default streams: the thread that decodes a message orders its own streams behind them.
+/// Takes a message in the order of the default streams; the thread that decodes it orders its own streams behind them.
 std::optional<Message> Inbound::try_take() {
   while (is_ready()) {
     Session& session = channel_->session();
@@ -71,7 +71,8 @@ void Outbound::put(const Message& message, Stream stream, Deadline until) {
   const auto is_large = [](const Tensor& tensor) { return tensor.nbytes() >= kLarge; };
   if (std::any_of(message.tensors.begin(), message.tensors.end(), is_large))
     channel_->sender().in_flight().release_taken(channel_->ring().head(), false);
-  channel_->sender().put(channel_->session(), message, Deadline::after_about(kTimeout), stream);
+  const Deadline deadline = std::min(until, Deadline::after_about(kTimeout));
+  channel_->sender().put(channel_->session(), message, deadline, stream);
 }
 
 }  // namespace onecopy::rpc

@@ -23,7 +23,7 @@ namespace onecopy::rpc {
 struct Name {
   explicit Name(std::string name) : text(std::move(name)) {}
   const std::string text;
-  /// For the language that runs the function: the function itself, once it has been looked up.
+  /// The function itself, once the language that runs it has looked it up.
   std::atomic<void*> function{nullptr};
 };
 
@@ -34,7 +34,7 @@ class Numbers {
   struct Entry {
     std::uint32_t number = 0;
     std::atomic<bool> is_told{false};  ///< a message with the name has been put
-    /// How long calls take, in ns: a waiting thread does not spin for a long one.
+    /// The mean time of calls, in ns: a waiting thread does not spin for a long call.
     std::atomic<std::uint32_t> mean_ns{0};
   };
   /// The entry stays for good. Throws out_of_memory when there are too many.
@@ -58,7 +58,7 @@ struct Counters {
   void count(Route route, std::uint64_t tensors) noexcept {
     if (tensors != 0) routes[static_cast<std::size_t>(route)].fetch_add(tensors, std::memory_order_relaxed);
   }
-  /// For a counter that one thread at a time writes.
+  /// Counts in a counter that is written by one thread at a time.
   static void count_alone(std::atomic<std::uint64_t>& counter) noexcept {
     counter.store(counter.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
@@ -88,11 +88,16 @@ struct Member {
 
   bool has_exited() const noexcept { return exit && exit->load(std::memory_order_relaxed); }
 
+  /// Returns whether sending a call to the member may take long.
+  bool may_hold_up() const noexcept { return is_far || is_full.load(std::memory_order_relaxed); }
+
   // For all threads.
   std::atomic<Outbound*> out{nullptr};  ///< null until the member has greeted back
   std::atomic<Inbound*> in{nullptr};    ///< null until it was greeted
   std::atomic<bool> has_ended{false};
-  std::atomic<int> senders{0};        ///< threads that may use `out` now; see LaneGuard
+  std::atomic<bool> is_full{
+      false};                   ///< the last call found so many unread messages that the next one waits
+  std::atomic<int> senders{0};  ///< threads that may use `out` now; see LaneGuard
   std::atomic<bool> has_left{false};  ///< it said so; else it died
   Numbers numbers;
   Counters counters;
@@ -120,7 +125,7 @@ class LaneGuard {
   LaneGuard& operator=(const LaneGuard&) = delete;
   ~LaneGuard() { to_.senders.fetch_sub(1); }
 
-  /// None when there is none yet, or none any more.
+  /// Returns null before the lane is opened and after it is closed.
   Outbound* lane() const noexcept { return to_.has_ended ? nullptr : to_.out.load(); }
 
  private:

@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "core/point.h"
@@ -23,6 +24,9 @@ using std::chrono::steady_clock;
 
 constexpr nanoseconds kUsualSpin{100'000};  // twice what it takes here to wake a process
 constexpr int kMostSpins = 4;
+
+/// The patience for telling all members that this process leaves. Stopped members learn it when this process ends.
+constexpr std::chrono::seconds kFarewellPatience{1};
 
 SpinTimes spin_of(const NodeOptions& options) {
   if (options.spin >= nanoseconds{0}) return {options.spin, options.spin};
@@ -91,7 +95,8 @@ Outbound& Node::lane_of(const LaneGuard& guard, const Member& to) const {
 }
 
 /// The name goes with each call until one that has it was put: messages of one lane come in the order of puts.
-void Node::put(Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail, Deadline deadline) {
+void Node::put(Member& to, Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
+               Deadline deadline) {
   const bool is_told = entry.is_told.load(std::memory_order_acquire);
   tail.function = entry.number;
   if (!is_told) {
@@ -103,12 +108,38 @@ void Node::put(Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail
   out.put(call.message, call.stream, deadline);
   point("rpc.call.committed");
   if (!is_told) entry.is_told.store(true, std::memory_order_release);
+  if (out.is_full()) [[unlikely]]
+    to.is_full = true;
   out.ring_for_call();
+}
+
+/// Calls alone wait for room. Answers do not, or two members that flood each other would wait for each other. This thread
+/// reads messages meanwhile, for the same reason.
+void Node::wait_for_room(Member& to, Deadline deadline) {
+  constexpr std::chrono::milliseconds kPause{1};
+  const auto is_full = [&] {
+    const LaneGuard guard(to);
+    Outbound* const out = guard.lane();
+    return out && out->is_full();
+  };
+  while (to.is_full.load(std::memory_order_relaxed)) [[unlikely]] {
+      check_can_send(to);
+      if (!is_full()) {
+        to.is_full = false;
+        return;
+      }
+      if (deadline.has_passed())
+        throw Error(ErrorCode::timeout,
+                    fmt::format("{} has read none of the calls that wait for it in time", to.name()));
+      look_once();
+      std::this_thread::sleep_for(kPause);
+    }
 }
 
 CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool is_wanted) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, deadline);
+  wait_for_room(to, deadline);
   Numbers::Entry& entry = to.numbers.of(outgoing.function);
   auto call = std::make_shared<Call>(to.number(), deadline);
   call->owner = outgoing.owner;
@@ -120,7 +151,7 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
   try {
     const LaneGuard guard(to);
     Outbound& out = lane_of(guard, to);
-    put(out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0}, deadline);
+    put(to, out, outgoing, entry, {number, to_ns(deadline), 0, 0, 0}, deadline);
     if (out.is_worker_beside_us()) call->spin_ns = 0;
     to.counters.calls.fetch_add(1, std::memory_order_relaxed);
   } catch (...) {
@@ -139,8 +170,9 @@ CallRef Node::call(Member& to, CallRequest&& outgoing, Deadline deadline, bool i
 void Node::post(Member& to, CallRequest&& outgoing) {
   check_can_send(to);
   if (!to.out.load(std::memory_order_acquire)) connect(to, kForever);
+  wait_for_room(to, kForever);
   const LaneGuard guard(to);
-  put(lane_of(guard, to), outgoing, to.numbers.of(outgoing.function), {}, kForever);
+  put(to, lane_of(guard, to), outgoing, to.numbers.of(outgoing.function), {}, kForever);
 }
 
 void Node::note(Member& to, Message&& message, Stream stream) {
@@ -208,12 +240,13 @@ bool Node::wait(const CallRef& call, Deadline until) {
 /// An average of the last few. Answers that came at once cost no look at the clock.
 void Node::note_time(Call& call) const noexcept {
   constexpr std::int64_t kMost = 1'000'000'000;
-  std::atomic<std::uint32_t>* const mean = std::exchange(call.mean_ns, nullptr);
+  if (!call.mean_ns.load(std::memory_order_relaxed)) return;
+  std::atomic<std::uint32_t>* const mean = call.mean_ns.exchange(nullptr);
   if (!mean) return;
   const std::int64_t before = mean->load(std::memory_order_relaxed);
   std::int64_t took = 0;
-  if (call.waited_since_ns != 0)
-    took = steady_clock::now().time_since_epoch().count() - call.waited_since_ns;
+  if (const std::int64_t since = call.waited_since_ns.load(std::memory_order_relaxed); since != 0)
+    took = steady_clock::now().time_since_epoch().count() - since;
   else if (before == 0) return;
   const std::int64_t next = before + (std::clamp<std::int64_t>(took, 0, kMost) - before) / 4;
   mean->store(static_cast<std::uint32_t>(next), std::memory_order_relaxed);
@@ -227,7 +260,8 @@ void Node::stop() {
   if (is_stopped_.exchange(true)) return;
   point("rpc.stop.begun");
   MemberList members = *list_.load();
-  for (Member* member : members) say_farewell(*member);
+  const Deadline deadline = Deadline::after(kFarewellPatience);
+  for (Member* member : members) say_farewell(*member, deadline);
   far_->flush();
   fail(calls_.take_all(), End::stopped);
   for (Member* member : members)

@@ -47,12 +47,12 @@ class Node {
 
   const std::string& name() const noexcept { return options_.name; }
   std::uint32_t number() const noexcept { return options_.number; }
-  /// For others to join(). Valid until the node's end.
+  /// Returns what others join(). Valid until the node's end.
   Address address();
   /// Enters another member, or this process. Connects to it at the first call. Throws peer_died when it has ended already,
   /// invalid_argument when the number is another member's.
   Member& join(const Address& address);
-  /// Null when there is none of that number, or name.
+  /// Returns the member of that number, or the living one that joined first under that name; null when there is none.
   Member* find(std::uint32_t number);
   Member* find(std::string_view name);
 
@@ -71,10 +71,10 @@ class Node {
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, timeout when another host has not taken
   /// it by its deadline, and what putting throws: the call was not sent then. `is_wanted`: as by want().
   CallRef call(Member& to, CallRequest&& call, Deadline deadline, bool is_wanted);
-  /// From here on a worker gets the call's end as work, unless a thread waits for it then. False when it has ended. Until
-  /// then its answer stays where it is, and costs no other thread anything.
+  /// Queues the call's end for a worker unless a thread waits for the call when it ends. Returns false when the call has ended.
+  /// Before want() an answer stays in its lane, and costs no other thread anything.
   bool want(const CallRef& call) noexcept { return waits_.want(*call); }
-  /// Whether the call has ended, after a look at the lanes.
+  /// Returns whether the call has ended, after a look at the lanes.
   bool has_ended(const CallRef& call);
   /// Handles the messages that are in the lanes.
   void look_once();
@@ -96,14 +96,16 @@ class Node {
   std::size_t calls_under_way() const noexcept { return calls_.count(); }
 
   // Workers. Each asks for work, does it, and asks again.
-  /// Waits. False after stop().
+  /// Waits for work. Returns false when the worker has to end: after stop(), and when more workers than a few have had nothing
+  /// to do for a while.
   bool next(Work& work);
-  /// For a worker that waits within its own work: work for which no worker is left. False while there is none, or a
-  /// worker that looks for some.
+  /// Does the work `greeting`: answers the greetings of other members, which can be called then. Waits for these members.
+  void take_greetings() noexcept;
+  /// Takes work for a worker that waits within its own work. Returns false while a worker is idle, or there is no work.
   bool try_help(Work& work);
   /// The next such work may begin. `asks_next`: the worker asks for work right behind this.
   void end_order(bool asks_next = false) noexcept;
-  /// Must another worker be started, since none is left that waits?
+  /// Returns whether another worker must be started, since all are at work.
   bool wants_worker() const noexcept { return idle_.load() == 0 && !is_stopped(); }
   int idle_workers() const noexcept { return idle_.load(); }
 
@@ -116,20 +118,24 @@ class Node {
 
   // node.cpp
   void check_can_send(const Member& to) const;
+  void wait_for_room(Member& to, Deadline deadline);
   Outbound& lane_of(const LaneGuard& guard, const Member& to) const;
-  void put(Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail, Deadline deadline);
+  void put(Member& to, Outbound& out, CallRequest& call, Numbers::Entry& entry, CallTail tail,
+           Deadline deadline);
   void note_time(Call& call) const noexcept;
 
   // node_members.cpp
   void greet(Member& to);
-  void take_greeting(ByteSpan bytes);
+  void open_lane_of(ByteSpan greeting);
+  bool try_read_door(bool is_first) noexcept;
+  void take_from_door(const Message& message);
   Member& enter(const Address& address);
   bool is_own(const Address& address) const;
   void set_out_for_itself(Member& me);
   void watch_over(Member& member);
   void stop_watching(Member& member) noexcept;
   void release_lanes(Member& member);
-  void say_farewell(Member& to) noexcept;
+  void say_farewell(Member& to, Deadline deadline) noexcept;
 
   // node_far.cpp
   std::unique_ptr<Far> make_far();
@@ -147,7 +153,7 @@ class Node {
   /// Handles the messages in the lanes, unless another thread does. False when there was nothing. `own` gets the first work.
   bool look(const Call* mine, Work* own = nullptr);
   bool read(Member& from, const Call* mine);
-  bool read_door();
+  void hand_out_door();
   void handle(Member& from, Message&& message, const Call* mine);
   void handle_call(Member& from, Message&& message, bool is_in_order);
   void handle_answer(Member& from, Message&& message, bool is_in_order, const Call* mine);
@@ -160,7 +166,9 @@ class Node {
   bool is_back_soon(const Work& work) const;
   bool has_work() const { return work_.is_ready() || is_stopped() || are_lanes_ready(); }
   bool spin_for_work();
-  void sleep_for_work();
+  bool sleep_for_work();
+  bool look_for_work(Work& work);
+  bool try_retire() noexcept;
 
   const NodeOptions options_;
   Session& session_;  ///< a forked child has another
@@ -171,6 +179,9 @@ class Node {
   WorkQueue work_;
   const SpinTimes spin_;
   std::atomic<std::chrono::nanoseconds> work_spin_;  ///< of the worker that spins
+
+  Mutex door_mutex_;                       ///< of the thread that reads the door
+  std::atomic<bool> is_door_read_{false};  ///< by a worker, or it is about to
 
   mutable Mutex members_mutex_;
   std::vector<std::unique_ptr<Member>> members_ GUARDED_BY(members_mutex_);

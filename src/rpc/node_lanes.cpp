@@ -19,6 +19,10 @@ using std::chrono::steady_clock;
 /// Messages of one member before the next one's turn.
 constexpr int kMessagesAtOnce = 64;
 
+/// The idle workers that stay; others end once they have slept for so many slices. A burst leaves no threads behind.
+constexpr int kIdleWorkers = 4;
+constexpr int kSlicesBeforeRetiring = 10;
+
 class ScopedCount {
  public:
   explicit ScopedCount(std::atomic<int>& count) : count_(count) { count_.fetch_add(1); }
@@ -40,7 +44,7 @@ bool Node::are_lanes_ready() const {
     const Inbound* const in = member->in.load(std::memory_order_acquire);
     if ((in && in->is_ready()) || member->has_exited()) return true;
   }
-  return door_.is_ready();
+  return !is_door_read_.load(std::memory_order_relaxed) && door_.is_ready();
 }
 
 bool Node::look(const Call* mine, Work* own) {
@@ -51,34 +55,26 @@ bool Node::look(const Call* mine, Work* own) {
   const LockGuard turn(turn_, std::adopt_lock);
   if (is_stopped()) return false;
   own_ = own;
-  bool found = read_door();
+  struct ForgetOwn {
+    Node& node;
+    ~ForgetOwn() NO_THREAD_SAFETY_ANALYSIS { node.own_ = nullptr; }
+  } const forget_own{*this};
+  bool found = door_.is_ready() && !is_door_read_.exchange(true);
+  if (found) hand_out_door();
   const MemberList& members = *list_.load();
   ++first_;
   for (std::size_t i = 0; i < members.size(); ++i)
     found = read(*members[(first_ + i) % members.size()], mine) || found;
   for (Member* member : members)
     if (member->has_ended) release_lanes(*member);
-  own_ = nullptr;
   return found;
 }
 
-bool Node::read_door() {
-  bool found = false;
-  try {
-    while (auto message = door_.try_take()) {
-      found = true;
-      const auto [kind, reserved] = take_tail<NoteTail>(message->data);
-      if (kind == NoteKind::greeting) take_greeting(message->data);
-      else if (kind == NoteKind::farewell) {
-        Member& member = enter(Address::from_bytes(message->data));
-        member.has_left = true;
-        end(member);
-      } else refuse_message("came through the door and is no greeting");
-    }
-  } catch (const Error& error) {  // a stranger, or one that has ended meanwhile
-    log_warning(fmt::format("a process could not join this member's group: {}", error.what()));
-  }
-  return found;
+/// A worker reads the door: the sender of a greeting may be stopped, and must not hold up the messages of others.
+void Node::hand_out_door() {
+  Work work;
+  work.kind = Work::Kind::greeting;
+  hand_out(std::move(work));
 }
 
 bool Node::read(Member& from, const Call* mine) {
@@ -96,6 +92,7 @@ bool Node::read(Member& from, const Call* mine) {
     }
   } catch (const Error& error) {
     log_warning(fmt::format("a message of {} was not understood: {}", from.name(), error.what()));
+    if (error.code() == ErrorCode::protocol) return end(from), true;  // its lane is damaged for good
   }
   if (!has_exited || !is_empty) return found;
   point("rpc.death.drained");
@@ -221,21 +218,44 @@ void Node::end_order(bool asks_next) noexcept {
 }
 
 bool Node::next(Work& work) {
-  const ScopedCount idle(idle_);
+  idle_.fetch_add(1);
   work = {};
   bool was_busy = true;  // the next message may be on its way
+  int idle_slices = 0;
   for (;;) {
-    const bool has_looked = !work_.try_pop(work) && are_lanes_ready() && look(nullptr, &work);
+    const bool has_looked = !work_.try_pop(work) && are_lanes_ready() && look_for_work(work);
     if (work.kind == Work::Kind::call && is_stopped()) work = {};
     if (work.kind != Work::Kind::none) break;
-    if (is_stopped()) return false;
+    if (is_stopped()) return idle_.fetch_sub(1), false;
     was_busy = was_busy || has_looked;
     if (has_looked || (was_busy && spin_for_work())) continue;
     was_busy = false;
-    sleep_for_work();
+    idle_slices = sleep_for_work() ? 0 : idle_slices + 1;
+    if (idle_slices >= kSlicesBeforeRetiring && try_retire()) return false;
   }
+  idle_.fetch_sub(1);
   if (has_work() && !is_back_soon(work)) (*bell_)->calls.ring();
   return true;
+}
+
+/// Leaves a message for which there is no memory in its lane: a later look finds the message.
+bool Node::look_for_work(Work& work) {
+  constexpr std::chrono::milliseconds kPause{10};
+  try {
+    return look(nullptr, &work);
+  } catch (const std::exception& error) {  // out of memory
+    log_warning(fmt::format("messages of rpc wait until there is memory for them: {}", error.what()));
+    std::this_thread::sleep_for(kPause);
+    return false;
+  }
+}
+
+/// The count goes down before a worker that takes work looks at it: so one of the two sees that none is left.
+bool Node::try_retire() noexcept {
+  int idle = idle_.load();
+  while (idle > kIdleWorkers)
+    if (idle_.compare_exchange_weak(idle, idle - 1)) return true;
+  return false;
 }
 
 /// A note takes no time: its worker takes the next message, too. Another one would be in its way.
@@ -275,11 +295,13 @@ bool Node::spin_for_work() {
   return found || has_work();
 }
 
-/// Where a worker spins the word is not armed: that one arms it when it stops.
-void Node::sleep_for_work() {
+/// Returns false when a thread beside the first sleeper has slept for a whole slice. While a worker spins the word is not armed:
+/// the spinning worker arms it when it stops.
+bool Node::sleep_for_work() {
   Bell& bell = (*bell_)->calls;
   const bool is_first = !has_first_sleeper_.exchange(true);
   const TimePoint since = steady_clock::now();
+  bool was_woken = true;
   {
     const ScopedCount sleeper(sleepers_);
     const std::uint32_t reserve = bell.reserve();
@@ -288,13 +310,14 @@ void Node::sleep_for_work() {
     point("rpc.work.armed");
     const Deadline deadline = calls_.next_deadline();
     if (!has_work() && is_first) bell.sleep(armed, deadline);
-    else if (!has_work()) bell.sleep_in_reserve(reserve, deadline);
+    else if (!has_work()) was_woken = bell.sleep_in_reserve(reserve, deadline);
   }
   if (is_first) {
     work_spin_.store(spin_.after_sleep(steady_clock::now() - since), std::memory_order_relaxed);
     has_first_sleeper_.store(false);
   }
   expire();
+  return was_woken;
 }
 
 }  // namespace onecopy::rpc

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "core/point.h"
 #include "onecopy/core/error.h"
+#include "os/deadline_scope.h"
 #include "os/log.h"
 #include "os/process.h"
 #include "rpc/node.h"
@@ -13,6 +15,10 @@
 /// Members: how they find each other, and how it is known that they end.
 namespace onecopy::rpc {
 namespace {
+
+/// How often a thread that waits for a member to answer its greeting looks for greetings of others, which that member may wait
+/// for: usually a worker does.
+constexpr std::chrono::milliseconds kConnectSlice{5};
 
 [[noreturn]] void throw_member_ended(const Member& member) {
   throw Error(ErrorCode::peer_died, fmt::format("{} (pid {}) has ended before it could be called",
@@ -106,7 +112,8 @@ void Node::stop_watching(Member& member) noexcept {
 
 /// Of a member that has ended, once no thread uses them. REQUIRES: turn_.
 void Node::release_lanes(Member& member) {
-  const LockGuard lock(member.opening);
+  if (!member.opening.try_lock()) return;  // by a thread that opens the member; the next look releases them
+  const LockGuard lock(member.opening, std::adopt_lock);
   if (!member.outbound && !member.inbound) return;
   if (member.senders.load() != 0 || lookers_.load() != 0) return;
   member.out = nullptr;
@@ -124,10 +131,15 @@ Member* Node::find(std::uint32_t number) {
   return nullptr;
 }
 
+/// A program that has died may have come back under its name with another number.
 Member* Node::find(std::string_view name) {
-  for (Member* member : *list_.load())
-    if (member->name() == name) return member;
-  return nullptr;
+  Member* latest = nullptr;
+  for (Member* member : *list_.load()) {
+    if (member->name() != name) continue;
+    if (!member->has_ended) return member;
+    latest = member;
+  }
+  return latest;
 }
 
 void Node::connect(Member& to, Deadline deadline) {
@@ -137,7 +149,9 @@ void Node::connect(Member& to, Deadline deadline) {
   while (!to.opened->is_done()) {
     check_can_send(to);
     if (to.is_far) connect_far(to, deadline);  // again, if another thread has tried in vain
-    if (!waits_.wait(to.opened, deadline) && deadline.left(kSleepSlice) == std::chrono::nanoseconds{0})
+    if (Work greeting; idle_.load() == 0 && work_.try_pop_greeting(greeting)) take_greetings();
+    if (!waits_.wait(to.opened, std::min(deadline, Deadline::after(kConnectSlice))) &&
+        deadline.left(kSleepSlice) == std::chrono::nanoseconds{0})
       throw Error(ErrorCode::timeout, fmt::format("{} has not answered the greeting in time", to.name()));
   }
   if (!to.out.load(std::memory_order_acquire)) {
@@ -165,8 +179,39 @@ void Node::greet(Member& to) {
   to.is_greeted = true;
 }
 
+void Node::take_greetings() noexcept {
+  const LockGuard lock(door_mutex_);
+  for (bool is_first = true; !try_read_door(is_first) && !is_stopped(); is_first = false) continue;
+  is_door_read_ = false;
+}
+
+/// Returns false while the sender of the first message does not let this process read it. A stopped process is one.
+bool Node::try_read_door(bool is_first) noexcept {
+  try {
+    while (auto message = door_.try_take()) take_from_door(*message);
+    return true;
+  } catch (const Error& error) {  // a stranger, or one that has ended meanwhile
+    if (is_first)
+      log_warning(fmt::format("a process could not join this member's group: {}", error.what()));
+    return !door_.is_ready() || error.code() != ErrorCode::timeout;
+  } catch (const std::exception& error) {
+    log_warning(fmt::format("a greeting was not answered: {}", error.what()));
+    return true;
+  }
+}
+
+void Node::take_from_door(const Message& message) {
+  Bytes data = message.data;
+  const auto [kind, reserved] = take_tail<NoteTail>(data);
+  if (kind == NoteKind::greeting) return open_lane_of(data);
+  if (kind != NoteKind::farewell) refuse_message("came through the door and is no greeting");
+  Member& member = enter(Address::from_bytes(data));
+  member.has_left = true;
+  if (member.exit) *member.exit = true;  // the thread that looks at the lanes ends the member
+}
+
 /// The other's lane, for messages of this process; and a greeting in return.
-void Node::take_greeting(ByteSpan bytes) {
+void Node::open_lane_of(ByteSpan bytes) {
   const auto [from, lane] = decode_greeting(bytes);
   Member& member = enter(from);
   {
@@ -181,7 +226,7 @@ void Node::take_greeting(ByteSpan bytes) {
   complete(member.opened, End::answered);
 }
 
-void Node::say_farewell(Member& to) noexcept {
+void Node::say_farewell(Member& to, Deadline deadline) noexcept {
   if (to.number() == options_.number || to.has_ended || to.has_exited()) return;
   try {
     const LaneGuard guard(to);
@@ -189,9 +234,10 @@ void Node::say_farewell(Member& to) noexcept {
       Message note;
       note.tag = static_cast<std::uint32_t>(Form::note);
       append_tail(note.data, NoteTail{NoteKind::farewell, 0});
-      out->put(note);
+      out->put(note, {}, deadline);
       out->ring_for_call();
-    } else if (!to.is_far) {
+    } else if (!to.is_far && !deadline.has_passed()) {
+      const DeadlineScope scope(deadline);
       put_through_door(to.address, DoorbellMemory(to.address.bell), NoteKind::farewell,
                        address().to_bytes());
     }

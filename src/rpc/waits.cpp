@@ -55,13 +55,20 @@ bool Waits::wait(const CallRef& call, Deadline until) {
   if (call->is_done()) return true;
   until = std::min(until, Deadline::after(kSleepSlice));
   call->word_.fetch_or(Call::kWaited);
-  if (!call->is_done()) {
-    if (try_lead() || follow(*call, until)) lead(*call, until);
-    else if (!is_led_.load()) choose_leader();  // it may have been this thread's turn
+  try {
+    if (!call->is_done()) wait_in_turn(*call, until);
+  } catch (...) {  // out of memory
+    stop_waiting(call);
+    throw;
   }
   if (call->is_done()) return true;
   stop_waiting(call);
   return false;
+}
+
+void Waits::wait_in_turn(Call& call, Deadline until) {
+  if (try_lead() || follow(call, until)) lead(call, until);
+  else if (!is_led_.load()) choose_leader();  // it may have been this thread's turn
 }
 
 /// The next wait(), or a worker, sees to the call.
@@ -73,8 +80,15 @@ void Waits::stop_waiting(const CallRef& call) {
 void Waits::lead(Call& call, Deadline until) {
   bell_.answers.listen_here();
   bell_.answers.stay_awake();
-  while (!watch(call, until)) sleep(call, until);
-  stop_leading(call);
+  try {
+    while (!watch(call, until)) sleep(call, until);
+    look_after_leading(call);
+  } catch (...) {  // out of memory: another thread leads, or a worker looks
+    stop_leading();
+    bell_.calls.ring();
+    throw;
+  }
+  stop_leading();
 }
 
 /// False when it is time to sleep.
@@ -89,7 +103,8 @@ bool Waits::watch(Call& call, Deadline until) {
     }
     const TimePoint now = std::chrono::steady_clock::now();
     if (end == TimePoint{}) end = now + nanoseconds(budget);
-    if (call.waited_since_ns == 0) call.waited_since_ns = now.time_since_epoch().count();
+    if (call.waited_since_ns.load(std::memory_order_relaxed) == 0)
+      call.waited_since_ns.store(now.time_since_epoch().count(), std::memory_order_relaxed);
     if (now >= until) return true;
     if (now >= end) return false;
     bell_.answers.listen_here();
@@ -105,7 +120,7 @@ void Waits::sleep(const Call& call, Deadline until) {
 
 /// While no call is wanted the bell stays awake, and answers stay in the lanes until a thread waits for one of them. Else
 /// looks once more after the bell says that no thread listens: from there on an answer rings for a worker.
-void Waits::stop_leading(const Call& call) {
+void Waits::look_after_leading(const Call& call) {
   const bool is_any_wanted = wanted_.load() != 0;
   if (is_any_wanted) bell_.answers.desert();
   point("rpc.wait.deserted");
@@ -113,6 +128,9 @@ void Waits::stop_leading(const Call& call) {
     lanes_.look(&call);
     if (lanes_.are_ready()) bell_.calls.ring();
   }
+}
+
+void Waits::stop_leading() noexcept {
   is_led_.store(false);
   if (wanted_.load() != 0) end_watch();
   choose_leader();
@@ -123,7 +141,7 @@ void Waits::end_watch() noexcept {
   if (bell_.answers.desert_if_awake() && lanes_.are_ready()) bell_.calls.ring();
 }
 
-void Waits::choose_leader() {
+void Waits::choose_leader() noexcept {
   if (follower_count_.load() == 0) return;
   const LockGuard lock(followers_mutex_);
   if (followers_.empty()) return;

@@ -50,14 +50,16 @@ class Waits {
   class Follower;
 
   bool try_lead() noexcept { return !is_led_.exchange(true); }
+  void wait_in_turn(Call& call, Deadline until);
   void lead(Call& call, Deadline until);
   bool watch(Call& call, Deadline until);
   void sleep(const Call& call, Deadline until);
-  void stop_leading(const Call& call);
+  void look_after_leading(const Call& call);
+  void stop_leading() noexcept;
   void end_watch() noexcept;
   /// True: this thread leads now.
   bool follow(Call& call, Deadline until);
-  void choose_leader();
+  void choose_leader() noexcept;
   void stop_waiting(const CallRef& call);
 
   Doorbell& bell_;

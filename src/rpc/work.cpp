@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "rpc/work.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace onecopy::rpc {
@@ -20,6 +21,18 @@ bool WorkQueue::try_pop(Work& work) {
   work = std::move(from.front());
   from.pop_front();
   is_in_order_ = is_in_order_ || takes_ordered;
+  count_ready();
+  return true;
+}
+
+bool WorkQueue::try_pop_greeting(Work& work) {
+  if (!is_ready()) return false;
+  const LockGuard lock(mutex_);
+  const auto at = std::find_if(works_.begin(), works_.end(),
+                               [](const Work& each) { return each.kind == Work::Kind::greeting; });
+  if (at == works_.end()) return false;
+  work = std::move(*at);
+  works_.erase(at);
   count_ready();
   return true;
 }

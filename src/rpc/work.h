@@ -14,6 +14,7 @@ struct Work {
   enum class Kind : std::uint8_t {
     none,
     call,          ///< run a function
+    greeting,      ///< for Node::take_greetings()
     note,          ///< a user's note
     answer,        ///< to `done`, which this process's worker has to complete: it is handled in order
     settle,        ///< `done` is done, and no thread waits for it
@@ -36,6 +37,8 @@ class WorkQueue {
  public:
   void push(Work&& work);
   bool try_pop(Work& work);
+  /// Takes a greeting alone.
+  bool try_pop_greeting(Work& work);
   /// True if no work in order is before the caller's, which begins now.
   bool try_begin_order();
   void end_order() noexcept;

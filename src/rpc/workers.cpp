@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <algorithm>
 #include <system_error>
 
 #include "os/blocked_signals.h"
@@ -13,23 +14,25 @@ namespace onecopy::rpc {
 
 void Workers::add() {
   const LockGuard lock(mutex_);
-  if (is_closed_ || threads_.size() >= most_) return;
+  for (std::thread& thread : retired_) thread.join();
+  retired_.clear();
+  if (is_closed_ || threads_.size() >= max_threads_) return;
   const BlockedSignals blocked;
   try {
     threads_.emplace_back([this] { work(); });
   } catch (const std::system_error& error) {  // those that run something go on when they are done
-    log_warning(fmt::format("no thread is to be had for a call of rpc, which waits: {}", error.what()));
+    log_warning(fmt::format("cannot start a worker of rpc; the call stays queued: {}", error.what()));
   }
 }
 
 /// Of this thread: whose worker it is, and how many functions it runs within each other.
 thread_local const Workers* t_workers = nullptr;
 thread_local int t_depth = 0;
-constexpr int kMostWithin = 16;  // a stack has room for more
+constexpr int kMaxWithin = 16;  // a stack has room for more
 
 void Workers::help() noexcept {
   Work work;
-  if (t_workers != this || t_depth == kMostWithin || !node_.try_help(work)) return;
+  if (t_workers != this || t_depth == kMaxWithin || !node_.try_help(work)) return;
   ++t_depth;
   run_(work);
   --t_depth;
@@ -44,16 +47,30 @@ void Workers::work() noexcept {
     run_(work);
     work = {};
   }
+  retire();
+}
+
+/// The next add() joins this thread, unless join() does.
+void Workers::retire() noexcept {
+  const LockGuard lock(mutex_);
+  const auto own = std::find_if(threads_.begin(), threads_.end(), [](const std::thread& thread) {
+    return thread.get_id() == std::this_thread::get_id();
+  });
+  if (own != threads_.end()) retired_.splice(retired_.end(), threads_, own);
 }
 
 void Workers::join() {
-  std::vector<std::thread> threads;
+  std::list<std::thread> threads;
   {
     const LockGuard lock(mutex_);
     is_closed_ = true;
+    if (is_own_thread()) return;  // two functions that each shut down would wait for each other
     threads.swap(threads_);
+    threads.splice(threads.end(), retired_);
   }
   for (std::thread& thread : threads) thread.join();
 }
+
+bool Workers::is_own_thread() const noexcept { return t_workers == this; }
 
 }  // namespace onecopy::rpc

@@ -115,7 +115,7 @@ class Agent {
   /// Calls of this process that have no answer yet.
   std::size_t calls_under_way() const;
   /// Leaves the group: the others learn of it, calls under way throw closed here and peer_died there. Returns when no
-  /// function runs here any more.
+  /// function runs here; called by a function that this agent runs, it returns at once.
   void shutdown();
 
  private:

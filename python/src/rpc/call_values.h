@@ -57,7 +57,7 @@ void put_in_order(const rpc::Member& to, const Message& message, Put&& put) {
   const Stream stream = stream_of(message.tensors);
   const std::vector<DeviceStream> at_work = streams_to_come_after(message.tensors);
   const CurrentStreams in_order(at_work);
-  if (message.tensors.empty() && at_work.empty() && !to.is_far) put(stream);
+  if (message.tensors.empty() && at_work.empty() && !to.may_hold_up()) put(stream);
   else without_gil([&] { put(stream); });
 }
 

@@ -487,6 +487,7 @@ void RpcNode::do_work(nb::handle agent, rpc::Work& work) {
   const bool is_plain = work.kind == rpc::Work::Kind::call && !work.is_in_order &&
                         rpc::body_form(work.message.tag) == kPlainCall;
   if (is_plain) return serve_plain(agent, work);
+  if (work.kind == rpc::Work::Kind::greeting) return without_gil([&] { node_->take_greetings(); });
   if (work.kind == rpc::Work::Kind::settle) {
     const nb::object future = owner_of(*work.done);
     if (!future.is_none()) call_python([&] { future.attr("_settle")(RpcCall(node_, work.done)); });

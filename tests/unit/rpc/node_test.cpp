@@ -30,6 +30,10 @@ class Nodes : public ::testing::Test {
       Work work;
       while (b_.next(work)) {
         if (work.is_in_order) b_.end_order();
+        if (work.kind == Work::Kind::greeting) {
+          b_.take_greetings();
+          continue;
+        }
         const std::lock_guard lock(mutex_);
         kinds_.push_back(work.kind);
         if (work.kind == Work::Kind::call)
@@ -74,8 +78,10 @@ class Settler {
   explicit Settler(Node& node)
       : thread_([this, &node] {
           Work work;
-          while (node.next(work))
+          while (node.next(work)) {
+            if (work.kind == Work::Kind::greeting) node.take_greetings();
             if (work.kind == Work::Kind::settle) settled_ = work.done.get();
+          }
         }) {}
   void join() { thread_.join(); }
   bool has_settled(const CallRef& call) const {
