@@ -130,3 +130,11 @@ function(onecopy_sources variable)
   file(GLOB found CONFIGURE_DEPENDS ${patterns})
   set(${variable} ${found} PARENT_SCOPE)
 endfunction()
+
+# onecopy_install_completion(<data folder> [argument of install()...]): where the shells look for completions of commands.
+function(onecopy_install_completion data)
+  set(scripts ${PROJECT_SOURCE_DIR}/src/cli/completion)
+  install(FILES ${scripts}/onecopy.bash DESTINATION ${data}/bash-completion/completions RENAME onecopy ${ARGN})
+  install(FILES ${scripts}/_onecopy DESTINATION ${data}/zsh/site-functions ${ARGN})
+  install(FILES ${scripts}/onecopy.fish DESTINATION ${data}/fish/vendor_completions.d ${ARGN})
+endfunction()

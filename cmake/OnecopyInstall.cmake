@@ -6,6 +6,7 @@ install(TARGETS onecopy onecopy_core onecopy_os onecopy_device onecopy_memory on
         EXPORT onecopy_targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 if(TARGET onecopy_command)
   install(TARGETS onecopy_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+  onecopy_install_completion(${CMAKE_INSTALL_DATAROOTDIR})
 endif()
 install(DIRECTORY include/onecopy DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(FILES LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})

@@ -9,7 +9,7 @@
 
 #include "child.h"
 #include "commands.h"
-#include "numbers.h"
+#include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 #include "onecopy/share/bundle.h"
 
@@ -37,22 +37,22 @@ Json open_everything(const std::string& text) {
 
 Json checksum() {
   std::uint32_t crc = 0;
-  for (const Tensor& tensor : borrowed) crc = checksum_of(tensor, crc);
+  for (const Tensor& tensor : borrowed)
+    crc = crc32c(ByteSpan(tensor.as<std::byte>(), tensor.nbytes()), crc);
   return {{"crc", crc}};
 }
 
-Json first_element(const Json& question) {
-  const Tensor& tensor = borrowed.at(question.at("row").get<std::size_t>());
-  if (question.contains("store"))
-    store_small_number(tensor.dtype(), tensor.as<std::byte>(), question["store"].get<int>());
-  return {{"value", element_as_double(tensor.dtype(), tensor.as<std::byte>())}};
+Json first_byte(const Json& question) {
+  auto* byte = borrowed.at(question.at("row").get<std::size_t>()).as<std::uint8_t>();
+  if (question.contains("store")) *byte = question["store"].get<std::uint8_t>();
+  return {{"value", *byte}};
 }
 
 Json answer_to(const Json& question) {
   const auto what = question.at("do").get<std::string>();
   if (what == "open") return open_everything(question.at("handle").get<std::string>());
   if (what == "checksum") return checksum();
-  if (what == "element") return first_element(question);
+  if (what == "byte") return first_byte(question);
   throw Error(ErrorCode::protocol, "unknown question: " + what);
 }
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "demo_story.h"
-#include "numbers.h"
+#include "onecopy/core/bytes.h"
 #include "onecopy/core/error.h"
 #include "os/process.h"
 #include "text.h"
@@ -53,7 +53,8 @@ void Demo::start_borrowers() {
 
 std::uint32_t Demo::own_checksum() const {
   std::uint32_t crc = 0;
-  for (const auto& [tensor_name, tensor] : loaded_.tensors) crc = checksum_of(tensor, crc);
+  for (const auto& [tensor_name, tensor] : loaded_.tensors)
+    crc = crc32c(ByteSpan(tensor.as<std::byte>(), tensor.nbytes()), crc);
   return crc;
 }
 
@@ -108,26 +109,19 @@ void Demo::check_one_copy(std::uint64_t shared) {
                            format_bytes(shared), format_bytes(loaded_.bytes)));
 }
 
-std::string Demo::element_name() const {
-  const auto& [tensor_name, tensor] = loaded_.tensors[changed_row_];
-  return fmt::format("{}{}", shorten(tensor_name, 32),
-                     fmt::format("[{}]", fmt::join(std::vector<int>(tensor.shape().size(), 0), ",")));
-}
-
 void Demo::change_in_place() {
-  const Tensor& tensor = loaded_.tensors[changed_row_].second;
-  const auto read_own = [&] { return element_as_double(tensor.dtype(), tensor.as<std::byte>()); };
-  const double before = read_own();
-  const int number = tensor.dtype() == DType::boolean ? before == 0 : before == 7 ? 3 : 7;
-  const Json question{{"do", "element"}, {"row", changed_row_}};
+  const auto& [tensor_name, tensor] = loaded_.tensors[changed_row_];
+  const auto* own = tensor.as<std::uint8_t>();
+  const std::uint8_t before = *own;
+  const std::uint8_t after = before ^ 1;  // valid for bool, too
+  const Json question{{"do", "byte"}, {"row", changed_row_}};
   Json order = question;
-  order["store"] = number;
-  const double after = borrowers_[0].child.ask(order, kDemoPatience).at("value").get<double>();
-  bool seen = after != before && read_own() == after;
+  order["store"] = after;
+  bool seen = borrowers_[0].child.ask(order, kDemoPatience).at("value") == after && *own == after;
   for (DemoBorrower& borrower : borrowers_)
-    seen = seen && borrower.child.ask(question, kDemoPatience).at("value").get<double>() == after;
-  check(seen, fmt::format("A changed {} in place from {:.4g} to {:g}: owner, B and C see it",
-                          element_name(), before, after));
+    seen = seen && borrower.child.ask(question, kDemoPatience).at("value") == after;
+  check(seen, fmt::format("A changed the first byte of {} in place from {} to {}: owner, B and C see it",
+                          shorten(tensor_name, 32), before, after));
 }
 
 std::optional<BorrowerInfo> Demo::seen_borrower(int pid) const {

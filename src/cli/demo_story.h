@@ -68,7 +68,6 @@ class Demo {
   std::optional<BorrowerInfo> seen_borrower(int pid) const;
   std::uint32_t own_checksum() const;
   void ask_all_for_checksums();
-  std::string element_name() const;
 
   Interrupts& interrupts_;
   bool all_hold_ = true;

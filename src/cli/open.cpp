@@ -14,7 +14,6 @@
 #include "commands.h"
 #include "interrupts.h"
 #include "memory/safetensors.h"
-#include "numbers.h"
 #include "onecopy/core/error.h"
 #include "onecopy/memory/copy.h"
 #include "onecopy/share/bundle.h"
@@ -28,7 +27,6 @@ namespace {
 struct OpenOptions {
   std::string handle;
   std::string out;
-  bool sum = false;
   bool hold = false;
   std::shared_ptr<OutputFormat> format;
 };
@@ -66,44 +64,23 @@ Tensor on_host(const Tensor& tensor) {
   return tensor.device() == kCpu ? tensor : copy(tensor.view(), kCpu);
 }
 
-void print_table(const std::vector<NamedTensor>& tensors, bool with_sum) {
-  std::vector<Table::Column> columns{
-      {"name", Align::left, true}, {"dtype"}, {"shape"}, {"bytes", Align::right}};
-  if (with_sum) columns.insert(columns.end(), {{"sum", Align::right}, {"crc32c"}});
-  Table table(columns);
-  for (const auto& [tensor_name, tensor] : tensors) {
-    std::vector<std::string> cells{escaped(tensor_name), std::string(name(tensor.dtype())),
-                                   format_shape(tensor.shape()), format_bytes(tensor.nbytes())};
-    if (with_sum) {
-      const Summary summary = summarize(on_host(tensor));
-      cells.push_back(format_sum(tensor.dtype(), summary.sum));
-      cells.push_back(fmt::format("{:08x}", summary.checksum));
-    }
-    table.add(std::move(cells));
-  }
+void print_table(const std::vector<NamedTensor>& tensors) {
+  Table table({{"name", Align::left, true}, {"dtype"}, {"shape"}, {"bytes", Align::right}});
+  for (const auto& [tensor_name, tensor] : tensors)
+    table.add({escaped(tensor_name), std::string(name(tensor.dtype())), format_shape(tensor.shape()),
+               format_bytes(tensor.nbytes())});
   fmt::print("{}", table.str(line_width()));
 }
 
-nlohmann::json as_json(const NamedTensor& row, bool with_sum) {
-  const auto& [tensor_name, tensor] = row;
-  nlohmann::json entry{
-      {"name", tensor_name},
-      {"dtype", name(tensor.dtype())},
-      {"shape", std::vector<std::int64_t>(tensor.shape().begin(), tensor.shape().end())},
-      {"strides", std::vector<std::int64_t>(tensor.strides().begin(), tensor.strides().end())},
-      {"bytes", tensor.nbytes()}};
-  if (!with_sum) return entry;
-  const Summary summary = summarize(on_host(tensor));
-  entry["sum"] = summary.sum.real();
-  if (tensor.dtype() == DType::c64 || tensor.dtype() == DType::c128)
-    entry["sum_imaginary"] = summary.sum.imag();
-  entry["crc32c"] = fmt::format("{:08x}", summary.checksum);
-  return entry;
-}
-
-void print_as_json(const std::vector<NamedTensor>& tensors, bool with_sum) {
+void print_as_json(const std::vector<NamedTensor>& tensors) {
   nlohmann::json rows = nlohmann::json::array();
-  for (const NamedTensor& row : tensors) rows.push_back(as_json(row, with_sum));
+  for (const auto& [tensor_name, tensor] : tensors)
+    rows.push_back(
+        {{"name", tensor_name},
+         {"dtype", name(tensor.dtype())},
+         {"shape", std::vector<std::int64_t>(tensor.shape().begin(), tensor.shape().end())},
+         {"strides", std::vector<std::int64_t>(tensor.strides().begin(), tensor.strides().end())},
+         {"bytes", tensor.nbytes()}});
   print_json({{"tensors", std::move(rows)}, {"bytes", total_bytes(tensors)}});
 }
 
@@ -124,8 +101,8 @@ int open_handle(const OpenOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const std::vector<NamedTensor> tensors = open_all(handle);
   const auto duration = std::chrono::steady_clock::now() - start;
-  if (*options.format == OutputFormat::json) print_as_json(tensors, options.sum);
-  else print_table(tensors, options.sum);
+  if (*options.format == OutputFormat::json) print_as_json(tensors);
+  else print_table(tensors);
   flush_output();
   fmt::print(stderr, "{}, {}, opened in {} without copying.\n", plural(tensors.size(), "tensor"),
              format_bytes(total_bytes(tensors)), format_duration(duration));
@@ -153,8 +130,6 @@ void add_open(CLI::App& app, Command& command) {
   auto options = std::make_shared<OpenOptions>();  // owners: the parser, which fills it in, and the command
   sub->add_option("HANDLE", options->handle, "The text that share printed, or - to read it from stdin")
       ->required();
-  sub->add_flag("--sum", options->sum,
-                "Add the sum (in double precision) and the CRC-32C of each tensor's elements");
   sub->add_option("--out", options->out, "Also write the tensors to this safetensors file")
       ->type_name("FILE");
   sub->add_flag("--hold", options->hold, "Keep it open until Ctrl-C");
@@ -165,7 +140,7 @@ void add_open(CLI::App& app, Command& command) {
       "\n"
       "Examples:\n"
       "  onecopy open onecopy:MUNPUFkAAQCQ...\n"
-      "  onecopy open - --sum < handle\n"
+      "  onecopy open - < handle\n"
       "  onecopy open - --out copy.safetensors < handle\n"
       "\n"
       "A handle as text holds nothing: it opens as long as the process that printed it, e.g. onecopy "

@@ -94,7 +94,7 @@ void add_share(CLI::App& app, Command& command) {
       "Examples:\n"
       "  onecopy share model.safetensors              # prints onecopy:... and waits\n"
       "  onecopy share Llama-3-8B/                    # model.safetensors.index.json and all its files\n"
-      "  onecopy share model.safetensors > handle &   # then: onecopy open - --sum < handle");
+      "  onecopy share model.safetensors > handle &   # then: onecopy open - < handle");
   sub->callback([&command, options] { command = [options] { return share_file(*options); }; });
 }
 

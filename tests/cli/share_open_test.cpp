@@ -46,15 +46,13 @@ TEST_F(ShareAndOpen, TheHandleIsAllThatShareWritesOnStdout) {
 
 TEST_F(ShareAndOpen, AnUnrelatedProcessOpensTheTextOfTheHandle) {
   CommandProcess share({"share", make_file("two.safetensors", two_tensors())});
-  const Outcome open = run_command({"open", share.first_line(), "--sum", "--format", "json"});
+  const Outcome open = run_command({"open", share.first_line(), "--format", "json"});
   ASSERT_EQ(open.status, 0) << open.err;
   const auto tensors = nlohmann::json::parse(open.out).at("tensors");
   ASSERT_EQ(tensors.size(), 2u);
   EXPECT_EQ(tensors[0].at("name"), "counts");
   EXPECT_EQ(tensors[0].at("dtype"), "int32");
-  EXPECT_EQ(tensors[0].at("sum"), 6.0);
   EXPECT_EQ(tensors[1].at("shape"), nlohmann::json({2, 2}));
-  EXPECT_EQ(tensors[1].at("sum"), 3.0);
 }
 
 TEST_F(ShareAndOpen, AMinusMeansTheHandleIsOnStdin) {
@@ -68,10 +66,10 @@ TEST_F(ShareAndOpen, AMinusMeansTheHandleIsOnStdin) {
 TEST_F(ShareAndOpen, WhatOpenWritesOutIsTheSameFileAgain) {
   CommandProcess share({"share", make_file("two.safetensors", two_tensors())});
   ASSERT_EQ(run_command({"open", share.first_line(), "--out", path("out.safetensors")}).status, 0);
+  EXPECT_TRUE(read_file(path("out.safetensors"))
+                  .ends_with(bytes_of<int>({1, 2, 3}) + bytes_of<float>({0.5F, 1.5F, 2.0F, -1.0F})));
   CommandProcess again({"share", path("out.safetensors")});
-  const std::string first = run_command({"open", share.first_line(), "--sum"}).out;
-  EXPECT_EQ(run_command({"open", again.first_line(), "--sum"}).out, first);
-  EXPECT_TRUE(contains(first, "crc32c"));
+  EXPECT_EQ(run_command({"open", again.first_line()}).out, run_command({"open", share.first_line()}).out);
 }
 
 TEST_F(ShareAndOpen, AnNpyFileIsOneTensor) {
@@ -79,11 +77,12 @@ TEST_F(ShareAndOpen, AnNpyFileIsOneTensor) {
   header.append(118 - header.size() - 1, ' ').push_back('\n');
   const std::string npy = std::string("\x93NUMPY\x01\x00\x76\x00", 10) + header;
   CommandProcess share({"share", make_file("a.npy", npy + bytes_of<float>({1, 2, 3, 4, 5, 6}))});
-  const Outcome open = run_command({"open", share.first_line(), "--sum", "--format", "json"});
+  const Outcome open =
+      run_command({"open", share.first_line(), "--out", path("out.safetensors"), "--format", "json"});
   ASSERT_EQ(open.status, 0) << open.err;
   const auto tensor = nlohmann::json::parse(open.out).at("tensors").at(0);
   EXPECT_EQ(tensor.at("shape"), nlohmann::json({2, 3}));
-  EXPECT_EQ(tensor.at("sum"), 21.0);
+  EXPECT_TRUE(read_file(path("out.safetensors")).ends_with(bytes_of<float>({1, 2, 3, 4, 5, 6})));
 }
 
 TEST_F(ShareAndOpen, ShareNamesItsBorrowersWhenItEnds) {

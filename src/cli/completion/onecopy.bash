@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+# Completes the commands and options of onecopy in bash; a test compares it with `onecopy --help`.
+_onecopy() {
+  local word=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} command= words= w
+  for w in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
+    case $w in demo|share|load|open|ls|report|doctor|gc|bench|help|version) command=$w; break ;; esac
+  done
+  case $command:$previous in
+    *:--log-level) words='off error warning info debug' ;;
+    share:--strategy) words='file_descriptor file_system' ;;
+    open:--format) words='table json' ;;
+    ls:--format) words='table json' ;;
+    doctor:--format) words='table json' ;;
+    gc:--format) words='table json' ;;
+    bench:--format) words='table json' ;;
+  esac
+  if [ -z "$words" ]; then case $command:$word in
+    :-*) words='--help -h --version --log-level' ;;
+    :*) words='demo share load open ls report doctor gc bench help version' ;;
+    demo:-*) words='--help -h --version --log-level' ;;
+    share:-*) words='--strategy --help -h --version --log-level' ;;
+    load:-*) words='--device --help -h --version --log-level' ;;
+    open:-*) words='--out --hold --format --help -h --version --log-level' ;;
+    ls:-*) words='--format --verbose -v --rpc --watch --help -h --version --log-level' ;;
+    report:-*) words='--for --every --help -h --version --log-level' ;;
+    doctor:-*) words='--format --help -h --version --log-level' ;;
+    gc:-*) words='--format --help -h --version --log-level' ;;
+    bench:-*) words='--format --help -h --version --log-level' ;;
+    help:-*) words='--help -h --version --log-level' ;;
+    version:-*) words='--help -h --version --log-level' ;;
+  esac; fi
+  if [ -z "$words" ]; then case $command in
+    help) words='demo share load open ls report doctor gc bench help version' ;;
+  esac; fi
+  COMPREPLY=($(compgen -W "$words" -- "$word"))
+}
+complete -o default -F _onecopy onecopy
