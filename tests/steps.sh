@@ -99,6 +99,7 @@ lint_steps() {
   step "lint: tools for Python" setup_venv_tools || return 0
   step "lint: ruff format" "$VENV/bin/ruff" format --check . || true
   step "lint: ruff" "$VENV/bin/ruff" check . || true
+  step "lint: mypy" "$VENV/bin/mypy" || true
 }
 
 # Compiled before the Python package, which is made of it: what ccache has by then is not compiled twice.

@@ -97,7 +97,7 @@ def ones_like(x: Any, dtype: Any = None, device: Any = None, pin: bool = False) 
     return ones(*_like(x, dtype, device), pin)
 
 
-def _like(x: Any, dtype: Any, device: Any) -> tuple:
+def _like(x: Any, dtype: Any, device: Any) -> tuple[tuple[int, ...], Any, Any]:
     if not hasattr(x, "shape") or not hasattr(x, "dtype"):
         raise TypeError(f"x must be an array, with a shape and a dtype, not {type(x).__name__}; asarray() makes one")
     return tuple(x.shape), x.dtype if dtype is None else dtype, _device_of(x) if device is None else device

@@ -77,8 +77,8 @@ def _watch(popen: Any, kept: list[Callable[[], Any]]) -> None:
             last()
 
     def poll(flag: int = os.WNOHANG) -> int | None:
-        popen = reference()
-        code = type(popen).poll(popen, flag)
+        popen: Any = reference()
+        code: int | None = type(popen).poll(popen, flag)
         if code is not None:
             let_go()
         return code

@@ -26,6 +26,23 @@ import onecopy.dtypes
 
 _T = TypeVar("_T", default=Any)
 
+def _start_log() -> None:
+    """Lines of the library go to onecopy._log.emit() from now on."""
+
+def _stop_log() -> None:
+    """They go to stderr again."""
+
+def _log_line(level: str, text: str) -> None:
+    """A line of the library, for tests."""
+
+def _end_of_interpreter() -> None: ...
+
+def _switch_on_collection() -> None:
+    """What a forked child does first."""
+
+class _Exporter:
+    pass
+
 class Tensor:
     """
     A strided array in memory that other processes can open without a copy, or, made by
@@ -223,6 +240,9 @@ class Tensor:
         minutes at most; memory of other libraries is copied into shared memory first.
         """
 
+    def _reduce_handle(self) -> object:
+        """How a channel pickles the tensor."""
+
     __contains__: None = None
 
 def from_dlpack(x: Any, *, device: Any = None, copy: bool | None = None) -> Tensor:
@@ -253,6 +273,9 @@ def record_stream(tensor: Any, stream: Any) -> None:
         TypeError: tensor is no tensor, or stream no stream.
         InvalidArgument: the tensor is on the cpu, which has no streams.
     """
+
+def _current_stream(device: object) -> int:
+    """The number of the stream that share() and open() are ordered in."""
 
 def empty(shape: int | Sequence[int], dtype: Any = 'float32', device: Any = 'cpu', pin: bool = False) -> Tensor:
     """
@@ -359,6 +382,10 @@ class Handle:
         Bytes that the opener can see: those of the whole storage that the tensor is a view of.
         """
 
+def _as_tensor(x: Any, copy: bool) -> tuple[Tensor, bool] | None: ...
+
+def _dtype(dtype: Any) -> onecopy.dtypes.DType: ...
+
 def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) -> Handle:
     """
     A handle with which other processes open the same memory.
@@ -400,6 +427,27 @@ def share(x: Any, *, copy: bool = False, exact: bool | Literal['copy'] = False) 
         OutOfMemory.
     """
 
+def _share_held(tensor: Tensor) -> bytes:
+    """
+    Bytes of a handle that can be opened once, as long as this process lives.
+    """
+
+def _hold_object(object: object) -> bytes:
+    """
+    Bytes for _end_hold(), in any process: the object is kept until then, or as long as this process lives.
+    """
+
+def _let_hold_last(handle: bytes) -> None:
+    """Lets such a hold last as long as this process, not ten minutes."""
+
+def _end_hold(handle: bytes) -> None:
+    """Ends such a hold: the bytes will not be opened."""
+
+def _reduce_plain(tensor: object | None, storage_class: object) -> object:
+    """
+    The arguments that rebuild a plain torch tensor in another process, once, with the class that opens its storage there; None for one of which there is more to say.
+    """
+
 def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = None, access: Literal['readwrite', 'read'] = 'readwrite', framework: Literal['onecopy', 'torch', 'numpy'] | None = None, pin: bool = False) -> Any:
     """
     The tensor or bundle that a handle names, on its memory: nothing is copied.
@@ -436,6 +484,36 @@ def open(handle: Handle | bytes | bytearray | memoryview | str, device: Any = No
     program's own current stream. The host does not wait, or else ``stats()["host_waits"]`` counts
     it.
     """
+
+class _Copies:
+    """Copies of a value's tensors on a device, in the value's order."""
+
+    def __init__(self, device: object, stream: object | None, part: int = 536870912) -> None:
+        """A card copies ``part`` bytes while those behind them are added."""
+
+    def add(self, objects: list) -> int:
+        """Adds objects up to the first that is no tensor; how many."""
+
+    def end(self) -> list:
+        """The copies, each of the library that the original came from."""
+
+    @property
+    def parts(self) -> list[int]:
+        """How many tensors each part had."""
+
+def _pin(tensor: Tensor, device: Any = None) -> None: ...
+
+def _view_on(object: Any, device: Any) -> Any: ...
+
+def _unpin(tensor: Tensor) -> None: ...
+
+def _is_pinned(tensor: Tensor) -> bool: ...
+
+def _pin_batch(tensor: Any, ordinal: int) -> bool: ...
+
+def _begin_capture() -> None: ...
+
+def _end_capture() -> None: ...
 
 class Bundle(Mapping[str, Any]):
     """
@@ -507,6 +585,8 @@ class Bundle(Mapping[str, Any]):
             StaleHandle, OwnerDied: as ``open()``.
         """
 
+    def _values(self, framework: str) -> list[Any]: ...
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn: ...
 
     @property
@@ -539,6 +619,8 @@ def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal
     """
 @overload
 def load_safetensors(path: str | bytes | os.PathLike[str], *, framework: Literal['torch', 'numpy'], progress: Callable[[int, int], object] | None = None) -> dict[str, Any]: ...
+
+def _load(path: Any, device: Any, framework: Any = None, progress: Any = None) -> dict[str, Any]: ...
 
 @overload
 def load_npy(path: str | bytes | os.PathLike[str], *, framework: Literal['onecopy'] | None = None, progress: Callable[[int, int], object] | None = None) -> Tensor:
@@ -591,6 +673,9 @@ def collect(older_than: float | None = None) -> None:
             multiprocessing pickled for its pipes and queues are kept until this process ends.
     """
 
+def _trim(device: object | None) -> int:
+    """onecopy.torch.trim(), but for what torch has."""
+
 def list_owners() -> list[dict[str, Any]]:
     """
     All processes of this user that own or serve shared memory, this one too. Those that do not
@@ -619,6 +704,12 @@ def torch_share(tensor: object) -> tuple[Tensor, int] | None:
     """
     The memory of a plain torch tensor of the CPU, moved into shared memory in place if it is not there already, and
     flags for torch_open(); of CUDA, shared where it is. None for other objects and for tensors that need more than flags.
+    """
+
+def _torch_reduce(tensor: object) -> object:
+    """
+    Class, bytes of a handle that can be opened once, and flags for torch_open(), of a plain tensor of the CPU, shared as
+    torch_share() does it; None for others.
     """
 
 def torch_open(tensor: Tensor, flags: int = 1) -> object:
@@ -656,6 +747,23 @@ def torch_counters() -> dict[str, int]:
     adopted because torch had shared them already.
     """
 
+def _encode_values(value: object | None, reduce: object | None = None) -> object:
+    """
+    Returns the value's bytes and tensors; None when it has to be pickled. With `reduce` as calls are
+    written: returns the torch tensors of the value, too.
+    """
+
+def _decode_values(data: bytes, tensors: list, rebuild: object | None = None) -> object:
+    """
+    Returns the value that _encode_values() wrote. With `rebuild` as calls are read: returns
+    (value, its torch tensors).
+    """
+
+def _rewrite_value(data: bytes) -> object:
+    """
+    Reads a value as a program in C++ does, and returns what that writes of it.
+    """
+
 class Message:
     """
     A message of queues and pipes between Python and programs in C++: ``tag`` (a number of 32 bits),
@@ -677,6 +785,21 @@ class Message:
         """The tensors, not copied."""
 
     def __repr__(self) -> str: ...
+
+class _Rows:
+    def reduce(self, object: object | None) -> object: ...
+
+def _decode_message(tag: int, data: bytes, tensors: Iterable[Tensor]) -> object:
+    """What get() makes of a message."""
+
+def _open_row(index: int, flags: int) -> object: ...
+
+class _Putting:
+    def at_once(self) -> bool:
+        """Puts the object if there is space now; is it in the queue?"""
+
+    def wait_for_space(self) -> None:
+        """Waits; raises queue.Full when the time is over."""
 
 class Queue(Generic[_T]):
     """
@@ -733,6 +856,12 @@ class Queue(Generic[_T]):
         The next object without waiting, or ``default`` when there is none. Raises as ``get()`` does.
         """
 
+    def _put(self, obj: object | None, block: object | None, timeout: object | None, report: object | None = None) -> object: ...
+
+    def _begin_put(self, obj: object | None, block: object | None, timeout: object | None, report: object | None) -> _Putting | None: ...
+
+    def _get(self, block: object | None, timeout: object | None) -> object: ...
+
     def close(self) -> None:
         """For all processes: puts fail from here on, gets drain the rest."""
 
@@ -762,7 +891,15 @@ class Queue(Generic[_T]):
 
     def __bool__(self) -> bool: ...
 
+    def _handle_bytes(self) -> bytes:
+        """For a process that connects while this one has the queue open."""
+
+    def _held_handle_bytes(self) -> bytes:
+        """For a process that connects within ten minutes."""
+
     def __repr__(self) -> str: ...
+
+def _connect_queue(handle: bytes) -> Queue: ...
 
 class PipeHandle:
     """
@@ -913,5 +1050,329 @@ def connect(address: str, key: bytes, timeout: float | None = 10.0) -> PipeEnd:
         OtherUser: the listener is another user's, on a Unix socket.
         Timeout: it did not answer.
     """
+
+class _GraphFootprint:
+    """The size of an arena, in bytes."""
+
+    @property
+    def shared(self) -> int:
+        """Physical memory, shown by all windows."""
+
+    @property
+    def own(self) -> int:
+        """Physical memory that one window alone shows."""
+
+    @property
+    def mapped(self) -> int:
+        """Addresses of all windows together."""
+
+    @property
+    def windows(self) -> int: ...
+
+    @property
+    def mappings(self) -> int:
+        """Pieces of memory that the driver shows in all windows."""
+
+    @property
+    def parked(self) -> bool: ...
+
+    @property
+    def aliases(self) -> bool:
+        """Whether each window has addresses of its own."""
+
+class _GraphWindow:
+    """
+    Addresses of one capture over the pages of its arena; a buffer of its bytes.
+    """
+
+    @property
+    def nbytes(self) -> int: ...
+
+    @property
+    def base(self) -> int: ...
+
+class _GraphArena:
+    """
+    Scratch memory of captured graphs on one device: as much as the largest.
+    """
+
+    def __init__(self, device: object, limit: int | None = None) -> None:
+        """``limit`` in bytes; None: no limit."""
+
+    def open(self, nbytes: int) -> _GraphWindow:
+        """A window. Raises OutOfMemory, InvalidArgument while parked."""
+
+    def park(self) -> None:
+        """Gives the memory back."""
+
+    def resume(self) -> None:
+        """Gets memory again. Raises OutOfMemory."""
+
+    def footprint(self) -> _GraphFootprint: ...
+
+class _GraphPool:
+    """Memory of one capture, for torch's allocator."""
+
+    def __init__(self, arena: _GraphArena, most: int) -> None:
+        """``most`` addresses, in bytes."""
+
+    def open(self) -> None:
+        """torch's segments are of this pool from now on."""
+
+    def close(self) -> None: ...
+
+    def retire(self) -> None:
+        """
+        Shared memory is no more of this pool. The caller has waited for work that used it.
+        """
+
+    def keep_alive(self, alive: Sequence[tuple[int, int]]) -> None:
+        """Memory of its own for addresses and bytes, with any content."""
+
+    @property
+    def ordinal(self) -> int: ...
+
+    @property
+    def base(self) -> int: ...
+
+    @property
+    def used(self) -> int:
+        """Bytes."""
+
+    @property
+    def own(self) -> int:
+        """Bytes that no other capture shows."""
+
+    @property
+    def segments(self) -> int:
+        """How many torch has."""
+
+def _graph_bytes(pool: _GraphPool, address: int, nbytes: int) -> object:
+    """A tensor of torch's on bytes of a pool, which it keeps."""
+
+class _GraphTurn:
+    """Whose turn an arena is; a lock that its thread may take again."""
+
+    def __init__(self) -> None: ...
+
+    def bind(self, device: object) -> None: ...
+
+    def acquire(self, blocking: bool = True) -> bool: ...
+
+    def release(self) -> None: ...
+
+    def enter_stream(self, stream: int) -> None:
+        """The stream goes on after the last turn."""
+
+    def leave_stream(self, stream: int) -> None:
+        """The next turn comes after all that is in the stream."""
+
+    def wait(self) -> None:
+        """The host waits for the last turn."""
+
+    def set_running(self, is_running: bool) -> None: ...
+
+    def set_leases(self, leases: int) -> None: ...
+
+class _GraphCall:
+    """The calls of one captured graph."""
+
+    def __init__(self, turn: object, device: object, executable: int, gather: Sequence[int], scatter: Sequence[int]) -> None: ...
+
+    def add_slot(self, index: int, at: int, nbytes: int) -> None: ...
+
+    def add_place(self, index: int, tensor: object) -> None: ...
+
+    def add_source(self, tensor: object) -> None: ...
+
+    def add_fresh(self, source: int) -> None: ...
+
+    def add_argument(self, index: int) -> None: ...
+
+    def add_object(self, value: object | None) -> None: ...
+
+    def run(self, arguments: object, launcher: object | None = None) -> object:
+        """A tensor for each source. With the turn."""
+
+    def is_in_place(self, arguments: object) -> bool: ...
+
+    def close(self) -> None: ...
+
+    @property
+    def last_used(self) -> int: ...
+
+    @last_used.setter
+    def last_used(self, arg: int, /) -> None: ...
+
+    @property
+    def runs(self) -> int: ...
+
+class _GraphCallTable:
+    """The captured graphs of one function."""
+
+    def __init__(self, device: object, keyed: Sequence[int], most_elements: int) -> None: ...
+
+    def add(self, arguments: object, call: object) -> None: ...
+
+    def remove(self, call: object) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def tick(self) -> int: ...
+
+    @property
+    def hits(self) -> int: ...
+
+    def __call__(self, boxed: object) -> object:
+        """The results; None: declined."""
+
+def _graph_copies(device: object, stream: int, memory: Sequence[tuple[int, int]]) -> list[int]:
+    """Nodes for copies in the graph that the stream captures."""
+
+def _prepare_graphs(device: object) -> bool:
+    """
+    Before the first capture on a device; False: copies cannot be nodes of graphs here.
+    """
+
+class _Evaluation:
+    """One worker's part of a backward pass, without its messages."""
+
+    def __init__(self, context: object, worker: int, sent: object, roots: object, engine: object, retain: bool) -> None: ...
+
+    def take(self, arrived: object) -> tuple: ...
+
+    def resolve(self) -> tuple: ...
+
+    def mark(self, key: object) -> list: ...
+
+    def owed(self) -> list: ...
+
+def _rpc_context() -> object:
+    """This thread's context of distributed autograd, or None."""
+
+def _swap_rpc_context(context: object | None) -> object:
+    """Makes it this thread's. Returns the one before."""
+
+def _rpc_host() -> int:
+    """
+    A number of this boot and these namespaces: processes of one reach each other's memory.
+    """
+
+def _decode_call(data: bytes) -> tuple:
+    """The arguments of a plain call, as its callee reads them."""
+
+def _encode_call(args: tuple) -> object:
+    """For _decode_call(); None for what does not go as bytes alone."""
+
+class _RpcCall:
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def done(self) -> bool: ...
+
+    @property
+    def end_kind(self) -> int: ...
+
+    @property
+    def member(self) -> int: ...
+
+    def wait(self) -> None: ...
+
+    def want(self, future: object) -> bool: ...
+
+    def end(self) -> bool: ...
+
+    def complete(self) -> None: ...
+
+    def take_answer(self) -> object: ...
+
+class _RpcNode:
+    """This process as a member of a group; see src/rpc/node.h."""
+
+    def __init__(self, name: str, number: int) -> None: ...
+
+    def address(self) -> bytes: ...
+
+    def join(self, address: bytes) -> object: ...
+
+    def is_far(self, number: int) -> bool: ...
+
+    def connect(self, number: int, deadline: object | None) -> None: ...
+
+    def count_route(self, to: int, route: str) -> None: ...
+
+    def routes(self, to: int) -> dict: ...
+
+    def set_number_of(self, name: str, number: object) -> None: ...
+
+    def number_of(self, name: object) -> object: ...
+
+    def set_devices(self, of: int, of_calls: Sequence[tuple[int, int]], of_answers: Sequence[tuple[int, int]], numbers_agree: bool, is_automatic: bool) -> None: ...
+
+    def call(self, to: int, value: object, deadline: object | None, future: object | None, form: int = 0) -> object: ...
+
+    def begin_here(self, deadline: object | None, future: object) -> object: ...
+
+    def call_program(self, to: int, function: str, values: object, deadline: object | None, future: object) -> object: ...
+
+    def answer_program(self, to: int, call: int, code: str, text: str) -> None: ...
+
+    def note(self, to: int, value: object) -> None: ...
+
+    def answer(self, to: int, call: int, value: object, is_in_order: bool, form: int = 0) -> bool: ...
+
+    def learn(self, function: object, wire_name: str, names: object, name: object, check: object | None) -> None: ...
+
+    def knows(self, function: object | None) -> bool: ...
+
+    def call_plain(self, agent: object, to: object | None, function: object | None, args: object | None, kwargs: object | None, timeout: object | None) -> object: ...
+
+    def begin_plain(self, to: object | None, function: object | None, args: object | None, kwargs: object | None, timeout: object | None, trace: object | None = None) -> object: ...
+
+    def call_answering(self, agent: object, to: int, function: str, args: object) -> object: ...
+
+    def begin_answering(self, to: int, function: str, args: object) -> object: ...
+
+    def look(self) -> None: ...
+
+    def run(self, agent: object) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def has_left(self, arg: int, /) -> bool: ...
+
+    @property
+    def calls_under_way(self) -> int: ...
+
+    @property
+    def idle_workers(self) -> int: ...
+
+    @property
+    def serving(self) -> int: ...
+
+    def begin_serving(self) -> None: ...
+
+    def end_serving(self) -> None: ...
+
+    def wait_for_served(self, most: int, seconds: float) -> bool: ...
+
+    @property
+    def timeout(self) -> float: ...
+
+    @timeout.setter
+    def timeout(self, arg: float, /) -> None: ...
+
+    @property
+    def member_type(self) -> object: ...
+
+    @member_type.setter
+    def member_type(self, arg: object | None, /) -> None: ...
+
+    @property
+    def marked_type(self) -> object: ...
+
+    @marked_type.setter
+    def marked_type(self, arg: object | None, /) -> None: ...
 
 __version__: str

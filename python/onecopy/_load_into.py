@@ -97,7 +97,7 @@ def _check_shapes(places: dict[str, _Place], found: dict[str, Any]) -> None:
 
 
 def _put(places: dict[str, _Place], found: dict[str, Any]) -> None:
-    made: dict[tuple, Any] = {}
+    made: dict[tuple[Any, ...], Any] = {}
     for name, tensor in found.items():
         place = places[name]
         memory = (place.kind, tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())

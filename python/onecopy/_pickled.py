@@ -41,7 +41,7 @@ def _pickling_module() -> str:
     return str(frame.f_globals.get("__name__", ""))
 
 
-def reduce(tensor: _core.Tensor, protocol: int) -> tuple:
+def reduce(tensor: _core.Tensor, protocol: int) -> Any:
     """Returns the value of a tensor's ``__reduce_ex__``."""
     module = _pickling_module()
     if module in _CHANNELS:

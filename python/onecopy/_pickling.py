@@ -18,7 +18,7 @@ class _Pickler(ForkingPickler):
 
     def __init__(self, file: io.BytesIO, rows: _core._Rows) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.reducer_override = rows.reduce
+        self.reducer_override = rows.reduce  # type: ignore[method-assign, assignment]
 
 
 def dumps(obj: Any, rows: _core._Rows) -> memoryview:
@@ -48,13 +48,13 @@ def keep_open_for_child(thing: _core.Queue | _core.PipeHandle) -> bool:
     return keep_for_child(kept.clear)
 
 
-def reduce_queue(queue: _core.Queue) -> tuple:
+def reduce_queue(queue: _core.Queue) -> tuple[Any, ...]:
     """How a queue is pickled: for a child it stays open here, for others it is held for ten minutes."""
     kept = keep_open_for_child(queue)
     return connect_queue, (queue._handle_bytes() if kept else queue._held_handle_bytes(),)
 
 
-def reduce_pipe_end(end: _core.PipeEnd) -> tuple:
+def reduce_pipe_end(end: _core.PipeEnd) -> tuple[Any, ...]:
     """How the end of a pipe is pickled: for a child only.
 
     The end counts as open until the child is gone, also if the child closes it before. The child's end is noticed

@@ -40,7 +40,7 @@ def of_bound(method: Any) -> inspect.Signature:
 
 def _parameters(arguments: ast.arguments, defaults: Any) -> list[inspect.Parameter]:
     kinds = inspect.Parameter
-    positional = [(a, kinds.POSITIONAL_ONLY) for a in arguments.posonlyargs]
+    positional: list[tuple[ast.arg, Any]] = [(a, kinds.POSITIONAL_ONLY) for a in arguments.posonlyargs]
     positional += [(a, kinds.POSITIONAL_OR_KEYWORD) for a in arguments.args]
     values = [None] * (len(positional) - len(arguments.defaults)) + list(arguments.defaults)
     made = [_parameter(a, kind, value, defaults) for (a, kind), value in zip(positional, values)]

@@ -175,7 +175,7 @@ def _both(ours: type[Error], pythons: type[Exception]) -> type[Error]:
     return _made[bases]
 
 
-def _reduce(error: Error) -> tuple:
+def _reduce(error: Error) -> tuple[object, ...]:
     return _make, (error.code, error.args[0], error.vendor_code, error.domain)
 
 

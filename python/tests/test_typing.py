@@ -30,10 +30,10 @@ def test_the_package_says_that_it_is_typed():
 def test_stubs_are_those_of_the_extension(tmp_path):
     """After a change:
 
-    python -m nanobind.stubgen -m onecopy._core -p python/stub_patterns.txt -o python/onecopy/_core.pyi
+    python -m nanobind.stubgen -P -m onecopy._core -p python/stub_patterns.txt -o python/onecopy/_core.pyi
     """
     stubgen = pytest.importorskip("nanobind.stubgen")
-    stub = stubgen.StubGen(onecopy._core, patterns=stubgen.load_pattern_file(PATTERNS))
+    stub = stubgen.StubGen(onecopy._core, include_private=True, patterns=stubgen.load_pattern_file(PATTERNS))
     stub.put(onecopy._core)
     expected = (PACKAGE / "_core.pyi").read_text()
     difference = list(difflib.unified_diff(expected.splitlines(), stub.get().splitlines(), lineterm=""))
@@ -65,7 +65,7 @@ def test_stubs_are_python_and_know_every_name_they_use():
 def test_the_version_is_that_of_the_project(repository):
     project = (repository / "pyproject.toml").read_text()
     number, _, commit = onecopy.__version__.partition("+g")
-    assert 'dynamic = ["version"]' in project and onecopy.__version__ == importlib.metadata.version("onecopy")
+    assert 'dynamic = ["version", ' in project and onecopy.__version__ == importlib.metadata.version("onecopy")
     assert f"project(onecopy VERSION {number} " in (repository / "CMakeLists.txt").read_text()
     assert re.fullmatch("([0-9a-f]{7,40})?", commit)
 

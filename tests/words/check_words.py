@@ -29,7 +29,9 @@ FINITE = re.compile(
     r"\b(?:am|was|were|had|can|could|may|might|must|will|would|shall|should|do|did|are|have|\w{2,}s|\w+ed)\b"
 )
 PREPOSITION = re.compile(r"(?:Of|From|By|For|With|Behind|Before|After|As|Where|Also|Not|Else|Only|Until|In|On|At)\b")
-IS_NO = re.compile(r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|later\b|matter\b|slower\b|faster\b)\w+")
+IS_NO = re.compile(
+    r"(?<![Tt]here )\b(?:is|are|was|were) no (?!longer\b|more\b|less\b|later\b|matter\b|slower\b|faster\b)\w+"
+)
 POINTING = re.compile(r"\b(?:that one|those of|such a one|any more)\b")
 OPENING = re.compile(r"(?:A|An|The|[A-Z]\w*s|REQUIRES)\b|`")
 

@@ -65,7 +65,7 @@ def graph(
             pool.close()
             raise
     weakref.finalize(cuda_graph, drop_later, pool, arena).atexit = False
-    cuda_graph.replay = functools.partial(_replay, weakref.ref(cuda_graph), arena)  # type: ignore[method-assign]
+    cuda_graph.replay = functools.partial(_replay, weakref.ref(cuda_graph), arena)
 
 
 def _replay(reference: Any, arena: Arena) -> None:

@@ -351,8 +351,9 @@ class CudaGraph:
             self.call = None
 
     def __del__(self) -> None:
-        if not sys.is_finalizing() and getattr(self, "_pool", None) is not None:
-            drop_later(self._pool, self._arena, self._graph, self.call)
+        pool = getattr(self, "_pool", None)
+        if not sys.is_finalizing() and pool is not None:
+            drop_later(pool, self._arena, self._graph, self.call)
 
     # --- the call ---------------------------------------------------------------------------------------
 

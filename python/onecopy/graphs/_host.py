@@ -152,7 +152,7 @@ class HostGraph:
 
     def _mutated(self, step: Step, args: Any, kwargs: Any) -> Any:
         """The result of an operator that writes into its arguments: the first of them, as torch's do."""
-        schema = step.node.target._schema  # type: ignore[union-attr]
+        schema = step.node.target._schema
         for at, argument in enumerate(schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 return args[at] if at < len(args) else kwargs[argument.name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from typing import Any
 
 from ._arena import Arena
 from ._function import Eager
@@ -60,8 +61,8 @@ class Report:
             f"arena on {self.device}: {_size(self.shared_bytes)} shared, {_size(self.private_bytes)} private, "
             f"{_size(max(self.saved_bytes, 0))} saved{', parked' if self.parked else ''}"
             f"{'' if self.aliases else ', all graphs at the same addresses'}",
-            f"  {self.captures} captures, {self.replays} replays, {self.moves} moves ({self.recaptured} captured anew), "
-            f"{self.evicted} dropped, "
+            f"  {self.captures} captures, {self.replays} replays, "
+            f"{self.moves} moves ({self.recaptured} captured anew), {self.evicted} dropped, "
             f"{sum(self.eager.values())} eager calls, {self.held_outputs} outputs held in place",
         ]
         lines += [f"  eagerly {count} times: {reason}" for reason, count in self.eager.items()]
@@ -106,7 +107,7 @@ def report(arena: Arena) -> Report:
         )
 
 
-def _rows(functions: list) -> list[GraphRow]:
+def _rows(functions: list[Any]) -> list[GraphRow]:
     rows = []
     for function in functions:
         for key, graph in function.entries.items():
@@ -125,7 +126,7 @@ def _rows(functions: list) -> list[GraphRow]:
     return rows
 
 
-def _shapes(key: tuple) -> str:
+def _shapes(key: tuple[Any, ...]) -> str:
     named = [f"{str(part[0]).removeprefix('torch.')}{list(part[1])}" for part in key if len(part) == 4]
     return " ".join(named[:4]) + (f" and {len(named) - 4} more" if len(named) > 4 else "")
 

@@ -21,7 +21,7 @@ _base = need("lmcache.v1.storage_backend.abstract_backend", "lmcache", "onecopy.
 _DEFAULT_GIB = 8.0
 
 
-class OnecopyBackend(_base.StoragePluginInterface):
+class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined]
     """Keeps the chunks that its process has put, the least recently used going first, and reads those of others.
 
     A chunk is copied once when it is put, and once into LMCache's own memory when it is got. It is gone for others when

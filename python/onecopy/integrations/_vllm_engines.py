@@ -19,12 +19,12 @@ _base = need(
 
 
 @dataclass
-class OnecopyInitInfo(_base.WeightTransferInitInfo):
+class OnecopyInitInfo(_base.WeightTransferInitInfo):  # type: ignore[name-defined]
     """An empty message: the handles of a round say all."""
 
 
 @dataclass
-class OnecopyUpdateInfo(_base.WeightTransferUpdateInfo):
+class OnecopyUpdateInfo(_base.WeightTransferUpdateInfo):  # type: ignore[name-defined]
     """Handles of all weights, by the device that they are on: text alone, so that it goes through HTTP as it is."""
 
     handles: dict[str, str] = field(default_factory=dict)
@@ -35,13 +35,13 @@ class OnecopyUpdateInfo(_base.WeightTransferUpdateInfo):
 
 
 @dataclass
-class OnecopyTrainerInitInfo(_base.TrainerInitInfo):
+class OnecopyTrainerInitInfo(_base.TrainerInitInfo):  # type: ignore[name-defined]
     """The trainer's side has no settings."""
 
     backend: ClassVar[str] = "onecopy"
 
 
-class OnecopyWeightTransferEngine(_base.WeightTransferEngine):
+class OnecopyWeightTransferEngine(_base.WeightTransferEngine):  # type: ignore[name-defined]
     """The worker's side: gives the trainer's tensors to the model, which copies them into its own layout.
 
     Between ``initialize_layerwise_reload()`` and ``finalize_layerwise_reload()`` a model cannot serve. Both are called
@@ -78,7 +78,7 @@ class OnecopyWeightTransferEngine(_base.WeightTransferEngine):
         """Does nothing: nothing is kept between rounds."""
 
 
-class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):
+class OnecopyTrainerWeightTransferEngine(_base.TrainerWeightTransferEngine):  # type: ignore[name-defined]
     """The trainer's side: shares the weights where they are, round after round, without a buffer beside them.
 
     ``send_weights()`` is called on each rank; rank 0 talks to vLLM. The handles are kept until vLLM has finished.

@@ -14,7 +14,7 @@ from .vllm import PACKAGE, WHAT
 _default = need("vllm.model_executor.model_loader.default_loader", PACKAGE, WHAT, "DefaultModelLoader")
 
 
-class OnecopyModelLoader(_default.DefaultModelLoader):
+class OnecopyModelLoader(_default.DefaultModelLoader):  # type: ignore[name-defined]
     """Loads the weights that the text of a handle names, such as the one that ``onecopy share FILE`` prints.
 
     The model copies the tensors into its own layout, and the memory is closed after that. vLLM's check that no

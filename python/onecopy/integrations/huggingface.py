@@ -119,7 +119,9 @@ def _model_around(bundle: Any, cls: Any, directory: Path, kwargs: dict[str, Any]
 def _on_meta(cls: Any, directory: Path, kwargs: dict[str, Any], torch: Any) -> Any:
     """The class's model of the config, on the device meta."""
     transformers = need("transformers", "transformers", _WHAT)
-    about = {name: kwargs.pop(name) for name in ("attn_implementation", "trust_remote_code") if name in kwargs}
+    about: dict[str, Any] = {
+        name: kwargs.pop(name) for name in ("attn_implementation", "trust_remote_code") if name in kwargs
+    }
     dtype = kwargs.pop("dtype", kwargs.pop("torch_dtype", None))
     for name in (*_OF_THE_HUB, "use_safetensors", "variant", "weights_only", "low_cpu_mem_usage"):
         kwargs.pop(name, None)

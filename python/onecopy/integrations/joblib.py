@@ -36,13 +36,13 @@ def _install(reduction: Any, torch: Any) -> None:
     reduction.register(torch.nn.Parameter, _reduce)
 
 
-def _reduce(tensor: Any) -> tuple:
+def _reduce(tensor: Any) -> tuple[Any, ...]:
     from ..multiprocessing.reductions import reduce_tensor
 
     return _rebuild, reduce_tensor(tensor)
 
 
-def _rebuild(rebuild: Any, arguments: tuple) -> Any:
+def _rebuild(rebuild: Any, arguments: tuple[Any, ...]) -> Any:
     """In a worker, or here for a worker's result: from now on this process passes tensors on by handle, too."""
     register()
     return rebuild(*arguments)

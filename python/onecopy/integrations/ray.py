@@ -23,13 +23,13 @@ NAME = "ONECOPY"
 
 
 @dataclasses.dataclass
-class _Metadata(_direct.TensorTransportMetadata):
+class _Metadata(_direct.TensorTransportMetadata):  # type: ignore[name-defined]
     """The data that Ray carries to the receiver."""
 
     handle: str = ""
 
 
-class OnecopyTransport(_direct.TensorTransportManager):
+class OnecopyTransport(_direct.TensorTransportManager):  # type: ignore[name-defined]
     """Names the tensors of an actor by one handle, which another process of this machine opens.
 
     Called by Ray's threads, one object at a time. Handles are kept until Ray reports that the object cannot be

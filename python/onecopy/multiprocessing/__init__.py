@@ -16,9 +16,14 @@ import multiprocessing
 import sys
 from typing import Any
 
-from . import context, patches, reductions as reductions
-from .patches import install as install, installed as installed, uninstall as uninstall
-from .reductions import init_reductions as init_reductions
+from . import _aliases, context, patches, reductions as reductions
+from ._state import disabled, has_torch
+from .patches import (
+    init_reductions as init_reductions,
+    install as install,
+    installed as installed,
+    uninstall as uninstall,
+)
 from .spawn import spawn as spawn, start_processes as start_processes
 from .strategies import get_all_sharing_strategies, get_sharing_strategy, set_sharing_strategy
 
@@ -35,7 +40,7 @@ for _name in multiprocessing.__all__:
 SUBDEBUG = multiprocessing.SUBDEBUG
 SUBWARNING = multiprocessing.SUBWARNING
 
-if patches.has_torch():
+if has_torch():
     import torch  # noqa: F401
 
     from . import _torch_names
@@ -48,36 +53,17 @@ if patches.has_torch():
         )
     )
 
+_aliases.install()
 patches.install()  # with all names there: a failure has changed nothing
 
-if patches.disabled():  # contexts make objects of the standard library's classes then
+if disabled():  # contexts make objects of the standard library's classes then
     import multiprocessing.pool
     import multiprocessing.queues
 
     sys.modules[f"{__name__}.pool"] = multiprocessing.pool
     sys.modules[f"{__name__}.queues"] = multiprocessing.queues
 
-# Each has a file here, most of which only name the standard library's: to import that one changes the process (heap
-# registers a reducer), so it waits until a program asks for it by either name.
-_MODULES = frozenset(
-    [
-        "connection",
-        "dummy",
-        "heap",
-        "managers",
-        "pool",
-        "process",
-        "queue",
-        "queues",
-        "reduction",
-        "resource_sharer",
-        "resource_tracker",
-        "shared_memory",
-        "sharedctypes",
-        "synchronize",
-        "util",
-    ]
-)
+_MODULES = _aliases.NAMES | {"pool", "queue", "queues"}
 
 
 def __getattr__(name: str) -> Any:

@@ -38,11 +38,11 @@ from . import (
     util as util,
 )
 from .patches import (
+    init_reductions as init_reductions,
     install as install,
     installed as installed,
     uninstall as uninstall,
 )
-from .reductions import init_reductions as init_reductions
 from .strategies import (
     get_all_sharing_strategies as get_all_sharing_strategies,
     get_sharing_strategy as get_sharing_strategy,

@@ -98,7 +98,7 @@ def neg_view(tensor: torch.Tensor) -> torch.Tensor:
     return _needed("torch._neg_view", "a tensor that is to be read negated")(tensor)
 
 
-def nested_parts(nested: torch.Tensor) -> tuple:
+def nested_parts(nested: torch.Tensor) -> tuple[Any, ...]:
     """Its buffer and the three tensors that describe the parts."""
     methods = ("_nested_tensor_size", "_nested_tensor_strides", "_nested_tensor_storage_offsets")
     return nested.values(), *(_needed(f"torch.Tensor.{name}", _NESTED)(nested) for name in methods)
@@ -109,7 +109,7 @@ def nested_tensor(parts: Iterable[torch.Tensor]) -> torch.Tensor:
     return _needed("torch._nested_view_from_buffer_copy", _NESTED)(*parts)
 
 
-def sparse_coo_parts(sparse: torch.Tensor) -> tuple:
+def sparse_coo_parts(sparse: torch.Tensor) -> tuple[Any, ...]:
     """Indices and values, also of a tensor that is not coalesced: torch's public methods refuse those."""
     names = ("_indices", "_values")
     return tuple(_needed(f"torch.Tensor.{name}", "a sparse tensor of layout coo")(sparse) for name in names)

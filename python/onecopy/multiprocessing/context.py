@@ -21,7 +21,7 @@ from multiprocessing.context import (
     set_spawning_popen,
 )
 
-from . import patches
+from ._state import installed
 
 __all__ = [
     "AuthenticationError",
@@ -52,7 +52,7 @@ class _SharingContext(BaseContext):
 
     def Queue(self, maxsize=0):
         """Returns a queue object"""
-        if not patches.installed():
+        if not installed():
             return super().Queue(maxsize)
         from .queues import Queue
 
@@ -60,7 +60,7 @@ class _SharingContext(BaseContext):
 
     def JoinableQueue(self, maxsize=0):
         """Returns a queue object"""
-        if not patches.installed():
+        if not installed():
             return super().JoinableQueue(maxsize)
         from .queues import JoinableQueue
 
@@ -68,7 +68,7 @@ class _SharingContext(BaseContext):
 
     def SimpleQueue(self):
         """Returns a queue object"""
-        if not patches.installed():
+        if not installed():
             return super().SimpleQueue()
         from .queues import SimpleQueue
 
@@ -76,7 +76,7 @@ class _SharingContext(BaseContext):
 
     def Pool(self, processes=None, initializer=None, initargs=(), maxtasksperchild=None):
         """Returns a process pool object"""
-        if not patches.installed():
+        if not installed():
             return super().Pool(processes, initializer, initargs, maxtasksperchild)
         from .pool import Pool
 

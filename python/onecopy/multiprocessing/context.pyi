@@ -1,4 +1,5 @@
 # For type checkers: the standard library's classes, of which ours are subclasses.
+from multiprocessing import reduction as reduction
 from multiprocessing.context import (
     AuthenticationError as AuthenticationError,
     BaseContext as BaseContext,
@@ -15,6 +16,5 @@ from multiprocessing.context import (
     TimeoutError as TimeoutError,
     assert_spawning as assert_spawning,
     get_spawning_popen as get_spawning_popen,
-    reduction as reduction,
     set_spawning_popen as set_spawning_popen,
 )

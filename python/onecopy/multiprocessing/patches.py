@@ -7,10 +7,7 @@ place (their ``__code__``), so the order of imports does not matter.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 import logging
-import os
 import threading
 import types
 from collections.abc import Callable
@@ -19,33 +16,17 @@ from typing import Any
 
 from .. import _core
 from ..errors import Unsupported
-from . import _torch_names
+from . import _state, _torch_names, reductions
+from ._state import disabled, has_torch, installed, originals
 
-__all__ = ["install", "installed", "uninstall"]
+__all__ = ["init_reductions", "install", "installed", "originals", "uninstall"]
 
 _lock = threading.RLock()
 _undo: list[Callable[[], None]] = []
-_installed = False
-
-
-@functools.cache
-def has_torch() -> bool:
-    """Whether PyTorch is there to be imported."""
-    return importlib.util.find_spec("torch") is not None
 
 
 if has_torch():  # before anything is changed
     _torch_names.check_version()
-
-
-def disabled() -> bool:
-    """Whether the environment asks us to leave everything as it is."""
-    return os.environ.get("ONECOPY_DISABLE", "") not in ("", "0")
-
-
-def installed() -> bool:
-    """Whether tensors travel by handle: install() was called and uninstall() was not."""
-    return _installed
 
 
 def install() -> bool:
@@ -54,14 +35,13 @@ def install() -> bool:
     Returns:
         False, and says so in the log, when the environment has ``ONECOPY_DISABLE=1``.
     """
-    global _installed
     if disabled():
         logging.getLogger("onecopy").warning(
             "ONECOPY_DISABLE is set: onecopy.multiprocessing behaves as torch.multiprocessing"
         )
         return False
     with _lock:
-        if not _installed:
+        if not installed():
             try:
                 _register_reducers()
                 if has_torch():
@@ -69,7 +49,7 @@ def install() -> bool:
             except BaseException:
                 uninstall()
                 raise
-            _installed = True
+            _state.set_installed(True)
     return True
 
 
@@ -78,22 +58,27 @@ def uninstall() -> None:
 
     torch does not know the memory of those as shared: sending one again copies it.
     """
-    global _installed
     with _lock:
-        _installed = False
+        _state.set_installed(False)
         while _undo:
             _undo.pop()()
 
 
-def _register_reducers() -> None:
-    from . import reductions
+def init_reductions() -> None:
+    """Makes ForkingPickler carry tensors by handle; importing the package has done so already."""
+    if install() and has_torch():
+        from torch.multiprocessing.reductions import init_reductions
 
+        init_reductions()
+
+
+def _register_reducers() -> None:
     for type_, reduce in reductions.REDUCERS.items():
         _register_reducer(type_, reduce)
 
 
-def _register_reducer(type_: type, reduce: Callable[[Any], tuple]) -> None:
-    known = ForkingPickler._extra_reducers
+def _register_reducer(type_: type, reduce: Callable[[Any], tuple[Any, ...]]) -> None:
+    known: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
     before = known.get(type_)
 
     def undo() -> None:
@@ -129,7 +114,7 @@ def _set(owner: Any, name: str, value: Any) -> None:
     _undo.append(undo)
 
 
-def _replace(function: types.FunctionType, ours: types.FunctionType) -> types.FunctionType:
+def _replace(function: types.FunctionType, ours: Callable[..., Any]) -> types.FunctionType:
     """Gives `function` our code until uninstall(), for all importers; returns the old one.
 
     `ours` runs with the globals of `function`: it takes the arguments of `function`, and may use nothing but those
@@ -140,7 +125,7 @@ def _replace(function: types.FunctionType, ours: types.FunctionType) -> types.Fu
         before, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
     old.__kwdefaults__ = function.__kwdefaults__
-    code = ours.__code__
+    code: types.CodeType = ours.__code__
 
     def undo() -> None:
         if function.__code__ is not code:
@@ -154,29 +139,6 @@ def _replace(function: types.FunctionType, ours: types.FunctionType) -> types.Fu
 
 
 # --- torch ------------------------------------------------------------------------------------------
-
-
-class TorchOriginals:
-    """torch's own functions, for devices that onecopy does not carry, and for storages that it does not know."""
-
-    reduce_tensor: Callable[[Any], tuple]
-    reduce_storage: Callable[[Any], tuple]
-    rebuild_tensor: Callable[..., Any]
-    rebuild_cuda_tensor: Callable[..., Any]
-    rebuild_storage_fd: Callable[..., Any]
-    rebuild_storage_filename: Callable[..., Any]
-    set_sharing_strategy: Callable[[str], None]
-    is_shared: Callable[[Any], bool]
-    share_memory_: Callable[[Any], Any]
-    new_shared: Callable[..., Any]
-    pin_memory: Callable[..., Any]
-    pin_memory_loop: Callable[..., None]
-
-    def __getattr__(self, name: str) -> Any:
-        return _torch_names.of_reductions(name)  # which raises: it is one that was not found
-
-
-originals = TorchOriginals()
 
 
 def _patch_torch() -> None:
@@ -217,72 +179,72 @@ def _replace_reduction(name: str, otherwise: str) -> None:
     setattr(originals, name, _replace(function, globals()[f"_{name}"]))
 
 
-def _reduce_tensor(tensor):
+def _reduce_tensor(tensor: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions.reduce_tensor(tensor)
 
 
-def _reduce_storage(storage):
+def _reduce_storage(storage: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions.reduce_storage(storage)
 
 
-def _reduce_typed_storage(storage):
+def _reduce_typed_storage(storage: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions.reduce_typed_storage(storage)
 
 
-def _reduce_typed_storage_child(storage):
+def _reduce_typed_storage_child(storage: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions.reduce_typed_storage_child(storage)
 
 
-def _reduce_event(event):
+def _reduce_event(event: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions.reduce_event(event)
 
 
-def _rebuild_tensor(*arguments, **named):
+def _rebuild_tensor(*arguments: Any, **named: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions._rebuild("rebuild_tensor", arguments, named)
 
 
-def _rebuild_cuda_tensor(*arguments, **named):
+def _rebuild_cuda_tensor(*arguments: Any, **named: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions._rebuild("rebuild_cuda_tensor", arguments, named)
 
 
-def _rebuild_storage_fd(*arguments, **named):
+def _rebuild_storage_fd(*arguments: Any, **named: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions._rebuild("rebuild_storage_fd", arguments, named)
 
 
-def _rebuild_storage_filename(*arguments, **named):
+def _rebuild_storage_filename(*arguments: Any, **named: Any) -> Any:
     from onecopy.multiprocessing import reductions
 
     return reductions._rebuild("rebuild_storage_filename", arguments, named)
 
 
-def _set_sharing_strategy(new_strategy):
+def _set_sharing_strategy(new_strategy: Any) -> None:
     from onecopy.multiprocessing import patches  # noqa: PLW0406
 
     patches.originals.set_sharing_strategy(new_strategy)
     patches._follow(new_strategy)
 
 
-def _follow(strategy: str) -> None:
+def _follow(strategy: Any) -> None:
     _core.set_strategy(strategy)
 
 
-def _patch_storage(untyped_storage: type) -> None:
+def _patch_storage(untyped_storage: Any) -> None:
     originals.is_shared = untyped_storage.is_shared
     originals.share_memory_ = untyped_storage.share_memory_
     originals.new_shared = untyped_storage.__dict__.get("_new_shared") or untyped_storage._new_shared
@@ -291,12 +253,12 @@ def _patch_storage(untyped_storage: type) -> None:
     _set(untyped_storage, "_new_shared", classmethod(_new_shared))
 
 
-def _is_shared(self) -> bool:
+def _is_shared(self: Any) -> bool:
     """Whether the storage lies in shared memory, ours or torch's; true for devices."""
     return _core.torch_is_shared(self) or originals.is_shared(self)
 
 
-def _share_memory_(self, *args, **kwargs):
+def _share_memory_(self: Any, *args: Any, **kwargs: Any) -> Any:
     """Moves the storage into memory of onecopy, in place; without effect where it is shared already."""
     if self.device.type != "cpu" or not self.nbytes():
         return originals.share_memory_(self, *args, **kwargs)
@@ -305,7 +267,7 @@ def _share_memory_(self, *args, **kwargs):
     return self
 
 
-def _new_shared(cls, size, *, device="cpu"):
+def _new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
     """A new storage of `size` bytes in memory of onecopy, uninitialised."""
     import torch
 
@@ -318,7 +280,7 @@ def _new_shared(cls, size, *, device="cpu"):
 _pinning = threading.local()  # .card: the CUDA device of a DataLoader whose pinning thread this is
 
 
-def _patch_loader(tensor: type) -> None:
+def _patch_loader(tensor: Any) -> None:
     from torch.utils.data._utils import pin_memory
 
     originals.pin_memory = tensor.pin_memory

@@ -6,12 +6,10 @@ from __future__ import annotations
 import math
 import time
 from multiprocessing.connection import wait
-from multiprocessing.context import reduction
-from typing import Any
+from multiprocessing.reduction import ForkingPickler as _Pickler
+from typing import Any, cast
 
 from .. import _core
-
-_Pickler = reduction.ForkingPickler
 
 # Python waits for no longer at a time than a C int of milliseconds says.
 _SLICE = 1e6
@@ -65,7 +63,7 @@ class Reader(_End):
             left = deadline - time.monotonic()
             if left <= 0:
                 return False
-            if wait([self], min(left, _SLICE)) and queue.empty():
+            if wait([cast(Any, self)], min(left, _SLICE)) and queue.empty():
                 if queue.closed:  # recv() does not wait, it raises
                     return True
                 time.sleep(0.001)  # it is readable a little longer than there are objects

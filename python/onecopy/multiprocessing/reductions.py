@@ -9,12 +9,13 @@ lives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from .. import _core
 from ..errors import InvalidArgument, Unsupported
-from . import _torch_names, patches
+from . import _torch_names
+from ._state import has_torch, installed, originals
 from .holds import held, held_object, let_last, tie_to_child
 from .strategies import get_sharing_strategy
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SharedStorage",
-    "init_reductions",
     "rebuild_cpu_tensor",
     "rebuild_event",
     "rebuild_lazy_tensor",
@@ -61,25 +61,17 @@ _NON_LEAF = (
 
 def __getattr__(name: str) -> Any:
     """The rest of torch.multiprocessing.reductions, as it is."""
-    if name.startswith("__") or not patches.has_torch():
+    if name.startswith("__") or not has_torch():
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from torch.multiprocessing import reductions
 
     return getattr(reductions, name)
 
 
-def init_reductions() -> None:
-    """Makes ForkingPickler carry tensors by handle; importing the package has done so already."""
-    if patches.install() and patches.has_torch():
-        from torch.multiprocessing.reductions import init_reductions
-
-        init_reductions()
-
-
 # --- tensors ----------------------------------------------------------------------------------------
 
 
-def reduce_tensor(tensor: torch.Tensor) -> tuple:
+def reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Names a tensor for another process.
 
     Returns:
@@ -96,21 +88,22 @@ def reduce_tensor(tensor: torch.Tensor) -> tuple:
         onecopy.OutOfMemory: its storage is not shared yet and there is no room for it.
         onecopy.Unsupported: it lies in a block of onecopy, in the middle of an element.
     """
-    if not patches.installed():
+    if not installed():
         from torch.multiprocessing.reductions import reduce_tensor
 
         return reduce_tensor(tensor)
+    core: Any = _core
     if tensor.is_cuda:
-        if (plain := _core._reduce_plain(tensor, SharedStorage)) is not None:
+        if (plain := core._reduce_plain(tensor, SharedStorage)) is not None:
             tie_to_child(plain[7])
             return rebuild_shared_tensor, plain
-    elif (plain := _core._torch_reduce(tensor)) is not None:
+    elif (plain := core._torch_reduce(tensor)) is not None:
         tie_to_child(plain[1])
         return rebuild_cpu_tensor, plain
     return _reduce_unusual_tensor(tensor)
 
 
-def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple:
+def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     import torch
 
     if tensor.requires_grad and not tensor.is_leaf:
@@ -125,7 +118,7 @@ def _reduce_unusual_tensor(tensor: torch.Tensor) -> tuple:
     if tensor.device.type == "meta":
         return _reduce_meta_tensor(tensor)
     if not _is_carried(tensor.device, tensor.untyped_storage):
-        return patches.originals.reduce_tensor(tensor)
+        return originals.reduce_tensor(tensor)
     return _reduce_shared_tensor(tensor)
 
 
@@ -136,7 +129,7 @@ def _is_carried(device: torch.device, storage: Callable[[], torch.UntypedStorage
     return device.type in _CARRIED
 
 
-def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
+def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     storage = tensor.untyped_storage()
     handle, begin = _block_handle(storage, tensor.dtype)
     bits = (tensor.is_conj(), tensor.is_neg())
@@ -149,7 +142,7 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple:
     return rebuild_shared_tensor, arguments
 
 
-def _device_arguments(tensor: torch.Tensor, handle: bytes | None, begin: int) -> tuple:
+def _device_arguments(tensor: torch.Tensor, handle: bytes | None, begin: int) -> tuple[Any, ...]:
     """Those of rebuild_shared_tensor(), which are those of torch's rebuild_cuda_tensor()."""
     import torch
 
@@ -172,13 +165,13 @@ def _device_arguments(tensor: torch.Tensor, handle: bytes | None, begin: int) ->
     )
 
 
-def rebuild_cpu_tensor(tensor_cls, handle, flags):
+def rebuild_cpu_tensor(tensor_cls: type, handle: bytes, flags: int) -> Any:
     """The tensor of the CPU that reduce_tensor() named, on the same memory. Raises as rebuild_shared_tensor()."""
     del tensor_cls  # the flags say it: a Parameter or a Tensor
     return _core.torch_open(_core.open(handle), flags)
 
 
-def rebuild_unusual_tensor(tensor_cls, storage, metadata):
+def rebuild_unusual_tensor(tensor_cls: type, storage: tuple[Any, ...], metadata: tuple[Any, ...]) -> Any:
     """As rebuild_cpu_tensor(), for subclasses, tensors with hooks, and dtypes that handles have no number for."""
     handle, size_bytes, begin = storage
     offset, size, stride, requires_grad, dtype, conj, neg = metadata
@@ -189,22 +182,22 @@ def rebuild_unusual_tensor(tensor_cls, storage, metadata):
 
 
 def rebuild_shared_tensor(
-    tensor_cls,
-    tensor_size,
-    tensor_stride,
-    tensor_offset,
-    storage_cls,
-    dtype,
-    storage_device,
-    storage_handle,
-    storage_size_bytes,
-    storage_offset_bytes,
-    requires_grad,
-    ref_counter_handle,
-    ref_counter_offset,
-    event_handle,
-    event_sync_required,
-):
+    tensor_cls: type,
+    tensor_size: Sequence[int],
+    tensor_stride: Sequence[int],
+    tensor_offset: int,
+    storage_cls: type,
+    dtype: torch.dtype,
+    storage_device: int | str,
+    storage_handle: bytes | None,
+    storage_size_bytes: int,
+    storage_offset_bytes: int,
+    requires_grad: bool,
+    ref_counter_handle: bytes,
+    ref_counter_offset: int,
+    event_handle: bytes,
+    event_sync_required: bool,
+) -> Any:
     """The tensor that reduce_tensor() named, on the same memory.
 
     Raises:
@@ -240,7 +233,7 @@ def _ordinal_of(uuid: str) -> int:
     raise Unsupported(f"no CUDA device of this process has the UUID {uuid}; CUDA_VISIBLE_DEVICES may hide it")
 
 
-def rebuild_lazy_tensor(*arguments):
+def rebuild_lazy_tensor(*arguments: Any) -> Any:
     """A tensor whose elements are to be read conjugated or negated: 15 arguments and the two bits."""
     *plain, conj, neg = arguments
     requires_grad = plain[10]
@@ -255,13 +248,15 @@ def _lazy(tensor: torch.Tensor, conj: bool, neg: bool) -> torch.Tensor:
     return _torch_names.neg_view(tensor) if neg else tensor
 
 
-def _on_storage(storage, dtype, offset, size, stride):
+def _on_storage(
+    storage: torch.UntypedStorage, dtype: torch.dtype, offset: int, size: Sequence[int], stride: Sequence[int]
+) -> Any:
     import torch
 
     return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, size, stride)
 
 
-def _finish(tensor, tensor_cls, requires_grad):
+def _finish(tensor: torch.Tensor, tensor_cls: type, requires_grad: bool) -> Any:
     import torch
 
     if tensor_cls is torch.nn.Parameter:
@@ -271,7 +266,7 @@ def _finish(tensor, tensor_cls, requires_grad):
     return tensor
 
 
-def _reduce_meta_tensor(tensor: torch.Tensor) -> tuple:
+def _reduce_meta_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     return rebuild_meta_tensor, (
         type(tensor),
         tensor.size(),
@@ -284,14 +279,14 @@ def _reduce_meta_tensor(tensor: torch.Tensor) -> tuple:
 
 
 def rebuild_meta_tensor(
-    tensor_cls,
-    tensor_size,
-    tensor_stride,
-    tensor_offset,
-    dtype,
-    storage_size_bytes,
-    requires_grad,
-):
+    tensor_cls: type,
+    tensor_size: Sequence[int],
+    tensor_stride: Sequence[int],
+    tensor_offset: int,
+    dtype: torch.dtype,
+    storage_size_bytes: int,
+    requires_grad: bool,
+) -> Any:
     """A tensor without elements."""
     import torch
 
@@ -303,17 +298,17 @@ def rebuild_meta_tensor(
 # --- tensors made of tensors ------------------------------------------------------------------------
 
 
-def reduce_nested_tensor(nt: torch.Tensor) -> tuple:
+def reduce_nested_tensor(nt: torch.Tensor) -> tuple[Any, ...]:
     """A nested tensor (strided layout) as its buffer and three tensors that describe the parts."""
     return rebuild_nested_tensor, _reduce_all(_torch_names.nested_parts(nt))
 
 
-def rebuild_nested_tensor(*reduced):
+def rebuild_nested_tensor(*reduced: Any) -> Any:
     """A nested tensor from the arguments of reduce_nested_tensor()."""
     return _torch_names.nested_tensor(_rebuild_all(reduced))
 
 
-def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple:
+def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple[Any, ...]:
     """A sparse tensor as its indices and values; layouts: coo, csr, csc, bsr, bsc."""
     import torch
 
@@ -332,7 +327,7 @@ def reduce_sparse_tensor(sparse: torch.Tensor) -> tuple:
     return rebuild_sparse_compressed_tensor, (*_reduce_all(parts), sparse.shape, sparse.layout)
 
 
-def rebuild_sparse_coo_tensor(*arguments):
+def rebuild_sparse_coo_tensor(*arguments: Any) -> Any:
     """A sparse tensor of layout coo from the arguments of reduce_sparse_tensor()."""
     import torch
 
@@ -342,7 +337,7 @@ def rebuild_sparse_coo_tensor(*arguments):
     return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced, check_invariants=False)
 
 
-def rebuild_sparse_compressed_tensor(*arguments):
+def rebuild_sparse_compressed_tensor(*arguments: Any) -> Any:
     """A sparse tensor of a compressed layout from the arguments of reduce_sparse_tensor()."""
     import torch
 
@@ -350,19 +345,19 @@ def rebuild_sparse_compressed_tensor(*arguments):
     return torch.sparse_compressed_tensor(*_rebuild_all(reduced), shape, layout=layout, check_invariants=False)
 
 
-def _reduce_all(tensors) -> tuple:
+def _reduce_all(tensors: Iterable[torch.Tensor]) -> tuple[Any, ...]:
     """Functions and arguments of several tensors, one after the other."""
     return tuple(item for tensor in tensors for item in reduce_tensor(tensor))
 
 
-def _rebuild_all(reduced) -> list:
+def _rebuild_all(reduced: Sequence[Any]) -> list[Any]:
     return [rebuild(*arguments) for rebuild, arguments in zip(reduced[::2], reduced[1::2])]
 
 
 # --- storages ---------------------------------------------------------------------------------------
 
 
-def reduce_storage(storage: torch.UntypedStorage) -> tuple:
+def reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
     """Names a whole storage for another process.
 
     Returns:
@@ -372,12 +367,12 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple:
     Raises:
         RuntimeError: it lies on ``meta`` or on a device that onecopy does not know.
     """
-    if not patches.installed():
+    if not installed():
         from torch.multiprocessing.reductions import reduce_storage
 
         return reduce_storage(storage)
     if not _is_carried(storage.device, lambda: storage):
-        return patches.originals.reduce_storage(storage)
+        return originals.reduce_storage(storage)
     if storage.nbytes() == 0:
         return rebuild_storage_empty, (type(storage),)
     handle = StorageHandle(held(_core.torch_share_storage(storage)))
@@ -385,36 +380,36 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple:
     return rebuild_storage, (type(storage), *no_manager, handle, storage.nbytes())
 
 
-def rebuild_storage(storage_cls, *named):
+def rebuild_storage(storage_cls: type, *named: Any) -> Any:
     """The storage that reduce_storage() named; the same object for the same memory in this process."""
     del storage_cls
     *_, handle, size_bytes = named
     return _open_storage(bytes(handle), size_bytes)
 
 
-def rebuild_storage_empty(cls):
+def rebuild_storage_empty(cls: Callable[[], Any]) -> Any:
     """A storage of no bytes: there is nothing to share."""
     return cls()
 
 
-def reduce_typed_storage(storage: torch.TypedStorage) -> tuple:
+def reduce_typed_storage(storage: torch.TypedStorage) -> tuple[Any, ...]:
     """A storage that knows its dtype."""
     return rebuild_typed_storage, (_torch_names.untyped_storage(storage), storage.dtype)
 
 
-def rebuild_typed_storage(storage, dtype):
+def rebuild_typed_storage(storage: torch.UntypedStorage, dtype: torch.dtype) -> Any:
     """A storage that knows its dtype, on the same memory."""
     import torch
 
     return _torch_names.typed_storage(torch.TypedStorage, storage, dtype=dtype)
 
 
-def reduce_typed_storage_child(storage: torch.TypedStorage) -> tuple:
+def reduce_typed_storage_child(storage: torch.TypedStorage) -> tuple[Any, ...]:
     """A storage of one of the old classes, such as torch.FloatStorage."""
     return rebuild_typed_storage_child, (_torch_names.untyped_storage(storage), type(storage))
 
 
-def rebuild_typed_storage_child(storage, storage_type):
+def rebuild_typed_storage_child(storage: torch.UntypedStorage, storage_type: type) -> Any:
     """A storage of one of the old classes, on the same memory."""
     return _torch_names.typed_storage(storage_type, storage)
 
@@ -424,13 +419,13 @@ def rebuild_typed_storage_child(storage, storage_type):
 _MAGIC = b"1COPY\0"  # the first bytes of a handle
 
 
-def _rebuild(name: str, arguments: tuple, named: dict) -> Any:
+def _rebuild(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """torch's function of that name since the package was imported: our arguments are opened by our function."""
-    rebuild = _ours_for(name, arguments) or getattr(patches.originals, name)
+    rebuild = _ours_for(name, arguments) or getattr(originals, name)
     return rebuild(*arguments, **named)
 
 
-def _ours_for(name: str, arguments: tuple) -> Callable[..., Any] | None:
+def _ours_for(name: str, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
     """Our function, if the arguments have a handle in place of torch's storages, descriptors and names."""
     place = _PLACES[name]
     named = arguments[place] if len(arguments) > place else None
@@ -440,7 +435,7 @@ def _ours_for(name: str, arguments: tuple) -> Callable[..., Any] | None:
 
 
 _PLACES = {"rebuild_tensor": 1, "rebuild_cuda_tensor": 7, "rebuild_storage_fd": 1, "rebuild_storage_filename": 2}
-_REBUILDERS = {
+_REBUILDERS: dict[str, Callable[..., Any]] = {
     "rebuild_tensor": rebuild_cpu_tensor,
     "rebuild_cuda_tensor": rebuild_shared_tensor,
     "rebuild_storage_fd": rebuild_storage,
@@ -461,7 +456,15 @@ class SharedStorage:
     """
 
     @staticmethod
-    def _new_shared_cuda(device, handle, size_bytes, offset_bytes, _ref_counter_handle, named, *_event):
+    def _new_shared_cuda(
+        device: int | str,
+        handle: bytes,
+        size_bytes: int,
+        offset_bytes: int,
+        _ref_counter_handle: bytes,
+        named: int,
+        *_event: Any,
+    ) -> Any:
         """A storage that begins where the sender's does; rebuild_shared_tensor() takes the whole block's instead."""
         block = _core.open(handle, _device_asked(handle, device, named))
         if offset_bytes == 0:
@@ -471,7 +474,7 @@ class SharedStorage:
         return torch.from_dlpack(block[offset_bytes : offset_bytes + size_bytes]).untyped_storage()
 
     @staticmethod
-    def _release_ipc_counter(*_arguments, **_named):
+    def _release_ipc_counter(*_arguments: Any, **_named: Any) -> None:
         """torch found the storage in its cache: there is no counter to give back."""
 
 
@@ -517,15 +520,15 @@ def _open_storage(handle: bytes | None, size: int, device: str | None = None) ->
 # --- other things -----------------------------------------------------------------------------------
 
 
-def reduce_event(event: torch.cuda.Event) -> tuple:
+def reduce_event(event: torch.cuda.Event) -> tuple[Any, ...]:
     """An event made with ``interprocess=True``. It is kept until it is rebuilt."""
-    if not patches.installed():
+    if not installed():
         return _torch_names.of_reductions("reduce_event")(event)
     handle = event.ipc_handle()
     return rebuild_event, (event.device, handle, held_object(event), type(event))
 
 
-def rebuild_event(device, handle, hold=None, event_cls=None):
+def rebuild_event(device: Any, handle: bytes, hold: bytes | None = None, event_cls: Any = None) -> Any:
     """The event that another process made, which need not keep it any more; a CUDA event without a class."""
     import torch
 
@@ -536,10 +539,10 @@ def rebuild_event(device, handle, hold=None, event_cls=None):
             _core._end_hold(hold)
 
 
-def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple:
+def _reduce_own(thing: _core.Tensor | _core.Handle | _core.Queue) -> tuple[Any, ...]:
     """A handle, as channels get it, with a hold that lasts. For a child that is being started the hold ends with
     it."""
-    rebuild, arguments = thing._reduce_handle() if isinstance(thing, _core.Tensor) else thing.__reduce__()
+    rebuild, arguments = cast(Any, thing._reduce_handle() if isinstance(thing, _core.Tensor) else thing.__reduce__())
     let_last(arguments[0])
     return rebuild, arguments
 

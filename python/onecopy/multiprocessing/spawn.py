@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import patches
+from ._state import has_torch
 
 _NAMES = (
     "ENV_VAR_PARALLEL_START",
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
         spawn,
         start_processes,
     )
-if patches.has_torch():
+if has_torch():
     from . import _torch_names
 
     globals().update(_torch_names.exports("torch.multiprocessing.spawn", _NAMES))
@@ -33,10 +33,14 @@ else:
 
     _NEEDS_TORCH = "it is a function of PyTorch: install torch, or use Process or Pool"
 
-    def spawn(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
+    def spawn(
+        fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = "spawn"
+    ) -> NoReturn:
         """Needs PyTorch."""
         raise ImportError(f"onecopy.multiprocessing.spawn: {_NEEDS_TORCH}")
 
-    def start_processes(fn, args=(), nprocs=1, join=True, daemon=False, start_method="spawn"):
+    def start_processes(
+        fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, daemon: bool = False, start_method: str = "spawn"
+    ) -> NoReturn:
         """Needs PyTorch."""
         raise ImportError(f"onecopy.multiprocessing.start_processes: {_NEEDS_TORCH}")

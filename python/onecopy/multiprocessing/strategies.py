@@ -8,8 +8,10 @@ names set and return this value, too.
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 from .. import _core
-from . import patches
+from ._state import has_torch
 
 __all__ = ["get_all_sharing_strategies", "get_sharing_strategy", "set_sharing_strategy"]
 
@@ -26,19 +28,19 @@ def set_sharing_strategy(new_strategy: str) -> None:
     Raises:
         AssertionError: there is no such strategy (the error that torch raises).
     """
-    if patches.has_torch():
+    if has_torch():
         from torch.multiprocessing import set_sharing_strategy
 
         set_sharing_strategy(new_strategy)
         return
     if new_strategy not in _STRATEGIES:
         raise AssertionError(f"invalid sharing strategy {new_strategy!r}, expected one of {_STRATEGIES}")
-    _core.set_strategy(new_strategy)
+    _core.set_strategy(cast(Any, new_strategy))
 
 
 def get_sharing_strategy() -> str:
     """Return the current strategy for sharing CPU tensors."""
-    if patches.has_torch():
+    if has_torch():
         from torch.multiprocessing import get_sharing_strategy
 
         return get_sharing_strategy()
