@@ -54,7 +54,7 @@ class Call {
   // The outcome.
   End end = End::pending;
   Status status = Status::value;
-  Message answer;
+  Message answer;  ///< the body; take_context() takes what travelled with it
 
  private:
   friend class Waits;

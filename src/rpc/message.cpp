@@ -22,6 +22,18 @@ Form form_of(std::uint32_t tag) {
   return static_cast<Form>(form);
 }
 
+void append_context(Message& message, const CallContext& context) {
+  if (context == CallContext{}) return;
+  append_tail(message.data, context);
+  message.tag |= kHasContext;
+}
+
+CallContext take_context(Message& message) {
+  if ((message.tag & kHasContext) == 0) return {};
+  message.tag &= ~kHasContext;
+  return take_tail<CallContext>(message.data);
+}
+
 std::string take_name(Bytes& data, const CallTail& tail) {
   if (tail.name_bytes > kMostNameBytes) refuse_message("names a function at too great length");
   if (tail.name_bytes > data.size()) refuse_message("is cut off in a function's name");

@@ -20,7 +20,19 @@ inline constexpr std::uint32_t kDataIsTensor = 0x80;  ///< as in python-message-
 inline constexpr int kBodyShift = 8;                  ///< eight bits: how the body is written; 0 in C++
 inline constexpr std::uint32_t kBodyBits = 0xff00;
 inline constexpr std::uint32_t kInOrder = 0x1'0000;  ///< handled before the next such message of its lane
-inline constexpr std::uint32_t kKnownTagBits = 0x1'ffff;
+inline constexpr std::uint32_t kHasContext = 0x2'0000;  ///< a CallContext lies behind the body
+inline constexpr std::uint32_t kKnownTagBits = 0x3'ffff;
+
+/// The surroundings of a call, which travel along with it and with its answer. Messages outside of any carry none.
+struct CallContext {
+  std::uint64_t autograd = 0;  ///< the id of a context of distributed autograd
+  std::uint64_t record =
+      0;  ///< the number under which the sender has recorded the message's tensors in that context
+  std::uint64_t trace = 0;  ///< the trace of the call that the sender runs
+
+  bool operator==(const CallContext&) const = default;
+};
+static_assert(sizeof(CallContext) == 24);
 
 /// Of a call. `function` is the sender's number for a name; the name itself is there when the receiver may not know it.
 struct CallTail {
@@ -55,7 +67,7 @@ inline std::uint32_t body_form(std::uint32_t tag) noexcept { return (tag & kBody
 
 /// The tag of a message whose body is written as `body` says; its other bits do not matter.
 inline std::uint32_t tag_of(Form form, std::uint32_t body, bool is_in_order) noexcept {
-  return static_cast<std::uint32_t>(form) | (body & (kBodyBits | kDataIsTensor)) |
+  return static_cast<std::uint32_t>(form) | (body & (kBodyBits | kDataIsTensor | kHasContext)) |
          (is_in_order ? kInOrder : 0);
 }
 
@@ -73,6 +85,10 @@ Form form_of(std::uint32_t tag);
 /// Takes the tail off. Throws bad_handle if there is none.
 template <class Tail>
 Tail take_tail(Bytes& data);
+/// Appends the context behind the body, and sets its bit in the tag, unless the context is empty.
+void append_context(Message& message, const CallContext& context);
+/// Takes the context off, where the tag says that there is one. Throws bad_handle.
+CallContext take_context(Message& message);
 /// Takes the name off that a call's tail says is there. Throws bad_handle.
 std::string take_name(Bytes& data, const CallTail& tail);
 

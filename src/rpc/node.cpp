@@ -99,6 +99,7 @@ void Node::put(Member& to, Outbound& out, CallRequest& call, Numbers::Entry& ent
                Deadline deadline) {
   const bool is_told = entry.is_told.load(std::memory_order_acquire);
   tail.function = entry.number;
+  append_context(call.message, call.context);
   if (!is_told) {
     append_name(call.message.data, call.function);
     tail.name_bytes = static_cast<std::uint16_t>(call.function.size());
@@ -187,10 +188,11 @@ void Node::note(Member& to, Message&& message, Stream stream) {
 }
 
 void Node::answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order,
-                  Stream stream, Deadline deadline) {
+                  Stream stream, Deadline deadline, const CallContext& context) {
   const LaneGuard guard(to);
   Outbound* const out = guard.lane();
   if (call == 0 || !out) return;
+  append_context(message, context);
   append_tail(message.data, AnswerTail{call, status, 0});
   message.tag = tag_of(Form::answer, message.tag, is_in_order);
   try {

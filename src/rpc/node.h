@@ -67,6 +67,7 @@ class Node {
     Stream stream{};
     void* owner = nullptr;  ///< of the call, unless it throws
     void (*drop_owner)(void*) noexcept = nullptr;
+    CallContext context{};
   };
   /// Sends a call. Throws closed after stop(), peer_died when the member has ended, timeout when another host has not taken
   /// it by its deadline, and what putting throws: the call was not sent then. `is_wanted`: as by want().
@@ -84,7 +85,7 @@ class Node {
   /// Answers a call. Without effect when the caller has ended, no thread waits, or another host has not taken the answer
   /// by the call's deadline.
   void answer(Member& to, std::uint64_t call, Status status, Message&& message, bool is_in_order = false,
-              Stream stream = {}, Deadline deadline = kForever);
+              Stream stream = {}, Deadline deadline = kForever, const CallContext& context = {});
   /// A wanted call that crosses to no member: end_call() ends it, or its deadline.
   CallRef begin_here(Deadline deadline, void* owner, void (*drop_owner)(void*) noexcept);
   /// Ends a call from here. False when it has ended already.

@@ -134,6 +134,7 @@ void Node::handle_call(Member& from, Message&& message, bool is_in_order) {
   work.from = &from;
   work.function = &name_of(from, tail, message.data);
   work.call = tail.call;
+  work.context = take_context(message);
   if (tail.deadline != 0) work.deadline = TimePoint(nanoseconds(tail.deadline));
   work.message = std::move(message);
   Counters::count_alone(from.counters.served);

@@ -27,6 +27,7 @@ struct Work {
   Name* function = nullptr;
   std::uint64_t call = 0;
   Deadline deadline = kForever;
+  CallContext context;
   Message message;  ///< without its tail
   CallRef done;
 };

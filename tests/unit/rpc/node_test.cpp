@@ -37,7 +37,8 @@ class Nodes : public ::testing::Test {
         const std::lock_guard lock(mutex_);
         kinds_.push_back(work.kind);
         if (work.kind == Work::Kind::call)
-          b_.answer(*work.from, work.call, Status::value, std::move(work.message));
+          b_.answer(*work.from, work.call, Status::value, std::move(work.message), false, {}, kForever,
+                    work.context);
       }
     });
   }
@@ -122,6 +123,17 @@ TEST_F(Nodes, GiveOutWhatIsInOrderOneAtATime) {
   EXPECT_EQ(kinds(), (std::vector{Work::Kind::call, Work::Kind::note, Work::Kind::call}));
 }
 
+TEST_F(Nodes, CarryTheContextOfACallThereAndBack) {
+  answer_to("f", {});
+  const CallContext context{7, 1ULL << 40, 9};
+  Node::CallRequest request{{0, {std::byte{1}}, {}}, "f"};
+  request.context = context;
+  const CallRef call = a_.call(*to_b_, std::move(request), kForever, false);
+  while (!a_.wait(call, kForever)) continue;
+  EXPECT_EQ(take_context(call->answer), context);
+  EXPECT_EQ(call->answer.data, Bytes{std::byte{1}});
+}
+
 TEST_F(Nodes, KeepTheBodysFormInTheTag) {
   EXPECT_EQ(body_form(answer_to("f", {5U << kBodyShift, {}, {}}).tag), 5U);
 }
@@ -188,6 +200,8 @@ TEST(Tail, ThatIsCutOffIsRefused) {
   tail.name_bytes = 3;
   Bytes data(2);
   expect_refusal(ErrorCode::bad_handle, {}, [&] { take_name(data, tail); });
+  Message without_context{kHasContext, Bytes(sizeof(CallContext) - 1), {}};
+  expect_refusal(ErrorCode::bad_handle, {}, [&] { take_context(without_context); });
   expect_refusal(ErrorCode::bad_handle, {}, [] { form_of(3); });
   expect_refusal(ErrorCode::bad_handle, {}, [] { form_of(4 | 1U << 20); });
 }
