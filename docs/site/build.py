@@ -29,7 +29,8 @@ NAVIGATION = {
 # Lines of code have 100 columns and more.
 STYLE = ".md-grid { max-width: 80rem; }\n"
 # Pages for contributors.
-BEHIND = ["ARCHITECTURE.md", "CONTRIBUTING.md", "design/protocol.md", "design/cuda_gotchas.md", "design/ascend.md"]
+BEHIND = ["ARCHITECTURE.md", "CONTRIBUTING.md", "design/README.md", "design/protocol.md",
+          "design/cuda_gotchas.md", "design/ascend.md"]  # fmt: skip
 THEIR_WORKER = "https://unpkg.com/iframe-worker/shim"
 
 SETTINGS = """\

@@ -61,7 +61,7 @@ class Tensor:
 
     @property
     def dtype(self) -> onecopy.dtypes.DType:
-        """Element type: a str such as ``"float32"``."""
+        """The element type: a str such as ``"float32"``."""
 
     @property
     def device(self) -> str:
@@ -517,7 +517,7 @@ def _end_capture() -> None: ...
 
 class Bundle(Mapping[str, Any]):
     """
-    Many tensors under one handle, by name: a mapping that opens a tensor when it is asked
+    A mapping of names to the tensors of one handle, which opens a tensor when it is asked
     for. The tensors of a nested value are named by their place in it, e.g.
     ``"layers.3.weight"``. ``tree()`` gives back values that are no tensors, and the nested
     value as it was. Made by ``open()``: with ``framework="torch"`` for ``load_state_dict()``,
@@ -547,7 +547,7 @@ class Bundle(Mapping[str, Any]):
         """The names, in order."""
 
     def values(self) -> list[Any]:  # type: ignore[override]
-        """All tensors, opened at once."""
+        """Opens all tensors at once and returns them."""
 
     def items(self) -> list[tuple[str, Any]]:  # type: ignore[override]
         """Names and tensors, opened at once."""
@@ -678,7 +678,7 @@ def _trim(device: object | None) -> int:
 
 def list_owners() -> list[dict[str, Any]]:
     """
-    All processes of this user that own or serve shared memory, this one too. Those that do not
+    Lists all processes of this user that own or serve shared memory. Processes that do not
     answer are left out.
 
     Returns:
@@ -691,11 +691,11 @@ def list_owners() -> list[dict[str, Any]]:
     """
 
 def strategy() -> Literal['file_descriptor', 'file_system']:
-    """How new memory is made: ``set_strategy()``."""
+    """Returns how memory is allocated: see ``set_strategy()``."""
 
 def set_strategy(strategy: Literal['file_descriptor', 'file_system']) -> None:
     """
-    How memory is made from now on: ``"file_descriptor"``, anonymous memory with nothing to
+    Sets how memory is allocated: ``"file_descriptor"``, anonymous memory with nothing to
     leak, or ``"file_system"``, files in /dev/shm for programs that need names: ``gc`` of the
     command or the next program that uses onecopy removes those of killed processes.
     """

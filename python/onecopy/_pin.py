@@ -58,8 +58,7 @@ def unpin(value: Any) -> None:
 
 
 def is_pinned(value: Any) -> bool:
-    """Whether onecopy has pinned all of it in this process; of a value with many tensors, each
-    of them."""
+    """Returns whether onecopy has pinned ``value`` in this process: each of its tensors if it has many."""
     return all([_core._is_pinned(tensor) for tensor in _tensors(value, "value")] or [False])
 
 

@@ -54,12 +54,11 @@ def load(
     framework: Any = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> dict[str, Any]:
-    """All tensors of a safetensors file, or of a directory of them, by name, in shared memory of a
-    device.
+    """Loads all tensors of a safetensors file, or of a directory of them, into shared memory of a device.
 
-    To a card they go by way of a small ring of pinned memory. Threads fill it from the page cache,
-    or past it by direct reads, while the card copies. No other memory of the host is needed, and
-    other processes open the result by its handles.
+    Returns them by name. Those for a card go through a small ring of pinned memory: threads fill it
+    from the page cache, or past it by direct reads, while the card copies. No other memory of the
+    host is needed, and other processes open the result by its handles.
 
     Args:
         path: as of ``load_safetensors()``, which this is for the cpu.

@@ -8,7 +8,7 @@ import queue  # here, and not by the first Timeout: that may be a daemon thread'
 
 
 class Error(RuntimeError):
-    """Base class of all errors of onecopy.
+    """The base class of all errors of onecopy.
 
     Attributes:
         code: the cause as a word, e.g. ``"stale_handle"``; the same in C++ and in logs.
@@ -77,19 +77,19 @@ class StaleHandle(Error):
 
 
 class OutOfMemory(Error, MemoryError):
-    """Memory, address space or a cgroup's limit is used up."""
+    """The memory, the address space or a cgroup's limit is used up."""
 
     code = "out_of_memory"
 
 
 class OutOfDescriptors(Error):
-    """RLIMIT_NOFILE or the system's limit is reached."""
+    """The limit of descriptors, RLIMIT_NOFILE or the system's, is reached."""
 
     code = "out_of_descriptors"
 
 
 class OutOfMappings(Error):
-    """vm.max_map_count or RLIMIT_AS is reached."""
+    """The limit of mappings, vm.max_map_count or RLIMIT_AS, is reached."""
 
     code = "out_of_mappings"
 
@@ -125,7 +125,7 @@ class BadFile(Error, ValueError):
 
 
 class Protocol(Error):
-    """Another process sent bytes that contradict the protocol."""
+    """A process sent bytes that contradict the protocol."""
 
     code = "protocol"
 

@@ -21,7 +21,7 @@ _entered = threading.local()  # .pools: the pool that this thread is in, by devi
 
 @contextlib.contextmanager
 def memory(device: Any = None) -> Iterator[Any]:
-    """Torch's CUDA allocations of this thread come from memory of onecopy::
+    """Makes torch's CUDA allocations of this thread come from memory of onecopy::
 
         with onecopy.torch.memory("cuda:0"):
             weights = torch.empty(1 << 30, device="cuda:0")
@@ -62,7 +62,7 @@ def memory(device: Any = None) -> Iterator[Any]:
 
 
 def trim(device: Any = None) -> int:
-    """Give idle memory back now: of one device, or of all and of the host::
+    """Returns idle memory to the system now: of one device, or of all and of the host::
 
         onecopy.torch.trim("cuda:0")
 

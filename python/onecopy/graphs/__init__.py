@@ -29,7 +29,7 @@ __all__ = [
 
 
 def arena(device: Any = "cpu", limit: int | None = None) -> Arena:
-    """Memory for graphs to share.
+    """Returns new memory for graphs to share.
 
     Args:
         device: ``"cpu"``, or a CUDA device such as ``"cuda:0"``.

@@ -20,7 +20,7 @@ class OutputInUse(Error):
 
 
 class Arena:
-    """Scratch memory of graphs on one device: as much as the largest of them, in any order of captures.
+    """The scratch memory of graphs on one device: as much as the largest needs, in any order of captures.
 
     Graphs of one arena run one at a time. All methods may be called by any thread.
 
@@ -77,11 +77,11 @@ class Arena:
         return list(_core._graph_copies(str(self.device), torch.cuda.current_stream(self.device).cuda_stream, memory))
 
     def open(self, nbytes: int) -> Any:
-        """Addresses for one capture on the CPU. Raises OutOfMemory, InvalidArgument while parked."""
+        """Returns addresses for one capture on the CPU. Raises OutOfMemory, InvalidArgument while parked."""
         return self._memory.open(max(nbytes, 1))
 
     def open_pool(self) -> Any:
-        """Memory for one capture on a card. Raises InvalidArgument while parked."""
+        """Returns memory for one capture on a card. Raises InvalidArgument while parked."""
         from ._pool import CapturePool
 
         most = torch.cuda.get_device_properties(self.device).total_memory

@@ -13,7 +13,7 @@ from ._function import Eager
 
 @dataclasses.dataclass(frozen=True)
 class GraphRow:
-    """One captured shape. Sizes in bytes."""
+    """A captured shape. Sizes are in bytes."""
 
     function: str
     shapes: str
@@ -28,7 +28,7 @@ class GraphRow:
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """Of one arena. Sizes in bytes; ``print()`` shows a table."""
+    """The memory and the calls of one arena. Sizes are in bytes; ``print()`` shows a table."""
 
     device: str
     shared_bytes: int
@@ -53,7 +53,7 @@ class Report:
 
     @property
     def saved_bytes(self) -> int:
-        """Beside memory of its own for each graph."""
+        """The bytes saved in comparison with separate memory for each graph."""
         return sum(graph.planned for graph in self.graphs) - self.shared_bytes
 
     def __str__(self) -> str:

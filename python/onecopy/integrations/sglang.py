@@ -67,7 +67,7 @@ def offer(weights: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Offer:
 
 def load_weights(model: Any, named_tensors: Iterable[tuple[str, Any]]) -> None:
     """
-    In the server: the function for ``--custom-weight-loader``. Opens offers, and passes other tensors on as they are.
+    Loads weights in the server, as its ``--custom-weight-loader``: opens offers, and passes other tensors on.
 
     Raises:
         OwnerDied, StaleHandle: the trainer has ended, or has dropped the offer before the call had returned.

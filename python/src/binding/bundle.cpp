@@ -187,7 +187,7 @@ void init_bundle(nb::module_& m) {
   nb::class_<OpenBundle> c(
       m, "Bundle", nb::is_final(), nb::is_weak_referenceable(),
       nb::sig("class Bundle(collections.abc.Mapping[str, typing.Any])"),
-      "Many tensors under one handle, by name: a mapping that opens a tensor when it is asked\n"
+      "A mapping of names to the tensors of one handle, which opens a tensor when it is asked\n"
       "for. The tensors of a nested value are named by their place in it, e.g.\n"
       "``\"layers.3.weight\"``. ``tree()`` gives back values that are no tensors, and the nested\n"
       "value as it was. Made by ``open()``: with ``framework=\"torch\"`` for ``load_state_dict()``,\n"
@@ -210,7 +210,7 @@ void init_bundle(nb::module_& m) {
            "The tensor of that name, or ``default``.")
       .def("keys", &keys, nb::sig("def keys(self) -> list[str]"), "The names, in order.")
       .def("values", &values, nb::sig("def values(self) -> list[typing.Any]"),
-           "All tensors, opened at once.")
+           "Opens all tensors at once and returns them.")
       .def("items", &items, nb::sig("def items(self) -> list[tuple[str, typing.Any]]"),
            "Names and tensors, opened at once.")
       .def(

@@ -233,7 +233,7 @@ void init_stats(nb::module_& m) {
         "        multiprocessing pickled for its pipes and queues are kept until this process ends.");
   m.def("_trim", &trim_idle, nb::arg("device").none(), "onecopy.torch.trim(), but for what torch has.");
   m.def("list_owners", &owners, nb::sig("def list_owners() -> list[dict[str, typing.Any]]"),
-        "All processes of this user that own or serve shared memory, this one too. Those that do not\n"
+        "Lists all processes of this user that own or serve shared memory. Processes that do not\n"
         "answer are left out.\n"
         "\n"
         "Returns:\n"
@@ -245,10 +245,10 @@ void init_stats(nb::module_& m) {
         "    ``own`` to one and ``mapped`` as addresses, ``windows``, ``parked``).");
   m.def("strategy", &strategy_name,
         nb::sig("def strategy() -> typing.Literal['file_descriptor', 'file_system']"),
-        "How new memory is made: ``set_strategy()``.");
+        "Returns how memory is allocated: see ``set_strategy()``.");
   m.def("set_strategy", &set_strategy_by_name, nb::arg("strategy").none(),
         nb::sig("def set_strategy(strategy: typing.Literal['file_descriptor', 'file_system']) -> None"),
-        "How memory is made from now on: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
+        "Sets how memory is allocated: ``\"file_descriptor\"``, anonymous memory with nothing to\n"
         "leak, or ``\"file_system\"``, files in /dev/shm for programs that need names: ``gc`` of the\n"
         "command or the next program that uses onecopy removes those of killed processes.");
 }

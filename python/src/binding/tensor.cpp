@@ -347,7 +347,7 @@ void add_description(nb::class_<Tensor>& c) {
       .def_prop_ro(
           "dtype", [](const Tensor& t) { return dtype_object(t.dtype()); },
           nb::sig("def dtype(self) -> onecopy.dtypes.DType"),
-          "Element type: a str such as ``\"float32\"``.")
+          "The element type: a str such as ``\"float32\"``.")
       .def_prop_ro(
           "device", [](const Tensor& t) { return t.device().str(); },
           "Where the memory is, as this process numbers devices: ``\"cpu\"``, ``\"cuda:0\"``, "
