@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def command() -> Path | None:
-    """Where the installer put it; None for a package that was not installed, or without the command."""
+    """Returns the command's path, or None if the package was not installed or has no command."""
     try:
         files = metadata.files("onecopy") or []
     except metadata.PackageNotFoundError:

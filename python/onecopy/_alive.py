@@ -14,7 +14,7 @@ _blocks: Any = None
 
 
 def keep_with(tensor: Any, block: _core.Tensor) -> None:
-    """Keep `block` until the object `tensor` of torch is gone: handles written down stay good that long."""
+    """Keeps `block` until torch's object `tensor` is gone, so that pickled handles stay valid that long."""
     global _blocks
     if _blocks is None:
         from torch.utils.weak import WeakTensorKeyDictionary

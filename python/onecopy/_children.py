@@ -46,7 +46,7 @@ def let_go_of_ended() -> None:
 
 
 def _has_ended(popen: Any) -> bool:
-    """By its sentinel, which is closed only after the end."""
+    """Returns whether the process has ended, by its sentinel, which is closed only after the end."""
     sentinel = getattr(popen, "sentinel", None)  # none before it runs
     if sentinel is None:
         return False

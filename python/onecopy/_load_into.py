@@ -22,7 +22,7 @@ class LoadedInto(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where a module keeps one tensor."""
+    """A place in a module that holds one tensor."""
 
     owner: Any
     kind: str  # "_parameters" or "_buffers"
@@ -31,7 +31,7 @@ class _Place(NamedTuple):
 
 
 def load_into(bundle: Bundle, module: Any, prefix: str, strict: bool) -> LoadedInto:
-    """See ``Bundle.load_into()``. Nothing of the module changes before all of it is checked."""
+    """Implements ``Bundle.load_into()``. The module does not change before everything is checked."""
     import torch
 
     if not isinstance(module, torch.nn.Module):

@@ -16,7 +16,7 @@ _NAMES = {10: "debug", 20: "info", 30: "warning", 40: "error"}
 
 
 def start() -> None:
-    """From now on, and until the process ends: by an end of the interpreter, or as children of multiprocessing do."""
+    """Passes the library's lines to Python's logger until the interpreter, or a child of multiprocessing, ends."""
     _core._start_log()
     atexit.register(_core._stop_log)
     _stop_with_multiprocessing()
@@ -24,7 +24,7 @@ def start() -> None:
 
 
 def _stop_with_multiprocessing() -> None:
-    """Children of multiprocessing end without atexit, by finalizers of its own."""
+    """Stops by a finalizer of multiprocessing, whose children end without atexit."""
     global _has_finalizer
     util = sys.modules.get("multiprocessing.util")
     if util is None or _has_finalizer:
@@ -36,7 +36,7 @@ def _stop_with_multiprocessing() -> None:
 
 
 def emit(level: int, text: str) -> None:
-    """One line. ``ONECOPY_LOG`` has let it through, so the logger's own level is for other lines."""
+    """Logs one line. ``ONECOPY_LOG`` has let it through, so the logger's own level concerns other lines."""
     logging = sys.modules.get("logging")
     logger = None if logging is None else logging.getLogger("onecopy")
     if logger is None or not logger.hasHandlers():

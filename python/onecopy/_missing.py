@@ -12,7 +12,7 @@ _MOST_NEAR = 3
 
 
 class MissingName(KeyError):
-    """Near names are looked for when it is printed: programs may try many names that are not there."""
+    """A KeyError that names near names. It looks for them when it is printed: programs may try many missing names."""
 
     def __init__(self, name: str, bundle: Bundle, is_tree: bool) -> None:
         super().__init__(name)

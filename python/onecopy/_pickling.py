@@ -22,7 +22,7 @@ class _Pickler(ForkingPickler):
 
 
 def dumps(obj: Any, rows: _core._Rows) -> memoryview:
-    """Pickle an object, and move its tensors and storages into ``rows``.
+    """Pickles an object, and moves its tensors and storages into ``rows``.
 
     Raises pickling's exceptions; nothing of the object is sent then.
     """
@@ -32,7 +32,7 @@ def dumps(obj: Any, rows: _core._Rows) -> memoryview:
 
 
 def loads(data: memoryview) -> Any:
-    """Unpickle the result of :func:`dumps`, while its message is the current one."""
+    """Unpickles the result of :func:`dumps`, while its message is the current one."""
     with data:  # the memory goes with the message, and a traceback may keep this frame longer
         return ForkingPickler.loads(data)
 
@@ -43,19 +43,19 @@ def open_row(index: int, flags: int) -> Any:
 
 
 def keep_open_for_child(thing: _core.Queue | _core.PipeHandle) -> bool:
-    """Keep an object until the child that is being started is gone; False if none is being started."""
+    """Keeps an object until the child that is being started is gone. Returns False if none is being started."""
     kept = [thing]
     return keep_for_child(kept.clear)
 
 
 def reduce_queue(queue: _core.Queue) -> tuple[Any, ...]:
-    """How a queue is pickled: for a child it stays open here, for others it is held for ten minutes."""
+    """Returns how a queue is pickled: it stays open here for a child, and is held for ten minutes for others."""
     kept = keep_open_for_child(queue)
     return connect_queue, (queue._handle_bytes() if kept else queue._held_handle_bytes(),)
 
 
 def reduce_pipe_end(end: _core.PipeEnd) -> tuple[Any, ...]:
-    """How the end of a pipe is pickled: for a child only.
+    """Returns how an end of a pipe is pickled: for a child only.
 
     The end counts as open until the child is gone, also if the child closes it before. The child's end is noticed
     by a call that waits for it or asks about it, and by a recv() or poll() that waits.

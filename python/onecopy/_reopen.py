@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def tensor(data: bytes, access: Literal["readwrite", "read"]) -> _core.Tensor:
-    """Open the tensor that a pickled handle names."""
+    """Opens the tensor that a pickled handle names."""
     opened: _core.Tensor = _core.open(data, access=access)
     return opened
 
@@ -24,5 +24,5 @@ def saved(dtype: str, shape: tuple[int, ...], device: str, elements: Any) -> _co
 
 
 def handle(data: bytes) -> _core.Handle:
-    """Read a pickled handle."""
+    """Reads a pickled handle."""
     return _core.Handle.from_bytes(data)

@@ -157,7 +157,7 @@ def _take_all(
 
 
 def _named(place: tuple[Any, ...]) -> str:
-    """Such as "value['a'][3]". Text only where an error needs it."""
+    """Returns a text such as "value['a'][3]", which only an error needs."""
     return place[0] if len(place) == 1 else f"{_named(place[0])}[{place[1]!r}]"
 
 

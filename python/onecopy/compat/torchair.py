@@ -51,7 +51,7 @@ class _Aclgraph(_Options):
 
 
 class CompilerConfig(_Options):
-    """TorchAir's configuration, as far as it is about graphs that share memory.
+    """The part of TorchAir's configuration that concerns graphs sharing memory.
 
     ``mode`` must be ``"reduce-overhead"``. ``aclgraph_config.use_custom_pool`` is a ``graph_pool_handle()``: all
     functions with it share one arena, and ``debug.aclgraph.disable_mempool_reuse_in_same_fx`` is off then.

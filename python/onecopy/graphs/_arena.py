@@ -128,7 +128,7 @@ class Arena:
 
 
 class Arenas:
-    """One arena for each device, made when it is wanted. Thread safety: all methods may be called by any thread."""
+    """The arenas of a process, one for each device, made on demand. Thread safety: any thread may call any method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ def _with_index(device: torch.device) -> torch.device:
 
 @dataclasses.dataclass(frozen=True)
 class _Footprint:
-    """Of an arena that has had no graph."""
+    """The footprint of an arena without graphs."""
 
     shared: int = 0
     own: int = 0
@@ -181,17 +181,17 @@ class Leases:
         self._turn = turn
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """It lies in memory that a replay overwrites."""
+        """Adds a storage in memory that a replay overwrites."""
         self._leases[storage._cdata] = _Lease(storage)
         self._tell()
 
     def _tell(self) -> None:
-        """While there are leases, no graph runs without a look at them first."""
+        """Tells the lock how many leases there are: with any, each graph checks them before it runs."""
         if self._turn is not None:
             self._turn.core.set_leases(len(self._leases))
 
     def show_all(self, results: list[Any]) -> None:
-        """These are handed out; some may be tensors in leased storages."""
+        """Records that ``results`` are handed out; some may be tensors in leased storages."""
         if not self._leases:
             return
         for result in results:
@@ -230,18 +230,18 @@ class Leases:
 
 
 class _Lease:
-    """One storage, and the tensors in it that were handed out."""
+    """A storage, and the tensors in it that were handed out."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self._storage = torch.multiprocessing.reductions.StorageWeakRef(storage)
         self.tensors: list[weakref.ref[torch.Tensor]] = []
 
     def storage(self) -> torch.UntypedStorage | None:
-        """None: it is not held any more."""
+        """Returns the storage, or None if nothing holds it."""
         return torch.UntypedStorage._new_with_weak_ptr(self._storage.cdata)
 
     def is_all_there_is(self, storage: torch.UntypedStorage) -> bool:
-        """Whether only the tensors that were handed out hold the storage."""
+        """Returns whether only the tensors that were handed out hold the storage."""
         known = sum(tensor() is not None for tensor in self.tensors)
         return torch._C._storage_Use_Count(storage._cdata) == known + 1  # and `storage` itself
 

@@ -26,8 +26,8 @@ def new_graph() -> torch.cuda.CUDAGraph:
 
 
 class _Collector:
-    """Python's garbage collector: the objects that it frees may not be freed in a capture. Of captures on several
-    threads the last one to end lets it go on."""
+    """The switch of Python's garbage collector, which may free objects that must not be freed in a capture. The last of
+    several captures to end switches it on again."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -76,7 +76,7 @@ _failed: list[torch.cuda.CUDAGraph] = []
 
 
 def begin_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool, mode: str) -> None:
-    """On the current stream; the pool is open."""
+    """Begins a capture on the current stream. REQUIRES: the pool is open."""
     graph.capture_begin(pool=pool.id, capture_error_mode=mode)
 
 
@@ -93,7 +93,7 @@ def end_capture(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
 
 
 def drop(graph: torch.cuda.CUDAGraph, pool: CapturePool) -> None:
-    """At once. The caller has waited for the graph's last replay."""
+    """Drops the graph at once. REQUIRES: the caller has waited for its last replay."""
     graph.reset()
     pool.close()
 
@@ -139,5 +139,5 @@ def _close_one(graph: torch.cuda.CUDAGraph | None, pool: CapturePool, arena: Are
 
 
 def first_line(error: BaseException) -> str:
-    """Of its text."""
+    """Returns the first line of the exception's message."""
     return str(error).partition("\n")[0]

@@ -114,7 +114,7 @@ def _device_of(graph: torch.fx.GraphModule, examples: Sequence[Any]) -> torch.de
 
 
 def _inputs_in_place() -> tuple[set[int], set[int]]:
-    """Of the graph that torch compiles now: parameters and buffers, and inputs that it changes."""
+    """Returns the inputs of the graph under compilation that are parameters or buffers, and those that it changes."""
     context = torch._guards.TracingContext.try_get()
     metadata = context.fw_metadata if context is not None else None
     if metadata is None:

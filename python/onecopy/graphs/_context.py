@@ -69,7 +69,7 @@ def graph(
 
 
 def _replay(reference: Any, arena: Arena) -> None:
-    """In the order of the current stream, after the last graph of the arena."""
+    """Replays in the order of the current stream, after the last graph of the arena."""
     cuda_graph = reference()
     arena.require_resumed()
     with arena.lock, arena.turn.of(torch.cuda.current_stream(arena.device)):

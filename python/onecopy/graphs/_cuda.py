@@ -72,7 +72,7 @@ def _check(arguments: Sequence[Any]) -> None:
 
 
 def _random_numbers(device: Any) -> Any:
-    """How many random numbers the device has given out. None where torch does not say."""
+    """Returns the offset of the device's random generator, or None if torch does not tell."""
     generator = torch.cuda.default_generators[device.index]
     return generator.get_offset() if hasattr(generator, "get_offset") else None
 
@@ -93,8 +93,8 @@ def _run_in(arena: Arena, function: Boxed, arguments: Sequence[Any]) -> list[Any
 
 
 def _pool_for_a_run(arena: Arena) -> CapturePool | None:
-    """None: it takes memory as any call does. A limit is for graphs, and no reason for a call to fail; neither is a
-    want of addresses."""
+    """Returns a pool for an eager run, or None if the run uses torch's memory: neither an arena's limit nor a lack of
+    addresses is a reason for the call to fail."""
     if arena.limit is not None:
         return None
     try:
@@ -120,7 +120,7 @@ def _moved_out(results: list[Any], arguments: Sequence[Any]) -> list[Any]:
 
 
 def _plain(results: Any) -> list[Any]:
-    """Without the marks of torch for "conjugated" and "negated": the bytes in memory are the values."""
+    """Returns the results without torch's marks "conjugated" and "negated": the bytes in memory are the values."""
     return [r.resolve_conj().resolve_neg() if isinstance(r, torch.Tensor) else r for r in results]
 
 
@@ -142,7 +142,7 @@ def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _Place:
-    """Where an input in place was, and how: the tensor itself may change."""
+    """The address and layout that an input in place had; the tensor itself may change."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
@@ -166,7 +166,7 @@ class _Captured:
 
 
 class CudaGraph:
-    """One shape of one function.
+    """A captured graph of one shape of one function.
 
     Between replays the shared pages hold no live value (I1): outputs are copied out or leased, and memory alive at
     the end of the capture has pages of its own. A replay runs only after every input in place was compared with the
@@ -297,7 +297,7 @@ class CudaGraph:
         self.call = call
 
     def _add_result(self, call: Any, output: Any, sources: list[Source], arguments: Sequence[Any]) -> bool:
-        """Whether the call makes this result by itself."""
+        """Returns whether the call makes this result by itself."""
         if not isinstance(output, Output):
             call.add_object(output)
         elif output.kind == "made" and sources[output.at].only is output:
@@ -321,7 +321,7 @@ class CudaGraph:
         self._capture(arguments)
 
     def is_restless(self, arguments: Sequence[Any]) -> bool:
-        """Whether it was captured anew too often of late, and its inputs have moved since the last call."""
+        """Returns whether it was captured anew too often lately, and its inputs have moved since the last call."""
         places = [arguments[index].data_ptr() for index in self._places]
         rests = places == self._last_places
         self._last_places = places
@@ -358,13 +358,13 @@ class CudaGraph:
     # --- the call ---------------------------------------------------------------------------------------
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
-        """Whether all inputs in place are where the graph has them."""
+        """Returns whether all inputs in place are where the graph has them."""
         if self.call is not None:
             return bool(self.call.is_in_place(arguments))
         return all(place.is_of(arguments[index]) for index, place in self._places.items())
 
     def describe_moves(self, arguments: Sequence[Any]) -> str:
-        """Which inputs are elsewhere, and where."""
+        """Returns in words which inputs have moved, and where to."""
         return ", ".join(
             f"input {index} from {place.address:#x} to {arguments[index].data_ptr():#x}"
             for index, place in self._places.items()
@@ -372,7 +372,7 @@ class CudaGraph:
         )
 
     def replay(self, arguments: Sequence[Any]) -> list[Any]:
-        """In the order of the current stream. Raises OutputInUse."""
+        """Replays in the order of the current stream. Raises OutputInUse."""
         with self._arena.turn.of(torch.cuda.current_stream(self._arena.device)):
             self._arena.leases.evacuate()
             if self._leases is not self._arena.leases:
@@ -428,12 +428,12 @@ class CudaGraph:
 
     @property
     def by_the_book(self) -> frozenset[str]:
-        """Slower ways that it takes."""
+        """Returns the slower ways that the graph uses."""
         return frozenset() if self.call is not None else frozenset({"copies that are no nodes of the graph"})
 
     @property
     def planned_bytes(self) -> int:
-        """Of its window."""
+        """Returns the bytes used in its window."""
         return self._pool.window.used if self._pool is not None else 0
 
     lower_bound = planned_bytes
@@ -448,14 +448,14 @@ class CudaGraph:
 
 
 def _can_be_copied(tensor: torch.Tensor) -> bool:
-    """Not on the CPU, not without elements, and not with one element in two places."""
+    """Returns whether its bytes can be copied: not of the CPU, without elements, or with one element in two places."""
     if not tensor.is_cuda or tensor.numel() == 0:
         return False
     return all(size <= 1 or stride > 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _copied(source: Source) -> tuple[int, int]:
-    """Which bytes of it are copied out: all, or those of its one result."""
+    """Returns the address and size of the bytes that are copied out: all, or the bytes of its only result."""
     only = source.only
     if only is None:
         return source.address, source.nbytes
@@ -479,5 +479,5 @@ def _is_itself(output: Output, tensor: torch.Tensor) -> bool:
 
 
 def _are_plain(arguments: Sequence[Any]) -> bool:
-    """Whether the bytes in memory are the values: a copy of bytes loses torch's marks."""
+    """Returns whether the bytes in memory are the values: a copy of bytes loses torch's marks."""
     return not any(isinstance(a, torch.Tensor) and (a.is_conj() or a.is_neg()) for a in arguments)

@@ -73,14 +73,14 @@ class Code:
 
 
 def host_code(graph: torch.fx.GraphModule) -> Code:
-    """On the CPU: the operators of torch one by one."""
+    """Returns the code of a graph on the CPU: torch's operators one by one."""
     return Code(
         _name_of(graph), torch.device("cpu"), lambda boxed: list(graph(*boxed)), functools.partial(HostRun, graph)
     )
 
 
 def cuda_code(graph: torch.fx.GraphModule, device: torch.device, run: Boxed | None = None) -> Code:
-    """On a card. ``run`` is compiled code of the graph; None: its operators one by one."""
+    """Returns the code of a graph on a card. ``run`` is its compiled code; None: its operators one by one."""
     from ._cuda import CudaRun
 
     if run is None:
@@ -138,7 +138,7 @@ class Function:
 
     @property
     def replays(self) -> int:
-        """Of all its graphs."""
+        """Returns the replays of all its graphs."""
         return self._replays + (self._table.hits if self._table is not None else 0)
 
     def __call__(self, boxed: list[Any]) -> list[Any]:
@@ -177,7 +177,7 @@ class Function:
         return entry.replay(arguments)
 
     def _is_in_vain(self) -> bool:
-        """Whether another key would only take the place of one like it. Now and then one is tried."""
+        """Returns whether another key would only replace a similar one. Now and then one is tried."""
         if self._in_vain < max(self._options.limit, _MOST_IN_VAIN):
             return False
         self._skipped += 1

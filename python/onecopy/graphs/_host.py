@@ -42,7 +42,7 @@ class HostRun:
 
 
 class HostGraph:
-    """One shape of one function.
+    """A recorded graph of one shape of one function.
 
     Between replays the arena holds no live value (I1): outputs were copied out, or are leased. A replay runs only
     after every input in place was compared with the calls' address of it (I3); ``move()`` makes the calls anew for
@@ -141,7 +141,7 @@ class HostGraph:
         return result
 
     def _bind_many(self, step: Step, operator: Any, args: Any, kwargs: Any) -> list[Any]:
-        """Several results: made by the book, and put where the plan has them."""
+        """Binds a step with several results, which are computed eagerly and copied to where the plan has them."""
         results = [
             value if laid is None or laid.memory is None or laid.memory.given else self._at(laid)
             for laid, value in zip(step.laid, step.value, strict=True)
@@ -171,7 +171,7 @@ class HostGraph:
     # --- the call ---------------------------------------------------------------------------------------
 
     def is_in_place(self, arguments: Sequence[Any]) -> bool:
-        """Whether all inputs in place are where the calls expect them."""
+        """Returns whether all inputs in place are where the calls expect them."""
         for index, known, address in self._places:
             tensor = arguments[index]
             if tensor.data_ptr() != address:
@@ -181,11 +181,11 @@ class HostGraph:
         return True
 
     def is_restless(self, arguments: Sequence[Any]) -> bool:
-        """Never: its calls are made anew in microseconds."""
+        """Returns False: its calls are made anew in microseconds."""
         return False
 
     def describe_moves(self, arguments: Sequence[Any]) -> str:
-        """Which inputs are elsewhere, and where."""
+        """Returns in words which inputs have moved, and where to."""
         return ", ".join(
             f"input {index} from {address:#x} to {arguments[index].data_ptr():#x}"
             for index, _, address in self._places
@@ -252,7 +252,7 @@ def _held_by_outputs(recording: Recording) -> list[Memory]:
 
 
 def _quick(operator: Any) -> Callable[..., Any]:
-    """Without the layers of Python that torch has around an operator."""
+    """Returns the operator without the layers of Python that torch has around it."""
     return operator._op if isinstance(operator, torch._ops.OpOverload) else operator
 
 

@@ -11,7 +11,7 @@ import torch
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Of its storage; 0 of one without bytes."""
+    """Returns the address of the tensor's storage, or 0 if it has no bytes."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.nbytes() else 0
 
@@ -50,7 +50,7 @@ class Output:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its elements lie one behind the other, in some order, from the source's first byte on."""
+        """Returns whether its elements are contiguous, in some order, from the source's first byte on."""
         if self.offset:
             return False
         expected = 1
@@ -63,7 +63,7 @@ class Output:
 
 @dataclasses.dataclass
 class Source:
-    """Memory of the window that results are in."""
+    """A piece of the window that holds results."""
 
     address: int
     nbytes: int

@@ -11,7 +11,7 @@ ALIGNMENT = 64  # bytes, as torch's own allocator has it
 
 @dataclasses.dataclass(eq=False)
 class Memory:
-    """One storage of a recorded graph. Its bytes are needed from step ``made_at`` to step ``live_until``."""
+    """A storage of a recorded graph. Its bytes are needed from step ``made_at`` to step ``live_until``."""
 
     nbytes: int
     made_at: int
@@ -22,7 +22,7 @@ class Memory:
     """Its place, once there is one."""
 
     def meets(self, other: Memory) -> bool:
-        """Whether both are needed at some step."""
+        """Returns whether both are needed at some step."""
         return self.made_at <= other.live_until and other.made_at <= self.live_until
 
 

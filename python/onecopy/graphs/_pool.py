@@ -17,7 +17,7 @@ from .. import _core
 
 @functools.cache
 def _allocator() -> Any:
-    """torch calls our two functions by name. One for the process, which outlives all segments (I7)."""
+    """Returns torch's view of the extension's allocator: one for the process, which outlives all segments (I7)."""
     return torch.cuda.memory.CUDAPluggableAllocator(_core.__file__, "onecopy_graph_allocate", "onecopy_graph_free")
 
 
@@ -41,12 +41,12 @@ class CapturePool:
 
     @property
     def id(self) -> tuple[int, int]:
-        """torch's name of the pool."""
+        """Returns torch's name of the pool."""
         return self._pool.id
 
     @contextlib.contextmanager
     def open(self) -> Iterator[None]:
-        """torch's allocations in this pool come from the window. One pool of a device at a time is open."""
+        """Opens the pool: torch's allocations in it come from the window. One pool of a device is open at a time."""
         self.window.open()
         _clear_workspaces()
         try:
@@ -98,14 +98,14 @@ class CapturePool:
 
 
 def _clear_workspaces() -> None:
-    """cuBLAS keeps its workspaces in a table of the process. Cleared, they are scratch memory of each capture."""
+    """Clears cuBLAS's table of workspaces, so that they are scratch memory of each capture."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:  # without it they count as alive, and have memory of their own in each window
         clear()
 
 
 def segments_of(pool: tuple[int, int]) -> Any:
-    """torch's segments of a pool, by its name."""
+    """Returns torch's segments of a pool, by its name."""
     if _a_look_drops_a_reference():
         for number in pool:
             _keep(number)
@@ -114,8 +114,10 @@ def segments_of(pool: tuple[int, int]) -> Any:
 
 @functools.cache
 def _a_look_drops_a_reference() -> bool:
-    """Whether torch, asked for a pool, drops one reference too many to each number of its name (PyTorch's pull request
-    196366). Python keeps small numbers for ever; those from 257 on would end early, and some later line would crash.
+    """Returns whether torch, asked for a pool, drops one reference too many to each number of its name.
+
+    That is PyTorch's pull request 196366. Python keeps small numbers for ever; those from 257 on would end early, and
+    some later line would crash.
     """
     number = int("1000000007")  # of no pool, and of no other code
     before = sys.getrefcount(number)
@@ -125,7 +127,7 @@ def _a_look_drops_a_reference() -> bool:
 
 
 def _keep(number: int) -> None:
-    """For ever, but for a reference that torch drops."""
+    """Keeps the number for ever, minus a reference that torch drops."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(number))
 
 

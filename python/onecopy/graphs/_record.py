@@ -15,12 +15,12 @@ from ._plan import Memory
 
 
 class NotReplayable(Exception):
-    """Why a graph has to run eagerly."""
+    """The reason why a graph has to run eagerly."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Laid:
-    """How a tensor lies in a storage. ``offset`` counts elements."""
+    """The layout of a tensor in a storage. ``offset`` counts elements."""
 
     memory: Memory | None
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class Laid:
 
     @property
     def is_dense(self) -> bool:
-        """Row-major, as most operators want their results."""
+        """Returns whether the layout is row-major, as most operators need for their results."""
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if size != 1 and stride != expected:
@@ -45,7 +45,7 @@ class Laid:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """One node of the graph.
+    """A node of the graph.
 
     ``kind``: ``given`` and ``slot`` are inputs, in place and copied; ``constant`` depends on the key alone;
     ``view`` looks at memory that another node has; ``make`` is one tensor in new memory, ``many`` several results;
@@ -243,7 +243,7 @@ class _Recorder:
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Of its storage; 0 of one without bytes."""
+    """Returns the address of the tensor's storage, or 0 if it has no bytes."""
     storage = tensor.untyped_storage()
     return storage.data_ptr() if storage.nbytes() else 0
 

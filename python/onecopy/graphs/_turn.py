@@ -23,7 +23,7 @@ class Turn:
         self.core = _core._GraphTurn()
 
     def acquire(self, blocking: bool = True) -> bool:
-        """Whether this thread has the lock now."""
+        """Acquires the lock. Returns whether this thread has it."""
         return bool(self.core.acquire(blocking))
 
     def release(self) -> None:

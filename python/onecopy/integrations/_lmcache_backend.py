@@ -95,7 +95,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
             return left >= 0
 
     def remove(self, key: Any, force: bool = True) -> bool:
-        """False for the chunk of another process, and for a pinned one that need not go."""
+        """Removes a chunk. Returns False for a chunk of another process, and for a pinned one without ``force``."""
         with self._lock:
             name = key.to_string()
             if name not in self._chunks or (name in self._pinned and not force):
@@ -116,7 +116,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
             self._bytes = 0
 
     def _put(self, name: str, memory: Any) -> bool:
-        """False when it is there already, or there is no room for it."""
+        """Stores a chunk. Returns False if it is stored already, or there is no room for it."""
         tensor = memory.tensor
         with self._lock:
             if self._catalogue.find(name) or not self._make_room(tensor.nbytes):
@@ -156,7 +156,7 @@ class OnecopyBackend(_base.StoragePluginInterface):  # type: ignore[name-defined
 
 
 def _copy(tensor: Any) -> Any:
-    """On shared memory; nothing where there is none left."""
+    """Returns a copy in shared memory, or None if there is no memory left."""
     with contextlib.suppress(OutOfMemory):
         copy = empty(tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch.")).torch()
         copy.copy_(tensor)

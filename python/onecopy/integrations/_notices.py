@@ -39,7 +39,7 @@ class Notices:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """One process at a time: the kernel ends the lock of one that dies."""
+        """Locks the directory for one process at a time. The kernel releases the lock of a process that dies."""
         self._directory.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(self._directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
@@ -87,7 +87,7 @@ def _remove_if_left(path: Path) -> bool:
 
 
 def _base() -> Path:
-    """Readable by this user alone, since a handle lets its reader open the memory."""
+    """Returns a directory that only this user can read, since a handle lets its reader open the memory."""
     given = os.environ.get("ONECOPY_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
     path = Path(given or tempfile.gettempdir()) / f"onecopy-notices-{os.geteuid()}"
     try:

@@ -158,7 +158,7 @@ def _yields_all(source: Any, rank: int) -> bool:
 
 
 def _ranks() -> Any:
-    """torch.distributed where it has several ranks."""
+    """Returns torch.distributed if it has several ranks, or None."""
     import torch
 
     distributed = torch.distributed

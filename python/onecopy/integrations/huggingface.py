@@ -158,7 +158,7 @@ def _add_generation_config(model: Any, directory: Path) -> None:
 
 
 def _identity(cls: Any, directory: Path, device: Any, kwargs: dict[str, Any], version: str) -> str:
-    """Equal for two calls of which one may use what the other has loaded."""
+    """Returns a text that is equal for two calls if one may use the model that the other has loaded."""
     files = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in sorted(directory.iterdir())
              if path.is_file() and path.suffix in (".safetensors", ".json", ".bin", ".py")]  # fmt: skip
     arguments = [f"{name}={_text(name, kwargs[name])}" for name in sorted(kwargs) if name not in _OF_THE_HUB]

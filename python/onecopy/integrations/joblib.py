@@ -43,6 +43,6 @@ def _reduce(tensor: Any) -> tuple[Any, ...]:
 
 
 def _rebuild(rebuild: Any, arguments: tuple[Any, ...]) -> Any:
-    """In a worker, or here for a worker's result: from now on this process passes tensors on by handle, too."""
+    """Rebuilds a tensor of the other side, after which this process passes tensors by handle, too."""
     register()
     return rebuild(*arguments)

@@ -42,7 +42,7 @@ def set_installed(value: bool) -> None:
 
 
 class TorchOriginals:
-    """torch's own functions, for devices that onecopy does not carry, and for storages that it does not know."""
+    """The functions that torch had, for devices that onecopy does not carry and storages that it does not know."""
 
     reduce_tensor: Callable[[Any], tuple[Any, ...]]
     reduce_storage: Callable[[Any], tuple[Any, ...]]

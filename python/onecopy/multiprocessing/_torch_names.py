@@ -43,7 +43,7 @@ _log = logging.getLogger("onecopy")
 
 
 def check_version() -> None:
-    """Before anything is changed.
+    """Checks the version of torch before anything is changed.
 
     Raises:
         ImportError: this torch is older than the oldest supported one. A torch newer than the newest tested one is
@@ -82,13 +82,13 @@ def of_reductions(name: str) -> Any:
 
 
 def exports(module: str, names: Iterable[str]) -> dict[str, Any]:
-    """Those of the names that a module of torch's has, to be exported once more."""
+    """Returns the names that a module of torch's has, of those in ``names``, to be exported again."""
     found = importlib.import_module(module)
     return {name: getattr(found, name) for name in names if hasattr(found, name)}
 
 
 def warn_if_has_hooks(tensor: torch.Tensor) -> None:
-    """torch's own warning that hooks stay behind; without an effect for tensors without hooks."""
+    """Warns, as torch does, that hooks are not sent. Has no effect for tensors without hooks."""
     if getattr(tensor, "_backward_hooks", None):
         _needed("torch.utils.hooks.warn_if_has_hooks", "a tensor with hooks")(tensor)
 
@@ -105,7 +105,7 @@ def nested_parts(nested: torch.Tensor) -> tuple[Any, ...]:
 
 
 def nested_tensor(parts: Iterable[torch.Tensor]) -> torch.Tensor:
-    """On the parts that nested_parts() gave."""
+    """Returns a nested tensor on the parts that nested_parts() returned."""
     return _needed("torch._nested_view_from_buffer_copy", _NESTED)(*parts)
 
 
@@ -132,7 +132,7 @@ _NESTED = "a nested tensor of layout strided"
 
 @functools.cache
 def _needed(path: str, use: str) -> Any:
-    """torch's object of that name, or a refusal of `use`."""
+    """Returns torch's object of that name, or raises an error that refuses `use`."""
     import torch
 
     found = functools.reduce(lambda owner, name: getattr(owner, name, None), path.split(".")[1:], torch)

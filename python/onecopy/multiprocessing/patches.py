@@ -254,7 +254,7 @@ def _patch_storage(untyped_storage: Any) -> None:
 
 
 def _is_shared(self: Any) -> bool:
-    """Whether the storage lies in shared memory, ours or torch's; true for devices."""
+    """Returns whether the storage is in shared memory, onecopy's or torch's; True for devices."""
     return _core.torch_is_shared(self) or originals.is_shared(self)
 
 
@@ -290,7 +290,7 @@ def _patch_loader(tensor: Any) -> None:
 
 
 def _pin_memory_loop(in_queue: Any, out_queue: Any, device_id: int, *args: Any, **named: Any) -> None:
-    """torch's own loop; batches in memory of onecopy are pinned where they are."""
+    """Runs torch's own loop, in which batches in memory of onecopy are pinned in place."""
     _pinning.card = device_id
     originals.pin_memory_loop(in_queue, out_queue, device_id, *args, **named)
 

@@ -52,7 +52,7 @@ class _OnQueue:
 
     @cached_property
     def _rlock(self) -> Any:
-        """Unused here; for programs that take the queue's lock."""
+        """Returns an unused lock, for programs that take the queue's lock."""
         return threading.Lock()
 
     @cached_property
@@ -100,7 +100,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         self._use(_core._connect_queue(handle))
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Put an object; tensors in it are shared with its getter.
+        """Puts an object. Tensors in it are shared with the consumer.
 
         Waits while the queue is full, ``timeout`` seconds at most. Raises queue.Full, ValueError if this process
         has closed the queue, onecopy.Error, and exceptions of signal handlers. Exceptions of pickling are printed.
@@ -133,7 +133,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         return self.get(False)
 
     def put_nowait(self, obj: Any) -> None:
-        """Put an object; raises queue.Full if there is no space."""
+        """Puts an object, or raises queue.Full if there is no space."""
         return self.put(obj, False)
 
     def qsize(self) -> int:
@@ -145,7 +145,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         return not self._reader.poll()
 
     def full(self) -> bool:
-        """Would put wait now?"""
+        """Returns whether put() would wait now."""
         return 0 < self._maxsize <= self._core.size()
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ class Queue(_OnQueue, multiprocessing.queues.Queue):
         assert self._closed, f"Queue {self!r} not closed"
 
     def cancel_join_thread(self) -> None:
-        """There is no thread to wait for, so there is nothing to lose either."""
+        """Has no effect but a flag: there is no thread to wait for, so no object can be lost."""
         self._joincancelled = True
 
 
@@ -197,7 +197,7 @@ class JoinableQueue(Queue, multiprocessing.queues.JoinableQueue):
             return True
 
     def task_done(self) -> None:
-        """One object that was got is done with. Raises ValueError if called too many times."""
+        """Marks one received object as done. Raises ValueError if called too many times."""
         with self._cond:
             if not self._unfinished_tasks.acquire(False):
                 raise ValueError("task_done() called too many times")
@@ -237,7 +237,7 @@ class SimpleQueue(_OnQueue, multiprocessing.queues.SimpleQueue):
         return self._get(True, None)
 
     def put(self, obj: Any) -> None:
-        """Put an object. Raises OSError if this process has closed the queue, and exceptions of pickling."""
+        """Puts an object. Raises OSError if this process has closed the queue, and exceptions of pickling."""
         if self._closed:
             raise OSError("handle is closed")
         self._put(obj, True, None)

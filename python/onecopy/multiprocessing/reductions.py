@@ -143,7 +143,7 @@ def _reduce_shared_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _device_arguments(tensor: torch.Tensor, handle: bytes | None, begin: int) -> tuple[Any, ...]:
-    """Those of rebuild_shared_tensor(), which are those of torch's rebuild_cuda_tensor()."""
+    """Returns arguments of rebuild_shared_tensor(), in the order of torch's rebuild_cuda_tensor()."""
     import torch
 
     return (
@@ -214,7 +214,7 @@ def rebuild_shared_tensor(
 
 
 def _device_asked(handle: bytes | None, asked: int | str, named: int) -> str | None:
-    """None: where the memory is. The sender's number of that device was `named`."""
+    """Returns the device to open on; None: the device of the memory, which the sender numbered `named`."""
     ordinal = _ordinal_of(asked) if isinstance(asked, str) else asked
     if handle is None:  # no elements, so not onecopy's memory: one of _CARRIED
         return f"cuda:{ordinal}"
@@ -224,7 +224,7 @@ def _device_asked(handle: bytes | None, asked: int | str, named: int) -> str | N
 
 
 def _ordinal_of(uuid: str) -> int:
-    """Our number of a card. Inference engines write its UUID to index 6, where processes number cards differently."""
+    """Returns this process's number of a card. Engines write UUIDs to index 6 where processes number cards differently."""
     import torch
 
     for ordinal in range(torch.cuda.device_count()):
@@ -420,13 +420,13 @@ _MAGIC = b"1COPY\0"  # the first bytes of a handle
 
 
 def _rebuild(name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    """torch's function of that name since the package was imported: our arguments are opened by our function."""
+    """Stands in for torch's function of that name: opens onecopy's arguments, and passes others to torch."""
     rebuild = _ours_for(name, arguments) or getattr(originals, name)
     return rebuild(*arguments, **named)
 
 
 def _ours_for(name: str, arguments: tuple[Any, ...]) -> Callable[..., Any] | None:
-    """Our function, if the arguments have a handle in place of torch's storages, descriptors and names."""
+    """Returns onecopy's function if the arguments have a handle in place of torch's storages, descriptors and names."""
     place = _PLACES[name]
     named = arguments[place] if len(arguments) > place else None
     if isinstance(named, tuple) and named and (named[0] is None or _is_handle(named[0])):
@@ -475,18 +475,18 @@ class SharedStorage:
 
     @staticmethod
     def _release_ipc_counter(*_arguments: Any, **_named: Any) -> None:
-        """torch found the storage in its cache: there is no counter to give back."""
+        """Does nothing: torch found the storage in its cache, and there is no counter to release."""
 
 
 class StorageHandle(bytes):
     """The bytes of a handle where torch has a descriptor or a name: its own functions cannot open it and say so."""
 
     def detach(self) -> int:
-        """rebuild_storage_fd() of torch calls it first."""
+        """Raises Unsupported. torch's rebuild_storage_fd() calls it first."""
         raise Unsupported(_NOT_INSTALLED)
 
     def __hash__(self) -> int:
-        """rebuild_storage_filename() of torch calls it first."""
+        """Raises Unsupported. torch's rebuild_storage_filename() calls it first."""
         raise Unsupported(_NOT_INSTALLED)
 
 

@@ -19,7 +19,7 @@ _STRATEGIES = {"file_descriptor", "file_system"}
 
 
 def set_sharing_strategy(new_strategy: str) -> None:
-    """Set the strategy for sharing CPU tensors.
+    """Sets the strategy for sharing CPU tensors.
 
     Args:
         new_strategy (str): ``"file_descriptor"`` or ``"file_system"``. Memory that is shared already
@@ -39,7 +39,7 @@ def set_sharing_strategy(new_strategy: str) -> None:
 
 
 def get_sharing_strategy() -> str:
-    """Return the current strategy for sharing CPU tensors."""
+    """Returns the current strategy for sharing CPU tensors."""
     if has_torch():
         from torch.multiprocessing import get_sharing_strategy
 
@@ -48,5 +48,5 @@ def get_sharing_strategy() -> str:
 
 
 def get_all_sharing_strategies() -> set[str]:
-    """Return a set of sharing strategies supported on a current system."""
+    """Returns the sharing strategies that this system supports."""
     return set(_STRATEGIES)
