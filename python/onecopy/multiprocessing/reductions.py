@@ -224,7 +224,7 @@ def _device_asked(handle: bytes | None, asked: int | str, named: int) -> str | N
 
 
 def _ordinal_of(uuid: str) -> int:
-    """Returns this process's number of a card. Engines write UUIDs to index 6 where processes number cards differently."""
+    """Returns this process's number of a card. Engines write its UUID to index 6 where numbers differ."""
     import torch
 
     for ordinal in range(torch.cuda.device_count()):
