@@ -181,6 +181,13 @@ def test_the_limits_name_the_versions_of_torch_that_we_know(repository):
         assert ".".join(map(str, version)) in page
 
 
+def test_the_extra_for_torch_takes_the_versions_that_we_know(repository):
+    from onecopy.multiprocessing import _torch_names
+
+    oldest = ".".join(map(str, _torch_names.OLDEST))
+    assert f'torch = ["torch>={oldest}", "numpy"]' in (repository / "pyproject.toml").read_text()
+
+
 RENAMED = """
 import torch
 from torch.multiprocessing import reductions
