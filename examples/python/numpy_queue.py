@@ -22,7 +22,7 @@ def main():
     tensors = [onecopy.empty((100, 1000)) for _ in range(8)]
     for number, tensor in enumerate(tensors):
         tensor.numpy()[:] = number**2  # filled where it lies
-        batches.put(tensor)  # or its array: neither is copied
+        batches.put(tensor)  # nothing is copied
     print("sums there:", sorted(answers.get() for _ in tensors))
     for _ in consumers:
         batches.put(None)

@@ -339,7 +339,7 @@ class Handle:
 
     def __str__(self) -> str:
         """
-        ``"onecopy:..."``: safe on command lines and in environment variables, URLs and logs.
+        ``"onecopy:..."``: safe on command lines, in environment variables and in URLs.
         """
 
     def __repr__(self) -> str: ...

@@ -70,7 +70,7 @@ void init_handles(nb::module_& m) {
                   nb::sig("def from_text(text: str) -> Handle"),
                   "Reads what ``str()`` gave. Raises as ``from_bytes()`` does.")
       .def("__str__", &Handle::to_text,
-           "``\"onecopy:...\"``: safe on command lines and in environment variables, URLs and logs.")
+           "``\"onecopy:...\"``: safe on command lines, in environment variables and in URLs.")
       .def("__repr__", &to_repr)
       .def(
           "__eq__",
